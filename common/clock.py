@@ -1,0 +1,51 @@
+"""Time as an argument: what every driver takes instead of calling the system clock.
+
+An edge: `SystemClock` is the only place outside tests and the simulator that reads real time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """A clock that a driver runs on; a virtual one may stand in its place."""
+
+    def now_s(self) -> float:
+        """Seconds since this machine booted, suspended time included; for all intervals."""
+        ...
+
+    def wall_s(self) -> float:
+        """Seconds since 1970; for people and for instants that outlive a boot."""
+        ...
+
+    async def sleep(self, delay_s: float) -> None:
+        """Return after `delay_s`."""
+        ...
+
+    def timeout(self, delay_s: float | None) -> AbstractAsyncContextManager[object]:
+        """A block that raises `TimeoutError` when it takes longer; None never does."""
+        ...
+
+
+class SystemClock:
+    """The real clock, on asyncio's loop."""
+
+    def now_s(self) -> float:
+        """CLOCK_BOOTTIME: neither NTP nor a suspend can shorten a lease."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def wall_s(self) -> float:
+        """Unix time."""
+        return time.time()
+
+    async def sleep(self, delay_s: float) -> None:
+        """asyncio's sleep."""
+        await asyncio.sleep(delay_s)
+
+    def timeout(self, delay_s: float | None) -> AbstractAsyncContextManager[object]:
+        """asyncio's timeout."""
+        return asyncio.timeout(delay_s)

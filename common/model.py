@@ -1,0 +1,213 @@
+"""Frozen nouns of the cluster: jobs, nodes, services, leases. Must not know time, I/O or policy."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, NewType
+
+from msgspec import Meta, Struct, field
+
+NodeName = NewType("NodeName", str)
+JobId = NewType("JobId", str)
+ServiceName = NewType("ServiceName", str)
+LeaseId = NewType("LeaseId", str)
+GpuUuid = NewType("GpuUuid", str)
+
+TOKEN_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
+Token = Annotated[str, Meta(pattern=TOKEN_PATTERN)]
+"""A name that is one NATS subject token: no dots, blanks or wildcards."""
+
+PositiveInt = Annotated[int, Meta(ge=1)]
+NonNegativeInt = Annotated[int, Meta(ge=0)]
+NonNegativeFloat = Annotated[float, Meta(ge=0)]
+PositiveFloat = Annotated[float, Meta(gt=0)]
+Ratio = Annotated[float, Meta(ge=0, le=1)]
+
+
+class Pool(StrEnum):
+    """Where a node belongs."""
+
+    TRAINING = "training"
+    INFERENCE = "inference"
+
+
+class NodeRole(StrEnum):
+    """What a node does now; `common.lifecycle.NODE_TRANSITIONS` is the law between them."""
+
+    TRAINING = "training"
+    SERVING = "serving"
+    DRAINING = "draining"
+    ON_LOAN = "on_loan"
+    VACATING = "vacating"
+    WARMING = "warming"
+    QUARANTINED = "quarantined"
+    LOST = "lost"
+
+
+class JobState(StrEnum):
+    """Where a job is in its life; `common.lifecycle.JOB_TRANSITIONS` is the law between them."""
+
+    PENDING = "pending"
+    STARTING = "starting"
+    RUNNING = "running"
+    RESIZING = "resizing"
+    PREEMPTING = "preempting"
+    SUSPENDED = "suspended"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+FINAL_JOB_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED})
+
+
+class Mode(StrEnum):
+    """How far a service trusts Aryl with its nodes."""
+
+    OBSERVE = "observe"
+    RECOMMEND = "recommend"
+    ACT = "act"
+
+
+class Launcher(StrEnum):
+    """Who starts the ranks of a worker."""
+
+    NONE = "none"
+    TORCHRUN = "torchrun"
+
+
+class Preemptibility(StrEnum):
+    """`non`: never placed on a lent node. `semi`: only flexible workers are. `full`: all are."""
+
+    NON = "non"
+    SEMI = "semi"
+    FULL = "full"
+
+
+class StopReason(StrEnum):
+    """Why a worker is told to stop; decides which budget pays and what the job is told."""
+
+    RELEASE = "release"  # a flexible worker is given back; the job goes on
+    PREEMPT = "preempt"  # the job is stopped against its will and queues again
+    CANCEL = "cancel"  # its user asked
+    GANG_TIMEOUT = "gang_timeout"  # the gang was not ready in time; free of charge
+    FINISHED = "finished"  # the rest of its gang ended
+    STALE = "stale"  # a newer attempt or no job: reconciliation
+    TIME_LIMIT = "time_limit"  # it ran into its own time limit
+
+
+class WorkerRange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many workers a job can use; min == max makes it inelastic."""
+
+    min: PositiveInt
+    max: PositiveInt
+
+
+class GpuRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which GPUs a job can use.
+
+    types: accepted GPU types in order of preference; empty accepts any (a fungible job).
+    worker_multiplier: per type, how many workers stand for one (16 GB cards for 32 GB ones: 2),
+        so that the global batch stays the same.
+    """
+
+    types: tuple[str, ...] = ()
+    worker_multiplier: dict[str, PositiveInt] = field(default_factory=dict[str, int])
+
+
+class CheckpointSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How to ask a job to save, and where it saves.
+
+    path: file or directory on storage that every node sees; None means the job never saves.
+    grace_s: time between the request and SIGKILL.
+    signal: what is sent to the worker's main process when it does not answer on the socket.
+    """
+
+    path: str | None = None
+    grace_s: NonNegativeFloat = 30.0
+    signal: str = "SIGTERM"
+
+
+class RetrySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The job's own budget for its own faults; preemptions and node faults are free of it."""
+
+    max_restarts: NonNegativeInt = 0
+    on_exit_codes: tuple[int, ...] = ()
+
+
+class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a user asks for; field by field in docs/job-contract.md."""
+
+    name: Token
+    command: Annotated[tuple[str, ...], Meta(min_length=1)]
+    workers: WorkerRange
+    gpus_per_worker: PositiveInt = 1
+    workdir: str = "/"
+    env: dict[str, str] = field(default_factory=dict[str, str])
+    cpus_per_worker: NonNegativeInt = 0
+    memory_bytes_per_worker: NonNegativeInt = 0
+    gpu: GpuRequest = GpuRequest()
+    priority: int = 0
+    preemptibility: Preemptibility = Preemptibility.FULL
+    expected_runtime_s: PositiveFloat | None = None
+    """Declared running time with `workers.min` workers; None leaves it to history."""
+    deadline_s: PositiveFloat | None = None
+    time_limit_s: PositiveFloat | None = None
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    retry: RetrySpec = RetrySpec()
+    launcher: Launcher = Launcher.NONE
+    app: Token | None = None
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the job may run with more workers than its base demand."""
+        return self.workers.max > self.workers.min
+
+    @property
+    def base_demand_gpus(self) -> int:
+        """GPUs of the minimum gang, before any worker multiplier."""
+        return self.workers.min * self.gpus_per_worker
+
+    def workers_on(self, gpu_type: str) -> WorkerRange:
+        """The worker range on a GPU type, its multiplier applied."""
+        factor = self.gpu.worker_multiplier.get(gpu_type, 1)
+        return WorkerRange(min=self.workers.min * factor, max=self.workers.max * factor)
+
+    def accepts(self, gpu_type: str) -> bool:
+        """Whether an attempt may run on this GPU type."""
+        return not self.gpu.types or gpu_type in self.gpu.types
+
+
+class WorkerKey(Struct, frozen=True, order=True):
+    """One worker of one attempt of one job; unique for ever."""
+
+    job_id: JobId
+    attempt: int
+    worker_index: int
+
+    def __str__(self) -> str:
+        return f"{self.job_id}.{self.attempt}.{self.worker_index}"
+
+
+class Lease(Struct, frozen=True, kw_only=True):
+    """The contract of a loan, as the agent holds it: fenced by lease_id, ended by its own clock."""
+
+    lease_id: LeaseId
+    service: ServiceName
+    ttl_s: float
+
+
+class Progress(Struct, frozen=True, kw_only=True):
+    """What a job says of itself: steps done, steps in all where known, loss where known."""
+
+    step: int
+    total_steps: int | None = None
+    loss: float | None = None
+
+
+class Checkpoint(Struct, frozen=True, kw_only=True):
+    """A save that the job claims; verified when the shim saw the path newer than the request."""
+
+    step: int
+    path: str
+    is_verified: bool = False

@@ -1,0 +1,1 @@
+"""What operators and submitters type and read."""

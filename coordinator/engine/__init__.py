@@ -1,0 +1,1 @@
+"""The engine: the one owner of mutable cluster state; handle(event, now_s) -> commands."""

@@ -1,0 +1,148 @@
+"""What the figures mean, defined once for the live system and the simulator. Pure.
+
+Queueing time is submitted -> first start, plus every later wait (glossary); JCT is finished -
+submitted. Utilisation here is GPUs held by workers over GPUs schedulable, integrated over time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from common.model import JobState, NodeName, NodeRole, Pool
+from coordinator.engine.state import ClusterState, Counters, NodeEntry
+
+
+class Quantiles(Struct, frozen=True, kw_only=True):
+    """Mean, median and 95th percentile in seconds; zero of nothing."""
+
+    mean: float = 0.0
+    p50: float = 0.0
+    p95: float = 0.0
+
+
+class ReclaimTimes(Struct, frozen=True, kw_only=True):
+    """Seconds from the reclaim order to serving again."""
+
+    p50: float = 0.0
+    max: float = 0.0
+
+
+class Figures(Struct, frozen=True, kw_only=True):
+    """One run in numbers, under their glossary names. Seconds are of the run's own clock."""
+
+    jobs_submitted: int
+    jobs_finished: int
+    jobs_failed: int
+    jobs_finished_on_loan: int
+    queueing_s: Quantiles
+    jct_s: Quantiles
+    training_gpu_ratio: float
+    on_loan_gpu_ratio: float
+    loans: int
+    loans_cancelled: int
+    leases_lapsed: int
+    reclaims: int
+    reclaim_s: ReclaimTimes
+    reclaims_late: int
+    preemptions: int
+    lost_gpu_s: float
+    flexible_workers_released: int
+    resizes: int
+    gang_timeouts: int
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Linear interpolation between order statistics; 0 of nothing."""
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def quantiles(values: Sequence[float]) -> Quantiles:
+    """Mean, p50 and p95."""
+    if not values:
+        return Quantiles()
+    return Quantiles(
+        mean=sum(values) / len(values), p50=quantile(values, 0.5), p95=quantile(values, 0.95)
+    )
+
+
+class GpuTally:
+    """GPUs held and schedulable per pool, kept up node by node; derived, so never saved."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._by_node: dict[NodeName, tuple[int, int, int, int]] = {}
+        self._sums = [0, 0, 0, 0]
+        self.update(state, state.nodes)
+
+    def update(self, state: ClusterState, names: Iterable[NodeName]) -> None:
+        """Count the named nodes again."""
+        for name in names:
+            node = state.nodes.get(name)
+            if node is None:
+                continue
+            new = _counts(node)
+            old = self._by_node.get(name, (0, 0, 0, 0))
+            self._by_node[name] = new
+            for i in range(4):
+                self._sums[i] += new[i] - old[i]
+
+    def integrate(self, counters: Counters, now_s: float) -> None:
+        """Add GPU-seconds since the last call, at the counts of before this event."""
+        if counters.integrated_at_s is not None:
+            elapsed_s = max(0.0, now_s - counters.integrated_at_s)
+            training_held, training, on_loan_held, on_loan = self._sums
+            counters.training_held_gpu_s += training_held * elapsed_s
+            counters.training_gpu_s += training * elapsed_s
+            counters.on_loan_held_gpu_s += on_loan_held * elapsed_s
+            counters.on_loan_gpu_s += on_loan * elapsed_s
+        counters.integrated_at_s = now_s
+
+
+def _counts(node: NodeEntry) -> tuple[int, int, int, int]:
+    held = sum(1 for slot in node.gpus if slot.holder is not None)
+    if node.home_pool == Pool.TRAINING:
+        return held, len(node.gpus), 0, 0
+    if node.role == NodeRole.ON_LOAN:
+        return 0, 0, held, len(node.gpus)
+    return 0, 0, 0, 0
+
+
+def figures(state: ClusterState) -> Figures:
+    """The run so far."""
+    counters = state.counters
+    done = [job for job in state.jobs.values() if job.state == JobState.SUCCEEDED]
+    jct_s = [job.finished_at_s - job.submitted_at_s for job in done if job.finished_at_s]
+    return Figures(
+        jobs_submitted=counters.jobs_submitted,
+        jobs_finished=counters.jobs_finished,
+        jobs_failed=counters.jobs_failed,
+        jobs_finished_on_loan=counters.jobs_finished_on_loan,
+        queueing_s=quantiles([job.total_queueing_s for job in done]),
+        jct_s=quantiles(jct_s),
+        training_gpu_ratio=_ratio(counters.training_held_gpu_s, counters.training_gpu_s),
+        on_loan_gpu_ratio=_ratio(counters.on_loan_held_gpu_s, counters.on_loan_gpu_s),
+        loans=counters.loans,
+        loans_cancelled=counters.loans_cancelled,
+        leases_lapsed=counters.leases_lapsed,
+        reclaims=counters.reclaims,
+        reclaim_s=ReclaimTimes(
+            p50=quantile(counters.reclaim_s, 0.5), max=max(counters.reclaim_s, default=0.0)
+        ),
+        reclaims_late=counters.reclaims_late,
+        preemptions=counters.preemptions,
+        lost_gpu_s=counters.preemption_cost_gpu_s,
+        flexible_workers_released=counters.flexible_workers_released,
+        resizes=counters.resizes,
+        gang_timeouts=counters.gang_timeouts,
+    )
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

@@ -1,0 +1,45 @@
+"""What the engine orders its driver to do. Must not know how it is done."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from common.messages import DesiredState
+from common.model import NodeName
+from coordinator.policies.decisions import Decision
+
+
+class PushDesired(Struct, frozen=True, tag="push_desired"):
+    """Send a node its desired state, until its report shows that generation."""
+
+    desired: DesiredState
+
+
+class AskLedger(Struct, frozen=True, tag="ask_ledger"):
+    """A node holds workers that nobody here knows: ask it for their specs."""
+
+    node: NodeName
+
+
+Command = PushDesired | AskLedger
+
+
+class Refused(Struct, frozen=True, kw_only=True):
+    """A decision that no longer fitted when it was committed, and why."""
+
+    decision: Decision
+    why: str
+
+
+class Outcome(Struct, frozen=True, kw_only=True):
+    """The answer to one event.
+
+    wake_at_s: the engine wants a pass at this instant at the latest; None has no wish.
+    """
+
+    commands: tuple[Command, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    refused: tuple[Refused, ...] = ()
+    needs_pass: bool = False
+    needs_loan_pass: bool = False
+    wake_at_s: float | None = None

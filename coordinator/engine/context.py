@@ -1,0 +1,97 @@
+"""What one call of the engine works with: the state, the instant, and what came of it.
+
+Handlers get a context and change the state through it; must not know policies or drivers.
+"""
+
+from __future__ import annotations
+
+from common.model import GpuUuid, JobId, NodeName, WorkerKey
+from coordinator.engine.commands import Refused
+from coordinator.engine.settings import EngineSettings, ServiceSettings
+from coordinator.engine.state import ClusterState, GpuSlot, JobEntry, NodeEntry, StoryLine
+from coordinator.policies.decisions import Decision
+
+STORY_LINES_KEPT = 5000
+
+
+class Context:
+    """The scratch pad of one event."""
+
+    def __init__(self, state: ClusterState, settings: EngineSettings, now_s: float) -> None:
+        self.state = state
+        self.settings = settings
+        self.now_s = now_s
+        self.dirty_nodes: dict[NodeName, None] = {}
+        self.changed_nodes: dict[NodeName, None] = {}
+        self.ask_ledgers: dict[NodeName, None] = {}
+        self.decisions: list[Decision] = []
+        self.refused: list[Refused] = []
+        self.needs_pass = False
+        self.needs_loan_pass = False
+
+    def touch(self, node: NodeName) -> None:
+        """The node's desired state changes; it gets a new generation when the event is done."""
+        self.dirty_nodes[node] = None
+        self.changed_nodes[node] = None
+
+    def tell(self, subject: str, what: str, reason: str = "") -> None:
+        """One line for `explain` and `events`."""
+        self.state.stories.append(StoryLine(self.now_s, subject, what, reason))
+        if len(self.state.stories) > STORY_LINES_KEPT:
+            del self.state.stories[: STORY_LINES_KEPT // 10]
+
+    def service_settings(self, name: str | None) -> ServiceSettings | None:
+        """Settings of a service by name."""
+        return next((s for s in self.settings.services if s.name == name), None)
+
+    def job(self, job_id: JobId) -> JobEntry | None:
+        """A job by id."""
+        return self.state.jobs.get(job_id)
+
+
+def is_leaving(ctx: Context, key: WorkerKey) -> bool:
+    """Whether the worker was told to stop, so that its GPUs come free by themselves."""
+    job = ctx.state.jobs.get(key.job_id)
+    worker = job.workers.get(key.worker_index) if job and job.attempt == key.attempt else None
+    return worker is not None and worker.stop is not None
+
+
+def _usable(ctx: Context, slot: GpuSlot) -> bool:
+    if slot.health != "ok" or slot.nominee is not None:
+        return False
+    return slot.holder is None or is_leaving(ctx, slot.holder)
+
+
+def free_slots(ctx: Context, node: NodeEntry) -> list[GpuSlot]:
+    """GPUs that can be promised now: free ones first, then those that are being vacated."""
+    usable = [slot for slot in node.gpus if _usable(ctx, slot)]
+    return sorted(usable, key=lambda slot: slot.holder is not None)
+
+
+def hold_gpus(ctx: Context, node: NodeEntry, gpus: int, key: WorkerKey) -> tuple[GpuUuid, ...]:
+    """Give a worker GPUs of a node; on those that are being vacated it is the nominee.
+
+    The caller has looked that there are enough.
+    """
+    slots = free_slots(ctx, node)[:gpus]
+    assert len(slots) == gpus, f"{node.name}: {len(slots)} GPUs can be promised, {gpus} asked"
+    for slot in slots:
+        if slot.holder is None:
+            slot.holder = key
+        else:
+            slot.nominee = key
+    return tuple(slot.uuid for slot in slots)
+
+
+def release_gpus(ctx: Context, node_name: NodeName, key: WorkerKey) -> None:
+    """A worker is gone: its nominees move up."""
+    node = ctx.state.nodes.get(node_name)
+    if node is None:
+        return
+    for slot in node.gpus:
+        if slot.nominee == key:
+            slot.nominee = None
+        if slot.holder == key:
+            slot.holder, slot.nominee = slot.nominee, None
+    ctx.changed_nodes[node_name] = None
+    ctx.needs_pass = True

@@ -1,0 +1,103 @@
+"""How much work a job has left, and where that number comes from (design 3).
+
+Live progress, else history of (tenant, name, command), else declared, else the size class's
+median, else the configured default. Work is in worker-seconds. Must not know policies.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+
+from common.model import JobSpec
+from coordinator.engine.settings import EngineSettings
+from coordinator.engine.state import ClusterState, JobEntry
+
+HISTORY_KEPT = 20
+LEAST_REMAINING_RATIO = 0.05
+"""A job that outlives its estimate still counts as having this share of it left."""
+
+
+def history_key(tenant: str, spec: JobSpec) -> str:
+    """Jobs that look alike: same tenant, name and command."""
+    return "\x00".join((tenant, spec.name, *spec.command))
+
+
+def size_class(spec: JobSpec) -> str:
+    """Base demand rounded up to a power of two."""
+    return f"size:{1 << (spec.base_demand_gpus - 1).bit_length()}"
+
+
+def whole_work(
+    state: ClusterState, settings: EngineSettings, tenant: str, spec: JobSpec
+) -> tuple[float, str]:
+    """(worker-seconds, source) of a job that has not run."""
+    seen = state.history.get(history_key(tenant, spec))
+    if seen:
+        return median(seen), f"history of {len(seen)} runs"
+    if spec.expected_runtime_s is not None:
+        return spec.expected_runtime_s * spec.workers.min, "declared"
+    seen = state.history.get(size_class(spec))
+    if seen:
+        return median(seen), f"median of {len(seen)} jobs of this size"
+    return settings.default_expected_runtime_s * spec.workers.min, "default"
+
+
+def record(state: ClusterState, job: JobEntry, work_s: float) -> None:
+    """A job ended well: remember its work."""
+    for key in (history_key(job.tenant, job.spec), size_class(job.spec)):
+        seen = state.history.setdefault(key, [])
+        seen.append(work_s)
+        del seen[:-HISTORY_KEPT]
+
+
+def settle_work(job: JobEntry, now_s: float) -> None:
+    """Bring `worker_s` up to now; call it before the number of running workers changes."""
+    if job.attempt_ran_at_s is not None:
+        job.worker_s += job.running_workers * max(0.0, now_s - job.worker_s_at_s)
+    job.worker_s_at_s = now_s
+
+
+def attempt_worker_s(job: JobEntry, now_s: float) -> float:
+    """Worker-seconds of this attempt until now, without changing anything."""
+    if job.attempt_ran_at_s is None:
+        return 0.0
+    return job.worker_s + job.running_workers * max(0.0, now_s - job.worker_s_at_s)
+
+
+def _done_ratio(job: JobEntry) -> float:
+    """Share of the job that a restart would not have to do again."""
+    progress = job.progress
+    if progress is None or not progress.total_steps:
+        return 0.0
+    checkpoint = job.checkpoint
+    if job.attempt_ran_at_s is None:
+        step = checkpoint.step if checkpoint is not None and checkpoint.is_verified else 0
+    else:
+        step = progress.step
+    return min(1.0, step / progress.total_steps)
+
+
+def remaining_work(job: JobEntry, now_s: float) -> tuple[float, str]:
+    """(worker-seconds left, source)."""
+    whole = job.expected_work_s
+    done_s = attempt_worker_s(job, now_s)
+    progress = job.progress
+    if job.attempt_ran_at_s is not None and progress is not None and progress.total_steps:
+        steps = progress.step - job.progress_at_start
+        if steps > 0 and done_s > 0:
+            per_step_s = done_s / steps
+            return max(0.0, (progress.total_steps - progress.step) * per_step_s), "live progress"
+    ratio = _done_ratio(job)
+    left = whole * (1.0 - ratio) - (done_s if job.attempt_ran_at_s is not None else 0.0)
+    return max(whole * LEAST_REMAINING_RATIO, left), job.estimate_source
+
+
+def lost_if_preempted(job: JobEntry, now_s: float) -> float:
+    """GPU-seconds that a preemption now throws away: since the last verified checkpoint."""
+    if job.attempt_ran_at_s is None:
+        return 0.0
+    since_s = job.attempt_ran_at_s
+    if job.checkpoint is not None and job.checkpoint.is_verified and job.checkpoint_at_s:
+        since_s = max(since_s, job.checkpoint_at_s)
+    gpus = sum(len(w.gpu_uuids) for w in job.workers.values() if w.stop is None)
+    return max(0.0, now_s - since_s) * gpus

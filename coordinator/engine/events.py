@@ -1,0 +1,168 @@
+"""Facts that enter the engine, as the journal holds them. Must not know how they arrived."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from common.messages import GpuHealth, WorkerOrder, WorkerPhase
+from common.model import (
+    Checkpoint,
+    GpuUuid,
+    JobId,
+    JobSpec,
+    LeaseId,
+    NodeName,
+    NodeRole,
+    Pool,
+    Progress,
+    ServiceName,
+    StopReason,
+    WorkerKey,
+)
+from coordinator.engine.settings import EngineSettings
+
+
+class Fact(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Base of all events."""
+
+
+class LeaderStarted(Fact, frozen=True, kw_only=True, tag="leader_started"):
+    """A coordinator began to lead; nothing is ordered of a node before its first report."""
+
+    epoch: int
+    holder: str
+    settings: EngineSettings | None = None
+    """What it decides by from here on; None keeps what was."""
+
+
+class JobSubmitted(Fact, frozen=True, kw_only=True, tag="job_submitted"):
+    """A job was accepted; submitting the same id again changes nothing."""
+
+    job_id: JobId
+    spec: JobSpec
+    tenant: str
+    user: str
+
+
+class JobCancelRequested(Fact, frozen=True, kw_only=True, tag="job_cancel_requested"):
+    """Its user, or an operator, wants a job ended."""
+
+    job_id: JobId
+    by: str
+
+
+class GpuFact(Struct, frozen=True):
+    """What matters of a GPU to a scheduler."""
+
+    uuid: GpuUuid
+    gpu_type: str
+    health: GpuHealth = GpuHealth.OK
+
+
+class WorkerFact(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What matters of a worker to a scheduler."""
+
+    key: WorkerKey
+    phase: WorkerPhase
+    endpoint: str = ""
+    exit_code: int | None = None
+    stop_reason: StopReason | None = None
+    error: str = ""
+
+
+class NodeReported(Fact, frozen=True, kw_only=True, tag="node_reported"):
+    """A node's report said something new: the whole of what matters, never raw telemetry."""
+
+    node: NodeName
+    boot_id: str
+    home_pool: Pool
+    role: NodeRole
+    epoch: int
+    generation: int
+    gpus: tuple[GpuFact, ...]
+    service: ServiceName | None = None
+    rack: str = ""
+    lease_id: LeaseId | None = None
+    workers: tuple[WorkerFact, ...] = ()
+    detail: str = ""
+    stage_durations_s: dict[str, float] = {}
+
+
+class ProgressReported(Fact, frozen=True, kw_only=True, tag="progress_reported"):
+    """How far a running attempt is; one fact per job and pass."""
+
+    job_id: JobId
+    attempt: int
+    progress: Progress | None = None
+    checkpoint: Checkpoint | None = None
+
+
+class NodeSilent(Fact, frozen=True, kw_only=True, tag="node_silent"):
+    """No report of a node for lost_after_s."""
+
+    node: NodeName
+    silent_s: float
+
+
+class LoadMeasured(Fact, frozen=True, kw_only=True, tag="load_measured"):
+    """Offered load of a service over the last folding window, in requests per second."""
+
+    service: ServiceName
+    load: float
+
+
+class OrdersRecovered(Fact, frozen=True, kw_only=True, tag="orders_recovered"):
+    """What a node's ledger holds in full: rebuilds jobs that the journal does not know."""
+
+    node: NodeName
+    orders: tuple[WorkerOrder, ...]
+
+
+class OperatorAction(StrEnum):
+    """What an operator can order."""
+
+    FREEZE = "freeze"
+    THAW = "thaw"
+    RECALL = "recall"
+    END_RECALL = "end_recall"
+    CORDON = "cordon"
+    UNCORDON = "uncordon"
+    DRAIN = "drain"
+    CONFIRM_DEAD = "confirm_dead"
+    REVOKE_LOAN = "revoke_loan"
+    SET_MODE = "set_mode"
+
+
+class OperatorAsked(Fact, frozen=True, kw_only=True, tag="operator_asked"):
+    """A human action; `target` is a node, a service or empty for the whole cell."""
+
+    action: OperatorAction
+    by: str
+    target: str = ""
+    value: str = ""
+    reason: str = ""
+
+
+class PassDue(Fact, frozen=True, kw_only=True, tag="pass_due"):
+    """Time for a scheduling pass: order, size, place."""
+
+
+class LoanPassDue(Fact, frozen=True, kw_only=True, tag="loan_pass_due"):
+    """Time for a loan pass: forecast, lend or reclaim."""
+
+
+Event = (
+    LeaderStarted
+    | JobSubmitted
+    | JobCancelRequested
+    | NodeReported
+    | ProgressReported
+    | NodeSilent
+    | LoadMeasured
+    | OrdersRecovered
+    | OperatorAsked
+    | PassDue
+    | LoanPassDue
+)

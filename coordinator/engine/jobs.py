@@ -1,0 +1,348 @@
+"""What happens to jobs: submit, gangs, exits, faults, preemption. Must not know why it was decided.
+
+All changes of a job's state go through `common.lifecycle.JOB_TRANSITIONS`.
+"""
+
+from __future__ import annotations
+
+from common.lifecycle import JOB_TRANSITIONS, JobEvent, advance
+from common.messages import OrderPhase, WorkerPhase
+from common.model import FINAL_JOB_STATES, JobState, StopReason, WorkerKey
+from coordinator.engine import estimates
+from coordinator.engine.context import Context, hold_gpus, release_gpus
+from coordinator.engine.events import JobCancelRequested, JobSubmitted, ProgressReported
+from coordinator.engine.state import AfterVacating, JobEntry, NodeEntry, WorkerEntry
+
+ACTIVE_JOB_STATES = frozenset(
+    {JobState.STARTING, JobState.RUNNING, JobState.RESIZING, JobState.SUSPENDED}
+)
+
+
+def fire(ctx: Context, job: JobEntry, event: JobEvent, reason: str = "") -> None:
+    """Move a job along its life cycle and tell its story."""
+    job.state = advance(JOB_TRANSITIONS, job.state, event, who=f"job {job.job_id}")
+    ctx.tell(job.job_id, f"{event} -> {job.state}", reason)
+
+
+def submit(ctx: Context, event: JobSubmitted) -> None:
+    """A new job waits; a repeated id is the same job."""
+    if event.job_id in ctx.state.jobs:
+        return
+    work_s, source = estimates.whole_work(ctx.state, ctx.settings, event.tenant, event.spec)
+    ctx.state.jobs[event.job_id] = JobEntry(
+        job_id=event.job_id,
+        spec=event.spec,
+        tenant=event.tenant,
+        user=event.user,
+        submitted_at_s=ctx.now_s,
+        pending_since_s=ctx.now_s,
+        expected_work_s=work_s,
+        estimate_source=source,
+    )
+    ctx.state.live_jobs[event.job_id] = None
+    ctx.state.counters.jobs_submitted += 1
+    ctx.tell(event.job_id, "submitted", f"by {event.tenant}/{event.user}")
+    ctx.needs_pass = True
+
+
+def cancel(ctx: Context, event: JobCancelRequested) -> None:
+    """End a job on request; one that already ended stays as it is."""
+    job = ctx.job(event.job_id)
+    if job is None or job.state in FINAL_JOB_STATES:
+        return
+    job.after_vacating = AfterVacating.CANCEL
+    if job.workers:
+        stop_workers(ctx, job, StopReason.CANCEL)
+        ctx.tell(job.job_id, "cancelling", f"asked by {event.by}")
+        return
+    _end(ctx, job, JobEvent.CANCEL, f"asked by {event.by}")
+
+
+def add_worker(ctx: Context, job: JobEntry, node: NodeEntry, *, is_flexible: bool) -> WorkerEntry:
+    """Give a job one more worker on a node, in phase reserve."""
+    key = next_key(job)
+    worker = WorkerEntry(
+        key=key,
+        node=node.name,
+        gpu_uuids=hold_gpus(ctx, node, job.spec.gpus_per_worker, key),
+        is_flexible=is_flexible,
+        generation=node.generation + 1,
+    )
+    job.workers[key.worker_index] = worker
+    job.next_worker_index += 1
+    ctx.touch(node.name)
+    return worker
+
+
+def next_key(job: JobEntry) -> WorkerKey:
+    """The key of the next worker of the present attempt."""
+    return WorkerKey(job.job_id, job.attempt, job.next_worker_index)
+
+
+def stop_workers(
+    ctx: Context, job: JobEntry, reason: StopReason, *, only: tuple[int, ...] | None = None
+) -> None:
+    """Tell workers of a job to stop, all of them or some by index; repeating it changes nothing."""
+    estimates.settle_work(job, ctx.now_s)
+    for index, worker in job.workers.items():
+        if worker.stop is not None or (only is not None and index not in only):
+            continue
+        worker.stop = reason
+        worker.stop_grace_s = job.spec.checkpoint.grace_s
+        ctx.touch(worker.node)
+    for worker in job.workers.values():
+        ctx.touch(worker.node)  # the others learn the new worker count
+    ctx.needs_pass = True
+
+
+def preempt(ctx: Context, job: JobEntry, reason: str, *, is_counted: bool = True) -> None:
+    """Stop a whole job against its will; it queues again when its last worker is gone."""
+    if job.state not in ACTIVE_JOB_STATES or job.after_vacating is not None:
+        return
+    had_run = job.attempt_ran_at_s is not None
+    cost_gpu_s = estimates.lost_if_preempted(job, ctx.now_s)
+    fire(ctx, job, JobEvent.PREEMPT, reason)
+    job.after_vacating = AfterVacating.REQUEUE
+    stop_workers(ctx, job, StopReason.PREEMPT)
+    if had_run and is_counted:
+        job.preemption_count += 1
+        job.preempted_at_s = ctx.now_s
+        job.lost_gpu_s += cost_gpu_s
+        ctx.state.counters.preemptions += 1
+        ctx.state.counters.preemption_cost_gpu_s += cost_gpu_s
+    _requeue_if_vacated(ctx, job)
+
+
+def worker_phase_changed(ctx: Context, job: JobEntry, worker: WorkerEntry) -> None:
+    """A node said something new of a live worker: a gang or a resize may be complete."""
+    if job.state == JobState.STARTING:
+        _run_when_ready(ctx, job)
+    elif job.state == JobState.RESIZING:
+        grow_when_ready(ctx, job)
+
+
+def _is_ready(worker: WorkerEntry) -> bool:
+    return worker.phase in (WorkerPhase.READY, WorkerPhase.RUNNING)
+
+
+def _run_when_ready(ctx: Context, job: JobEntry) -> None:
+    """Nobody runs before every node of the gang is ready (design 5)."""
+    if not all(_is_ready(worker) for worker in job.workers.values()):
+        return
+    job.endpoint = job.workers[min(job.workers)].endpoint
+    job.gang_deadline_s = None
+    job.attempt_ran_at_s = job.worker_s_at_s = ctx.now_s
+    job.worker_s = 0.0
+    job.succeeded_workers = []
+    job.total_queueing_s += ctx.now_s - job.pending_since_s
+    if job.started_at_s is None:
+        job.started_at_s = ctx.now_s
+    step = job.checkpoint.step if job.checkpoint and job.checkpoint.is_verified else 0
+    job.progress_at_start = step
+    for worker in job.workers.values():
+        worker.order = OrderPhase.RUN
+        ctx.touch(worker.node)
+    fire(ctx, job, JobEvent.GANG_READY, f"all {len(job.workers)} workers ready")
+
+
+def grow_when_ready(ctx: Context, job: JobEntry) -> None:
+    """End a resize when its new workers are ready and its released ones are gone."""
+    added = [w for w in job.workers.values() if w.order == OrderPhase.RESERVE and w.stop is None]
+    if added and all(_is_ready(worker) for worker in added):
+        estimates.settle_work(job, ctx.now_s)
+        for worker in added:
+            worker.order = OrderPhase.RUN
+        for worker in job.workers.values():
+            ctx.touch(worker.node)
+        added = []
+    if not added and all(worker.stop is None for worker in job.workers.values()):
+        job.gang_deadline_s = None
+        fire(ctx, job, JobEvent.RESIZED, f"{job.running_workers} workers")
+        ctx.needs_pass = True
+
+
+def worker_gone(
+    ctx: Context,
+    job: JobEntry,
+    worker: WorkerEntry,
+    *,
+    exit_code: int | None,
+    error: str,
+    said_reason: StopReason | None,
+    is_node_fault: bool = False,
+) -> None:
+    """A worker ended: free its GPUs and see what that means for its job."""
+    estimates.settle_work(job, ctx.now_s)
+    release_gpus(ctx, worker.node, worker.key)
+    del job.workers[worker.key.worker_index]
+    for other in job.workers.values():
+        ctx.touch(other.node)
+    if worker.stop is not None:
+        _count_release(ctx, job, worker)
+    elif said_reason is not None:
+        _sent_home(ctx, job, worker, said_reason)
+    elif exit_code == 0 and not error:
+        job.succeeded_workers.append(worker.key.worker_index)
+    else:
+        _fault(ctx, job, exit_code=exit_code, error=error, is_node_fault=is_node_fault)
+    _settle(ctx, job)
+
+
+def _count_release(ctx: Context, job: JobEntry, worker: WorkerEntry) -> None:
+    if worker.stop == StopReason.RELEASE:
+        ctx.state.counters.flexible_workers_released += 1
+        ctx.tell(job.job_id, "flexible worker released", f"from {worker.node}")
+
+
+def _sent_home(ctx: Context, job: JobEntry, worker: WorkerEntry, reason: StopReason) -> None:
+    """The node stopped a worker by itself: its lease ended. Only that is a preemption by node."""
+    if worker.is_flexible and job.state in (JobState.RUNNING, JobState.RESIZING):
+        ctx.state.counters.flexible_workers_released += 1
+        ctx.tell(job.job_id, "flexible worker lost", f"{worker.node} went home ({reason})")
+        return
+    preempt(ctx, job, f"{worker.node} went home by itself ({reason})")
+
+
+def _fault(
+    ctx: Context, job: JobEntry, *, exit_code: int | None, error: str, is_node_fault: bool
+) -> None:
+    """Three budgets never mix: preemptions and node faults are free, own faults are counted."""
+    if job.state not in ACTIVE_JOB_STATES:
+        return
+    job.exit_code, job.error = exit_code, error
+    if is_node_fault:
+        job.node_fault_count += 1
+        may_retry = True
+    else:
+        job.own_fault_count += 1
+        codes = job.spec.retry.on_exit_codes
+        may_retry = job.own_fault_count <= job.spec.retry.max_restarts and (
+            not codes or exit_code in codes
+        )
+    whose = "node fault" if is_node_fault else "own fault"
+    said = error or f"exit code {exit_code}"
+    job.after_vacating = AfterVacating.REQUEUE if may_retry else AfterVacating.FAIL
+    fire(ctx, job, JobEvent.WORKER_FAILED, f"{whose}: {said}")
+    stop_workers(ctx, job, StopReason.FINISHED)
+
+
+def _settle(ctx: Context, job: JobEntry) -> None:
+    if job.state in FINAL_JOB_STATES:
+        return
+    if job.after_vacating is None and job.state in ACTIVE_JOB_STATES:
+        base_left = any(not worker.is_flexible for worker in job.workers.values())
+        base = job.spec.workers_on(job.gpu_type or "").min
+        if not base_left and len(job.succeeded_workers) >= base:
+            job.after_vacating = AfterVacating.SUCCEED
+            if job.workers:
+                stop_workers(ctx, job, StopReason.FINISHED)
+        elif job.state == JobState.RESIZING:
+            grow_when_ready(ctx, job)
+        elif job.state == JobState.STARTING:
+            _run_when_ready(ctx, job)
+    _requeue_if_vacated(ctx, job)
+
+
+def _requeue_if_vacated(ctx: Context, job: JobEntry) -> None:
+    if job.workers or job.after_vacating is None:
+        return
+    after = job.after_vacating
+    if after == AfterVacating.SUCCEED:
+        job.exit_code, job.error = 0, ""
+        if job.attempt_ran_at_s is not None and job.attempt <= 1:
+            estimates.record(ctx.state, job, job.worker_s)
+        _end(ctx, job, JobEvent.SUCCEED)
+    elif after == AfterVacating.FAIL:
+        _end(ctx, job, JobEvent.FAIL, job.error or f"exit code {job.exit_code}")
+    elif after == AfterVacating.CANCEL:
+        _end(ctx, job, JobEvent.CANCEL)
+    else:
+        _requeue(ctx, job)
+
+
+def _requeue(ctx: Context, job: JobEntry) -> None:
+    job.after_vacating = None
+    job.attempt_ran_at_s = None
+    job.gang_deadline_s = None
+    job.gpu_type = None
+    job.endpoint = ""
+    job.pending_since_s = ctx.now_s
+    fire(ctx, job, JobEvent.VACATED, "waits again")
+    ctx.needs_pass = True
+
+
+def _end(ctx: Context, job: JobEntry, event: JobEvent, reason: str = "") -> None:
+    job.finished_at_s = ctx.now_s
+    ctx.state.live_jobs.pop(job.job_id, None)
+    job.after_vacating = None
+    job.blockers = ()
+    fire(ctx, job, event, reason)
+    counters = ctx.state.counters
+    if event == JobEvent.SUCCEED:
+        counters.jobs_finished += 1
+        counters.jobs_finished_on_loan += job.was_on_loan
+    elif event == JobEvent.FAIL:
+        counters.jobs_failed += 1
+    _forget_oldest(ctx)
+    ctx.needs_pass = True
+
+
+def _forget_oldest(ctx: Context) -> None:
+    """Keep the newest ended jobs only; a cell lives for years."""
+    kept = ctx.settings.finished_jobs_kept
+    if len(ctx.state.jobs) <= 2 * kept:
+        return
+    ended = [job for job in ctx.state.jobs.values() if job.finished_at_s is not None]
+    for job in ended[: max(0, len(ended) - kept)]:
+        del ctx.state.jobs[job.job_id]
+
+
+def progress(ctx: Context, event: ProgressReported) -> None:
+    """A running attempt says how far it is; a stale attempt's word is dropped."""
+    job = ctx.job(event.job_id)
+    if job is None or event.attempt != job.attempt:
+        return
+    if event.progress is not None:
+        if job.attempt_ran_at_s is not None and job.progress is not None:
+            resumed_below = event.progress.step < job.progress_at_start
+            if resumed_below:  # the checkpoint was not what it claimed: no credit
+                job.progress_at_start = event.progress.step
+        job.progress = event.progress
+    if event.checkpoint is not None and event.checkpoint != job.checkpoint:
+        job.checkpoint = event.checkpoint
+        job.checkpoint_at_s = ctx.now_s
+
+
+def gang_timeouts(ctx: Context) -> None:
+    """Gangs and resizes that were not ready in time; free of charge."""
+    for job in ctx.state.live():
+        if job.gang_deadline_s is None or job.gang_deadline_s > ctx.now_s:
+            continue
+        job.gang_deadline_s = None
+        if job.state == JobState.STARTING:
+            ctx.state.counters.gang_timeouts += 1
+            waiting = [w.node for w in job.workers.values() if not _is_ready(w)]
+            fire(ctx, job, JobEvent.GANG_TIMEOUT, f"not ready: {', '.join(waiting)}")
+            job.after_vacating = AfterVacating.REQUEUE
+            stop_workers(ctx, job, StopReason.GANG_TIMEOUT)
+            _requeue_if_vacated(ctx, job)
+        elif job.state == JobState.RESIZING:
+            late = tuple(
+                index
+                for index, worker in job.workers.items()
+                if worker.order == OrderPhase.RESERVE and worker.stop is None
+            )
+            stop_workers(ctx, job, StopReason.GANG_TIMEOUT, only=late)
+
+
+def time_limits(ctx: Context) -> None:
+    """Jobs that ran into their own time limit fail; nothing is retried."""
+    for job in ctx.state.live():
+        limit_s = job.spec.time_limit_s
+        ran_at_s = job.attempt_ran_at_s
+        if limit_s is None or ran_at_s is None or job.state not in ACTIVE_JOB_STATES:
+            continue
+        if ctx.now_s - ran_at_s >= limit_s and job.after_vacating is None:
+            job.error = f"ran into its time_limit_s of {limit_s:g} s"
+            job.after_vacating = AfterVacating.FAIL
+            stop_workers(ctx, job, StopReason.TIME_LIMIT)

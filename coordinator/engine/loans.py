@@ -1,0 +1,176 @@
+"""The life of a loan, seen from the coordinator. Must not know why a node was chosen."""
+
+from __future__ import annotations
+
+from common.model import Lease, LeaseId, NodeRole, StopReason
+from coordinator.engine import estimates, jobs
+from coordinator.engine.context import Context
+from coordinator.engine.events import NodeReported
+from coordinator.engine.state import JobEntry, LoanEntry, NodeEntry, WorkerEntry
+from coordinator.policies.decisions import Loan, Reclaim
+
+RECLAIM_DURATIONS_KEPT = 10_000
+
+
+def lend(ctx: Context, decision: Loan) -> str:
+    """Commit a loan; returns why not, or an empty string."""
+    node = ctx.state.nodes.get(decision.node)
+    if node is None or not node.is_heard:
+        return f"{decision.node} was not heard"
+    if node.role != NodeRole.SERVING or node.desired_role != NodeRole.SERVING:
+        return f"{decision.node} is {node.role}"
+    if node.is_cordoned:
+        return f"{decision.node} is cordoned"
+    lease_id = LeaseId(f"l{ctx.state.epoch}-{ctx.state.next_lease_number}")
+    ctx.state.next_lease_number += 1
+    node.lease = Lease(lease_id=lease_id, service=decision.service, ttl_s=ctx.settings.lease_ttl_s)
+    node.desired_role = NodeRole.ON_LOAN
+    ctx.state.loans[lease_id] = LoanEntry(
+        lease_id=lease_id,
+        node=node.name,
+        service=decision.service,
+        decided_at_s=ctx.now_s,
+        reason=decision.reason,
+    )
+    ctx.state.counters.loans += 1
+    ctx.tell(node.name, f"lend (lease {lease_id})", decision.reason)
+    ctx.touch(node.name)
+    return ""
+
+
+def reclaim(ctx: Context, decision: Reclaim) -> str:
+    """Commit a reclaim; what still runs there is released or preempted, never left."""
+    node = ctx.state.nodes.get(decision.node)
+    if node is None or node.lease is None or node.desired_role != NodeRole.ON_LOAN:
+        return f"{decision.node} is not lent"
+    loan = ctx.state.loans[node.lease.lease_id]
+    loan.reclaim_ordered_at_s = ctx.now_s
+    loan.reclaim_deadline_s = decision.deadline_s
+    loan.reclaim_reason = decision.reason
+    loan.predicted_preemptions = decision.predicted_preemptions
+    loan.predicted_cost_gpu_s = decision.predicted_cost_gpu_s
+    node.desired_role = NodeRole.SERVING
+    node.lease = None
+    node.reclaim_at_s = ctx.now_s + decision.deadline_s
+    if loan.begun_at_s is None:
+        ctx.state.counters.loans_cancelled += 1
+    else:
+        ctx.state.counters.reclaims += 1
+    ctx.tell(node.name, f"reclaim (lease {loan.lease_id})", decision.reason)
+    clear_node(ctx, node, f"{node.name} goes back to {loan.service}: {decision.reason}", loan)
+    ctx.touch(node.name)
+    return ""
+
+
+def workers_on(ctx: Context, node: NodeEntry) -> list[tuple[JobEntry, WorkerEntry]]:
+    """Live workers of a node with their jobs, by job id and index."""
+    keys = {slot.holder for slot in node.gpus} | {slot.nominee for slot in node.gpus}
+    found: list[tuple[JobEntry, WorkerEntry]] = []
+    for key in sorted(key for key in keys if key is not None):
+        job = ctx.state.jobs.get(key.job_id)
+        if job is None or job.attempt != key.attempt:
+            continue
+        worker = job.workers.get(key.worker_index)
+        if worker is not None:
+            found.append((job, worker))
+    return found
+
+
+def clear_node(ctx: Context, node: NodeEntry, reason: str, loan: LoanEntry | None = None) -> None:
+    """Release the flexible workers of a node; preempt the jobs whose base runs there."""
+    for job, worker in workers_on(ctx, node):
+        if worker.stop is not None or job.after_vacating is not None:
+            continue
+        if worker.is_flexible:
+            jobs.stop_workers(ctx, job, StopReason.RELEASE, only=(worker.key.worker_index,))
+            continue
+        cost_gpu_s = estimates.lost_if_preempted(job, ctx.now_s)
+        before = job.preemption_count
+        jobs.preempt(ctx, job, reason)
+        if loan is not None and job.preemption_count > before:
+            loan.realised_preemptions += 1
+            loan.realised_cost_gpu_s += cost_gpu_s
+
+
+def role_reported(
+    ctx: Context, node: NodeEntry, event: NodeReported, *, old_role: NodeRole
+) -> None:
+    """A lent node moved: the loan began, lapsed, or is home."""
+    if node.lease is not None:
+        loan = ctx.state.loans[node.lease.lease_id]
+        if node.role == NodeRole.ON_LOAN and event.lease_id == loan.lease_id:
+            if loan.begun_at_s is None:
+                loan.begun_at_s = ctx.now_s
+                ctx.tell(node.name, f"on loan (lease {loan.lease_id})", loan.reason)
+        elif _has_gone_home(node, loan):
+            _lapse(ctx, node, loan)
+    elif node.role == NodeRole.ON_LOAN and node.desired_role == NodeRole.SERVING:
+        _adopt_lease(ctx, node, event)
+    if node.role == NodeRole.SERVING and old_role != NodeRole.SERVING:
+        _home(ctx, node, event)
+
+
+def _has_gone_home(node: NodeEntry, loan: LoanEntry) -> bool:
+    """Whether a node that we still want on loan has left that road by itself."""
+    if loan.begun_at_s is not None:
+        return node.role != NodeRole.LOST
+    return node.role in (NodeRole.QUARANTINED, NodeRole.VACATING, NodeRole.WARMING)
+
+
+def _adopt_lease(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
+    """A new leader adopts the leases that it finds (design 9), unless the loan was called back."""
+    if event.lease_id is None or event.lease_id in ctx.state.loans:
+        return
+    service = node.service
+    if service is None:
+        return
+    node.lease = Lease(lease_id=event.lease_id, service=service, ttl_s=ctx.settings.lease_ttl_s)
+    node.desired_role = NodeRole.ON_LOAN
+    ctx.state.loans[event.lease_id] = LoanEntry(
+        lease_id=event.lease_id,
+        node=node.name,
+        service=service,
+        decided_at_s=ctx.now_s,
+        begun_at_s=ctx.now_s,
+        reason="adopted: the node holds this lease",
+    )
+    ctx.tell(node.name, f"lease {event.lease_id} adopted", "found on the node")
+    ctx.touch(node.name)
+
+
+def _lapse(ctx: Context, node: NodeEntry, loan: LoanEntry) -> None:
+    """The node went home by itself: its lease ended without our order."""
+    loan.is_lapsed = True
+    node.lease = None
+    node.desired_role = NodeRole.SERVING
+    ctx.state.counters.leases_lapsed += 1
+    ctx.tell(node.name, f"lease {loan.lease_id} ended by itself", node.detail)
+    clear_node(ctx, node, f"{node.name} went home by itself", loan)
+    ctx.touch(node.name)
+
+
+def _home(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
+    """The node serves again: close its loan and compare with the deadline."""
+    node.reclaim_at_s = None
+    for loan in reversed(ctx.state.loans.values()):
+        if loan.node == node.name:
+            break
+    else:
+        return
+    if loan.returned_at_s is not None or (node.lease is not None):
+        return
+    loan.returned_at_s = ctx.now_s
+    loan.stage_durations_s = dict(event.stage_durations_s)
+    if loan.reclaim_ordered_at_s is None or loan.begun_at_s is None:
+        return
+    took_s = ctx.now_s - loan.reclaim_ordered_at_s
+    counters = ctx.state.counters
+    counters.reclaim_s.append(took_s)
+    del counters.reclaim_s[:-RECLAIM_DURATIONS_KEPT]
+    is_late = loan.reclaim_deadline_s is not None and took_s > loan.reclaim_deadline_s
+    counters.reclaims_late += is_late
+    ctx.tell(
+        node.name,
+        "home again" + (", late" if is_late else ""),
+        f"{took_s:.1f} s of {loan.reclaim_deadline_s or 0:.1f} s",
+    )

@@ -1,0 +1,89 @@
+"""What humans order: freeze, recall, cordon, drain, confirm-dead, revoke, mode.
+
+The driver has checked the caller and the names; here an unknown target changes nothing.
+"""
+
+from __future__ import annotations
+
+from common.model import LeaseId, Mode, NodeName, NodeRole, ServiceName
+from coordinator.engine import loans, nodes
+from coordinator.engine.context import Context
+from coordinator.engine.events import OperatorAction, OperatorAsked
+from coordinator.engine.state import NodeEntry
+from coordinator.policies.decisions import Reclaim
+
+A = OperatorAction
+
+
+def act(ctx: Context, event: OperatorAsked) -> None:
+    """Carry out one human action and tell it."""
+    ctx.tell(event.target or "cell", f"{event.action} {event.value}".strip(), _said(event))
+    match event.action:
+        case A.FREEZE | A.THAW:
+            ctx.state.is_frozen = event.action == A.FREEZE
+        case A.RECALL | A.END_RECALL | A.SET_MODE:
+            _services(ctx, event)
+        case A.REVOKE_LOAN:
+            _revoke(ctx, event)
+        case A.CORDON | A.UNCORDON | A.DRAIN | A.CONFIRM_DEAD:
+            node = ctx.state.nodes.get(NodeName(event.target))
+            if node is not None:
+                _node(ctx, node, event)
+    ctx.needs_pass = True
+    ctx.needs_loan_pass = True
+
+
+def _said(event: OperatorAsked) -> str:
+    return f"by {event.by}" + (f": {event.reason}" if event.reason else "")
+
+
+def _services(ctx: Context, event: OperatorAsked) -> None:
+    for name, service in sorted(ctx.state.services.items()):
+        if event.target not in ("", name):
+            continue
+        if event.action == A.SET_MODE:
+            service.mode = Mode(event.value)
+        else:
+            service.is_recalled = event.action == A.RECALL
+    if event.action == A.RECALL:
+        for node in list(ctx.state.nodes.values()):
+            if event.target in ("", ServiceName(node.service or "")):
+                _take_back(ctx, node, f"recalled {_said(event)}")
+
+
+def _take_back(ctx: Context, node: NodeEntry, reason: str) -> None:
+    """A recall is an order, not a decision: it also holds while frozen."""
+    if node.lease is None:
+        return
+    service = ctx.service_settings(node.lease.service)
+    deadline_s = service.reclaim_deadline_s if service else ctx.settings.lease_ttl_s
+    decision = Reclaim(
+        node=node.name, service=node.lease.service, deadline_s=deadline_s, reason=reason
+    )
+    if not loans.reclaim(ctx, decision):
+        ctx.decisions.append(decision)
+
+
+def _revoke(ctx: Context, event: OperatorAsked) -> None:
+    loan = ctx.state.loans.get(LeaseId(event.target))
+    if loan is not None and loan.returned_at_s is None:
+        _take_back(ctx, ctx.state.nodes[loan.node], f"revoked {_said(event)}")
+
+
+def _node(ctx: Context, node: NodeEntry, event: OperatorAsked) -> None:
+    match event.action:
+        case A.UNCORDON:
+            node.is_cordoned = node.is_draining = False
+            node.cordon_reason = ""
+            if node.desired_role == NodeRole.QUARANTINED:
+                node.desired_role = node.home_role
+        case A.CONFIRM_DEAD:
+            if node.role == NodeRole.LOST:
+                nodes.confirm_dead(ctx, node.name, event.by)
+        case _:
+            node.is_cordoned = True
+            node.cordon_reason = _said(event)
+            if event.action == A.DRAIN:
+                node.is_draining = True
+                loans.clear_node(ctx, node, f"{node.name} is drained {_said(event)}")
+    ctx.touch(node.name)

@@ -1,0 +1,256 @@
+"""The mutable tables, owned by the engine alone; nothing else may write them.
+
+Plain structs, so that one encode call is a snapshot. Must not hold behaviour beyond lookups.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct, field
+
+from common.messages import GpuHealth, OrderPhase, WorkerPhase
+from common.model import (
+    Checkpoint,
+    GpuUuid,
+    JobId,
+    JobSpec,
+    JobState,
+    Lease,
+    LeaseId,
+    Mode,
+    NodeName,
+    NodeRole,
+    Pool,
+    Progress,
+    ServiceName,
+    StopReason,
+    WorkerKey,
+)
+from coordinator.policies.snapshot import LoadSample
+
+
+class GpuSlot(Struct):
+    """One GPU. holder: who may run on it now. nominee: who gets it when the holder is gone."""
+
+    uuid: GpuUuid
+    gpu_type: str
+    health: GpuHealth = GpuHealth.OK
+    holder: WorkerKey | None = None
+    nominee: WorkerKey | None = None
+
+
+class NodeEntry(Struct, kw_only=True):
+    """A node: what it says of itself, and what we want of it."""
+
+    name: NodeName
+    home_pool: Pool
+    role: NodeRole
+    boot_id: str
+    service: ServiceName | None = None
+    rack: str = ""
+    gpus: list[GpuSlot] = field(default_factory=list[GpuSlot])
+    detail: str = ""
+    heard_at_s: float = 0.0
+    is_heard: bool = False
+    """Reported since this leader started; it is not ordered anything before."""
+    reported_epoch: int = 0
+    reported_generation: int = 0
+    generation: int = 0
+    desired_role: NodeRole
+    lease: Lease | None = None
+    reclaim_at_s: float | None = None
+    serving_since_s: float | None = None
+    is_cordoned: bool = False
+    is_draining: bool = False
+    cordon_reason: str = ""
+    stale_stops: list[WorkerKey] = field(default_factory=list[WorkerKey])
+    acknowledged: list[WorkerKey] = field(default_factory=list[WorkerKey])
+    unknown_workers: list[WorkerKey] = field(default_factory=list[WorkerKey])
+    """Held there but not known here; nothing is placed on the node until its ledger was read."""
+
+    @property
+    def gpu_type(self) -> str:
+        """Type of its GPUs (a node is homogeneous); empty before its first report."""
+        return self.gpus[0].gpu_type if self.gpus else ""
+
+    @property
+    def home_role(self) -> NodeRole:
+        """The role that it has when nothing is wanted of it."""
+        return NodeRole.TRAINING if self.home_pool == Pool.TRAINING else NodeRole.SERVING
+
+
+class WorkerEntry(Struct, kw_only=True):
+    """One worker of a job's current attempt."""
+
+    key: WorkerKey
+    node: NodeName
+    gpu_uuids: tuple[GpuUuid, ...]
+    is_flexible: bool
+    order: OrderPhase = OrderPhase.RESERVE
+    phase: WorkerPhase | None = None
+    """What its node says; None before the node has said anything."""
+    stop: StopReason | None = None
+    stop_grace_s: float = 0.0
+    endpoint: str = ""
+    generation: int = 0
+    """Generation of the node's desired state that first carried it."""
+
+
+class AfterVacating(StrEnum):
+    """What becomes of a job when its last worker is gone."""
+
+    REQUEUE = "requeue"
+    CANCEL = "cancel"
+    FAIL = "fail"
+    SUCCEED = "succeed"
+
+
+class JobEntry(Struct, kw_only=True):
+    """A job: its spec, its life, and the workers of its current attempt."""
+
+    job_id: JobId
+    spec: JobSpec
+    tenant: str
+    user: str
+    submitted_at_s: float
+    state: JobState = JobState.PENDING
+    attempt: int = 0
+    workers: dict[int, WorkerEntry] = field(default_factory=dict[int, WorkerEntry])
+    next_worker_index: int = 0
+    gpu_type: str | None = None
+    endpoint: str = ""
+    after_vacating: AfterVacating | None = None
+    pending_since_s: float
+    started_at_s: float | None = None
+    """First start of its first attempt that ran."""
+    attempt_ran_at_s: float | None = None
+    finished_at_s: float | None = None
+    total_queueing_s: float = 0.0
+    gang_deadline_s: float | None = None
+    resized_at_s: float | None = None
+    preempted_at_s: float | None = None
+    preemption_count: int = 0
+    node_fault_count: int = 0
+    own_fault_count: int = 0
+    resize_count: int = 0
+    succeeded_workers: list[int] = field(default_factory=list[int])
+    exit_code: int | None = None
+    error: str = ""
+    progress: Progress | None = None
+    progress_at_start: int = 0
+    checkpoint: Checkpoint | None = None
+    checkpoint_at_s: float | None = None
+    worker_s: float = 0.0
+    """Worker-seconds of this attempt up to `worker_s_at_s`."""
+    worker_s_at_s: float = 0.0
+    expected_work_s: float = 0.0
+    """Worker-seconds of the whole job by its estimate at submission."""
+    estimate_source: str = ""
+    lost_gpu_s: float = 0.0
+    was_on_loan: bool = False
+    blockers: tuple[str, ...] = ()
+    is_recovered: bool = False
+    """Rebuilt from ledgers: workers of it that were not yet heard of are adopted, not stale."""
+
+    @property
+    def running_workers(self) -> int:
+        """Workers that compute now: ordered to run and not told to stop."""
+        return sum(1 for w in self.workers.values() if w.order == OrderPhase.RUN and w.stop is None)
+
+
+class LoanEntry(Struct, kw_only=True):
+    """One loan, from the decision to the node serving again."""
+
+    lease_id: LeaseId
+    node: NodeName
+    service: ServiceName
+    decided_at_s: float
+    reason: str
+    begun_at_s: float | None = None
+    reclaim_ordered_at_s: float | None = None
+    reclaim_deadline_s: float | None = None
+    reclaim_reason: str = ""
+    vacating_at_s: float | None = None
+    returned_at_s: float | None = None
+    is_lapsed: bool = False
+    """It ended by its own TTL, without an order."""
+    predicted_preemptions: int = 0
+    predicted_cost_gpu_s: float = 0.0
+    realised_preemptions: int = 0
+    realised_cost_gpu_s: float = 0.0
+    stage_durations_s: dict[str, float] = field(default_factory=dict[str, float])
+
+
+class ServiceEntry(Struct, kw_only=True):
+    """What changes of a service; its settings are the engine's."""
+
+    name: ServiceName
+    mode: Mode
+    configured_mode: Mode
+    """What the file said last; `service mode` overrides it until the file changes."""
+    is_recalled: bool = False
+    load: list[LoadSample] = field(default_factory=list[LoadSample])
+
+
+class StoryLine(Struct, frozen=True):
+    """One thing that happened, for `explain` and `events`."""
+
+    at_s: float
+    subject: str
+    what: str
+    reason: str
+
+
+class Counters(Struct, kw_only=True):
+    """Totals since the journal began; see `accounting` for their meaning."""
+
+    jobs_submitted: int = 0
+    jobs_finished: int = 0
+    jobs_failed: int = 0
+    jobs_finished_on_loan: int = 0
+    preemptions: int = 0
+    preemption_cost_gpu_s: float = 0.0
+    loans: int = 0
+    loans_cancelled: int = 0
+    reclaims: int = 0
+    reclaims_late: int = 0
+    leases_lapsed: int = 0
+    resizes: int = 0
+    flexible_workers_released: int = 0
+    gang_timeouts: int = 0
+    decisions_refused: int = 0
+    passes: int = 0
+    reclaim_s: list[float] = field(default_factory=list[float])
+    training_held_gpu_s: float = 0.0
+    training_gpu_s: float = 0.0
+    on_loan_held_gpu_s: float = 0.0
+    on_loan_gpu_s: float = 0.0
+    integrated_at_s: float | None = None
+
+
+class ClusterState(Struct, kw_only=True):
+    """Everything."""
+
+    now_s: float = 0.0
+    epoch: int = 0
+    is_frozen: bool = False
+    nodes: dict[NodeName, NodeEntry] = field(default_factory=dict[NodeName, NodeEntry])
+    jobs: dict[JobId, JobEntry] = field(default_factory=dict[JobId, JobEntry])
+    loans: dict[LeaseId, LoanEntry] = field(default_factory=dict[LeaseId, LoanEntry])
+    services: dict[ServiceName, ServiceEntry] = field(
+        default_factory=dict[ServiceName, ServiceEntry]
+    )
+    counters: Counters = field(default_factory=Counters)
+    next_lease_number: int = 1
+    pass_id: int = 0
+    policy_memory: bytes = b""
+    history: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    """Measured work (worker-seconds) by (tenant, name, command digest) and by size class."""
+    stories: list[StoryLine] = field(default_factory=list[StoryLine])
+    live_jobs: dict[JobId, None] = field(default_factory=dict[JobId, None])
+    """Ids of the jobs that have not ended, in order of submission."""
+
+    def live(self) -> list[JobEntry]:
+        """The jobs that have not ended."""
+        return [self.jobs[job_id] for job_id in self.live_jobs]

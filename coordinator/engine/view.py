@@ -1,0 +1,110 @@
+"""The frozen snapshot of the state that policies decide on. Must not change anything."""
+
+from __future__ import annotations
+
+from common.model import JobState, NodeRole
+from coordinator.engine import estimates, loans
+from coordinator.engine.commit import is_schedulable
+from coordinator.engine.context import Context, free_slots
+from coordinator.engine.state import JobEntry, NodeEntry, WorkerEntry
+from coordinator.policies.snapshot import (
+    ClusterSnapshot,
+    JobView,
+    NodeView,
+    ServiceView,
+    WorkerView,
+)
+
+
+def snapshot(ctx: Context) -> ClusterSnapshot:
+    """What a policy may know, sorted by name and id."""
+    state = ctx.state
+    live = sorted(state.live(), key=lambda job: job.job_id)
+    return ClusterSnapshot(
+        now_s=ctx.now_s,
+        nodes=tuple(node_view(ctx, state.nodes[name]) for name in sorted(state.nodes)),
+        jobs=tuple(job_view(ctx, job) for job in live),
+        services=services(ctx),
+        is_frozen=state.is_frozen,
+        resize_cooldown_s=ctx.settings.resize_cooldown_s,
+    )
+
+
+def _worker_view(worker: WorkerEntry) -> WorkerView:
+    return WorkerView(
+        job_id=worker.key.job_id,
+        worker_index=worker.key.worker_index,
+        node=worker.node,
+        gpus=len(worker.gpu_uuids),
+        is_flexible=worker.is_flexible,
+        is_leaving=worker.stop is not None,
+    )
+
+
+def node_view(ctx: Context, node: NodeEntry) -> NodeView:
+    """One node, frozen."""
+    return NodeView(
+        name=node.name,
+        home_pool=node.home_pool,
+        role=node.role,
+        gpu_type=node.gpu_type,
+        gpus=len(node.gpus),
+        free_gpus=len(free_slots(ctx, node)),
+        is_schedulable=is_schedulable(node),
+        service=node.service,
+        is_reclaimed=node.role == NodeRole.ON_LOAN and node.desired_role != NodeRole.ON_LOAN,
+        is_drained_by_operator=node.is_cordoned,
+        serving_since_s=node.serving_since_s,
+        workers=tuple(_worker_view(worker) for _, worker in loans.workers_on(ctx, node)),
+    )
+
+
+def job_view(ctx: Context, job: JobEntry) -> JobView:
+    """One job, frozen."""
+    work_s, source = estimates.remaining_work(job, ctx.now_s)
+    spec = job.spec
+    return JobView(
+        job_id=job.job_id,
+        state=job.state,
+        submitted_at_s=job.submitted_at_s,
+        workers=spec.workers,
+        gpus_per_worker=spec.gpus_per_worker,
+        gpu=spec.gpu,
+        priority=spec.priority,
+        preemptibility=spec.preemptibility,
+        remaining_work_s=work_s,
+        estimate_source=source,
+        grace_s=spec.checkpoint.grace_s,
+        gpu_type=job.gpu_type,
+        placed=tuple(_worker_view(job.workers[index]) for index in sorted(job.workers)),
+        started_at_s=job.attempt_ran_at_s,
+        preemption_count=job.preemption_count,
+        lost_if_preempted_gpu_s=estimates.lost_if_preempted(job, ctx.now_s),
+        last_resized_at_s=job.resized_at_s,
+        is_resizable=(
+            job.state == JobState.RUNNING and spec.is_elastic and job.after_vacating is None
+        ),
+    )
+
+
+def services(ctx: Context) -> tuple[ServiceView, ...]:
+    """Every configured service, frozen."""
+    settings = {service.name: service for service in ctx.settings.services}
+    return tuple(
+        ServiceView(
+            name=entry.name,
+            mode=entry.mode,
+            capacity_per_node=settings[name].capacity_per_node,
+            min_serving=settings[name].min_serving,
+            headroom_ratio=settings[name].headroom_ratio,
+            reclaim_deadline_s=settings[name].reclaim_deadline_s,
+            return_s=ctx.settings.return_s(settings[name]),
+            max_grace_s=settings[name].max_grace_s,
+            hold_off_s=settings[name].hold_off_s,
+            loan_period_s=ctx.settings.loan_period_s,
+            load=tuple(entry.load),
+            is_recalled=entry.is_recalled,
+        )
+        for name, entry in sorted(ctx.state.services.items())
+        if name in settings
+    )

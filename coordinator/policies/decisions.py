@@ -1,0 +1,88 @@
+"""What a policy may propose: values, each with a reason. Must not know the engine."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from common.model import JobId, NodeName, ServiceName
+
+
+class Proposal(Struct, frozen=True, kw_only=True):
+    """Base of all decisions; `reason` is a sentence for people, read by log, CLI and tests."""
+
+    reason: str
+
+
+class Placement(Struct, frozen=True, kw_only=True):
+    """Workers of one job on one node."""
+
+    node: NodeName
+    worker_count: int
+    is_flexible: bool = False
+
+
+class Start(Proposal, frozen=True, kw_only=True, tag="start"):
+    """Place the whole base gang (and perhaps flexible workers) of a waiting job."""
+
+    job_id: JobId
+    gpu_type: str
+    placements: tuple[Placement, ...]
+    estimated_runtime_s: float
+    estimate_source: str
+
+
+class Resize(Proposal, frozen=True, kw_only=True, tag="resize"):
+    """Change the flexible workers of a running job, all in one rendezvous.
+
+    removed_workers: indices of flexible workers to give back.
+    """
+
+    job_id: JobId
+    added: tuple[Placement, ...] = ()
+    removed_workers: tuple[int, ...] = ()
+    predicted_cost_gpu_s: float = 0.0
+
+
+class Preempt(Proposal, frozen=True, kw_only=True, tag="preempt"):
+    """Stop a whole job; it queues again with its attempt number grown."""
+
+    job_id: JobId
+    predicted_cost_gpu_s: float = 0.0
+    beneficiary: str = ""
+    """The service or job that gets the GPUs."""
+
+
+class Loan(Proposal, frozen=True, kw_only=True, tag="loan"):
+    """Lend one node of a service to training."""
+
+    node: NodeName
+    service: ServiceName
+
+
+class Reclaim(Proposal, frozen=True, kw_only=True, tag="reclaim"):
+    """Take a lent node back; its workers must be gone and its server ready within the deadline."""
+
+    node: NodeName
+    service: ServiceName
+    deadline_s: float
+    predicted_preemptions: int = 0
+    predicted_cost_gpu_s: float = 0.0
+    released_workers: int = 0
+
+
+class Hold(Proposal, frozen=True, kw_only=True, tag="hold"):
+    """Why a waiting job was not started in this pass: every blocker, not the first."""
+
+    job_id: JobId
+    blockers: tuple[str, ...]
+
+
+class Recommend(Proposal, frozen=True, kw_only=True, tag="recommend"):
+    """A loan or reclaim that a service in mode observe or recommend would have had."""
+
+    action: str
+    node: NodeName
+    service: ServiceName
+
+
+Decision = Start | Resize | Preempt | Loan | Reclaim | Hold | Recommend

@@ -1,0 +1,175 @@
+"""The frozen view that policies decide on, and scratch room to try placements.
+
+Must not know who took the snapshot or what becomes of a decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from msgspec import Struct
+
+from common.model import (
+    GpuRequest,
+    JobId,
+    JobState,
+    Mode,
+    NodeName,
+    NodeRole,
+    Pool,
+    Preemptibility,
+    ServiceName,
+    WorkerRange,
+)
+
+
+class WorkerView(Struct, frozen=True, kw_only=True):
+    """One worker of a job on a node.
+
+    is_leaving: it was told to stop; its GPUs come free by themselves.
+    """
+
+    job_id: JobId
+    worker_index: int
+    node: NodeName
+    gpus: int
+    is_flexible: bool
+    is_leaving: bool = False
+
+
+class NodeView(Struct, frozen=True, kw_only=True):
+    """One node.
+
+    free_gpus: healthy GPUs that nobody holds or was promised, counting those that leaving
+        workers will free and that are not yet promised to another worker.
+    is_schedulable: workers may start here (training or on loan, heard, not cordoned, not leaving).
+    is_reclaimed: on loan, but told to come home.
+    """
+
+    name: NodeName
+    home_pool: Pool
+    role: NodeRole
+    gpu_type: str
+    gpus: int
+    free_gpus: int
+    is_schedulable: bool
+    service: ServiceName | None = None
+    is_reclaimed: bool = False
+    is_drained_by_operator: bool = False
+    serving_since_s: float | None = None
+    """When it last became ready to serve; None when it does not serve."""
+    workers: tuple[WorkerView, ...] = ()
+
+
+class JobView(Struct, frozen=True, kw_only=True):
+    """One job that waits or runs.
+
+    remaining_work_s: worker-seconds left by the best estimate, on its reference GPU type;
+        running time at n workers is remaining_work_s / n.
+    grace_s: how long it may take to stop.
+    """
+
+    job_id: JobId
+    state: JobState
+    submitted_at_s: float
+    workers: WorkerRange
+    gpus_per_worker: int
+    gpu: GpuRequest
+    priority: int
+    preemptibility: Preemptibility
+    remaining_work_s: float
+    estimate_source: str
+    grace_s: float
+    gpu_type: str | None = None
+    """The type of the running attempt; None while it waits."""
+    placed: tuple[WorkerView, ...] = ()
+    started_at_s: float | None = None
+    preemption_count: int = 0
+    lost_if_preempted_gpu_s: float = 0.0
+    last_resized_at_s: float | None = None
+    is_resizable: bool = False
+    """Running, elastic, and no resize of it is under way."""
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether it may run with more workers than its base demand."""
+        return self.workers.max > self.workers.min
+
+    def accepts(self, gpu_type: str) -> bool:
+        """Whether an attempt may run on this GPU type."""
+        return not self.gpu.types or gpu_type in self.gpu.types
+
+    def workers_on(self, gpu_type: str) -> WorkerRange:
+        """The worker range on a GPU type, its multiplier applied."""
+        factor = self.gpu.worker_multiplier.get(gpu_type, 1)
+        return WorkerRange(min=self.workers.min * factor, max=self.workers.max * factor)
+
+
+class LoadSample(Struct, frozen=True):
+    """Offered load of a service at one instant, in its own unit (requests per second)."""
+
+    at_s: float
+    load: float
+
+
+class ServiceView(Struct, frozen=True, kw_only=True):
+    """One inference service.
+
+    capacity_per_node: load that one node carries, in the unit of the samples.
+    return_s: TTL + grace + device-free p99 + warm-up p99: how long a node needs to come home.
+    """
+
+    name: ServiceName
+    mode: Mode
+    capacity_per_node: float
+    min_serving: int
+    headroom_ratio: float
+    reclaim_deadline_s: float
+    return_s: float
+    max_grace_s: float
+    """Longest grace that a job on a lent node of this service may have."""
+    hold_off_s: float
+    loan_period_s: float
+    load: tuple[LoadSample, ...] = ()
+    is_recalled: bool = False
+
+
+class ClusterSnapshot(Struct, frozen=True, kw_only=True):
+    """All that a policy may know. Tuples are sorted by name or id."""
+
+    now_s: float
+    nodes: tuple[NodeView, ...]
+    jobs: tuple[JobView, ...]
+    services: tuple[ServiceView, ...] = ()
+    is_frozen: bool = False
+    resize_cooldown_s: float = 0.0
+
+
+class Trial:
+    """Free GPUs per node on a scratch copy: try, and undo by leaving the block.
+
+    Flexible workers can be taken as free room; `taken` says which, in the order of taking.
+    """
+
+    def __init__(self, nodes: tuple[NodeView, ...]) -> None:
+        self.nodes = {node.name: node for node in nodes if node.is_schedulable}
+        self.free = {name: node.free_gpus for name, node in self.nodes.items()}
+
+    def take(self, node: NodeName, gpus: int) -> None:
+        """Hold GPUs of a node; the caller has looked that they are free."""
+        assert self.free[node] >= gpus, f"{node}: {self.free[node]} free, {gpus} asked"
+        self.free[node] -= gpus
+
+    def give(self, node: NodeName, gpus: int) -> None:
+        """Give GPUs back."""
+        self.free[node] += gpus
+
+    @contextmanager
+    def attempt(self) -> Generator[None]:
+        """Whatever is taken or given inside is undone on leaving."""
+        before = dict(self.free)
+        try:
+            yield
+        finally:
+            self.free = before
