@@ -6,8 +6,28 @@ message means.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Protocol
+import asyncio
+import contextlib
+import logging
+import random
+import ssl
+from collections.abc import Awaitable, Callable, Generator
+from pathlib import Path
+from typing import Any, Protocol
+
+import nats.errors
+from nats.aio.client import Client, Server
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription as LiveSubscription
+from nats.js import JetStreamContext
+
+from common import natsrules, subjects
+from common.clock import Clock
+from common.errors import Unavailable
+from common.log import Throttle
+from common.natsrules import BusCounters
+
+log = logging.getLogger(__name__)
 
 
 class BusMessage(Protocol):
@@ -70,3 +90,328 @@ class Bus(Protocol):
     async def close(self) -> None:
         """Flush what can be flushed and leave."""
         ...
+
+
+PING_PERIOD_S = 10
+"""A dead peer is noticed after two unanswered pings; the client's own default takes minutes."""
+MAX_PENDING_MESSAGES = 65_536
+MAX_PENDING_BYTES = 64 * 1024 * 1024
+MAX_BUFFERED_BYTES = 2 * 1024 * 1024
+"""What `publish` may buffer while there is no connection."""
+_ERROR_LOG_PERIOD_S = 30.0
+
+
+async def connect_nats(
+    url: str,
+    *,
+    identity: str,
+    clock: Clock,
+    insecure: bool = False,
+    tls: ssl.SSLContext | None = None,
+    nkey_seed_path: Path | None = None,
+    credentials_path: Path | None = None,
+    timeout_s: float | None = 10.0,
+) -> NatsBus:
+    """A bus on NATS that stays: it reconnects for ever, after a refusal too.
+
+    Args:
+        url: `nats://host:port` or `tls://host:port`, several with commas between.
+        identity: one token; replies come only to its own inbox.
+        insecure: allow a plain-text URL off loopback.
+        tls: certificates to trust and to show; a plain URL is then TLS as well.
+        nkey_seed_path: file with this identity's nkey seed.
+        credentials_path: file with a user JWT and its seed.
+        timeout_s: longest wait for the first connection; None returns at once and connects in
+            the background, for a caller that must work without a bus.
+
+    Raises:
+        ConfigError: the URL, an identity or a file does not fit, or the server is too old.
+        Unavailable: no server took the connection within `timeout_s`.
+    """
+    options: dict[str, Any] = {
+        "servers": natsrules.checked(url, may_be_plain=insecure or tls is not None),
+        "name": natsrules.identity(identity),
+        "inbox_prefix": subjects.inbox(identity),
+        "max_reconnect_attempts": -1,
+        "reconnect_time_wait": 0.2,
+        "ping_interval": PING_PERIOD_S,
+        "max_outstanding_pings": 2,
+        "connect_timeout": 2,
+        "pending_size": MAX_BUFFERED_BYTES,
+        "tls": tls,
+        "nkeys_seed": natsrules.credentials_file(nkey_seed_path, "nkey_seed_path"),
+        "user_credentials": natsrules.credentials_file(credentials_path, "credentials_path"),
+    }
+    bus = NatsBus(options, clock=clock)
+    await bus.open(timeout_s)
+    return bus
+
+
+class NatsMessage:
+    __slots__ = ("_message",)
+
+    def __init__(self, message: Msg) -> None:
+        self._message = message
+
+    @property
+    def subject(self) -> str:
+        return self._message.subject
+
+    @property
+    def data(self) -> bytes:
+        return self._message.data
+
+    async def respond(self, data: bytes) -> None:
+        if self._message.reply:
+            with _as_unavailable(self._message.subject):
+                await self._message.respond(data)
+
+
+class NatsSubscription:
+    """One subject and its handler; outlives the connection that it was made on."""
+
+    def __init__(self, bus: NatsBus, subject: str, handler: Handler) -> None:
+        self._bus = bus
+        self._subject = subject
+        self._handler = handler
+        self._live: LiveSubscription | None = None
+
+    async def attach(self, client: Client) -> None:
+        """Subscribe on a (new) connection; each subscription has its own queue and task there."""
+        self._live = await client.subscribe(  # pyright: ignore[reportUnknownMemberType]
+            self._subject,
+            cb=self._deliver,
+            pending_msgs_limit=MAX_PENDING_MESSAGES,
+            pending_bytes_limit=MAX_PENDING_BYTES,
+        )
+
+    async def unsubscribe(self) -> None:
+        """Stop delivery."""
+        self._bus.forget(self)
+        live, self._live = self._live, None
+        if live is not None:
+            # On a connection that is gone there is nothing to take back.
+            with contextlib.suppress(nats.errors.Error):
+                await live.unsubscribe()
+
+    async def _deliver(self, message: Msg) -> None:
+        try:
+            await self._handler(NatsMessage(message))
+        except Exception:
+            self._bus.counters.handler_error_count += 1
+            log.exception("handler of %s failed", message.subject)
+
+
+class NatsBus:
+    """`Bus` on nats-py; made by `connect_nats`.
+
+    nats-py gives up for good when the server refuses a connection (a revoked user, too many
+    clients); this class then opens a new one and subscribes again, with growing waits.
+    """
+
+    def __init__(self, options: dict[str, Any], *, clock: Clock) -> None:
+        self.counters = BusCounters()
+        self._options = options
+        self._clock = clock
+        self._client: Client | None = None
+        self._connected = asyncio.Event()
+        self._subscriptions: list[NatsSubscription] = []
+        self._reopening: asyncio.Task[None] | None = None
+        self._is_closing = False
+        self._last_error = ""
+        self._warn = Throttle(clock, _ERROR_LOG_PERIOD_S)
+        self._random = random.Random()  # jitter only: it decides when to knock again
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether messages sent now have somewhere to go."""
+        return self._client is not None and self._client.is_connected
+
+    def jetstream(self, *, timeout_s: float) -> JetStreamContext:
+        """JetStream on the present connection; only `coordinator.service.store` may ask.
+
+        Raises:
+            Unavailable: not connected.
+        """
+        if self._client is None or not self._client.is_connected:
+            raise Unavailable("not connected to NATS")
+        return self._client.jetstream(timeout=timeout_s)  # pyright: ignore[reportUnknownMemberType]
+
+    async def open(self, timeout_s: float | None) -> None:
+        if timeout_s is None:
+            self._reopen()
+            return
+        try:
+            async with self._clock.timeout(timeout_s):
+                await self._connect()
+        except TimeoutError:
+            why = self._last_error or "no answer"
+            raise Unavailable(f"NATS at {self._urls}: {why}") from None
+        except (nats.errors.Error, OSError) as error:
+            raise Unavailable(f"NATS at {self._urls}: {_text(error)}") from error
+
+    async def publish(self, subject: str, data: bytes) -> None:
+        """Send and forget; buffered for a while when the connection is down."""
+        if self._client is None:
+            raise Unavailable(f"{subject}: not connected to NATS")
+        with _as_unavailable(subject):
+            await self._client.publish(subject, data)
+
+    async def subscribe(self, subject: str, handler: Handler) -> NatsSubscription:
+        """Call `handler` for each message, one at a time; kept across reconnects."""
+        subscription = NatsSubscription(self, subject, handler)
+        self._subscriptions.append(subscription)
+        client = self._client
+        if client is None or client.is_closed:
+            return subscription  # made with the connection
+        try:
+            with _as_unavailable(subject):
+                await subscription.attach(client)
+                if client.is_connected:
+                    await _round_trip(client)  # the server knows of it before the caller goes on
+        except Unavailable:
+            self.forget(subscription)
+            raise
+        return subscription
+
+    async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
+        """Send and wait for one answer; waits for the connection, never sends late."""
+        with _as_unavailable(subject):
+            async with self._clock.timeout(timeout_s):
+                client = await self._live_client()
+                # The clock's timeout decides; nats-py's would run on another clock.
+                answer = await client.request(subject, data, timeout=timeout_s + 60.0)
+        return answer.data
+
+    async def close(self) -> None:
+        """Flush what can be flushed and leave."""
+        self._is_closing = True
+        if self._reopening is not None:
+            self._reopening.cancel()
+            await asyncio.gather(self._reopening, return_exceptions=True)
+        client, self._client = self._client, None
+        self._connected.clear()
+        if client is None or client.is_closed:
+            return
+        if client.is_connected:
+            with contextlib.suppress(nats.errors.Error, OSError):
+                await _round_trip(client)
+        await client.close()
+
+    def forget(self, subscription: NatsSubscription) -> None:
+        """Do not make this subscription again on a new connection."""
+        self._subscriptions = [one for one in self._subscriptions if one is not subscription]
+
+    @property
+    def _urls(self) -> str:
+        return ", ".join(natsrules.redacted(url) for url in self._options["servers"])
+
+    async def _live_client(self) -> Client:
+        while self._client is None or not self._client.is_connected:
+            # The client knows that it lost its connection before it calls back.
+            self._connected.clear()
+            await self._connected.wait()
+        return self._client
+
+    async def _connect(self) -> None:
+        """One new client that works, or an exception and none."""
+        client = Client()
+        try:
+            await client.connect(
+                **self._options,
+                error_cb=self._on_error,
+                disconnected_cb=self._on_disconnected,
+                reconnected_cb=self._on_reconnected,
+                closed_cb=self._on_closed,
+                reconnect_to_server_handler=self._next_server,
+            )
+            version = client.connected_server_version
+            natsrules.check_version((version.major, version.minor, version.patch))
+            for subscription in list(self._subscriptions):
+                await subscription.attach(client)
+            await _round_trip(client)
+            if client.is_closed:
+                raise nats.errors.ConnectionClosedError  # noqa: TRY301 - undone below like the rest
+        except BaseException:
+            with contextlib.suppress(nats.errors.Error, OSError):
+                await client.close()
+            raise
+        self._client = client
+        self._connected.set()
+
+    def _reopen(self) -> None:
+        if self._is_closing or (self._reopening is not None and not self._reopening.done()):
+            return
+        self._reopening = asyncio.create_task(self._connect_until_done(), name="nats-reopen")
+
+    async def _connect_until_done(self) -> None:
+        attempt = 0
+        while True:
+            try:
+                await self._connect()
+            except Exception as error:
+                # Whatever it was, a bus that stays away for good is worse.
+                await self._on_error(error)
+                await self._clock.sleep(natsrules.wait_s(attempt, self._random))
+                attempt += 1
+            else:
+                return
+
+    def _next_server(
+        self, servers: list[Server], _info: dict[str, Any]
+    ) -> tuple[Server | None, float]:
+        """Least tried first."""
+        fewest = min(server.reconnects for server in servers)
+        choice = self._random.choice([s for s in servers if s.reconnects == fewest])
+        return choice, natsrules.wait_s(fewest, self._random)
+
+    async def _on_error(self, error: Exception) -> None:
+        self.counters.error_count += 1
+        if isinstance(error, nats.errors.SlowConsumerError):
+            self.counters.dropped_message_count += 1
+        self._last_error = _text(error)
+        if self._warn.is_due(self._last_error):
+            log.warning("NATS: %s (error %d)", self._last_error, self.counters.error_count)
+
+    async def _on_disconnected(self) -> None:
+        self._connected.clear()
+        if not self._is_closing:
+            log.warning("NATS: disconnected from %s", self._urls)
+
+    async def _on_reconnected(self) -> None:
+        self.counters.reconnect_count += 1
+        self._connected.set()
+        log.info("NATS: reconnected (%d times so far)", self.counters.reconnect_count)
+
+    async def _on_closed(self) -> None:
+        self._connected.clear()
+        if self._client is not None and self._client.is_closed:
+            self._client = None
+            self._reopen()
+
+
+async def _round_trip(client: Client) -> None:
+    """Until the server has read everything that was sent before.
+
+    nats-py writes the PING of a flush past commands that still wait for its writer task, so the
+    first answer only says that the writer has run; the second one is behind them all.
+    """
+    for _ in range(2):
+        await client.flush(timeout=2)
+
+
+@contextlib.contextmanager
+def _as_unavailable(subject: str) -> Generator[None]:
+    """nats-py's errors as what they mean to a caller."""
+    try:
+        yield
+    except nats.errors.NoRespondersError:
+        raise Unavailable(f"{subject}: nobody listens") from None
+    except TimeoutError:
+        raise Unavailable(f"{subject}: no answer in time") from None
+    except (nats.errors.Error, OSError) as error:
+        raise Unavailable(f"{subject}: {_text(error)}") from error
+
+
+def _text(error: Exception) -> str:
+    return str(error) or type(error).__name__

@@ -269,6 +269,21 @@ class LedgerReply(Message, frozen=True, kw_only=True, tag="ledger_reply"):
     orders: tuple[WorkerOrder, ...]
 
 
+class LogRequest(Message, frozen=True, kw_only=True, tag="logs"):
+    """The end of a worker's log."""
+
+    node: Token
+    key: WorkerKey
+    max_bytes: NonNegativeInt
+
+
+class LogReply(Message, frozen=True, kw_only=True, tag="logs_reply"):
+    """Text as it is, undecodable bytes replaced; `error` where there is none."""
+
+    text: str = ""
+    error: str = ""
+
+
 # --- encoding -------------------------------------------------------------------------------
 
 M = TypeVar("M", bound=Message)

@@ -1,0 +1,120 @@
+"""The rules around a NATS connection: URLs, plain text, server versions, waits, what is counted.
+
+Must not know the client library: `common.bus` applies these rules to it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import ipaddress
+import random
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from common.errors import ConfigError
+
+MIN_SERVER_VERSION = (2, 14, 5)
+"""Older servers lose acknowledged writes after a power cut or do not know `sync_interval`."""
+RECONNECT_CAP_S = 4.0
+"""Longest wait between two attempts to connect."""
+
+_PLAIN = ("nats", "ws")
+_ENCRYPTED = ("tls", "wss")
+
+
+@dataclass(slots=True)
+class BusCounters:
+    """What went wrong since the start, for the metrics page."""
+
+    error_count: int = 0
+    handler_error_count: int = 0
+    dropped_message_count: int = 0
+    reconnect_count: int = 0
+
+
+def checked(urls: str, *, may_be_plain: bool) -> list[str]:
+    """The URLs of a comma-separated list, each one checked.
+
+    Raises:
+        ConfigError: not a NATS URL, or plain text off loopback without `may_be_plain`.
+    """
+    return [_checked_one(url.strip(), may_be_plain) for url in urls.split(",")]
+
+
+def identity(name: str) -> str:
+    """A name that may stand in an inbox's subject; longer than a token, for `tenant_user`.
+
+    Raises:
+        ConfigError: it holds something else than A-Z a-z 0-9 _ -.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,200}", name):
+        raise ConfigError(f"identity: {name!r} is not a name of A-Z a-z 0-9 _ -")
+    return name
+
+
+def redacted(url: str) -> str:
+    """A URL without its user and password, for messages."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
+def credentials_file(path: Path | None, what: str) -> str | None:
+    """The file as nats-py takes it; a missing one is found now and not at each reconnect.
+
+    Raises:
+        ConfigError: it cannot be read, or the package that signs with it is not installed.
+    """
+    if path is None:
+        return None
+    try:
+        path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{what}: {path} cannot be read: {error.strerror}") from error
+    if importlib.util.find_spec("nkeys") is None:
+        raise ConfigError(f"{what}: needs the package nkeys (pip install 'nats-py[nkeys]')")
+    return str(path)
+
+
+def check_version(found: tuple[int, int, int]) -> None:
+    """Refuse a server whose acknowledgements cannot be trusted.
+
+    Raises:
+        ConfigError: older than `MIN_SERVER_VERSION`.
+    """
+    if found < MIN_SERVER_VERSION:
+        floor = ".".join(map(str, MIN_SERVER_VERSION))
+        raise ConfigError(
+            f"NATS server is version {'.'.join(map(str, found))}, expected {floor} or later: "
+            "older ones lose acknowledged writes"
+        )
+
+
+def wait_s(attempt: int, chance: random.Random) -> float:
+    """Time before the next attempt: it doubles up to `RECONNECT_CAP_S`, and half of it is chance,
+    so that ten thousand clients do not come back at the same instant."""
+    return min(RECONNECT_CAP_S, 0.1 * 2.0 ** min(attempt, 10)) * chance.uniform(0.5, 1.0)
+
+
+def _checked_one(url: str, may_be_plain: bool) -> str:
+    try:
+        parts = urlsplit(url)
+        host, _port = parts.hostname, parts.port
+    except ValueError as error:
+        raise ConfigError(f"nats_url: not a URL: {error}") from error
+    if parts.scheme not in _PLAIN + _ENCRYPTED or not host:
+        raise ConfigError(f"nats_url: {redacted(url)!r} is not nats://host:port or tls://host:port")
+    if parts.scheme in _PLAIN and not (may_be_plain or _is_loopback(host)):
+        raise ConfigError(
+            f"nats_url: {redacted(url)} is plain text to another machine; "
+            "use tls://, or set insecure = true (--insecure)"
+        )
+    return url
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

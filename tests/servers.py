@@ -1,0 +1,67 @@
+"""Servers for tests: a real nats-server, and one that follows a script."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from common.clock import SystemClock
+from common.errors import ConfigError
+from coordinator.service.natsserver import NatsServer, find_binary
+
+OnConnected = Callable[[int, asyncio.StreamWriter], Awaitable[None]]
+
+
+@contextlib.asynccontextmanager
+async def running_nats(directory: Path) -> AsyncIterator[NatsServer]:
+    """A nats-server of its own, on a free port; the test is skipped where there is no binary."""
+    try:
+        binary = find_binary()
+    except ConfigError as error:
+        pytest.skip(str(error))
+    server = NatsServer(directory, clock=SystemClock(), binary=binary)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+@contextlib.asynccontextmanager
+async def scripted_nats(
+    version: str, on_connected: OnConnected, heard: list[str] | None = None
+) -> AsyncIterator[str]:
+    """The least that speaks the NATS protocol, as a URL.
+
+    Args:
+        on_connected: called with the number of each connection, from 1, and its writer.
+        heard: gets every line that a client sends.
+    """
+    connection_count = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connection_count
+        connection_count += 1
+        number, is_new = connection_count, True
+        info = {"server_id": "s", "version": version, "max_payload": 1048576, "headers": True}
+        writer.write(b"INFO " + json.dumps(info).encode() + b"\r\n")
+        with contextlib.suppress(ConnectionError):
+            while line := await reader.readline():
+                if heard is not None:
+                    heard.append(line.decode().strip())
+                if line.startswith(b"PING"):
+                    writer.write(b"PONG\r\n")
+                    if is_new:
+                        is_new = False
+                        await on_connected(number, writer)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    yield f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server.close()
+    await server.wait_closed()
