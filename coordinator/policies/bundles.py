@@ -1,15 +1,49 @@
-"""Policy bundles by name, in one explicit table. Must not know the engine."""
+"""Policy bundles by name, in one explicit table. Must not know the engine.
+
+A bundle is rules over the same parts: order (queueing), size (scaling), place (placement), loan
+(loaning, forecast) and reclaim (reclaiming). Whoever compares policies changes one rule at a time.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from msgspec import Struct
 
 from common.errors import ConfigError
-from common.model import JobState
-from coordinator.policies.decisions import Decision, Placement, Start
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, Trial
+from common.model import JobId, Mode
+from coordinator.policies.blockers import holds
+from coordinator.policies.decisions import (
+    Decision,
+    Loan,
+    Placement,
+    Recommend,
+    Resize,
+    Start,
+)
+from coordinator.policies.loaning import Balance, Demand, balance, choose_loans
+from coordinator.policies.placement import Room, merge, placed_count
+from coordinator.policies.queueing import (
+    Admitted,
+    Gang,
+    OrderKey,
+    admit,
+    fastest_s,
+    shortest_key,
+    submission_key,
+    waiting,
+)
+from coordinator.policies.reclaiming import Occupancy, carry_out, choose_nodes, lent_nodes
+from coordinator.policies.scaling import (
+    RESIZE_COST_S,
+    Share,
+    give_back,
+    share_flexible,
+    shares_of,
+    work_on,
+)
+from coordinator.policies.snapshot import ClusterSnapshot, ServiceView
 
 
 class Allocation(Struct, frozen=True, kw_only=True):
@@ -29,48 +63,243 @@ class Policy(Struct, frozen=True, kw_only=True):
     lend: Callable[[ClusterSnapshot], tuple[Decision, ...]]
 
 
-def _place(trial: Trial, job: JobView) -> Start | None:
-    for gpu_type in sorted({node.gpu_type for node in trial.nodes.values()}):
-        if not job.accepts(gpu_type):
+class Rules(Struct, frozen=True, kw_only=True):
+    """What a bundle is made of.
+
+    order: key of the waiting jobs. is_strict: the first that does not fit blocks the rest.
+    is_scaling: flexible workers are given and taken. is_loaning: spare nodes are lent.
+    resize_cost_s: running time that each flexible worker more or less must save (a rendezvous).
+    elastic_base_prefers_loan: the paper's placing of elastic base demand, see `placement`.
+    lend_only_on_demand: lend no node that no job could use; the paper lends whatever is spare.
+    """
+
+    order: OrderKey
+    is_strict: bool = False
+    is_scaling: bool = False
+    is_loaning: bool = False
+    resize_cost_s: float = RESIZE_COST_S
+    elastic_base_prefers_loan: bool = False
+    lend_only_on_demand: bool = True
+
+
+# --- who starts, how large, where -----------------------------------------------------------
+
+
+def allocate(rules: Rules, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
+    """One scheduling pass: base demand in order, then flexible demand on what is left.
+
+    Decisions come in the order in which they can be carried out: flexible workers go, gangs
+    start on the room, others grow. A frozen cell gets none.
+    """
+    if snapshot.is_frozen:
+        return Allocation(decisions=(), memory=memory)
+    room = Room(
+        snapshot,
+        elastic_base_prefers_loan=rules.elastic_base_prefers_loan,
+        has_flexible=rules.is_scaling,
+    )
+    shares = shares_of(snapshot.jobs) if rules.is_scaling else {}
+    line = waiting(snapshot, rules.order)
+    admitted = admit(room, line, shares, is_strict=rules.is_strict)
+    held = holds(snapshot, room, admitted.held, is_strict=rules.is_strict)
+    new = {
+        gang.job.job_id: Share(gang.job, gang.gpu_type, is_new=True)
+        for gang in admitted.gangs
+        if rules.is_scaling and gang.job.is_elastic
+    }
+    resting = [share for share in shares.values() if _rests_until_s(snapshot, share) is not None]
+    ready = [share for share in shares.values() if _rests_until_s(snapshot, share) is None]
+    share_flexible(room, [*ready, *new.values()], resize_cost_s=rules.resize_cost_s)
+    give_back(room, shares.values())
+    gone, grown = _resizes(rules, shares, admitted)
+    starts = _starts(admitted, new)
+    wakes = [_rests_until_s(snapshot, share) for share in resting]
+    return Allocation(
+        decisions=(*gone, *starts, *grown, *held),
+        memory=memory,
+        wake_at_s=min((wake for wake in wakes if wake is not None), default=None),
+    )
+
+
+def _rests_until_s(snapshot: ClusterSnapshot, share: Share) -> float | None:
+    """When the job's cooldown after its last resize ends; None when it has."""
+    last_s = share.job.last_resized_at_s
+    if last_s is None or last_s + snapshot.resize_cooldown_s <= snapshot.now_s:
+        return None
+    return last_s + snapshot.resize_cooldown_s
+
+
+def _resizes(
+    rules: Rules, shares: dict[JobId, Share], admitted: Admitted
+) -> tuple[list[Decision], list[Decision]]:
+    """Shrinking and growing jobs apart; one decision per job."""
+    beneficiaries: dict[tuple[JobId, int], JobId] = {
+        (worker.job_id, worker.worker_index): gang.job.job_id
+        for gang in admitted.gangs
+        for worker in gang.evicted
+    }
+    gone: list[Decision] = []
+    grown: list[Decision] = []
+    for job_id in sorted(shares):
+        share = shares[job_id]
+        if not share.removed and not share.added:
             continue
-        left = job.workers_on(gpu_type).min
-        placements: list[Placement] = []
-        for name, node in trial.nodes.items():
-            count = min(left, trial.free[name] // job.gpus_per_worker)
-            if node.gpu_type == gpu_type and count > 0:
-                placements.append(Placement(node=name, worker_count=count))
-                left -= count
-        if left == 0:
-            return Start(
-                job_id=job.job_id,
-                gpu_type=gpu_type,
-                placements=tuple(placements),
-                estimated_runtime_s=job.remaining_work_s / job.workers.min,
-                estimate_source=job.estimate_source,
-                reason="head of the line",
-            )
-    return None
+        stalled_gpus = len(share.job.placed) * share.job.gpus_per_worker
+        decision = Resize(
+            job_id=job_id,
+            added=tuple(share.added),
+            removed_workers=tuple(sorted(worker.worker_index for worker in share.removed)),
+            predicted_cost_gpu_s=rules.resize_cost_s * stalled_gpus,
+            reason=_why_resized(share, beneficiaries),
+        )
+        (gone if share.removed else grown).append(decision)
+    return gone, grown
 
 
-def fifo(snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
-    """Start jobs in order of submission until the first that does not fit."""
-    trial = Trial(snapshot.nodes)
+def _why_resized(share: Share, beneficiaries: dict[tuple[JobId, int], JobId]) -> str:
+    base = share.job.workers_on(share.gpu_type).min
+    work_s = work_on(share.job, share.gpu_type)
+    before_s, after_s = work_s / (base + share.current), work_s / (base + share.count)
+    change = f"{base + share.current} to {base + share.count} workers, "
+    times = f"{before_s:.0f} s left become {after_s:.0f} s"
+    if share.added:
+        return f"grows from {change}{times}: the most time saved for the GPUs that are free"
+    keys = [(worker.job_id, worker.worker_index) for worker in share.removed]
+    jobs = sorted({beneficiaries[key] for key in keys if key in beneficiaries})
+    if jobs:
+        return f"shrinks from {change}{times}: room for the base gang of {', '.join(jobs)}"
+    return f"shrinks from {change}{times}: other jobs save more time with these GPUs"
+
+
+def _starts(admitted: Admitted, new: dict[JobId, Share]) -> list[Decision]:
     starts: list[Decision] = []
-    waiting = [job for job in snapshot.jobs if job.state == JobState.PENDING]
-    for job in sorted(waiting, key=lambda job: (job.submitted_at_s, job.job_id)):
-        start = None if snapshot.is_frozen else _place(trial, job)
-        if start is None:
-            break  # head-of-line blocking is what FIFO means
-        for placement in start.placements:
-            trial.take(placement.node, placement.worker_count * job.gpus_per_worker)
-        starts.append(start)
-    return Allocation(decisions=tuple(starts), memory=memory)
+    for gang in admitted.gangs:
+        share = new.get(gang.job.job_id)
+        placements = merge([*gang.placements, *(share.added if share else ())])
+        starts.append(_start(gang, placements))
+    return starts
+
+
+def _start(gang: Gang, placements: tuple[Placement, ...]) -> Start:
+    job, count = gang.job, placed_count(placements)
+    nodes = sorted({placement.node for placement in placements})
+    gpus = count * job.gpus_per_worker
+    room = ", flexible workers make room" if gang.evicted else ""
+    return Start(
+        job_id=job.job_id,
+        gpu_type=gang.gpu_type,
+        placements=placements,
+        estimated_runtime_s=work_on(job, gang.gpu_type) / count,
+        estimate_source=job.estimate_source,
+        reason=f"its turn (at least {fastest_s(job):.0f} s by {job.estimate_source}, priority "
+        f"{job.priority}): {gpus} GPUs of type {gang.gpu_type} on {len(nodes)} nodes{room}",
+    )
+
+
+# --- what is lent and what comes home -------------------------------------------------------
+
+
+def lend(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Decision, ...]:
+    """One loan pass: per service either loans or reclaims.
+
+    A service in mode observe or recommend gets the same as recommendations. A recalled service
+    gets all its nodes back, in every mode and also in a frozen cell. A bundle without loans lends
+    nothing, but takes back in time what another one has lent.
+    """
+    occupancy = Occupancy(snapshot)
+    demand = Demand(snapshot, is_scaling=rules.is_scaling) if rules.lend_only_on_demand else None
+    decisions: list[Decision] = []
+    for service in snapshot.services:
+        if service.is_recalled:
+            lent = lent_nodes(snapshot, service.name)
+            choice = choose_nodes(occupancy, lent, len(lent))
+            decisions += carry_out(occupancy, service, choice, f"{service.name} was recalled")
+        elif not snapshot.is_frozen:
+            decisions += _balance_service(rules, snapshot, service, occupancy, demand)
+    return tuple(decisions)
+
+
+def _balance_service(
+    rules: Rules,
+    snapshot: ClusterSnapshot,
+    service: ServiceView,
+    occupancy: Occupancy,
+    demand: Demand | None,
+) -> tuple[Decision, ...]:
+    have = balance(snapshot, service)
+    because = _numbers(service, have)
+    if have.shortfall:
+        choice = choose_nodes(occupancy, lent_nodes(snapshot, service.name), have.shortfall)
+        if service.mode == Mode.ACT:
+            return carry_out(occupancy, service, choice, because)
+        return tuple(
+            Recommend(action="reclaim", node=name, service=service.name, reason=because)
+            for name in choice.nodes
+        )
+    if not rules.is_loaning:
+        return ()
+    is_acting = service.mode == Mode.ACT
+    mine = demand if demand is None or is_acting else demand.copy()
+    names = choose_loans(snapshot, service, have, mine)
+    if is_acting:
+        return tuple(Loan(node=name, service=service.name, reason=because) for name in names)
+    return tuple(
+        Recommend(action="lend", node=name, service=service.name, reason=because) for name in names
+    )
+
+
+def _numbers(service: ServiceView, have: Balance) -> str:
+    load = "unknown" if have.forecast_load is None else f"{have.forecast_load:.4g}"
+    return (
+        f"load forecast {load} over {have.horizon_s:.0f} s at {service.capacity_per_node:g} per "
+        f"node needs {have.needed} nodes with headroom ({have.needed_to_lend} before lending); "
+        f"{len(have.ready)} ready, {len(have.coming)} coming"
+    )
+
+
+# --- the table ------------------------------------------------------------------------------
+
+
+def bundle(name: str, description: str, rules: Rules) -> Policy:
+    """A policy from rules."""
+    return Policy(
+        name=name,
+        description=description,
+        allocate=partial(allocate, rules),
+        lend=partial(lend, rules),
+    )
 
 
 POLICIES: dict[str, Policy] = {
-    "fifo": Policy(
-        name="fifo", description="strict order of submission", allocate=fifo, lend=lambda _: ()
-    ),
+    made.name: made
+    for made in (
+        bundle(
+            "fifo",
+            "strict order of submission: the first that does not fit blocks the rest",
+            Rules(order=submission_key, is_strict=True),
+        ),
+        bundle(
+            "fifo-skip",
+            "order of submission, skipping what does not fit",
+            Rules(order=submission_key),
+        ),
+        bundle("sjf", "shortest job first, skipping what does not fit", Rules(order=shortest_key)),
+        bundle(
+            "aryl",
+            "shortest base demand first, flexible workers by knapsack, capacity loaning",
+            Rules(order=shortest_key, is_scaling=True, is_loaning=True),
+        ),
+        bundle(
+            "aryl-loan",
+            "aryl with loans and without scaling",
+            Rules(order=shortest_key, is_loaning=True),
+        ),
+        bundle(
+            "aryl-elastic",
+            "aryl with scaling and without loans",
+            Rules(order=shortest_key, is_scaling=True),
+        ),
+    )
 }
 
 

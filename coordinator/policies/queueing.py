@@ -1,0 +1,217 @@
+"""Which waiting job starts next, and room for its base gang. Must not know flexible demand's size.
+
+Phase 1 of Lyra, EuroSys'23, section 5.2: base demand, shortest job first; what does not fit is
+left out of this pass and the next one is tried. Flexible workers count as room: no flexible
+worker keeps a base gang waiting that fits in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from msgspec import Struct
+
+from common.model import JobId, JobState, NodeName
+from coordinator.policies.decisions import Placement
+from coordinator.policies.placement import Room, fill, placed_count, types_in_order
+from coordinator.policies.scaling import Share, give_back
+from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
+
+OrderKey = Callable[[JobView], tuple[float, ...]]
+
+
+def submission_key(job: JobView) -> tuple[float, ...]:
+    """First in, first out, within a priority."""
+    return (-job.priority, job.submitted_at_s)
+
+
+def shortest_key(job: JobView) -> tuple[float, ...]:
+    """Shortest job first, within a priority.
+
+    The key is the minimum running time T_min, at the most workers: the paper's text names it as
+    the job's running-time information, although the base gang alone takes w_max / w_min as long.
+    """
+    return (-job.priority, fastest_s(job), job.submitted_at_s)
+
+
+def fastest_s(job: JobView) -> float:
+    """Running time with all the workers that the job can use; the same on every GPU type."""
+    return job.remaining_work_s / job.workers.max
+
+
+def waiting(snapshot: ClusterSnapshot, key: OrderKey) -> list[JobView]:
+    """Jobs that wait, in order; ties by job id."""
+    pending = [job for job in snapshot.jobs if job.state == JobState.PENDING]
+    return sorted(pending, key=lambda job: (key(job), job.job_id))
+
+
+class Gang(Struct, frozen=True, kw_only=True):
+    """A base gang that fits: where it goes, and which flexible workers make room."""
+
+    job: JobView
+    gpu_type: str
+    placements: tuple[Placement, ...]
+    evicted: tuple[WorkerView, ...] = ()
+
+
+class Admitted(Struct, frozen=True, kw_only=True):
+    """What phase 1 decided: gangs to start, in order, and jobs that do not fit, in order."""
+
+    gangs: tuple[Gang, ...]
+    held: tuple[JobView, ...]
+
+
+def admit(
+    room: Room,
+    jobs: Iterable[JobView],
+    shares: Mapping[JobId, Share],
+    *,
+    is_strict: bool = False,
+) -> Admitted:
+    """Take jobs in order while their base gangs fit; whole gangs or nothing.
+
+    is_strict: the first that does not fit blocks all behind it (head of the line).
+    """
+    gangs: list[Gang] = []
+    held: list[JobView] = []
+    full: set[tuple[object, ...]] = set()
+    for job in jobs:
+        gang = None
+        if not (is_strict and held) and shape(job) not in full:
+            gang = find_gang(room, job, shares)
+        if gang is None:
+            full.add(shape(job))  # room only shrinks in a pass: its like will not fit either
+            held.append(job)
+        else:
+            _take(room, gang, shares)
+            gangs.append(gang)
+    give_back(room, shares.values())  # a later gang may have left room for an earlier worker
+    return Admitted(gangs=tuple(gangs), held=tuple(held))
+
+
+def shape(job: JobView) -> tuple[object, ...]:
+    """All that decides whether a base gang fits; jobs of equal shape fit or fail together."""
+    multipliers = tuple(sorted(job.gpu.worker_multiplier.items()))
+    demand = (job.gpus_per_worker, job.workers.min, job.is_elastic)
+    return (*demand, job.gpu.types, multipliers, job.preemptibility, job.grace_s)
+
+
+def _take(room: Room, gang: Gang, shares: Mapping[JobId, Share]) -> None:
+    for worker in gang.evicted:
+        room.release(worker)
+        shares[worker.job_id].removed.append(worker)
+    room.hold(gang.placements, gang.job.gpus_per_worker)
+
+
+def find_gang(room: Room, job: JobView, shares: Mapping[JobId, Share]) -> Gang | None:
+    """Room for a base gang: free GPUs of any accepted type, else GPUs of flexible workers."""
+    gpu_types = types_in_order(room, job)
+    for gpu_type in gpu_types:
+        count = job.workers_on(gpu_type).min
+        placements = fill(room, job, gpu_type, count)
+        if placed_count(placements) == count:
+            return Gang(job=job, gpu_type=gpu_type, placements=placements)
+    for gpu_type in gpu_types:
+        gang = _evict_for(room, job, gpu_type, shares)
+        if gang is not None:
+            return gang
+    return None
+
+
+def _evict_for(
+    room: Room, job: JobView, gpu_type: str, shares: Mapping[JobId, Share]
+) -> Gang | None:
+    """A gang on free GPUs as far as they go, the rest where the least running time is lost."""
+    size, count = job.gpus_per_worker, job.workers_on(gpu_type).min
+    hosts = room.hosts(job, gpu_type, is_flexible=False)
+    if sum(room.available(name) // size for name in hosts) < count:
+        return None
+    free = {name: room.free[name] for name in hosts}
+    workers: dict[NodeName, int] = {}
+    for placement in fill(room, job, gpu_type, count):
+        workers[placement.node] = placement.worker_count
+        free[placement.node] -= placement.worker_count * size
+    toll = _Toll(room, shares, free)
+    for _ in range(count - sum(workers.values())):
+        name = min(
+            (name for name in hosts if toll.available(name) >= size),
+            key=lambda name: (
+                toll.loss_s(name, size),
+                room.rank(job, name, is_flexible=False),
+                name,
+            ),
+        )
+        toll.pay(name, size)
+        workers[name] = workers.get(name, 0) + 1
+    placements = tuple(Placement(node=name, worker_count=workers[name]) for name in sorted(workers))
+    return Gang(job=job, gpu_type=gpu_type, placements=placements, evicted=toll.settle())
+
+
+class _Toll:
+    """What it costs to clear room on nodes, while nothing is changed yet."""
+
+    def __init__(
+        self, room: Room, shares: Mapping[JobId, Share], free: dict[NodeName, int]
+    ) -> None:
+        self._free = free
+        self._shares = shares
+        self._left = {name: self._by_value(room.flexible.get(name, [])) for name in free}
+        self._gone: dict[JobId, int] = {}
+        self._evicted: list[WorkerView] = []
+
+    def _by_value(self, workers: list[WorkerView]) -> list[WorkerView]:
+        return sorted(
+            workers,
+            key=lambda worker: (
+                self._shares[worker.job_id].loss_s(1) / worker.gpus,
+                worker.job_id,
+                -worker.worker_index,
+            ),
+        )
+
+    def available(self, name: NodeName) -> int:
+        return self._free[name] + sum(worker.gpus for worker in self._left[name])
+
+    def loss_s(self, name: NodeName, gpus: int) -> float:
+        """Running time lost by clearing that many GPUs of a node."""
+        more: dict[JobId, int] = {}
+        for worker in self._needed(name, gpus):
+            more[worker.job_id] = more.get(worker.job_id, 0) + 1
+        lost_s = 0.0
+        for job_id, count in more.items():
+            share, gone = self._shares[job_id], self._gone.get(job_id, 0)
+            lost_s += share.loss_s(gone + count) - share.loss_s(gone)
+        return lost_s
+
+    def _needed(self, name: NodeName, gpus: int) -> list[WorkerView]:
+        """Cheapest first until it fits, then without those that were not needed."""
+        free = self._free[name]
+        taken: list[WorkerView] = []
+        for worker in self._left[name]:
+            if free >= gpus:
+                break
+            taken.append(worker)
+            free += worker.gpus
+        for worker in reversed(taken[:-1]):
+            if free - worker.gpus >= gpus:
+                taken.remove(worker)
+                free -= worker.gpus
+        return taken
+
+    def pay(self, name: NodeName, gpus: int) -> None:
+        """Clear that many GPUs of a node and hold them."""
+        for worker in self._needed(name, gpus):
+            self._left[name].remove(worker)
+            self._free[name] += worker.gpus
+            self._evicted.append(worker)
+            self._gone[worker.job_id] = self._gone.get(worker.job_id, 0) + 1
+        self._free[name] -= gpus
+
+    def settle(self) -> tuple[WorkerView, ...]:
+        """Who goes in the end: a later room on the same node can spare an earlier worker."""
+        kept: list[WorkerView] = []
+        for worker in self._evicted:
+            if self._free[worker.node] >= worker.gpus:
+                self._free[worker.node] -= worker.gpus
+                kept.append(worker)
+        return tuple(worker for worker in self._evicted if worker not in kept)

@@ -1,0 +1,225 @@
+"""How many flexible workers each elastic job gets, and where. Must not know who waits.
+
+Phase 2 of Lyra, EuroSys'23, section 5.2, once per pool of one GPU type and from scratch each
+pass. Unlike the paper a change is not free: it costs a rendezvous, so each worker more or less
+must save at least `resize_cost_s` (default 5 s) of running time. That is the hysteresis: one
+job shrinks for another only when the net gain is positive after both have paid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from common.model import JobId, NodeRole
+from coordinator.policies.decisions import Placement
+from coordinator.policies.knapsack import Group, climb, jct_reduction_s, solve
+from coordinator.policies.placement import Room, fill, merge, placed_count
+from coordinator.policies.snapshot import JobView, WorkerView
+
+RESIZE_COST_S = 5.0
+
+
+class Share:
+    """One elastic job in phase 2: what it has, and what this pass changes.
+
+    removed: flexible workers that base demand or another job took.
+    added: where it grows. A job never does both in one pass, so that removals can be carried out
+        first, all of them, whatever they make room for.
+    """
+
+    def __init__(self, job: JobView, gpu_type: str, *, is_new: bool = False) -> None:
+        self.job = job
+        self.gpu_type = gpu_type
+        self.is_new = is_new
+        self.workers = workers_by_index(job)
+        self.removed: list[WorkerView] = []
+        self.added: list[Placement] = []
+
+    @property
+    def current(self) -> int:
+        """Flexible workers as the pass began."""
+        return len(self.workers)
+
+    @property
+    def count(self) -> int:
+        """Flexible workers after this pass."""
+        return self.current - len(self.removed) + placed_count(self.added)
+
+    def loss_s(self, worker_count: int) -> float:
+        """Running time lost by taking that many more of its flexible workers."""
+        base = self.job.workers_on(self.gpu_type).min
+        work_s = work_on(self.job, self.gpu_type)
+        left = max(0, self.count - worker_count)
+        return jct_reduction_s(work_s, base, self.count) - jct_reduction_s(work_s, base, left)
+
+    def group(self, resize_cost_s: float) -> Group:
+        """The knapsack's view; what base demand has taken cannot come back in this pass."""
+        workers = self.job.workers_on(self.gpu_type)
+        kept = self.current - len(self.removed)
+        return Group(
+            work_s=work_on(self.job, self.gpu_type),
+            base_workers=workers.min,
+            extra_max=kept if self.removed else max(kept, workers.max - workers.min),
+            gpus_per_worker=self.job.gpus_per_worker,
+            current=kept,
+            change_cost_s=0.0 if self.is_new else resize_cost_s,
+        )
+
+
+def workers_by_index(job: JobView) -> list[WorkerView]:
+    """Flexible workers that are not leaving, by index."""
+    stay = [worker for worker in job.placed if worker.is_flexible and not worker.is_leaving]
+    return sorted(stay, key=lambda worker: worker.worker_index)
+
+
+def work_on(job: JobView, gpu_type: str) -> float:
+    """Worker-seconds left, counted in workers of a GPU type: a type that needs twice the workers
+    has twice the worker-seconds."""
+    return job.remaining_work_s * job.gpu.worker_multiplier.get(gpu_type, 1)
+
+
+def share_flexible(
+    room: Room, shares: Sequence[Share], *, resize_cost_s: float = RESIZE_COST_S
+) -> None:
+    """Re-solve the flexible demand of all shares in their pools; `room` ends as decided."""
+    by_type: dict[str, list[Share]] = {}
+    for share in sorted(shares, key=lambda share: share.job.job_id):
+        by_type.setdefault(share.gpu_type, []).append(share)
+    for gpu_type in sorted(by_type):
+        _share_pool(room, by_type[gpu_type], gpu_type, resize_cost_s)
+
+
+def _share_pool(room: Room, pool: list[Share], gpu_type: str, resize_cost_s: float) -> None:
+    groups = [share.group(resize_cost_s) for share in pool]
+    movable = [_movable(room, share) for share in pool]
+    held = sum(worker.gpus for workers in movable for worker in workers)
+    free = sum(room.free[name] for name in room.by_type.get(gpu_type, ()))
+    fixed = [group.current - len(workers) for group, workers in zip(groups, movable, strict=True)]
+    targets = solve([_above(g, f) for g, f in zip(groups, fixed, strict=True)], free + held)
+    wanted = [target + base for target, base in zip(targets, fixed, strict=True)]
+    is_shrinking = any(want < group.current for want, group in zip(wanted, groups, strict=True))
+    before = room.save()
+    removed_before = [list(share.removed) for share in pool]
+    _apply(room, pool, groups, movable, wanted)
+    if not is_shrinking:
+        return
+    gain_s = _value_s(pool, groups)
+    after, changes = room.save(), [(share.removed, share.added) for share in pool]
+    # Free GPUs in pieces are less than their sum: see what growing alone would have brought.
+    room.restore(before)
+    for share, removed in zip(pool, removed_before, strict=True):
+        share.removed, share.added = removed, []
+    _grow(room, pool, groups)
+    if _value_s(pool, groups) < gain_s:
+        room.restore(after)
+        for share, (removed, added) in zip(pool, changes, strict=True):
+            share.removed, share.added = removed, added
+
+
+def _above(group: Group, fixed: int) -> Group:
+    """A group whose first `fixed` flexible workers stay: they count as base."""
+    if not fixed:
+        return group
+    return Group(
+        work_s=group.work_s,
+        base_workers=group.base_workers + fixed,
+        extra_max=group.extra_max - fixed,
+        gpus_per_worker=group.gpus_per_worker,
+        current=group.current - fixed,
+        change_cost_s=group.change_cost_s,
+    )
+
+
+def _value_s(pool: Sequence[Share], groups: Sequence[Group]) -> float:
+    return sum(group.value_s(share.count) for share, group in zip(pool, groups, strict=True))
+
+
+def _movable(room: Room, share: Share) -> list[WorkerView]:
+    """Flexible workers that may go, first to go first: from training nodes, then the youngest."""
+    gone = {worker.worker_index for worker in share.removed}
+    mine = [
+        worker
+        for worker in share.workers
+        if worker.node in room.nodes and worker.worker_index not in gone
+    ]
+    return sorted(
+        mine,
+        key=lambda worker: (
+            room.nodes[worker.node].role == NodeRole.ON_LOAN,
+            -worker.worker_index,
+        ),
+    )
+
+
+def _apply(
+    room: Room,
+    pool: Sequence[Share],
+    groups: Sequence[Group],
+    movable: Sequence[list[WorkerView]],
+    wanted: Sequence[int],
+) -> None:
+    """Shrink to the targets, grow to them, fill what is left, give back what nobody used."""
+    released: list[tuple[Share, WorkerView]] = []
+    for share, workers, want in zip(pool, movable, wanted, strict=True):
+        for worker in workers[: max(0, share.count - want)]:
+            share.removed.append(worker)
+            room.release(worker)
+            released.append((share, worker))
+    growers = [
+        (share, want - share.count)
+        for share, want in zip(pool, wanted, strict=True)
+        if want > share.count
+    ]
+    growers.sort(key=lambda pair: (-pair[0].job.gpus_per_worker, pair[0].job.job_id))
+    for share, count in growers:  # best-fit decreasing: the largest workers first
+        _add(room, share, count)
+    for share, worker in reversed(released):
+        if room.free[worker.node] >= worker.gpus:
+            share.removed.remove(worker)
+            room.keep(worker)
+    _grow(room, pool, groups)
+
+
+def _add(room: Room, share: Share, count: int) -> int:
+    placements = fill(room, share.job, share.gpu_type, count, is_flexible=True)
+    room.hold(placements, share.job.gpus_per_worker)
+    share.added = list(merge([*share.added, *placements]))
+    return placed_count(placements)
+
+
+def _grow(room: Room, pool: Sequence[Share], groups: Sequence[Group]) -> None:
+    """Hand out free GPUs worker by worker, so that none waits that somebody can use."""
+    counts = [share.count for share in pool]
+    full: set[tuple[int, str, float]] = set()  # shapes that no node fits: free only falls here
+
+    def take(index: int) -> bool:
+        share = pool[index]
+        shape = (share.job.gpus_per_worker, share.job.preemptibility, share.job.grace_s)
+        if share.removed or shape in full:
+            return False
+        if _add(room, share, 1) == 0:
+            full.add(shape)
+            return False
+        counts[index] += 1
+        return True
+
+    climb(groups, counts, take)
+
+
+def give_back(room: Room, shares: Iterable[Share]) -> None:
+    """Let every removed worker stay whose GPUs nobody took, the most valuable first."""
+    removed = [(share, worker) for share in shares for worker in share.removed]
+    removed.sort(key=lambda pair: (-pair[0].loss_s(1), pair[0].job.job_id, pair[1].worker_index))
+    for share, worker in removed:
+        if room.free[worker.node] >= worker.gpus:
+            share.removed.remove(worker)
+            room.keep(worker)
+
+
+def shares_of(jobs: Iterable[JobView]) -> dict[JobId, Share]:
+    """Every running job whose flexible workers may change now."""
+    return {
+        job.job_id: Share(job, job.gpu_type)
+        for job in jobs
+        if job.is_resizable and job.gpu_type is not None
+    }

@@ -1,0 +1,145 @@
+"""Which lent nodes go back: the paper's costs and example, and the order of gentleness."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.model import JobId, NodeName, NodeRole
+from coordinator.policies.decisions import Preempt, Reclaim, Resize
+from coordinator.policies.reclaiming import (
+    Choice,
+    Occupancy,
+    carry_out,
+    choose_nodes,
+    node_preemption_cost,
+)
+from coordinator.policies.snapshot import JobView, NodeView
+from tests.builders import (
+    make_cluster,
+    make_job_view,
+    make_node_view,
+    make_service_view,
+    make_snapshot,
+)
+
+FIGURE_5 = {
+    "s1": {"a": 6},
+    "s2": {"a": 6},
+    "s3": {"b": 8},
+    "s4": {"c": 8},
+    "s5": {"c": 2, "d": 2},
+    "s6": {"d": 8},
+}
+
+
+def occupancy_of(nodes: list[NodeView], jobs: list[JobView]) -> Occupancy:
+    """Who sits where."""
+    return Occupancy(make_snapshot(nodes=nodes, jobs=jobs))
+
+
+def test_costs_of_table_1() -> None:
+    """The preemption cost of a node is the sum of 1 / nodes of each job on it."""
+    nodes, jobs = make_cluster(FIGURE_5)
+    occupancy = occupancy_of(nodes, jobs)
+    costs = [node_preemption_cost(occupancy, node.name) for node in nodes]
+    assert costs == pytest.approx([0.5, 0.5, 1.0, 0.5, 1.0, 0.5])
+
+
+def test_figure_5_preempts_one_job_for_two_nodes() -> None:
+    """Two nodes cost one preemption: the second is empty once the first is taken (the tie rule)."""
+    nodes, jobs = make_cluster(FIGURE_5)
+    choice = choose_nodes(occupancy_of(nodes, jobs), nodes, 2)
+    assert choice == Choice(nodes=(NodeName("s1"), NodeName("s2")), victims=(JobId("a"),))
+
+
+def test_gentlest_nodes_first() -> None:
+    """A loan that has not begun ends first, then idle nodes, then those with flexible workers."""
+    nodes, jobs = make_cluster({"n1": {"base": 8}}, flexible={"n2": {"wide": 4}, "n3": {"wide": 2}})
+    nodes += [
+        make_node_view("n4", role=NodeRole.ON_LOAN),
+        make_node_view("n5", role=NodeRole.DRAINING),
+    ]
+    occupancy = occupancy_of(nodes, jobs)
+    order = [choose_nodes(occupancy, nodes, count).nodes[-1] for count in range(1, 6)]
+    assert order == ["n5", "n4", "n3", "n2", "n1"]
+    assert choose_nodes(occupancy, nodes, 4).victims == ()
+
+
+def test_equal_damage_spares_the_work_that_would_be_lost() -> None:
+    """Where cost and damage are equal the job that loses less is preempted."""
+    nodes, jobs = make_cluster({"n1": {"old": 8}, "n2": {"new": 8}})
+    jobs = [
+        make_job_view(job.job_id, lost_if_preempted_gpu_s=9.0 if job.job_id == "old" else 1.0)
+        for job in jobs
+    ]
+    assert choose_nodes(occupancy_of(nodes, jobs), nodes, 1).victims == ("new",)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sets(st.integers(0, 4), max_size=2), st.booleans()), min_size=1, max_size=6
+    ),
+    st.integers(0, 6),
+)
+def test_chosen_set_is_irreducible(layout: list[tuple[set[int], bool]], wanted: int) -> None:
+    """The nodes asked for come back, no more; sparing any one victim would leave too few."""
+    held = {f"n{i}": {f"j{j}": 2 for j in sorted(jobs)} for i, (jobs, _) in enumerate(layout)}
+    extra = {f"n{i}": {f"f{i}": 2} for i, (_, has) in enumerate(layout) if has}
+    nodes, jobs = make_cluster(held, flexible=extra)
+    occupancy = occupancy_of(nodes, jobs)
+    choice = choose_nodes(occupancy, nodes, wanted)
+    assert len(choice.nodes) == len(set(choice.nodes)) == min(wanted, len(nodes))
+    base = {node.name: set(occupancy.base_jobs(node.name)) for node in nodes}
+    assert set().union(*(base[name] for name in choice.nodes)) == set(choice.victims)
+    for victim in choice.victims:
+        others = set(choice.victims) - {victim}
+        assert sum(1 for on_node in base.values() if on_node <= others) < len(choice.nodes)
+    free = sum(1 for on_node in base.values() if not on_node)
+    assert bool(choice.victims) == (free < len(choice.nodes))
+
+
+def test_one_node_is_always_chosen_optimally() -> None:
+    """For one node the fewest victims are found, whatever the jobs on the nodes."""
+    for sets in itertools.product(("", "a", "ab", "abc"), repeat=2):
+        held = {f"n{i}": dict.fromkeys(names, 1) for i, names in enumerate(sets)}
+        nodes, jobs = make_cluster(held)
+        choice = choose_nodes(occupancy_of(nodes, jobs), nodes, 1)
+        assert len(choice.victims) <= max(len(names) for names in sets)
+        if "" in sets:
+            assert choice.victims == ()
+
+
+def test_reclaim_says_what_it_does() -> None:
+    """Flexible workers are released, a victim names its beneficiary, each is counted once."""
+    nodes, jobs = make_cluster({"n1": {"gang": 4}, "n2": {"gang": 4}}, flexible={"n1": {"wide": 2}})
+    jobs = [
+        make_job_view(
+            job.job_id,
+            state=job.state,
+            workers=(2, 4),
+            placed=job.placed,
+            lost_if_preempted_gpu_s=70.0,
+        )
+        for job in jobs
+    ]
+    occupancy = occupancy_of(nodes, jobs)
+    service = make_service_view()
+    decisions = carry_out(occupancy, service, choose_nodes(occupancy, nodes, 2), "load rises")
+    resize, preempt, *reclaims = decisions
+    assert isinstance(resize, Resize)
+    assert (resize.job_id, resize.removed_workers) == ("wide", (0,))
+    assert isinstance(preempt, Preempt)
+    assert (preempt.job_id, preempt.beneficiary) == ("gang", service.name)
+    assert preempt.predicted_cost_gpu_s == 70.0
+    assert all(isinstance(decision, Reclaim) for decision in reclaims)
+    told = [
+        (r.predicted_preemptions, r.predicted_cost_gpu_s, r.released_workers, r.deadline_s)
+        for r in reclaims
+        if isinstance(r, Reclaim)
+    ]
+    assert told == [(1, 70.0, 0, 300.0), (0, 0.0, 1, 300.0)]
+    assert occupancy.base_jobs(NodeName("n2")) == ()
