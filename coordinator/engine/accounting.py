@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from common.model import JobState, NodeName, NodeRole, Pool
 from coordinator.engine.state import ClusterState, Counters, NodeEntry
@@ -51,6 +51,14 @@ class Figures(Struct, frozen=True, kw_only=True):
     flexible_workers_released: int
     resizes: int
     gang_timeouts: int
+
+
+def plain(value: Struct) -> dict[str, object]:
+    """Figures as nested plain values, for JSON and the wire."""
+    return {
+        name: plain(item) if isinstance(item, Struct) else item
+        for name, item in structs.asdict(value).items()
+    }
 
 
 def quantile(values: Sequence[float], share: float) -> float:

@@ -38,7 +38,9 @@ class Context:
         """One line for `explain` and `events`."""
         self.state.stories.append(StoryLine(self.now_s, subject, what, reason))
         if len(self.state.stories) > STORY_LINES_KEPT:
-            del self.state.stories[: STORY_LINES_KEPT // 10]
+            dropped = STORY_LINES_KEPT // 10
+            del self.state.stories[:dropped]
+            self.state.stories_dropped += dropped
 
     def service_settings(self, name: str | None) -> ServiceSettings | None:
         """Settings of a service by name."""

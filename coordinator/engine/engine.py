@@ -168,10 +168,8 @@ class Engine:
         return tuple(commands)
 
     def _wake_at_s(self) -> float | None:
-        deadlines = [
-            job.gang_deadline_s for job in self.state.live() if job.gang_deadline_s is not None
-        ]
-        return min(deadlines, default=None)
+        deadlines = (jobs.deadline_s(job) for job in self.state.live())
+        return min((d for d in deadlines if d is not None), default=None)
 
     def desired(self, name: NodeName) -> DesiredState:
         """What a node should be now; complete, so that the last one is enough."""

@@ -313,6 +313,15 @@ def progress(ctx: Context, event: ProgressReported) -> None:
         job.checkpoint_at_s = ctx.now_s
 
 
+def deadline_s(job: JobEntry) -> float | None:
+    """The next instant at which time alone changes something about a job."""
+    if job.gang_deadline_s is not None:
+        return job.gang_deadline_s
+    if job.spec.time_limit_s is None or job.attempt_ran_at_s is None or job.after_vacating:
+        return None
+    return job.attempt_ran_at_s + job.spec.time_limit_s
+
+
 def gang_timeouts(ctx: Context) -> None:
     """Gangs and resizes that were not ready in time; free of charge."""
     for job in ctx.state.live():

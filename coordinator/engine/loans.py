@@ -62,6 +62,16 @@ def reclaim(ctx: Context, decision: Reclaim) -> str:
     return ""
 
 
+def is_late(loan: LoanEntry) -> bool:
+    """Whether a returned node took longer than its reclaim deadline."""
+    if None in (loan.reclaim_ordered_at_s, loan.returned_at_s, loan.reclaim_deadline_s):
+        return False
+    assert loan.returned_at_s is not None
+    assert loan.reclaim_ordered_at_s is not None
+    assert loan.reclaim_deadline_s is not None
+    return loan.returned_at_s - loan.reclaim_ordered_at_s > loan.reclaim_deadline_s
+
+
 def workers_on(ctx: Context, node: NodeEntry) -> list[tuple[JobEntry, WorkerEntry]]:
     """Live workers of a node with their jobs, by job id and index."""
     keys = {slot.holder for slot in node.gpus} | {slot.nominee for slot in node.gpus}
@@ -102,7 +112,7 @@ def role_reported(
             if loan.begun_at_s is None:
                 loan.begun_at_s = ctx.now_s
                 ctx.tell(node.name, f"on loan (lease {loan.lease_id})", loan.reason)
-        elif _has_gone_home(node, loan):
+        elif _has_gone_home(node, loan) or _has_let_go(ctx, node, event):
             _lapse(ctx, node, loan)
     elif node.role == NodeRole.ON_LOAN and node.desired_role == NodeRole.SERVING:
         _adopt_lease(ctx, node, event)
@@ -115,6 +125,15 @@ def _has_gone_home(node: NodeEntry, loan: LoanEntry) -> bool:
     if loan.begun_at_s is not None:
         return node.role != NodeRole.LOST
     return node.role in (NodeRole.QUARANTINED, NodeRole.VACATING, NodeRole.WARMING)
+
+
+def _has_let_go(ctx: Context, node: NodeEntry, event: NodeReported) -> bool:
+    """Whether a node that acts on our latest order holds no lease: it gave the loan up.
+
+    An agent that turns back while draining serves again without ever having been on loan.
+    """
+    is_current = event.epoch == ctx.state.epoch and event.generation >= node.generation
+    return is_current and event.lease_id is None and node.role == NodeRole.SERVING
 
 
 def _adopt_lease(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
@@ -167,10 +186,9 @@ def _home(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
     counters = ctx.state.counters
     counters.reclaim_s.append(took_s)
     del counters.reclaim_s[:-RECLAIM_DURATIONS_KEPT]
-    is_late = loan.reclaim_deadline_s is not None and took_s > loan.reclaim_deadline_s
-    counters.reclaims_late += is_late
+    counters.reclaims_late += is_late(loan)
     ctx.tell(
         node.name,
-        "home again" + (", late" if is_late else ""),
+        "home again" + (", late" if is_late(loan) else ""),
         f"{took_s:.1f} s of {loan.reclaim_deadline_s or 0:.1f} s",
     )

@@ -248,6 +248,8 @@ class ClusterState(Struct, kw_only=True):
     history: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     """Measured work (worker-seconds) by (tenant, name, command digest) and by size class."""
     stories: list[StoryLine] = field(default_factory=list[StoryLine])
+    stories_dropped: int = 0
+    """Lines that were forgotten; the first one kept has this number plus one."""
     live_jobs: dict[JobId, None] = field(default_factory=dict[JobId, None])
     """Ids of the jobs that have not ended, in order of submission."""
 

@@ -1,0 +1,156 @@
+"""A small cell for engine tests: the real engine, pretend nodes, scripted decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from common.model import (
+    JobId,
+    JobSpec,
+    JobState,
+    Mode,
+    NodeName,
+    Pool,
+    RetrySpec,
+    ServiceName,
+    WorkerRange,
+)
+from coordinator.engine.commands import Outcome
+from coordinator.engine.settings import EngineSettings, ServiceSettings
+from coordinator.engine.state import JobEntry, NodeEntry
+from coordinator.policies.bundles import Allocation, Policy
+from coordinator.policies.decisions import Decision, Loan, Placement, Reclaim, Start
+from coordinator.policies.snapshot import ClusterSnapshot
+from coordinator.sim.cluster import Delays, NodeSpec
+from coordinator.sim.simulation import Simulation, Submission
+
+CHAT = ServiceName("chat")
+
+
+class House:
+    """Two training and two inference nodes of 8 GPUs, unless said otherwise."""
+
+    def __init__(
+        self,
+        *,
+        training: int = 2,
+        inference: int = 2,
+        delays: Delays | None = None,
+        settings: EngineSettings | None = None,
+        gpu_type: str = "H100",
+    ) -> None:
+        nodes = [
+            NodeSpec(name=NodeName(f"t{index}"), home_pool=Pool.TRAINING, gpu_type=gpu_type, gpus=8)
+            for index in range(training)
+        ] + [
+            NodeSpec(
+                name=NodeName(f"i{index}"),
+                home_pool=Pool.INFERENCE,
+                gpu_type=gpu_type,
+                gpus=8,
+                service=CHAT,
+            )
+            for index in range(inference)
+        ]
+        service = ServiceSettings(
+            name=CHAT, capacity_per_node=10.0, mode=Mode.ACT, reclaim_deadline_s=60.0
+        )
+        self.sim = Simulation(
+            settings or EngineSettings(policy="fifo", services=(service,), min_runtime_s=0.0),
+            nodes,
+            delays=delays,
+            check=True,
+        )
+        self.engine = self.sim.engine
+        self._script: list[Decision] = []
+        self._lend_script: list[Decision] = []
+        self.engine.policy = Policy(
+            name="scripted",
+            description="what the test says",
+            allocate=self._allocate,
+            lend=self._lend,
+        )
+        self.sim.run(until_s=0.0)
+
+    def _allocate(self, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
+        decisions, self._script = tuple(self._script), []
+        return Allocation(decisions=decisions, memory=memory)
+
+    def _lend(self, snapshot: ClusterSnapshot) -> tuple[Decision, ...]:
+        decisions, self._lend_script = tuple(self._lend_script), []
+        return decisions
+
+    def decide(self, *decisions: Decision, lend: bool = False) -> None:
+        """Let the next pass decide this, and run until the instant is over."""
+        (self._lend_script if lend else self._script).extend(decisions)
+        call: Callable[[], None] = self.sim.ask_loan_pass if lend else self.sim.ask_pass
+        call()
+        self.settle()
+
+    def script(self, outcome: Outcome) -> None:
+        """Let the next pass propose what an earlier run committed and refused."""
+        proposed = [*outcome.decisions, *(refused.decision for refused in outcome.refused)]
+        self._script = [d for d in proposed if not isinstance(d, Loan | Reclaim)]
+        self._lend_script = [d for d in proposed if isinstance(d, Loan | Reclaim)]
+
+    def settle(self) -> None:
+        """Run everything that happens at this instant."""
+        self.sim.loop.run(until_s=self.sim.loop.now_s)
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        self.sim.loop.run(until_s=self.sim.loop.now_s + seconds)
+
+    def submit(
+        self,
+        name: str = "j",
+        *,
+        workers: tuple[int, int] = (1, 1),
+        gpus_per_worker: int = 8,
+        work_s: float = 1000.0,
+        max_restarts: int = 0,
+    ) -> JobEntry:
+        """A job that waits."""
+        spec = JobSpec(
+            name=name,
+            command=("train",),
+            workers=WorkerRange(min=workers[0], max=workers[1]),
+            gpus_per_worker=gpus_per_worker,
+            expected_runtime_s=work_s / workers[0],
+            retry=RetrySpec(max_restarts=max_restarts),
+        )
+        job_id = JobId(name)
+        self.sim.submit(
+            [Submission(at_s=self.sim.loop.now_s, job_id=job_id, spec=spec, work_s=work_s)]
+        )
+        self.settle()
+        return self.engine.state.jobs[job_id]
+
+    def start(self, job: JobEntry, *nodes: str, flexible: tuple[str, ...] = ()) -> None:
+        """Place one base worker per named node, and flexible ones."""
+        self.decide(start(job, *nodes, flexible=flexible))
+
+    def node(self, name: str) -> NodeEntry:
+        """A node as the engine sees it."""
+        return self.engine.state.nodes[NodeName(name)]
+
+
+def state(job: JobEntry) -> JobState:
+    """The state as it is now; a call, because type checkers think that an attribute stays."""
+    return job.state
+
+
+def start(job: JobEntry, *nodes: str, flexible: tuple[str, ...] = ()) -> Start:
+    """One base worker per named node."""
+    placements = [Placement(node=NodeName(node), worker_count=1) for node in nodes]
+    placements += [
+        Placement(node=NodeName(node), worker_count=1, is_flexible=True) for node in flexible
+    ]
+    return Start(
+        job_id=job.job_id,
+        gpu_type="H100",
+        placements=tuple(placements),
+        estimated_runtime_s=1.0,
+        estimate_source="test",
+        reason="the test says so",
+    )

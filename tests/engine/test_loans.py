@@ -1,0 +1,197 @@
+"""Loans in the engine: begun, reclaimed, lapsed, recalled; silence and lost journals."""
+
+from __future__ import annotations
+
+from common.model import JobState, NodeName, NodeRole
+from coordinator.engine.engine import Engine, decode_state
+from coordinator.engine.events import (
+    LeaderStarted,
+    NodeSilent,
+    OperatorAction,
+    OperatorAsked,
+    OrdersRecovered,
+)
+from coordinator.policies.decisions import Loan, Placement, Reclaim, Resize
+from coordinator.sim.cluster import Delays
+from tests.engine.house import CHAT, House, state
+
+SLOW = Delays(drain_s=5.0, stop_s=3.0, device_free_s=1.0, warm_up_s=10.0)
+
+
+def lend(house: House, node: str = "i0") -> None:
+    """Lend a node and wait until the loan has begun."""
+    house.decide(Loan(node=NodeName(node), service=CHAT, reason="idle"), lend=True)
+    house.wait(6.0)
+
+
+def take_back(house: House, node: str = "i0", *, deadline_s: float = 60.0) -> None:
+    """Reclaim a node."""
+    decision = Reclaim(node=NodeName(node), service=CHAT, deadline_s=deadline_s, reason="load rose")
+    house.decide(decision, lend=True)
+
+
+def test_a_loan_begins_when_the_node_is_drained() -> None:
+    """Until then nothing may be placed there."""
+    house = House(delays=SLOW)
+    house.decide(Loan(node=NodeName("i0"), service=CHAT, reason="idle"), lend=True)
+    assert house.node("i0").role == NodeRole.DRAINING
+    job = house.submit()
+    house.start(job, "i0")
+    assert state(job) == JobState.PENDING
+    house.wait(6.0)
+    assert house.node("i0").role == NodeRole.ON_LOAN
+    house.start(job, "i0")
+    house.wait(1.0)
+    assert state(job) == JobState.RUNNING
+
+
+def test_a_reclaim_preempts_the_base_gang_and_brings_the_node_home() -> None:
+    """The inelastic job queues again with attempt + 1 and finishes elsewhere."""
+    house = House(delays=SLOW)
+    lend(house)
+    job = house.submit(work_s=100.0)
+    house.start(job, "i0")
+    house.wait(10.0)
+    take_back(house)
+    house.wait(20.0)
+    assert (house.node("i0").role, state(job)) == (NodeRole.SERVING, JobState.PENDING)
+    counters = house.engine.state.counters
+    assert (counters.reclaims, counters.reclaims_late, counters.preemptions) == (1, 0, 1)
+    assert counters.reclaim_s == [14.0]  # stop 3 + device free 1 + warm-up 10
+    house.start(job, "t0")
+    house.wait(200.0)
+    assert (state(job), job.attempt) == (JobState.SUCCEEDED, 2)
+
+
+def test_flexible_workers_leave_a_reclaimed_node_without_preemption() -> None:
+    """The job shrinks and goes on."""
+    house = House(delays=SLOW)
+    lend(house)
+    job = house.submit(workers=(1, 2))
+    house.start(job, "t0")
+    added = (Placement(node=NodeName("i0"), worker_count=1, is_flexible=True),)
+    house.decide(Resize(job_id=job.job_id, added=added, reason="room"))
+    house.wait(1.0)
+    assert job.running_workers == 2
+    take_back(house)
+    house.wait(20.0)
+    assert (state(job), job.running_workers, job.preemption_count) == (JobState.RUNNING, 1, 0)
+    assert house.engine.state.counters.flexible_workers_released == 1
+    assert house.node("i0").role == NodeRole.SERVING
+
+
+def test_a_late_return_is_counted_and_told() -> None:
+    """A reclaim that takes longer than its deadline is late, whatever the cause."""
+    house = House(delays=SLOW)
+    lend(house)
+    take_back(house, deadline_s=5.0)
+    house.wait(30.0)
+    assert house.engine.state.counters.reclaims_late == 1
+
+
+def test_a_loan_that_was_called_back_before_it_began_is_no_reclaim() -> None:
+    """DRAINING goes back to SERVING at once."""
+    house = House(delays=SLOW)
+    house.decide(Loan(node=NodeName("i0"), service=CHAT, reason="idle"), lend=True)
+    take_back(house)
+    house.settle()
+    assert house.node("i0").role == NodeRole.SERVING
+    counters = house.engine.state.counters
+    assert (counters.loans_cancelled, counters.reclaims) == (1, 0)
+
+
+def test_a_refused_renewal_carries_the_reclaim() -> None:
+    """A lease is renewable while it stands and never after the reclaim."""
+    house = House(delays=SLOW)
+    lend(house)
+    lease = house.node("i0").lease
+    assert lease is not None
+    assert house.engine.may_renew(NodeName("i0"), lease.lease_id) == ""
+    assert house.engine.may_renew(NodeName("i1"), lease.lease_id) != ""
+    take_back(house)
+    assert house.engine.may_renew(NodeName("i0"), lease.lease_id) == "the loan was called back"
+
+
+def test_recall_takes_every_lent_node_back_even_when_frozen() -> None:
+    """Freeze stops decisions; a recall is an order."""
+    house = House(delays=SLOW)
+    lend(house)
+    for action in (OperatorAction.FREEZE, OperatorAction.RECALL):
+        house.sim.handle(OperatorAsked(action=action, by="ops/me"))
+    house.wait(30.0)
+    assert house.node("i0").role == NodeRole.SERVING
+    assert house.engine.state.services[CHAT].is_recalled
+
+
+def test_silence_proves_nothing() -> None:
+    """A LOST node's job stays RUNNING; only its new boot id or confirm-dead ends the attempt."""
+    house = House()
+    job = house.submit()
+    house.start(job, "t0")
+    house.sim.handle(NodeSilent(node=NodeName("t0"), silent_s=20.0))
+    house.wait(1000.0 - 1.0)
+    assert (house.node("t0").role, state(job)) == (NodeRole.LOST, JobState.RUNNING)
+    dead = OperatorAsked(action=OperatorAction.CONFIRM_DEAD, by="ops/me", target="t0")
+    house.sim.handle(dead)
+    assert (state(job), job.node_fault_count) == (JobState.PENDING, 1)
+
+
+def test_a_node_that_is_heard_again_goes_on_where_it_was() -> None:
+    """Reconciliation: the report of a LOST node restores its role and its workers."""
+    house = House()
+    job = house.submit()
+    house.start(job, "t0")
+    house.sim.handle(NodeSilent(node=NodeName("t0"), silent_s=20.0))
+    house.sim.nodes[NodeName("t0")].report_soon()
+    house.settle()
+    assert (house.node("t0").role, state(job)) == (NodeRole.TRAINING, JobState.RUNNING)
+
+
+def test_an_empty_journal_stops_nothing() -> None:
+    """A new engine that hears running workers asks for ledgers, adopts jobs and leases."""
+    house = House(delays=SLOW)
+    lend(house)
+    job = house.submit(workers=(1, 2), work_s=5000.0)
+    house.start(job, "t0")
+    added = (Placement(node=NodeName("i0"), worker_count=1, is_flexible=True),)
+    house.decide(Resize(job_id=job.job_id, added=added, reason="room"))
+    house.wait(5.0)
+    keys = {worker.key for worker in job.workers.values()}
+
+    fresh = Engine(house.engine.settings)
+    fresh.policy = house.engine.policy
+    house.sim.adopt_engine(fresh)
+    house.sim.handle(LeaderStarted(epoch=7, holder="new"))
+    for node in house.sim.nodes.values():
+        node.report_soon()
+    house.wait(5.0)
+    found = fresh.state.jobs[job.job_id]
+    assert {worker.key for worker in found.workers.values()} == keys
+    assert (found.state, found.running_workers) == (JobState.RUNNING, 2)
+    assert fresh.state.nodes[NodeName("i0")].lease is not None
+    house.wait(5000.0)
+    assert state(found) == JobState.SUCCEEDED
+
+
+def test_orders_of_an_unknown_node_change_nothing() -> None:
+    """A ledger of nobody is dropped."""
+    house = House()
+    before = house.engine.encode_state()
+    house.engine.handle(OrdersRecovered(node=NodeName("ghost"), orders=()), now_s=0.0)
+    assert house.engine.encode_state() == before
+
+
+def test_a_snapshot_goes_on_exactly_like_the_original() -> None:
+    """Encode, decode, go on: the same bytes at the end."""
+    house = House(delays=SLOW)
+    lend(house)
+    job = house.submit(work_s=50.0)
+    house.start(job, "i0")
+    house.wait(1.0)
+    copy = Engine(house.engine.settings, decode_state(house.engine.encode_state()))
+    assert copy.encode_state() == house.engine.encode_state()
+    event = OperatorAsked(action=OperatorAction.RECALL, by="ops/me")
+    first = house.engine.handle(event, now_s=100.0)
+    second = copy.handle(event, now_s=100.0)
+    assert first == second
+    assert copy.encode_state() == house.engine.encode_state()
