@@ -1,0 +1,78 @@
+"""A caller of the API: one request, one typed answer. Must not know how answers are shown."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from common import subjects
+from common.api import ApiError, ApiErrorCode
+from common.bus import Bus
+from common.errors import ArylError, Unavailable
+from common.messages import Message, decode, encode
+
+M = TypeVar("M", bound=Message)
+
+
+class ApiRefused(ArylError):  # noqa: N818 - an answer, not a mistake of ours
+    """The coordinator said no; `error` says why and which field."""
+
+    def __init__(self, error: ApiError) -> None:
+        where = f"field {error.field}: " if error.field else ""
+        super().__init__(f"{where}{error.message}")
+        self.error = error
+
+
+class Client:
+    """Speaks for one person: the subject says who.
+
+    Args:
+        timeout_s: how long one answer may take.
+    """
+
+    def __init__(
+        self, bus: Bus, *, cell: str, tenant: str, user: str, timeout_s: float = 10.0
+    ) -> None:
+        self._bus = bus
+        self._cell = cell
+        self._tenant = subjects.token(tenant, what="tenant")
+        self._user = subjects.token(user, what="user")
+        self._timeout_s = timeout_s
+
+    async def ask(self, request: Message, kind: type[M]) -> M:
+        """Send a request; its answer.
+
+        Raises:
+            ApiRefused: the coordinator refused it; nothing changed.
+            Unavailable: no coordinator answers.
+            ProtocolError: the answer does not fit this version.
+        """
+        verb = str(request.__struct_config__.tag)
+        subject = subjects.api(self._cell, self._tenant, self._user, verb)
+        try:
+            answer = await self._bus.request(subject, encode(request), timeout_s=self._timeout_s)
+        except Unavailable as error:
+            raise Unavailable(
+                f"no coordinator of cell {self._cell} answers ({error}); "
+                "is it running? `aryl up` starts a cell here"
+            ) from error
+        refused = _refusal(answer)
+        if refused is not None:
+            raise ApiRefused(refused)
+        return decode(answer, kind)
+
+
+def _refusal(answer: bytes) -> ApiError | None:
+    try:
+        return decode(answer, ApiError)
+    except ArylError:
+        return None
+
+
+EXIT_CODES: dict[ApiErrorCode, int] = {
+    ApiErrorCode.USAGE: 2,
+    ApiErrorCode.NOT_FOUND: 3,
+    ApiErrorCode.CONFLICT: 4,
+    ApiErrorCode.DENIED: 5,
+    ApiErrorCode.UNAVAILABLE: 6,
+}
+"""Exit codes of the CLI (docs/operations.md)."""

@@ -1,0 +1,1 @@
+"""The live driver: sockets, clocks and the journal around the engine."""

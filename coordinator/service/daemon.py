@@ -1,0 +1,118 @@
+"""`aryl-coordinator`: wiring, signals and shutdown; nothing else."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from common import systemd
+from common.bus import connect_nats
+from common.clock import SystemClock
+from common.errors import ArylError, Fenced
+from common.log import set_up
+from common.settings import load
+from coordinator.policies.bundles import policy
+from coordinator.service.api import Api
+from coordinator.service.coordinator import Coordinator
+from coordinator.service.settings import CoordinatorSettings
+from coordinator.service.store import Journal, LeaderLease, Snapshots
+
+log = logging.getLogger(__name__)
+
+EXIT_FENCED = 75
+"""Somebody else leads: start again as a standby (systemd restarts it)."""
+
+
+async def run(settings: CoordinatorSettings) -> None:
+    """One coordinator from connect to goodbye.
+
+    Raises:
+        Fenced: somebody else leads.
+        Unavailable: NATS or the journal does not answer.
+    """
+    clock = SystemClock()
+    holder = f"{settings.name}-{socket.gethostname()}-{os.getpid()}"
+    bus = await connect_nats(
+        settings.nats_url, identity=settings.name, clock=clock, insecure=settings.insecure
+    )
+    try:
+        journal = Journal(bus, cell=settings.cell, writer=holder, clock=clock)
+        lease = LeaderLease(
+            bus,
+            cell=settings.cell,
+            clock=clock,
+            ttl_s=settings.leader_ttl_s,
+            margin_s=settings.leader_margin_s,
+        )
+        coordinator = Coordinator(
+            settings,
+            holder=holder,
+            clock=clock,
+            bus=bus,
+            journal=journal,
+            snapshots=Snapshots(bus, cell=settings.cell, clock=clock),
+            lease=lease,
+            progress=systemd.watchdog,
+        )
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, coordinator.stop)
+        ready = asyncio.create_task(_say_ready(coordinator))
+        try:
+            await coordinator.run(Api(coordinator).serve)
+        finally:
+            ready.cancel()
+            systemd.stopping()
+    finally:
+        await bus.close()
+
+
+async def _say_ready(coordinator: Coordinator) -> None:
+    """READY once the bus is connected; a standby is ready too, it only does not lead."""
+    systemd.ready("standing by")
+    await coordinator.leading.wait()
+    systemd.status("leading")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="aryl-coordinator", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="coordinator.toml")
+    parser.add_argument("--check", action="store_true", help="check the file and exit")
+    parser.add_argument("--log-format", choices=["plain", "json"], default="plain")
+    parser.add_argument("--log-level", default="INFO")
+    args = parser.parse_args(argv)
+    set_up(level=args.log_level, style=args.log_format)
+    try:
+        settings = load(args.config, CoordinatorSettings)
+        policy(settings.engine.policy)
+        if args.check:
+            return 0
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(run(settings))
+    except Fenced as error:
+        log.error("stepping down: %s", error)
+        return EXIT_FENCED
+    except ArylError as error:
+        log.error("%s", error)
+        return 2
+    return 0
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,213 @@
+"""Report folding: node reports become a few facts per pass, never raw telemetry. Pure.
+
+Must not know the bus or the engine's state; `now_s` is an argument.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from common.messages import InferenceReport, NodeReport, WorkerPhase
+from common.model import JobId, LeaseId, NodeName, NodeRole, Progress, ServiceName
+from coordinator.engine.events import (
+    Event,
+    GpuFact,
+    LoadMeasured,
+    NodeReported,
+    NodeSilent,
+    ProgressReported,
+    WorkerFact,
+)
+
+
+class _Counter(Struct):
+    """Last sample of one node's inference counters."""
+
+    at_s: float
+    success_total: float
+    in_flight: float
+
+
+class Folder:
+    """Remembers the last facts of each node and says only what is new.
+
+    Args:
+        lost_after_s: a node silent this long is reported as silent, once.
+        load_period_s: one load sample per service and this many seconds.
+        progress_period_s: a job's progress is said at most this often.
+    """
+
+    def __init__(
+        self, *, lost_after_s: float, load_period_s: float, progress_period_s: float
+    ) -> None:
+        self.lost_after_s = lost_after_s
+        self.load_period_s = load_period_s
+        self.progress_period_s = progress_period_s
+        self._progress_at_s = 0.0
+        self.reports: dict[NodeName, NodeReport] = {}
+        self.heard_at_s: dict[NodeName, float] = {}
+        self.stale_count = 0
+        self._facts: dict[NodeName, NodeReported] = {}
+        self._silent: set[NodeName] = set()
+        self._progress: dict[JobId, ProgressReported] = {}
+        self._counters: dict[NodeName, _Counter] = {}
+        self._arrived: dict[ServiceName, float] = {}
+        self._load_since_s: dict[ServiceName, float] = {}
+
+    def forget_facts(self) -> None:
+        """Say everything again: a new leader must hear each node once."""
+        self._facts.clear()
+        self._progress.clear()
+
+    def forget_node(self, node: NodeName) -> None:
+        """Say this node's facts again with its next report."""
+        self._facts.pop(node, None)
+
+    def say_again(self, report: NodeReport) -> NodeReported:
+        """The facts of a report that was folded before."""
+        facts = facts_of(report)
+        self._facts[facts.node] = facts
+        return facts
+
+    def fold(self, report: NodeReport, *, now_s: float) -> NodeReported | None:
+        """The node's facts, if they differ from the last ones said.
+
+        A report that was overtaken by a later one of the same boot is counted and dropped; an
+        agent numbers its reports by its boot clock, so a restart never goes backwards.
+        """
+        node = NodeName(report.node)
+        last = self.reports.get(node)
+        if last is not None and last.boot_id == report.boot_id and report.sequence <= last.sequence:
+            self.stale_count += 1
+            return None
+        self.reports[node] = report
+        self.heard_at_s[node] = now_s
+        was_silent = node in self._silent
+        self._silent.discard(node)
+        self._fold_load(node, report, now_s)
+        facts = facts_of(report)
+        if facts == self._facts.get(node) and not was_silent:
+            return None
+        self._facts[node] = facts
+        return facts
+
+    def _fold_load(self, node: NodeName, report: NodeReport, now_s: float) -> None:
+        """Arrivals = completions + change of what is in flight (conservation of requests)."""
+        if report.service is None:
+            return
+        service = ServiceName(report.service)
+        inference = report.inference
+        if inference is None or report.role not in (NodeRole.SERVING, NodeRole.DRAINING):
+            self._counters.pop(node, None)
+            return
+        in_flight = inference.running_count + inference.waiting_count
+        last = self._counters.get(node)
+        self._counters[node] = _Counter(now_s, inference.success_total, in_flight)
+        if last is None:
+            return
+        arrived = _completed(last, inference) + in_flight - last.in_flight
+        self._arrived[service] = self._arrived.get(service, 0.0) + arrived
+
+    def due(self, *, now_s: float) -> list[Event]:
+        """Facts that come with time: loads, progress, nodes that fell silent."""
+        events = [*self._loads(now_s), *self._silences(now_s)]
+        if now_s - self._progress_at_s >= self.progress_period_s:
+            self._progress_at_s = now_s
+            events += self._new_progress()
+        return events
+
+    def _loads(self, now_s: float) -> list[Event]:
+        events: list[Event] = []
+        services = {
+            ServiceName(report.service)
+            for report in self.reports.values()
+            if report.service is not None
+        }
+        for service in sorted(services):
+            since_s = self._load_since_s.setdefault(service, now_s)
+            elapsed_s = now_s - since_s
+            if elapsed_s < self.load_period_s:
+                continue
+            arrived = max(0.0, self._arrived.pop(service, 0.0))
+            self._load_since_s[service] = now_s
+            events.append(LoadMeasured(service=service, load=arrived / elapsed_s))
+        return events
+
+    def _new_progress(self) -> list[Event]:
+        best: dict[JobId, ProgressReported] = {}
+        for report in self.reports.values():
+            for worker in report.workers:
+                if worker.progress is None and worker.checkpoint is None:
+                    continue
+                key = worker.key
+                fact = best.get(key.job_id)
+                if fact is None or _is_further(worker.progress, fact, key.attempt):
+                    checkpoint = worker.checkpoint or (fact.checkpoint if fact else None)
+                    best[key.job_id] = ProgressReported(
+                        job_id=key.job_id,
+                        attempt=key.attempt,
+                        progress=worker.progress,
+                        checkpoint=checkpoint,
+                    )
+        events: list[Event] = []
+        for job_id in sorted(best):
+            if self._progress.get(job_id) != best[job_id]:
+                self._progress[job_id] = best[job_id]
+                events.append(best[job_id])
+        for job_id in [job_id for job_id in self._progress if job_id not in best]:
+            del self._progress[job_id]
+        return events
+
+    def _silences(self, now_s: float) -> list[Event]:
+        events: list[Event] = []
+        for node in sorted(self.heard_at_s):
+            silent_s = now_s - self.heard_at_s[node]
+            if silent_s > self.lost_after_s and node not in self._silent:
+                self._silent.add(node)
+                events.append(NodeSilent(node=node, silent_s=silent_s))
+        return events
+
+
+def _completed(last: _Counter, inference: InferenceReport) -> float:
+    """Requests completed since the last sample; a counter that fell has restarted from zero."""
+    delta = inference.success_total - last.success_total
+    return delta if delta >= 0 else inference.success_total
+
+
+def _is_further(progress: Progress | None, fact: ProgressReported, attempt: int) -> bool:
+    if attempt != fact.attempt:
+        return attempt > fact.attempt
+    step = progress.step if progress else -1
+    return step > (fact.progress.step if fact.progress else -1)
+
+
+def facts_of(report: NodeReport) -> NodeReported:
+    """What matters of a report to a scheduler."""
+    return NodeReported(
+        node=NodeName(report.node),
+        boot_id=report.boot_id,
+        home_pool=report.home_pool,
+        role=report.role,
+        epoch=report.epoch,
+        generation=report.generation,
+        gpus=tuple(GpuFact(gpu.uuid, gpu.gpu_type, gpu.health) for gpu in report.gpus),
+        service=ServiceName(report.service) if report.service else None,
+        rack=report.rack,
+        lease_id=LeaseId(report.lease.lease_id) if report.lease else None,
+        workers=tuple(
+            WorkerFact(
+                key=worker.key,
+                phase=worker.phase,
+                endpoint=worker.endpoint,
+                exit_code=worker.exit_code,
+                stop_reason=worker.stop_reason,
+                error=worker.error if worker.phase in _ENDED else "",
+            )
+            for worker in report.workers
+        ),
+        detail=report.detail,
+        stage_durations_s=report.stage_durations_s,
+    )
+
+
+_ENDED = frozenset({WorkerPhase.EXITED, WorkerPhase.REFUSED})

@@ -1,0 +1,202 @@
+"""The leader's lease: who may act, until when, on one key with compare-and-set.
+
+Must not know where the key is kept (`coordinator.service.store` has it on JetStream).
+
+The rules (design 9): clocks of two machines are never compared. A holder counts its TTL from the
+moment that it *sent* the write that succeeded; everybody else counts the same TTL from the moment
+that they first *saw* that revision, which is later. So the holder always stops before another one
+starts, as long as their clocks run at the same speed to within the margin.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+from typing import NamedTuple, Protocol
+
+import msgspec
+from msgspec import Struct
+
+from common.clock import Clock
+from common.errors import ConfigError, Fenced, Unavailable
+
+log = logging.getLogger(__name__)
+
+MAX_POLL_S = 0.5
+"""A standby looks at least this often, so a planned takeover is done within a second."""
+
+
+class KeyEntry(NamedTuple):
+    """A value and the revision that a compare-and-set needs."""
+
+    value: bytes
+    revision: int
+
+
+class KeyPort(Protocol):
+    """One key with compare-and-set."""
+
+    async def get(self) -> KeyEntry | None:
+        """The newest value, or None if there never was one.
+
+        Raises:
+            Unavailable: no answer.
+        """
+        ...
+
+    async def put(self, value: bytes, *, last_revision: int) -> int | None:
+        """Write if the revision is still this one (0: there is none); the new revision.
+
+        None means that another write came first.
+
+        Raises:
+            Unavailable: not known to be written.
+        """
+        ...
+
+
+class LeaseValue(Struct, frozen=True, kw_only=True):
+    """What stands in the key."""
+
+    holder: str
+    """For people."""
+    nonce: str
+    """Who it really is: two processes may have one name, and a name may come back."""
+    epoch: int
+    ttl_s: float
+    is_released: bool = False
+
+
+class _Seen(NamedTuple):
+    revision: int
+    at_s: float
+
+
+class LeaderLease:
+    """`LeasePort` on a `KeyPort`.
+
+    Args:
+        ttl_s: a holder that does not renew for this long is replaced.
+        margin_s: it stops acting this long before.
+
+    Raises:
+        ConfigError: the margin eats the TTL.
+    """
+
+    def __init__(self, key: KeyPort, *, clock: Clock, ttl_s: float, margin_s: float) -> None:
+        if not 0 <= margin_s < ttl_s:
+            raise ConfigError(f"leader_margin_s: {margin_s:g} is not less than the TTL, {ttl_s:g}")
+        self._key = key
+        self._clock = clock
+        self._ttl_s = ttl_s
+        self._margin_s = margin_s
+        self._nonce = secrets.token_hex(8)
+        self._held: LeaseValue | None = None
+        self._revision = 0
+        self._valid_until_s = -math.inf
+
+    @property
+    def valid_until_s(self) -> float:
+        """On this machine's boot clock; after it the holder must not act."""
+        return self._valid_until_s
+
+    async def acquire(self, holder: str, highest_reported_epoch: int) -> int:
+        """Wait until this holder leads; returns its epoch.
+
+        The epoch is one more than every epoch that the key or any agent has seen.
+        """
+        seen = _Seen(-1, -math.inf)
+        while True:
+            asked_s = self._clock.now_s()
+            try:
+                entry = await self._key.get()
+                revision = entry.revision if entry is not None else 0
+                if revision != seen.revision:
+                    seen = _Seen(revision, self._clock.now_s())
+                if self._may_take(entry, seen, asked_s):
+                    epoch = await self._take(entry, holder, highest_reported_epoch)
+                    if epoch is not None:
+                        return epoch
+            except Unavailable as error:
+                # A standby outlives an outage; what it has seen so far stays seen.
+                log.info("leader lease cannot be read or taken: %s", error)
+            await self._clock.sleep(min(MAX_POLL_S, self._ttl_s / 8))
+
+    async def renew(self) -> None:
+        """Prolong it, counted from now.
+
+        Raises:
+            Fenced: somebody else holds it, or nobody does.
+            Unavailable: not known to be prolonged; `valid_until_s` is as before.
+        """
+        if self._held is None:
+            raise Fenced("the leader lease is not held here")
+        if await self._write(self._held):
+            return
+        # An earlier renewal may have been applied although its answer was lost.
+        entry = await self._key.get()
+        if entry is not None and _decode(entry.value) == self._held:
+            self._revision = entry.revision
+            if await self._write(self._held):
+                return
+        self._held = None
+        self._valid_until_s = -math.inf
+        raise Fenced(f"the leader lease is held by {_name(entry)}")
+
+    async def release(self) -> None:
+        """Give it up at once, so that the next one need not wait; nothing when it is not held.
+
+        Raises:
+            Unavailable: not known to be released; it then runs out by itself.
+        """
+        held, self._held = self._held, None
+        self._valid_until_s = -math.inf
+        if held is not None:
+            value = msgspec.structs.replace(held, is_released=True)
+            await self._key.put(msgspec.msgpack.encode(value), last_revision=self._revision)
+
+    def _may_take(self, entry: KeyEntry | None, seen: _Seen, asked_s: float) -> bool:
+        value = _decode(entry.value) if entry is not None else None
+        if value is None:
+            return entry is None or asked_s - seen.at_s >= self._ttl_s
+        if value.is_released or value.nonce == self._nonce:
+            # Our own: a take whose answer was lost. Nobody else acts on it, and we do not yet.
+            return True
+        return asked_s - seen.at_s >= value.ttl_s
+
+    async def _take(self, entry: KeyEntry | None, holder: str, reported: int) -> int | None:
+        previous = _decode(entry.value) if entry is not None else None
+        value = LeaseValue(
+            holder=holder,
+            nonce=self._nonce,
+            epoch=1 + max(previous.epoch if previous is not None else 0, reported),
+            ttl_s=self._ttl_s,
+        )
+        self._revision = entry.revision if entry is not None else 0
+        if not await self._write(value):
+            return None
+        self._held = value
+        return value.epoch
+
+    async def _write(self, value: LeaseValue) -> bool:
+        sent_s = self._clock.now_s()
+        revision = await self._key.put(msgspec.msgpack.encode(value), last_revision=self._revision)
+        if revision is None:
+            return False
+        self._revision = revision
+        self._valid_until_s = sent_s + self._ttl_s - self._margin_s
+        return True
+
+
+def _decode(value: bytes) -> LeaseValue | None:
+    """None for what this version cannot read: it is waited out like any other lease."""
+    try:
+        return msgspec.msgpack.decode(value, type=LeaseValue)
+    except msgspec.DecodeError:
+        return None
+
+
+def _name(entry: KeyEntry | None) -> str:
+    value = _decode(entry.value) if entry is not None else None
+    return f"{value.holder} (epoch {value.epoch})" if value is not None else "nobody"

@@ -1,0 +1,70 @@
+"""What the live driver needs of the world, as protocols: taken as arguments, replaced in tests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+
+class JournalPort(Protocol):
+    """An append-only log with fencing."""
+
+    @property
+    def last_sequence(self) -> int:
+        """Sequence of the last record known here; 0 of an empty journal."""
+        ...
+
+    async def open(self) -> None:
+        """Create what is missing and find the end."""
+        ...
+
+    async def append(self, record: bytes) -> int:
+        """Write one record after the last one known here; returns its sequence.
+
+        Raises:
+            Fenced: somebody else wrote in between.
+            Unavailable: not known to be written.
+        """
+        ...
+
+    def read(self, from_sequence: int) -> AsyncIterator[tuple[int, bytes]]:
+        """Records from a sequence on, to the end as it is now."""
+        ...
+
+
+class SnapshotsPort(Protocol):
+    """Engine states, newest wins."""
+
+    async def save(self, sequence: int, data: bytes) -> None:
+        """Keep the state after the record with this sequence."""
+        ...
+
+    async def load(self) -> tuple[int, bytes] | None:
+        """The newest whole snapshot and its sequence."""
+        ...
+
+
+class LeasePort(Protocol):
+    """The leader's lease."""
+
+    @property
+    def valid_until_s(self) -> float:
+        """On this machine's boot clock; after it the holder must not act."""
+        ...
+
+    async def acquire(self, holder: str, highest_reported_epoch: int) -> int:
+        """Wait until this holder leads; returns its epoch."""
+        ...
+
+    async def renew(self) -> None:
+        """Prolong it.
+
+        Raises:
+            Fenced: somebody else holds it.
+            Unavailable: not known to be prolonged; `valid_until_s` is as before.
+        """
+        ...
+
+    async def release(self) -> None:
+        """Give it up at once, so that the next one need not wait."""
+        ...

@@ -1,0 +1,224 @@
+"""Rows for people and scripts, built from the engine's state and the last reports. Pure."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from common.api import (
+    JobRow,
+    LoanRow,
+    NodeRow,
+    ServiceRow,
+    Status,
+    StoryRow,
+    WorkerRow,
+)
+from common.messages import NodeReport
+from common.model import JobState, NodeName, NodeRole, Pool
+from coordinator.engine import accounting
+from coordinator.engine.engine import Engine
+from coordinator.engine.loans import is_late
+from coordinator.engine.state import JobEntry, LoanEntry, NodeEntry, StoryLine
+from coordinator.service.folding import Folder
+
+
+def job_row(job: JobEntry, *, now_s: float) -> JobRow:
+    """One job."""
+    waiting_s = now_s - job.pending_since_s if job.attempt_ran_at_s is None else 0.0
+    is_over = job.finished_at_s is not None
+    return JobRow(
+        job_id=job.job_id,
+        name=job.spec.name,
+        tenant=job.tenant,
+        user=job.user,
+        state=job.state,
+        attempt=job.attempt,
+        worker_count=job.running_workers,
+        min_workers=job.spec.workers.min,
+        max_workers=job.spec.workers.max,
+        gpus_per_worker=job.spec.gpus_per_worker,
+        gpus=sum(len(worker.gpu_uuids) for worker in job.workers.values()),
+        nodes=tuple(sorted({worker.node for worker in job.workers.values()})),
+        submitted_at_s=job.submitted_at_s,
+        started_at_s=job.started_at_s,
+        finished_at_s=job.finished_at_s,
+        queueing_s=job.total_queueing_s + (0.0 if is_over else waiting_s),
+        preemption_count=job.preemption_count,
+        step=job.progress.step if job.progress else None,
+        total_steps=job.progress.total_steps if job.progress else None,
+        exit_code=job.exit_code,
+        error=job.error,
+        blockers=job.blockers if job.state == JobState.PENDING else (),
+    )
+
+
+def worker_rows(job: JobEntry) -> tuple[WorkerRow, ...]:
+    """The live workers of a job, by index."""
+    return tuple(
+        WorkerRow(
+            worker_index=index,
+            node=worker.node,
+            gpus=len(worker.gpu_uuids),
+            is_flexible=worker.is_flexible,
+            phase=worker.phase or "ordered",
+            stop_reason=worker.stop or "",
+        )
+        for index, worker in sorted(job.workers.items())
+    )
+
+
+def busy_ratio(reports: list[NodeReport]) -> float | None:
+    """Mean NVML busy share over the GPUs of some nodes; None when none says."""
+    ratios = [
+        gpu.gpu_busy_ratio
+        for report in reports
+        for gpu in report.gpus
+        if gpu.gpu_busy_ratio is not None
+    ]
+    return fmean(ratios) if ratios else None
+
+
+def node_row(node: NodeEntry, folder: Folder, *, boot_now_s: float) -> NodeRow:
+    """One node."""
+    report = folder.reports.get(node.name)
+    heard_at_s = folder.heard_at_s.get(node.name)
+    holders = {slot.holder.job_id for slot in node.gpus if slot.holder is not None}
+    return NodeRow(
+        node=node.name,
+        home_pool=node.home_pool,
+        role=node.role,
+        desired_role=node.desired_role,
+        service=node.service or "",
+        gpu_type=node.gpu_type,
+        gpus=len(node.gpus),
+        gpus_held=sum(1 for slot in node.gpus if slot.holder is not None),
+        gpu_busy_ratio=busy_ratio([report] if report else []),
+        jobs=tuple(sorted(holders)),
+        is_cordoned=node.is_cordoned,
+        is_heard=node.is_heard,
+        heard_ago_s=None if heard_at_s is None else max(0.0, boot_now_s - heard_at_s),
+        rack=node.rack,
+        detail=node.detail or node.cordon_reason,
+    )
+
+
+def service_row(engine: Engine, name: str) -> ServiceRow:
+    """One service."""
+    settings = next(s for s in engine.settings.services if s.name == name)
+    entry = next(e for e in engine.state.services.values() if e.name == name)
+    nodes = [node for node in engine.state.nodes.values() if node.service == name]
+    lent = [node for node in nodes if node.lease is not None]
+    serving = [node for node in nodes if node.role == NodeRole.SERVING]
+    return ServiceRow(
+        service=name,
+        mode=entry.mode,
+        is_recalled=entry.is_recalled,
+        nodes=len(nodes),
+        serving=len(serving),
+        on_loan=sum(1 for node in lent if node.role == NodeRole.ON_LOAN),
+        coming_home=sum(1 for n in nodes if n.lease is None and n.role != NodeRole.SERVING),
+        load_per_s=entry.load[-1].load if entry.load else None,
+        capacity_per_node=settings.capacity_per_node,
+        min_serving=settings.min_serving,
+        reclaim_deadline_s=settings.reclaim_deadline_s,
+        return_s=engine.settings.return_s(settings),
+    )
+
+
+def loan_row(loan: LoanEntry) -> LoanRow:
+    """One loan."""
+    reclaim_s = None
+    if loan.reclaim_ordered_at_s is not None and loan.returned_at_s is not None:
+        reclaim_s = loan.returned_at_s - loan.reclaim_ordered_at_s
+    return LoanRow(
+        lease_id=loan.lease_id,
+        node=loan.node,
+        service=loan.service,
+        state=_loan_state(loan),
+        decided_at_s=loan.decided_at_s,
+        begun_at_s=loan.begun_at_s,
+        reclaim_ordered_at_s=loan.reclaim_ordered_at_s,
+        returned_at_s=loan.returned_at_s,
+        reclaim_deadline_s=loan.reclaim_deadline_s,
+        reclaim_s=reclaim_s,
+        is_late=is_late(loan),
+        reason=loan.reason,
+        reclaim_reason=loan.reclaim_reason,
+        predicted_preemptions=loan.predicted_preemptions,
+        realised_preemptions=loan.realised_preemptions,
+        predicted_cost_gpu_s=loan.predicted_cost_gpu_s,
+        realised_cost_gpu_s=loan.realised_cost_gpu_s,
+    )
+
+
+def _loan_state(loan: LoanEntry) -> str:
+    if loan.returned_at_s is not None:
+        return "lapsed" if loan.is_lapsed else "returned"
+    if loan.reclaim_ordered_at_s is not None or loan.is_lapsed:
+        return "coming home"
+    return "draining" if loan.begun_at_s is None else "on loan"
+
+
+def story_rows(
+    stories: list[StoryLine], dropped: int, *, after: int = 0, subject: str = ""
+) -> tuple[StoryRow, ...]:
+    """Story lines after a number, of one subject or of all."""
+    return tuple(
+        StoryRow(
+            number=number,
+            at_s=line.at_s,
+            subject=line.subject,
+            what=line.what,
+            reason=line.reason,
+        )
+        for number, line in enumerate(stories, start=dropped + 1)
+        if number > after and subject in ("", line.subject)
+    )
+
+
+def status(engine: Engine, folder: Folder, *, cell: str, bad_messages: int, up_s: float) -> Status:
+    """The cell at a glance."""
+    state = engine.state
+    nodes = list(state.nodes.values())
+    training = [node for node in nodes if node.home_pool == Pool.TRAINING]
+    inference = [node for node in nodes if node.home_pool == Pool.INFERENCE]
+    on_loan = [node for node in inference if node.role == NodeRole.ON_LOAN]
+    live = state.live()
+    return Status(
+        cell=cell,
+        epoch=state.epoch,
+        policy=engine.settings.policy,
+        is_frozen=state.is_frozen,
+        nodes=len(nodes),
+        nodes_heard=sum(1 for node in nodes if node.is_heard and node.role != NodeRole.LOST),
+        training_gpus=_gpus(training),
+        training_gpus_held=_held(training),
+        on_loan_nodes=len(on_loan),
+        on_loan_gpus=_gpus(on_loan),
+        on_loan_gpus_held=_held(on_loan),
+        coming_home_nodes=sum(
+            1 for n in inference if n.lease is None and n.role != NodeRole.SERVING
+        ),
+        inference_nodes=len(inference),
+        serving_nodes=sum(1 for node in inference if node.role == NodeRole.SERVING),
+        pending_jobs=sum(1 for job in live if job.state == JobState.PENDING),
+        running_jobs=sum(1 for job in live if job.attempt_ran_at_s is not None),
+        gpu_busy_ratio_training=_busy(folder, training),
+        gpu_busy_ratio_inference=_busy(folder, inference),
+        figures=accounting.plain(accounting.figures(state)),
+        bad_messages=bad_messages,
+        up_s=up_s,
+    )
+
+
+def _gpus(nodes: list[NodeEntry]) -> int:
+    return sum(len(node.gpus) for node in nodes)
+
+
+def _held(nodes: list[NodeEntry]) -> int:
+    return sum(1 for node in nodes for slot in node.gpus if slot.holder is not None)
+
+
+def _busy(folder: Folder, nodes: list[NodeEntry]) -> float | None:
+    reports = [folder.reports[NodeName(n.name)] for n in nodes if n.name in folder.reports]
+    return busy_ratio(reports)

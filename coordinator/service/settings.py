@@ -1,0 +1,54 @@
+"""The coordinator's settings file; every duration has its unit in its name."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from common.model import NonNegativeFloat, PositiveFloat, PositiveInt, Token
+from coordinator.engine.settings import EngineSettings
+
+
+class CoordinatorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One coordinator of one cell."""
+
+    cell: Annotated[Token, Meta(description="name of the cell; part of every subject")]
+    nats_url: Annotated[str, Meta(description="nats://host:port or tls://host:port")]
+    insecure: Annotated[bool, Meta(description="allow a plain-text URL off loopback")] = False
+    name: Annotated[Token, Meta(description="this coordinator among its standbys")] = "coordinator"
+    pass_period_s: Annotated[
+        PositiveFloat, Meta(description="time between two passes without an outside event")
+    ] = 30.0
+    coalesce_s: Annotated[
+        NonNegativeFloat, Meta(description="events are gathered this long before a pass")
+    ] = 0.1
+    lost_after_s: Annotated[
+        PositiveFloat, Meta(description="a node that is silent this long is LOST")
+    ] = 15.0
+    load_period_s: Annotated[
+        PositiveFloat, Meta(description="one load sample per service and this time")
+    ] = 10.0
+    progress_period_s: Annotated[
+        PositiveFloat, Meta(description="a job's progress enters the journal at most this often")
+    ] = 10.0
+    push_timeout_s: Annotated[
+        PositiveFloat, Meta(description="an agent answers a desired state within this")
+    ] = 2.0
+    push_retry_s: Annotated[
+        PositiveFloat, Meta(description="time between two pushes to a node that lags")
+    ] = 2.0
+    leader_ttl_s: Annotated[
+        PositiveFloat, Meta(description="a leader that does not renew for this long is replaced")
+    ] = 8.0
+    leader_margin_s: Annotated[
+        NonNegativeFloat, Meta(description="a leader stops acting this long before its TTL ends")
+    ] = 1.0
+    snapshot_records: Annotated[
+        PositiveInt, Meta(description="journal records between two snapshots")
+    ] = 500
+    rebuild_wait_s: Annotated[
+        NonNegativeFloat,
+        Meta(description="a new leader listens this long to reports before it takes its epoch"),
+    ] = 2.0
+    engine: Annotated[EngineSettings, Meta(description="how it decides")] = EngineSettings()

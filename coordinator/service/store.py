@@ -1,0 +1,394 @@
+"""Journal, snapshots and leader lease on JetStream: what survives a coordinator.
+
+With `common.bus` the only importer of `nats`. Must not know what a record or a snapshot holds.
+Streams are made when they are missing and never changed: a site that wants three replicas passes
+`replicas`, or edits the stream with NATS's own tools.
+"""
+
+from __future__ import annotations
+
+import binascii
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Generator
+from typing import Any, cast
+
+import msgspec
+import nats.errors
+import nats.js.errors
+from msgspec import Struct
+from nats.js import JetStreamContext, api
+from nats.js.kv import KeyValue
+
+from common import subjects
+from common.bus import NatsBus
+from common.clock import Clock
+from common.errors import ConfigError, Fenced, Unavailable
+from coordinator.service import leader
+from coordinator.service.leader import KeyEntry
+
+MAX_CHUNK_BYTES = 512 * 1024
+"""A snapshot's pieces: well below the smallest payload limit that servers come with."""
+TIMEOUT_S = 5.0
+"""One JetStream call; longer than most elections, so a write rarely stays ambiguous."""
+_FETCH_COUNT = 500
+_FETCH_BYTES = 16 * 1024 * 1024
+_WRONG_LAST_SEQUENCE = 10071
+_CONSUMER_IDLE_S = 30.0
+
+
+class Journal:
+    """`JournalPort` on one stream: file storage, nothing is ever taken out, writes are fenced.
+
+    Args:
+        writer: who writes; for people who look at the stream.
+        replicas: of a stream that is made here.
+    """
+
+    def __init__(
+        self, bus: NatsBus, *, cell: str, writer: str, clock: Clock, replicas: int = 1
+    ) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._stream = f"ARYL_JOURNAL_{subjects.token(cell, what='cell')}"
+        self._subject = subjects.journal(cell)
+        self._writer = writer
+        self._replicas = replicas
+        self._last_sequence = 0
+
+    @property
+    def last_sequence(self) -> int:
+        """Sequence of the last record known here; 0 of an empty journal."""
+        return self._last_sequence
+
+    async def open(self) -> None:
+        """Create the stream if it is missing and find the end.
+
+        Raises:
+            ConfigError: there is a stream of this name that may forget records.
+            Unavailable: JetStream does not answer.
+        """
+        config = _stream_config(self._stream, self._subject, self._replicas)
+        config.deny_delete = True
+        config.deny_purge = True
+        info = await _ensure_stream(self._bus, config)
+        self._last_sequence = info.state.last_seq
+
+    async def append(self, record: bytes) -> int:
+        """Write one record after the last one known here; returns its sequence.
+
+        A lost answer and a refused sequence are both settled by what stands at the place of the
+        record: the same bytes (they name their writer) mean that it was written.
+
+        Raises:
+            Fenced: somebody else wrote in between.
+            Unavailable: not known to be written.
+        """
+        headers = {
+            api.Header.EXPECTED_STREAM.value: self._stream,
+            api.Header.EXPECTED_LAST_SEQUENCE.value: str(self._last_sequence),
+            "Aryl-Writer": self._writer,
+        }
+        stream = self._bus.jetstream(timeout_s=TIMEOUT_S)
+        try:
+            with _as_unavailable("journal"):
+                ack = await stream.publish(self._subject, record, headers=headers)
+            self._last_sequence = ack.seq
+        except Unavailable as error:
+            await self._settle(record, error)
+        except nats.js.errors.APIError as error:
+            if error.err_code != _WRONG_LAST_SEQUENCE:
+                raise Unavailable(f"journal: {error.description}") from error
+            await self._settle(record, Unavailable("journal: refused, and nothing is there"))
+        return self._last_sequence
+
+    async def read(self, from_sequence: int) -> AsyncIterator[tuple[int, bytes]]:
+        """Records from a sequence on, to the end as it is now.
+
+        Raises:
+            Unavailable: JetStream does not answer, or a record is missing.
+        """
+        expected = max(from_sequence, 1)
+        async for sequence, data in _read(self._bus, self._stream, self._subject, expected):
+            if sequence != expected:
+                # A connection that broke in between; whoever reads starts again.
+                raise Unavailable(f"journal: record {expected} did not arrive")
+            yield sequence, data
+            expected = sequence + 1
+
+    async def _settle(self, record: bytes, otherwise: Unavailable) -> None:
+        sequence = self._last_sequence + 1
+        stream = self._bus.jetstream(timeout_s=TIMEOUT_S)
+        try:
+            with _as_unavailable("journal"):
+                # Not a direct get: a replica that lags would say that nothing is there.
+                found = await stream.get_msg(self._stream, seq=sequence)
+        except nats.js.errors.NotFoundError:
+            raise otherwise from None
+        if (found.data or b"") != record:
+            raise Fenced(f"journal: record {sequence} was written by somebody else")
+        self._last_sequence = sequence
+
+
+class Chunk(Struct, frozen=True, kw_only=True):
+    """One piece of a snapshot."""
+
+    snapshot: str
+    """Which save it belongs to: two coordinators may write at once around a takeover."""
+    sequence: int
+    index: int
+    count: int
+    checksum: int
+    """CRC-32 of the whole."""
+    data: bytes
+
+
+class Snapshots:
+    """`SnapshotsPort` on a stream of chunks; a save that did not end is as if never begun."""
+
+    def __init__(self, bus: NatsBus, *, cell: str, clock: Clock, replicas: int = 1) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._stream = f"ARYL_SNAPSHOT_{subjects.token(cell, what='cell')}"
+        self._subject = subjects.snapshots(cell)
+        self._replicas = replicas
+
+    async def save(self, sequence: int, data: bytes) -> None:
+        """Write the state after the record with this sequence, then drop what is older.
+
+        Raises:
+            Unavailable: not known to be whole; the one before is still there.
+        """
+        config = _stream_config(self._stream, self._subject, self._replicas)
+        await _ensure_stream(self._bus, config)
+        stream = self._bus.jetstream(timeout_s=TIMEOUT_S)
+        first = 0
+        with _as_unavailable("snapshot", are_api_errors_too=True):
+            for chunk in split(sequence, data):
+                ack = await stream.publish(self._subject, msgspec.msgpack.encode(chunk))
+                first = first or ack.seq
+            await stream.purge_stream(self._stream, seq=first)
+
+    async def load(self) -> tuple[int, bytes] | None:
+        """The last whole snapshot and its sequence.
+
+        Raises:
+            Unavailable: JetStream does not answer.
+        """
+        chunks: list[Chunk] = []
+        async for _sequence, data in _read(self._bus, self._stream, self._subject, 1):
+            with contextlib.suppress(msgspec.DecodeError):  # then its set is not whole
+                chunks.append(msgspec.msgpack.decode(data, type=Chunk))
+        return join(chunks)
+
+
+def split(sequence: int, data: bytes) -> list[Chunk]:
+    """A snapshot as chunks of at most `MAX_CHUNK_BYTES`; at least one."""
+    pieces = [data[i : i + MAX_CHUNK_BYTES] for i in range(0, len(data), MAX_CHUNK_BYTES)] or [b""]
+    name = secrets.token_hex(8)
+    checksum = binascii.crc32(data)
+    return [
+        Chunk(
+            snapshot=name,
+            sequence=sequence,
+            index=index,
+            count=len(pieces),
+            checksum=checksum,
+            data=piece,
+        )
+        for index, piece in enumerate(pieces)
+    ]
+
+
+def join(chunks: list[Chunk]) -> tuple[int, bytes] | None:
+    """The set that was completed last and is whole, out of chunks in the order of the stream."""
+    sets: dict[str, dict[int, Chunk]] = {}
+    newest: tuple[int, bytes] | None = None
+    for chunk in chunks:
+        found = sets.setdefault(chunk.snapshot, {})
+        found[chunk.index] = chunk
+        if len(found) == chunk.count:
+            data = b"".join(found[index].data for index in sorted(found))
+            if binascii.crc32(data) == chunk.checksum:
+                newest = (chunk.sequence, data)
+    return newest
+
+
+class LeaderLease(leader.LeaderLease):
+    """`LeasePort` on one key of a KV bucket of its own; the rules are in `leader`."""
+
+    def __init__(
+        self,
+        bus: NatsBus,
+        *,
+        cell: str,
+        clock: Clock,
+        ttl_s: float,
+        margin_s: float,
+        replicas: int = 1,
+    ) -> None:
+        # Two attempts fit between the last renewal and the end of the lease.
+        key = NatsKey(bus, cell=cell, timeout_s=min(TIMEOUT_S, ttl_s / 4), replicas=replicas)
+        super().__init__(key, clock=clock, ttl_s=ttl_s, margin_s=margin_s)
+
+
+class NatsKey:
+    """`KeyPort` on a KV bucket.
+
+    Plain compare-and-set by revision: in nats-py 2.16 a per-message TTL is lost at each update, and
+    a watch is blind for seconds after a server restart.
+    """
+
+    def __init__(self, bus: NatsBus, *, cell: str, timeout_s: float, replicas: int = 1) -> None:
+        self._bus = bus
+        self._bucket = f"leader_{subjects.token(cell, what='cell')}"
+        self._timeout_s = timeout_s
+        self._replicas = replicas
+
+    async def get(self) -> KeyEntry | None:
+        """The newest value, or None if there never was one."""
+        with _as_unavailable("leader lease", are_api_errors_too=True):
+            bucket = await self._open()
+            try:
+                entry = await bucket.get("leader")
+            except nats.js.errors.KeyDeletedError as error:
+                # Somebody deleted it by hand: its revision still fences.
+                deleted = cast("KeyValue.Entry", error.entry)  # pyright: ignore[reportUnknownMemberType]
+                return KeyEntry(b"", deleted.revision or 0)
+            except nats.js.errors.KeyNotFoundError:
+                return None
+        return KeyEntry(entry.value or b"", entry.revision or 0)
+
+    async def put(self, value: bytes, *, last_revision: int) -> int | None:
+        """Write if the revision is still this one (0: there is none); the new revision."""
+        with _as_unavailable("leader lease", are_api_errors_too=True):
+            bucket = await self._open()
+            try:
+                return await bucket.update("leader", value, last=last_revision)
+            except nats.js.errors.KeyWrongLastSequenceError:
+                return None
+
+    async def _open(self) -> KeyValue:
+        stream = self._bus.jetstream(timeout_s=self._timeout_s)
+        try:
+            return await stream.key_value(self._bucket)
+        except nats.js.errors.BucketNotFoundError:
+            config = api.KeyValueConfig(
+                bucket=self._bucket,
+                description="Aryl: who leads this cell",
+                history=1,
+                storage=api.StorageType.FILE,
+                replicas=self._replicas,
+            )
+            return await stream.create_key_value(config)  # pyright: ignore[reportUnknownMemberType]
+
+
+# --- streams --------------------------------------------------------------------------------
+
+
+def _stream_config(name: str, subject: str, replicas: int) -> api.StreamConfig:
+    return api.StreamConfig(
+        name=name,
+        subjects=[subject],
+        description="Aryl: do not edit; docs/operations.md says how to back it up",
+        retention=api.RetentionPolicy.LIMITS,
+        storage=api.StorageType.FILE,
+        discard=api.DiscardPolicy.NEW,
+        num_replicas=replicas,
+        allow_direct=False,
+    )
+
+
+async def _ensure_stream(bus: NatsBus, config: api.StreamConfig) -> api.StreamInfo:
+    assert config.name is not None
+    stream = bus.jetstream(timeout_s=TIMEOUT_S)
+    with _as_unavailable(config.name, are_api_errors_too=True):
+        try:
+            info = await stream.stream_info(config.name)
+        except nats.js.errors.NotFoundError:
+            info = await stream.add_stream(config)  # pyright: ignore[reportUnknownMemberType]
+    _check_keeps(info.config)
+    return info
+
+
+def _check_keeps(config: api.StreamConfig) -> None:
+    limits = {
+        "max_age": config.max_age,
+        "max_msgs": config.max_msgs,
+        "max_msgs_per_subject": config.max_msgs_per_subject,
+    }
+    bad = [f"{key} = {value}" for key, value in limits.items() if value and value > 0]
+    if config.storage != api.StorageType.FILE:
+        bad.append(f"storage = {config.storage}")
+    if config.discard != api.DiscardPolicy.NEW:
+        bad.append(f"discard = {config.discard}")
+    if bad:
+        raise ConfigError(f"stream {config.name}: {', '.join(bad)}: it would forget records")
+
+
+async def _read(
+    bus: NatsBus, name: str, subject: str, from_sequence: int
+) -> AsyncIterator[tuple[int, bytes]]:
+    """Messages of a stream in order, to its end at the time of the call; none of a missing one.
+
+    Raises:
+        Unavailable: JetStream did not answer.
+    """
+    stream = bus.jetstream(timeout_s=TIMEOUT_S)
+    try:
+        with _as_unavailable(name):
+            state = (await stream.stream_info(name)).state
+    except nats.js.errors.NotFoundError:
+        return
+    sequence = max(from_sequence, state.first_seq)
+    if state.messages == 0 or sequence > state.last_seq:
+        return
+    count = max(1, min(_FETCH_COUNT, _FETCH_BYTES * state.messages // max(1, state.bytes)))
+    with _as_unavailable(name, are_api_errors_too=True):
+        consumer = await _consumer(stream, name, subject, sequence)
+        try:
+            while sequence <= state.last_seq:
+                batch = await consumer.fetch(
+                    min(count, state.last_seq - sequence + 1), timeout=TIMEOUT_S
+                )
+                for message in batch:
+                    found = message.metadata.sequence.stream
+                    yield found, message.data
+                    sequence = found + 1
+        finally:
+            await consumer.unsubscribe()
+
+
+async def _consumer(
+    stream: JetStreamContext, name: str, subject: str, sequence: int
+) -> JetStreamContext.PullSubscription:
+    config = api.ConsumerConfig(
+        deliver_policy=api.DeliverPolicy.BY_START_SEQUENCE,
+        opt_start_seq=sequence,
+        ack_policy=api.AckPolicy.NONE,
+        inactive_threshold=_CONSUMER_IDLE_S,
+        mem_storage=True,
+        num_replicas=1,
+    )
+    options: dict[str, Any] = {"stream": name, "config": config}
+    return await stream.pull_subscribe(subject, **options)
+
+
+@contextlib.contextmanager
+def _as_unavailable(what: str, *, are_api_errors_too: bool = False) -> Generator[None]:
+    """nats-py's errors as what they mean to the coordinator.
+
+    JetStream's own refusals pass unless `are_api_errors_too`, for callers that tell them apart.
+    """
+    try:
+        yield
+    except nats.js.errors.ServiceUnavailableError as error:
+        raise Unavailable(f"{what}: JetStream does not answer") from error
+    except nats.js.errors.APIError as error:
+        if not are_api_errors_too:
+            raise
+        raise Unavailable(f"{what}: {error.description or type(error).__name__}") from error
+    except TimeoutError:
+        raise Unavailable(f"{what}: no answer in time") from None
+    except (nats.errors.Error, OSError) as error:
+        raise Unavailable(f"{what}: {str(error) or type(error).__name__}") from error

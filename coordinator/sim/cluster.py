@@ -1,0 +1,291 @@
+"""Pretend nodes: they obey desired states with delays, by the real life-cycle table.
+
+Must not know policies; a node here sees what a real agent would be sent, and answers with what a
+real agent would report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from common.lifecycle import NODE_TRANSITIONS, NodeEvent, advance
+from common.messages import DesiredState, OrderPhase, WorkerOrder, WorkerPhase
+from common.model import (
+    GpuUuid,
+    LeaseId,
+    NodeName,
+    NodeRole,
+    Pool,
+    ServiceName,
+    StopReason,
+    WorkerKey,
+)
+from coordinator.engine.events import GpuFact, NodeReported, WorkerFact
+from coordinator.sim.loop import Loop
+
+
+class Delays(Struct, frozen=True, kw_only=True):
+    """How long a node takes for each step, in seconds; all zero is the paper's simulator."""
+
+    report_s: float = 0.0
+    ready_s: float = 0.0
+    start_s: float = 0.0
+    stop_s: float = 0.0
+    drain_s: float = 0.0
+    device_free_s: float = 0.0
+    warm_up_s: float = 0.0
+
+
+class NodeSpec(Struct, frozen=True, kw_only=True):
+    """One node of a simulated cluster."""
+
+    name: NodeName
+    home_pool: Pool
+    gpu_type: str
+    gpus: int
+    service: ServiceName | None = None
+
+
+class _Held(Struct):
+    order: WorkerOrder
+    phase: WorkerPhase
+    exit_code: int | None = None
+    stop_reason: StopReason | None = None
+
+
+class PretendNode:
+    """One node.
+
+    Args:
+        tell: where its reports go.
+        started, stopped: told when a worker really begins and ceases to compute.
+    """
+
+    def __init__(
+        self,
+        spec: NodeSpec,
+        loop: Loop,
+        delays: Delays,
+        *,
+        tell: Callable[[NodeReported], None],
+        started: Callable[[WorkerOrder], None],
+        stopped: Callable[[WorkerKey], None],
+    ) -> None:
+        self.spec = spec
+        self._loop = loop
+        self._delays = delays
+        self._tell = tell
+        self._started = started
+        self._stopped = stopped
+        home = spec.home_pool
+        self.role = NodeRole.TRAINING if home == Pool.TRAINING else NodeRole.SERVING
+        self.is_up = True
+        self._epoch = 0
+        self._generation = 0
+        self._desired_role = self.role
+        self._lease_id: LeaseId | None = None
+        self._held: dict[WorkerKey, _Held] = {}
+        self._forgotten: set[WorkerKey] = set()
+        self._boots = 1
+        self._gpus = tuple(
+            GpuFact(GpuUuid(f"{spec.name}-{index}"), spec.gpu_type) for index in range(spec.gpus)
+        )
+        self._will_report = False
+
+    # --- what it says -----------------------------------------------------------------------
+
+    def report_soon(self) -> None:
+        """Say what is, once per instant."""
+        if not self._will_report:
+            self._will_report = True
+            self._loop.after(self._delays.report_s, self._report)
+
+    def _report(self) -> None:
+        self._will_report = False
+        if not self.is_up:
+            return
+        self._tell(
+            NodeReported(
+                node=self.spec.name,
+                boot_id=f"boot-{self._boots}",
+                home_pool=self.spec.home_pool,
+                role=self.role,
+                epoch=self._epoch,
+                generation=self._generation,
+                gpus=self._gpus,
+                service=self.spec.service,
+                lease_id=self._lease_id,
+                workers=tuple(
+                    WorkerFact(
+                        key=key,
+                        phase=held.phase,
+                        endpoint=f"{self.spec.name}:1",
+                        exit_code=held.exit_code,
+                        stop_reason=held.stop_reason,
+                    )
+                    for key, held in sorted(self._held.items())
+                ),
+            )
+        )
+
+    # --- what it is told --------------------------------------------------------------------
+
+    def obey(self, desired: DesiredState) -> None:
+        """Take a desired state, unless it is older than what it has."""
+        if not self.is_up:
+            return
+        if (desired.epoch, desired.generation) <= (self._epoch, self._generation):
+            return
+        self._epoch, self._generation = desired.epoch, desired.generation
+        for key in desired.acknowledged:
+            self._held.pop(key, None)
+            self._forgotten.add(key)
+        for order in desired.workers:
+            self._take_order(order)
+        for stop in desired.stops:
+            self._stop(stop.key, stop.reason)
+        self._desired_role = desired.role
+        if desired.lease is not None and self.role != NodeRole.ON_LOAN:
+            self._lease_id = LeaseId(desired.lease.lease_id)
+        self._move()
+        self.report_soon()
+
+    def _take_order(self, order: WorkerOrder) -> None:
+        held = self._held.get(order.key)
+        if held is None:
+            if order.key in self._forgotten:
+                return
+            self._held[order.key] = _Held(order, WorkerPhase.RESERVING)
+            self._loop.after(self._delays.ready_s, lambda: self._make_ready(order.key))
+            return
+        held.order = order
+        if order.phase == OrderPhase.RUN and held.phase == WorkerPhase.READY:
+            self._loop.after(self._delays.start_s, lambda: self._run(order.key))
+
+    def _make_ready(self, key: WorkerKey) -> None:
+        held = self._held.get(key)
+        if held is None or held.phase != WorkerPhase.RESERVING:
+            return
+        if self._is_busy(held):
+            return  # whoever leaves these GPUs looks again
+        held.phase = WorkerPhase.READY
+        self.report_soon()
+        if held.order.phase == OrderPhase.RUN:
+            self._take_order(held.order)
+
+    def _is_busy(self, wanting: _Held) -> bool:
+        """Whether another live worker still sits on the GPUs that this one was promised."""
+        wanted = set(wanting.order.gpu_uuids)
+        return any(
+            held is not wanting
+            and held.phase in (WorkerPhase.READY, WorkerPhase.RUNNING, WorkerPhase.STOPPING)
+            and wanted & set(held.order.gpu_uuids)
+            for held in self._held.values()
+        )
+
+    def _run(self, key: WorkerKey) -> None:
+        held = self._held.get(key)
+        if held is None or held.phase != WorkerPhase.READY:
+            return
+        held.phase = WorkerPhase.RUNNING
+        self._started(held.order)
+        self.report_soon()
+
+    def _stop(self, key: WorkerKey, reason: StopReason) -> None:
+        held = self._held.get(key)
+        if held is None or held.phase in (WorkerPhase.EXITED, WorkerPhase.STOPPING):
+            return
+        held.stop_reason = reason
+        was_running = held.phase == WorkerPhase.RUNNING
+        held.phase = WorkerPhase.STOPPING
+        if was_running:
+            self._stopped(key)
+        delay_s = self._delays.stop_s if was_running else 0.0
+        self._loop.after(delay_s, lambda: self.exited(key, -15 if was_running else None))
+        self.report_soon()
+
+    def exited(self, key: WorkerKey, exit_code: int | None) -> None:
+        """A worker's process is gone."""
+        held = self._held.get(key)
+        if held is None or held.phase == WorkerPhase.EXITED:
+            return
+        held.phase, held.exit_code = WorkerPhase.EXITED, exit_code
+        for other in list(self._held):
+            self._make_ready(other)
+        self._move()
+        self.report_soon()
+
+    # --- its own life -----------------------------------------------------------------------
+
+    def _fire(self, event: NodeEvent) -> None:
+        self.role = advance(NODE_TRANSITIONS, self.role, event, who=f"node {self.spec.name}")
+        self.report_soon()
+        self._move()
+
+    def _later(self, delay_s: float, role: NodeRole, event: NodeEvent) -> None:
+        """Fire `event` after a delay, if the node is still in that role then."""
+        boots = self._boots
+
+        def fire() -> None:
+            if self.role == role and self._boots == boots and self.is_up:
+                self._fire(event)
+
+        self._loop.after(delay_s, fire)
+
+    def _move(self) -> None:
+        """Take the next step from the present role to the desired one."""
+        wants_loan = self._desired_role == NodeRole.ON_LOAN
+        match self.role:
+            case NodeRole.SERVING if wants_loan:
+                self.role = NodeRole.DRAINING
+                self._later(self._delays.drain_s, NodeRole.DRAINING, NodeEvent.DRAINED)
+                self.report_soon()
+            case NodeRole.DRAINING if not wants_loan:
+                self._fire(NodeEvent.LOAD_ROSE)
+            case NodeRole.ON_LOAN if not wants_loan:
+                for key in list(self._held):
+                    self._stop(key, StopReason.PREEMPT)
+                self._fire(NodeEvent.VACATE)
+            case NodeRole.VACATING if not self._live():
+                self._lease_id = None
+                self._later(self._delays.device_free_s, NodeRole.VACATING, NodeEvent.DEVICE_FREE)
+            case NodeRole.WARMING:
+                self._later(self._delays.warm_up_s, NodeRole.WARMING, NodeEvent.HEALTHY)
+            case _:
+                pass
+
+    def _live(self) -> list[WorkerKey]:
+        return [key for key, held in self._held.items() if held.phase != WorkerPhase.EXITED]
+
+    # --- faults -----------------------------------------------------------------------------
+
+    def crash(self) -> None:
+        """Power is lost: nothing runs, nothing is said."""
+        self.is_up = False
+        for key, held in self._held.items():
+            if held.phase == WorkerPhase.RUNNING:
+                self._stopped(key)
+
+    def boot(self) -> None:
+        """Power is back: a new boot id, no workers, the server restarts."""
+        self.is_up = True
+        self._boots += 1
+        self._held.clear()
+        self._lease_id = None
+        inference = self.spec.home_pool == Pool.INFERENCE
+        self.role = NodeRole.WARMING if inference else NodeRole.TRAINING
+        self._desired_role = NodeRole.SERVING if inference else NodeRole.TRAINING
+        self._move()
+        self.report_soon()
+
+    def orders(self, *phases: WorkerPhase) -> tuple[WorkerOrder, ...]:
+        """Its ledger; with phases, only the orders in one of them."""
+        return tuple(
+            held.order for held in self._held.values() if not phases or held.phase in phases
+        )
+
+    def keys(self, *phases: WorkerPhase) -> list[WorkerKey]:
+        """Keys of the workers in one of the phases."""
+        return [order.key for order in self.orders(*phases)]
