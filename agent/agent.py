@@ -1,0 +1,226 @@
+"""The agent: one node and its coordinator over the bus. Must not know how workers are run.
+
+Fail static: without a bus the node goes on as it is; only a lease that runs out moves it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from agent.lease import LastResort, LeaseKeeper
+from agent.node import Node
+from common import subjects
+from common.bus import Bus, BusMessage
+from common.clock import Clock
+from common.errors import ArylError, ProtocolError, Unavailable
+from common.messages import (
+    DesiredReply,
+    DesiredState,
+    LedgerReply,
+    LedgerRequest,
+    LogReply,
+    LogRequest,
+    NodeReport,
+    decode,
+    encode,
+)
+
+log = logging.getLogger(__name__)
+
+MIN_REPORT_GAP_S = 0.1
+MAX_LOG_BYTES = 256 * 1024
+LAST_RESORT_MARGIN_RATIO = 0.5
+"""The last resort fires this share of the TTL after its end: a living agent has begun by then."""
+
+
+class Agent:
+    """One agent.
+
+    Args:
+        progress: called each time that a step was completed, for the watchdog.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        *,
+        bus: Bus,
+        clock: Clock,
+        last_resort: LastResort,
+        lease_ttl_margin_s: float = 1.0,
+        progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.node = node
+        self.bad_messages = 0
+        self._life = node.life
+        self._settings = node.settings
+        self._bus = bus
+        self._clock = clock
+        self._progress = progress
+        self._keeper = LeaseKeeper(
+            node.life,
+            cell=node.settings.cell,
+            bus=bus,
+            clock=clock,
+            last_resort=last_resort,
+            margin_s=lease_ttl_margin_s,
+            changed=self._lease_changed,
+        )
+        self._reported: object = None
+        self._reported_at_s = float("-inf")
+        self._sequence = 0
+
+    async def run(self) -> None:
+        """Until cancelled. An error in any part ends all of it, loudly."""
+        cell, name = self._settings.cell, self._settings.node
+        handlers = {
+            subjects.node_desired(cell, name): self._on_desired,
+            subjects.node_ledger(cell, name): self._on_ledger,
+            subjects.node_logs(cell, name): self._on_logs,
+        }
+        for subject, handler in handlers.items():
+            await self._bus.subscribe(subject, handler)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.node.sample_for_ever(), name="sample")
+            group.create_task(self._step_for_ever(), name="step")
+            group.create_task(self._keep_lease(), name="lease")
+
+    async def _step_for_ever(self) -> None:
+        while True:
+            await self._wait_for_change()
+            await self.node.step()
+            await self._report()
+            self._progress()
+
+    async def _wait_for_change(self) -> None:
+        try:
+            async with self._clock.timeout(self.node.period_s):
+                await self.node.changed.wait()
+        except TimeoutError:
+            pass
+        self.node.changed.clear()
+
+    # --- the lease ----------------------------------------------------------------------------
+
+    async def _keep_lease(self) -> None:
+        while True:
+            await self._keeper.step()
+            wait_s = self._keeper.wait_s
+            period_s = self._settings.step_period_s
+            await self._clock.sleep(period_s if wait_s is None else min(wait_s, period_s))
+
+    async def _lease_changed(self) -> None:
+        await self.node.save()
+        self.node.changed.set()
+
+    # --- reports ------------------------------------------------------------------------------
+
+    def report(self) -> NodeReport:
+        """What the node would say now.
+
+        Numbered by the boot clock, so that a restarted agent never falls behind itself.
+        """
+        memory, sample, settings = self._life.memory, self.node.last_sample, self._settings
+        now_s = self._clock.now_s()
+        self._sequence = max(self._sequence + 1, int(now_s * 1000))
+        remaining_s = None if memory.lease_until_s is None else memory.lease_until_s - now_s
+        return NodeReport(
+            node=settings.node,
+            boot_id=memory.boot_id,
+            sequence=self._sequence,
+            home_pool=settings.home_pool,
+            role=memory.role,
+            epoch=memory.epoch,
+            generation=memory.generation,
+            service=settings.service,
+            rack=settings.rack,
+            lease=memory.lease,
+            lease_remaining_s=remaining_s,
+            gpus=sample.gpus or (),
+            host=sample.host,
+            inference=sample.inference,
+            workers=self._life.workers.reports(),
+            collectors=sample.collectors,
+            cost=sample.cost,
+            detail=self._life.detail,
+            stage_durations_s=self._life.stage_durations_s,
+        )
+
+    async def _report(self) -> None:
+        """Each period, and at once when something changed that others wait for."""
+        if self.node.last_sample.gpus is None:
+            return  # a report without GPUs would say that the node has none
+        memory = self._life.memory
+        news = (
+            memory.role,
+            memory.epoch,
+            memory.generation,
+            memory.lease,
+            self._life.detail,
+            tuple(
+                (worker.key, worker.phase, worker.endpoint, worker.error)
+                for worker in self._life.workers.reports()
+            ),
+        )
+        elapsed_s = self._clock.now_s() - self._reported_at_s
+        is_due = elapsed_s >= self._settings.report_period_s * 0.95
+        if not is_due and (news == self._reported or elapsed_s < MIN_REPORT_GAP_S):
+            if news != self._reported:
+                self.node.changed.set()
+                await self._clock.sleep(MIN_REPORT_GAP_S)
+            return
+        self._reported, self._reported_at_s = news, self._clock.now_s()
+        subject = subjects.node_report(self._settings.cell, self._settings.node)
+        try:
+            await self._bus.publish(subject, encode(self.report()))
+        except Unavailable as error:
+            log.debug("report not sent: %s", error)  # the next one says all of it again
+
+    # --- what the coordinator asks ------------------------------------------------------------
+
+    async def _on_desired(self, message: BusMessage) -> None:
+        memory = self._life.memory
+        try:
+            desired = decode(message.data, DesiredState)
+            reply = self._life.accept(desired, now_s=self._clock.now_s())
+            await self.node.save()
+        except (ProtocolError, Unavailable) as error:
+            self._count_bad(message, error)
+            reply = DesiredReply(
+                is_accepted=False,
+                epoch=memory.epoch,
+                generation=memory.generation,
+                error=str(error),
+            )
+        await message.respond(encode(reply))
+        self.node.changed.set()
+
+    async def _on_ledger(self, message: BusMessage) -> None:
+        try:
+            decode(message.data, LedgerRequest)
+        except ProtocolError as error:
+            self._count_bad(message, error)
+            return
+        orders = tuple(held.order for held in self._life.workers.held())
+        await message.respond(encode(LedgerReply(node=self._settings.node, orders=orders)))
+
+    async def _on_logs(self, message: BusMessage) -> None:
+        try:
+            request = decode(message.data, LogRequest)
+        except ProtocolError as error:
+            self._count_bad(message, error)
+            return
+        try:
+            tail = await self.node.runner.log_tail(
+                request.key, min(request.max_bytes, MAX_LOG_BYTES)
+            )
+            reply = LogReply(text=tail.decode(errors="replace"))
+        except (ArylError, OSError) as error:
+            reply = LogReply(error=f"worker {request.key} has no log here: {error}")
+        await message.respond(encode(reply))
+
+    def _count_bad(self, message: BusMessage, error: Exception) -> None:
+        self.bad_messages += 1
+        log.warning("message on %s dropped: %s", message.subject, error)

@@ -1,0 +1,248 @@
+"""What an agent measures, and how it measures all of it in time.
+
+Must not know the bus or what a node does with the numbers: a collector fills its part of a report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, TypeVar
+
+import psutil
+from msgspec import Struct
+
+from agent.gpu_reader import GpuReader
+from agent.inference import engine_named, fetch_page, parse_metrics
+from common.clock import Clock
+from common.messages import CollectorReport, CostReport, GpuReport, HostReport, InferenceReport
+
+T = TypeVar("T")
+
+MAX_ERROR_CHARS = 500
+"""An error goes into each report: it must not carry a page with it."""
+
+
+class Part(Struct, frozen=True, kw_only=True):
+    """A collector's share of a node report; `error` where it could not measure all of it."""
+
+    gpus: tuple[GpuReport, ...] | None = None
+    host: HostReport | None = None
+    inference: InferenceReport | None = None
+    cost: CostReport | None = None
+    error: str = ""
+
+
+class Collector(Protocol):
+    """Measures one thing. Any exception from `collect` is a failure of this collector alone."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def collect(self) -> Part: ...
+
+
+class Collected(Struct, frozen=True, kw_only=True):
+    """All parts of one round, and how each collector fared."""
+
+    gpus: tuple[GpuReport, ...] = ()
+    host: HostReport | None = None
+    inference: InferenceReport | None = None
+    cost: CostReport | None = None
+    collectors: tuple[CollectorReport, ...] = ()
+
+
+async def collect_all(
+    collectors: Sequence[Collector], clock: Clock, deadline_s: float
+) -> Collected:
+    """Every collector at once; takes at most `deadline_s`, whatever one of them does.
+
+    A failure or a timeout is a `CollectorReport` that says so, never an exception.
+    """
+    results = await asyncio.gather(
+        *(_collect_one(collector, clock, deadline_s) for collector in collectors)
+    )
+    parts = [part for part, _ in results]
+    return Collected(
+        gpus=_first(part.gpus for part in parts) or (),
+        host=_first(part.host for part in parts),
+        inference=_first(part.inference for part in parts),
+        cost=_first(part.cost for part in parts),
+        collectors=tuple(report for _, report in results),
+    )
+
+
+async def _collect_one(
+    collector: Collector, clock: Clock, deadline_s: float
+) -> tuple[Part, CollectorReport]:
+    start_s = clock.now_s()
+    part = Part()
+    try:
+        async with clock.timeout(deadline_s):
+            part = await collector.collect()
+        error = part.error
+    except TimeoutError:
+        error = f"no answer within {deadline_s:g} s"
+    except Exception as failure:  # a collector's defect is data too: the heartbeat must go on
+        error = str(failure) or repr(failure)
+    return part, CollectorReport(
+        name=collector.name,
+        is_success=not error,
+        duration_s=max(0.0, clock.now_s() - start_s),
+        error=error[:MAX_ERROR_CHARS],
+    )
+
+
+def _first(values: Iterable[T | None]) -> T | None:
+    return next((value for value in values if value is not None), None)
+
+
+class GpuCollector:
+    """GPUs, through the NVML child."""
+
+    name = "gpu"
+
+    def __init__(self, reader: GpuReader) -> None:
+        self._reader = reader
+
+    async def collect(self) -> Part:
+        """All GPUs; what could not be read of them is the error."""
+        gpus = await self._reader.sample()
+        return Part(gpus=gpus, error=self._reader.error)
+
+
+class HostCollector:
+    """CPU and memory of the machine."""
+
+    name = "host"
+
+    def __init__(self) -> None:
+        self._cpu_count = psutil.cpu_count() or 1
+        psutil.cpu_percent()  # the first call has nothing to compare with and always says 0
+
+    async def collect(self) -> Part:
+        """CPU busy share since the last call."""
+        memory = psutil.virtual_memory()
+        return Part(
+            host=HostReport(
+                cpu_count=self._cpu_count,
+                cpu_busy_ratio=min(1.0, max(0.0, psutil.cpu_percent() / 100)),
+                memory_total_bytes=memory.total,
+                memory_used_bytes=memory.total - memory.available,
+            )
+        )
+
+
+class InferenceCollector:
+    """Load of this node's inference server."""
+
+    name = "inference"
+
+    def __init__(
+        self,
+        url: str,
+        engine: str,
+        *,
+        timeout_s: float,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`is_wanted` says whether the server should be up: one that was stopped is no failure.
+
+        Raises:
+            ConfigError: there is no such engine.
+        """
+        engine_named(engine)
+        self._url = url
+        self._engine = engine
+        self._timeout_s = timeout_s
+        self._is_wanted = is_wanted
+
+    async def collect(self) -> Part:
+        """The server's own numbers, or nothing while it should not be up."""
+        if not self._is_wanted():
+            return Part()
+        page = await fetch_page(self._url, self._timeout_s)
+        return Part(inference=parse_metrics(page, self._engine))
+
+
+class CostCollector:
+    """What Aryl itself takes from the node: the agent and its NVML child."""
+
+    name = "cost"
+
+    def __init__(self, child_pid: Callable[[], int | None]) -> None:
+        self._child_pid = child_pid
+        self._agent = psutil.Process()
+        self._child: psutil.Process | None = None
+        self._ended_children_cpu_s = 0.0
+        self._child_cost = CostReport(cpu_s=0.0, rss_bytes=0)
+
+    @property
+    def child_cost(self) -> CostReport:
+        """The share of the NVML children, ended ones included, as of the last `collect`."""
+        return self._child_cost
+
+    async def collect(self) -> Part:
+        """Both together since the start of the agent."""
+        self._child_cost = self._measure_child()
+        agent = _cost_of(self._agent)
+        return Part(
+            cost=CostReport(
+                cpu_s=agent.cpu_s + self._child_cost.cpu_s,
+                rss_bytes=agent.rss_bytes + self._child_cost.rss_bytes,
+            )
+        )
+
+    def _measure_child(self) -> CostReport:
+        pid = self._child_pid()
+        if self._child is None or self._child.pid != pid:
+            # The last look at a child that has ended is what it cost: a counter must not go back.
+            self._ended_children_cpu_s = self._child_cost.cpu_s
+            self._child = _process(pid)
+        ended = CostReport(cpu_s=self._child_cost.cpu_s, rss_bytes=0)
+        if self._child is None:
+            return ended
+        try:
+            cost = _cost_of(self._child)
+        except psutil.Error:
+            return ended
+        return CostReport(cpu_s=self._ended_children_cpu_s + cost.cpu_s, rss_bytes=cost.rss_bytes)
+
+
+def _process(pid: int | None) -> psutil.Process | None:
+    try:
+        return None if pid is None else psutil.Process(pid)
+    except psutil.Error:
+        return None
+
+
+def _cost_of(process: psutil.Process) -> CostReport:
+    with process.oneshot():
+        times = process.cpu_times()
+        return CostReport(cpu_s=times.user + times.system, rss_bytes=process.memory_info().rss)
+
+
+def build_collectors(
+    reader: GpuReader,
+    *,
+    metrics_url: str = "",
+    engine: str = "",
+    timeout_s: float = 1.0,
+    is_server_wanted: Callable[[], bool] = lambda: True,
+) -> tuple[Collector, ...]:
+    """Every collector of a node; the inference server's only where there is a `metrics_url`.
+
+    Raises:
+        ConfigError: there is no such engine.
+    """
+    always: tuple[Collector, ...] = (
+        GpuCollector(reader),
+        HostCollector(),
+        CostCollector(lambda: reader.child_pid),
+    )
+    if not metrics_url:
+        return always
+    return (
+        *always,
+        InferenceCollector(metrics_url, engine, timeout_s=timeout_s, is_wanted=is_server_wanted),
+    )

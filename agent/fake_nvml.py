@@ -1,0 +1,293 @@
+"""NVML without a GPU: the same functions, exceptions and units, from a fleet and its faults.
+
+It answers below `agent.nvml`, so the code above it is the code that runs in production. Must not
+know who asks: no child process, no report.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import NoReturn, Protocol
+
+from msgspec import Struct
+
+from agent.fake_fleet import FakeFleet, Fault, FaultKind, GpuGroup, fake_uuid
+from agent.fake_processes import Holder
+from agent.nvml import (
+    ECC_UNCORRECTED,
+    EVENT_XID,
+    GPU_IS_LOST,
+    INVALID_ARGUMENT,
+    NOT_SUPPORTED,
+    THROTTLE_REASONS,
+    TIMEOUT,
+    UNINITIALIZED,
+    ComputeProcess,
+    EventData,
+    EventSet,
+    Handle,
+    Memory,
+    Utilization,
+    nvml_error,
+)
+
+# ruff: noqa: N802, N803, N815 - the names are NVML's own
+
+IDLE_POWER_RATIO = 0.1
+"""Share of its power limit that an idle data-center GPU draws, about."""
+IDLE_TEMPERATURE_C = 30
+BUSY_TEMPERATURE_C = 70
+SCAN_PERIOD_S = 0.25
+"""One look at /proc serves all GPUs of a sample."""
+
+
+class Processes(Protocol):
+    """Who holds which GPU now; `agent.fake_processes.ProcessTable` is the real one."""
+
+    def scan(self) -> list[Holder]: ...
+
+
+class _Rates(Struct, frozen=True):
+    gpu: int
+    memory: int = 0
+
+
+class _Memory(Struct, frozen=True):
+    total: int
+    used: int
+    free: int
+
+
+class _Process(Struct, frozen=True):
+    pid: int
+    usedGpuMemory: int | None
+
+
+class _Event(Struct, frozen=True):
+    eventType: int
+    eventData: int
+
+
+class _Gpu(Struct, frozen=True):
+    """What a handle is, here."""
+
+    index: int
+    uuid: str
+    group: GpuGroup
+
+
+class _Events(Struct):
+    """An event set: whose events, and which of the script it has had."""
+
+    indices: set[int] = set()
+    delivered: set[tuple[int, int]] = set()
+
+
+def _raise(code: int) -> NoReturn:
+    raise nvml_error(code)
+
+
+class FakeNvml:
+    """NVML of a machine with this fleet; the script starts with the object.
+
+    `now_s` is any clock that only grows, `pause` waits some seconds (a hanging call does so until
+    its fault ends), and `age_s` is how much of the script is over already: a reader that was
+    started again goes on, and has no event twice.
+    """
+
+    def __init__(
+        self,
+        fleet: FakeFleet,
+        *,
+        node: str,
+        processes: Processes,
+        now_s: Callable[[], float],
+        pause: Callable[[float], None],
+        age_s: float = 0.0,
+    ) -> None:
+        self._fleet = fleet
+        self._gpus = tuple(
+            _Gpu(index, fake_uuid(node, index), group)
+            for index, group in enumerate(fleet.groups_by_index())
+        )
+        self._processes = processes
+        self._now_s = now_s
+        self._pause = pause
+        self._age_s = age_s
+        self._start_s = now_s() - age_s
+        self._is_open = False
+        self._lock = threading.Lock()
+        self._holders: list[Holder] = []
+        self._scanned_at_s = float("-inf")
+
+    def nvmlInit(self) -> None:
+        self._is_open = True
+
+    def nvmlShutdown(self) -> None:
+        self._is_open = False
+
+    def nvmlDeviceGetCount(self) -> int:
+        if not self._is_open:
+            _raise(UNINITIALIZED)
+        # A hang of all GPUs is one of the driver: not even their number is said then.
+        self._hang(None)
+        counts = [fault.value for fault in self._active(FaultKind.WRONG_COUNT)]
+        return min((count for count in counts if count is not None), default=len(self._gpus))
+
+    def nvmlDeviceGetHandleByIndex(self, index: int, /) -> Handle:
+        if not 0 <= index < self.nvmlDeviceGetCount():
+            _raise(INVALID_ARGUMENT)
+        return self._answering(self._gpus[index])
+
+    def nvmlDeviceGetName(self, handle: Handle, /) -> str:
+        return self._answering(handle).group.model
+
+    def nvmlDeviceGetUUID(self, handle: Handle, /) -> str:
+        return self._answering(handle).uuid
+
+    def nvmlDeviceGetUtilizationRates(self, handle: Handle, /) -> Utilization:
+        gpu = self._answering(handle)
+        return _Rates(gpu=round(self._busy_ratio(gpu) * 100))
+
+    def nvmlDeviceGetMemoryInfo(self, handle: Handle, version: int | None = None, /) -> Memory:
+        gpu = self._answering(handle)
+        total = gpu.group.memory_bytes
+        used = min(total, sum(_memory_bytes(holder, gpu) for holder in self._holders_of(gpu)))
+        return _Memory(total=total, used=used, free=total - used)
+
+    def nvmlDeviceGetTemperature(self, handle: Handle, sensor: int, /) -> int:
+        busy = self._busy_ratio(self._answering(handle))
+        return round(IDLE_TEMPERATURE_C + busy * (BUSY_TEMPERATURE_C - IDLE_TEMPERATURE_C))
+
+    def nvmlDeviceGetTemperatureV(self, handle: Handle, sensor: int, /) -> int:
+        return self.nvmlDeviceGetTemperature(handle, sensor)
+
+    def nvmlDeviceGetPowerUsage(self, handle: Handle, /) -> int:
+        gpu = self._answering(handle)
+        share = IDLE_POWER_RATIO + (1 - IDLE_POWER_RATIO) * self._busy_ratio(gpu)
+        return round(gpu.group.power_limit_w * share * 1000)
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: Handle, /) -> int:
+        return round(self._answering(handle).group.power_limit_w * 1000)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: Handle, /) -> list[ComputeProcess]:
+        gpu = self._answering(handle)
+        return [
+            _Process(holder.pid, _memory_bytes(holder, gpu)) for holder in self._holders_of(gpu)
+        ]
+
+    def nvmlDeviceGetTotalEccErrors(
+        self, handle: Handle, errorType: int, counterType: int, /
+    ) -> int:
+        gpu = self._answering(handle)
+        if errorType != ECC_UNCORRECTED:
+            _raise(NOT_SUPPORTED)
+        # An error that has happened stays counted, also when the fault is over.
+        return sum(
+            fault.value or 0
+            for fault in self._fleet.fault
+            if fault.kind == FaultKind.ECC
+            and fault.concerns(gpu.index)
+            and fault.at_s <= self._elapsed_s()
+        )
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: Handle, /) -> int:
+        gpu = self._answering(handle)
+        bits = 0
+        for fault in self._active(FaultKind.THROTTLE, gpu.index):
+            bits |= THROTTLE_REASONS["hw_thermal_slowdown"] if fault.value is None else fault.value
+        return bits
+
+    def nvmlEventSetCreate(self) -> EventSet:
+        return _Events()
+
+    def nvmlEventSetFree(self, eventSet: EventSet, /) -> None:
+        _events(eventSet).indices.clear()
+
+    def nvmlDeviceRegisterEvents(
+        self, handle: Handle, eventTypes: int, eventSet: EventSet, /
+    ) -> None:
+        gpu = self._answering(handle)
+        if eventTypes & EVENT_XID:
+            _events(eventSet).indices.add(gpu.index)
+
+    def nvmlEventSetWait_v2(self, eventSet: EventSet, timeoutms: int, /) -> EventData:
+        events = _events(eventSet)
+        for number, fault in enumerate(self._fleet.fault):
+            if fault.kind != FaultKind.XID or not self._has_happened(fault):
+                continue
+            for index in sorted(events.indices):
+                if fault.concerns(index) and (number, index) not in events.delivered:
+                    events.delivered.add((number, index))
+                    return _Event(EVENT_XID, fault.value or 0)
+        self._pause(timeoutms / 1000)
+        _raise(TIMEOUT)
+
+    def _elapsed_s(self) -> float:
+        return self._now_s() - self._start_s
+
+    def _has_happened(self, fault: Fault) -> bool:
+        """In the life of this object: NVML tells no event of before it was opened."""
+        return self._age_s <= fault.at_s <= self._elapsed_s()
+
+    def _active(self, kind: FaultKind, index: int | None = None) -> list[Fault]:
+        elapsed_s = self._elapsed_s()
+        return [
+            fault
+            for fault in self._fleet.fault
+            if fault.kind == kind
+            and fault.is_active(elapsed_s)
+            and (fault.gpu is None if index is None else fault.concerns(index))
+        ]
+
+    def _hang(self, index: int | None) -> None:
+        """Does not return before every hang of this GPU, or of the driver, is over."""
+        while faults := self._active(FaultKind.HANG, index):
+            left_s = max(fault.end_s for fault in faults) - self._elapsed_s()
+            # In slices: `pause` cannot take an endless time, nor can a clock jump be foreseen.
+            self._pause(min(max(left_s, 0.001), 3600.0))
+
+    def _answering(self, handle: Handle) -> _Gpu:
+        """The GPU behind a handle, once it answers at all."""
+        if not isinstance(handle, _Gpu):
+            _raise(INVALID_ARGUMENT)
+        if not self._is_open:
+            _raise(UNINITIALIZED)
+        self._hang(handle.index)
+        if self._active(FaultKind.LOST, handle.index):
+            _raise(GPU_IS_LOST)
+        return handle
+
+    def _holders_of(self, gpu: _Gpu) -> list[Holder]:
+        with self._lock:
+            now_s = self._now_s()
+            if now_s - self._scanned_at_s >= SCAN_PERIOD_S:
+                self._holders, self._scanned_at_s = self._processes.scan(), now_s
+            holders = self._holders
+        return [holder for holder in holders if gpu.uuid in holder.uuids and _has_context(holder)]
+
+    def _busy_ratio(self, gpu: _Gpu) -> float:
+        ratios = (
+            gpu.group.default_busy_ratio
+            if holder.usage.busy_ratio is None
+            else holder.usage.busy_ratio
+            for holder in self._holders_of(gpu)
+        )
+        return min(1.0, sum(ratios))
+
+
+def _events(event_set: EventSet) -> _Events:
+    if not isinstance(event_set, _Events):
+        _raise(INVALID_ARGUMENT)
+    return event_set
+
+
+def _memory_bytes(holder: Holder, gpu: _Gpu) -> int:
+    said = holder.usage.memory_bytes
+    return gpu.group.default_memory_used_bytes if said is None else said
+
+
+def _has_context(holder: Holder) -> bool:
+    """A process that says it uses nothing has not opened the GPU: a launcher, a supervisor."""
+    return holder.usage.busy_ratio != 0 or holder.usage.memory_bytes != 0

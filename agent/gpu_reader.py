@@ -1,0 +1,213 @@
+"""The agent's view of its NVML child: GPUs within a deadline, whatever state the driver is in.
+
+Must not import `agent.nvml`: that would bring pynvml, and its faults, into the agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Protocol
+
+import msgspec
+
+from agent.gpu_memory import KnownGpus
+from agent.gpu_wire import Sample, sample_of
+from common.clock import Clock
+from common.errors import ProtocolError, Unavailable
+from common.messages import GpuReport
+from common.model import GpuUuid
+
+logger = logging.getLogger(__name__)
+
+MAX_KEPT_XIDS = 64
+"""Events of one GPU that wait for a report; a storm says nothing more after that."""
+
+
+class ReaderProcess(Protocol):
+    """A child that reads GPUs; `agent.gpu_process` has the real one."""
+
+    @property
+    def pid(self) -> int: ...
+
+    async def ask(self) -> bytes:
+        """One question and its answer's payload; OSError or EOFError when the child has ended."""
+        ...
+
+    def close_input(self) -> None:
+        """Tell it to end in good order."""
+        ...
+
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+
+    async def wait(self) -> int:
+        """Exit status, once it has ended."""
+        ...
+
+
+ProcessStarter = Callable[[], Awaitable[ReaderProcess]]
+
+
+class GpuReader:
+    """Samples GPUs through a child process that may hang or crash.
+
+    A child that does not answer is waited for, as a driver often comes back; after
+    `restart_after_s` it is asked to end, then made to, and another one is started. It is not
+    killed at once: killing a process inside NVML has frozen GPUs (dcgm-exporter#84). After a
+    crash the next start waits `backoff_s`, doubled up to `max_backoff_s`.
+    """
+
+    def __init__(
+        self,
+        start: ProcessStarter,
+        clock: Clock,
+        *,
+        deadline_s: float = 1.0,
+        restart_after_s: float = 30.0,
+        end_grace_s: float = 5.0,
+        backoff_s: float = 1.0,
+        max_backoff_s: float = 60.0,
+    ) -> None:
+        self._start = start
+        self._clock = clock
+        self._deadline_s = deadline_s
+        self._restart_after_s = restart_after_s
+        self._end_grace_s = end_grace_s
+        self._backoff_s = backoff_s
+        self._max_backoff_s = max_backoff_s
+        self._known = KnownGpus()
+        self._xids_by_uuid: dict[GpuUuid, tuple[int, ...]] = {}
+        self._gpus: tuple[GpuReport, ...] = ()
+        self._error = ""
+        self._process: ReaderProcess | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
+        self._is_down = False
+        self._has_good_answer = False
+        self._news_count = 0
+        self._news = asyncio.Event()
+        self._wanted = asyncio.Event()
+
+    @property
+    def error(self) -> str:
+        """What the last sample could not read, in words; empty when it read everything."""
+        return self._error
+
+    @property
+    def child_pid(self) -> int | None:
+        """The child that reads now; None between two of them."""
+        return None if self._process is None else self._process.pid
+
+    async def sample(self, deadline_s: float | None = None) -> tuple[GpuReport, ...]:
+        """Every GPU; those last known as UNRESPONSIVE when no answer comes within the deadline.
+
+        Raises:
+            Unavailable: no answer, and no GPU has ever been seen; or the reader is closed.
+        """
+        if self._is_closed:
+            raise Unavailable("the GPU reader is closed")
+        if self._task is None:
+            self._task = asyncio.create_task(self._supervise(), name="gpu-reader")
+        elif self._task.done():
+            self._task.result()  # a defect of the supervisor must show, not look like a hang
+        limit_s = self._deadline_s if deadline_s is None else deadline_s
+        seen = self._news_count
+        self._wanted.set()
+        if not self._is_down:
+            try:
+                async with self._clock.timeout(limit_s):
+                    while self._news_count == seen:
+                        self._news.clear()
+                        await self._news.wait()
+            except TimeoutError:
+                self._gpus = ()
+                self._error = f"the GPU reader did not answer within {limit_s:g} s"
+        gpus = self._gpus or self._known.unresponsive()
+        if not gpus and self._error:
+            raise Unavailable(self._error)
+        return tuple(self._with_xids(gpu) for gpu in gpus)
+
+    async def close(self) -> None:
+        """End the child; it has `end_grace_s` for each step from asking to killing."""
+        self._is_closed = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        process, self._process = self._process, None
+        if process is not None:
+            await self._end(process)
+
+    async def _supervise(self) -> None:
+        backoff_s = self._backoff_s
+        while True:
+            self._is_down = self._has_good_answer = False
+            try:
+                self._process = await self._start()
+            except OSError as error:
+                reason = f"the GPU reader cannot be started: {error}"
+            else:
+                reason = await self._serve(self._process)
+                await self._end(self._process)
+                self._process = None
+            if self._has_good_answer:
+                backoff_s = self._backoff_s
+            logger.warning("gpu reader: restart in %g s: %s", backoff_s, reason)
+            self._is_down = True
+            self._tell((), reason)
+            await self._clock.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, self._max_backoff_s)
+
+    async def _serve(self, process: ReaderProcess) -> str:
+        """Ask whenever somebody wants to know; returns why that came to an end."""
+        last_error = ""
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            try:
+                async with self._clock.timeout(self._restart_after_s):
+                    sample = sample_of(await process.ask())
+            except TimeoutError:
+                return f"the GPU reader did not answer for {self._restart_after_s:g} s"
+            except (OSError, EOFError):
+                return last_error or "the GPU reader has ended"
+            except ProtocolError as error:
+                return f"the GPU reader is out of step: {error}"
+            last_error = sample.error
+            self._take(sample)
+
+    def _take(self, sample: Sample) -> None:
+        if sample.gpus or not sample.error:
+            self._has_good_answer = True
+            for gpu in sample.gpus:
+                if gpu.xids:
+                    kept = self._xids_by_uuid.get(gpu.uuid, ()) + gpu.xids
+                    self._xids_by_uuid[gpu.uuid] = kept[:MAX_KEPT_XIDS]
+            self._tell(self._known.update(sample.gpus), sample.error)
+        else:
+            self._tell((), sample.error)
+
+    def _tell(self, gpus: tuple[GpuReport, ...], error: str) -> None:
+        self._gpus, self._error = gpus, error
+        self._news_count += 1
+        self._news.set()
+
+    def _with_xids(self, gpu: GpuReport) -> GpuReport:
+        """With every event since the last report, also those of answers that came too late."""
+        xids = self._xids_by_uuid.pop(gpu.uuid, ())
+        return gpu if xids == gpu.xids else msgspec.structs.replace(gpu, xids=xids)
+
+    async def _end(self, process: ReaderProcess) -> None:
+        """Ask, then urge, then force; a process that the kernel holds is left to the kernel."""
+        for step in (process.close_input, process.terminate, process.kill):
+            with suppress(OSError):
+                step()
+            try:
+                async with self._clock.timeout(self._end_grace_s):
+                    await process.wait()
+            except TimeoutError:
+                continue
+            return
+        logger.error("gpu reader: pid %d does not end; left behind", process.pid)

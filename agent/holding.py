@@ -1,0 +1,263 @@
+"""The workers of one node: from order to end. Pure; must not know roles, leases or processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from agent.state import (
+    FORGOTTEN_KEPT,
+    NODE_FAULT,
+    Action,
+    CheckReserve,
+    Facts,
+    ForgetWorker,
+    Held,
+    Memory,
+    ResizeWorker,
+    StartWorker,
+    StopWorker,
+    WorkerFact,
+)
+from common.messages import (
+    DesiredState,
+    GpuHealth,
+    GpuReport,
+    OrderPhase,
+    StopOrder,
+    WorkerPhase,
+    WorkerReport,
+)
+from common.model import GpuUuid, StopReason, WorkerKey
+
+P = WorkerPhase
+
+
+class Holding:
+    """Every worker that the node holds, or held until its end is acknowledged.
+
+    Args:
+        memory: its `workers` and `forgotten` are changed here and nowhere else.
+        free_memory_ratio: a GPU without processes and with less memory used counts as free.
+    """
+
+    def __init__(self, memory: Memory, *, free_memory_ratio: float) -> None:
+        self._memory = memory
+        self._free_memory_ratio = free_memory_ratio
+        self._latest: dict[WorkerKey, WorkerFact] = {}
+        self._waits_for: dict[WorkerKey, str] = {}
+        self._checking: set[WorkerKey] = set()
+        self._told_count: dict[WorkerKey, int] = {}
+        self._told_stop: set[WorkerKey] = set()
+        self._gpu_left_at_s: dict[GpuUuid, float] = {}
+        self._to_forget: list[WorkerKey] = []
+
+    # --- what is wanted -----------------------------------------------------------------------
+
+    def take(self, desired: DesiredState) -> None:
+        """Fold a newer desired state in. Absence from it ends nothing; only a stop does."""
+        for key in desired.acknowledged:
+            self._forget(key)
+        for order in desired.workers:
+            held = self._memory.workers.get(str(order.key))
+            if held is not None:
+                held.order = order
+            elif order.key not in self._memory.forgotten:
+                self._memory.workers[str(order.key)] = Held(order=order)
+        for stop in desired.stops:
+            held = self._memory.workers.get(str(stop.key))
+            if held is not None and held.stop is None:
+                held.stop = stop
+
+    def _forget(self, key: WorkerKey) -> None:
+        """The journal has its end: no trace is needed but that it must never start again."""
+        held = self._memory.workers.get(str(key))
+        if held is not None:
+            if not held.is_over:
+                return
+            del self._memory.workers[str(key)]
+        if key not in self._memory.forgotten:
+            self._memory.forgotten.append(key)
+            del self._memory.forgotten[:-FORGOTTEN_KEPT]
+        for table in (self._latest, self._waits_for, self._told_count):
+            table.pop(key, None)
+        self._told_stop.discard(key)
+        self._to_forget.append(key)
+
+    # --- what is asked ------------------------------------------------------------------------
+
+    def held(self) -> list[Held]:
+        """All of them, by key."""
+        return sorted(self._memory.workers.values(), key=lambda held: held.order.key)
+
+    def live(self) -> list[Held]:
+        """Those that have not ended."""
+        return [held for held in self.held() if not held.is_over]
+
+    @property
+    def is_in_transition(self) -> bool:
+        """Whether some worker is on its way from one phase to another."""
+        return any(
+            held.phase in (P.RESERVING, P.READY, P.STOPPING) or held.stop is not None
+            for held in self.live()
+        )
+
+    def gpu_left_at_s(self, gpus: Iterable[GpuUuid]) -> float:
+        """When the last worker known here left one of these GPUs."""
+        return max((self._gpu_left_at_s.get(uuid, 0.0) for uuid in gpus), default=0.0)
+
+    def busy_gpu(self, gpu: GpuReport) -> str:
+        """Why a GPU is not free, by what the device says; empty when it is."""
+        if gpu.health != GpuHealth.OK:
+            return f"GPU {gpu.uuid} is {gpu.health}"
+        if gpu.processes:
+            return f"GPU {gpu.uuid} is used by process {gpu.processes[0].pid}"
+        used = gpu.memory_used_bytes or 0
+        if used > self._free_memory_ratio * gpu.memory_total_bytes:
+            return f"GPU {gpu.uuid} has {used / 2**20:.0f} MiB in use"
+        return ""
+
+    def reports(self) -> tuple[WorkerReport, ...]:
+        """What the node's report says of them."""
+        return tuple(self._report(held) for held in self.held())
+
+    def _report(self, held: Held) -> WorkerReport:
+        key = held.order.key
+        fact = self._latest.get(key)
+        return WorkerReport(
+            key=key,
+            phase=held.phase,
+            gpu_uuids=held.order.gpu_uuids,
+            is_flexible=held.order.is_flexible,
+            endpoint=held.endpoint,
+            exit_code=held.exit_code,
+            stop_reason=held.stop_reason,
+            error=held.error or self._waits_for.get(key, ""),
+            progress=fact.progress if fact else None,
+            checkpoint=held.checkpoint or (fact.checkpoint if fact else None),
+            running_s=held.running_s or (fact.running_s if fact else 0.0),
+        )
+
+    # --- what is done -------------------------------------------------------------------------
+
+    def checked(self, key: WorkerKey, *, endpoint: str, refusal: str) -> None:
+        """The answer to `CheckReserve`: where the gang may meet, or why it cannot run here."""
+        self._checking.discard(key)
+        held = self._memory.workers.get(str(key))
+        if held is None or held.phase != P.RESERVING:
+            return
+        if refusal:
+            held.phase, held.error = P.REFUSED, refusal
+        else:
+            held.endpoint = endpoint
+
+    def started(self, key: WorkerKey, *, error: str) -> None:
+        """The answer to `StartWorker`."""
+        held = self._memory.workers.get(str(key))
+        if held is None or held.is_over:
+            return
+        if error:
+            held.phase, held.error = P.REFUSED, f"{NODE_FAULT}: cannot start the worker: {error}"
+        else:
+            held.is_started, held.phase = True, P.RUNNING
+            self._told_count[key] = held.order.worker_count
+
+    def end_all(self, error: str, *, now_s: float) -> None:
+        """Nothing runs any more, whatever was known: the machine booted anew."""
+        for held in self.live():
+            held.error = held.error or f"{NODE_FAULT}: {error}"
+            self._end(held, now_s)
+
+    def vacate(self, *, grace_s: float) -> None:
+        """The node must be empty: stop what nobody has told to stop yet."""
+        for held in self.live():
+            if held.stop is None:
+                grace_s = min(grace_s, held.order.spec.checkpoint.grace_s)
+                held.stop = StopOrder(
+                    key=held.order.key, reason=StopReason.PREEMPT, grace_s=grace_s
+                )
+
+    def step(self, facts: Facts, *, closed: str) -> list[Action]:
+        """Look at every worker.
+
+        Args:
+            closed: why nothing may start on this node now; empty when it may.
+        """
+        actions: list[Action] = [ForgetWorker(key) for key in self._to_forget]
+        self._to_forget = []
+        by_key = {fact.key: fact for fact in facts.statuses}
+        for held in self.live():
+            fact = by_key.get(held.order.key)
+            if fact is not None:
+                actions += self._running(held, fact, facts.now_s)
+            elif held.is_started:
+                held.error = f"{NODE_FAULT}: the worker and its supervisor are gone"
+                self._end(held, facts.now_s)
+            elif held.stop is not None:
+                held.stop_reason = held.stop.reason
+                self._end(held, facts.now_s)
+            else:
+                actions += self._reserve(held, facts, closed)
+        return actions
+
+    def _running(self, held: Held, fact: WorkerFact, now_s: float) -> list[Action]:
+        key = held.order.key
+        held.is_started, held.phase = True, fact.phase
+        self._latest[key] = fact
+        self._waits_for.pop(key, None)
+        if held.is_over:
+            held.exit_code, held.error = fact.exit_code, fact.error
+            held.stop_reason = fact.stop_reason
+            held.checkpoint, held.running_s = fact.checkpoint, fact.running_s
+            self._end(held, now_s)
+            return []
+        if held.stop is not None:
+            if key in self._told_stop:
+                return []
+            self._told_stop.add(key)
+            return [StopWorker(key, held.stop.reason, held.stop.grace_s)]
+        count = held.order.worker_count
+        if self._told_count.get(key) == count:
+            return []
+        self._told_count[key] = count
+        return [ResizeWorker(key, count)]
+
+    def _end(self, held: Held, now_s: float) -> None:
+        held.phase = P.EXITED
+        if held.is_started:
+            for uuid in held.order.gpu_uuids:
+                self._gpu_left_at_s[uuid] = now_s
+
+    def _reserve(self, held: Held, facts: Facts, closed: str) -> list[Action]:
+        key = held.order.key
+        why = closed or self._not_yet(held, facts)
+        if why or held.phase == P.REFUSED:
+            if held.phase != P.REFUSED:
+                held.phase = P.RESERVING
+                self._waits_for[key] = why
+            return []
+        if not held.endpoint:
+            if key in self._checking:
+                return []
+            self._checking.add(key)
+            return [CheckReserve(held.order)]
+        self._waits_for.pop(key, None)
+        held.phase = P.READY
+        return [StartWorker(held.order)] if held.order.phase == OrderPhase.RUN else []
+
+    def _not_yet(self, held: Held, facts: Facts) -> str:
+        """Why its GPUs are not to be had now; one that never can be is refused."""
+        if facts.gpus is None:
+            return "no GPU sample yet"
+        wanted = set(held.order.gpu_uuids)
+        known = {gpu.uuid: gpu for gpu in facts.gpus}
+        missing = sorted(wanted - set(known))
+        if missing:
+            held.phase, held.error = P.REFUSED, f"GPU {missing[0]} is not on this node"
+            return held.error
+        for other in self.live():
+            holds = other.phase in (P.READY, P.RUNNING, P.STOPPING)
+            if other is not held and holds and wanted & set(other.order.gpu_uuids):
+                return f"waits for worker {other.order.key} to leave"
+        if facts.gpus_at_s <= self.gpu_left_at_s(wanted):
+            return "waits for a GPU sample after the last worker left"
+        return next((why for uuid in sorted(wanted) if (why := self.busy_gpu(known[uuid]))), "")

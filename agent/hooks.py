@@ -1,0 +1,74 @@
+"""Commands that the operator configured, run with a time limit. An edge; must not know why."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from common.clock import Clock
+
+ERROR_TEXT_BYTES = 300
+
+
+class Commands(Protocol):
+    """Runs a command to its end."""
+
+    async def run(
+        self, argv: Sequence[str], *, timeout_s: float, variables: Mapping[str, str]
+    ) -> str:
+        """Empty when it exited with 0, else what went wrong in one line.
+
+        variables: added to the environment.
+        """
+        ...
+
+
+class SystemCommands:
+    """Commands as processes, without a shell, in a process group of their own.
+
+    Their output goes to a file and not to a pipe: a command that leaves a daemon behind would keep
+    a pipe open for ever.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    async def run(
+        self, argv: Sequence[str], *, timeout_s: float, variables: Mapping[str, str]
+    ) -> str:
+        """Empty when it exited with 0, else what went wrong in one line.
+
+        variables: added to the environment.
+        """
+        with tempfile.TemporaryFile() as output:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *argv,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                    env={**os.environ, **variables},
+                )
+            except OSError as error:
+                return f"{argv[0]}: {error.strerror}"
+            try:
+                async with self._clock.timeout(timeout_s):
+                    status = await process.wait()
+            except TimeoutError:
+                return f"{argv[0]} did not end within {timeout_s:g} s"
+            finally:
+                if process.returncode is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
+                    await process.wait()
+            if status == 0:
+                return ""
+            output.seek(max(0, output.seek(0, os.SEEK_END) - ERROR_TEXT_BYTES))
+            said = output.read().decode(errors="replace").strip().splitlines()
+            return f"{argv[0]} exited with {status}" + (f": {said[-1]}" if said else "")

@@ -1,0 +1,207 @@
+"""Inference load from the server's own Prometheus page. Must not know loans, roles or forecasts."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import math
+import urllib.request
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+from prometheus_client.parser import text_string_to_metric_families
+
+from common.errors import ConfigError, ProtocolError, Unavailable
+from common.messages import InferenceReport
+
+MAX_PAGE_BYTES = 4_000_000
+
+
+class Series(Struct, frozen=True):
+    """A sample name, and the labels that it must have to count."""
+
+    name: str
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+class Quantity(Struct, frozen=True):
+    """The first alias that the page has is taken; `default` if it has none, None: it must.
+
+    A default is right only for series that the engine makes at their first event.
+    """
+
+    aliases: tuple[Series, ...]
+    default: float | None = None
+
+
+class Engine(Struct, frozen=True, kw_only=True):
+    """Where an engine says what; newer names come first."""
+
+    running: Quantity
+    waiting: Quantity
+    success: Quantity
+    kv_cache: tuple[Series, ...] = ()
+
+
+def _gauge(*names: str) -> Quantity:
+    return Quantity(tuple(Series(name) for name in names))
+
+
+def _lazy(*names: str) -> Quantity:
+    return Quantity(tuple(Series(name) for name in names), default=0.0)
+
+
+_TRT_LLM_SCHEDULED = Series("nv_trt_llm_request_metrics", (("request_type", "scheduled"),))
+_TRT_LLM_KV_CACHE = Series(
+    "nv_trt_llm_kv_cache_block_metrics", (("kv_cache_block_type", "fraction"),)
+)
+
+ENGINES: Mapping[str, Engine] = {
+    "vllm": Engine(
+        running=_gauge("vllm:num_requests_running", "vllm_num_requests_running"),
+        waiting=_gauge("vllm:num_requests_waiting", "vllm_num_requests_waiting"),
+        success=_gauge("vllm:request_success_total", "vllm_request_success_total"),
+        kv_cache=(
+            Series("vllm:kv_cache_usage_perc"),
+            Series("vllm:gpu_cache_usage_perc"),
+            Series("vllm_gpu_cache_usage_perc"),
+        ),
+    ),
+    "sglang": Engine(
+        running=_gauge("sglang:num_running_reqs", "sglang_num_running_reqs"),
+        waiting=_gauge("sglang:num_queue_reqs", "sglang_num_queue_reqs"),
+        success=_lazy("sglang:num_requests_total", "sglang_num_requests_total"),
+        kv_cache=(Series("sglang:token_usage"), Series("sglang_token_usage")),
+    ),
+    # Triton itself does not say how many requests run, its LLM backends do. Without one, only the
+    # success counter standing still shows that nothing runs.
+    "triton": Engine(
+        running=Quantity((_TRT_LLM_SCHEDULED, Series("vllm:num_requests_running")), default=0.0),
+        waiting=_gauge("nv_inference_pending_request_count"),
+        success=_gauge("nv_inference_request_success"),
+        kv_cache=(_TRT_LLM_KV_CACHE, Series("vllm:gpu_cache_usage_perc")),
+    ),
+    # TGI makes its counters at the first request, its gauges when the batcher starts.
+    "tgi": Engine(
+        running=_gauge("tgi_batch_current_size"),
+        waiting=_gauge("tgi_queue_size"),
+        success=_lazy("tgi_request_success", "tgi_request_success_total"),
+    ),
+}
+"""Names as of vLLM 0.4 to 0.11, SGLang 0.3 to 0.5, Triton 23.04 and later, TGI 1.4 to 3."""
+
+
+def engine_named(name: str) -> Engine:
+    """The alias table of this engine.
+
+    Raises:
+        ConfigError: there is no such engine.
+    """
+    try:
+        return ENGINES[name]
+    except KeyError:
+        known = ", ".join(sorted(ENGINES))
+        raise ConfigError(f"engine: {name!r} is not known, expected one of {known}") from None
+
+
+def parse_metrics(text: str, engine: str) -> InferenceReport:
+    """Load of an inference server from its metrics page.
+
+    Counts are summed over all label sets (models, ranks, finish reasons). The KV cache is that
+    of the fullest label set: one full engine delays its requests, whatever room the others have.
+
+    Raises:
+        ConfigError: there is no such engine.
+        ProtocolError: the page is not one of this engine; names what is missing.
+    """
+    table = engine_named(engine)
+    values = _values_by_series(text, _all_series(table))
+    missing = [
+        " or ".join(series.name for series in quantity.aliases)
+        for quantity in (table.running, table.waiting, table.success)
+        if quantity.default is None and not any(series in values for series in quantity.aliases)
+    ]
+    if missing:
+        raise ProtocolError(f"metrics page of {engine}: no {', no '.join(missing)}")
+    return InferenceReport(
+        running_count=_sum(table.running, values),
+        waiting_count=_sum(table.waiting, values),
+        success_total=_sum(table.success, values),
+        kv_cache_used_ratio=next(
+            (max(values[series]) for series in table.kv_cache if series in values), None
+        ),
+    )
+
+
+async def fetch_page(url: str, timeout_s: float) -> str:
+    """The text at an http or https URL; redirects and proxies are not followed.
+
+    Raises:
+        ConfigError: another scheme.
+        Unavailable: no answer in time, or not status 200.
+        ProtocolError: more than `MAX_PAGE_BYTES`, or not UTF-8.
+    """
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise ConfigError(f"metrics_url: {url!r} is neither http nor https")
+    data = await asyncio.to_thread(_read, url, timeout_s)
+    if len(data) > MAX_PAGE_BYTES:
+        raise ProtocolError(f"{url}: more than {MAX_PAGE_BYTES} bytes")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise ProtocolError(f"{url}: not UTF-8: {error}") from error
+
+
+def _read(url: str, timeout_s: float) -> bytes:
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.HTTPHandler,
+        urllib.request.HTTPSHandler,
+        urllib.request.HTTPErrorProcessor,
+        urllib.request.HTTPDefaultErrorHandler,
+    ):
+        opener.add_handler(handler())
+    try:
+        with opener.open(url, timeout=timeout_s) as response:
+            data: bytes = response.read(MAX_PAGE_BYTES + 1)
+            return data
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise Unavailable(f"{url}: {error}") from error
+
+
+def _all_series(table: Engine) -> tuple[Series, ...]:
+    quantities = (table.running, table.waiting, table.success)
+    return (*(series for quantity in quantities for series in quantity.aliases), *table.kv_cache)
+
+
+def _values_by_series(text: str, wanted: tuple[Series, ...]) -> dict[Series, list[float]]:
+    # Only the lines that matter are parsed: a page has thousands of histogram buckets, and the
+    # agent has a hundredth of a core.
+    names = tuple({series.name for series in wanted})
+    lines = [line for line in text.splitlines() if line.startswith(names)]
+    values: dict[Series, list[float]] = {}
+    try:
+        for family in text_string_to_metric_families("\n".join(lines) + "\n"):
+            for sample in family.samples:
+                for series in wanted:
+                    if sample.name == series.name and _has_labels(sample.labels, series):
+                        values.setdefault(series, []).append(float(sample.value))
+    except (ValueError, KeyError, IndexError) as error:
+        raise ProtocolError(f"metrics page: {error}") from error
+    for series, found in values.items():
+        if not all(math.isfinite(value) and value >= 0 for value in found):
+            raise ProtocolError(f"metrics page: {series.name}: {found}, expected numbers from 0")
+    return values
+
+
+def _has_labels(labels: Mapping[str, str], series: Series) -> bool:
+    return all(labels.get(key) == value for key, value in series.labels)
+
+
+def _sum(quantity: Quantity, values: Mapping[Series, list[float]]) -> float:
+    for series in quantity.aliases:
+        if series in values:
+            return sum(values[series])
+    assert quantity.default is not None, "checked before"
+    return quantity.default

@@ -1,0 +1,175 @@
+"""The last resort, as an agent arms it: a process that waits, or a timer of systemd. Must not know
+leases or what going home means; both are `agent.lease.LastResort`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+from agent import keeper_process, shim_files
+from agent.starters import run_command
+from common.clock import Clock
+
+START_TIMEOUT_S = 10.0
+RETRY_S = keeper_process.RETRY_S
+NOT_LOADED_EXIT_CODE = 5
+"""systemctl's answer when there is no such unit, which is what a disarm wants."""
+KEEPER = Path(keeper_process.__file__)
+OWN_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC")
+"""What systemd gives to the agent alone: another process that used it would speak for the agent."""
+
+
+class KeeperLastResort:
+    """A small detached process, one per file, that runs `argv` when the file's instant has come.
+
+    Args:
+        path: where the instant is kept; its directory must exist and outlive the agent.
+        argv: the command; run again and again until it succeeds or somebody disarms.
+    """
+
+    def __init__(self, path: Path, argv: tuple[str, ...], *, clock: Clock) -> None:
+        self._path = path.absolute()
+        self._argv = argv
+        self._clock = clock
+        self._lock = asyncio.Lock()
+
+    async def arm(self, after_s: float) -> None:
+        """As `agent.lease.LastResort.arm`; on disk before it returns.
+
+        Raises:
+            Unavailable: the keeper could not be started.
+            OSError: the file could not be written.
+        """
+        async with self._lock:
+            orders: dict[str, object] = {
+                "boot_id": keeper_process.boot_id(),
+                "fire_at_s": self._clock.now_s() + after_s,
+                "argv": list(self._argv),
+            }
+            path = str(self._path)
+            await asyncio.to_thread(shim_files.write_json, path, orders, is_durable=True)
+            lock_fd = keeper_process.take_lock(path)
+            if lock_fd is None:
+                return
+            os.close(lock_fd)
+            await run_command(
+                (sys.executable, "-I", "-S", str(KEEPER), keeper_process.DETACH_FLAG, path),
+                log=self._path.with_name(f"{self._path.name}.log"),
+                clock=self._clock,
+                timeout_s=START_TIMEOUT_S,
+                env={name: v for name, v in os.environ.items() if name not in OWN_VARIABLES},
+                cwd=os.getcwd(),  # noqa: PTH109 - a string, as the command will see it
+            )
+
+    async def disarm(self) -> None:
+        """As `agent.lease.LastResort.disarm`; a command that runs already is not stopped."""
+        async with self._lock:
+            with contextlib.suppress(FileNotFoundError):
+                self._path.unlink()
+
+
+def timer_unit(node: str, slot: str) -> str:
+    """The name of one of a node's two timers, without suffix."""
+    return f"aryl-go-home-{node}-{slot}"
+
+
+def arm_argv(
+    node: str, slot: str, argv: tuple[str, ...], after_s: float, *, is_user_manager: bool = False
+) -> tuple[str, ...]:
+    """The command line of a timer that runs `argv` in `after_s` (systemd-run(1))."""
+    return (
+        "systemd-run",
+        *(["--user"] if is_user_manager else []),
+        "--quiet",
+        "--collect",
+        "--no-ask-password",
+        f"--unit={timer_unit(node, slot)}",
+        f"--on-active={max(1, round(after_s * 1000))}ms",
+        "--timer-property=AccuracySec=100ms",
+        "--property=Restart=on-failure",
+        f"--property=RestartSec={RETRY_S:g}",
+        "--property=StartLimitIntervalSec=0",
+        "--",
+        *argv,
+    )
+
+
+def disarm_argv(
+    node: str, slots: tuple[str, ...], *, is_user_manager: bool = False
+) -> tuple[str, ...]:
+    """The command line that stops timers, and not what one of them may have started already."""
+    user = ["--user"] if is_user_manager else []
+    return ("systemctl", *user, "stop", *(f"{timer_unit(node, slot)}.timer" for slot in slots))
+
+
+class SystemdLastResort:
+    """A transient timer of PID 1.
+
+    A transient unit cannot be changed, so there are two names that take turns: the new timer runs
+    before the old one is stopped, and an agent that dies in between leaves at least one.
+
+    Args:
+        node: the node's name; part of the units' names.
+        argv: the command; PID 1 runs it again until it succeeds.
+        log: where what systemd says is kept.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        argv: tuple[str, ...],
+        *,
+        clock: Clock,
+        log: Path,
+        is_user_manager: bool = False,
+    ) -> None:
+        self._node = node
+        self._argv = argv
+        self._clock = clock
+        self._log = log
+        self._is_user_manager = is_user_manager
+        self._slots = ("a", "b")
+        self._lock = asyncio.Lock()
+
+    async def arm(self, after_s: float) -> None:
+        """As `agent.lease.LastResort.arm`.
+
+        Raises:
+            Unavailable: systemd did not take it; an earlier timer is still armed then.
+        """
+        async with self._lock:
+            old, new = self._slots
+            await self._stop(new)
+            user = self._is_user_manager
+            await self._run(
+                arm_argv(self._node, new, self._argv, after_s, is_user_manager=user), (0,)
+            )
+            self._slots = (new, old)
+            await self._stop(old)
+
+    async def disarm(self) -> None:
+        """As `agent.lease.LastResort.disarm`.
+
+        Raises:
+            Unavailable: systemd does not answer.
+        """
+        async with self._lock:
+            await self._stop(*self._slots)
+
+    async def _stop(self, *slots: str) -> None:
+        argv = disarm_argv(self._node, slots, is_user_manager=self._is_user_manager)
+        await self._run(argv, (0, NOT_LOADED_EXIT_CODE))
+
+    async def _run(self, argv: tuple[str, ...], exit_codes: tuple[int, ...]) -> None:
+        await run_command(
+            argv,
+            log=self._log,
+            clock=self._clock,
+            timeout_s=START_TIMEOUT_S,
+            exit_codes=exit_codes,
+            env={"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8"},
+        )

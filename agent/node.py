@@ -1,0 +1,257 @@
+"""The node's driver: look at the world, let `agent.life` decide, carry it out. Knows no bus.
+
+`agent.agent` adds the coordinator to it; `agent.go_home` runs it with nobody to talk to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from agent.hooks import Commands
+from agent.ledger import LedgerPort
+from agent.life import Life
+from agent.processes import strangers
+from agent.settings import AgentSettings
+from agent.state import (
+    NODE_FAULT,
+    Action,
+    CheckReserve,
+    Facts,
+    ForgetWorker,
+    HookKind,
+    ResizeWorker,
+    RunHook,
+    StartWorker,
+    StopWorker,
+    WorkerFact,
+)
+from agent.worker_record import SHIM_LOST
+from agent.workers import WorkerRunner, WorkerStatus
+from common.clock import Clock
+from common.errors import ArylError
+from common.messages import (
+    CollectorReport,
+    CostReport,
+    GpuReport,
+    HostReport,
+    InferenceReport,
+    WorkerPhase,
+)
+from common.model import GpuUuid, NodeRole
+
+log = logging.getLogger(__name__)
+
+
+class Sample(Struct, frozen=True, kw_only=True):
+    """One look at the machine; what could not be seen is None."""
+
+    began_at_s: float
+    gpus: tuple[GpuReport, ...] | None = None
+    host: HostReport | None = None
+    inference: InferenceReport | None = None
+    is_healthy: bool = False
+    cost: CostReport | None = None
+    collectors: tuple[CollectorReport, ...] = ()
+
+
+class Sampler(Protocol):
+    """Looks at the machine; never raises and always ends in time."""
+
+    async def sample(self) -> Sample:
+        """One look."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of what it holds."""
+        ...
+
+
+class Node:
+    """One node without its coordinator.
+
+    Everything that touches the world is an argument, so that a test can put a model in its place.
+    """
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        life: Life,
+        *,
+        ledger: LedgerPort,
+        clock: Clock,
+        runner: WorkerRunner,
+        sampler: Sampler,
+        commands: Commands,
+    ) -> None:
+        self.settings = settings
+        self.life = life
+        self.runner = runner
+        self.clock = clock
+        self.last_sample = Sample(began_at_s=clock.now_s())
+        self.changed = asyncio.Event()
+        """Set when `step` should be called at once."""
+        self._ledger = ledger
+        self._sampler = sampler
+        self._commands = commands
+        self._hooks: set[asyncio.Task[None]] = set()
+
+    # --- looking ------------------------------------------------------------------------------
+
+    async def sample(self) -> None:
+        """Look at the machine."""
+        self.last_sample = await self._sampler.sample()
+
+    async def sample_for_ever(self) -> None:
+        """One look per period, more often while something is in transition."""
+        while True:
+            began_at_s = self.clock.now_s()
+            await self.sample()
+            in_transition = self.life.is_in_transition
+            if in_transition:
+                self.changed.set()
+            period_s = self.period_s
+            await self.clock.sleep(max(0.0, began_at_s + period_s - self.clock.now_s()))
+
+    @property
+    def period_s(self) -> float:
+        """Time between two looks now."""
+        if self.life.is_in_transition:
+            return self.settings.step_period_s
+        return self.settings.report_period_s
+
+    def _facts(self, statuses: Sequence[WorkerStatus]) -> Facts:
+        sample = self.last_sample
+        return Facts(
+            now_s=self.clock.now_s(),
+            gpus=sample.gpus,
+            gpus_at_s=sample.began_at_s,
+            inference=sample.inference,
+            is_healthy=sample.is_healthy,
+            probed_at_s=sample.began_at_s,
+            statuses=tuple(_fact(status) for status in statuses),
+            trespassers=self._trespassers(statuses),
+        )
+
+    def _trespassers(self, statuses: Sequence[WorkerStatus]) -> tuple[tuple[int, GpuUuid], ...]:
+        """GPU processes outside every granted worker (design 7)."""
+        if self.life.memory.role not in (NodeRole.TRAINING, NodeRole.ON_LOAN):
+            return ()
+        used = [
+            (process.pid, gpu.uuid)
+            for gpu in self.last_sample.gpus or ()
+            for process in gpu.processes
+        ]
+        if not used:
+            return ()
+        unknown = strangers(
+            {pid for pid, _ in used}, [status.pid for status in statuses if status.pid]
+        )
+        return tuple((pid, uuid) for pid, uuid in used if pid in unknown)
+
+    # --- doing --------------------------------------------------------------------------------
+
+    async def save(self) -> None:
+        """Write down what must outlive a restart; before anybody acts on it or hears of it."""
+        await self._ledger.save(self.life.memory)
+
+    async def step(self) -> None:
+        """Compare what is with what is wanted, write down what was concluded, and do it."""
+        statuses = await self.runner.statuses()
+        actions = self.life.step(self._facts(statuses))
+        await self.save()
+        for action in actions:
+            await self._do(action)
+        if actions:
+            await self.save()
+
+    async def _do(self, action: Action) -> None:
+        try:
+            await self._do_or_raise(action)
+        except (ArylError, OSError) as error:
+            log.warning("%s: %s", type(action).__name__, error)
+            if isinstance(action, StartWorker):
+                self.life.workers.started(action.order.key, error=str(error))
+
+    async def _do_or_raise(self, action: Action) -> None:
+        match action:
+            case CheckReserve():
+                refusal = await self.runner.check_reserve(action.order)
+                endpoint = f"{self.settings.advertised_host}:{free_port()}"
+                self.life.workers.checked(action.order.key, endpoint=endpoint, refusal=refusal)
+                self.changed.set()
+            case StartWorker():
+                await self.runner.start(action.order, endpoint=action.order.endpoint)
+                self.life.workers.started(action.order.key, error="")
+            case StopWorker():
+                await self.runner.stop(action.key, action.reason, action.grace_s)
+            case ResizeWorker():
+                await self.runner.resize(action.key, action.worker_count)
+            case ForgetWorker():
+                await self.runner.forget(action.key)
+            case RunHook():
+                task = asyncio.create_task(self._hook(action.kind), name=f"hook {action.kind}")
+                self._hooks.add(task)
+                task.add_done_callback(self._hooks.discard)
+
+    async def _hook(self, kind: HookKind) -> None:
+        server = self.settings.server
+        assert server is not None
+        argv = {
+            HookKind.START: server.start,
+            HookKind.STOP: server.stop,
+            HookKind.ROUTE: server.route,
+            HookKind.UNROUTE: server.unroute,
+        }[kind]
+        gpus = self.last_sample.gpus or ()
+        variables = {
+            "ARYL_NODE": self.settings.node,
+            "ARYL_SERVICE": self.settings.service or "",
+            "ARYL_GPU_UUIDS": ",".join(gpu.uuid for gpu in gpus),
+        }
+        error = await self._commands.run(argv, timeout_s=server.hook_timeout_s, variables=variables)
+        if error:
+            log.warning("%s command: %s", kind, error)
+        self.life.hook_done(kind, error=error, now_s=self.clock.now_s())
+        self.changed.set()
+
+    async def close(self) -> None:
+        """Leave; workers and the server stay as they are."""
+        for task in list(self._hooks):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        await self._sampler.close()
+        self._ledger.close()
+
+
+def _fact(status: WorkerStatus) -> WorkerFact:
+    return WorkerFact(
+        key=status.key,
+        phase=WorkerPhase(status.phase),
+        exit_code=status.exit_code,
+        error=f"{NODE_FAULT}: {status.error}" if _is_lost(status) else status.error,
+        stop_reason=status.stop_reason,
+        progress=status.progress,
+        checkpoint=status.checkpoint,
+        running_s=status.running_s,
+    )
+
+
+def _is_lost(status: WorkerStatus) -> bool:
+    """Whether the worker's supervisor died on it: its node's fault, not its job's."""
+    return status.error.startswith(SHIM_LOST)
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on now; offered as a gang's rendezvous."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port

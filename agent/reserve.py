@@ -1,0 +1,57 @@
+"""Whether a worker could start here: its paths and its command, asked as the job's user. Must not
+know GPUs or gangs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+
+from agent.worker_spec import Account
+from common.clock import Clock
+
+CHECK_TIMEOUT_S = 10.0
+_CHECKER = Path(__file__).with_name("shim_files.py")
+
+
+async def refusal(
+    question: dict[str, str],
+    *,
+    account: Account | None,
+    clock: Clock,
+    timeout_s: float = CHECK_TIMEOUT_S,
+) -> str:
+    """Why not, or the empty string. Asked in a process of its own: storage may hang for ever, and
+    only a process can be somebody else.
+
+    question: the arguments of `agent.shim_files.refusal`.
+    """
+    try:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-I", "-S", str(_CHECKER), json.dumps(question),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            cwd="/",
+            env={"LANG": "C.UTF-8"},
+            user=None if account is None else account.uid,
+            group=None if account is None else account.gid,
+            extra_groups=None
+            if account is None
+            else os.getgrouplist(account.name, account.gid),
+        )  # fmt: skip
+    except OSError as error:
+        return f"cannot look as the job's user: {error}"
+    try:
+        async with clock.timeout(timeout_s):
+            answer, _ = await process.communicate()
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        return f"workdir or checkpoint.path: the storage did not answer in {timeout_s:g} s"
+    if process.returncode != 0:
+        return f"cannot look as the job's user: exit code {process.returncode}"
+    return answer.decode(errors="replace")

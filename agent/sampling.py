@@ -1,0 +1,113 @@
+"""One look at the machine: every collector, and the server's health check. Decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from agent.collect import (
+    Collector,
+    CostCollector,
+    GpuCollector,
+    HostCollector,
+    InferenceCollector,
+    collect_all,
+)
+from agent.gpu_process import child_starter
+from agent.gpu_reader import GpuReader
+from agent.inference import fetch_page
+from agent.node import Sample
+from agent.settings import AgentSettings
+from common.clock import Clock
+from common.errors import ArylError
+
+
+class NodeSampler:
+    """`Sampler` over this machine.
+
+    Args:
+        reader: closed with this sampler.
+        is_server_wanted: an inference server that was stopped on purpose is not asked.
+    """
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        *,
+        clock: Clock,
+        reader: GpuReader,
+        is_server_wanted: Callable[[], bool],
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._reader = reader
+        self._is_server_wanted = is_server_wanted
+        self._collectors = self._make_collectors()
+
+    def _make_collectors(self) -> Sequence[Collector]:
+        found: list[Collector] = [
+            GpuCollector(self._reader),
+            HostCollector(),
+            CostCollector(lambda: self._reader.child_pid),
+        ]
+        server = self._settings.server
+        if server is not None:
+            inference = InferenceCollector(
+                server.metrics_url,
+                server.engine,
+                timeout_s=self._settings.collect_deadline_s,
+                is_wanted=self._is_server_wanted,
+            )
+            found.append(inference)
+        return tuple(found)
+
+    async def sample(self) -> Sample:
+        """One look; takes at most the collectors' deadline."""
+        began_at_s = self._clock.now_s()
+        deadline_s = self._settings.collect_deadline_s
+        collected, is_healthy = await asyncio.gather(
+            collect_all(self._collectors, self._clock, deadline_s), self._is_healthy()
+        )
+        return Sample(
+            began_at_s=began_at_s,
+            gpus=collected.gpus or None,
+            host=collected.host,
+            inference=collected.inference,
+            is_healthy=is_healthy,
+            cost=collected.cost,
+            collectors=collected.collectors,
+        )
+
+    async def _is_healthy(self) -> bool:
+        server = self._settings.server
+        if server is None or not self._is_server_wanted():
+            return False
+        deadline_s = self._settings.collect_deadline_s
+        try:
+            async with self._clock.timeout(deadline_s):
+                await fetch_page(server.health_url, deadline_s)
+        except (ArylError, TimeoutError):
+            return False
+        return True
+
+    async def close(self) -> None:
+        """End the NVML child."""
+        await self._reader.close()
+
+
+def make_sampler(
+    settings: AgentSettings,
+    *,
+    clock: Clock,
+    fake_nvml: Path | None,
+    is_server_wanted: Callable[[], bool],
+) -> NodeSampler:
+    """The sampler of a real machine, or of one whose GPUs a file describes.
+
+    Raises:
+        ConfigError: the file does not fit, or the engine is not known.
+    """
+    start = child_starter(settings.node, now_s=clock.now_s, fake_fleet=fake_nvml)
+    reader = GpuReader(start, clock, deadline_s=settings.collect_deadline_s * 0.75)
+    return NodeSampler(settings, clock=clock, reader=reader, is_server_wanted=is_server_wanted)

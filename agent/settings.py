@@ -1,0 +1,104 @@
+"""The agent's settings file; every duration has its unit in its name. Must not know the bus."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from common.errors import ConfigError
+from common.model import NonNegativeFloat, Pool, PositiveFloat, Ratio, Token
+
+Argv = tuple[str, ...]
+
+
+class Starter(StrEnum):
+    """How a worker's shim, or the last resort, is started."""
+
+    SYSTEMD = "systemd"
+    DETACHED = "detached"
+
+
+class ServerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The inference server of this node, and the commands that move it.
+
+    A command is run without a shell, must be idempotent, and says success by exit code 0. Its
+    environment has ARYL_NODE, ARYL_SERVICE and ARYL_GPU_UUIDS (with commas between).
+    """
+
+    health_url: Annotated[str, Meta(description="answers 200 when the server can serve")]
+    metrics_url: Annotated[str, Meta(description="the server's own Prometheus page")]
+    engine: Annotated[str, Meta(description="vllm, sglang, triton or tgi")] = "vllm"
+    start: Annotated[Argv, Meta(min_length=1, description="start the server")]
+    stop: Annotated[Argv, Meta(min_length=1, description="stop it; returns when it is gone")]
+    route: Annotated[Argv, Meta(min_length=1, description="send requests to this node again")]
+    unroute: Annotated[Argv, Meta(min_length=1, description="send no new requests to this node")]
+    hook_timeout_s: Annotated[
+        PositiveFloat, Meta(description="a command that takes longer is ended and counts as failed")
+    ] = 60.0
+
+
+class AgentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One agent of one node."""
+
+    cell: Annotated[Token, Meta(description="name of the cell; part of every subject")]
+    node: Annotated[Token, Meta(description="name of this node in the cell")]
+    home_pool: Annotated[Pool, Meta(description="training or inference")]
+    nats_url: Annotated[str, Meta(description="nats://host:port or tls://host:port")]
+    state_dir: Annotated[
+        str, Meta(min_length=1, description="ledger and workers; must outlive a restart")
+    ]
+    insecure: Annotated[bool, Meta(description="allow a plain-text URL off loopback")] = False
+    rack: Annotated[str, Meta(description="rack or switch of this node, for placement")] = ""
+    service: Annotated[
+        Token | None, Meta(description="inference service of this node; none in training")
+    ] = None
+    server: Annotated[
+        ServerSettings | None, Meta(description="the inference server; none in training")
+    ] = None
+    advertised_host: Annotated[
+        str, Meta(min_length=1, description="name or address that gangs rendezvous at")
+    ] = "127.0.0.1"
+    report_period_s: Annotated[PositiveFloat, Meta(description="time between two reports")] = 1.0
+    step_period_s: Annotated[
+        PositiveFloat, Meta(description="time between two looks while something is in transition")
+    ] = 0.25
+    collect_deadline_s: Annotated[
+        PositiveFloat, Meta(description="a collector that takes longer has failed this time")
+    ] = 2.0
+    device_free_timeout_s: Annotated[
+        PositiveFloat, Meta(description="a GPU busy this long after its last worker: quarantine")
+    ] = 60.0
+    device_free_memory_ratio: Annotated[
+        Ratio, Meta(description="a GPU with less memory used than this counts as free")
+    ] = 0.05
+    warm_up_timeout_s: Annotated[
+        PositiveFloat, Meta(description="a server not healthy by then: quarantine")
+    ] = 900.0
+    quarantine_s: Annotated[
+        NonNegativeFloat, Meta(description="shortest stay in quarantine before the next try")
+    ] = 60.0
+    vacate_grace_s: Annotated[
+        NonNegativeFloat, Meta(description="longest grace of a worker when the node must go home")
+    ] = 60.0
+    worker_starter: Annotated[Starter, Meta(description="systemd or detached")] = Starter.SYSTEMD
+    is_root_allowed: Annotated[
+        bool, Meta(description="let workers run as root; for a demo on a machine of one person")
+    ] = False
+    last_resort: Annotated[
+        Starter, Meta(description="who runs --go-home when the agent is dead: systemd or detached")
+    ] = Starter.SYSTEMD
+
+    def check(self) -> None:
+        """What types cannot say.
+
+        Raises:
+            ConfigError: names the field.
+        """
+        inference = self.home_pool == Pool.INFERENCE
+        for field, value in (("service", self.service), ("server", self.server)):
+            if inference and value is None:
+                raise ConfigError(f"{field}: an inference node needs it (home_pool is inference)")
+            if not inference and value is not None:
+                raise ConfigError(f"{field}: a training node has none (home_pool is training)")

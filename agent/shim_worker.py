@@ -1,0 +1,100 @@
+"""The worker's process as its shim sees it: started, signalled, ended to the last descendant. Must
+not know sockets, checkpoints or why.
+
+Standard library only and without `typing`, because a shim must stay under 12 MB.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+
+from agent import shim_files
+
+NOT_FOUND_EXIT_CODE = 127
+NOT_EXECUTABLE_EXIT_CODE = 126
+
+
+class Worker:
+    """One process in a session and group of its own, and everything that it leaves behind."""
+
+    def __init__(self, argv: list[str], env: dict[str, str], workdir: str, log_fd: int) -> None:
+        self.exit_code: int | None = None
+        self.error = ""
+        read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
+        self.pid = os.fork()
+        if self.pid == 0:
+            _become(argv, env, workdir, log_fd, write_fd)
+        os.close(write_fd)
+        self.start_ticks = shim_files.start_ticks(self.pid)
+        with open(read_fd, "rb") as pipe:
+            self.error = pipe.read().decode()  # empty once exec has closed it
+
+    def signal_main(self, number: int) -> None:
+        """Signal the named process only: what its children do is its own business
+        (production note pain 7: data loaders that die first take the emergency save with them)."""
+        if self.exit_code is None:
+            os.kill(self.pid, number)
+
+    def kill_all(self, spared: set[int]) -> int:
+        """SIGKILL to the worker's group and to all below the shim; how many are left to die."""
+        if self.exit_code is None:
+            # Until it is reaped its number, and so its group's, cannot be anybody else's.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+        left = [pid for pid in shim_files.descendants(os.getpid()) if pid not in spared]
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        return len(left)
+
+    def reap(self) -> list[int]:
+        """Collect every child that ended, whose ever it was; their process ids."""
+        ended: list[int] = []
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if found is None:
+                    break
+                if found.si_pid == self.pid:
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.killpg(self.pid, signal.SIGKILL)
+                _, status = os.waitpid(found.si_pid, 0)
+                if found.si_pid == self.pid:
+                    self.exit_code = os.waitstatus_to_exitcode(status)
+                ended.append(found.si_pid)
+        return ended
+
+
+def _become(argv: list[str], env: dict[str, str], workdir: str, log_fd: int, error_fd: int) -> None:
+    """In the child: turn into the worker, or say on `error_fd` why not."""
+    exit_code = NOT_EXECUTABLE_EXIT_CODE
+    try:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number in (
+            signal.SIGHUP,
+            signal.SIGINT,
+            signal.SIGTERM,
+            signal.SIGCHLD,
+            signal.SIGPIPE,
+        ):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        null_fd = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null_fd, 0)
+        os.dup2(log_fd, 1)
+        os.dup2(log_fd, 2)
+        os.chdir(workdir)
+        os.umask(0o022)
+        os.execvpe(argv[0], argv, env)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError):
+            exit_code = NOT_FOUND_EXIT_CODE
+        reason = shim_files.error_text(error.errno or 0)
+        os.write(error_fd, f"cannot start {argv[0]!r}: {reason}".encode())
+    except (ValueError, TypeError) as error:  # a zero byte in an argument or variable
+        os.write(error_fd, f"cannot start {argv[0]!r}: {error}".encode())
+    finally:
+        os._exit(exit_code)

@@ -1,0 +1,161 @@
+"""How a shim comes to life apart from the agent: detached, or as a unit of systemd. Must not know
+what a worker is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from common.clock import Clock
+from common.errors import Unavailable
+from common.messages import WorkerOrder
+
+SHIM = Path(__file__).with_name("shim.py")
+SLICE = "aryl-jobs.slice"
+START_TIMEOUT_S = 10.0
+SHIM_LOG = "shim.log"
+BARE_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C.UTF-8"}
+"""Nothing of the agent's own environment reaches a worker, its shim included."""
+
+
+class ShimStarter(Protocol):
+    """Starts the shim of a directory so that no death of the agent reaches it."""
+
+    async def start(self, directory: Path, order: WorkerOrder) -> None:
+        """Return when the shim is on its way.
+
+        Raises:
+            Unavailable: it could not be started; the text says why.
+        """
+        ...
+
+
+def shim_argv(directory: Path) -> tuple[str, ...]:
+    """The shim's command line: isolated, without site, so that it stays small."""
+    return (sys.executable, "-I", "-S", str(SHIM), str(directory))
+
+
+def detached_argv(directory: Path) -> tuple[str, ...]:
+    """The command line of a process that leaves a detached shim behind and ends."""
+    *command, last = shim_argv(directory)
+    return (*command, "--detach", last)
+
+
+def systemd_argv(
+    directory: Path, order: WorkerOrder, *, is_user_manager: bool = False
+) -> tuple[str, ...]:
+    """The command line that makes a shim a transient unit (systemd-run(1)).
+
+    KillMode=mixed: a stop of the unit or of the machine reaches the shim alone, which gives the
+    worker its grace; the rest of the cgroup is killed only after it. OOMPolicy=continue: the
+    kernel's choice of a victim inside the job is the job's exit, not the shim's.
+    """
+    spec = order.spec
+    properties = [
+        "Type=exec",
+        "KillMode=mixed",
+        f"TimeoutStopSec={spec.checkpoint.grace_s + START_TIMEOUT_S:g}",
+        "OOMPolicy=continue",
+        "OOMScoreAdjust=0",
+        f"StandardOutput=append:{directory / SHIM_LOG}",
+        f"StandardError=append:{directory / SHIM_LOG}",
+    ]
+    if spec.memory_bytes_per_worker:
+        properties.append(f"MemoryMax={spec.memory_bytes_per_worker}")
+    if spec.cpus_per_worker:
+        properties.append(f"CPUWeight={min(10_000, 100 * spec.cpus_per_worker)}")
+    return (
+        "systemd-run",
+        *(["--user"] if is_user_manager else []),
+        "--quiet",
+        "--collect",
+        "--no-ask-password",
+        f"--slice={SLICE}",
+        f"--unit=aryl-worker-{order.key}.service",
+        f"--description=Aryl worker {order.key} of {order.tenant}/{order.user}",
+        *(f"--property={name}" for name in properties),
+        "--",
+        *shim_argv(directory),
+    )
+
+
+async def run_command(
+    argv: tuple[str, ...],
+    *,
+    log: Path,
+    clock: Clock,
+    timeout_s: float,
+    exit_codes: tuple[int, ...] = (0,),
+    env: Mapping[str, str] = BARE_ENVIRONMENT,
+    cwd: str = "/",
+) -> None:
+    """Run a short command to its end, its output appended to `log`.
+
+    exit_codes: those that mean success.
+
+    Raises:
+        Unavailable: it is not there, failed, or took longer.
+    """
+    with log.open("ab") as output:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=cwd,
+                env=env,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise Unavailable(f"{argv[0]}: {error}") from error
+    try:
+        async with clock.timeout(timeout_s):
+            exit_code = await process.wait()
+    except TimeoutError:
+        process.kill()
+        raise Unavailable(f"{argv[0]}: no end in {timeout_s:g} s") from None
+    if exit_code not in exit_codes:
+        text = _last_words(log)
+        raise Unavailable(f"{argv[0]}: exit code {exit_code}: {text}")
+
+
+def _last_words(log: Path) -> str:
+    return log.read_bytes()[-500:].decode(errors="replace").strip()
+
+
+class DetachedStarter:
+    """Where there is no systemd: a session of its own, nobody's child."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    async def start(self, directory: Path, order: WorkerOrder) -> None:
+        """As `ShimStarter.start`."""
+        await run_command(
+            detached_argv(directory),
+            log=directory / SHIM_LOG,
+            clock=self._clock,
+            timeout_s=START_TIMEOUT_S,
+        )
+
+
+class SystemdStarter:
+    """Where there is systemd: PID 1 keeps the unit and its cgroup whatever becomes of the agent."""
+
+    def __init__(self, clock: Clock, *, is_user_manager: bool = False) -> None:
+        self._clock = clock
+        self._is_user_manager = is_user_manager
+
+    async def start(self, directory: Path, order: WorkerOrder) -> None:
+        """As `ShimStarter.start`."""
+        await run_command(
+            systemd_argv(directory, order, is_user_manager=self._is_user_manager),
+            log=directory / SHIM_LOG,
+            clock=self._clock,
+            timeout_s=START_TIMEOUT_S,
+        )

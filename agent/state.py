@@ -1,0 +1,175 @@
+"""What a node remembers, what it sees, and what it may do: data only. Pure, and without rules.
+
+`agent.life` holds the rules over these types; `agent.node` carries the actions out. What must
+outlive a restart is in `Memory`; the driver writes it down before anything else happens.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct, field
+
+from agent.settings import AgentSettings
+from common.messages import (
+    GpuReport,
+    InferenceReport,
+    StopOrder,
+    WorkerOrder,
+    WorkerPhase,
+)
+from common.model import (
+    Checkpoint,
+    GpuUuid,
+    Lease,
+    LeaseId,
+    NodeRole,
+    Pool,
+    Progress,
+    StopReason,
+    WorkerKey,
+)
+
+FORGOTTEN_KEPT = 4096
+ENDED_LEASES_KEPT = 256
+NODE_FAULT = "node fault"
+"""How the error of a worker begins that its node, not its job, ended."""
+
+
+class HookKind(StrEnum):
+    """The commands that move an inference server."""
+
+    START = "start"
+    STOP = "stop"
+    ROUTE = "route"
+    UNROUTE = "unroute"
+
+
+# --- what is remembered -----------------------------------------------------------------------
+
+
+class Held(Struct, kw_only=True):
+    """One worker that the node was ordered to hold."""
+
+    order: WorkerOrder
+    phase: WorkerPhase = WorkerPhase.RESERVING
+    endpoint: str = ""
+    is_started: bool = False
+    stop: StopOrder | None = None
+    exit_code: int | None = None
+    stop_reason: StopReason | None = None
+    error: str = ""
+    checkpoint: Checkpoint | None = None
+    running_s: float = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it ended, or never could begin."""
+        return self.phase in (WorkerPhase.EXITED, WorkerPhase.REFUSED)
+
+
+class Memory(Struct, kw_only=True):
+    """What outlives the agent's process; one record of the ledger."""
+
+    version: int = 1
+    node: str
+    boot_id: str
+    role: NodeRole
+    epoch: int = 0
+    generation: int = 0
+    desired_role: NodeRole
+    lease: Lease | None = None
+    lease_until_s: float | None = None
+    """End of the TTL on the boot clock; None before the first renewal was answered."""
+    ended_leases: list[LeaseId] = field(default_factory=list[LeaseId])
+    is_server_stopped: bool = False
+    """The server of an inference node was told to stop and not yet to start again."""
+    workers: dict[str, Held] = field(default_factory=dict[str, Held])
+    forgotten: list[WorkerKey] = field(default_factory=list[WorkerKey])
+
+
+def first_memory(settings: AgentSettings, boot_id: str) -> Memory:
+    """A node that was never seen before."""
+    inference = settings.home_pool == Pool.INFERENCE
+    return Memory(
+        node=settings.node,
+        boot_id=boot_id,
+        role=NodeRole.WARMING if inference else NodeRole.TRAINING,
+        desired_role=NodeRole.SERVING if inference else NodeRole.TRAINING,
+    )
+
+
+# --- facts and actions ------------------------------------------------------------------------
+
+
+class WorkerFact(Struct, frozen=True, kw_only=True):
+    """What a worker's shim says."""
+
+    key: WorkerKey
+    phase: WorkerPhase
+    exit_code: int | None = None
+    error: str = ""
+    stop_reason: StopReason | None = None
+    progress: Progress | None = None
+    checkpoint: Checkpoint | None = None
+    running_s: float = 0.0
+
+
+class Facts(Struct, frozen=True, kw_only=True):
+    """The world at one instant, as far as it is known.
+
+    gpus: None before the first sample. gpus_at_s: when that sample was begun.
+    inference, is_healthy: of the inference server, asked at probed_at_s.
+    trespassers: GPU processes that belong to no granted worker, as (pid, GPU).
+    """
+
+    now_s: float
+    gpus: tuple[GpuReport, ...] | None = None
+    gpus_at_s: float = 0.0
+    inference: InferenceReport | None = None
+    is_healthy: bool = False
+    probed_at_s: float = 0.0
+    statuses: tuple[WorkerFact, ...] = ()
+    trespassers: tuple[tuple[int, GpuUuid], ...] = ()
+
+
+class CheckReserve(Struct, frozen=True):
+    """See whether the node can run this worker at all; answer by `Life.reserved`."""
+
+    order: WorkerOrder
+
+
+class StartWorker(Struct, frozen=True):
+    """Start it; idempotent by key."""
+
+    order: WorkerOrder
+
+
+class StopWorker(Struct, frozen=True):
+    """Stop it by the grace protocol; idempotent by key."""
+
+    key: WorkerKey
+    reason: StopReason
+    grace_s: float
+
+
+class ResizeWorker(Struct, frozen=True):
+    """Tell it how many workers its gang has now."""
+
+    key: WorkerKey
+    worker_count: int
+
+
+class ForgetWorker(Struct, frozen=True):
+    """Remove its files: the coordinator's journal has its end."""
+
+    key: WorkerKey
+
+
+class RunHook(Struct, frozen=True):
+    """Run one server command in the background; answer by `Life.hook_done`."""
+
+    kind: HookKind
+
+
+Action = CheckReserve | StartWorker | StopWorker | ResizeWorker | ForgetWorker | RunHook

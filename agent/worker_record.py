@@ -1,0 +1,168 @@
+"""A worker's directory as the agent reads it: its record, its log, and what a dead shim left. Must
+not know orders, sockets or how a worker is started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from agent import shim_files
+from common.errors import ConfigError
+from common.messages import WorkerPhase
+from common.model import TOKEN_PATTERN, Checkpoint, JobId, Progress, WorkerKey
+
+SHIM_LOST = "shim lost"
+
+
+class WorkerRecord(Struct, frozen=True, kw_only=True):
+    """status.json as a shim writes it; instants are seconds since the boot that it names."""
+
+    phase: WorkerPhase
+    pid: int
+    start_ticks: int
+    shim_pid: int
+    shim_start_ticks: int
+    boot_id: str
+    started_boot_s: float
+    updated_boot_s: float
+    ended_boot_s: float | None = None
+    exit_code: int | None = None
+    error: str = ""
+    detail: str = ""
+    progress: Progress | None = None
+    checkpoint: Checkpoint | None = None
+    stop_reason: str | None = None
+    stop_stage: str = ""
+    stop_stages_s: dict[str, float] = {}
+    garbage_count: int = 0
+
+
+_decoder = msgspec.json.Decoder(WorkerRecord)
+
+
+def directory_name(key: WorkerKey) -> str:
+    """The name of a worker's directory.
+
+    Raises:
+        ConfigError: the job's id is no token, so it could name another place.
+    """
+    if not re.fullmatch(TOKEN_PATTERN, key.job_id) or key.attempt < 0 or key.worker_index < 0:
+        raise ConfigError(f"key: {key}, expected a token and two counts")
+    return str(key)
+
+
+def key_of(directory: Path) -> WorkerKey | None:
+    """The worker whose directory this is; None when the name is no key's."""
+    match = re.fullmatch(r"([A-Za-z0-9_-]{1,64})\.(\d{1,9})\.(\d{1,9})", directory.name)
+    if match is None:
+        return None
+    return WorkerKey(JobId(match[1]), int(match[2]), int(match[3]))
+
+
+def read_record(directory: Path) -> WorkerRecord | None:
+    """What the shim says; None when nothing has run yet.
+
+    Raises:
+        msgspec.DecodeError: the file is damaged.
+    """
+    try:
+        return _decoder.decode((directory / shim_files.STATUS_FILE).read_bytes())
+    except FileNotFoundError:
+        return None
+
+
+def is_shim_alive(record: WorkerRecord, boot_id: str) -> bool:
+    """Whether the shim that wrote it is still that process: boot, number, start (design 7)."""
+    ticks = shim_files.start_ticks(record.shim_pid)
+    return record.boot_id == boot_id and 0 < ticks == record.shim_start_ticks
+
+
+def bury(directory: Path, record: WorkerRecord, *, boot_id: str, now_s: float) -> WorkerRecord:
+    """Say for a dead shim how its worker ended, once nothing of the worker is left.
+
+    The exit code stays unknown: the only process that could learn it is gone.
+    """
+    latest = read_record(directory)
+    if latest is None or latest.phase == WorkerPhase.EXITED:
+        return latest or record  # its last word came between our first look and its end
+    ended_s, error = now_s, SHIM_LOST
+    if record.boot_id == boot_id:
+        left = kill_leftovers(directory, record)
+        if left:
+            error = f"{SHIM_LOST}; {left} of its processes are not dead yet"
+            return msgspec.structs.replace(record, phase=WorkerPhase.STOPPING, error=error)
+    else:
+        ended_s, error = record.updated_boot_s, f"{SHIM_LOST}: the node has booted since"
+    record = msgspec.structs.replace(
+        record, phase=WorkerPhase.EXITED, error=error, ended_boot_s=ended_s
+    )
+    path = str(directory / shim_files.STATUS_FILE)
+    shim_files.write_json(path, msgspec.to_builtins(record), is_durable=False)
+    return record
+
+
+def kill_leftovers(directory: Path, record: WorkerRecord) -> int:
+    """SIGKILL to what a dead shim left of its worker; how many processes were still there.
+
+    They are the group of the recorded main process, if it is still that process, and whoever has
+    the worker's socket in its environment: torchrun gives its ranks groups of their own. Only
+    processes of the directory's owner, so that a forged record cannot aim a root agent.
+    """
+    uid = directory.stat().st_uid
+    left = _marked(directory, uid)
+    is_main = 0 < shim_files.start_ticks(record.pid) == record.start_ticks
+    if is_main and _owner(record.pid) == uid:
+        left.add(record.pid)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(record.pid, signal.SIGKILL)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    return len(left)
+
+
+def _owner(pid: int) -> int:
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid
+    except OSError:
+        return -1
+
+
+def _marked(directory: Path, uid: int) -> set[int]:
+    mark = b"ARYL_WORKER_DIRECTORY=" + os.fsencode(directory.resolve())
+    found: set[int] = set()
+    for entry in os.scandir("/proc"):
+        pid = int(entry.name) if entry.name.isdigit() else 0
+        if not pid or _owner(pid) != uid:
+            continue
+        with contextlib.suppress(OSError):
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if mark in environment and shim_files.start_ticks(pid):
+                found.add(pid)
+    return found
+
+
+def tail(directory: Path, max_bytes: int) -> bytes:
+    """The end of a worker's log, reaching back into the part that was moved aside."""
+    data = file_tail(directory / shim_files.LOG_FILE, max_bytes)
+    if len(data) < max_bytes:
+        data = file_tail(directory / shim_files.OLD_LOG_FILE, max_bytes - len(data)) + data
+    return data
+
+
+def file_tail(path: Path, max_bytes: int) -> bytes:
+    """The end of a file; empty when there is none."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - max_bytes))
+            return file.read(max_bytes)
+    except FileNotFoundError:
+        return b""

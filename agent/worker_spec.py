@@ -1,0 +1,131 @@
+"""What a worker is given: its command line, its environment, its shim's spec. Pure; must not know
+processes or files.
+"""
+
+from __future__ import annotations
+
+import posixpath
+
+from msgspec import Struct
+
+from common.messages import WorkerOrder
+from common.model import Launcher
+
+TORCHRUN_MAX_RESTARTS = 1_000_000
+"""Out of the way: Aryl counts restarts by their cause, torchrun could not tell them apart."""
+DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+LOG_MAX_BYTES = 64 << 20
+
+
+class Account(Struct, frozen=True, kw_only=True):
+    """The user of this machine as whom a worker runs; never root (design 10)."""
+
+    name: str
+    uid: int
+    gid: int
+    home: str
+
+
+def worker_argv(order: WorkerOrder, *, endpoint: str) -> tuple[str, ...]:
+    """The command of a worker, inside its launcher.
+
+    With torchrun, `min:max` of the GPU type is its range of nodes: PyTorch's documentation of
+    torchrun, "Elastic (min=1, max=4, tolerates up to 3 membership changes or failures)".
+    """
+    spec = order.spec
+    match spec.launcher:
+        case Launcher.NONE:
+            return spec.command
+        case Launcher.TORCHRUN:
+            workers = spec.workers_on(order.gpu_type)
+            return (
+                "torchrun",
+                f"--nnodes={workers.min}:{workers.max}",
+                f"--nproc-per-node={spec.gpus_per_worker}",
+                f"--max-restarts={TORCHRUN_MAX_RESTARTS}",
+                "--rdzv-backend=c10d",
+                f"--rdzv-endpoint={endpoint}",
+                f"--rdzv-id={order.key.job_id}-{order.key.attempt}",
+                *spec.command,
+            )
+
+
+def checkpoint_path(order: WorkerOrder) -> str:
+    """Where the job saves, absolute; empty when it never does."""
+    path = order.spec.checkpoint.path
+    return posixpath.join(order.spec.workdir, path) if path else ""
+
+
+def worker_environment(
+    order: WorkerOrder, *, endpoint: str, account: Account | None = None, home: str = "/"
+) -> dict[str, str]:
+    """Every variable of a worker but the socket's, which the shim adds (docs/job-contract.md).
+
+    Nothing of the agent's own environment gets through. What the job sets wins over `HOME`,
+    `PATH`, `LANG` and `USER`, and never over what Aryl says.
+    """
+    workers = order.spec.workers_on(order.gpu_type)
+    user = account.name if account is not None else order.user
+    host, _, port = endpoint.rpartition(":")
+    given = {
+        "ARYL_JOB_ID": order.key.job_id,
+        "ARYL_ATTEMPT": str(order.key.attempt),
+        "ARYL_WORKER_INDEX": str(order.key.worker_index),
+        "ARYL_WORKER_COUNT": str(order.worker_count),
+        "ARYL_WORKERS_MIN": str(workers.min),
+        "ARYL_WORKERS_MAX": str(workers.max),
+        "ARYL_GRACE_SECONDS": f"{order.spec.checkpoint.grace_s:g}",
+        "ARYL_CHECKPOINT_PATH": checkpoint_path(order),
+        "ARYL_RENDEZVOUS_ENDPOINT": endpoint,
+        "ARYL_IS_FLEXIBLE": str(int(order.is_flexible)),
+        "CUDA_VISIBLE_DEVICES": ",".join(order.gpu_uuids),
+    }
+    if endpoint:
+        given |= {"MASTER_ADDR": host.strip("[]"), "MASTER_PORT": port}
+    defaults = {
+        "HOME": account.home if account is not None else home,
+        "PATH": DEFAULT_PATH,
+        "LANG": "C.UTF-8",
+        "USER": user,
+        "LOGNAME": user,
+    }
+    return defaults | order.spec.env | given
+
+
+def search_path(order: WorkerOrder) -> str:
+    """PATH as the worker will see it."""
+    return order.spec.env.get("PATH", DEFAULT_PATH)
+
+
+def shim_spec(
+    order: WorkerOrder,
+    *,
+    endpoint: str,
+    directory: str = "",
+    account: Account | None = None,
+    home: str = "/",
+    stop_after_s: float | None = None,
+) -> dict[str, object]:
+    """The spec.json of a worker's shim.
+
+    directory: where the shim keeps its files; marks all processes of the worker.
+    stop_after_s: the shim stops its worker when it has not heard an agent for so long; None
+        leaves the worker alone (design 6: silence proves nothing).
+    """
+    spec = order.spec
+    return {
+        "key": str(order.key),
+        "argv": list(worker_argv(order, endpoint=endpoint)),
+        "env": worker_environment(order, endpoint=endpoint, account=account, home=home)
+        | {"ARYL_WORKER_DIRECTORY": directory},
+        "workdir": spec.workdir,
+        "signal": spec.checkpoint.signal,
+        "grace_s": spec.checkpoint.grace_s,
+        "checkpoint_path": checkpoint_path(order),
+        "worker_count": order.worker_count,
+        "stop_after_s": stop_after_s,
+        "log_max_bytes": LOG_MAX_BYTES,
+        "account": None
+        if account is None
+        else {"name": account.name, "uid": account.uid, "gid": account.gid},
+    }

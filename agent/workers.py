@@ -1,0 +1,334 @@
+"""The workers of this node, each in the care of its own shim. Must not know roles, leases or the
+bus.
+
+All that is known of a worker is in its directory, so an agent that starts again knows as much as
+the one before it. Directory and sockets: docs/job-contract.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+from msgspec import Struct
+
+from agent import shim_files
+from agent.reserve import refusal
+from agent.settings import AgentSettings, Starter
+from agent.starters import (
+    SHIM_LOG,
+    START_TIMEOUT_S,
+    DetachedStarter,
+    ShimStarter,
+    SystemdStarter,
+)
+from agent.worker_record import (
+    SHIM_LOST,
+    WorkerRecord,
+    bury,
+    directory_name,
+    file_tail,
+    is_shim_alive,
+    key_of,
+    read_record,
+    tail,
+)
+from agent.worker_spec import Account, checkpoint_path, search_path, shim_spec, worker_argv
+from common.clock import Clock
+from common.errors import ConfigError, Unavailable
+from common.messages import WorkerOrder, WorkerPhase
+from common.model import Checkpoint, Progress, StopReason, WorkerKey
+
+POLL_S = 0.02
+
+
+class WorkerStatus(Struct, frozen=True, kw_only=True):
+    """What is known of one worker.
+
+    pid: of its main process; its descendants are the worker's as well.
+    running_s: since its start, until its end.
+    stop_stage: how far its stop has come: requested, working, saved, released, signalled, killed.
+    stop_stages_s: seconds from the order to stop until each stage.
+    """
+
+    key: WorkerKey
+    phase: WorkerPhase
+    pid: int
+    exit_code: int | None = None
+    error: str = ""
+    stop_reason: StopReason | None = None
+    progress: Progress | None = None
+    checkpoint: Checkpoint | None = None
+    running_s: float = 0.0
+    stop_stage: str = ""
+    stop_stages_s: dict[str, float] = {}
+    detail: str = ""
+    garbage_count: int = 0
+
+
+class WorkerRunner(Protocol):
+    """Runs workers; every method may be repeated without harm."""
+
+    async def start(self, order: WorkerOrder, *, endpoint: str) -> None:
+        """Have the worker running or ended; a key is started at most once.
+
+        Raises:
+            ConfigError: the order cannot be run at all.
+            Unavailable: it could not be started now.
+        """
+        ...
+
+    async def stop(self, key: WorkerKey, reason: StopReason, grace_s: float) -> None:
+        """Begin the end of a worker; of several graces the earliest end counts."""
+        ...
+
+    async def resize(self, key: WorkerKey, worker_count: int) -> None:
+        """Tell the worker how large its gang is now."""
+        ...
+
+    async def statuses(self) -> tuple[WorkerStatus, ...]:
+        """Every worker that was started and not forgotten, by key."""
+        ...
+
+    async def forget(self, key: WorkerKey) -> None:
+        """Remove every trace of a worker that has ended.
+
+        Raises:
+            Unavailable: it has not ended.
+        """
+        ...
+
+    async def log_tail(self, key: WorkerKey, max_bytes: int) -> bytes:
+        """The end of what the worker wrote; empty when there is nothing."""
+        ...
+
+    async def adopt(self) -> tuple[WorkerKey, ...]:
+        """Workers that live on from before this agent started."""
+        ...
+
+    async def check_reserve(self, order: WorkerOrder) -> str:
+        """Why this node cannot run the worker; empty when it can."""
+        ...
+
+
+def _no_account(_: WorkerOrder) -> Account | None:
+    return None
+
+
+class ShimRunner:
+    """Workers under shims, one directory each.
+
+    Args:
+        run_dir: where the directories are; must outlive the agent and be on a local disk.
+        starter: how shims come to life.
+        account_of: as whom an order runs; None is the agent's own user. Needs root.
+        is_root_allowed: let workers run as root; for tests and machines of one person only.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        clock: Clock,
+        starter: ShimStarter,
+        account_of: Callable[[WorkerOrder], Account | None] = _no_account,
+        is_root_allowed: bool = False,
+    ) -> None:
+        self._run_dir = run_dir
+        self._clock = clock
+        self._starter = starter
+        self._account_of = account_of
+        self._is_root_allowed = is_root_allowed
+        self._boot_id = shim_files.boot_id()
+
+    async def start(
+        self, order: WorkerOrder, *, endpoint: str, stop_after_s: float | None = None
+    ) -> None:
+        """As `WorkerRunner.start`. Two starters of one key, even two agents, get one shim: the
+        directory is made once, the shim's lock admits one, and a status on disk none.
+
+        stop_after_s: see `agent.worker_spec.shim_spec`.
+        """
+        directory = self._directory(order.key)
+        if (directory / shim_files.STATUS_FILE).exists():
+            return
+        account = self._account_of(order)
+        self._check_not_root(account)
+        with contextlib.suppress(FileExistsError):  # another start of it, or one cut short
+            directory.mkdir(mode=0o700, parents=True)
+        spec = shim_spec(
+            order,
+            endpoint=endpoint,
+            directory=str(directory.resolve()),
+            account=account,
+            home=os.environ.get("HOME", "/"),
+            stop_after_s=stop_after_s,
+        )
+        path = str(directory / shim_files.SPEC_FILE)
+        await asyncio.to_thread(shim_files.write_json, path, spec, is_durable=True)
+        await self._starter.start(directory, order)
+        await self._wait_for_status(order.key, directory)
+
+    def _check_not_root(self, account: Account | None) -> None:
+        uid = os.geteuid() if account is None else account.uid
+        if uid == 0 and not self._is_root_allowed:
+            raise ConfigError("user: a worker would run as root; jobs never do (give an account)")
+
+    async def _wait_for_status(self, key: WorkerKey, directory: Path) -> None:
+        try:
+            async with self._clock.timeout(START_TIMEOUT_S):
+                while not (directory / shim_files.STATUS_FILE).exists():
+                    await self._clock.sleep(POLL_S)
+        except TimeoutError:
+            text = file_tail(directory / SHIM_LOG, 500).decode(errors="replace").strip()
+            raise Unavailable(f"{key}: its shim did not start: {text}") from None
+
+    async def stop(self, key: WorkerKey, reason: StopReason, grace_s: float) -> None:
+        """As `WorkerRunner.stop`."""
+        self._tell(key, {"op": "stop", "reason": reason.value, "grace_s": grace_s})
+
+    async def kill(self, key: WorkerKey) -> None:
+        """End a worker now, without grace."""
+        self._tell(key, {"op": "kill"})
+
+    async def resize(self, key: WorkerKey, worker_count: int) -> None:
+        """As `WorkerRunner.resize`."""
+        self._tell(key, {"op": "resize", "worker_count": worker_count})
+
+    def _tell(self, key: WorkerKey, order: dict[str, object]) -> None:
+        """Give a shim an order; one that is gone needs none.
+
+        Raises:
+            Unavailable: the shim lives and does not listen.
+        """
+        try:
+            directory_fd = os.open(self._directory(key), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        try:
+            # By descriptor, because a socket's path may have 107 bytes at most.
+            name = f"/proc/self/fd/{directory_fd}/{shim_files.CONTROL_SOCKET}"
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as control:
+                control.setblocking(False)
+                control.sendto(json.dumps(order).encode(), name)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return  # it has ended; if it should not have, `statuses` says so
+        except BlockingIOError:
+            raise Unavailable(f"{key}: its shim does not take orders now") from None
+        finally:
+            os.close(directory_fd)
+
+    async def statuses(self) -> tuple[WorkerStatus, ...]:
+        """As `WorkerRunner.statuses`; each live shim hears that there is an agent."""
+        found: list[WorkerStatus] = []
+        for key, directory in self._directories():
+            status = self._status(key, directory)
+            if status is not None:
+                found.append(status)
+        return tuple(sorted(found, key=lambda status: status.key))
+
+    def _status(self, key: WorkerKey, directory: Path) -> WorkerStatus | None:
+        try:
+            record = read_record(directory)
+            if record is None:
+                return None  # nothing has run yet; `start` goes on from here
+            if record.phase != WorkerPhase.EXITED and not is_shim_alive(record, self._boot_id):
+                now_s = self._clock.now_s()
+                record = bury(directory, record, boot_id=self._boot_id, now_s=now_s)
+        except msgspec.DecodeError as error:
+            text = f"{SHIM_LOST}: its status cannot be read: {error}"
+            return WorkerStatus(key=key, phase=WorkerPhase.EXITED, pid=0, error=text)
+        if record.phase != WorkerPhase.EXITED:
+            with contextlib.suppress(Unavailable):
+                self._tell(key, {"op": "ping"})
+        return self._as_status(key, record)
+
+    def _as_status(self, key: WorkerKey, record: WorkerRecord) -> WorkerStatus:
+        ended_s = record.ended_boot_s
+        until_s = self._clock.now_s() if ended_s is None else ended_s
+        reasons = set(StopReason)
+        return WorkerStatus(
+            key=key,
+            phase=record.phase,
+            pid=record.pid,
+            exit_code=record.exit_code,
+            error=record.error,
+            stop_reason=StopReason(record.stop_reason) if record.stop_reason in reasons else None,
+            progress=record.progress,
+            checkpoint=record.checkpoint,
+            running_s=max(0.0, until_s - record.started_boot_s),
+            stop_stage=record.stop_stage,
+            stop_stages_s=record.stop_stages_s,
+            detail=record.detail,
+            garbage_count=record.garbage_count,
+        )
+
+    async def forget(self, key: WorkerKey) -> None:
+        """As `WorkerRunner.forget`."""
+        directory = self._directory(key)
+        status = self._status(key, directory)
+        if status is not None and status.phase != WorkerPhase.EXITED:
+            raise Unavailable(f"{key}: cannot be forgotten, it is {status.phase}")
+        await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+
+    async def log_tail(self, key: WorkerKey, max_bytes: int) -> bytes:
+        """As `WorkerRunner.log_tail`; reaches back into the part that was moved aside."""
+        return await asyncio.to_thread(tail, self._directory(key), max_bytes)
+
+    async def adopt(self) -> tuple[WorkerKey, ...]:
+        """As `WorkerRunner.adopt`."""
+        return tuple(
+            status.key for status in await self.statuses() if status.phase != WorkerPhase.EXITED
+        )
+
+    async def check_reserve(self, order: WorkerOrder) -> str:
+        """As `WorkerRunner.check_reserve`; asks as the job's user, in a process of its own."""
+        account = self._account_of(order)
+        try:
+            self._check_not_root(account)
+            directory_name(order.key)
+        except ConfigError as error:
+            return str(error)
+        question = {
+            "workdir": order.spec.workdir,
+            "checkpoint_path": checkpoint_path(order),
+            "command": worker_argv(order, endpoint="")[0],
+            "search_path": search_path(order),
+        }
+        return await refusal(question, account=account, clock=self._clock)
+
+    def _directory(self, key: WorkerKey) -> Path:
+        return self._run_dir / directory_name(key)
+
+    def _directories(self) -> list[tuple[WorkerKey, Path]]:
+        try:
+            directories = sorted(self._run_dir.iterdir())
+        except FileNotFoundError:
+            return []
+        keys = [(key_of(directory), directory) for directory in directories]
+        return [(key, directory) for key, directory in keys if key is not None]
+
+
+def make_runner(
+    settings: AgentSettings, *, clock: Clock, is_root_allowed: bool = False
+) -> ShimRunner:
+    """The runner that an agent's settings ask for, in `workers` of its state directory."""
+    match settings.worker_starter:
+        case Starter.SYSTEMD:
+            starter: ShimStarter = SystemdStarter(clock, is_user_manager=os.geteuid() != 0)
+        case Starter.DETACHED:
+            starter = DetachedStarter(clock)
+    return ShimRunner(
+        Path(settings.state_dir).absolute() / "workers",
+        clock=clock,
+        starter=starter,
+        is_root_allowed=is_root_allowed,
+    )

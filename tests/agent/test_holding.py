@@ -1,0 +1,205 @@
+"""The workers of a node: reserve, ready, run, stop, and never twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.state import CheckReserve, ForgetWorker, ResizeWorker, StartWorker, StopWorker
+from common.messages import OrderPhase, StopOrder, WorkerPhase, WorkerReport
+from common.model import NodeRole, StopReason, WorkerKey
+from tests.agent.bench import Bench, key, order
+
+P, R = WorkerPhase, NodeRole
+
+
+def training() -> Bench:
+    """A training node."""
+    return Bench(inference=False)
+
+
+def report(bench: Bench, worker: WorkerKey | None = None) -> WorkerReport:
+    """What the node says of a worker."""
+    found = {r.key: r for r in bench.life.workers.reports()}
+    return found[worker or key()]
+
+
+def ready(bench: Bench, phase: OrderPhase = OrderPhase.RESERVE) -> None:
+    """Bring the default worker to READY, or to running."""
+    bench.want(R.TRAINING, order(phase=phase))
+    bench.step()
+    bench.life.workers.checked(key(), endpoint="n1:29500", refusal="")
+    bench.step()
+    if phase == OrderPhase.RUN:
+        bench.life.workers.started(key(), error="")
+        bench.runs(key())
+        bench.step()
+
+
+def test_a_reserved_worker_is_checked_then_ready_with_an_endpoint_and_not_started() -> None:
+    """A gang runs only when every node said ready."""
+    bench = training()
+    bench.want(R.TRAINING, order(phase=OrderPhase.RESERVE))
+    assert [type(action) for action in bench.steps(2)] == [CheckReserve]
+    bench.life.workers.checked(key(), endpoint="n1:29500", refusal="")
+    assert bench.steps(2) == []
+    assert (report(bench).phase, report(bench).endpoint) == (P.READY, "n1:29500")
+
+
+def test_a_run_order_starts_a_ready_worker_once() -> None:
+    """However often the order is repeated."""
+    bench = training()
+    ready(bench)
+    bench.want(R.TRAINING, order())
+    assert [type(action) for action in bench.step()] == [StartWorker]
+    bench.life.workers.started(key(), error="")
+    bench.runs(key())
+    bench.want(R.TRAINING, order())
+    assert bench.steps(3) == []
+    assert report(bench).phase == P.RUNNING
+
+
+@pytest.mark.parametrize("refusal", ["workdir: /nope is missing", "command: x not found"])
+def test_a_worker_that_can_never_run_here_is_refused_with_the_reason(refusal: str) -> None:
+    """The coordinator hears it and places the gang elsewhere."""
+    bench = training()
+    bench.want(R.TRAINING, order(phase=OrderPhase.RESERVE))
+    bench.step()
+    bench.life.workers.checked(key(), endpoint="", refusal=refusal)
+    assert (report(bench).phase, report(bench).error) == (P.REFUSED, refusal)
+
+
+def test_an_order_for_a_gpu_that_is_not_here_is_refused() -> None:
+    """No process is ever given a GPU of another node."""
+    bench = training()
+    bench.want(R.TRAINING, order(gpus=(0, 7)))
+    bench.step()
+    assert report(bench).phase == P.REFUSED
+    assert "GPU-7" in report(bench).error
+
+
+def test_a_reservation_waits_until_the_device_is_seen_free() -> None:
+    """What it waits for is in the report."""
+    bench = training()
+    bench.pids[0] = 4242
+    bench.want(R.TRAINING, order(phase=OrderPhase.RESERVE))
+    assert bench.steps(2) == []
+    assert (report(bench).phase, report(bench).error) == (
+        P.RESERVING,
+        "GPU GPU-0 is used by process 4242",
+    )
+    bench.pids.clear()
+    assert [type(action) for action in bench.step()] == [CheckReserve]
+
+
+def test_a_reservation_waits_for_the_worker_before_it() -> None:
+    """Two workers never share a GPU, not even for a moment."""
+    bench = training()
+    ready(bench, OrderPhase.RUN)
+    later = key(job="j2")
+    stop = StopOrder(key=key(), reason=StopReason.PREEMPT, grace_s=5.0)
+    bench.want(R.TRAINING, order(), order(later), stops=(stop,))
+    assert bench.step() == [StopWorker(key(), StopReason.PREEMPT, 5.0)]
+    assert report(bench, later).phase == P.RESERVING
+    assert "j1.1.0" in report(bench, later).error
+    bench.ends(key(), -15, StopReason.PREEMPT)
+    bench.steps(2)
+    bench.life.workers.checked(later, endpoint="n1:29501", refusal="")
+    assert [type(action) for action in bench.step()] == [StartWorker]
+
+
+def test_absence_from_the_desired_state_stops_nothing() -> None:
+    """Only an explicit stop does: a coordinator that lost its journal harms nobody."""
+    bench = training()
+    ready(bench, OrderPhase.RUN)
+    bench.want(R.TRAINING, epoch=9)
+    assert bench.steps(3) == []
+    assert report(bench).phase == P.RUNNING
+
+
+def test_a_stop_of_a_worker_that_never_ran_is_its_end() -> None:
+    """Its reason is reported at once and nothing is started later."""
+    bench = training()
+    ready(bench)
+    stop = StopOrder(key=key(), reason=StopReason.GANG_TIMEOUT, grace_s=5.0)
+    bench.want(R.TRAINING, order(phase=OrderPhase.RESERVE), stops=(stop,))
+    assert bench.step() == []
+    assert (report(bench).phase, report(bench).stop_reason) == (P.EXITED, StopReason.GANG_TIMEOUT)
+    bench.want(R.TRAINING, order())
+    assert bench.steps(2) == []
+
+
+def test_an_ended_worker_is_reported_until_it_is_acknowledged_and_never_starts_again() -> None:
+    """The journal of the coordinator must have its end first."""
+    bench = training()
+    ready(bench, OrderPhase.RUN)
+    bench.ends(key(), 3)
+    bench.steps(3)
+    assert (report(bench).phase, report(bench).exit_code) == (P.EXITED, 3)
+    bench.want(R.TRAINING, acknowledged=(key(),))
+    assert bench.step() == [ForgetWorker(key())]
+    bench.workers.clear()
+    assert bench.life.workers.reports() == ()
+    bench.want(R.TRAINING, order())
+    assert bench.steps(2) == []
+    assert bench.life.workers.reports() == ()
+
+
+def test_a_live_worker_cannot_be_acknowledged_away() -> None:
+    """A wrong acknowledgement must not lose a running process."""
+    bench = training()
+    ready(bench, OrderPhase.RUN)
+    bench.want(R.TRAINING, acknowledged=(key(),))
+    assert bench.step() == []
+    assert report(bench).phase == P.RUNNING
+
+
+def test_a_new_worker_count_is_a_resize_told_once() -> None:
+    """The job hears of each new size of its gang."""
+    bench = training()
+    ready(bench, OrderPhase.RUN)
+    bench.want(R.TRAINING, order(worker_count=3))
+    assert bench.step() == [ResizeWorker(key(), 3)]
+    assert bench.steps(2) == []
+
+
+def test_a_worker_without_its_shim_is_a_node_fault() -> None:
+    """The job is not blamed for what it did not do."""
+    bench = training()
+    ready(bench, OrderPhase.RUN)
+    bench.workers.clear()
+    bench.step()
+    assert report(bench).phase == P.EXITED
+    assert report(bench).error.startswith("node fault")
+
+
+def test_a_worker_that_cannot_be_started_is_a_node_fault() -> None:
+    """The attempt ends; its job queues again free of charge."""
+    bench = training()
+    ready(bench)
+    bench.want(R.TRAINING, order())
+    bench.step()
+    bench.life.workers.started(key(), error="no space left on device")
+    assert report(bench).phase == P.REFUSED
+    assert report(bench).error.startswith("node fault")
+    assert "no space" in report(bench).error
+
+
+def test_a_restarted_agent_finds_a_worker_that_it_had_begun_to_start() -> None:
+    """Killed between the start and the note of it: the shim on disk is the truth."""
+    bench = training()
+    ready(bench)
+    bench.want(R.TRAINING, order())
+    bench.step()
+    again = Bench(inference=False, memory=bench.memory)
+    again.runs(key())
+    assert again.step() == [ResizeWorker(key(), 1)]
+    assert report(again).phase == P.RUNNING
+
+
+def test_nothing_starts_on_a_node_that_is_not_training_or_on_loan() -> None:
+    """An inference node that serves holds no worker; the report says what it waits for."""
+    bench = Bench()
+    bench.serve()
+    bench.want(R.SERVING, order())
+    assert bench.steps(2) == []
+    assert report(bench).error == "the node is serving"

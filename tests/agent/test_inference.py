@@ -1,0 +1,168 @@
+"""What a metrics page says, engine by engine, and what is refused."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.inference import ENGINES, MAX_PAGE_BYTES, fetch_page, parse_metrics
+from common.errors import ConfigError, ProtocolError, Unavailable
+from common.messages import InferenceReport
+
+PAGES = Path(__file__).parents[1] / "data/metrics"
+
+
+def page(name: str) -> str:
+    return (PAGES / f"{name}.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "running", "waiting", "success", "kv_cache"),
+    [
+        ("vllm", "vllm", 7, 1, 123, 0.5),
+        ("vllm_old", "vllm", 4, 6, 12, 0.75),
+        ("sglang", "sglang", 12, 3, 4096, 0.375),
+        ("triton", "triton", 0, 5, 75, None),
+        ("triton_trtllm", "triton", 8, 0, 900, 0.0625),
+        ("tgi", "tgi", 6, 2, 40, None),
+        ("tgi_fresh", "tgi", 0, 0, 0, None),
+    ],
+)
+def test_each_engine_is_read_by_its_own_names(
+    name: str, engine: str, running: float, waiting: float, success: float, kv_cache: float | None
+) -> None:
+    """Counts are sums over label sets, and the KV cache is that of the fullest one."""
+    assert parse_metrics(page(name), engine) == InferenceReport(
+        running_count=running,
+        waiting_count=waiting,
+        success_total=success,
+        kv_cache_used_ratio=kv_cache,
+    )
+
+
+@pytest.mark.parametrize("engine", sorted(ENGINES))
+def test_a_page_that_is_no_metrics_page_names_what_it_lacks(engine: str) -> None:
+    """An HTML page is refused for every engine, with the name of a series that was expected."""
+    expected = ENGINES[engine].waiting.aliases[0].name
+    with pytest.raises(ProtocolError, match=expected):
+        parse_metrics("<html><body>502 Bad Gateway</body></html>", engine)
+
+
+def test_only_what_is_missing_is_named() -> None:
+    """A page without its success counter is refused for that alone."""
+    text = "\n".join(line for line in page("vllm").splitlines() if "request_success" not in line)
+    with pytest.raises(ProtocolError, match="request_success_total") as caught:
+        parse_metrics(text, "vllm")
+    assert "num_requests_running" not in str(caught.value)
+
+
+def test_a_page_of_another_engine_is_refused() -> None:
+    """SGLang's numbers are never taken for vLLM's."""
+    with pytest.raises(ProtocolError, match="vllm:num_requests_running"):
+        parse_metrics(page("sglang"), "vllm")
+
+
+@pytest.mark.parametrize("value", ["NaN", "-1", "+Inf"])
+def test_a_number_that_cannot_be_a_count_is_refused(value: str) -> None:
+    """Load that is no number from zero up would poison a forecast, so the page is refused."""
+    text = page("tgi").replace("tgi_queue_size 2", f"tgi_queue_size {value}")
+    with pytest.raises(ProtocolError, match="tgi_queue_size"):
+        parse_metrics(text, "tgi")
+
+
+def test_an_unknown_engine_is_the_operators_mistake() -> None:
+    """A name that is in no table is a ConfigError that says which names are."""
+    with pytest.raises(ConfigError, match="sglang, tgi, triton, vllm"):
+        parse_metrics("", "llama")
+
+
+@given(text=st.text(alphabet='tgi_queue_szbachrn{}="\\ \n#019.e+-', max_size=80))
+def test_no_text_makes_the_parser_fail_in_another_way(text: str) -> None:
+    """Whatever a page says, the answer is a report or a ProtocolError."""
+    try:
+        report = parse_metrics(f"tgi_queue_size{text}\ntgi_batch_current_size 1\n", "tgi")
+    except ProtocolError:
+        return
+    assert report.waiting_count >= 0
+
+
+class Handler(BaseHTTPRequestHandler):
+    """A server that misbehaves as its path says."""
+
+    bodies: ClassVar[dict[str, bytes]] = {
+        "/metrics": b"tgi_queue_size 1\n",
+        "/large": b"x" * (MAX_PAGE_BYTES + 1),
+        "/binary": b"\xff\xfe",
+    }
+
+    def do_GET(self) -> None:
+        """200 with a body, a redirect, or 404."""
+        if self.path == "/moved":
+            self.send_response(302)
+            self.send_header("Location", "/metrics")
+            self.end_headers()
+            return
+        body = self.bodies.get(self.path)
+        self.send_response(404 if body is None else 200)
+        self.send_header("Content-Length", str(len(body or b"")))
+        self.end_headers()
+        self.wfile.write(body or b"")
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: a test's output is for its failures."""
+
+
+@pytest.fixture(scope="module")
+def base_url() -> Iterator[str]:
+    """A real HTTP server on a free port."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+async def test_a_page_is_fetched_over_http(base_url: str) -> None:
+    """The text of a page is what its server sent."""
+    assert await fetch_page(f"{base_url}/metrics", 5.0) == "tgi_queue_size 1\n"
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/moved"])
+async def test_any_answer_but_200_is_unavailable(base_url: str, path: str) -> None:
+    """Neither an error nor a redirect is followed or parsed."""
+    with pytest.raises(Unavailable, match=path):
+        await fetch_page(base_url + path, 5.0)
+
+
+async def test_a_page_that_is_too_large_is_refused(base_url: str) -> None:
+    """One byte over the cap is too much: a page must not fill the agent's memory."""
+    with pytest.raises(ProtocolError, match=str(MAX_PAGE_BYTES)):
+        await fetch_page(f"{base_url}/large", 5.0)
+
+
+async def test_a_page_that_is_not_text_is_refused(base_url: str) -> None:
+    """Bytes that are not UTF-8 are the server's fault, and said to be."""
+    with pytest.raises(ProtocolError, match="UTF-8"):
+        await fetch_page(f"{base_url}/binary", 5.0)
+
+
+async def test_no_server_is_unavailable() -> None:
+    """A refused connection is a state of the world, not a crash."""
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1"):
+        await fetch_page("http://127.0.0.1:1/metrics", 5.0)
+
+
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://node/metrics", "metrics"])
+async def test_only_http_is_fetched(url: str) -> None:
+    """A setting cannot make the agent read a file."""
+    with pytest.raises(ConfigError, match="http"):
+        await fetch_page(url, 5.0)

@@ -1,0 +1,99 @@
+"""The agent's ledger: what was written is there again, whatever broke in between."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.ledger import COMPACT_BYTES, Ledger, exclusive, frame
+from agent.state import Held, Memory, first_memory
+from common.errors import ConfigError, Unavailable
+from tests.agent.bench import order, settings
+
+
+def memory(generation: int = 0) -> Memory:
+    """A node's memory at a generation, with one worker."""
+    found = first_memory(settings(), "boot-1")
+    found.generation = generation
+    found.workers["j1.1.0"] = Held(order=order())
+    return found
+
+
+async def test_the_last_save_is_what_a_new_process_loads(tmp_path: Path) -> None:
+    """Orders included, with their whole specs."""
+    ledger = Ledger(tmp_path)
+    assert ledger.load() is None
+    for generation in range(5):
+        await ledger.save(memory(generation))
+    ledger.close()
+    assert Ledger(tmp_path).load() == memory(4)
+
+
+@pytest.mark.parametrize("cut", [1, 5, 20])
+async def test_a_torn_last_record_costs_only_itself(tmp_path: Path, cut: int) -> None:
+    """Power may fail in the middle of a write; the record before it counts."""
+    ledger = Ledger(tmp_path)
+    await ledger.save(memory(1))
+    await ledger.save(memory(2))
+    ledger.close()
+    path = tmp_path / "ledger"
+    path.write_bytes(path.read_bytes()[:-cut])
+    again = Ledger(tmp_path)
+    assert again.load() == memory(1)
+    await again.save(memory(3))
+    again.close()
+    assert Ledger(tmp_path).load() == memory(3)
+
+
+async def test_a_flipped_bit_is_seen(tmp_path: Path) -> None:
+    """A record that does not match its checksum never becomes the truth."""
+    ledger = Ledger(tmp_path)
+    await ledger.save(memory(1))
+    size = (tmp_path / "ledger").stat().st_size
+    await ledger.save(memory(2))
+    ledger.close()
+    data = bytearray((tmp_path / "ledger").read_bytes())
+    data[size + 30] ^= 1
+    (tmp_path / "ledger").write_bytes(data)
+    assert Ledger(tmp_path).load() == memory(1)
+    assert (tmp_path / "ledger.torn").exists()
+
+
+async def test_a_memory_that_did_not_change_is_not_written_again(tmp_path: Path) -> None:
+    """A quiet node does not wear its disk."""
+    ledger = Ledger(tmp_path)
+    await ledger.save(memory(1))
+    size = (tmp_path / "ledger").stat().st_size
+    await ledger.save(memory(1))
+    ledger.close()
+    assert (tmp_path / "ledger").stat().st_size == size
+
+
+async def test_a_long_ledger_is_compacted(tmp_path: Path) -> None:
+    """It stays near one megabyte however long the agent lives."""
+    ledger = Ledger(tmp_path)
+    await ledger.save(memory(0))
+    one = (tmp_path / "ledger").stat().st_size
+    for generation in range(1, 2 * COMPACT_BYTES // one):
+        ledger.save_now(memory(generation))
+        assert (tmp_path / "ledger").stat().st_size <= COMPACT_BYTES + 2 * one
+    ledger.close()
+    assert Ledger(tmp_path).load() == memory(2 * COMPACT_BYTES // one - 1)
+
+
+async def test_a_ledger_of_something_else_is_refused(tmp_path: Path) -> None:
+    """The error names the file; nothing is overwritten."""
+    (tmp_path / "ledger").write_bytes(frame(b"\x01"))
+    with pytest.raises(ConfigError, match="ledger"):
+        Ledger(tmp_path).load()
+    assert (tmp_path / "ledger").read_bytes() == frame(b"\x01")
+
+
+def test_two_agents_never_work_on_one_node(tmp_path: Path) -> None:
+    """The second one is told; after the first has left it may."""
+    with exclusive(tmp_path), pytest.raises(Unavailable, match="another agent"):  # noqa: SIM117
+        with exclusive(tmp_path):
+            pass
+    with exclusive(tmp_path):
+        pass

@@ -1,0 +1,310 @@
+"""The parent of the NVML child: what a node says while its driver hangs, crashes or comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+
+import pytest
+
+from agent.gpu_reader import GpuReader, ReaderProcess
+from agent.gpu_wire import HEADER, Sample, frame_of, payload_bytes
+from common.errors import ProtocolError, Unavailable
+from common.messages import GpuHealth, GpuReport
+from common.model import GpuUuid
+from tests.agent.manual_clock import ManualClock, settle
+
+DEADLINE_S = 1.0
+RESTART_AFTER_S = 30.0
+END_GRACE_S = 5.0
+BACKOFF_S = 2.0
+
+
+def gpu(index: int, *, busy_ratio: float = 0.5, xids: tuple[int, ...] = ()) -> GpuReport:
+    return GpuReport(
+        uuid=GpuUuid(f"GPU-{index}"),
+        index=index,
+        gpu_type="H100",
+        memory_total_bytes=80,
+        memory_used_bytes=40,
+        gpu_busy_ratio=busy_ratio,
+        xids=xids,
+    )
+
+
+class ModelProcess:
+    """A child whose answers the test gives, and that ends at the signal it is told to."""
+
+    def __init__(self, pid: int, ends_at: str = "close_input") -> None:
+        self.pid = pid
+        self.ends_at = ends_at
+        self.signals: list[str] = []
+        self._answers: asyncio.Queue[bytes | Exception] = asyncio.Queue()
+        self._ended = asyncio.Event()
+
+    def answer(self, *gpus: GpuReport, error: str = "") -> None:
+        self._answers.put_nowait(frame_of(Sample(gpus=gpus, error=error))[HEADER.size :])
+
+    def answer_bytes(self, payload: bytes) -> None:
+        self._answers.put_nowait(payload)
+
+    def crash(self) -> None:
+        self._answers.put_nowait(EOFError())
+        self._ended.set()
+
+    async def ask(self) -> bytes:
+        answer = await self._answers.get()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def close_input(self) -> None:
+        self._signal("close_input")
+
+    def terminate(self) -> None:
+        self._signal("terminate")
+
+    def kill(self) -> None:
+        self._signal("kill")
+
+    async def wait(self) -> int:
+        await self._ended.wait()
+        return 0
+
+    def _signal(self, name: str) -> None:
+        self.signals.append(name)
+        if name == self.ends_at:
+            self._ended.set()
+
+
+class House:
+    """A reader on a manual clock, and every child that it has started."""
+
+    def __init__(self, ends_at: str = "close_input") -> None:
+        self.clock = ManualClock()
+        self.children: list[ModelProcess] = []
+        self.starts_at_s: list[float] = []
+        self.start_failures: list[OSError] = []
+        self._ends_at = ends_at
+        self.reader = GpuReader(
+            self._start,
+            self.clock,
+            deadline_s=DEADLINE_S,
+            restart_after_s=RESTART_AFTER_S,
+            end_grace_s=END_GRACE_S,
+            backoff_s=BACKOFF_S,
+            max_backoff_s=4 * BACKOFF_S,
+        )
+
+    async def _start(self) -> ReaderProcess:
+        self.starts_at_s.append(self.clock.now_s())
+        if self.start_failures:
+            raise self.start_failures.pop()
+        self.children.append(ModelProcess(len(self.children) + 1, self._ends_at))
+        return self.children[-1]
+
+    async def ask(self) -> asyncio.Task[tuple[GpuReport, ...]]:
+        """A sample that waits for its answer."""
+        task = asyncio.create_task(self.reader.sample())
+        await settle()
+        return task
+
+    async def sample(self, *gpus: GpuReport, error: str = "") -> tuple[GpuReport, ...]:
+        """A sample that the present child answers."""
+        task = await self.ask()
+        self.children[-1].answer(*gpus, error=error)
+        return await task
+
+    async def sample_unanswered(self) -> tuple[GpuReport, ...]:
+        """A sample whose deadline passes."""
+        task = await self.ask()
+        await self.clock.advance(DEADLINE_S)
+        return await task
+
+
+async def test_an_answer_is_the_sample() -> None:
+    """What the child says within the deadline is what the node says."""
+    house = House()
+    assert await house.sample(gpu(0), gpu(1)) == (gpu(0), gpu(1))
+    assert house.reader.error == ""
+    await house.reader.close()
+
+
+async def test_silence_is_unresponsive_and_says_nothing_else() -> None:
+    """Without an answer a GPU keeps its name; a stale busy share or memory is never repeated."""
+    house = House()
+    await house.sample(gpu(0))
+    assert await house.sample_unanswered() == (
+        GpuReport(
+            uuid=GpuUuid("GPU-0"),
+            index=0,
+            gpu_type="H100",
+            memory_total_bytes=80,
+            health=GpuHealth.UNRESPONSIVE,
+        ),
+    )
+    assert "1 s" in house.reader.error
+    await house.reader.close()
+
+
+async def test_a_silent_child_is_waited_for_before_anything_is_done_to_it() -> None:
+    """Short of the restart limit a hanging child gets no signal, and its recovery is seen."""
+    house = House()
+    await house.sample(gpu(0))
+    await house.sample_unanswered()
+    await house.clock.advance(RESTART_AFTER_S - 2 * DEADLINE_S)
+    assert house.children[0].signals == []
+    assert await house.sample(gpu(0)) == (gpu(0),)
+    assert len(house.children) == 1
+    await house.reader.close()
+
+
+async def test_events_of_a_late_answer_are_in_the_next_report() -> None:
+    """An XID that came with an answer nobody waited for is still reported, and once."""
+    house = House()
+    await house.sample(gpu(0))
+    await house.sample_unanswered()
+    house.children[0].answer(gpu(0, xids=(79,)))
+    await settle()
+    (late,) = await house.sample(gpu(0, xids=(31,)))
+    assert late.xids == (79, 31)
+    (after,) = await house.sample(gpu(0))
+    assert after.xids == ()
+    await house.reader.close()
+
+
+async def test_a_child_stuck_for_long_is_replaced_in_steps() -> None:
+    """Closing its input comes first, then SIGTERM, and SIGKILL only when both did not help."""
+    house = House(ends_at="kill")
+    await house.sample(gpu(0))
+    await house.sample_unanswered()
+    await house.clock.advance(RESTART_AFTER_S - DEADLINE_S)
+    stuck = house.children[0]
+    assert stuck.signals == ["close_input"]
+    await house.clock.advance(END_GRACE_S)
+    assert stuck.signals == ["close_input", "terminate"]
+    await house.clock.advance(END_GRACE_S)
+    assert stuck.signals == ["close_input", "terminate", "kill"]
+    assert len(house.children) == 1
+    await house.clock.advance(BACKOFF_S)
+    assert len(house.children) == 2
+    house.children[1].ends_at = "close_input"
+    assert await house.sample(gpu(0)) == (gpu(0),)
+    await house.reader.close()
+
+
+async def test_a_child_that_even_sigkill_does_not_end_is_left_behind() -> None:
+    """A process that the kernel holds does not keep the node from a new reader."""
+    house = House(ends_at="never")
+    await house.sample(gpu(0))
+    await house.sample_unanswered()
+    await house.clock.advance(RESTART_AFTER_S + 3 * END_GRACE_S + BACKOFF_S)
+    assert len(house.children) == 2
+    house.children[1].ends_at = "close_input"
+    assert await house.sample(gpu(0)) == (gpu(0),)
+    await house.reader.close()
+
+
+async def test_a_crash_is_said_at_once_and_healed_after_the_backoff() -> None:
+    """A child that ends makes its GPUs unresponsive without waiting for a deadline."""
+    house = House()
+    await house.sample(gpu(0))
+    task = await house.ask()
+    house.children[0].crash()
+    assert [report.health for report in await task] == [GpuHealth.UNRESPONSIVE]
+    assert "ended" in house.reader.error
+    assert (await house.reader.sample())[0].health is GpuHealth.UNRESPONSIVE
+    await house.clock.advance(BACKOFF_S)
+    assert await house.sample(gpu(0)) == (gpu(0),)
+    await house.reader.close()
+
+
+async def test_crash_after_crash_waits_longer_each_time() -> None:
+    """The pause doubles up to its limit, and is short again after a good answer."""
+    house = House()
+    house.start_failures = [OSError(f"no memory, try {number}") for number in range(4)]
+    with pytest.raises(Unavailable, match="no memory"):
+        await house.reader.sample()
+    await house.clock.advance(11 * BACKOFF_S)
+    pauses_s = [later - earlier for earlier, later in pairwise(house.starts_at_s)]
+    assert pauses_s == [BACKOFF_S, 2 * BACKOFF_S, 4 * BACKOFF_S, 4 * BACKOFF_S]
+    await house.sample(gpu(0))
+    crashed_at_s = house.clock.now_s()
+    house.children[-1].crash()
+    await house.ask()
+    await house.clock.advance(BACKOFF_S)
+    assert house.starts_at_s[5:] == [crashed_at_s + BACKOFF_S]
+    await house.reader.close()
+
+
+async def test_a_child_that_cannot_start_is_tried_again() -> None:
+    """No fork, no memory: the reader says so and goes on trying."""
+    house = House()
+    house.start_failures.append(OSError("out of processes"))
+    with pytest.raises(Unavailable, match="out of processes"):
+        await house.reader.sample()
+    await house.clock.advance(BACKOFF_S)
+    assert await house.sample(gpu(0)) == (gpu(0),)
+    await house.reader.close()
+
+
+async def test_a_gpu_that_a_new_child_does_not_find_is_lost() -> None:
+    """What one child saw is not forgotten with it: the next one's shorter list means a loss."""
+    house = House()
+    await house.sample(gpu(0), gpu(1))
+    task = await house.ask()
+    house.children[0].crash()
+    await task
+    await house.clock.advance(BACKOFF_S)
+    reports = await house.sample(gpu(0))
+    assert [report.health for report in reports] == [GpuHealth.OK, GpuHealth.LOST]
+    assert reports[1].uuid == "GPU-1"
+    await house.reader.close()
+
+
+async def test_an_error_of_the_library_is_not_no_gpus() -> None:
+    """When NVML as a whole fails, known GPUs stay in the report and the reason is told."""
+    house = House()
+    await house.sample(gpu(0))
+    reports = await house.sample(error="NVML: Driver Not Loaded")
+    assert [report.health for report in reports] == [GpuHealth.UNRESPONSIVE]
+    assert house.reader.error == "NVML: Driver Not Loaded"
+    await house.reader.close()
+
+
+async def test_a_node_that_never_saw_a_gpu_says_why() -> None:
+    """Before the first answer there is nothing to report, so the sample is an error."""
+    house = House()
+    with pytest.raises(Unavailable, match="did not answer"):
+        await house.sample_unanswered()
+    await house.reader.close()
+
+
+async def test_a_child_that_talks_nonsense_is_replaced() -> None:
+    """After a payload that is no sample the stream cannot be trusted any more."""
+    house = House()
+    await house.sample(gpu(0))
+    task = await house.ask()
+    house.children[0].answer_bytes(b"\xc1")
+    assert (await task)[0].health is GpuHealth.UNRESPONSIVE
+    await house.clock.advance(BACKOFF_S)
+    assert len(house.children) == 2
+    await house.reader.close()
+
+
+async def test_closing_ends_the_child_and_the_reader() -> None:
+    """A closed reader leaves no child, answers no sample, and may be closed again."""
+    house = House()
+    await house.sample(gpu(0))
+    await house.reader.close()
+    await house.reader.close()
+    assert house.children[0].signals == ["close_input"]
+    assert house.reader.child_pid is None
+    with pytest.raises(Unavailable, match="closed"):
+        await house.reader.sample()
+
+
+def test_a_frame_too_large_is_refused_before_it_is_read() -> None:
+    """A length that no sample can have means that the stream is out of step."""
+    with pytest.raises(ProtocolError, match="frame"):
+        payload_bytes(b"\xff\xff\xff\xff")

@@ -1,0 +1,321 @@
+"""One shim and its worker, with real processes and sockets: the job's contract."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from agent import shim_files, starters
+from agent.workers import WorkerStatus
+from common.errors import Unavailable
+from common.messages import WorkerPhase
+from common.model import Checkpoint, StopReason
+from tests.agent.worker_house import (
+    PATIENCE_S,
+    WorkerHouse,
+    is_alive,
+    make_house,
+    make_order,
+    rss_bytes,
+    talker,
+)
+
+pytestmark = pytest.mark.slow
+
+SAVE = """
+log("ready")
+for line in hear:
+    message = json.loads(line)
+    log("heard", line.strip())
+    if message["type"] == "checkpoint_request":
+        say(type="checkpoint", stage="working", eta_s=0.1)
+        with open(os.environ["ARYL_CHECKPOINT_PATH"], "w") as file:
+            file.write("step 42")
+        say(type="checkpoint", stage="saved", step=42, path=os.environ["ARYL_CHECKPOINT_PATH"])
+    if message["type"] == "stop":
+        say(type="checkpoint", stage="released")
+        sys.exit(0)
+"""
+LIE = SAVE.replace('"w") as file', '"a") as file').replace('file.write("step 42")', "pass")
+SILENT = 'signal.signal(signal.SIGTERM, signal.SIG_IGN); print("ready", flush=True); '
+DEAF = (sys.executable, "-c", f"import signal, time; {SILENT} time.sleep(600)")
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncGenerator[WorkerHouse, None]:
+    """A run directory with a runner."""
+    async for house in make_house(tmp_path / "workers"):
+        yield house
+
+
+async def test_a_job_saves_on_request_and_leaves(house: WorkerHouse, tmp_path: Path) -> None:
+    """Request, working, saved, released: exit 0, and the shim has seen the checkpoint itself."""
+    path = tmp_path / "checkpoint"
+    path.write_text("step 1")
+    key = await house.start(make_order(*talker(SAVE), checkpoint=path))
+    await house.until_said(key, "ready")
+    await house.runner.stop(key, StopReason.PREEMPT, PATIENCE_S)
+    status = await house.until_exited(key)
+    assert status.exit_code == 0
+    assert status.stop_reason == StopReason.PREEMPT
+    assert status.checkpoint == Checkpoint(step=42, path=str(path), is_verified=True)
+    assert {"requested", "working", "saved"} <= set(status.stop_stages_s)
+    assert "signalled" not in status.stop_stages_s
+    assert '"checkpoint_request"' in house.log(key)
+
+
+async def test_a_checkpoint_that_is_not_newer_is_not_verified(
+    house: WorkerHouse, tmp_path: Path
+) -> None:
+    """A job that claims the save it had made before the request earns no credit."""
+    path = tmp_path / "checkpoint"
+    path.write_text("step 1")
+    key = await house.start(make_order(*talker(LIE), checkpoint=path))
+    await house.until_said(key, "ready")
+    await house.runner.stop(key, StopReason.PREEMPT, PATIENCE_S)
+    status = await house.until_exited(key)
+    assert status.checkpoint == Checkpoint(step=42, path=str(path), is_verified=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "is_verified"),
+    [("step-9.pt", "weights", True), ("step-9.pt.tmp", "weights", False), ("step-9.pt", "", False)],
+)
+async def test_a_periodic_save_is_verified_by_its_newest_file(
+    house: WorkerHouse, tmp_path: Path, name: str, content: str, is_verified: bool
+) -> None:
+    """In a checkpoint directory a save counts when it is whole, named as such and newer."""
+    (tmp_path / "saves").mkdir()
+    (tmp_path / "saves" / "step-1.pt").write_text("old")
+    body = f"""
+hear.readline()
+open(os.environ["ARYL_CHECKPOINT_PATH"] + "/{name}", "w").write("{content}")
+say(type="checkpoint", stage="saved", step=9, path="saves/{name}")
+say(type="progress", step=9)
+hear.readline()
+"""
+    order = make_order(*talker(body), workdir=tmp_path, checkpoint="saves")
+    key = await house.start(order)
+    await house.runner.resize(key, 7)  # answers the first readline
+    if is_verified:
+        status = await house.until_status(
+            key, lambda s: s.checkpoint is not None and s.checkpoint.is_verified, "verified"
+        )
+    else:
+        await house.until_status(key, lambda s: s.checkpoint is not None, "saved")
+        await house.runner.stop(key, StopReason.CANCEL, 0.0)
+        status = await house.until_exited(key)  # an exit waits for the look at the last save
+    assert status.checkpoint == Checkpoint(step=9, path=f"saves/{name}", is_verified=is_verified)
+
+
+async def test_a_save_outside_the_configured_path_is_not_verified(
+    house: WorkerHouse, tmp_path: Path
+) -> None:
+    """The next attempt looks at the configured path; a save elsewhere does not help it."""
+    elsewhere = tmp_path / "elsewhere"
+    body = f"""
+open("{elsewhere}", "w").write("weights")
+say(type="checkpoint", stage="saved", step=9, path="{elsewhere}")
+"""
+    (tmp_path / "saves").mkdir()
+    key = await house.start(make_order(*talker(body), checkpoint=tmp_path / "saves"))
+    status = await house.until_exited(key)
+    assert status.checkpoint == Checkpoint(step=9, path=str(elsewhere), is_verified=False)
+
+
+async def test_a_job_that_ignores_its_grace_is_killed(house: WorkerHouse) -> None:
+    """Signal first, SIGKILL at the end of the grace; both are on record."""
+    key = await house.start(make_order(*DEAF))
+    await house.until_said(key, "ready")
+    await house.runner.stop(key, StopReason.PREEMPT, 0.3)
+    status = await house.until_exited(key)
+    assert status.exit_code == -9
+    assert set(status.stop_stages_s) == {"signalled", "killed"}
+    assert house.raw(key)["exit_signal"] == "SIGKILL"
+
+
+async def test_the_signal_reaches_the_main_process_only(house: WorkerHouse) -> None:
+    """Data loaders must not die before the process that saves (production note, pain 7)."""
+    script = """
+sh -c 'trap "echo child signalled" USR1; echo child; while :; do sleep 0.05; done' &
+trap 'echo main signalled; exit 4' USR1
+while :; do sleep 0.05; done
+"""
+    key = await house.start(make_order("sh", "-c", script, signal_name="SIGUSR1"))
+    await house.until_said(key, "child")
+    await house.runner.stop(key, StopReason.PREEMPT, PATIENCE_S)
+    assert (await house.until_exited(key)).exit_code == 4
+    assert "main signalled" in house.log(key)
+    assert "child signalled" not in house.log(key)
+
+
+async def test_what_a_worker_leaves_behind_is_killed(house: WorkerHouse) -> None:
+    """A worker has ended when its last descendant has, in whichever session that hid."""
+    script = "sleep 600 & echo $!; setsid sleep 600 & echo $!; setsid sh -c 'sleep 600 & echo $!'"
+    key = await house.start(make_order("sh", "-c", script + "; sleep 0.2; exit 5"))
+    status = await house.until_exited(key)
+    assert status.exit_code == 5
+    left = [int(word) for word in house.log(key).split()]
+    assert len(left) == 3
+    assert [pid for pid in left if is_alive(pid)] == []
+
+
+async def test_a_resize_reaches_the_job_once(house: WorkerHouse) -> None:
+    """A repeated order is not a second resize, and a late connection misses nothing."""
+    body = 'log("up"); [log(line.strip()) for line in hear]'
+    key = await house.start(make_order(*talker(body), workers=(2, 8)))
+    await house.runner.resize(key, 4)
+    await house.runner.resize(key, 4)
+    await house.until_said(key, '"worker_count":4')
+    await house.runner.resize(key, 3)
+    await house.until_said(key, '"worker_count":3')
+    assert re.findall(r'"worker_count":(\d)', house.log(key)) == ["4", "3"]
+
+
+async def test_a_grace_can_be_shortened_and_the_first_reason_stays(house: WorkerHouse) -> None:
+    """A reclaim that becomes urgent does not wait for the grace it had granted."""
+    key = await house.start(make_order(*DEAF))
+    await house.until_said(key, "ready")
+    await house.runner.stop(key, StopReason.PREEMPT, 600.0)
+    await house.until_status(key, lambda s: s.stop_stage == "signalled", "signalled")
+    await house.runner.stop(key, StopReason.CANCEL, 0.0)
+    status = await house.until_exited(key)
+    assert (status.exit_code, status.stop_reason) == (-9, StopReason.PREEMPT)
+
+
+async def test_garbage_is_counted_and_changes_nothing(house: WorkerHouse) -> None:
+    """Neither the job nor anybody at the agent's socket can disturb a shim with nonsense."""
+    body = r"""
+for junk in [b"\xff\n", b"[1]\n", b'{"type":"no"}\n', b'{"type":"progress","step":-1}\n',
+             b'{"type":"progress","step":1.5}\n', b'{"type":"checkpoint","stage":"saved"}\n',
+             b"x" * 200000 + b"\n", b"[" * 60000 + b"\n"]:
+    link.sendall(junk)
+say(type="progress", step=1)
+hear.readline()
+"""
+    key = await house.start(make_order(*talker(body)))
+    await house.until_status(key, lambda s: s.progress is not None, "progress after the junk")
+    name = str(house.directory(key) / shim_files.CONTROL_SOCKET)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as control:
+        for junk in (b"", b"{", b'{"op":"stop"}', b'{"op":"stop","grace_s":"x"}', b'{"op":1}'):
+            control.sendto(junk, name)
+    status = await house.until_status(key, lambda s: s.garbage_count >= 13, "13 counted")
+    assert (status.garbage_count, status.phase) == (13, WorkerPhase.RUNNING)
+    assert status.checkpoint is None
+
+
+async def test_a_job_that_does_not_read_blocks_nothing(house: WorkerHouse) -> None:
+    """A shim goes on taking orders while its messages pile up unread, then hangs up."""
+    key = await house.start(make_order(*talker('log("up"); time.sleep(600)')))
+    await house.until_said(key, "up")
+    for count in range(4000):  # more than the kernel and the shim keep for one who is behind
+        while True:
+            try:
+                await house.runner.resize(key, count % 7 + 2)
+                break
+            except Unavailable:
+                await house.clock.sleep(0.001)
+    await house.runner.stop(key, StopReason.PREEMPT, 600.0)
+    status = await house.until_exited(key)
+    assert status.exit_code == -15
+    assert "requested" not in status.stop_stages_s  # too far behind is the same as not connected
+
+
+async def test_a_long_directory_is_no_obstacle(tmp_path: Path) -> None:
+    """Unix sockets have short names; directories need not, and nothing stays in /tmp."""
+    deep = tmp_path.joinpath(*["d" * 60] * 3)
+    async for house in make_house(deep):
+        key = await house.start(make_order(*talker("log(link.getpeername()); hear.readline()")))
+        await house.until_said(key, "job.sock")
+        used = Path(house.log(key).split()[0])
+        assert len(os.fsencode(used)) <= 107
+        await house.runner.stop(key, StopReason.CANCEL, PATIENCE_S)
+        await house.until_exited(key)
+        assert not used.parent.exists()
+
+
+async def test_a_shim_ends_with_its_worker(house: WorkerHouse) -> None:
+    """Nothing but files is left of a worker that ended."""
+    key = await house.start(make_order("true"))
+    await house.until_exited(key)
+    shim_pid = house.raw(key)["shim_pid"]
+    assert isinstance(shim_pid, int)
+    await house.until(lambda: not is_alive(shim_pid), "the shim has ended")
+    left = {path.name for path in house.directory(key).iterdir()}
+    assert left == {"lock", "shim.log", "spec.json", "status.json", "worker.log"}
+    assert (house.directory(key) / "shim.log").read_text() == ""
+
+
+async def test_a_job_that_asked_for_it_is_stopped_when_no_agent_is_heard(
+    house: WorkerHouse,
+) -> None:
+    """stop_after_s is kept by the shim itself, because nobody else may be left."""
+    alone, watched = make_order("sleep", "600"), make_order("sleep", "600", job_id="job-2")
+    await house.runner.start(alone, endpoint="", stop_after_s=0.3)
+    await house.runner.start(watched, endpoint="", stop_after_s=600.0)
+    path = house.directory(alone.key)
+    # Looked at past the runner: its own looks tell the shim that there is an agent.
+    await house.until(lambda: house.raw(alone.key)["phase"] == "exited", f"{path} ended")
+    status = await house.status(alone.key)
+    assert (status.exit_code, status.stop_reason) == (-15, StopReason.PREEMPT)
+    assert "stop_after_s" in status.detail
+    assert (await house.status(watched.key)).phase == WorkerPhase.RUNNING
+
+
+async def test_a_shutdown_of_the_machine_gives_the_worker_its_grace(house: WorkerHouse) -> None:
+    """SIGTERM to the shim, which is what PID 1 sends, is a stop with the job's own grace."""
+    key = await house.start(make_order("sh", "-c", "trap 'exit 6' TERM; echo up; sleep 600 & wait"))
+    await house.until_said(key, "up")
+    shim_pid = house.raw(key)["shim_pid"]
+    assert isinstance(shim_pid, int)
+    os.kill(shim_pid, signal.SIGTERM)
+    status = await house.until_exited(key)
+    assert (status.exit_code, status.stop_reason) == (6, StopReason.PREEMPT)
+
+
+def test_a_log_is_cut_with_a_note_and_its_end_is_kept(tmp_path: Path) -> None:
+    """A worker that writes without end fills no disk."""
+    path, old = str(tmp_path / "log"), str(tmp_path / "log.1")
+    log_fd = shim_files.open_log(path)
+    try:
+        os.write(log_fd, b"a" * 1000 + b"b" * 1000)
+        assert not shim_files.cap_log(log_fd, path, old, 2000)
+        assert shim_files.cap_log(log_fd, path, old, 1000)
+        os.write(log_fd, b"more")
+    finally:
+        os.close(log_fd)
+    assert Path(old).read_bytes() == b"b" * 1000
+    assert Path(path).read_text().startswith("[aryl: log cut at 1000 bytes")
+    assert Path(path).read_text().endswith("more")
+
+
+async def test_a_shim_is_small(house: WorkerHouse) -> None:
+    """At most 12 MB resident (design 8), while its worker talks to it."""
+    body = 'say(type="progress", step=1, loss=0.1); hear.readline()'
+    key = await house.start(make_order(*talker(body)))
+    status: WorkerStatus = await house.until_status(key, lambda s: s.progress is not None, "talk")
+    assert status.phase == WorkerPhase.RUNNING
+    assert rss_bytes(house.raw(key)["shim_pid"]) <= 12 * 1024 * 1024
+
+
+async def test_a_wrong_call_says_how_it_is_called(tmp_path: Path) -> None:
+    """Usage goes to stderr with exit code 2; a directory without a spec is exit code 1."""
+    for arguments, exit_code, words in (
+        (["--detach"], 2, b"usage"),
+        ([str(tmp_path)], 1, b"spec.json"),
+    ):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-I", "-S", str(starters.SHIM), *arguments,
+            stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        _, said = await process.communicate()
+        assert process.returncode == exit_code
+        assert words in said

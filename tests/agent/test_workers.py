@@ -1,0 +1,320 @@
+"""Workers under shims, with real processes: what outlives what, and what is known of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+from collections.abc import AsyncGenerator, Generator
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from agent import shim_files
+from agent.settings import AgentSettings, Starter
+from agent.starters import DetachedStarter
+from agent.worker_spec import Account
+from agent.workers import ShimRunner, make_runner
+from common.clock import SystemClock
+from common.errors import ConfigError, Unavailable
+from common.messages import WorkerPhase
+from common.model import JobId, Pool, Progress, StopReason, WorkerKey
+from tests.agent.worker_house import WorkerHouse, is_alive, kill, make_house, make_order, talker
+
+pytestmark = pytest.mark.slow
+
+WAIT = ("sh", "-c", "echo up; exec sleep 600")
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncGenerator[WorkerHouse, None]:
+    """A run directory with a runner."""
+    async for house in make_house(tmp_path / "workers"):
+        yield house
+
+
+async def test_a_worker_that_succeeds_has_exit_code_0(house: WorkerHouse) -> None:
+    """Exit status and log of a worker are known after its end."""
+    key = await house.start(make_order("sh", "-c", "echo done; echo oops >&2"))
+    status = await house.until_exited(key)
+    assert (status.exit_code, status.error, status.stop_reason) == (0, "", None)
+    assert await house.runner.log_tail(key, 1000) == b"done\noops\n"
+    assert await house.runner.log_tail(key, 5) == b"oops\n"
+
+
+async def test_a_worker_that_fails_keeps_its_exit_code(house: WorkerHouse) -> None:
+    """The job's own exit code is reported as it is."""
+    key = await house.start(make_order("sh", "-c", "exit 3"))
+    assert (await house.until_exited(key)).exit_code == 3
+
+
+async def test_a_worker_killed_by_a_signal_has_its_negative_number(house: WorkerHouse) -> None:
+    """What the kernel or the job itself did to the process is not hidden."""
+    key = await house.start(make_order("sh", "-c", "kill -SEGV $$"))
+    assert (await house.until_exited(key)).exit_code == -11
+    assert house.raw(key)["exit_signal"] == "SIGSEGV"
+
+
+async def test_a_command_that_is_not_there_exits_127_and_says_why(house: WorkerHouse) -> None:
+    """A worker that never became its command is told from one that failed."""
+    key = await house.start(make_order("no-such-command"))
+    status = await house.until_exited(key)
+    assert status.exit_code == 127
+    assert "no-such-command" in status.error
+    assert "ENOENT" in status.error
+
+
+async def test_two_starts_of_a_key_give_one_process(house: WorkerHouse) -> None:
+    """A repeated order, even of another agent and even after the end, starts nothing."""
+    order = make_order("sh", "-c", "echo up; sleep 600")
+    key = await house.start(order)
+    other = house.new_runner()
+    await other.start(order, endpoint="node-1:29400")
+    starter = DetachedStarter(house.clock)
+    await starter.start(house.directory(key), order)  # a shim that raced for the directory
+    await house.until_said(key, "up")
+    pid = (await house.status(key)).pid
+    await house.runner.stop(key, StopReason.CANCEL, 0.0)
+    await house.until_exited(key)
+    await other.start(order, endpoint="node-1:29400")
+    assert (await house.status(key)).pid == pid
+    assert house.log(key) == "up\n"
+
+
+async def test_a_start_cut_short_is_taken_up_again(house: WorkerHouse) -> None:
+    """An agent that died between directory and shim has started nothing, and its next one does."""
+    order = make_order("true")
+    house.directory(order.key).mkdir(parents=True)
+    assert await house.runner.statuses() == ()
+    await house.start(order)
+    assert (await house.until_exited(order.key)).exit_code == 0
+
+
+async def test_a_shim_outlives_kill_9_of_its_starter(house: WorkerHouse) -> None:
+    """Neither the death of the agent nor that of its process group reaches a worker."""
+    order = make_order(*WAIT)
+    program = """
+import asyncio, os, pathlib, signal, sys
+import msgspec
+from agent.starters import DetachedStarter
+from agent.worker_spec import Account
+from agent.workers import ShimRunner
+from common.clock import SystemClock
+from common.messages import WorkerOrder
+order = msgspec.json.decode(sys.argv[2], type=WorkerOrder)
+clock = SystemClock()
+runner = ShimRunner(pathlib.Path(sys.argv[1]), clock=clock, starter=DetachedStarter(clock),
+                    is_root_allowed=True)
+asyncio.run(runner.start(order, endpoint="node-1:29400"))
+os.killpg(os.getpid(), signal.SIGKILL)
+"""
+    text = msgspec.json.encode(order).decode()
+    root = Path(__file__).parents[2]
+    starter = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        program,
+        str(house.run_dir),
+        text,
+        env={"PYTHONPATH": str(root), "PATH": os.environ["PATH"]},
+        start_new_session=True,
+    )
+    assert await starter.wait() == -9
+    assert await house.new_runner().adopt() == (order.key,)
+    status = await house.status(order.key)
+    assert status.phase == WorkerPhase.RUNNING
+    assert is_alive(status.pid)
+
+
+async def test_a_second_runner_adopts_and_rules_what_the_first_left(house: WorkerHouse) -> None:
+    """All that is known of a worker is in its directory."""
+    key = await house.start(make_order(*WAIT))
+    ended = await house.start(make_order("true", job_id="job-2"))
+    await house.until_exited(ended)
+    second = house.new_runner()
+    assert await second.adopt() == (key,)
+    assert {status.key for status in await second.statuses()} == {key, ended}
+    await second.stop(key, StopReason.PREEMPT, 5.0)
+    status = await house.until_exited(key)
+    assert (status.exit_code, status.stop_reason) == (-15, StopReason.PREEMPT)
+
+
+async def test_a_lost_shim_ends_its_worker_and_says_so(house: WorkerHouse) -> None:
+    """Without a shim nobody keeps the contract, so what it left is killed to the last rank."""
+    order = make_order("sh", "-c", "setsid sleep 600 & echo rank $!; exec sleep 600")
+    key = await house.start(order)
+    await house.until_said(key, "rank")
+    rank = int(house.log(key).split()[1])
+    status = await house.status(key)
+    shim_pid = house.raw(key)["shim_pid"]
+    assert isinstance(shim_pid, int)
+    kill(shim_pid)
+    await house.until(lambda: not is_alive(shim_pid), "the shim is dead")
+    after = await house.until_exited(key)
+    assert after.error == "shim lost"
+    assert after.exit_code is None
+    assert not is_alive(status.pid)
+    assert not is_alive(rank)
+
+
+async def test_a_number_used_again_is_not_the_worker(house: WorkerHouse) -> None:
+    """A process that has a recorded number but another start is left alone."""
+    order = make_order("true")
+    key = await house.start(order)
+    await house.until_exited(key)
+    bystander = await asyncio.create_subprocess_exec("sleep", "600")
+    try:
+        record = house.raw(key) | {
+            "phase": "running",
+            "pid": bystander.pid,
+            "shim_pid": bystander.pid,
+        }
+        path = house.directory(key) / shim_files.STATUS_FILE
+        shim_files.write_json(str(path), record, is_durable=False)
+        assert (await house.until_exited(key)).error == "shim lost"
+        assert is_alive(bystander.pid)
+    finally:
+        bystander.kill()
+        await bystander.wait()
+
+
+async def test_after_a_boot_every_worker_is_over(house: WorkerHouse) -> None:
+    """A record of another boot is of a process that cannot live."""
+    key = await house.start(make_order(*WAIT))
+    pid = (await house.status(key)).pid
+    path = house.directory(key) / shim_files.STATUS_FILE
+    real = house.raw(key)
+    shim_files.write_json(str(path), real | {"boot_id": "another"}, is_durable=False)
+    status = await house.status(key)
+    assert status.phase == WorkerPhase.EXITED
+    assert "booted" in status.error
+    assert is_alive(pid)  # nothing was signalled: the number may be anybody's
+    shim_files.write_json(str(path), real, is_durable=False)
+
+
+async def test_an_ended_worker_can_be_forgotten_and_a_live_one_cannot(house: WorkerHouse) -> None:
+    """Forgetting removes the directory, and never hides a process."""
+    key = await house.start(make_order(*WAIT))
+    with pytest.raises(Unavailable, match="running"):
+        await house.runner.forget(key)
+    await house.runner.stop(key, StopReason.CANCEL, 0.0)
+    await house.until_exited(key)
+    await house.runner.forget(key)
+    assert await house.runner.statuses() == ()
+    assert not house.directory(key).exists()
+    await house.runner.forget(key)
+    await house.runner.stop(key, StopReason.CANCEL, 0.0)
+    assert await house.runner.log_tail(key, 100) == b""
+
+
+async def test_progress_and_running_time_are_known(house: WorkerHouse) -> None:
+    """What a job says of itself is in its status."""
+    body = 'say(type="progress", step=7, total_steps=10, loss=0.5); hear.readline()'
+    key = await house.start(make_order(*talker(body)))
+    status = await house.until_status(key, lambda s: s.progress is not None, "progress")
+    assert status.progress == Progress(step=7, total_steps=10, loss=0.5)
+    assert status.running_s > 0
+
+
+async def test_a_directory_of_somebody_else_is_no_worker(house: WorkerHouse) -> None:
+    """What is not named as a key is not reported and not touched."""
+    (house.run_dir / "lost+found").mkdir(parents=True)
+    (house.run_dir / "a.b.c").mkdir()
+    assert await house.runner.statuses() == ()
+
+
+async def test_a_damaged_status_is_an_ended_worker_with_an_error(house: WorkerHouse) -> None:
+    """One bad file is data; it does not hide the other workers."""
+    key = await house.start(make_order("true"))
+    await house.until_exited(key)
+    (house.directory(key) / shim_files.STATUS_FILE).write_text('{"phase": "exited"}')
+    status = await house.status(key)
+    assert status.phase == WorkerPhase.EXITED
+    assert "pid" in status.error
+
+
+async def test_a_job_id_cannot_name_another_place(house: WorkerHouse) -> None:
+    """A key that is no token is refused before anything is written."""
+    order = msgspec.structs.replace(make_order("true"), key=WorkerKey(JobId("../x"), 1, 0))
+    with pytest.raises(ConfigError, match="key"):
+        await house.start(order)
+    assert "key" in await house.runner.check_reserve(order)
+
+
+async def test_jobs_never_run_as_root(tmp_path: Path) -> None:
+    """Without an account an agent of root starts nothing and says so at reserve already."""
+    clock = SystemClock()
+    runner = ShimRunner(tmp_path, clock=clock, starter=DetachedStarter(clock))
+    if os.geteuid() != 0:
+        assert await runner.check_reserve(make_order("true")) == ""
+        return
+    assert "root" in await runner.check_reserve(make_order("true"))
+    with pytest.raises(ConfigError, match="root"):
+        await runner.start(make_order("true"), endpoint="")
+
+
+@pytest.fixture
+def open_dir() -> Generator[Path, None, None]:
+    """A directory that every user may enter, as an agent's state directory is."""
+    with tempfile.TemporaryDirectory(prefix="aryl-test-") as name:
+        path = Path(name)
+        path.chmod(0o755)
+        yield path
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start workers of another user")
+async def test_a_worker_runs_as_its_account(open_dir: Path) -> None:
+    """Shim and worker give up root, the agent still rules them, and a save is seen as the user."""
+    nobody = Account(name="nobody", uid=65534, gid=65534, home="/nonexistent")
+    clock = SystemClock()
+    async for house in make_house(open_dir / "workers"):
+        house.runner = ShimRunner(
+            house.run_dir, clock=clock, starter=DetachedStarter(clock), account_of=lambda _: nobody
+        )
+        order = make_order("sh", "-c", "id -u; id -g; echo $HOME; exec sleep 600")
+        refusal = await house.runner.check_reserve(order)
+        if "cannot look as the job's user" in refusal:
+            pytest.skip(f"this interpreter is not everybody's: {refusal}")
+        assert refusal == ""
+        closed = make_order("true", workdir="/root")
+        assert "workdir" in await house.runner.check_reserve(closed)
+        key = await house.start(order)
+        await house.until_said(key, "/nonexistent")
+        assert house.log(key).split() == ["65534", "65534", "/nonexistent"]
+        shim_pid = house.raw(key)["shim_pid"]
+        assert isinstance(shim_pid, int)
+        assert psutil.Process(shim_pid).uids().real == 65534
+        await house.runner.stop(key, StopReason.PREEMPT, 5.0)
+        assert (await house.until_exited(key)).exit_code == -15
+
+
+async def test_reserve_names_what_is_missing(house: WorkerHouse, tmp_path: Path) -> None:
+    """Workdir, checkpoint path and command are looked for before a gang counts on the node."""
+    check = house.runner.check_reserve
+    assert await check(make_order("true", workdir=tmp_path, checkpoint=tmp_path / "new")) == ""
+    assert "workdir" in await check(make_order("true", workdir=tmp_path / "gone"))
+    missing = make_order("true", workdir=tmp_path, checkpoint=tmp_path / "gone" / "new")
+    assert "checkpoint.path" in await check(missing)
+    assert "no-such-command" in await check(make_order("no-such-command"))
+    on_path = make_order("tool", workdir=tmp_path, env={"PATH": str(tmp_path)})
+    assert "tool" in await check(on_path)
+    (tmp_path / "tool").write_text("#!/bin/sh\n")
+    (tmp_path / "tool").chmod(0o755)
+    assert await check(on_path) == ""
+
+
+def test_the_settings_choose_the_starter(tmp_path: Path) -> None:
+    """A runner is made for either kind of machine."""
+    for starter in Starter:
+        settings = AgentSettings(
+            cell="c",
+            node="n",
+            home_pool=Pool.TRAINING,
+            nats_url="nats://127.0.0.1:4222",
+            state_dir=str(tmp_path),
+            worker_starter=starter,
+        )
+        assert isinstance(make_runner(settings, clock=SystemClock()), ShimRunner)
