@@ -1,0 +1,208 @@
+"""Orders to the whole cell and the cell at a glance; `explain` and `policies`. Must not decide."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+import typer
+
+from common.api import (
+    Done,
+    GetStatus,
+    Jobs,
+    ListJobs,
+    ListLoans,
+    Loans,
+    Operate,
+    Status,
+)
+from common.errors import ConfigError
+from coordinator.cli import describe, render
+from coordinator.cli.complete import complete_services
+from coordinator.cli.describe import hits
+from coordinator.cli.operate import ReasonOption, done, order, show_hits
+from coordinator.cli.output import (
+    Format,
+    NoHeadersOption,
+    OutputOption,
+    QuietOption,
+    Show,
+    put,
+    put_one,
+    put_rows,
+)
+from coordinator.cli.render import Column
+from coordinator.cli.session import session
+from coordinator.client import Client
+from coordinator.engine.events import OperatorAction
+from coordinator.policies.bundles import POLICIES
+
+
+class Kind(StrEnum):
+    """What can be explained."""
+
+    JOB = "job"
+    NODE = "node"
+    LOAN = "loan"
+
+
+class PolicyRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy that this version has."""
+
+    name: str
+    description: str
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("status")(status)
+    app.command("explain")(explain)
+    app.command("freeze")(freeze)
+    app.command("recall")(recall)
+    app.command("policies")(policies)
+
+
+def status(
+    ctx: typer.Context, output: OutputOption = Format.TABLE, quiet: QuietOption = False
+) -> None:
+    """The cell at a glance, with its figures so far."""
+    here = session(ctx)
+    found = here.ask(GetStatus(), Status)
+    if put_one(Show(output=output, is_quiet=quiet), "status", found, found.cell):
+        return
+    pairs = glance(found)
+    pairs += [(name, _figure(name, value)) for name, value in _flat(found.figures)]
+    width = max(len(name) for name, _ in pairs)
+    put(here, [f"{name:<{width}}  {value}" for name, value in pairs])
+
+
+def glance(found: Status) -> list[tuple[str, str]]:
+    """The cell in a few lines of name and value."""
+    frozen = "; FROZEN, decides nothing (aryl freeze --off)" if found.is_frozen else ""
+    return [
+        ("cell", f"{found.cell}, up {render.duration(found.up_s)}, epoch {found.epoch}"),
+        ("policy", f"{found.policy}{frozen}"),
+        ("nodes", f"{found.nodes_heard} of {found.nodes} heard"),
+        (
+            "training",
+            f"{found.training_gpus_held} of {found.training_gpus} GPUs held, "
+            f"busy {render.percent(found.gpu_busy_ratio_training)}",
+        ),
+        (
+            "inference",
+            f"{found.serving_nodes} of {found.inference_nodes} nodes serving, "
+            f"busy {render.percent(found.gpu_busy_ratio_inference)}",
+        ),
+        (
+            "on loan",
+            f"{found.on_loan_nodes} nodes, {found.on_loan_gpus_held} of {found.on_loan_gpus} "
+            f"GPUs held; {found.coming_home_nodes} nodes coming home",
+        ),
+        ("jobs", f"{found.running_jobs} running, {found.pending_jobs} pending"),
+        ("bad messages", str(found.bad_messages)),
+    ]
+
+
+def _flat(values: dict[str, object], prefix: str = "") -> list[tuple[str, object]]:
+    """Nested figures with dotted names."""
+    flat: list[tuple[str, object]] = []
+    for name, value in values.items():
+        if isinstance(value, dict):
+            nested: dict[str, object] = msgspec.convert(value, dict[str, object])
+            flat += _flat(nested, f"{prefix}{name}.")
+        else:
+            flat.append((prefix + name, value))
+    return flat
+
+
+def _figure(name: str, value: object) -> str:
+    """A figure by the unit in its name."""
+    if not isinstance(value, int | float):
+        return render.plain(str(value))
+    unit = name.split(".")[0]
+    if unit.endswith("_ratio"):
+        return render.percent(value)
+    if unit.endswith("_gpu_s"):
+        return f"{render.number(value)} GPU-s"
+    if unit.endswith("_s"):
+        return render.duration(value)
+    return render.number(value)
+
+
+def explain(
+    ctx: typer.Context,
+    kind: Annotated[Kind, typer.Argument(help="What it is.")],
+    name: Annotated[str, typer.Argument(metavar="ID", help="Its id or name.")],
+    output: OutputOption = Format.TABLE,
+    quiet: QuietOption = False,
+) -> None:
+    """Why something is where it is: all blockers, the estimate and its source, its story."""
+    describe.explain(session(ctx), Show(output=output, is_quiet=quiet), kind, name)
+
+
+def freeze(
+    ctx: typer.Context,
+    off: Annotated[bool, typer.Option("--off", help="Decide again.")] = False,
+    reason: ReasonOption = "",
+    output: OutputOption = Format.TABLE,
+) -> None:
+    """Stop all decisions; jobs go on, leases still end by themselves, a recall still works."""
+    action = OperatorAction.THAW if off else OperatorAction.FREEZE
+    order(session(ctx), action, reason=reason, output=output)
+
+
+def recall(
+    ctx: typer.Context,
+    service: Annotated[
+        str,
+        typer.Option(
+            "--service", "-s", help="Only this service.", autocompletion=complete_services
+        ),
+    ] = "",
+    is_all: Annotated[bool, typer.Option("--all", help="Every service.")] = False,
+    off: Annotated[bool, typer.Option("--off", help="Lend again.")] = False,
+    reason: ReasonOption = "",
+    output: OutputOption = Format.TABLE,
+) -> None:
+    """Bring every lent node home and lend no more until --off.
+
+    This is for an emergency, so it shows which jobs it hits but does not ask.
+    """
+    if bool(service) == is_all:
+        raise ConfigError("recall: give either --service SERVICE or --all")
+    here = session(ctx)
+    if off:
+        order(here, OperatorAction.END_RECALL, target=service, reason=reason, output=output)
+        return
+    request = Operate(action=OperatorAction.RECALL, target=service, reason=reason)
+
+    async def work(client: Client) -> Done:
+        loans = (await client.ask(ListLoans(is_live_only=True), Loans)).rows
+        jobs = (await client.ask(ListJobs(is_live_only=True), Jobs)).rows
+        answer = await client.ask(request, Done)
+        nodes = {loan.node for loan in loans if service in ("", loan.service)}
+        show_hits(hits(jobs, nodes), "the recall")
+        return answer
+
+    done(here.run(work), output)
+
+
+def policies(
+    ctx: typer.Context,
+    output: OutputOption = Format.TABLE,
+    no_headers: NoHeadersOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """The policies that a coordinator or simulator of this version can run; asks no cell."""
+    rows = [
+        PolicyRow(name=policy.name, description=policy.description)
+        for _, policy in sorted(POLICIES.items())
+    ]
+    table: list[Column[PolicyRow]] = [
+        Column("POLICY", lambda row: row.name),
+        Column("WHAT IT DOES", lambda row: row.description, is_elastic=True),
+    ]
+    show = Show(output=output, has_headings=not no_headers, is_quiet=quiet)
+    put_rows(session(ctx), show, "policies", rows, table, lambda row: row.name)

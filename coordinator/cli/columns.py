@@ -1,0 +1,136 @@
+"""Which columns a table of jobs, nodes, services, loans or events has. Pure; knows no terminal."""
+
+from __future__ import annotations
+
+from common.api import JobRow, LoanRow, NodeRow, ServiceRow, StoryRow, WorkerRow
+from common.model import FINAL_JOB_STATES
+from coordinator.cli.render import Column, ago, duration, instant, number, percent
+
+
+def jobs(now_s: float) -> list[Column[JobRow]]:
+    """Columns that people know from squeue, in our words. `now_s`: for relative times."""
+    return [
+        Column("JOB", lambda r: r.job_id),
+        Column("NAME", lambda r: r.name, is_elastic=True),
+        Column("TENANT", lambda r: r.tenant, is_wide=True),
+        Column("USER", lambda r: r.user, is_wide=True),
+        Column("STATE", lambda r: r.state),
+        Column("WORKERS", workers, is_number=True, rank=1),
+        Column("GPUS", lambda r: str(r.gpus), is_number=True),
+        Column("PROGRESS", progress, is_number=True, rank=3),
+        Column("QUEUED", lambda r: duration(r.queueing_s), is_number=True, rank=2),
+        Column("SUBMITTED", lambda r: ago(r.submitted_at_s, now_s), is_number=True, rank=4),
+        Column("STARTED", lambda r: instant(r.started_at_s), is_wide=True),
+        Column("FINISHED", lambda r: instant(r.finished_at_s), is_wide=True),
+        Column("ATTEMPT", lambda r: str(r.attempt), is_wide=True, is_number=True),
+        Column("PREEMPTIONS", lambda r: str(r.preemption_count), is_wide=True, is_number=True),
+        Column("EXIT", lambda r: number(r.exit_code), is_wide=True, is_number=True),
+        Column("NODES", lambda r: ",".join(r.nodes), is_wide=True),
+        Column("WHY", why, is_elastic=True, rank=5),
+    ]
+
+
+def workers(row: JobRow) -> str:
+    """`3 of 2:4`: how many run of how many it can use."""
+    bounds = f"{row.min_workers}:{row.max_workers}"
+    wanted = bounds if row.max_workers > row.min_workers else str(row.min_workers)
+    return wanted if row.state in FINAL_JOB_STATES else f"{row.worker_count} of {wanted}"
+
+
+def progress(row: JobRow) -> str:
+    """Share of the steps where both are known, else the step."""
+    if row.step is not None and row.total_steps:
+        return percent(row.step / row.total_steps)
+    return number(row.step)
+
+
+def why(row: JobRow) -> str:
+    """Its first blocker, or its error."""
+    return row.error or (row.blockers[0] if row.blockers else "")
+
+
+def nodes() -> list[Column[NodeRow]]:
+    """Columns that people know from sinfo, in our words."""
+    return [
+        Column("NODE", lambda r: r.node),
+        Column("POOL", lambda r: r.home_pool, rank=3),
+        Column("ROLE", role),
+        Column("WANTED", lambda r: r.desired_role, is_wide=True),
+        Column("SERVICE", lambda r: r.service, is_elastic=True, rank=4),
+        Column("RACK", lambda r: r.rack, is_wide=True),
+        Column("TYPE", lambda r: r.gpu_type, is_elastic=True, rank=2),
+        Column("GPUS", lambda r: f"{r.gpus_held}/{r.gpus}", is_number=True),
+        Column("BUSY", lambda r: percent(r.gpu_busy_ratio), is_number=True),
+        Column("HEARD", heard, is_number=True, rank=1),
+        Column("JOBS", lambda r: ",".join(r.jobs), is_elastic=True, rank=5),
+        Column("DETAIL", lambda r: r.detail, is_elastic=True, is_wide=True),
+    ]
+
+
+def role(row: NodeRow) -> str:
+    """The role, and whether new work stays away."""
+    return f"{row.role} (cordoned)" if row.is_cordoned else str(row.role)
+
+
+def heard(row: NodeRow) -> str:
+    """How long ago this coordinator heard it."""
+    return "never" if row.heard_ago_s is None else ago(0.0, row.heard_ago_s)
+
+
+def services() -> list[Column[ServiceRow]]:
+    """Where a service's nodes are, and how much it needs."""
+    return [
+        Column("SERVICE", lambda r: r.service),
+        Column("MODE", lambda r: f"{r.mode} (recalled)" if r.is_recalled else str(r.mode)),
+        Column("NODES", lambda r: str(r.nodes), is_number=True, rank=2),
+        Column("SERVING", lambda r: str(r.serving), is_number=True),
+        Column("ON-LOAN", lambda r: str(r.on_loan), is_number=True),
+        Column("COMING-HOME", lambda r: str(r.coming_home), is_number=True, rank=1),
+        Column("LOAD/S", lambda r: number(r.load_per_s), is_number=True),
+        Column("PER-NODE/S", lambda r: number(r.capacity_per_node), is_number=True, rank=4),
+        Column("MIN", lambda r: str(r.min_serving), is_number=True, rank=5),
+        Column("DEADLINE", lambda r: duration(r.reclaim_deadline_s), is_number=True, rank=3),
+        Column("RETURN", lambda r: duration(r.return_s), is_number=True, is_wide=True),
+    ]
+
+
+def loans(now_s: float) -> list[Column[LoanRow]]:
+    """What is lent, since when, and what it cost to take back."""
+    return [
+        Column("LOAN", lambda r: r.lease_id),
+        Column("NODE", lambda r: r.node),
+        Column("SERVICE", lambda r: r.service, is_elastic=True, rank=2),
+        Column("STATE", lambda r: f"{r.state} LATE" if r.is_late else r.state),
+        Column("DECIDED", lambda r: ago(r.decided_at_s, now_s), is_number=True, rank=1),
+        Column("BEGUN", lambda r: instant(r.begun_at_s), is_wide=True),
+        Column("RECLAIMED", lambda r: instant(r.reclaim_ordered_at_s), is_wide=True),
+        Column("RETURNED", lambda r: instant(r.returned_at_s), is_wide=True),
+        Column("DEADLINE", lambda r: duration(r.reclaim_deadline_s), is_wide=True, is_number=True),
+        Column("TOOK", lambda r: duration(r.reclaim_s), is_number=True, rank=3),
+        Column("PREEMPTED", lambda r: str(r.realised_preemptions), is_number=True, rank=4),
+        Column("LOST-GPU-S", lambda r: number(r.realised_cost_gpu_s), is_wide=True, is_number=True),
+        Column("WHY", lambda r: r.reclaim_reason or r.reason, is_elastic=True, rank=5),
+    ]
+
+
+def events(now_s: float | None) -> list[Column[StoryRow]]:
+    """What happened. `now_s` None shows instants, which stay true as lines scroll by."""
+    return [
+        Column("NUMBER", lambda r: str(r.number), is_wide=True, is_number=True),
+        Column("WHEN", lambda r: instant(r.at_s) if now_s is None else ago(r.at_s, now_s)),
+        Column("SUBJECT", lambda r: r.subject),
+        Column("WHAT", lambda r: r.what, is_elastic=True),
+        Column("WHY", lambda r: r.reason, is_elastic=True, rank=1),
+    ]
+
+
+def worker_rows() -> list[Column[WorkerRow]]:
+    """The workers of one job."""
+    return [
+        Column("WORKER", lambda r: str(r.worker_index), is_number=True),
+        Column("NODE", lambda r: r.node),
+        Column("GPUS", lambda r: str(r.gpus), is_number=True),
+        Column("KIND", lambda r: "flexible" if r.is_flexible else "base"),
+        Column("PHASE", lambda r: r.phase),
+        Column("STOPPING", lambda r: r.stop_reason),
+    ]

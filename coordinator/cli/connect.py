@@ -1,0 +1,184 @@
+"""Which cell a command talks to, and as whom. Must not know what is asked or how it is shown.
+
+Flags win over the environment, that over the configuration file, and that over the cell that runs
+on this machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import getpass
+import re
+import tomllib
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import msgspec
+
+from common.bus import Bus
+from common.clock import SystemClock
+from common.errors import ConfigError, Unavailable
+from common.jobspec import readable
+from common.subjects import token
+from coordinator.cli.registry import CellInfo
+
+CONNECT_TIMEOUT_S = 5.0
+
+LOCAL_TENANT = "ops"
+"""Whoever runs a cell on their own machine operates it."""
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one source says; None leaves it to the next. The configuration file has these keys."""
+
+    nats_url: str | None = None
+    cell: str | None = None
+    tenant: str | None = None
+    user: str | None = None
+    insecure: bool | None = None
+    """Allow a plain-text URL that is not of this machine."""
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """A cell, and who speaks to it."""
+
+    nats_url: str
+    cell: str
+    tenant: str
+    user: str
+    insecure: bool = False
+
+
+Connect = Callable[[Target], AbstractAsyncContextManager[Bus]]
+
+
+@asynccontextmanager
+async def over_nats(target: Target) -> AsyncGenerator[Bus, None]:
+    """A connection for the block.
+
+    Raises:
+        Unavailable: no NATS server answers within `CONNECT_TIMEOUT_S`.
+        ConfigError: the URL would send names and jobs in plain text over a network.
+    """
+    from common.bus import connect_nats  # only here: `--help` need not load a NATS client
+
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            bus = await connect_nats(
+                target.nats_url,
+                identity=f"{target.tenant}_{target.user}",
+                clock=SystemClock(),
+                insecure=target.insecure,
+            )
+    except TimeoutError:
+        # Without its cause: this is a server that is not there, not one that is slow.
+        raise Unavailable(
+            f"no NATS server answered at {target.nats_url} within {CONNECT_TIMEOUT_S:.0f} s"
+        ) from None
+    try:
+        yield bus
+    finally:
+        await bus.close()
+
+
+def resolve(
+    flags: Choice,
+    environ: Mapping[str, str],
+    find: Callable[[], CellInfo | None],
+) -> Target:
+    """The cell and the caller.
+
+    Args:
+        find: looks for a cell on this machine; asked only when nothing names one.
+
+    Raises:
+        ConfigError: no cell is named and none runs here; or what names it does not fit.
+    """
+    file = config_path(environ)
+    choices = (flags, _of_environment(environ), _of_file(file))
+    nats_url = _first(*(choice.nats_url for choice in choices))
+    cell = _first(*(choice.cell for choice in choices))
+    tenant = _first(*(choice.tenant for choice in choices))
+    user = _first(*(choice.user for choice in choices))
+    insecure = next((c.insecure for c in choices if c.insecure is not None), False)
+    if nats_url is None and cell is None:
+        info = find()
+        if info is None:
+            raise ConfigError(
+                "no cell is named and none runs on this machine; start one with `aryl up`, or "
+                f"name one with --nats-url and --cell, ARYL_NATS_URL and ARYL_CELL, or in {file}"
+            )
+        nats_url, cell, tenant = info.nats_url, info.cell, tenant or LOCAL_TENANT
+    return Target(
+        nats_url=_named(nats_url, "nats_url", file),
+        cell=token(_named(cell, "cell", file), what="cell"),
+        tenant=token(_named(tenant, "tenant", file), what="tenant"),
+        user=token(user or login_token(), what="user"),
+        insecure=insecure,
+    )
+
+
+def config_path(environ: Mapping[str, str]) -> Path:
+    """Where a person's configuration lies: ~/.config/aryl/config.toml, as XDG has it."""
+    base = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or Path.home()) / ".config"
+    return Path(base) / "aryl" / "config.toml"
+
+
+def login_token() -> str:
+    """The login name as one subject token: what does not fit becomes a hyphen."""
+    try:
+        name = getpass.getuser()
+    except (OSError, KeyError):  # a user id without an account, as in some containers
+        name = "nobody"
+    return re.sub(r"[^A-Za-z0-9_-]", "-", name)[:64] or "nobody"
+
+
+def _first(*values: str | None) -> str | None:
+    """The first that says something; an empty variable says nothing."""
+    return next((value for value in values if value), None)
+
+
+def _named(value: str | None, field: str, file: Path) -> str:
+    if value is None:
+        flag = "--" + field.replace("_", "-")
+        raise ConfigError(
+            f"field {field} is missing; give {flag}, set ARYL_{field.upper()}, "
+            f"or write {field} into {file}"
+        )
+    return value
+
+
+def _of_environment(environ: Mapping[str, str]) -> Choice:
+    insecure = environ.get("ARYL_INSECURE", "")
+    if insecure not in ("", "0", "1"):
+        raise ConfigError(f"ARYL_INSECURE: {insecure!r}, expected 0 or 1")
+    return Choice(
+        nats_url=environ.get("ARYL_NATS_URL"),
+        cell=environ.get("ARYL_CELL"),
+        tenant=environ.get("ARYL_TENANT"),
+        user=environ.get("ARYL_USER"),
+        insecure=insecure == "1" if insecure else None,
+    )
+
+
+def _of_file(path: Path) -> Choice:
+    try:
+        values = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        return Choice()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+    for key in values:
+        if key not in Choice.__struct_fields__:
+            near = difflib.get_close_matches(key, Choice.__struct_fields__, n=1)
+            known = ", ".join(Choice.__struct_fields__)
+            hint = f"did you mean {near[0]}?" if near else f"there are {known}"
+            raise ConfigError(f"{path}: unknown field {key}; {hint}")
+    try:
+        return msgspec.convert(values, Choice)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {readable(str(error))}") from None

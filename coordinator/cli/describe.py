@@ -1,0 +1,225 @@
+"""One job, node, service or loan in full, and why it is where it is. Must not decide what is shown.
+
+The sentences under *why* are the coordinator's own, from the state that its decisions use.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from msgspec import Struct
+from rich.text import Text
+
+from common.api import Describe, Description, JobRow, LoanRow, NodeRow, ServiceRow
+from common.model import JobSpec
+from coordinator.cli import columns, render
+from coordinator.cli.output import Format, Show, put, put_json, put_one
+from coordinator.cli.output import fields as plain_fields
+from coordinator.cli.session import Session
+
+Pairs = list[tuple[str, str]]
+
+
+def ask(session: Session, kind: str, name: str) -> Description:
+    """Everything about one thing; errors as `Client.ask`."""
+    return session.ask(Describe(kind=kind, name=name), Description)
+
+
+def describe(session: Session, show: Show, kind: str, name: str) -> None:
+    """Print one thing in full: what it is, its parts, why, and its story."""
+    found = ask(session, kind, name)
+    if put_one(show, "description", found, found.name):
+        return
+    now_s = session.clock.wall_s()
+    width = session.out.width
+    put(session, _facts(found, now_s, is_wide=show.form == Format.WIDE))
+    if found.workers:
+        put(session, ["", *render.table(found.workers, columns.worker_rows(), width=width)])
+    put(session, _why(found))
+    if found.story:
+        put(session, ["", *render.table(found.story, columns.events(now_s), width=width)])
+
+
+def explain(session: Session, show: Show, kind: str, name: str) -> None:
+    """Print why one thing is where it is: all blockers, the estimate and its source, its story."""
+    found = ask(session, kind, name)
+    if show.form == Format.JSON:
+        reasons = {"kind": found.kind, "name": found.name, "why": found.why}
+        story = plain_fields(found.story)
+        put_json({"explanation": {**reasons, "estimate": found.estimate, "story": story}})
+        return
+    if show.form == Format.NAME:
+        put(session, [found.name])
+        return
+    now_s = session.clock.wall_s()
+    put(session, [_headline(found), *_why(found)])
+    if found.story:
+        width = session.out.width
+        put(session, ["", *render.table(found.story, columns.events(now_s), width=width)])
+
+
+def _headline(found: Description) -> Text:
+    row = found.job or found.node or found.loan
+    state = ""
+    match row:
+        case JobRow():
+            state = str(row.state)
+        case NodeRow():
+            state = columns.role(row)
+        case LoanRow():
+            state = row.state
+        case None:
+            state = f"in mode {found.service.mode}" if found.service else ""
+    return Text(f"{found.kind} {found.name} is {state}".removesuffix(" is "), style="bold")
+
+
+def _why(found: Description) -> Iterator[Text | str]:
+    for reason in found.why:
+        yield f"- {render.plain(reason)}"
+    if found.estimate:
+        yield f"- estimate: {render.plain(found.estimate)}"
+    if not found.why and not found.estimate:
+        yield "- nothing more is known"
+
+
+def _facts(found: Description, now_s: float, *, is_wide: bool) -> Iterator[Text | str]:
+    pairs: Pairs = []
+    if found.job is not None:
+        pairs += _job(found.job, now_s)
+    if found.spec is not None:
+        pairs += _spec(found.spec, is_wide=is_wide)
+    if found.node is not None:
+        pairs += _node(found.node)
+    if found.service is not None:
+        pairs += _service(found.service)
+    if found.loan is not None:
+        pairs += _loan(found.loan)
+    width = max((len(name) for name, _ in pairs), default=0)
+    for name, value in pairs:
+        line = Text()
+        line.append(f"{name:<{width}}  ", style="bold")
+        line.append(render.plain(value) or render.MISSING)
+        yield line
+
+
+def _job(row: JobRow, now_s: float) -> Pairs:
+    return [
+        ("job", row.job_id),
+        ("name", row.name),
+        ("owner", f"{row.tenant}/{row.user}"),
+        ("state", row.state),
+        ("workers", columns.workers(row)),
+        ("gpus", f"{row.gpus} held, {row.gpus_per_worker} per worker"),
+        ("nodes", ", ".join(row.nodes)),
+        ("submitted", _when(row.submitted_at_s, now_s)),
+        ("started", _when(row.started_at_s, now_s)),
+        ("finished", _when(row.finished_at_s, now_s)),
+        ("queued", render.duration(row.queueing_s)),
+        ("attempt", str(row.attempt)),
+        ("preemptions", str(row.preemption_count)),
+        ("progress", _steps(row)),
+        ("exit code", render.number(row.exit_code)),
+        ("error", row.error),
+    ]
+
+
+def _spec(spec: JobSpec, *, is_wide: bool) -> Pairs:
+    checkpoint = spec.checkpoint
+    saves = f"{checkpoint.path} (grace {render.duration(checkpoint.grace_s)}, {checkpoint.signal})"
+    pairs = [
+        ("command", shlex.join(spec.command)),
+        ("workdir", spec.workdir),
+        ("gpu types", ", ".join(spec.gpu.types) or "any"),
+        ("priority", str(spec.priority)),
+        ("preemptibility", str(spec.preemptibility)),
+        ("checkpoint", saves if checkpoint.path else "never"),
+    ]
+    if is_wide:
+        # The environment may hold secrets: shown only on request.
+        pairs += [(f"env {name}", value) for name, value in sorted(spec.env.items())]
+    return pairs
+
+
+def _node(row: NodeRow) -> Pairs:
+    return [
+        ("node", row.node),
+        ("pool", row.home_pool),
+        ("role", f"{columns.role(row)}, wanted {row.desired_role}"),
+        ("service", row.service),
+        ("gpus", f"{row.gpus_held} of {row.gpus} {row.gpu_type} held"),
+        ("busy", render.percent(row.gpu_busy_ratio)),
+        ("heard", columns.heard(row)),
+        ("rack", row.rack),
+        ("jobs", ", ".join(row.jobs)),
+        ("detail", row.detail),
+    ]
+
+
+def _service(row: ServiceRow) -> Pairs:
+    return [
+        ("service", row.service),
+        ("mode", f"{row.mode} (recalled)" if row.is_recalled else str(row.mode)),
+        ("nodes", f"{row.nodes}: {row.serving} serving, {row.on_loan} on loan, "
+                  f"{row.coming_home} coming home"),
+        ("load", f"{render.number(row.load_per_s)} requests/s"),
+        ("capacity", f"{render.number(row.capacity_per_node)} requests/s per node"),
+        ("at least", f"{row.min_serving} serving"),
+        ("deadline", f"{render.duration(row.reclaim_deadline_s)} from reclaim to serving"),
+        ("return", f"{render.duration(row.return_s)} expected at most"),
+    ]  # fmt: skip
+
+
+def _loan(row: LoanRow) -> Pairs:
+    return [
+        ("loan", row.lease_id),
+        ("node", row.node),
+        ("service", row.service),
+        ("state", f"{row.state} LATE" if row.is_late else row.state),
+        ("decided", render.instant(row.decided_at_s)),
+        ("begun", render.instant(row.begun_at_s)),
+        ("reclaimed", render.instant(row.reclaim_ordered_at_s)),
+        ("returned", render.instant(row.returned_at_s)),
+        ("took", f"{render.duration(row.reclaim_s)} of {render.duration(row.reclaim_deadline_s)}"),
+        ("preemptions", _both(row.predicted_preemptions, row.realised_preemptions)),
+        ("gpu-s lost", _both(row.predicted_cost_gpu_s, row.realised_cost_gpu_s)),
+    ]
+
+
+def _both(predicted: float, realised: float) -> str:
+    return f"{render.number(predicted)} predicted, {render.number(realised)} realised"
+
+
+def _when(at_s: float | None, now_s: float) -> str:
+    return "" if at_s is None else f"{render.instant(at_s)} ({render.ago(at_s, now_s)})"
+
+
+def _steps(row: JobRow) -> str:
+    if row.step is None:
+        return ""
+    return f"step {row.step}" + (f" of {row.total_steps}" if row.total_steps else "")
+
+
+class Hit(Struct, frozen=True, kw_only=True):
+    """A job that an order would stop, wholly or in part, on some nodes."""
+
+    row: JobRow
+    nodes: tuple[str, ...]
+
+
+def hits(jobs: tuple[JobRow, ...], nodes: set[str]) -> list[Hit]:
+    """The jobs with workers on these nodes: what an order against the nodes would hit."""
+    found = [Hit(row=row, nodes=tuple(sorted(nodes.intersection(row.nodes)))) for row in jobs]
+    return [hit for hit in found if hit.nodes]
+
+
+def hit_line(hit: Hit) -> str:
+    """A hit as a person should read it before saying yes."""
+    row = hit.row
+    on = ", ".join(hit.nodes)
+    elsewhere = len(row.nodes) - len(hit.nodes)
+    rest = f" (and on {elsewhere} other nodes)" if elsewhere else ""
+    return (
+        f"  {row.job_id} {render.plain(row.name)} of {row.tenant}/{row.user}: {row.state}, "
+        f"{row.gpus} GPUs, on {on}{rest}"
+    )

@@ -1,0 +1,96 @@
+"""`aryl events`: what happened and why, as it is committed. Must not decide."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from common.api import Events, GetEvents, StoryRow
+from common.errors import Unavailable
+from coordinator.cli import columns
+from coordinator.cli.output import (
+    Format,
+    NoHeadersOption,
+    OutputOption,
+    QuietOption,
+    Show,
+    fields,
+    put_json,
+    put_rows,
+)
+from coordinator.cli.session import Session, say, session
+from coordinator.client import Client
+
+FOLLOW_PERIOD_S = 1.0
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("events")(events)
+
+
+def events(
+    ctx: typer.Context,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as it happens.")] = False,
+    subject: Annotated[
+        str, typer.Option("--for", metavar="SUBJECT", help="One job, node or service; kind/ID too.")
+    ] = "",
+    after: Annotated[int, typer.Option(min=0, help="Only what has a higher number.")] = 0,
+    output: OutputOption = Format.TABLE,
+    no_headers: NoHeadersOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """What happened and why: each decision, loan, preemption, order and fault.
+
+    With --follow and -o json each event is one object on its own line.
+    """
+    here = session(ctx)
+    show = Show(output=output, has_headings=not no_headers, is_quiet=quiet)
+    name = subject.rpartition("/")[2]
+
+    async def work(client: Client) -> None:
+        if follow:
+            await _follow(here, show, client, GetEvents(after=after, subject=name))
+            return
+        found = await client.ask(GetEvents(after=after, subject=name), Events)
+        _put(here, show, found.rows)
+
+    with contextlib.suppress(KeyboardInterrupt) if follow else contextlib.nullcontext():
+        here.run(work)
+
+
+def _put(here: Session, show: Show, rows: Sequence[StoryRow]) -> None:
+    table = columns.events(None)
+    put_rows(here, show, "events", rows, table, lambda row: str(row.number))
+
+
+async def _follow(here: Session, show: Show, client: Client, request: GetEvents) -> None:
+    """Ask for what came after the last number, for ever; a coordinator that is away is awaited."""
+    is_first, is_away = True, False
+    while True:
+        try:
+            found = await client.ask(request, Events)
+        except Unavailable as error:
+            if is_first:
+                raise
+            if not is_away:
+                say(f"waiting for the coordinator ({error})")
+            is_away = True
+        else:
+            is_away = False
+            if show.form == Format.JSON:
+                for row in found.rows:
+                    put_json({"event": fields(row)})
+            elif found.rows or is_first:
+                has_headings = show.has_headings and is_first
+                _put(here, _without(show, has_headings=has_headings), found.rows)
+            is_first = False
+            request = GetEvents(after=found.last, subject=request.subject)
+        await here.clock.sleep(FOLLOW_PERIOD_S)
+
+
+def _without(show: Show, *, has_headings: bool) -> Show:
+    return Show(output=show.output, is_quiet=show.is_quiet, has_headings=has_headings)

@@ -1,0 +1,135 @@
+"""Watching a job until something happens: its end, or more of its log. Must not print data twice.
+
+Everything here asks again and again; a coordinator that is away for a while is waited for, since
+the job it runs goes on without it.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from common.api import ApiErrorCode, Describe, Description, GetLogs, JobRow, Logs
+from common.clock import Clock
+from common.errors import Unavailable
+from common.model import FINAL_JOB_STATES, JobState
+from coordinator.cli.session import EXIT_ERROR, say
+from coordinator.client import ApiRefused, Client
+
+POLL_S = 1.0
+
+
+async def until_ended(client: Client, clock: Clock, job_id: str) -> JobRow:
+    """The job once it has ended; each change of its state is said on stderr.
+
+    Raises:
+        ApiRefused: there is no such job.
+    """
+    state: JobState | None = None
+    is_away = False
+    while True:
+        try:
+            row = await _row(client, job_id)
+        except Unavailable as error:
+            if not is_away:
+                say(f"waiting for the coordinator ({error})")
+            is_away = True
+        else:
+            is_away = False
+            if row.state != state:
+                say(f"job {row.job_id} is {row.state}")
+            state = row.state
+            if state in FINAL_JOB_STATES:
+                return row
+        await clock.sleep(POLL_S)
+
+
+def exit_code_of(row: JobRow) -> int:
+    """The exit code of a job that ended, as a shell would have it.
+
+    Its own code where it has one, 128 + N where signal N ended it; else 0 if it succeeded and 1
+    if it did not.
+    """
+    if row.state == JobState.SUCCEEDED:
+        return row.exit_code or 0
+    if row.exit_code is None or row.exit_code == 0:
+        return EXIT_ERROR
+    return 128 - row.exit_code if row.exit_code < 0 else row.exit_code
+
+
+async def logs(client: Client, job_id: str, worker_index: int | None, max_bytes: int) -> Logs:
+    """The end of a worker's log; errors as `Client.ask`."""
+    request = GetLogs(job_id=job_id, worker_index=worker_index, max_bytes=max_bytes)
+    return await client.ask(request, Logs)
+
+
+async def follow_logs(
+    client: Client, clock: Clock, job_id: str, worker_index: int | None, max_bytes: int
+) -> None:
+    """Print a worker's log as it grows, until the job ends.
+
+    A worker that is not there yet, or not now (its job waits or restarts), is waited for.
+
+    Raises:
+        ApiRefused: there is no such job.
+    """
+    shown = ""
+    of_worker: tuple[str, int] | None = None
+    while True:
+        has_ended = (await _row(client, job_id)).state in FINAL_JOB_STATES
+        try:
+            answer = await logs(client, job_id, worker_index, max_bytes)
+        except ApiRefused as refused:
+            if refused.error.code != ApiErrorCode.NOT_FOUND:
+                raise
+            if has_ended and of_worker is None:
+                raise
+        else:
+            worker = (answer.node, answer.worker_index)
+            if worker != of_worker:
+                shown, of_worker = "", worker
+                say(f"worker {answer.worker_index} on {answer.node}:")
+            typer.echo(_more(shown, answer.text), nl=False)
+            shown = answer.text
+        if has_ended:
+            return
+        await clock.sleep(POLL_S)
+
+
+def _more(shown: str, text: str) -> str:
+    more, is_gap = growth(shown, text)
+    if is_gap:
+        say("... some lines were too fast to be shown ...")
+    return more
+
+
+def growth(shown: str, text: str) -> tuple[str, bool]:
+    """What a window on a log shows that the last one did not, and whether lines between are lost.
+
+    Both are the end of the same log; the window may have slid. The longest overlap is taken: a
+    line that repeats itself must not be shown twice.
+    """
+    if not shown:
+        return text, False
+    if text.startswith(shown):
+        return text[len(shown) :], False
+    # The window slid and may begin within a character or line: compare from its first whole line.
+    start = text.find("\n") + 1
+    body = text[start:]
+    if body:
+        probe = body[:256]
+        place = shown.find(probe) if len(body) >= len(probe) else -1
+        while place != -1:
+            overlap = shown[place:]
+            if body.startswith(overlap):
+                return body[len(overlap) :], False
+            place = shown.find(probe, place + 1)
+        for size in range(min(len(probe), len(shown), len(body)), 0, -1):
+            if body.startswith(shown[-size:]):
+                return body[size:], False
+    return text, True
+
+
+async def _row(client: Client, job_id: str) -> JobRow:
+    found = await client.ask(Describe(kind="job", name=job_id), Description)
+    assert found.job is not None, "a job's description has its row"
+    return found.job

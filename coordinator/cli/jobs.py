@@ -1,0 +1,254 @@
+"""`aryl job`: submit, list, describe, explain, cancel, logs. Must not decide anything."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer.core import TyperCommand
+
+from common.api import Cancel, Done, JobRow, Jobs, ListJobs, Submit, Submitted
+from common.errors import Unavailable
+from common.model import JobSpec
+from coordinator.cli import columns
+from coordinator.cli.complete import complete_jobs
+from coordinator.cli.describe import describe, explain
+from coordinator.cli.follow import exit_code_of, follow_logs, logs, until_ended
+from coordinator.cli.output import (
+    Format,
+    NoHeadersOption,
+    OutputOption,
+    QuietOption,
+    Show,
+    put_json,
+    put_rows,
+)
+from coordinator.cli.session import Session, is_timeout, say, session
+from coordinator.cli.submit import SubmitFlags, job_spec
+from coordinator.client import Client
+
+app = typer.Typer(no_args_is_help=True, help="Submit jobs and see what became of them.")
+
+WATCH_PERIOD_S = 2.0
+SUBMIT_ATTEMPTS = 3
+
+JobArgument = Annotated[
+    str, typer.Argument(metavar="JOB", help="Id or name.", autocompletion=complete_jobs)
+]
+
+_COMMAND = "aryl.command"
+
+
+class SubmitCommand(TyperCommand):
+    """Keeps everything after the first `--` as the job's command, its options untouched."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # typer's own base is wider
+        """Split off the command before the rest is parsed."""
+        if "--" in args:
+            place = args.index("--")
+            ctx.meta[_COMMAND] = tuple(args[place + 1 :])
+            args = args[:place]
+        return super().parse_args(ctx, args)
+
+
+@app.command(
+    "submit",
+    cls=SubmitCommand,
+    options_metavar="[OPTIONS]",
+    epilog="The command comes after `--`: aryl job submit --workers 2:4 -- python train.py",
+)
+def submit(
+    ctx: typer.Context,
+    file: Annotated[
+        Path | None, typer.Argument(help="Job file, TOML or JSON; flags win over it.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the job.")] = None,
+    workers: Annotated[
+        str | None, typer.Option(metavar="MIN[:MAX]", help="How many workers it can use.")
+    ] = None,
+    gpus_per_worker: Annotated[int | None, typer.Option(help="GPUs of each worker.")] = None,
+    workdir: Annotated[str | None, typer.Option(help="Where it runs, on every node.")] = None,
+    env: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Repeat for more.")
+    ] = None,
+    gpu_type: Annotated[
+        list[str] | None, typer.Option(help="Accepted GPU type; repeat in order of preference.")
+    ] = None,
+    priority: Annotated[int | None, typer.Option(help="Higher goes first.")] = None,
+    preemptibility: Annotated[
+        str | None, typer.Option(metavar="non|semi|full", help="Which workers lent nodes may have.")
+    ] = None,
+    grace: Annotated[
+        str | None, typer.Option(help="Time to save before SIGKILL, such as 30s.")
+    ] = None,
+    checkpoint: Annotated[str | None, typer.Option(help="Path where it saves.")] = None,
+    expected_runtime: Annotated[
+        str | None, typer.Option(help="Running time with MIN workers, such as 2h.")
+    ] = None,
+    deadline: Annotated[
+        str | None, typer.Option(help="Wanted end, counted from submission.")
+    ] = None,
+    time_limit: Annotated[str | None, typer.Option(help="It is stopped after this.")] = None,
+    launcher: Annotated[
+        str | None, typer.Option(metavar="none|torchrun", help="Who starts the ranks.")
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for its end and return its exit code.")
+    ] = False,
+    output: OutputOption = Format.TABLE,
+    quiet: QuietOption = False,
+) -> None:
+    """Queue a job, from a file, from flags, or from both.
+
+    Once this returns, the job is in the coordinator's journal: no crash loses it.
+    """
+    flags = SubmitFlags(
+        name=name,
+        workers=workers,
+        gpus_per_worker=gpus_per_worker,
+        workdir=workdir,
+        env=env or (),
+        gpu_types=gpu_type or (),
+        priority=priority,
+        preemptibility=preemptibility,
+        grace=grace,
+        checkpoint=checkpoint,
+        expected_runtime=expected_runtime,
+        deadline=deadline,
+        time_limit=time_limit,
+        launcher=launcher,
+    )
+    spec = job_spec(file, flags, ctx.meta.get(_COMMAND, ()), here=Path.cwd())
+    show = Show(output=output, is_quiet=quiet)
+    here = session(ctx)
+
+    async def work(client: Client) -> JobRow | None:
+        job_id = await _submit(client, spec)
+        _submitted(here, show, spec, job_id)
+        if not wait:
+            return None
+        try:
+            return await until_ended(client, here.clock, job_id)
+        finally:
+            say(f"see: aryl job describe {job_id}")
+
+    row = here.run(work)
+    if row is not None:
+        raise typer.Exit(exit_code_of(row))
+
+
+async def _submit(client: Client, spec: JobSpec) -> str:
+    """The job's id. An answer that got lost is asked for again: same request, same job."""
+    request = Submit(spec=spec, request_id=uuid.uuid4().hex)
+    for attempt in range(1, SUBMIT_ATTEMPTS + 1):
+        try:
+            return (await client.ask(request, Submitted)).job_id
+        except Unavailable as error:
+            if attempt == SUBMIT_ATTEMPTS or not is_timeout(error):
+                raise
+            say(f"no answer yet; asking again ({attempt} of {SUBMIT_ATTEMPTS - 1})")
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _submitted(here: Session, show: Show, spec: JobSpec, job_id: str) -> None:
+    match show.form:
+        case Format.JSON:
+            put_json({"job_id": job_id})
+        case Format.NAME:
+            typer.echo(job_id)
+        case Format.TABLE | Format.WIDE:
+            typer.echo(f"job {job_id} ({spec.name}) is queued")
+
+
+@app.command("list")
+def list_(
+    ctx: typer.Context,
+    is_all: Annotated[bool, typer.Option("--all", "-a", help="Ended jobs too.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Again every 2 s.")] = False,
+    output: OutputOption = Format.TABLE,
+    no_headers: NoHeadersOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Jobs, oldest first; ended ones only with --all."""
+    here = session(ctx)
+    show = Show(output=output, has_headings=not no_headers, is_quiet=quiet)
+
+    async def work(client: Client) -> None:
+        while True:
+            rows = (await client.ask(ListJobs(is_live_only=not is_all), Jobs)).rows
+            if watch:
+                here.out.clear()
+            table = columns.jobs(here.clock.wall_s())
+            put_rows(here, show, "jobs", rows, table, lambda row: row.job_id)
+            if not watch:
+                return
+            await here.clock.sleep(WATCH_PERIOD_S)
+
+    # Ctrl-C is how a watch ends, not an error of it.
+    with contextlib.suppress(KeyboardInterrupt) if watch else contextlib.nullcontext():
+        here.run(work)
+
+
+@app.command("describe")
+def describe_(
+    ctx: typer.Context,
+    job: JobArgument,
+    output: OutputOption = Format.TABLE,
+    quiet: QuietOption = False,
+) -> None:
+    """One job in full: what it asked for, what it holds, why, and its story."""
+    describe(session(ctx), Show(output=output, is_quiet=quiet), "job", job)
+
+
+@app.command("explain")
+def explain_(
+    ctx: typer.Context,
+    job: JobArgument,
+    output: OutputOption = Format.TABLE,
+    quiet: QuietOption = False,
+) -> None:
+    """Why a job is where it is: every blocker, the estimate and its source, its story."""
+    explain(session(ctx), Show(output=output, is_quiet=quiet), "job", job)
+
+
+@app.command("cancel")
+def cancel(
+    ctx: typer.Context,
+    job: JobArgument,
+    output: OutputOption = Format.TABLE,
+    quiet: QuietOption = False,
+) -> None:
+    """End a job; its workers get their grace first."""
+    done = session(ctx).ask(Cancel(job_id=job), Done)
+    if output == Format.JSON:
+        put_json({"detail": done.detail})
+    elif not quiet:
+        say(done.detail)
+
+
+@app.command("logs")
+def logs_(
+    ctx: typer.Context,
+    job: JobArgument,
+    worker: Annotated[
+        int | None, typer.Option(min=0, help="Index of the worker; without it the lowest.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the job ends.")] = False,
+    max_bytes: Annotated[
+        int, typer.Option(min=1, max=500_000, help="How much of the end of the log.")
+    ] = 65_536,
+) -> None:
+    """The end of a worker's log, or with -f all of it from here on."""
+    here = session(ctx)
+
+    async def work(client: Client) -> None:
+        if follow:
+            await follow_logs(client, here.clock, job, worker, max_bytes)
+        else:
+            typer.echo((await logs(client, job, worker, max_bytes)).text, nl=False)
+
+    with contextlib.suppress(KeyboardInterrupt) if follow else contextlib.nullcontext():
+        here.run(work)

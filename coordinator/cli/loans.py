@@ -1,0 +1,95 @@
+"""`aryl loan`: what is lent, and taking it back early. Must not decide."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from common.api import Describe, Description, ListLoans, Loans
+from coordinator.cli import columns
+from coordinator.cli.complete import complete_loans
+from coordinator.cli.describe import describe, explain
+from coordinator.cli.operate import ReasonOption, YesOption, order_against_jobs
+from coordinator.cli.output import (
+    Format,
+    NoHeadersOption,
+    OutputOption,
+    QuietOption,
+    Show,
+    put_rows,
+)
+from coordinator.cli.session import session
+from coordinator.client import Client
+from coordinator.engine.events import OperatorAction
+
+app = typer.Typer(no_args_is_help=True, help="See what is lent and what it cost; take it back.")
+
+LoanArgument = Annotated[
+    str,
+    typer.Argument(metavar="LOAN", help="Its id, or the lent node.", autocompletion=complete_loans),
+]
+
+
+@app.command("list")
+def list_(
+    ctx: typer.Context,
+    is_all: Annotated[bool, typer.Option("--all", "-a", help="Ended loans too.")] = False,
+    output: OutputOption = Format.TABLE,
+    no_headers: NoHeadersOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Loans, oldest first; ended ones only with --all."""
+    here = session(ctx)
+    rows = here.ask(ListLoans(is_live_only=not is_all), Loans).rows
+    show = Show(output=output, has_headings=not no_headers, is_quiet=quiet)
+    table = columns.loans(here.clock.wall_s())
+    put_rows(here, show, "loans", rows, table, lambda row: row.lease_id)
+
+
+@app.command("describe")
+def describe_(
+    ctx: typer.Context,
+    loan: LoanArgument,
+    output: OutputOption = Format.TABLE,
+    quiet: QuietOption = False,
+) -> None:
+    """One loan in full: every stage of it, predicted and realised cost, its node's story."""
+    describe(session(ctx), Show(output=output, is_quiet=quiet), "loan", loan)
+
+
+@app.command("explain")
+def explain_(
+    ctx: typer.Context,
+    loan: LoanArgument,
+    output: OutputOption = Format.TABLE,
+    quiet: QuietOption = False,
+) -> None:
+    """Why a loan was made, and why it ended."""
+    explain(session(ctx), Show(output=output, is_quiet=quiet), "loan", loan)
+
+
+@app.command("revoke")
+def revoke(
+    ctx: typer.Context,
+    loan: LoanArgument,
+    reason: ReasonOption = "",
+    yes: YesOption = False,
+    output: OutputOption = Format.TABLE,
+) -> None:
+    """Take one lent node back now; jobs on it shrink or are preempted, with their grace."""
+
+    async def find(client: Client) -> tuple[str, set[str]]:
+        found = await client.ask(Describe(kind="loan", name=loan), Description)
+        assert found.loan is not None, "a loan's description has its row"
+        return found.loan.lease_id, {found.loan.node}
+
+    order_against_jobs(
+        session(ctx),
+        OperatorAction.REVOKE_LOAN,
+        find=find,
+        what=f"revoking loan {loan}",
+        reason=reason,
+        is_yes=yes,
+        output=output,
+    )

@@ -1,0 +1,110 @@
+"""Orders of an operator: who is hit, whether they are meant, and the order itself. Must not parse.
+
+What stops jobs shows them first, asks where somebody can answer, and otherwise wants --yes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Annotated
+
+import typer
+
+from common.api import Done, Jobs, ListJobs, Operate
+from common.errors import ConfigError
+from coordinator.cli.describe import Hit, hit_line, hits
+from coordinator.cli.output import Format, put_json
+from coordinator.cli.session import Session, say
+from coordinator.client import Client
+from coordinator.engine.events import OperatorAction
+
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+ReasonOption = Annotated[str, typer.Option(help="Told to everybody whom it hits.")]
+
+DECLINED = 1
+
+
+def order(
+    session: Session,
+    action: OperatorAction,
+    *,
+    target: str = "",
+    value: str = "",
+    reason: str = "",
+    output: Format = Format.TABLE,
+) -> None:
+    """Give one order and say that it is in the journal; errors as `Client.ask`."""
+    request = Operate(action=action, target=target, value=value, reason=reason)
+    done(session.ask(request, Done), output)
+
+
+def done(answer: Done, output: Format) -> None:
+    """Say what was ordered."""
+    if output == Format.JSON:
+        put_json({"detail": answer.detail})
+    else:
+        say(f"ordered: {answer.detail}")
+
+
+def order_against_jobs(
+    session: Session,
+    action: OperatorAction,
+    *,
+    find: Callable[[Client], Awaitable[tuple[str, set[str]]]],
+    what: str,
+    reason: str,
+    is_yes: bool,
+    output: Format,
+) -> None:
+    """Show which jobs an order hits, ask, then give it.
+
+    Args:
+        find: the order's target, and the nodes that it takes from jobs.
+        what: the order in words, as a question needs it.
+
+    Raises:
+        ConfigError: nobody can be asked and `is_yes` is not set; nothing was sent.
+        ApiRefused: there is no such target, or it cannot be done now.
+    """
+
+    async def look(client: Client) -> str:
+        target, nodes = await find(client)
+        jobs = (await client.ask(ListJobs(is_live_only=True), Jobs)).rows
+        show_hits(hits(jobs, nodes), what)
+        return target
+
+    async def act(client: Client) -> Done:
+        return await client.ask(Operate(action=action, target=target, reason=reason), Done)
+
+    target = session.run(look)
+    confirm(session, what, is_yes=is_yes)
+    done(session.run(act), output)
+
+
+def show_hits(found: list[Hit], what: str) -> None:
+    """Which jobs an order stops or shrinks, on stderr."""
+    if not found:
+        say(f"{what}: no job runs there")
+        return
+    say(f"{what} hits {len(found)} {'job' if len(found) == 1 else 'jobs'}:")
+    for hit in found:
+        say(hit_line(hit))
+
+
+def confirm(session: Session, what: str, *, is_yes: bool) -> None:
+    """Return when it is meant; else leave with nothing changed.
+
+    Raises:
+        ConfigError: nobody can be asked.
+        typer.Exit: the answer was no.
+    """
+    if is_yes:
+        return
+    if not session.is_interactive():
+        raise ConfigError(f"{what}: nobody to ask here; add --yes if it is meant")
+    # Not typer's own question: it writes a blank to standard output, which is for data.
+    typer.echo(f"{what}? [y/N] ", err=True, nl=False)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        say("nothing was changed")
+        raise typer.Exit(DECLINED)

@@ -1,0 +1,152 @@
+"""The cell that runs on this machine, as a file with a lock. Must not know the bus or the API.
+
+Whoever starts a cell holds `cell.lock` for as long as it runs and describes it in `cell.json`;
+whoever wants to talk to it reads the file and checks that its process still lives. The lock, not
+the file, decides whether a cell runs: the kernel frees it however the holder ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from common.errors import ConfigError
+
+SCHEMA_VERSION = 1
+
+
+class CellInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A cell that runs here.
+
+    pid, start_ticks: its process; the start time, in clock ticks since boot, tells it from a
+        later process with the same pid.
+    run_dir: where it keeps its files.
+    """
+
+    cell: str
+    nats_url: str
+    pid: int
+    start_ticks: int
+    run_dir: str
+    started_at_s: float
+    schema_version: int = SCHEMA_VERSION
+
+
+def home(environ: Mapping[str, str] = os.environ) -> Path:
+    """The registry's directory: $ARYL_HOME, else $XDG_RUNTIME_DIR/aryl, else /tmp/aryl-<uid>."""
+    if environ.get("ARYL_HOME"):
+        return Path(environ["ARYL_HOME"])
+    if environ.get("XDG_RUNTIME_DIR"):
+        return Path(environ["XDG_RUNTIME_DIR"]) / "aryl"
+    return Path(f"/tmp/aryl-{os.getuid()}")
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None when there is no such process.
+
+    Field 22 of /proc/<pid>/stat, proc(5). A zombie has ended and counts as none.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # The command name stands in parentheses and may hold anything, parentheses too.
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def find(directory: Path | None = None) -> CellInfo | None:
+    """The cell that runs here; None when none does, a dead one's file included.
+
+    Raises:
+        ConfigError: the directory belongs to somebody else or others can write to it.
+    """
+    directory = directory or home()
+    if not directory.exists():
+        return None
+    _check_owner(directory)
+    info = _read(directory / "cell.json")
+    if info is None or start_ticks(info.pid) != info.start_ticks:
+        return None
+    return info
+
+
+@contextmanager
+def register(info: CellInfo, directory: Path | None = None) -> Generator[None, None, None]:
+    """Hold the lock and show `info` for as long as the block runs.
+
+    Raises:
+        ConfigError: a cell runs here already, or the directory is not ours alone; the text says
+            which process it is and how to stop it.
+    """
+    directory = directory or home()
+    _make(directory)
+    shown = directory / "cell.json"
+    lock = os.open(directory / "cell.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        _lock(lock, shown)
+        _write(shown, info)
+        try:
+            yield
+        finally:
+            # Before the lock goes: the next holder's file must not be taken for ours.
+            with suppress(FileNotFoundError):
+                shown.unlink()
+    finally:
+        os.close(lock)
+
+
+def _lock(lock: int, shown: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        other = _read(shown)
+        if other is None:
+            raise ConfigError(
+                f"a cell is just starting or stopping here ({shown.parent}); try again"
+            ) from None
+        raise ConfigError(
+            f"cell {other.cell} runs here already, as process {other.pid}; "
+            f"stop it with Ctrl-C where it runs or `kill {other.pid}`"
+        ) from None
+
+
+def _make(directory: Path) -> None:
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{directory}: {error.strerror}; set ARYL_HOME to a directory of your own"
+        ) from None
+    _check_owner(directory)
+
+
+def _check_owner(directory: Path) -> None:
+    """Another user's directory could send us to another user's cell."""
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise ConfigError(
+            f"{directory} is not a directory of yours; set ARYL_HOME to one that only you can use"
+        )
+    if found.st_mode & 0o022:
+        raise ConfigError(f"{directory}: others can write to it; `chmod 700 {directory}`")
+
+
+def _read(path: Path) -> CellInfo | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=CellInfo)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def _write(path: Path, info: CellInfo) -> None:
+    """Whole or not at all: a reader must never see half of it."""
+    draft = path.with_suffix(".new")
+    draft.write_bytes(msgspec.json.encode(info) + b"\n")
+    draft.replace(path)

@@ -1,0 +1,196 @@
+"""Values as people read them, and tables that fit a width. Pure; must not know the terminal.
+
+Units are in names everywhere else; here, at the rim, they become text.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, TypeVar
+
+import msgspec
+from rich.cells import cell_len, set_cell_size
+from rich.text import Text
+
+R = TypeVar("R")
+
+MISSING = "-"
+"""Stands for a value that nobody knows."""
+
+_MIN_ELASTIC_WIDTH = 8
+_GAP = "  "
+
+STYLES = {
+    "running": "green",
+    "succeeded": "green",
+    "training": "green",
+    "serving": "green",
+    "returned": "green",
+    "starting": "cyan",
+    "resizing": "cyan",
+    "on_loan": "cyan",
+    "on loan": "cyan",
+    "warming": "cyan",
+    "pending": "yellow",
+    "draining": "yellow",
+    "vacating": "yellow",
+    "preempting": "yellow",
+    "coming home": "yellow",
+    "failed": "red",
+    "lost": "red",
+    "quarantined": "red",
+    "lapsed": "red",
+}
+"""Color of a state; what is not here has none."""
+
+
+class Column(msgspec.Struct, Generic[R], frozen=True):
+    """One column of a table.
+
+    is_wide: only in `-o wide`.
+    is_elastic: may be cut, with an ellipsis, so that the rest fits.
+    rank: when that is not enough, columns go in falling order of rank; 0 never goes.
+    """
+
+    heading: str
+    value: Callable[[R], str]
+    is_wide: bool = False
+    is_elastic: bool = False
+    is_number: bool = False
+    rank: int = 0
+
+
+def duration(seconds: float | None) -> str:
+    """A length of time in at most two units: `45s`, `3m 20s`, `2h 5m`, `4d 1h`."""
+    if seconds is None:
+        return MISSING
+    if seconds < 0:
+        return "-" + duration(-seconds)
+    if 0 < seconds < 1:
+        return f"{seconds * 1000:.0f}ms"
+    if seconds < 10 and seconds != int(seconds):
+        return f"{seconds:.1f}s"
+    left = int(seconds)
+    sizes = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
+    units = list(sizes)
+    for place, unit in enumerate(units):
+        if left >= sizes[unit] or unit == "s":
+            parts = [f"{left // sizes[unit]}{unit}"]
+            rest = left % sizes[unit]
+            if unit != "s" and rest // sizes[units[place + 1]]:
+                parts.append(f"{rest // sizes[units[place + 1]]}{units[place + 1]}")
+            return " ".join(parts)
+    raise AssertionError("seconds is the last unit")
+
+
+def ago(at_s: float | None, now_s: float) -> str:
+    """An instant relative to now: `3m ago`. One unit: the eye compares rows, not seconds."""
+    if at_s is None:
+        return MISSING
+    passed_s = now_s - at_s
+    if passed_s < 1:
+        return "now"
+    return duration(passed_s).split()[0].replace(".0s", "s") + " ago"
+
+
+def instant(at_s: float | None) -> str:
+    """An instant as RFC 3339 in UTC, to the second."""
+    if at_s is None:
+        return MISSING
+    return datetime.datetime.fromtimestamp(at_s, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def percent(ratio: float | None) -> str:
+    """A ratio of 0..1 as a whole percentage."""
+    return MISSING if ratio is None else f"{ratio * 100:.0f}%"
+
+
+def number(value: float | None) -> str:
+    """A quantity without a needless decimal."""
+    return MISSING if value is None else f"{value:.1f}".removesuffix(".0")
+
+
+def plain(text: str) -> str:
+    """Text on one line, control characters out: a job's error must not drive a terminal."""
+    return "".join(c if c.isprintable() else " " for c in text).strip()
+
+
+def bar(ratio: float | None, width: int, *, is_ascii: bool = False) -> str:
+    """A ratio of 0..1 as a bar of `width` cells; blank dots when nobody knows it."""
+    full, empty, none = ("#", "-", ".") if is_ascii else ("█", "░", "·")
+    if ratio is None:
+        return none * width
+    cells = round(min(1.0, max(0.0, ratio)) * width)
+    return full * cells + empty * (width - cells)
+
+
+def table(
+    rows: Sequence[R],
+    columns: Sequence[Column[R]],
+    *,
+    width: int,
+    is_wide: bool = False,
+    has_headings: bool = True,
+) -> Iterable[Text]:
+    """The lines of a table, none longer than `width` unless only columns of rank 0 are left."""
+    shown = [column for column in columns if is_wide or not column.is_wide]
+    cells = {
+        column.heading: [plain(column.value(row)) or MISSING for row in rows] for column in shown
+    }
+    while True:
+        widths = _widths(shown, cells, has_headings=has_headings)
+        excess = sum(widths) + len(_GAP) * (len(widths) - 1) - width
+        widths = _shrink(shown, widths, excess)
+        fits = sum(widths) + len(_GAP) * (len(widths) - 1) <= width
+        last = max(shown, key=lambda column: column.rank)
+        if fits or last.rank == 0:
+            break
+        shown.remove(last)
+    if has_headings:
+        headings = [column.heading for column in shown]
+        yield Text(_line(shown, headings, widths), style="bold")
+    for place in range(len(rows)):
+        values = [cells[column.heading][place] for column in shown]
+        yield _colored(_line(shown, values, widths), values)
+
+
+def _widths(
+    columns: Sequence[Column[R]], cells: dict[str, list[str]], *, has_headings: bool
+) -> list[int]:
+    widths: list[int] = []
+    for column in columns:
+        texts = [*cells[column.heading], column.heading] if has_headings else cells[column.heading]
+        widths.append(max((cell_len(text) for text in texts), default=0))
+    return widths
+
+
+def _shrink(columns: Sequence[Column[R]], widths: list[int], excess: int) -> list[int]:
+    """Take from the widest elastic column until it fits or none can give more."""
+    widths = list(widths)
+    elastic = [place for place, column in enumerate(columns) if column.is_elastic]
+    while excess > 0 and elastic:
+        widest = max(elastic, key=lambda place: widths[place])
+        if widths[widest] <= _MIN_ELASTIC_WIDTH:
+            break
+        widths[widest] -= 1
+        excess -= 1
+    return widths
+
+
+def _line(columns: Sequence[Column[R]], values: Sequence[str], widths: Sequence[int]) -> str:
+    parts: list[str] = []
+    for column, value, width in zip(columns, values, widths, strict=True):
+        cut = set_cell_size(value, width - 1) + "…" if cell_len(value) > width else value
+        padding = " " * (width - cell_len(cut))
+        parts.append(padding + cut if column.is_number else cut + padding)
+    return _GAP.join(parts).rstrip()
+
+
+def _colored(line: str, values: Sequence[str]) -> Text:
+    text = Text(line)
+    for value in values:
+        style = STYLES.get(value)
+        if style is not None:
+            text.highlight_words([value], style)
+    return text

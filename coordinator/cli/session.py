@@ -1,0 +1,199 @@
+"""One run of the CLI: its surroundings, the way to the coordinator, and errors as exit codes.
+
+Everything from outside (environment, clock, bus, terminal) comes in here and nowhere else. Must
+not know any single command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
+
+import msgspec
+import typer
+from rich.console import Console
+
+from common.api import ApiErrorCode
+from common.clock import Clock, SystemClock
+from common.errors import ArylError, ConfigError, ProtocolError, Unavailable
+from common.messages import Message
+from coordinator.cli import connect, registry
+from coordinator.cli.connect import Choice, Connect, Target
+from coordinator.client import EXIT_CODES, ApiRefused, Client
+
+T = TypeVar("T")
+M = TypeVar("M", bound=Message)
+
+EXIT_ERROR = 1
+EXIT_USAGE = 2
+EXIT_UNREACHABLE = 6
+EXIT_TIMEOUT = 7
+EXIT_INTERRUPTED = 130
+"""128 + SIGINT, as shells have it."""
+
+NEXT_BY_FIELD = {
+    "job": "aryl job list --all",
+    "job_id": "aryl job list --all",
+    "worker_index": "aryl job describe JOB",
+    "node": "aryl node list",
+    "gpu.types": "aryl node list",
+    "gpus_per_worker": "aryl node list",
+    "service": "aryl service list",
+    "mode": "aryl service mode --help",
+    "loan": "aryl loan list --all",
+    "lease_id": "aryl loan list --all",
+    "tenant": "aryl --tenant ops ... (if you may)",
+}
+"""What to run after a refusal, by the field that did not fit."""
+
+
+class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the CLI takes from outside; tests hand in their own."""
+
+    environ: Mapping[str, str]
+    connect: Connect
+    clock: Clock
+    is_interactive: Callable[[], bool]
+    """Whether a person can be asked."""
+
+    @classmethod
+    def real(cls) -> Surroundings:
+        """This process's own."""
+        return cls(
+            environ=os.environ,
+            connect=connect.over_nats,
+            clock=SystemClock(),
+            is_interactive=lambda: sys.stdin.isatty() and sys.stderr.isatty(),
+        )
+
+
+class Session:
+    """One run; `typer.Context.obj` of every command.
+
+    Args:
+        flags: what the options before the command said.
+        timeout_s: how long one answer may take.
+    """
+
+    def __init__(
+        self, around: Surroundings, *, flags: Choice | None = None, timeout_s: float = 10.0
+    ) -> None:
+        self.environ = around.environ
+        self.clock = around.clock
+        self.is_interactive = around.is_interactive
+        self._connect = around.connect
+        self._flags = flags or Choice()
+        self._timeout_s = timeout_s
+
+    @property
+    def out(self) -> Console:
+        """Where data goes."""
+        return console(self.environ)
+
+    def target(self) -> Target:
+        """Which cell, and as whom; ConfigError when nothing says so."""
+        directory = registry.home(self.environ)
+        return connect.resolve(self._flags, self.environ, lambda: registry.find(directory))
+
+    def run(self, work: Callable[[Client], Awaitable[T]]) -> T:
+        """Connect, do the work, leave. Errors are those of `Client.ask` and `connect.over_nats`."""
+        return asyncio.run(self._run(work))
+
+    async def _run(self, work: Callable[[Client], Awaitable[T]]) -> T:
+        target = self.target()
+        async with self._connect(target) as bus:
+            client = Client(
+                bus,
+                cell=target.cell,
+                tenant=target.tenant,
+                user=target.user,
+                timeout_s=self._timeout_s,
+            )
+            return await work(client)
+
+    def ask(self, request: Message, kind: type[M]) -> M:
+        """One request, one answer; errors as `Client.ask`."""
+
+        async def work(client: Client) -> M:
+            return await client.ask(request, kind)
+
+        return self.run(work)
+
+
+def session(ctx: typer.Context) -> Session:
+    """The session of a command."""
+    found = ctx.find_object(Session)
+    assert found is not None, "the root command makes the session before any other runs"
+    return found
+
+
+def console(environ: Mapping[str, str]) -> Console:
+    """Standard output: the terminal's width, or COLUMNS, or no limit where nobody looks.
+
+    Color needs a terminal and no NO_COLOR (https://no-color.org: set and not empty).
+    """
+    is_tty = sys.stdout.isatty()
+    columns = environ.get("COLUMNS", "")
+    width = int(columns) if columns.isdecimal() and int(columns) > 0 else None
+    return Console(
+        width=width or (None if is_tty else 10_000),
+        no_color=bool(environ.get("NO_COLOR")) or not is_tty,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        soft_wrap=True,
+    )
+
+
+def say(message: str) -> None:
+    """A message to the person: stderr, so that data stays clean."""
+    typer.echo(message, err=True)
+
+
+def exit_code(error: ArylError) -> int:
+    """The exit code of an error; docs/cli.md lists them."""
+    match error:
+        case ApiRefused():
+            return EXIT_CODES[error.error.code]
+        case ConfigError():
+            return EXIT_USAGE
+        case Unavailable():
+            return EXIT_TIMEOUT if is_timeout(error) else EXIT_UNREACHABLE
+        case _:
+            return EXIT_ERROR
+
+
+def is_timeout(error: BaseException | None) -> bool:
+    """Whether somebody was asked and did not answer in time, rather than nobody being there."""
+    while error is not None:
+        if isinstance(error, TimeoutError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def report(error: ArylError) -> None:
+    """Say what failed, why, and what to run next."""
+    say(f"aryl: {error}")
+    advice = _next(error)
+    if advice:
+        say(f"next: {advice}")
+
+
+def _next(error: ArylError) -> str:
+    match error:
+        case ApiRefused():
+            if error.error.code == ApiErrorCode.UNAVAILABLE:
+                return "aryl status"
+            return NEXT_BY_FIELD.get(error.error.field, "")
+        case Unavailable() if is_timeout(error):
+            return "aryl status; what was asked may still happen, so look before you repeat it"
+        case Unavailable():
+            return "aryl up (a cell here), or check --nats-url and --cell"
+        case ProtocolError():
+            return "aryl --version here and on the coordinator: they may differ too much"
+        case _:
+            return ""

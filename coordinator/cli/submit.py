@@ -1,0 +1,179 @@
+"""Job files and flags -> the mapping that `common.jobspec.parse` reads. Must not talk to a cell.
+
+A file is TOML (`*.toml`) or JSON (`*.json`) with the fields of `JobSpec`; flags win over it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from msgspec import Struct
+
+from common.errors import ConfigError
+from common.jobspec import parse
+from common.model import JobSpec
+
+_UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
+
+
+class SubmitFlags(Struct, frozen=True, kw_only=True):
+    """What the flags of `aryl job submit` said; None leaves a field to the file."""
+
+    name: str | None = None
+    workers: str | None = None
+    gpus_per_worker: int | None = None
+    workdir: str | None = None
+    env: Sequence[str] = ()
+    gpu_types: Sequence[str] = ()
+    priority: int | None = None
+    preemptibility: str | None = None
+    grace: str | None = None
+    checkpoint: str | None = None
+    expected_runtime: str | None = None
+    deadline: str | None = None
+    time_limit: str | None = None
+    launcher: str | None = None
+
+
+def job_spec(
+    file: Path | None, flags: SubmitFlags, command: Sequence[str], *, here: Path
+) -> JobSpec:
+    """The job that a file, flags and a command describe.
+
+    Args:
+        here: the current directory; where the job runs when nothing says otherwise and there is
+            no file, as sbatch has it.
+
+    Raises:
+        ConfigError: names the file or flag, the field and what was expected.
+    """
+    values: dict[str, Any] = {} if file is None else read(file)
+    source = "the command line" if file is None else str(file)
+    overlay = _overlay(flags, here)
+    if command:
+        overlay["command"] = list(command)
+    if file is None:
+        if not command:
+            raise ConfigError(
+                "field command is missing; give a job file, or the command after `--`: "
+                "aryl job submit --workers 1 -- python train.py"
+            )
+        defaults = {"name": _name_of(command), "workers": {"min": 1, "max": 1}}
+        values = {**defaults, "workdir": str(here)}
+    elif overlay:
+        source = f"{source} and the command line"
+    return parse(_merged(values, overlay), source=source)
+
+
+def read(file: Path) -> dict[str, Any]:
+    """A job file as a mapping.
+
+    Raises:
+        ConfigError: no such file, neither TOML nor JSON, or not a table at the top.
+    """
+    try:
+        text = file.read_text()
+    except FileNotFoundError:
+        raise ConfigError(f"{file}: there is no such file") from None
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{file} is not text; a job file is TOML or JSON") from None
+    if file.suffix in (".yaml", ".yml"):
+        raise ConfigError(f"{file}: YAML is not read; write the job as TOML or JSON")
+    if file.suffix == ".json":
+        try:
+            values = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{file} is not JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise ConfigError(f"{file}: expected an object with the fields of a job")
+        return cast("dict[str, Any]", values)
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file} is not TOML: {error}") from None
+
+
+def seconds(text: str, *, flag: str) -> float:
+    """`90`, `90s`, `15m`, `2h` or `1d` in seconds; ConfigError names the flag."""
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        raise ConfigError(f"--{flag}: {text!r}, expected seconds, or a number with s, m, h or d")
+    return float(found[1]) * _UNITS_S[found[2]]
+
+
+def worker_range(text: str) -> dict[str, int]:
+    """`4` or `2:8` as the field `workers`; ConfigError names the flag."""
+    low, colon, high = text.partition(":")
+    try:
+        return {"min": int(low), "max": int(high if colon else low)}
+    except ValueError:
+        raise ConfigError(f"--workers: {text!r}, expected MIN or MIN:MAX, such as 4 or 2:8") from (
+            None
+        )
+
+
+def environment(pairs: Sequence[str]) -> dict[str, str]:
+    """`K=V` pairs; a later one wins. ConfigError names the flag."""
+    values: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"--env: {pair!r}, expected NAME=VALUE")
+        values[key] = value
+    return values
+
+
+def _overlay(flags: SubmitFlags, here: Path) -> dict[str, Any]:
+    checkpoint: dict[str, Any] = {"path": flags.checkpoint}
+    if flags.grace is not None:
+        checkpoint["grace_s"] = seconds(flags.grace, flag="grace")
+    overlay: dict[str, Any] = {
+        "name": flags.name,
+        "workers": None if flags.workers is None else worker_range(flags.workers),
+        "gpus_per_worker": flags.gpus_per_worker,
+        "workdir": None if flags.workdir is None else str(here / flags.workdir),
+        "env": environment(flags.env) or None,
+        "gpu": {"types": list(flags.gpu_types)} if flags.gpu_types else None,
+        "priority": flags.priority,
+        "preemptibility": flags.preemptibility,
+        "checkpoint": _said(checkpoint) or None,
+        "expected_runtime_s": _seconds(flags.expected_runtime, "expected-runtime"),
+        "deadline_s": _seconds(flags.deadline, "deadline"),
+        "time_limit_s": _seconds(flags.time_limit, "time-limit"),
+        "launcher": flags.launcher,
+    }
+    return _said(overlay)
+
+
+def _said(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _seconds(text: str | None, flag: str) -> float | None:
+    return None if text is None else seconds(text, flag=flag)
+
+
+def _merged(values: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
+    """`overlay` over `values`; env, gpu and checkpoint field by field, the rest as a whole."""
+    merged = dict(values)
+    for key, value in overlay.items():
+        below = merged.get(key)
+        if isinstance(value, dict) and isinstance(below, dict):
+            merged[key] = {**below, **value}
+        else:
+            merged[key] = value
+    return merged
+
+
+def _name_of(command: Sequence[str]) -> str:
+    """A job name from its program, as one token."""
+    stem = Path(command[0]).stem
+    return re.sub(r"[^A-Za-z0-9_-]", "-", stem)[:64] or "job"

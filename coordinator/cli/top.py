@@ -1,0 +1,213 @@
+"""`aryl top`: the cell, live. Must not decide, and must leave the terminal as it found it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import termios
+import tty
+from collections.abc import Generator, Iterable
+from typing import Annotated
+
+import typer
+from msgspec import Struct
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from common.api import (
+    GetStatus,
+    Jobs,
+    ListJobs,
+    ListLoans,
+    ListNodes,
+    Loans,
+    NodeRow,
+    Nodes,
+    Status,
+)
+from common.errors import Unavailable
+from common.model import JobState
+from coordinator.cli import columns, render
+from coordinator.cli.cell import glance
+from coordinator.cli.output import put
+from coordinator.cli.render import STYLES, Column
+from coordinator.cli.session import Session, session
+from coordinator.client import Client
+
+REFRESH_S = 1.0
+_BAR_WIDTH = 10
+
+
+class View(Struct, frozen=True, kw_only=True):
+    """What one frame shows."""
+
+    status: Status
+    nodes: Nodes
+    loans: Loans
+    jobs: Jobs
+    now_s: float
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("top")(top)
+
+
+def top(
+    ctx: typer.Context,
+    once: Annotated[bool, typer.Option("--once", help="One frame, then leave.")] = False,
+) -> None:
+    """The cell, live: nodes with their GPUs, loans and the queue. `q` or Ctrl-C leaves."""
+    here = session(ctx)
+
+    async def work(client: Client) -> None:
+        if once or not here.out.is_terminal:
+            view = await look(client, here.clock.wall_s())
+            out = here.out
+            put(here, frame(view, width=out.width, is_ascii=is_ascii(out)))
+        else:
+            await _live(here, client)
+
+    with contextlib.suppress(KeyboardInterrupt):
+        here.run(work)
+
+
+async def look(client: Client, now_s: float) -> View:
+    """Ask for everything that a frame shows; errors as `Client.ask`."""
+    return View(
+        status=await client.ask(GetStatus(), Status),
+        nodes=await client.ask(ListNodes(), Nodes),
+        loans=await client.ask(ListLoans(is_live_only=True), Loans),
+        jobs=await client.ask(ListJobs(is_live_only=True), Jobs),
+        now_s=now_s,
+    )
+
+
+def is_ascii(out: Console) -> bool:
+    """Whether the terminal cannot show block characters."""
+    return not out.encoding.lower().startswith("utf")
+
+
+def frame(
+    view: View, *, width: int, height: int | None = None, is_ascii: bool = False
+) -> list[Text]:
+    """One frame in lines.
+
+    Args:
+        width: none is longer, in cells.
+        height: no more lines than this; None shows every row.
+    """
+    heads = [_pair(name, value, width) for name, value in glance(view.status)[:7]]
+    running = [row for row in view.jobs.rows if row.state != JobState.PENDING]
+    waiting = [row for row in view.jobs.rows if row.state == JobState.PENDING]
+    jobs = columns.jobs(view.now_s)
+    loans = columns.loans(view.now_s)
+    sections = [
+        list(render.table(view.nodes.rows, nodes(is_ascii=is_ascii), width=width)),
+        list(render.table(view.loans.rows, loans, width=width)),
+        list(render.table(running, jobs, width=width)),
+        list(render.table(waiting, jobs, width=width)),
+    ]
+    titles = ["nodes", "loans", "running", "queue"]
+    room = None if height is None else height - len(heads) - 2 * len(sections)
+    limits = shares([len(section) for section in sections], room)
+    lines = list(heads)
+    for title, section, limit in zip(titles, sections, limits, strict=True):
+        lines += [Text(), Text(f"{title} ({len(section) - 1})", style="bold cyan")]
+        lines += _cut(section, limit)
+    return lines if height is None else lines[:height]
+
+
+def nodes(*, is_ascii: bool) -> list[Column[NodeRow]]:
+    """A node's GPUs as bars: how many jobs hold, and how busy they all are."""
+    return [
+        Column("NODE", lambda r: r.node),
+        Column("ROLE", columns.role),
+        Column("HELD", lambda r: _bar(r.gpus_held / r.gpus if r.gpus else None, is_ascii)),
+        Column("GPUS", lambda r: f"{r.gpus_held}/{r.gpus}", is_number=True),
+        Column("BUSY", lambda r: _bar(r.gpu_busy_ratio, is_ascii)),
+        Column("%", lambda r: render.percent(r.gpu_busy_ratio), is_number=True),
+        Column("HEARD", columns.heard, is_number=True, rank=1),
+        Column("JOBS", lambda r: ",".join(r.jobs), is_elastic=True, rank=2),
+    ]
+
+
+def shares(wanted: list[int], room: int | None) -> list[int]:
+    """Lines for each section: small ones whole, what is left is shared by the large ones."""
+    if room is None or sum(wanted) <= room:
+        return wanted
+    limits = [0] * len(wanted)
+    left = max(room, 0)
+    for place, section in sorted(enumerate(wanted), key=lambda item: (item[1], item[0])):
+        sharers = sum(1 for limit in limits if limit == 0)
+        limits[place] = min(section, left // sharers)
+        left -= limits[place]
+    return limits
+
+
+def _cut(section: list[Text], limit: int) -> Iterable[Text]:
+    if len(section) <= limit:
+        return section
+    kept = section[: max(0, limit - 1)]
+    return [*kept, Text(f"... {len(section) - len(kept)} more", style="dim")] if limit else []
+
+
+def _bar(ratio: float | None, is_ascii: bool) -> str:
+    return render.bar(ratio, _BAR_WIDTH, is_ascii=is_ascii)
+
+
+def _pair(name: str, value: str, width: int) -> Text:
+    line = Text(f"{name:<10}", style="bold")
+    line.append(value, style=STYLES["failed"] if "FROZEN" in value else "not bold")
+    line.truncate(width, overflow="ellipsis")
+    return line
+
+
+async def _live(here: Session, client: Client) -> None:
+    """Redraw until `q`; a coordinator that is away is said, and what was last seen stays."""
+    leaving = asyncio.Event()
+    shown: list[Text] = []
+    out = here.out
+    with (
+        Live(console=out, screen=True, auto_refresh=False, transient=True) as live,
+        _keys(leaving),
+    ):
+        while not leaving.is_set():
+            try:
+                view = await look(client, here.clock.wall_s())
+            except Unavailable as error:
+                lines = [Text(f"not up to date: {error}", style="bold red"), *shown]
+            else:
+                shown = frame(view, width=out.width, height=out.height, is_ascii=is_ascii(out))
+                lines = shown
+            live.update(Group(*lines[: out.height]), refresh=True)
+            with contextlib.suppress(TimeoutError):
+                async with here.clock.timeout(REFRESH_S):
+                    await leaving.wait()
+
+
+@contextlib.contextmanager
+def _keys(leaving: asyncio.Event) -> Generator[None, None, None]:
+    """Set `leaving` on `q`; keys come one by one and unseen, and Ctrl-C still interrupts."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    stdin = sys.stdin.fileno()
+    before = termios.tcgetattr(stdin)
+    loop = asyncio.get_running_loop()
+
+    def read() -> None:
+        pressed = os.read(stdin, 64)
+        if not pressed or b"q" in pressed.lower():
+            leaving.set()
+
+    tty.setcbreak(stdin)
+    loop.add_reader(stdin, read)
+    try:
+        yield
+    finally:
+        loop.remove_reader(stdin)
+        termios.tcsetattr(stdin, termios.TCSADRAIN, before)

@@ -1,0 +1,212 @@
+"""`aryl up`: a whole cell on this machine, the main job on it, and one table at the end.
+
+Must not know how a cell is made of processes; `coordinator.demo` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from common.clock import Clock, SystemClock
+from common.errors import ArylError, ConfigError
+from common.log import set_up
+from coordinator.cli import registry
+from coordinator.cli.output import Format, OutputOption, fields, put_json
+from coordinator.cli.run_report import progress_line, progress_view, run_table
+from coordinator.cli.session import console, exit_code, report, say
+from coordinator.demo.cell import Cell
+from coordinator.demo.plan import CELL, CellPlan
+from coordinator.demo.workload import Run, Workload, play
+from coordinator.policies.bundles import policy as find_policy
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+PLAIN_LINE_S = 10.0
+LAST_LOOK_S = 10.0
+USER = "trace"
+
+
+def register(app: typer.Typer) -> None:
+    """Add `aryl up`."""
+    app.command("up")(up)
+
+
+def up(
+    nodes: Annotated[
+        str, typer.Option(help="Training and inference nodes, as TRAINING+INFERENCE.")
+    ] = "6+6",
+    gpus_per_node: Annotated[int, typer.Option(min=1, max=16, help="GPUs of each node.")] = 8,
+    agents_per_process: Annotated[
+        int, typer.Option(min=1, help="Agents that share a process; more saves memory.")
+    ] = 1,
+    speed: Annotated[
+        float, typer.Option(min=1.0, help="Trace seconds per second: arrivals, run times, load.")
+    ] = 120.0,
+    duration: Annotated[
+        float | None, typer.Option(min=1.0, help="Seconds; without it 120, or until Ctrl-C.")
+    ] = None,
+    policy: Annotated[str, typer.Option(help="`aryl policies` lists them.")] = "aryl",
+    no_workload: Annotated[
+        bool, typer.Option("--no-workload", help="An empty cell to play with, until Ctrl-C.")
+    ] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave logs and files of the cell behind.")
+    ] = False,
+    output: OutputOption = Format.TABLE,
+) -> None:
+    """Start a whole cell here, run the main job on it, print one table, stop it all."""
+    plan = make_plan(nodes, gpus_per_node, agents_per_process, policy)
+    set_up(level="WARNING", style="plain")
+    length_s = duration if duration is not None or no_workload else 120.0
+    try:
+        asyncio.run(_up(plan, speed=speed, length_s=length_s, is_empty=no_workload,
+                        is_kept=keep, output=output))  # fmt: skip
+    except ArylError as error:
+        report(error)
+        raise typer.Exit(exit_code(error)) from None
+
+
+def make_plan(nodes: str, gpus_per_node: int, agents_per_process: int, policy: str) -> CellPlan:
+    """The cell that the options describe.
+
+    Raises:
+        ConfigError: an option does not fit; names it.
+    """
+    training, plus, inference = nodes.partition("+")
+    if not (plus and training.isdecimal() and inference.isdecimal()) or int(training) < 1:
+        raise ConfigError(
+            f"--nodes: {nodes!r}, expected TRAINING+INFERENCE such as 6+6, with a training node"
+        )
+    if int(training) + int(inference) > 200:
+        raise ConfigError(f"--nodes: {nodes}: a machine runs at most 200 agents")
+    find_policy(policy)
+    return CellPlan(
+        training_nodes=int(training),
+        inference_nodes=int(inference),
+        gpus_per_node=gpus_per_node,
+        agents_per_process=agents_per_process,
+        policy=policy,
+    )
+
+
+async def _up(
+    plan: CellPlan, *, speed: float, length_s: float | None, is_empty: bool, is_kept: bool,
+    output: Format,
+) -> None:  # fmt: skip
+    clock = SystemClock()
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop.set)
+    async with _running_cell(plan, clock, stop=stop, is_kept=is_kept) as cell:
+        if cell is None:
+            return
+        client = await cell.client(user=USER)
+        workload = Workload(cell, client, speed=speed, clock=clock)
+        playing = None if is_empty else asyncio.create_task(play(cell, workload, speed=speed))
+        try:
+            await _watch(workload, clock, stop=stop, length_s=length_s, output=output)
+        finally:
+            if playing is not None:
+                playing.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await playing
+        await workload.last_look(limit_s=LAST_LOOK_S)
+        run = workload.run()
+        say("stopping the cell")
+    _show(run, workload, output)
+
+
+@contextlib.asynccontextmanager
+async def _running_cell(
+    plan: CellPlan, clock: Clock, *, stop: asyncio.Event, is_kept: bool
+) -> AsyncGenerator[Cell | None]:
+    """A cell that is ready and shown in the registry; None when it was stopped before."""
+    other = registry.find()
+    if other is not None:
+        raise ConfigError(
+            f"cell {other.cell} runs here already, as process {other.pid}; "
+            f"stop it with Ctrl-C where it runs or `kill {other.pid}`"
+        )
+    run_dir = Path(tempfile.mkdtemp(prefix="aryl-cell-"))
+    cell = Cell(plan, run_dir, clock=clock)
+    try:
+        nats_url = await cell.start_nats()
+        ticks = registry.start_ticks(os.getpid())
+        info = registry.CellInfo(
+            cell=CELL,
+            nats_url=nats_url,
+            pid=os.getpid(),
+            start_ticks=ticks or 0,
+            run_dir=str(run_dir),
+            started_at_s=clock.wall_s(),
+        )
+        with registry.register(info):
+            say(f"starting {len(cell.nodes)} agents; logs are in {run_dir / 'logs'}")
+            await cell.start()
+            starting = asyncio.create_task(cell.ready(await cell.client(user=USER)))
+            stopping = asyncio.create_task(stop.wait())
+            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            if not starting.done():
+                starting.cancel()
+                yield None
+                return
+            starting.result()
+            yield cell
+    finally:
+        await cell.stop()
+        if is_kept:
+            say(f"logs and files are left in {run_dir}")
+        else:
+            cell.remove()
+
+
+async def _watch(
+    workload: Workload, clock: Clock, *, stop: asyncio.Event, length_s: float | None,
+    output: Format,
+) -> None:  # fmt: skip
+    """Show the cell until its time is over or somebody stops it."""
+    began_at_s = clock.now_s()
+    errors = Console(stderr=True)
+    is_live = errors.is_terminal and output != Format.JSON
+    live = Live(console=errors, refresh_per_second=4, transient=True) if is_live else None
+    next_line_s = 0.0
+    with live or contextlib.nullcontext():
+        while not stop.is_set():
+            elapsed_s = clock.now_s() - began_at_s
+            if length_s is not None and elapsed_s >= length_s:
+                return
+            await workload.observe()
+            if live is not None:
+                live.update(progress_view(workload, elapsed_s, length_s))
+            elif elapsed_s >= next_line_s:
+                next_line_s = elapsed_s + PLAIN_LINE_S
+                say(progress_line(workload, elapsed_s, length_s))
+            left_s = LOOK_S if length_s is None else min(LOOK_S, length_s - elapsed_s)
+            with contextlib.suppress(TimeoutError):
+                async with clock.timeout(max(0.01, left_s)):
+                    await stop.wait()
+
+
+def _show(run: Run, workload: Workload, output: Format) -> None:
+    if output == Format.JSON:
+        put_json(fields(run))
+        return
+    out = console(os.environ)
+    out.print(run_table(run, workload.loans), soft_wrap=False)
+    sys.stdout.flush()

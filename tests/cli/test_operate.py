@@ -1,0 +1,172 @@
+"""Orders: what is sent, and that nothing which stops jobs is sent by mistake."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.api import (
+    ApiErrorCode,
+    Describe,
+    Description,
+    Done,
+    Jobs,
+    ListJobs,
+    ListLoans,
+    Loans,
+    Operate,
+)
+from common.model import JobState
+from coordinator.engine.events import OperatorAction
+from tests.cli.fake_cell import FakeCell, aryl, job_row, loan_row, node_row, refusal
+
+A = OperatorAction
+
+
+def describe(request: Describe) -> Description:
+    """A node or loan by whatever name; the loan's id is l7."""
+    if request.kind == "loan":
+        return Description(kind="loan", name="l7", loan=loan_row("l7", node="i0"))
+    return Description(kind="node", name=request.name, node=node_row(request.name))
+
+
+def cell() -> FakeCell:
+    """A cell where jabc runs on i0 and t0, and jdef on t1."""
+    rows = (job_row("jabc"), job_row("jdef", nodes=("t1",), state=JobState.STARTING))
+    return FakeCell(
+        {
+            Operate: Done(detail="done as told"),
+            Describe: describe,
+            ListJobs: Jobs(rows=rows),
+            ListLoans: Loans(rows=(loan_row("l7", node="i0"),)),
+        }
+    )
+
+
+def orders(cell: FakeCell) -> list[Operate]:
+    """What was ordered."""
+    return [request for request in cell.asked if isinstance(request, Operate)]
+
+
+PLAIN = [
+    ("freeze", Operate(action=A.FREEZE)),
+    ("freeze --off", Operate(action=A.THAW)),
+    ("freeze --reason fire", Operate(action=A.FREEZE, reason="fire")),
+    ("recall --all", Operate(action=A.RECALL)),
+    ("recall --service chat", Operate(action=A.RECALL, target="chat")),
+    ("recall --all --off", Operate(action=A.END_RECALL)),
+    ("recall --service chat --off", Operate(action=A.END_RECALL, target="chat")),
+    ("node cordon t0 --reason fan", Operate(action=A.CORDON, target="t0", reason="fan")),
+    ("node uncordon t0", Operate(action=A.UNCORDON, target="t0")),
+    ("service mode chat observe", Operate(action=A.SET_MODE, target="chat", value="observe")),
+    ("service mode chat recommend", Operate(action=A.SET_MODE, target="chat", value="recommend")),
+    ("service mode chat act", Operate(action=A.SET_MODE, target="chat", value="act")),
+]
+
+AGAINST_JOBS = [
+    ("node drain t0", Operate(action=A.DRAIN, target="t0")),
+    ("node confirm-dead t0", Operate(action=A.CONFIRM_DEAD, target="t0")),
+    ("loan revoke l7", Operate(action=A.REVOKE_LOAN, target="l7")),
+    ("loan revoke i0", Operate(action=A.REVOKE_LOAN, target="l7")),
+]
+
+
+@pytest.mark.parametrize(("line", "sent"), PLAIN, ids=[line for line, _ in PLAIN])
+def test_an_order_is_sent_as_it_was_given(line: str, sent: Operate) -> None:
+    """One command, one order; what was done is said on stderr."""
+    here = cell()
+    run = aryl(here, *line.split())
+    assert (run.code, run.out) == (0, "")
+    assert orders(here) == [sent]
+    assert "ordered: done as told" in run.err
+
+
+@pytest.mark.parametrize(("line", "sent"), AGAINST_JOBS, ids=[line for line, _ in AGAINST_JOBS])
+def test_what_stops_jobs_is_refused_where_nobody_can_answer(line: str, sent: Operate) -> None:
+    """Off a terminal without --yes: exit 2, the hit job is named, nothing is ordered."""
+    here = cell()
+    run = aryl(here, *line.split())
+    assert (run.code, orders(here)) == (2, [])
+    assert "add --yes" in run.err
+    assert "jabc train of lab/ada: running, 16 GPUs" in run.err
+    assert "jdef" not in run.err
+
+
+@pytest.mark.parametrize(("line", "sent"), AGAINST_JOBS, ids=[line for line, _ in AGAINST_JOBS])
+def test_yes_goes_ahead_and_still_says_who_is_hit(line: str, sent: Operate) -> None:
+    """--yes sends the order, by the loan's own id whatever name it was given."""
+    here = cell()
+    run = aryl(here, *line.split(), "--yes", "--reason", "fan")
+    assert run.code == 0
+    [order] = orders(here)
+    assert (order.action, order.target, order.reason) == (sent.action, sent.target, "fan")
+    assert "hits 1 job:" in run.err
+
+
+@pytest.mark.parametrize(("answer", "code", "count"), [("y\n", 0, 1), ("n\n", 1, 0), ("\n", 1, 0)])
+@pytest.mark.parametrize("line", [line for line, _ in AGAINST_JOBS])
+def test_on_a_terminal_the_person_decides(line: str, answer: str, code: int, count: int) -> None:
+    """Only an explicit yes sends the order; the question comes after the list of jobs."""
+    here = cell()
+    run = aryl(here, *line.split(), is_interactive=True, types=answer)
+    assert (run.code, len(orders(here)), run.out) == (code, count, "")
+    assert run.err.index("jabc") < run.err.index("[y/N]")
+
+
+def test_an_empty_node_is_said_to_be_empty() -> None:
+    """An order that hits nobody says so, and is still asked about."""
+    here = cell()
+    run = aryl(here, "node", "drain", "t9")
+    assert run.code == 2
+    assert "no job runs there" in run.err
+
+
+def test_an_unknown_node_is_not_found_before_anything_is_asked() -> None:
+    """Exit 3 and no order, even with --yes."""
+    here = cell()
+    here.answers[Describe] = refusal(ApiErrorCode.NOT_FOUND, "no node 'x'", "node")
+    run = aryl(here, "node", "drain", "x", "--yes")
+    assert (run.code, orders(here)) == (3, [])
+    assert "next: aryl node list" in run.err
+
+
+def test_a_recall_says_who_is_hit_and_does_not_ask() -> None:
+    """An emergency order works off a terminal; the jobs on lent nodes are named."""
+    here = cell()
+    run = aryl(here, "recall", "--all")
+    assert run.code == 0
+    assert "jabc" in run.err
+    assert "jdef" not in run.err
+
+
+@pytest.mark.parametrize("line", ["recall", "recall --all --service chat", "recall --off"])
+def test_a_recall_must_say_of_what(line: str) -> None:
+    """Neither and both are usage errors; nothing is ordered."""
+    here = cell()
+    run = aryl(here, *line.split())
+    assert (run.code, here.targets) == (2, [])
+    assert "--service" in run.err
+
+
+def test_an_unknown_mode_lists_the_modes() -> None:
+    """Exit 2, nothing is ordered."""
+    here = cell()
+    run = aryl(here, "service", "mode", "chat", "on")
+    assert (run.code, here.targets) == (2, [])
+    assert "recommend" in run.err
+
+
+def test_a_denied_order_names_the_tenant() -> None:
+    """Who may not operate the cell is told so, exit 5."""
+    here = cell()
+    here.answers[Operate] = refusal(ApiErrorCode.DENIED, "only tenant ops may do this", "tenant")
+    run = aryl(here, "--tenant", "lab", "freeze")
+    assert run.code == 5
+    assert "only tenant ops may do this" in run.err
+
+
+def test_an_order_as_json_has_its_detail() -> None:
+    """A script reads what was done from stdout."""
+    assert aryl(cell(), "freeze", "-o", "json").json == {
+        "schema_version": 1,
+        "detail": "done as told",
+    }

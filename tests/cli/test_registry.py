@@ -1,0 +1,116 @@
+"""The cell of this machine: one at a time, found while it lives, forgotten when it is dead."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from common.errors import ConfigError
+from coordinator.cli import registry
+from coordinator.cli.registry import CellInfo
+
+
+def info(**changes: object) -> CellInfo:
+    """A cell whose process is this one."""
+    ticks = registry.start_ticks(os.getpid())
+    assert ticks is not None
+    values: dict[str, object] = {
+        "cell": "demo",
+        "nats_url": "nats://127.0.0.1:4222",
+        "pid": os.getpid(),
+        "start_ticks": ticks,
+        "run_dir": "/run/aryl",
+        "started_at_s": 1.0,
+    }
+    return CellInfo(**{**values, **changes})  # type: ignore[arg-type]  # checked by the tests
+
+
+def test_a_cell_is_found_while_it_is_registered(tmp_path: Path) -> None:
+    """Found inside the block, gone after it."""
+    assert registry.find(tmp_path / "none") is None
+    with registry.register(info(), tmp_path):
+        assert registry.find(tmp_path) == info()
+    assert registry.find(tmp_path) is None
+
+
+def test_a_second_cell_is_told_which_process_runs_the_first(tmp_path: Path) -> None:
+    """The error names the cell, its pid and how to stop it, and the first one stays found."""
+    with registry.register(info(), tmp_path):
+        with (
+            pytest.raises(ConfigError, match=rf"cell demo runs here already.*kill {os.getpid()}"),
+            registry.register(info(cell="other"), tmp_path),
+        ):
+            pass
+        found = registry.find(tmp_path)
+        assert found is not None
+        assert found.cell == "demo"
+
+
+def test_the_place_is_free_again_after_a_failure(tmp_path: Path) -> None:
+    """A cell that crashes in its block leaves neither the lock nor the file."""
+    with pytest.raises(RuntimeError, match="boom"), registry.register(info(), tmp_path):
+        raise RuntimeError("boom")
+    with registry.register(info(cell="next"), tmp_path):
+        pass
+
+
+def test_the_file_of_a_dead_process_counts_as_none(tmp_path: Path) -> None:
+    """Neither an ended process nor a later one with the same pid is taken for the cell."""
+    child = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"],
+                           capture_output=True, text=True, check=True)  # fmt: skip
+    tmp_path.chmod(0o700)
+    for dead in (info(pid=int(child.stdout)), info(start_ticks=info().start_ticks + 1)):
+        (tmp_path / "cell.json").write_bytes(msgspec.json.encode(dead))
+        assert registry.find(tmp_path) is None
+        with registry.register(info(), tmp_path):
+            assert registry.find(tmp_path) == info()
+
+
+def test_a_broken_file_counts_as_none(tmp_path: Path) -> None:
+    """Half a file, or one of another program, is no cell and no traceback."""
+    tmp_path.chmod(0o700)
+    (tmp_path / "cell.json").write_text('{"cell": "de')
+    assert registry.find(tmp_path) is None
+
+
+def test_the_directory_is_ours_alone(tmp_path: Path) -> None:
+    """It is made with mode 0700; one that others can write to is refused, and so is a link."""
+    home = tmp_path / "aryl"
+    with registry.register(info(), home):
+        assert stat.S_IMODE(home.stat().st_mode) == 0o700
+    home.chmod(0o777)
+    with pytest.raises(ConfigError, match="chmod 700"):
+        registry.find(home)
+    home.chmod(0o700)
+    link = tmp_path / "link"
+    link.symlink_to(home)
+    with pytest.raises(ConfigError, match="ARYL_HOME"), registry.register(info(), link):
+        pass
+
+
+def test_the_directory_follows_the_environment() -> None:
+    """ARYL_HOME wins over XDG_RUNTIME_DIR, which wins over /tmp."""
+    assert registry.home({"ARYL_HOME": "/a", "XDG_RUNTIME_DIR": "/x"}) == Path("/a")
+    assert registry.home({"XDG_RUNTIME_DIR": "/x"}) == Path("/x/aryl")
+    assert registry.home({}) == Path(f"/tmp/aryl-{os.getuid()}")
+
+
+def test_start_ticks_survive_an_odd_process_name() -> None:
+    """A process may call itself `) 1 2 (`; its start time is still read from the right field."""
+    name = "import ctypes; ctypes.CDLL(None).prctl(15, b') 1 2 ('); "
+    code = name + "print(open('/proc/self/stat').read()); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        line = child.stdout.readline()
+        assert ") 1 2 (" in line
+        assert registry.start_ticks(child.pid) == int(line.rpartition(")")[2].split()[19])
+        child.communicate("\n")
