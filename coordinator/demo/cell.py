@@ -1,0 +1,184 @@
+"""A whole cell on one machine: nats-server, coordinator, agents, servers and a router.
+
+All of them are real processes. Must not know what work is run on it.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from common.api import GetStatus, ListNodes, Nodes, Status
+from common.bus import NatsBus, connect_nats
+from common.clock import Clock
+from common.errors import ArylError, Unavailable
+from common.model import NodeRole
+from coordinator.client import Client
+from coordinator.demo.plan import (
+    CELL,
+    CellPlan,
+    agent_toml,
+    coordinator_toml,
+    fleet_toml,
+    free_ports,
+    node_plans,
+)
+from coordinator.demo.supervise import Supervisor, Unit, sweep
+from coordinator.service.natsserver import NatsServer
+
+log = logging.getLogger(__name__)
+
+MARKER = "ARYL_CELL_DIR"
+"""In the environment of every process of a cell; names its directory."""
+
+START_TIMEOUT_S = 90.0
+POLL_S = 0.2
+COORDINATOR = "coordinator"
+ROUTER = "router"
+LOAD = "load"
+ROUTER_TIMEOUT_S = 5.0
+_HOME = (NodeRole.TRAINING, NodeRole.SERVING)
+
+
+class Cell:
+    """One cell in a directory of its own.
+
+    Args:
+        run_dir: made if missing; everything that the cell writes is below it.
+    """
+
+    def __init__(self, plan: CellPlan, run_dir: Path, *, clock: Clock) -> None:
+        self.plan = plan
+        self.run_dir = run_dir
+        self.nodes = node_plans(plan, run_dir)
+        self.nats = NatsServer(run_dir / "nats", clock=clock)
+        self.units = Supervisor(run_dir / "logs", clock=clock)
+        self.checkpoint_root = run_dir / "checkpoints"
+        (router_port,) = free_ports(1)
+        self.router_url = f"http://127.0.0.1:{router_port}"
+        self._clock = clock
+        self._bus: NatsBus | None = None
+
+    async def start_nats(self) -> str:
+        """Start nats-server; its URL."""
+        return await self.nats.start()
+
+    async def start(self) -> None:
+        """Start everything else; returns at once."""
+        self.checkpoint_root.mkdir(parents=True, exist_ok=True)
+        fleet = self.run_dir / "fleet.toml"
+        fleet.write_text(fleet_toml(self.plan))
+        config = self.run_dir / "coordinator.toml"
+        config.write_text(coordinator_toml(self.plan, nats_url=self.nats.url))
+        if self.plan.inference_nodes:
+            port = self.router_url.rpartition(":")[2]
+            self._start(ROUTER, "coordinator.demo.router", "--port", port)
+        self._start(COORDINATOR, "coordinator.service.daemon", "--config", str(config))
+        for number, names in enumerate(self._groups(), start=1):
+            configs: list[str] = []
+            for name in names:
+                configs += ["--config", str(self._write_agent(name))]
+            self._start(
+                self.agent_unit(names[0]) if len(names) == 1 else f"agents-{number}",
+                "agent.daemon",
+                "--fake-nvml",
+                str(fleet),
+                *configs,
+            )
+
+    def _groups(self) -> list[list[str]]:
+        names = [node.name for node in self.nodes]
+        size = self.plan.agents_per_process
+        return [names[i : i + size] for i in range(0, len(names), size)]
+
+    def _write_agent(self, name: str) -> Path:
+        node = next(node for node in self.nodes if node.name == name)
+        node.directory.mkdir(parents=True, exist_ok=True)
+        node.config.write_text(
+            agent_toml(self.plan, node, nats_url=self.nats.url, router_url=self.router_url)
+        )
+        return node.config
+
+    def _start(self, name: str, module: str, *arguments: str) -> None:
+        argv = (sys.executable, "-m", module, *arguments)
+        self.units.start(Unit(name=name, argv=argv, env={MARKER: str(self.run_dir)}))
+
+    @staticmethod
+    def agent_unit(node: str) -> str:
+        """The unit of a node's agent, where each has a process of its own."""
+        return f"agent-{node}"
+
+    async def client(self, *, user: str, tenant: str = "ops") -> Client:
+        """A caller of this cell's API."""
+        if self._bus is None:
+            self._bus = await connect_nats(self.nats.url, identity="cell", clock=self._clock)
+        return Client(self._bus, cell=CELL, tenant=tenant, user=user)
+
+    async def ready(self, client: Client) -> Status:
+        """Wait until a coordinator leads and every node is where it belongs.
+
+        Raises:
+            Unavailable: not within the time that a cell may take to start.
+        """
+        end_s = self._clock.now_s() + START_TIMEOUT_S
+        missing = "a coordinator"
+        while self._clock.now_s() < end_s:
+            try:
+                nodes = (await client.ask(ListNodes(), Nodes)).rows
+                status = await client.ask(GetStatus(), Status)
+            except ArylError as error:
+                log.debug("not yet: %s", error)
+            else:
+                home = [row.node for row in nodes if row.is_heard and row.role in _HOME]
+                if len(home) == len(self.nodes):
+                    return status
+                away = sorted({node.name for node in self.nodes} - set(home))
+                missing = ", ".join(away)
+            await self._clock.sleep(POLL_S)
+        raise Unavailable(
+            f"the cell did not start within {START_TIMEOUT_S:g} s: still missing {missing}; "
+            f"see {self.run_dir / 'logs'}"
+        )
+
+    def start_load(self, *, speed: float) -> None:
+        """Begin to send requests to the service, as the packaged load trace has them."""
+        arguments = ("--router", self.router_url, "--speed", f"{speed:g}")
+        rate = ("--peak-req-per-s", f"{self.plan.peak_req_per_s:g}")
+        self._start(LOAD, "coordinator.demo.load", *arguments, *rate)
+
+    async def router_stats(self) -> dict[str, Any]:
+        """The router's own counts: what was asked of the service, and what it refused.
+
+        Raises:
+            Unavailable: the router does not answer.
+        """
+        if not self.plan.inference_nodes:
+            return {}
+        try:
+            timeout = aiohttp.ClientTimeout(total=ROUTER_TIMEOUT_S)
+            async with (
+                aiohttp.ClientSession(timeout=timeout) as session,
+                session.get(f"{self.router_url}/stats") as answer,
+            ):
+                found: dict[str, Any] = await answer.json()
+                return found
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise Unavailable(f"router {self.router_url}: {error}") from error
+
+    async def stop(self) -> None:
+        """Stop everything, workers included; nothing of this cell runs afterwards."""
+        if self._bus is not None:
+            await self._bus.close()
+            self._bus = None
+        await self.units.stop()
+        await sweep(self.run_dir, clock=self._clock)
+        await self.nats.stop()
+
+    def remove(self) -> None:
+        """Delete its files."""
+        shutil.rmtree(self.run_dir, ignore_errors=True)

@@ -1,0 +1,218 @@
+"""What a cell on one machine consists of, and its settings files. Must not start anything."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+from msgspec import Struct
+
+from common.model import Pool
+
+SERVICE = "chat"
+CELL = "local"
+GPU_MODEL = "NVIDIA H100 80GB HBM3"
+GPU_MEMORY_BYTES = 85_899_345_920
+HERE = Path(__file__).parent
+
+
+class Periods(Struct, frozen=True, kw_only=True):
+    """The cell's control periods, in real seconds: they are settings, and no speed scales them."""
+
+    report_s: float = 1.0
+    pass_s: float = 1.0
+    loan_pass_s: float = 2.0
+    load_sample_s: float = 2.0
+    lease_ttl_s: float = 6.0
+    grace_s: float = 3.0
+    device_free_s: float = 2.0
+    warm_up_s: float = 4.0
+    reclaim_deadline_s: float = 20.0
+    hold_off_s: float = 5.0
+    resize_cooldown_s: float = 5.0
+    min_runtime_s: float = 5.0
+    lost_after_s: float = 10.0
+    leader_ttl_s: float = 8.0
+    rebuild_wait_s: float = 1.5
+
+
+class CellPlan(Struct, frozen=True, kw_only=True):
+    """One cell. `peak_req_per_s` is what all nodes of the service together are rated for."""
+
+    training_nodes: int = 6
+    inference_nodes: int = 6
+    gpus_per_node: int = 8
+    agents_per_process: int = 1
+    policy: str = "aryl"
+    peak_req_per_s: float = 30.0
+    periods: Periods = Periods()
+
+    @property
+    def capacity_per_node(self) -> float:
+        """Requests per second that a node is rated for: at the peak all but one are needed."""
+        return self.peak_req_per_s / max(1, self.inference_nodes - 1)
+
+
+class NodePlan(Struct, frozen=True, kw_only=True):
+    """One node and its files. `server_port` is 0 on training nodes."""
+
+    name: str
+    pool: Pool
+    directory: Path
+    server_port: int = 0
+
+    @property
+    def config(self) -> Path:
+        """Its agent's settings file."""
+        return self.directory / "agent.toml"
+
+
+def node_plans(plan: CellPlan, run_dir: Path) -> tuple[NodePlan, ...]:
+    """Every node of a cell, training nodes first; ports are free ones of this moment."""
+    names = [(f"train-{i}", Pool.TRAINING) for i in range(1, plan.training_nodes + 1)]
+    names += [(f"infer-{i}", Pool.INFERENCE) for i in range(1, plan.inference_nodes + 1)]
+    ports = iter(free_ports(plan.inference_nodes))
+    return tuple(
+        NodePlan(
+            name=name,
+            pool=pool,
+            directory=run_dir / "nodes" / name,
+            server_port=next(ports) if pool == Pool.INFERENCE else 0,
+        )
+        for name, pool in names
+    )
+
+
+def fleet_toml(plan: CellPlan) -> str:
+    """The fake GPUs of each node."""
+    group = {"count": plan.gpus_per_node, "model": GPU_MODEL, "memory_bytes": GPU_MEMORY_BYTES}
+    return toml({"gpu": [group]})
+
+
+def coordinator_toml(plan: CellPlan, *, nats_url: str) -> str:
+    """The coordinator's settings file."""
+    periods = plan.periods
+    service = {
+        "name": SERVICE,
+        "capacity_per_node": plan.capacity_per_node,
+        "mode": "act",
+        "min_serving": 1,
+        "reclaim_deadline_s": periods.reclaim_deadline_s,
+        "max_grace_s": periods.grace_s,
+        "device_free_p99_s": periods.device_free_s,
+        "warm_up_p99_s": periods.warm_up_s,
+        "hold_off_s": periods.hold_off_s,
+    }
+    engine = {
+        "policy": plan.policy,
+        "gang_ready_timeout_s": 20.0,
+        "resize_cooldown_s": periods.resize_cooldown_s,
+        "lease_ttl_s": periods.lease_ttl_s,
+        "min_runtime_s": periods.min_runtime_s,
+        "loan_period_s": periods.loan_pass_s,
+        "default_expected_runtime_s": 30.0,
+        "services": [service] if plan.inference_nodes else [],
+    }
+    return toml(
+        {
+            "cell": CELL,
+            "nats_url": nats_url,
+            "pass_period_s": periods.pass_s,
+            "lost_after_s": periods.lost_after_s,
+            "load_period_s": periods.load_sample_s,
+            "progress_period_s": 2.0,
+            "leader_ttl_s": periods.leader_ttl_s,
+            "rebuild_wait_s": periods.rebuild_wait_s,
+            "engine": engine,
+        }
+    )
+
+
+def agent_toml(plan: CellPlan, node: NodePlan, *, nats_url: str, router_url: str) -> str:
+    """One agent's settings file."""
+    periods = plan.periods
+    values: dict[str, object] = {
+        "cell": CELL,
+        "node": node.name,
+        "home_pool": node.pool.value,
+        "nats_url": nats_url,
+        "state_dir": str(node.directory / "state"),
+        "report_period_s": periods.report_s,
+        "vacate_grace_s": periods.grace_s,
+        "device_free_timeout_s": 15.0,
+        "warm_up_timeout_s": 60.0,
+        "quarantine_s": 5.0,
+        "worker_starter": "detached",
+        "last_resort": "detached",
+        "is_root_allowed": True,
+    }
+    if node.pool == Pool.INFERENCE:
+        values["service"] = SERVICE
+        values["server"] = _server(node, router_url)
+    return toml(values)
+
+
+def _server(node: NodePlan, router_url: str) -> dict[str, object]:
+    python = (sys.executable, "-I", "-S")
+    url = f"http://127.0.0.1:{node.server_port}"
+    ctl = [*python, str(HERE / "server_ctl.py")]
+    files = ["--node", node.name, "--state-dir", str(node.directory / "server")]
+    usage = node.directory / "gpu-usage.json"
+    # The agent tells a command the node's GPUs in ARYL_GPU_UUIDS; a server wants them under CUDA's
+    # name, and `sh` is the shortest way from one to the other.
+    start = [
+        "/bin/sh",
+        "-c",
+        'exec "$@" --env "CUDA_VISIBLE_DEVICES=$ARYL_GPU_UUIDS" -- --warm-up-s 1.5',
+        "start",
+        *ctl,
+        "start",
+        *files,
+        "--port",
+        str(node.server_port),
+        "--env",
+        f"ARYL_FAKE_GPU_USAGE_FILE={usage}",
+    ]
+    route = [*python, str(HERE / "route.py")]
+    return {
+        "health_url": f"{url}/health",
+        "metrics_url": f"{url}/metrics",
+        "engine": "vllm",
+        "start": start,
+        "stop": [*ctl, "stop", *files],
+        "route": [*route, "add", router_url, node.name, url],
+        "unroute": [*route, "remove", router_url, node.name],
+        "hook_timeout_s": 20.0,
+    }
+
+
+def toml(values: Mapping[str, object]) -> str:
+    """Nested plain values as TOML, one line per top-level key."""
+    return "".join(f"{key} = {_toml(value)}\n" for key, value in values.items())
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, Mapping):
+        items = cast("Mapping[object, object]", value)
+        return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in items.items()) + "}"
+    if isinstance(value, list | tuple):
+        parts = cast("Sequence[object]", value)
+        return "[" + ", ".join(_toml(item) for item in parts) + "]"
+    # JSON's numbers, booleans and strings are TOML's, as long as nothing is escaped as \/.
+    return json.dumps(value, ensure_ascii=False)
+
+
+def free_ports(count: int) -> list[int]:
+    """TCP ports on loopback that nobody uses at this moment."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()

@@ -1,0 +1,164 @@
+"""Processes of a cell on one machine, kept running as systemd would keep them. Knows no roles.
+
+An edge. Every process that is started here, or by one of these, has the cell's directory in its
+command line or its environment; `sweep` finds what is left of a cell by that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from pathlib import Path
+
+from msgspec import Struct, field
+
+from common.clock import Clock
+
+log = logging.getLogger(__name__)
+
+RESTART_S = 0.5
+TERM_S = 10.0
+SWEEP_TERM_S = 3.0
+SWEEP_POLL_S = 0.05
+PROC = Path("/proc")
+
+
+class Unit(Struct, frozen=True, kw_only=True):
+    """One process. `is_restarted`: whether an exit that nobody asked for is followed by a start."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict[str, str])
+    is_restarted: bool = True
+
+
+class _Running(Struct):
+    unit: Unit
+    task: asyncio.Task[None]
+    process: asyncio.subprocess.Process | None = None
+    starts: int = 0
+    is_stopping: bool = False
+
+
+class Supervisor:
+    """Starts units, starts them again, stops them.
+
+    Args:
+        log_dir: `<unit>.log` of each goes there.
+    """
+
+    def __init__(self, log_dir: Path, *, clock: Clock) -> None:
+        self._log_dir = log_dir
+        self._clock = clock
+        self._running: dict[str, _Running] = {}
+        log_dir.mkdir(parents=True, exist_ok=True)
+
+    def start(self, unit: Unit) -> None:
+        """Start a unit; its process appears soon."""
+        task = asyncio.create_task(self._keep(unit.name), name=f"unit {unit.name}")
+        self._running[unit.name] = _Running(unit, task)
+
+    def pid(self, name: str) -> int | None:
+        """Its process now; None between two of them."""
+        process = self._running[name].process
+        return process.pid if process is not None and process.returncode is None else None
+
+    def starts(self, name: str) -> int:
+        """How often it was started."""
+        return self._running[name].starts
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to a unit's process, if there is one."""
+        process = self._running[name].process
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(number)
+
+    async def _keep(self, name: str) -> None:
+        running = self._running[name]
+        while True:
+            await self._run_once(running)
+            if not running.unit.is_restarted or running.is_stopping:
+                return
+            await self._clock.sleep(RESTART_S)
+
+    async def _run_once(self, running: _Running) -> None:
+        unit = running.unit
+        with (self._log_dir / f"{unit.name}.log").open("ab") as output:
+            process = await asyncio.create_subprocess_exec(
+                *unit.argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **unit.env},
+                start_new_session=True,
+            )
+        running.process = process
+        running.starts += 1
+        try:
+            status = await process.wait()
+        except asyncio.CancelledError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+            raise
+        if not running.is_stopping:
+            log.warning("%s ended with %d", unit.name, status)
+
+    async def stop(self, *names: str) -> None:
+        """SIGTERM, and SIGKILL after a while; returns when they are gone."""
+        chosen = [self._running[name] for name in (names if names else tuple(self._running))]
+        for running in chosen:
+            running.is_stopping = True
+            self.signal(running.unit.name, signal.SIGTERM)
+        waiting = [running.task for running in chosen]
+        try:
+            async with self._clock.timeout(TERM_S):
+                await asyncio.gather(*waiting, return_exceptions=True)
+        except TimeoutError:
+            for running in chosen:
+                self.signal(running.unit.name, signal.SIGKILL)
+            await asyncio.gather(*waiting, return_exceptions=True)
+        for running in chosen:
+            self._running.pop(running.unit.name, None)
+
+
+def mentioning(directory: Path, *, proc: Path = PROC) -> list[int]:
+    """Processes of this user that have the directory in their command line or environment."""
+    wanted = os.fsencode(directory)
+    found: list[int] = []
+    for entry in proc.iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            texts = (entry / "cmdline").read_bytes() + b"\0" + (entry / "environ").read_bytes()
+            state = (entry / "stat").read_bytes().rpartition(b")")[2].split()[0]
+            if wanted in texts and state != b"Z":
+                found.append(int(entry.name))
+    return found
+
+
+async def sweep(directory: Path, *, clock: Clock) -> int:
+    """End every process that mentions the directory; how many there were.
+
+    The directory's name is unique to its cell, so nothing else can be hit.
+    """
+    first = mentioning(directory)
+    for number, limit_s in ((signal.SIGTERM, SWEEP_TERM_S), (signal.SIGKILL, TERM_S)):
+        end_s = clock.now_s() + limit_s
+        sent: set[int] = set()
+        while left := mentioning(directory):
+            for pid in left:
+                if pid not in sent:
+                    sent.add(pid)
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, number)
+            if clock.now_s() >= end_s:
+                break
+            await clock.sleep(SWEEP_POLL_S)
+        else:
+            break
+    return len(first)

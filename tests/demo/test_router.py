@@ -1,0 +1,247 @@
+"""The router and the load driver: who is asked, who is refused, and what the counts say."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import ClientSession, web
+from aiohttp.test_utils import TestServer, unused_port
+
+from coordinator.demo.load import LoadDriver, LoadSettings
+from coordinator.demo.router import Router, RouterSettings, Routes
+from coordinator.demo.server import InferenceServer, ServerSettings, UsageFile
+from coordinator.demo.traces import LoadSample, LoadSlice
+from tests.demo.processes import LIMIT_S, get_json, listening, run_script
+
+
+class House:
+    """A router, its servers and a client in one loop, over real sockets."""
+
+    def __init__(self, stack: AsyncExitStack, session: ClientSession, router: Router) -> None:
+        self._stack = stack
+        self.session = session
+        self.router = router
+        self.url = ""
+
+    async def serve(self, application: web.Application) -> TestServer:
+        """An application on a free port until the house is closed."""
+        site = TestServer(application)
+        await site.start_server()
+        self._stack.push_async_callback(site.close)
+        return site
+
+    async def node(self, name: str, *, service_time_s: float = 0.0) -> TestServer:
+        """A warm server, routed under its name."""
+        settings = ServerSettings(
+            node=name, service_time_s=service_time_s, is_fixed=True, warm_up_s=0.0
+        )
+        server = InferenceServer(settings, UsageFile(None))
+        await server.warm_up()
+        site = await self.serve(server.application())
+        await self.route(name, str(site.make_url("")))
+        return site
+
+    async def route(self, name: str, url: str) -> None:
+        """Add a node over the admin path."""
+        async with self.session.put(f"{self.url}/nodes/{name}", params={"url": url}) as reply:
+            assert reply.status == 200
+
+    async def unroute(self, name: str) -> None:
+        """Remove a node over the admin path."""
+        async with self.session.delete(f"{self.url}/nodes/{name}") as reply:
+            assert reply.status == 200
+
+    async def ask(self) -> tuple[int, str]:
+        """One request: status, and the node that served it."""
+        async with self.session.post(f"{self.url}/v1/completions", json={}) as reply:
+            answer = await reply.json()
+            return reply.status, answer.get("node", "")
+
+    async def stats(self) -> dict[str, object]:
+        """The router's counts."""
+        return await get_json(self.session, f"{self.url}/stats")
+
+
+@asynccontextmanager
+async def house(*, wait_s: float = LIMIT_S) -> AsyncIterator[House]:
+    """A router without nodes."""
+    async with AsyncExitStack() as stack:
+        session = await stack.enter_async_context(ClientSession())
+        made = House(stack, session, Router(RouterSettings(wait_s=wait_s)))
+        site = await made.serve(made.router.application())
+        made.url = str(site.make_url("")).rstrip("/")
+        yield made
+
+
+async def refusing(request: web.Request) -> web.Response:
+    """A node whose queue is full."""
+    return web.json_response({"error": "full"}, status=503)
+
+
+def full_node() -> web.Application:
+    """An application that answers 503 to every request."""
+    application = web.Application()
+    application.router.add_post("/v1/completions", refusing)
+    return application
+
+
+def test_the_node_with_the_fewest_requests_in_flight_is_next() -> None:
+    """Fewest first, equals in rotation, tried and removed ones never."""
+    routes = Routes()
+    for name in ("a", "b", "c"):
+        routes.add(name, f"http://{name}")
+    assert [routes.pick(set()) for _ in range(4)] == ["a", "b", "c", "a"]
+    routes.nodes["b"].in_flight = 1
+    routes.nodes["a"].in_flight = 2
+    assert routes.pick(set()) == "c"
+    assert routes.pick({"c"}) == "b"
+    routes.remove("b")
+    assert routes.pick({"c"}) == "a"
+    assert routes.pick({"a", "c"}) is None
+
+
+async def test_requests_are_spread_over_all_routed_nodes() -> None:
+    """Requests that overlap go to different nodes."""
+    async with house() as home:
+        for name in ("a", "b", "c"):
+            await home.node(name, service_time_s=0.05)
+        answers = await asyncio.gather(*(home.ask() for _ in range(6)))
+        assert sorted(answers) == [(200, name) for name in "aabbcc"]
+
+
+async def test_a_dead_node_costs_a_retry_and_no_refusal() -> None:
+    """Connection refused and 503 are both retried on another node, and counted."""
+    async with house() as home:
+        await home.route("dead", f"http://127.0.0.1:{unused_port()}")
+        full = await home.serve(full_node())
+        await home.route("full", str(full.make_url("")))
+        await home.node("good")
+        assert await home.ask() == (200, "good")
+        stats = await home.stats()
+        assert (stats["requests_total"], stats["refused_total"]) == (1, 0)
+        assert stats["retried_total"] == 2
+
+
+async def test_a_request_that_nobody_serves_in_time_is_refused() -> None:
+    """With only failing nodes, or none, the client gets 503 and the refusal is counted."""
+    async with house(wait_s=0.02) as home:
+        assert (await home.ask())[0] == 503
+        full = await home.serve(full_node())
+        await home.route("full", str(full.make_url("")))
+        assert (await home.ask())[0] == 503
+        stats = await home.stats()
+        assert (stats["requests_total"], stats["refused_total"], stats["in_flight"]) == (2, 2, 0)
+
+
+async def test_a_request_waits_for_the_first_routed_node() -> None:
+    """A request that came before any node is served as soon as one is routed."""
+    async with house() as home:
+        asked = asyncio.create_task(home.ask())
+        async with asyncio.timeout(LIMIT_S):
+            while (await home.stats())["in_flight"] != 1:
+                pass
+        await home.node("late")
+        assert await asked == (200, "late")
+
+
+async def test_a_removed_node_ends_its_running_requests_and_gets_no_new_ones() -> None:
+    """The hook `drained` says 1 while a removed node still serves, and 0 after."""
+    async with house() as home:
+        await home.node("a", service_time_s=0.5)
+        running = asyncio.create_task(home.ask())
+        async with asyncio.timeout(LIMIT_S):
+            while home.router.routes.nodes["a"].in_flight != 1:
+                await home.stats()
+        assert (await run_script("route.py", "remove", home.url, "a"))[0] == 0
+        await home.node("b")
+        assert await home.ask() == (200, "b")
+        assert (await run_script("route.py", "drained", home.url, "a"))[0] == 1
+        assert await running == (200, "a")
+        assert (await run_script("route.py", "drained", home.url, "a"))[0] == 0
+        assert (await run_script("route.py", "drained", home.url, "unheard-of"))[0] == 0
+
+
+async def test_a_route_hook_adds_a_node_and_says_what_went_wrong() -> None:
+    """0 when the node is routed; 4 when the router is away or refuses the URL; 2 on bad usage."""
+    async with house() as home:
+        site = await home.node("a")
+        await home.unroute("a")
+        url = str(site.make_url(""))
+        assert (await run_script("route.py", "add", home.url, "a", url))[0] == 0
+        assert await home.ask() == (200, "a")
+        assert (await run_script("route.py", "add", home.url, "a", "ftp://x"))[0] == 4
+        assert (await run_script("route.py", "add", home.url, "a"))[0] == 2
+        away = f"http://127.0.0.1:{unused_port()}"
+        assert (await run_script("route.py", "remove", away, "a"))[0] == 4
+
+
+async def test_the_load_driver_counts_every_request_once(tmp_path: Path) -> None:
+    """Sent = answered + refused at the end, and the file holds the last figures."""
+    load = LoadSlice(samples=(LoadSample(0, 10), LoadSample(600, 5)), step_s=600)
+    async with house() as home:
+        await home.node("a")
+        settings = LoadSettings(
+            router_url=home.url, speed=12000, peak_req_per_s=400, seed=5, cycles=1
+        )
+        driver = LoadDriver(settings, load, stats_path=tmp_path / "load.json")
+        await driver.run(asyncio.Event())
+        stats = await home.stats()
+    written = json.loads((tmp_path / "load.json").read_text())
+    assert driver.sent_total == driver.ok_total == stats["requests_total"]
+    assert driver.sent_total > 0
+    assert written["is_finished"] is True
+    assert (written["sent_total"], written["refused_total"]) == (driver.sent_total, 0)
+    assert 0 < written["latency_p50_s"] <= written["latency_p99_s"] <= written["latency_max_s"]
+
+
+async def test_what_is_not_answered_with_200_was_refused() -> None:
+    """A service that is away or full refuses every request, and none is lost in the counts."""
+    load = LoadSlice(samples=(LoadSample(0, 10), LoadSample(600, 10)), step_s=600)
+    async with house() as home:
+        full = await home.serve(full_node())
+        urls = (f"http://127.0.0.1:{unused_port()}", str(full.make_url("")).rstrip("/"))
+        for url in urls:
+            settings = LoadSettings(router_url=url, speed=12000, peak_req_per_s=200, cycles=1)
+            driver = LoadDriver(settings, load)
+            await driver.run(asyncio.Event())
+            assert driver.refused_total == driver.sent_total > 0
+            assert driver.ok_total == driver.in_flight == 0
+
+
+@pytest.mark.slow
+async def test_the_processes_serve_a_load_while_a_node_dies_without_a_refusal(
+    tmp_path: Path,
+) -> None:
+    """Real router, servers and driver: one of two servers is stopped under load, nobody notices."""
+    fast = ("--warm-up-s=0", "--service-time-s=0.01")
+    async with (
+        listening("router", "--wait-s=10") as router,
+        listening("server", "--node=a", *fast, until=b"ready") as first,
+        listening("server", "--node=b", *fast, until=b"ready") as second,
+        ClientSession() as session,
+    ):
+        for name, running in (("a", first), ("b", second)):
+            assert (await run_script("route.py", "add", router.url, name, running.url))[0] == 0
+        load = LoadSlice(samples=(LoadSample(0, 10), LoadSample(600, 10)), step_s=600)
+        settings = LoadSettings(router_url=router.url, speed=600, peak_req_per_s=50)
+        driver = LoadDriver(settings, load)
+        stop = asyncio.Event()
+        driving = asyncio.create_task(driver.run(stop))
+        async with asyncio.timeout(LIMIT_S):
+            while driver.ok_total < 10:
+                await get_json(session, f"{router.url}/stats")
+            assert await first.terminate() == 0
+            reached = driver.ok_total + 10
+            while driver.ok_total < reached:
+                await get_json(session, f"{router.url}/stats")
+        stop.set()
+        await driving
+        stats = await get_json(session, f"{router.url}/stats")
+        assert driver.refused_total == stats["refused_total"] == 0
+        assert driver.sent_total == driver.ok_total == stats["requests_total"]
+        assert await router.terminate() == 0
