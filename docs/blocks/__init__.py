@@ -1,0 +1,24 @@
+"""The generated blocks of the documentation: an explicit table, no registration by import.
+
+To add one (a table of settings, the commands of the CLI), write a function that returns its
+Markdown, name it here, and put its two markers into the page where it belongs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from blocks import life_cycles, pages, wire
+
+Blocks = Mapping[str, Callable[[], str]]
+
+BLOCKS: Blocks = {
+    "node life cycle": life_cycles.node_life_cycle,
+    "job life cycle": life_cycles.job_life_cycle,
+    "subjects": wire.subject_table,
+    "node messages": wire.node_messages,
+    "api messages": wire.api_messages,
+    "message parts": wire.message_parts,
+    "pages": pages.page_list,
+    "decisions": pages.decision_list,
+}

@@ -1,0 +1,204 @@
+"""Subjects and messages as tables, from the types that encode them. Must not know NATS."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from enum import StrEnum
+from types import ModuleType
+
+import msgspec
+from msgspec import inspect as types
+
+from blocks.source import doc_of, enum_table, member_notes, one_line
+from common import api, messages, subjects
+from common.messages import Message
+from common.model import TOKEN_PATTERN
+
+
+def anchor(kind: type) -> str:
+    """A link to a type's own section on the same page."""
+    return f"[{kind.__name__}](#{kind.__name__.lower()})"
+
+
+# --- messages -------------------------------------------------------------------------------
+
+
+def own_fields(kind: type[msgspec.Struct]) -> Iterator[types.Field]:
+    """The fields of a struct in order, without the version that every message has."""
+    info = types.type_info(kind)
+    assert isinstance(info, types.StructType)
+    for item in info.fields:
+        if not (issubclass(kind, Message) and item.name == "v"):
+            yield item
+
+
+def bounds(kind: types.IntType | types.FloatType) -> str:
+    """The range that a number must lie in."""
+    parts = [
+        f"{sign} {limit:g}"
+        for sign, limit in ((">=", kind.ge), (">", kind.gt), ("<=", kind.le), ("<", kind.lt))
+        if limit is not None
+    ]
+    return f" {' and '.join(parts)}" if parts else ""
+
+
+def type_text(kind: types.Type) -> str:
+    """A field's type and constraints in words."""
+    match kind:
+        case types.Metadata(type=inner):
+            return type_text(inner)
+        case types.EnumType(cls=cls) | types.StructType(cls=cls):
+            return anchor(cls)
+        case types.VarTupleType(item_type=item, min_length=least):
+            return f"list of {type_text(item)}" + (f", at least {least}" if least else "")
+        case types.DictType(key_type=key, value_type=value):
+            return f"map of {type_text(key)} to {type_text(value)}"
+        case types.UnionType(types=members):
+            return " or ".join(type_text(member) for member in members)
+        case _:
+            return plain_type_text(kind)
+
+
+def plain_type_text(kind: types.Type) -> str:
+    """A type that is made of no others, in words."""
+    match kind:
+        case types.IntType():
+            return f"int{bounds(kind)}"
+        case types.FloatType():
+            return f"float{bounds(kind)}"
+        case types.StrType(pattern=None):
+            return "str"
+        case types.StrType(pattern=str(pattern)):
+            return "token" if pattern == TOKEN_PATTERN else f"str like `{one_line(pattern)}`"
+        case types.BoolType():
+            return "bool"
+        case types.NoneType():
+            return "nil"
+        case types.CustomType(cls=cls) if cls is object:
+            return "any"
+        case _:
+            raise NotImplementedError(f"no words for {kind}")
+
+
+def default_text(item: types.Field) -> str:
+    """A field's default, or that it must be there."""
+    if item.required:
+        return "required"
+    value = item.default
+    if value is msgspec.NODEFAULT:
+        assert item.default_factory is not msgspec.NODEFAULT
+        value = item.default_factory()
+    if value is None:
+        return "nil"
+    if isinstance(value, msgspec.Struct):
+        return "its defaults"
+    if isinstance(value, tuple | list) and not value:
+        return "empty list"
+    if isinstance(value, dict) and not value:
+        return "empty map"
+    return f"`{msgspec.json.encode(value).decode()}`"
+
+
+def struct_section(kind: type[msgspec.Struct]) -> str:
+    """One message or part: what it is, its tag, its fields."""
+    info = types.type_info(kind)
+    assert isinstance(info, types.StructType)
+    lines = [f"### {kind.__name__}", "", doc_of(kind), ""]
+    if info.tag is not None:
+        lines += [f"Tag: `{info.tag_field}` = `{info.tag}`.", ""]
+    rows = list(own_fields(kind))
+    if not rows:
+        return "\n".join([*lines, "No fields of its own."])
+    notes = member_notes(kind)
+    lines += ["| field | type | default | meaning |", "|---|---|---|---|"]
+    for item in rows:
+        note = notes.get(item.name, "")
+        cells = (f"`{item.encode_name}`", type_text(item.type), default_text(item), note)
+        lines.append(f"| {' | '.join(cells)} |".replace("|  |", "| |"))
+    return "\n".join(lines)
+
+
+def enum_section(kind: type[StrEnum]) -> str:
+    """One enumeration."""
+    return f"### {kind.__name__}\n\n{doc_of(kind)}\n\n{enum_table(kind)}"
+
+
+def messages_in(module: ModuleType) -> list[type[Message]]:
+    """The messages that a module defines, in the order of its text."""
+    return [
+        kind
+        for kind in vars(module).values()
+        if isinstance(kind, type)
+        and issubclass(kind, Message)
+        and kind is not Message
+        and kind.__module__ == module.__name__
+    ]
+
+
+def classes_in(kind: types.Type) -> Iterator[type]:
+    """Structs and enumerations that a field's type names."""
+    match kind:
+        case types.Metadata(type=inner):
+            yield from classes_in(inner)
+        case types.EnumType(cls=cls) | types.StructType(cls=cls):
+            yield cls
+        case types.VarTupleType(item_type=item):
+            yield from classes_in(item)
+        case types.DictType(key_type=key, value_type=value):
+            yield from classes_in(key)
+            yield from classes_in(value)
+        case types.UnionType(types=members):
+            for member in members:
+                yield from classes_in(member)
+        case _:
+            return
+
+
+def reachable(roots: list[type[Message]]) -> list[type]:
+    """Every class that the fields of these messages lead to, by name; the roots are left out."""
+    found: set[type] = set()
+    waiting: list[type] = list(roots)
+    while waiting:
+        kind = waiting.pop()
+        if issubclass(kind, msgspec.Struct):
+            for item in own_fields(kind):
+                new = set(classes_in(item.type)) - found
+                found |= new
+                waiting += new
+    return sorted(found - set(roots), key=lambda kind: kind.__name__)
+
+
+def node_messages() -> str:
+    """Messages between agents and the coordinator."""
+    return "\n\n".join(struct_section(kind) for kind in messages_in(messages))
+
+
+def api_messages() -> str:
+    """Requests of the API, then its replies."""
+    replies = [kind for kind in messages_in(api) if kind not in api.REQUESTS]
+    return "\n\n".join(struct_section(kind) for kind in [*api.REQUESTS, *replies])
+
+
+def message_parts() -> str:
+    """What the messages are made of."""
+    sections: list[str] = []
+    for kind in reachable(messages_in(messages) + messages_in(api)):
+        if issubclass(kind, StrEnum):
+            sections.append(enum_section(kind))
+        else:
+            assert issubclass(kind, msgspec.Struct)
+            sections.append(struct_section(kind))
+    return "\n\n".join(sections)
+
+
+def subject_table() -> str:
+    """Every subject of a cell, as the module that builds them writes it."""
+    lines = ["| subject | what goes there |", "|---|---|"]
+    for _, build in inspect.getmembers(subjects, inspect.isfunction):
+        parameters = list(inspect.signature(build).parameters)
+        if parameters[:1] != ["cell"] or build.__module__ != subjects.__name__:
+            continue
+        subject = build(*(f"<{parameter}>" for parameter in parameters))
+        lines.append(f"| `{subject}` | {one_line(doc_of(build))} |")
+    return "\n".join(lines)

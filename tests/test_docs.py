@@ -1,0 +1,182 @@
+"""The documentation, held to what can be checked. Must not know what a page says in words."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+import tomllib
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "CONTRIBUTING.md"])
+DECISIONS = sorted((DOCS / "decisions").glob("[0-9]*.md"))
+SECTIONS = ["Context", "Decision", "Alternatives", "Consequences", "Non-goals"]
+FRAGMENTS = [path for path in (DOCS / "changes").glob("*.md") if path.name != "README.md"]
+
+
+def name(path: Path) -> str:
+    """A page's path, as the name of a test."""
+    return path.relative_to(ROOT).as_posix()
+
+
+def rows(page: str) -> list[list[str]]:
+    """The cells of each row of each table, headings left out."""
+    lines = [line for line in page.splitlines() if line.startswith("| ")]
+    table = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    return [cells for cells in table if cells[0] not in {"term", "package", "kind", "number"}]
+
+
+@pytest.fixture
+def docs_tools(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`import_module` with the documentation's own tools on the path."""
+    monkeypatch.syspath_prepend(str(DOCS))
+    return importlib.import_module
+
+
+@pytest.mark.slow
+def test_generated_blocks_are_what_the_code_says() -> None:
+    """Nothing generated was edited by hand or left behind by a change of the code."""
+    done = subprocess.run(
+        [sys.executable, DOCS / "generate.py", "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name)
+def test_links_lead_somewhere(path: Path) -> None:
+    """Every relative link of a page leads to a file, and to a heading of it where it names one."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
+        if "://" in target:
+            continue
+        file, _, anchor = target.partition("#")
+        page = path.parent / file if file else path
+        assert page.exists(), target
+        headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+        assert not anchor or anchor in {heading.lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", DECISIONS, ids=name)
+def test_a_decision_has_every_section(path: Path) -> None:
+    """A decision says why, what, what else, at what price, and what it is not about."""
+    page = path.read_text()
+    assert re.findall(r"^## (.+)$", page, re.MULTILINE) == SECTIONS
+    for section in page.split("\n## ")[1:]:
+        assert len(section.split()) > 5, section
+    assert re.match(rf"# {path.name[:4]}: \S", page)
+
+
+def test_decisions_are_numbered_without_gaps() -> None:
+    """A number names one decision for ever."""
+    assert [int(path.name[:4]) for path in DECISIONS] == list(range(1, len(DECISIONS) + 1))
+
+
+def test_every_dependency_has_its_reason() -> None:
+    """The packages of pyproject.toml and those of the decision are the same."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    required = [
+        *project["project"]["dependencies"],
+        *project["project"]["optional-dependencies"]["coordinator"],
+        *project["dependency-groups"]["dev"],
+    ]
+    packages = sorted(re.split(r"[\[=<>~! ]", requirement)[0] for requirement in required)
+    [page] = [path for path in DECISIONS if path.name.startswith("0006")]
+    reasons = {cells[0].strip("`"): cells[1] for cells in rows(page.read_text())}
+    assert sorted(reasons) == packages
+    assert all(len(reason.split()) > 1 for reason in reasons.values())
+
+
+def test_the_glossary_names_things_that_exist() -> None:
+    """Each identifier of the glossary is a word of the code."""
+    sources = [
+        path.read_text()
+        for package in ("agent", "common", "coordinator")
+        for path in (ROOT / package).rglob("*.py")
+    ]
+    words = set(re.findall(r"\w+", "\n".join(sources)))
+    glossary = rows((DOCS / "glossary.md").read_text())
+    named = [code for cells in glossary for code in re.findall(r"`([\w.]+)`", cells[2])]
+    assert named
+    assert [code for code in named if not set(code.split(".")) <= words] == []
+
+
+def test_the_glossary_defines_a_term_once() -> None:
+    """A term has one meaning, and no term is forbidden by another."""
+    terms = [cells[0] for cells in rows((DOCS / "glossary.md").read_text())]
+    assert len(terms) == len(set(terms))
+
+
+@pytest.mark.parametrize("path", FRAGMENTS, ids=name)
+def test_a_change_is_named_by_number_and_kind(path: Path) -> None:
+    """A fragment's name says which change it belongs to and of which kind it is."""
+    kinds = [cells[0].strip("`") for cells in rows((DOCS / "changes/README.md").read_text())]
+    assert re.fullmatch(rf"\d{{3,}}[a-z]?\.({'|'.join(kinds)})\.md", path.name)
+    assert path.read_text().strip()
+
+
+class Light(StrEnum):
+    """A life cycle for tests."""
+
+    RED = "red"
+    GREEN = "green"
+    BROKEN = "broken"
+
+
+class Turn(StrEnum):
+    """What happens to a light."""
+
+    GO = "go"  # the road is clear
+    STOP = "stop"
+    FALL = "fall"
+    """Somebody drove into it."""
+
+
+def test_a_diagram_shows_every_transition_once(docs_tools: Any) -> None:
+    """What every state has in common is drawn from `any`; the rest is drawn as it is."""
+    table = {
+        Light.RED: {Turn.GO: Light.GREEN, Turn.FALL: Light.BROKEN},
+        Light.GREEN: {Turn.STOP: Light.RED, Turn.FALL: Light.BROKEN},
+        Light.BROKEN: {},
+    }
+    diagram = docs_tools("blocks.life_cycles").state_diagram(
+        table, first=Light.RED, last=frozenset({Light.BROKEN})
+    )
+    assert diagram.splitlines() == [
+        "```mermaid",
+        "stateDiagram-v2",
+        '    state "any of them" as any',
+        "    [*] --> red",
+        "    red --> green: go",
+        "    green --> red: stop",
+        "    any --> broken: fall",
+        "    broken --> [*]",
+        "```",
+    ]
+
+
+def test_notes_come_from_the_source(docs_tools: Any) -> None:
+    """A member's note is the string below it or the comment beside it."""
+    notes = docs_tools("blocks.source").member_notes(Turn)
+    assert notes == {"GO": "the road is clear", "STOP": "", "FALL": "Somebody drove into it."}
+
+
+def test_a_marker_without_a_block_is_refused(docs_tools: Any) -> None:
+    """A misspelled marker is an error, not an empty place."""
+    page = "<!-- generated: figures -->\nold\n<!-- end -->\n"
+    generate = docs_tools("generate")
+    with pytest.raises(ValueError, match="no block 'figures'"):
+        generate.fill(page, {})
+    filled, names = generate.fill(page, {"figures": lambda: "new"})
+    assert names == ["figures"]
+    assert filled == "<!-- generated: figures -->\n\nnew\n\n<!-- end -->\n"
+    assert generate.fill(filled, {"figures": lambda: "new"})[0] == filled
