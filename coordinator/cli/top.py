@@ -141,8 +141,8 @@ def shares(wanted: list[int], room: int | None) -> list[int]:
         return wanted
     limits = [0] * len(wanted)
     left = max(room, 0)
-    for place, section in sorted(enumerate(wanted), key=lambda item: (item[1], item[0])):
-        sharers = sum(1 for limit in limits if limit == 0)
+    smallest_first = sorted(enumerate(wanted), key=lambda item: (item[1], item[0]))
+    for sharers, (place, section) in zip(range(len(wanted), 0, -1), smallest_first, strict=True):
         limits[place] = min(section, left // sharers)
         left -= limits[place]
     return limits

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import structs
 from rich.cells import cell_len
@@ -64,6 +64,7 @@ def test_a_large_fleet_leaves_room_for_the_queue() -> None:
 
 
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=6), st.integers(-3, 200))
+@example([1, 1], 1)
 def test_shares_use_the_room_and_no_more(wanted: list[int], room: int) -> None:
     """Nobody gets more than it wants, all together no more than there is, and none is wasted."""
     limits = shares(wanted, room)
