@@ -76,15 +76,24 @@ class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class FakeFleet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The GPUs of one machine, in the order of their indices, and what happens to them."""
+    """The GPUs of one machine, in the order of their indices, and what happens to them.
+
+    A process is seen on the GPUs whose UUIDs it was given, wherever it came from. Two cells on one
+    machine whose nodes are called alike therefore need fleets of different `name`.
+    """
 
     gpu: tuple[GpuGroup, ...]
+    name: str = ""
     fault: tuple[Fault, ...] = ()
 
     @property
     def gpu_count(self) -> int:
         """GPUs that are really there, whatever a fault says."""
         return sum(group.count for group in self.gpu)
+
+    def uuid_of(self, node: str, index: int) -> GpuUuid:
+        """UUID of a node's GPU: the same for the same fleet name, node and index, everywhere."""
+        return fake_uuid(node, index, fleet=self.name)
 
     def groups_by_index(self) -> Iterator[GpuGroup]:
         """The group of each GPU, by index."""
@@ -143,6 +152,7 @@ def load_fleet(path: Path) -> FakeFleet:
         raise ConfigError(f"fake fleet {path}: {error}") from error
 
 
-def fake_uuid(node: str, index: int) -> GpuUuid:
-    """UUID of a fake GPU: the same for the same node and index, on every machine."""
-    return GpuUuid(f"GPU-{uuid.uuid5(uuid.NAMESPACE_DNS, f'{index}.gpu.{node}.aryl')}")
+def fake_uuid(node: str, index: int, *, fleet: str = "") -> GpuUuid:
+    """UUID of a fake GPU: the same for the same fleet, node and index, on every machine."""
+    name = f"{index}.gpu.{node}.{fleet}.aryl" if fleet else f"{index}.gpu.{node}.aryl"
+    return GpuUuid(f"GPU-{uuid.uuid5(uuid.NAMESPACE_DNS, name)}")

@@ -12,7 +12,7 @@ from typing import NoReturn, Protocol
 
 from msgspec import Struct
 
-from agent.fake_fleet import FakeFleet, Fault, FaultKind, GpuGroup, fake_uuid
+from agent.fake_fleet import FakeFleet, Fault, FaultKind, GpuGroup
 from agent.fake_processes import Holder
 from agent.nvml import (
     ECC_UNCORRECTED,
@@ -108,7 +108,7 @@ class FakeNvml:
     ) -> None:
         self._fleet = fleet
         self._gpus = tuple(
-            _Gpu(index, fake_uuid(node, index), group)
+            _Gpu(index, fleet.uuid_of(node, index), group)
             for index, group in enumerate(fleet.groups_by_index())
         )
         self._processes = processes

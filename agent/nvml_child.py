@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import BinaryIO
 
@@ -37,12 +38,12 @@ def open_api(settings: ChildSettings) -> NvmlApi:
     if not settings.fake_fleet:
         return real_api()
     # Only where it is wanted: a production child does not pay for the fake.
-    from agent.fake_fleet import fake_uuid, load_fleet
+    from agent.fake_fleet import load_fleet
     from agent.fake_nvml import FakeNvml
     from agent.fake_processes import ProcessTable
 
     fleet = load_fleet(Path(settings.fake_fleet))
-    uuids = [fake_uuid(settings.node, index) for index in range(fleet.gpu_count)]
+    uuids = [fleet.uuid_of(settings.node, index) for index in range(fleet.gpu_count)]
     fake = FakeNvml(
         fleet,
         node=settings.node,
@@ -110,6 +111,10 @@ def main() -> None:
         status = 1
         try:
             status = serve(settings, asked, out)
+        except BrokenPipeError:
+            pass  # the parent has gone, and nobody is left to be told
+        except Exception:  # leaving without the interpreter's own last words must not hide it
+            traceback.print_exc()
         finally:
             # The main thread waits in read(): only this ends it from here.
             os._exit(status)

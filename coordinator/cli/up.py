@@ -164,6 +164,7 @@ async def _running_cell(
             stopping.cancel()
             if not starting.done():
                 starting.cancel()
+                say("stopped before the cell was ready")
                 yield None
                 return
             starting.result()

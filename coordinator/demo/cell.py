@@ -72,13 +72,11 @@ class Cell:
         """Start everything else; returns at once."""
         self.checkpoint_root.mkdir(parents=True, exist_ok=True)
         fleet = self.run_dir / "fleet.toml"
-        fleet.write_text(fleet_toml(self.plan))
-        config = self.run_dir / "coordinator.toml"
-        config.write_text(coordinator_toml(self.plan, nats_url=self.nats.url))
+        fleet.write_text(fleet_toml(self.plan, name=str(self.run_dir)))
         if self.plan.inference_nodes:
             port = self.router_url.rpartition(":")[2]
             self._start(ROUTER, "coordinator.demo.router", "--port", port)
-        self._start(COORDINATOR, "coordinator.service.daemon", "--config", str(config))
+        self.start_coordinator(COORDINATOR)
         for number, names in enumerate(self._groups(), start=1):
             configs: list[str] = []
             for name in names:
@@ -90,6 +88,12 @@ class Cell:
                 str(fleet),
                 *configs,
             )
+
+    def start_coordinator(self, name: str) -> None:
+        """Start a coordinator under a unit's name; all but one of them stand by."""
+        config = self.run_dir / f"{name}.toml"
+        config.write_text(coordinator_toml(self.plan, name=name, nats_url=self.nats.url))
+        self._start(name, "coordinator.service.daemon", "--config", str(config))
 
     def _groups(self) -> list[list[str]]:
         names = [node.name for node in self.nodes]

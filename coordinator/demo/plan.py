@@ -87,13 +87,13 @@ def node_plans(plan: CellPlan, run_dir: Path) -> tuple[NodePlan, ...]:
     )
 
 
-def fleet_toml(plan: CellPlan) -> str:
-    """The fake GPUs of each node."""
+def fleet_toml(plan: CellPlan, *, name: str) -> str:
+    """The fake GPUs of each node; `name` tells them from those of other cells on this machine."""
     group = {"count": plan.gpus_per_node, "model": GPU_MODEL, "memory_bytes": GPU_MEMORY_BYTES}
-    return toml({"gpu": [group]})
+    return toml({"name": name, "gpu": [group]})
 
 
-def coordinator_toml(plan: CellPlan, *, nats_url: str) -> str:
+def coordinator_toml(plan: CellPlan, *, name: str, nats_url: str) -> str:
     """The coordinator's settings file."""
     periods = plan.periods
     service = {
@@ -120,6 +120,7 @@ def coordinator_toml(plan: CellPlan, *, nats_url: str) -> str:
     return toml(
         {
             "cell": CELL,
+            "name": name,
             "nats_url": nats_url,
             "pass_period_s": periods.pass_s,
             "lost_after_s": periods.lost_after_s,

@@ -125,6 +125,16 @@ class Supervisor:
         for running in chosen:
             self._running.pop(running.unit.name, None)
 
+    async def kill(self, *names: str) -> None:
+        """SIGKILL and no other start: the machine's end of these, as a power cut would be."""
+        chosen = [self._running.pop(name) for name in names]
+        for running in chosen:
+            running.is_stopping = True
+            if running.process is not None and running.process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    running.process.kill()
+        await asyncio.gather(*(running.task for running in chosen), return_exceptions=True)
+
 
 def mentioning(directory: Path, *, proc: Path = PROC) -> list[int]:
     """Processes of this user that have the directory in their command line or environment."""

@@ -77,8 +77,10 @@ async def run(settings: CoordinatorSettings) -> None:
 async def _say_ready(coordinator: Coordinator) -> None:
     """READY once the bus is connected; a standby is ready too, it only does not lead."""
     systemd.ready("standing by")
+    log.info("standing by until nobody else leads")
     await coordinator.leading.wait()
     systemd.status("leading")
+    log.info("leading")
 
 
 def main(argv: list[str] | None = None) -> int:
