@@ -18,10 +18,9 @@ from agent.life import Life
 from agent.node import Node
 from agent.resort import last_resort
 from agent.sampling import make_sampler
-from agent.settings import AgentSettings, Starter
-from agent.starters import DetachedStarter, SystemdStarter
+from agent.settings import AgentSettings
 from agent.state import first_memory
-from agent.workers import ShimRunner
+from agent.workers import make_runner
 from common import systemd
 from common.bus import connect_nats
 from common.clock import Clock, SystemClock
@@ -54,7 +53,7 @@ def make_node(settings: AgentSettings, *, clock: Clock, fake_nvml: Path | None) 
         life,
         ledger=ledger,
         clock=clock,
-        runner=_make_runner(settings, clock=clock),
+        runner=make_runner(settings, clock=clock),
         sampler=make_sampler(
             settings,
             clock=clock,
@@ -62,16 +61,6 @@ def make_node(settings: AgentSettings, *, clock: Clock, fake_nvml: Path | None) 
             is_server_wanted=lambda: memory.role not in (NodeRole.ON_LOAN, NodeRole.VACATING),
         ),
         commands=SystemCommands(clock),
-    )
-
-
-def _make_runner(settings: AgentSettings, *, clock: Clock) -> ShimRunner:
-    detached = settings.worker_starter == Starter.DETACHED
-    return ShimRunner(
-        Path(settings.state_dir) / "workers",
-        clock=clock,
-        starter=DetachedStarter(clock) if detached else SystemdStarter(clock),
-        is_root_allowed=settings.is_root_allowed,
     )
 
 
@@ -95,6 +84,7 @@ async def run_agent(settings: AgentSettings, *, config: Path, fake_nvml: Path | 
             identity=settings.node,
             clock=clock,
             insecure=settings.insecure,
+            access=settings.access,
             timeout_s=None,
         )
         stack.push_async_callback(bus.close)

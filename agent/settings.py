@@ -8,7 +8,15 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from common.errors import ConfigError
-from common.model import NonNegativeFloat, Pool, PositiveFloat, Ratio, Token
+from common.model import (
+    NatsAccess,
+    NonNegativeFloat,
+    NonNegativeInt,
+    Pool,
+    PositiveFloat,
+    Ratio,
+    Token,
+)
 
 Argv = tuple[str, ...]
 
@@ -50,6 +58,9 @@ class AgentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         str, Meta(min_length=1, description="ledger and workers; must outlive a restart")
     ]
     insecure: Annotated[bool, Meta(description="allow a plain-text URL off loopback")] = False
+    access: Annotated[NatsAccess, Meta(description="keys and certificates for the NATS server")] = (
+        NatsAccess()
+    )
     rack: Annotated[str, Meta(description="rack or switch of this node, for placement")] = ""
     service: Annotated[
         Token | None, Meta(description="inference service of this node; none in training")
@@ -82,6 +93,14 @@ class AgentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     vacate_grace_s: Annotated[
         NonNegativeFloat, Meta(description="longest grace of a worker when the node must go home")
     ] = 60.0
+    kept_logs_count: Annotated[
+        NonNegativeInt,
+        Meta(description="logs of this many ended workers are kept; the oldest go first"),
+    ] = 1000
+    kept_logs_bytes: Annotated[
+        NonNegativeInt,
+        Meta(description="and no more of them than this in all; a larger log is not kept"),
+    ] = 1 << 30
     worker_starter: Annotated[Starter, Meta(description="systemd or detached")] = Starter.SYSTEMD
     is_root_allowed: Annotated[
         bool, Meta(description="let workers run as root; for a demo on a machine of one person")

@@ -108,7 +108,7 @@ class GetEvents(Message, frozen=True, kw_only=True, tag="get_events"):
 
 
 class GetLogs(Message, frozen=True, kw_only=True, tag="get_logs"):
-    """The end of a worker's log; `worker_index` None is the lowest one that runs."""
+    """The end of a worker's log; `worker_index` None is the lowest that runs, else that ran."""
 
     job_id: str
     worker_index: int | None = None

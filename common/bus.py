@@ -10,9 +10,7 @@ import asyncio
 import contextlib
 import logging
 import random
-import ssl
 from collections.abc import Awaitable, Callable, Generator
-from pathlib import Path
 from typing import Any, Protocol
 
 import nats.errors
@@ -25,6 +23,7 @@ from common import natsrules, subjects
 from common.clock import Clock
 from common.errors import Unavailable
 from common.log import Throttle
+from common.model import NatsAccess
 from common.natsrules import BusCounters
 
 log = logging.getLogger(__name__)
@@ -107,9 +106,7 @@ async def connect_nats(
     identity: str,
     clock: Clock,
     insecure: bool = False,
-    tls: ssl.SSLContext | None = None,
-    nkey_seed_path: Path | None = None,
-    credentials_path: Path | None = None,
+    access: NatsAccess | None = None,
     timeout_s: float | None = 10.0,
 ) -> NatsBus:
     """A bus on NATS that stays: it reconnects for ever, after a refusal too.
@@ -118,9 +115,7 @@ async def connect_nats(
         url: `nats://host:port` or `tls://host:port`, several with commas between.
         identity: one token; replies come only to its own inbox.
         insecure: allow a plain-text URL off loopback.
-        tls: certificates to trust and to show; a plain URL is then TLS as well.
-        nkey_seed_path: file with this identity's nkey seed.
-        credentials_path: file with a user JWT and its seed.
+        access: keys and certificates; with `tls_ca_path` a plain URL is TLS as well.
         timeout_s: longest wait for the first connection; None returns at once and connects in
             the background, for a caller that must work without a bus.
 
@@ -128,8 +123,9 @@ async def connect_nats(
         ConfigError: the URL, an identity or a file does not fit, or the server is too old.
         Unavailable: no server took the connection within `timeout_s`.
     """
+    access = access or NatsAccess()
     options: dict[str, Any] = {
-        "servers": natsrules.checked(url, may_be_plain=insecure or tls is not None),
+        "servers": natsrules.checked(url, may_be_plain=insecure or access.tls_ca_path is not None),
         "name": natsrules.identity(identity),
         "inbox_prefix": subjects.inbox(identity),
         "max_reconnect_attempts": -1,
@@ -138,9 +134,7 @@ async def connect_nats(
         "max_outstanding_pings": 2,
         "connect_timeout": 2,
         "pending_size": MAX_BUFFERED_BYTES,
-        "tls": tls,
-        "nkeys_seed": natsrules.credentials_file(nkey_seed_path, "nkey_seed_path"),
-        "user_credentials": natsrules.credentials_file(credentials_path, "credentials_path"),
+        **natsrules.options(access),
     }
     bus = NatsBus(options, clock=clock)
     await bus.open(timeout_s)

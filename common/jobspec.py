@@ -6,13 +6,18 @@ Must not know where the mapping came from (TOML, YAML or flags).
 from __future__ import annotations
 
 import difflib
+import re
 import signal
 from collections.abc import Mapping
+from enum import Enum, EnumMeta
+from typing import cast
 
 import msgspec
 
 from common.errors import ConfigError
 from common.model import JobSpec
+
+_ABOUT = re.compile(r"Object (?P<what>contains unknown|missing required) field `(?P<field>.+)`")
 
 
 def parse(values: Mapping[str, object], *, source: str) -> JobSpec:
@@ -26,7 +31,7 @@ def parse(values: Mapping[str, object], *, source: str) -> JobSpec:
     try:
         spec = msgspec.convert(dict(values), JobSpec)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{source}: {readable(str(error))}") from None
+        raise ConfigError(f"{source}: {readable(str(error))}{_choices(str(error))}") from None
     if spec.workers.min > spec.workers.max:
         raise ConfigError(
             f"{source}: field workers: min is {spec.workers.min}, "
@@ -50,8 +55,23 @@ def _known_keys(values: Mapping[str, object], source: str) -> None:
             raise ConfigError(f"{source}: unknown field {key}; {hint}")
 
 
+def _choices(message: str) -> str:
+    """msgspec says which value does not fit, but not which ones would."""
+    for item in msgspec.structs.fields(JobSpec):
+        if message.endswith(f"`$.{item.name}`") and isinstance(item.type, EnumMeta):
+            values = ", ".join(str(member.value) for member in cast("type[Enum]", item.type))
+            return f", expected one of {values}"
+    return ""
+
+
 def readable(message: str) -> str:
-    """msgspec's `... - at `$.a.b`` as `field a.b: ...`."""
+    """msgspec's `... - at `$.a.b`` as `field a.b: ...`, with the field that it is really about."""
     text, _, path = message.partition(" - at `$")
     field = path.rstrip("`").lstrip(".")
-    return f"field {field}: {text}" if field else text
+    found = _ABOUT.fullmatch(text)
+    if found is None:
+        return f"field {field}: {text}" if field else text
+    inner = ".".join(part for part in (field, found["field"]) if part)
+    if found["what"] == "contains unknown":
+        return f"unknown field {inner}"
+    return f"field {inner} is missing"

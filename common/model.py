@@ -211,3 +211,17 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
     step: int
     path: str
     is_verified: bool = False
+
+
+class NatsAccess(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a client of NATS shows who it is, and whom it trusts; the URL can hold a password."""
+
+    nkey_seed_path: Annotated[
+        str | None, Meta(description="file with this identity's nkey seed")
+    ] = None
+    credentials_path: Annotated[
+        str | None, Meta(description="file with a user JWT and its seed")
+    ] = None
+    tls_ca_path: Annotated[
+        str | None, Meta(description="CA certificates to trust instead of the system's")
+    ] = None

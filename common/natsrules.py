@@ -9,11 +9,13 @@ import importlib.util
 import ipaddress
 import random
 import re
+import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from common.errors import ConfigError
+from common.model import NatsAccess
 
 MIN_SERVER_VERSION = (2, 14, 5)
 """Older servers lose acknowledged writes after a power cut or do not know `sync_interval`."""
@@ -32,6 +34,19 @@ class BusCounters:
     handler_error_count: int = 0
     dropped_message_count: int = 0
     reconnect_count: int = 0
+
+
+def options(access: NatsAccess) -> dict[str, object]:
+    """What a client is given of keys and certificates.
+
+    Raises:
+        ConfigError: a file cannot be read or used; names the field.
+    """
+    return {
+        "nkeys_seed": credentials_file(access.nkey_seed_path, "nkey_seed_path"),
+        "user_credentials": credentials_file(access.credentials_path, "credentials_path"),
+        "tls": _trust(access.tls_ca_path),
+    }
 
 
 def checked(urls: str, *, may_be_plain: bool) -> list[str]:
@@ -60,7 +75,16 @@ def redacted(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
-def credentials_file(path: Path | None, what: str) -> str | None:
+def _trust(ca_path: str | None) -> ssl.SSLContext | None:
+    if ca_path is None:
+        return None
+    try:
+        return ssl.create_default_context(cafile=ca_path)
+    except OSError as error:  # ssl.SSLError, for a file that holds no certificate, is one too
+        raise ConfigError(f"tls_ca_path: {ca_path}: {error.strerror or error}") from error
+
+
+def credentials_file(path: str | None, what: str) -> str | None:
     """The file as nats-py takes it; a missing one is found now and not at each reconnect.
 
     Raises:
@@ -69,12 +93,12 @@ def credentials_file(path: Path | None, what: str) -> str | None:
     if path is None:
         return None
     try:
-        path.read_bytes()
+        Path(path).read_bytes()
     except OSError as error:
         raise ConfigError(f"{what}: {path} cannot be read: {error.strerror}") from error
     if importlib.util.find_spec("nkeys") is None:
-        raise ConfigError(f"{what}: needs the package nkeys (pip install 'nats-py[nkeys]')")
-    return str(path)
+        raise ConfigError(f"{what}: needs the package nkeys (pip install 'aryl[nkeys]')")
+    return path
 
 
 def check_version(found: tuple[int, int, int]) -> None:

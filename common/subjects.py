@@ -64,11 +64,6 @@ def node_of(subject: str) -> str:
     return subject.split(".")[-2]
 
 
-def events(cell: str) -> str:
-    """Decisions and facts as they are committed, for `events --follow`."""
-    return f"{_PREFIX}.{cell}.events"
-
-
 def journal(cell: str) -> str:
     """The journal's one subject."""
     return f"{_PREFIX}.{cell}.journal"

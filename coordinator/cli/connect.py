@@ -21,6 +21,8 @@ from common.bus import Bus
 from common.clock import SystemClock
 from common.errors import ConfigError, Unavailable
 from common.jobspec import readable
+from common.model import NatsAccess
+from common.natsrules import redacted
 from common.subjects import token
 from coordinator.cli.registry import CellInfo
 
@@ -39,6 +41,8 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     user: str | None = None
     insecure: bool | None = None
     """Allow a plain-text URL that is not of this machine."""
+    access: NatsAccess | None = None
+    """Keys and certificates; only the file can say."""
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,34 +53,37 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str
     user: str
     insecure: bool = False
+    access: NatsAccess = NatsAccess()
 
 
 Connect = Callable[[Target], AbstractAsyncContextManager[Bus]]
 
 
 @asynccontextmanager
-async def over_nats(target: Target) -> AsyncGenerator[Bus, None]:
+async def over_nats(
+    target: Target, *, timeout_s: float = CONNECT_TIMEOUT_S
+) -> AsyncGenerator[Bus, None]:
     """A connection for the block.
 
     Raises:
-        Unavailable: no NATS server answers within `CONNECT_TIMEOUT_S`.
+        Unavailable: no NATS server answers within `timeout_s`.
         ConfigError: the URL would send names and jobs in plain text over a network.
     """
     from common.bus import connect_nats  # only here: `--help` need not load a NATS client
 
     try:
-        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             bus = await connect_nats(
                 target.nats_url,
                 identity=f"{target.tenant}_{target.user}",
                 clock=SystemClock(),
                 insecure=target.insecure,
+                access=target.access,
             )
     except TimeoutError:
         # Without its cause: this is a server that is not there, not one that is slow.
-        raise Unavailable(
-            f"no NATS server answered at {target.nats_url} within {CONNECT_TIMEOUT_S:.0f} s"
-        ) from None
+        url = redacted(target.nats_url)
+        raise Unavailable(f"no NATS server answered at {url} within {timeout_s:g} s") from None
     try:
         yield bus
     finally:
@@ -117,6 +124,7 @@ def resolve(
         tenant=token(_named(tenant, "tenant", file), what="tenant"),
         user=token(user or login_token(), what="user"),
         insecure=insecure,
+        access=next((c.access for c in choices if c.access is not None), NatsAccess()),
     )
 
 

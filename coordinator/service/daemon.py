@@ -18,10 +18,9 @@ from common.clock import SystemClock
 from common.errors import ArylError, Fenced
 from common.log import set_up
 from common.settings import load
-from coordinator.policies.bundles import policy
 from coordinator.service.api import Api
 from coordinator.service.coordinator import Coordinator
-from coordinator.service.settings import CoordinatorSettings
+from coordinator.service.settings import CoordinatorSettings, check
 from coordinator.service.store import Journal, LeaderLease, Snapshots
 
 log = logging.getLogger(__name__)
@@ -40,7 +39,11 @@ async def run(settings: CoordinatorSettings) -> None:
     clock = SystemClock()
     holder = f"{settings.name}-{socket.gethostname()}-{os.getpid()}"
     bus = await connect_nats(
-        settings.nats_url, identity=settings.name, clock=clock, insecure=settings.insecure
+        settings.nats_url,
+        identity=settings.name,
+        clock=clock,
+        insecure=settings.insecure,
+        access=settings.access,
     )
     try:
         journal = Journal(bus, cell=settings.cell, writer=holder, clock=clock)
@@ -94,7 +97,7 @@ def main(argv: list[str] | None = None) -> int:
     set_up(level=args.log_level, style=args.log_format)
     try:
         settings = load(args.config, CoordinatorSettings)
-        policy(settings.engine.policy)
+        check(settings)
         if args.check:
             return 0
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:

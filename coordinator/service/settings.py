@@ -6,8 +6,11 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from common.model import NonNegativeFloat, PositiveFloat, PositiveInt, Token
+from common import natsrules
+from common.errors import ConfigError
+from common.model import NatsAccess, NonNegativeFloat, PositiveFloat, PositiveInt, Token
 from coordinator.engine.settings import EngineSettings
+from coordinator.policies.bundles import policy
 
 
 class CoordinatorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -16,6 +19,9 @@ class CoordinatorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     cell: Annotated[Token, Meta(description="name of the cell; part of every subject")]
     nats_url: Annotated[str, Meta(description="nats://host:port or tls://host:port")]
     insecure: Annotated[bool, Meta(description="allow a plain-text URL off loopback")] = False
+    access: Annotated[NatsAccess, Meta(description="keys and certificates for the NATS server")] = (
+        NatsAccess()
+    )
     name: Annotated[Token, Meta(description="this coordinator among its standbys")] = "coordinator"
     pass_period_s: Annotated[
         PositiveFloat, Meta(description="time between two passes without an outside event")
@@ -52,3 +58,22 @@ class CoordinatorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Meta(description="a new leader listens this long to reports before it takes its epoch"),
     ] = 2.0
     engine: Annotated[EngineSettings, Meta(description="how it decides")] = EngineSettings()
+
+
+def check(settings: CoordinatorSettings) -> None:
+    """What one field says must fit what another says, and names must be known.
+
+    Raises:
+        ConfigError: names the field, and what was expected.
+    """
+    natsrules.checked(settings.nats_url, may_be_plain=settings.insecure)
+    policy(settings.engine.policy)
+    if settings.leader_margin_s >= settings.leader_ttl_s:
+        raise ConfigError(
+            f"leader_margin_s: {settings.leader_margin_s:g}, expected less than leader_ttl_s, "
+            f"which is {settings.leader_ttl_s:g}"
+        )
+    names = [service.name for service in settings.engine.services]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"engine.services: {', '.join(twice)} is there twice")

@@ -11,6 +11,7 @@ from common import natsrules
 from common.bus import connect_nats
 from common.clock import SystemClock
 from common.errors import ConfigError
+from common.model import NatsAccess
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ async def test_a_missing_seed_is_found_at_once(tmp_path: Path) -> None:
             "nats://127.0.0.1:1",
             identity="a",
             clock=SystemClock(),
-            nkey_seed_path=tmp_path / "seed",
+            access=NatsAccess(nkey_seed_path=str(tmp_path / "seed")),
         )
 
 

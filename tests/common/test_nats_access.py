@@ -1,0 +1,88 @@
+"""Who may speak on NATS, tried on a real server with a user of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import nkeys
+import pytest
+
+from common import natsrules
+from common.bus import connect_nats
+from common.clock import SystemClock
+from common.errors import ConfigError, Unavailable
+from common.model import NatsAccess
+from coordinator.service.natsserver import find_binary
+from tests.inbox import PATIENCE_S, echo
+
+
+def write_seed(path: Path) -> str:
+    """A new user's seed in a file; its public key."""
+    seed = nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER)
+    path.write_bytes(seed)
+    return bytes(nkeys.from_seed(bytearray(seed)).public_key).decode()
+
+
+async def client_url(directory: Path) -> str:
+    """What the server's ports file says, once it is there."""
+    for _ in range(1000):
+        for path in directory.glob("*.ports"):  # noqa: ASYNC240 - a file of this machine
+            url: str = json.loads(path.read_text())["nats"][0]
+            return url
+        await asyncio.sleep(0.01)
+    raise AssertionError("nats-server wrote no ports file")
+
+
+@pytest.fixture
+async def guarded_url(tmp_path: Path) -> AsyncIterator[str]:
+    """A server that knows one nkey, whose seed is in `seed`."""
+    key = write_seed(tmp_path / "seed")
+    config = tmp_path / "nats.conf"
+    config.write_text(
+        f'listen: "127.0.0.1:-1"\nports_file_dir: {json.dumps(str(tmp_path))}\n'
+        f"authorization {{ users: [ {{ nkey: {key} }} ] }}\n"
+    )
+    server = await asyncio.create_subprocess_exec(
+        str(find_binary()), "-c", str(config), stderr=asyncio.subprocess.DEVNULL
+    )
+    try:
+        yield await client_url(tmp_path)
+    finally:
+        server.terminate()
+        await server.wait()
+
+
+@pytest.mark.nats
+async def test_an_nkey_opens_a_guarded_server(guarded_url: str, tmp_path: Path) -> None:
+    """The seed in the file is this identity; nothing secret stands in the URL."""
+    access = NatsAccess(nkey_seed_path=str(tmp_path / "seed"))
+    bus = await connect_nats(guarded_url, identity="a", clock=SystemClock(), access=access)
+    await bus.subscribe("echo", echo)
+    assert await bus.request("echo", b"1", timeout_s=PATIENCE_S) == b"re:1"
+    await bus.close()
+
+
+@pytest.mark.nats
+@pytest.mark.parametrize("has_key", [False, True])
+async def test_a_stranger_stays_outside(guarded_url: str, tmp_path: Path, has_key: bool) -> None:
+    """Without a key, or with one that the server does not know, there is no connection."""
+    write_seed(tmp_path / "other")
+    access = NatsAccess(nkey_seed_path=str(tmp_path / "other")) if has_key else NatsAccess()
+    with pytest.raises(Unavailable, match=r"(?i)authorization"):
+        await connect_nats(
+            guarded_url, identity="a", clock=SystemClock(), access=access, timeout_s=1.0
+        )
+
+
+@pytest.mark.parametrize("content", [None, "not a certificate"])
+def test_a_ca_file_that_is_none_is_named(tmp_path: Path, content: str | None) -> None:
+    """The error names the field and the file before anything is connected."""
+    path = tmp_path / "ca.pem"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match=r"tls_ca_path: .*ca\.pem"):
+        natsrules.options(NatsAccess(tls_ca_path=str(path)))
