@@ -207,3 +207,47 @@ def snapshots(draw: st.DrawFn) -> ClusterSnapshot:
         services=[draw(_services(name)) for name in SERVICES],
         resize_cooldown_s=draw(st.sampled_from((0.0, 60.0))),
     )
+
+
+@st.composite
+def lent_clusters(draw: st.DrawFn) -> ClusterSnapshot:
+    """Lent nodes full of small gangs, and services that want some of them back."""
+    names = [f"n{number}" for number in range(draw(st.integers(2, 7)))]
+    owners = [draw(st.sampled_from(("chat", "chat", "search"))) for _ in names]
+    free = dict.fromkeys(names, 8)
+    jobs: list[JobView] = []
+    for number in range(draw(st.integers(1, 7))):
+        name, gpus = f"r{number}", draw(st.sampled_from((2, 1, 4)))
+        hosts = draw(st.lists(st.sampled_from(names), min_size=1, max_size=3))
+        base = draw(st.integers(1, len(hosts)))
+        placed: list[WorkerView] = []
+        for index, host in enumerate(host for host in hosts if free[host] >= gpus):
+            free[host] -= gpus
+            placed.append(make_worker_view(name, index, host, gpus=gpus, is_flexible=index >= base))
+        if len(placed) < base:
+            continue
+        jobs.append(
+            make_job_view(
+                name,
+                state=JobState.RUNNING,
+                workers=(base, len(hosts) + 1),
+                gpus_per_worker=gpus,
+                placed=placed,
+                lost_if_preempted_gpu_s=float(draw(st.integers(0, 3)) * 100),
+            )
+        )
+    workers = [worker for job in jobs for worker in job.placed]
+    nodes = [
+        make_node_view(
+            name,
+            role=NodeRole.ON_LOAN,
+            workers=[worker for worker in workers if worker.node == name],
+            service=owner,
+        )
+        for name, owner in zip(names, owners, strict=True)
+    ]
+    services = [
+        make_service_view(name, load=10.0 * draw(st.integers(0, len(names))), min_serving=0)
+        for name in SERVICES
+    ]
+    return make_snapshot(nodes=nodes, jobs=jobs, services=services)

@@ -7,11 +7,20 @@ from __future__ import annotations
 
 from common.lifecycle import JOB_TRANSITIONS, JobEvent, advance
 from common.messages import OrderPhase, WorkerPhase
-from common.model import FINAL_JOB_STATES, JobState, StopReason, WorkerKey
+from common.model import FINAL_JOB_STATES, JobState, NodeName, StopReason, WorkerKey
 from coordinator.engine import estimates
 from coordinator.engine.context import Context, hold_gpus, release_gpus
 from coordinator.engine.events import JobCancelRequested, JobSubmitted, ProgressReported
-from coordinator.engine.state import AfterVacating, JobEntry, NodeEntry, WorkerEntry
+from coordinator.engine.state import (
+    AfterVacating,
+    EndedWorker,
+    JobEntry,
+    LoanEntry,
+    NodeEntry,
+    WorkerEntry,
+)
+
+ENDED_WORKERS_KEPT = 64
 
 ACTIVE_JOB_STATES = frozenset(
     {JobState.STARTING, JobState.RUNNING, JobState.RESIZING, JobState.SUSPENDED}
@@ -95,21 +104,43 @@ def stop_workers(
     ctx.needs_pass = True
 
 
-def preempt(ctx: Context, job: JobEntry, reason: str, *, is_counted: bool = True) -> None:
-    """Stop a whole job against its will; it queues again when its last worker is gone."""
+def loan_of(ctx: Context, name: NodeName | None) -> LoanEntry | None:
+    """The loan that a node is under or was promised to; None when it is not lent."""
+    node = None if name is None else ctx.state.nodes.get(name)
+    return None if node is None or node.lease is None else ctx.state.loans[node.lease.lease_id]
+
+
+def preempt(
+    ctx: Context,
+    job: JobEntry,
+    reason: str,
+    *,
+    loan: LoanEntry | None = None,
+    lost_gpu_s: float | None = None,
+) -> None:
+    """Stop a whole job against its will; it queues again when its last worker is gone.
+
+    loan: whose end the job stops for; it bears the preemption and its cost. A gang that had not
+        run yet loses nothing and is not counted.
+    lost_gpu_s: GPU-seconds of work thrown away; None: what its present workers have at stake.
+    """
     if job.state not in ACTIVE_JOB_STATES or job.after_vacating is not None:
         return
     had_run = job.attempt_ran_at_s is not None
-    cost_gpu_s = estimates.lost_if_preempted(job, ctx.now_s)
+    if lost_gpu_s is None:
+        lost_gpu_s = estimates.lost_if_preempted(job, ctx.now_s)
     fire(ctx, job, JobEvent.PREEMPT, reason)
     job.after_vacating = AfterVacating.REQUEUE
     stop_workers(ctx, job, StopReason.PREEMPT)
-    if had_run and is_counted:
+    if had_run:
         job.preemption_count += 1
         job.preempted_at_s = ctx.now_s
-        job.lost_gpu_s += cost_gpu_s
+        job.lost_gpu_s += lost_gpu_s
         ctx.state.counters.preemptions += 1
-        ctx.state.counters.preemption_cost_gpu_s += cost_gpu_s
+        ctx.state.counters.preemption_cost_gpu_s += lost_gpu_s
+        if loan is not None:
+            loan.realised_preemptions += 1
+            loan.realised_cost_gpu_s += lost_gpu_s
     _requeue_if_vacated(ctx, job)
 
 
@@ -173,19 +204,33 @@ def worker_gone(
 ) -> None:
     """A worker ended: free its GPUs and see what that means for its job."""
     estimates.settle_work(job, ctx.now_s)
+    lost_gpu_s = estimates.lost_if_preempted(job, ctx.now_s)  # with the work of this worker
     release_gpus(ctx, worker.node, worker.key)
     del job.workers[worker.key.worker_index]
+    _remember(job, worker)
     for other in job.workers.values():
         ctx.touch(other.node)
     if worker.stop is not None:
         _count_release(ctx, job, worker)
     elif said_reason is not None:
-        _sent_home(ctx, job, worker, said_reason)
+        _sent_home(ctx, job, worker, said_reason, lost_gpu_s)
     elif exit_code == 0 and not error:
         job.succeeded_workers.append(worker.key.worker_index)
     else:
         _fault(ctx, job, exit_code=exit_code, error=error, is_node_fault=is_node_fault)
     _settle(ctx, job)
+
+
+def _remember(job: JobEntry, worker: WorkerEntry) -> None:
+    """Keep where the log of a worker is; one that was never ordered to run wrote none."""
+    if worker.order != OrderPhase.RUN:
+        return
+    ended = job.ended_workers
+    for index in [i for i, other in ended.items() if other.key.attempt != worker.key.attempt]:
+        del ended[index]
+    ended[worker.key.worker_index] = EndedWorker(worker.key, worker.node)
+    while len(ended) > ENDED_WORKERS_KEPT:  # an elastic job may shrink and grow for months
+        del ended[next(iter(ended))]
 
 
 def _count_release(ctx: Context, job: JobEntry, worker: WorkerEntry) -> None:
@@ -194,13 +239,16 @@ def _count_release(ctx: Context, job: JobEntry, worker: WorkerEntry) -> None:
         ctx.tell(job.job_id, "flexible worker released", f"from {worker.node}")
 
 
-def _sent_home(ctx: Context, job: JobEntry, worker: WorkerEntry, reason: StopReason) -> None:
+def _sent_home(
+    ctx: Context, job: JobEntry, worker: WorkerEntry, reason: StopReason, lost_gpu_s: float
+) -> None:
     """The node stopped a worker by itself: its lease ended. Only that is a preemption by node."""
     if worker.is_flexible and job.state in (JobState.RUNNING, JobState.RESIZING):
         ctx.state.counters.flexible_workers_released += 1
         ctx.tell(job.job_id, "flexible worker lost", f"{worker.node} went home ({reason})")
         return
-    preempt(ctx, job, f"{worker.node} went home by itself ({reason})")
+    why = f"{worker.node} went home by itself ({reason})"
+    preempt(ctx, job, why, loan=loan_of(ctx, worker.node), lost_gpu_s=lost_gpu_s)
 
 
 def _fault(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from common.model import Lease, LeaseId, NodeRole, StopReason
-from coordinator.engine import estimates, jobs
+from coordinator.engine import jobs
 from coordinator.engine.context import Context
 from coordinator.engine.events import NodeReported
 from coordinator.engine.state import JobEntry, LoanEntry, NodeEntry, WorkerEntry
@@ -93,13 +93,8 @@ def clear_node(ctx: Context, node: NodeEntry, reason: str, loan: LoanEntry | Non
             continue
         if worker.is_flexible:
             jobs.stop_workers(ctx, job, StopReason.RELEASE, only=(worker.key.worker_index,))
-            continue
-        cost_gpu_s = estimates.lost_if_preempted(job, ctx.now_s)
-        before = job.preemption_count
-        jobs.preempt(ctx, job, reason)
-        if loan is not None and job.preemption_count > before:
-            loan.realised_preemptions += 1
-            loan.realised_cost_gpu_s += cost_gpu_s
+        else:
+            jobs.preempt(ctx, job, reason, loan=loan)
 
 
 def role_reported(

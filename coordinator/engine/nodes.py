@@ -6,7 +6,7 @@ A node's report is the truth about what is held; the journal is the truth about 
 from __future__ import annotations
 
 from common.lifecycle import HEARD, NODE_TRANSITIONS, NodeEvent, advance
-from common.messages import OrderPhase, WorkerPhase
+from common.messages import OrderPhase, WorkerOrder, WorkerPhase
 from common.model import FINAL_JOB_STATES, JobState, NodeName, NodeRole, Pool, WorkerKey
 from coordinator.engine import jobs, loans
 from coordinator.engine.context import Context, release_gpus
@@ -105,7 +105,8 @@ def _fold_worker(ctx: Context, node: NodeEntry, fact: WorkerFact) -> None:
         return
     worker = job.workers.get(key.worker_index)
     if key.attempt < job.attempt or worker is None or job.state in FINAL_JOB_STATES:
-        if job.is_recovered and key.attempt == job.attempt and job.state not in FINAL_JOB_STATES:
+        is_its = job.is_recovered and key.attempt == job.attempt
+        if is_its and job.state in jobs.ACTIVE_JOB_STATES:
             node.unknown_workers.append(key)
         elif is_over:
             _acknowledge(ctx, node, key)
@@ -209,10 +210,10 @@ def recovered(ctx: Context, event: OrdersRecovered) -> None:
     unknown = set(node.unknown_workers)
     found: set[WorkerKey] = set()
     for order in event.orders:
-        if order.key not in unknown:
+        job = ctx.job(order.key.job_id)
+        if order.key not in unknown or not _may_adopt(node, job, order):
             continue
         found.add(order.key)
-        job = ctx.job(order.key.job_id)
         if job is None or order.key.attempt > job.attempt:
             job = JobEntry(
                 job_id=order.key.job_id,
@@ -239,11 +240,24 @@ def recovered(ctx: Context, event: OrdersRecovered) -> None:
             ctx.state.live_jobs[job.job_id] = None
             ctx.tell(job.job_id, "recovered", f"from the ledger of {node.name}")
         _adopt(ctx, node, job, order.key, order.gpu_uuids, is_flexible=order.is_flexible)
-    node.unknown_workers = []
-    for key in unknown - found:  # nobody knows it any more: let the node forget it
+    ordered = {order.key for order in event.orders}
+    # What the ledger has and does not fit stays unknown: the node's next report judges it again.
+    node.unknown_workers = [key for key in node.unknown_workers if key in ordered - found]
+    for key in sorted(unknown - ordered):  # nobody knows it any more: let the node forget it
         _acknowledge(ctx, node, key)
     ctx.touch(node.name)
     ctx.needs_pass = True
+
+
+def _may_adopt(node: NodeEntry, job: JobEntry | None, order: WorkerOrder) -> bool:
+    """Whether a ledger's worker has its GPUs to itself, and its job, if any, is being rebuilt."""
+    free = {slot.uuid for slot in node.gpus if slot.holder in (None, order.key)}
+    if not set(order.gpu_uuids) <= free or len(order.gpu_uuids) != order.spec.gpus_per_worker:
+        return False
+    if job is None or order.key.attempt > job.attempt:
+        return True
+    is_its = order.key.attempt == job.attempt and job.is_recovered
+    return is_its and job.state in jobs.ACTIVE_JOB_STATES
 
 
 def _drop_older_attempt(ctx: Context, key: WorkerKey) -> None:

@@ -97,6 +97,13 @@ class WorkerEntry(Struct, kw_only=True):
     """Generation of the node's desired state that first carried it."""
 
 
+class EndedWorker(Struct, frozen=True):
+    """A worker that is gone, and the node that keeps its log."""
+
+    key: WorkerKey
+    node: NodeName
+
+
 class AfterVacating(StrEnum):
     """What becomes of a job when its last worker is gone."""
 
@@ -117,6 +124,8 @@ class JobEntry(Struct, kw_only=True):
     state: JobState = JobState.PENDING
     attempt: int = 0
     workers: dict[int, WorkerEntry] = field(default_factory=dict[int, WorkerEntry])
+    ended_workers: dict[int, EndedWorker] = field(default_factory=dict[int, EndedWorker])
+    """Workers of the latest attempt that ran and are gone; the newest of them only."""
     next_worker_index: int = 0
     gpu_type: str | None = None
     endpoint: str = ""

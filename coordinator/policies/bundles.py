@@ -202,9 +202,10 @@ def _start(gang: Gang, placements: tuple[Placement, ...]) -> Start:
 def lend(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Decision, ...]:
     """One loan pass: per service either loans or reclaims.
 
-    A service in mode observe or recommend gets the same as recommendations. A recalled service
-    gets all its nodes back, in every mode and also in a frozen cell. A bundle without loans lends
-    nothing, but takes back in time what another one has lent.
+    A service in mode observe or recommend gets the same loans as recommendations, and what it
+    has lent comes home as in mode act. A recalled service gets all its nodes back, in every mode
+    and also in a frozen cell. A bundle without loans lends nothing, but takes back in time what
+    another one has lent.
     """
     occupancy = Occupancy(snapshot)
     demand = Demand(snapshot, is_scaling=rules.is_scaling) if rules.lend_only_on_demand else None
@@ -229,13 +230,9 @@ def _balance_service(
     have = balance(snapshot, service)
     because = _numbers(service, have)
     if have.shortfall:
+        # In every mode: what is lent was lent in mode act, and the promise outlives the mode.
         choice = choose_nodes(occupancy, lent_nodes(snapshot, service.name), have.shortfall)
-        if service.mode == Mode.ACT:
-            return carry_out(occupancy, service, choice, because)
-        return tuple(
-            Recommend(action="reclaim", node=name, service=service.name, reason=because)
-            for name in choice.nodes
-        )
+        return carry_out(occupancy, service, choice, because)
     if not rules.is_loaning:
         return ()
     is_acting = service.mode == Mode.ACT

@@ -50,6 +50,8 @@ class Preempt(Proposal, frozen=True, kw_only=True, tag="preempt"):
     predicted_cost_gpu_s: float = 0.0
     beneficiary: str = ""
     """The service or job that gets the GPUs."""
+    node: NodeName | None = None
+    """The lent node that goes home for it: that loan bears the preemption. None: no loan does."""
 
 
 class Loan(Proposal, frozen=True, kw_only=True, tag="loan"):
@@ -78,7 +80,7 @@ class Hold(Proposal, frozen=True, kw_only=True, tag="hold"):
 
 
 class Recommend(Proposal, frozen=True, kw_only=True, tag="recommend"):
-    """A loan or reclaim that a service in mode observe or recommend would have had."""
+    """A loan that a service in mode observe or recommend would have had."""
 
     action: str
     node: NodeName

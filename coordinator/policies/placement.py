@@ -46,6 +46,9 @@ class Room(Trial):
         self.base_count: dict[NodeName, int] = {}
         self.flexible_count: dict[NodeName, int] = {}
         self.by_type: dict[str, list[NodeName]] = {}
+        self.home_types = {
+            node.gpu_type for node in self.nodes.values() if node.role == NodeRole.TRAINING
+        }
         resizable = {
             job.job_id
             for job in snapshot.jobs
@@ -204,11 +207,10 @@ def types_in_order(room: Room, job: JobView) -> list[str]:
     """
     if job.gpu.types:
         return list(dict.fromkeys(job.gpu.types))
-    at_home = {node.gpu_type for node in room.nodes.values() if node.role == NodeRole.TRAINING}
     return sorted(
         room.by_type,
         key=lambda gpu_type: (
-            gpu_type not in at_home,
+            gpu_type not in room.home_types,
             job.gpu.worker_multiplier.get(gpu_type, 1),
             gpu_type,
         ),

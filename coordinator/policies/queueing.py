@@ -2,22 +2,25 @@
 
 Phase 1 of Lyra, EuroSys'23, section 5.2: base demand, shortest job first; what does not fit is
 left out of this pass and the next one is tried. Flexible workers count as room: no flexible
-worker keeps a base gang waiting that fits in its place.
+worker keeps a base gang waiting that fits in its place. Once it is known who starts, the gangs
+are placed by best-fit decreasing (section 5.3).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 
 from msgspec import Struct
 
 from common.model import JobId, JobState, NodeName
 from coordinator.policies.decisions import Placement
-from coordinator.policies.placement import Room, fill, placed_count, types_in_order
+from coordinator.policies.placement import Room, Saved, fill, placed_count, types_in_order
 from coordinator.policies.scaling import Share, give_back
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
 
 OrderKey = Callable[[JobView], tuple[float, ...]]
+_Before = tuple[Saved, dict[JobId, list[WorkerView]]]
 
 
 def submission_key(job: JobView) -> tuple[float, ...]:
@@ -70,8 +73,21 @@ def admit(
 ) -> Admitted:
     """Take jobs in order while their base gangs fit; whole gangs or nothing.
 
+    Gangs come back in the order of the jobs, placed with the largest workers first.
     is_strict: the first that does not fit blocks all behind it (head of the line).
     """
+    before = _save(room, shares)
+    gangs, held = _take_in_order(room, jobs, shares, is_strict=is_strict)
+    if _pack_again(room, gangs, shares, before):  # other pieces are free now: look once more
+        more, held = _take_in_order(room, held, shares, is_strict=is_strict)
+        gangs += more
+    give_back(room, shares.values())  # a later gang may have left room for an earlier worker
+    return Admitted(gangs=tuple(gangs), held=tuple(held))
+
+
+def _take_in_order(
+    room: Room, jobs: Iterable[JobView], shares: Mapping[JobId, Share], *, is_strict: bool
+) -> tuple[list[Gang], list[JobView]]:
     gangs: list[Gang] = []
     held: list[JobView] = []
     full: set[tuple[object, ...]] = set()
@@ -85,8 +101,42 @@ def admit(
         else:
             _take(room, gang, shares)
             gangs.append(gang)
-    give_back(room, shares.values())  # a later gang may have left room for an earlier worker
-    return Admitted(gangs=tuple(gangs), held=tuple(held))
+    return gangs, held
+
+
+def _pack_again(
+    room: Room, gangs: list[Gang], shares: Mapping[JobId, Share], before: _Before
+) -> bool:
+    """Place admitted gangs anew, the largest workers first (best-fit decreasing).
+
+    Who starts and on which GPU type stays: that is the order's business. False, and nothing is
+    changed, when they are in that order already or would not all fit in it.
+    """
+    order = sorted(range(len(gangs)), key=lambda index: -gangs[index].job.gpus_per_worker)
+    if order == list(range(len(gangs))):
+        return False
+    after = _save(room, shares)
+    _restore(room, shares, before)
+    packed = list(gangs)
+    for index in order:
+        gang = _find_on(room, gangs[index].job, gangs[index].gpu_type, shares)
+        if gang is None:
+            _restore(room, shares, after)
+            return False
+        _take(room, gang, shares)
+        packed[index] = gang
+    gangs[:] = packed
+    return True
+
+
+def _save(room: Room, shares: Mapping[JobId, Share]) -> _Before:
+    return room.save(), {job_id: list(share.removed) for job_id, share in shares.items()}
+
+
+def _restore(room: Room, shares: Mapping[JobId, Share], saved: _Before) -> None:
+    room.restore(saved[0])
+    for job_id, removed in saved[1].items():
+        shares[job_id].removed = removed
 
 
 def shape(job: JobView) -> tuple[object, ...]:
@@ -103,19 +153,25 @@ def _take(room: Room, gang: Gang, shares: Mapping[JobId, Share]) -> None:
     room.hold(gang.placements, gang.job.gpus_per_worker)
 
 
+def _find_on(room: Room, job: JobView, gpu_type: str, shares: Mapping[JobId, Share]) -> Gang | None:
+    """Room for a base gang on one GPU type, in place of flexible workers only if it must."""
+    return _find_free(room, job, gpu_type) or _evict_for(room, job, gpu_type, shares)
+
+
+def _find_free(room: Room, job: JobView, gpu_type: str) -> Gang | None:
+    count = job.workers_on(gpu_type).min
+    placements = fill(room, job, gpu_type, count)
+    if placed_count(placements) < count:
+        return None
+    return Gang(job=job, gpu_type=gpu_type, placements=placements)
+
+
 def find_gang(room: Room, job: JobView, shares: Mapping[JobId, Share]) -> Gang | None:
     """Room for a base gang: free GPUs of any accepted type, else GPUs of flexible workers."""
     gpu_types = types_in_order(room, job)
-    for gpu_type in gpu_types:
-        count = job.workers_on(gpu_type).min
-        placements = fill(room, job, gpu_type, count)
-        if placed_count(placements) == count:
-            return Gang(job=job, gpu_type=gpu_type, placements=placements)
-    for gpu_type in gpu_types:
-        gang = _evict_for(room, job, gpu_type, shares)
-        if gang is not None:
-            return gang
-    return None
+    free = (_find_free(room, job, gpu_type) for gpu_type in gpu_types)
+    cleared = (_evict_for(room, job, gpu_type, shares) for gpu_type in gpu_types)
+    return next((gang for gang in chain(free, cleared) if gang is not None), None)
 
 
 def _evict_for(

@@ -77,14 +77,18 @@ class Occupancy:
 
 
 def node_preemption_cost(
-    occupancy: Occupancy, name: NodeName, gone: frozenset[JobId] = frozenset()
+    occupancy: Occupancy,
+    name: NodeName,
+    gone: frozenset[JobId] = frozenset(),
+    taken: frozenset[NodeName] = frozenset(),
 ) -> float:
     """Sum over base and inelastic jobs on the node of 1 / nodes that host the job.
 
-    Lyra, EuroSys'23, section 4 and table 1 ("server fraction"); jobs in `gone` count no more.
+    Lyra, EuroSys'23, section 4 and table 1 ("server fraction"). Jobs in `gone` count no more, and
+    nodes in `taken` no longer host: the flexible workers on them are released in any case.
     """
     return sum(
-        1.0 / len(occupancy.hosts(job_id))
+        1.0 / sum(1 for host in occupancy.hosts(job_id) if host not in taken)
         for job_id in occupancy.base_jobs(name)
         if job_id not in gone
     )
@@ -137,22 +141,20 @@ def _greedy_victims(
 ) -> set[JobId]:
     """Node by node the lowest cost, updated after each; ties by damage, lost work and name."""
     victims: set[JobId] = set()
-    picked: set[NodeName] = set()
     names = [node.name for node in candidates]
     while True:
-        free = [name for name in names if victims.issuperset(base[name])]
-        left = wanted_count - len(free)
+        taken = frozenset(name for name in names if victims.issuperset(base[name]))
+        left = wanted_count - len(taken)
         if left <= 0:
             return victims
-        picked.update(free)
         gone = frozenset(victims)
-        rest = [name for name in names if name not in picked]
-        costs = {name: node_preemption_cost(occupancy, name, gone) for name in rest}
+        rest = [name for name in names if name not in taken]
+        costs = {name: node_preemption_cost(occupancy, name, gone, taken) for name in rest}
         lowest = min(costs.values())
         name = min(
             (name for name in rest if costs[name] <= lowest + 1e-9),
             key=lambda name: (
-                _excess_gpus(occupancy, base, rest, name, gone, left),
+                _excess_gpus(occupancy, base, rest, name, gone, taken, left),
                 sum(occupancy.lost_gpu_s(job_id) for job_id in base[name] if job_id not in gone),
                 name,
             ),
@@ -166,6 +168,7 @@ def _excess_gpus(
     rest: Iterable[NodeName],
     name: NodeName,
     gone: frozenset[JobId],
+    taken: frozenset[NodeName],
     left: int,
 ) -> int:
     """Collateral damage of taking a node: GPUs vacated elsewhere, beyond the nodes still wanted.
@@ -176,7 +179,7 @@ def _excess_gpus(
     victims = [job_id for job_id in base[name] if job_id not in gone]
     for job_id in victims:
         for host, gpus in occupancy.hosts(job_id).items():
-            if host != name:
+            if host != name and host not in taken:
                 freed[host] = freed.get(host, 0) + gpus
     stopped = gone.union(victims)
     emptied = [other for other in rest if other in freed and stopped.issuperset(base[other])]
@@ -212,12 +215,13 @@ def carry_out(
     for job_id in choice.victims:
         lost_gpu_s = occupancy.lost_gpu_s(job_id)
         nodes = [name for name in choice.nodes if job_id in occupancy.base_jobs(name)]
-        bill[nodes[0]].append(job_id)  # each victim is counted once
+        bill[nodes[0]].append(job_id)  # each victim is counted once, as its Preempt says
         preempts.append(
             Preempt(
                 job_id=job_id,
                 predicted_cost_gpu_s=lost_gpu_s,
                 beneficiary=service.name,
+                node=nodes[0],
                 reason=f"its base gang is on {', '.join(nodes)}, which {service.name} takes back: "
                 f"{because}; {lost_gpu_s:.0f} GPU-s of work lost",
             )

@@ -5,9 +5,6 @@ Must not know who took the snapshot or what becomes of a decision.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
-
 from msgspec import Struct
 
 from common.model import (
@@ -147,10 +144,7 @@ class ClusterSnapshot(Struct, frozen=True, kw_only=True):
 
 
 class Trial:
-    """Free GPUs per node on a scratch copy: try, and undo by leaving the block.
-
-    Flexible workers can be taken as free room; `taken` says which, in the order of taking.
-    """
+    """Free GPUs per node on a scratch copy; the snapshot itself never changes."""
 
     def __init__(self, nodes: tuple[NodeView, ...]) -> None:
         self.nodes = {node.name: node for node in nodes if node.is_schedulable}
@@ -164,12 +158,3 @@ class Trial:
     def give(self, node: NodeName, gpus: int) -> None:
         """Give GPUs back."""
         self.free[node] += gpus
-
-    @contextmanager
-    def attempt(self) -> Generator[None]:
-        """Whatever is taken or given inside is undone on leaving."""
-        before = dict(self.free)
-        try:
-            yield
-        finally:
-            self.free = before

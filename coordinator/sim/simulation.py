@@ -46,7 +46,7 @@ class _Running(Struct):
     attempt: int
     left_s: float
     at_s: float
-    workers: set[WorkerKey]
+    workers: dict[WorkerKey, NodeName]
     needed: int
     version: int = 0
 
@@ -85,7 +85,7 @@ class Simulation:
                 self.loop,
                 delays or Delays(),
                 tell=self.handle,
-                started=self._worker_started,
+                started=partial(self._worker_started, spec.name),
                 stopped=self._worker_stopped,
             )
             for spec in nodes
@@ -196,7 +196,7 @@ class Simulation:
 
     # --- how jobs run -----------------------------------------------------------------------
 
-    def _worker_started(self, order: WorkerOrder) -> None:
+    def _worker_started(self, node: NodeName, order: WorkerOrder) -> None:
         job_id = order.key.job_id
         running = self._running.get(job_id)
         if running is None or running.attempt != order.key.attempt:
@@ -205,12 +205,12 @@ class Simulation:
                 attempt=order.key.attempt,
                 left_s=self._work_s[job_id] * multiplier,
                 at_s=self.loop.now_s,
-                workers=set(),
+                workers={},
                 needed=order.spec.workers_on(order.gpu_type).min,
             )
             self._running[job_id] = running
         self._advance(running)
-        running.workers.add(order.key)
+        running.workers[order.key] = node
         self._schedule_finish(job_id, running)
 
     def _worker_stopped(self, key: WorkerKey) -> None:
@@ -218,7 +218,7 @@ class Simulation:
         if running is None or running.attempt != key.attempt:
             return
         self._advance(running)
-        running.workers.discard(key)
+        running.workers.pop(key, None)
         self._schedule_finish(key.job_id, running)
 
     def _advance(self, running: _Running) -> None:
@@ -243,8 +243,5 @@ class Simulation:
 
     def _finish(self, job_id: JobId, running: _Running) -> None:
         del self._running[job_id]
-        job = self.engine.state.jobs[job_id]
-        for key in sorted(running.workers):
-            worker = job.workers.get(key.worker_index)
-            if worker is not None:
-                self.nodes[worker.node].exited(key, 0)
+        for key, node in sorted(running.workers.items()):
+            self.nodes[node].exited(key, 0)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
+from common.messages import DesiredState
 from common.model import (
     JobId,
     JobSpec,
@@ -15,9 +17,13 @@ from common.model import (
     ServiceName,
     WorkerRange,
 )
+from coordinator.engine import loans
 from coordinator.engine.commands import Outcome
+from coordinator.engine.context import Context
+from coordinator.engine.engine import Engine
+from coordinator.engine.events import LeaderStarted
 from coordinator.engine.settings import EngineSettings, ServiceSettings
-from coordinator.engine.state import JobEntry, NodeEntry
+from coordinator.engine.state import JobEntry, NodeEntry, WorkerEntry
 from coordinator.policies.bundles import Allocation, Policy
 from coordinator.policies.decisions import Decision, Loan, Placement, Reclaim, Start
 from coordinator.policies.snapshot import ClusterSnapshot
@@ -70,7 +76,43 @@ class House:
             allocate=self._allocate,
             lend=self._lend,
         )
+        self.deaf: set[NodeName] = set()
+        for node in self.sim.nodes.values():
+            node.obey = partial(self._deliver, node.spec.name, node.obey)  # type: ignore[method-assign]  # a lossy wire
         self.sim.run(until_s=0.0)
+
+    def _deliver(
+        self, name: NodeName, obey: Callable[[DesiredState], None], desired: DesiredState
+    ) -> None:
+        if name not in self.deaf:
+            obey(desired)
+
+    def toggle_deaf(self, name: NodeName) -> None:
+        """Orders to a node are lost until the next call; then it is told what it should be."""
+        if name not in self.deaf:
+            self.deaf.add(name)
+            return
+        self.deaf.discard(name)
+        if name in self.engine.state.nodes:
+            self.sim.nodes[name].obey(self.engine.desired(name))
+
+    def lose_journal(self) -> None:
+        """A coordinator with an empty journal takes over; the nodes stay as they are."""
+        fresh = Engine(self.engine.settings)
+        fresh.policy = self.engine.policy
+        epoch = self.engine.state.epoch + 1
+        self.sim.adopt_engine(fresh)
+        self.engine = fresh
+        self.sim.handle(LeaderStarted(epoch=epoch, holder="new"))
+        for node in self.sim.nodes.values():
+            node.report_soon()
+        self.wait(2.0)
+
+    def workers_on(self, name: NodeName) -> list[tuple[JobEntry, WorkerEntry]]:
+        """Live workers of a node as the engine sees them."""
+        context = Context(self.engine.state, self.engine.settings, self.engine.state.now_s)
+        node = self.engine.state.nodes.get(name)
+        return [] if node is None else loans.workers_on(context, node)
 
     def _allocate(self, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
         decisions, self._script = tuple(self._script), []

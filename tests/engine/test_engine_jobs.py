@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from common.messages import OrderPhase, WorkerPhase
-from common.model import JobId, JobSpec, JobState, NodeName, NodeRole, Pool, WorkerRange
-from coordinator.engine.commands import PushDesired
+import pytest
+from msgspec.structs import replace
+
+from common.messages import GpuHealth, OrderPhase, WorkerPhase
+from common.model import (
+    JobId,
+    JobSpec,
+    JobState,
+    NodeName,
+    NodeRole,
+    Pool,
+    WorkerKey,
+    WorkerRange,
+)
+from coordinator.engine.commands import AskLedger, PushDesired
 from coordinator.engine.engine import Engine
 from coordinator.engine.events import (
     GpuFact,
@@ -63,3 +75,64 @@ def test_a_job_goes_from_submit_to_success_through_ready() -> None:
             )
             assert engine.check() == []
         assert job.state == state
+
+
+def running_again() -> Engine:
+    """An engine whose job lost its first attempt with a reboot of n1 and runs again on n2."""
+    engine = Engine(EngineSettings(policy="fifo"))
+    engine.handle(LeaderStarted(epoch=1, holder="t"), now_s=0.0)
+    engine.handle(report("n1", generation=0), now_s=1.0)
+    spec = JobSpec(
+        name="a", command=("true",), workers=WorkerRange(min=1, max=1), gpus_per_worker=8
+    )
+    engine.handle(JobSubmitted(job_id=JOB, spec=spec, tenant="t", user="u"), now_s=2.0)
+    run(engine, "n1")
+    engine.handle(rebooted(), now_s=6.0)
+    engine.handle(report("n2", generation=0), now_s=7.0)
+    run(engine, "n2")
+    job = engine.state.jobs[JOB]
+    assert (job.state, job.attempt, job.node_fault_count) == (JobState.RUNNING, 2, 1)
+    return engine
+
+
+def rebooted(*workers: WorkerFact) -> NodeReported:
+    """What n1 says after its reboot: its GPUs are sick, so that nothing is placed there."""
+    heard = report("n1", generation=99, workers=workers)
+    sick = tuple(replace(gpu, health=GpuHealth.LOST) for gpu in heard.gpus)
+    return replace(heard, boot_id="b2", gpus=sick)
+
+
+def run(engine: Engine, node: str) -> None:
+    """A pass places the job, and the node says that its worker is ready and runs."""
+    engine.handle(PassDue(), now_s=5.0)
+    for phase in (WorkerPhase.READY, WorkerPhase.RUNNING):
+        (worker,) = engine.state.jobs[JOB].workers.values()
+        fact = WorkerFact(key=worker.key, phase=phase)
+        engine.handle(report(node, generation=99, workers=(fact,)), now_s=5.0)
+
+
+@pytest.mark.parametrize("phase", [WorkerPhase.RUNNING, WorkerPhase.EXITED])
+def test_word_of_an_older_attempt_is_not_taken_for_the_present_one(phase: WorkerPhase) -> None:
+    """What still runs of it is told to stop, what ended is acknowledged; the new one goes on."""
+    engine = running_again()
+    old = WorkerFact(key=WorkerKey(JOB, 1, 0), phase=phase, exit_code=1)
+    engine.handle(rebooted(old), now_s=8.0)
+    job, desired = engine.state.jobs[JOB], engine.desired(NodeName("n1"))
+    assert (job.state, job.attempt, job.own_fault_count) == (JobState.RUNNING, 2, 0)
+    assert job.workers[0].phase == WorkerPhase.RUNNING
+    is_over = phase == WorkerPhase.EXITED
+    assert [stop.key for stop in desired.stops] == ([] if is_over else [old.key])
+    assert list(desired.acknowledged) == ([old.key] if is_over else [])
+    assert engine.check() == []
+
+
+def test_an_attempt_newer_than_ours_is_asked_for_and_not_taken_for_ours() -> None:
+    """The journal lost something: the node's ledger is read before anything is placed there."""
+    engine = running_again()
+    newer = WorkerFact(key=WorkerKey(JOB, 7, 0), phase=WorkerPhase.EXITED, exit_code=1)
+    outcome = engine.handle(rebooted(newer), now_s=8.0)
+    assert AskLedger(NodeName("n1")) in outcome.commands
+    assert engine.state.nodes[NodeName("n1")].unknown_workers == [newer.key]
+    job = engine.state.jobs[JOB]
+    assert (job.state, job.attempt, job.own_fault_count) == (JobState.RUNNING, 2, 0)
+    assert engine.check() == []

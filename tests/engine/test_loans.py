@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from common.model import JobState, NodeName, NodeRole
+import pytest
+from msgspec.structs import replace
+
+from common.messages import WorkerPhase
+from common.model import JobState, NodeName, NodeRole, StopReason
 from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.events import (
+    GpuFact,
     LeaderStarted,
+    NodeReported,
     NodeSilent,
     OperatorAction,
     OperatorAsked,
     OrdersRecovered,
+    WorkerFact,
 )
-from coordinator.policies.decisions import Loan, Placement, Reclaim, Resize
+from coordinator.engine.state import LoanEntry
+from coordinator.policies.decisions import Loan, Placement, Preempt, Reclaim, Resize
 from coordinator.sim.cluster import Delays
 from tests.engine.house import CHAT, House, state
 
@@ -26,8 +34,35 @@ def lend(house: House, node: str = "i0") -> None:
 
 def take_back(house: House, node: str = "i0", *, deadline_s: float = 60.0) -> None:
     """Reclaim a node."""
-    decision = Reclaim(node=NodeName(node), service=CHAT, deadline_s=deadline_s, reason="load rose")
-    house.decide(decision, lend=True)
+    house.decide(replace(reclaim_of(node), deadline_s=deadline_s), lend=True)
+
+
+def loan_of(house: House, node: str) -> LoanEntry:
+    """The latest loan of a node."""
+    return [loan for loan in house.engine.state.loans.values() if loan.node == node][-1]
+
+
+def reclaim_of(node: str) -> Reclaim:
+    """A reclaim as a policy would write it."""
+    return Reclaim(node=NodeName(node), service=CHAT, deadline_s=60.0, reason="load rose")
+
+
+def says(
+    house: House, name: str, role: NodeRole, *, workers: tuple[WorkerFact, ...] = ()
+) -> NodeReported:
+    """A report that shows the latest order and no lease, of a node that acts by itself."""
+    node = house.node(name)
+    return NodeReported(
+        node=node.name,
+        boot_id=node.boot_id,
+        home_pool=node.home_pool,
+        role=role,
+        epoch=house.engine.state.epoch,
+        generation=node.generation,
+        gpus=tuple(GpuFact(slot.uuid, slot.gpu_type) for slot in node.gpus),
+        service=node.service,
+        workers=workers,
+    )
 
 
 def test_a_loan_begins_when_the_node_is_drained() -> None:
@@ -61,6 +96,107 @@ def test_a_reclaim_preempts_the_base_gang_and_brings_the_node_home() -> None:
     house.start(job, "t0")
     house.wait(200.0)
     assert (state(job), job.attempt) == (JobState.SUCCEEDED, 2)
+
+
+def test_a_preemption_is_borne_by_the_loan_that_ends_for_it() -> None:
+    """A gang on two lent nodes that both go home counts once, on the loan that its Preempt names,
+    with the work that was really lost."""
+    house = House(delays=SLOW)
+    lend(house, "i0")
+    lend(house, "i1")
+    job = house.submit(workers=(2, 2))
+    house.start(job, "i0", "i1")
+    house.wait(10.0)
+    why = Preempt(job_id=job.job_id, node=NodeName("i1"), reason="both go home")
+    house.decide(why, reclaim_of("i0"), reclaim_of("i1"), lend=True)
+    first, second = loan_of(house, "i0"), loan_of(house, "i1")
+    assert (first.realised_preemptions, first.realised_cost_gpu_s) == (0, 0.0)
+    assert (second.realised_preemptions, second.realised_cost_gpu_s) == (1, 160.0)
+    counters = house.engine.state.counters
+    assert (counters.preemptions, counters.preemption_cost_gpu_s) == (1, 160.0)
+
+
+def test_a_reclaim_bears_what_its_policy_overlooked() -> None:
+    """A base gang that no Preempt named stops all the same, and the loan of its node bears it."""
+    house = House(delays=SLOW)
+    lend(house)
+    job = house.submit()
+    house.start(job, "i0")
+    house.wait(10.0)
+    take_back(house)
+    loan = loan_of(house, "i0")
+    assert (loan.realised_preemptions, loan.realised_cost_gpu_s) == (1, 80.0)
+
+
+def test_a_gang_that_has_not_run_costs_its_loan_nothing() -> None:
+    """Nothing is lost where nothing has run: neither the job nor the loan counts a preemption."""
+    house = House(delays=Delays(ready_s=60.0))
+    lend(house)
+    job = house.submit()
+    house.start(job, "i0")
+    why = Preempt(job_id=job.job_id, node=NodeName("i0"), reason="it goes home")
+    house.decide(why, reclaim_of("i0"), lend=True)
+    assert (state(job), job.preemption_count) == (JobState.PENDING, 0)
+    assert loan_of(house, "i0").realised_preemptions == 0
+
+
+def test_a_preemption_for_no_lent_node_is_borne_by_no_loan() -> None:
+    """A Preempt without a node, or for one that is not lent, leaves every loan as it was."""
+    house = House(delays=SLOW)
+    lend(house)
+    for name, node in (("a", None), ("b", NodeName("t0")), ("c", NodeName("nowhere"))):
+        job = house.submit(name)
+        house.start(job, "i0")
+        house.wait(5.0)
+        house.decide(Preempt(job_id=job.job_id, node=node, reason="somebody else's need"))
+        house.wait(5.0)
+        assert job.preemption_count == 1
+    assert loan_of(house, "i0").realised_preemptions == 0
+
+
+def test_a_node_that_goes_home_by_itself_charges_its_loan() -> None:
+    """The TTL ended and the agent stopped the gang: the loan lapsed and bears the preemption."""
+    house = House(delays=SLOW)
+    lend(house)
+    job = house.submit()
+    house.start(job, "i0")
+    house.wait(10.0)
+    gone = WorkerFact(
+        key=job.workers[0].key, phase=WorkerPhase.EXITED, stop_reason=StopReason.PREEMPT
+    )
+    house.sim.handle(says(house, "i0", NodeRole.WARMING, workers=(gone,)))
+    loan = loan_of(house, "i0")
+    assert (loan.is_lapsed, loan.realised_preemptions, loan.realised_cost_gpu_s) == (True, 1, 80.0)
+    assert (state(job), job.preemption_count) == (JobState.PENDING, 1)
+
+
+def test_a_node_that_turned_back_while_draining_has_ended_its_loan() -> None:
+    """It serves, knows our latest order and holds no lease: the loan ended before it began."""
+    house = House(delays=SLOW)
+    house.decide(Loan(node=NodeName("i0"), service=CHAT, reason="idle"), lend=True)
+    house.sim.handle(says(house, "i0", NodeRole.SERVING))
+    assert loan_of(house, "i0").is_lapsed
+    assert (house.node("i0").lease, house.node("i0").desired_role) == (None, NodeRole.SERVING)
+    assert house.engine.state.counters.leases_lapsed == 1
+
+
+@pytest.mark.parametrize("what", ["older order", "earlier leader", "holds the lease"])
+def test_a_serving_node_that_has_not_let_go_keeps_its_loan(what: str) -> None:
+    """A report older than the order, of an earlier leader, or with the lease proves nothing."""
+    house = House(delays=SLOW)
+    house.decide(Loan(node=NodeName("i0"), service=CHAT, reason="idle"), lend=True)
+    lease = house.node("i0").lease
+    assert lease is not None
+    report = says(house, "i0", NodeRole.SERVING)
+    if what == "older order":
+        report = replace(report, generation=report.generation - 1)
+    elif what == "earlier leader":
+        report = replace(report, epoch=report.epoch - 1)
+    else:
+        report = replace(report, lease_id=lease.lease_id)
+    house.sim.handle(report)
+    assert house.node("i0").lease == lease
+    assert not loan_of(house, "i0").is_lapsed
 
 
 def test_flexible_workers_leave_a_reclaimed_node_without_preemption() -> None:

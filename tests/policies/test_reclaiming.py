@@ -79,6 +79,27 @@ def test_equal_damage_spares_the_work_that_would_be_lost() -> None:
     assert choose_nodes(occupancy_of(nodes, jobs), nodes, 1).victims == ("new",)
 
 
+def test_released_workers_make_no_node_cheaper() -> None:
+    """Nodes that only flexible workers hold go home first; whoever had them spread over more
+    nodes than others is no cheaper for it, and losing them is no damage of its preemption."""
+    nodes, jobs = make_cluster(
+        {"n1": {"wide": 8}, "n4": {"pair": 8}, "n5": {"pair": 8}},
+        flexible={"n2": {"wide": 8}, "n3": {"wide": 8}},
+    )
+    occupancy = occupancy_of(nodes, jobs)
+    taken = frozenset({NodeName("n2"), NodeName("n3")})
+    assert node_preemption_cost(occupancy, NodeName("n1"), taken=taken) == 1.0
+    choice = choose_nodes(occupancy, nodes, 3)
+    assert (choice.nodes, choice.victims) == (("n2", "n3", "n4"), ("pair",))
+    # with an equal cost, what is released in any case does not count as damage
+    nodes, jobs = make_cluster({"n1": {"wide": 8}, "n4": {"lone": 8}}, flexible={"n2": {"wide": 8}})
+    jobs = [
+        make_job_view(job.job_id, lost_if_preempted_gpu_s=9.0 if job.job_id == "lone" else 1.0)
+        for job in jobs
+    ]
+    assert choose_nodes(occupancy_of(nodes, jobs), nodes, 2).victims == ("wide",)
+
+
 @given(
     st.lists(
         st.tuples(st.sets(st.integers(0, 4), max_size=2), st.booleans()), min_size=1, max_size=6
@@ -133,7 +154,7 @@ def test_reclaim_says_what_it_does() -> None:
     assert isinstance(resize, Resize)
     assert (resize.job_id, resize.removed_workers) == ("wide", (0,))
     assert isinstance(preempt, Preempt)
-    assert (preempt.job_id, preempt.beneficiary) == ("gang", service.name)
+    assert (preempt.job_id, preempt.beneficiary, preempt.node) == ("gang", service.name, "n2")
     assert preempt.predicted_cost_gpu_s == 70.0
     assert all(isinstance(decision, Reclaim) for decision in reclaims)
     told = [

@@ -1,0 +1,170 @@
+"""Why a job waits: all blockers at once, with numbers, and nothing that is not one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from common.model import NodeRole, Preemptibility
+from coordinator.policies.blockers import blockers_of, holds
+from coordinator.policies.placement import Room
+from coordinator.policies.snapshot import JobView, NodeView, ServiceView
+from tests.builders import (
+    make_cluster,
+    make_job_view,
+    make_node_view,
+    make_service_view,
+    make_snapshot,
+)
+
+LENT = NodeRole.ON_LOAN
+
+
+def why(
+    job: JobView,
+    *nodes: NodeView,
+    services: Iterable[ServiceView] = (),
+    jobs: Iterable[JobView] = (),
+) -> tuple[str, ...]:
+    """Blockers of a job on nodes."""
+    services = tuple(services) or (make_service_view(),)
+    snapshot = make_snapshot(nodes=nodes, jobs=jobs, services=services)
+    return blockers_of(snapshot, Room(snapshot), job)
+
+
+def test_the_need_is_named_beside_what_is_free() -> None:
+    """GPUs, workers and their size against free GPUs, nodes and whole workers that fit."""
+    nodes = [make_node_view("n1", free_gpus=3), make_node_view("n2", free_gpus=3)]
+    nodes += [make_node_view("n3", free_gpus=0)]
+    job = make_job_view("j", workers=(3, 3), gpus_per_worker=2)
+    assert why(job, *nodes) == (
+        "needs 6 GPUs of type H100, 3 workers of 2; 6 free on 2 nodes, room for 2 workers",
+    )
+    fits = why(make_job_view("fits"), *nodes)
+    assert fits[0].endswith("1 workers of 1; 6 free on 2 nodes, room for 1 workers")
+
+
+def test_flexible_workers_that_can_go_count_as_free() -> None:
+    """What base demand could take is no blocker."""
+    nodes, jobs = make_cluster(
+        {"n1": {"wide": 4}}, flexible={"n1": {"wide": 4}}, role=NodeRole.TRAINING
+    )
+    found = why(make_job_view("j", gpus_per_worker=8), *nodes, jobs=jobs)
+    assert "4 free on 1 nodes, room for 0 workers" in found[0]
+
+
+def test_every_blocker_is_named_not_the_first() -> None:
+    """One job, six reasons: too large a worker, no room, cordoned, serving, silent, not lent for
+    it; each of them with its numbers."""
+    nodes = [
+        make_node_view("n1", gpus=4),
+        make_node_view("n2", gpus=4, is_drained_by_operator=True),
+        make_node_view("n3", gpus=4, role=NodeRole.LOST),
+        make_node_view("s1", gpus=4, role=NodeRole.SERVING),
+        make_node_view("s2", gpus=4, role=NodeRole.WARMING),
+        make_node_view("l1", gpus=4, role=LENT, is_reclaimed=True),
+        make_node_view("l2", gpus=4, role=LENT),
+    ]
+    found = why(make_job_view("j", gpus_per_worker=8, preemptibility=Preemptibility.NON), *nodes)
+    assert found == (
+        "needs 8 GPUs of type H100, 1 workers of 8; 4 free on 1 nodes, room for 0 workers",
+        "no node of type H100 has 8 GPUs; the largest has 4",
+        "1 nodes of type H100 cordoned",
+        "3 nodes of type H100 not lent to training",
+        "1 nodes of type H100 take no workers now",
+        "preemptibility non: lent nodes excluded",
+    )
+
+
+def test_each_accepted_type_is_explained() -> None:
+    """In the order of the job's own list; one that no node has is named as such."""
+    nodes = [make_node_view("h1", gpus=4), make_node_view("a1", gpu_type="A100", gpus=2)]
+    job = make_job_view("j", types=("A100", "B200", "H100"), gpus_per_worker=8)
+    found = why(job, *nodes)
+    assert [line for line in found if line.startswith(("needs", "GPU type"))] == [
+        "needs 8 GPUs of type A100, 1 workers of 8; 2 free on 1 nodes, room for 0 workers",
+        "GPU type B200 not present",
+        "needs 8 GPUs of type H100, 1 workers of 8; 4 free on 1 nodes, room for 0 workers",
+    ]
+
+
+def test_a_fungible_job_is_told_of_types_that_take_nobody() -> None:
+    """Also those types whose nodes all serve or are cordoned now."""
+    nodes = [
+        make_node_view("h1", gpus=4),
+        make_node_view("s1", gpu_type="T4", role=NodeRole.SERVING),
+    ]
+    found = why(make_job_view("j", gpus_per_worker=8, multiplier={"T4": 2}), *nodes)
+    assert (
+        "needs 16 GPUs of type T4, 2 workers of 8; 0 free on 0 nodes, room for 0 workers" in found
+    )
+    assert "1 nodes of type T4 not lent to training" in found
+
+
+def test_lent_nodes_that_exclude_a_job_are_named_by_service() -> None:
+    """Grace above a service's limit; semi-preemptible base gangs."""
+    nodes = [
+        make_node_view("l1", role=LENT),
+        make_node_view("l2", role=LENT, service="search"),
+        make_node_view("l3", role=LENT, service="voice"),
+    ]
+    services = [
+        make_service_view("chat", max_grace_s=60.0),
+        make_service_view("search", max_grace_s=10.0),
+        make_service_view("voice", max_grace_s=300.0),
+    ]
+    slow = why(
+        make_job_view("slow", workers=(4, 4), gpus_per_worker=8, grace_s=90.0),
+        *nodes,
+        services=services,
+    )
+    assert slow[1:] == (
+        "on-loan nodes of chat excluded: its grace 90 s exceeds 60 s",
+        "on-loan nodes of search excluded: its grace 90 s exceeds 10 s",
+    )
+    semi = make_job_view(
+        "semi", workers=(4, 4), gpus_per_worker=8, preemptibility=Preemptibility.SEMI
+    )
+    assert why(semi, *nodes, services=services)[1:] == (
+        "preemptibility semi: lent nodes excluded for its base gang",
+    )
+
+
+def test_an_empty_cell_says_so() -> None:
+    """No nodes, no types: one plain sentence."""
+    assert why(make_job_view("j")) == ("no nodes are known",)
+
+
+def test_a_hold_carries_all_blockers_in_its_reason() -> None:
+    """The sentence that people read is all of the blockers, in their order."""
+    node = make_node_view("n1", gpus=4)
+    snapshot = make_snapshot(nodes=[node])
+    job = make_job_view("j", gpus_per_worker=8)
+    (hold,) = holds(snapshot, Room(snapshot), [job])
+    assert hold.job_id == "j"
+    assert len(hold.blockers) == 2
+    assert hold.reason == "; ".join(hold.blockers)
+
+
+def test_a_strict_order_names_the_job_in_front() -> None:
+    """The head is told what it needs, all others whom they wait for."""
+    snapshot = make_snapshot(nodes=[make_node_view("n1", gpus=4)])
+    jobs = [make_job_view("head", gpus_per_worker=8), make_job_view("next"), make_job_view("last")]
+    head, *others = holds(snapshot, Room(snapshot), jobs, is_strict=True)
+    assert head.blockers[0].startswith("needs 8 GPUs")
+    behind = ("behind head, which does not fit (the order is strict)",)
+    assert [hold.blockers for hold in others] == [behind, behind]
+
+
+def test_jobs_of_one_shape_get_the_same_answer_and_others_their_own() -> None:
+    """Sharing the work of looking mixes nobody up."""
+    nodes = [make_node_view("n1", gpus=4), make_node_view("l1", gpus=4, role=LENT)]
+    snapshot = make_snapshot(nodes=nodes, services=[make_service_view()])
+    jobs = [
+        make_job_view("a", gpus_per_worker=8),
+        make_job_view("b", gpus_per_worker=8, grace_s=90.0),
+        make_job_view("c", gpus_per_worker=8),
+    ]
+    room = Room(snapshot)
+    by_job = {hold.job_id: hold.blockers for hold in holds(snapshot, room, jobs)}
+    assert by_job == {job.job_id: blockers_of(snapshot, room, job) for job in jobs}
+    assert by_job[jobs[0].job_id] != by_job[jobs[1].job_id]
