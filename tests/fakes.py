@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from common.bus import BusMessage, Handler
 from common.clock import Clock, SystemClock
 from common.errors import Fenced, Unavailable
-from coordinator.service.leader import KeyEntry, LeaderLease
+from coordinator.service.leader import KeyEntry, KeyPort, LeaderLease
 from tests.fakeclock import FakeClock as FakeClock  # so that a test needs one import
 
 log = logging.getLogger(__name__)
@@ -203,6 +203,7 @@ class MemoryJournal:
         self.records = records if records is not None else []
         self.is_down = False
         """While set, every call is `Unavailable`."""
+        self.faults = FakeFaults()
         self._last_sequence = 0
 
     @property
@@ -216,12 +217,18 @@ class MemoryJournal:
         self._last_sequence = len(self.records)
 
     async def append(self, record: bytes) -> int:
-        """Write after the last record known here."""
+        """Write after the last record known here; the same bytes at the same place count once."""
         await asyncio.sleep(0)
         self._check()
-        if len(self.records) != self._last_sequence:
+        fault = self.faults.next()
+        if fault == "lost":
+            raise Unavailable("journal: no answer")
+        if len(self.records) == self._last_sequence:
+            self.records.append(record)
+        elif self.records[self._last_sequence] != record:
             raise Fenced(f"journal: record {self._last_sequence + 1} is somebody else's")
-        self.records.append(record)
+        if fault == "unanswered":
+            raise Unavailable("journal: no answer")
         self._last_sequence += 1
         return self._last_sequence
 
@@ -241,14 +248,22 @@ class MemorySnapshots:
 
     def __init__(self) -> None:
         self.saved: tuple[int, bytes] | None = None
+        self.is_down = False
+        """While set, every call is `Unavailable`."""
 
     async def save(self, sequence: int, data: bytes) -> None:
         """Keep it."""
+        self._check()
         self.saved = (sequence, data)
 
     async def load(self) -> tuple[int, bytes] | None:
         """The newest one."""
+        self._check()
         return self.saved
+
+    def _check(self) -> None:
+        if self.is_down:
+            raise Unavailable("snapshot: down")
 
 
 class MemoryKey:
@@ -282,7 +297,7 @@ class MemoryKey:
 
 
 def memory_lease(
-    key: MemoryKey, *, clock: Clock, ttl_s: float = 8.0, margin_s: float = 1.0
+    key: KeyPort, *, clock: Clock, ttl_s: float = 8.0, margin_s: float = 1.0
 ) -> LeaderLease:
     """The real lease rules on a key in memory; leases on one key compete."""
     return LeaderLease(key, clock=clock, ttl_s=ttl_s, margin_s=margin_s)

@@ -1,6 +1,5 @@
-"""The live coordinator: gathers events, runs the engine, journals, then lets effects out.
+"""The live coordinator: takes the lead, hears the nodes, lets the decider decide, sends orders.
 
-One record a batch, one append in flight; acknowledgements and commands leave after the append.
 Clock, bus, journal, snapshots and lease are arguments; this module must not create any of them.
 """
 
@@ -10,44 +9,26 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-
-from msgspec import Struct
+from typing import Any
 
 from common import subjects
-from common.bus import Bus, BusMessage, Handler
+from common.bus import Bus, BusMessage, Handler, Subscription
 from common.clock import Clock
 from common.errors import Fenced, ProtocolError, Unavailable
-from common.messages import NodeReport, decode
+from common.messages import NodeReport
 from common.model import NodeName
-from coordinator.engine.commands import AskLedger, Outcome, PushDesired
-from coordinator.engine.engine import Engine, decode_state
-from coordinator.engine.events import (
-    Event,
-    LeaderStarted,
-    LoanPassDue,
-    NodeReported,
-    OrdersRecovered,
-    PassDue,
-)
-from coordinator.policies.decisions import Decision
+from coordinator.engine.commands import AskLedger, Command, Outcome, PushDesired
+from coordinator.engine.engine import Engine
+from coordinator.engine.events import Event, LeaderStarted, NodeReported, OrdersRecovered
+from coordinator.service import intake
+from coordinator.service.deciding import Decider
 from coordinator.service.dispatch import Dispatcher
-from coordinator.service.explain import describe
 from coordinator.service.folding import Folder
-from coordinator.service.journal import Entry, Record, decode_record, encode_record, replay
 from coordinator.service.ports import JournalPort, LeasePort, SnapshotsPort
 from coordinator.service.renewals import Renewals
 from coordinator.service.settings import CoordinatorSettings
 
 log = logging.getLogger(__name__)
-
-JOURNAL_RETRY_S = 0.2
-
-
-class _Waiting(Struct):
-    """An event on its way in, and who waits for it to be journaled."""
-
-    event: Event
-    done: asyncio.Future[Outcome] | None = None
 
 
 class Coordinator:
@@ -74,27 +55,31 @@ class Coordinator:
             load_period_s=settings.load_period_s,
             progress_period_s=settings.progress_period_s,
         )
-        self.engine = Engine(settings.engine)
-        self.bad_messages = 0
+        self.bad_reports = 0
+        self.bad_requests = 0
         self.is_leading = False
         self.started_at_s = clock.now_s()
-        self.passed_at_s = float("-inf")
         self.leading = asyncio.Event()
-        self._journal = journal
-        self._snapshots = snapshots
         self._lease = lease
-        self._progress = progress
-        self._inbox: list[_Waiting] = []
-        self._wake = asyncio.Event()
         self._stopping = asyncio.Event()
         self._fenced: Fenced | None = None
-        self._records_since_snapshot = 0
         self._highest_reported_epoch = 0
-        self._asking: set[NodeName] = set()
-        self._pass_at_s = 0.0
-        self._loan_pass_at_s = 0.0
+        self._subscriptions: list[Subscription] = []
+        self._asking: dict[NodeName, asyncio.Task[None]] = {}
+        self.decider = Decider(
+            settings,
+            holder=holder,
+            clock=clock,
+            journal=journal,
+            snapshots=snapshots,
+            may_act=self.may_act,
+            let_out=self._let_out,
+            fenced=self._on_fenced,
+            progress=progress,
+        )
         self.renewals = Renewals(
-            refusal=self._refusal,
+            doubt=self._doubt,
+            refusal=lambda node, lease_id: self.engine.may_renew(node, lease_id),
             ttl_s=lambda: self.engine.settings.lease_ttl_s,
             epoch=lambda: self.engine.state.epoch,
         )
@@ -104,9 +89,23 @@ class Coordinator:
             clock=clock,
             timeout_s=settings.push_timeout_s,
             retry_s=settings.push_retry_s,
-            desired=lambda node: self.engine.desired(node),
             may_act=self.may_act,
             fenced=self._on_fenced,
+        )
+
+    @property
+    def engine(self) -> Engine:
+        """The engine as it is now; another one after the rebuild."""
+        return self.decider.engine
+
+    @property
+    def bad_messages(self) -> int:
+        """Messages of any kind that did not fit, counted and dropped."""
+        return (
+            self.bad_reports
+            + self.bad_requests
+            + self.renewals.bad_messages
+            + self.dispatcher.bad_messages
         )
 
     def may_act(self) -> bool:
@@ -116,7 +115,7 @@ class Coordinator:
     def stop(self) -> None:
         """Finish the batch in hand, save a snapshot, give the lease up, and return from `run`."""
         self._stopping.set()
-        self._wake.set()
+        self.decider.stop()
 
     # --- life -------------------------------------------------------------------------------
 
@@ -125,83 +124,87 @@ class Coordinator:
 
         Raises:
             Fenced: somebody else leads; the process should start afresh as a standby.
+            ProtocolError: a journal record cannot be read.
             Unavailable: the journal did not answer; what was not acknowledged may be lost.
         """
-        cell = self.settings.cell
-        await self.bus.subscribe(subjects.node_report(cell), self._on_report)
-        await self.clock.sleep(self.settings.rebuild_wait_s)
-        epoch = await self._take_lease()
-        if epoch is None:
-            return
-        await self._rebuild()
-        self.is_leading = True
-        self._inbox.insert(
-            0,
-            _Waiting(LeaderStarted(epoch=epoch, holder=self.holder, settings=self.settings.engine)),
-        )
-        self.folder.forget_facts()
-        for report in list(self.folder.reports.values()):
-            self._take_facts(self.folder.say_again(report))
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(self._keep_lease(), name="lease"),
-                group.create_task(self.dispatcher.run(), name="dispatch"),
-                group.create_task(self._tick(), name="tick"),
-            ]
-            await self.bus.subscribe(subjects.node_renew(cell), self.renewals.answer)
-            await self.bus.subscribe(subjects.api_all(cell), serve)
-            self.leading.set()
+        await self._subscribe(subjects.node_report(self.settings.cell), self._on_report)
+        try:
+            await self.clock.sleep(self.settings.rebuild_wait_s)
+            epoch = await self._take_lease()
+            if epoch is None:
+                return
+            keeping = asyncio.create_task(self._keep_lease(), name="lease")
             try:
-                await self._decide()
+                await self.decider.rebuild()
+                if not self._stopping.is_set():
+                    await self._lead(epoch, serve)
             finally:
-                self.is_leading = False
-                for task in tasks:
-                    task.cancel()
-        await self._leave()
+                await _end(keeping)
+                await self._leave()
+        finally:
+            for subscription in self._subscriptions:
+                await subscription.unsubscribe()
+
+    async def _subscribe(self, subject: str, handler: Handler) -> None:
+        self._subscriptions.append(await self.bus.subscribe(subject, handler))
 
     async def _take_lease(self) -> int | None:
         acquiring = asyncio.ensure_future(
             self._lease.acquire(self.holder, self._highest_reported_epoch)
         )
         stopping = asyncio.ensure_future(self._stopping.wait())
-        await asyncio.wait({acquiring, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        if not acquiring.done():
-            acquiring.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await acquiring
-            return None
-        return acquiring.result()
+        try:
+            await asyncio.wait({acquiring, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            return acquiring.result() if acquiring.done() else None
+        finally:
+            await _end(stopping)
+            await _end(acquiring)
 
-    async def _rebuild(self) -> None:
-        """Newest snapshot + journal tail; what agents report comes on top, as events."""
-        await self._journal.open()
-        loaded = await self._snapshots.load()
-        after = 0
-        if loaded is not None and loaded[0] <= self._journal.last_sequence:
-            after = loaded[0]
-            self.engine = Engine(self.settings.engine, decode_state(loaded[1]))
-        records = mismatches = 0
-        async for sequence, data in self._journal.read(after + 1):
-            record = decode_record(data, sequence=sequence)
-            mismatches += not replay(self.engine, record)
-            records += 1
-        log.info(
-            "rebuilt from snapshot %d and %d records, %d decided otherwise now",
-            after,
-            records,
-            mismatches,
+    async def _lead(self, epoch: int, serve: Handler) -> None:
+        cell = self.settings.cell
+        self.is_leading = True
+        self.decider.post(
+            LeaderStarted(epoch=epoch, holder=self.holder, settings=self.settings.engine)
         )
+        self._hear_everybody_again()
+        await self._subscribe(subjects.node_renew(cell), self.renewals.answer)
+        await self._subscribe(subjects.api_all(cell), serve)
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(self.dispatcher.run(), name="dispatch"),
+                group.create_task(self._tick(), name="tick"),
+            ]
+            self.leading.set()
+            try:
+                await self.decider.run()
+            finally:
+                self.is_leading = False
+                for task in [*tasks, *self._asking.values()]:
+                    task.cancel()
+        if self._fenced is None:
+            await self.decider.save_snapshot()
+
+    def _hear_everybody_again(self) -> None:
+        """What was reported while somebody else led, and who has not reported for too long.
+
+        A node that died while nobody led would else be neither heard nor lost, for ever.
+        """
+        now_s = self.clock.now_s()
+        self.folder.forget_facts()
+        for report in list(self.folder.reports.values()):
+            if self.folder.silent_s(NodeName(report.node), now_s=now_s) <= self.folder.lost_after_s:
+                self._take_facts(self.folder.say_again(report))
+        for node in self.engine.state.nodes:
+            self.folder.expect(node, now_s=now_s)
 
     async def _leave(self) -> None:
         if self._fenced is not None:
             raise self._fenced
         with contextlib.suppress(Unavailable, Fenced):
-            await self._save_snapshot()
-        with contextlib.suppress(Unavailable, Fenced):
             await self._lease.release()
 
     async def _keep_lease(self) -> None:
+        """Renew from the first moment on: a rebuild may take longer than the TTL."""
         while True:
             await self.clock.sleep(self.settings.leader_ttl_s / 4)
             try:
@@ -211,46 +214,34 @@ class Coordinator:
                 return
             except Unavailable as error:
                 log.warning("lease not renewed: %s", error)
-            if not self.may_act():
+            if self.clock.now_s() >= self._lease.valid_until_s:
                 self._on_fenced(Fenced("the leader lease ran out"))
                 return
 
     def _on_fenced(self, error: Fenced) -> None:
         log.error("fenced: %s", error)
         self._fenced = error
+        self.is_leading = False
         self.stop()
 
     # --- intake -----------------------------------------------------------------------------
-
-    def post(self, event: Event) -> None:
-        """Let an event in; nobody waits for it."""
-        self._inbox.append(_Waiting(event))
-        self._wake.set()
 
     async def record(self, event: Event) -> Outcome:
         """Let an event in and return when it is in the journal.
 
         Raises:
-            Unavailable: this coordinator stopped leading before it was.
+            Unavailable: this coordinator does not lead, or stopped before it was.
         """
         if not self.is_leading:
             raise Unavailable("this coordinator does not lead")
-        waiting = _Waiting(event, asyncio.get_running_loop().create_future())
-        self._inbox.append(waiting)
-        self._wake.set()
-        assert waiting.done is not None
-        return await waiting.done
+        return await self.decider.record(event)
 
     async def _on_report(self, message: BusMessage) -> None:
         try:
-            report = decode(message.data, NodeReport)
+            report = intake.node_report(message.data, message.subject)
         except ProtocolError as error:
-            self.bad_messages += 1
+            self.bad_reports += 1
             log.warning("bad report on %s: %s", message.subject, error)
-            return
-        if report.node != subjects.node_of(message.subject):
-            self.bad_messages += 1
-            log.warning("report on %s is signed %s", message.subject, report.node)
             return
         self._highest_reported_epoch = max(self._highest_reported_epoch, report.epoch)
         self._take_facts(self.folder.fold(report, now_s=self.clock.now_s()))
@@ -258,28 +249,32 @@ class Coordinator:
 
     def _take_facts(self, facts: NodeReported | None) -> None:
         if facts is not None and self.is_leading:
-            self.post(facts)
+            self.decider.post(facts)
 
     def _compare(self, report: NodeReport) -> None:
-        """Push again to a node that shows another generation than the one that we want."""
-        node = self.engine.state.nodes.get(NodeName(report.node))
-        if not self.is_leading or node is None or not node.is_heard:
-            return
-        if (report.epoch, report.generation) != (self.engine.state.epoch, node.generation):
-            self.dispatcher.lags(node.name)
+        """Push again to a node that shows another generation than the one that it was ordered."""
+        if self.is_leading:
+            self.dispatcher.compare(
+                NodeName(report.node), epoch=report.epoch, generation=report.generation
+            )
 
-    def _refusal(self, node: NodeName, lease_id: str) -> str:
-        """A lease is renewed only by a leader that passes and hears the node (design 6)."""
+    def _doubt(self, node: NodeName) -> str:
+        """A lease is renewed only by a leader that passes and hears the node (design 6).
+
+        These pass: an agent that gets no answer asks again, and goes home when its TTL ends. A
+        refusal would end every loan at each change of the leader.
+        """
         now_s = self.clock.now_s()
         if not self.may_act():
             return "not leading"
-        if now_s - self.passed_at_s > 3 * self.settings.pass_period_s:
+        if now_s - self.decider.passed_at_s > 3 * self.settings.pass_period_s:
             return "no scheduling pass lately"
-        if now_s - self.folder.heard_at_s.get(node, float("-inf")) > self.settings.lost_after_s:
+        if self.folder.silent_s(node, now_s=now_s) > self.settings.lost_after_s:
             return "no report of the node lately"
-        return self.engine.may_renew(node, lease_id)
-
-    # --- the loop ---------------------------------------------------------------------------
+        entry = self.engine.state.nodes.get(node)
+        if entry is None or not entry.is_heard:
+            return "its report is not in the journal yet"
+        return ""
 
     async def _tick(self) -> None:
         """Time passes: folding windows close and passes fall due."""
@@ -287,119 +282,23 @@ class Coordinator:
         while True:
             await self.clock.sleep(period_s)
             for event in self.folder.due(now_s=self.clock.now_s()):
-                self.post(event)
-            self._wake.set()
+                self.decider.post(event)
+            self.decider.wake()
 
-    async def _decide(self) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            if self._inbox and not self._stopping.is_set():
-                await self.clock.sleep(self.settings.coalesce_s)
-            if self._fenced is None:
-                await self._batch()
-            if self._stopping.is_set():
-                self._give_up()
-                return
-            self._progress()
+    # --- what leaves ------------------------------------------------------------------------
 
-    def _give_up(self) -> None:
-        for waiting in self._inbox:
-            if waiting.done is not None and not waiting.done.done():
-                waiting.done.set_exception(Unavailable("the coordinator is stopping"))
-        self._inbox = []
-
-    async def _batch(self) -> None:
-        inbox, self._inbox = self._inbox, []
-        entries: list[Entry] = []
-        outcomes = [self._handle(waiting.event, entries) for waiting in inbox]
-        self._passes(entries, outcomes)
-        if not entries:
-            return
-        decisions = tuple(d for outcome in outcomes for d in outcome.decisions)
-        if not await self._append(entries, decisions, inbox):
-            return
-        for waiting, outcome in zip(inbox, outcomes, strict=False):
-            if waiting.done is not None and not waiting.done.done():
-                waiting.done.set_result(outcome)
-        for outcome in outcomes:
-            self._let_out(outcome)
-        for decision in decisions:
-            log.info("decided %s", describe(decision))
-        if self._records_since_snapshot >= self.settings.snapshot_records:
-            await self._save_snapshot()
-
-    def _handle(self, event: Event, entries: list[Entry]) -> Outcome:
-        now_s = max(self.clock.wall_s(), self.engine.state.now_s)
-        entries.append(Entry(now_s, event))
-        outcome = self.engine.handle(event, now_s=now_s)
-        for refused in outcome.refused:
-            log.info("refused %s: %s", describe(refused.decision), refused.why)
-        return outcome
-
-    def _passes(self, entries: list[Entry], outcomes: list[Outcome]) -> None:
-        """Run the passes that are due or asked for; a loan pass first, since it frees nodes."""
-        now_s = self.clock.now_s()
-        if now_s >= self._loan_pass_at_s or any(o.needs_loan_pass for o in outcomes):
-            self._loan_pass_at_s = now_s + self.engine.settings.loan_period_s
-            outcomes.append(self._handle(LoanPassDue(), entries))
-        wakes = [o.wake_at_s for o in outcomes if o.wake_at_s is not None]
-        is_woken = bool(wakes) and min(wakes) <= self.engine.state.now_s
-        if now_s >= self._pass_at_s or is_woken or any(o.needs_pass for o in outcomes):
-            self._pass_at_s = now_s + self.settings.pass_period_s
-            outcomes.append(self._handle(PassDue(), entries))
-            self.passed_at_s = now_s
-
-    async def _append(
-        self, entries: list[Entry], decisions: tuple[Decision, ...], inbox: list[_Waiting]
-    ) -> bool:
-        record = Record(
-            epoch=self.engine.state.epoch,
-            writer=self.holder,
-            entries=tuple(entries),
-            decisions=decisions,
-        )
-        try:
-            await self._append_or_give_up(encode_record(record))
-        except (Fenced, Unavailable) as error:
-            # The engine is ahead of the journal now: nothing of this batch may leave.
-            self._inbox = inbox + self._inbox
-            self._on_fenced(error if isinstance(error, Fenced) else Fenced(f"journal: {error}"))
-            return False
-        self._records_since_snapshot += 1
-        return True
-
-    async def _append_or_give_up(self, data: bytes) -> None:
-        """Append, again and again while the leader lease lasts; the same bytes count once."""
-        while True:
-            try:
-                await self._journal.append(data)
-            except Unavailable as error:
-                if not self.may_act() or self._stopping.is_set():
-                    raise
-                log.warning("journal: %s; trying again", error)
-                await self.clock.sleep(JOURNAL_RETRY_S)
-            else:
-                return
-
-    async def _save_snapshot(self) -> None:
-        await self._snapshots.save(self._journal.last_sequence, self.engine.encode_state())
-        self._records_since_snapshot = 0
-
-    def _let_out(self, outcome: Outcome) -> None:
-        for command in outcome.commands:
-            match command:
-                case PushDesired():
-                    self.dispatcher.push(NodeName(command.desired.node))
-                case AskLedger():
-                    self._ask_ledger(command.node)
+    def _let_out(self, command: Command) -> None:
+        match command:
+            case PushDesired():
+                self.dispatcher.push(command.desired)
+            case AskLedger():
+                self._ask_ledger(command.node)
 
     def _ask_ledger(self, node: NodeName) -> None:
-        if node in self._asking:
-            return
-        self._asking.add(node)
-        task = asyncio.get_running_loop().create_task(self._fetch_ledger(node))
-        task.add_done_callback(lambda _: self._asking.discard(node))
+        if node not in self._asking:
+            task = asyncio.create_task(self._fetch_ledger(node), name=f"ledger {node}")
+            self._asking[node] = task
+            task.add_done_callback(lambda _: self._asking.pop(node, None))
 
     async def _fetch_ledger(self, node: NodeName) -> None:
         try:
@@ -408,4 +307,10 @@ class Coordinator:
             log.warning("ledger of %s: %s", node, error)
             self.folder.forget_node(node)  # its next report asks again
             return
-        self.post(OrdersRecovered(node=node, orders=reply.orders))
+        self.decider.post(OrdersRecovered(node=node, orders=reply.orders))
+
+
+async def _end(task: asyncio.Future[Any]) -> None:
+    """Cancel a task and wait until it is gone."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

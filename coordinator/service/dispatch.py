@@ -8,6 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
 
 from common import subjects
 from common.bus import Bus
@@ -19,11 +22,32 @@ from common.model import NodeName
 log = logging.getLogger(__name__)
 
 
+class _Ordered(NamedTuple):
+    """The last order of a node, and when it was given."""
+
+    desired: DesiredState
+    at_s: float
+
+    @property
+    def number(self) -> tuple[int, int]:
+        """(epoch, generation)."""
+        return self.desired.epoch, self.desired.generation
+
+    def at(self, now_s: float) -> DesiredState:
+        """As it is sent now: a reclaim's time runs on while the order is on its way."""
+        if self.desired.reclaim_in_s is None:
+            return self.desired
+        left_s = max(0.0, self.desired.reclaim_in_s - (now_s - self.at_s))
+        return msgspec.structs.replace(self.desired, reclaim_in_s=left_s)
+
+
 class Dispatcher:
     """One push in flight per node; the newest desired state wins.
 
+    Only what it was given leaves, whatever the engine has decided since: that is not yet in the
+    journal.
+
     Args:
-        desired: the node's desired state as it is when the push leaves.
         may_act: whether this coordinator's lease still holds.
         fenced: told when an agent knows a higher epoch.
     """
@@ -36,7 +60,6 @@ class Dispatcher:
         clock: Clock,
         timeout_s: float,
         retry_s: float,
-        desired: Callable[[NodeName], DesiredState],
         may_act: Callable[[], bool],
         fenced: Callable[[Fenced], None],
     ) -> None:
@@ -45,7 +68,7 @@ class Dispatcher:
         self._clock = clock
         self._timeout_s = timeout_s
         self._retry_s = retry_s
-        self._desired = desired
+        self._ordered: dict[NodeName, _Ordered] = {}
         self._may_act = may_act
         self._fenced = fenced
         self._wanted: dict[NodeName, None] = {}
@@ -54,17 +77,29 @@ class Dispatcher:
         self._wake = asyncio.Event()
         self.pushes = 0
         self.refusals = 0
+        self.bad_messages = 0
 
-    def push(self, node: NodeName) -> None:
-        """This node's desired state changed; send it as soon as its last push is answered."""
-        self._wanted[node] = None
-        self._wake.set()
+    def push(self, desired: DesiredState) -> None:
+        """A node's desired state is in the journal; send it when its last push is answered."""
+        node = NodeName(desired.node)
+        self._ordered[node] = _Ordered(desired, self._clock.now_s())
+        self._want(node)
 
-    def lags(self, node: NodeName) -> None:
-        """A report shows an old generation: push again, but not more often than `retry_s`."""
+    def compare(self, node: NodeName, *, epoch: int, generation: int) -> None:
+        """A node shows what it acts on: push again if that is not what it was ordered.
+
+        Not more often than `retry_s`; nothing to a node that was ordered nothing yet.
+        """
+        ordered = self._ordered.get(node)
+        if ordered is None or (epoch, generation) == ordered.number:
+            return
         last_s = self._pushed_at_s.get(node)
         if last_s is None or self._clock.now_s() - last_s >= self._retry_s:
-            self.push(node)
+            self._want(node)
+
+    def _want(self, node: NodeName) -> None:
+        self._wanted[node] = None
+        self._wake.set()
 
     async def run(self) -> None:
         """Send what is wanted, for ever."""
@@ -87,7 +122,7 @@ class Dispatcher:
             self._wake.set()
 
     async def _push_once(self, node: NodeName) -> None:
-        desired = self._desired(node)
+        desired = self._ordered[node].at(self._clock.now_s())
         self._pushed_at_s[node] = self._clock.now_s()
         self.pushes += 1
         try:
@@ -99,6 +134,7 @@ class Dispatcher:
             log.debug("push to %s: %s", node, error)  # its next report shows that it lags
             return
         except ProtocolError as error:
+            self.bad_messages += 1
             log.warning("push to %s: bad answer: %s", node, error)
             return
         if not reply.is_accepted:
@@ -121,4 +157,14 @@ class Dispatcher:
             encode(LedgerRequest(node=node)),
             timeout_s=self._timeout_s,
         )
-        return decode(answer, LedgerReply)
+        try:
+            return _of(node, decode(answer, LedgerReply))
+        except ProtocolError:
+            self.bad_messages += 1
+            raise
+
+
+def _of(node: NodeName, reply: LedgerReply) -> LedgerReply:
+    if reply.node != node:
+        raise ProtocolError(f"LedgerReply: field node: it is signed {reply.node}")
+    return reply

@@ -69,6 +69,14 @@ class Folder:
         self._facts[facts.node] = facts
         return facts
 
+    def expect(self, node: NodeName, *, now_s: float) -> None:
+        """A node that should report from now on; silence is counted from here if it never did."""
+        self.heard_at_s.setdefault(node, now_s)
+
+    def silent_s(self, node: NodeName, *, now_s: float) -> float:
+        """Time since a node's last report; infinite if it never reported."""
+        return now_s - self.heard_at_s.get(node, float("-inf"))
+
     def fold(self, report: NodeReport, *, now_s: float) -> NodeReported | None:
         """The node's facts, if they differ from the last ones said.
 

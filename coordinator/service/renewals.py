@@ -21,25 +21,33 @@ class Renewals:
     """Answers `renew`.
 
     Args:
-        refusal: why this node may not keep this lease; empty when it may.
+        doubt: why nobody here can say now whether a node may keep its lease; empty when we can.
+        refusal: why this node may not keep this lease; empty when it may. It sends the node home.
         ttl_s: the TTL that is granted. epoch: of whoever answers.
     """
 
     def __init__(
         self,
         *,
+        doubt: Callable[[NodeName], str],
         refusal: Callable[[NodeName, str], str],
         ttl_s: Callable[[], float],
         epoch: Callable[[], int],
     ) -> None:
+        self._doubt = doubt
         self._refusal = refusal
         self._ttl_s = ttl_s
         self._epoch = epoch
         self.bad_messages = 0
         self.refusals = 0
+        self.unanswered = 0
 
     async def answer(self, message: BusMessage) -> None:
-        """One request; one that does not fit is counted and dropped."""
+        """One request; one that does not fit is counted and dropped.
+
+        While there is doubt there is no answer: whoever hears nothing asks again, and goes home
+        when its TTL ends; a refusal would send it home at once.
+        """
         try:
             request = decode(message.data, RenewRequest)
         except ProtocolError as error:
@@ -49,6 +57,11 @@ class Renewals:
         if request.node != subjects.node_of(message.subject):
             self.bad_messages += 1
             log.warning("renewal on %s is signed %s", message.subject, request.node)
+            return
+        doubt = self._doubt(NodeName(request.node))
+        if doubt:
+            self.unanswered += 1
+            log.info("renewal of %s is not answered: %s", request.node, doubt)
             return
         refusal = self._refusal(NodeName(request.node), request.lease_id)
         self.refusals += bool(refusal)

@@ -1,0 +1,276 @@
+"""The loop of a leader: events in, one journal record a batch, then effects out.
+
+One append is in flight; acknowledgements and commands leave after it. Must not know the bus, the
+lease or how commands travel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import msgspec
+from msgspec import Struct
+
+from common.clock import Clock
+from common.errors import ConfigError, Fenced, Unavailable
+from coordinator.engine.commands import Command, Outcome
+from coordinator.engine.engine import Engine, decode_state
+from coordinator.engine.events import Event, LoanPassDue, PassDue
+from coordinator.engine.record import Entry, Record, decode_record, encode_record, replay
+from coordinator.engine.settings import EngineSettings
+from coordinator.policies.decisions import Decision
+from coordinator.service.explain import describe
+from coordinator.service.ports import JournalPort, SnapshotsPort
+from coordinator.service.settings import CoordinatorSettings
+
+log = logging.getLogger(__name__)
+
+JOURNAL_RETRY_S = 0.2
+
+
+class Saved(Struct, frozen=True, kw_only=True):
+    """A snapshot: the state, and the settings that it was decided by until then.
+
+    The records after it were decided by those settings too, whatever the file says by now.
+    """
+
+    settings: EngineSettings
+    state: msgspec.Raw
+
+
+class _Waiting(Struct):
+    """An event on its way in, and who waits for it to be journaled."""
+
+    event: Event
+    done: asyncio.Future[Outcome] | None = None
+
+
+class Decider:
+    """The engine, its inbox and its journal.
+
+    Args:
+        holder: who writes; stands in each record.
+        may_act: whether this coordinator's lease still holds.
+        let_out: told every command, once the record that it came of is in the journal.
+        fenced: told that nothing more may be written, and why.
+        progress: called after each batch.
+    """
+
+    def __init__(
+        self,
+        settings: CoordinatorSettings,
+        *,
+        holder: str,
+        clock: Clock,
+        journal: JournalPort,
+        snapshots: SnapshotsPort,
+        may_act: Callable[[], bool],
+        let_out: Callable[[Command], None],
+        fenced: Callable[[Fenced], None],
+        progress: Callable[[], None],
+    ) -> None:
+        self.engine = Engine(settings.engine)
+        self.passed_at_s = float("-inf")
+        """When the last pass was in the journal, on the boot clock."""
+        self._settings = settings
+        self._holder = holder
+        self._clock = clock
+        self._journal = journal
+        self._snapshots = snapshots
+        self._may_act = may_act
+        self._let_out = let_out
+        self._fenced = fenced
+        self._progress = progress
+        self._inbox: list[_Waiting] = []
+        self._wake = asyncio.Event()
+        self._is_stopping = False
+        self._records_since_snapshot = 0
+        self._pass_at_s = 0.0
+        self._loan_pass_at_s = 0.0
+        self._wake_at_s: float | None = None
+
+    # --- intake -----------------------------------------------------------------------------
+
+    def post(self, event: Event) -> None:
+        """Let an event in; nobody waits for it."""
+        self._inbox.append(_Waiting(event))
+        self.wake()
+
+    async def record(self, event: Event) -> Outcome:
+        """Let an event in and return when it is in the journal.
+
+        Raises:
+            Unavailable: this coordinator stopped leading before it was.
+        """
+        done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self._inbox.append(_Waiting(event, done))
+        self.wake()
+        return await done
+
+    def wake(self) -> None:
+        """Time has passed: look whether something is due."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Return from `run` after the batch in hand."""
+        self._is_stopping = True
+        self.wake()
+
+    # --- start ------------------------------------------------------------------------------
+
+    async def rebuild(self) -> None:
+        """Newest snapshot + journal tail; what agents report comes on top, as events.
+
+        Raises:
+            ProtocolError: a record cannot be read; names its sequence.
+            Unavailable: the journal does not answer.
+        """
+        await self._journal.open()
+        self.engine, after = await self._from_snapshot()
+        records = mismatches = 0
+        async for sequence, data in self._journal.read(after + 1):
+            record = decode_record(data, sequence=sequence)
+            mismatches += not replay(self.engine, record)
+            records += 1
+        log.info(
+            "rebuilt from snapshot %d and %d records, %d decided otherwise now",
+            after,
+            records,
+            mismatches,
+        )
+
+    async def _from_snapshot(self) -> tuple[Engine, int]:
+        """Before the first record nothing is configured: records carry the settings they had."""
+        loaded = await self._snapshots.load()
+        if loaded is None or loaded[0] > self._journal.last_sequence:
+            return Engine(EngineSettings()), 0
+        sequence, data = loaded
+        try:
+            saved = msgspec.msgpack.decode(data, type=Saved)
+            return Engine(saved.settings, decode_state(bytes(saved.state))), sequence
+        except msgspec.DecodeError as error:
+            # The journal forgets nothing: without the snapshot it only takes longer.
+            log.warning("snapshot %d cannot be read: %s", sequence, error)
+            return Engine(EngineSettings()), 0
+
+    # --- the loop ---------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Decide until told to stop; whoever still waits then hears that it was too late."""
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                if self._inbox and not self._is_stopping:
+                    await self._clock.sleep(self._settings.coalesce_s)
+                if self._may_act():
+                    await self._batch()
+                if self._is_stopping:
+                    return
+                self._progress()
+        finally:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        inbox, self._inbox = self._inbox, []
+        for waiting in inbox:
+            if waiting.done is not None and not waiting.done.done():
+                waiting.done.set_exception(Unavailable("the coordinator is stopping"))
+
+    async def _batch(self) -> None:
+        inbox, self._inbox = self._inbox, []
+        entries: list[Entry] = []
+        try:
+            outcomes = [self._handle(waiting.event, entries) for waiting in inbox]
+            is_passed = self._passes(entries, outcomes)
+            if not entries:
+                return
+            decisions = tuple(d for outcome in outcomes for d in outcome.decisions)
+            await self._append(entries, decisions)
+        except BaseException as error:
+            # The engine is ahead of the journal now: nothing of this batch may leave.
+            self._inbox = inbox + self._inbox
+            if not isinstance(error, Fenced | Unavailable):
+                raise
+            self._is_stopping = True
+            self._fenced(error if isinstance(error, Fenced) else Fenced(f"journal: {error}"))
+            return
+        if is_passed:
+            self.passed_at_s = self._clock.now_s()
+        for waiting, outcome in zip(inbox, outcomes, strict=False):
+            if waiting.done is not None and not waiting.done.done():
+                waiting.done.set_result(outcome)
+        for command in (command for outcome in outcomes for command in outcome.commands):
+            self._let_out(command)
+        for decision in decisions:
+            log.info("decided %s", describe(decision))
+        if self._records_since_snapshot >= self._settings.snapshot_records:
+            await self.save_snapshot()
+
+    def _handle(self, event: Event, entries: list[Entry]) -> Outcome:
+        now_s = self._engine_now_s()
+        entries.append(Entry(now_s, event))
+        outcome = self.engine.handle(event, now_s=now_s)
+        self._wake_at_s = outcome.wake_at_s
+        for refused in outcome.refused:
+            log.info("refused %s: %s", describe(refused.decision), refused.why)
+        return outcome
+
+    def _engine_now_s(self) -> float:
+        """Wall time, which outlives a boot; it never goes back, whatever somebody sets."""
+        return max(self._clock.wall_s(), self.engine.state.now_s)
+
+    def _passes(self, entries: list[Entry], outcomes: list[Outcome]) -> bool:
+        """Run the passes that are due or asked for; a loan pass first, since it frees nodes."""
+        now_s = self._clock.now_s()
+        if now_s >= self._loan_pass_at_s or any(o.needs_loan_pass for o in outcomes):
+            self._loan_pass_at_s = now_s + self.engine.settings.loan_period_s
+            outcomes.append(self._handle(LoanPassDue(), entries))
+        # Asked again of each batch: the outcome that wished for it may be long gone.
+        is_woken = self._wake_at_s is not None and self._wake_at_s <= self._engine_now_s()
+        if now_s < self._pass_at_s and not is_woken and not any(o.needs_pass for o in outcomes):
+            return False
+        self._pass_at_s = now_s + self._settings.pass_period_s
+        outcomes.append(self._handle(PassDue(), entries))
+        return True
+
+    async def _append(self, entries: list[Entry], decisions: tuple[Decision, ...]) -> None:
+        """Append, again and again while the leader lease lasts; the same bytes count once.
+
+        Raises:
+            Fenced: somebody else wrote.
+            Unavailable: not known to be written, and no time is left to find out.
+        """
+        record = Record(
+            epoch=self.engine.state.epoch,
+            writer=self._holder,
+            entries=tuple(entries),
+            decisions=decisions,
+        )
+        data = encode_record(record)
+        while True:
+            try:
+                await self._journal.append(data)
+            except Unavailable as error:
+                if not self._may_act() or self._is_stopping:
+                    raise
+                log.warning("journal: %s; trying again", error)
+                await self._clock.sleep(JOURNAL_RETRY_S)
+            else:
+                self._records_since_snapshot += 1
+                return
+
+    async def save_snapshot(self) -> None:
+        """Save the state as it is after the last record.
+
+        A snapshot only shortens the next start, so one that cannot be written is no reason to
+        stop; the next is tried after as many records again.
+        """
+        saved = Saved(settings=self.engine.settings, state=msgspec.Raw(self.engine.encode_state()))
+        self._records_since_snapshot = 0
+        try:
+            await self._snapshots.save(self._journal.last_sequence, msgspec.msgpack.encode(saved))
+        except (Unavailable, ConfigError) as error:
+            log.warning("no snapshot: %s", error)

@@ -1,0 +1,60 @@
+"""What agents say, checked as far as types cannot: a report that is taken can be lived with. Pure.
+
+Must not know the engine; what is refused here is counted and dropped by whoever asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from common import subjects
+from common.errors import ProtocolError
+from common.messages import InferenceReport, NodeReport, decode
+from common.model import NodeRole
+
+MAX_COUNT = 2.0**53
+"""Above it a counter kept as a float cannot count; a rate made of infinities is no rate."""
+
+
+def node_report(data: bytes, subject: str) -> NodeReport:
+    """A report from its bytes and the subject that it came on.
+
+    NATS permissions fix the subject; what a payload calls itself must be the same.
+
+    Raises:
+        ProtocolError: it does not fit; names the field.
+    """
+    report = decode(data, NodeReport)
+    if report.node != subjects.node_of(subject):
+        raise ProtocolError(f"NodeReport: field node: it is signed {report.node}")
+    if report.role == NodeRole.LOST:
+        raise ProtocolError("NodeReport: field role: only others say of a node that it is lost")
+    _check_unique("gpus", (gpu.uuid for gpu in report.gpus))
+    _check_unique("workers", (str(worker.key) for worker in report.workers))
+    for worker in report.workers:
+        if worker.key.attempt < 1 or worker.key.worker_index < 0:
+            raise ProtocolError(f"NodeReport: field workers: there is no worker {worker.key}")
+    if report.inference is not None:
+        _check_counts(report.inference)
+    return report
+
+
+def _check_unique(field: str, names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ProtocolError(f"NodeReport: field {field}: {name} is there twice")
+        seen.add(name)
+
+
+def _check_counts(inference: InferenceReport) -> None:
+    counts = {
+        "running_count": inference.running_count,
+        "waiting_count": inference.waiting_count,
+        "success_total": inference.success_total,
+    }
+    for field, count in counts.items():
+        if count > MAX_COUNT:
+            raise ProtocolError(
+                f"NodeReport: field inference.{field}: {count:g}, expected at most {MAX_COUNT:g}"
+            )

@@ -1,0 +1,117 @@
+"""Where coordinators of one cell keep things: JetStream, or the fakes in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from contextlib import AsyncExitStack
+from typing import Protocol, TypeVar
+
+from common.bus import NatsBus, connect_nats
+from common.clock import SystemClock
+from coordinator.service import store
+from coordinator.service.leader import KeyPort
+from coordinator.service.natsserver import NatsServer
+from coordinator.service.ports import JournalPort, LeasePort, SnapshotsPort
+from tests.fakes import FakeClock, MemoryJournal, MemoryKey, MemorySnapshots, memory_lease
+from tests.inbox import PATIENCE_S
+
+CELL = "c"
+TTL_S = 8.0
+MARGIN_S = 1.0
+
+T = TypeVar("T")
+
+
+class Place(Protocol):
+    """Where coordinators of one cell keep things; each call is another coordinator."""
+
+    async def journal(self) -> JournalPort:
+        """A journal that was not opened yet."""
+        ...
+
+    async def snapshots(self) -> SnapshotsPort:
+        """Snapshots."""
+        ...
+
+    async def lease(self, clock: FakeClock) -> LeasePort:
+        """A lease that nobody asked for yet."""
+        ...
+
+    async def key(self) -> KeyPort:
+        """The lease's key."""
+        ...
+
+
+class Memory:
+    """The fakes."""
+
+    def __init__(self) -> None:
+        self._records: list[bytes] = []
+        self._snapshots = MemorySnapshots()
+        self._key = MemoryKey()
+
+    async def journal(self) -> JournalPort:
+        return MemoryJournal(self._records)
+
+    async def snapshots(self) -> SnapshotsPort:
+        return self._snapshots
+
+    async def lease(self, clock: FakeClock) -> LeasePort:
+        return memory_lease(self._key, clock=clock, ttl_s=TTL_S, margin_s=MARGIN_S)
+
+    async def key(self) -> KeyPort:
+        return self._key
+
+
+class JetStream:
+    """A real nats-server; every coordinator has a connection of its own."""
+
+    def __init__(self, server: NatsServer, stack: AsyncExitStack) -> None:
+        self._server = server
+        self._stack = stack
+        self._count = 0
+
+    async def bus(self) -> NatsBus:
+        """One connection more."""
+        self._count += 1
+        bus = await connect_nats(self._server.url, identity=f"c{self._count}", clock=SystemClock())
+        self._stack.push_async_callback(bus.close)
+        return bus
+
+    async def journal(self) -> JournalPort:
+        bus = await self.bus()
+        return store.Journal(bus, cell=CELL, writer=f"w{self._count}", clock=SystemClock())
+
+    async def snapshots(self) -> SnapshotsPort:
+        return store.Snapshots(await self.bus(), cell=CELL, clock=SystemClock())
+
+    async def lease(self, clock: FakeClock) -> LeasePort:
+        return store.LeaderLease(
+            await self.bus(), cell=CELL, clock=clock, ttl_s=TTL_S, margin_s=MARGIN_S
+        )
+
+    async def key(self) -> KeyPort:
+        return store.NatsKey(await self.bus(), cell=CELL, timeout_s=PATIENCE_S)
+
+
+async def opened(place: Place) -> JournalPort:
+    """A journal at its end."""
+    journal = await place.journal()
+    await journal.open()
+    return journal
+
+
+async def records(journal: JournalPort, from_sequence: int = 1) -> list[tuple[int, bytes]]:
+    """All there is."""
+    return [record async for record in journal.read(from_sequence)]
+
+
+async def while_time_passes(clock: FakeClock, awaitable: Awaitable[T]) -> T:
+    """The result of something that waits for virtual time and, on JetStream, for a real server."""
+    task = asyncio.ensure_future(awaitable)
+    async with asyncio.timeout(PATIENCE_S * 3):
+        while not task.done():
+            await clock.advance(0.25)
+            await asyncio.sleep(0.001)  # the server's turn; nothing is measured by it
+    return await task

@@ -1,0 +1,220 @@
+"""Bad requests on every verb: counted, answered by the field, and nothing changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from common.api import (
+    REQUESTS,
+    ApiError,
+    ApiErrorCode,
+    Describe,
+    Description,
+    GetEvents,
+    Jobs,
+    ListJobs,
+    Operate,
+    Submit,
+    Submitted,
+)
+from common.messages import (
+    MAX_MESSAGE_BYTES,
+    Message,
+)
+from common.model import GpuRequest, JobId, JobState
+from coordinator.engine.events import OperatorAction
+from coordinator.service.coordinator import Coordinator
+from tests.service.cell import Cell, make_spec
+from tests.service.wire import Spoilt, example, spoilt
+
+REQUEST_CASES = [
+    pytest.param(kind, case, id=f"{kind.__struct_config__.tag} {case.why}")
+    for kind in REQUESTS
+    for case in spoilt(kind)
+]
+
+
+def state(coordinator: Coordinator) -> bytes:
+    """All that the engine knows."""
+    return coordinator.engine.encode_state()
+
+
+@pytest.mark.parametrize(("kind", "case"), REQUEST_CASES)
+async def test_a_spoilt_request_is_answered_and_changes_nothing(
+    kind: type[Message], case: Spoilt
+) -> None:
+    """The answer is a usage error that names what did not fit; it is counted; no event enters."""
+    async with Cell() as cell:
+        coordinator = await cell.lead()
+        before, count = state(coordinator), len(cell.records)
+        reply = await cell.ask_raw(str(kind.__struct_config__.tag), case.data, tenant="ops")
+        assert isinstance(reply, ApiError), reply
+        assert reply.code == ApiErrorCode.USAGE
+        assert case.names in reply.message
+        assert reply.field
+        if case.names.isidentifier() and case.names != "type":
+            assert case.names in reply.field.split(".")
+        assert coordinator.bad_messages == 1
+        assert (state(coordinator), len(cell.records)) == (before, count)
+        assert cell.leaders[0].bus.handler_error_count == 0
+
+
+async def test_a_verb_that_is_none_is_answered_with_those_that_are() -> None:
+    """A newer CLI hears what this coordinator knows."""
+    async with Cell() as cell:
+        await cell.lead()
+        reply = await cell.ask_raw("levitate", b"")
+        assert isinstance(reply, ApiError)
+        assert (reply.code, reply.field) == (ApiErrorCode.USAGE, "verb")
+        assert all(str(kind.__struct_config__.tag) in reply.message for kind in REQUESTS)
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+async def test_every_request_has_an_answer(kind: type[Message]) -> None:
+    """A request that fits is answered, by its own answer or by a refusal that says why."""
+    async with Cell() as cell:
+        coordinator = await cell.lead()
+        request = msgspec.convert(example(kind), kind)
+        reply = await cell.ask(request, tenant="ops")
+        if isinstance(reply, ApiError):
+            assert reply.message
+            assert reply.code != ApiErrorCode.UNAVAILABLE
+        assert coordinator.bad_messages == 0
+        assert cell.leaders[0].bus.handler_error_count == 0
+
+
+SPEC: dict[str, Any] = msgspec.to_builtins(make_spec())
+BAD_SPECS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "unknown key": ({"wrokers": {"min": 1, "max": 1}}, "spec.wrokers", "wrokers"),
+    "unknown key below": ({"checkpoint": {"grase_s": 1.0}}, "spec.checkpoint.grase_s", "grase_s"),
+    "negative count": ({"workers": {"min": -1, "max": 1}}, "spec.workers.min", ">= 1"),
+    "zero GPUs": ({"gpus_per_worker": 0}, "spec.gpus_per_worker", ">= 1"),
+    "negative time": ({"time_limit_s": -3.0}, "spec.time_limit_s", "> 0"),
+    "min above max": ({"workers": {"min": 3, "max": 2}}, "workers", "min is 3"),
+    "empty command": ({"command": []}, "spec.command", "length >= 1"),
+    "no command": ({"command": None}, "spec.command", "array"),
+    "a name with a dot": ({"name": "a.b"}, "spec.name", "matching regex"),
+    "too many GPUs": ({"gpus_per_worker": 9}, "gpus_per_worker", "largest node has 8"),
+    "no such type": ({"gpu": {"types": ["B200"]}}, "gpu.types", "there are H100"),
+    "text for a number": ({"priority": "high"}, "spec.priority", "Expected `int`"),
+}
+
+
+@pytest.mark.parametrize("why", BAD_SPECS)
+async def test_a_bad_job_is_refused_by_the_field(why: str) -> None:
+    """The error names the field and what was expected, and no job comes of it."""
+    change, field, text = BAD_SPECS[why]
+    async with Cell() as cell:
+        coordinator = await cell.lead()
+        before = state(coordinator)
+        request = {**example(Submit), "spec": {**SPEC, **change}}
+        reply = await cell.ask_raw("submit", msgspec.msgpack.encode(request))
+        assert isinstance(reply, ApiError), reply
+        assert (reply.code, reply.field) == (ApiErrorCode.USAGE, field)
+        assert text in reply.message
+        assert (state(coordinator), coordinator.engine.state.jobs) == (before, {})
+
+
+@pytest.mark.parametrize("field", ["command", "name", "workers"])
+async def test_a_job_without_what_it_needs_is_refused(field: str) -> None:
+    """The field that is missing is named."""
+    async with Cell() as cell:
+        coordinator = await cell.lead()
+        spec = {key: value for key, value in SPEC.items() if key != field}
+        data = msgspec.msgpack.encode({**example(Submit), "spec": spec})
+        reply = await cell.ask_raw("submit", data)
+        assert isinstance(reply, ApiError)
+        assert reply.field == f"spec.{field}"
+        assert not coordinator.engine.state.jobs
+
+
+async def test_a_job_for_nodes_that_are_yet_to_come_waits() -> None:
+    """Where no node has reported nobody can say that it never fits."""
+    async with Cell(training=0) as cell:
+        await cell.lead()
+        spec = make_spec(gpus_per_worker=64)
+        assert isinstance(await cell.ask(Submit(spec=spec, request_id="r")), Submitted)
+
+
+async def test_only_the_nodes_that_it_accepts_count() -> None:
+    """A type that exists beside one that does not is enough."""
+    async with Cell() as cell:
+        await cell.lead()
+        spec = msgspec.structs.replace(make_spec(), gpu=GpuRequest(types=("B200", "H100")))
+        assert isinstance(await cell.ask(Submit(spec=spec, request_id="r")), Submitted)
+
+
+@pytest.mark.parametrize("action", [*OperatorAction, "explode"])
+async def test_an_order_about_nothing_is_refused(action: str) -> None:
+    """A target, a value or a verb that is none changes nothing, and the error names which."""
+    async with Cell(inference=1) as cell:
+        coordinator = await cell.lead()
+        before = state(coordinator)
+        reply = await cell.ask(Operate(action=action, target="nowhere", value="x"), tenant="ops")
+        assert isinstance(reply, ApiError), reply
+        assert reply.code in (ApiErrorCode.NOT_FOUND, ApiErrorCode.USAGE)
+        assert reply.field in ("node", "loan", "service", "action", "mode")
+        assert state(coordinator) == before
+
+
+async def test_a_mode_that_is_none_is_refused() -> None:
+    """The error lists those that are."""
+    async with Cell(inference=1) as cell:
+        await cell.lead()
+        request = Operate(action="set_mode", target="chat", value="yolo")
+        reply = await cell.ask(request, tenant="ops")
+        assert isinstance(reply, ApiError)
+        assert reply.field == "mode"
+        assert "observe, recommend, act" in reply.message
+
+
+@pytest.mark.parametrize("kind", ["job", "node", "service", "loan"])
+async def test_what_does_not_exist_is_not_found(kind: str) -> None:
+    """Describing nothing names what there is, or that there is none."""
+    async with Cell() as cell:
+        await cell.lead()
+        reply = await cell.ask(Describe(kind=kind, name="nowhere"))
+        assert isinstance(reply, ApiError)
+        assert (reply.code, reply.field) == (ApiErrorCode.NOT_FOUND, kind)
+        assert "there are" in reply.message
+
+
+async def test_what_exists_is_described() -> None:
+    """A job by id and by name, a node, a service: with why it is where it is, and its story."""
+    async with Cell(inference=1) as cell:
+        await cell.lead()
+        submitted = await cell.ask(Submit(spec=make_spec("train"), request_id="r"))
+        assert isinstance(submitted, Submitted)
+        for kind, name in (
+            ("job", submitted.job_id),
+            ("job", "train"),
+            ("node", "t0"),
+            ("service", "chat"),
+        ):
+            reply = await cell.ask(Describe(kind=kind, name=name))
+            assert isinstance(reply, Description), reply
+            assert getattr(reply, kind) is not None
+        events = await cell.ask(GetEvents(subject=submitted.job_id))
+        assert "submitted" in str(events)
+
+
+async def test_an_answer_that_no_message_carries_is_refused_at_once() -> None:
+    """A caller who asks for too much hears so, instead of nothing until its timeout."""
+    async with Cell(training=0) as cell:
+        coordinator = await cell.lead()
+        first = await cell.ask(Submit(spec=make_spec(), request_id="r"))
+        assert isinstance(first, Submitted)
+        jobs = coordinator.engine.state.jobs
+        entry = jobs[JobId(first.job_id)]
+        for number in range(5000):
+            job_id = JobId(f"old{number}")
+            jobs[job_id] = msgspec.structs.replace(
+                entry, job_id=job_id, state=JobState.SUCCEEDED, finished_at_s=1.0
+            )
+        reply = await cell.ask(ListJobs())
+        assert isinstance(reply, ApiError)
+        assert str(MAX_MESSAGE_BYTES) in reply.message
+        assert isinstance(await cell.ask(ListJobs(is_live_only=True)), Jobs)

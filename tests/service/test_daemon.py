@@ -1,0 +1,87 @@
+"""`aryl-coordinator`: a settings file that does not fit is named before anything is started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GOOD = 'cell = "c"\nnats_url = "nats://127.0.0.1:4222"\n'
+
+
+def check(path: Path) -> subprocess.CompletedProcess[str]:
+    """The real program on a file, with `--check`: it ends without touching the network."""
+    return subprocess.run(
+        [sys.executable, "-m", "coordinator.service.daemon", "--config", str(path), "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        (GOOD + "pass_periods_s = 3\n", ["pass_periods_s", "pass_period_s"]),
+        (GOOD + "[engine]\nlease_ttl = 3\n", ["engine.lease_ttl", "lease_ttl_s"]),
+        (
+            GOOD + '[[engine.services]]\nname = "a"\ncapacity_per_nodes = 3\n',
+            ["services[0]", "capacity_per_node"],
+        ),
+        ('nats_url = "nats://127.0.0.1:4222"\n', ["cell", "missing"]),
+        (GOOD + "coalesce_s = -1\n", ["coalesce_s", ">= 0"]),
+        (GOOD + 'leader_ttl_s = "long"\n', ["leader_ttl_s", "float"]),
+        (GOOD + "leader_margin_s = 9\n", ["leader_margin_s", "8"]),
+        (GOOD + '[engine]\npolicy = "aril"\n', ["policy", "aryl"]),
+        (
+            GOOD + 2 * '[[engine.services]]\nname = "a"\ncapacity_per_node = 3\n',
+            ["engine.services", "a is there twice"],
+        ),
+        ('cell = "c"\nnats_url = "nats://10.0.0.1:4222"\n', ["10.0.0.1", "insecure"]),
+        (GOOD + "cell =\n", ["not TOML"]),
+    ],
+    ids=[
+        "typo",
+        "typo in a table",
+        "typo in a list",
+        "missing",
+        "negative",
+        "wrong type",
+        "margin above the TTL",
+        "policy",
+        "a service twice",
+        "plain text off loopback",
+        "no TOML",
+    ],
+)
+def test_a_typo_in_the_settings_is_named(tmp_path: Path, text: str, names: list[str]) -> None:
+    """Exit 2; the error has the file, the field and what was expected or the nearest valid key."""
+    path = tmp_path / "coordinator.toml"
+    path.write_text(text, encoding="utf-8")
+    result = check(path)
+    assert result.returncode == 2, result.stderr
+    assert "Traceback" not in result.stderr
+    for name in names:
+        assert name in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_settings_that_fit_pass(tmp_path: Path) -> None:
+    """Exit 0 and not a word."""
+    path = tmp_path / "coordinator.toml"
+    path.write_text(GOOD, encoding="utf-8")
+    result = check(path)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+@pytest.mark.slow
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """Exit 2 and the path."""
+    result = check(tmp_path / "nowhere.toml")
+    assert result.returncode == 2
+    assert "nowhere.toml" in result.stderr

@@ -1,0 +1,172 @@
+"""What must not leave a coordinator: the journal is first, and only one leads."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from common import subjects
+from common.api import (
+    ApiError,
+    ApiErrorCode,
+    Operate,
+    Submit,
+    Submitted,
+)
+from common.errors import Fenced, Unavailable
+from common.model import JobId, NodeName
+from coordinator.engine.events import JobSubmitted
+from coordinator.service.coordinator import Coordinator
+from tests.service.cell import CELL, Cell, Leader, make_settings, make_spec
+from tests.service.steps import on_loan, submit
+
+SETTINGS = make_settings()
+
+
+async def split(cell: Cell) -> tuple[Leader, Coordinator]:
+    """(one that believes that it leads, the one that does): the first never learns of its end."""
+    old = cell.launch("old")
+    await cell.until(lambda: cell.agents["t0"].epoch == 1)
+    old.key.is_cut = True
+    old.coordinator.may_act = lambda: True  # type: ignore[method-assign]
+    old.coordinator.decider._may_act = lambda: True
+    old.coordinator.dispatcher._may_act = lambda: True
+    cell.key.entry = None  # as if its time had long run out on every clock but its own
+    new = await cell.lead("new")
+    await cell.until(lambda: cell.agents["t0"].epoch == 2)
+    return old, new
+
+
+async def test_a_leader_that_was_replaced_cannot_append() -> None:
+    """It believes that it leads; its next record is refused, it stops, and nothing left it."""
+    async with Cell() as cell:
+        old, _new = await split(cell)
+        count = len(cell.records)
+        sent = len(cell.network.sent)
+        with pytest.raises(Unavailable):
+            await cell.meanwhile(
+                old.coordinator.decider.record(
+                    JobSubmitted(job_id=JobId("jx"), spec=make_spec(), tenant="a", user="b")
+                )
+            )
+        await cell.until(old.task.done)
+        assert isinstance(old.task.exception(), Fenced)
+        assert all(record.writer == "new" for _, record in cell.journal()[count:])
+        subject = subjects.node_desired(CELL, "t0")
+        pushed = [data for where, data in cell.network.sent[sent:] if where == subject]
+        assert not any(b"jx" in data for data in pushed)
+
+
+async def test_a_leader_that_was_replaced_cannot_command() -> None:
+    """Agents know the higher epoch: they refuse its desired state, and it stops."""
+    async with Cell() as cell:
+        old, _new = await split(cell)
+        agent = cell.agents["t0"]
+        accepted = len(agent.desired)
+        old.coordinator.dispatcher.push(old.coordinator.engine.desired(NodeName("t0")))
+        await cell.until(old.task.done)
+        with pytest.raises(Fenced, match="node t0 has epoch 2, ours is 1"):
+            old.task.result()
+        assert [desired.epoch for desired in agent.refused] == [1]
+        assert {desired.epoch for desired in agent.desired[accepted:]} <= {2}
+
+
+async def test_a_leader_whose_lease_ran_out_stops_by_itself() -> None:
+    """It cannot reach the key: at the end of its own time it acts no more, and says why."""
+    async with Cell() as cell:
+        coordinator = await cell.lead()
+        leader = cell.leaders[0]
+        leader.key.is_cut = True
+        started_s = cell.clock.now_s()
+        await cell.until(leader.task.done)
+        assert isinstance(leader.task.exception(), Fenced)
+        assert cell.clock.now_s() - started_s <= SETTINGS.leader_ttl_s
+        assert not coordinator.may_act()
+
+
+async def test_a_journal_that_is_down_stops_decisions() -> None:
+    """What cannot be journaled is not acknowledged and orders nothing; later it goes on."""
+    async with Cell() as cell:
+        coordinator = await cell.lead()
+        leader, agent = cell.leaders[0], cell.agents["t0"]
+        leader.journal.is_down = True
+        asking = asyncio.ensure_future(
+            cell.caller.request(
+                *cell.request(Submit(spec=make_spec(), request_id="r")), timeout_s=60.0
+            )
+        )
+        generation = agent.generation
+        await cell.clock.advance(SETTINGS.leader_ttl_s / 2)
+        assert not asking.done()
+        assert agent.generation == generation
+        leader.journal.is_down = False
+        await cell.until(asking.done)
+        assert isinstance(cell.reply(asking.result()), Submitted)
+        await cell.until(lambda: bool(agent.running()))
+        assert coordinator.is_leading
+
+
+async def test_what_was_not_journaled_is_not_acknowledged() -> None:
+    """The journal stays away until the lease is gone: the caller hears that it did not happen."""
+    async with Cell() as cell:
+        await cell.lead()
+        leader, agent = cell.leaders[0], cell.agents["t0"]
+        generation, count = agent.generation, len(cell.records)
+        leader.journal.is_down = leader.key.is_cut = True
+        reply = await cell.ask(Submit(spec=make_spec(), request_id="r"))
+        assert isinstance(reply, ApiError)
+        assert reply.code == ApiErrorCode.UNAVAILABLE
+        await cell.until(leader.task.done)
+        assert isinstance(leader.task.exception(), Fenced)
+        assert (agent.generation, len(cell.records)) == (generation, count)
+
+
+async def test_a_record_whose_answer_was_lost_is_written_once() -> None:
+    """The append is tried again with the same bytes; the job is there once and acknowledged."""
+    async with Cell() as cell:
+        await cell.lead()
+        cell.leaders[0].journal.faults.writes = ["unanswered", "lost", ""]
+        job_id = await submit(cell)
+        entered = [
+            entry.event
+            for _, record in cell.journal()
+            for entry in record.entries
+            if isinstance(entry.event, JobSubmitted)
+        ]
+        assert [event.job_id for event in entered] == [job_id]
+
+
+async def test_a_push_that_was_lost_is_repeated() -> None:
+    """The node's report shows an old generation: it is told again until it shows the new one."""
+    async with Cell() as cell:
+        coordinator = await cell.lead()
+        agent = cell.agents["t0"]
+        where = subjects.node_desired(CELL, "t0")
+        cell.network.is_lost = lambda subject, _data: subject == where
+        await submit(cell)
+        await cell.clock.advance(10.0)
+        assert not agent.running()
+        pushes = [data for subject, data in cell.network.sent if subject == where]
+        assert len(pushes) <= 2 + 10.0 / SETTINGS.push_retry_s
+        cell.network.is_lost = lambda _subject, _data: False
+        await cell.until(lambda: bool(agent.running()) and cell.is_obeyed(coordinator))
+
+
+async def test_a_reclaim_that_is_pushed_again_has_less_time_left() -> None:
+    """The deadline stands: what was lost on the way is not given to the node as extra time."""
+    async with Cell(inference=1) as cell:
+        coordinator = await cell.lead()
+        await on_loan(cell, coordinator)
+        agent = cell.agents["i0"]
+        where = subjects.node_desired(CELL, "i0")
+        cell.network.is_lost = lambda subject, _data: subject == where
+        await cell.ask(Operate(action="recall"), tenant="ops")
+        ordered_s = cell.clock.now_s()
+        await cell.clock.advance(10.0)
+        cell.network.is_lost = lambda _subject, _data: False
+        await cell.until(lambda: agent.desired[-1].reclaim_in_s is not None)
+        left_s = agent.desired[-1].reclaim_in_s
+        assert left_s is not None
+        deadline_s = SETTINGS.engine.services[0].reclaim_deadline_s
+        assert left_s == pytest.approx(deadline_s - (cell.clock.now_s() - ordered_s), abs=0.5)

@@ -1,0 +1,171 @@
+"""The leader's lease: one contract, for JetStream and for a key in memory."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from common.errors import ConfigError, Fenced, Unavailable
+from coordinator.service.leader import KeyEntry, LeaderLease
+from tests.fakes import FakeClock, MemoryKey, memory_lease
+from tests.service.places import (
+    MARGIN_S,
+    TTL_S,
+    Place,
+    while_time_passes,
+)
+
+
+async def test_a_free_lease_is_taken_at_once(place: Place) -> None:
+    """Epoch 1, valid for the TTL less the margin from when it was asked for."""
+    clock = FakeClock()
+    lease = await place.lease(clock)
+    assert await lease.acquire("a", 0) == 1
+    assert lease.valid_until_s == clock.now_s() + TTL_S - MARGIN_S
+
+
+async def test_the_epoch_is_above_all_that_agents_report(place: Place) -> None:
+    """An agent that saw epoch 41 must not be commanded by a lower one after a loss of JetStream."""
+    assert await (await place.lease(FakeClock())).acquire("a", 41) == 42
+
+
+async def test_a_renewal_counts_from_when_it_was_sent(place: Place) -> None:
+    """It prolongs by the whole TTL, as often as it is asked."""
+    clock = FakeClock()
+    lease = await place.lease(clock)
+    await lease.acquire("a", 0)
+    for _ in range(3):
+        await clock.advance(TTL_S / 2)
+        await lease.renew()
+        assert lease.valid_until_s == clock.now_s() + TTL_S - MARGIN_S
+
+
+async def test_a_standby_waits_until_the_holder_is_silent(place: Place) -> None:
+    """While the holder renews nobody else leads; when it stops, its own time ends first."""
+    clock = FakeClock()
+    holder, standby = await place.lease(clock), await place.lease(clock)
+    await holder.acquire("a", 0)
+    waiting = asyncio.ensure_future(standby.acquire("b", 0))
+    for _ in range(4):
+        await while_time_passes(clock, clock.sleep(TTL_S / 2))
+        await holder.renew()
+    assert not waiting.done()
+    assert await while_time_passes(clock, waiting) == 2
+    assert clock.now_s() >= holder.valid_until_s + MARGIN_S
+    assert standby.valid_until_s > clock.now_s()
+
+
+async def test_a_holder_that_was_replaced_is_fenced(place: Place) -> None:
+    """Its renewal names who leads, and it may not act from then on."""
+    clock = FakeClock()
+    old, new = await place.lease(clock), await place.lease(clock)
+    await old.acquire("old", 0)
+    await while_time_passes(clock, new.acquire("new", 0))
+    with pytest.raises(Fenced, match=r"held by new \(epoch 2\)"):
+        await old.renew()
+    assert old.valid_until_s < clock.now_s()
+    with pytest.raises(Fenced):
+        await old.renew()
+    await new.renew()
+
+
+async def test_a_released_lease_is_taken_without_a_wait(place: Place) -> None:
+    """A planned takeover needs no TTL to run out; the old holder may not act any more."""
+    clock = FakeClock()
+    old, new = await place.lease(clock), await place.lease(clock)
+    await old.acquire("old", 0)
+    await old.release()
+    await old.release()  # nothing is held: nothing happens
+    assert old.valid_until_s < clock.now_s()
+    assert await new.acquire("new", 0) == 2
+    with pytest.raises(Fenced):
+        await old.renew()
+
+
+async def test_of_two_that_take_at_once_one_leads(place: Place) -> None:
+    """Compare-and-set lets one win; the other goes on waiting."""
+    clock = FakeClock()
+    one, other = await place.lease(clock), await place.lease(clock)
+    tasks = {
+        asyncio.ensure_future(one.acquire("1", 0)),
+        asyncio.ensure_future(other.acquire("2", 0)),
+    }
+    done, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    await clock.advance(0.0)
+    assert [task.result() for task in done] == [1]
+    assert len(waiting) == 1
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_what_no_version_can_read_is_waited_out(place: Place) -> None:
+    """A foreign value in the key is a lease like any other: nobody leads before a TTL went by."""
+    clock = FakeClock()
+    await (await place.key()).put(b"\xc1 not a lease", last_revision=0)
+    lease = await place.lease(clock)
+    started_s = clock.now_s()
+    assert await while_time_passes(clock, lease.acquire("a", 0)) == 1
+    assert clock.now_s() - started_s >= TTL_S
+
+
+async def test_a_key_is_written_only_at_its_revision(place: Place) -> None:
+    """A write with an older revision changes nothing and says so by None."""
+    key = await place.key()
+    assert await key.get() is None
+    first = await key.put(b"1", last_revision=0)
+    assert first is not None
+    assert await key.put(b"late", last_revision=0) is None
+    second = await key.put(b"2", last_revision=first)
+    assert second is not None
+    assert await key.put(b"late", last_revision=first) is None
+    assert await key.get() == KeyEntry(b"2", second)
+
+
+# --- lost answers, in memory -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["lost", "unanswered"])
+async def test_a_take_without_an_answer_is_tried_again(fault: str) -> None:
+    """Whether or not the write came through, the same process leads a moment later."""
+    clock, key = FakeClock(), MemoryKey()
+    key.faults.writes = [fault]
+    lease = memory_lease(key, clock=clock, ttl_s=TTL_S, margin_s=MARGIN_S)
+    await while_time_passes(clock, lease.acquire("a", 0))
+    assert lease.valid_until_s > clock.now_s()
+    await lease.renew()
+
+
+@pytest.mark.parametrize("fault", ["lost", "unanswered"])
+async def test_a_renewal_without_an_answer_prolongs_nothing(fault: str) -> None:
+    """It is not known to be prolonged: the old end stays, and the next renewal works."""
+    clock, key = FakeClock(), MemoryKey()
+    lease = memory_lease(key, clock=clock, ttl_s=TTL_S, margin_s=MARGIN_S)
+    await lease.acquire("a", 0)
+    end_s = lease.valid_until_s
+    await clock.advance(1.0)
+    key.faults.writes = [fault]
+    with pytest.raises(Unavailable):
+        await lease.renew()
+    assert lease.valid_until_s == end_s
+    await lease.renew()
+    assert lease.valid_until_s == end_s + 1.0
+
+
+async def test_a_standby_outlives_an_outage() -> None:
+    """While the key cannot be read nobody takes it; afterwards waiting goes on."""
+    clock, key = FakeClock(), MemoryKey()
+    key.is_down = True
+    waiting = asyncio.ensure_future(memory_lease(key, clock=clock).acquire("a", 0))
+    await clock.advance(10 * TTL_S)
+    assert not waiting.done()
+    key.is_down = False
+    assert await while_time_passes(clock, waiting) == 1
+
+
+@pytest.mark.parametrize("margin_s", [-1.0, TTL_S, TTL_S + 1])
+def test_a_margin_must_leave_time_to_act(margin_s: float) -> None:
+    """A margin that eats the TTL would make a leader that never acts."""
+    with pytest.raises(ConfigError, match="leader_margin_s"):
+        LeaderLease(MemoryKey(), clock=FakeClock(), ttl_s=TTL_S, margin_s=margin_s)

@@ -1,0 +1,143 @@
+"""What a coordinator remembers: journal, snapshot, and what its agents hold."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.errors import ProtocolError
+from common.model import JobState, NodeName, NodeRole
+from coordinator.engine.record import RECORD_VERSION, Record, encode_record
+from tests.service.cell import LEASE_TTL_S, Cell, make_settings
+from tests.service.steps import job, on_loan, running, submit
+
+SETTINGS = make_settings()
+
+
+@pytest.mark.parametrize("snapshot_records", [2, 500])
+async def test_a_restart_replays_to_the_same_state(snapshot_records: int) -> None:
+    """Crash, start again: the state before the new leader's first record is the old one's."""
+    settings = make_settings(snapshot_records=snapshot_records)
+    async with Cell(training=2, inference=1) as cell:
+        coordinator = await cell.lead(settings=settings)
+        await on_loan(cell, coordinator)
+        await submit(cell, workers=(1, 2))
+        await cell.leaders[0].crash()
+        before = coordinator.engine.encode_state()
+        assert (cell.snapshots.saved is not None) == (snapshot_records == 2)
+        again = cell.launch("two", settings).coordinator
+        await again.decider.rebuild()
+        assert again.engine.encode_state() == before
+
+
+async def test_a_restart_with_other_settings_replays_by_the_old_ones() -> None:
+    """What was decided under the old file is not decided again under the new one."""
+    old = make_settings(policy="fifo", snapshot_records=2)
+    async with Cell(training=2) as cell:
+        coordinator = await cell.lead(settings=old)
+        await running(cell, coordinator, workers=(1, 2))
+        await cell.leaders[0].crash()
+        before = coordinator.engine.encode_state()
+        again = cell.launch("two", make_settings(policy="aryl")).coordinator
+        await again.decider.rebuild()
+        assert again.engine.encode_state() == before
+        assert again.engine.settings == old.engine
+
+
+async def test_a_snapshot_that_cannot_be_read_is_not_needed() -> None:
+    """The journal forgets nothing: a garbage snapshot costs time."""
+    async with Cell() as cell:
+        coordinator = await cell.lead()
+        job_id = await running(cell, coordinator)
+        await cell.leaders[0].crash()
+        cell.snapshots.saved = (1, b"\xc1 garbage")
+        again = await cell.lead("two")
+        assert job(again, job_id).state == JobState.RUNNING
+
+
+async def test_a_snapshot_that_cannot_be_written_stops_nothing() -> None:
+    """A full snapshot stream is no reason to stop leading."""
+    async with Cell() as cell:
+        coordinator = await cell.lead(settings=make_settings(snapshot_records=1))
+        cell.snapshots.is_down = True
+        await running(cell, coordinator)
+        assert coordinator.is_leading
+
+
+NEWER = encode_record(
+    Record(version=RECORD_VERSION + 1, epoch=1, writer="w", entries=(), decisions=())
+)
+
+
+@pytest.mark.parametrize("garbage", [b"", b"\xc1", NEWER], ids=["empty", "garbage", "newer"])
+async def test_a_record_that_cannot_be_read_stops_the_start(garbage: bytes) -> None:
+    """Skipping it might lose a job: the error names its sequence, and the lease is free again."""
+    async with Cell() as cell:
+        await cell.lead()
+        await cell.leaders[0].crash()
+        cell.records.append(garbage)
+        leader = cell.launch("two")
+        await cell.until(leader.task.done)
+        assert isinstance(leader.task.exception(), ProtocolError)
+        assert f"record {len(cell.records)}" in str(leader.task.exception())
+        assert not leader.coordinator.is_leading
+
+
+async def test_a_restarted_leader_goes_on_with_running_jobs() -> None:
+    """Workers of a job in the journal are neither stopped nor started twice."""
+    async with Cell(training=2) as cell:
+        coordinator = await cell.lead()
+        job_id = await running(cell, coordinator, workers=(2, 2))
+        keys = [key for agent in cell.agents.values() for key in agent.running()]
+        await cell.leaders[0].crash()
+        again = await cell.lead("two")
+        await cell.clock.advance(30.0)
+        assert [key for agent in cell.agents.values() for key in agent.running()] == keys
+        assert job(again, job_id).attempt == 1
+        assert not any(d.stops for agent in cell.agents.values() for d in agent.desired)
+
+
+async def test_an_empty_journal_stops_nothing() -> None:
+    """All of JetStream is lost: what agents hold is adopted, loans too, and runs to its end."""
+    async with Cell(training=1, inference=1) as cell:
+        coordinator = await cell.lead()
+        one, two = await on_loan(cell, coordinator)
+        keys = [key for agent in cell.agents.values() for key in agent.running()]
+        await cell.leaders[0].crash()
+        cell.records.clear()
+        cell.key.entry = None
+        again = await cell.lead("two")
+        await cell.until(lambda: {one, two} <= set(again.engine.state.jobs))
+        await cell.clock.advance(LEASE_TTL_S)
+        assert [key for agent in cell.agents.values() for key in agent.running()] == keys
+        assert {job(again, job_id).state for job_id in (one, two)} == {JobState.RUNNING}
+        assert again.engine.state.nodes[NodeName("i0")].role == NodeRole.ON_LOAN
+        assert (await cell.agents["i0"].renew()).is_granted
+        assert again.engine.check() == []
+        assert not any(d.stops for agent in cell.agents.values() for d in agent.desired)
+
+
+async def test_a_node_that_died_while_nobody_led_is_lost() -> None:
+    """It will never report to the new leader, and yet it must be declared lost."""
+    async with Cell(training=2) as cell:
+        await cell.lead()
+        cell.agents["t1"].is_silent = True
+        await cell.leaders[0].crash()
+        again = await cell.lead("two")
+        node = again.engine.state.nodes[NodeName("t1")]
+        await cell.until(lambda: node.role == NodeRole.LOST)
+
+
+async def test_a_standby_does_not_take_old_news_for_new() -> None:
+    """A node that fell silent while another led is not heard when this one takes over."""
+    async with Cell(training=2) as cell:
+        await cell.lead("one")
+        standby = cell.launch("two").coordinator
+        await cell.clock.advance(5.0)
+        cell.agents["t1"].is_silent = True
+        await cell.clock.advance(2 * SETTINGS.lost_after_s)
+        await cell.leaders[0].crash()
+        await cell.until(lambda: standby.is_leading)
+        await cell.clock.advance(SETTINGS.coalesce_s)
+        nodes = standby.engine.state.nodes
+        assert nodes[NodeName("t0")].is_heard
+        assert not nodes[NodeName("t1")].is_heard

@@ -1,0 +1,178 @@
+"""Modes, freeze, recall and renewals: what a service and its lent nodes can rely on."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.api import (
+    ApiError,
+    ApiErrorCode,
+    Done,
+    GetStatus,
+    Operate,
+    Status,
+)
+from common.errors import Unavailable
+from common.model import JobState, Mode, NodeName, NodeRole
+from coordinator.engine.events import LoadMeasured
+from coordinator.policies.decisions import Loan, Recommend
+from tests.service.cell import CHAT, LEASE_TTL_S, Cell, make_settings
+from tests.service.steps import decisions, job, on_loan, submit
+
+SETTINGS = make_settings()
+
+
+# --- modes, freeze, recall -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [Mode.OBSERVE, Mode.RECOMMEND])
+async def test_a_service_that_does_not_act_is_only_told(mode: Mode) -> None:
+    """What would have been lent is in the journal and names the node; the node stays."""
+    async with Cell(inference=1) as cell:
+        coordinator = await cell.lead(settings=make_settings(mode=mode))
+        await submit(cell, workers=(1, 2))
+        await cell.clock.advance(40.0)
+        said = [d for d in decisions(cell) if isinstance(d, Recommend)]
+        assert {(d.action, d.node) for d in said} == {("lend", "i0")}
+        assert not [d for d in decisions(cell) if isinstance(d, Loan)]
+        assert coordinator.engine.state.nodes[NodeName("i0")].role == NodeRole.SERVING
+        assert {d.role for d in cell.agents["i0"].desired} == {NodeRole.SERVING}
+
+
+async def test_act_lends_and_takes_back_when_load_rises() -> None:
+    """The whole loop of one loan: out, preempted by load, and home again by its deadline."""
+    async with Cell(inference=1) as cell:
+        coordinator = await cell.lead()
+        job_id = (await on_loan(cell, coordinator))[-1]
+        await cell.clock.advance(20.0)
+        state = coordinator.engine.state
+        coordinator.decider.post(LoadMeasured(service=CHAT, load=9.0))
+        await cell.until(lambda: state.nodes[NodeName("i0")].role == NodeRole.SERVING)
+        [loan] = state.loans.values()
+        assert loan.returned_at_s is not None
+        assert state.counters.reclaims_late == 0
+        assert (job(coordinator, job_id).state, job(coordinator, job_id).preemption_count) == (
+            JobState.PENDING,
+            1,
+        )
+        assert coordinator.engine.check() == []
+
+
+async def test_a_frozen_cell_decides_nothing_until_it_thaws() -> None:
+    """Freeze: jobs wait, nodes stay; thaw: at once they go on. Across a restart too."""
+    async with Cell(inference=1) as cell:
+        await cell.lead(settings=make_settings(mode=Mode.OBSERVE))
+        assert isinstance(await cell.ask(Operate(action="freeze"), tenant="ops"), Done)
+        await cell.leaders[0].crash()
+        coordinator = await cell.lead("two")
+        job_id = await submit(cell)
+        await cell.clock.advance(40.0)
+        assert job(coordinator, job_id).state == JobState.PENDING
+        assert coordinator.engine.state.nodes[NodeName("i0")].role == NodeRole.SERVING
+        status = await cell.ask(GetStatus())
+        assert isinstance(status, Status)
+        assert status.is_frozen
+        await cell.ask(Operate(action="thaw"), tenant="ops")
+        await cell.until(lambda: job(coordinator, job_id).state == JobState.RUNNING)
+
+
+async def test_a_recall_brings_home_what_is_lent_even_while_frozen() -> None:
+    """An order of a person needs no decision, and nothing is lent again before it ends."""
+    async with Cell(training=0, inference=1) as cell:
+        coordinator = await cell.lead()
+        [job_id] = await on_loan(cell, coordinator)
+        await cell.ask(Operate(action="freeze"), tenant="ops")
+        await cell.ask(Operate(action="recall"), tenant="ops")
+        refused = await cell.agents["i0"].renew()
+        assert not refused.is_granted
+        assert "called back" in refused.reason
+        node = coordinator.engine.state.nodes[NodeName("i0")]
+        await cell.until(lambda: node.role == NodeRole.SERVING)
+        await cell.ask(Operate(action="thaw"), tenant="ops")
+        await cell.clock.advance(30.0)
+        assert node.role == NodeRole.SERVING
+        assert job(coordinator, job_id).state == JobState.PENDING
+        await cell.ask(Operate(action="end_recall"), tenant="ops")
+        await cell.until(lambda: job(coordinator, job_id).state == JobState.RUNNING)
+
+
+async def test_only_operators_operate() -> None:
+    """Another tenant changes nothing and is told whose right it is."""
+    async with Cell() as cell:
+        coordinator = await cell.lead()
+        reply = await cell.ask(Operate(action="freeze"))
+        assert isinstance(reply, ApiError)
+        assert (reply.code, reply.field) == (ApiErrorCode.DENIED, "tenant")
+        assert not coordinator.engine.state.is_frozen
+
+
+# --- renewals --------------------------------------------------------------------------------
+
+
+async def test_a_lease_is_renewed_only_while_somebody_leads() -> None:
+    """No leader, no answer: the node comes home at the end of its TTL by itself."""
+    async with Cell(inference=1) as cell:
+        coordinator = await cell.lead()
+        await on_loan(cell, coordinator)
+        agent = cell.agents["i0"]
+        granted = await agent.renew()
+        assert (granted.is_granted, granted.ttl_s, granted.epoch) == (True, LEASE_TTL_S, 1)
+        await cell.leaders[0].crash()
+        with pytest.raises(Unavailable):
+            await agent.renew()
+
+
+async def test_a_leader_that_lost_its_lease_renews_nothing() -> None:
+    """Its own clock says that its time is over: no answer, though it still listens."""
+    async with Cell(inference=1) as cell:
+        coordinator = await cell.lead()
+        await on_loan(cell, coordinator)
+        coordinator.is_leading = False
+        with pytest.raises(Unavailable):
+            await cell.agents["i0"].renew()
+        assert coordinator.renewals.unanswered == 1
+
+
+async def test_a_leader_that_does_not_decide_renews_nothing() -> None:
+    """Its journal hangs, so it passes no more: leases run out although it listens."""
+    async with Cell(inference=1) as cell:
+        coordinator = await cell.lead()
+        await on_loan(cell, coordinator)
+        cell.leaders[0].journal.is_down = True
+        await cell.clock.advance(4 * SETTINGS.pass_period_s)
+        with pytest.raises(Unavailable):
+            await cell.agents["i0"].renew()
+
+
+async def test_a_node_that_is_not_heard_gets_no_renewal() -> None:
+    """Its reports do not arrive, so nobody knows what it does."""
+    async with Cell(inference=1) as cell:
+        coordinator = await cell.lead()
+        await on_loan(cell, coordinator)
+        cell.agents["i0"].is_silent = True
+        await cell.clock.advance(2 * SETTINGS.lost_after_s)
+        with pytest.raises(Unavailable):
+            await cell.agents["i0"].renew()
+
+
+async def test_a_change_of_the_leader_ends_no_loan() -> None:
+    """While the new leader has not heard the node yet it says nothing; a refusal would end it."""
+    async with Cell(inference=1) as cell:
+        coordinator = await cell.lead()
+        job_id = (await on_loan(cell, coordinator))[-1]
+        agent = cell.agents["i0"]
+        agent.is_silent = True
+        await cell.leaders[0].crash()
+        again = cell.launch("two").coordinator
+        await cell.until(lambda: again.is_leading)
+        with pytest.raises(Unavailable):
+            await agent.renew()
+        await cell.clock.advance(SETTINGS.coalesce_s)
+        agent.is_silent = False
+        await agent.report()  # it is heard, and not yet in the journal
+        with pytest.raises(Unavailable):
+            await agent.renew()
+        await cell.until(lambda: again.engine.state.nodes[agent.name].is_heard)
+        await cell.until(lambda: cell.is_obeyed(again))
+        assert (await agent.renew()).is_granted
+        assert job(again, job_id).state == JobState.RUNNING
