@@ -31,8 +31,6 @@ log = logging.getLogger(__name__)
 
 MIN_REPORT_GAP_S = 0.1
 MAX_LOG_BYTES = 256 * 1024
-LAST_RESORT_MARGIN_RATIO = 0.5
-"""The last resort fires this share of the TTL after its end: a living agent has begun by then."""
 
 
 class Agent:
@@ -194,12 +192,12 @@ class Agent:
                 generation=memory.generation,
                 error=str(error),
             )
-        await message.respond(encode(reply))
         self.node.changed.set()
+        await message.respond(encode(reply))
 
     async def _on_ledger(self, message: BusMessage) -> None:
         try:
-            decode(message.data, LedgerRequest)
+            self._check_node(decode(message.data, LedgerRequest).node)
         except ProtocolError as error:
             self._count_bad(message, error)
             return
@@ -209,6 +207,7 @@ class Agent:
     async def _on_logs(self, message: BusMessage) -> None:
         try:
             request = decode(message.data, LogRequest)
+            self._check_node(request.node)
         except ProtocolError as error:
             self._count_bad(message, error)
             return
@@ -220,6 +219,10 @@ class Agent:
         except (ArylError, OSError) as error:
             reply = LogReply(error=f"worker {request.key} has no log here: {error}")
         await message.respond(encode(reply))
+
+    def _check_node(self, name: str) -> None:
+        if name != self._settings.node:
+            raise ProtocolError(f"node: this is {self._settings.node}, not {name}")
 
     def _count_bad(self, message: BusMessage, error: Exception) -> None:
         self.bad_messages += 1

@@ -111,22 +111,44 @@ class GpuCollector:
         return Part(gpus=gpus, error=self._reader.error)
 
 
+def _cpu_s() -> tuple[float, float]:
+    times = psutil.cpu_times()
+    # Linux counts the time of guests in the time of users as well.
+    total_s = sum(times) - times.guest - times.guest_nice
+    return total_s - times.idle - times.iowait, total_s
+
+
 class HostCollector:
-    """CPU and memory of the machine."""
+    """CPU and memory of the machine.
+
+    psutil's own percentage is since anybody's last question in this process: several nodes in one
+    process would shorten each other's interval to nothing, so this one keeps its own.
+
+    Args:
+        busy_and_total_s: seconds that all CPUs together were busy, and that they were there.
+    """
 
     name = "host"
 
-    def __init__(self) -> None:
+    def __init__(self, busy_and_total_s: Callable[[], tuple[float, float]] = _cpu_s) -> None:
         self._cpu_count = psutil.cpu_count() or 1
-        psutil.cpu_percent()  # the first call has nothing to compare with and always says 0
+        self._busy_and_total_s = busy_and_total_s
+        self._last_s = busy_and_total_s()
+        self._busy_ratio = 0.0
 
     async def collect(self) -> Part:
-        """CPU busy share since the last call."""
+        """CPU busy share since this collector's last call."""
+        busy_s, total_s = self._busy_and_total_s()
+        last_busy_s, last_total_s = self._last_s
+        if total_s > last_total_s:  # the kernel counts in ticks: twice within one says nothing new
+            ratio = (busy_s - last_busy_s) / (total_s - last_total_s)
+            self._busy_ratio = min(1.0, max(0.0, ratio))
+            self._last_s = busy_s, total_s
         memory = psutil.virtual_memory()
         return Part(
             host=HostReport(
                 cpu_count=self._cpu_count,
-                cpu_busy_ratio=min(1.0, max(0.0, psutil.cpu_percent() / 100)),
+                cpu_busy_ratio=self._busy_ratio,
                 memory_total_bytes=memory.total,
                 memory_used_bytes=memory.total - memory.available,
             )

@@ -10,6 +10,7 @@ import logging
 
 from agent.node import Node
 from common.clock import Clock
+from common.errors import Unavailable
 from common.model import NodeRole
 
 log = logging.getLogger(__name__)
@@ -25,15 +26,17 @@ async def go_home(node: Node, *, clock: Clock) -> str:
         What was done, in words; an empty text when the node is not away.
 
     Raises:
-        Unavailable: the ledger cannot be written.
+        Unavailable: the lease is valid, so it is too early: whoever calls must try again, or
+            nobody would be left to bring the node home; or the ledger cannot be written.
     """
     life = node.life
     memory = life.memory
     if memory.role not in _AWAY:
         return ""
-    until_s = memory.lease_until_s
+    until_s = life.lease_ends_at_s
     if memory.lease is not None and until_s is not None and until_s > clock.now_s():
-        return f"lease {memory.lease.lease_id} was renewed and is valid: nothing to do"
+        left_s = until_s - clock.now_s()
+        raise Unavailable(f"lease {memory.lease.lease_id} is valid for another {left_s:.1f} s")
     if memory.lease is not None:
         life.refused(memory.lease.lease_id, "the last resort fired")
     memory.desired_role = NodeRole.SERVING

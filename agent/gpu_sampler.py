@@ -13,7 +13,7 @@ import msgspec
 
 from agent.gpu_memory import KnownGpus, identity_only
 from agent.gpu_wire import Sample
-from agent.nvml import GpuProbe, NvmlApi, gpu_count
+from agent.nvml import GpuProbe, LibraryFailed, NvmlApi, gpu_count
 from common.errors import Unavailable
 from common.messages import GpuHealth, GpuReport
 
@@ -34,6 +34,7 @@ class _Reader:
         self._is_late = False
         self._report: GpuReport | None = None
         self._error = ""
+        self._library_failure: LibraryFailed | None = None
         self._late_xids: tuple[int, ...] = ()
         threading.Thread(target=self._run, name=f"gpu-{probe.index}", daemon=True).start()
 
@@ -55,6 +56,9 @@ class _Reader:
         """The report, or why there is none; waits at most `timeout_s`.
 
         A read that hung before has had its time: it does not delay the others once more.
+
+        Raises:
+            LibraryFailed: the read found that NVML as a whole does not work.
         """
         has_answer = self._answered.wait(0.0 if self._is_late else max(0.0, timeout_s))
         with self._lock:
@@ -64,6 +68,8 @@ class _Reader:
                 if identity is None:
                     return None, error
                 return identity_only(identity, GpuHealth.UNRESPONSIVE), error
+            if self._library_failure is not None:
+                raise self._library_failure
             report, error, late = self._report, self._error, self._late_xids
             self._report, self._late_xids = None, ()
         if report is None:
@@ -74,14 +80,19 @@ class _Reader:
         while True:
             self._asked.wait()
             self._asked.clear()
-            report, error = None, ""
+            report, error, library_failure = None, "", None
             try:
                 report = self.probe.read()
+            except LibraryFailed as failure:
+                library_failure = failure
             except Unavailable as failure:
                 error = str(failure)
             except Exception as failure:  # a thread that ends here would seem to hang for ever
                 error = f"GPU {self.probe.index}: {failure!r}"
+                if self.probe.identity is not None:
+                    report = identity_only(self.probe.identity, GpuHealth.FAULTY)
             with self._lock:
+                self._library_failure = library_failure
                 self._report, self._error = report, error
                 self._is_busy = False
                 self._answered.set()
@@ -116,7 +127,7 @@ class GpuSampler:
         """All GPUs now, and those that were there and are gone as LOST.
 
         Raises:
-            Unavailable: NVML does not even say how many there are.
+            Unavailable: NVML as a whole does not work, or does not say how many there are.
         """
         count = gpu_count(self._api)
         for index in range(len(self._readers), count):

@@ -30,6 +30,8 @@ from common.messages import (
 from common.model import GpuUuid, StopReason, WorkerKey
 
 P = WorkerPhase
+SHORTEN_MARGIN_S = 1.0
+"""A stop is not told anew for less than this: steps come often and time passes between them."""
 
 
 class Holding:
@@ -47,7 +49,7 @@ class Holding:
         self._waits_for: dict[WorkerKey, str] = {}
         self._checking: set[WorkerKey] = set()
         self._told_count: dict[WorkerKey, int] = {}
-        self._told_stop: set[WorkerKey] = set()
+        self._told_stop_ends_at_s: dict[WorkerKey, float] = {}
         self._gpu_left_at_s: dict[GpuUuid, float] = {}
         self._to_forget: list[WorkerKey] = []
 
@@ -80,7 +82,7 @@ class Holding:
             del self._memory.forgotten[:-FORGOTTEN_KEPT]
         for table in (self._latest, self._waits_for, self._told_count):
             table.pop(key, None)
-        self._told_stop.discard(key)
+        self._told_stop_ends_at_s.pop(key, None)
         self._to_forget.append(key)
 
     # --- what is asked ------------------------------------------------------------------------
@@ -167,14 +169,33 @@ class Holding:
             held.error = held.error or f"{NODE_FAULT}: {error}"
             self._end(held, now_s)
 
-    def vacate(self, *, grace_s: float) -> None:
-        """The node must be empty: stop what nobody has told to stop yet."""
+    def vacate(self, *, grace_s: float, now_s: float) -> None:
+        """The node must be empty: stop every worker within its own grace and the node's.
+
+        A stop that is under way and would end later is shortened: a return has a deadline.
+        """
         for held in self.live():
-            if held.stop is None:
-                grace_s = min(grace_s, held.order.spec.checkpoint.grace_s)
-                held.stop = StopOrder(
-                    key=held.order.key, reason=StopReason.PREEMPT, grace_s=grace_s
-                )
+            key, stop = held.order.key, held.stop
+            if stop is None:
+                least_s = min(grace_s, held.order.spec.checkpoint.grace_s)
+                held.stop = StopOrder(key=key, reason=StopReason.PREEMPT, grace_s=least_s)
+                continue
+            ends_at_s = self._told_stop_ends_at_s.get(key, now_s + stop.grace_s)
+            if ends_at_s > now_s + grace_s + SHORTEN_MARGIN_S:
+                held.stop = StopOrder(key=key, reason=stop.reason, grace_s=grace_s)
+                self._told_stop_ends_at_s.pop(key, None)
+
+    def not_done(self, action: Action) -> None:
+        """An action failed for now: what its worker was not told is told again by the next step."""
+        match action:
+            case CheckReserve():
+                self._checking.discard(action.order.key)
+            case StopWorker():
+                self._told_stop_ends_at_s.pop(action.key, None)
+            case ResizeWorker():
+                self._told_count.pop(action.key, None)
+            case _:
+                pass
 
     def step(self, facts: Facts, *, closed: str) -> list[Action]:
         """Look at every worker.
@@ -183,6 +204,7 @@ class Holding:
             closed: why nothing may start on this node now; empty when it may.
         """
         actions: list[Action] = [ForgetWorker(key) for key in self._to_forget]
+        actions += self._given_up(facts)
         self._to_forget = []
         by_key = {fact.key: fact for fact in facts.statuses}
         for held in self.live():
@@ -199,6 +221,23 @@ class Holding:
                 actions += self._reserve(held, facts, closed)
         return actions
 
+    def _given_up(self, facts: Facts) -> list[Action]:
+        """What is there of workers that the coordinator was told are over, or has forgotten.
+
+        A shim that came to life after its start was given up runs what may run elsewhere by now;
+        the files of a forgotten worker stay behind when the agent dies before it removes them.
+        """
+        actions: list[Action] = []
+        for fact in facts.statuses:
+            held = self._memory.workers.get(str(fact.key))
+            is_forgotten = held is None and fact.key in self._memory.forgotten
+            if is_forgotten and fact.phase == P.EXITED and fact.key not in self._to_forget:
+                actions.append(ForgetWorker(fact.key))
+            is_given_up = is_forgotten or (held is not None and held.is_over)
+            if is_given_up and fact.phase != P.EXITED:
+                actions.append(StopWorker(fact.key, StopReason.STALE, 0.0))
+        return actions
+
     def _running(self, held: Held, fact: WorkerFact, now_s: float) -> list[Action]:
         key = held.order.key
         held.is_started, held.phase = True, fact.phase
@@ -211,9 +250,9 @@ class Holding:
             self._end(held, now_s)
             return []
         if held.stop is not None:
-            if key in self._told_stop:
+            if key in self._told_stop_ends_at_s:
                 return []
-            self._told_stop.add(key)
+            self._told_stop_ends_at_s[key] = now_s + held.stop.grace_s
             return [StopWorker(key, held.stop.reason, held.stop.grace_s)]
         count = held.order.worker_count
         if self._told_count.get(key) == count:

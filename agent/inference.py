@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import http.client
 import math
-import urllib.request
+import socket
 from collections.abc import Mapping
-from urllib.parse import urlsplit
+from contextlib import suppress
+from urllib.parse import SplitResult, urlsplit
 
 from msgspec import Struct
 from prometheus_client.parser import text_string_to_metric_families
@@ -137,14 +138,21 @@ def parse_metrics(text: str, engine: str) -> InferenceReport:
 async def fetch_page(url: str, timeout_s: float) -> str:
     """The text at an http or https URL; redirects and proxies are not followed.
 
+    Takes at most `timeout_s`, and leaves nothing behind when it is cancelled before.
+
     Raises:
-        ConfigError: another scheme.
-        Unavailable: no answer in time, or not status 200.
+        ConfigError: no http or https URL.
+        Unavailable: no whole answer in time, or not a status of success.
         ProtocolError: more than `MAX_PAGE_BYTES`, or not UTF-8.
     """
-    if urlsplit(url).scheme not in ("http", "https"):
-        raise ConfigError(f"metrics_url: {url!r} is neither http nor https")
-    data = await asyncio.to_thread(_read, url, timeout_s)
+    fetch = _Fetch(url, timeout_s)
+    try:
+        async with asyncio.timeout(timeout_s):
+            data = await asyncio.to_thread(fetch.read)
+    except TimeoutError:
+        raise Unavailable(f"{url}: no whole answer within {timeout_s:g} s") from None
+    finally:
+        fetch.abort()
     if len(data) > MAX_PAGE_BYTES:
         raise ProtocolError(f"{url}: more than {MAX_PAGE_BYTES} bytes")
     try:
@@ -153,21 +161,64 @@ async def fetch_page(url: str, timeout_s: float) -> str:
         raise ProtocolError(f"{url}: not UTF-8: {error}") from error
 
 
-def _read(url: str, timeout_s: float) -> bytes:
-    opener = urllib.request.OpenerDirector()
-    for handler in (
-        urllib.request.HTTPHandler,
-        urllib.request.HTTPSHandler,
-        urllib.request.HTTPErrorProcessor,
-        urllib.request.HTTPDefaultErrorHandler,
-    ):
-        opener.add_handler(handler())
-    try:
-        with opener.open(url, timeout=timeout_s) as response:
-            data: bytes = response.read(MAX_PAGE_BYTES + 1)
+class _Fetch:
+    """One request in a thread, which `abort` ends from outside.
+
+    A socket's timeout is of each read: a server that sends a byte a second would hold the thread
+    for ever, and a few of them all threads that the agent writes its ledger with.
+    """
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        parts = _checked(url)
+        secure = parts.scheme == "https"
+        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        self._url = url
+        self._target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        self._connection = kind(parts.hostname or "", parts.port, timeout=timeout_s)
+        self._socket: socket.socket | None = None
+        self._is_aborted = False
+
+    def read(self) -> bytes:
+        """The body, cut off behind `MAX_PAGE_BYTES`; blocks."""
+        try:
+            self._connection.connect()
+            # The connection forgets its socket as soon as the server says that it will close.
+            self._socket = self._connection.sock
+            if self._is_aborted:
+                raise ConnectionAbortedError("given up")
+            self._connection.request("GET", self._target)
+            reply = self._connection.getresponse()
+            if not 200 <= reply.status < 300:
+                raise Unavailable(f"{self._url}: status {reply.status} {reply.reason}")
+            data = reply.read(MAX_PAGE_BYTES + 1)
+            # http.client does not say so when a size was given, and half a page is a false load.
+            if reply.length and len(data) <= MAX_PAGE_BYTES:
+                raise Unavailable(f"{self._url}: broke off {reply.length} bytes before its end")
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise Unavailable(f"{self._url}: {error}") from error
+        else:
             return data
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        raise Unavailable(f"{url}: {error}") from error
+        finally:
+            self._connection.close()
+
+    def abort(self) -> None:
+        """Have `read` end soon; harmless after its end."""
+        self._is_aborted = True
+        if self._socket is not None:
+            with suppress(OSError):
+                # Not SSLSocket's own: that would change the object under the thread's hands.
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+
+def _checked(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        is_fit = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError as error:
+        raise ConfigError(f"metrics_url: {url!r}: {error}") from None
+    if not is_fit:
+        raise ConfigError(f"metrics_url: {url!r} is no http or https URL")
+    return parts
 
 
 def _all_series(table: Engine) -> tuple[Series, ...]:
@@ -179,7 +230,7 @@ def _values_by_series(text: str, wanted: tuple[Series, ...]) -> dict[Series, lis
     # Only the lines that matter are parsed: a page has thousands of histogram buckets, and the
     # agent has a hundredth of a core.
     names = tuple({series.name for series in wanted})
-    lines = [line for line in text.splitlines() if line.startswith(names)]
+    lines = [line for line in text.split("\n") if line.startswith(names)]
     values: dict[Series, list[float]] = {}
     try:
         for family in text_string_to_metric_families("\n".join(lines) + "\n"):

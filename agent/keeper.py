@@ -87,6 +87,8 @@ def arm_argv(
         "--quiet",
         "--collect",
         "--no-ask-password",
+        # PID 1 would run it as root, and leave a ledger that the agent cannot read.
+        *([] if is_user_manager else [f"--uid={os.geteuid()}", f"--gid={os.getegid()}"]),
         f"--unit={timer_unit(node, slot)}",
         f"--on-active={max(1, round(after_s * 1000))}ms",
         "--timer-property=AccuracySec=100ms",

@@ -1,4 +1,4 @@
-"""The lease loop: an on-loan node asks to stay on loan, and arms what brings it home if it dies.
+"""The lease loop: a lent node asks to stay lent, and arms what brings it home if the agent dies.
 
 Must not know how a node vacates; `agent.life` decides that from what is told it here.
 """
@@ -15,11 +15,13 @@ from common.bus import Bus
 from common.clock import Clock
 from common.errors import ProtocolError, Unavailable
 from common.messages import RenewReply, RenewRequest, decode, encode
-from common.model import Lease, NodeRole
+from common.model import Lease, LeaseId, NodeRole
 
 log = logging.getLogger(__name__)
 
 RENEWALS_PER_TTL = 3
+DISARM_RETRY_S = 10.0
+"""A last resort that could not be disarmed does no harm at home: it finds nothing to do."""
 
 
 class LastResort(Protocol):
@@ -35,7 +37,10 @@ class LastResort(Protocol):
 
 
 class LeaseKeeper:
-    """Renews the lease every third of its TTL while the node is on its way out or on loan.
+    """Renews the lease every third of its TTL from the moment that it was taken.
+
+    The last resort is armed before the first request: a node whose agent dies in the drain, and
+    whose coordinator never answered, must come home too.
 
     Args:
         changed: called after each answer, when there may be something to write down or to do.
@@ -62,7 +67,10 @@ class LeaseKeeper:
         self._changed = changed
         self._nonce = 0
         self._next_at_s = 0.0
-        self._is_armed: bool | None = None
+        self._renewing: LeaseId | None = None
+        self._armed_for: LeaseId | None = None
+        self._is_disarmed = False
+        self._disarm_at_s = 0.0
         self.failures = 0
 
     @property
@@ -74,23 +82,32 @@ class LeaseKeeper:
 
     def _lease(self) -> Lease | None:
         memory = self._life.memory
-        wanted = memory.role in (NodeRole.DRAINING, NodeRole.ON_LOAN)
-        return memory.lease if wanted else None
+        return memory.lease if memory.role in _LENT else None
 
     async def step(self) -> None:
         """Renew if it is time; disarm the last resort once the node is home."""
         lease = self._lease()
-        if lease is None:
+        if lease is None or lease.lease_id != self._renewing:
+            self._renewing = None if lease is None else lease.lease_id
             self._next_at_s = 0.0
-            if self._is_armed is not False and self._life.memory.role in _HOME:
-                await self._try(self._last_resort.disarm(), "disarm")
-                self._is_armed = False
-            return
         now_s = self._clock.now_s()
+        if lease is None:
+            await self._disarm_if_home(now_s)
+            return
         if now_s < self._next_at_s:
             return
         self._next_at_s = now_s + lease.ttl_s / RENEWALS_PER_TTL
+        if self._armed_for != lease.lease_id:
+            await self._arm(lease)
         await self._renew(lease)
+
+    async def _disarm_if_home(self, now_s: float) -> None:
+        is_home = self._life.memory.role in _HOME
+        if self._is_disarmed or not is_home or now_s < self._disarm_at_s:
+            return
+        self._disarm_at_s = now_s + DISARM_RETRY_S
+        self._armed_for = None
+        self._is_disarmed = await self._try(self._last_resort.disarm(), "disarm")
 
     async def _renew(self, lease: Lease) -> None:
         self._nonce += 1
@@ -98,11 +115,14 @@ class LeaseKeeper:
             node=self._life.memory.node, lease_id=lease.lease_id, nonce=self._nonce
         )
         sent_at_s = self._clock.now_s()
+        left_s = (self._life.lease_ends_at_s or sent_at_s) - sent_at_s
+        if left_s <= 0:
+            return  # it is over; an answer now would come after the node has turned home
         try:
             answer = await self._bus.request(
                 subjects.node_renew(self._cell, request.node),
                 encode(request),
-                timeout_s=lease.ttl_s / (RENEWALS_PER_TTL + 1),
+                timeout_s=min(left_s, lease.ttl_s / (RENEWALS_PER_TTL + 1)),
             )
             reply = decode(answer, RenewReply)
         except (Unavailable, ProtocolError) as error:
@@ -118,19 +138,32 @@ class LeaseKeeper:
         else:
             # The TTL that the answer allows can only be shorter than the one agreed on.
             ttl_s = min(lease.ttl_s, reply.ttl_s) if reply.ttl_s else lease.ttl_s
-            until_s = sent_at_s + ttl_s
-            self._life.renewed(lease.lease_id, until_s)
-            after_s = until_s + self._margin_s - self._clock.now_s()
-            await self._try(self._last_resort.arm(after_s), "arm")
-            self._is_armed = True
+            self._life.renewed(lease.lease_id, sent_at_s + ttl_s)
+            self._next_at_s = min(self._next_at_s, sent_at_s + ttl_s / RENEWALS_PER_TTL)
+            await self._arm(lease)
         await self._changed()
 
-    async def _try(self, doing: Awaitable[None], what: str) -> None:
+    async def _arm(self, lease: Lease) -> None:
+        """Have the last resort fire some time after the end of the lease as it is known now."""
+        ends_at_s = self._life.lease_ends_at_s
+        if ends_at_s is None:
+            return  # it ended meanwhile
+        after_s = max(0.0, ends_at_s - self._clock.now_s()) + self._margin_s
+        self._is_disarmed, self._disarm_at_s = False, 0.0
+        if await self._try(self._last_resort.arm(after_s), "arm"):
+            self._armed_for = lease.lease_id
+
+    async def _try(self, doing: Awaitable[None], what: str) -> bool:
+        """Whether it went well; if not it is tried again, with the next renewal or some time on."""
         try:
             await doing
         except (Unavailable, OSError) as error:
             self.failures += 1
             log.error("cannot %s the last resort: %s", what, error)
+            return False
+        return True
 
 
 _HOME = (NodeRole.SERVING, NodeRole.TRAINING)
+_LENT = (NodeRole.SERVING, NodeRole.DRAINING, NodeRole.ON_LOAN)
+"""Where a lease counts; SERVING for the moment between taking it and leaving the routing."""

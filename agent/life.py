@@ -83,18 +83,19 @@ class Life:
             self._reclaim_at_s = (
                 None if desired.reclaim_in_s is None else now_s + desired.reclaim_in_s
             )
-            self._take_lease(desired)
+            self._take_lease(desired, now_s)
         return DesiredReply(
             is_accepted=not error, epoch=memory.epoch, generation=memory.generation, error=error
         )
 
-    def _take_lease(self, desired: DesiredState) -> None:
+    def _take_lease(self, desired: DesiredState, now_s: float) -> None:
         memory = self.memory
         wanted = desired.lease if desired.role == R.ON_LOAN else None
         if wanted is None or wanted.lease_id in memory.ended_leases:
             return
         if memory.lease is None and memory.role in (R.SERVING, R.DRAINING):
             memory.lease, memory.lease_until_s = wanted, None
+            memory.lease_unconfirmed_until_s = now_s + wanted.ttl_s
             self._refusal = ""
 
     # --- the lease ----------------------------------------------------------------------------
@@ -111,6 +112,15 @@ class Life:
         if lease is not None and lease.lease_id == lease_id:
             self._refusal = reason or "no reason given"
 
+    @property
+    def lease_ends_at_s(self) -> float | None:
+        """When the lease is over unless the coordinator answers; None without a lease."""
+        memory = self.memory
+        if memory.lease is None:
+            return None
+        until_s = memory.lease_until_s
+        return memory.lease_unconfirmed_until_s if until_s is None else until_s
+
     def _lease_is_over(self, now_s: float) -> str:
         """Why the node must not be lent any longer; empty while it may."""
         memory = self.memory
@@ -120,7 +130,8 @@ class Life:
             return "the coordinator asked for it back"
         if self._refusal:
             return f"the lease was refused: {self._refusal}"
-        if memory.lease_until_s is not None and now_s >= memory.lease_until_s:
+        ends_at_s = self.lease_ends_at_s
+        if ends_at_s is not None and now_s >= ends_at_s:
             return "the lease ran out without an answer"
         return ""
 
@@ -129,7 +140,7 @@ class Life:
         if memory.lease is not None:
             memory.ended_leases.append(memory.lease.lease_id)
             del memory.ended_leases[:-ENDED_LEASES_KEPT]
-        memory.lease = memory.lease_until_s = None
+        memory.lease = memory.lease_until_s = memory.lease_unconfirmed_until_s = None
         self._refusal = ""
 
     # --- what is ------------------------------------------------------------------------------
@@ -189,7 +200,7 @@ class Life:
 
     def _role_step(self, facts: Facts) -> list[Action]:
         if self.memory.desired_role == R.QUARANTINED and self.memory.role != R.QUARANTINED:
-            self.workers.vacate(grace_s=self.settings.vacate_grace_s)
+            self.workers.vacate(grace_s=self.settings.vacate_grace_s, now_s=facts.now_s)
             self._fire(NodeEvent.FAULT, facts.now_s, "quarantined by the coordinator")
         match self.memory.role:
             case R.SERVING:
@@ -288,7 +299,7 @@ class Life:
         grace_s = self.settings.vacate_grace_s
         if self._reclaim_at_s is not None:
             grace_s = min(grace_s, max(0.0, self._reclaim_at_s - facts.now_s))
-        self.workers.vacate(grace_s=grace_s)
+        self.workers.vacate(grace_s=grace_s, now_s=facts.now_s)
         live = self.workers.live()
         if live:
             self._emptied_at_s = None

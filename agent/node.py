@@ -178,6 +178,8 @@ class Node:
             log.warning("%s: %s", type(action).__name__, error)
             if isinstance(action, StartWorker):
                 self.life.workers.started(action.order.key, error=str(error))
+            else:
+                self.life.workers.not_done(action)
 
     async def _do_or_raise(self, action: Action) -> None:
         match action:

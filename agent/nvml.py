@@ -108,6 +108,10 @@ class NvmlApi(Protocol):
     def nvmlEventSetWait_v2(self, eventSet: EventSet, timeoutms: int, /) -> EventData: ...
 
 
+class LibraryFailed(Unavailable):
+    """Not one GPU but the library or the driver as a whole; it has to be opened anew."""
+
+
 class NvmlError(Exception):
     """Never raised: the static face of pynvml.NVMLError, which has no types."""
 
@@ -189,13 +193,14 @@ class GpuProbe:
         """The GPU as it is now. May hang as long as the driver does.
 
         Raises:
-            Unavailable: the whole library failed, or this GPU was never seen and cannot be named.
+            LibraryFailed: the whole library failed.
+        Unavailable: this GPU was never seen and cannot be named.
         """
         try:
             return self._read()
         except NvmlFault as error:
             if error.value in _LIBRARY:
-                raise Unavailable(f"NVML: {error}") from error
+                raise LibraryFailed(f"NVML: {error}") from error
             if self.identity is None:
                 raise Unavailable(f"NVML: GPU {self.index} was never seen: {error}") from error
             # A lost GPU often says why by its last XID (79: fell off the bus).

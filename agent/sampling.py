@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-from agent.collect import (
-    Collector,
-    CostCollector,
-    GpuCollector,
-    HostCollector,
-    InferenceCollector,
-    collect_all,
-)
+from agent.collect import build_collectors, collect_all
 from agent.gpu_process import child_starter
 from agent.gpu_reader import GpuReader
 from agent.inference import fetch_page
@@ -43,24 +36,14 @@ class NodeSampler:
         self._clock = clock
         self._reader = reader
         self._is_server_wanted = is_server_wanted
-        self._collectors = self._make_collectors()
-
-    def _make_collectors(self) -> Sequence[Collector]:
-        found: list[Collector] = [
-            GpuCollector(self._reader),
-            HostCollector(),
-            CostCollector(lambda: self._reader.child_pid),
-        ]
-        server = self._settings.server
-        if server is not None:
-            inference = InferenceCollector(
-                server.metrics_url,
-                server.engine,
-                timeout_s=self._settings.collect_deadline_s,
-                is_wanted=self._is_server_wanted,
-            )
-            found.append(inference)
-        return tuple(found)
+        server = settings.server
+        self._collectors = build_collectors(
+            reader,
+            metrics_url="" if server is None else server.metrics_url,
+            engine="" if server is None else server.engine,
+            timeout_s=settings.collect_deadline_s,
+            is_server_wanted=is_server_wanted,
+        )
 
     async def sample(self) -> Sample:
         """One look; takes at most the collectors' deadline."""

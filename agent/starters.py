@@ -5,6 +5,7 @@ what a worker is told.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -46,10 +47,15 @@ def detached_argv(directory: Path) -> tuple[str, ...]:
 
 
 def systemd_argv(
-    directory: Path, order: WorkerOrder, *, is_user_manager: bool = False
+    directory: Path,
+    order: WorkerOrder,
+    *,
+    is_user_manager: bool = False,
+    user: tuple[int, int] | None = None,
 ) -> tuple[str, ...]:
     """The command line that makes a shim a transient unit (systemd-run(1)).
 
+    user: (uid, gid) of the unit; without it the system's manager runs it as root.
     KillMode=mixed: a stop of the unit or of the machine reaches the shim alone, which gives the
     worker its grace; the rest of the cgroup is killed only after it. OOMPolicy=continue: the
     kernel's choice of a victim inside the job is the job's exit, not the shim's.
@@ -74,6 +80,7 @@ def systemd_argv(
         "--quiet",
         "--collect",
         "--no-ask-password",
+        *([] if user is None else [f"--uid={user[0]}", f"--gid={user[1]}"]),
         f"--slice={SLICE}",
         f"--unit=aryl-worker-{order.key}.service",
         f"--description=Aryl worker {order.key} of {order.tenant}/{order.user}",
@@ -151,10 +158,19 @@ class SystemdStarter:
         self._clock = clock
         self._is_user_manager = is_user_manager
 
+    def argv(self, directory: Path, order: WorkerOrder) -> tuple[str, ...]:
+        """What is run: a unit of the agent's own user, whoever's manager it is.
+
+        An agent may manage the system's units without being root (systemd/50-aryl-agent.rules):
+        what it starts there must not be root either, for jobs never are (design 10).
+        """
+        user = None if self._is_user_manager else (os.geteuid(), os.getegid())
+        return systemd_argv(directory, order, is_user_manager=self._is_user_manager, user=user)
+
     async def start(self, directory: Path, order: WorkerOrder) -> None:
         """As `ShimStarter.start`."""
         await run_command(
-            systemd_argv(directory, order, is_user_manager=self._is_user_manager),
+            self.argv(directory, order),
             log=directory / SHIM_LOG,
             clock=self._clock,
             timeout_s=START_TIMEOUT_S,

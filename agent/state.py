@@ -81,6 +81,8 @@ class Memory(Struct, kw_only=True):
     lease: Lease | None = None
     lease_until_s: float | None = None
     """End of the TTL on the boot clock; None before the first renewal was answered."""
+    lease_unconfirmed_until_s: float | None = None
+    """When a lease that no renewal was answered of is over: its TTL after it was taken."""
     ended_leases: list[LeaseId] = field(default_factory=list[LeaseId])
     is_server_stopped: bool = False
     """The server of an inference node was told to stop and not yet to start again."""
@@ -134,7 +136,7 @@ class Facts(Struct, frozen=True, kw_only=True):
 
 
 class CheckReserve(Struct, frozen=True):
-    """See whether the node can run this worker at all; answer by `Life.reserved`."""
+    """See whether the node can run this worker at all; answer by `Holding.checked`."""
 
     order: WorkerOrder
 

@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from agent import shim_files
+from agent.kept_logs import KeptLogs
 from agent.reserve import refusal
 from agent.settings import AgentSettings, Starter
 from agent.starters import (
@@ -99,7 +100,7 @@ class WorkerRunner(Protocol):
         ...
 
     async def forget(self, key: WorkerKey) -> None:
-        """Remove every trace of a worker that has ended.
+        """Remove every trace of a worker that has ended but its log, which is kept for a while.
 
         Raises:
             Unavailable: it has not ended.
@@ -107,7 +108,12 @@ class WorkerRunner(Protocol):
         ...
 
     async def log_tail(self, key: WorkerKey, max_bytes: int) -> bytes:
-        """The end of what the worker wrote; empty when there is nothing."""
+        """The end of what the worker wrote, while it runs and for a while after it ended.
+
+        Raises:
+            ConfigError: the key names no place.
+            Unavailable: there is no log of it, or no longer.
+        """
         ...
 
     async def adopt(self) -> tuple[WorkerKey, ...]:
@@ -129,6 +135,7 @@ class ShimRunner:
     Args:
         run_dir: where the directories are; must outlive the agent and be on a local disk.
         starter: how shims come to life.
+        kept_logs: where the logs of forgotten workers go; None keeps none.
         account_of: as whom an order runs; None is the agent's own user. Needs root.
         is_root_allowed: let workers run as root; for tests and machines of one person only.
     """
@@ -139,12 +146,14 @@ class ShimRunner:
         *,
         clock: Clock,
         starter: ShimStarter,
+        kept_logs: KeptLogs | None = None,
         account_of: Callable[[WorkerOrder], Account | None] = _no_account,
         is_root_allowed: bool = False,
     ) -> None:
         self._run_dir = run_dir
         self._clock = clock
         self._starter = starter
+        self._kept_logs = kept_logs
         self._account_of = account_of
         self._is_root_allowed = is_root_allowed
         self._boot_id = shim_files.boot_id()
@@ -277,11 +286,28 @@ class ShimRunner:
         status = self._status(key, directory)
         if status is not None and status.phase != WorkerPhase.EXITED:
             raise Unavailable(f"{key}: cannot be forgotten, it is {status.phase}")
-        await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+        await asyncio.to_thread(self._remove, key, directory)
+
+    def _remove(self, key: WorkerKey, directory: Path) -> None:
+        if self._kept_logs is not None:
+            self._kept_logs.keep(key, directory)
+        shutil.rmtree(directory, ignore_errors=True)
 
     async def log_tail(self, key: WorkerKey, max_bytes: int) -> bytes:
         """As `WorkerRunner.log_tail`; reaches back into the part that was moved aside."""
-        return await asyncio.to_thread(tail, self._directory(key), max_bytes)
+        return await asyncio.to_thread(self._log_tail, key, max_bytes)
+
+    def _log_tail(self, key: WorkerKey, max_bytes: int) -> bytes:
+        directory = self._directory(key)
+        is_here = directory.is_dir()
+        data = tail(directory, max_bytes)
+        if not data and self._kept_logs is not None:
+            kept = self._kept_logs.tail(key, max_bytes)
+            if kept is not None:
+                return kept
+        if not is_here:
+            raise Unavailable("it never ran here, or its log is kept no longer (kept_logs_count)")
+        return data
 
     async def adopt(self) -> tuple[WorkerKey, ...]:
         """As `WorkerRunner.adopt`."""
@@ -317,18 +343,26 @@ class ShimRunner:
         return [(key, directory) for key, directory in keys if key is not None]
 
 
-def make_runner(
-    settings: AgentSettings, *, clock: Clock, is_root_allowed: bool = False
-) -> ShimRunner:
-    """The runner that an agent's settings ask for, in `workers` of its state directory."""
+def make_runner(settings: AgentSettings, *, clock: Clock) -> ShimRunner:
+    """The runner that an agent's settings ask for, in `workers` and `logs` of its state directory.
+
+    With systemd it is the system's manager, whoever the agent is: systemd/50-aryl-agent.rules.
+    """
     match settings.worker_starter:
         case Starter.SYSTEMD:
-            starter: ShimStarter = SystemdStarter(clock, is_user_manager=os.geteuid() != 0)
+            starter: ShimStarter = SystemdStarter(clock)
         case Starter.DETACHED:
             starter = DetachedStarter(clock)
+    state_dir = Path(settings.state_dir).absolute()  # shims live in a directory of their own
     return ShimRunner(
-        Path(settings.state_dir).absolute() / "workers",
+        state_dir / "workers",
         clock=clock,
         starter=starter,
-        is_root_allowed=is_root_allowed,
+        kept_logs=KeptLogs(
+            state_dir / "logs",
+            clock=clock,
+            max_count=settings.kept_logs_count,
+            max_bytes=settings.kept_logs_bytes,
+        ),
+        is_root_allowed=settings.is_root_allowed,
     )

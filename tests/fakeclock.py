@@ -30,8 +30,8 @@ class FakeClock:
         self._now_s = now_s
         self._offset_s = wall_s - now_s
         self._is_autojump = is_autojump
-        self._deadlines: list[tuple[float, int, Callable[[], None]]] = []
-        self._dead: set[int] = set()
+        self._deadlines: list[tuple[float, int]] = []
+        self._alarms: dict[int, Callable[[], None]] = {}
         self._count = itertools.count()
         self._jumper: asyncio.Task[None] | None = None
 
@@ -53,7 +53,7 @@ class FakeClock:
         try:
             await done
         finally:
-            self._dead.add(key)
+            self._alarms.pop(key, None)
 
     @asynccontextmanager
     async def timeout(self, delay_s: float | None) -> AsyncGenerator[object]:
@@ -71,13 +71,13 @@ class FakeClock:
             try:
                 yield inner
             finally:
-                self._dead.add(key)
+                self._alarms.pop(key, None)
 
     @property
     def next_deadline_s(self) -> float | None:
         """When the next sleeper wakes or the next timeout ends; None if nobody waits."""
-        while self._deadlines and self._deadlines[0][1] in self._dead:
-            self._dead.discard(heapq.heappop(self._deadlines)[1])
+        while self._deadlines and self._deadlines[0][1] not in self._alarms:
+            heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
 
     async def settle(self) -> None:
@@ -126,15 +126,16 @@ class FakeClock:
 
     def _at(self, delay_s: float, call: Callable[[], None]) -> int:
         key = next(self._count)
-        heapq.heappush(self._deadlines, (self._now_s + delay_s, key, call))
+        self._alarms[key] = call
+        heapq.heappush(self._deadlines, (self._now_s + delay_s, key))
         if self._is_autojump and (self._jumper is None or self._jumper.done()):
             self._jumper = asyncio.get_running_loop().create_task(self._jump(), name="autojump")
         return key
 
     def _fire(self) -> None:
-        deadline_s, _key, call = heapq.heappop(self._deadlines)
+        deadline_s, key = heapq.heappop(self._deadlines)
         self._now_s = max(self._now_s, deadline_s)
-        call()
+        self._alarms.pop(key)()
 
     async def _jump(self) -> None:
         await self.settle()

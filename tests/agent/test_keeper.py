@@ -175,6 +175,8 @@ def test_a_timer_s_command_line() -> None:
         "--quiet",
         "--collect",
         "--no-ask-password",
+        f"--uid={os.geteuid()}",
+        f"--gid={os.getegid()}",
         "--unit=aryl-go-home-n1-a",
         "--on-active=12500ms",
         "--timer-property=AccuracySec=100ms",

@@ -12,7 +12,7 @@ from agent.gpu_wire import HEADER, Sample, frame_of, payload_bytes
 from common.errors import ProtocolError, Unavailable
 from common.messages import GpuHealth, GpuReport
 from common.model import GpuUuid
-from tests.agent.manual_clock import ManualClock, settle
+from tests.fakeclock import FakeClock
 
 DEADLINE_S = 1.0
 RESTART_AFTER_S = 30.0
@@ -78,10 +78,10 @@ class ModelProcess:
 
 
 class House:
-    """A reader on a manual clock, and every child that it has started."""
+    """A reader on a fake clock, and every child that it has started."""
 
     def __init__(self, ends_at: str = "close_input") -> None:
-        self.clock = ManualClock()
+        self.clock = FakeClock()
         self.children: list[ModelProcess] = []
         self.starts_at_s: list[float] = []
         self.start_failures: list[OSError] = []
@@ -106,7 +106,7 @@ class House:
     async def ask(self) -> asyncio.Task[tuple[GpuReport, ...]]:
         """A sample that waits for its answer."""
         task = asyncio.create_task(self.reader.sample())
-        await settle()
+        await self.clock.settle()
         return task
 
     async def sample(self, *gpus: GpuReport, error: str = "") -> tuple[GpuReport, ...]:
@@ -165,7 +165,7 @@ async def test_events_of_a_late_answer_are_in_the_next_report() -> None:
     await house.sample(gpu(0))
     await house.sample_unanswered()
     house.children[0].answer(gpu(0, xids=(79,)))
-    await settle()
+    await house.clock.settle()
     (late,) = await house.sample(gpu(0, xids=(31,)))
     assert late.xids == (79, 31)
     (after,) = await house.sample(gpu(0))

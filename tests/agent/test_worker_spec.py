@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -135,6 +136,16 @@ def test_a_unit_of_systemd_is_asked_for_word_by_word() -> None:
         "--",
         *shim_argv(Path("/run/w")),
     )
+
+
+def test_a_unit_of_the_system_s_manager_runs_as_the_agent_s_own_user() -> None:
+    """Without that PID 1 would run it as root, and jobs never are; a user's manager cannot."""
+    order = make_order("x")
+    own = (f"--uid={os.geteuid()}", f"--gid={os.getegid()}")
+    argv = SystemdStarter(SystemClock()).argv(Path("/run/w"), order)
+    assert tuple(word for word in argv if word.startswith(("--uid", "--gid"))) == own
+    argv = SystemdStarter(SystemClock(), is_user_manager=True).argv(Path("/run/w"), order)
+    assert not [word for word in argv if word.startswith(("--uid", "--gid"))]
 
 
 def test_both_starters_are_starters() -> None:

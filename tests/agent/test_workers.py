@@ -207,7 +207,8 @@ async def test_an_ended_worker_can_be_forgotten_and_a_live_one_cannot(house: Wor
     assert not house.directory(key).exists()
     await house.runner.forget(key)
     await house.runner.stop(key, StopReason.CANCEL, 0.0)
-    assert await house.runner.log_tail(key, 100) == b""
+    with pytest.raises(Unavailable, match="kept no longer"):
+        await house.runner.log_tail(key, 100)
 
 
 async def test_progress_and_running_time_are_known(house: WorkerHouse) -> None:

@@ -1,0 +1,160 @@
+"""All GPUs in one sample, each read by a thread: what one of them does costs no other."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from agent.fake_fleet import FakeFleet, GpuGroup, fake_uuid
+from agent.fake_nvml import FakeNvml
+from agent.fake_processes import Holder
+from agent.gpu_sampler import GpuSampler
+from agent.gpu_wire import HEADER, Sample, frame_of, payload_bytes, sample_of
+from agent.nvml import GPU_IS_LOST, UNINITIALIZED, Handle, LibraryFailed, NvmlApi, nvml_error
+from common.errors import Unavailable
+from common.messages import GpuHealth
+
+FLEET = FakeFleet(gpu=(GpuGroup(count=3, model="H100", memory_bytes=80),))
+SHORT_S = 0.05
+"""A deadline that a test lets pass."""
+LONG_S = 20.0
+"""A deadline that no test reaches."""
+
+
+class Nobody:
+    """No process holds a GPU."""
+
+    def scan(self) -> list[Holder]:
+        return []
+
+
+class Troubled(FakeNvml):
+    """A fake driver whose answer for one GPU's UUID is the test's."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            FLEET, node="n1", processes=Nobody(), now_s=time.monotonic, pause=time.sleep
+        )
+        self.trouble: Callable[[], object] = lambda: None
+        self.asked = 0
+        self.nvmlInit()
+
+    def nvmlDeviceGetUUID(self, handle: Handle, /) -> str:  # noqa: N802 - NVML's own name
+        uuid = super().nvmlDeviceGetUUID(handle)
+        if uuid == fake_uuid("n1", 1):
+            self.asked += 1
+            self.trouble()
+        return uuid
+
+
+@pytest.fixture
+def release() -> Iterator[threading.Event]:
+    """Ends every hang of a test; a thread that still hangs would outlive it."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def sampler_of(api: NvmlApi, *, gpu_deadline_s: float = LONG_S) -> GpuSampler:
+    return GpuSampler(api, gpu_deadline_s=gpu_deadline_s)
+
+
+def healths(sample: Sample) -> list[GpuHealth]:
+    return [gpu.health for gpu in sample.gpus]
+
+
+def raising(error: Exception) -> Callable[[], object]:
+    def trouble() -> object:
+        raise error
+
+    return trouble
+
+
+OK = GpuHealth.OK
+
+
+def test_a_gpu_that_hangs_is_named_and_no_second_thread_is_spent_on_it(
+    release: threading.Event,
+) -> None:
+    """Others are read, sample after sample; the hanging call is not made again until it returns."""
+    api = Troubled()
+    sampler = sampler_of(api, gpu_deadline_s=SHORT_S)
+    while healths(sampler.sample()) != [OK, OK, OK]:
+        pass  # on a busy machine a first read may take longer than the deadline
+    asked, threads = api.asked, threading.active_count()
+    api.trouble = release.wait
+    for _ in range(3):
+        sample = sampler.sample()
+        assert healths(sample)[1] is GpuHealth.UNRESPONSIVE
+        assert sample.gpus[1].uuid == fake_uuid("n1", 1)
+        assert sample.gpus[1].gpu_busy_ratio is None
+        assert "GPU 1 does not answer" in sample.error
+    assert api.asked == asked + 1
+    assert threading.active_count() == threads
+
+
+def test_a_gpu_that_hung_is_read_again_when_its_driver_returns(release: threading.Event) -> None:
+    """The late answer is thrown away, and the next one is of now."""
+    api = Troubled()
+    sampler = sampler_of(api, gpu_deadline_s=SHORT_S)
+    api.trouble = release.wait
+    sampler.sample()
+    release.set()
+    end_s = time.monotonic() + LONG_S
+    while (sample := sampler.sample()).error:
+        assert time.monotonic() < end_s, sample.error
+    assert healths(sample) == [OK, OK, OK]
+
+
+def test_a_gpu_never_seen_is_an_error_and_no_invention() -> None:
+    """Without a UUID there is nobody to report; the reason is told."""
+    api = Troubled()
+    api.trouble = raising(nvml_error(GPU_IS_LOST))
+    sample = sampler_of(api).sample()
+    assert [gpu.index for gpu in sample.gpus] == [0, 2]
+    assert "GPU 1 was never seen" in sample.error
+
+
+def test_a_driver_that_fails_as_a_whole_is_not_three_lost_gpus() -> None:
+    """NVML has to be opened anew: that is said, so that the child ends and another one does it."""
+    api = Troubled()
+    sampler = sampler_of(api)
+    assert healths(sampler.sample()) == [OK, OK, OK]
+    api.trouble = raising(nvml_error(UNINITIALIZED))
+    with pytest.raises(LibraryFailed, match="Uninitialized"):
+        sampler.sample()
+    api.trouble = lambda: None
+    assert healths(sampler.sample()) == [OK, OK, OK]
+
+
+def test_a_defect_of_a_reader_is_a_fault_of_its_gpu_and_heals() -> None:
+    """An unforeseen error names the GPU, leaves the others, and does not end the thread."""
+    api = Troubled()
+    sampler = sampler_of(api)
+    sampler.sample()
+    api.trouble = raising(ZeroDivisionError("seven"))
+    sample = sampler.sample()
+    assert healths(sample) == [OK, GpuHealth.FAULTY, OK]
+    assert "GPU 1: ZeroDivisionError('seven')" in sample.error
+    api.trouble = lambda: None
+    assert healths(sampler.sample()) == [OK, OK, OK]
+
+
+def test_an_nvml_that_does_not_count_is_no_sample() -> None:
+    """Zero GPUs is an answer; none is not."""
+    api = Troubled()
+    sampler = sampler_of(api)
+    api.nvmlShutdown()
+    with pytest.raises(Unavailable, match="number of GPUs"):
+        sampler.sample()
+
+
+def test_a_frame_comes_back_as_it_was_written() -> None:
+    """The wire between child and parent keeps every field of a report."""
+    sample = sampler_of(Troubled()).sample()
+    frame = frame_of(sample)
+    assert payload_bytes(frame[: HEADER.size]) == len(frame) - HEADER.size
+    assert sample_of(frame[HEADER.size :]) == sample

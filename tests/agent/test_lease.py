@@ -1,0 +1,278 @@
+"""The lease loop alone: what it asks, what it concludes, and what it arms when."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from agent.lease import DISARM_RETRY_S, LastResort, LeaseKeeper
+from common import subjects
+from common.bus import BusMessage
+from common.errors import Unavailable
+from common.messages import RenewReply, RenewRequest, decode, encode
+from common.model import LeaseId, NodeRole
+from tests.agent.agent_house import ModelLastResort
+from tests.agent.bench import Bench, lease
+from tests.fakes import FakeBus, FakeClock, FakeNetwork
+
+TTL_S, MARGIN_S = 30.0, 2.0
+
+
+class House:
+    """A keeper over a node's real life, a coordinator that a test scripts, and a last resort."""
+
+    def __init__(self, *, inference: bool = True) -> None:
+        self.bench = Bench(inference=inference)
+        if inference:
+            self.bench.serve()
+        self.clock = FakeClock(now_s=self.bench.now_s)
+        network = FakeNetwork()
+        self.bus = FakeBus(network, clock=self.clock)
+        self.peer = FakeBus(network, clock=self.clock)
+        self.resort = ModelLastResort(self.clock)
+        self.asked_at_s: list[float] = []
+        self.answers_after_s = 0.0
+        self.is_granting: bool | None = True
+        """None: the coordinator does not answer."""
+        self.granted_ttl_s = 0.0
+        self.changes = 0
+        self.keeper = LeaseKeeper(
+            self.bench.life,
+            cell="c1",
+            bus=self.bus,
+            clock=self.clock,
+            last_resort=self.resort,
+            margin_s=MARGIN_S,
+            changed=self._changed,
+        )
+
+    async def _changed(self) -> None:
+        self.changes += 1
+
+    async def __aenter__(self) -> House:
+        await self.peer.subscribe(subjects.node_renew("c1", "n1"), self._answer)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.peer.close()
+
+    async def _answer(self, message: BusMessage) -> None:
+        request = decode(message.data, RenewRequest)
+        self.asked_at_s.append(self.clock.now_s())
+        await self.clock.sleep(self.answers_after_s)
+        if self.is_granting is None:
+            return
+        reply = RenewReply(
+            lease_id=request.lease_id, nonce=request.nonce, is_granted=self.is_granting, epoch=1,
+            ttl_s=self.granted_ttl_s, reason="the load rises",
+        )  # fmt: skip
+        await message.respond(encode(reply))
+
+    def lend(self, name: str = "l1-1") -> None:
+        """The coordinator orders the loan."""
+        self.bench.now_s = self.clock.now_s()
+        self.bench.want(NodeRole.ON_LOAN, lease=lease(name, ttl_s=TTL_S))
+
+    async def step(self) -> None:
+        """One step of the keeper, however long it waits for its answer."""
+        doing = asyncio.create_task(self.keeper.step())
+        await self.clock.advance_until(doing.done, limit_s=TTL_S)
+        await doing
+
+    async def advance(self, delta_s: float) -> None:
+        """Time in which the keeper is called as the agent calls it."""
+        end_s = self.clock.now_s() + delta_s
+        while self.clock.now_s() < end_s:
+            await self.step()
+            await self.clock.advance(0.5)
+
+    @property
+    def until_s(self) -> float | None:
+        """End of the lease as the node knows it."""
+        return self.bench.memory.lease_until_s
+
+
+def test_a_model_of_a_last_resort_is_one() -> None:
+    """The type checker compares it with what the agent asks for."""
+    resort: LastResort = ModelLastResort(FakeClock())
+    assert resort is not None
+
+
+async def test_the_ttl_runs_from_the_moment_that_the_answered_request_was_sent() -> None:
+    """An answer that took its time prolongs nothing: clocks of two machines are never compared."""
+    async with House() as house:
+        house.lend()
+        house.answers_after_s = 5.0
+        sent_at_s = house.clock.now_s()
+        await house.step()
+        assert house.clock.now_s() == sent_at_s + 5.0
+        assert house.until_s == sent_at_s + TTL_S
+
+
+async def test_it_asks_every_third_of_the_ttl_and_not_in_between() -> None:
+    """Two requests may be lost before a lease ends."""
+    async with House() as house:
+        house.lend()
+        await house.advance(2 * TTL_S)
+        gaps_s = [b - a for a, b in zip(house.asked_at_s, house.asked_at_s[1:], strict=False)]
+        assert len(house.asked_at_s) >= 6
+        assert all(TTL_S / 3 <= gap_s <= TTL_S / 3 + 0.5 for gap_s in gaps_s)
+
+
+async def test_an_answer_may_shorten_the_ttl_and_never_lengthen_it() -> None:
+    """The TTL agreed on is what the coordinator counts on for the way home."""
+    async with House() as house:
+        house.lend()
+        house.granted_ttl_s = 10.0
+        sent_at_s = house.clock.now_s()
+        await house.step()
+        assert house.until_s == sent_at_s + 10.0
+        house.granted_ttl_s = 1e6
+        await house.clock.advance(10.0 / 3)  # a shorter TTL is asked for more often
+        sent_at_s = house.clock.now_s()
+        await house.step()
+        assert house.until_s == sent_at_s + TTL_S
+
+
+async def test_silence_is_counted_and_prolongs_nothing() -> None:
+    """The next third of the TTL asks again."""
+    async with House() as house:
+        house.lend()
+        await house.step()
+        until_s = house.until_s
+        house.is_granting = None
+        await house.clock.advance(TTL_S / 3)
+        await house.step()
+        assert (house.until_s, house.keeper.failures) == (until_s, 1)
+        house.is_granting = True
+        await house.clock.advance(TTL_S / 3)
+        await house.step()
+        assert until_s is not None
+        assert house.until_s is not None
+        assert house.until_s > until_s
+
+
+async def test_nobody_is_asked_any_more_when_the_lease_is_over() -> None:
+    """A late grant must not turn back a node that is on its way home."""
+    async with House() as house:
+        house.lend()
+        house.is_granting = None
+        await house.advance(TTL_S + 15.0)
+        assert all(asked_at_s < house.asked_at_s[0] + TTL_S for asked_at_s in house.asked_at_s)
+
+
+async def test_a_refusal_reaches_the_node_with_its_reason() -> None:
+    """The node turns home at once and says why."""
+    async with House() as house:
+        house.lend()
+        house.is_granting = False
+        await house.step()
+        house.bench.steps(3)
+        assert house.bench.memory.lease is None
+        assert house.changes == 1
+
+
+async def test_the_last_resort_is_armed_before_the_first_request_is_answered() -> None:
+    """From the moment that a lease was taken: the agent may die before the coordinator answers."""
+    async with House() as house:
+        house.lend()
+        house.is_granting = None
+        taken_at_s = house.clock.now_s()
+        asking = asyncio.create_task(house.keeper.step())
+        await house.clock.settle()
+        assert house.asked_at_s == [taken_at_s]
+        assert house.resort.fires_at_s == taken_at_s + TTL_S + MARGIN_S
+        asking.cancel()
+
+
+async def test_each_renewal_puts_the_last_resort_off_to_a_margin_after_the_new_end() -> None:
+    """A living agent turns home first."""
+    async with House() as house:
+        house.lend()
+        for _ in range(3):
+            await house.step()
+            assert house.until_s is not None
+            assert house.resort.fires_at_s == house.until_s + MARGIN_S
+            await house.clock.advance(TTL_S / 3)
+
+
+async def test_a_last_resort_that_could_not_be_armed_is_tried_again_with_the_next_renewal() -> None:
+    """Not in a storm, and the renewals themselves go on."""
+    async with House() as house:
+        house.lend()
+        house.resort.failures = [Unavailable("systemd"), OSError("disk"), Unavailable("systemd")]
+        await house.advance(TTL_S / 3 - 1.0)
+        assert house.resort.arm_count == 2  # before the request, and after its answer
+        assert house.until_s is not None
+        await house.advance(TTL_S / 3)
+        assert house.resort.is_armed()
+        assert house.keeper.failures == 3
+
+
+@pytest.mark.parametrize("inference", [True, False])
+async def test_a_node_at_home_is_disarmed_once(inference: bool) -> None:
+    """Also by an agent that is new and cannot know what the one before it armed."""
+    async with House(inference=inference) as house:
+        house.resort.fires_at_s = house.clock.now_s() + 5.0
+        await house.step()
+        assert not house.resort.is_armed()
+        house.resort.failures = [Unavailable("nobody should call")]
+        await house.advance(60.0)
+        assert house.keeper.failures == 0
+
+
+async def test_a_disarm_that_failed_is_tried_again_after_a_pause() -> None:
+    """An armed last resort at home does no harm, so there is no hurry."""
+    async with House() as house:
+        house.resort.fires_at_s = house.clock.now_s() + 500.0
+        house.resort.failures = [Unavailable("systemd")]
+        await house.step()
+        await house.step()
+        assert house.resort.is_armed()
+        assert house.keeper.failures == 1
+        await house.clock.advance(DISARM_RETRY_S)
+        await house.step()
+        assert not house.resort.is_armed()
+
+
+async def test_a_new_lease_after_the_old_one_is_asked_for_and_armed_at_once() -> None:
+    """Nothing of the old lease's clock is left."""
+    async with House() as house:
+        house.lend()
+        await house.step()
+        house.bench.want(NodeRole.SERVING)
+        house.bench.steps(4)
+        assert house.bench.role() == NodeRole.SERVING
+        house.lend("l1-2")
+        await house.step()
+        assert len(house.asked_at_s) == 2
+        assert house.bench.memory.lease is not None
+        assert house.bench.memory.lease.lease_id == LeaseId("l1-2")
+        assert house.until_s == house.clock.now_s() + TTL_S
+
+
+async def test_a_late_answer_to_a_lease_that_ended_meanwhile_arms_nothing() -> None:
+    """The node is on its way home by then."""
+    async with House() as house:
+        house.lend()
+        house.answers_after_s = 3.0
+        asking = asyncio.create_task(house.keeper.step())
+        await house.clock.settle()
+        house.bench.want(NodeRole.SERVING)
+        house.bench.steps(4)
+        arm_count = house.resort.arm_count
+        await house.clock.advance(4.0)
+        await asking
+        assert (house.until_s, house.resort.arm_count) == (None, arm_count)
+
+
+async def test_the_keeper_says_how_long_it_has_nothing_to_do() -> None:
+    """None without a lease."""
+    async with House() as house:
+        waits_s = [house.keeper.wait_s]
+        house.lend()
+        waits_s.append(house.keeper.wait_s)
+        await house.step()
+        waits_s.append(house.keeper.wait_s)
+        assert waits_s == [None, 0.0, pytest.approx(TTL_S / 3)]

@@ -1,0 +1,291 @@
+"""Logs of ended workers: kept within limits, found by the agent, asked for by the coordinator."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from agent import shim_files
+from agent.kept_logs import KeptLogs
+from agent.settings import Starter
+from agent.workers import ShimRunner, make_runner
+from common.api import GetLogs, Logs
+from common.clock import SystemClock
+from common.errors import ArylError, ConfigError, Unavailable
+from common.messages import WorkerPhase
+from common.model import JobId, JobState, NodeName, StopReason, WorkerKey
+from coordinator.engine.jobs import ENDED_WORKERS_KEPT
+from coordinator.policies.decisions import Placement, Resize
+from coordinator.sim.cluster import Delays
+from tests.agent.bench import key, settings
+from tests.agent.worker_house import PATIENCE_S, make_order
+from tests.cell.house import running_cell
+from tests.engine.house import House, state
+from tests.fakeclock import FakeClock
+
+# --- the directory of kept logs ---------------------------------------------------------------
+
+
+class Shelf:
+    """Kept logs in a directory, and workers that ended one after another."""
+
+    def __init__(self, directory: Path, *, max_count: int = 100, max_bytes: int = 10_000) -> None:
+        self.directory = directory
+        self.clock = FakeClock()
+        self.logs = KeptLogs(
+            directory / "logs", clock=self.clock, max_count=max_count, max_bytes=max_bytes
+        )
+
+    async def end(self, index: int, log: bytes, *, older: bytes | None = None) -> WorkerKey:
+        """A worker ends, an hour after the one before, and is forgotten."""
+        await self.clock.advance(3600.0)
+        worker = key(index)
+        home = self.directory / "workers" / str(worker)
+        home.mkdir(parents=True, exist_ok=True)
+        (home / shim_files.LOG_FILE).write_bytes(log)
+        if older is not None:
+            (home / shim_files.OLD_LOG_FILE).write_bytes(older)
+        for path in home.iterdir():  # what was written when says nothing about the end
+            os.utime(path, (index, index))
+        self.logs.keep(worker, home)
+        return worker
+
+    def kept(self, count: int = 10) -> list[int]:
+        """Which of the first workers still have a log."""
+        return [index for index in range(count) if self.logs.tail(key(index), 1) is not None]
+
+
+async def test_a_kept_log_is_the_worker_s_own_with_the_part_that_was_moved_aside(
+    tmp_path: Path,
+) -> None:
+    """The end of it, however much is asked for."""
+    shelf = Shelf(tmp_path)
+    worker = await shelf.end(0, b"new\n", older=b"old\n")
+    assert shelf.logs.tail(worker, 1000) == b"old\nnew\n"
+    assert shelf.logs.tail(worker, 6) == b"d\nnew\n"
+    assert shelf.logs.tail(worker, 2) == b"w\n"
+    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == [
+        "j1.1.0.log", "j1.1.0.log.1",
+    ]  # fmt: skip
+
+
+async def test_more_logs_than_allowed_push_out_the_oldest(tmp_path: Path) -> None:
+    """By when their workers ended, both parts of a log together."""
+    shelf = Shelf(tmp_path, max_count=2)
+    for index in (3, 1, 2, 0):
+        await shelf.end(index, b"x", older=b"y")
+    assert shelf.kept() == [0, 2]
+    assert len(list((tmp_path / "logs").iterdir())) == 4
+
+
+async def test_more_bytes_than_allowed_push_out_the_oldest(tmp_path: Path) -> None:
+    """Both parts of a log count."""
+    shelf = Shelf(tmp_path, max_bytes=1000)
+    for index in range(4):
+        await shelf.end(index, bytes(200), older=bytes(200))
+    assert shelf.kept() == [2, 3]
+
+
+async def test_a_log_larger_than_all_that_is_allowed_pushes_out_nobody(tmp_path: Path) -> None:
+    """One talkative worker must not cost everybody else's log."""
+    shelf = Shelf(tmp_path, max_bytes=1000)
+    await shelf.end(0, bytes(400))
+    await shelf.end(1, bytes(5000))
+    await shelf.end(2, bytes(400))
+    assert shelf.kept() == [0, 2]
+
+
+@pytest.mark.parametrize("limits", [{"max_count": 0}, {"max_bytes": 0}])
+async def test_a_limit_of_nothing_keeps_nothing(tmp_path: Path, limits: dict[str, int]) -> None:
+    """A site may not want logs on its nodes at all."""
+    shelf = Shelf(tmp_path, **limits)
+    await shelf.end(0, b"secret")
+    assert shelf.kept() == []
+    assert list((tmp_path / "logs").iterdir()) == []
+
+
+async def test_keeping_again_after_a_crash_in_between_loses_nothing(tmp_path: Path) -> None:
+    """The log was moved, the directory was not yet removed."""
+    shelf = Shelf(tmp_path)
+    worker = await shelf.end(0, b"said\n")
+    shelf.logs.keep(worker, tmp_path / "workers" / str(worker))
+    assert shelf.logs.tail(worker, 100) == b"said\n"
+
+
+async def test_a_link_in_place_of_a_log_is_not_followed_and_not_kept(tmp_path: Path) -> None:
+    """A job owns its directory; it must not make the agent show it somebody else's file."""
+    secret = tmp_path / "secret"
+    secret.write_text("password")
+    home = tmp_path / "workers" / "j1.1.0"
+    home.mkdir(parents=True)
+    (home / shim_files.LOG_FILE).symlink_to(secret)
+    shelf = Shelf(tmp_path)
+    shelf.logs.keep(key(0), home)
+    assert shelf.kept() == []
+    assert secret.read_text() == "password"
+
+
+def test_what_was_never_kept_is_none_and_a_key_that_is_a_path_is_an_error(tmp_path: Path) -> None:
+    """Nothing outside the directory can be asked for."""
+    shelf = Shelf(tmp_path)
+    assert shelf.logs.tail(key(), 10) is None
+    with pytest.raises(ConfigError, match="token"):
+        shelf.logs.tail(WorkerKey(JobId("../x"), 1, 0), 10)
+
+
+async def test_a_file_of_somebody_else_in_the_directory_is_left_alone(tmp_path: Path) -> None:
+    """Only what is named as a log is counted and removed."""
+    shelf = Shelf(tmp_path, max_count=1)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "README").write_text("hands off")
+    os.utime(tmp_path / "logs" / "README", (4e9, 4e9))  # newer than any log
+    await shelf.end(0, b"a")
+    await shelf.end(1, b"b")
+    assert shelf.kept() == [1]
+    assert (tmp_path / "logs" / "README").exists()
+
+
+# --- the agent's runner, with real workers ----------------------------------------------------
+
+
+def _runner(tmp_path: Path, **changes: object) -> ShimRunner:
+    found = settings(
+        inference=False, state_dir=str(tmp_path), worker_starter=Starter.DETACHED,
+        is_root_allowed=True, **changes,
+    )  # fmt: skip
+    return make_runner(found, clock=SystemClock())
+
+
+async def _run_to_the_end(runner: ShimRunner, worker: WorkerKey, script: str) -> None:
+    order = make_order("sh", "-c", script, job_id=worker.job_id, index=worker.worker_index)
+    clock = SystemClock()
+    await runner.start(order, endpoint="n1:1")
+    async with clock.timeout(PATIENCE_S):
+        while [s.phase for s in await runner.statuses() if s.key == worker] != [WorkerPhase.EXITED]:
+            await clock.sleep(0.02)
+
+
+async def test_the_log_of_a_forgotten_worker_is_still_there_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    """For another agent on the same disk too; its directory is gone."""
+    runner = _runner(tmp_path)
+    await _run_to_the_end(runner, key(), "echo said; echo oops >&2")
+    await runner.forget(key())
+    await runner.forget(key())
+    assert await _runner(tmp_path).log_tail(key(), 1000) == b"said\noops\n"
+    assert list((tmp_path / "workers").iterdir()) == []
+    assert await runner.statuses() == ()
+
+
+async def test_the_settings_limit_what_is_kept(tmp_path: Path) -> None:
+    """`kept_logs_count` is what an operator sets."""
+    runner = _runner(tmp_path, kept_logs_count=1)
+    for index in (0, 1):
+        await _run_to_the_end(runner, key(index), f"echo {index}")
+        await runner.forget(key(index))
+    assert await runner.log_tail(key(1), 10) == b"1\n"
+    with pytest.raises(Unavailable, match="kept_logs_count"):
+        await runner.log_tail(key(0), 10)
+
+
+async def test_the_log_of_a_worker_that_has_said_nothing_yet_is_empty(tmp_path: Path) -> None:
+    """That is no error: somebody follows it."""
+    runner = _runner(tmp_path)
+    await runner.start(make_order("sleep", "60", job_id="j1"), endpoint="n1:1")
+    try:
+        assert await runner.log_tail(key(), 10) == b""
+    finally:
+        await runner.stop(key(), StopReason.CANCEL, 0.0)
+        async with SystemClock().timeout(PATIENCE_S):
+            while any(s.phase != WorkerPhase.EXITED for s in await runner.statuses()):
+                await SystemClock().sleep(0.02)
+
+
+# --- what the coordinator remembers -----------------------------------------------------------
+
+
+def test_an_ended_job_remembers_which_nodes_have_its_logs() -> None:
+    """Of the attempt that ran last, by worker."""
+    house = House()
+    job = house.submit(workers=(2, 2), work_s=100.0)
+    house.start(job, "t0", "t1")
+    house.wait(10.0)
+    assert job.ended_workers == {}
+    house.wait(1000.0)
+    assert state(job) == JobState.SUCCEEDED
+    nodes = {index: ended.node for index, ended in job.ended_workers.items()}
+    assert nodes == {0: "t0", 1: "t1"}
+    assert {ended.key.attempt for ended in job.ended_workers.values()} == {1}
+
+
+def test_a_new_attempt_replaces_what_is_remembered_of_the_one_before() -> None:
+    """Until one of its workers has ended, the logs of the failed attempt are still found."""
+    house = House()
+    job = house.submit(workers=(1, 2), work_s=1000.0, max_restarts=1)
+    house.start(job, "t0", flexible=("t1",))
+    house.sim.nodes[NodeName("t0")].exited(job.workers[0].key, 3)
+    house.settle()
+    assert state(job) == JobState.PENDING
+    assert {i: (e.node, e.key.attempt) for i, e in job.ended_workers.items()} == {
+        0: ("t0", 1),
+        1: ("t1", 1),
+    }
+    house.start(job, "t1")
+    assert {ended.key.attempt for ended in job.ended_workers.values()} == {1}
+    house.wait(2000.0)
+    assert state(job) == JobState.SUCCEEDED
+    assert {i: (e.node, e.key.attempt) for i, e in job.ended_workers.items()} == {0: ("t1", 2)}
+
+
+def test_a_worker_that_was_never_told_to_run_is_not_remembered() -> None:
+    """It has no log; the log of the attempt before it is what there is to see."""
+    house = House(delays=Delays(ready_s=1000.0))
+    job = house.submit(workers=(2, 2))
+    house.start(job, "t0", "t1")
+    house.wait(900.0)
+    assert house.engine.state.counters.gang_timeouts >= 1
+    assert (state(job), job.ended_workers) == (JobState.PENDING, {})
+
+
+def test_a_job_that_grows_and_shrinks_for_months_remembers_its_newest_workers_only() -> None:
+    """The coordinator's state must not grow with time."""
+    house = House()
+    job = house.submit(workers=(1, 2), work_s=1e7)
+    house.start(job, "t0")
+    for _ in range(ENDED_WORKERS_KEPT + 5):
+        grow = (Placement(node=NodeName("t1"), worker_count=1, is_flexible=True),)
+        house.decide(Resize(job_id=job.job_id, added=grow, reason="room"))
+        house.wait(60.0)
+        (flexible,) = (i for i, worker in job.workers.items() if worker.is_flexible)
+        house.decide(Resize(job_id=job.job_id, removed_workers=(flexible,), reason="needed"))
+        house.wait(60.0)
+    last = ENDED_WORKERS_KEPT + 5
+    assert list(job.ended_workers) == list(range(last - ENDED_WORKERS_KEPT + 1, last + 1))
+
+
+# --- a whole cell -----------------------------------------------------------------------------
+
+
+@pytest.mark.nats
+@pytest.mark.slow
+async def test_the_log_of_an_ended_job_is_answered_by_a_real_cell(tmp_path: Path) -> None:
+    """After the end was acknowledged and the worker's directory is gone, by job and by worker."""
+    async with running_cell(tmp_path, training_nodes=2, inference_nodes=0) as house:
+        script = 'echo "worker $ARYL_WORKER_INDEX said this"'
+        job_id = await house.submit(house.shell("talker", script, worker_count=2, gpus=4))
+        await house.until_state(job_id, JobState.SUCCEEDED)
+
+        async def is_forgotten() -> bool:
+            return not list(house.cell.run_dir.glob(f"**/workers/{job_id}.*"))
+
+        await house.until("the nodes have forgotten the workers", is_forgotten)
+        first = await house.client.ask(GetLogs(job_id=job_id), Logs)
+        assert (first.worker_index, first.text) == (0, "worker 0 said this\n")
+        second = await house.client.ask(GetLogs(job_id=job_id, worker_index=1), Logs)
+        assert second.text == "worker 1 said this\n"
+        assert first.node != second.node
+        with pytest.raises(ArylError, match="no worker 7"):
+            await house.client.ask(GetLogs(job_id=job_id, worker_index=7), Logs)
