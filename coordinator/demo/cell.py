@@ -75,7 +75,8 @@ class Cell:
         fleet.write_text(fleet_toml(self.plan, name=str(self.run_dir)))
         if self.plan.inference_nodes:
             port = self.router_url.rpartition(":")[2]
-            self._start(ROUTER, "coordinator.demo.router", "--port", port)
+            state = str(self.run_dir / "router.json")
+            self._start(ROUTER, "coordinator.demo.router", "--port", port, "--state", state)
         self.start_coordinator(COORDINATOR)
         for number, names in enumerate(self._groups(), start=1):
             configs: list[str] = []

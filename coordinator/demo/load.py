@@ -147,12 +147,14 @@ class LoadDriver:
         try:
             for at_s in instants:
                 delay_s = self._started_at_s + at_s - loop.time()
-                if delay_s > 0:
-                    await asyncio.wait((stopping,), timeout=delay_s)
+                # Also when it is late: a driver that cannot keep up must still hear its answers,
+                # and the order to stop.
+                await asyncio.wait((stopping,), timeout=max(0.0, delay_s))
                 if stop.is_set():
                     break
                 self.sent_total += 1
-                if self.in_flight >= self._settings.most_in_flight:
+                # Not `in_flight`: a request counts there only once it has begun to run.
+                if len(sent) >= self._settings.most_in_flight:
                     self.refused_total += 1
                     continue
                 request = asyncio.create_task(self._request(session), name="request")

@@ -12,16 +12,21 @@ import contextlib
 import logging
 import sys
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 
+import msgspec
 from aiohttp import ClientConnectionError, ClientSession, ClientTimeout, TCPConnector, web
 from msgspec import Struct
 
-from coordinator.demo.serving import serve, set_up_log, stop_event
+from coordinator.demo.serving import serve, set_up_log, stop_event, write_json
 
 log = logging.getLogger(__name__)
 
 DRAIN_S = 10.0
 """How long SIGTERM waits for running requests."""
+
+SAVE_PERIOD_S = 1.0
+"""How old the counts on disk may be; routes are there before their hook is answered."""
 
 AGAIN_S = 0.1
 """After every routed node failed a request, they are all tried again this much later."""
@@ -50,6 +55,16 @@ class RoutedNode(Struct, kw_only=True):
     failed_total: int = 0
     turn: int = 0
     """When it was last picked: equals are picked in rotation."""
+
+
+class RouterState(Struct, kw_only=True):
+    """What outlives the process: hooks run when a node comes or goes, not when a router does."""
+
+    nodes: dict[str, RoutedNode] = {}
+    requests_total: int = 0
+    refused_total: int = 0
+    retried_total: int = 0
+    in_flight: int = 0
 
 
 class Answer(Struct, frozen=True):
@@ -102,22 +117,77 @@ class Routes:
 
 
 class Router:
-    """Forwards, retries, counts; one per process."""
+    """Forwards, retries, counts; one per process.
 
-    def __init__(self, settings: RouterSettings) -> None:
+    Args:
+        state_path: where routes and counts are kept, so that the next router goes on with them.
+    """
+
+    def __init__(self, settings: RouterSettings, *, state_path: Path | None = None) -> None:
         self._settings = settings
         self._session: ClientSession | None = None
         self._waiting = 0
+        self._state_path = state_path
+        self._saved: dict[str, object] = {}
         self.routes = Routes()
         self.requests_total = 0
         self.refused_total = 0
         self.retried_total = 0
         self.in_flight = 0
+        if state_path is not None:
+            self._load(state_path)
+
+    def _load(self, path: Path) -> None:
+        """Go on where another router ended; what it had under way then, nobody answered."""
+        try:
+            state = msgspec.json.decode(path.read_bytes(), type=RouterState)
+        except FileNotFoundError:
+            return
+        except (OSError, msgspec.DecodeError) as error:
+            log.warning("state %s is not used: %s", path, error)
+            return
+        self.requests_total = state.requests_total
+        self.refused_total = state.refused_total + state.in_flight
+        self.retried_total = state.retried_total
+        for name, node in state.nodes.items():
+            node.in_flight = 0
+            self.routes.nodes[name] = node
+        log.info("resumed nodes=%d requests=%d", len(state.nodes), state.requests_total)
+
+    def save(self) -> None:
+        """Write routes and counts down, if they have changed."""
+        if self._state_path is None:
+            return
+        state = RouterState(
+            nodes=self.routes.nodes,
+            requests_total=self.requests_total,
+            refused_total=self.refused_total,
+            retried_total=self.retried_total,
+            in_flight=self.in_flight,
+        )
+        values: dict[str, object] = msgspec.to_builtins(state)
+        if values != self._saved:
+            write_json(self._state_path, values)
+            self._saved = values
+
+    async def _save_for_ever(self, application: web.Application) -> AsyncIterator[None]:
+        async def save() -> None:
+            while True:
+                await asyncio.sleep(SAVE_PERIOD_S)
+                self.save()
+
+        saving = asyncio.create_task(save(), name="save")
+        yield
+        saving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await saving
+        self.save()
 
     def application(self) -> web.Application:
         """Requests under /v1/, admin under /nodes and /stats."""
         application = web.Application()
         application.cleanup_ctx.append(self._session_for)
+        application.cleanup_ctx.append(self._save_for_ever)
         application.router.add_post("/v1/{tail:.*}", self._forward)
         application.router.add_get("/nodes", self._list)
         application.router.add_get("/nodes/{node}", self._one)
@@ -214,12 +284,14 @@ class Router:
                 {"error": f"url: {url!r}, expected http://host:port"}, status=400
             )
         self.routes.add(name, url.rstrip("/"))
+        self.save()
         log.info("routed node=%s url=%s", name, url)
         return web.json_response(self._shown(name))
 
     async def _remove(self, request: web.Request) -> web.Response:
         name = request.match_info["node"]
         self.routes.remove(name)
+        self.save()
         log.info("unrouted node=%s", name)
         return web.json_response({"node": name, "is_routed": False})
 
@@ -244,14 +316,16 @@ class Router:
         }
 
 
-async def run(settings: RouterSettings, *, host: str, port: int) -> None:
+async def run(
+    settings: RouterSettings, *, host: str, port: int, state_path: Path | None = None
+) -> None:
     """Route until SIGTERM, let running requests end, leave.
 
     Raises:
         OSError: the address is taken.
     """
     stop = stop_event()
-    router = Router(settings)
+    router = Router(settings, state_path=state_path)
     await serve(router.application(), host=host, port=port, stop=stop, drain_s=DRAIN_S)
     log.info(
         "stopped requests=%d refused=%d retried=%d",
@@ -268,11 +342,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--port", type=int, required=True, help="0 takes a free one")
     parser.add_argument("--wait-s", type=float, default=2.0, help="before a request is refused")
     parser.add_argument("--request-timeout-s", type=float, default=30.0)
+    parser.add_argument(
+        "--state", type=Path, help="a file that keeps routes and counts over a restart"
+    )
     given = parser.parse_args(arguments)
     settings = RouterSettings(wait_s=given.wait_s, request_timeout_s=given.request_timeout_s)
     set_up_log()
     try:
-        asyncio.run(run(settings, host=given.host, port=given.port))
+        asyncio.run(run(settings, host=given.host, port=given.port, state_path=given.state))
     except OSError as error:
         log.error("%s", error)
         return 1

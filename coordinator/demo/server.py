@@ -210,7 +210,7 @@ async def run(settings: ServerSettings, *, host: str, port: int, usage_path: Pat
     """Serve until SIGTERM, answer what runs, leave.
 
     Raises:
-        OSError: the address is taken.
+        ExceptionGroup: of an OSError: the address is taken.
     """
     stop = stop_event()
     usage = UsageFile(usage_path)
@@ -251,12 +251,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     set_up_log()
     usage_name = os.environ.get("ARYL_FAKE_GPU_USAGE_FILE")
     usage_path = Path(usage_name) if usage_name else None
+    status = 0
     try:
         asyncio.run(run(settings, host=given.host, port=given.port, usage_path=usage_path))
-    except OSError as error:
-        log.error("node=%s %s", settings.node, error)
-        return 1
-    return 0
+    except* OSError as group:
+        status = 1
+        for error in group.exceptions:
+            log.error("node=%s %s", settings.node, error)
+    return status
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Processes of a cell on one machine, kept running as systemd would keep them. Knows no roles.
 
-An edge. Every process that is started here, or by one of these, has the cell's directory in its
-command line or its environment; `sweep` finds what is left of a cell by that.
+An edge. Every process that is started here, or by one of these, has the cell's directory in a
+variable of Aryl's or in its command line; `sweep` finds what is left of a cell by that.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -24,6 +25,8 @@ TERM_S = 10.0
 SWEEP_TERM_S = 3.0
 SWEEP_POLL_S = 0.05
 PROC = Path("/proc")
+PROGRAMS = ("python", "nats-server")
+"""What a cell's own processes are run by; jobs are known by their environment."""
 
 
 class Unit(Struct, frozen=True, kw_only=True):
@@ -40,7 +43,15 @@ class _Running(Struct):
     task: asyncio.Task[None]
     process: asyncio.subprocess.Process | None = None
     starts: int = 0
-    is_stopping: bool = False
+    end_signal: signal.Signals | None = None
+    """How it is told to end, once it is; also one whose process is just being made."""
+
+
+def _send(running: _Running, number: signal.Signals) -> None:
+    process = running.process
+    if process is not None and process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(number)
 
 
 class Supervisor:
@@ -72,16 +83,16 @@ class Supervisor:
 
     def signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal to a unit's process, if there is one."""
-        process = self._running[name].process
-        if process is not None and process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(number)
+        _send(self._running[name], number)
 
     async def _keep(self, name: str) -> None:
         running = self._running[name]
-        while True:
-            await self._run_once(running)
-            if not running.unit.is_restarted or running.is_stopping:
+        while running.end_signal is None:
+            try:
+                await self._run_once(running)
+            except OSError as error:  # no memory, no file: the next try may find it better
+                log.error("%s cannot be started: %s", name, error)
+            if not running.unit.is_restarted or running.end_signal is not None:
                 return
             await self._clock.sleep(RESTART_S)
 
@@ -98,6 +109,8 @@ class Supervisor:
             )
         running.process = process
         running.starts += 1
+        if running.end_signal is not None:  # it came while there was no process to send it to
+            _send(running, running.end_signal)
         try:
             status = await process.wait()
         except asyncio.CancelledError:
@@ -105,22 +118,23 @@ class Supervisor:
                 process.kill()
             await process.wait()
             raise
-        if not running.is_stopping:
+        if running.end_signal is None:
             log.warning("%s ended with %d", unit.name, status)
 
     async def stop(self, *names: str) -> None:
         """SIGTERM, and SIGKILL after a while; returns when they are gone."""
         chosen = [self._running[name] for name in (names if names else tuple(self._running))]
         for running in chosen:
-            running.is_stopping = True
-            self.signal(running.unit.name, signal.SIGTERM)
+            running.end_signal = signal.SIGTERM
+            _send(running, signal.SIGTERM)
         waiting = [running.task for running in chosen]
         try:
             async with self._clock.timeout(TERM_S):
                 await asyncio.gather(*waiting, return_exceptions=True)
         except TimeoutError:
             for running in chosen:
-                self.signal(running.unit.name, signal.SIGKILL)
+                running.end_signal = signal.SIGKILL
+                _send(running, signal.SIGKILL)
             await asyncio.gather(*waiting, return_exceptions=True)
         for running in chosen:
             self._running.pop(running.unit.name, None)
@@ -129,26 +143,34 @@ class Supervisor:
         """SIGKILL and no other start: the machine's end of these, as a power cut would be."""
         chosen = [self._running.pop(name) for name in names]
         for running in chosen:
-            running.is_stopping = True
-            if running.process is not None and running.process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    running.process.kill()
+            running.end_signal = signal.SIGKILL
+            _send(running, signal.SIGKILL)
         await asyncio.gather(*(running.task for running in chosen), return_exceptions=True)
 
 
 def mentioning(directory: Path, *, proc: Path = PROC) -> list[int]:
-    """Processes of this user that have the directory in their command line or environment."""
-    wanted = os.fsencode(directory)
+    """Processes of the cell in this directory, by pid.
+
+    Those that have it, or a path below it, in a variable of Aryl's, and interpreters and
+    nats-servers that have it in their command line. The person who reads the cell's logs with
+    another program has nothing to fear, wherever that was started.
+    """
+    # Not the directory beside it whose name only begins alike.
+    wanted = re.compile(re.escape(os.fsencode(directory)) + rb"(?![\w.-])")
     found: list[int] = []
     for entry in proc.iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         with contextlib.suppress(OSError):
-            texts = (entry / "cmdline").read_bytes() + b"\0" + (entry / "environ").read_bytes()
+            command, *words = (entry / "cmdline").read_bytes().split(b"\0")
+            if not Path(os.fsdecode(command)).name.startswith(PROGRAMS):
+                words = []
+            variables = (entry / "environ").read_bytes().split(b"\0")
+            texts = [*words, *(text for text in variables if text.startswith(b"ARYL_"))]
             state = (entry / "stat").read_bytes().rpartition(b")")[2].split()[0]
-            if wanted in texts and state != b"Z":
+            if state != b"Z" and any(map(wanted.search, texts)):
                 found.append(int(entry.name))
-    return found
+    return sorted(found)
 
 
 async def sweep(directory: Path, *, clock: Clock) -> int:

@@ -78,6 +78,13 @@ async def house(*, wait_s: float = LIMIT_S) -> AsyncIterator[House]:
         yield made
 
 
+async def post(session: ClientSession, url: str) -> int:
+    """One request's status."""
+    async with session.post(f"{url}/v1/completions", json={}) as reply:
+        await reply.read()
+        return reply.status
+
+
 async def refusing(request: web.Request) -> web.Response:
     """A node whose queue is full."""
     return web.json_response({"error": "full"}, status=503)
@@ -211,6 +218,63 @@ async def test_what_is_not_answered_with_200_was_refused() -> None:
             await driver.run(asyncio.Event())
             assert driver.refused_total == driver.sent_total > 0
             assert driver.ok_total == driver.in_flight == 0
+
+
+@pytest.mark.slow
+async def test_a_router_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+    """kill -9: the next router has the same routes without any hook, and the counts go on.
+
+    Hooks run when a node comes or goes; a router that forgot its nodes would refuse every request
+    until then.
+    """
+    state = f"--state={tmp_path / 'router.json'}"
+    fast = ("--warm-up-s=0", "--service-time-s=0.01")
+    async with (
+        listening("server", "--node=a", *fast, until=b"ready") as server,
+        ClientSession() as session,
+    ):
+        async with listening("router", state) as first:
+            for name in ("a", "b"):
+                hook = ("route.py", "add", first.url, name, server.url)
+                assert (await run_script(*hook))[0] == 0
+            assert (await run_script("route.py", "remove", first.url, "b"))[0] == 0
+            first.process.kill()
+            await first.process.wait()
+        async with listening("router", state, until=b"resumed nodes=2") as second:
+            for name, routing in (("a", True), ("b", False)):
+                seen = await get_json(session, f"{second.url}/nodes/{name}")
+                assert (seen["url"], seen["is_routed"]) == (server.url, routing)
+            assert await post(session, second.url) == 200
+            assert await second.terminate() == 0
+        async with listening("router", state, until=b"resumed nodes=2 requests=1") as third:
+            assert await post(session, third.url) == 200
+            stats = await get_json(session, f"{third.url}/stats")
+            assert (stats["requests_total"], stats["refused_total"]) == (2, 0)
+
+
+def test_what_was_under_way_at_a_crash_was_refused(tmp_path: Path) -> None:
+    """Nobody answered those requests: the figures must not call them served."""
+    path = tmp_path / "router.json"
+    first = Router(RouterSettings(), state_path=path)
+    first.routes.add("a", "http://a")
+    first.routes.nodes["a"].in_flight = first.in_flight = 3
+    first.requests_total, first.refused_total = 10, 1
+    first.save()
+    second = Router(RouterSettings(), state_path=path)
+    assert (second.requests_total, second.refused_total, second.in_flight) == (10, 4, 0)
+    assert second.routes.nodes["a"].in_flight == 0
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"nodes": 7}', "\xff"])
+def test_a_state_that_cannot_be_read_is_said_and_not_used(
+    tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A router without its memory still routes what it is told."""
+    path = tmp_path / "router.json"
+    path.write_text(text, encoding="latin-1")
+    router = Router(RouterSettings(), state_path=path)
+    assert router.routes.nodes == {}
+    assert str(path) in caplog.text
 
 
 @pytest.mark.slow

@@ -1,0 +1,122 @@
+"""A cell's plan: its files are ones that coordinator and agent accept, and its times fit."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.fake_fleet import parse_fleet
+from agent.settings import AgentSettings
+from common.model import Pool
+from common.settings import load
+from coordinator.demo.plan import (
+    SERVICE,
+    CellPlan,
+    Periods,
+    agent_toml,
+    coordinator_toml,
+    fleet_toml,
+    free_ports,
+    node_plans,
+    toml,
+)
+from coordinator.service.settings import CoordinatorSettings
+
+NATS_URL = "nats://127.0.0.1:4222"
+ROUTER_URL = "http://127.0.0.1:8000"
+ODD_DIRECTORY = 'a "quoted" \\ näme'
+
+
+def agents(plan: CellPlan, directory: Path) -> list[AgentSettings]:
+    """Every agent's settings, read as the agent reads them."""
+    found: list[AgentSettings] = []
+    for node in node_plans(plan, directory):
+        node.directory.mkdir(parents=True)
+        node.config.write_text(
+            agent_toml(plan, node, nats_url=NATS_URL, router_url=ROUTER_URL), encoding="utf-8"
+        )
+        settings = load(node.config, AgentSettings)
+        settings.check()
+        found.append(settings)
+    return found
+
+
+def test_every_agents_file_is_accepted_whatever_the_directory_is_called(tmp_path: Path) -> None:
+    """Quotes, backslashes and umlauts in a path survive the way through TOML."""
+    directory = tmp_path / ODD_DIRECTORY
+    found = agents(CellPlan(training_nodes=2, inference_nodes=2), directory)
+    names = ["train-1", "train-2", "infer-1", "infer-2"]
+    assert [settings.node for settings in found] == names
+    for settings, name in zip(found, names, strict=True):
+        assert settings.state_dir == str(directory / "nodes" / name / "state")
+        is_inference = settings.home_pool == Pool.INFERENCE
+        assert (settings.server is not None) == is_inference
+        assert settings.service == (SERVICE if is_inference else None)
+
+
+def test_no_two_servers_share_a_port_or_a_file(tmp_path: Path) -> None:
+    """Twenty inference nodes on one machine keep out of each other's way."""
+    nodes = node_plans(CellPlan(training_nodes=1, inference_nodes=20), tmp_path)
+    ports = [node.server_port for node in nodes if node.server_port]
+    assert len(set(ports)) == 20
+    assert len({node.config for node in nodes}) == 21
+
+
+@pytest.mark.parametrize("inference_nodes", [0, 1, 6])
+def test_the_coordinators_file_is_accepted(tmp_path: Path, inference_nodes: int) -> None:
+    """Also of a cell without a service."""
+    plan = CellPlan(inference_nodes=inference_nodes)
+    file = tmp_path / "coordinator.toml"
+    file.write_text(coordinator_toml(plan, nats_url=NATS_URL, name="c1"))
+    settings = load(file, CoordinatorSettings)
+    assert [service.name for service in settings.engine.services] == [SERVICE][:inference_nodes]
+
+
+def test_a_lent_node_comes_home_in_time_by_the_plan() -> None:
+    """Lease, grace, device and warm-up together fit the deadline: else nothing is ever lent."""
+    periods = Periods()
+    home_s = periods.lease_ttl_s + periods.grace_s + periods.device_free_s + periods.warm_up_s
+    assert home_s <= periods.reclaim_deadline_s
+    assert periods.loan_pass_s < periods.lease_ttl_s < periods.reclaim_deadline_s
+
+
+def test_the_peak_needs_all_nodes_but_one() -> None:
+    """Load above what the nodes are rated for would be refused with nobody lending at all."""
+    plan = CellPlan(inference_nodes=6, peak_req_per_s=30.0)
+    assert plan.capacity_per_node * (plan.inference_nodes - 1) == plan.peak_req_per_s
+    assert CellPlan(inference_nodes=0).capacity_per_node > 0
+
+
+def test_the_fleet_is_one_that_the_fake_nvml_reads() -> None:
+    """As many GPUs as the plan says; two cells on one machine have different ones."""
+    plan = CellPlan(gpus_per_node=4)
+    one, other = (parse_fleet(fleet_toml(plan, name=name)) for name in ("/a", "/b"))
+    assert one.gpu_count == 4
+    assert one.uuid_of("train-1", 0) != other.uuid_of("train-1", 0)
+
+
+def test_ports_that_are_offered_are_free_and_different() -> None:
+    """All of them at once, so that none is offered twice."""
+    assert len(set(free_ports(50))) == 50
+    assert free_ports(0) == []
+
+
+PRINTABLE = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), max_size=20)
+PLAIN = st.recursive(
+    st.booleans() | st.integers(-(2**53), 2**53) | PRINTABLE,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), PLAIN, max_size=4))
+def test_what_is_written_as_toml_is_read_back_the_same(values: dict[str, object]) -> None:
+    """Any settings of plain values, nested as they like."""
+    assert tomllib.loads(toml(values)) == values

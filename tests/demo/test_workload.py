@@ -1,0 +1,199 @@
+"""The demo's main job against an API that fails, refuses and goes away; no cell is started."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from common import subjects
+from common.api import (
+    ApiError,
+    ApiErrorCode,
+    GetStatus,
+    ListLoans,
+    Loans,
+    Status,
+    Submit,
+    Submitted,
+)
+from common.bus import BusMessage
+from common.errors import Unavailable
+from common.messages import decode, encode
+from coordinator.client import Client
+from coordinator.demo.cell import Cell
+from coordinator.demo.plan import CELL, CellPlan
+from coordinator.demo.workload import Workload
+from coordinator.engine.accounting import Figures, Quantiles, ReclaimTimes, plain
+from tests.fakeclock import FakeClock
+from tests.fakes import FakeBus
+
+FIGURES = Figures(
+    jobs_submitted=9,
+    jobs_finished=7,
+    jobs_failed=1,
+    jobs_finished_on_loan=2,
+    queueing_s=Quantiles(mean=1.0, p50=0.5, p95=4.0),
+    jct_s=Quantiles(mean=10.0, p50=8.0, p95=40.0),
+    training_gpu_ratio=0.75,
+    on_loan_gpu_ratio=0.5,
+    loans=3,
+    loans_cancelled=1,
+    leases_lapsed=0,
+    reclaims=2,
+    reclaim_s=ReclaimTimes(p50=5.0, max=6.0),
+    reclaims_late=0,
+    preemptions=1,
+    lost_gpu_s=12.0,
+    flexible_workers_released=4,
+    resizes=5,
+    gang_timeouts=0,
+)
+
+
+def status(*, busy_ratio: float | None) -> Status:
+    return Status(
+        cell=CELL, epoch=1, policy="aryl", is_frozen=False, nodes=2, nodes_heard=2,
+        training_gpus=8, training_gpus_held=4, on_loan_nodes=0, on_loan_gpus=0,
+        on_loan_gpus_held=0, coming_home_nodes=0, inference_nodes=0, serving_nodes=0,
+        pending_jobs=1, running_jobs=2, gpu_busy_ratio_training=0.5,
+        gpu_busy_ratio_inference=busy_ratio, figures=plain(FIGURES), bad_messages=0, up_s=1.0,
+    )  # fmt: skip
+
+
+class Api:
+    """The coordinator's end: it answers as the test says."""
+
+    def __init__(self, bus: FakeBus) -> None:
+        self._bus = bus
+        self.submitted: list[Submit] = []
+        self.refused_names: set[str] = set()
+        self.silent_for = 0
+        """How many answers get lost."""
+        self.busy_ratio: float | None = None
+
+    async def open(self) -> None:
+        await self._bus.subscribe(subjects.api_all(CELL), self._on_request)
+
+    async def _on_request(self, message: BusMessage) -> None:
+        verb = message.subject.rpartition(".")[2]
+        if verb == "submit":
+            await self._on_submit(message)
+        elif verb == GetStatus.__struct_config__.tag:
+            await message.respond(encode(status(busy_ratio=self.busy_ratio)))
+        elif verb == ListLoans.__struct_config__.tag:
+            await message.respond(encode(Loans(rows=())))
+
+    async def _on_submit(self, message: BusMessage) -> None:
+        request = decode(message.data, Submit)
+        self.submitted.append(request)
+        if self.silent_for:
+            self.silent_for -= 1
+        elif request.spec.name in self.refused_names:
+            error = ApiError(code=ApiErrorCode.USAGE, message="too large", field="workers")
+            await message.respond(encode(error))
+        else:
+            await message.respond(encode(Submitted(job_id=f"j{len(self.submitted)}")))
+
+
+class House:
+    """A workload at a great speed on an API of the test's."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.clock = FakeClock()
+        self.bus = FakeBus(clock=self.clock)
+        self.api = Api(self.bus)
+        plan = CellPlan(training_nodes=2, inference_nodes=0)
+        self.workload = Workload(
+            Cell(plan, run_dir, clock=self.clock),
+            Client(self.bus, cell=CELL, tenant="ops", user="trace"),
+            speed=120.0,
+            clock=self.clock,
+        )
+
+    async def submit_for(self, length_s: float) -> asyncio.Task[None]:
+        """Let the workload submit for so long."""
+        task = asyncio.create_task(self.workload.submit_all())
+        await self.clock.advance(length_s)
+        return task
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> House:
+    """A house whose API listens."""
+    made = House(tmp_path)
+    await made.api.open()
+    return made
+
+
+async def end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_each_job_is_submitted_at_its_time_and_once(house: House) -> None:
+    """After a minute: just the jobs of the trace's first 60 s of demo time, in order."""
+    task = await house.submit_for(60.0)
+    due = [found for found in house.workload.submissions if found.at_s <= 60.0]
+    assert [request.spec for request in house.api.submitted] == [found.spec for found in due]
+    assert len({request.request_id for request in house.api.submitted}) == len(due) > 10
+    await end(task)
+
+
+async def test_a_lost_answer_is_asked_again_under_the_same_request(house: House) -> None:
+    """The coordinator may have taken it: only the same request id makes asking again safe."""
+    house.api.silent_for = 2
+    task = await house.submit_for(60.0)
+    counts = Counter(request.request_id for request in house.api.submitted)
+    assert house.api.submitted[0].request_id == house.api.submitted[2].request_id
+    assert sorted(counts.values(), reverse=True)[:2] == [3, 1]
+    await end(task)
+
+
+async def test_a_refused_job_is_left_out_and_the_next_one_comes(house: House) -> None:
+    """A refusal is an answer: it is not asked again, and ends nothing."""
+    first = house.workload.submissions[0].spec.name
+    house.api.refused_names.add(first)
+    task = await house.submit_for(60.0)
+    names = [request.spec.name for request in house.api.submitted]
+    assert names.count(first) == 1
+    assert len(names) > 10
+    await end(task)
+
+
+async def test_figures_are_the_coordinators_under_the_same_names(house: House) -> None:
+    """The last look fills the table; utilisation is the mean of all looks."""
+    for ratio in (0.25, None, 0.75):
+        house.api.busy_ratio = ratio
+        await house.workload.observe()
+    run = house.workload.run()
+    assert run.inference_gpu_busy_ratio == 0.5
+    assert (run.jobs_finished, run.loans, run.reclaims, run.resizes) == (7, 3, 2, 5)
+    assert (run.queueing_s.p95, run.jct_s.mean, run.reclaim_s.max) == (4.0, 10.0, 6.0)
+    assert run.requests_refused == 0
+
+
+async def test_without_an_answer_there_are_no_figures(house: House) -> None:
+    """A table of zeros would be a lie."""
+    house.bus.cut()
+    looking = asyncio.create_task(house.workload.last_look(limit_s=3.0))
+    await house.clock.advance_until(looking.done, limit_s=120.0)
+    with pytest.raises(Unavailable, match="no figures"):
+        house.workload.run()
+
+
+async def test_a_coordinator_that_is_away_for_a_moment_costs_no_figures(house: House) -> None:
+    """What was read before stays, and a last look waits for its return."""
+    assert await house.workload.observe()
+    house.bus.cut()
+    look = asyncio.create_task(house.workload.observe())
+    await house.clock.advance_until(look.done, limit_s=60.0)
+    assert look.result() is False
+    assert house.workload.run().jobs_finished == 7
+    last = asyncio.create_task(house.workload.last_look(limit_s=60.0))
+    await house.clock.advance(5.0)
+    house.bus.heal()
+    await house.clock.advance_until(last.done, limit_s=60.0)
+    assert await house.workload.observe()
