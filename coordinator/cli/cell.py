@@ -97,12 +97,16 @@ def glance(found: Status) -> list[tuple[str, str]]:
         ),
         (
             "on loan",
-            f"{found.on_loan_nodes} nodes, {found.on_loan_gpus_held} of {found.on_loan_gpus} "
-            f"GPUs held; {found.coming_home_nodes} nodes coming home",
+            f"{_nodes(found.on_loan_nodes)}, {found.on_loan_gpus_held} of {found.on_loan_gpus} "
+            f"GPUs held; {_nodes(found.coming_home_nodes)} coming home",
         ),
         ("jobs", f"{found.running_jobs} running, {found.pending_jobs} pending"),
         ("bad messages", str(found.bad_messages)),
     ]
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node" if count == 1 else f"{count} nodes"
 
 
 def _flat(values: dict[str, object], prefix: str = "") -> list[tuple[str, object]]:
@@ -133,7 +137,7 @@ def _figure(name: str, value: object) -> str:
 
 def explain(
     ctx: typer.Context,
-    kind: Annotated[Kind, typer.Argument(help="What it is.")],
+    kind: Annotated[Kind, typer.Argument(metavar="KIND", help="job, node or loan.")],
     name: Annotated[str, typer.Argument(metavar="ID", help="Its id or name.")],
     output: OutputOption = Format.TABLE,
     quiet: QuietOption = False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from common.api import JobRow, LoanRow, NodeRow, ServiceRow, StoryRow, WorkerRow
-from common.model import FINAL_JOB_STATES
+from common.model import FINAL_JOB_STATES, JobState
 from coordinator.cli.render import Column, ago, duration, instant, number, percent
 
 
@@ -45,8 +45,11 @@ def progress(row: JobRow) -> str:
 
 
 def why(row: JobRow) -> str:
-    """Its first blocker, or its error."""
-    return row.error or (row.blockers[0] if row.blockers else "")
+    """Its error, its first blocker, or how it failed."""
+    if row.error or row.blockers:
+        return row.error or row.blockers[0]
+    has_code = row.state == JobState.FAILED and row.exit_code is not None
+    return f"exit code {row.exit_code}" if has_code else ""
 
 
 def nodes() -> list[Column[NodeRow]]:

@@ -180,7 +180,7 @@ def _loan(row: LoanRow) -> Pairs:
         ("begun", render.instant(row.begun_at_s)),
         ("reclaimed", render.instant(row.reclaim_ordered_at_s)),
         ("returned", render.instant(row.returned_at_s)),
-        ("took", f"{render.duration(row.reclaim_s)} of {render.duration(row.reclaim_deadline_s)}"),
+        ("took", _took(row)),
         ("preemptions", _both(row.predicted_preemptions, row.realised_preemptions)),
         ("gpu-s lost", _both(row.predicted_cost_gpu_s, row.realised_cost_gpu_s)),
     ]
@@ -213,6 +213,13 @@ def hits(jobs: tuple[JobRow, ...], nodes: set[str]) -> list[Hit]:
     return [hit for hit in found if hit.nodes]
 
 
+def _took(row: LoanRow) -> str:
+    """How long a reclaim took against its deadline; nothing was promised before one."""
+    if row.reclaim_deadline_s is None:
+        return "-"
+    return f"{render.duration(row.reclaim_s)} of {render.duration(row.reclaim_deadline_s)}"
+
+
 def hit_line(hit: Hit) -> str:
     """A hit as a person should read it before saying yes."""
     row = hit.row
@@ -221,5 +228,5 @@ def hit_line(hit: Hit) -> str:
     rest = f" (and on {elsewhere} other nodes)" if elsewhere else ""
     return (
         f"  {row.job_id} {render.plain(row.name)} of {row.tenant}/{row.user}: {row.state}, "
-        f"{row.gpus} GPUs, on {on}{rest}"
+        f"{row.gpus} {'GPU' if row.gpus == 1 else 'GPUs'}, on {on}{rest}"
     )

@@ -57,6 +57,8 @@ def events(
             return
         found = await client.ask(GetEvents(after=after, subject=name), Events)
         _put(here, show, found.rows)
+        if subject and not found.rows:
+            say(f"no event of {subject!r}; see: aryl job list --all, aryl node list")
 
     with contextlib.suppress(KeyboardInterrupt) if follow else contextlib.nullcontext():
         here.run(work)

@@ -63,35 +63,45 @@ class SubmitCommand(TyperCommand):
 def submit(
     ctx: typer.Context,
     file: Annotated[
-        Path | None, typer.Argument(help="Job file, TOML or JSON; flags win over it.")
+        Path | None,
+        typer.Argument(metavar="FILE", help="Job file, TOML or JSON; flags win over it."),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the job.")] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the job.")] = None,
     workers: Annotated[
         str | None, typer.Option(metavar="MIN[:MAX]", help="How many workers it can use.")
     ] = None,
-    gpus_per_worker: Annotated[int | None, typer.Option(help="GPUs of each worker.")] = None,
-    workdir: Annotated[str | None, typer.Option(help="Where it runs, on every node.")] = None,
+    gpus_per_worker: Annotated[
+        int | None, typer.Option(metavar="N", help="GPUs of each worker.")
+    ] = None,
+    workdir: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Where it runs, on every node.")
+    ] = None,
     env: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Repeat for more.")
     ] = None,
     gpu_type: Annotated[
-        list[str] | None, typer.Option(help="Accepted GPU type; repeat in order of preference.")
+        list[str] | None,
+        typer.Option(metavar="TYPE", help="Accepted GPU type; repeat in order of preference."),
     ] = None,
-    priority: Annotated[int | None, typer.Option(help="Higher goes first.")] = None,
+    priority: Annotated[int | None, typer.Option(metavar="N", help="Higher goes first.")] = None,
     preemptibility: Annotated[
         str | None, typer.Option(metavar="non|semi|full", help="Which workers lent nodes may have.")
     ] = None,
     grace: Annotated[
-        str | None, typer.Option(help="Time to save before SIGKILL, such as 30s.")
+        str | None, typer.Option(metavar="TIME", help="Time to save before SIGKILL, such as 30s.")
     ] = None,
-    checkpoint: Annotated[str | None, typer.Option(help="Path where it saves.")] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Path where it saves.")
+    ] = None,
     expected_runtime: Annotated[
-        str | None, typer.Option(help="Running time with MIN workers, such as 2h.")
+        str | None, typer.Option(metavar="TIME", help="Running time with MIN workers, such as 2h.")
     ] = None,
     deadline: Annotated[
-        str | None, typer.Option(help="Wanted end, counted from submission.")
+        str | None, typer.Option(metavar="TIME", help="Wanted end, counted from submission.")
     ] = None,
-    time_limit: Annotated[str | None, typer.Option(help="It is stopped after this.")] = None,
+    time_limit: Annotated[
+        str | None, typer.Option(metavar="TIME", help="It is stopped after this.")
+    ] = None,
     launcher: Annotated[
         str | None, typer.Option(metavar="none|torchrun", help="Who starts the ranks.")
     ] = None,
@@ -234,11 +244,13 @@ def logs_(
     ctx: typer.Context,
     job: JobArgument,
     worker: Annotated[
-        int | None, typer.Option(min=0, help="Index of the worker; without it the lowest.")
+        int | None,
+        typer.Option(min=0, metavar="INDEX", help="Index of the worker; without it the lowest."),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the job ends.")] = False,
     max_bytes: Annotated[
-        int, typer.Option(min=1, max=500_000, help="How much of the end of the log.")
+        int,
+        typer.Option(min=1, max=500_000, metavar="BYTES", help="How much of the end of the log."),
     ] = 65_536,
 ) -> None:
     """The end of a worker's log, or with -f all of it from here on."""

@@ -59,18 +59,24 @@ def _version(is_asked: bool) -> None:
 def root(
     ctx: typer.Context,
     nats_url: Annotated[
-        str | None, typer.Option(help="nats://host:port or tls://host:port [$ARYL_NATS_URL]")
+        str | None,
+        typer.Option(metavar="URL", help="nats://host:port or tls://host:port [$ARYL_NATS_URL]"),
     ] = None,
-    cell: Annotated[str | None, typer.Option(help="Name of the cell. [$ARYL_CELL]")] = None,
-    tenant: Annotated[str | None, typer.Option(help="For whom you speak. [$ARYL_TENANT]")] = None,
+    cell: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of the cell. [$ARYL_CELL]")
+    ] = None,
+    tenant: Annotated[
+        str | None, typer.Option(metavar="NAME", help="For whom you speak. [$ARYL_TENANT]")
+    ] = None,
     user: Annotated[
-        str | None, typer.Option(help="Who you are; else your login name. [$ARYL_USER]")
+        str | None,
+        typer.Option(metavar="NAME", help="Who you are; else your login name. [$ARYL_USER]"),
     ] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow plain text over a network. [$ARYL_INSECURE]")
     ] = False,
     timeout: Annotated[
-        float, typer.Option(min=0.1, help="Seconds until an answer is given up.")
+        float, typer.Option(min=0.1, metavar="S", help="Seconds until an answer is given up.")
     ] = 10.0,
     _version: Annotated[
         bool,

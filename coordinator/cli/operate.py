@@ -20,7 +20,7 @@ from coordinator.client import Client
 from coordinator.engine.events import OperatorAction
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-ReasonOption = Annotated[str, typer.Option(help="Told to everybody whom it hits.")]
+ReasonOption = Annotated[str, typer.Option(metavar="TEXT", help="Told to everybody whom it hits.")]
 
 DECLINED = 1
 
@@ -36,7 +36,8 @@ def order(
 ) -> None:
     """Give one order and say that it is in the journal; errors as `Client.ask`."""
     request = Operate(action=action, target=target, value=value, reason=reason)
-    done(session.ask(request, Done), output)
+    answer = session.ask(request, Done)
+    done(Done(detail=f"{answer.detail} {value}".strip()), output)
 
 
 def done(answer: Done, output: Format) -> None:

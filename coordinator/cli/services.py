@@ -59,7 +59,9 @@ def describe_(
 def mode(
     ctx: typer.Context,
     service: ServiceArgument,
-    mode: Annotated[Mode, typer.Argument(help="How far it trusts Aryl with its nodes.")],
+    mode: Annotated[
+        Mode, typer.Argument(metavar="MODE", help="How far it trusts Aryl with its nodes.")
+    ],
     reason: ReasonOption = "",
     output: OutputOption = Format.TABLE,
 ) -> None:

@@ -171,7 +171,8 @@ def is_timeout(error: BaseException | None) -> bool:
     while error is not None:
         if isinstance(error, TimeoutError):
             return True
-        error = error.__cause__ or error.__context__
+        # As a traceback would: `from None` says that what was before is not why.
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return False
 
 

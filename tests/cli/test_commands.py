@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -307,6 +308,39 @@ def test_an_error_has_its_exit_code(answer: Answer, code: int, said: str, advice
     assert said in run.err
     assert "Traceback" not in run.err
     assert (f"next: {advice}" in run.err or advice in run.err) if advice else "next" not in run.err
+
+
+def test_no_event_of_somebody_is_said_in_words() -> None:
+    """An empty table looks like peace; a misspelled id must not."""
+    nothing = FakeCell({GetEvents: Events(rows=(), last=7)})
+    run = aryl(nothing, "events", "--for", "nope")
+    assert (run.code, run.err) == (
+        0,
+        "no event of 'nope'; see: aryl job list --all, aryl node list\n",
+    )
+    assert aryl(nothing, "events").err == ""
+
+
+def test_a_failed_job_says_with_which_code() -> None:
+    """Its row tells why it failed even where nothing but the exit code is known."""
+    failed = job_row(state=JobState.FAILED, exit_code=7, blockers=())
+    done = job_row(state=JobState.SUCCEEDED, exit_code=0, blockers=())
+    run = aryl(FakeCell({ListJobs: Jobs(rows=(failed, done))}), "job", "list", "--all")
+    assert run.out.count("exit code") == run.out.count("exit code 7") == 1
+
+
+@pytest.mark.parametrize(
+    ("reclaim_s", "deadline_s", "said"),
+    [(None, None, "-"), (None, 20.0, "- of 20s"), (3.6, 20.0, "3.6s of 20s")],
+)
+def test_a_loan_tells_what_a_reclaim_took_of_its_deadline(
+    reclaim_s: float | None, deadline_s: float | None, said: str
+) -> None:
+    """Before a reclaim there is no deadline to measure it by."""
+    row = loan_row(reclaim_s=reclaim_s, reclaim_deadline_s=deadline_s)
+    answer = Description(kind="loan", name="l7", loan=row)
+    run = aryl(FakeCell({Describe: answer}), "loan", "describe", "l7")
+    assert re.findall(r"^took +(.+)$", run.out, re.MULTILINE) == [said]
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from common.errors import ConfigError
-from coordinator.cli.connect import Choice, Target, login_token, resolve
+from common.errors import ConfigError, Unavailable
+from coordinator.cli.connect import Choice, Target, login_token, over_nats, resolve
 from coordinator.cli.registry import CellInfo
+from coordinator.cli.session import EXIT_UNREACHABLE, exit_code
 
 HERE = CellInfo(
     cell="demo", nats_url="nats://127.0.0.1:9", pid=1, start_ticks=1, run_dir="/r", started_at_s=0.0
@@ -97,3 +98,13 @@ def test_a_login_name_becomes_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a subject cannot hold becomes a hyphen."""
     monkeypatch.setenv("LOGNAME", "ada.lovelace@lab")
     assert login_token() == "ada-lovelace-lab"
+
+
+async def test_a_server_that_is_not_there_is_unreachable_and_keeps_its_password() -> None:
+    """Nobody was asked, so nothing may still happen; and a terminal is no place for a secret."""
+    target = Target(nats_url="nats://ada:secret@127.0.0.1:1", cell="c", tenant="ops", user="ada")
+    with pytest.raises(Unavailable, match="no NATS server answered at nats://127") as caught:
+        async with over_nats(target, timeout_s=0.05):
+            raise AssertionError("there is nobody at port 1")
+    assert exit_code(caught.value) == EXIT_UNREACHABLE
+    assert "secret" not in str(caught.value)

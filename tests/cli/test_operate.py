@@ -16,6 +16,7 @@ from common.api import (
     Operate,
 )
 from common.model import JobState
+from coordinator.cli.describe import Hit, hit_line
 from coordinator.engine.events import OperatorAction
 from tests.cli.fake_cell import FakeCell, aryl, job_row, loan_row, node_row, refusal
 
@@ -77,7 +78,7 @@ def test_an_order_is_sent_as_it_was_given(line: str, sent: Operate) -> None:
     run = aryl(here, *line.split())
     assert (run.code, run.out) == (0, "")
     assert orders(here) == [sent]
-    assert "ordered: done as told" in run.err
+    assert f"ordered: done as told {sent.value}".strip() in run.err
 
 
 @pytest.mark.parametrize(("line", "sent"), AGAINST_JOBS, ids=[line for line, _ in AGAINST_JOBS])
@@ -170,3 +171,9 @@ def test_an_order_as_json_has_its_detail() -> None:
         "schema_version": 1,
         "detail": "done as told",
     }
+
+
+@pytest.mark.parametrize(("gpus", "said"), [(1, "running, 1 GPU, on t0"), (2, "2 GPUs, on t0")])
+def test_a_hit_is_counted_in_words(gpus: int, said: str) -> None:
+    """One GPU is one GPU."""
+    assert said in hit_line(Hit(row=job_row(gpus=gpus, nodes=("t0",)), nodes=("t0",)))

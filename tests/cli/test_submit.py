@@ -139,11 +139,12 @@ BAD: list[tuple[str, str, list[str]]] = [
     ("unknown key", "worker = 1\n" + FILE, ["unknown field worker", "did you mean workers"]),
     ("negative count", FILE.replace("= 8", "= -8"), ["field gpus_per_worker", ">= 1"]),
     ("min over max", FILE.replace("max = 4", "max = 1"), ["field workers", "min is 2", "1"]),
-    ("missing command", FILE.replace("command", "# command"), ["command"]),
+    ("missing command", FILE.replace("command", "# command"), ["field command is missing"]),
+    ("missing below", FILE.replace("min = 2", ""), ["field workers.min is missing"]),
     ("empty command", FILE.replace('["python", "train.py"]', "[]"), ["field command"]),
     ("wrong type", FILE.replace('"1"', "1"), ["field env", "`str`"]),
     ("unknown signal", FILE.replace("SIGUSR1", "SIGX"), ["field checkpoint.signal", "SIGTERM"]),
-    ("unknown key below", FILE + "frace_s = 3\n", ["field checkpoint", "frace_s"]),
+    ("unknown key below", FILE + "frace_s = 3\n", ["unknown field checkpoint.frace_s"]),
     ("not TOML", "name = x\n", ["is not TOML", "line 1"]),
 ]
 
@@ -188,7 +189,8 @@ def test_other_formats_are_refused_in_words(
         ("--env A -- x", "--env: 'A', expected NAME=VALUE"),
         ("--grace soon -- x", "--grace: 'soon', expected seconds"),
         ("--deadline -5 -- x", "--deadline: '-5', expected seconds"),
-        ("--preemptibility never -- x", "field preemptibility"),
+        ("--preemptibility never -- x", "expected one of non, semi, full"),
+        ("--launcher mpi -- x", "expected one of none, torchrun"),
         ("--name a.b -- x", "field name"),
     ],
 )
