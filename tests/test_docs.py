@@ -15,7 +15,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "CONTRIBUTING.md"])
+ELSEWHERE = ["README.md", "CONTRIBUTING.md", "coordinator/demo/data/ORIGIN.md"]
+PAGES = sorted([*DOCS.rglob("*.md"), *(ROOT / name for name in ELSEWHERE)])
 DECISIONS = sorted((DOCS / "decisions").glob("[0-9]*.md"))
 SECTIONS = ["Context", "Decision", "Alternatives", "Consequences", "Non-goals"]
 FRAGMENTS = [path for path in (DOCS / "changes").glob("*.md") if path.name != "README.md"]
@@ -87,9 +88,10 @@ def test_every_dependency_has_its_reason() -> None:
     required = [
         *project["project"]["dependencies"],
         *project["project"]["optional-dependencies"]["coordinator"],
+        *project["project"]["optional-dependencies"]["nkeys"],
         *project["dependency-groups"]["dev"],
     ]
-    packages = sorted(re.split(r"[\[=<>~! ]", requirement)[0] for requirement in required)
+    packages = sorted({re.split(r"[\[=<>~! ]", requirement)[0] for requirement in required})
     [page] = [path for path in DECISIONS if path.name.startswith("0006")]
     reasons = {cells[0].strip("`"): cells[1] for cells in rows(page.read_text())}
     assert sorted(reasons) == packages

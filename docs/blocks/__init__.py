@@ -1,6 +1,6 @@
 """The generated blocks of the documentation: an explicit table, no registration by import.
 
-To add one (a table of settings, the commands of the CLI), write a function that returns its
+To add one, write a function that returns its
 Markdown, name it here, and put its two markers into the page where it belongs.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from blocks import life_cycles, pages, wire
+from blocks import commands, life_cycles, pages, settings, wire
 
 Blocks = Mapping[str, Callable[[], str]]
 
@@ -19,6 +19,11 @@ BLOCKS: Blocks = {
     "node messages": wire.node_messages,
     "api messages": wire.api_messages,
     "message parts": wire.message_parts,
+    "commands": commands.command_reference,
+    "exit codes": commands.exit_code_table,
+    "agent settings": settings.agent_settings,
+    "coordinator settings": settings.coordinator_settings,
+    "job file": settings.job_file,
     "pages": pages.page_list,
     "decisions": pages.decision_list,
 }

@@ -1,0 +1,106 @@
+"""The commands of `aryl` as Markdown, from the app that runs them. Must not know what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+
+from blocks.source import one_line
+from common.api import ApiErrorCode
+from coordinator.cli import session
+from coordinator.cli.main import app
+from coordinator.cli.operate import DECLINED
+from coordinator.client import EXIT_CODES
+
+PROGRAM = "aryl"
+# Typer adds them to the root itself; they are about a shell, not about a cell.
+_SHELL_OPTIONS = frozenset({"install_completion", "show_completion"})
+
+
+def command_reference() -> str:
+    """Every command with its arguments and options, in the order of the help texts."""
+    root: Any = typer.main.get_command(app)
+    sections = [_section(PROGRAM, root, root.help, depth=3)]
+    sections += [_section(path, command, command.help) for path, command in _walk(root, PROGRAM)]
+    return "\n\n".join(sections)
+
+
+def exit_code_table() -> str:
+    """Every exit status that the command itself gives."""
+    names = {
+        0: "done",
+        session.EXIT_ERROR: "any other error; also a question that was answered with no",
+        session.EXIT_INTERRUPTED: "interrupted by Ctrl-C",
+        session.EXIT_UNREACHABLE: "nobody there: no cell, no NATS, or no coordinator that leads",
+        session.EXIT_TIMEOUT: "asked, but not answered in time; what was asked may still happen",
+    }
+    meanings = {
+        ApiErrorCode.USAGE: "a wrong option, file or value; nothing was changed",
+        ApiErrorCode.NOT_FOUND: "there is no such job, node, service or loan",
+        ApiErrorCode.CONFLICT: "it cannot be done now; the text says what is in the way",
+        ApiErrorCode.DENIED: "you may not",
+    }
+    assert DECLINED == session.EXIT_ERROR, "one row stands for both"
+    names |= {EXIT_CODES[code]: meaning for code, meaning in meanings.items()}
+    lines = ["| exit code | meaning |", "|---|---|"]
+    return "\n".join(lines + [f"| {code} | {names[code]} |" for code in sorted(names)])
+
+
+def _walk(group: Any, path: str) -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        here = f"{path} {name}"
+        if hasattr(command, "commands"):
+            yield from _walk(command, here)
+        else:
+            yield here, command
+
+
+def _section(path: str, command: Any, help_text: str | None, *, depth: int = 3) -> str:
+    arguments = [one for one in command.params if one.param_type_name == "argument"]
+    options = [
+        one
+        for one in command.params
+        if one.param_type_name == "option" and one.name not in _SHELL_OPTIONS
+    ]
+    words = [_argument(one) for one in arguments]
+    usage = " ".join([path, *(["[OPTIONS]"] if options else []), *words])
+    if path == PROGRAM:
+        usage += " COMMAND"
+    parts = [f"{'#' * depth} {path}", f"    {usage}", _prose(help_text or "")]
+    if arguments or options:
+        rows = [f"| `{_argument(one)}` | {one_line(one.help or '')} | |" for one in arguments]
+        rows += [_option(one) for one in options]
+        head = ["| argument or option | meaning | default |", "|---|---|---|"]
+        parts.append("\n".join(head + rows))
+    if path != PROGRAM and command.epilog:
+        parts.append(_prose(command.epilog))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _prose(text: str) -> str:
+    return "\n\n".join(one_line(part) for part in text.replace("\b", "").split("\n\n"))
+
+
+def _argument(argument: Any) -> str:
+    return " ".join(argument.get_usage_pieces(_context()))
+
+
+def _option(option: Any) -> str:
+    flags = ", ".join(f"`{flag}`" for flag in [*option.opts, *option.secondary_opts])
+    kind = "" if option.is_flag else f" `{_kind(option)}`"
+    default = option.default
+    shown = "" if default in (None, False, "", [], ()) else f"`{default}`"
+    meaning = one_line(option.help or "")
+    return f"| {flags}{kind} | {meaning} | {shown} |".replace("|  |", "| |")
+
+
+def _kind(option: Any) -> str:
+    """What stands after the flag in a help text."""
+    return str(option.display_type(_context())).replace("|", "\\|")
+
+
+def _context() -> Any:
+    root: Any = typer.main.get_command(app)
+    return root.make_context(PROGRAM, ["status"])

@@ -1,0 +1,80 @@
+"""Settings files and job files as tables, from the structs that read them. Must not know values."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+from agent.settings import AgentSettings
+from blocks.source import member_notes, one_line
+from common import model
+from common.model import JobSpec
+from common.settings import SettingRow, describe
+from coordinator.service.settings import CoordinatorSettings
+
+_NOTE = re.compile(r"^(\w+): (.+(?:\n    .+)*)$", re.MULTILINE)
+_JOB_NOTES = {
+    "name": "for people; `job describe` takes it as well as the id",
+    "command": "program and arguments, run without a shell",
+    "workers": "how many workers it can use; `min` = `max` makes it inelastic",
+    "workers.min": "the gang without which it does not run",
+    "workers.max": "no more than this, also when GPUs are idle",
+    "gpus_per_worker": "GPUs of each worker, all on one node",
+    "workdir": "where each worker starts; must be there on every node",
+    "env": "variables of its own; never wins over a variable that Aryl sets",
+    "cpus_per_worker": "share of the node's cores under contention (systemd `CPUWeight`), no limit",
+    "memory_bytes_per_worker": "limit of a worker's unit (systemd `MemoryMax`); 0 is none",
+    "gpu": "which GPUs it accepts",
+    "priority": "higher goes first, before any other rule of the queue",
+    "preemptibility": "`non`: never on a lent node; `semi`: only flexible workers; `full`: all",
+    "deadline_s": "wanted end, counted from submission; shown, and no policy acts on it yet",
+    "time_limit_s": "an attempt that ran this long is stopped, with its grace, and fails",
+    "checkpoint": "how to ask it to save",
+    "retry": "its budget for its own faults; preemptions and node faults are free of it",
+    "retry.max_restarts": "own faults after which it is started again",
+    "retry.on_exit_codes": "only these exit codes are tried again; empty means any",
+    "launcher": "`torchrun`: Aryl puts torchrun before the command, one per worker",
+    "app": "name of a group of trials; shown, and no policy acts on it yet",
+}
+"""Meanings that no docstring of the struct gives; a key without one fails the build of the page."""
+
+
+def agent_settings() -> str:
+    """`agent.toml`, key by key."""
+    return _table(describe(AgentSettings))
+
+
+def coordinator_settings() -> str:
+    """`coordinator.toml`, key by key."""
+    return _table(describe(CoordinatorSettings))
+
+
+def job_file() -> str:
+    """A job file, key by key; the meanings are the docstrings of the parts."""
+    notes = _parts_notes() | _JOB_NOTES
+    return _table([row._replace(meaning=notes[row.key]) for row in describe(JobSpec)])
+
+
+def _parts_notes() -> dict[str, str]:
+    """What the structs say themselves: below a field, or in the docstring of a part."""
+    notes = {name: note for name, note in member_notes(JobSpec).items() if note}
+    for key, part in (("gpu", model.GpuRequest), ("checkpoint", model.CheckpointSpec)):
+        for name, note in _NOTE.findall(inspect.getdoc(part) or ""):
+            notes[f"{key}.{name}"] = note
+    return notes
+
+
+def _table(rows: list[SettingRow] | tuple[SettingRow, ...]) -> str:
+    lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    for row in rows:
+        cells = [f"`{row.key}`", _type(row.type), _default(row.default), one_line(row.meaning)]
+        lines.append(f"| {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |"))
+    return "\n".join(lines)
+
+
+def _type(text: str) -> str:
+    return one_line(text.replace("text matching " + model.TOKEN_PATTERN, "token"))
+
+
+def _default(text: str) -> str:
+    return text if text in ("required", "") else f"`{text}`"

@@ -1,0 +1,145 @@
+"""What the documentation tells people to write, tried. Must not know what a page says in words."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.settings import AgentSettings
+from agent.worker_spec import shim_spec
+from agent.workers import WorkerStatus
+from common.messages import WorkerPhase
+from common.model import StopReason
+from common.settings import describe, load
+from coordinator.cli.submit import SubmitFlags, job_spec
+from coordinator.service.natsserver import find_binary
+from coordinator.service.settings import CoordinatorSettings
+from tests.agent.worker_house import WorkerHouse, make_house, make_order
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+EXAMPLES = DOCS / "examples"
+OPERATIONS = (DOCS / "operations.md").read_text()
+CONTRACT = (DOCS / "job-contract.md").read_text()
+
+
+def blocks(page: str) -> list[str]:
+    """The indented blocks of a page, without their indent."""
+    found = re.findall(r"(?:^    .*\n|^\n(?=    ))+", page, re.MULTILINE)
+    return [re.sub(r"^    ", "", block, flags=re.MULTILINE).strip() for block in found]
+
+
+def block_with(page: str, word: str) -> str:
+    """The one block of a page that has this line or beginning of a line."""
+    [found] = [block for block in blocks(page) if re.search(rf"^{re.escape(word)}", block, re.M)]
+    return found
+
+
+def test_the_coordinator_s_example_is_a_settings_file(tmp_path: Path) -> None:
+    """What an operator copies starts a coordinator, and keeps its own promise."""
+    file = tmp_path / "coordinator.toml"
+    file.write_text(block_with(OPERATIONS, "[[engine.services]]"))
+    settings = load(file, CoordinatorSettings)
+    [service] = settings.engine.services
+    assert settings.engine.return_s(service) <= service.reclaim_deadline_s
+
+
+def test_the_agents_examples_are_settings_files(tmp_path: Path) -> None:
+    """A training node as it stands; an inference node with what the page adds to it."""
+    training = block_with(OPERATIONS, 'home_pool = "training"')
+    inference = training.replace('"training"', '"inference"')
+    for text in (training, f"{inference}\n{block_with(OPERATIONS, '[server]')}"):
+        file = tmp_path / "agent.toml"
+        file.write_text(text)
+        load(file, AgentSettings).check()
+
+
+@pytest.mark.nats
+def test_the_nats_example_is_a_configuration(tmp_path: Path) -> None:
+    """The server itself accepts it, and every write is synced; TLS files are the site's own."""
+    text = block_with(OPERATIONS, "jetstream")
+    assert "sync_interval: always" in text
+    file = tmp_path / "nats.conf"
+    file.write_text(re.sub(r"^tls .*$", "", text, flags=re.MULTILINE))
+    done = subprocess.run(
+        [find_binary(), "-t", "-c", file], capture_output=True, text=True, check=False, timeout=30
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "kind", [AgentSettings, CoordinatorSettings], ids=lambda kind: kind.__name__
+)
+def test_every_setting_has_its_meaning(kind: type[msgspec.Struct]) -> None:
+    """A key that nobody explains is a key that nobody dares to touch."""
+    assert [row.key for row in describe(kind) if not row.meaning] == []
+
+
+def test_the_contract_names_the_variables_that_a_worker_gets() -> None:
+    """No more and no fewer, but for those of any login."""
+    order = make_order("x")
+    spec = shim_spec(order, endpoint="n1:29400", directory="/w")
+    given = {*msgspec.convert(spec["env"], dict[str, str]), "ARYL_CONTROL_SOCKET"}
+    given -= {"HOME", "PATH", "LANG", "USER", "LOGNAME"}
+    table = [line for line in CONTRACT.splitlines() if re.match(r"\| `(ARYL|MASTER|CUDA)_", line)]
+    named = {name for line in table for name in re.findall(r"`([A-Z_]+)`", line.split("|")[1])}
+    assert named == given
+
+
+def test_the_example_s_file_is_a_job() -> None:
+    """It is submitted as the page says."""
+    spec = job_spec(EXAMPLES / "train.toml", SubmitFlags(), (), here=ROOT)
+    assert spec.is_elastic
+    assert (EXAMPLES / spec.command[-1]).is_file()
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncGenerator[WorkerHouse, None]:
+    """A run directory with a runner."""
+    async for house in make_house(tmp_path / "workers"):
+        yield house
+
+
+@pytest.mark.slow
+async def test_the_example_goes_on_where_it_was_stopped(house: WorkerHouse, tmp_path: Path) -> None:
+    """Asked to leave it saves what the shim can verify; the next attempt begins at that step."""
+    saves = tmp_path / "saves"
+    saves.mkdir()
+    order = make_order(
+        sys.executable,
+        "-u",
+        str(EXAMPLES / "train.py"),
+        workdir=tmp_path,
+        checkpoint=saves / "train.json",
+    )
+    first = await house.start(order)
+
+    def has_begun(status: WorkerStatus) -> bool:
+        return status.progress is not None and status.progress.step >= 1
+
+    await house.until_status(first, has_begun, "its first step")
+    await house.runner.stop(first, StopReason.PREEMPT, 10.0)
+    ended = await house.until_status(
+        first, lambda status: status.phase == WorkerPhase.EXITED, "its end"
+    )
+    assert ended.exit_code == 0
+    assert ended.checkpoint is not None
+    assert ended.checkpoint.is_verified
+    key = msgspec.structs.replace(order.key, attempt=2)
+    second = await house.start(msgspec.structs.replace(order, key=key))
+    await house.until_said(second, f"attempt 2 begins at step {ended.checkpoint.step}\n")
+
+
+def test_the_picture_stands_alone() -> None:
+    """It is an SVG that loads nothing from elsewhere, and it shows a node on loan."""
+    picture = DOCS / "picture.svg"
+    text = "".join(ET.parse(picture).getroot().itertext())
+    assert not re.search(r"url\(['\"]?http|href=['\"]http|@import|@font-face", picture.read_text())
+    assert "on_loan" in text
