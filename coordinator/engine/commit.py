@@ -164,5 +164,5 @@ def _preempt(ctx: Context, decision: Preempt) -> str:
     job = ctx.job(decision.job_id)
     if job is None or job.state not in jobs.ACTIVE_JOB_STATES or job.after_vacating is not None:
         return f"{decision.job_id} cannot be preempted now"
-    jobs.preempt(ctx, job, decision.reason, loan=jobs.loan_of(ctx, decision.node))
+    jobs.preempt(ctx, job, decision.reason, loan=ctx.loan_of(decision.node))
     return ""

@@ -8,7 +8,14 @@ from __future__ import annotations
 from common.model import GpuUuid, JobId, NodeName, WorkerKey
 from coordinator.engine.commands import Refused
 from coordinator.engine.settings import EngineSettings, ServiceSettings
-from coordinator.engine.state import ClusterState, GpuSlot, JobEntry, NodeEntry, StoryLine
+from coordinator.engine.state import (
+    ClusterState,
+    GpuSlot,
+    JobEntry,
+    LoanEntry,
+    NodeEntry,
+    StoryLine,
+)
 from coordinator.policies.decisions import Decision
 
 STORY_LINES_KEPT = 5000
@@ -49,6 +56,13 @@ class Context:
     def job(self, job_id: JobId) -> JobEntry | None:
         """A job by id."""
         return self.state.jobs.get(job_id)
+
+    def loan_of(self, name: NodeName | None) -> LoanEntry | None:
+        """The loan that a node is under or was promised to; None when it is not lent."""
+        node = None if name is None else self.state.nodes.get(name)
+        if node is None or node.lease is None:
+            return None
+        return self.state.loans[node.lease.lease_id]
 
 
 def is_leaving(ctx: Context, key: WorkerKey) -> bool:

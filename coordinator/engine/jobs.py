@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from common.lifecycle import JOB_TRANSITIONS, JobEvent, advance
 from common.messages import OrderPhase, WorkerPhase
-from common.model import FINAL_JOB_STATES, JobState, NodeName, StopReason, WorkerKey
+from common.model import FINAL_JOB_STATES, JobState, StopReason, WorkerKey
 from coordinator.engine import estimates
 from coordinator.engine.context import Context, hold_gpus, release_gpus
 from coordinator.engine.events import JobCancelRequested, JobSubmitted, ProgressReported
@@ -102,12 +102,6 @@ def stop_workers(
     for worker in job.workers.values():
         ctx.touch(worker.node)  # the others learn the new worker count
     ctx.needs_pass = True
-
-
-def loan_of(ctx: Context, name: NodeName | None) -> LoanEntry | None:
-    """The loan that a node is under or was promised to; None when it is not lent."""
-    node = None if name is None else ctx.state.nodes.get(name)
-    return None if node is None or node.lease is None else ctx.state.loans[node.lease.lease_id]
 
 
 def preempt(
@@ -248,7 +242,7 @@ def _sent_home(
         ctx.tell(job.job_id, "flexible worker lost", f"{worker.node} went home ({reason})")
         return
     why = f"{worker.node} went home by itself ({reason})"
-    preempt(ctx, job, why, loan=loan_of(ctx, worker.node), lost_gpu_s=lost_gpu_s)
+    preempt(ctx, job, why, loan=ctx.loan_of(worker.node), lost_gpu_s=lost_gpu_s)
 
 
 def _fault(

@@ -245,8 +245,10 @@ def recovered(ctx: Context, event: OrdersRecovered) -> None:
     node.unknown_workers = [key for key in node.unknown_workers if key in ordered - found]
     for key in sorted(unknown - ordered):  # nobody knows it any more: let the node forget it
         _acknowledge(ctx, node, key)
-    ctx.touch(node.name)
-    ctx.needs_pass = True
+    if found or unknown - ordered:
+        # Only then: an order makes the node report, and what stayed unknown would be asked again.
+        ctx.touch(node.name)
+        ctx.needs_pass = True
 
 
 def _may_adopt(node: NodeEntry, job: JobEntry | None, order: WorkerOrder) -> bool:

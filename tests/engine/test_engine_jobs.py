@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from common.messages import GpuHealth, OrderPhase, WorkerPhase
+from common.messages import GpuHealth, OrderPhase, WorkerOrder, WorkerPhase
 from common.model import (
     JobId,
     JobSpec,
@@ -13,6 +13,7 @@ from common.model import (
     NodeName,
     NodeRole,
     Pool,
+    StopReason,
     WorkerKey,
     WorkerRange,
 )
@@ -23,6 +24,7 @@ from coordinator.engine.events import (
     JobSubmitted,
     LeaderStarted,
     NodeReported,
+    OrdersRecovered,
     PassDue,
     WorkerFact,
 )
@@ -135,4 +137,44 @@ def test_an_attempt_newer_than_ours_is_asked_for_and_not_taken_for_ours() -> Non
     assert engine.state.nodes[NodeName("n1")].unknown_workers == [newer.key]
     job = engine.state.jobs[JOB]
     assert (job.state, job.attempt, job.own_fault_count) == (JobState.RUNNING, 2, 0)
+    assert engine.check() == []
+
+
+def test_a_worker_that_waits_for_its_gpus_is_adopted_when_they_are_free() -> None:
+    """A new engine finds two workers promised one node: the ledger gives it the first, nothing is
+    ordered for the second as long as it waits, and it is adopted once the first is gone."""
+    engine = Engine(EngineSettings(policy="fifo"))
+    engine.handle(LeaderStarted(epoch=1, holder="t"), now_s=0.0)
+    spec = JobSpec(
+        name="a", command=("true",), workers=WorkerRange(min=1, max=1), gpus_per_worker=8
+    )
+    orders = [
+        WorkerOrder(
+            key=WorkerKey(JobId(name), 1, 0),
+            spec=spec,
+            tenant="t",
+            user="u",
+            submitted_at_s=0.0,
+            gpu_uuids=tuple(gpu.uuid for gpu in report("n1", generation=0).gpus),
+            gpu_type="H100",
+            is_flexible=False,
+            phase=OrderPhase.RUN,
+            worker_count=1,
+        )
+        for name in ("leaving", "waiting")
+    ]
+    phases = (WorkerPhase.STOPPING, WorkerPhase.RESERVING)
+    facts = [
+        WorkerFact(key=order.key, phase=phase) for order, phase in zip(orders, phases, strict=True)
+    ]
+    ledger = OrdersRecovered(node=NodeName("n1"), orders=tuple(orders))
+    engine.handle(report("n1", generation=0, workers=tuple(facts)), now_s=1.0)
+    assert engine.handle(ledger, now_s=1.0).commands
+    assert list(engine.state.live_jobs) == ["leaving"]
+    engine.handle(report("n1", generation=1, workers=tuple(facts)), now_s=2.0)
+    assert engine.handle(ledger, now_s=2.0).commands == ()
+    gone = WorkerFact(key=orders[0].key, phase=WorkerPhase.EXITED, stop_reason=StopReason.PREEMPT)
+    engine.handle(report("n1", generation=1, workers=(gone, facts[1])), now_s=3.0)
+    engine.handle(ledger, now_s=3.0)
+    assert list(engine.state.jobs[JobId("waiting")].workers) == [0]
     assert engine.check() == []
