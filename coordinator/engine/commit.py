@@ -164,5 +164,10 @@ def _preempt(ctx: Context, decision: Preempt) -> str:
     job = ctx.job(decision.job_id)
     if job is None or job.state not in jobs.ACTIVE_JOB_STATES or job.after_vacating is not None:
         return f"{decision.job_id} cannot be preempted now"
+    if decision.node is None and job.preempted_at_s is not None:
+        # A node that a service wants back is an outside event; another job's turn is not.
+        since_s = ctx.now_s - job.preempted_at_s
+        if since_s < ctx.settings.min_runtime_s:
+            return f"{decision.job_id} was preempted {since_s:.0f} s ago"
     jobs.preempt(ctx, job, decision.reason, loan=ctx.loan_of(decision.node))
     return ""

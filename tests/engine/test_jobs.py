@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from common.messages import OrderPhase
 from common.model import JobId, JobState, NodeName
 from coordinator.engine.events import JobCancelRequested
+from coordinator.engine.settings import EngineSettings
 from coordinator.policies.decisions import Placement, Preempt, Resize, Start
 from coordinator.sim.cluster import Delays
 from tests.engine.house import House, start, state
@@ -60,6 +63,21 @@ def test_a_preempted_job_queues_again_with_a_higher_attempt() -> None:
     assert (job.preemption_count, job.own_fault_count) == (1, 0)
     house.start(job, "t1")
     assert (state(job), job.attempt) == (JobState.RUNNING, 2)
+
+
+@pytest.mark.parametrize(
+    ("waits_s", "is_for_loan", "count"), [(5, False, 1), (15, False, 2), (5, True, 2)]
+)
+def test_no_job_is_preempted_twice_at_once(waits_s: float, is_for_loan: bool, count: int) -> None:
+    """Not within min_runtime_s for another job's turn; a service that takes back waits for none."""
+    house = House(settings=EngineSettings(policy="fifo", min_runtime_s=10.0))
+    job = house.submit()
+    node = NodeName("t0") if is_for_loan else None
+    for _ in range(2):
+        house.start(job, "t0")
+        house.wait(waits_s)
+        house.decide(Preempt(job_id=job.job_id, node=node, reason="test"))
+    assert job.preemption_count == count
 
 
 def test_a_resize_grows_and_shrinks_without_preemption() -> None:
