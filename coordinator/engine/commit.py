@@ -149,6 +149,7 @@ def _resize(ctx: Context, decision: Resize) -> str:
     if decision.added:
         job.gang_deadline_s = ctx.now_s + ctx.settings.gang_ready_timeout_s
     job.resized_at_s = ctx.now_s
+    ctx.changed_jobs[job.job_id] = None
     job.resize_count += 1
     ctx.state.counters.resizes += 1
     jobs.fire(ctx, job, JobEvent.RESIZE, decision.reason)

@@ -30,6 +30,7 @@ class Context:
         self.now_s = now_s
         self.dirty_nodes: dict[NodeName, None] = {}
         self.changed_nodes: dict[NodeName, None] = {}
+        self.changed_jobs: dict[JobId, None] = {}
         self.ask_ledgers: dict[NodeName, None] = {}
         self.decisions: list[Decision] = []
         self.refused: list[Refused] = []

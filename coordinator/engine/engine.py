@@ -11,11 +11,12 @@ from typing import assert_never
 import msgspec
 
 from common.messages import DesiredState, OrderPhase, StopOrder, WorkerOrder
-from common.model import FINAL_JOB_STATES, JobState, NodeName, ServiceName, StopReason
-from coordinator.engine import accounting, jobs, loans, nodes, operator, view
+from common.model import NodeName, ServiceName, StopReason
+from coordinator.engine import accounting, invariants, jobs, loans, nodes, operator, view
 from coordinator.engine.commands import AskLedger, Command, Outcome, PushDesired
 from coordinator.engine.commit import commit
 from coordinator.engine.context import Context
+from coordinator.engine.deadlines import Deadlines
 from coordinator.engine.events import (
     Event,
     JobCancelRequested,
@@ -45,6 +46,8 @@ class Engine:
     def __init__(self, settings: EngineSettings, state: ClusterState | None = None) -> None:
         self.state = state or ClusterState()
         self._tally = accounting.GpuTally(self.state)
+        self._views = view.Views(self.state)
+        self._deadlines = Deadlines(self.state)
         self.settings = settings
         self.policy = policy(settings.policy)
         self._configure(settings)
@@ -72,13 +75,15 @@ class Engine:
         ctx = Context(self.state, self.settings, now_s)
         self._dispatch(ctx, event)
         self._tally.update(self.state, ctx.changed_nodes)
+        self._views.note(ctx)
+        self._deadlines.note(self.state, ctx.changed_jobs)
         return Outcome(
             commands=self._commands(ctx),
             decisions=tuple(ctx.decisions),
             refused=tuple(ctx.refused),
             needs_pass=ctx.needs_pass,
             needs_loan_pass=ctx.needs_loan_pass,
-            wake_at_s=self._wake_at_s(),
+            wake_at_s=self._deadlines.next_s(self.state),
         )
 
     def _dispatch(self, ctx: Context, event: Event) -> None:  # noqa: C901 - one flat table
@@ -115,6 +120,7 @@ class Engine:
             ctx.settings = event.settings
         for node in self.state.nodes.values():
             node.is_heard = False
+        self._views.forget(self.state)
         ctx.tell("cell", f"epoch {self.state.epoch}", f"{event.holder} leads")
 
     def _load_measured(self, ctx: Context, event: LoadMeasured) -> None:
@@ -141,16 +147,16 @@ class Engine:
     def _scheduling_pass(self, ctx: Context) -> None:
         self.state.pass_id += 1
         self.state.counters.passes += 1
-        jobs.gang_timeouts(ctx)
-        jobs.time_limits(ctx)
-        allocation = self.policy.allocate(view.snapshot(ctx), self.state.policy_memory)
+        for job in self._deadlines.due(self.state, ctx.now_s):
+            jobs.time_is_up(ctx, job)
+        allocation = self.policy.allocate(self._views.snapshot(ctx), self.state.policy_memory)
         self.state.policy_memory = allocation.memory
         for decision in allocation.decisions:
             commit(ctx, decision)
         ctx.needs_pass = False  # what this pass changed is already in it
 
     def _loan_pass(self, ctx: Context) -> None:
-        for decision in self.policy.lend(view.snapshot(ctx)):
+        for decision in self.policy.lend(self._views.snapshot(ctx)):
             commit(ctx, decision)
         ctx.needs_loan_pass = False
 
@@ -166,10 +172,6 @@ class Engine:
             if node.is_heard:
                 commands.append(PushDesired(self.desired(name)))
         return tuple(commands)
-
-    def _wake_at_s(self) -> float | None:
-        deadlines = (jobs.deadline_s(job) for job in self.state.live())
-        return min((d for d in deadlines if d is not None), default=None)
 
     def desired(self, name: NodeName) -> DesiredState:
         """What a node should be now; complete, so that the last one is enough."""
@@ -238,40 +240,17 @@ class Engine:
 
     def snapshot(self) -> ClusterSnapshot:
         """What a policy would see now; for `explain` and `plan`."""
-        return view.snapshot(Context(self.state, self.settings, self.state.now_s))
+        return self._views.snapshot(Context(self.state, self.settings, self.state.now_s))
 
     def check(self) -> list[str]:
         """Broken invariants, as sentences; empty when all is well. Tests call it often."""
-        return [*self._gpu_faults(), *self._job_faults()]
-
-    def _gpu_faults(self) -> list[str]:
-        faults: list[str] = []
-        claims: dict[str, list[str]] = {}
-        for job in self.state.jobs.values():
-            for worker in job.workers.values():
-                for uuid in worker.gpu_uuids:
-                    claims.setdefault(uuid, []).append(str(worker.key))
-        for node in self.state.nodes.values():
-            for slot in node.gpus:
-                holders = sorted(str(k) for k in (slot.holder, slot.nominee) if k is not None)
-                if sorted(claims.get(slot.uuid, [])) != holders:
-                    faults.append(
-                        f"GPU {slot.uuid}: {claims.get(slot.uuid)} claim, {holders} hold it"
-                    )
-        return faults
-
-    def _job_faults(self) -> list[str]:
-        faults: list[str] = []
-        for job in self.state.jobs.values():
-            if job.state in FINAL_JOB_STATES and job.workers:
-                faults.append(f"job {job.job_id} is {job.state} and holds workers")
-            if job.state == JobState.PENDING and job.workers:
-                faults.append(f"job {job.job_id} waits and holds workers")
-            if job.state == JobState.STARTING and any(
-                w.order == OrderPhase.RUN for w in job.workers.values()
-            ):
-                faults.append(f"job {job.job_id}: a worker runs before its gang is ready")
-        return faults
+        ctx = Context(self.state, self.settings, self.state.now_s)
+        fresh = view.Views(self.state).snapshot(ctx)
+        return [
+            *invariants.gpu_faults(self.state),
+            *invariants.job_faults(self.state),
+            *invariants.view_faults(self._views.snapshot(ctx), fresh),
+        ]
 
     def encode_state(self) -> bytes:
         """The whole state as one blob, for a snapshot."""

@@ -65,31 +65,45 @@ def attempt_worker_s(job: JobEntry, now_s: float) -> float:
 
 
 def _done_ratio(job: JobEntry) -> float:
-    """Share of the job that a restart would not have to do again."""
-    progress = job.progress
+    """Share of the job that the present attempt, or else the next one, does not do again."""
+    progress, checkpoint = job.progress, job.checkpoint
     if progress is None or not progress.total_steps:
         return 0.0
-    checkpoint = job.checkpoint
-    if job.attempt_ran_at_s is None:
-        step = checkpoint.step if checkpoint is not None and checkpoint.is_verified else 0
+    if job.attempt_ran_at_s is not None:
+        step = job.progress_at_start
     else:
-        step = progress.step
+        step = checkpoint.step if checkpoint is not None and checkpoint.is_verified else 0
     return min(1.0, step / progress.total_steps)
 
 
-def remaining_work(job: JobEntry, now_s: float) -> tuple[float, str]:
-    """(worker-seconds left, source)."""
-    whole = job.expected_work_s
-    done_s = attempt_worker_s(job, now_s)
+def measure(job: JobEntry, now_s: float) -> None:
+    """A running attempt said how far it is: what is left follows from its pace so far."""
+    settle_work(job, now_s)
     progress = job.progress
-    if job.attempt_ran_at_s is not None and progress is not None and progress.total_steps:
-        steps = progress.step - job.progress_at_start
-        if steps > 0 and done_s > 0:
-            per_step_s = done_s / steps
-            return max(0.0, (progress.total_steps - progress.step) * per_step_s), "live progress"
-    ratio = _done_ratio(job)
-    left = whole * (1.0 - ratio) - (done_s if job.attempt_ran_at_s is not None else 0.0)
-    return max(whole * LEAST_REMAINING_RATIO, left), job.estimate_source
+    if job.attempt_ran_at_s is None or progress is None or not progress.total_steps:
+        return
+    steps = progress.step - job.progress_at_start
+    if steps > 0 and job.worker_s > 0:
+        job.measured_left_s = (progress.total_steps - progress.step) * job.worker_s / steps
+        job.measured_worker_s = job.worker_s
+
+
+def remaining_work(job: JobEntry, now_s: float) -> tuple[float, str]:
+    """(worker-seconds left, source); it falls with time by the number of running workers."""
+    done_s = attempt_worker_s(job, now_s)
+    if job.measured_left_s is not None:
+        left_s, source = job.measured_left_s - (done_s - job.measured_worker_s), "live progress"
+    else:
+        left_s, source = (
+            job.expected_work_s * (1.0 - _done_ratio(job)) - done_s,
+            job.estimate_source,
+        )
+    return max(least_work_s(job), left_s), source
+
+
+def least_work_s(job: JobEntry) -> float:
+    """What counts as left of a job that has outlived its estimate; 0 when it says how far it is."""
+    return 0.0 if job.measured_left_s is not None else job.expected_work_s * LEAST_REMAINING_RATIO
 
 
 def lost_if_preempted(job: JobEntry, now_s: float) -> float:
@@ -99,5 +113,11 @@ def lost_if_preempted(job: JobEntry, now_s: float) -> float:
     since_s = job.attempt_ran_at_s
     if job.checkpoint is not None and job.checkpoint.is_verified and job.checkpoint_at_s:
         since_s = max(since_s, job.checkpoint_at_s)
-    gpus = sum(len(w.gpu_uuids) for w in job.workers.values() if w.stop is None)
-    return max(0.0, now_s - since_s) * gpus
+    return max(0.0, now_s - since_s) * unsaved_gpus(job)
+
+
+def unsaved_gpus(job: JobEntry) -> int:
+    """GPUs whose work a preemption would throw away."""
+    if job.attempt_ran_at_s is None:
+        return 0
+    return sum(len(worker.gpu_uuids) for worker in job.workers.values() if worker.stop is None)

@@ -30,6 +30,7 @@ ACTIVE_JOB_STATES = frozenset(
 def fire(ctx: Context, job: JobEntry, event: JobEvent, reason: str = "") -> None:
     """Move a job along its life cycle and tell its story."""
     job.state = advance(JOB_TRANSITIONS, job.state, event, who=f"job {job.job_id}")
+    ctx.changed_jobs[job.job_id] = None
     ctx.tell(job.job_id, f"{event} -> {job.state}", reason)
 
 
@@ -49,6 +50,7 @@ def submit(ctx: Context, event: JobSubmitted) -> None:
         estimate_source=source,
     )
     ctx.state.live_jobs[event.job_id] = None
+    ctx.changed_jobs[event.job_id] = None
     ctx.state.counters.jobs_submitted += 1
     ctx.tell(event.job_id, "submitted", f"by {event.tenant}/{event.user}")
     ctx.needs_pass = True
@@ -78,6 +80,7 @@ def add_worker(ctx: Context, job: JobEntry, node: NodeEntry, *, is_flexible: boo
         generation=node.generation + 1,
     )
     job.workers[key.worker_index] = worker
+    ctx.changed_jobs[job.job_id] = None
     job.next_worker_index += 1
     ctx.touch(node.name)
     return worker
@@ -93,6 +96,7 @@ def stop_workers(
 ) -> None:
     """Tell workers of a job to stop, all of them or some by index; repeating it changes nothing."""
     estimates.settle_work(job, ctx.now_s)
+    ctx.changed_jobs[job.job_id] = None
     for index, worker in job.workers.items():
         if worker.stop is not None or (only is not None and index not in only):
             continue
@@ -158,6 +162,7 @@ def _run_when_ready(ctx: Context, job: JobEntry) -> None:
     job.gang_deadline_s = None
     job.attempt_ran_at_s = job.worker_s_at_s = ctx.now_s
     job.worker_s = 0.0
+    job.measured_left_s = None
     job.succeeded_workers = []
     job.total_queueing_s += ctx.now_s - job.pending_since_s
     if job.started_at_s is None:
@@ -175,6 +180,7 @@ def grow_when_ready(ctx: Context, job: JobEntry) -> None:
     added = [w for w in job.workers.values() if w.order == OrderPhase.RESERVE and w.stop is None]
     if added and all(_is_ready(worker) for worker in added):
         estimates.settle_work(job, ctx.now_s)
+        ctx.changed_jobs[job.job_id] = None
         for worker in added:
             worker.order = OrderPhase.RUN
         for worker in job.workers.values():
@@ -201,6 +207,7 @@ def worker_gone(
     lost_gpu_s = estimates.lost_if_preempted(job, ctx.now_s)  # with the work of this worker
     release_gpus(ctx, worker.node, worker.key)
     del job.workers[worker.key.worker_index]
+    ctx.changed_jobs[job.job_id] = None
     _remember(job, worker)
     for other in job.workers.values():
         ctx.touch(other.node)
@@ -305,6 +312,7 @@ def _requeue_if_vacated(ctx: Context, job: JobEntry) -> None:
 def _requeue(ctx: Context, job: JobEntry) -> None:
     job.after_vacating = None
     job.attempt_ran_at_s = None
+    job.measured_left_s = None
     job.gang_deadline_s = None
     job.gpu_type = None
     job.endpoint = ""
@@ -344,12 +352,14 @@ def progress(ctx: Context, event: ProgressReported) -> None:
     job = ctx.job(event.job_id)
     if job is None or event.attempt != job.attempt:
         return
+    ctx.changed_jobs[job.job_id] = None
     if event.progress is not None:
         if job.attempt_ran_at_s is not None and job.progress is not None:
             resumed_below = event.progress.step < job.progress_at_start
             if resumed_below:  # the checkpoint was not what it claimed: no credit
                 job.progress_at_start = event.progress.step
         job.progress = event.progress
+        estimates.measure(job, ctx.now_s)
     if event.checkpoint is not None and event.checkpoint != job.checkpoint:
         job.checkpoint = event.checkpoint
         job.checkpoint_at_s = ctx.now_s
@@ -364,36 +374,34 @@ def deadline_s(job: JobEntry) -> float | None:
     return job.attempt_ran_at_s + job.spec.time_limit_s
 
 
-def gang_timeouts(ctx: Context) -> None:
-    """Gangs and resizes that were not ready in time; free of charge."""
-    for job in ctx.state.live():
-        if job.gang_deadline_s is None or job.gang_deadline_s > ctx.now_s:
-            continue
-        job.gang_deadline_s = None
-        if job.state == JobState.STARTING:
-            ctx.state.counters.gang_timeouts += 1
-            waiting = [w.node for w in job.workers.values() if not _is_ready(w)]
-            fire(ctx, job, JobEvent.GANG_TIMEOUT, f"not ready: {', '.join(waiting)}")
-            job.after_vacating = AfterVacating.REQUEUE
-            stop_workers(ctx, job, StopReason.GANG_TIMEOUT)
-            _requeue_if_vacated(ctx, job)
-        elif job.state == JobState.RESIZING:
-            late = tuple(
-                index
-                for index, worker in job.workers.items()
-                if worker.order == OrderPhase.RESERVE and worker.stop is None
-            )
-            stop_workers(ctx, job, StopReason.GANG_TIMEOUT, only=late)
+def time_is_up(ctx: Context, job: JobEntry) -> None:
+    """A job's deadline is over: its gang was not ready in time, or it ran into its own limit."""
+    if job.gang_deadline_s is not None and job.gang_deadline_s <= ctx.now_s:
+        _gang_timeout(ctx, job)
+    limit_s, ran_at_s = job.spec.time_limit_s, job.attempt_ran_at_s
+    if limit_s is None or ran_at_s is None or job.state not in ACTIVE_JOB_STATES:
+        return
+    if ctx.now_s - ran_at_s >= limit_s and job.after_vacating is None:
+        job.error = f"ran into its time_limit_s of {limit_s:g} s"
+        job.after_vacating = AfterVacating.FAIL
+        stop_workers(ctx, job, StopReason.TIME_LIMIT)
 
 
-def time_limits(ctx: Context) -> None:
-    """Jobs that ran into their own time limit fail; nothing is retried."""
-    for job in ctx.state.live():
-        limit_s = job.spec.time_limit_s
-        ran_at_s = job.attempt_ran_at_s
-        if limit_s is None or ran_at_s is None or job.state not in ACTIVE_JOB_STATES:
-            continue
-        if ctx.now_s - ran_at_s >= limit_s and job.after_vacating is None:
-            job.error = f"ran into its time_limit_s of {limit_s:g} s"
-            job.after_vacating = AfterVacating.FAIL
-            stop_workers(ctx, job, StopReason.TIME_LIMIT)
+def _gang_timeout(ctx: Context, job: JobEntry) -> None:
+    """A gang or a resize was not ready in time; free of charge."""
+    job.gang_deadline_s = None
+    ctx.changed_jobs[job.job_id] = None
+    if job.state == JobState.STARTING:
+        ctx.state.counters.gang_timeouts += 1
+        waiting = [w.node for w in job.workers.values() if not _is_ready(w)]
+        fire(ctx, job, JobEvent.GANG_TIMEOUT, f"not ready: {', '.join(waiting)}")
+        job.after_vacating = AfterVacating.REQUEUE
+        stop_workers(ctx, job, StopReason.GANG_TIMEOUT)
+        _requeue_if_vacated(ctx, job)
+    elif job.state == JobState.RESIZING:
+        late = tuple(
+            index
+            for index, worker in job.workers.items()
+            if worker.order == OrderPhase.RESERVE and worker.stop is None
+        )
+        stop_workers(ctx, job, StopReason.GANG_TIMEOUT, only=late)

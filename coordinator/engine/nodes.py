@@ -190,6 +190,7 @@ def silent(ctx: Context, event: NodeSilent) -> None:
         return
     node.role = advance(NODE_TRANSITIONS, node.role, NodeEvent.SILENT, who=f"node {node.name}")
     node.serving_since_s = None
+    ctx.changed_nodes[node.name] = None
     ctx.tell(node.name, "lost", f"no report for {event.silent_s:.1f} s")
     ctx.needs_loan_pass = True
 
@@ -207,6 +208,7 @@ def recovered(ctx: Context, event: OrdersRecovered) -> None:
     node = ctx.state.nodes.get(event.node)
     if node is None:
         return
+    ctx.changed_nodes[node.name] = None
     unknown = set(node.unknown_workers)
     found: set[WorkerKey] = set()
     for order in event.orders:
@@ -284,6 +286,7 @@ def _adopt(
         is_flexible=is_flexible,
         order=OrderPhase.RUN,
     )
+    ctx.changed_jobs[job.job_id] = None
     job.next_worker_index = max(job.next_worker_index, key.worker_index + 1)
     for slot in node.gpus:
         if slot.uuid in gpu_uuids:

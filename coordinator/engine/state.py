@@ -153,6 +153,10 @@ class JobEntry(Struct, kw_only=True):
     worker_s: float = 0.0
     """Worker-seconds of this attempt up to `worker_s_at_s`."""
     worker_s_at_s: float = 0.0
+    measured_left_s: float | None = None
+    """Worker-seconds left by the last progress of this attempt, when `measured_worker_s` of the
+    attempt's were spent; None without progress."""
+    measured_worker_s: float = 0.0
     expected_work_s: float = 0.0
     """Worker-seconds of the whole job by its estimate at submission."""
     estimate_source: str = ""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from common.model import JobState, NodeRole
+from bisect import bisect_left
+from collections.abc import Iterable
+from typing import Generic, TypeVar
+
+from common.model import JobId, JobState, NodeName, NodeRole
 from coordinator.engine import estimates, loans
 from coordinator.engine.commit import is_schedulable
 from coordinator.engine.context import Context, free_slots
-from coordinator.engine.state import JobEntry, NodeEntry, WorkerEntry
+from coordinator.engine.state import ClusterState, JobEntry, NodeEntry, WorkerEntry
 from coordinator.policies.snapshot import (
     ClusterSnapshot,
     JobView,
@@ -15,19 +19,77 @@ from coordinator.policies.snapshot import (
     WorkerView,
 )
 
+K = TypeVar("K", bound=str)
+V = TypeVar("V")
 
-def snapshot(ctx: Context) -> ClusterSnapshot:
-    """What a policy may know, sorted by name and id."""
-    state = ctx.state
-    live = sorted(state.live(), key=lambda job: job.job_id)
-    return ClusterSnapshot(
-        now_s=ctx.now_s,
-        nodes=tuple(node_view(ctx, state.nodes[name]) for name in sorted(state.nodes)),
-        jobs=tuple(job_view(ctx, job) for job in live),
-        services=services(ctx),
-        is_frozen=state.is_frozen,
-        resize_cooldown_s=ctx.settings.resize_cooldown_s,
-    )
+
+class Views:
+    """Frozen views of what is there, made anew only where something changed.
+
+    Derived from the state and never saved. `note` learns what an event changed; a snapshot then
+    shares every other view with the one before it.
+    """
+
+    def __init__(self, state: ClusterState) -> None:
+        self._nodes = _Sorted[NodeName, NodeView](state.nodes)
+        self._jobs = _Sorted[JobId, JobView](state.live_jobs)
+
+    def note(self, ctx: Context) -> None:
+        """Learn what an event, or the part of it until now, has changed."""
+        self._nodes.stale.update(ctx.changed_nodes)
+        self._nodes.stale.update(ctx.dirty_nodes)
+        self._jobs.stale.update(ctx.changed_jobs)
+
+    def forget(self, state: ClusterState) -> None:
+        """Everything may have changed."""
+        self._nodes.stale.update(state.nodes)
+        self._jobs.stale.update(state.live_jobs)
+
+    def snapshot(self, ctx: Context) -> ClusterSnapshot:
+        """What a policy may know, sorted by name and id."""
+        self.note(ctx)
+        state = ctx.state
+        for name in self._nodes.take_stale():
+            node = state.nodes.get(name)
+            self._nodes.put(name, None if node is None else node_view(ctx, node))
+        for job_id in self._jobs.take_stale():
+            is_live = job_id in state.live_jobs
+            self._jobs.put(job_id, job_view(ctx, state.jobs[job_id]) if is_live else None)
+        return ClusterSnapshot(
+            now_s=ctx.now_s,
+            nodes=tuple(self._nodes.views),
+            jobs=tuple(self._jobs.views),
+            services=services(ctx),
+            is_frozen=state.is_frozen,
+            resize_cooldown_s=ctx.settings.resize_cooldown_s,
+        )
+
+
+class _Sorted(Generic[K, V]):
+    """Views in the order of their keys, and which of them are stale."""
+
+    def __init__(self, stale: Iterable[K]) -> None:
+        self.views: list[V] = []
+        self.stale: set[K] = set(stale)
+        self._keys: list[K] = []
+
+    def take_stale(self) -> list[K]:
+        """The stale keys in order; they are fresh after the caller has put them."""
+        stale, self.stale = sorted(self.stale), set()
+        return stale
+
+    def put(self, key: K, view: V | None) -> None:
+        """Replace, add or (None) remove a view."""
+        place = bisect_left(self._keys, key)
+        is_there = place < len(self._keys) and self._keys[place] == key
+        if view is None:
+            if is_there:
+                del self._keys[place], self.views[place]
+        elif is_there:
+            self.views[place] = view
+        else:
+            self._keys.insert(place, key)
+            self.views.insert(place, view)
 
 
 def _worker_view(worker: WorkerEntry) -> WorkerView:
@@ -80,6 +142,10 @@ def job_view(ctx: Context, job: JobEntry) -> JobView:
         started_at_s=job.attempt_ran_at_s,
         preemption_count=job.preemption_count,
         lost_if_preempted_gpu_s=estimates.lost_if_preempted(job, ctx.now_s),
+        as_of_s=ctx.now_s,
+        work_rate=job.running_workers if job.attempt_ran_at_s is not None else 0,
+        least_work_s=estimates.least_work_s(job),
+        unsaved_gpus=estimates.unsaved_gpus(job),
         last_resized_at_s=job.resized_at_s,
         is_resizable=(
             job.state == JobState.RUNNING and spec.is_elastic and job.after_vacating is None

@@ -98,12 +98,12 @@ def allocate(rules: Rules, snapshot: ClusterSnapshot, memory: bytes) -> Allocati
         elastic_base_prefers_loan=rules.elastic_base_prefers_loan,
         has_flexible=rules.is_scaling,
     )
-    shares = shares_of(snapshot.jobs) if rules.is_scaling else {}
+    shares = shares_of(snapshot.jobs, now_s=snapshot.now_s) if rules.is_scaling else {}
     line = waiting(snapshot, rules.order)
     admitted = admit(room, line, shares, is_strict=rules.is_strict)
     held = holds(snapshot, room, admitted.held, is_strict=rules.is_strict)
     new = {
-        gang.job.job_id: Share(gang.job, gang.gpu_type, is_new=True)
+        gang.job.job_id: Share(gang.job, gang.gpu_type, now_s=snapshot.now_s, is_new=True)
         for gang in admitted.gangs
         if rules.is_scaling and gang.job.is_elastic
     }
@@ -158,8 +158,8 @@ def _resizes(
 
 def _why_resized(share: Share, beneficiaries: dict[tuple[JobId, int], JobId]) -> str:
     base = share.job.workers_on(share.gpu_type).min
-    work_s = work_on(share.job, share.gpu_type)
-    before_s, after_s = work_s / (base + share.current), work_s / (base + share.count)
+    before_s = share.work_s / (base + share.current)
+    after_s = share.work_s / (base + share.count)
     change = f"{base + share.current} to {base + share.count} workers, "
     times = f"{before_s:.0f} s left become {after_s:.0f} s"
     if share.added:
@@ -189,7 +189,7 @@ def _start(gang: Gang, placements: tuple[Placement, ...]) -> Start:
         job_id=job.job_id,
         gpu_type=gang.gpu_type,
         placements=placements,
-        estimated_runtime_s=work_on(job, gang.gpu_type) / count,
+        estimated_runtime_s=work_on(job, gang.gpu_type, job.as_of_s) / count,
         estimate_source=job.estimate_source,
         reason=f"its turn (at least {fastest_s(job):.0f} s by {job.estimate_source}, priority "
         f"{job.priority}): {gpus} GPUs of type {gang.gpu_type} on {len(nodes)} nodes{room}",

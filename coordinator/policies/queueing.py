@@ -38,7 +38,7 @@ def shortest_key(job: JobView) -> tuple[float, ...]:
 
 
 def fastest_s(job: JobView) -> float:
-    """Running time with all the workers that the job can use; the same on every GPU type."""
+    """Running time of a waiting job with all the workers that it can use, on any GPU type."""
     return job.remaining_work_s / job.workers.max
 
 

@@ -35,6 +35,7 @@ class Occupancy:
     def __init__(self, snapshot: ClusterSnapshot) -> None:
         self.nodes = {node.name: node for node in snapshot.nodes}
         self.jobs = {job.job_id: job for job in snapshot.jobs}
+        self._now_s = snapshot.now_s
         self._workers = {
             node.name: [worker for worker in node.workers if not worker.is_leaving]
             for node in snapshot.nodes
@@ -73,7 +74,7 @@ class Occupancy:
     def lost_gpu_s(self, job_id: JobId) -> float:
         """Work that a preemption of the job would throw away."""
         job = self.jobs.get(job_id)
-        return 0.0 if job is None else job.lost_if_preempted_gpu_s
+        return 0.0 if job is None else job.lost_gpu_s(self._now_s)
 
 
 def node_preemption_cost(

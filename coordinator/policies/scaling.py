@@ -27,9 +27,12 @@ class Share:
         first, all of them, whatever they make room for.
     """
 
-    def __init__(self, job: JobView, gpu_type: str, *, is_new: bool = False) -> None:
+    def __init__(
+        self, job: JobView, gpu_type: str, *, now_s: float, is_new: bool = False
+    ) -> None:
         self.job = job
         self.gpu_type = gpu_type
+        self.work_s = work_on(job, gpu_type, now_s)
         self.is_new = is_new
         self.workers = workers_by_index(job)
         self.removed: list[WorkerView] = []
@@ -48,16 +51,16 @@ class Share:
     def loss_s(self, worker_count: int) -> float:
         """Running time lost by taking that many more of its flexible workers."""
         base = self.job.workers_on(self.gpu_type).min
-        work_s = work_on(self.job, self.gpu_type)
         left = max(0, self.count - worker_count)
-        return jct_reduction_s(work_s, base, self.count) - jct_reduction_s(work_s, base, left)
+        saved_s = jct_reduction_s(self.work_s, base, self.count)
+        return saved_s - jct_reduction_s(self.work_s, base, left)
 
     def group(self, resize_cost_s: float) -> Group:
         """The knapsack's view; what base demand has taken cannot come back in this pass."""
         workers = self.job.workers_on(self.gpu_type)
         kept = self.current - len(self.removed)
         return Group(
-            work_s=work_on(self.job, self.gpu_type),
+            work_s=self.work_s,
             base_workers=workers.min,
             extra_max=kept if self.removed else max(kept, workers.max - workers.min),
             gpus_per_worker=self.job.gpus_per_worker,
@@ -72,10 +75,10 @@ def workers_by_index(job: JobView) -> list[WorkerView]:
     return sorted(stay, key=lambda worker: worker.worker_index)
 
 
-def work_on(job: JobView, gpu_type: str) -> float:
+def work_on(job: JobView, gpu_type: str, now_s: float) -> float:
     """Worker-seconds left, counted in workers of a GPU type: a type that needs twice the workers
     has twice the worker-seconds."""
-    return job.remaining_work_s * job.gpu.worker_multiplier.get(gpu_type, 1)
+    return job.work_left_s(now_s) * job.gpu.worker_multiplier.get(gpu_type, 1)
 
 
 def share_flexible(
@@ -216,10 +219,10 @@ def give_back(room: Room, shares: Iterable[Share]) -> None:
             room.keep(worker)
 
 
-def shares_of(jobs: Iterable[JobView]) -> dict[JobId, Share]:
+def shares_of(jobs: Iterable[JobView], *, now_s: float) -> dict[JobId, Share]:
     """Every running job whose flexible workers may change now."""
     return {
-        job.job_id: Share(job, job.gpu_type)
+        job.job_id: Share(job, job.gpu_type, now_s=now_s)
         for job in jobs
         if job.is_resizable and job.gpu_type is not None
     }

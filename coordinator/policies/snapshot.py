@@ -62,9 +62,15 @@ class NodeView(Struct, frozen=True, kw_only=True):
 class JobView(Struct, frozen=True, kw_only=True):
     """One job that waits or runs.
 
-    remaining_work_s: worker-seconds left by the best estimate, on its reference GPU type;
-        running time at n workers is remaining_work_s / n.
+    remaining_work_s: worker-seconds left at `as_of_s` by the best estimate, on its reference GPU
+        type; running time at n workers is that / n. It falls by `work_rate` a second, but not
+        below `least_work_s`: `work_left_s` says how much is left at an instant.
+    lost_if_preempted_gpu_s: GPU-seconds since its last verified checkpoint at `as_of_s`; they grow
+        by `unsaved_gpus` a second: `lost_gpu_s`.
     grace_s: how long it may take to stop.
+
+    A view is good until something happens to the job, however much time passes: snapshots share
+    the views of jobs that nothing happened to.
     """
 
     job_id: JobId
@@ -84,6 +90,10 @@ class JobView(Struct, frozen=True, kw_only=True):
     started_at_s: float | None = None
     preemption_count: int = 0
     lost_if_preempted_gpu_s: float = 0.0
+    as_of_s: float = 0.0
+    work_rate: int = 0
+    least_work_s: float = 0.0
+    unsaved_gpus: int = 0
     last_resized_at_s: float | None = None
     is_resizable: bool = False
     """Running, elastic, and no resize of it is under way."""
@@ -92,6 +102,15 @@ class JobView(Struct, frozen=True, kw_only=True):
     def is_elastic(self) -> bool:
         """Whether it may run with more workers than its base demand."""
         return self.workers.max > self.workers.min
+
+    def work_left_s(self, now_s: float) -> float:
+        """Worker-seconds left at an instant."""
+        left_s = self.remaining_work_s - self.work_rate * max(0.0, now_s - self.as_of_s)
+        return max(self.least_work_s, left_s)
+
+    def lost_gpu_s(self, now_s: float) -> float:
+        """GPU-seconds that a preemption at an instant throws away."""
+        return self.lost_if_preempted_gpu_s + self.unsaved_gpus * max(0.0, now_s - self.as_of_s)
 
     def accepts(self, gpu_type: str) -> bool:
         """Whether an attempt may run on this GPU type."""

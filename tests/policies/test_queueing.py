@@ -43,7 +43,7 @@ def phase_1(
     snapshot: ClusterSnapshot, *, key: OrderKey = shortest_key, is_strict: bool = False
 ) -> tuple[Admitted, Room, dict[str, Share]]:
     """Phase 1, with what it leaves behind."""
-    room, shares = Room(snapshot), shares_of(snapshot.jobs)
+    room, shares = Room(snapshot), shares_of(snapshot.jobs, now_s=0.0)
     done = admit(room, waiting(snapshot, key), shares, is_strict=is_strict)
     return done, room, {str(job_id): share for job_id, share in shares.items()}
 

@@ -66,7 +66,7 @@ def phase_2(
 ) -> tuple[dict[str, Share], Room]:
     """Flexible demand alone, re-solved."""
     snapshot = make_snapshot(nodes=nodes, jobs=jobs, services=[make_service_view()])
-    room, shares = Room(snapshot), shares_of(snapshot.jobs)
+    room, shares = Room(snapshot), shares_of(snapshot.jobs, now_s=0.0)
     share_flexible(room, list(shares.values()), resize_cost_s=resize_cost_s)
     give_back(room, shares.values())
     return {str(job_id): share for job_id, share in shares.items()}, room
@@ -145,8 +145,8 @@ def test_the_better_row_of_table_4_is_what_phase_2_chooses() -> None:
 
 def test_figure_6_through_shares() -> None:
     """The values that a job's share sees are the items that figure 6 prints."""
-    a = Share(running("a", workers=(2, 3), on=["n1"] * 2, fastest_s=100.0, gpus=2), "H100")
-    b = Share(running("b", workers=(2, 6), on=["n1"] * 2, fastest_s=20.0), "H100")
+    a = Share(running("a", workers=(2, 3), on=["n1"] * 2, fastest_s=100.0, gpus=2), "H100", now_s=0.0)
+    b = Share(running("b", workers=(2, 6), on=["n1"] * 2, fastest_s=20.0), "H100", now_s=0.0)
     assert [a.group(0.0).value_s(k) for k in (1,)] == pytest.approx([50.0])
     assert [b.group(0.0).value_s(k) for k in (1, 2, 3, 4)] == pytest.approx(
         [20.0, 30.0, 36.0, 40.0]
@@ -183,7 +183,7 @@ def test_a_growth_must_save_more_than_it_costs() -> None:
 def test_a_new_job_pays_no_rendezvous() -> None:
     """A gang that starts in this pass gets its flexible workers with the start, at no cost."""
     job = make_job_view("a", workers=(1, 2), remaining_work_s=4.0)
-    share = Share(job, "H100", is_new=True)
+    share = Share(job, "H100", now_s=0.0, is_new=True)
     room = Room(make_snapshot(nodes=[make_node_view("n1")]))
     share_flexible(room, [share], resize_cost_s=5.0)
     assert share.count == 1
@@ -206,9 +206,9 @@ def test_the_worker_multiplier_scales_work_and_range() -> None:
     """On a type that counts half there are twice the workers and twice the worker-seconds, so
     that the running time of the gang is the same."""
     job = running("a", workers=(1, 2), on=["n1"] * 2, gpu_type="T4", multiplier={"T4": 2})
-    group = Share(job, "T4").group(5.0)
+    group = Share(job, "T4", now_s=0.0).group(5.0)
     assert (group.base_workers, group.extra_max) == (2, 2)
-    assert work_on(job, "T4") / group.base_workers == job.remaining_work_s / job.workers.min
+    assert work_on(job, "T4", 0.0) / group.base_workers == job.remaining_work_s / job.workers.min
 
 
 def test_flexible_workers_go_to_lent_nodes_first_and_leave_training_nodes_first() -> None:
@@ -243,7 +243,7 @@ def test_no_job_gives_and_takes_in_one_pass() -> None:
     """Who lost a worker to base demand gets none back elsewhere in the same pass."""
     job = running("a", workers=(1, 3), on=["n1", "n1"])
     snapshot = make_snapshot(nodes=nodes_of({"n1": 2, "n2": 8}, [job]), jobs=[job])
-    room, shares = Room(snapshot), shares_of(snapshot.jobs)
+    room, shares = Room(snapshot), shares_of(snapshot.jobs, now_s=0.0)
     share = shares[job.job_id]
     share.removed.append(share.workers[0])
     room.release(share.workers[0])
@@ -258,7 +258,7 @@ def test_a_removed_worker_stays_when_its_gpus_are_free_again() -> None:
     short = running("short", workers=(1, 2), on=["n2", "n1"], fastest_s=10.0)
     jobs = [long, short]
     snapshot = make_snapshot(nodes=nodes_of({"n1": 2, "n2": 2}, jobs), jobs=jobs)
-    room, shares = Room(snapshot), shares_of(snapshot.jobs)
+    room, shares = Room(snapshot), shares_of(snapshot.jobs, now_s=0.0)
     for share in shares.values():
         share.removed.append(share.workers[0])
         room.release(share.workers[0])
@@ -276,7 +276,7 @@ def test_only_jobs_that_can_be_resized_have_a_share() -> None:
         make_job_view("starts", state=JobState.STARTING, workers=(1, 2)),
         make_job_view("resizes", state=JobState.RESIZING, workers=(1, 2)),
     ]
-    assert list(shares_of(jobs)) == ["yes"]
+    assert list(shares_of(jobs, now_s=0.0)) == ["yes"]
 
 
 def test_a_job_never_grows_where_its_rules_forbid() -> None:

@@ -1,0 +1,45 @@
+"""When time alone changes something about a job: a heap of instants. Must not know what changes."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+
+from common.model import JobId
+from coordinator.engine.jobs import deadline_s
+from coordinator.engine.state import ClusterState, JobEntry
+
+
+class Deadlines:
+    """The next deadline of every live job; derived from the state, never saved.
+
+    An instant that no longer is its job's deadline is dropped when it comes to the top.
+    """
+
+    def __init__(self, state: ClusterState) -> None:
+        self._heap: list[tuple[float, JobId]] = []
+        self._known_s: dict[JobId, float] = {}
+        self.note(state, state.live_jobs)
+
+    def note(self, state: ClusterState, changed: Iterable[JobId]) -> None:
+        """Learn which jobs an event changed."""
+        for job_id in changed:
+            job = state.jobs.get(job_id)
+            at_s = None if job is None or job_id not in state.live_jobs else deadline_s(job)
+            if at_s is None:
+                self._known_s.pop(job_id, None)
+            elif self._known_s.get(job_id) != at_s:
+                self._known_s[job_id] = at_s
+                heapq.heappush(self._heap, (at_s, job_id))
+
+    def next_s(self, state: ClusterState) -> float | None:
+        """The earliest instant; None when time changes nothing."""
+        while self._heap and self._known_s.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def due(self, state: ClusterState, now_s: float) -> list[JobEntry]:
+        """Jobs whose deadline is over, by job id."""
+        return [
+            state.jobs[job_id] for job_id in sorted(self._known_s) if self._known_s[job_id] <= now_s
+        ]
