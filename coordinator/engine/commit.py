@@ -15,7 +15,6 @@ from coordinator.engine.context import Context, free_slots
 from coordinator.engine.state import JobEntry, NodeEntry
 from coordinator.policies.decisions import (
     Decision,
-    Hold,
     Loan,
     Placement,
     Preempt,
@@ -32,7 +31,7 @@ def commit(ctx: Context, decision: Decision) -> None:
     if why:
         ctx.refused.append(Refused(decision=decision, why=why))
         ctx.state.counters.decisions_refused += 1
-    elif not isinstance(decision, Hold):
+    else:
         ctx.decisions.append(decision)
 
 
@@ -48,11 +47,6 @@ def _try(ctx: Context, decision: Decision) -> str:
             return loans.lend(ctx, decision)
         case Reclaim():
             return loans.reclaim(ctx, decision)
-        case Hold():
-            job = ctx.job(decision.job_id)
-            if job is not None:
-                job.blockers = decision.blockers
-            return ""
         case Recommend():
             ctx.tell(decision.node, f"recommend {decision.action}", decision.reason)
             return ""
@@ -109,7 +103,6 @@ def _start(ctx: Context, decision: Start) -> str:
     job.workers = {}
     job.succeeded_workers = []
     job.gpu_type = decision.gpu_type
-    job.blockers = ()
     job.gang_deadline_s = ctx.now_s + ctx.settings.gang_ready_timeout_s
     _add(ctx, job, tuple(p for p in decision.placements if not p.is_flexible))
     _add(ctx, job, tuple(p for p in decision.placements if p.is_flexible))

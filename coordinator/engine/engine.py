@@ -11,7 +11,7 @@ from typing import assert_never
 import msgspec
 
 from common.messages import DesiredState, OrderPhase, StopOrder, WorkerOrder
-from common.model import NodeName, ServiceName, StopReason
+from common.model import JobId, NodeName, ServiceName, StopReason
 from coordinator.engine import accounting, invariants, jobs, loans, nodes, operator, view
 from coordinator.engine.commands import AskLedger, Command, Outcome, PushDesired
 from coordinator.engine.commit import commit
@@ -48,6 +48,7 @@ class Engine:
         self._tally = accounting.GpuTally(self.state)
         self._views = view.Views(self.state)
         self._deadlines = Deadlines(self.state)
+        self._holds: dict[JobId, tuple[str, ...]] | None = None
         self.settings = settings
         self.policy = policy(settings.policy)
         self._configure(settings)
@@ -76,6 +77,7 @@ class Engine:
         self._dispatch(ctx, event)
         self._tally.update(self.state, ctx.changed_nodes)
         self._views.note(ctx)
+        self._holds = None
         self._deadlines.note(self.state, ctx.changed_jobs)
         return Outcome(
             commands=self._commands(ctx),
@@ -241,6 +243,12 @@ class Engine:
     def snapshot(self) -> ClusterSnapshot:
         """What a policy would see now; for `explain` and `plan`."""
         return self._views.snapshot(Context(self.state, self.settings, self.state.now_s))
+
+    def blockers(self, job_id: JobId) -> tuple[str, ...]:
+        """Why a waiting job would not start in a pass now; empty when it would."""
+        if self._holds is None:
+            self._holds = {hold.job_id: hold.blockers for hold in self.policy.hold(self.snapshot())}
+        return self._holds.get(job_id, ())
 
     def check(self) -> list[str]:
         """Broken invariants, as sentences; empty when all is well. Tests call it often."""

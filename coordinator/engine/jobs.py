@@ -325,7 +325,6 @@ def _end(ctx: Context, job: JobEntry, event: JobEvent, reason: str = "") -> None
     job.finished_at_s = ctx.now_s
     ctx.state.live_jobs.pop(job.job_id, None)
     job.after_vacating = None
-    job.blockers = ()
     fire(ctx, job, event, reason)
     counters = ctx.state.counters
     if event == JobEvent.SUCCEED:

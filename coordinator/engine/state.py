@@ -162,7 +162,6 @@ class JobEntry(Struct, kw_only=True):
     estimate_source: str = ""
     lost_gpu_s: float = 0.0
     was_on_loan: bool = False
-    blockers: tuple[str, ...] = ()
     is_recovered: bool = False
     """Rebuilt from ledgers: workers of it that were not yet heard of are adopted, not stale."""
 

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from common.model import NodeRole, Preemptibility
-from coordinator.policies.decisions import Hold
+from msgspec import Struct
+
+from common.model import JobId, NodeRole, Preemptibility
 from coordinator.policies.placement import Room, types_in_order
 from coordinator.policies.queueing import shape
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 
 
+class Hold(Struct, frozen=True, kw_only=True):
+    """Why a waiting job does not start now: every blocker, not the first."""
+
+    job_id: JobId
+    blockers: tuple[str, ...]
+
+
 def holds(
     snapshot: ClusterSnapshot, room: Room, held: Iterable[JobView], *, is_strict: bool = False
 ) -> list[Hold]:
-    """One decision per held job; jobs of one shape share the work of looking.
+    """One for each held job; jobs of one shape share the work of looking.
 
     is_strict: the first blocks the others, whatever they need.
     """
     seen: dict[tuple[object, ...], tuple[str, ...]] = {}
     head: JobView | None = None
-    decisions: list[Hold] = []
+    found: list[Hold] = []
     for job in held:
         if is_strict and head is not None:
             blockers: tuple[str, ...] = (
@@ -32,8 +40,8 @@ def holds(
                 seen[key] = blockers_of(snapshot, room, job)
             blockers = seen[key]
         head = head or job
-        decisions.append(Hold(job_id=job.job_id, blockers=blockers, reason="; ".join(blockers)))
-    return decisions
+        found.append(Hold(job_id=job.job_id, blockers=blockers))
+    return found
 
 
 def blockers_of(snapshot: ClusterSnapshot, room: Room, job: JobView) -> tuple[str, ...]:

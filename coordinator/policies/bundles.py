@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from common.errors import ConfigError
 from common.model import JobId, Mode
-from coordinator.policies.blockers import holds
+from coordinator.policies.blockers import Hold, holds
 from coordinator.policies.decisions import (
     Decision,
     Loan,
@@ -54,13 +54,22 @@ class Allocation(Struct, frozen=True, kw_only=True):
     wake_at_s: float | None = None
 
 
+def _nobody(snapshot: ClusterSnapshot) -> tuple[Hold, ...]:
+    return ()
+
+
 class Policy(Struct, frozen=True, kw_only=True):
-    """A bundle: who starts where (`allocate`), and what is lent or taken back (`lend`)."""
+    """A bundle: who starts where (`allocate`), and what is lent or taken back (`lend`).
+
+    hold: why each job that waits would not start in a pass now; asked only when somebody wants
+        to know, as that costs more than the pass.
+    """
 
     name: str
     description: str
     allocate: Callable[[ClusterSnapshot, bytes], Allocation]
     lend: Callable[[ClusterSnapshot], tuple[Decision, ...]]
+    hold: Callable[[ClusterSnapshot], tuple[Hold, ...]] = _nobody
 
 
 class Rules(Struct, frozen=True, kw_only=True):
@@ -93,15 +102,7 @@ def allocate(rules: Rules, snapshot: ClusterSnapshot, memory: bytes) -> Allocati
     """
     if snapshot.is_frozen:
         return Allocation(decisions=(), memory=memory)
-    room = Room(
-        snapshot,
-        elastic_base_prefers_loan=rules.elastic_base_prefers_loan,
-        has_flexible=rules.is_scaling,
-    )
-    shares = shares_of(snapshot.jobs, now_s=snapshot.now_s) if rules.is_scaling else {}
-    line = waiting(snapshot, rules.order)
-    admitted = admit(room, line, shares, is_strict=rules.is_strict)
-    held = holds(snapshot, room, admitted.held, is_strict=rules.is_strict)
+    room, shares, admitted = _admitted(rules, snapshot)
     new = {
         gang.job.job_id: Share(gang.job, gang.gpu_type, now_s=snapshot.now_s, is_new=True)
         for gang in admitted.gangs
@@ -115,10 +116,28 @@ def allocate(rules: Rules, snapshot: ClusterSnapshot, memory: bytes) -> Allocati
     starts = _starts(admitted, new)
     wakes = [_rests_until_s(snapshot, share) for share in resting]
     return Allocation(
-        decisions=(*gone, *starts, *grown, *held),
+        decisions=(*gone, *starts, *grown),
         memory=memory,
         wake_at_s=min((wake for wake in wakes if wake is not None), default=None),
     )
+
+
+def _admitted(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Room, dict[JobId, Share], Admitted]:
+    """Phase 1: who starts, and the room and the shares after it."""
+    room = Room(
+        snapshot,
+        elastic_base_prefers_loan=rules.elastic_base_prefers_loan,
+        has_flexible=rules.is_scaling,
+    )
+    shares = shares_of(snapshot.jobs, now_s=snapshot.now_s) if rules.is_scaling else {}
+    line = waiting(snapshot, rules.order)
+    return room, shares, admit(room, line, shares, is_strict=rules.is_strict)
+
+
+def hold(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Hold, ...]:
+    """Why each job that waits would not start in a pass now."""
+    room, _, admitted = _admitted(rules, snapshot)
+    return tuple(holds(snapshot, room, admitted.held, is_strict=rules.is_strict))
 
 
 def _rests_until_s(snapshot: ClusterSnapshot, share: Share) -> float | None:
@@ -264,6 +283,7 @@ def bundle(name: str, description: str, rules: Rules) -> Policy:
         description=description,
         allocate=partial(allocate, rules),
         lend=partial(lend, rules),
+        hold=partial(hold, rules),
     )
 
 

@@ -72,13 +72,6 @@ class Reclaim(Proposal, frozen=True, kw_only=True, tag="reclaim"):
     released_workers: int = 0
 
 
-class Hold(Proposal, frozen=True, kw_only=True, tag="hold"):
-    """Why a waiting job was not started in this pass: every blocker, not the first."""
-
-    job_id: JobId
-    blockers: tuple[str, ...]
-
-
 class Recommend(Proposal, frozen=True, kw_only=True, tag="recommend"):
     """A loan that a service in mode observe or recommend would have had."""
 
@@ -87,4 +80,4 @@ class Recommend(Proposal, frozen=True, kw_only=True, tag="recommend"):
     service: ServiceName
 
 
-Decision = Start | Resize | Preempt | Loan | Reclaim | Hold | Recommend
+Decision = Start | Resize | Preempt | Loan | Reclaim | Recommend

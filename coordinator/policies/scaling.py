@@ -27,9 +27,7 @@ class Share:
         first, all of them, whatever they make room for.
     """
 
-    def __init__(
-        self, job: JobView, gpu_type: str, *, now_s: float, is_new: bool = False
-    ) -> None:
+    def __init__(self, job: JobView, gpu_type: str, *, now_s: float, is_new: bool = False) -> None:
         self.job = job
         self.gpu_type = gpu_type
         self.work_s = work_on(job, gpu_type, now_s)

@@ -32,7 +32,8 @@ def job(engine: Engine, entry: JobEntry) -> tuple[str, ...]:
 
 
 def _pending(engine: Engine, entry: JobEntry) -> list[str]:
-    reasons = list(entry.blockers)
+    blockers = engine.blockers(entry.job_id)
+    reasons = list(blockers)
     if engine.state.is_frozen:
         reasons.insert(0, "the cell is frozen: no decisions are taken (aryl freeze --off)")
     ahead = [
@@ -42,8 +43,8 @@ def _pending(engine: Engine, entry: JobEntry) -> list[str]:
         and (other.submitted_at_s, other.job_id) < (entry.submitted_at_s, entry.job_id)
     ]
     reasons.append(f"{len(ahead)} waiting jobs were submitted before it")
-    if not entry.blockers and not engine.state.is_frozen:
-        reasons.append("it has not been in a scheduling pass yet")
+    if not blockers and not engine.state.is_frozen:
+        reasons.append("nothing: it starts in the next scheduling pass")
     if entry.preemption_count:
         reasons.append(f"it was preempted {entry.preemption_count} times")
     return reasons

@@ -53,7 +53,9 @@ class Looks:
         match request:
             case ListJobs(is_live_only=is_live_only):
                 jobs = state.live() if is_live_only else list(state.jobs.values())
-                return Jobs(rows=tuple(rows.job_row(job, now_s=self._now_s()) for job in jobs))
+                return Jobs(
+                    rows=tuple(rows.job_row(c.engine, job, now_s=self._now_s()) for job in jobs)
+                )
             case ListNodes():
                 return Nodes(
                     rows=tuple(
@@ -107,7 +109,7 @@ class Looks:
         return Description(
             kind="job",
             name=job.job_id,
-            job=rows.job_row(job, now_s=self._now_s()),
+            job=rows.job_row(engine, job, now_s=self._now_s()),
             workers=rows.worker_rows(job),
             why=explain.job(engine, job),
             estimate="" if job.state in FINAL_JOB_STATES else explain.estimate(engine, job),

@@ -22,7 +22,7 @@ from coordinator.engine.state import JobEntry, LoanEntry, NodeEntry, StoryLine
 from coordinator.service.folding import Folder
 
 
-def job_row(job: JobEntry, *, now_s: float) -> JobRow:
+def job_row(engine: Engine, job: JobEntry, *, now_s: float) -> JobRow:
     """One job."""
     waiting_s = now_s - job.pending_since_s if job.attempt_ran_at_s is None else 0.0
     is_over = job.finished_at_s is not None
@@ -48,7 +48,7 @@ def job_row(job: JobEntry, *, now_s: float) -> JobRow:
         total_steps=job.progress.total_steps if job.progress else None,
         exit_code=job.exit_code,
         error=job.error,
-        blockers=job.blockers if job.state == JobState.PENDING else (),
+        blockers=engine.blockers(job.job_id) if job.state == JobState.PENDING else (),
     )
 
 

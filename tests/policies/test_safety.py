@@ -14,7 +14,6 @@ from common.model import JobState, NodeName, NodeRole, Preemptibility
 from coordinator.policies.bundles import POLICIES, Policy
 from coordinator.policies.decisions import (
     Decision,
-    Hold,
     Loan,
     Placement,
     Preempt,
@@ -154,10 +153,13 @@ def test_gangs_are_whole_or_absent(policy: Policy, snapshot: ClusterSnapshot) ->
 def test_every_waiting_job_is_answered_once(policy: Policy, snapshot: ClusterSnapshot) -> None:
     """Each waiting job starts or is told all its blockers; a reason is never empty."""
     _, decisions = settle(snapshot, policy)
-    answered = sorted(d.job_id for d in decisions if isinstance(d, Start | Hold))
-    assert answered == [job.job_id for job in snapshot.jobs if job.state == JobState.PENDING]
+    holds = policy.hold(snapshot)
+    started = [decision.job_id for decision in decisions if isinstance(decision, Start)]
+    assert sorted([*started, *(hold.job_id for hold in holds)]) == [
+        job.job_id for job in snapshot.jobs if job.state == JobState.PENDING
+    ]
     assert all(decision.reason for decision in decisions)
-    assert all(decision.blockers for decision in decisions if isinstance(decision, Hold))
+    assert all(hold.blockers for hold in holds)
 
 
 @often
@@ -181,20 +183,18 @@ def test_nobody_is_placed_where_rules_forbid(policy: Policy, snapshot: ClusterSn
 @given(policy=among("sjf", "fifo-skip", "aryl-loan"), snapshot=snapshots())
 def test_nobody_waits_beside_free_gpus(policy: Policy, snapshot: ClusterSnapshot) -> None:
     """With skipping, a job that waits does not fit into what is free after the pass."""
-    ledger, decisions = settle(snapshot, policy)
-    for decision in decisions:
-        if isinstance(decision, Hold):
-            assert not ledger.fits(ledger.jobs[decision.job_id], with_flexible=False)
+    ledger, _ = settle(snapshot, policy)
+    for hold in policy.hold(snapshot):
+        assert not ledger.fits(ledger.jobs[hold.job_id], with_flexible=False)
 
 
 @often
 @scaling_policy
 def test_base_demand_before_flexible(policy: Policy, snapshot: ClusterSnapshot) -> None:
     """A job that waits would not fit even in place of all flexible workers kept or added."""
-    ledger, decisions = settle(snapshot, policy)
-    for decision in decisions:
-        if isinstance(decision, Hold):
-            assert not ledger.fits(ledger.jobs[decision.job_id], with_flexible=True)
+    ledger, _ = settle(snapshot, policy)
+    for hold in policy.hold(snapshot):
+        assert not ledger.fits(ledger.jobs[hold.job_id], with_flexible=True)
 
 
 @often

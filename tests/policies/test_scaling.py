@@ -145,7 +145,9 @@ def test_the_better_row_of_table_4_is_what_phase_2_chooses() -> None:
 
 def test_figure_6_through_shares() -> None:
     """The values that a job's share sees are the items that figure 6 prints."""
-    a = Share(running("a", workers=(2, 3), on=["n1"] * 2, fastest_s=100.0, gpus=2), "H100", now_s=0.0)
+    a = Share(
+        running("a", workers=(2, 3), on=["n1"] * 2, fastest_s=100.0, gpus=2), "H100", now_s=0.0
+    )
     b = Share(running("b", workers=(2, 6), on=["n1"] * 2, fastest_s=20.0), "H100", now_s=0.0)
     assert [a.group(0.0).value_s(k) for k in (1,)] == pytest.approx([50.0])
     assert [b.group(0.0).value_s(k) for k in (1, 2, 3, 4)] == pytest.approx(
