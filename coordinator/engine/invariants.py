@@ -9,6 +9,7 @@ from msgspec import structs
 from common.messages import OrderPhase
 from common.model import FINAL_JOB_STATES, JobState
 from coordinator.engine.state import ClusterState
+from coordinator.policies.index import index_of
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 
 TOLERANCE = 1e-6
@@ -59,6 +60,8 @@ def view_faults(kept: ClusterSnapshot, fresh: ClusterSnapshot) -> list[str]:
         for old, new in zip(kept.jobs, fresh.jobs, strict=True)
         if not _is_alike(old, new, fresh.now_s)
     ]
+    if kept.index != index_of(kept.nodes, kept.jobs):
+        faults.append("the index is not that of the snapshot")
     return faults
 
 

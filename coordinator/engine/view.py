@@ -11,6 +11,7 @@ from coordinator.engine import estimates, loans
 from coordinator.engine.commit import is_schedulable
 from coordinator.engine.context import Context, free_slots
 from coordinator.engine.state import ClusterState, JobEntry, NodeEntry, WorkerEntry
+from coordinator.policies.index import JobSorter, NodeSorter, make_index
 from coordinator.policies.snapshot import (
     ClusterSnapshot,
     JobView,
@@ -33,6 +34,8 @@ class Views:
     def __init__(self, state: ClusterState) -> None:
         self._nodes = _Sorted[NodeName, NodeView](state.nodes)
         self._jobs = _Sorted[JobId, JobView](state.live_jobs)
+        self._node_sorter = NodeSorter()
+        self._job_sorter = JobSorter()
 
     def note(self, ctx: Context) -> None:
         """Learn what an event, or the part of it until now, has changed."""
@@ -50,11 +53,15 @@ class Views:
         self.note(ctx)
         state = ctx.state
         for name in self._nodes.take_stale():
-            node = state.nodes.get(name)
-            self._nodes.put(name, None if node is None else node_view(ctx, node))
+            seen = node_view(ctx, state.nodes[name])
+            self._nodes.put(name, seen)
+            self._node_sorter.put(seen)
         for job_id in self._jobs.take_stale():
-            is_live = job_id in state.live_jobs
-            self._jobs.put(job_id, job_view(ctx, state.jobs[job_id]) if is_live else None)
+            job = job_view(ctx, state.jobs[job_id]) if job_id in state.live_jobs else None
+            self._jobs.put(job_id, job)
+            self._job_sorter.remove(job_id)
+            if job is not None:
+                self._job_sorter.put(job)
         return ClusterSnapshot(
             now_s=ctx.now_s,
             nodes=tuple(self._nodes.views),
@@ -62,6 +69,7 @@ class Views:
             services=services(ctx),
             is_frozen=state.is_frozen,
             resize_cooldown_s=ctx.settings.resize_cooldown_s,
+            index=make_index(self._node_sorter, self._job_sorter),
         )
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from common.model import JobId, NodeRole, Preemptibility
+from coordinator.policies.index import shape
 from coordinator.policies.placement import Room, types_in_order
-from coordinator.policies.queueing import shape
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.snapshot import ClusterSnapshot, JobShape, JobView
 
 
 class Hold(Struct, frozen=True, kw_only=True):
@@ -26,7 +26,7 @@ def holds(
 
     is_strict: the first blocks the others, whatever they need.
     """
-    seen: dict[tuple[object, ...], tuple[str, ...]] = {}
+    seen: dict[JobShape, tuple[str, ...]] = {}
     head: JobView | None = None
     found: list[Hold] = []
     for job in held:

@@ -24,6 +24,13 @@ from coordinator.policies.decisions import (
 )
 from coordinator.policies.loaning import Balance, Demand, balance, choose_loans
 from coordinator.policies.placement import Room, merge, placed_count
+from coordinator.policies.preemptive import (
+    Left,
+    by_least_left,
+    remaining_service,
+    remaining_time,
+    why_waiting,
+)
 from coordinator.policies.queueing import (
     Admitted,
     Gang,
@@ -129,15 +136,16 @@ def _admitted(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Room, dict[JobId
         elastic_base_prefers_loan=rules.elastic_base_prefers_loan,
         has_flexible=rules.is_scaling,
     )
-    shares = shares_of(snapshot.jobs, now_s=snapshot.now_s) if rules.is_scaling else {}
-    line = waiting(snapshot, rules.order)
-    return room, shares, admit(room, line, shares, is_strict=rules.is_strict)
+    shares = shares_of(room.index.resizable, now_s=snapshot.now_s) if rules.is_scaling else {}
+    return room, shares, admit(room, rules.order, shares, is_strict=rules.is_strict)
 
 
 def hold(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Hold, ...]:
     """Why each job that waits would not start in a pass now."""
     room, _, admitted = _admitted(rules, snapshot)
-    return tuple(holds(snapshot, room, admitted.held, is_strict=rules.is_strict))
+    started = {gang.job.job_id for gang in admitted.gangs}
+    left = [job for job in waiting(snapshot, rules.order) if job.job_id not in started]
+    return tuple(holds(snapshot, room, left, is_strict=rules.is_strict))
 
 
 def _rests_until_s(snapshot: ClusterSnapshot, share: Share) -> float | None:
@@ -287,6 +295,21 @@ def bundle(name: str, description: str, rules: Rules) -> Policy:
     )
 
 
+def preemptive(name: str, description: str, left: Left) -> Policy:
+    """A policy that stops jobs for others with less left; it lends nothing."""
+
+    def allocate_by_least_left(snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
+        return Allocation(decisions=by_least_left(snapshot, left), memory=memory)
+
+    return Policy(
+        name=name,
+        description=description,
+        allocate=allocate_by_least_left,
+        lend=partial(lend, Rules(order=submission_key)),
+        hold=lambda snapshot: why_waiting(snapshot, left),
+    )
+
+
 POLICIES: dict[str, Policy] = {
     made.name: made
     for made in (
@@ -301,6 +324,16 @@ POLICIES: dict[str, Policy] = {
             Rules(order=submission_key),
         ),
         bundle("sjf", "shortest job first, skipping what does not fit", Rules(order=shortest_key)),
+        preemptive(
+            "srtf",
+            "least remaining time first, preempting jobs with more left",
+            remaining_time,
+        ),
+        preemptive(
+            "srsf",
+            "least remaining time x GPUs first, preempting jobs with more left",
+            remaining_service,
+        ),
         bundle(
             "aryl",
             "shortest base demand first, flexible workers by knapsack, capacity loaning",

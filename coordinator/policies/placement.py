@@ -11,23 +11,34 @@ source of preemptions, so by default it goes to training nodes while they fit
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
-from common.model import JobId, NodeName, NodeRole, Preemptibility, ServiceName
+from common.model import NodeName, Preemptibility, ServiceName
 from coordinator.policies.decisions import Placement
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView, Trial, WorkerView
+from coordinator.policies.index import add_bit, bits, group_of, index_of, tag_of, trimmed
+from coordinator.policies.snapshot import (
+    ClusterSnapshot,
+    Group,
+    JobView,
+    Masks,
+    NodeView,
+    Occupied,
+    Tag,
+    WorkerView,
+)
 
-Saved = tuple[
-    dict[NodeName, int], dict[NodeName, int], dict[NodeName, int], dict[NodeName, list[WorkerView]]
-]
+Use = tuple[int, int, int]
+"""Of one node: free GPUs, base workers, flexible workers."""
+Saved = tuple[dict[int, Use], dict[Group, Masks], dict[NodeName, list[WorkerView]]]
 
 
-class Room(Trial):
+class Room:
     """Free GPUs of the nodes that take workers, and the flexible workers that could give more.
 
-    `flexible` lists, per node, the workers that may be taken back: flexible, not leaving, of jobs
-    that can be resized now. Tags follow what is placed: a lent node is of the base group while a
-    base worker is on it, of the flexible group while only flexible ones are.
+    A scratch copy of the snapshot's index: making one, saving and restoring cost the same however
+    many nodes there are. `flexible` lists, per node, the workers that may be taken back: flexible,
+    not leaving, of jobs that can be resized now. A lent node is of the base group while a base
+    worker is on it, of the flexible group while only flexible ones are.
     """
 
     def __init__(
@@ -37,85 +48,151 @@ class Room(Trial):
         elastic_base_prefers_loan: bool = False,
         has_flexible: bool = True,
     ) -> None:
-        super().__init__(snapshot.nodes)
+        self.index = snapshot.index or index_of(snapshot.nodes, snapshot.jobs)
         self.elastic_base_prefers_loan = elastic_base_prefers_loan
         self.services = {service.name: service for service in snapshot.services}
-        self.nodes = {name: node for name, node in self.nodes.items() if self._is_usable(node)}
-        self.free = {name: self.free[name] for name in self.nodes}
-        self.flexible: dict[NodeName, list[WorkerView]] = {}
-        self.base_count: dict[NodeName, int] = {}
-        self.flexible_count: dict[NodeName, int] = {}
-        self.by_type: dict[str, list[NodeName]] = {}
-        self.home_types = {
-            node.gpu_type for node in self.nodes.values() if node.role == NodeRole.TRAINING
+        self._masks = {
+            group: list(masks)
+            for group, masks in self.index.masks
+            if self._is_usable(group.service)
         }
-        resizable = {
-            job.job_id
-            for job in snapshot.jobs
-            if has_flexible and job.is_resizable and job.gpu_type is not None
+        self._used: dict[int, Use] = {}
+        self.gpu_types = tuple(sorted({group.gpu_type for group in self._masks}))
+        self.home_types = {group.gpu_type for group in self._masks if group.service is None}
+        self.flexible = self._removable() if has_flexible else {}
+        self.free: Mapping[NodeName, int] = _Column(self, 0)
+        self.base_count: Mapping[NodeName, int] = _Column(self, 1)
+        self.flexible_count: Mapping[NodeName, int] = _Column(self, 2)
+
+    def _is_usable(self, name: ServiceName | None) -> bool:
+        service = None if name is None else self.services.get(name)
+        return name is None or (service is not None and not service.is_recalled)
+
+    def _removable(self) -> dict[NodeName, list[WorkerView]]:
+        resizable = {job.job_id for job in self.index.resizable}
+        found: dict[NodeName, list[WorkerView]] = {}
+        for name in self.index.with_flexible:
+            occupied = self._occupied(name)
+            if occupied is None:
+                continue
+            mine = [worker for worker in occupied.flexible if worker.job_id in resizable]
+            if mine:
+                found[name] = mine
+        return found
+
+    # --- single nodes -----------------------------------------------------------------------
+
+    def _occupied(self, name: NodeName) -> Occupied | None:
+        """A node that may be used; None for any other."""
+        place = self.index.place(name)
+        occupied = None if place is None else self.index.nodes[place]
+        return occupied if occupied and self._is_usable(occupied.service) else None
+
+    def __contains__(self, name: NodeName) -> bool:
+        return self._occupied(name) is not None
+
+    def node(self, name: NodeName) -> Occupied:
+        """A node that may be used, as it was before the pass."""
+        occupied = self._occupied(name)
+        if occupied is None:
+            raise KeyError(name)
+        return occupied
+
+    @property
+    def nodes(self) -> dict[NodeName, NodeView]:
+        """Every node that may be used, in order of name."""
+        return {
+            occupied.node.name: occupied.node
+            for occupied in self.index.nodes
+            if occupied is not None and self._is_usable(occupied.service)
         }
-        for name, node in self.nodes.items():
-            self._count(name, node, resizable)
 
-    def _count(self, name: NodeName, node: NodeView, resizable: set[JobId]) -> None:
-        stay = [worker for worker in node.workers if not worker.is_leaving]
-        self.flexible_count[name] = sum(1 for worker in stay if worker.is_flexible)
-        self.base_count[name] = len(stay) - self.flexible_count[name]
-        self.by_type.setdefault(node.gpu_type, []).append(name)
-        mine = [worker for worker in stay if worker.is_flexible and worker.job_id in resizable]
-        if mine:
-            self.flexible[name] = sorted(mine, key=lambda w: (w.job_id, w.worker_index))
-
-    def _is_usable(self, node: NodeView) -> bool:
-        if node.role == NodeRole.TRAINING:
-            return True
-        if node.role != NodeRole.ON_LOAN or node.is_reclaimed or node.service is None:
-            return False
-        service = self.services.get(node.service)
-        return service is not None and not service.is_recalled
-
-    def save(self) -> Saved:
-        """All that changes in a pass, to go back to with `restore`."""
-        flexible = {name: list(workers) for name, workers in self.flexible.items()}
-        return dict(self.free), dict(self.base_count), dict(self.flexible_count), flexible
-
-    def restore(self, saved: Saved) -> None:
-        """Go back to what `save` saw; good for one time."""
-        self.free, self.base_count, self.flexible_count, self.flexible = saved
+    def use(self, name: NodeName) -> Use:
+        """Free GPUs, base workers and flexible workers of a node now."""
+        place = self.index.place(name)
+        if place in self._used:
+            return self._used[place]
+        occupied = self.node(name)
+        return occupied.free, occupied.base_count, len(occupied.flexible)
 
     def available(self, name: NodeName) -> int:
         """GPUs of a node that base demand could get: free, or held by flexible workers."""
         return self.free[name] + sum(worker.gpus for worker in self.flexible.get(name, ()))
 
+    def is_empty(self, name: NodeName) -> bool:
+        """Whether nothing runs there."""
+        return self.use(name)[1:] == (0, 0)
+
+    def rank(self, job: JobView, name: NodeName, *, is_flexible: bool) -> int:
+        """Which kind of node a worker prefers; lower is better."""
+        _, base_count, flexible_count = self.use(name)
+        tag = tag_of(base_count, flexible_count)
+        return self._rank(job, self.node(name).service, tag, is_flexible=is_flexible)
+
+    # --- changes ----------------------------------------------------------------------------
+
+    def save(self) -> Saved:
+        """All that changes in a pass, to go back to with `restore`."""
+        masks = {group: trimmed(masks) for group, masks in self._masks.items() if any(masks)}
+        flexible = {name: list(workers) for name, workers in self.flexible.items()}
+        return dict(self._used), masks, flexible
+
+    def restore(self, saved: Saved) -> None:
+        """Go back to what `save` saw; good for one time."""
+        self._used, self._masks, self.flexible = saved
+
+    def take(self, name: NodeName, gpus: int) -> None:
+        """Hold GPUs of a node; the caller has looked that they are free."""
+        self._change(name, gpus=-gpus)
+
+    def give(self, name: NodeName, gpus: int) -> None:
+        """Count on GPUs of a node that others are to vacate."""
+        self._change(name, gpus=gpus)
+
+    def _change(self, name: NodeName, *, gpus: int = 0, base: int = 0, flexible: int = 0) -> None:
+        occupied, old = self.node(name), self.use(name)
+        assert old[0] + gpus >= 0, f"{name}: {old[0]} free, {-gpus} asked"
+        new = (old[0] + gpus, old[1] + base, old[2] + flexible)
+        place = self.index.place(name)
+        assert place is not None
+        self._masks[_group(occupied, old)][old[0]] &= ~(1 << place)
+        add_bit(self._masks.setdefault(_group(occupied, new), []), new[0], place)
+        self._used[place] = new
+        if new == (occupied.free, occupied.base_count, len(occupied.flexible)):
+            del self._used[place]
+
     def hold(self, placements: Iterable[Placement], gpus_per_worker: int) -> None:
         """Take the GPUs of placements; their nodes are tagged by it."""
         for placement in placements:
-            self.take(placement.node, placement.worker_count * gpus_per_worker)
-            count = self.flexible_count if placement.is_flexible else self.base_count
-            count[placement.node] += placement.worker_count
+            count = placement.worker_count
+            self._change(
+                placement.node,
+                gpus=-count * gpus_per_worker,
+                base=0 if placement.is_flexible else count,
+                flexible=count if placement.is_flexible else 0,
+            )
 
     def release(self, worker: WorkerView) -> None:
         """A flexible worker goes: its GPUs are free."""
         self.flexible[worker.node].remove(worker)
-        self.give(worker.node, worker.gpus)
-        self.flexible_count[worker.node] -= 1
+        self._change(worker.node, gpus=worker.gpus, flexible=-1)
 
     def keep(self, worker: WorkerView) -> None:
         """A released worker stays after all; the caller has looked that its GPUs are free."""
-        self.take(worker.node, worker.gpus)
+        self._change(worker.node, gpus=-worker.gpus, flexible=1)
         self.flexible[worker.node].append(worker)
-        self.flexible_count[worker.node] += 1
 
-    def may_host(self, job: JobView, name: NodeName, *, is_flexible: bool) -> bool:
-        """Whether the rules let a worker of the job run on a node, free GPUs aside."""
-        node = self.nodes[name]
-        if node.role != NodeRole.ON_LOAN:
+    # --- what may go where ------------------------------------------------------------------
+
+    def may_host(self, job: JobView, service: ServiceName | None, *, is_flexible: bool) -> bool:
+        """Whether the rules let a worker of the job run on nodes that a service lent."""
+        if service is None:
             return True
         if job.preemptibility == Preemptibility.NON:
             return False
         if job.preemptibility == Preemptibility.SEMI and not is_flexible:
             return False
-        return job.grace_s <= self.max_grace_s(node.service)
+        return job.grace_s <= self.max_grace_s(service)
 
     def max_grace_s(self, service: ServiceName | None) -> float:
         """Longest grace on lent nodes of a service; below zero when nobody may run there."""
@@ -123,35 +200,96 @@ class Room(Trial):
             return -1.0
         return self.services[service].max_grace_s
 
-    def hosts(
-        self, job: JobView, gpu_type: str, *, is_flexible: bool, free_gpus: int = 0
-    ) -> list[NodeName]:
-        """Nodes of a GPU type that may host workers of the job and have that many GPUs free."""
-        return [
-            name
-            for name in self.by_type.get(gpu_type, ())
-            if self.free[name] >= free_gpus and self.may_host(job, name, is_flexible=is_flexible)
-        ]
+    def _groups(
+        self, job: JobView, gpu_type: str, *, is_flexible: bool
+    ) -> Iterator[tuple[Group, Masks]]:
+        for group, masks in self._masks.items():
+            if group.gpu_type == gpu_type and self.may_host(
+                job, group.service, is_flexible=is_flexible
+            ):
+                yield group, masks
 
-    def rank(self, job: JobView, name: NodeName, *, is_flexible: bool) -> int:
+    def hosts(self, job: JobView, gpu_type: str, *, is_flexible: bool) -> list[NodeName]:
+        """Nodes of a GPU type that may host workers of the job, in order of name."""
+        found = 0
+        for _, masks in self._groups(job, gpu_type, is_flexible=is_flexible):
+            for mask in masks:
+                found |= mask
+        return [self.index.names[place] for place in bits(found)]
+
+    def slots(self, job: JobView, gpu_type: str) -> int:
+        """Base workers of the job that could find a place, flexible workers making room."""
+        size = job.gpus_per_worker
+        count = sum(
+            mask.bit_count() * (free // size)
+            for _, masks in self._groups(job, gpu_type, is_flexible=False)
+            for free, mask in enumerate(masks)
+            if free >= size and mask
+        )
+        for name in self.flexible:
+            occupied = self.node(name)
+            if occupied.node.gpu_type == gpu_type and self.may_host(
+                job, occupied.service, is_flexible=False
+            ):
+                count += self.available(name) // size - self.free[name] // size
+        return count
+
+    def free_gpus(self, gpu_type: str) -> int:
+        """Free GPUs of a type on all usable nodes."""
+        return sum(
+            free * mask.bit_count()
+            for group, masks in self._masks.items()
+            if group.gpu_type == gpu_type
+            for free, mask in enumerate(masks)
+            if mask
+        )
+
+    def tiers(self, job: JobView, gpu_type: str, *, is_flexible: bool) -> list[list[Masks]]:
+        """Groups that may host workers of the job, best first; equally good ones together."""
+        ranked: dict[tuple[int, bool], list[Masks]] = {}
+        for group, masks in self._groups(job, gpu_type, is_flexible=is_flexible):
+            rank = self._rank(job, group.service, group.tag, is_flexible=is_flexible)
+            ranked.setdefault((rank, group.tag == Tag.EMPTY), []).append(masks)
+        return [ranked[key] for key in sorted(ranked)]
+
+    def _rank(
+        self, job: JobView, service: ServiceName | None, tag: Tag, *, is_flexible: bool
+    ) -> int:
         """Which kind of node a worker prefers; lower is better.
 
         Flexible: flexible group, empty lent node, training, base group.
         Base: training, base group, empty lent node, flexible group; with
         `elastic_base_prefers_loan` training comes after the empty lent nodes for elastic jobs.
         """
-        if self.nodes[name].role != NodeRole.ON_LOAN:
+        if service is None:
             prefers_loan = self.elastic_base_prefers_loan and job.is_elastic
             return 4 if is_flexible or prefers_loan else 0
-        if self.base_count[name]:
+        if tag == Tag.BASE:
             return 5 if is_flexible else 1
-        if self.flexible_count[name]:
+        if tag == Tag.FLEXIBLE:
             return 1 if is_flexible else 6
         return 3
 
-    def is_empty(self, name: NodeName) -> bool:
-        """Whether nothing runs there."""
-        return not self.base_count[name] and not self.flexible_count[name]
+
+class _Column(Mapping[NodeName, int]):
+    """One number of every usable node."""
+
+    def __init__(self, room: Room, column: int) -> None:
+        self._room = room
+        self._column = column
+
+    def __getitem__(self, name: NodeName) -> int:
+        return self._room.use(name)[self._column]
+
+    def __iter__(self) -> Iterator[NodeName]:
+        return iter(self._room.nodes)
+
+    def __len__(self) -> int:
+        return len(self._room.nodes)
+
+
+def _group(occupied: Occupied, use: Use) -> Group:
+    return group_of(occupied.service, occupied.node.gpu_type, tag_of(use[1], use[2]))
 
 
 def fill(
@@ -162,24 +300,23 @@ def fill(
     All workers of a job are equally large, so filling the nodes in order of best fit is the same
     as placing worker by worker.
     """
-    size = job.gpus_per_worker
-    fits = room.hosts(job, gpu_type, is_flexible=is_flexible, free_gpus=size)
-    fits.sort(
-        key=lambda name: (
-            room.rank(job, name, is_flexible=is_flexible),
-            room.is_empty(name),
-            room.free[name],
-            name,
-        )
-    )
-    left = worker_count
+    size, left = job.gpus_per_worker, worker_count
     placements: list[Placement] = []
-    for name in fits:
-        if left <= 0:
-            break
-        count = min(left, room.free[name] // size)
-        placements.append(Placement(node=name, worker_count=count, is_flexible=is_flexible))
-        left -= count
+    for groups in room.tiers(job, gpu_type, is_flexible=is_flexible):
+        for free in range(size, max(map(len, groups))):
+            mask = 0
+            for masks in groups:
+                mask |= masks[free] if free < len(masks) else 0
+            for place in bits(mask):
+                if left <= 0:
+                    return tuple(placements)
+                count = min(left, free // size)
+                placements.append(
+                    Placement(
+                        node=room.index.names[place], worker_count=count, is_flexible=is_flexible
+                    )
+                )
+                left -= count
     return tuple(placements)
 
 
@@ -208,7 +345,7 @@ def types_in_order(room: Room, job: JobView) -> list[str]:
     if job.gpu.types:
         return list(dict.fromkeys(job.gpu.types))
     return sorted(
-        room.by_type,
+        room.gpu_types,
         key=lambda gpu_type: (
             gpu_type not in room.home_types,
             job.gpu.worker_multiplier.get(gpu_type, 1),

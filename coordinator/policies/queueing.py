@@ -8,7 +8,8 @@ are placed by best-fit decreasing (section 5.3).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from heapq import heapify, heappop, heapreplace
 from itertools import chain
 
 from msgspec import Struct
@@ -58,50 +59,106 @@ class Gang(Struct, frozen=True, kw_only=True):
 
 
 class Admitted(Struct, frozen=True, kw_only=True):
-    """What phase 1 decided: gangs to start, in order, and jobs that do not fit, in order."""
+    """What phase 1 decided: gangs to start, in order."""
 
     gangs: tuple[Gang, ...]
-    held: tuple[JobView, ...]
 
 
 def admit(
     room: Room,
-    jobs: Iterable[JobView],
+    key: OrderKey,
     shares: Mapping[JobId, Share],
     *,
     is_strict: bool = False,
 ) -> Admitted:
-    """Take jobs in order while their base gangs fit; whole gangs or nothing.
+    """Take waiting jobs in order while their base gangs fit; whole gangs or nothing.
 
     Gangs come back in the order of the jobs, placed with the largest workers first.
     is_strict: the first that does not fit blocks all behind it (head of the line).
     """
     before = _save(room, shares)
-    gangs, held = _take_in_order(room, jobs, shares, is_strict=is_strict)
+    gangs = _take_in_order(room, key, shares, is_strict=is_strict)
     if _pack_again(room, gangs, shares, before):  # other pieces are free now: look once more
-        more, held = _take_in_order(room, held, shares, is_strict=is_strict)
-        gangs += more
+        taken = {gang.job.job_id for gang in gangs}
+        gangs += _take_in_order(room, key, shares, is_strict=is_strict, but=taken)
     give_back(room, shares.values())  # a later gang may have left room for an earlier worker
-    return Admitted(gangs=tuple(gangs), held=tuple(held))
+    return Admitted(gangs=tuple(gangs))
 
 
 def _take_in_order(
-    room: Room, jobs: Iterable[JobView], shares: Mapping[JobId, Share], *, is_strict: bool
-) -> tuple[list[Gang], list[JobView]]:
+    room: Room,
+    key: OrderKey,
+    shares: Mapping[JobId, Share],
+    *,
+    is_strict: bool,
+    but: Collection[JobId] = (),
+) -> list[Gang]:
+    """Gangs that fit, in order, without the jobs in `but`.
+
+    Room only shrinks in a pass, so a line of like jobs is left at its first that does not fit.
+    """
     gangs: list[Gang] = []
-    held: list[JobView] = []
-    full: set[tuple[object, ...]] = set()
-    for job in jobs:
-        gang = None
-        if not (is_strict and held) and shape(job) not in full:
-            gang = find_gang(room, job, shares)
-        if gang is None:
-            full.add(shape(job))  # room only shrinks in a pass: its like will not fit either
-            held.append(job)
-        else:
+    heads = [
+        _Head(key(jobs[0]), jobs)
+        for jobs in (
+            _line(line, key, but)
+            for line in room.index.lines
+            if is_strict or _may_fit(room, line[0])
+        )
+        if jobs
+    ]
+    heapify(heads)
+    while heads:
+        head = heads[0]
+        job = head.jobs[head.next]
+        gang = find_gang(room, job, shares)
+        if gang is not None:
             _take(room, gang, shares)
             gangs.append(gang)
-    return gangs, held
+        elif is_strict:
+            break
+        if gang is not None and head.advance(key):
+            heapreplace(heads, head)
+        else:
+            heappop(heads)
+    return gangs
+
+
+class _Head:
+    """How far a line of like jobs has come; the one whose next job is first comes first."""
+
+    def __init__(self, key: tuple[float, ...], jobs: Sequence[JobView]) -> None:
+        self.jobs = jobs
+        self.next = 0
+        self._key = (key, jobs[0].job_id)
+
+    def advance(self, key: OrderKey) -> bool:
+        """Go on to the next job; False when there is none."""
+        self.next += 1
+        if self.next >= len(self.jobs):
+            return False
+        job = self.jobs[self.next]
+        self._key = (key(job), job.job_id)
+        return True
+
+    def __lt__(self, other: _Head) -> bool:
+        return self._key < other._key
+
+
+def _line(jobs: Sequence[JobView], key: OrderKey, but: Collection[JobId]) -> Sequence[JobView]:
+    """Like jobs in order, without some; they come in order of priority and submission."""
+    left = [job for job in jobs if job.job_id not in but] if but else jobs
+    if key is submission_key or len(left) < 2:
+        return left
+    return sorted(left, key=lambda job: (key(job), job.job_id))
+
+
+def _may_fit(room: Room, job: JobView) -> bool:
+    """A quick look: whether there are places enough, however they lie."""
+    return any(
+        room.slots(job, gpu_type) >= job.workers_on(gpu_type).min
+        for gpu_type in types_in_order(room, job)
+    )
 
 
 def _pack_again(
@@ -139,13 +196,6 @@ def _restore(room: Room, shares: Mapping[JobId, Share], saved: _Before) -> None:
         shares[job_id].removed = removed
 
 
-def shape(job: JobView) -> tuple[object, ...]:
-    """All that decides whether a base gang fits; jobs of equal shape fit or fail together."""
-    multipliers = tuple(sorted(job.gpu.worker_multiplier.items()))
-    demand = (job.gpus_per_worker, job.workers.min, job.is_elastic)
-    return (*demand, job.gpu.types, multipliers, job.preemptibility, job.grace_s)
-
-
 def _take(room: Room, gang: Gang, shares: Mapping[JobId, Share]) -> None:
     for worker in gang.evicted:
         room.release(worker)
@@ -179,9 +229,9 @@ def _evict_for(
 ) -> Gang | None:
     """A gang on free GPUs as far as they go, the rest where the least running time is lost."""
     size, count = job.gpus_per_worker, job.workers_on(gpu_type).min
-    hosts = room.hosts(job, gpu_type, is_flexible=False)
-    if sum(room.available(name) // size for name in hosts) < count:
+    if room.slots(job, gpu_type) < count:
         return None
+    hosts = room.hosts(job, gpu_type, is_flexible=False)
     free = {name: room.free[name] for name in hosts}
     workers: dict[NodeName, int] = {}
     for placement in fill(room, job, gpu_type, count):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from common.model import JobId, NodeRole
+from common.model import JobId
 from coordinator.policies.decisions import Placement
 from coordinator.policies.knapsack import Group, climb, jct_reduction_s, solve
 from coordinator.policies.placement import Room, fill, merge, placed_count
@@ -94,7 +94,7 @@ def _share_pool(room: Room, pool: list[Share], gpu_type: str, resize_cost_s: flo
     groups = [share.group(resize_cost_s) for share in pool]
     movable = [_movable(room, share) for share in pool]
     held = sum(worker.gpus for workers in movable for worker in workers)
-    free = sum(room.free[name] for name in room.by_type.get(gpu_type, ()))
+    free = room.free_gpus(gpu_type)
     fixed = [group.current - len(workers) for group, workers in zip(groups, movable, strict=True)]
     targets = solve([_above(g, f) for g, f in zip(groups, fixed, strict=True)], free + held)
     wanted = [target + base for target, base in zip(targets, fixed, strict=True)]
@@ -141,12 +141,12 @@ def _movable(room: Room, share: Share) -> list[WorkerView]:
     mine = [
         worker
         for worker in share.workers
-        if worker.node in room.nodes and worker.worker_index not in gone
+        if worker.node in room and worker.worker_index not in gone
     ]
     return sorted(
         mine,
         key=lambda worker: (
-            room.nodes[worker.node].role == NodeRole.ON_LOAN,
+            room.node(worker.node).service is not None,
             -worker.worker_index,
         ),
     )

@@ -1,9 +1,12 @@
-"""The frozen view that policies decide on, and scratch room to try placements.
+"""The frozen view that policies decide on.
 
 Must not know who took the snapshot or what becomes of a decision.
 """
 
 from __future__ import annotations
+
+from bisect import bisect_left
+from enum import IntEnum
 
 from msgspec import Struct
 
@@ -151,8 +154,82 @@ class ServiceView(Struct, frozen=True, kw_only=True):
     is_recalled: bool = False
 
 
+class Tag(IntEnum):
+    """What is on a node: base workers (or any, on a training node), only flexible ones, nothing."""
+
+    BASE = 0
+    FLEXIBLE = 1
+    EMPTY = 2
+
+
+class Group(Struct, frozen=True, cache_hash=True):
+    """Nodes that are alike to a placement, free GPUs aside. `service` is None in training."""
+
+    gpu_type: str
+    service: ServiceName | None
+    tag: Tag
+
+
+Masks = list[int]
+"""By number of free GPUs: a set of places of nodes, as the bits of an integer."""
+
+
+class Occupied(Struct, frozen=True):
+    """What a placement wants to know of one node that takes workers."""
+
+    node: NodeView
+    free: int
+    base_count: int
+    flexible: tuple[WorkerView, ...]
+    """Flexible workers that are not leaving, by job and index."""
+
+    @property
+    def service(self) -> ServiceName | None:
+        """The service that lent it; None in training."""
+        return self.node.service if self.node.role == NodeRole.ON_LOAN else None
+
+
+class JobShape(Struct, frozen=True, cache_hash=True):
+    """All that decides whether a base gang fits; jobs of equal shape fit or fail together."""
+
+    gpus_per_worker: int
+    min_workers: int
+    is_elastic: bool
+    gpu_types: tuple[str, ...]
+    multipliers: tuple[tuple[str, int], ...]
+    preemptibility: Preemptibility
+    grace_s: float
+
+
+class Index(Struct, frozen=True, kw_only=True):
+    """One snapshot, sorted.
+
+    nodes: by place, in order of name; None for a node that takes no workers.
+    masks: per group, by number of free GPUs.
+    with_flexible: names of nodes with flexible workers that stay.
+    lines: waiting jobs of one shape each, in order of priority and submission.
+    resizable: jobs whose flexible workers may change now, by id.
+    """
+
+    names: tuple[NodeName, ...]
+    nodes: tuple[Occupied | None, ...]
+    masks: tuple[tuple[Group, tuple[int, ...]], ...]
+    with_flexible: tuple[NodeName, ...]
+    lines: tuple[tuple[JobView, ...], ...]
+    resizable: tuple[JobView, ...]
+
+    def place(self, name: NodeName) -> int | None:
+        """Where a node stands; None when it takes no workers."""
+        place = bisect_left(self.names, name)
+        is_there = place < len(self.names) and self.names[place] == name
+        return place if is_there and self.nodes[place] is not None else None
+
+
 class ClusterSnapshot(Struct, frozen=True, kw_only=True):
-    """All that a policy may know. Tuples are sorted by name or id."""
+    """All that a policy may know. Tuples are sorted by name or id.
+
+    index: the same nodes and jobs, sorted for fast answers; None leaves it to whoever asks.
+    """
 
     now_s: float
     nodes: tuple[NodeView, ...]
@@ -160,20 +237,4 @@ class ClusterSnapshot(Struct, frozen=True, kw_only=True):
     services: tuple[ServiceView, ...] = ()
     is_frozen: bool = False
     resize_cooldown_s: float = 0.0
-
-
-class Trial:
-    """Free GPUs per node on a scratch copy; the snapshot itself never changes."""
-
-    def __init__(self, nodes: tuple[NodeView, ...]) -> None:
-        self.nodes = {node.name: node for node in nodes if node.is_schedulable}
-        self.free = {name: node.free_gpus for name, node in self.nodes.items()}
-
-    def take(self, node: NodeName, gpus: int) -> None:
-        """Hold GPUs of a node; the caller has looked that they are free."""
-        assert self.free[node] >= gpus, f"{node}: {self.free[node]} free, {gpus} asked"
-        self.free[node] -= gpus
-
-    def give(self, node: NodeName, gpus: int) -> None:
-        """Give GPUs back."""
-        self.free[node] += gpus
+    index: Index | None = None

@@ -61,7 +61,8 @@ def test_an_unknown_policy_names_the_known_ones() -> None:
 
 def test_the_table_is_explicit() -> None:
     """Every bundle is there under its own name, with a sentence of what it does."""
-    assert set(POLICIES) == {"fifo", "fifo-skip", "sjf", "aryl", "aryl-loan", "aryl-elastic"}
+    plain = {"fifo", "fifo-skip", "sjf", "srtf", "srsf"}
+    assert set(POLICIES) == {*plain, "aryl", "aryl-loan", "aryl-elastic"}
     assert all(name == made.name and made.description for name, made in POLICIES.items())
 
 

@@ -183,7 +183,9 @@ def test_an_attempt_has_one_gpu_type() -> None:
     """A gang is never spread over two types, though each has room for half of it."""
     room = room_of(make_node_view("h1", gpus=4), make_node_view("a1", gpus=4, gpu_type="A100"))
     job = make_job_view("j", workers=(2, 2), gpus_per_worker=4)
-    assert {gpu_type: placed_count(fill(room, job, gpu_type, 2)) for gpu_type in room.by_type} == {
+    assert {
+        gpu_type: placed_count(fill(room, job, gpu_type, 2)) for gpu_type in room.gpu_types
+    } == {
         "H100": 1,
         "A100": 1,
     }

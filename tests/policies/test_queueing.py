@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import pytest
+from msgspec import Struct
 
 from common.model import JobState, NodeRole, Preemptibility
 from coordinator.policies.placement import Room
 from coordinator.policies.queueing import (
-    Admitted,
+    Gang,
     OrderKey,
     admit,
     fastest_s,
@@ -28,23 +29,33 @@ from tests.builders import (
 )
 
 
+class Done(Struct):
+    """Who starts, and who still waits, both in order."""
+
+    gangs: tuple[Gang, ...]
+    held: list[JobView]
+
+
 def admitted(
     nodes: Iterable[NodeView],
     jobs: Iterable[JobView],
     *,
     key: OrderKey = shortest_key,
     is_strict: bool = False,
-) -> Admitted:
+) -> Done:
     """Phase 1 on a snapshot, without phase 2."""
     return phase_1(make_snapshot(nodes=nodes, jobs=jobs), key=key, is_strict=is_strict)[0]
 
 
 def phase_1(
     snapshot: ClusterSnapshot, *, key: OrderKey = shortest_key, is_strict: bool = False
-) -> tuple[Admitted, Room, dict[str, Share]]:
+) -> tuple[Done, Room, dict[str, Share]]:
     """Phase 1, with what it leaves behind."""
     room, shares = Room(snapshot), shares_of(snapshot.jobs, now_s=0.0)
-    done = admit(room, waiting(snapshot, key), shares, is_strict=is_strict)
+    gangs = admit(room, key, shares, is_strict=is_strict).gangs
+    started = {gang.job.job_id for gang in gangs}
+    held = [job for job in waiting(snapshot, key) if job.job_id not in started]
+    done = Done(gangs=gangs, held=held)
     return done, room, {str(job_id): share for job_id, share in shares.items()}
 
 
@@ -53,12 +64,12 @@ def names(jobs: Iterable[JobView]) -> list[str]:
     return [str(job.job_id) for job in jobs]
 
 
-def started(done: Admitted) -> list[str]:
+def started(done: Done) -> list[str]:
     """Jobs that start, in order."""
     return names(gang.job for gang in done.gangs)
 
 
-def where(done: Admitted, job_id: str) -> dict[str, int]:
+def where(done: Done, job_id: str) -> dict[str, int]:
     """Workers of a gang per node."""
     gang = next(gang for gang in done.gangs if gang.job.job_id == job_id)
     return {str(placement.node): placement.worker_count for placement in gang.placements}

@@ -72,6 +72,10 @@ class Ledger:
                     self.flexible[worker.node] -= worker.gpus
                     self.removed.append(worker)
                 self._take(job, decision.added, are_flexible=True)
+            case Preempt():
+                for worker in self.jobs[decision.job_id].placed:
+                    if not worker.is_leaving:
+                        self.free[worker.node] += worker.gpus
             case _:
                 pass
 
