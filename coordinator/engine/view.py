@@ -11,7 +11,7 @@ from coordinator.engine import estimates, loans
 from coordinator.engine.commit import is_schedulable
 from coordinator.engine.context import Context, free_slots
 from coordinator.engine.state import ClusterState, JobEntry, NodeEntry, WorkerEntry
-from coordinator.policies.index import JobSorter, NodeSorter, make_index
+from coordinator.policies.index import JobSorter, NodeSorter
 from coordinator.policies.snapshot import (
     ClusterSnapshot,
     JobView,
@@ -69,7 +69,7 @@ class Views:
             services=services(ctx),
             is_frozen=state.is_frozen,
             resize_cooldown_s=ctx.settings.resize_cooldown_s,
-            index=make_index(self._node_sorter, self._job_sorter),
+            index=self._node_sorter.index(self._job_sorter),
         )
 
 

@@ -66,14 +66,16 @@ class NodeSorter:
 
     def __init__(self) -> None:
         self._names: list[NodeName] = []
+        self._places: dict[NodeName, int] = {}
         self._nodes: list[Occupied | None] = []
         self._masks: dict[Group, Masks] = {}
         self._with_flexible: list[NodeName] = []
 
     def put(self, view: NodeView) -> None:
         """Add or replace a node."""
-        place = bisect_left(self._names, view.name)
-        if place == len(self._names) or self._names[place] != view.name:
+        place = self._places.get(view.name)
+        if place is None:
+            place = bisect_left(self._names, view.name)
             self._insert(place, view.name)
         self._take_out(place)
         if view.is_schedulable:
@@ -82,6 +84,8 @@ class NodeSorter:
     def _insert(self, place: int, name: NodeName) -> None:
         self._names.insert(place, name)
         self._nodes.insert(place, None)
+        # A new one: snapshots of before share the old one.
+        self._places = {known: number for number, known in enumerate(self._names)}
         low = (1 << place) - 1
         for masks in self._masks.values():
             masks[:] = [mask & low | (mask & ~low) << 1 for mask in masks]
@@ -105,19 +109,24 @@ class NodeSorter:
             insort(self._with_flexible, new.node.name)
         self._nodes[place] = new
 
-    def parts(
-        self,
-    ) -> tuple[
-        tuple[NodeName, ...],
-        tuple[Occupied | None, ...],
-        tuple[tuple[Group, tuple[int, ...]], ...],
-        tuple[NodeName, ...],
-    ]:
-        """Names, nodes, masks and nodes with flexible workers, as they are now."""
-        masks = tuple(
+    def masks(self) -> tuple[tuple[Group, tuple[int, ...]], ...]:
+        """The sets of places, group by group."""
+        return tuple(
             (group, tuple(trimmed(self._masks[group]))) for group in sorted(self._masks, key=_order)
         )
-        return tuple(self._names), tuple(self._nodes), masks, tuple(self._with_flexible)
+
+    def index(self, jobs: JobSorter) -> Index:
+        """The index of these nodes, as they are now, and of a sorter's jobs."""
+        lines, resizable = jobs.parts()
+        return Index(
+            names=tuple(self._names),
+            places=self._places,
+            nodes=tuple(self._nodes),
+            masks=self.masks(),
+            with_flexible=tuple(self._with_flexible),
+            lines=lines,
+            resizable=resizable,
+        )
 
 
 def add_bit(masks: Masks, free: int, place: int) -> None:
@@ -195,20 +204,6 @@ class JobSorter:
         return tuple(lines), tuple(self._resizable[job_id] for job_id in sorted(self._resizable))
 
 
-def make_index(nodes: NodeSorter, jobs: JobSorter) -> Index:
-    """The index of what two sorters hold now."""
-    names, occupied, masks, with_flexible = nodes.parts()
-    lines, resizable = jobs.parts()
-    return Index(
-        names=names,
-        nodes=occupied,
-        masks=masks,
-        with_flexible=with_flexible,
-        lines=lines,
-        resizable=resizable,
-    )
-
-
 def index_of(nodes: Iterable[NodeView], jobs: Sequence[JobView]) -> Index:
     """The index of a snapshot's nodes and jobs, from nothing."""
     node_sorter, job_sorter = NodeSorter(), JobSorter()
@@ -216,4 +211,4 @@ def index_of(nodes: Iterable[NodeView], jobs: Sequence[JobView]) -> Index:
         node_sorter.put(node)
     for job in jobs:
         job_sorter.put(job)
-    return make_index(node_sorter, job_sorter)
+    return node_sorter.index(job_sorter)

@@ -51,10 +51,12 @@ class Room:
         self.index = snapshot.index or index_of(snapshot.nodes, snapshot.jobs)
         self.elastic_base_prefers_loan = elastic_base_prefers_loan
         self.services = {service.name: service for service in snapshot.services}
+        self._usable: set[ServiceName | None] = {None}
+        self._usable.update(
+            service.name for service in snapshot.services if not service.is_recalled
+        )
         self._masks = {
-            group: list(masks)
-            for group, masks in self.index.masks
-            if self._is_usable(group.service)
+            group: list(masks) for group, masks in self.index.masks if group.service in self._usable
         }
         self._used: dict[int, Use] = {}
         self.gpu_types = tuple(sorted({group.gpu_type for group in self._masks}))
@@ -63,10 +65,6 @@ class Room:
         self.free: Mapping[NodeName, int] = _Column(self, 0)
         self.base_count: Mapping[NodeName, int] = _Column(self, 1)
         self.flexible_count: Mapping[NodeName, int] = _Column(self, 2)
-
-    def _is_usable(self, name: ServiceName | None) -> bool:
-        service = None if name is None else self.services.get(name)
-        return name is None or (service is not None and not service.is_recalled)
 
     def _removable(self) -> dict[NodeName, list[WorkerView]]:
         resizable = {job.job_id for job in self.index.resizable}
@@ -86,7 +84,7 @@ class Room:
         """A node that may be used; None for any other."""
         place = self.index.place(name)
         occupied = None if place is None else self.index.nodes[place]
-        return occupied if occupied and self._is_usable(occupied.service) else None
+        return occupied if occupied and occupied.service in self._usable else None
 
     def __contains__(self, name: NodeName) -> bool:
         return self._occupied(name) is not None
@@ -104,7 +102,7 @@ class Room:
         return {
             occupied.node.name: occupied.node
             for occupied in self.index.nodes
-            if occupied is not None and self._is_usable(occupied.service)
+            if occupied is not None and occupied.service in self._usable
         }
 
     def use(self, name: NodeName) -> Use:

@@ -9,13 +9,20 @@ preemption empties and that goes home as well is no damage.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from math import fsum
 
 from msgspec import Struct
 
 from common.model import JobId, JobState, NodeName, NodeRole
 from coordinator.policies.decisions import Decision, Preempt, Reclaim, Resize
-from coordinator.policies.snapshot import ClusterSnapshot, NodeView, ServiceView, WorkerView
+from coordinator.policies.snapshot import (
+    ClusterSnapshot,
+    JobView,
+    NodeView,
+    ServiceView,
+    WorkerView,
+)
 
 
 class Choice(Struct, frozen=True, kw_only=True):
@@ -33,18 +40,40 @@ class Occupancy:
     """
 
     def __init__(self, snapshot: ClusterSnapshot) -> None:
-        self.nodes = {node.name: node for node in snapshot.nodes}
-        self.jobs = {job.job_id: job for job in snapshot.jobs}
+        self._snapshot = snapshot
         self._now_s = snapshot.now_s
-        self._workers = {
-            node.name: [worker for worker in node.workers if not worker.is_leaving]
-            for node in snapshot.nodes
-        }
-        self._hosts: dict[JobId, dict[NodeName, int]] = {}
-        for name, workers in self._workers.items():
-            for worker in workers:
-                gpus = self._hosts.setdefault(worker.job_id, {})
-                gpus[name] = gpus.get(name, 0) + worker.gpus
+
+    # Worked out when first asked for: most loan passes take nothing back.
+
+    @cached_property
+    def nodes(self) -> dict[NodeName, NodeView]:
+        """Every node by name."""
+        return {node.name: node for node in self._snapshot.nodes}
+
+    @cached_property
+    def jobs(self) -> dict[JobId, JobView]:
+        """Every live job by id."""
+        return {job.job_id: job for job in self._snapshot.jobs}
+
+    @cached_property
+    def _tables(self) -> tuple[dict[NodeName, list[WorkerView]], dict[JobId, dict[NodeName, int]]]:
+        """Workers per node, and GPUs per job and node; both change together."""
+        workers: dict[NodeName, list[WorkerView]] = {}
+        hosts: dict[JobId, dict[NodeName, int]] = {}
+        for node in self._snapshot.nodes:
+            workers[node.name] = [worker for worker in node.workers if not worker.is_leaving]
+            for worker in workers[node.name]:
+                gpus = hosts.setdefault(worker.job_id, {})
+                gpus[node.name] = gpus.get(node.name, 0) + worker.gpus
+        return workers, hosts
+
+    @property
+    def _workers(self) -> dict[NodeName, list[WorkerView]]:
+        return self._tables[0]
+
+    @property
+    def _hosts(self) -> dict[JobId, dict[NodeName, int]]:
+        return self._tables[1]
 
     def base_jobs(self, name: NodeName) -> tuple[JobId, ...]:
         """Jobs that cannot lose this node without stopping, sorted."""

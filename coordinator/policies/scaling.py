@@ -92,6 +92,8 @@ def share_flexible(
 
 def _share_pool(room: Room, pool: list[Share], gpu_type: str, resize_cost_s: float) -> None:
     groups = [share.group(resize_cost_s) for share in pool]
+    if all(group.current >= group.extra_max for group in groups):
+        return  # everybody has all that it can use
     movable = [_movable(room, share) for share in pool]
     held = sum(worker.gpus for workers in movable for worker in workers)
     free = room.free_gpus(gpu_type)

@@ -5,7 +5,6 @@ Must not know who took the snapshot or what becomes of a decision.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from enum import IntEnum
 
 from msgspec import Struct
@@ -204,7 +203,8 @@ class JobShape(Struct, frozen=True, cache_hash=True):
 class Index(Struct, frozen=True, kw_only=True):
     """One snapshot, sorted.
 
-    nodes: by place, in order of name; None for a node that takes no workers.
+    names, places: which node stands where, in order of name.
+    nodes: by place; None for a node that takes no workers.
     masks: per group, by number of free GPUs.
     with_flexible: names of nodes with flexible workers that stay.
     lines: waiting jobs of one shape each, in order of priority and submission.
@@ -212,6 +212,7 @@ class Index(Struct, frozen=True, kw_only=True):
     """
 
     names: tuple[NodeName, ...]
+    places: dict[NodeName, int]
     nodes: tuple[Occupied | None, ...]
     masks: tuple[tuple[Group, tuple[int, ...]], ...]
     with_flexible: tuple[NodeName, ...]
@@ -220,9 +221,8 @@ class Index(Struct, frozen=True, kw_only=True):
 
     def place(self, name: NodeName) -> int | None:
         """Where a node stands; None when it takes no workers."""
-        place = bisect_left(self.names, name)
-        is_there = place < len(self.names) and self.names[place] == name
-        return place if is_there and self.nodes[place] is not None else None
+        place = self.places.get(name)
+        return place if place is not None and self.nodes[place] is not None else None
 
 
 class ClusterSnapshot(Struct, frozen=True, kw_only=True):
