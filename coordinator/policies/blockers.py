@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from common.model import JobId, NodeRole, Preemptibility
+from common.model import JobId, NodeRole, Preemptibility, ServiceName
 from coordinator.policies.index import shape
 from coordinator.policies.placement import Room, types_in_order
-from coordinator.policies.snapshot import ClusterSnapshot, JobShape, JobView
+from coordinator.policies.snapshot import ClusterSnapshot, JobShape, JobView, NodeView
 
 
 class Hold(Struct, frozen=True, kw_only=True):
@@ -24,22 +24,26 @@ def holds(
 ) -> list[Hold]:
     """One for each held job; jobs of one shape share the work of looking.
 
-    is_strict: the first blocks the others, whatever they need.
+    is_strict: the first that waits for a GPU type blocks the others that want it.
     """
     seen: dict[JobShape, tuple[str, ...]] = {}
-    head: JobView | None = None
+    heads: dict[str, JobId] = {}
     found: list[Hold] = []
     for job in held:
-        if is_strict and head is not None:
+        wanted = types_in_order(room, job)
+        if is_strict and wanted and all(gpu_type in heads for gpu_type in wanted):
+            ahead = sorted({heads[gpu_type] for gpu_type in wanted})
+            does = "does" if len(ahead) == 1 else "do"
             blockers: tuple[str, ...] = (
-                f"behind {head.job_id}, which does not fit (the order is strict)",
+                f"behind {', '.join(ahead)}, which {does} not fit (the order is strict)",
             )
         else:
             key = shape(job)
             if key not in seen:
                 seen[key] = blockers_of(snapshot, room, job)
             blockers = seen[key]
-        head = head or job
+            for gpu_type in wanted:
+                heads.setdefault(gpu_type, job.job_id)
         found.append(Hold(job_id=job.job_id, blockers=blockers))
     return found
 
@@ -57,7 +61,7 @@ def blockers_of(snapshot: ClusterSnapshot, room: Room, job: JobView) -> tuple[st
             found += _of_type(snapshot, room, job, gpu_type)
         else:
             found.append(f"GPU type {gpu_type} not present")
-    return (*found, *_excluded_loans(room, job, wanted))
+    return (*found, *_excluded_services(snapshot, room, job, wanted))
 
 
 def _of_type(snapshot: ClusterSnapshot, room: Room, job: JobView, gpu_type: str) -> list[str]:
@@ -73,9 +77,7 @@ def _of_type(snapshot: ClusterSnapshot, room: Room, job: JobView, gpu_type: str)
         f"{sum(available.values())} free on {open_count} nodes, "
         f"room for {min(slots, count)} workers"
     ]
-    largest = max(node.gpus for node in nodes)
-    if largest < size:
-        found.append(f"no node of type {gpu_type} has {size} GPUs; the largest has {largest}")
+    found += _never(nodes, room, job, gpu_type)
     cordoned = sum(1 for node in nodes if node.is_drained_by_operator)
     if cordoned:
         found.append(f"{cordoned} nodes of type {gpu_type} cordoned")
@@ -95,22 +97,51 @@ def _of_type(snapshot: ClusterSnapshot, room: Room, job: JobView, gpu_type: str)
     return found
 
 
-def _excluded_loans(room: Room, job: JobView, wanted: list[str]) -> list[str]:
-    lent = [
-        node
-        for node in room.nodes.values()
-        if node.role == NodeRole.ON_LOAN and node.gpu_type in wanted
-    ]
-    if not lent:
+def _never(nodes: list[NodeView], room: Room, job: JobView, gpu_type: str) -> list[str]:
+    """What no waiting cures: the nodes that it may use would be too small with nobody on them."""
+    size, count = job.gpus_per_worker, job.workers_on(gpu_type).min
+    largest = max(node.gpus for node in nodes)
+    if largest < size:
+        return [
+            f"can never run here: no node of type {gpu_type} has {size} GPUs; "
+            f"the largest has {largest}"
+        ]
+    usable = [node for node in nodes if room.may_host(job, node.service, is_flexible=False)]
+    places = sum(node.gpus // size for node in usable)
+    if places >= count:
         return []
-    if job.preemptibility == Preemptibility.NON:
-        return ["preemptibility non: lent nodes excluded"]
-    if job.preemptibility == Preemptibility.SEMI:
-        return ["preemptibility semi: lent nodes excluded for its base gang"]
-    services = sorted({node.service for node in lent if node.service is not None})
+    which = "all" if len(usable) == len(nodes) else "the"
+    limit = "" if len(usable) == len(nodes) else " that it may use"
     return [
-        f"on-loan nodes of {name} excluded: its grace {job.grace_s:g} s exceeds "
-        f"{room.max_grace_s(name):g} s"
-        for name in services
-        if job.grace_s > room.max_grace_s(name)
+        f"can never run here: {which} {len(usable)} nodes of type {gpu_type}{limit} have "
+        f"{sum(node.gpus for node in usable)} GPUs together, room for {places} workers"
     ]
+
+
+def _excluded_services(
+    snapshot: ClusterSnapshot, room: Room, job: JobView, wanted: list[str]
+) -> list[str]:
+    """Services whose nodes the job may not use, lent or not: none is lent for its sake either."""
+    services = sorted(
+        {node.service for node in snapshot.nodes if node.service and node.gpu_type in wanted}
+    )
+    return [why for name in services if (why := _excluded(room, job, name))]
+
+
+def _excluded(room: Room, job: JobView, service: ServiceName) -> str:
+    if job.preemptibility == Preemptibility.NON:
+        return f"service {service}: preemptibility non excludes the job from nodes that it lends"
+    if job.preemptibility == Preemptibility.SEMI:
+        return (
+            f"service {service}: preemptibility semi excludes the base gang from nodes that it "
+            "lends"
+        )
+    if service not in room.services:
+        return f"service {service}: this cell has no settings of it, so its nodes are not lent"
+    most_s = room.max_grace_s(service)
+    if job.grace_s > most_s:
+        return (
+            f"service {service}: the job's grace {job.grace_s:g} s exceeds the {most_s:g} s that "
+            f"{service} allows, so {service}'s nodes are not lent to it"
+        )
+    return ""

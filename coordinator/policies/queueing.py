@@ -74,7 +74,8 @@ def admit(
     """Take waiting jobs in order while their base gangs fit; whole gangs or nothing.
 
     Gangs come back in the order of the jobs, placed with the largest workers first.
-    is_strict: the first that does not fit blocks all behind it (head of the line).
+    is_strict: the first that does not fit blocks all behind it that want the GPU types that it
+        waits for (head of the line, one line per type).
     """
     before = _save(room, shares)
     gangs = _take_in_order(room, key, shares, is_strict=is_strict)
@@ -108,15 +109,16 @@ def _take_in_order(
         if jobs
     ]
     heapify(heads)
+    blocked: set[str] = set()
     while heads:
         head = heads[0]
         job = head.jobs[head.next]
-        gang = find_gang(room, job, shares)
+        gang = find_gang(room, job, shares, but=blocked)
         if gang is not None:
             _take(room, gang, shares)
             gangs.append(gang)
         elif is_strict:
-            break
+            blocked.update(types_in_order(room, job))
         if gang is not None and head.advance(key):
             heapreplace(heads, head)
         else:
@@ -216,9 +218,14 @@ def _find_free(room: Room, job: JobView, gpu_type: str) -> Gang | None:
     return Gang(job=job, gpu_type=gpu_type, placements=placements)
 
 
-def find_gang(room: Room, job: JobView, shares: Mapping[JobId, Share]) -> Gang | None:
-    """Room for a base gang: free GPUs of any accepted type, else GPUs of flexible workers."""
-    gpu_types = types_in_order(room, job)
+def find_gang(
+    room: Room, job: JobView, shares: Mapping[JobId, Share], *, but: Collection[str] = ()
+) -> Gang | None:
+    """Room for a base gang: free GPUs of any accepted type, else GPUs of flexible workers.
+
+    but: GPU types that others wait for.
+    """
+    gpu_types = [gpu_type for gpu_type in types_in_order(room, job) if gpu_type not in but]
     free = (_find_free(room, job, gpu_type) for gpu_type in gpu_types)
     cleared = (_evict_for(room, job, gpu_type, shares) for gpu_type in gpu_types)
     return next((gang for gang in chain(free, cleared) if gang is not None), None)

@@ -8,6 +8,7 @@ import pytest
 from msgspec import Struct
 
 from common.model import JobState, NodeRole, Preemptibility
+from coordinator.policies.blockers import holds
 from coordinator.policies.placement import Room
 from coordinator.policies.queueing import (
     Gang,
@@ -153,6 +154,24 @@ def test_a_strict_order_blocks_behind_the_first_that_does_not_fit() -> None:
     done = admitted([make_node_view("n1")], jobs, key=submission_key, is_strict=True)
     assert started(done) == ["first"]
     assert names(done.held) == ["huge", "last"]
+
+
+def test_a_strict_order_is_one_line_per_gpu_type() -> None:
+    """Who waits for one type holds up nobody who can go without it, and everybody who cannot."""
+    nodes = [make_node_view("h1"), make_node_view("a1", gpu_type="A100")]
+    jobs = [
+        make_job_view("huge", types=("H100",), gpus_per_worker=16, submitted_at_s=1.0),
+        make_job_view("like", types=("H100",), submitted_at_s=2.0),
+        make_job_view("other", types=("A100",), submitted_at_s=3.0),
+        make_job_view("any", submitted_at_s=4.0),
+    ]
+    snapshot = make_snapshot(nodes=nodes, jobs=jobs)
+    done, room, _ = phase_1(snapshot, key=submission_key, is_strict=True)
+    assert started(done) == ["other", "any"]
+    assert where(done, "any") == {"a1": 1}
+    head, behind = holds(snapshot, room, done.held, is_strict=True)
+    assert (head.job_id, behind.job_id) == ("huge", "like")
+    assert behind.blockers == ("behind huge, which does not fit (the order is strict)",)
 
 
 def test_priority_takes_the_room() -> None:
