@@ -6,13 +6,8 @@ Where the slices come from and by what rules they were cut: `data/ORIGIN.md`.
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
-import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -20,20 +15,22 @@ from msgspec import Struct
 
 from common.errors import ConfigError
 from common.model import CheckpointSpec, JobSpec, WorkerRange
+from coordinator.workloads import formats
+from coordinator.workloads.formats import TRACES_VARIABLE, find, parse_jobs
+from coordinator.workloads.load_formats import parse_loads, read_loads
+
+__all__ = ["TRACES_VARIABLE", "find"]  # for the demo's other modules, beside what is below
 
 JOB_SLICE = "elasticflow_itp_slice.csv"
 LOAD_SLICE = "servegen_m_small_day.csv"
-TRACES_VARIABLE = "ARYL_TRACES"
 
 LOAD_FACTOR = 6.0
 """The load runs this much faster than the jobs: at speed 120 a day passes in two minutes, so that
 one fall, one trough and one rise are seen while jobs of hours last tens of seconds."""
 
-Row = dict[str, str]
-
 
 class TraceJob(Struct, frozen=True, kw_only=True):
-    """One job as it was: submitted `submit_s` after the first, ran `duration_s` on `gpus`."""
+    """What the demo needs of a job: submitted `submit_s` after the first, ran on `gpus`."""
 
     submit_s: float
     duration_s: float
@@ -97,90 +94,42 @@ class JobOptions(Struct, frozen=True, kw_only=True):
 
 
 def read_jobs(path: Path | None = None, *, is_shifted: bool = True) -> tuple[TraceJob, ...]:
-    """Jobs in order of submission: the packaged slice, or a file.
+    """Jobs in order of submission: the packaged slice, or a file of any format we read.
 
-    Times count from the first job, or stay on the file's own clock without `is_shifted`.
-
-    Files are recognized by their header: our slice, Philly as cut by ElasticFlow, the clusters of
-    elasticflow-traces; `.gz` is unpacked.
+    Times count from the first job, or stay on the file's own clock without `is_shifted`. Rows
+    without a GPU are no load for this cluster and are left out.
 
     Raises:
         ConfigError: unreadable, unknown columns or a bad value; names file, line and column.
     """
-    table = _Table.open(path, JOB_SLICE)
-    columns = set(table.columns)
-    if {"submit_s", "duration_s", "gpus"} <= columns:
-        names = ("submit_s", "duration_s", "gpus")
-        convert = _number
-    elif {"timestamp", "duration", "num_gpus"} <= columns:
-        names = ("timestamp", "duration", "num_gpus")
-        convert = _instant
-    elif {"submission_time", "duration", "num_gpu"} <= columns:
-        names = ("submission_time", "duration", "num_gpu")
-        convert = _number
+    if path is None:
+        trace = parse_jobs(JOB_SLICE, _packaged(JOB_SLICE), skip_zero_gpus=True)
     else:
-        raise ConfigError(
-            f"{table.name}: line 1: columns {', '.join(table.columns)}; expected submit_s, "
-            "duration_s, gpus, or a Philly or elasticflow-traces file"
-        )
-    jobs = [
-        TraceJob(
-            submit_s=table.value(line, row, names[0], convert, least=None),
-            duration_s=table.value(line, row, names[1], _number, least=0.0),
-            gpus=int(table.value(line, row, names[2], _whole, least=0.0)),
-        )
-        for line, row in table.rows
-    ]
-    # Published traces hold rows without a GPU; they are no load for this cluster.
-    jobs = [job for job in jobs if job.gpus > 0]
-    return from_first(jobs) if is_shifted else tuple(jobs)
+        trace = formats.read_jobs(path, skip_zero_gpus=True)
+    jobs = tuple(
+        TraceJob(submit_s=job.submit_s, duration_s=job.duration_s, gpus=job.gpus)
+        for job in trace.jobs
+    )
+    return from_first(jobs) if is_shifted else jobs
 
 
 def read_load(path: Path | None = None, *, model: str = "m-small") -> LoadSlice:
-    """A load series: the packaged day, or an aggregate of ServeGen, of which one model is taken.
+    """A load series: the packaged day, a file of one series, or one model of an aggregate.
 
     Raises:
         ConfigError: as `read_jobs`; also uneven steps, and no load at all.
     """
-    table = _Table.open(path, LOAD_SLICE)
-    if not {"t_s", "req_per_s"} <= set(table.columns):
-        raise ConfigError(
-            f"{table.name}: line 1: columns {', '.join(table.columns)}; expected t_s, req_per_s"
-        )
-    samples: list[LoadSample] = []
-    for line, row in table.rows:
-        if row.get("model", model).rpartition(":")[2] != model:
-            continue
-        t_s = table.value(line, row, "t_s", _number, least=None)
-        req_per_s = table.value(line, row, "req_per_s", _number, least=0.0)
-        samples.append(LoadSample(t_s, req_per_s))
-        if len(samples) > 2:
-            step_s = samples[1].t_s - samples[0].t_s
-            if abs(t_s - samples[-2].t_s - step_s) > 1e-6:
-                raise ConfigError(
-                    f"{table.name}: line {line}: column t_s: {t_s:g}, "
-                    f"expected {samples[-2].t_s + step_s:g}: steps must be even"
-                )
-    if len(samples) < 2 or samples[1].t_s <= samples[0].t_s:
-        raise ConfigError(f"{table.name}: no load series of model {model}: {len(samples)} rows")
-    if not any(sample.req_per_s for sample in samples):
-        raise ConfigError(f"{table.name}: column req_per_s: all zero")
-    return LoadSlice(samples=tuple(samples), step_s=samples[1].t_s - samples[0].t_s)
+    loads = read_loads(path) if path else parse_loads(LOAD_SLICE, _packaged(LOAD_SLICE))
+    own = Path(path or LOAD_SLICE).name.partition(".")[0]
+    series = loads.get(model) or loads.get(own)
+    if series is None:
+        raise ConfigError(f"{path}: no load series of model {model}: {', '.join(loads)}")
+    samples = tuple(LoadSample(t_s, value) for t_s, value in series.samples())
+    return LoadSlice(samples=samples, step_s=series.step_s)
 
 
-def find(name: str, directory: str | None = None) -> Path:
-    """A trace file by path, or by name below `directory` or `$ARYL_TRACES`.
-
-    Raises:
-        ConfigError: it is in neither place.
-    """
-    root = directory or os.environ.get(TRACES_VARIABLE)
-    places = [Path(name)] + ([Path(root) / name] if root else [])
-    for place in places:
-        if place.is_file():
-            return place
-    hint = "" if root else f"; {TRACES_VARIABLE} may name the directory of traces"
-    raise ConfigError(f"trace {name}: no such file: {', '.join(map(str, places))}{hint}")
+def _packaged(name: str) -> str:
+    return resources.files("coordinator.demo").joinpath("data", name).read_text("utf-8")
 
 
 def from_first(jobs: Sequence[TraceJob]) -> tuple[TraceJob, ...]:
@@ -211,80 +160,6 @@ def select(
         and (most_gpus is None or job.gpus <= most_gpus)
     ]
     return from_first(fitting[:limit])
-
-
-class _Table:
-    """A CSV file with a header, and where each of its rows stood."""
-
-    def __init__(self, name: str, text: str) -> None:
-        self.name = name
-        self._reader = csv.DictReader(io.StringIO(text))
-        self.columns = list(self._reader.fieldnames or ())
-
-    @classmethod
-    def open(cls, path: Path | None, packaged: str) -> _Table:
-        """The file at `path`, or the packaged one."""
-        if path is None:
-            text = resources.files("coordinator.demo").joinpath("data", packaged).read_text("utf-8")
-            return cls(packaged, text)
-        try:
-            data = path.read_bytes()
-            return cls(
-                str(path), (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
-            )
-        except (OSError, EOFError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: {error}") from None
-
-    @property
-    def rows(self) -> Iterator[tuple[int, Row]]:
-        """Each row with its line number."""
-        for row in self._reader:
-            yield self._reader.line_num, row
-
-    def value(
-        self,
-        line: int,
-        row: Row,
-        column: str,
-        convert: Callable[[str], float],
-        *,
-        least: float | None,
-    ) -> float:
-        """One field, converted and not below `least`."""
-        text: str | None = row[column]
-        try:
-            number = convert(text or "")
-        except ValueError:
-            raise ConfigError(
-                f"{self.name}: line {line}: column {column}: {text!r} is not {_expected(convert)}"
-            ) from None
-        if least is not None and number < least:
-            raise ConfigError(
-                f"{self.name}: line {line}: column {column}: {text}, expected at least {least:g}"
-            )
-        return number
-
-
-def _number(text: str) -> float:
-    number = float(text)
-    if number != number or number in (float("inf"), float("-inf")):
-        raise ValueError(text)
-    return number
-
-
-def _whole(text: str) -> float:
-    return float(int(text))
-
-
-def _instant(text: str) -> float:
-    """Philly writes local wall time without a zone; only differences are used."""
-    return (datetime.fromisoformat(text) - datetime(2017, 1, 1)).total_seconds()  # noqa: DTZ001
-
-
-def _expected(convert: Callable[[str], float]) -> str:
-    if convert is _whole:
-        return "a whole number"
-    return "a date and time" if convert is _instant else "a number"
 
 
 # --- from rows to submissions -------------------------------------------------------------------

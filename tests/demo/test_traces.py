@@ -104,9 +104,9 @@ def test_a_philly_file_is_read_from_its_first_job(tmp_path: Path) -> None:
     path = tmp_path / "philly.csv.gz"
     text = (
         "timestamp,duration,num_gpus,gpu_time,cluster\n"
-        "2017-10-01 00:01:00,30.0,8,240.0,aa\n"
         "2017-10-01 00:00:00,90.0,1,90.0,bb\n"
         "2017-10-01 00:00:30,90.0,0,0.0,bb\n"
+        "2017-10-01 00:01:00,30.0,8,240.0,aa\n"
     )
     path.write_bytes(gzip.compress(text.encode()))
     assert read_jobs(path) == (
@@ -119,7 +119,9 @@ def test_a_servegen_aggregate_gives_the_asked_model(tmp_path: Path) -> None:
     """Other models' rows are left out."""
     path = tmp_path / "rates.csv"
     path.write_text(
-        "model,t_s,req_per_s\nlanguage:m-large,0,9\nlanguage:m-small,0,1\nlanguage:m-small,600,2\n"
+        "model,t_s,req_per_s\n"
+        "language:m-large,0,9\nlanguage:m-large,600,8\n"
+        "language:m-small,0,1\nlanguage:m-small,600,2\n"
     )
     assert read_load(path).samples == (LoadSample(0, 1), LoadSample(600, 2))
     with pytest.raises(ConfigError, match="m-mid"):
@@ -142,12 +144,12 @@ def test_a_servegen_aggregate_gives_the_asked_model(tmp_path: Path) -> None:
             "line 2: column duration_s: -1, expected at least 0",
         ),
         ("submit_s,duration_s,gpus\n0,nan,1\n", "line 2: column duration_s: 'nan' is not a number"),
-        ("submit_s,duration_s,gpus\n0,10\n", "line 2: column gpus: None is not a whole number"),
+        ("submit_s,duration_s,gpus\n0,10\n", "line 2: column gpus: missing"),
         (
-            "timestamp,duration,num_gpus\nsoon,1,1\n",
+            "timestamp,duration,num_gpus,cluster\nsoon,1,1,aa\n",
             "column timestamp: 'soon' is not a date and time",
         ),
-        ("a,b\n1,2\n", "line 1: columns a, b; expected submit_s"),
+        ("a,b\n1,2\n", "line 1: column a: no known trace begins so"),
     ],
 )
 def test_a_bad_job_file_is_named_to_the_column(tmp_path: Path, text: str, said: str) -> None:
@@ -165,7 +167,7 @@ def test_a_bad_job_file_is_named_to_the_column(tmp_path: Path, text: str, said: 
     [
         ("t_s,req_per_s\n0,1\n600,1\n1300,1\n", "line 4: column t_s: 1300, expected 1200"),
         ("t_s,req_per_s\n0,0\n600,0\n", "all zero"),
-        ("t_s,rate\n0,0\n", "expected t_s, req_per_s"),
+        ("t_s,rate\n0,0\n", "column req_per_s or busy_ratio: missing"),
         ("t_s,req_per_s\n0,1\n600,-3\n", "line 3: column req_per_s: -3"),
     ],
 )

@@ -1,0 +1,322 @@
+"""One function per published job format: a row becomes a `TraceJob`. Must not know files or paths.
+
+Origins, licences and what each column means: docs/traces.md. Units end here: seconds, whole GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from msgspec import Struct
+
+from coordinator.workloads.own import COLUMNS as OWN_COLUMNS
+from coordinator.workloads.own import read_own
+from coordinator.workloads.records import TraceJob
+from coordinator.workloads.table import Row
+
+MINUTE_S = 60.0
+
+Throughputs = Mapping[tuple[str, int], float]
+"""Steps per second of (job type, GPUs), alone on its GPUs."""
+
+
+class Context(Struct, frozen=True, kw_only=True):
+    """What a row alone does not say.
+
+    throughputs: steps per second, for traces that tell steps and no duration.
+    """
+
+    throughputs: Throughputs | None = None
+
+
+class JobFormat(Struct, frozen=True, kw_only=True):
+    """A published shape.
+
+    columns: those that must be there; it is recognized by all of them.
+    gpus: the column with the GPUs, looked at before the row is read.
+    is_sorted: its origin publishes it in order of submission, so disorder means damage.
+    read: the row as a job; None when it never ran.
+    may_have: columns beyond `columns`, when others are errors.
+    is_whole_header: recognized only where nothing but these columns is there.
+    width: of a headerless table, how many columns it has.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    gpus: str
+    submit: str
+    read: Callable[[Row, Context], TraceJob | None]
+    is_sorted: bool = True
+    may_have: frozenset[str] | None = None
+    is_whole_header: bool = False
+
+
+def _elasticflow(row: Row, _: Context) -> TraceJob:
+    return _itp(row, "submission_time", "num_iteration", "deadline")
+
+
+def _elasticflow_cut(row: Row, _: Context) -> TraceJob:
+    """What was measured; the columns that its authors made up are cut away."""
+    return TraceJob(
+        job_id=str(row.line - 1),
+        submit_s=row.number("submission_time"),
+        duration_s=row.number("duration", least=0),
+        gpus=row.whole("num_gpu"),
+    )
+
+
+def _elasticflow_pollux(row: Row, _: Context) -> TraceJob:
+    return _itp(row, "submit_time", "iteration", "ddl")
+
+
+def _itp(row: Row, submit: str, iterations: str, deadline: str) -> TraceJob:
+    """Deadlines are instants on the clock of the submissions."""
+    submit_s = row.number(submit)
+    deadline_s = row.number(deadline)
+    if deadline_s < submit_s:
+        raise row.wrong(deadline, f"{deadline_s:g} is before the submission, {submit_s:g}")
+    model = row.text("model_name")
+    return TraceJob(
+        job_id=row.text("job_id"),
+        submit_s=submit_s,
+        duration_s=row.number("duration", least=0),
+        gpus=row.whole("num_gpu"),
+        name=model,
+        model=model,
+        deadline_s=deadline_s - submit_s,
+        iterations=row.number(iterations, least=0),
+        batch_size=row.whole("batch_size", least=1),
+    )
+
+
+def _philly(row: Row, _: Context) -> TraceJob:
+    tenant = row.text("cluster")
+    return TraceJob(
+        job_id=f"philly-{row.line - 1}",
+        submit_s=row.instant("timestamp"),
+        duration_s=row.number("duration", least=0),
+        gpus=row.whole("num_gpus"),
+        tenant=f"vc_{tenant}",
+    )
+
+
+def _tiresias(row: Row, _: Context) -> TraceJob:
+    model = row.text("model_name")
+    return TraceJob(
+        job_id=row.text("job_id"),
+        submit_s=row.number("submit_time"),
+        duration_s=row.number("duration", least=0),
+        gpus=row.whole("num_gpu"),
+        name=model,
+        model=model,
+        iterations=row.number("iterations", least=0),
+    )
+
+
+def _chronus(row: Row, _: Context) -> TraceJob:
+    """All times are minutes; of several deadlines the last one counts, the others only lose value.
+
+    A job of type `best` has no deadline.
+    """
+    kind = row.text("job_type")
+    if kind not in {"strict", "soft", "best"}:
+        raise row.wrong("job_type", f"{kind!r}, expected strict, soft or best")
+    deadline_s = None
+    if kind != "best":
+        last = row.text("expect_time_list").rpartition("-")[2]
+        if not last.isdigit():
+            raise row.wrong("expect_time_list", f"{last!r} is not a whole number of minutes")
+        deadline_s = int(last) * MINUTE_S
+    model = row.text("model_name")
+    return TraceJob(
+        job_id=row.text("job_id"),
+        submit_s=row.number("submit_time") * MINUTE_S,
+        duration_s=row.number("duration", least=0) * MINUTE_S,
+        gpus=row.whole("num_gpu"),
+        tenant=row.text("user"),
+        name=model,
+        model=model,
+        deadline_s=deadline_s,
+        iterations=row.number("iterations", least=0),
+    )
+
+
+def _shockwave(row: Row, context: Context) -> TraceJob:
+    return _gavel_like(row, row.number("duration", least=0))
+
+
+def _gavel(row: Row, context: Context) -> TraceJob:
+    """Durations are steps over the throughput of the job alone on the reference GPU."""
+    kind, gpus = row.text("job type"), row.whole("GPUs")
+    rate_per_s = (context.throughputs or {}).get((kind, gpus), 0.0)
+    if rate_per_s <= 0.0:
+        raise row.wrong("job type", f"no throughput of {kind!r} on {gpus} GPUs is known")
+    return _gavel_like(row, row.number("total steps", least=0) / rate_per_s)
+
+
+def _gavel_like(row: Row, duration_s: float) -> TraceJob:
+    """An SLO below 0 is none; otherwise it is a multiple of the duration."""
+    slo = row.number("SLO")
+    kind = row.text("job type")
+    batch = kind.rpartition("(batch size ")[2].removesuffix(")")
+    return TraceJob(
+        job_id=str(row.line - 1),
+        submit_s=row.number("arrival"),
+        duration_s=duration_s,
+        gpus=row.whole("GPUs"),
+        name=kind.replace(" ", "_").replace("(", "").replace(")", ""),
+        model=kind.partition(" (")[0],
+        deadline_s=slo * duration_s if slo > 0 else None,
+        iterations=row.number("total steps", least=0),
+        batch_size=int(batch) if batch.isdigit() else None,  # A3C and CycleGAN have none
+    )
+
+
+def _openb(row: Row, _: Context) -> TraceJob | None:
+    """Ran from its scheduling to its deletion; a pod that was never scheduled is no job.
+
+    `gpu_spec` names the types that it accepts, `|` between them.
+    """
+    if not row.text("scheduled_time"):
+        return None
+    scheduled_s = row.number("scheduled_time", least=0)
+    deleted_s = row.number("deletion_time", least=scheduled_s)
+    return TraceJob(
+        job_id=row.text("name"),
+        submit_s=row.number("creation_time", least=0),
+        duration_s=deleted_s - scheduled_s,
+        gpus=row.whole("num_gpu"),
+        tenant=row.text("qos"),
+        gpu_types=tuple(kind for kind in row.text("gpu_spec").split("|") if kind),
+        gpu_share=row.number("gpu_milli", least=0) / 1000.0,
+    )
+
+
+_GAVEL_COLUMNS = (
+    "job type",
+    "command",
+    "working dir",
+    "steps arg",
+    "needs data dir",
+    "total steps",
+    "GPUs",
+)
+
+SHOCKWAVE = JobFormat(
+    name="shockwave",
+    columns=(*_GAVEL_COLUMNS, "mode", "priority", "SLO", "duration", "arrival"),
+    gpus="GPUs",
+    submit="arrival",
+    read=_shockwave,
+)
+
+GAVEL = JobFormat(
+    name="gavel",
+    columns=(*_GAVEL_COLUMNS, "priority", "SLO", "arrival"),
+    gpus="GPUs",
+    submit="arrival",
+    read=_gavel,
+)
+
+HEADERLESS = (GAVEL, SHOCKWAVE)
+"""Tab separated; recognized by how many columns they have."""
+
+WITH_HEADER = (
+    JobFormat(
+        name="aryl",
+        columns=("submit_s", "duration_s", "gpus"),
+        gpus="gpus",
+        submit="submit_s",
+        read=lambda row, _: read_own(row),
+        may_have=frozenset(OWN_COLUMNS),
+    ),
+    JobFormat(
+        name="elasticflow-traces",
+        columns=(
+            "job_id",
+            "submission_time",
+            "num_iteration",
+            "model_name",
+            "deadline",
+            "batch_size",
+            "num_gpu",
+            "duration",
+        ),
+        gpus="num_gpu",
+        submit="submission_time",
+        read=_elasticflow,
+    ),
+    JobFormat(
+        name="elasticflow-traces, cut",
+        columns=("submission_time", "num_gpu", "duration"),
+        gpus="num_gpu",
+        submit="submission_time",
+        read=_elasticflow_cut,
+        is_whole_header=True,
+    ),
+    JobFormat(
+        name="elasticflow",
+        columns=(
+            "job_id",
+            "submit_time",
+            "iteration",
+            "model_name",
+            "ddl",
+            "batch_size",
+            "num_gpu",
+            "duration",
+        ),
+        gpus="num_gpu",
+        submit="submit_time",
+        read=_elasticflow_pollux,
+    ),
+    JobFormat(
+        name="chronus",
+        columns=(
+            "job_id",
+            "user",
+            "num_gpu",
+            "submit_time",
+            "iterations",
+            "model_name",
+            "duration",
+            "expect_time_list",
+            "job_type",
+        ),
+        gpus="num_gpu",
+        submit="submit_time",
+        read=_chronus,
+        is_sorted=False,
+    ),
+    JobFormat(
+        name="tiresias",
+        columns=("job_id", "num_gpu", "submit_time", "iterations", "model_name", "duration"),
+        gpus="num_gpu",
+        submit="submit_time",
+        read=_tiresias,
+    ),
+    JobFormat(
+        name="philly",
+        columns=("timestamp", "duration", "num_gpus", "cluster"),
+        gpus="num_gpus",
+        submit="timestamp",
+        read=_philly,
+    ),
+    JobFormat(
+        name="openb",
+        columns=(
+            "name",
+            "num_gpu",
+            "gpu_milli",
+            "gpu_spec",
+            "qos",
+            "creation_time",
+            "deletion_time",
+            "scheduled_time",
+        ),
+        gpus="num_gpu",
+        submit="creation_time",
+        read=_openb,
+    ),
+)
+"""In order of recognition: the one with more columns before the one that it contains."""

@@ -1,0 +1,173 @@
+"""What the paper varies, as pure functions: a workload in, a workload out.
+
+Must not know policies: FIFO or Aryl, with or without loans, is the caller's. Sections and figures
+are of Lyra, EuroSys'23. Chosen jobs are nested (`shaping.choose`): 20 % is part of 40 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from random import Random
+
+from msgspec import structs
+
+from coordinator.workloads.paper import DAY_S, RARE_GPU
+from coordinator.workloads.records import LoadSeries, TraceJob, Workload
+from coordinator.workloads.shaping import choose, with_fungible_share, worker_size
+
+HETEROGENEOUS_SHARE = 0.10
+HETEROGENEOUS_SPEED = 0.7
+"""Section 7.1, Advanced: 10 % of the jobs, at most 70 % of ideal speed."""
+
+MOST_ERROR = 0.25
+"""Table 9: a wrong estimate is off by at most a quarter."""
+
+_IDEAL_FACTOR = 2
+"""Section 7.1: a job without a range gets its request as the fewest and twice that as the most."""
+
+
+class Scenario(StrEnum):
+    """Section 7.1."""
+
+    BASIC = "basic"
+    """The trace as it is: 21 % fungible, about 5 % elastic, none heterogeneous."""
+    ADVANCED = "advanced"
+    """Basic, and 10 % of the jobs heterogeneous at 70 % of ideal speed."""
+    HETEROGENEOUS = "heterogeneous"
+    """Those 10 %, and no fungible job."""
+    IDEAL = "ideal"
+    """All jobs elastic, and heterogeneous at full speed."""
+
+
+def scenario(workload: Workload, name: Scenario, *, seed: int) -> Workload:
+    """The workload as a scenario has it; its name says which."""
+    jobs = workload.jobs
+    match name:
+        case Scenario.BASIC:
+            return workload
+        case Scenario.ADVANCED:
+            jobs = with_heterogeneous_share(jobs, HETEROGENEOUS_SHARE, seed)
+        case Scenario.HETEROGENEOUS:
+            jobs = with_fungible_share(jobs, 0.0, seed)
+            jobs = with_heterogeneous_share(jobs, HETEROGENEOUS_SHARE, seed)
+        case Scenario.IDEAL:
+            jobs = with_ranges(jobs, 1.0, seed)
+            jobs = with_heterogeneous_share(jobs, 1.0, seed, speed_ratio=1.0)
+            jobs = with_fungible_share(jobs, 1.0, seed)
+    return structs.replace(workload, name=f"{workload.name}-{name}", jobs=jobs)
+
+
+def _may_move(job: TraceJob) -> bool:
+    """A job that needs the rare type runs nowhere else, in every scenario."""
+    return RARE_GPU not in job.gpu_types
+
+
+def with_ranges(jobs: Sequence[TraceJob], share: float, seed: int) -> tuple[TraceJob, ...]:
+    """So many of all jobs elastic (Figures 14 to 16): those that are, and others by draw.
+
+    A job without a range gets [request, twice the request]. Where fewer than the jobs that are
+    elastic already are asked for, some of these lose their range and keep their base.
+    """
+    elastic = [job for job in jobs if job.is_elastic]
+    wanted = round(share * len(jobs))
+    kept = choose(elastic, min(1.0, wanted / max(1, len(elastic))), seed)
+    missing = max(0, wanted - len(elastic))
+    others = len(jobs) - len(elastic)
+    grown = choose(jobs, missing / max(1, others), seed, among=lambda job: not job.is_elastic)
+    return tuple(
+        _grown(job) if job.job_id in grown else _kept(job, is_kept=job.job_id in kept)
+        for job in jobs
+    )
+
+
+def _grown(job: TraceJob) -> TraceJob:
+    size = job.gpus_per_worker or worker_size(job.gpus, 8)
+    workers = job.gpus // size
+    return structs.replace(
+        job, gpus_per_worker=size, min_workers=workers, max_workers=_IDEAL_FACTOR * workers
+    )
+
+
+def _kept(job: TraceJob, *, is_kept: bool) -> TraceJob:
+    if is_kept or not job.is_elastic:
+        return job
+    return structs.replace(job, max_workers=job.min_workers)
+
+
+def with_heterogeneous_share(
+    jobs: Sequence[TraceJob], share: float, seed: int, *, speed_ratio: float = HETEROGENEOUS_SPEED
+) -> tuple[TraceJob, ...]:
+    """Let a share of the jobs span both GPU types in one run (section 6; Figure 11); others not.
+
+    speed_ratio: what the workers on the second type give of their full speed.
+    """
+    chosen = choose(jobs, share, seed, among=_may_move)
+    return tuple(
+        structs.replace(job, heterogeneous_speed_ratio=speed_ratio if job.job_id in chosen else 0.0)
+        for job in jobs
+    )
+
+
+def with_wrong_estimates(
+    jobs: Sequence[TraceJob], share: float, seed: int, *, most_error: float = MOST_ERROR
+) -> tuple[TraceJob, ...]:
+    """Give every job an estimate, and let a share of them be off by up to a part (Table 9).
+
+    Errors are even between -most_error and +most_error; a job's error is the same at every share.
+    """
+    wrong = choose(jobs, share, seed)
+    random = Random(seed + 1)  # not the draws that chose: else the first are off the most
+    errors = {
+        job_id: (2.0 * random.random() - 1.0) * most_error
+        for job_id in sorted(job.job_id for job in jobs)
+    }
+    return tuple(
+        structs.replace(
+            job,
+            estimate_s=job.duration_s * (1.0 + (errors[job.job_id] if job.job_id in wrong else 0)),
+        )
+        for job in jobs
+    )
+
+
+def bootstrapped(workload: Workload, *, days: int, seed: int) -> Workload:
+    """A trace of whole days drawn with replacement (Figure 12: ten traces of ten days).
+
+    Jobs and load of a day stay together. A day drawn twice gives two jobs with ids of their own;
+    after the last day the load begins again, for jobs that still run.
+
+    Raises:
+        ValueError: the workload has no whole day.
+    """
+    source_days = int(workload.length_s // DAY_S)
+    if source_days < 1:
+        raise ValueError(f"{workload.name}: {workload.length_s:g} s are no whole day")
+    random = Random(seed)
+    drawn = [int(random.random() * source_days) for _ in range(days)]
+    by_day: dict[int, list[TraceJob]] = {}
+    for job in workload.jobs:
+        by_day.setdefault(int(job.submit_s // DAY_S), []).append(job)
+    jobs = [
+        structs.replace(
+            job, job_id=f"{job.job_id}-{place}", submit_s=job.submit_s + (place - day) * DAY_S
+        )
+        for place, day in enumerate(drawn)
+        for job in by_day.get(day, [])
+    ]
+    return structs.replace(
+        workload,
+        name=f"{workload.name}-bootstrap-{seed}",
+        jobs=tuple(sorted(jobs, key=lambda job: (job.submit_s, job.job_id))),
+        loads=tuple(_days_of(load, drawn) for load in workload.loads),
+        length_s=days * DAY_S,
+    )
+
+
+def _days_of(load: LoadSeries, drawn: Sequence[int]) -> LoadSeries:
+    per_day = round(DAY_S / load.step_s)
+    source = [load.values[start : start + per_day] for start in range(0, len(load.values), per_day)]
+    whole = [day for day in source if len(day) == per_day]
+    picked = [value for day in drawn for value in whole[day % len(whole)]]
+    times = -(-len(load.values) // len(picked))
+    return structs.replace(load, values=tuple(picked * max(1, times)))

@@ -1,0 +1,294 @@
+"""From trace jobs to jobs of the simulator: elastic ranges, GPU types, checkpoints, speed-ups.
+
+Must not know clocks or the engine. No public trace tells elastic ranges or which jobs are fungible;
+the rules here are ours, are stated with every result, and choose by seed alone: each job draws one
+number in the order of the job ids, and the smallest draws are chosen. So 20 % is part of 40 %, and
+neither the order of the input nor the hash seed matters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+from random import Random
+
+from msgspec import Struct, structs
+
+from common.model import CheckpointSpec, GpuRequest, JobId, JobSpec, WorkerRange
+from coordinator.workloads.records import ScalingCurve, SpeedUp, TraceJob, WorkloadJob
+
+TRAINING_GPU = "V100"
+INFERENCE_GPU = "T4"
+
+LOSS_PER_WORKER = 0.2
+"""Lyra, EuroSys'23, sections 7.2 and 7.4: each worker beyond the base adds this much less."""
+
+Curves = Mapping[tuple[str, int], ScalingCurve]
+"""By (model, global batch size)."""
+
+
+class RuntimeModel(StrEnum):
+    """How throughput grows with workers."""
+
+    LINEAR = "linear"
+    """Lyra's assumption, section 5: within the range, running time times workers is constant."""
+    LOSSY = "lossy"
+    """The base is linear, each further worker contributes 20 % less."""
+    TABLE = "table"
+    """Measured scaling curves of the job's model and batch size; linear where there is none."""
+
+
+class ShapeOptions(Struct, frozen=True, kw_only=True):
+    """How trace rows become jobs.
+
+    gpus_per_node: a worker never spans nodes.
+    training_gpu, inference_gpu: the two types of the simulated cluster.
+    inference_multiplier: workers on an inference GPU that stand for one on a training GPU, so that
+        the global batch stays: 32 GB over 16 GB of memory in the paper's cluster.
+    runtime: how elastic jobs speed up.
+    curves: for `RuntimeModel.TABLE`.
+    grace_s: how long a job may take to stop.
+    is_oracle: declare true running times where the trace has no estimate. Results that read them
+        are labelled oracle; without it the simulated cell has to learn them.
+    """
+
+    gpus_per_node: int = 8
+    training_gpu: str = TRAINING_GPU
+    inference_gpu: str = INFERENCE_GPU
+    inference_multiplier: int = 2
+    runtime: RuntimeModel = RuntimeModel.LINEAR
+    curves: Curves | None = None
+    grace_s: float = 30.0
+    is_oracle: bool = True
+
+
+# --- choosing by seed ---------------------------------------------------------------------------
+
+
+def choose(
+    jobs: Sequence[TraceJob],
+    share: float,
+    seed: int,
+    *,
+    among: Callable[[TraceJob], bool] = lambda _: True,
+) -> frozenset[str]:
+    """The ids of the jobs that a share falls on; nested: a larger share chooses these and more.
+
+    share: of the jobs that `among` accepts, 0 to 1, rounded to whole jobs.
+
+    Raises:
+        ValueError: a share outside of 0 to 1.
+    """
+    if not 0.0 <= share <= 1.0:
+        raise ValueError(f"share {share}, expected 0 to 1")
+    random = Random(seed)
+    draws = sorted((random.random(), job_id) for job_id in sorted(job.job_id for job in jobs))
+    accepted = {job.job_id for job in jobs if among(job)}
+    ordered = [job_id for _, job_id in draws if job_id in accepted]
+    return frozenset(ordered[: round(share * len(ordered))])
+
+
+def worker_size(gpus: int, gpus_per_node: int) -> int:
+    """GPUs of one worker of an inelastic job: all on one node, or whole nodes.
+
+    Sizes that are neither fall to the largest divisor that fits a node: 12 GPUs are two of 6.
+    """
+    if gpus <= gpus_per_node:
+        return gpus
+    return next(size for size in range(gpus_per_node, 0, -1) if gpus % size == 0)
+
+
+def with_elastic_share(
+    jobs: Sequence[TraceJob], share: float, seed: int, *, gpus_per_node: int = 8
+) -> tuple[TraceJob, ...]:
+    """Make a share of the jobs elastic, others inelastic.
+
+    A job of n GPUs gets from max(1, n / 2) to 2n GPUs, in workers of its base or of whole nodes, so
+    that it can really run at n: one GPU becomes 1 to 2, eight become 4 to 16 by fours. An odd n
+    above 1 keeps n as its base, as half of it is no whole number of workers.
+    Nothing else of the job changes: `duration_s` stays the running time on n GPUs.
+    """
+    chosen = choose(jobs, share, seed)
+    return tuple(
+        _elastic(job, gpus_per_node) if job.job_id in chosen else _inelastic(job) for job in jobs
+    )
+
+
+def _elastic(job: TraceJob, gpus_per_node: int) -> TraceJob:
+    base = job.gpus // 2 if job.gpus % 2 == 0 else job.gpus
+    size = worker_size(base, gpus_per_node)
+    return structs.replace(
+        job,
+        gpus_per_worker=size,
+        min_workers=base // size,
+        max_workers=2 * job.gpus // size,
+    )
+
+
+def _inelastic(job: TraceJob) -> TraceJob:
+    return structs.replace(job, gpus_per_worker=None, min_workers=None, max_workers=None)
+
+
+def with_fungible_share(
+    jobs: Sequence[TraceJob],
+    share: float,
+    seed: int,
+    *,
+    training_gpu: str = TRAINING_GPU,
+    inference_gpu: str = INFERENCE_GPU,
+) -> tuple[TraceJob, ...]:
+    """Let a share of the jobs accept both types, one per run (Lyra, section 2.1); others the first.
+
+    A job that asks for a type of its own keeps it and counts for no share.
+    """
+    both, plain = (training_gpu, inference_gpu), (training_gpu,)
+
+    def is_free(job: TraceJob) -> bool:
+        return job.gpu_types in {(), both, plain}
+
+    chosen = choose(jobs, share, seed, among=is_free)
+    return tuple(
+        structs.replace(job, gpu_types=both if job.job_id in chosen else plain)
+        if is_free(job)
+        else job
+        for job in jobs
+    )
+
+
+def with_checkpoint_share(
+    jobs: Sequence[TraceJob], share: float, seed: int
+) -> tuple[TraceJob, ...]:
+    """Let a share of the jobs resume where they were; others start again (Lyra, Figure 13)."""
+    chosen = choose(jobs, share, seed)
+    return tuple(structs.replace(job, has_checkpoints=job.job_id in chosen) for job in jobs)
+
+
+# --- runtime models -----------------------------------------------------------------------------
+
+
+def linear(workers: WorkerRange) -> SpeedUp:
+    """n workers do n workers' work."""
+    counts = range(workers.min, workers.max + 1)
+    return SpeedUp(min_workers=workers.min, rates=tuple(float(count) for count in counts))
+
+
+def lossy(workers: WorkerRange, loss: float = LOSS_PER_WORKER) -> SpeedUp:
+    """The base gang is whole; each worker beyond it contributes `loss` less."""
+    more = range(workers.max - workers.min + 1)
+    return SpeedUp(
+        min_workers=workers.min, rates=tuple(workers.min + (1.0 - loss) * extra for extra in more)
+    )
+
+
+def from_curve(
+    workers: WorkerRange, gpus_per_worker: int, curve: ScalingCurve
+) -> tuple[WorkerRange, SpeedUp]:
+    """What a curve gives, relative to the base gang, and the range cut to what was measured.
+
+    Raises:
+        ValueError: the base gang itself was not measured.
+    """
+    base = curve.iterations_per_s(workers.min * gpus_per_worker)
+    most = min(workers.max, curve.points[-1][0] // gpus_per_worker)
+    rates = (
+        workers.min * curve.iterations_per_s(count * gpus_per_worker) / base
+        for count in range(workers.min, most + 1)
+    )
+    cut = WorkerRange(min=workers.min, max=most)
+    return cut, SpeedUp(min_workers=workers.min, rates=tuple(rates))
+
+
+# --- jobs of the simulator ----------------------------------------------------------------------
+
+
+def to_workload_jobs(
+    jobs: Iterable[TraceJob], options: ShapeOptions | None = None
+) -> tuple[WorkloadJob, ...]:
+    """Each trace job as one that a simulator can submit, in order of submission, ties by id.
+
+    A job with a range keeps it; one without runs with the GPUs that it had. True work is set so
+    that on `gpus` GPUs the job takes `duration_s` under its own runtime model.
+    """
+    options = options or ShapeOptions()
+    ordered = sorted(jobs, key=lambda job: (job.submit_s, job.job_id))
+    return tuple(_workload_job(job, options) for job in ordered)
+
+
+def _workload_job(job: TraceJob, options: ShapeOptions) -> WorkloadJob:
+    size = job.gpus_per_worker or worker_size(job.gpus, options.gpus_per_node)
+    had = max(1, job.gpus // size)
+    workers = WorkerRange(min=job.min_workers or had, max=job.max_workers or had)
+    workers, speedup = _speedup(job, workers, size, options)
+    reference = speedup.rate(min(max(had, workers.min), workers.max))
+    estimate_s = job.estimate_s
+    if estimate_s is None and options.is_oracle:
+        estimate_s = job.duration_s
+    return WorkloadJob(
+        at_s=job.submit_s,
+        job_id=JobId(job.job_id),
+        spec=_spec(job, workers, size, options, _at_base(estimate_s, reference, speedup)),
+        work_s=job.duration_s * reference,
+        speedup=speedup,
+        tenant=job.tenant,
+        user=job.user,
+        heterogeneous_speed_ratio=job.heterogeneous_speed_ratio,
+    )
+
+
+def _at_base(estimate_s: float | None, reference: float, speedup: SpeedUp) -> float | None:
+    """`JobSpec.expected_runtime_s` is with the fewest workers, and positive."""
+    if not estimate_s:
+        return None
+    return estimate_s * reference / speedup.rates[0]
+
+
+def _speedup(
+    job: TraceJob, workers: WorkerRange, size: int, options: ShapeOptions
+) -> tuple[WorkerRange, SpeedUp]:
+    match options.runtime:
+        case RuntimeModel.LINEAR:
+            return workers, linear(workers)
+        case RuntimeModel.LOSSY:
+            return workers, lossy(workers)
+        case RuntimeModel.TABLE:
+            curve = (options.curves or {}).get((job.model, job.batch_size or 0))
+            asked = (workers.min * size, job.gpus)
+            if curve is None or not all(_is_measured(curve, gpus) for gpus in asked):
+                return workers, linear(workers)
+            return from_curve(workers, size, curve)
+
+
+def _is_measured(curve: ScalingCurve, gpus: int) -> bool:
+    return bool(curve.points) and curve.points[0][0] <= gpus <= curve.points[-1][0]
+
+
+def _spec(
+    job: TraceJob,
+    workers: WorkerRange,
+    size: int,
+    options: ShapeOptions,
+    expected_runtime_s: float | None,
+) -> JobSpec:
+    multiplier = {}
+    if options.inference_gpu in job.gpu_types and options.inference_multiplier > 1:
+        multiplier = {options.inference_gpu: options.inference_multiplier}
+    path = f"/checkpoints/{job.job_id}" if job.has_checkpoints else None
+    return JobSpec(
+        name=token(job.name or job.job_id),
+        command=("train",),
+        workers=workers,
+        gpus_per_worker=size,
+        gpu=GpuRequest(types=job.gpu_types, worker_multiplier=multiplier),
+        priority=job.priority,
+        expected_runtime_s=expected_runtime_s,
+        deadline_s=job.deadline_s or None,
+        checkpoint=CheckpointSpec(path=path, grace_s=options.grace_s),
+    )
+
+
+def token(text: str) -> str:
+    """A name that fits `JobSpec.name`: other characters become dashes, 64 at most."""
+    kept = "".join(
+        mark if mark.isascii() and (mark.isalnum() or mark in "_-") else "-" for mark in text
+    )
+    return kept[:64]

@@ -1,0 +1,213 @@
+"""Rows of a text table, and where each value stood. Must not know what a table is about.
+
+Whatever is wrong with a file becomes one `ConfigError` that names the file, the line and, where
+there is one, the column: what stood there and what was expected.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import gzip
+import io
+import zlib
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from common.errors import ConfigError
+
+GZIP_MAGIC = b"\x1f\x8b"
+
+
+def read_text(path: Path) -> str:
+    """A text file; gzip is recognized by its first bytes, not by the file's name.
+
+    Raises:
+        ConfigError: unreadable, not UTF-8, or compressed data that are cut off or damaged; then the
+            line is the last one that could be read.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    if data.startswith(GZIP_MAGIC):
+        data = _unpacked(path, data)
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        column = error.start - data.rfind(b"\n", 0, error.start)
+        raise ConfigError(
+            f"{path}: line {line}: column {column} (bytes): not UTF-8 text: {error.reason}"
+        ) from None
+
+
+def _unpacked(path: Path, data: bytes) -> bytes:
+    try:
+        return gzip.decompress(data)
+    except (EOFError, OSError, zlib.error) as error:
+        whole = _whole_part(data)
+        line = whole.count(b"\n") + 1
+        column = len(whole) - (whole.rfind(b"\n") + 1) + 1
+        raise ConfigError(
+            f"{path}: line {line}: column {column} (bytes): compressed data end or are damaged "
+            f"here: {error}"
+        ) from None
+
+
+def _whole_part(data: bytes) -> bytes:
+    """What can be unpacked of a damaged file: fed byte by byte, so that nothing before is lost."""
+    unpack = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    whole = bytearray()
+    # What comes before the damage is what is asked for.
+    with contextlib.suppress(zlib.error):
+        for start in range(len(data)):
+            whole += unpack.decompress(data[start : start + 1])
+    return bytes(whole)
+
+
+class Row:
+    """One row: its values by column, checked as they are read."""
+
+    __slots__ = ("_fields", "_table", "line")
+
+    def __init__(self, table: Table, line: int, fields: Sequence[str]) -> None:
+        self._table = table
+        self._fields = fields
+        self.line = line
+
+    def text(self, column: str) -> str:
+        """A field as it stands, blanks around it cut.
+
+        Raises:
+            ConfigError: the row ends before that column.
+        """
+        index = self._table.index[column]
+        if index >= len(self._fields):
+            raise self.wrong(column, "missing: the row ends before it")
+        return self._fields[index].strip()
+
+    def optional(self, column: str) -> str:
+        """A field that may be absent, from the table or from the row; then it is empty."""
+        return self.text(column) if column in self._table.index else ""
+
+    def number(self, column: str, *, least: float | None = None) -> float:
+        """A finite number, not below `least`.
+
+        Raises:
+            ConfigError: anything else; NaN and infinities are no numbers.
+        """
+        text = self.text(column)
+        try:
+            value = float(text)
+        except ValueError:
+            raise self.wrong(column, f"{text!r} is not a number") from None
+        if value - value != 0.0:
+            raise self.wrong(column, f"{text!r} is not a number")
+        return self._bounded(column, value, text, least)
+
+    def whole(self, column: str, *, least: int | None = None) -> int:
+        """A whole number, not below `least`."""
+        text = self.text(column)
+        try:
+            value = int(text)
+        except ValueError:
+            raise self.wrong(column, f"{text!r} is not a whole number") from None
+        self._bounded(column, value, text, least)
+        return value
+
+    def instant(self, column: str) -> float:
+        """A date and time as seconds since 1970; one without a zone is taken as UTC.
+
+        Public traces write local wall time without a zone; only differences of it mean anything.
+        """
+        text = self.text(column)
+        try:
+            value = datetime.fromisoformat(text[:26])  # below a microsecond nothing is kept
+        except ValueError:
+            raise self.wrong(column, f"{text!r} is not a date and time") from None
+        return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
+
+    def wrong(self, column: str, what: str) -> ConfigError:
+        """The error to raise for a field of this row."""
+        return ConfigError(f"{self._table.name}: line {self.line}: column {column}: {what}")
+
+    def _bounded(self, column: str, value: float, text: str, least: float | None) -> float:
+        if least is not None and value < least:
+            raise self.wrong(column, f"{text}, expected at least {least:g}")
+        return value
+
+
+class Table:
+    """A text table: its columns by name, and its rows with their line numbers.
+
+    Args:
+        name: what errors call it; a path.
+        columns: the names, for a table that has no header; else the first line is the header.
+    """
+
+    def __init__(
+        self, name: str, text: str, *, columns: Sequence[str] = (), separator: str = ","
+    ) -> None:
+        self.name = name
+        self._reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+        self.has_header = not columns
+        self.columns = tuple(columns) or tuple(self._header())
+        self.index = {column: index for index, column in enumerate(self.columns)}
+        if len(self.index) < len(self.columns):
+            twice = next(c for c in self.columns if self.columns.count(c) > 1)
+            raise self.wrong(f"column {twice}: stands twice")
+
+    @classmethod
+    def open(cls, path: Path) -> Table:
+        """The CSV file at a path, its header read."""
+        return cls(str(path), read_text(path))
+
+    def wrong(self, what: str) -> ConfigError:
+        """The error to raise for the header."""
+        return ConfigError(f"{self.name}: line 1: {what}")
+
+    def require(self, columns: Sequence[str]) -> None:
+        """Raises:
+        ConfigError: a column is not there.
+        """
+        for column in columns:
+            if column not in self.index:
+                raise self.wrong(f"column {column}: missing; there are: {', '.join(self.columns)}")
+
+    def rows(self) -> Iterator[Row]:
+        """Each row; blank lines are left out.
+
+        Raises:
+            ConfigError: no row at all, a row longer than the header, or no CSV.
+        """
+        is_empty = True
+        while (row := self._next()) is not None:
+            is_empty = False
+            yield row
+        if is_empty:
+            raise ConfigError(f"{self.name}: line {1 + self.has_header}: no rows")
+
+    def _header(self) -> list[str]:
+        fields = self._fields()
+        if not fields or not any(field.strip() for field in fields):
+            raise self.wrong("column 1: empty file; expected a header")
+        return [field.strip() for field in fields]
+
+    def _next(self) -> Row | None:
+        while (fields := self._fields()) is not None:
+            if any(field.strip() for field in fields):
+                row = Row(self, self._reader.line_num, fields)
+                if len(fields) > len(self.columns):
+                    more = f"{len(fields)} values, expected {len(self.columns)}"
+                    raise row.wrong(str(len(self.columns) + 1), more)
+                return row
+        return None
+
+    def _fields(self) -> list[str] | None:
+        try:
+            return next(self._reader, None)
+        except csv.Error as error:
+            line = self._reader.line_num
+            raise ConfigError(f"{self.name}: line {line}: column 1: {error}") from None

@@ -1,0 +1,162 @@
+"""The paper's scenarios change what they say and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+
+from coordinator.workloads.records import LoadSeries, LoadUnit, NodeGroup, TraceJob, Workload
+from coordinator.workloads.scenarios import (
+    Scenario,
+    bootstrapped,
+    scenario,
+    with_heterogeneous_share,
+    with_ranges,
+    with_wrong_estimates,
+)
+from coordinator.workloads.shaping import with_elastic_share, with_fungible_share
+
+DAY_S = 86_400
+RARE = TraceJob(job_id="rare", submit_s=1, duration_s=9, gpus=8, gpu_types=("V100-32GB",))
+
+
+def make_workload() -> Workload:
+    """Two hundred jobs over four days, 5 % elastic, 21 % fungible, and one bound to a rare type."""
+    jobs = tuple(
+        TraceJob(job_id=f"j{n:03d}", submit_s=n * DAY_S / 50, duration_s=60.0 + n, gpus=8)
+        for n in range(200)
+    )
+    jobs = with_fungible_share(with_elastic_share(jobs, 0.05, 1), 0.21, 1)
+    hours = tuple((hour % 24 + 24 * (hour // 24)) / 100 for hour in range(96))
+    load = LoadSeries(name="inference", step_s=3600, values=hours, unit=LoadUnit.BUSY)
+    return Workload(
+        name="small",
+        jobs=(*jobs, RARE),
+        loads=(load,),
+        nodes=(NodeGroup(count=4, gpus=8, gpu_type="V100"),),
+        length_s=4 * DAY_S,
+    )
+
+
+SMALL = make_workload()
+
+
+def count(workload: Workload) -> dict[str, int]:
+    """How many jobs are of which kind."""
+    return {
+        "elastic": sum(job.is_elastic for job in workload.jobs),
+        "fungible": sum("T4" in job.gpu_types for job in workload.jobs),
+        "heterogeneous": sum(job.heterogeneous_speed_ratio > 0 for job in workload.jobs),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "elastic", "fungible", "heterogeneous"),
+    [
+        (Scenario.BASIC, 10, 42, 0),
+        (Scenario.ADVANCED, 10, 42, 20),
+        (Scenario.HETEROGENEOUS, 10, 0, 20),
+        (Scenario.IDEAL, 201, 200, 200),
+    ],
+)
+def test_a_scenario_is_what_section_7_1_says(
+    name: Scenario, elastic: int, fungible: int, heterogeneous: int
+) -> None:
+    """Shares of jobs by kind; sizes, times and running times stay."""
+    found = scenario(SMALL, name, seed=1)
+    assert count(found) == {
+        "elastic": elastic,
+        "fungible": fungible,
+        "heterogeneous": heterogeneous,
+    }
+    assert [(job.submit_s, job.duration_s, job.gpus) for job in found.jobs] == [
+        (job.submit_s, job.duration_s, job.gpus) for job in SMALL.jobs
+    ]
+
+
+def test_a_job_bound_to_a_rare_type_runs_nowhere_else() -> None:
+    """Not even in Ideal; else the cause of the long tail would go with the scenario."""
+    [rare] = [job for job in scenario(SMALL, Scenario.IDEAL, seed=1).jobs if job.job_id == "rare"]
+    assert (rare.gpu_types, rare.heterogeneous_speed_ratio) == (("V100-32GB",), 0.0)
+
+
+def test_jobs_without_a_range_get_twice_their_request_in_ideal() -> None:
+    """And those with one keep it; speed is full across types."""
+    before = {job.job_id: job for job in SMALL.jobs}
+    for job in scenario(SMALL, Scenario.IDEAL, seed=1).jobs:
+        old = before[job.job_id]
+        expected = (old.min_workers, old.max_workers) if old.is_elastic else (1, 2)
+        assert (job.min_workers, job.max_workers) == expected
+        assert job.heterogeneous_speed_ratio in {0.0, 1.0}
+
+
+def test_shares_of_elastic_jobs_are_nested_and_keep_those_that_are() -> None:
+    """20 % of the jobs elastic are part of 60 %; below the present share some lose their range."""
+    shares = {
+        share: {job.job_id for job in with_ranges(SMALL.jobs, share, 1) if job.is_elastic}
+        for share in (0.0, 0.02, 0.2, 0.6, 1.0)
+    }
+    assert [len(found) for found in shares.values()] == [0, 4, 40, 121, 201]
+    assert {job.job_id for job in SMALL.jobs if job.is_elastic} <= shares[0.2]
+    assert shares[0.02] <= shares[0.2] <= shares[0.6] <= shares[1.0]
+
+
+def test_a_job_that_loses_its_range_keeps_its_base() -> None:
+    """The fewest workers are what its trace gave it."""
+    for old, new in zip(SMALL.jobs, with_ranges(SMALL.jobs, 0.0, 1), strict=True):
+        assert new.min_workers == old.min_workers
+        assert new.max_workers == old.min_workers
+
+
+def test_heterogeneous_jobs_are_a_share_at_a_speed() -> None:
+    """Asking again replaces what was; a share of 0 takes it away."""
+    jobs = with_heterogeneous_share(SMALL.jobs, 0.5, 1)
+    assert sum(job.heterogeneous_speed_ratio == 0.7 for job in jobs) == 100
+    none = with_heterogeneous_share(jobs, 0.0, 1)
+    assert not any(job.heterogeneous_speed_ratio for job in none)
+
+
+def test_wrong_estimates_are_off_by_a_quarter_at_most() -> None:
+    """So many are wrong; right ones are exact; a job's error does not depend on the share."""
+    few = with_wrong_estimates(SMALL.jobs, 0.2, 1)
+    many = with_wrong_estimates(SMALL.jobs, 0.6, 1)
+    wrong = [job for job in few if job.estimate_s != job.duration_s]
+    assert len(wrong) == 40
+    errors = [abs((job.estimate_s or 0) / job.duration_s - 1) for job in many]
+    assert 0.2 < max(errors) <= 0.25
+    by_id = {job.job_id: job.estimate_s for job in many}
+    assert all(by_id[job.job_id] == job.estimate_s for job in wrong)
+
+
+def test_a_bootstrapped_trace_is_made_of_whole_days() -> None:
+    """Each day is one of the source, jobs and load together, and every id is one job."""
+    found = bootstrapped(SMALL, days=6, seed=3)
+    assert found.length_s == 6 * DAY_S
+    assert len({job.job_id for job in found.jobs}) == len(found.jobs)
+    assert [job.submit_s for job in found.jobs] == sorted(job.submit_s for job in found.jobs)
+    source = {job.job_id: job for job in SMALL.jobs}
+    days = []
+    for place in range(6):
+        jobs = [job for job in found.jobs if job.submit_s // DAY_S == place]
+        [day] = {source[job.job_id.rpartition("-")[0]].submit_s // DAY_S for job in jobs}
+        same = [job for job in SMALL.jobs if job.submit_s // DAY_S == day]
+        assert len(jobs) == len(same)
+        assert found.loads[0].values[24 * place] == SMALL.loads[0].values[24 * int(day)]
+        days.append(day)
+    assert len(set(days)) > 1
+    assert bootstrapped(SMALL, days=6, seed=3) == found
+    assert bootstrapped(SMALL, days=6, seed=4) != found
+
+
+def test_after_its_last_day_a_bootstrapped_load_begins_again() -> None:
+    """Jobs that run on need a load; one shorter than the source is repeated to its length."""
+    found = bootstrapped(SMALL, days=2, seed=1)
+    values = found.loads[0].values
+    assert len(values) == 96
+    assert values[:48] == values[48:]
+
+
+def test_less_than_a_day_cannot_be_bootstrapped() -> None:
+    """There is no whole day to draw."""
+    with pytest.raises(ValueError, match="no whole day"):
+        bootstrapped(structs.replace(SMALL, length_s=3600.0), days=2, seed=1)
