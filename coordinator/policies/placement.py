@@ -215,22 +215,29 @@ class Room:
                 found |= mask
         return [self.index.names[place] for place in bits(found)]
 
-    def slots(self, job: JobView, gpu_type: str) -> int:
-        """Base workers of the job that could find a place, flexible workers making room."""
+    def has_places(self, job: JobView, gpu_type: str, count: int) -> bool:
+        """Whether that many base workers would find a place, flexible workers making room."""
         size = job.gpus_per_worker
-        count = sum(
-            mask.bit_count() * (free // size)
-            for _, masks in self._groups(job, gpu_type, is_flexible=False)
-            for free, mask in enumerate(masks)
-            if free >= size and mask
-        )
-        for name in self.flexible:
-            occupied = self.node(name)
-            if occupied.node.gpu_type == gpu_type and self.may_host(
-                job, occupied.service, is_flexible=False
-            ):
-                count += self.available(name) // size - self.free[name] // size
-        return count
+        for _, masks in self._groups(job, gpu_type, is_flexible=False):
+            for free in range(size, len(masks)):
+                if masks[free]:
+                    count -= masks[free].bit_count() * (free // size)
+        if count <= 0:
+            return True
+        allowed = {
+            service: self.may_host(job, service, is_flexible=False) for service in self._usable
+        }
+        places, nodes, used = self.index.places, self.index.nodes, self._used
+        for name, workers in self.flexible.items():
+            place = places[name]
+            occupied = nodes[place]
+            if occupied is None or occupied.node.gpu_type != gpu_type:
+                continue
+            if allowed[occupied.service]:
+                free = used[place][0] if place in used else occupied.free
+                held = sum([worker.gpus for worker in workers])
+                count -= (free + held) // size - free // size
+        return count <= 0
 
     def free_gpus(self, gpu_type: str) -> int:
         """Free GPUs of a type on all usable nodes."""

@@ -158,7 +158,7 @@ def _line(jobs: Sequence[JobView], key: OrderKey, but: Collection[JobId]) -> Seq
 def _may_fit(room: Room, job: JobView) -> bool:
     """A quick look: whether there are places enough, however they lie."""
     return any(
-        room.slots(job, gpu_type) >= job.workers_on(gpu_type).min
+        room.has_places(job, gpu_type, job.workers_on(gpu_type).min)
         for gpu_type in types_in_order(room, job)
     )
 
@@ -236,7 +236,7 @@ def _evict_for(
 ) -> Gang | None:
     """A gang on free GPUs as far as they go, the rest where the least running time is lost."""
     size, count = job.gpus_per_worker, job.workers_on(gpu_type).min
-    if room.slots(job, gpu_type) < count:
+    if not room.has_places(job, gpu_type, count):
         return None
     hosts = room.hosts(job, gpu_type, is_flexible=False)
     free = {name: room.free[name] for name in hosts}
