@@ -11,7 +11,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from common.messages import Message, Part
+from common.messages import AgentReport, CollectorReport, CostReport, Message, Part
 from common.model import JobSpec, JobState, Mode, NodeRole, Pool, Token
 
 SCHEMA_VERSION = 1
@@ -28,7 +28,7 @@ class ApiErrorCode(StrEnum):
 
 
 class ApiError(Message, frozen=True, kw_only=True, tag="error"):
-    """The request changed nothing; `field` is what did not fit, `expected` what would."""
+    """The request changed nothing; `field` did not fit, `message` says why and what would."""
 
     code: ApiErrorCode
     message: str
@@ -270,6 +270,10 @@ class Description(Message, frozen=True, kw_only=True, tag="description"):
     node: NodeRow | None = None
     service: ServiceRow | None = None
     loan: LoanRow | None = None
+    agent: AgentReport | None = None
+    """Of a node: how its agent fares, as it said last; what it costs, and what it cannot see."""
+    cost: CostReport | None = None
+    collectors: tuple[CollectorReport, ...] = ()
     workers: tuple[WorkerRow, ...] = ()
     why: tuple[str, ...] = ()
     estimate: str = ""

@@ -91,12 +91,8 @@ class Bus(Protocol):
         ...
 
 
-PING_PERIOD_S = 10
-"""A dead peer is noticed after two unanswered pings; the client's own default takes minutes."""
 MAX_PENDING_MESSAGES = 65_536
 MAX_PENDING_BYTES = 64 * 1024 * 1024
-MAX_BUFFERED_BYTES = 2 * 1024 * 1024
-"""What `publish` may buffer while there is no connection."""
 _ERROR_LOG_PERIOD_S = 30.0
 
 
@@ -123,19 +119,13 @@ async def connect_nats(
         ConfigError: the URL, an identity or a file does not fit, or the server is too old.
         Unavailable: no server took the connection within `timeout_s`.
     """
-    access = access or NatsAccess()
-    options: dict[str, Any] = {
-        "servers": natsrules.checked(url, may_be_plain=insecure or access.tls_ca_path is not None),
-        "name": natsrules.identity(identity),
-        "inbox_prefix": subjects.inbox(identity),
-        "max_reconnect_attempts": -1,
-        "reconnect_time_wait": 0.2,
-        "ping_interval": PING_PERIOD_S,
-        "max_outstanding_pings": 2,
-        "connect_timeout": 2,
-        "pending_size": MAX_BUFFERED_BYTES,
-        **natsrules.options(access),
-    }
+    options = natsrules.client_options(
+        url,
+        name=natsrules.identity(identity),
+        inbox_prefix=subjects.inbox(identity),
+        access=access or NatsAccess(),
+        insecure=insecure,
+    )
     bus = NatsBus(options, clock=clock)
     await bus.open(timeout_s)
     return bus
@@ -206,13 +196,14 @@ class NatsBus:
     def __init__(self, options: dict[str, Any], *, clock: Clock) -> None:
         self.counters = BusCounters()
         self._options = options
+        self._urls = ", ".join(natsrules.redacted(url) for url in options["servers"])
         self._clock = clock
         self._client: Client | None = None
         self._connected = asyncio.Event()
         self._subscriptions: list[NatsSubscription] = []
         self._reopening: asyncio.Task[None] | None = None
         self._is_closing = False
-        self._last_error = ""
+        self._why_not = natsrules.WhyNot()
         self._warn = Throttle(clock, _ERROR_LOG_PERIOD_S)
         self._random = random.Random()  # jitter only: it decides when to knock again
 
@@ -239,10 +230,10 @@ class NatsBus:
             async with self._clock.timeout(timeout_s):
                 await self._connect()
         except TimeoutError:
-            why = self._last_error or "no answer"
-            raise Unavailable(f"NATS at {self._urls}: {why}") from None
+            raise Unavailable(f"NATS at {self._urls}: {self._why_not}") from None
         except (nats.errors.Error, OSError) as error:
-            raise Unavailable(f"NATS at {self._urls}: {_text(error)}") from error
+            self._why_not.note(_text(error), was_cut_off=isinstance(error, OSError))
+            raise Unavailable(f"NATS at {self._urls}: {self._why_not}") from error
 
     async def publish(self, subject: str, data: bytes) -> None:
         """Send and forget; buffered for a while when the connection is down."""
@@ -295,10 +286,6 @@ class NatsBus:
     def forget(self, subscription: NatsSubscription) -> None:
         """Do not make this subscription again on a new connection."""
         self._subscriptions = [one for one in self._subscriptions if one is not subscription]
-
-    @property
-    def _urls(self) -> str:
-        return ", ".join(natsrules.redacted(url) for url in self._options["servers"])
 
     async def _live_client(self) -> Client:
         while self._client is None or not self._client.is_connected:
@@ -363,9 +350,9 @@ class NatsBus:
         self.counters.error_count += 1
         if isinstance(error, nats.errors.SlowConsumerError):
             self.counters.dropped_message_count += 1
-        self._last_error = _text(error)
-        if self._warn.is_due(self._last_error):
-            log.warning("NATS: %s (error %d)", self._last_error, self.counters.error_count)
+        self._why_not.note(_text(error), was_cut_off=isinstance(error, OSError))
+        if self._warn.is_due(_text(error)):
+            log.warning("NATS: %s (error %d)", _text(error), self.counters.error_count)
 
     async def _on_disconnected(self) -> None:
         self._connected.clear()

@@ -8,9 +8,9 @@ from __future__ import annotations
 import difflib
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum, EnumMeta
-from typing import cast
+from typing import NamedTuple, cast
 
 import msgspec
 
@@ -32,17 +32,61 @@ def parse(values: Mapping[str, object], *, source: str) -> JobSpec:
         spec = msgspec.convert(dict(values), JobSpec)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{source}: {readable(str(error))}{_choices(str(error))}") from None
-    if spec.workers.min > spec.workers.max:
-        raise ConfigError(
-            f"{source}: field workers: min is {spec.workers.min}, "
-            f"expected at most max, which is {spec.workers.max}"
-        )
-    if spec.checkpoint.signal not in signal.Signals.__members__:
-        raise ConfigError(
-            f"{source}: field checkpoint.signal: {spec.checkpoint.signal!r}, "
-            "expected a signal name such as SIGTERM or SIGUSR1"
-        )
+    found = misfit(spec)
+    if found is not None:
+        raise ConfigError(f"{source}: field {found.field}: {found.what}")
     return spec
+
+
+class Misfit(NamedTuple):
+    """A field that no node could carry out, and what is wrong with it."""
+
+    field: str
+    what: str
+
+
+def misfit(spec: JobSpec) -> Misfit | None:
+    """The first field of a job that does not fit and whose type could not say so.
+
+    Wherever a job enters it must pass here: no process can be given a NUL, and no name of a
+    variable may hold `=` (POSIX, "Environment Variables").
+    """
+    return next((Misfit(field, what) for field, what in _misfits(spec) if what), None)
+
+
+def _misfits(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    if spec.workers.min > spec.workers.max:
+        yield (
+            "workers",
+            f"min is {spec.workers.min}, expected at most max, which is {spec.workers.max}",
+        )
+    if not spec.command[0].strip():
+        yield "command", f"its program is {spec.command[0]!r}, expected a name or a path"
+    for argument in spec.command:
+        yield "command", _nul(argument)
+    yield "workdir", _nul(spec.workdir)
+    if not spec.workdir.startswith("/"):
+        yield (
+            "workdir",
+            f"{spec.workdir!r}, expected an absolute path: each node would take another one",
+        )
+    for name, value in spec.env.items():
+        if not name or "=" in name:
+            yield "env", f"{name!r} is no name of a variable: it may not be empty or hold ="
+        yield "env", _nul(name) or _nul(value)
+    if spec.checkpoint.path is not None:
+        yield "checkpoint.path", _nul(spec.checkpoint.path)
+        if not spec.checkpoint.path:
+            yield "checkpoint.path", "'', expected a path, or no such field"
+    if spec.checkpoint.signal not in signal.Signals.__members__:
+        yield (
+            "checkpoint.signal",
+            f"{spec.checkpoint.signal!r}, expected a signal name such as SIGTERM or SIGUSR1",
+        )
+
+
+def _nul(text: str) -> str:
+    return f"{text!r} holds a NUL, which no process can be given" if "\0" in text else ""
 
 
 def _known_keys(values: Mapping[str, object], source: str) -> None:

@@ -140,3 +140,22 @@ HEARD: Mapping[NodeRole, NodeEvent] = {
     R.QUARANTINED: E.HEARD_QUARANTINED,
 }
 """Which event brings a LOST node back to the role that its agent reports."""
+
+
+def node_path(old: NodeRole, new: NodeRole) -> tuple[NodeEvent, ...]:
+    """The fewest events that lead a node from one role to another; () when none do.
+
+    No reboot and no silence is among them, and a fault only where QUARANTINED is the end: whoever
+    looks for a path knows of none.
+    """
+    if new == R.QUARANTINED:
+        return (E.FAULT,)
+    paths: dict[NodeRole, tuple[NodeEvent, ...]] = {old: ()}
+    waiting = [old]
+    while waiting:
+        role = waiting.pop(0)
+        for event, then in NODE_TRANSITIONS[role].items():
+            if event not in _ANYWHERE and then not in paths:
+                paths[then] = (*paths[role], event)
+                waiting.append(then)
+    return paths.get(new, ())

@@ -117,6 +117,26 @@ class CostReport(Part, frozen=True, kw_only=True):
     rss_bytes: NonNegativeInt
 
 
+class AgentReport(Part, frozen=True, kw_only=True):
+    """How the agent itself fares, counted since its start; all of it should stay near zero."""
+
+    bad_messages: NonNegativeInt = 0
+    """Messages that did not fit, and were dropped."""
+    lease_failures: NonNegativeInt = 0
+    """Renewals without a usable answer, and last resorts that could not be armed or disarmed."""
+    bus_errors: NonNegativeInt = 0
+    bus_handler_errors: NonNegativeInt = 0
+    bus_dropped_messages: NonNegativeInt = 0
+    bus_reconnects: NonNegativeInt = 0
+
+
+class Trespass(Part, frozen=True, kw_only=True):
+    """A process on a GPU that belongs to no worker which was granted one."""
+
+    pid: NonNegativeInt
+    gpu_uuid: GpuUuid
+
+
 class WorkerPhase(StrEnum):
     """Where a worker is, as its node sees it."""
 
@@ -168,6 +188,8 @@ class NodeReport(Message, frozen=True, kw_only=True, tag="node_report"):
     workers: tuple[WorkerReport, ...] = ()
     collectors: tuple[CollectorReport, ...] = ()
     cost: CostReport | None = None
+    agent: AgentReport | None = None
+    trespasses: tuple[Trespass, ...] = ()
     detail: str = ""
     """Why the node is where it is, in words, where there is something to say."""
     stage_durations_s: dict[str, float] = {}

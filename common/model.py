@@ -23,6 +23,12 @@ NonNegativeFloat = Annotated[float, Meta(ge=0)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
 Ratio = Annotated[float, Meta(ge=0, le=1)]
 
+MAX_JOB_S = 1e9
+"""No job plans for longer, some thirty years; it also keeps out infinity."""
+JobSeconds = Annotated[float, Meta(gt=0, le=MAX_JOB_S)]
+MAX_WORKERS = 100_000
+"""Of one gang; above the GPUs of any fleet, and far below what a pass could not count."""
+
 
 class Pool(StrEnum):
     """Where a node belongs."""
@@ -99,8 +105,8 @@ class StopReason(StrEnum):
 class WorkerRange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How many workers a job can use; min == max makes it inelastic."""
 
-    min: PositiveInt
-    max: PositiveInt
+    min: Annotated[int, Meta(ge=1, le=MAX_WORKERS)]
+    max: Annotated[int, Meta(ge=1, le=MAX_WORKERS)]
 
 
 class GpuRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -112,7 +118,9 @@ class GpuRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
 
     types: tuple[str, ...] = ()
-    worker_multiplier: dict[str, PositiveInt] = field(default_factory=dict[str, int])
+    worker_multiplier: dict[str, Annotated[int, Meta(ge=1, le=64)]] = field(
+        default_factory=dict[str, int]
+    )
 
 
 class CheckpointSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -124,35 +132,40 @@ class CheckpointSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
 
     path: str | None = None
-    grace_s: NonNegativeFloat = 30.0
+    grace_s: Annotated[float, Meta(ge=0, le=MAX_JOB_S)] = 30.0
     signal: str = "SIGTERM"
 
 
 class RetrySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The job's own budget for its own faults; preemptions and node faults are free of it."""
 
-    max_restarts: NonNegativeInt = 0
-    on_exit_codes: tuple[int, ...] = ()
+    max_restarts: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    on_exit_codes: tuple[Annotated[int, Meta(ge=-64, le=255)], ...] = ()
 
 
 class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a user asks for; field by field in docs/job-contract.md."""
+    """What a user asks for; field by field in docs/job-contract.md.
+
+    What types cannot say of it is in `common.jobspec.misfit`.
+    """
 
     name: Token
     command: Annotated[tuple[str, ...], Meta(min_length=1)]
     workers: WorkerRange
-    gpus_per_worker: PositiveInt = 1
+    gpus_per_worker: Annotated[int, Meta(ge=1, le=1024)] = 1
     workdir: str = "/"
     env: dict[str, str] = field(default_factory=dict[str, str])
-    cpus_per_worker: NonNegativeInt = 0
-    memory_bytes_per_worker: NonNegativeInt = 0
+    cpus_per_worker: Annotated[int, Meta(ge=0, le=100_000)] = 0
+    memory_bytes_per_worker: Annotated[int, Meta(ge=0, le=1 << 50)] = 0
     gpu: GpuRequest = GpuRequest()
-    priority: int = 0
+    priority: Annotated[int, Meta(ge=-1_000_000, le=1_000_000)] = 0
     preemptibility: Preemptibility = Preemptibility.FULL
-    expected_runtime_s: PositiveFloat | None = None
+    expected_runtime_s: JobSeconds | None = None
     """Declared running time with `workers.min` workers; None leaves it to history."""
-    deadline_s: PositiveFloat | None = None
-    time_limit_s: PositiveFloat | None = None
+    deadline_s: JobSeconds | None = None
+    time_limit_s: JobSeconds | None = None
+    stop_after_s: JobSeconds | None = None
+    """A worker whose shim hears no agent for this long is stopped; None never (design 6)."""
     checkpoint: CheckpointSpec = CheckpointSpec()
     retry: RetrySpec = RetrySpec()
     launcher: Launcher = Launcher.NONE

@@ -12,6 +12,7 @@ import re
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from common.errors import ConfigError
@@ -21,6 +22,10 @@ MIN_SERVER_VERSION = (2, 14, 5)
 """Older servers lose acknowledged writes after a power cut or do not know `sync_interval`."""
 RECONNECT_CAP_S = 4.0
 """Longest wait between two attempts to connect."""
+PING_PERIOD_S = 10
+"""A dead peer is noticed after two unanswered pings; the client's own default takes minutes."""
+MAX_BUFFERED_BYTES = 2 * 1024 * 1024
+"""What a client may buffer while there is no connection."""
 
 _PLAIN = ("nats", "ws")
 _ENCRYPTED = ("tls", "wss")
@@ -34,6 +39,53 @@ class BusCounters:
     handler_error_count: int = 0
     dropped_message_count: int = 0
     reconnect_count: int = 0
+
+
+@dataclass(slots=True)
+class WhyNot:
+    """What keeps a client from its servers: their own last words, and the last error.
+
+    A server that refuses hangs up at once. A client that is just writing then sees a reset and
+    not the refusal, so which of them came last is chance.
+    """
+
+    server_said: str = ""
+    last_error: str = ""
+
+    def note(self, error: str, *, was_cut_off: bool) -> None:
+        """One more attempt has failed; `was_cut_off` when the server did not say why."""
+        self.last_error = error
+        if not was_cut_off:
+            self.server_said = error
+
+    def __str__(self) -> str:
+        reasons = dict.fromkeys((self.server_said, self.last_error))
+        return ", then ".join(filter(None, reasons)) or "no answer"
+
+
+def client_options(
+    urls: str, *, name: str, inbox_prefix: str, access: NatsAccess, insecure: bool
+) -> dict[str, Any]:
+    """All that a client is made with; it tries to connect for ever.
+
+    Args:
+        insecure: allow a plain-text URL off loopback.
+
+    Raises:
+        ConfigError: a URL or a file does not fit.
+    """
+    return {
+        "servers": checked(urls, may_be_plain=insecure or access.tls_ca_path is not None),
+        "name": name,
+        "inbox_prefix": inbox_prefix,
+        "max_reconnect_attempts": -1,
+        "reconnect_time_wait": 0.2,
+        "ping_interval": PING_PERIOD_S,
+        "max_outstanding_pings": 2,
+        "connect_timeout": 2,
+        "pending_size": MAX_BUFFERED_BYTES,
+        **options(access),
+    }
 
 
 def options(access: NatsAccess) -> dict[str, object]:

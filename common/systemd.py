@@ -33,15 +33,6 @@ def watchdog() -> None:
     _notify("WATCHDOG=1")
 
 
-def watchdog_period_s() -> float | None:
-    """How often PID 1 expects `watchdog()`, in seconds; None when it does not watch us."""
-    period_us = os.environ.get("WATCHDOG_USEC", "")
-    pid = os.environ.get("WATCHDOG_PID", "")
-    if not period_us.isdigit() or (pid and pid != str(os.getpid())):
-        return None
-    return int(period_us) / 1e6
-
-
 def _status(text: str) -> tuple[str, ...]:
     # A newline would begin a new assignment, so a job's name could say READY=1.
     return (f"STATUS={' '.join(text.split())}",) if text else ()

@@ -7,6 +7,7 @@ tests/service/test_store.py), so a test that passes on a fake says something abo
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -55,11 +56,22 @@ class FakeSubscription:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
+    def _only_if_up(self, message: FakeMessage) -> Callable[[bytes], None]:
+        """An answer that leaves only a bus that is still there, as any other message."""
+
+        def reply(data: bytes) -> None:
+            if message.reply is not None and self.bus.is_connected:
+                message.reply(data)
+
+        return reply
+
     async def _run(self) -> None:
         while True:
             message = await self.queue.get()
             try:
-                received: BusMessage = message
+                received: BusMessage = FakeMessage(
+                    message.subject, message.data, self._only_if_up(message)
+                )
                 await self._handler(received)
             except Exception:
                 self.bus.handler_error_count += 1
@@ -296,8 +308,12 @@ class MemoryKey:
         return self.entry.revision
 
 
+_NONCES = itertools.count()
+
+
 def memory_lease(
     key: KeyPort, *, clock: Clock, ttl_s: float = 8.0, margin_s: float = 1.0
 ) -> LeaderLease:
     """The real lease rules on a key in memory; leases on one key compete."""
-    return LeaderLease(key, clock=clock, ttl_s=ttl_s, margin_s=margin_s)
+    nonce = f"nonce-{next(_NONCES)}"
+    return LeaderLease(key, clock=clock, ttl_s=ttl_s, margin_s=margin_s, nonce=nonce)

@@ -1,7 +1,9 @@
 """What the figures mean, defined once for the live system and the simulator. Pure.
 
-Queueing time is submitted -> first start, plus every later wait (glossary); JCT is finished -
-submitted. Utilisation here is GPUs held by workers over GPUs schedulable, integrated over time.
+Queueing time is submitted -> first start, plus every later wait (glossary), of every job that was
+submitted: what a job that still waits has waited so far counts, else a full cell would look quick.
+JCT is finished - submitted, of jobs that succeeded. Utilisation here is GPUs held by workers over
+GPUs schedulable, integrated over time.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct, structs
 
 from common.model import JobState, NodeName, NodeRole, Pool
-from coordinator.engine.state import ClusterState, Counters, NodeEntry
+from coordinator.engine.state import ClusterState, Counters, JobEntry, NodeEntry
 
 
 class Quantiles(Struct, frozen=True, kw_only=True):
@@ -122,8 +124,13 @@ def _counts(node: NodeEntry) -> tuple[int, int, int, int]:
     return 0, 0, 0, 0
 
 
-def figures(state: ClusterState) -> Figures:
-    """The run so far."""
+def figures(state: ClusterState, *, now_s: float | None = None) -> Figures:
+    """The run so far.
+
+    Args:
+        now_s: until when waiting jobs have waited; by default the instant of the last event.
+    """
+    until_s = state.now_s if now_s is None else now_s
     counters = state.counters
     done = [job for job in state.jobs.values() if job.state == JobState.SUCCEEDED]
     jct_s = [job.finished_at_s - job.submitted_at_s for job in done if job.finished_at_s]
@@ -132,7 +139,7 @@ def figures(state: ClusterState) -> Figures:
         jobs_finished=counters.jobs_finished,
         jobs_failed=counters.jobs_failed,
         jobs_finished_on_loan=counters.jobs_finished_on_loan,
-        queueing_s=quantiles([job.total_queueing_s for job in done]),
+        queueing_s=quantiles([queueing_s(job, until_s) for job in state.jobs.values()]),
         jct_s=quantiles(jct_s),
         training_gpu_ratio=_ratio(counters.training_held_gpu_s, counters.training_gpu_s),
         on_loan_gpu_ratio=_ratio(counters.on_loan_held_gpu_s, counters.on_loan_gpu_s),
@@ -150,6 +157,14 @@ def figures(state: ClusterState) -> Figures:
         resizes=counters.resizes,
         gang_timeouts=counters.gang_timeouts,
     )
+
+
+def queueing_s(job: JobEntry, now_s: float) -> float:
+    """Time in the queue until an instant, all attempts together, in seconds."""
+    if job.attempt_ran_at_s is not None:
+        return job.total_queueing_s
+    until_s = now_s if job.finished_at_s is None else job.finished_at_s
+    return job.total_queueing_s + max(0.0, until_s - job.pending_since_s)
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -9,7 +9,7 @@ from typing import assert_never
 
 from common.lifecycle import JobEvent
 from common.model import JobState, NodeName, NodeRole, StopReason
-from coordinator.engine import jobs, loans
+from coordinator.engine import jobs, loans, watching
 from coordinator.engine.commands import Refused
 from coordinator.engine.context import Context, free_slots
 from coordinator.engine.state import JobEntry, NodeEntry
@@ -48,8 +48,7 @@ def _try(ctx: Context, decision: Decision) -> str:
         case Reclaim():
             return loans.reclaim(ctx, decision)
         case Recommend():
-            ctx.tell(decision.node, f"recommend {decision.action}", decision.reason)
-            return ""
+            return watching.take(ctx, decision)
         case _:
             assert_never(decision)
 

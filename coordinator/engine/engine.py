@@ -12,7 +12,17 @@ import msgspec
 
 from common.messages import DesiredState, OrderPhase, StopOrder, WorkerOrder
 from common.model import JobId, NodeName, ServiceName, StopReason
-from coordinator.engine import accounting, invariants, jobs, loans, nodes, operator, view
+from coordinator.engine import (
+    accounting,
+    invariants,
+    jobs,
+    loans,
+    nodes,
+    operator,
+    progress,
+    view,
+    watching,
+)
 from coordinator.engine.commands import AskLedger, Command, Outcome, PushDesired
 from coordinator.engine.commit import commit
 from coordinator.engine.context import Context
@@ -49,6 +59,8 @@ class Engine:
         self._views = view.Views(self.state)
         self._deadlines = Deadlines(self.state)
         self._holds: dict[JobId, tuple[str, ...]] | None = None
+        self._policy_wake_at_s: float | None = None
+        """What the last pass asked for; not saved, as whoever starts to lead begins with one."""
         self.settings = settings
         self.policy = policy(settings.policy)
         self._configure(settings)
@@ -85,8 +97,13 @@ class Engine:
             refused=tuple(ctx.refused),
             needs_pass=ctx.needs_pass,
             needs_loan_pass=ctx.needs_loan_pass,
-            wake_at_s=self._deadlines.next_s(self.state),
+            wake_at_s=self._wake_at_s(),
         )
+
+    def _wake_at_s(self) -> float | None:
+        """The earlier of what time alone changes about a job and what the policy asked for."""
+        wishes = (self._deadlines.next_s(self.state), self._policy_wake_at_s)
+        return min((at_s for at_s in wishes if at_s is not None), default=None)
 
     def _dispatch(self, ctx: Context, event: Event) -> None:  # noqa: C901 - one flat table
         match event:
@@ -99,7 +116,7 @@ class Engine:
             case NodeReported():
                 nodes.reported(ctx, event)
             case ProgressReported():
-                jobs.progress(ctx, event)
+                progress.reported(ctx, event)
             case NodeSilent():
                 nodes.silent(ctx, event)
             case LoadMeasured():
@@ -142,6 +159,7 @@ class Engine:
             1.0 - settings.headroom_ratio
         ):
             ctx.needs_loan_pass = True
+        watching.load_measured(ctx, event.service, event.load)
 
     def _nodes(self) -> list[NodeEntry]:
         return list(self.state.nodes.values())
@@ -153,13 +171,17 @@ class Engine:
             jobs.time_is_up(ctx, job)
         allocation = self.policy.allocate(self._views.snapshot(ctx), self.state.policy_memory)
         self.state.policy_memory = allocation.memory
+        self._policy_wake_at_s = allocation.wake_at_s
         for decision in allocation.decisions:
             commit(ctx, decision)
         ctx.needs_pass = False  # what this pass changed is already in it
 
     def _loan_pass(self, ctx: Context) -> None:
-        for decision in self.policy.lend(self._views.snapshot(ctx)):
+        watching.tidy(ctx)
+        decisions = self.policy.lend(self._views.snapshot(ctx))
+        for decision in decisions:
             commit(ctx, decision)
+        watching.withdraw(ctx, decisions)
         ctx.needs_loan_pass = False
 
     # --- what leaves ------------------------------------------------------------------------
@@ -246,9 +268,24 @@ class Engine:
 
     def blockers(self, job_id: JobId) -> tuple[str, ...]:
         """Why a waiting job would not start in a pass now; empty when it would."""
+        return self._held().get(job_id, ())
+
+    def queue_place(self, job_id: JobId) -> tuple[int, int] | None:
+        """Place in the policy's own order, from 1, and how many wait on; None when it would start.
+
+        Those that a pass would start now are not counted: they wait no longer.
+        """
+        held = list(self._held())
+        return (held.index(job_id) + 1, len(held)) if job_id in held else None
+
+    def why_kept(self, name: NodeName) -> tuple[str, ...]:
+        """Why a node that serves is not lent; empty for any other node."""
+        return self.policy.keep(self.snapshot(), name)
+
+    def _held(self) -> dict[JobId, tuple[str, ...]]:
         if self._holds is None:
             self._holds = {hold.job_id: hold.blockers for hold in self.policy.hold(self.snapshot())}
-        return self._holds.get(job_id, ())
+        return self._holds
 
     def check(self) -> list[str]:
         """Broken invariants, as sentences; empty when all is well. Tests call it often."""

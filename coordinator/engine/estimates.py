@@ -42,12 +42,13 @@ def whole_work(
     return settings.default_expected_runtime_s * spec.workers.min, "default"
 
 
-def record(state: ClusterState, job: JobEntry, work_s: float) -> None:
-    """A job ended well: remember its work."""
+def record(state: ClusterState, job: JobEntry, work_s: float, *, kept: int) -> None:
+    """A job ended well: remember its work, of the last `kept` kinds of jobs that did."""
     for key in (history_key(job.tenant, job.spec), size_class(job.spec)):
-        seen = state.history.setdefault(key, [])
-        seen.append(work_s)
-        del seen[:-HISTORY_KEPT]
+        seen = state.history.pop(key, [])
+        state.history[key] = [*seen, work_s][-HISTORY_KEPT:]
+    while len(state.history) > kept:
+        del state.history[next(iter(state.history))]
 
 
 def settle_work(job: JobEntry, now_s: float) -> None:

@@ -70,6 +70,16 @@ class WorkerFact(Struct, frozen=True, kw_only=True, omit_defaults=True):
     exit_code: int | None = None
     stop_reason: StopReason | None = None
     error: str = ""
+    progress: Progress | None = None
+    """Its last word, once it has ended: nobody asks it again."""
+    checkpoint: Checkpoint | None = None
+
+
+class TrespassFact(Struct, frozen=True, order=True):
+    """A process on a GPU that nobody was granted it for."""
+
+    pid: int
+    gpu_uuid: GpuUuid
 
 
 class NodeReported(Fact, frozen=True, kw_only=True, tag="node_reported"):
@@ -86,6 +96,7 @@ class NodeReported(Fact, frozen=True, kw_only=True, tag="node_reported"):
     rack: str = ""
     lease_id: LeaseId | None = None
     workers: tuple[WorkerFact, ...] = ()
+    trespasses: tuple[TrespassFact, ...] = ()
     detail: str = ""
     stage_durations_s: dict[str, float] = {}
 
@@ -132,6 +143,7 @@ class OperatorAction(StrEnum):
     DRAIN = "drain"
     CONFIRM_DEAD = "confirm_dead"
     REVOKE_LOAN = "revoke_loan"
+    APPROVE_LOAN = "approve_loan"
     SET_MODE = "set_mode"
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from common.lifecycle import JOB_TRANSITIONS, JobEvent, advance
 from common.messages import OrderPhase, WorkerPhase
 from common.model import FINAL_JOB_STATES, JobState, StopReason, WorkerKey
-from coordinator.engine import estimates
+from coordinator.engine import estimates, pruning
 from coordinator.engine.context import Context, hold_gpus, release_gpus
-from coordinator.engine.events import JobCancelRequested, JobSubmitted, ProgressReported
+from coordinator.engine.events import JobCancelRequested, JobSubmitted
 from coordinator.engine.state import (
     AfterVacating,
     EndedWorker,
@@ -154,9 +154,15 @@ def _is_ready(worker: WorkerEntry) -> bool:
     return worker.phase in (WorkerPhase.READY, WorkerPhase.RUNNING)
 
 
+def is_base_there(job: JobEntry) -> bool:
+    """Whether as many base workers are placed as the gang needs; of a rebuilt one some may miss."""
+    base = sum(1 for worker in job.workers.values() if not worker.is_flexible)
+    return base >= job.spec.workers_on(job.gpu_type or "").min
+
+
 def _run_when_ready(ctx: Context, job: JobEntry) -> None:
     """Nobody runs before every node of the gang is ready (design 5)."""
-    if not all(_is_ready(worker) for worker in job.workers.values()):
+    if not (is_base_there(job) and all(_is_ready(worker) for worker in job.workers.values())):
         return
     job.endpoint = job.workers[min(job.workers)].endpoint
     job.gang_deadline_s = None
@@ -299,7 +305,8 @@ def _requeue_if_vacated(ctx: Context, job: JobEntry) -> None:
     if after == AfterVacating.SUCCEED:
         job.exit_code, job.error = 0, ""
         if job.attempt_ran_at_s is not None and job.attempt <= 1:
-            estimates.record(ctx.state, job, job.worker_s)
+            kept = ctx.settings.job_histories_kept
+            estimates.record(ctx.state, job, job.worker_s, kept=kept)
         _end(ctx, job, JobEvent.SUCCEED)
     elif after == AfterVacating.FAIL:
         _end(ctx, job, JobEvent.FAIL, job.error or f"exit code {job.exit_code}")
@@ -332,36 +339,8 @@ def _end(ctx: Context, job: JobEntry, event: JobEvent, reason: str = "") -> None
         counters.jobs_finished_on_loan += job.was_on_loan
     elif event == JobEvent.FAIL:
         counters.jobs_failed += 1
-    _forget_oldest(ctx)
+    pruning.forget_jobs(ctx)
     ctx.needs_pass = True
-
-
-def _forget_oldest(ctx: Context) -> None:
-    """Keep the newest ended jobs only; a cell lives for years."""
-    kept = ctx.settings.finished_jobs_kept
-    if len(ctx.state.jobs) <= 2 * kept:
-        return
-    ended = [job for job in ctx.state.jobs.values() if job.finished_at_s is not None]
-    for job in ended[: max(0, len(ended) - kept)]:
-        del ctx.state.jobs[job.job_id]
-
-
-def progress(ctx: Context, event: ProgressReported) -> None:
-    """A running attempt says how far it is; a stale attempt's word is dropped."""
-    job = ctx.job(event.job_id)
-    if job is None or event.attempt != job.attempt:
-        return
-    ctx.changed_jobs[job.job_id] = None
-    if event.progress is not None:
-        if job.attempt_ran_at_s is not None and job.progress is not None:
-            resumed_below = event.progress.step < job.progress_at_start
-            if resumed_below:  # the checkpoint was not what it claimed: no credit
-                job.progress_at_start = event.progress.step
-        job.progress = event.progress
-        estimates.measure(job, ctx.now_s)
-    if event.checkpoint is not None and event.checkpoint != job.checkpoint:
-        job.checkpoint = event.checkpoint
-        job.checkpoint_at_s = ctx.now_s
 
 
 def deadline_s(job: JobEntry) -> float | None:

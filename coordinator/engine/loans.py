@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from common.model import Lease, LeaseId, NodeRole, StopReason
-from coordinator.engine import jobs
+from coordinator.engine import jobs, pruning
 from coordinator.engine.context import Context
 from coordinator.engine.events import NodeReported
 from coordinator.engine.state import JobEntry, LoanEntry, NodeEntry, WorkerEntry
@@ -25,6 +25,7 @@ def lend(ctx: Context, decision: Loan) -> str:
     ctx.state.next_lease_number += 1
     node.lease = Lease(lease_id=lease_id, service=decision.service, ttl_s=ctx.settings.lease_ttl_s)
     node.desired_role = NodeRole.ON_LOAN
+    node.last_lease_id = lease_id
     ctx.state.loans[lease_id] = LoanEntry(
         lease_id=lease_id,
         node=node.name,
@@ -111,7 +112,9 @@ def role_reported(
             _lapse(ctx, node, loan)
     elif node.role == NodeRole.ON_LOAN and node.desired_role == NodeRole.SERVING:
         _adopt_lease(ctx, node, event)
-    if node.role == NodeRole.SERVING and old_role != NodeRole.SERVING:
+    if node.role == NodeRole.SERVING and (
+        old_role != NodeRole.SERVING or _never_left(ctx, node, event)
+    ):
         _home(ctx, node, event)
 
 
@@ -122,13 +125,26 @@ def _has_gone_home(node: NodeEntry, loan: LoanEntry) -> bool:
     return node.role in (NodeRole.QUARANTINED, NodeRole.VACATING, NodeRole.WARMING)
 
 
+def _never_left(ctx: Context, node: NodeEntry, event: NodeReported) -> bool:
+    """Whether a loan that was called back is over without any report of the node's having moved.
+
+    The call may overtake the order to go, and a way there and back fit between two reports.
+    """
+    return node.lease is None and node.last_lease_id is not None and _lets_go(ctx, node, event)
+
+
 def _has_let_go(ctx: Context, node: NodeEntry, event: NodeReported) -> bool:
     """Whether a node that acts on our latest order holds no lease: it gave the loan up.
 
     An agent that turns back while draining serves again without ever having been on loan.
     """
+    return node.role == NodeRole.SERVING and _lets_go(ctx, node, event)
+
+
+def _lets_go(ctx: Context, node: NodeEntry, event: NodeReported) -> bool:
+    """Whether a node that acts on our latest order holds no lease."""
     is_current = event.epoch == ctx.state.epoch and event.generation >= node.generation
-    return is_current and event.lease_id is None and node.role == NodeRole.SERVING
+    return is_current and event.lease_id is None
 
 
 def _adopt_lease(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
@@ -140,6 +156,7 @@ def _adopt_lease(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
         return
     node.lease = Lease(lease_id=event.lease_id, service=service, ttl_s=ctx.settings.lease_ttl_s)
     node.desired_role = NodeRole.ON_LOAN
+    node.last_lease_id = event.lease_id
     ctx.state.loans[event.lease_id] = LoanEntry(
         lease_id=event.lease_id,
         node=node.name,
@@ -166,14 +183,12 @@ def _lapse(ctx: Context, node: NodeEntry, loan: LoanEntry) -> None:
 def _home(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
     """The node serves again: close its loan and compare with the deadline."""
     node.reclaim_at_s = None
-    for loan in reversed(ctx.state.loans.values()):
-        if loan.node == node.name:
-            break
-    else:
+    loan = None if node.last_lease_id is None else ctx.state.loans.get(node.last_lease_id)
+    if loan is None or loan.returned_at_s is not None or node.lease is not None:
         return
-    if loan.returned_at_s is not None or (node.lease is not None):
-        return
+    node.last_lease_id = None
     loan.returned_at_s = ctx.now_s
+    pruning.forget_loans(ctx)
     loan.stage_durations_s = dict(event.stage_durations_s)
     if loan.reclaim_ordered_at_s is None or loan.begun_at_s is None:
         return

@@ -5,13 +5,16 @@ A node's report is the truth about what is held; the journal is the truth about 
 
 from __future__ import annotations
 
-from common.lifecycle import HEARD, NODE_TRANSITIONS, NodeEvent, advance
+from common.lifecycle import HEARD, NODE_TRANSITIONS, JobEvent, NodeEvent, advance, node_path
 from common.messages import OrderPhase, WorkerOrder, WorkerPhase
 from common.model import FINAL_JOB_STATES, JobState, NodeName, NodeRole, Pool, WorkerKey
-from coordinator.engine import jobs, loans
+from coordinator.engine import jobs, loans, progress
 from coordinator.engine.context import Context, release_gpus
 from coordinator.engine.events import NodeReported, NodeSilent, OrdersRecovered, WorkerFact
 from coordinator.engine.state import GpuSlot, JobEntry, NodeEntry, WorkerEntry
+
+TRESPASSES_KEPT = 64
+"""Of one node; older ones are told again if they are still there."""
 
 
 def reported(ctx: Context, event: NodeReported) -> None:
@@ -27,7 +30,8 @@ def reported(ctx: Context, event: NodeReported) -> None:
     node.heard_at_s, node.is_heard = ctx.now_s, True
     node.reported_epoch, node.reported_generation = event.epoch, event.generation
     _fold_gpus(ctx, node, event)
-    _fold_role(ctx, node, event)
+    _fold_role(ctx, node, event, is_new_boot=is_new_boot)
+    _tell_trespasses(ctx, node, event, is_new_boot=is_new_boot)
     _fold_workers(ctx, node, event, is_new_boot=is_new_boot)
     loans.role_reported(ctx, node, event, old_role=old_role)
     if not was_heard or old_role != node.role:
@@ -68,18 +72,79 @@ def _fold_gpus(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
     node.gpus = slots
 
 
-def _fold_role(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
+def _fold_role(ctx: Context, node: NodeEntry, event: NodeReported, *, is_new_boot: bool) -> None:
+    """Move a node to the role that it reports, by the table alone."""
     if node.role == NodeRole.LOST:
-        node.role = advance(NODE_TRANSITIONS, node.role, HEARD[event.role], who=f"node {node.name}")
+        _fire(node, HEARD[event.role])
         ctx.tell(node.name, f"heard again -> {node.role}", event.detail)
+    elif is_new_boot:
+        _reboot(ctx, node, event)
     elif node.role != event.role:
-        ctx.tell(node.name, f"{node.role} -> {event.role}", event.detail)
-        node.role = event.role
+        _move(ctx, node, event)
     if node.role == NodeRole.SERVING:
         if node.serving_since_s is None:
             node.serving_since_s = ctx.now_s
     else:
         node.serving_since_s = None
+
+
+def _fire(node: NodeEntry, event: NodeEvent) -> None:
+    node.role = advance(NODE_TRANSITIONS, node.role, event, who=f"node {node.name}")
+
+
+def _reboot(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
+    """Whatever ran before is gone; from there on the node may have come some way already."""
+    old = node.role
+    is_inference = event.home_pool == Pool.INFERENCE
+    _fire(node, NodeEvent.BOOTED if is_inference else NodeEvent.BOOTED_TRAINING)
+    ctx.tell(node.name, f"rebooted: {old} -> {node.role}", event.detail)
+    if node.role != event.role:
+        _move(ctx, node, event)
+
+
+def _move(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
+    """One step of the table, or a jump, which is told.
+
+    A jump is taken as the role of a node that was silent meanwhile: reports can be lost, and what
+    a node says of itself is the truth about what it holds, however it came there.
+    """
+    old, path = node.role, node_path(node.role, event.role)
+    if len(path) == 1:
+        _fire(node, path[0])
+        ctx.tell(node.name, f"{old} -> {node.role}", event.detail)
+        return
+    missed = [str(role) for role in _between(old, path)]
+    _fire(node, NodeEvent.SILENT)
+    _fire(node, HEARD[event.role])
+    without = f"without {', '.join(missed)}" if missed else "which nothing leads to"
+    why = "its reports on the way were lost, or the agent broke the table"
+    ctx.tell(
+        node.name,
+        f"{old} -> {node.role} {without}",
+        f"{why}; {event.detail}" if event.detail else why,
+    )
+
+
+def _between(old: NodeRole, path: tuple[NodeEvent, ...]) -> list[NodeRole]:
+    roles: list[NodeRole] = []
+    for event in path[:-1]:
+        old = NODE_TRANSITIONS[old][event]
+        roles.append(old)
+    return roles
+
+
+def _tell_trespasses(
+    ctx: Context, node: NodeEntry, event: NodeReported, *, is_new_boot: bool
+) -> None:
+    """Each foreign process on a GPU is told once, however often it comes and goes (design 7)."""
+    if is_new_boot:
+        node.trespasses_told = []  # process ids begin anew
+    for fact in event.trespasses:
+        if (fact.pid, fact.gpu_uuid) not in node.trespasses_told:
+            node.trespasses_told.append((fact.pid, fact.gpu_uuid))
+            why = "no worker was granted this GPU for it; nothing but its owner can end it"
+            ctx.tell(node.name, f"trespass: process {fact.pid} on {fact.gpu_uuid}", why)
+    del node.trespasses_told[:-TRESPASSES_KEPT]
 
 
 def _fold_workers(ctx: Context, node: NodeEntry, event: NodeReported, *, is_new_boot: bool) -> None:
@@ -104,18 +169,34 @@ def _fold_worker(ctx: Context, node: NodeEntry, fact: WorkerFact) -> None:
         node.unknown_workers.append(key)
         return
     worker = job.workers.get(key.worker_index)
+    if worker is not None and key.attempt == job.attempt and worker.node != node.name:
+        _elsewhere(ctx, node, worker, is_over=is_over)
+        return
     if key.attempt < job.attempt or worker is None or job.state in FINAL_JOB_STATES:
         is_its = job.is_recovered and key.attempt == job.attempt
         if is_its and job.state in jobs.ACTIVE_JOB_STATES:
             node.unknown_workers.append(key)
         elif is_over:
             _acknowledge(ctx, node, key)
-        elif key not in node.stale_stops:
-            node.stale_stops.append(key)
-            ctx.touch(node.name)
-            ctx.tell(node.name, f"stale worker {key}", "a newer attempt or no job wants it")
+        else:
+            _stop_stale(ctx, node, key, "a newer attempt or no job wants it")
         return
     _fold_live_worker(ctx, node, job, worker, fact)
+
+
+def _elsewhere(ctx: Context, node: NodeEntry, worker: WorkerEntry, *, is_over: bool) -> None:
+    """A node says that it holds a worker which another one was given: it has no say in it."""
+    if is_over:
+        _acknowledge(ctx, node, worker.key)
+    else:
+        _stop_stale(ctx, node, worker.key, f"it was given to {worker.node}")
+
+
+def _stop_stale(ctx: Context, node: NodeEntry, key: WorkerKey, why: str) -> None:
+    if key not in node.stale_stops:
+        node.stale_stops.append(key)
+        ctx.touch(node.name)
+        ctx.tell(node.name, f"stale worker {key}", why)
 
 
 def _fold_live_worker(
@@ -125,6 +206,7 @@ def _fold_live_worker(
     worker.endpoint = fact.endpoint or worker.endpoint
     if fact.phase in (WorkerPhase.EXITED, WorkerPhase.REFUSED):
         _acknowledge(ctx, node, worker.key)
+        progress.last_word(ctx, job, fact)
         jobs.worker_gone(
             ctx,
             job,
@@ -217,31 +299,13 @@ def recovered(ctx: Context, event: OrdersRecovered) -> None:
             continue
         found.add(order.key)
         if job is None or order.key.attempt > job.attempt:
-            job = JobEntry(
-                job_id=order.key.job_id,
-                spec=order.spec,
-                tenant=order.tenant,
-                user=order.user,
-                submitted_at_s=order.submitted_at_s,
-                pending_since_s=order.submitted_at_s,
-                state=JobState.RUNNING,
-                attempt=order.key.attempt,
-                gpu_type=order.gpu_type,
-                endpoint=order.endpoint,
-                preemption_count=order.preemption_count,
-                started_at_s=ctx.now_s,
-                attempt_ran_at_s=ctx.now_s,
-                worker_s_at_s=ctx.now_s,
-                expected_work_s=(order.spec.expected_runtime_s or 0.0) * order.spec.workers.min
-                or ctx.settings.default_expected_runtime_s * order.spec.workers.min,
-                estimate_source="recovered from a node's ledger",
-                is_recovered=True,
-            )
+            job = _rebuilt(ctx, order)
             _drop_older_attempt(ctx, order.key)
             ctx.state.jobs[job.job_id] = job
             ctx.state.live_jobs[job.job_id] = None
             ctx.tell(job.job_id, "recovered", f"from the ledger of {node.name}")
         _adopt(ctx, node, job, order.key, order.gpu_uuids, is_flexible=order.is_flexible)
+        _fold_order(ctx, job, order)
     ordered = {order.key for order in event.orders}
     # What the ledger has and does not fit stays unknown: the node's next report judges it again.
     node.unknown_workers = [key for key in node.unknown_workers if key in ordered - found]
@@ -253,6 +317,47 @@ def recovered(ctx: Context, event: OrdersRecovered) -> None:
         ctx.needs_pass = True
 
 
+def _rebuilt(ctx: Context, order: WorkerOrder) -> JobEntry:
+    """A job as one worker's order tells it; none of its workers is here yet."""
+    return JobEntry(
+        job_id=order.key.job_id,
+        spec=order.spec,
+        tenant=order.tenant,
+        user=order.user,
+        submitted_at_s=order.submitted_at_s,
+        pending_since_s=order.submitted_at_s,
+        state=JobState.STARTING,
+        attempt=order.key.attempt,
+        gpu_type=order.gpu_type,
+        endpoint=order.endpoint,
+        preemption_count=order.preemption_count,
+        expected_work_s=(order.spec.expected_runtime_s or 0.0) * order.spec.workers.min
+        or ctx.settings.default_expected_runtime_s * order.spec.workers.min,
+        estimate_source="recovered from a node's ledger",
+        is_recovered=True,
+    )
+
+
+def _fold_order(ctx: Context, job: JobEntry, order: WorkerOrder) -> None:
+    """Whether a rebuilt gang may run, by what its workers were ordered.
+
+    One that was ordered to run is proof that the whole gang had been ready. Without it nobody
+    runs before as many base workers as it needs are found and ready. The others may compute on a
+    node that is not heard, so time proves nothing as long as they are missing.
+    """
+    if job.state != JobState.STARTING:
+        job.workers[order.key.worker_index].order = OrderPhase.RUN
+    elif order.phase == OrderPhase.RUN:
+        job.gang_deadline_s = None
+        job.started_at_s = job.attempt_ran_at_s = job.worker_s_at_s = ctx.now_s
+        for worker in job.workers.values():
+            worker.order = OrderPhase.RUN
+            ctx.touch(worker.node)
+        jobs.fire(ctx, job, JobEvent.GANG_READY, "it had been ordered to run")
+    elif jobs.is_base_there(job):
+        job.gang_deadline_s = ctx.now_s + ctx.settings.gang_ready_timeout_s
+
+
 def _may_adopt(node: NodeEntry, job: JobEntry | None, order: WorkerOrder) -> bool:
     """Whether a ledger's worker has its GPUs to itself, and its job, if any, is being rebuilt."""
     free = {slot.uuid for slot in node.gpus if slot.holder in (None, order.key)}
@@ -260,6 +365,8 @@ def _may_adopt(node: NodeEntry, job: JobEntry | None, order: WorkerOrder) -> boo
         return False
     if job is None or order.key.attempt > job.attempt:
         return True
+    if order.key.worker_index in job.workers:
+        return False  # the ledger of another node had it first
     is_its = order.key.attempt == job.attempt and job.is_recovered
     return is_its and job.state in jobs.ACTIVE_JOB_STATES
 
@@ -284,7 +391,6 @@ def _adopt(
         node=node.name,
         gpu_uuids=tuple(slot.uuid for slot in node.gpus if slot.uuid in gpu_uuids),
         is_flexible=is_flexible,
-        order=OrderPhase.RUN,
     )
     ctx.changed_jobs[job.job_id] = None
     job.next_worker_index = max(job.next_worker_index, key.worker_index + 1)

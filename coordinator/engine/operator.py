@@ -10,7 +10,7 @@ from coordinator.engine import loans, nodes
 from coordinator.engine.context import Context
 from coordinator.engine.events import OperatorAction, OperatorAsked
 from coordinator.engine.state import NodeEntry
-from coordinator.policies.decisions import Reclaim
+from coordinator.policies.decisions import Loan, Reclaim
 
 A = OperatorAction
 
@@ -25,6 +25,8 @@ def act(ctx: Context, event: OperatorAsked) -> None:
             _services(ctx, event)
         case A.REVOKE_LOAN:
             _revoke(ctx, event)
+        case A.APPROVE_LOAN:
+            _approve(ctx, event)
         case A.CORDON | A.UNCORDON | A.DRAIN | A.CONFIRM_DEAD:
             node = ctx.state.nodes.get(NodeName(event.target))
             if node is not None:
@@ -68,6 +70,23 @@ def _revoke(ctx: Context, event: OperatorAsked) -> None:
     loan = ctx.state.loans.get(LeaseId(event.target))
     if loan is not None and loan.returned_at_s is None:
         _take_back(ctx, ctx.state.nodes[loan.node], f"revoked {_said(event)}")
+
+
+def _approve(ctx: Context, event: OperatorAsked) -> None:
+    """Carry out a recommendation; it has no effect once it was withdrawn."""
+    found = ctx.state.recommendations.pop(NodeName(event.target), None)
+    if found is None:
+        return
+    decision = Loan(
+        node=NodeName(event.target),
+        service=found.service,
+        reason=f"{found.reason}; approved {_said(event)}",
+    )
+    why = loans.lend(ctx, decision)
+    if why:
+        ctx.tell(decision.node, "not lent", why)
+    else:
+        ctx.decisions.append(decision)
 
 
 def _node(ctx: Context, node: NodeEntry, event: OperatorAsked) -> None:

@@ -71,6 +71,13 @@ class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     finished_jobs_kept: Annotated[
         NonNegativeInt, Meta(description="ended jobs that `job list` still shows")
     ] = 10_000
+    ended_loans_kept: Annotated[
+        NonNegativeInt, Meta(description="loans that came home that `loan list --all` still shows")
+    ] = 10_000
+    job_histories_kept: Annotated[
+        NonNegativeInt,
+        Meta(description="kinds of jobs whose running times are remembered; the latest seen stay"),
+    ] = 10_000
     services: Annotated[
         tuple[ServiceSettings, ...], Meta(description="the inference services of this cell")
     ] = ()

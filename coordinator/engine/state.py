@@ -59,6 +59,8 @@ class NodeEntry(Struct, kw_only=True):
     generation: int = 0
     desired_role: NodeRole
     lease: Lease | None = None
+    last_lease_id: LeaseId | None = None
+    """Its latest loan, which it may be on its way home from."""
     reclaim_at_s: float | None = None
     serving_since_s: float | None = None
     is_cordoned: bool = False
@@ -66,6 +68,8 @@ class NodeEntry(Struct, kw_only=True):
     cordon_reason: str = ""
     stale_stops: list[WorkerKey] = field(default_factory=list[WorkerKey])
     acknowledged: list[WorkerKey] = field(default_factory=list[WorkerKey])
+    trespasses_told: list[tuple[int, GpuUuid]] = field(default_factory=list[tuple[int, GpuUuid]])
+    """The latest that were told of this boot, so that each is told once."""
     unknown_workers: list[WorkerKey] = field(default_factory=list[WorkerKey])
     """Held there but not known here; nothing is placed on the node until its ledger was read."""
 
@@ -183,7 +187,6 @@ class LoanEntry(Struct, kw_only=True):
     reclaim_ordered_at_s: float | None = None
     reclaim_deadline_s: float | None = None
     reclaim_reason: str = ""
-    vacating_at_s: float | None = None
     returned_at_s: float | None = None
     is_lapsed: bool = False
     """It ended by its own TTL, without an order."""
@@ -203,6 +206,26 @@ class ServiceEntry(Struct, kw_only=True):
     """What the file said last; `service mode` overrides it until the file changes."""
     is_recalled: bool = False
     load: list[LoadSample] = field(default_factory=list[LoadSample])
+    shadow_loan_count: int = 0
+    shadow_reclaim_count: int = 0
+    shadow_late_count: int = 0
+
+
+class ShadowLoan(Struct, kw_only=True):
+    """A loan that a watched service would have made; see `coordinator.engine.watching`."""
+
+    service: ServiceName
+    lent_at_s: float
+    reclaimed_at_s: float | None = None
+    is_late: bool = False
+
+
+class Recommendation(Struct, frozen=True, kw_only=True):
+    """A loan that waits for an operator."""
+
+    service: ServiceName
+    at_s: float
+    reason: str
 
 
 class StoryLine(Struct, frozen=True):
@@ -253,12 +276,17 @@ class ClusterState(Struct, kw_only=True):
     services: dict[ServiceName, ServiceEntry] = field(
         default_factory=dict[ServiceName, ServiceEntry]
     )
+    shadow_loans: dict[NodeName, ShadowLoan] = field(default_factory=dict[NodeName, ShadowLoan])
+    recommendations: dict[NodeName, Recommendation] = field(
+        default_factory=dict[NodeName, Recommendation]
+    )
     counters: Counters = field(default_factory=Counters)
     next_lease_number: int = 1
     pass_id: int = 0
     policy_memory: bytes = b""
     history: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
-    """Measured work (worker-seconds) by (tenant, name, command digest) and by size class."""
+    """Measured work (worker-seconds) by (tenant, name, command) and by size class; the key that
+    was recorded last comes last."""
     stories: list[StoryLine] = field(default_factory=list[StoryLine])
     stories_dropped: int = 0
     """Lines that were forgotten; the first one kept has this number plus one."""

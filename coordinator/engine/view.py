@@ -17,6 +17,7 @@ from coordinator.policies.snapshot import (
     JobView,
     NodeView,
     ServiceView,
+    Shadow,
     WorkerView,
 )
 
@@ -125,8 +126,16 @@ def node_view(ctx: Context, node: NodeEntry) -> NodeView:
         is_reclaimed=node.role == NodeRole.ON_LOAN and node.desired_role != NodeRole.ON_LOAN,
         is_drained_by_operator=node.is_cordoned,
         serving_since_s=node.serving_since_s,
+        shadow=_shadow(ctx, node),
         workers=tuple(_worker_view(worker) for _, worker in loans.workers_on(ctx, node)),
     )
+
+
+def _shadow(ctx: Context, node: NodeEntry) -> Shadow:
+    found = ctx.state.shadow_loans.get(node.name)
+    if found is None:
+        return Shadow.NONE
+    return Shadow.LENT if found.reclaimed_at_s is None else Shadow.COMING
 
 
 def job_view(ctx: Context, job: JobEntry) -> JobView:

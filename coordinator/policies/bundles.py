@@ -10,9 +10,10 @@ from collections.abc import Callable
 from functools import partial
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from common.errors import ConfigError
-from common.model import JobId, Mode
+from common.model import JobId, Mode, NodeName
 from coordinator.policies.blockers import Hold, holds
 from coordinator.policies.decisions import (
     Decision,
@@ -22,7 +23,8 @@ from coordinator.policies.decisions import (
     Resize,
     Start,
 )
-from coordinator.policies.loaning import Balance, Demand, balance, choose_loans
+from coordinator.policies.keeping import why_kept
+from coordinator.policies.loaning import Balance, Demand, balance, choose_loans, numbers
 from coordinator.policies.placement import Room, merge, placed_count
 from coordinator.policies.preemptive import (
     Left,
@@ -50,11 +52,15 @@ from coordinator.policies.scaling import (
     shares_of,
     work_on,
 )
-from coordinator.policies.snapshot import ClusterSnapshot, ServiceView
+from coordinator.policies.snapshot import ClusterSnapshot, ServiceView, Shadow
 
 
 class Allocation(Struct, frozen=True, kw_only=True):
-    """What one scheduling pass decided, and what the policy wants to remember."""
+    """What one scheduling pass decided, and what the policy wants to remember.
+
+    wake_at_s: the next pass is wanted at this instant at the latest, for something that only time
+        changes; None has no wish.
+    """
 
     decisions: tuple[Decision, ...]
     memory: bytes = b""
@@ -65,11 +71,16 @@ def _nobody(snapshot: ClusterSnapshot) -> tuple[Hold, ...]:
     return ()
 
 
+def _nothing(snapshot: ClusterSnapshot, name: NodeName) -> tuple[str, ...]:
+    return ()
+
+
 class Policy(Struct, frozen=True, kw_only=True):
     """A bundle: who starts where (`allocate`), and what is lent or taken back (`lend`).
 
     hold: why each job that waits would not start in a pass now; asked only when somebody wants
         to know, as that costs more than the pass.
+    keep: why a node of a service that serves is not lent, the service's balance first.
     """
 
     name: str
@@ -77,12 +88,14 @@ class Policy(Struct, frozen=True, kw_only=True):
     allocate: Callable[[ClusterSnapshot, bytes], Allocation]
     lend: Callable[[ClusterSnapshot], tuple[Decision, ...]]
     hold: Callable[[ClusterSnapshot], tuple[Hold, ...]] = _nobody
+    keep: Callable[[ClusterSnapshot, NodeName], tuple[str, ...]] = _nothing
 
 
 class Rules(Struct, frozen=True, kw_only=True):
     """What a bundle is made of.
 
-    order: key of the waiting jobs. is_strict: the first that does not fit blocks the rest.
+    order: key of the waiting jobs. is_strict: the first that does not fit blocks
+    the rest that want the same GPU types.
     is_scaling: flexible workers are given and taken. is_loaning: spare nodes are lent.
     resize_cost_s: running time that each flexible worker more or less must save (a rendezvous).
     elastic_base_prefers_loan: the paper's placing of elastic base demand, see `placement`.
@@ -229,8 +242,9 @@ def _start(gang: Gang, placements: tuple[Placement, ...]) -> Start:
 def lend(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Decision, ...]:
     """One loan pass: per service either loans or reclaims.
 
-    A service in mode observe or recommend gets the same loans as recommendations, and what it
-    has lent comes home as in mode act. A recalled service gets all its nodes back, in every mode
+    In mode recommend each loan is proposed for an operator to approve; in mode observe both loans
+    and reclaims are followed as if they had been made. What a service has really lent comes home
+    as in mode act. A recalled service gets all its nodes back, in every mode
     and also in a frozen cell. A bundle without loans lends nothing, but takes back in time what
     another one has lent.
     """
@@ -255,13 +269,17 @@ def _balance_service(
     demand: Demand | None,
 ) -> tuple[Decision, ...]:
     have = balance(snapshot, service)
-    because = _numbers(service, have)
+    because = numbers(service, have)
+    if service.mode == Mode.OBSERVE:
+        watched = _watched(rules, snapshot, service, have, demand)
+    else:
+        watched = ()
     if have.shortfall:
         # In every mode: what is lent was lent in mode act, and the promise outlives the mode.
         choice = choose_nodes(occupancy, lent_nodes(snapshot, service.name), have.shortfall)
-        return carry_out(occupancy, service, choice, because)
-    if not rules.is_loaning:
-        return ()
+        return (*carry_out(occupancy, service, choice, because), *watched)
+    if not rules.is_loaning or service.mode == Mode.OBSERVE:
+        return watched
     is_acting = service.mode == Mode.ACT
     mine = demand if demand is None or is_acting else demand.copy()
     names = choose_loans(snapshot, service, have, mine)
@@ -272,13 +290,41 @@ def _balance_service(
     )
 
 
-def _numbers(service: ServiceView, have: Balance) -> str:
-    load = "unknown" if have.forecast_load is None else f"{have.forecast_load:.4g}"
-    return (
-        f"load forecast {load} over {have.horizon_s:.0f} s at {service.capacity_per_node:g} per "
-        f"node needs {have.needed} nodes with headroom ({have.needed_to_lend} before lending); "
-        f"{len(have.ready)} ready, {len(have.coming)} coming"
+def _watched(
+    rules: Rules,
+    snapshot: ClusterSnapshot,
+    service: ServiceView,
+    have: Balance,
+    demand: Demand | None,
+) -> tuple[Decision, ...]:
+    """What would be lent or taken back if all that was watched so far had been done."""
+    lent = [node for node in have.ready if node.shadow == Shadow.LENT]
+    have = replace(
+        have,
+        ready=tuple(node for node in have.ready if node.shadow == Shadow.NONE),
+        coming=(*have.coming, *(node for node in have.ready if node.shadow == Shadow.COMING)),
     )
+    because = numbers(service, have)
+    if have.shortfall:
+        action, names = "reclaim", tuple(node.name for node in lent[: have.shortfall])
+    elif rules.is_loaning:
+        mine = None if demand is None else demand.copy()
+        if mine is not None:
+            for node in lent:
+                mine.take(node)
+        action, names = "lend", choose_loans(snapshot, service, have, mine)
+    else:
+        return ()
+    return tuple(
+        Recommend(action=action, node=name, service=service.name, reason=because) for name in names
+    )
+
+
+def keep(rules: Rules, snapshot: ClusterSnapshot, name: NodeName) -> tuple[str, ...]:
+    """Why a node that serves is not lent."""
+    demand = Demand(snapshot, is_scaling=rules.is_scaling) if rules.lend_only_on_demand else None
+    lent_next = [d.node for d in lend(rules, snapshot) if isinstance(d, Loan)]
+    return why_kept(snapshot, name, is_loaning=rules.is_loaning, demand=demand, lent_next=lent_next)
 
 
 # --- the table ------------------------------------------------------------------------------
@@ -292,6 +338,7 @@ def bundle(name: str, description: str, rules: Rules) -> Policy:
         allocate=partial(allocate, rules),
         lend=partial(lend, rules),
         hold=partial(hold, rules),
+        keep=partial(keep, rules),
     )
 
 
@@ -301,11 +348,13 @@ def preemptive(name: str, description: str, left: Left) -> Policy:
     def allocate_by_least_left(snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
         return Allocation(decisions=by_least_left(snapshot, left), memory=memory)
 
+    rules = Rules(order=submission_key)
     return Policy(
         name=name,
         description=description,
         allocate=allocate_by_least_left,
-        lend=partial(lend, Rules(order=submission_key)),
+        lend=partial(lend, rules),
+        keep=partial(keep, rules),
         hold=lambda snapshot: why_waiting(snapshot, left),
     )
 
@@ -315,7 +364,7 @@ POLICIES: dict[str, Policy] = {
     for made in (
         bundle(
             "fifo",
-            "strict order of submission: the first that does not fit blocks the rest",
+            "strict order of submission: the first that does not fit blocks the rest of its type",
             Rules(order=submission_key, is_strict=True),
         ),
         bundle(

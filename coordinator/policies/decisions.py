@@ -73,9 +73,10 @@ class Reclaim(Proposal, frozen=True, kw_only=True, tag="reclaim"):
 
 
 class Recommend(Proposal, frozen=True, kw_only=True, tag="recommend"):
-    """A loan that a service in mode observe or recommend would have had."""
+    """What a service in mode recommend should do, or one in mode observe would have done."""
 
     action: str
+    """`lend`, or in mode observe `reclaim`."""
     node: NodeName
     service: ServiceName
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from copy import copy
-from math import ceil
+from math import ceil, inf
 
 from msgspec import Struct
 
@@ -90,18 +90,31 @@ def is_lending(snapshot: ClusterSnapshot, service: ServiceView) -> bool:
     )
 
 
+class _Want(Struct):
+    """GPUs that jobs which accept the same nodes want; types: what they accept, empty is any."""
+
+    types: tuple[str, ...]
+    gpus_per_worker: int
+    grace_s: float
+    jobs: int = 0
+    gpus: int = 0
+
+
 class Demand:
     """GPUs that training could use on lent nodes; taken down as nodes are chosen."""
 
     def __init__(self, snapshot: ClusterSnapshot, *, is_scaling: bool) -> None:
-        self._jobs: list[JobView] = []
-        self._gpus: list[int] = []
+        wants: dict[tuple[tuple[str, ...], int, float], _Want] = {}
         self._is_scaling = is_scaling
         for job in snapshot.jobs:
             gpus = self._wanted_gpus(job)
             if gpus > 0 and job.preemptibility != Preemptibility.NON:
-                self._jobs.append(job)
-                self._gpus.append(gpus)
+                types = job.gpu.types if job.state == JobState.PENDING else (job.gpu_type or "",)
+                key = (types, job.gpus_per_worker, job.grace_s)
+                want = wants.setdefault(key, _Want(*key))
+                want.jobs += 1
+                want.gpus += gpus
+        self._wants = list(wants.values())
         self._max_grace_s = {service.name: service.max_grace_s for service in snapshot.services}
         for node in snapshot.nodes:
             if node.role == NodeRole.DRAINING:
@@ -110,8 +123,16 @@ class Demand:
     def copy(self) -> Demand:
         """The same demand, to be taken down apart: what is only recommended covers nothing."""
         other = copy(self)
-        other._gpus = list(self._gpus)
+        other._wants = [copy(want) for want in self._wants]
         return other
+
+    def accepts(self, node: NodeView) -> bool:
+        """Whether somebody could use this node, whatever else is lent."""
+        return any(want.gpus > 0 and self._accepts(want, node) for want in self._wants)
+
+    def __len__(self) -> int:
+        """Jobs that want more GPUs than they have."""
+        return sum(want.jobs for want in self._wants if want.gpus > 0)
 
     def _wanted_gpus(self, job: JobView) -> int:
         if job.state == JobState.PENDING:
@@ -125,23 +146,20 @@ class Demand:
         stay = sum(1 for worker in job.placed if not worker.is_leaving)
         return (job.workers_on(job.gpu_type).max - stay) * job.gpus_per_worker
 
-    def _accepts(self, job: JobView, node: NodeView) -> bool:
-        if job.gpu_type is not None and job.state != JobState.PENDING:
-            is_type = job.gpu_type == node.gpu_type
-        else:
-            is_type = job.accepts(node.gpu_type)
+    def _accepts(self, want: _Want, node: NodeView) -> bool:
         grace_s = self._max_grace_s.get(node.service, -1.0) if node.service else -1.0
-        return is_type and job.gpus_per_worker <= node.gpus and job.grace_s <= grace_s
+        is_type = not want.types or node.gpu_type in want.types
+        return is_type and want.gpus_per_worker <= node.gpus and want.grace_s <= grace_s
 
     def take(self, node: NodeView) -> bool:
         """Cover demand with a node; False when nobody could use it."""
         left = node.gpus
-        for index, job in enumerate(self._jobs):
+        for want in self._wants:
             if left <= 0:
                 break
-            if self._gpus[index] > 0 and self._accepts(job, node):
-                used = min(left, self._gpus[index])
-                self._gpus[index] -= used
+            if want.gpus > 0 and self._accepts(want, node):
+                used = min(left, want.gpus)
+                want.gpus -= used
                 left -= used
         return left < node.gpus
 
@@ -155,12 +173,7 @@ def choose_loans(
     """
     if not is_lending(snapshot, service):
         return ()
-    rested = [
-        node
-        for node in have.ready
-        if node.serving_since_s is not None
-        and node.serving_since_s <= snapshot.now_s - service.hold_off_s
-    ]
+    rested = [node for node in have.ready if rest_left_s(snapshot, service, node) <= 0]
     chosen: list[NodeName] = []
     for node in _longest_serving_first(rested):
         if len(chosen) >= have.spare:
@@ -170,5 +183,22 @@ def choose_loans(
     return tuple(chosen)
 
 
+def rest_left_s(snapshot: ClusterSnapshot, service: ServiceView, node: NodeView) -> float:
+    """Seconds until its hold-off ends; endless for a node that does not serve."""
+    if node.serving_since_s is None:
+        return inf
+    return node.serving_since_s + service.hold_off_s - snapshot.now_s
+
+
 def _longest_serving_first(nodes: Iterable[NodeView]) -> list[NodeView]:
     return sorted(nodes, key=lambda node: (node.serving_since_s or 0.0, node.name))
+
+
+def numbers(service: ServiceView, have: Balance) -> str:
+    """A balance as a sentence, for the reason of a loan or a reclaim."""
+    load = "unknown" if have.forecast_load is None else f"{have.forecast_load:.4g}"
+    return (
+        f"load forecast {load} over {have.horizon_s:.0f} s at {service.capacity_per_node:g} per "
+        f"node needs {have.needed} nodes with headroom ({have.needed_to_lend} before lending); "
+        f"{len(have.ready)} ready, {len(have.coming)} coming"
+    )

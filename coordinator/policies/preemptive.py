@@ -23,8 +23,6 @@ from coordinator.policies.snapshot import ClusterSnapshot, JobView
 RANK_DIGITS = 3
 """Ranks are compared to the millisecond: rounding must not preempt anybody."""
 
-ACTIVE = frozenset({JobState.STARTING, JobState.RUNNING, JobState.RESIZING})
-
 Left = Callable[[JobView, float], float]
 """How much a job has left at an instant; the least runs first."""
 
@@ -63,8 +61,12 @@ def why_waiting(snapshot: ClusterSnapshot, left: Left) -> tuple[Hold, ...]:
 
 
 def _may_stop(job: JobView) -> bool:
-    """Only jobs that agreed to it are stopped for others."""
-    return job.state in ACTIVE and job.preemptibility == Preemptibility.FULL
+    """Only jobs that run and that agreed to it are stopped for others.
+
+    One that still starts may be the nominee of GPUs that somebody is leaving: to stop it would
+    free them for nobody yet.
+    """
+    return job.state == JobState.RUNNING and job.preemptibility == Preemptibility.FULL
 
 
 class _Line:

@@ -5,7 +5,7 @@ Must not know who took the snapshot or what becomes of a decision.
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 
 from msgspec import Struct
 
@@ -37,6 +37,14 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     is_leaving: bool = False
 
 
+class Shadow(StrEnum):
+    """Where a node of a service that is only watched would be, had it been lent."""
+
+    NONE = ""
+    LENT = "lent"
+    COMING = "coming"  # taken back, and still on its way
+
+
 class NodeView(Struct, frozen=True, kw_only=True):
     """One node.
 
@@ -58,6 +66,7 @@ class NodeView(Struct, frozen=True, kw_only=True):
     is_drained_by_operator: bool = False
     serving_since_s: float | None = None
     """When it last became ready to serve; None when it does not serve."""
+    shadow: Shadow = Shadow.NONE
     workers: tuple[WorkerView, ...] = ()
 
 

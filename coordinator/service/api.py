@@ -25,6 +25,7 @@ from common.api import (
 )
 from common.bus import BusMessage
 from common.errors import ProtocolError, Unavailable
+from common.jobspec import misfit
 from common.messages import MAX_MESSAGE_BYTES, Message, decode, encode
 from common.model import FINAL_JOB_STATES, JobId, JobSpec, Mode, NodeName, ServiceName
 from coordinator.engine.events import (
@@ -87,11 +88,15 @@ class Api:
     def _kind(self, verb: str) -> type[Message]:
         kind = self._kinds.get(verb)
         if kind is None:
+            self._coordinator.bad_requests += 1
             known = ", ".join(sorted(self._kinds))
             raise Refusal(ApiErrorCode.USAGE, f"no verb {verb!r}; there are {known}", "verb")
         return kind
 
     async def _answer(self, request: Message, tenant: str, user: str) -> Message:
+        if not self._coordinator.is_leading:
+            # The engine of a leader that was fenced is ahead of the journal, for ever.
+            raise Unavailable("this coordinator does not lead")
         match request:
             case Submit():
                 return await self._submit(request, tenant, user)
@@ -126,12 +131,9 @@ class Api:
 
     def _check_spec(self, spec: JobSpec) -> None:
         """Refuse what could never run here."""
-        if spec.workers.min > spec.workers.max:
-            raise Refusal(
-                ApiErrorCode.USAGE,
-                f"min is {spec.workers.min}, expected at most max, which is {spec.workers.max}",
-                "workers",
-            )
+        found = misfit(spec)
+        if found is not None:
+            raise Refusal(ApiErrorCode.USAGE, f"field {found.field}: {found.what}", found.field)
         nodes = [n for n in self._coordinator.engine.state.nodes.values() if n.gpus]
         types = sorted({node.gpu_type for node in nodes})
         unknown = [name for name in spec.gpu.types if name not in types]
@@ -192,6 +194,14 @@ class Api:
             if action == a.CONFIRM_DEAD and node.role != "lost":
                 raise Refusal(
                     ApiErrorCode.CONFLICT, f"node {node.name} is {node.role}, not lost", "node"
+                )
+        elif action == a.APPROVE_LOAN:
+            if NodeName(request.target) not in state.recommendations:
+                known = ", ".join(sorted(state.recommendations)) or "none now"
+                raise Refusal(
+                    ApiErrorCode.NOT_FOUND,
+                    f"no loan of {request.target!r} is recommended; recommended are {known}",
+                    "node",
                 )
         elif action == a.REVOKE_LOAN:
             loan = self._looks.loan(request.target)

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import logging
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -46,13 +47,16 @@ async def run(settings: CoordinatorSettings) -> None:
         access=settings.access,
     )
     try:
-        journal = Journal(bus, cell=settings.cell, writer=holder, clock=clock)
+        replicas = settings.journal_replicas
+        journal = Journal(bus, cell=settings.cell, writer=holder, clock=clock, replicas=replicas)
         lease = LeaderLease(
             bus,
             cell=settings.cell,
             clock=clock,
             ttl_s=settings.leader_ttl_s,
             margin_s=settings.leader_margin_s,
+            nonce=secrets.token_hex(8),
+            replicas=replicas,
         )
         coordinator = Coordinator(
             settings,
@@ -60,7 +64,13 @@ async def run(settings: CoordinatorSettings) -> None:
             clock=clock,
             bus=bus,
             journal=journal,
-            snapshots=Snapshots(bus, cell=settings.cell, clock=clock),
+            snapshots=Snapshots(
+                bus,
+                cell=settings.cell,
+                clock=clock,
+                new_name=lambda: secrets.token_hex(8),
+                replicas=replicas,
+            ),
             lease=lease,
             progress=systemd.watchdog,
         )

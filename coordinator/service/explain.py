@@ -36,13 +36,12 @@ def _pending(engine: Engine, entry: JobEntry) -> list[str]:
     reasons = list(blockers)
     if engine.state.is_frozen:
         reasons.insert(0, "the cell is frozen: no decisions are taken (aryl freeze --off)")
-    ahead = [
-        other
-        for other in engine.state.live()
-        if other.state == JobState.PENDING
-        and (other.submitted_at_s, other.job_id) < (entry.submitted_at_s, entry.job_id)
-    ]
-    reasons.append(f"{len(ahead)} waiting jobs were submitted before it")
+    place = engine.queue_place(entry.job_id)
+    if place is not None:
+        reasons.append(
+            f"it is number {place[0]} of {place[1]} that wait, in the order of policy "
+            f"{engine.policy.name}"
+        )
     if not blockers and not engine.state.is_frozen:
         reasons.append("nothing: it starts in the next scheduling pass")
     if entry.preemption_count:
@@ -85,6 +84,7 @@ def node(engine: Engine, entry: NodeEntry) -> tuple[str, ...]:
         said.append(f"cordoned {entry.cordon_reason}")
     if entry.detail:
         said.append(entry.detail)
+    said += engine.why_kept(entry.name)
     if entry.lease is not None:
         said.append(f"lent by {entry.lease.service} under lease {entry.lease.lease_id}")
     if entry.unknown_workers:

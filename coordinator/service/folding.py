@@ -16,6 +16,7 @@ from coordinator.engine.events import (
     NodeReported,
     NodeSilent,
     ProgressReported,
+    TrespassFact,
     WorkerFact,
 )
 
@@ -210,8 +211,13 @@ def facts_of(report: NodeReport) -> NodeReported:
                 exit_code=worker.exit_code,
                 stop_reason=worker.stop_reason,
                 error=worker.error if worker.phase in _ENDED else "",
+                progress=worker.progress if worker.phase in _ENDED else None,
+                checkpoint=worker.checkpoint if worker.phase in _ENDED else None,
             )
             for worker in report.workers
+        ),
+        trespasses=tuple(
+            sorted(TrespassFact(found.pid, found.gpu_uuid) for found in report.trespasses)
         ),
         detail=report.detail,
         stage_durations_s=report.stage_durations_s,

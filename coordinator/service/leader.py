@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import math
-import secrets
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -79,19 +78,22 @@ class LeaderLease:
     Args:
         ttl_s: a holder that does not renew for this long is replaced.
         margin_s: it stops acting this long before.
+        nonce: who it really is; no other holder, past or present, has the same.
 
     Raises:
         ConfigError: the margin eats the TTL.
     """
 
-    def __init__(self, key: KeyPort, *, clock: Clock, ttl_s: float, margin_s: float) -> None:
+    def __init__(
+        self, key: KeyPort, *, clock: Clock, ttl_s: float, margin_s: float, nonce: str
+    ) -> None:
         if not 0 <= margin_s < ttl_s:
             raise ConfigError(f"leader_margin_s: {margin_s:g} is not less than the TTL, {ttl_s:g}")
         self._key = key
         self._clock = clock
         self._ttl_s = ttl_s
         self._margin_s = margin_s
-        self._nonce = secrets.token_hex(8)
+        self._nonce = nonce
         self._held: LeaseValue | None = None
         self._revision = 0
         self._valid_until_s = -math.inf

@@ -29,7 +29,7 @@ from common.errors import ProtocolError, Unavailable
 from common.messages import LogReply, LogRequest, Message, decode, encode
 from common.model import FINAL_JOB_STATES, JobId, LeaseId, NodeName
 from coordinator.engine.state import JobEntry, LoanEntry
-from coordinator.service import explain, rows
+from coordinator.service import explain, rows, trust
 from coordinator.service.coordinator import Coordinator
 
 
@@ -72,7 +72,7 @@ class Looks:
                     for loan in state.loans.values()
                     if not (is_live_only and loan.returned_at_s is not None)
                 ]
-                return Loans(rows=tuple(loans))
+                return Loans(rows=(*loans, *trust.recommended(c.engine)))
             case GetEvents():
                 found = rows.story_rows(
                     state.stories,
@@ -89,6 +89,7 @@ class Looks:
                     cell=c.settings.cell,
                     bad_messages=c.bad_messages,
                     up_s=c.clock.now_s() - c.started_at_s,
+                    now_s=self._now_s(),
                 )
 
     def _now_s(self) -> float:
@@ -122,9 +123,13 @@ class Looks:
         node = c.engine.state.nodes.get(NodeName(name))
         if node is None:
             raise unknown("node", name, sorted(c.engine.state.nodes))
+        report = c.folder.reports.get(node.name)
         return Description(
             kind="node",
             name=name,
+            agent=report.agent if report else None,
+            cost=report.cost if report else None,
+            collectors=report.collectors if report else (),
             node=rows.node_row(node, c.folder, boot_now_s=c.clock.now_s()),
             why=explain.node(c.engine, node),
             story=self._story(name),
@@ -135,7 +140,12 @@ class Looks:
         names = sorted(s.name for s in engine.settings.services)
         if name not in names:
             raise unknown("service", name, names)
-        return Description(kind="service", name=name, service=rows.service_row(engine, name))
+        return Description(
+            kind="service",
+            name=name,
+            service=rows.service_row(engine, name),
+            why=trust.why(engine, name),
+        )
 
     def _describe_loan(self, name: str) -> Description:
         loan = self.loan(name)

@@ -24,8 +24,6 @@ from coordinator.service.folding import Folder
 
 def job_row(engine: Engine, job: JobEntry, *, now_s: float) -> JobRow:
     """One job."""
-    waiting_s = now_s - job.pending_since_s if job.attempt_ran_at_s is None else 0.0
-    is_over = job.finished_at_s is not None
     return JobRow(
         job_id=job.job_id,
         name=job.spec.name,
@@ -42,7 +40,7 @@ def job_row(engine: Engine, job: JobEntry, *, now_s: float) -> JobRow:
         submitted_at_s=job.submitted_at_s,
         started_at_s=job.started_at_s,
         finished_at_s=job.finished_at_s,
-        queueing_s=job.total_queueing_s + (0.0 if is_over else waiting_s),
+        queueing_s=accounting.queueing_s(job, now_s),
         preemption_count=job.preemption_count,
         step=job.progress.step if job.progress else None,
         total_steps=job.progress.total_steps if job.progress else None,
@@ -176,7 +174,9 @@ def story_rows(
     )
 
 
-def status(engine: Engine, folder: Folder, *, cell: str, bad_messages: int, up_s: float) -> Status:
+def status(
+    engine: Engine, folder: Folder, *, cell: str, bad_messages: int, up_s: float, now_s: float
+) -> Status:
     """The cell at a glance."""
     state = engine.state
     nodes = list(state.nodes.values())
@@ -205,7 +205,7 @@ def status(engine: Engine, folder: Folder, *, cell: str, bad_messages: int, up_s
         running_jobs=sum(1 for job in live if job.attempt_ran_at_s is not None),
         gpu_busy_ratio_training=_busy(folder, training),
         gpu_busy_ratio_inference=_busy(folder, inference),
-        figures=accounting.plain(accounting.figures(state)),
+        figures=accounting.plain(accounting.figures(state, now_s=now_s)),
         bad_messages=bad_messages,
         up_s=up_s,
     )

@@ -53,6 +53,15 @@ class CoordinatorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     snapshot_records: Annotated[
         PositiveInt, Meta(description="journal records between two snapshots")
     ] = 500
+    journal_replicas: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=5,
+            description="copies of journal, snapshots and leader's lease, each on a NATS server of "
+            "its own; of streams that are made anew",
+        ),
+    ] = 1
     rebuild_wait_s: Annotated[
         NonNegativeFloat,
         Meta(description="a new leader listens this long to reports before it takes its epoch"),

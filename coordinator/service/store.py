@@ -1,16 +1,15 @@
 """Journal, snapshots and leader lease on JetStream: what survives a coordinator.
 
 With `common.bus` the only importer of `nats`. Must not know what a record or a snapshot holds.
-Streams are made when they are missing and never changed: a site that wants three replicas passes
-`replicas`, or edits the stream with NATS's own tools.
+Streams are made when they are missing and never changed: a site that wants three replicas says so
+in `journal_replicas` before the first start, or edits the streams with NATS's own tools.
 """
 
 from __future__ import annotations
 
 import binascii
 import contextlib
-import secrets
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Callable, Generator
 from typing import Any, cast
 
 import msgspec
@@ -31,6 +30,8 @@ MAX_CHUNK_BYTES = 512 * 1024
 """A snapshot's pieces: well below the smallest payload limit that servers come with."""
 TIMEOUT_S = 5.0
 """One JetStream call; longer than most elections, so a write rarely stays ambiguous."""
+NewName = Callable[[], str]
+"""A name that no save of anybody has: two coordinators may save at once."""
 _FETCH_COUNT = 500
 _FETCH_BYTES = 16 * 1024 * 1024
 _WRONG_LAST_SEQUENCE = 10071
@@ -146,11 +147,14 @@ class Chunk(Struct, frozen=True, kw_only=True):
 class Snapshots:
     """`SnapshotsPort` on a stream of chunks; a save that did not end is as if never begun."""
 
-    def __init__(self, bus: NatsBus, *, cell: str, clock: Clock, replicas: int = 1) -> None:
+    def __init__(
+        self, bus: NatsBus, *, cell: str, clock: Clock, new_name: NewName, replicas: int = 1
+    ) -> None:
         self._bus = bus
         self._clock = clock
         self._stream = f"ARYL_SNAPSHOT_{subjects.token(cell, what='cell')}"
         self._subject = subjects.snapshots(cell)
+        self._new_name = new_name
         self._replicas = replicas
 
     async def save(self, sequence: int, data: bytes) -> None:
@@ -164,7 +168,7 @@ class Snapshots:
         stream = self._bus.jetstream(timeout_s=TIMEOUT_S)
         first = 0
         with _as_unavailable("snapshot", are_api_errors_too=True):
-            for chunk in split(sequence, data):
+            for chunk in split(sequence, data, name=self._new_name()):
                 ack = await stream.publish(self._subject, msgspec.msgpack.encode(chunk))
                 first = first or ack.seq
             await stream.purge_stream(self._stream, seq=first)
@@ -182,10 +186,9 @@ class Snapshots:
         return join(chunks)
 
 
-def split(sequence: int, data: bytes) -> list[Chunk]:
-    """A snapshot as chunks of at most `MAX_CHUNK_BYTES`; at least one."""
+def split(sequence: int, data: bytes, *, name: str) -> list[Chunk]:
+    """A snapshot of this name as chunks of at most `MAX_CHUNK_BYTES`; at least one."""
     pieces = [data[i : i + MAX_CHUNK_BYTES] for i in range(0, len(data), MAX_CHUNK_BYTES)] or [b""]
-    name = secrets.token_hex(8)
     checksum = binascii.crc32(data)
     return [
         Chunk(
@@ -225,11 +228,12 @@ class LeaderLease(leader.LeaderLease):
         clock: Clock,
         ttl_s: float,
         margin_s: float,
+        nonce: str,
         replicas: int = 1,
     ) -> None:
         # Two attempts fit between the last renewal and the end of the lease.
         key = NatsKey(bus, cell=cell, timeout_s=min(TIMEOUT_S, ttl_s / 4), replicas=replicas)
-        super().__init__(key, clock=clock, ttl_s=ttl_s, margin_s=margin_s)
+        super().__init__(key, clock=clock, ttl_s=ttl_s, margin_s=margin_s, nonce=nonce)
 
 
 class NatsKey:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import socket
+import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from common.clock import SystemClock
 from common.errors import ConfigError, Unavailable
 from common.model import NatsAccess
 from coordinator.service.natsserver import find_binary
+from tests.fakes import FakeClock
 from tests.inbox import PATIENCE_S, echo
 
 
@@ -29,12 +33,12 @@ def write_seed(path: Path) -> str:
 
 async def client_url(directory: Path) -> str:
     """What the server's ports file says, once it is there."""
-    for _ in range(1000):
-        for path in directory.glob("*.ports"):  # noqa: ASYNC240 - a file of this machine
-            url: str = json.loads(path.read_text())["nats"][0]
-            return url
-        await asyncio.sleep(0.01)
-    raise AssertionError("nats-server wrote no ports file")
+    clock = SystemClock()
+    async with clock.timeout(PATIENCE_S):
+        while not (found := list(directory.glob("*.ports"))):  # noqa: ASYNC240 - a local file
+            await clock.sleep(0.01)
+    url: str = json.loads(found[0].read_text())["nats"][0]
+    return url
 
 
 @pytest.fixture
@@ -76,6 +80,43 @@ async def test_a_stranger_stays_outside(guarded_url: str, tmp_path: Path, has_ke
         await connect_nats(
             guarded_url, identity="a", clock=SystemClock(), access=access, timeout_s=1.0
         )
+
+
+@contextlib.asynccontextmanager
+async def curt_server(connections: list[int]) -> AsyncIterator[str]:
+    """A server that says once why it refuses, and only hangs up on whoever knocks again."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(len(connections) + 1)
+        writer.write(b'INFO {"version": "2.14.5", "auth_required": true}\r\n')
+        await reader.readline()
+        if len(connections) == 1:
+            await reader.readline()
+            writer.write(b"-ERR 'Authorization Violation'\r\n")
+        else:
+            no_linger = struct.pack("ii", 1, 0)  # a close that the peer sees as a reset
+            link = writer.get_extra_info("socket")
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, no_linger)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_a_refusal_is_told_although_later_attempts_were_only_cut() -> None:
+    """Whether a client reads a refusal or a reset is chance; the reason is kept until the end."""
+    clock, connections = FakeClock(), list[int]()
+    async with curt_server(connections) as url:
+        connecting = asyncio.create_task(
+            connect_nats(url, identity="a", clock=clock, timeout_s=5.0)
+        )
+        async with asyncio.timeout(PATIENCE_S):
+            while len(connections) < 3:  # by then the second one was cut, and noted
+                await SystemClock().sleep(0.01)
+        await clock.advance(6.0)
+        with pytest.raises(Unavailable, match=r"Authorization Violation.*, then "):
+            await connecting
 
 
 @pytest.mark.parametrize("content", [None, "not a certificate"])

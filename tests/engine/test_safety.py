@@ -6,12 +6,14 @@ is the pretend nodes' own tables, not the engine's.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from common.messages import WorkerPhase
+from common.messages import WorkerOrder, WorkerPhase
 from common.model import JobId, JobState, NodeName, NodeRole, WorkerKey
 from coordinator.engine.commands import Outcome
 from coordinator.engine.engine import Engine, decode_state
@@ -22,6 +24,11 @@ from coordinator.policies.decisions import Loan, Placement, Preempt, Reclaim, Re
 from coordinator.sim.cluster import Delays
 from tests.engine.house import CHAT, House
 
+CALM_S = 20.0
+"""Virtual time in which reports, stops and starts that are under way come to their end.
+
+Not more: a torn gang that went on would come to the end of its work and leave no trace.
+"""
 NODES = tuple(NodeName(name) for name in ("t0", "t1", "i0", "i1"))
 
 
@@ -109,7 +116,7 @@ def decide(house: House, op: Op) -> None:
     active = (JobState.RUNNING, JobState.STARTING, JobState.RESIZING)
     match op.what:
         case "submit":
-            low = 1 + op.a % 3 // 2
+            low = 1 + op.a % 2
             house.submit(
                 f"j{len(house.sim.decisions)}-{house.sim.loop.events}",
                 workers=(low, low + op.b % 3),
@@ -210,13 +217,78 @@ def no_gpu_holds_two_exclusive_workers(house: House) -> None:
                 on_gpu[uuid] = order.key
 
 
-def gangs_are_whole_or_absent(house: House) -> None:
-    """A worker runs only if every base worker of its attempt was ready once."""
-    for node in house.sim.nodes.values():
-        for order in node.orders(WorkerPhase.RUNNING) if node.is_up else ():
-            job = house.engine.state.jobs.get(order.key.job_id)
-            if job is not None and order.key.attempt == job.attempt:
-                assert job.attempt_ran_at_s is not None or job.state != "starting"
+class Gangs:
+    """What the nodes really hold of each attempt, at every change; asks no engine.
+
+    A base worker is one whose order is not flexible; a gang has as many as its job's minimum.
+    """
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+        self._were_ready: dict[tuple[JobId, int], set[WorkerKey]] = {}
+        self._adopted: set[tuple[JobId, int]] = set()
+        for node in house.sim.nodes.values():
+            node.report_soon = partial(self._changed, node.report_soon)  # type: ignore[method-assign]  # a tap, not a mock
+
+    def _changed(self, report_soon: Callable[[], None]) -> None:
+        report_soon()
+        self.start_whole()
+
+    def _orders(self, *phases: WorkerPhase) -> list[WorkerOrder]:
+        nodes = self._house.sim.nodes.values()
+        return [order for node in nodes if node.is_up for order in node.orders(*phases)]
+
+    def forget(self) -> None:
+        """The journal is lost now: whatever runs goes on as it is, because that stops nothing."""
+        for order in self._orders(WorkerPhase.RUNNING):
+            self._adopted.add((order.key.job_id, order.key.attempt))
+
+    def start_whole(self) -> None:
+        """No worker has begun to compute before every base worker of its attempt was ready once."""
+        for order in self._orders(WorkerPhase.READY, WorkerPhase.RUNNING):
+            if not order.is_flexible:
+                gang = (order.key.job_id, order.key.attempt)
+                self._were_ready.setdefault(gang, set()).add(order.key)
+        for order in self._orders(WorkerPhase.RUNNING):
+            ready = self._were_ready.get((order.key.job_id, order.key.attempt), set())
+            assert len(ready) >= order.spec.workers_on(order.gpu_type).min, (
+                f"{order.key} runs, ready were {ready}"
+            )
+
+    def _running(self) -> dict[tuple[JobId, int], list[WorkerOrder]]:
+        running: dict[tuple[JobId, int], list[WorkerOrder]] = {}
+        for order in self._orders(WorkerPhase.RUNNING):
+            running.setdefault((order.key.job_id, order.key.attempt), []).append(order)
+        return running
+
+    def tear(self) -> None:
+        """One worker of each attempt fails, just now."""
+        torn = [min(order.key for order in orders) for orders in self._running().values()]
+        for node in self._house.sim.nodes.values():
+            for key in node.keys(WorkerPhase.RUNNING):
+                if key in torn:
+                    node.exited(key, 1)
+
+    def are_whole_or_absent(self) -> None:
+        """Of each attempt every base worker computes, or no worker does."""
+        for gang, orders in self._running().items():
+            if gang in self._adopted:
+                continue
+            base = [order.key for order in orders if not order.is_flexible]
+            assert len(base) == orders[0].spec.workers_on(orders[0].gpu_type).min, (
+                f"{gang} runs with {base}"
+            )
+
+
+def calm_down(house: House) -> None:
+    """No more faults: every node is there and hears, and time for what is under way."""
+    for name, node in house.sim.nodes.items():
+        if name in house.deaf:
+            house.toggle_deaf(name)
+        if not node.is_up:
+            node.boot()
+        node.report_soon()
+    house.wait(CALM_S)
 
 
 def no_attempt_runs_beside_a_newer_one(house: House) -> None:
@@ -231,13 +303,21 @@ def no_attempt_runs_beside_a_newer_one(house: House) -> None:
 @often
 @given(steps(), DELAYS)
 def test_safety_holds_under_random_decisions_and_faults(ops: list[Op], delays: Delays) -> None:
-    """No GPU twice, gangs whole, attempts alone, and the engine's own invariants."""
+    """No GPU twice, gangs start whole, attempts alone, and the engine's own invariants.
+
+    A gang that a fault has torn is ended once its nodes are heard: none goes on in part.
+    """
     house = House(delays=delays)
+    gangs = Gangs(house)
     for op in ops:
+        if op.what == "amnesia":
+            gangs.forget()
         perform(house, op)
         no_gpu_holds_two_exclusive_workers(house)
-        gangs_are_whole_or_absent(house)
         no_attempt_runs_beside_a_newer_one(house)
+    gangs.tear()
+    calm_down(house)
+    gangs.are_whole_or_absent()
 
 
 @settings(often, max_examples=40)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import pytest
+
 from common.model import NodeRole, Preemptibility
 from coordinator.policies.blockers import blockers_of, holds
 from coordinator.policies.placement import Room
@@ -67,11 +69,11 @@ def test_every_blocker_is_named_not_the_first() -> None:
     found = why(make_job_view("j", gpus_per_worker=8, preemptibility=Preemptibility.NON), *nodes)
     assert found == (
         "needs 8 GPUs of type H100, 1 workers of 8; 4 free on 1 nodes, room for 0 workers",
-        "no node of type H100 has 8 GPUs; the largest has 4",
+        "can never run here: no node of type H100 has 8 GPUs; the largest has 4",
         "1 nodes of type H100 cordoned",
         "3 nodes of type H100 not lent to training",
         "1 nodes of type H100 take no workers now",
-        "preemptibility non: lent nodes excluded",
+        "service chat: preemptibility non excludes the job from nodes that it lends",
     )
 
 
@@ -100,33 +102,63 @@ def test_a_fungible_job_is_told_of_types_that_take_nobody() -> None:
     assert "1 nodes of type T4 not lent to training" in found
 
 
-def test_lent_nodes_that_exclude_a_job_are_named_by_service() -> None:
-    """Grace above a service's limit; semi-preemptible base gangs."""
+@pytest.mark.parametrize("role", [LENT, NodeRole.SERVING])
+def test_services_that_exclude_a_job_are_named_whether_they_lend_or_not(role: NodeRole) -> None:
+    """Grace above a service's limit, semi-preemptible base gangs, a service that nobody set: also
+    while its nodes still serve, as none is lent for the sake of a job that may not use it."""
     nodes = [
-        make_node_view("l1", role=LENT),
-        make_node_view("l2", role=LENT, service="search"),
-        make_node_view("l3", role=LENT, service="voice"),
+        make_node_view("l1", role=role),
+        make_node_view("l2", role=role, service="search"),
+        make_node_view("l3", role=role, service="voice"),
+        make_node_view("l4", role=role, service="who"),
     ]
     services = [
         make_service_view("chat", max_grace_s=60.0),
         make_service_view("search", max_grace_s=10.0),
         make_service_view("voice", max_grace_s=300.0),
     ]
-    slow = why(
-        make_job_view("slow", workers=(4, 4), gpus_per_worker=8, grace_s=90.0),
-        *nodes,
-        services=services,
+    slow = make_job_view("slow", types=("H100",), grace_s=90.0)
+    found = why(slow, *nodes, services=services)
+    assert [line for line in found if line.startswith("service")] == [
+        "service chat: the job's grace 90 s exceeds the 60 s that chat allows, "
+        "so chat's nodes are not lent to it",
+        "service search: the job's grace 90 s exceeds the 10 s that search allows, "
+        "so search's nodes are not lent to it",
+        "service who: this cell has no settings of it, so its nodes are not lent",
+    ]
+    semi = make_job_view("semi", types=("H100",), preemptibility=Preemptibility.SEMI)
+    assert [line for line in why(semi, *nodes, services=services) if "semi" in line] == [
+        f"service {name}: preemptibility semi excludes the base gang from nodes that it lends"
+        for name in ("chat", "search", "voice", "who")
+    ]
+
+
+def test_a_service_of_another_gpu_type_is_no_blocker() -> None:
+    """A job that accepts one type is not told of nodes that it would not take anyway."""
+    nodes = [make_node_view("h1"), make_node_view("s1", gpu_type="T4", role=NodeRole.SERVING)]
+    job = make_job_view("j", types=("H100",), gpus_per_worker=8, grace_s=90.0)
+    assert not [line for line in why(job, *nodes) if line.startswith("service")]
+
+
+def test_a_gang_larger_than_all_nodes_together_is_told_that_it_never_runs() -> None:
+    """Waiting cures nothing: neither too few GPUs, nor GPUs that lie in too small pieces, nor nodes
+    that the job may never use."""
+    nodes = [make_node_view("n1", gpus=6), make_node_view("n2", gpus=6, free_gpus=0)]
+    never = "can never run here: all 2 nodes of type H100 have 12 GPUs together, room for "
+    assert never + "12 workers" in why(make_job_view("many", workers=(13, 13)), *nodes)
+    pieces = make_job_view("pieces", workers=(3, 3), gpus_per_worker=4)
+    assert never + "2 workers" in why(pieces, *nodes)
+    fits = make_job_view("fits", workers=(12, 12))
+    assert not [line for line in why(fits, *nodes) if "never" in line]
+    lent = [*nodes, make_node_view("s1", gpus=8, role=NodeRole.SERVING)]
+    loyal = make_job_view("loyal", workers=(13, 13), preemptibility=Preemptibility.NON)
+    assert (
+        "can never run here: the 2 nodes of type H100 that it may use have 12 GPUs together, "
+        "room for 12 workers" in why(loyal, *lent)
     )
-    assert slow[1:] == (
-        "on-loan nodes of chat excluded: its grace 90 s exceeds 60 s",
-        "on-loan nodes of search excluded: its grace 90 s exceeds 10 s",
-    )
-    semi = make_job_view(
-        "semi", workers=(4, 4), gpus_per_worker=8, preemptibility=Preemptibility.SEMI
-    )
-    assert why(semi, *nodes, services=services)[1:] == (
-        "preemptibility semi: lent nodes excluded for its base gang",
-    )
+    assert not [
+        line for line in why(make_job_view("j", workers=(13, 13)), *lent) if "never" in line
+    ]
 
 
 def test_an_empty_cell_says_so() -> None:

@@ -70,6 +70,8 @@ class Agent:
         self.desired: list[DesiredState] = []
         """Every desired state that it accepted."""
         self.refused: list[DesiredState] = []
+        self.started: list[WorkerKey] = []
+        """Every worker that ever began to compute."""
         self.load_per_s = 0.0
         self.is_silent = False
         self._clock = clock
@@ -85,7 +87,7 @@ class Agent:
             self._loop,
             DELAYS,
             tell=self._tell,
-            started=lambda _: None,
+            started=lambda order: self.started.append(order.key),
             stopped=lambda _: None,
         )
 

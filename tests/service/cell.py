@@ -150,9 +150,15 @@ class CutKey:
 class Leader:
     """One coordinator process."""
 
-    def __init__(self, cell: Cell, name: str, settings: CoordinatorSettings) -> None:
+    def __init__(
+        self,
+        cell: Cell,
+        name: str,
+        settings: CoordinatorSettings,
+        journal: MemoryJournal | None = None,
+    ) -> None:
         self.bus = FakeBus(cell.network, clock=cell.clock)
-        self.journal = MemoryJournal(cell.records)
+        self.journal = journal or MemoryJournal(cell.records)
         self.key = CutKey(cell.key)
         self.coordinator = Coordinator(
             settings,
@@ -221,17 +227,25 @@ class Cell:
         for agent in self.agents.values():
             await agent.stop()
 
-    def launch(self, name: str = "one", settings: CoordinatorSettings | None = None) -> Leader:
+    def launch(
+        self,
+        name: str = "one",
+        settings: CoordinatorSettings | None = None,
+        journal: MemoryJournal | None = None,
+    ) -> Leader:
         """Start a coordinator; it may have to stand by."""
-        leader = Leader(self, name, settings or make_settings())
+        leader = Leader(self, name, settings or make_settings(), journal)
         self.leaders.append(leader)
         return leader
 
     async def lead(
-        self, name: str = "one", settings: CoordinatorSettings | None = None
+        self,
+        name: str = "one",
+        settings: CoordinatorSettings | None = None,
+        journal: MemoryJournal | None = None,
     ) -> Coordinator:
         """Start a coordinator and wait until it leads and has heard every agent that speaks."""
-        coordinator = self.launch(name, settings).coordinator
+        coordinator = self.launch(name, settings, journal).coordinator
 
         def is_ready() -> bool:
             nodes = coordinator.engine.state.nodes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from typing import Protocol, TypeVar
@@ -84,11 +85,21 @@ class JetStream:
         return store.Journal(bus, cell=CELL, writer=f"w{self._count}", clock=SystemClock())
 
     async def snapshots(self) -> SnapshotsPort:
-        return store.Snapshots(await self.bus(), cell=CELL, clock=SystemClock())
+        return store.Snapshots(
+            await self.bus(),
+            cell=CELL,
+            clock=SystemClock(),
+            new_name=lambda: secrets.token_hex(8),
+        )
 
     async def lease(self, clock: FakeClock) -> LeasePort:
         return store.LeaderLease(
-            await self.bus(), cell=CELL, clock=clock, ttl_s=TTL_S, margin_s=MARGIN_S
+            await self.bus(),
+            cell=CELL,
+            clock=clock,
+            ttl_s=TTL_S,
+            margin_s=MARGIN_S,
+            nonce=secrets.token_hex(8),
         )
 
     async def key(self) -> KeyPort:

@@ -63,13 +63,14 @@ async def test_a_spoilt_request_is_answered_and_changes_nothing(
 
 
 async def test_a_verb_that_is_none_is_answered_with_those_that_are() -> None:
-    """A newer CLI hears what this coordinator knows."""
+    """A newer CLI hears what this coordinator knows, and its request is counted as bad."""
     async with Cell() as cell:
-        await cell.lead()
+        coordinator = await cell.lead()
         reply = await cell.ask_raw("levitate", b"")
         assert isinstance(reply, ApiError)
         assert (reply.code, reply.field) == (ApiErrorCode.USAGE, "verb")
         assert all(str(kind.__struct_config__.tag) in reply.message for kind in REQUESTS)
+        assert coordinator.bad_messages == 1
 
 
 @pytest.mark.parametrize("kind", REQUESTS)
@@ -99,6 +100,13 @@ BAD_SPECS: dict[str, tuple[dict[str, Any], str, str]] = {
     "a name with a dot": ({"name": "a.b"}, "spec.name", "matching regex"),
     "too many GPUs": ({"gpus_per_worker": 9}, "gpus_per_worker", "largest node has 8"),
     "no such type": ({"gpu": {"types": ["B200"]}}, "gpu.types", "there are H100"),
+    "no end": ({"expected_runtime_s": float("inf")}, "spec.expected_runtime_s", "<= 1000000000"),
+    "endless workers": ({"workers": {"min": 1, "max": 10**8}}, "spec.workers.max", "<= 100000"),
+    "empty program": ({"command": [""]}, "command", "name or a path"),
+    "NUL in the command": ({"command": ["a", "\0"]}, "command", "NUL"),
+    "relative workdir": ({"workdir": "relative/dir"}, "workdir", "absolute path"),
+    "env name with =": ({"env": {"A=B": "1"}}, "env", "no name of a variable"),
+    "no such signal": ({"checkpoint": {"signal": "HUP"}}, "checkpoint.signal", "signal name"),
     "text for a number": ({"priority": "high"}, "spec.priority", "Expected `int`"),
 }
 

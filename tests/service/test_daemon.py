@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from coordinator.service.daemon import run
+from coordinator.service.settings import CoordinatorSettings
+from tests.servers import running_nats
 
 GOOD = 'cell = "c"\nnats_url = "nats://127.0.0.1:4222"\n'
 
@@ -85,3 +90,30 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     result = check(tmp_path / "nowhere.toml")
     assert result.returncode == 2
     assert "nowhere.toml" in result.stderr
+
+
+@pytest.mark.nats
+@pytest.mark.slow
+async def test_the_number_of_copies_reaches_the_server(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server on its own cannot keep three, and says so; with one the coordinator leads."""
+    caplog.set_level("INFO")
+    async with running_nats(tmp_path / "nats") as server:
+        for replicas, said in ((3, "replicas"), (1, "leading")):
+            settings = CoordinatorSettings(
+                cell=f"c{replicas}",
+                nats_url=server.url,
+                journal_replicas=replicas,
+                rebuild_wait_s=0.0,
+            )
+            caplog.clear()
+            running = asyncio.create_task(run(settings))
+            try:
+                async with asyncio.timeout(20.0):
+                    while not running.done() and said not in caplog.text:  # noqa: ASYNC110 - a log has no event
+                        await asyncio.sleep(0.05)
+                assert said in caplog.text
+            finally:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)

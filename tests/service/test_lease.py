@@ -168,4 +168,4 @@ async def test_a_standby_outlives_an_outage() -> None:
 def test_a_margin_must_leave_time_to_act(margin_s: float) -> None:
     """A margin that eats the TTL would make a leader that never acts."""
     with pytest.raises(ConfigError, match="leader_margin_s"):
-        LeaderLease(MemoryKey(), clock=FakeClock(), ttl_s=TTL_S, margin_s=margin_s)
+        LeaderLease(MemoryKey(), clock=FakeClock(), ttl_s=TTL_S, margin_s=margin_s, nonce="n")

@@ -161,7 +161,7 @@ async def test_a_torn_snapshot_is_as_if_never_begun(jetstream: JetStream) -> Non
     snapshots = await jetstream.snapshots()
     await snapshots.save(3, b"whole")
     stream = (await jetstream.bus()).jetstream(timeout_s=PATIENCE_S)
-    torn = store.split(9, b"x" * (store.MAX_CHUNK_BYTES + 1))
+    torn = store.split(9, b"x" * (store.MAX_CHUNK_BYTES + 1), name="torn")
     await stream.publish(subjects.snapshots(CELL), msgspec.msgpack.encode(torn[0]))
     await stream.publish(subjects.snapshots(CELL), b"\xc1 garbage")
     assert await snapshots.load() == (3, b"whole")
@@ -179,15 +179,15 @@ async def test_older_snapshots_do_not_pile_up(jetstream: JetStream) -> None:
 
 def test_chunks_of_two_saves_at_once_do_not_mix() -> None:
     """Around a takeover two coordinators may save: each set is put together by its own name."""
-    one = store.split(1, b"a" * (store.MAX_CHUNK_BYTES + 1))
-    two = store.split(2, b"b" * (store.MAX_CHUNK_BYTES + 1))
+    one = store.split(1, b"a" * (store.MAX_CHUNK_BYTES + 1), name="one")
+    two = store.split(2, b"b" * (store.MAX_CHUNK_BYTES + 1), name="two")
     assert store.join([one[0], two[0], two[1], one[1]]) == (1, one[0].data + one[1].data)
     assert store.join([one[0], two[1]]) is None
 
 
 def test_a_chunk_that_was_changed_does_not_count() -> None:
     """A set whose checksum is wrong is not a snapshot; the one before it is."""
-    good, bad = store.split(1, b"good"), store.split(2, b"bad")
+    good, bad = store.split(1, b"good", name="good"), store.split(2, b"bad", name="bad")
     changed = store.Chunk(
         snapshot=bad[0].snapshot,
         sequence=2,

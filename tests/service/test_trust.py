@@ -7,8 +7,12 @@ import pytest
 from common.api import (
     ApiError,
     ApiErrorCode,
+    Describe,
+    Description,
     Done,
     GetStatus,
+    ListLoans,
+    Loans,
     Operate,
     Status,
 )
@@ -37,6 +41,49 @@ async def test_a_service_that_does_not_act_is_only_told(mode: Mode) -> None:
         assert not [d for d in decisions(cell) if isinstance(d, Loan)]
         assert coordinator.engine.state.nodes[NodeName("i0")].role == NodeRole.SERVING
         assert {d.role for d in cell.agents["i0"].desired} == {NodeRole.SERVING}
+
+
+async def test_a_recommended_loan_is_listed_described_and_approved() -> None:
+    """An operator sees it where loans are, says yes, and it is a loan like any other."""
+    async with Cell(inference=1) as cell:
+        coordinator = await cell.lead(settings=make_settings(mode=Mode.RECOMMEND))
+        await submit(cell, workers=(1, 2))
+        await cell.until(lambda: bool(coordinator.engine.state.recommendations))
+        listed = await cell.ask(ListLoans())
+        assert isinstance(listed, Loans)
+        assert [(row.node, row.state) for row in listed.rows] == [("i0", "recommended")]
+        service = await cell.ask(Describe(kind="service", name=CHAT))
+        assert isinstance(service, Description)
+        assert "aryl loan approve i0" in service.why[0]
+        mine = await cell.ask(Operate(action="approve_loan", target="i0"), tenant="team")
+        assert isinstance(mine, ApiError)
+        assert mine.code == ApiErrorCode.DENIED
+        assert isinstance(
+            await cell.ask(Operate(action="approve_loan", target="i0"), tenant="ops"), Done
+        )
+        await cell.until(
+            lambda: coordinator.engine.state.nodes[NodeName("i0")].role == NodeRole.ON_LOAN
+        )
+        again = await cell.ask(Operate(action="approve_loan", target="i0"), tenant="ops")
+        assert isinstance(again, ApiError)
+        assert again.code == ApiErrorCode.NOT_FOUND
+
+
+async def test_a_watched_service_says_what_would_have_been() -> None:
+    """Whoever describes it reads the shadow loans, and the list of loans stays empty."""
+    async with Cell(inference=1) as cell:
+        coordinator = await cell.lead(settings=make_settings(mode=Mode.OBSERVE))
+        await submit(cell, workers=(1, 2))
+        await cell.until(lambda: bool(coordinator.engine.state.shadow_loans))
+        service = await cell.ask(Describe(kind="service", name=CHAT))
+        assert isinstance(service, Description)
+        assert service.why == (
+            "only watched: 1 loans would have been made and 0 taken back, 0 of them late",
+            "would be lent now: i0",
+        )
+        listed = await cell.ask(ListLoans())
+        assert isinstance(listed, Loans)
+        assert listed.rows == ()
 
 
 async def test_act_lends_and_takes_back_when_load_rises() -> None:

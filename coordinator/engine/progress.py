@@ -1,0 +1,44 @@
+"""How far jobs say that they are, and what they have saved. Must not know nodes or policies."""
+
+from __future__ import annotations
+
+from coordinator.engine import estimates
+from coordinator.engine.context import Context
+from coordinator.engine.events import ProgressReported, WorkerFact
+from coordinator.engine.state import JobEntry
+
+
+def reported(ctx: Context, event: ProgressReported) -> None:
+    """A running attempt says how far it is; a stale attempt's word is dropped."""
+    job = ctx.job(event.job_id)
+    if job is None or event.attempt != job.attempt:
+        return
+    ctx.changed_jobs[job.job_id] = None
+    if event.progress is not None:
+        if job.attempt_ran_at_s is not None and job.progress is not None:
+            resumed_below = event.progress.step < job.progress_at_start
+            if resumed_below:  # the checkpoint was not what it claimed: no credit
+                job.progress_at_start = event.progress.step
+        job.progress = event.progress
+        estimates.measure(job, ctx.now_s)
+    if event.checkpoint is not None and event.checkpoint != job.checkpoint:
+        job.checkpoint = event.checkpoint
+        job.checkpoint_at_s = ctx.now_s
+
+
+def last_word(ctx: Context, job: JobEntry, fact: WorkerFact) -> None:
+    """What a worker had said when it ended: the end of a job is not the last time it was asked.
+
+    A worker that lagged behind its gang takes nothing back.
+    """
+    step = job.progress.step if job.progress is not None else -1
+    saved = job.checkpoint.step if job.checkpoint is not None else -1
+    progress, checkpoint = fact.progress, fact.checkpoint
+    event = ProgressReported(
+        job_id=job.job_id,
+        attempt=fact.key.attempt,
+        progress=progress if progress is not None and progress.step > step else None,
+        checkpoint=checkpoint if checkpoint is not None and checkpoint.step >= saved else None,
+    )
+    if event.progress is not None or event.checkpoint is not None:
+        reported(ctx, event)

@@ -1,0 +1,80 @@
+"""What a job file may not say: every refusal names its field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from common.errors import ConfigError
+from common.jobspec import misfit, parse
+from common.model import MAX_WORKERS, JobSpec, WorkerRange
+
+GOOD: dict[str, Any] = {"name": "j", "command": ["train"], "workers": {"min": 1, "max": 2}}
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "no end": ({"expected_runtime_s": float("inf")}, "expected_runtime_s"),
+    "no number": ({"expected_runtime_s": float("nan")}, "expected_runtime_s"),
+    "endless deadline": ({"deadline_s": float("inf")}, "deadline_s"),
+    "endless limit": ({"time_limit_s": float("inf")}, "time_limit_s"),
+    "endless silence": ({"stop_after_s": float("inf")}, "stop_after_s"),
+    "endless grace": ({"checkpoint": {"grace_s": float("inf")}}, "checkpoint.grace_s"),
+    "grace that is no number": ({"checkpoint": {"grace_s": float("nan")}}, "checkpoint.grace_s"),
+    "empty program": ({"command": [""]}, "command"),
+    "blank program": ({"command": [" ", "x"]}, "command"),
+    "NUL in the command": ({"command": ["train", "a\0b"]}, "command"),
+    "relative workdir": ({"workdir": "relative/dir"}, "workdir"),
+    "empty workdir": ({"workdir": ""}, "workdir"),
+    "NUL in the workdir": ({"workdir": "/a\0b"}, "workdir"),
+    "env name with =": ({"env": {"A=B": "1"}}, "env"),
+    "empty env name": ({"env": {"": "1"}}, "env"),
+    "NUL in an env name": ({"env": {"A\0": "1"}}, "env"),
+    "NUL in an env value": ({"env": {"A": "\0"}}, "env"),
+    "NUL in the checkpoint": ({"checkpoint": {"path": "a\0"}}, "checkpoint.path"),
+    "empty checkpoint": ({"checkpoint": {"path": ""}}, "checkpoint.path"),
+    "no such signal": ({"checkpoint": {"signal": "SIGNONE"}}, "checkpoint.signal"),
+    "min above max": ({"workers": {"min": 3, "max": 2}}, "workers"),
+    "workers without end": ({"workers": {"min": 1, "max": 100_000_000}}, "workers.max"),
+    "too many GPUs": ({"gpus_per_worker": 10**9}, "gpus_per_worker"),
+    "huge priority": ({"priority": 10**30}, "priority"),
+    "huge memory": ({"memory_bytes_per_worker": 10**30}, "memory_bytes_per_worker"),
+    "huge multiplier": ({"gpu": {"worker_multiplier": {"V100": 10**9}}}, "gpu.worker_multiplier"),
+}
+
+
+@pytest.mark.parametrize("why", BAD)
+def test_a_job_that_no_node_could_run_is_refused_by_its_field(why: str) -> None:
+    """What would fail, hang or overflow later is an error now, and says where it stands."""
+    change, field = BAD[why]
+    with pytest.raises(ConfigError, match=rf"^job\.toml: .*field {field}[\[.:]") as caught:
+        parse({**GOOD, **change}, source="job.toml")
+    assert "\0" not in str(caught.value)
+
+
+def test_a_job_that_fits_passes_as_it_is() -> None:
+    """Empty arguments, = in a value and the largest gang are all right."""
+    spec = parse(
+        {
+            **GOOD,
+            "command": ["train", "", "a=b"],
+            "env": {"A": "b=c"},
+            "workers": {"min": 1, "max": MAX_WORKERS},
+            "stop_after_s": 60.0,
+        },
+        source="job.toml",
+    )
+    assert (spec.command, spec.env, spec.stop_after_s) == (
+        ("train", "", "a=b"),
+        {"A": "b=c"},
+        60.0,
+    )
+
+
+def test_the_check_holds_for_a_job_that_came_decoded() -> None:
+    """A caller that encodes a job itself passes the same rules as a job file."""
+    spec = JobSpec(name="j", command=("",), workers=WorkerRange(min=1, max=1))
+    decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=JobSpec)
+    found = misfit(decoded)
+    assert found is not None
+    assert found.field == "command"

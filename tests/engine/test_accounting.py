@@ -1,0 +1,65 @@
+"""What the figures count: every job that was submitted, also those that nobody has started."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.model import JobId, JobSpec, JobState, WorkerRange
+from coordinator.engine.accounting import Quantiles, figures, queueing_s
+from coordinator.engine.state import ClusterState, JobEntry
+
+SPEC = JobSpec(name="j", command=("true",), workers=WorkerRange(min=1, max=1))
+
+
+def entry(job_id: str, **changes: object) -> JobEntry:
+    """A job of the queue, submitted at 100 s."""
+    values: dict[str, object] = {"submitted_at_s": 100.0, "pending_since_s": 100.0, **changes}
+    return JobEntry(job_id=JobId(job_id), spec=SPEC, tenant="t", user="u", **values)  # type: ignore[arg-type]  # the test names the fields
+
+
+def state(*jobs: JobEntry) -> ClusterState:
+    """A cell at 160 s with these jobs."""
+    return ClusterState(now_s=160.0, jobs={job.job_id: job for job in jobs})
+
+
+WAITS = entry("waits")
+RUNS = entry("runs", state=JobState.RUNNING, attempt_ran_at_s=120.0, total_queueing_s=20.0)
+AGAIN = entry("again", pending_since_s=150.0, total_queueing_s=5.0)
+DONE = entry(
+    "done",
+    state=JobState.SUCCEEDED,
+    attempt_ran_at_s=110.0,
+    total_queueing_s=10.0,
+    finished_at_s=140.0,
+)
+GIVEN_UP = entry("given-up", state=JobState.CANCELLED, finished_at_s=130.0)
+FAILED = entry(
+    "failed",
+    state=JobState.FAILED,
+    attempt_ran_at_s=101.0,
+    total_queueing_s=1.0,
+    finished_at_s=150.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("job", "waited_s"),
+    [(WAITS, 60.0), (RUNS, 20.0), (AGAIN, 15.0), (DONE, 10.0), (GIVEN_UP, 30.0), (FAILED, 1.0)],
+)
+def test_queueing_time_is_all_waits_until_now_or_the_end(job: JobEntry, waited_s: float) -> None:
+    """A wait that goes on counts so far, one that was given up counts until then."""
+    assert queueing_s(job, 160.0) == waited_s
+
+
+def test_queueing_time_counts_every_job_and_jct_those_that_succeeded() -> None:
+    """A cell that starts nothing has long queues, not empty ones."""
+    found = figures(state(WAITS, RUNS, AGAIN, DONE, GIVEN_UP, FAILED))
+    assert found.queueing_s.mean == pytest.approx((60 + 20 + 15 + 10 + 30 + 1) / 6)
+    assert found.jct_s == Quantiles(mean=40.0, p50=40.0, p95=40.0)
+    only_waiting = figures(state(WAITS))
+    assert only_waiting.queueing_s.p95 == 60.0
+
+
+def test_waits_count_until_the_instant_that_is_asked_for() -> None:
+    """Between two events time passes, and who waits has waited longer."""
+    assert figures(state(WAITS), now_s=190.0).queueing_s.mean == 90.0

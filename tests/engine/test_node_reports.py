@@ -1,0 +1,157 @@
+"""What the engine makes of what a node says of its role and of its workers."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import msgspec
+import pytest
+
+from common.messages import WorkerPhase
+from common.model import JobId, NodeName, NodeRole, Pool, WorkerKey
+from coordinator.engine.engine import Engine
+from coordinator.engine.events import (
+    GpuFact,
+    LeaderStarted,
+    NodeReported,
+    NodeSilent,
+    WorkerFact,
+)
+from coordinator.engine.settings import EngineSettings
+from tests.engine.house import CHAT, House
+
+R = NodeRole
+HOME_LIFE = (R.SERVING, R.DRAINING, R.ON_LOAN, R.VACATING, R.WARMING, R.SERVING)
+
+
+class Lone:
+    """An engine that hears one inference node."""
+
+    def __init__(self) -> None:
+        self.engine = Engine(EngineSettings(policy="fifo"))
+        self.engine.handle(LeaderStarted(epoch=1, holder="test"), now_s=0.0)
+        self.now_s = 0.0
+
+    def report(self, role: NodeRole, *, boot: str = "b1", pool: Pool = Pool.INFERENCE) -> list[str]:
+        """The node says its role; what is told of it."""
+        self.now_s += 1.0
+        told = len(self.engine.state.stories)
+        event = NodeReported(
+            node=NodeName("n"),
+            boot_id=boot,
+            home_pool=pool,
+            role=role,
+            epoch=1,
+            generation=0,
+            gpus=(GpuFact("GPU-1", "H100"),),  # type: ignore[arg-type]  # a plain name will do
+            service=CHAT,
+        )
+        self.engine.handle(event, now_s=self.now_s)
+        assert self.engine.state.nodes[NodeName("n")].role == role
+        return [line.what for line in self.engine.state.stories[told:]]
+
+
+def test_a_node_that_goes_step_by_step_is_told_step_by_step() -> None:
+    """Every single step of the table is taken as it is."""
+    lone = Lone()
+    lone.report(HOME_LIFE[0])
+    for old, new in pairwise(HOME_LIFE):
+        assert lone.report(new) == [f"{old} -> {new}"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (R.SERVING, R.ON_LOAN, "serving -> on_loan without draining"),
+        (R.ON_LOAN, R.SERVING, "on_loan -> serving without vacating, warming"),
+        (R.SERVING, R.WARMING, "serving -> warming without draining, vacating"),
+        (R.SERVING, R.TRAINING, "serving -> training without"),
+        (R.TRAINING, R.SERVING, "training -> serving which nothing leads to"),
+    ],
+)
+def test_a_jump_is_taken_as_heard_and_told_as_a_jump(
+    old: NodeRole, new: NodeRole, told: str
+) -> None:
+    """A node is where it says it is, but nobody can miss that the table does not lead there."""
+    lone = Lone()
+    lone.report(old)
+    [what] = lone.report(new)
+    assert what.startswith(told)
+
+
+def test_a_fault_is_one_step_from_anywhere() -> None:
+    """Quarantine needs no story of its own."""
+    for role in HOME_LIFE:
+        lone = Lone()
+        lone.report(role)
+        assert lone.report(R.QUARANTINED) == [f"{role} -> quarantined"]
+
+
+def test_a_reboot_begins_with_warming() -> None:
+    """A new boot id explains every way to WARMING, and what follows is judged from there."""
+    lone = Lone()
+    lone.report(R.ON_LOAN)
+    assert lone.report(R.SERVING, boot="b2") == [
+        "rebooted: on_loan -> warming",
+        "warming -> serving",
+    ]
+    assert lone.report(R.ON_LOAN, boot="b3") == [
+        "rebooted: serving -> warming",
+        "warming -> on_loan without serving, draining",
+    ]
+
+
+def test_a_training_node_reboots_into_training() -> None:
+    """There is no server to warm up."""
+    lone = Lone()
+    lone.report(R.QUARANTINED, pool=Pool.TRAINING)
+    assert lone.report(R.TRAINING, boot="b2", pool=Pool.TRAINING) == [
+        "rebooted: quarantined -> training"
+    ]
+
+
+def test_a_node_that_was_lost_may_come_back_anywhere() -> None:
+    """Silence explains what was not seen: no jump is told."""
+    lone = Lone()
+    lone.report(R.SERVING)
+    lone.engine.handle(NodeSilent(node=NodeName("n"), silent_s=20.0), now_s=50.0)
+    lone.now_s = 50.0
+    assert lone.report(R.ON_LOAN) == ["heard again -> on_loan"]
+
+
+def claim(house: House, name: str, *facts: WorkerFact) -> None:
+    """A node's report with workers that it was not given."""
+    entry = house.node(name)
+    event = NodeReported(
+        node=entry.name,
+        boot_id=entry.boot_id,
+        home_pool=entry.home_pool,
+        role=entry.role,
+        epoch=entry.reported_epoch,
+        generation=entry.reported_generation,
+        gpus=tuple(GpuFact(slot.uuid, slot.gpu_type) for slot in entry.gpus),
+        workers=facts,
+    )
+    house.engine.handle(event, now_s=house.sim.loop.now_s)
+    assert house.engine.check() == []
+
+
+@pytest.mark.parametrize("phase", list(WorkerPhase))
+def test_a_node_has_no_say_in_the_worker_of_another(phase: WorkerPhase) -> None:
+    """Whatever it says of it, the job and the true holder stay as they are; it is told to stop."""
+    house = House()
+    job = house.submit("j")
+    house.start(job, "t0")
+    house.wait(5.0)
+    key = WorkerKey(JobId("j"), 1, 0)
+    before = msgspec.msgpack.encode(job)
+    claim(house, "t1", WorkerFact(key=key, phase=phase, exit_code=1, error="own fault"))
+    assert msgspec.msgpack.encode(job) == before
+    other = house.node("t1")
+    is_over = phase in (WorkerPhase.EXITED, WorkerPhase.REFUSED)
+    assert other.acknowledged == ([key] if is_over else [])
+    assert other.stale_stops == ([] if is_over else [key])
+    told = [line for line in house.engine.state.stories if line.what == f"stale worker {key}"]
+    assert [(line.subject, line.reason) for line in told] == (
+        [] if is_over else [("t1", "it was given to t0")]
+    )

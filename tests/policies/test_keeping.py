@@ -1,0 +1,140 @@
+"""Why a node that serves is not lent: the service's balance, then every reason at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from common.model import Mode, NodeName, NodeRole, Preemptibility
+from coordinator.policies.bundles import policy
+from coordinator.policies.decisions import Loan
+from coordinator.policies.snapshot import ClusterSnapshot, JobView, LoadSample
+from tests.builders import (
+    NOW_S,
+    make_job_view,
+    make_node_view,
+    make_service_view,
+    make_snapshot,
+)
+
+WANTS = make_job_view("wants", workers=(1, 1), gpus_per_worker=8)
+
+
+def cell(
+    *,
+    jobs: tuple[JobView, ...] = (WANTS,),
+    is_frozen: bool = False,
+    is_cordoned: bool = False,
+    since_s: float = 0.0,
+    **service: Any,
+) -> ClusterSnapshot:
+    """Three serving nodes of ten requests per second, one of them needed; n1 is looked at."""
+    values: dict[str, Any] = {"load": 5.0, "hold_off_s": 60.0, **service}
+    nodes = [
+        make_node_view(
+            "n1",
+            role=NodeRole.SERVING,
+            serving_since_s=since_s,
+            is_drained_by_operator=is_cordoned,
+        ),
+        make_node_view("n2", role=NodeRole.SERVING, serving_since_s=since_s),
+        make_node_view("n3", role=NodeRole.SERVING, serving_since_s=since_s),
+        make_node_view("t1", free_gpus=0),
+    ]
+    return make_snapshot(
+        nodes=nodes, jobs=jobs, services=[make_service_view(**values)], is_frozen=is_frozen
+    )
+
+
+def why(snapshot: ClusterSnapshot, name: str = "n1", *, bundle: str = "aryl") -> tuple[str, ...]:
+    """What `explain node` is told, after the line with the balance."""
+    balance, *reasons = policy(bundle).keep(snapshot, NodeName(name))
+    assert balance.startswith("chat: load forecast")
+    return tuple(reasons)
+
+
+REASONS: dict[str, tuple[dict[str, Any], str]] = {
+    "mode": ({"mode": Mode.OBSERVE}, "mode observe: only mode act lends by itself"),
+    "recalled": ({"is_recalled": True}, "is recalled"),
+    "frozen": ({"is_frozen": True}, "frozen"),
+    "return": (
+        {"return_s": 42.0, "reclaim_deadline_s": 20.0},
+        "may need 42 s to come home, more than the deadline of 20 s",
+    ),
+    "never measured": ({"load": ()}, "never measured"),
+    "stale": ({"load": (LoadSample(NOW_S - 301.0, 5.0),)}, "last measured 301 s ago"),
+    "min_serving": ({"min_serving": 3}, "3 ready, 3 needed (min_serving is 3)"),
+    "forecast": ({"load": 29.0}, "3 ready, 3 needed (the forecast needs them)"),
+    "recent peak": (
+        {"load": (LoadSample(NOW_S - 60.0, 29.0), LoadSample(NOW_S, 5.0))},
+        "the peak of the last 300 s counts before lending",
+    ),
+    "hold-off": ({"since_s": NOW_S - 20.0}, "its hold-off lasts 40 s more"),
+    "cordoned": ({"is_cordoned": True}, "cordoned"),
+    "no demand": ({"jobs": ()}, "no job that waits or could grow"),
+    "wrong type": (
+        {"jobs": (make_job_view("j", types=("T4",)),)},
+        "none of the 1 jobs that want GPUs could use it",
+    ),
+    "grace": (
+        {"jobs": (make_job_view("j", grace_s=90.0),)},
+        "a grace above the 60 s that chat allows",
+    ),
+    "too wide": (
+        {"jobs": (make_job_view("j", gpus_per_worker=16),)},
+        "none of the 1 jobs that want GPUs could use it",
+    ),
+    "not preemptible": (
+        {"jobs": (make_job_view("j", preemptibility=Preemptibility.NON),)},
+        "no job that waits or could grow",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REASONS)
+def test_a_reason_that_keeps_a_node_is_named_and_does_keep_it(case: str) -> None:
+    """Each alone: it is the one reason given, and the loan pass indeed lends no such node."""
+    values, text = REASONS[case]
+    snapshot = cell(**values)
+    (reason,) = why(snapshot)
+    assert text in reason
+    loans = [d.node for d in policy("aryl").lend(snapshot) if isinstance(d, Loan)]
+    assert "n1" not in loans
+
+
+def test_all_reasons_are_named_not_the_first() -> None:
+    """A service in mode observe, too slow, unmeasured, and a node that rests: four sentences."""
+    snapshot = cell(
+        mode=Mode.OBSERVE, return_s=400.0, load=(), min_serving=3, since_s=NOW_S - 20.0, jobs=()
+    )
+    reasons = why(snapshot)
+    for text in ("mode observe", "400 s to come home", "never measured", "min_serving is 3",
+                 "hold-off", "no job"):  # fmt: skip
+        assert any(text in reason for reason in reasons), (text, reasons)
+
+
+def test_a_node_that_is_next_is_told_so_and_others_who_goes_first() -> None:
+    """With one job of one node only one of two spare nodes is lent: the first by name."""
+    assert why(cell()) == ("nothing keeps it: the next loan pass lends it",)
+    assert why(cell(), "n2") == ("what is wanted is covered by n1",)
+
+
+def test_a_policy_without_loans_says_so() -> None:
+    """Whoever looks for the reason in the load must not be sent there."""
+    assert "the policy of this cell lends nothing" in why(cell(), bundle="sjf")
+    assert "the policy of this cell lends nothing" in why(cell(), bundle="srtf")
+
+
+def test_only_serving_nodes_of_a_known_service_are_explained() -> None:
+    """A training node, a lent one and a stranger have no balance to tell of."""
+    snapshot = make_snapshot(
+        nodes=[
+            make_node_view("t1"),
+            make_node_view("l1", role=NodeRole.ON_LOAN),
+            make_node_view("s1", role=NodeRole.SERVING, service="who"),
+        ],
+        services=[make_service_view(load=5.0)],
+    )
+    keep = policy("aryl").keep
+    assert [keep(snapshot, NodeName(name)) for name in ("t1", "l1", "s1", "none")] == [()] * 4

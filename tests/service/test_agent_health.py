@@ -1,0 +1,111 @@
+"""What agents say of themselves and of foreign processes, up to the coordinator's own account."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from common import subjects
+from common.api import Describe, Description
+from common.messages import (
+    AgentReport,
+    CollectorReport,
+    CostReport,
+    NodeReport,
+    Trespass,
+    WorkerPhase,
+    WorkerReport,
+    encode,
+)
+from common.model import Checkpoint, GpuUuid, JobId, Pool, Progress, WorkerKey
+from coordinator.service.folding import facts_of
+from tests.engine.house import House
+from tests.service.cell import CELL, Cell
+
+SEEN = Trespass(pid=77, gpu_uuid=GpuUuid("GPU-1"))
+
+
+async def test_a_node_is_described_with_what_its_agent_says_of_itself() -> None:
+    """Counts that only the agent knows reach whoever looks at the node."""
+    async with Cell() as cell:
+        await cell.lead()
+        agent = cell.agents["t0"]
+        own = AgentReport(bad_messages=2, lease_failures=3, bus_reconnects=1)
+        report = replace(
+            agent.make_report(),
+            agent=own,
+            cost=CostReport(cpu_s=1.5, rss_bytes=1 << 20),
+            collectors=(CollectorReport(name="gpu", is_success=False, duration_s=0, error="x"),),
+        )
+        await agent.bus.publish(subjects.node_report(CELL, agent.name), encode(report))
+        await cell.clock.settle()
+        found = await cell.ask(Describe(kind="node", name="t0"))
+        assert isinstance(found, Description)
+        assert (found.agent, found.cost) == (own, CostReport(cpu_s=1.5, rss_bytes=1 << 20))
+        assert [one.error for one in found.collectors] == ["x"]
+
+
+def told(house: House) -> list[str]:
+    """What was told of trespasses."""
+    stories = house.engine.state.stories
+    return [line.what for line in stories if line.what.startswith("trespass")]
+
+
+def says(house: House, *found: Trespass, boot: str = "") -> None:
+    """t0 reports what it sees on its GPUs."""
+    entry = house.node("t0")
+    report = NodeReport(
+        node="t0",
+        boot_id=boot or entry.boot_id,
+        sequence=1,
+        home_pool=Pool.TRAINING,
+        role=entry.role,
+        epoch=entry.reported_epoch,
+        generation=entry.reported_generation,
+        trespasses=found,
+    )
+    house.sim.handle(facts_of(report))
+
+
+def test_a_trespass_is_told_once_each_and_anew_after_a_boot() -> None:
+    """A process that comes and goes does not fill the story; process ids mean one boot."""
+    house = House()
+    other = Trespass(pid=78, gpu_uuid=GpuUuid("GPU-1"))
+    for found in ((SEEN,), (), (SEEN,), (other, SEEN)):
+        says(house, *found)
+    assert told(house) == ["trespass: process 77 on GPU-1", "trespass: process 78 on GPU-1"]
+    says(house, SEEN, boot="another")
+    assert told(house)[2:] == ["trespass: process 77 on GPU-1"]
+
+
+def test_the_last_word_of_a_worker_comes_with_its_end() -> None:
+    """A job that succeeds shows its last step, however long ago it was asked before."""
+    worker = WorkerReport(
+        key=WorkerKey(JobId("j"), 1, 0),
+        phase=WorkerPhase.RUNNING,
+        gpu_uuids=(),
+        exit_code=0,
+        progress=Progress(step=100, total_steps=100),
+        checkpoint=Checkpoint(step=90, path="/c", is_verified=True),
+    )
+    house = House()
+    job = house.submit("j")
+    house.start(job, "t0")
+    house.wait(1.0)
+    entry = house.node("t0")
+    report = NodeReport(
+        node="t0",
+        boot_id=entry.boot_id,
+        sequence=1,
+        home_pool=Pool.TRAINING,
+        role=entry.role,
+        epoch=entry.reported_epoch,
+        generation=entry.reported_generation,
+        workers=(worker,),
+    )
+    running = facts_of(report)
+    assert running.workers[0].progress is None
+    ended = facts_of(replace(report, workers=(replace(worker, phase=WorkerPhase.EXITED),)))
+    house.engine.handle(ended, now_s=house.sim.loop.now_s)
+    assert job.state == "succeeded"
+    assert job.progress == Progress(step=100, total_steps=100)
+    assert job.checkpoint == Checkpoint(step=90, path="/c", is_verified=True)

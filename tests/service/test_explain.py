@@ -1,0 +1,64 @@
+"""`explain` through the API: what keeps a job waiting and a node serving, from the live state."""
+
+from __future__ import annotations
+
+import msgspec
+
+from common.api import Describe, Description, Submit, Submitted
+from common.model import CheckpointSpec, JobSpec
+from tests.service.cell import Cell, make_spec
+
+
+async def submit(cell: Cell, spec: JobSpec) -> str:
+    """The id of a job that was acknowledged."""
+    answer = await cell.ask(Submit(spec=spec, request_id=spec.name))
+    assert isinstance(answer, Submitted), answer
+    return answer.job_id
+
+
+async def why(cell: Cell, kind: str, name: str) -> tuple[str, ...]:
+    """The sentences of `explain`."""
+    answer = await cell.ask(Describe(kind=kind, name=name))
+    assert isinstance(answer, Description), answer
+    return answer.why
+
+
+def lasting(name: str, runtime_s: float) -> JobSpec:
+    """A job that fills two nodes, of which there is one."""
+    spec = make_spec(name, workers=(2, 2))
+    return msgspec.structs.replace(spec, expected_runtime_s=runtime_s)
+
+
+async def test_a_waiting_job_is_told_its_place_in_the_policys_own_order() -> None:
+    """Shortest first: a job submitted last is number 1, and nobody is told who came before it."""
+    async with Cell() as cell:
+        await cell.lead()
+        for name, runtime_s in (("slow", 900.0), ("quick", 60.0), ("middle", 300.0)):
+            await submit(cell, lasting(name, runtime_s))
+        for name, place in (("quick", 1), ("middle", 2), ("slow", 3)):
+            reasons = await why(cell, "job", name)
+            assert f"it is number {place} of 3 that wait, in the order of policy aryl" in reasons
+            assert not [reason for reason in reasons if "submitted before" in reason]
+
+
+async def test_a_job_that_no_service_lends_to_is_told_so_while_all_nodes_serve() -> None:
+    """Its grace is above what the service allows: true before any node is lent, and so said."""
+    async with Cell(inference=1) as cell:
+        await cell.lead()
+        spec = make_spec("saves-long", workers=(2, 2))
+        spec = msgspec.structs.replace(spec, checkpoint=CheckpointSpec(grace_s=30.0))
+        reasons = await why(cell, "job", await submit(cell, spec))
+        assert (
+            "service chat: the job's grace 30 s exceeds the 5 s that chat allows, so chat's nodes "
+            "are not lent to it" in reasons
+        )
+
+
+async def test_a_serving_node_is_told_why_it_is_not_lent() -> None:
+    """The service's balance and what keeps it; a training node has nothing to say of loans."""
+    async with Cell(inference=1) as cell:
+        await cell.lead()
+        reasons = await why(cell, "node", "i0")
+        assert [reason for reason in reasons if reason.startswith("chat: load forecast")]
+        assert "no job that waits or could grow wants more GPUs on lent nodes" in reasons
+        assert not [reason for reason in await why(cell, "node", "t0") if "load" in reason]
