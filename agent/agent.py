@@ -16,6 +16,7 @@ from common.bus import Bus, BusMessage
 from common.clock import Clock
 from common.errors import ArylError, ProtocolError, Unavailable
 from common.messages import (
+    AgentReport,
     DesiredReply,
     DesiredState,
     LedgerReply,
@@ -26,6 +27,7 @@ from common.messages import (
     decode,
     encode,
 )
+from common.natsrules import BusCounters
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +40,7 @@ class Agent:
 
     Args:
         progress: called each time that a step was completed, for the watchdog.
+        bus_counters: what went wrong on the bus, where it counts; told in each report.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Agent:
         last_resort: LastResort,
         lease_ttl_margin_s: float = 1.0,
         progress: Callable[[], None] = lambda: None,
+        bus_counters: BusCounters | None = None,
     ) -> None:
         self.node = node
         self.bad_messages = 0
@@ -57,6 +61,7 @@ class Agent:
         self._bus = bus
         self._clock = clock
         self._progress = progress
+        self._bus_counters = bus_counters
         self._keeper = LeaseKeeper(
             node.life,
             cell=node.settings.cell,
@@ -142,8 +147,21 @@ class Agent:
             workers=self._life.workers.reports(),
             collectors=sample.collectors,
             cost=sample.cost,
+            agent=self._own(),
+            trespasses=self._life.trespasses,
             detail=self._life.detail,
             stage_durations_s=self._life.stage_durations_s,
+        )
+
+    def _own(self) -> AgentReport:
+        bus = self._bus_counters or BusCounters()
+        return AgentReport(
+            bad_messages=self.bad_messages,
+            lease_failures=self._keeper.failures,
+            bus_errors=bus.error_count,
+            bus_handler_errors=bus.handler_error_count,
+            bus_dropped_messages=bus.dropped_message_count,
+            bus_reconnects=bus.reconnect_count,
         )
 
     async def _report(self) -> None:

@@ -13,7 +13,7 @@ import psutil
 from msgspec import Struct
 
 from agent.gpu_reader import GpuReader
-from agent.inference import engine_named, fetch_page, parse_metrics
+from agent.inference import FetchPage, engine_named, parse_metrics
 from common.clock import Clock
 from common.messages import CollectorReport, CostReport, GpuReport, HostReport, InferenceReport
 
@@ -166,6 +166,7 @@ class InferenceCollector:
         engine: str,
         *,
         timeout_s: float,
+        fetch: FetchPage,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> None:
         """`is_wanted` says whether the server should be up: one that was stopped is no failure.
@@ -177,13 +178,14 @@ class InferenceCollector:
         self._url = url
         self._engine = engine
         self._timeout_s = timeout_s
+        self._fetch = fetch
         self._is_wanted = is_wanted
 
     async def collect(self) -> Part:
         """The server's own numbers, or nothing while it should not be up."""
         if not self._is_wanted():
             return Part()
-        page = await fetch_page(self._url, self._timeout_s)
+        page = await self._fetch(self._url, self._timeout_s)
         return Part(inference=parse_metrics(page, self._engine))
 
 
@@ -247,6 +249,7 @@ def _cost_of(process: psutil.Process) -> CostReport:
 def build_collectors(
     reader: GpuReader,
     *,
+    fetch: FetchPage,
     metrics_url: str = "",
     engine: str = "",
     timeout_s: float = 1.0,
@@ -264,7 +267,7 @@ def build_collectors(
     )
     if not metrics_url:
         return always
-    return (
-        *always,
-        InferenceCollector(metrics_url, engine, timeout_s=timeout_s, is_wanted=is_server_wanted),
+    server = InferenceCollector(
+        metrics_url, engine, timeout_s=timeout_s, fetch=fetch, is_wanted=is_server_wanted
     )
+    return (*always, server)

@@ -11,10 +11,12 @@ import sys
 from pathlib import Path
 
 from agent.agent import Agent
+from agent.fake_fleet import load_fleet
 from agent.go_home import go_home
 from agent.hooks import SystemCommands
 from agent.ledger import Ledger, exclusive
 from agent.life import Life
+from agent.machine import ThisMachine
 from agent.node import Node
 from agent.resort import last_resort
 from agent.sampling import make_sampler
@@ -61,6 +63,7 @@ def make_node(settings: AgentSettings, *, clock: Clock, fake_nvml: Path | None) 
             is_server_wanted=lambda: memory.role not in (NodeRole.ON_LOAN, NodeRole.VACATING),
         ),
         commands=SystemCommands(clock),
+        machine=ThisMachine(),
     )
 
 
@@ -94,6 +97,7 @@ async def run_agent(settings: AgentSettings, *, config: Path, fake_nvml: Path | 
             clock=clock,
             last_resort=last_resort(settings, config=config, fake_nvml=fake_nvml, clock=clock),
             progress=systemd.watchdog,
+            bus_counters=bus.counters,
         )
         systemd.ready(f"node {settings.node}")
         await agent.run()
@@ -170,6 +174,8 @@ def main(argv: list[str] | None = None) -> int:
     set_up(level=args.log_level, style=args.log_format)
     try:
         configs = [(path, _checked(path)) for path in args.config]
+        if args.fake_nvml is not None:
+            load_fleet(args.fake_nvml)  # the child that reads it could only fail again and again
         if args.check:
             return 0
         with contextlib.suppress(asyncio.CancelledError):

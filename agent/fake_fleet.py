@@ -150,6 +150,8 @@ def load_fleet(path: Path) -> FakeFleet:
         return parse_fleet(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"fake fleet {path}: {error}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def fake_uuid(node: str, index: int, *, fleet: str = "") -> GpuUuid:

@@ -33,10 +33,6 @@ class KnownGpus:
     def __len__(self) -> int:
         return len(self._gpus)
 
-    def at_index(self, index: int) -> GpuReport | None:
-        """The GPU last seen with this index."""
-        return next((gpu for gpu in self._gpus.values() if gpu.index == index), None)
-
     def update(self, reports: Iterable[GpuReport]) -> tuple[GpuReport, ...]:
         """Remember these and return them by index, with a LOST one for each that is missing."""
         present = {report.uuid: report for report in reports}

@@ -8,11 +8,13 @@ import math
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import Protocol
 from urllib.parse import SplitResult, urlsplit
 
 from msgspec import Struct
 from prometheus_client.parser import text_string_to_metric_families
 
+from common.clock import Clock
 from common.errors import ConfigError, ProtocolError, Unavailable
 from common.messages import InferenceReport
 
@@ -135,7 +137,24 @@ def parse_metrics(text: str, engine: str) -> InferenceReport:
     )
 
 
-async def fetch_page(url: str, timeout_s: float) -> str:
+class FetchPage(Protocol):
+    """The text at a URL within a time; `fetch_page` with a clock is one."""
+
+    async def __call__(self, url: str, timeout_s: float) -> str:
+        """As `fetch_page`."""
+        ...
+
+
+def page_fetcher(clock: Clock) -> FetchPage:
+    """What asks real servers."""
+
+    async def fetch(url: str, timeout_s: float) -> str:
+        return await fetch_page(url, timeout_s, clock=clock)
+
+    return fetch
+
+
+async def fetch_page(url: str, timeout_s: float, *, clock: Clock) -> str:
     """The text at an http or https URL; redirects and proxies are not followed.
 
     Takes at most `timeout_s`, and leaves nothing behind when it is cancelled before.
@@ -147,7 +166,7 @@ async def fetch_page(url: str, timeout_s: float) -> str:
     """
     fetch = _Fetch(url, timeout_s)
     try:
-        async with asyncio.timeout(timeout_s):
+        async with clock.timeout(timeout_s):
             data = await asyncio.to_thread(fetch.read)
     except TimeoutError:
         raise Unavailable(f"{url}: no whole answer within {timeout_s:g} s") from None

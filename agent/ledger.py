@@ -98,10 +98,6 @@ class Ledger:
                 raise Unavailable(f"ledger {self._path}: {error}") from error
             self._last = payload
 
-    def save_now(self, memory: Memory) -> None:
-        """`save` for a program that does nothing else meanwhile."""
-        self._write(_encoder.encode(memory))
-
     def _write(self, payload: bytes) -> None:
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -17,11 +17,13 @@ from agent.state import (
     RunHook,
 )
 from common.lifecycle import NODE_TRANSITIONS, NodeEvent, advance
-from common.messages import DesiredReply, DesiredState, GpuHealth, InferenceReport
+from common.messages import DesiredReply, DesiredState, GpuHealth, InferenceReport, Trespass
 from common.model import LeaseId, NodeRole, Pool
 
 R = NodeRole
 HOOK_RETRY_S = 1.0
+MAX_TRESPASSES = 32
+"""A report names no more of them: one is enough to send somebody there."""
 
 
 class Life:
@@ -40,7 +42,7 @@ class Life:
         self.stage_durations_s: dict[str, float] = {}
         self._reclaim_at_s: float | None = None
         self._why = ""
-        self._trespass = ""
+        self.trespasses: tuple[Trespass, ...] = ()
         self._role_at_s = now_s
         self._emptied_at_s: float | None = None
         self._hook: HookKind | None = None
@@ -154,7 +156,16 @@ class Life:
     @property
     def detail(self) -> str:
         """Why the node is where it is, in words."""
-        return "; ".join(part for part in (self._why, self._hook_error, self._trespass) if part)
+        parts = (self._why, self._hook_error, self._trespass)
+        return "; ".join(part for part in parts if part)
+
+    @property
+    def _trespass(self) -> str:
+        if not self.trespasses:
+            return ""
+        first, more = self.trespasses[0], len(self.trespasses) - 1
+        others = f" and {more} more" if more else ""
+        return f"trespass: process {first.pid} on {first.gpu_uuid}{others}"
 
     def hook_done(self, kind: HookKind, *, error: str, now_s: float) -> None:
         """The answer to `RunHook`."""
@@ -180,13 +191,9 @@ class Life:
         return actions + self.workers.step(facts, closed=closed)
 
     def _note_trespass(self, facts: Facts) -> None:
-        self._trespass = ""
-        if facts.trespassers and self.memory.role in (R.TRAINING, R.ON_LOAN):
-            pid, gpu = facts.trespassers[0]
-            more = len(facts.trespassers) - 1
-            self._trespass = f"trespass: process {pid} on {gpu}" + (
-                f" and {more} more" * (more > 0)
-            )
+        is_granted = self.memory.role in (R.TRAINING, R.ON_LOAN)
+        found = facts.trespassers[:MAX_TRESPASSES] if is_granted else ()
+        self.trespasses = tuple(Trespass(pid=pid, gpu_uuid=gpu) for pid, gpu in found)
 
     def _fire(self, event: NodeEvent, now_s: float, why: str) -> None:
         memory = self.memory

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -17,7 +16,7 @@ from msgspec import Struct
 from agent.hooks import Commands
 from agent.ledger import LedgerPort
 from agent.life import Life
-from agent.processes import strangers
+from agent.machine import Machine
 from agent.settings import AgentSettings
 from agent.state import (
     NODE_FAULT,
@@ -89,6 +88,7 @@ class Node:
         runner: WorkerRunner,
         sampler: Sampler,
         commands: Commands,
+        machine: Machine,
     ) -> None:
         self.settings = settings
         self.life = life
@@ -100,6 +100,7 @@ class Node:
         self._ledger = ledger
         self._sampler = sampler
         self._commands = commands
+        self._machine = machine
         self._hooks: set[asyncio.Task[None]] = set()
 
     # --- looking ------------------------------------------------------------------------------
@@ -150,7 +151,7 @@ class Node:
         ]
         if not used:
             return ()
-        unknown = strangers(
+        unknown = self._machine.strangers(
             {pid for pid, _ in used}, [status.pid for status in statuses if status.pid]
         )
         return tuple((pid, uuid) for pid, uuid in used if pid in unknown)
@@ -185,7 +186,7 @@ class Node:
         match action:
             case CheckReserve():
                 refusal = await self.runner.check_reserve(action.order)
-                endpoint = f"{self.settings.advertised_host}:{free_port()}"
+                endpoint = f"{self.settings.advertised_host}:{self._machine.free_port()}"
                 self.life.workers.checked(action.order.key, endpoint=endpoint, refusal=refusal)
                 self.changed.set()
             case StartWorker():
@@ -249,11 +250,3 @@ def _fact(status: WorkerStatus) -> WorkerFact:
 def _is_lost(status: WorkerStatus) -> bool:
     """Whether the worker's supervisor died on it: its node's fault, not its job's."""
     return status.error.startswith(SHIM_LOST)
-
-
-def free_port() -> int:
-    """A TCP port that nobody listens on now; offered as a gang's rendezvous."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -10,12 +10,23 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Protocol
 
 from agent.worker_spec import Account
 from common.clock import Clock
 
 CHECK_TIMEOUT_S = 10.0
 _CHECKER = Path(__file__).with_name("shim_files.py")
+
+
+class Refuse(Protocol):
+    """Asks whether a worker could start here; `refusal` is the one that looks at real files."""
+
+    async def __call__(
+        self, question: dict[str, str], *, account: Account | None, clock: Clock
+    ) -> str:
+        """Why not, or the empty string; the arguments of `refusal`."""
+        ...
 
 
 async def refusal(

@@ -9,7 +9,7 @@ from pathlib import Path
 from agent.collect import build_collectors, collect_all
 from agent.gpu_process import child_starter
 from agent.gpu_reader import GpuReader
-from agent.inference import fetch_page
+from agent.inference import FetchPage, page_fetcher
 from agent.node import Sample
 from agent.settings import AgentSettings
 from common.clock import Clock
@@ -30,15 +30,18 @@ class NodeSampler:
         *,
         clock: Clock,
         reader: GpuReader,
+        fetch: FetchPage,
         is_server_wanted: Callable[[], bool],
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._reader = reader
+        self._fetch = fetch
         self._is_server_wanted = is_server_wanted
         server = settings.server
         self._collectors = build_collectors(
             reader,
+            fetch=fetch,
             metrics_url="" if server is None else server.metrics_url,
             engine="" if server is None else server.engine,
             timeout_s=settings.collect_deadline_s,
@@ -69,7 +72,7 @@ class NodeSampler:
         deadline_s = self._settings.collect_deadline_s
         try:
             async with self._clock.timeout(deadline_s):
-                await fetch_page(server.health_url, deadline_s)
+                await self._fetch(server.health_url, deadline_s)
         except (ArylError, TimeoutError):
             return False
         return True
@@ -93,4 +96,10 @@ def make_sampler(
     """
     start = child_starter(settings.node, now_s=clock.now_s, fake_fleet=fake_nvml)
     reader = GpuReader(start, clock, deadline_s=settings.collect_deadline_s * 0.75)
-    return NodeSampler(settings, clock=clock, reader=reader, is_server_wanted=is_server_wanted)
+    return NodeSampler(
+        settings,
+        clock=clock,
+        reader=reader,
+        fetch=page_fetcher(clock),
+        is_server_wanted=is_server_wanted,
+    )

@@ -61,7 +61,9 @@ class AgentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     access: Annotated[NatsAccess, Meta(description="keys and certificates for the NATS server")] = (
         NatsAccess()
     )
-    rack: Annotated[str, Meta(description="rack or switch of this node, for placement")] = ""
+    rack: Annotated[
+        str, Meta(description="rack or switch of this node; shown only, no policy looks at it")
+    ] = ""
     service: Annotated[
         Token | None, Meta(description="inference service of this node; none in training")
     ] = None
@@ -102,6 +104,12 @@ class AgentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Meta(description="and no more of them than this in all; a larger log is not kept"),
     ] = 1 << 30
     worker_starter: Annotated[Starter, Meta(description="systemd or detached")] = Starter.SYSTEMD
+    job_user: Annotated[
+        str,
+        Meta(
+            description="account that workers run as, for an agent that is root; none: its own user"
+        ),
+    ] = ""
     is_root_allowed: Annotated[
         bool, Meta(description="let workers run as root; for a demo on a machine of one person")
     ] = False

@@ -104,13 +104,10 @@ def shim_spec(
     directory: str = "",
     account: Account | None = None,
     home: str = "/",
-    stop_after_s: float | None = None,
 ) -> dict[str, object]:
     """The spec.json of a worker's shim.
 
     directory: where the shim keeps its files; marks all processes of the worker.
-    stop_after_s: the shim stops its worker when it has not heard an agent for so long; None
-        leaves the worker alone (design 6: silence proves nothing).
     """
     spec = order.spec
     return {
@@ -123,7 +120,8 @@ def shim_spec(
         "grace_s": spec.checkpoint.grace_s,
         "checkpoint_path": checkpoint_path(order),
         "worker_count": order.worker_count,
-        "stop_after_s": stop_after_s,
+        # Silence proves nothing, so without the job's own wish it ends no worker.
+        "stop_after_s": spec.stop_after_s,
         "log_max_bytes": LOG_MAX_BYTES,
         "account": None
         if account is None

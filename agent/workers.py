@@ -13,7 +13,6 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -21,8 +20,9 @@ import msgspec
 from msgspec import Struct
 
 from agent import shim_files
+from agent.accounts import job_account
 from agent.kept_logs import KeptLogs
-from agent.reserve import refusal
+from agent.reserve import Refuse, refusal
 from agent.settings import AgentSettings, Starter
 from agent.starters import (
     SHIM_LOG,
@@ -125,10 +125,6 @@ class WorkerRunner(Protocol):
         ...
 
 
-def _no_account(_: WorkerOrder) -> Account | None:
-    return None
-
-
 class ShimRunner:
     """Workers under shims, one directory each.
 
@@ -136,7 +132,8 @@ class ShimRunner:
         run_dir: where the directories are; must outlive the agent and be on a local disk.
         starter: how shims come to life.
         kept_logs: where the logs of forgotten workers go; None keeps none.
-        account_of: as whom an order runs; None is the agent's own user. Needs root.
+        account: as whom workers run; None is the agent's own user. Needs root.
+        refuse: looks whether a worker could start here.
         is_root_allowed: let workers run as root; for tests and machines of one person only.
     """
 
@@ -147,49 +144,45 @@ class ShimRunner:
         clock: Clock,
         starter: ShimStarter,
         kept_logs: KeptLogs | None = None,
-        account_of: Callable[[WorkerOrder], Account | None] = _no_account,
+        account: Account | None = None,
+        refuse: Refuse = refusal,
         is_root_allowed: bool = False,
     ) -> None:
         self._run_dir = run_dir
         self._clock = clock
         self._starter = starter
         self._kept_logs = kept_logs
-        self._account_of = account_of
+        self._account = account
+        self._refuse = refuse
         self._is_root_allowed = is_root_allowed
         self._boot_id = shim_files.boot_id()
 
-    async def start(
-        self, order: WorkerOrder, *, endpoint: str, stop_after_s: float | None = None
-    ) -> None:
+    async def start(self, order: WorkerOrder, *, endpoint: str) -> None:
         """As `WorkerRunner.start`. Two starters of one key, even two agents, get one shim: the
         directory is made once, the shim's lock admits one, and a status on disk none.
-
-        stop_after_s: see `agent.worker_spec.shim_spec`.
         """
         directory = self._directory(order.key)
         if (directory / shim_files.STATUS_FILE).exists():
             return
-        account = self._account_of(order)
-        self._check_not_root(account)
+        self._check_not_root()
         with contextlib.suppress(FileExistsError):  # another start of it, or one cut short
             directory.mkdir(mode=0o700, parents=True)
         spec = shim_spec(
             order,
             endpoint=endpoint,
             directory=str(directory.resolve()),
-            account=account,
+            account=self._account,
             home=os.environ.get("HOME", "/"),
-            stop_after_s=stop_after_s,
         )
         path = str(directory / shim_files.SPEC_FILE)
         await asyncio.to_thread(shim_files.write_json, path, spec, is_durable=True)
         await self._starter.start(directory, order)
         await self._wait_for_status(order.key, directory)
 
-    def _check_not_root(self, account: Account | None) -> None:
-        uid = os.geteuid() if account is None else account.uid
+    def _check_not_root(self) -> None:
+        uid = os.geteuid() if self._account is None else self._account.uid
         if uid == 0 and not self._is_root_allowed:
-            raise ConfigError("user: a worker would run as root; jobs never do (give an account)")
+            raise ConfigError("job_user: workers would run as root, jobs never do: name an account")
 
     async def _wait_for_status(self, key: WorkerKey, directory: Path) -> None:
         try:
@@ -317,9 +310,8 @@ class ShimRunner:
 
     async def check_reserve(self, order: WorkerOrder) -> str:
         """As `WorkerRunner.check_reserve`; asks as the job's user, in a process of its own."""
-        account = self._account_of(order)
         try:
-            self._check_not_root(account)
+            self._check_not_root()
             directory_name(order.key)
         except ConfigError as error:
             return str(error)
@@ -329,7 +321,7 @@ class ShimRunner:
             "command": worker_argv(order, endpoint="")[0],
             "search_path": search_path(order),
         }
-        return await refusal(question, account=account, clock=self._clock)
+        return await self._refuse(question, account=self._account, clock=self._clock)
 
     def _directory(self, key: WorkerKey) -> Path:
         return self._run_dir / directory_name(key)
@@ -347,6 +339,9 @@ def make_runner(settings: AgentSettings, *, clock: Clock) -> ShimRunner:
     """The runner that an agent's settings ask for, in `workers` and `logs` of its state directory.
 
     With systemd it is the system's manager, whoever the agent is: systemd/50-aryl-agent.rules.
+
+    Raises:
+        ConfigError: `job_user` does not fit this machine.
     """
     match settings.worker_starter:
         case Starter.SYSTEMD:
@@ -364,5 +359,6 @@ def make_runner(settings: AgentSettings, *, clock: Clock) -> ShimRunner:
             max_count=settings.kept_logs_count,
             max_bytes=settings.kept_logs_bytes,
         ),
+        account=job_account(settings.job_user),
         is_root_allowed=settings.is_root_allowed,
     )

@@ -9,6 +9,7 @@ import msgspec
 
 from agent.agent import Agent
 from agent.life import Life
+from agent.machine import Machine, ThisMachine
 from agent.node import Node, Sample
 from agent.state import Memory, first_memory
 from agent.workers import WorkerStatus
@@ -33,6 +34,7 @@ from common.messages import (
     encode,
 )
 from common.model import GpuUuid, Lease, NodeRole, StopReason, WorkerKey
+from common.natsrules import BusCounters
 from tests.agent.bench import lease, page, settings
 from tests.fakes import FakeBus, FakeClock, FakeNetwork
 
@@ -241,6 +243,7 @@ class AgentHouse:
 
     def __init__(
         self, *, inference: bool = False, before: AgentHouse | None = None, boot_id: str = "boot-1",
+        world: Machine | None = None,
         **changes: object,
     ) -> None:  # fmt: skip
         self.settings = settings(inference=inference, **changes)
@@ -262,16 +265,19 @@ class AgentHouse:
             runner=self.runner,
             sampler=self.machine,
             commands=self.machine,
+            machine=world or ThisMachine(),
         )
         self.bus = FakeBus(self.network, clock=self.clock)
         self.peer = FakeBus(self.network, clock=self.clock)
         self.steps = 0
+        self.bus_counters = BusCounters()
         self.agent = Agent(
             self.node,
             bus=self.bus,
             clock=self.clock,
             last_resort=self.last_resort,
             progress=self._count_step,
+            bus_counters=self.bus_counters,
         )
         self.reports: list[NodeReport] = []
         self.renewal: Renewal = grant

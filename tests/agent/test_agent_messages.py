@@ -12,6 +12,7 @@ from common import subjects
 from common.errors import Unavailable
 from common.messages import (
     MAX_MESSAGE_BYTES,
+    AgentReport,
     DesiredReply,
     DesiredState,
     LedgerRequest,
@@ -90,6 +91,7 @@ async def test_a_bad_message_is_counted_and_dropped_and_changes_nothing(
         assert house.bus.handler_error_count == 0
         assert (house.ledger.saved, house.runner.calls) == (saved, calls)
         assert house.phase(key(5)) == P.RUNNING
+        assert house.report.agent == AgentReport(bad_messages=1)
         await house.want(R.TRAINING, held)
         await house.until(lambda: house.report.generation == house.generation)
 

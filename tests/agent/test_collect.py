@@ -21,7 +21,7 @@ from agent.collect import (
     collect_all,
 )
 from agent.gpu_reader import GpuReader, ReaderProcess
-from agent.inference import MAX_PAGE_BYTES, fetch_page
+from agent.inference import MAX_PAGE_BYTES, page_fetcher
 from common.clock import SystemClock
 from common.errors import ConfigError, Unavailable
 from common.messages import CollectorReport, HostReport
@@ -30,6 +30,7 @@ from tests.fakeclock import FakeClock
 
 DEADLINE_S = 5.0
 GIB = 1 << 30
+FETCH = page_fetcher(SystemClock())
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ class Stuck:
 
 async def collect_page(url: str, *, deadline_s: float = DEADLINE_S) -> Collected:
     """One round of a host and an inference collector on this page."""
-    inference = InferenceCollector(url, "vllm", timeout_s=deadline_s)
+    inference = InferenceCollector(url, "vllm", timeout_s=deadline_s, fetch=FETCH)
     return await collect_all((HostCollector(), inference), SystemClock(), deadline_s)
 
 
@@ -97,9 +98,11 @@ async def test_a_node_has_one_collector_per_thing_and_a_page_only_with_a_server(
         raise OSError("no child in this test")
 
     reader = GpuReader(start, SystemClock())
-    names = [collector.name for collector in build_collectors(reader)]
+    names = [collector.name for collector in build_collectors(reader, fetch=FETCH)]
     assert names == ["gpu", "host", "cost"]
-    more = build_collectors(reader, metrics_url="http://127.0.0.1:1/metrics", engine="vllm")
+    more = build_collectors(
+        reader, fetch=FETCH, metrics_url="http://127.0.0.1:1/metrics", engine="vllm"
+    )
     assert [collector.name for collector in more] == [*names, "inference"]
 
 
@@ -224,7 +227,7 @@ async def test_pages_that_hang_never_take_the_threads_of_the_ledger(pages: PageS
     """Many rounds on a server that drips: asyncio's few threads, which the agent's disk writes
     share, are free again after each."""
     for _ in range(3):
-        hanging = [fetch_page(f"{pages.url}/drip", 0.2) for _ in range(20)]
+        hanging = [FETCH(f"{pages.url}/drip", 0.2) for _ in range(20)]
         async with asyncio.timeout(LIMIT_S):
             said = await asyncio.gather(*hanging, return_exceptions=True)
         assert all(isinstance(error, Unavailable) for error in said), said
@@ -235,7 +238,7 @@ async def test_pages_that_hang_never_take_the_threads_of_the_ledger(pages: PageS
 async def test_a_server_that_should_not_be_up_is_not_asked(pages: PageServer) -> None:
     """On a lent node its absence is no failure, and no news either."""
     collector = InferenceCollector(
-        f"{pages.url}/vllm", "vllm", timeout_s=DEADLINE_S, is_wanted=lambda: False
+        f"{pages.url}/vllm", "vllm", timeout_s=DEADLINE_S, fetch=FETCH, is_wanted=lambda: False
     )
     assert await collector.collect() == Part()
     assert pages.asked == []
@@ -247,13 +250,13 @@ async def test_a_server_that_should_not_be_up_is_not_asked(pages: PageServer) ->
 async def test_a_url_that_names_no_server_is_the_operators_mistake(url: str) -> None:
     """The error names the field and what stands there."""
     with pytest.raises(ConfigError, match="metrics_url"):
-        await fetch_page(url, DEADLINE_S)
+        await FETCH(url, DEADLINE_S)
 
 
 def test_an_unknown_engine_is_refused_before_anything_runs() -> None:
     """A typing error in the settings shows at the start, not once a second for ever."""
     with pytest.raises(ConfigError, match="vlm"):
-        InferenceCollector("http://127.0.0.1:1/metrics", "vlm", timeout_s=1.0)
+        InferenceCollector("http://127.0.0.1:1/metrics", "vlm", timeout_s=1.0, fetch=FETCH)
 
 
 # --- own cost ----------------------------------------------------------------------------------

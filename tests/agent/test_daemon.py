@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -80,6 +81,23 @@ async def test_checking_the_settings_starts_nothing(house: DaemonHouse) -> None:
     status, text = await house.run("--check", "--config", str(good), "--config", str(bad))
     assert status == 2
     assert "bad.toml" in text
+    assert not house.state_dir.exists()
+
+
+async def test_checking_reads_the_fake_fleet_too(house: DaemonHouse, tmp_path: Path) -> None:
+    """A misspelt key among the pretend GPUs is found before anything is started."""
+    fleet = tmp_path / "misspelt.toml"
+    fleet.write_text("[[gpu]]\ncuont = 8\nmodel = 'H100'\nmemory_bytes = 1000\n")
+    config = str(house.config())
+    for check in (("--check",), ()):
+        status, text = await house.run(*check, "--config", config, "--fake-nvml", str(fleet))
+        assert status == 2
+        assert "misspelt.toml" in text
+        assert "cuont" in text
+    assert await house.run("--check", "--config", config, "--fake-nvml", str(house.fleet)) == (
+        0,
+        "",
+    )
     assert not house.state_dir.exists()
 
 

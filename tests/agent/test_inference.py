@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,9 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.inference import ENGINES, MAX_PAGE_BYTES, fetch_page, parse_metrics
+from agent.inference import ENGINES, MAX_PAGE_BYTES, fetch_page, page_fetcher, parse_metrics
+from common.clock import SystemClock
 from common.errors import ConfigError, ProtocolError, Unavailable
 from common.messages import InferenceReport
+from tests.fakeclock import FakeClock
 
 PAGES = Path(__file__).parents[1] / "data/metrics"
 
@@ -133,36 +137,49 @@ def base_url() -> Iterator[str]:
 
 async def test_a_page_is_fetched_over_http(base_url: str) -> None:
     """The text of a page is what its server sent."""
-    assert await fetch_page(f"{base_url}/metrics", 5.0) == "tgi_queue_size 1\n"
+    assert await fetch_page(f"{base_url}/metrics", 5.0, clock=SystemClock()) == "tgi_queue_size 1\n"
 
 
 @pytest.mark.parametrize("path", ["/nothing", "/moved"])
 async def test_any_answer_but_200_is_unavailable(base_url: str, path: str) -> None:
     """Neither an error nor a redirect is followed or parsed."""
     with pytest.raises(Unavailable, match=path):
-        await fetch_page(base_url + path, 5.0)
+        await fetch_page(base_url + path, 5.0, clock=SystemClock())
 
 
 async def test_a_page_that_is_too_large_is_refused(base_url: str) -> None:
     """One byte over the cap is too much: a page must not fill the agent's memory."""
     with pytest.raises(ProtocolError, match=str(MAX_PAGE_BYTES)):
-        await fetch_page(f"{base_url}/large", 5.0)
+        await fetch_page(f"{base_url}/large", 5.0, clock=SystemClock())
 
 
 async def test_a_page_that_is_not_text_is_refused(base_url: str) -> None:
     """Bytes that are not UTF-8 are the server's fault, and said to be."""
     with pytest.raises(ProtocolError, match="UTF-8"):
-        await fetch_page(f"{base_url}/binary", 5.0)
+        await fetch_page(f"{base_url}/binary", 5.0, clock=SystemClock())
 
 
 async def test_no_server_is_unavailable() -> None:
     """A refused connection is a state of the world, not a crash."""
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1"):
-        await fetch_page("http://127.0.0.1:1/metrics", 5.0)
+        await fetch_page("http://127.0.0.1:1/metrics", 5.0, clock=SystemClock())
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://node/metrics", "metrics"])
 async def test_only_http_is_fetched(url: str) -> None:
     """A setting cannot make the agent read a file."""
     with pytest.raises(ConfigError, match="http"):
-        await fetch_page(url, 5.0)
+        await fetch_page(url, 5.0, clock=SystemClock())
+
+
+async def test_the_time_of_a_page_is_the_clock_s() -> None:
+    """A server that hangs is given up when the clock that was passed in says so."""
+    clock = FakeClock()
+    fetch = page_fetcher(clock)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        asking = asyncio.ensure_future(fetch(f"http://127.0.0.1:{silent.getsockname()[1]}/", 60.0))
+        await clock.advance(59.0)
+        assert not asking.done()
+        await clock.advance(2.0)
+        with pytest.raises(Unavailable, match="within 60 s"):
+            await asyncio.wait_for(asking, 10.0)

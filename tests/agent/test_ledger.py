@@ -76,7 +76,7 @@ async def test_a_long_ledger_is_compacted(tmp_path: Path) -> None:
     await ledger.save(memory(0))
     one = (tmp_path / "ledger").stat().st_size
     for generation in range(1, 2 * COMPACT_BYTES // one):
-        ledger.save_now(memory(generation))
+        await ledger.save(memory(generation))
         assert (tmp_path / "ledger").stat().st_size <= COMPACT_BYTES + 2 * one
     ledger.close()
     assert Ledger(tmp_path).load() == memory(2 * COMPACT_BYTES // one - 1)

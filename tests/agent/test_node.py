@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from agent.go_home import go_home
-from agent.node import free_port
+from agent.machine import ThisMachine
 from agent.state import HookKind
 from agent.worker_record import SHIM_LOST
 from agent.workers import WorkerStatus
@@ -17,11 +19,12 @@ from common.messages import (
     DesiredState,
     OrderPhase,
     StopOrder,
+    Trespass,
     WorkerOrder,
     WorkerPhase,
     WorkerReport,
 )
-from common.model import LeaseId, NodeRole, StopReason, WorkerKey
+from common.model import GpuUuid, LeaseId, NodeRole, StopReason, WorkerKey
 from tests.agent.agent_house import AgentHouse, running
 from tests.agent.bench import key, lease, order
 
@@ -239,13 +242,34 @@ async def test_a_gpu_process_of_no_worker_is_told_and_one_of_a_worker_is_not() -
         house.machine.pids[1] = sleeper.pid
         await house.turn()
         assert house.life.detail == f"trespass: process {sleeper.pid} on GPU-1"
+        assert list(house.life.trespasses) == [Trespass(pid=sleeper.pid, gpu_uuid=GpuUuid("GPU-1"))]
         status = house.runner.known[key()]
         house.runner.known[key()] = msgspec.structs.replace(status, pid=sleeper.pid)
         await house.turn()
         assert house.life.detail == ""
+        assert list(house.life.trespasses) == []
     finally:
         sleeper.kill()
         await sleeper.wait()
+
+
+async def test_the_machine_is_asked_through_its_port() -> None:
+    """Ports and kinship come from whoever stands for the machine, so a model can."""
+
+    class Model:
+        def free_port(self) -> int:
+            return 4711
+
+        def strangers(self, pids: Iterable[int], owners: Iterable[int]) -> set[int]:
+            return set(pids)
+
+    house = House(world=Model())
+    house.accept(R.TRAINING, replace(order(), phase=OrderPhase.RESERVE))
+    await house.turn(3)
+    assert (house.said().phase, house.said().endpoint) == (P.READY, "127.0.0.1:4711")
+    house.machine.pids[0] = 1
+    await house.turn()
+    assert [found.pid for found in house.life.trespasses] == [1]
 
 
 # --- commands ---------------------------------------------------------------------------------
@@ -296,7 +320,7 @@ async def test_a_failed_command_is_in_the_words_of_the_node_and_tried_again() ->
 
 def test_a_rendezvous_port_is_one_that_nobody_listens_on() -> None:
     """Two questions in a row need not give the same one."""
-    assert 0 < free_port() < 65536
+    assert 0 < ThisMachine().free_port() < 65536
 
 
 # --- graces on the way home -------------------------------------------------------------------

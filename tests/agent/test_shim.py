@@ -27,6 +27,7 @@ from tests.agent.worker_house import (
     rss_bytes,
     talker,
 )
+from tests.sockets import short_path
 
 pytestmark = pytest.mark.slow
 
@@ -203,10 +204,12 @@ hear.readline()
 """
     key = await house.start(make_order(*talker(body)))
     await house.until_status(key, lambda s: s.progress is not None, "progress after the junk")
-    name = str(house.directory(key) / shim_files.CONTROL_SOCKET)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as control:
+    with (
+        short_path(house.directory(key)) as directory,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as control,
+    ):
         for junk in (b"", b"{", b'{"op":"stop"}', b'{"op":"stop","grace_s":"x"}', b'{"op":1}'):
-            control.sendto(junk, name)
+            control.sendto(junk, str(directory / shim_files.CONTROL_SOCKET))
     status = await house.until_status(key, lambda s: s.garbage_count >= 13, "13 counted")
     assert (status.garbage_count, status.phase) == (13, WorkerPhase.RUNNING)
     assert status.checkpoint is None
@@ -258,9 +261,10 @@ async def test_a_job_that_asked_for_it_is_stopped_when_no_agent_is_heard(
     house: WorkerHouse,
 ) -> None:
     """stop_after_s is kept by the shim itself, because nobody else may be left."""
-    alone, watched = make_order("sleep", "600"), make_order("sleep", "600", job_id="job-2")
-    await house.runner.start(alone, endpoint="", stop_after_s=0.3)
-    await house.runner.start(watched, endpoint="", stop_after_s=600.0)
+    alone = make_order("sleep", "600", stop_after_s=0.3)
+    watched = make_order("sleep", "600", job_id="job-2", stop_after_s=600.0)
+    await house.runner.start(alone, endpoint="")
+    await house.runner.start(watched, endpoint="")
     path = house.directory(alone.key)
     # Looked at past the runner: its own looks tell the shim that there is an agent.
     await house.until(lambda: house.raw(alone.key)["phase"] == "exited", f"{path} ended")

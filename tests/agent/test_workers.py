@@ -18,7 +18,7 @@ from agent.settings import AgentSettings, Starter
 from agent.starters import DetachedStarter
 from agent.worker_spec import Account
 from agent.workers import ShimRunner, make_runner
-from common.clock import SystemClock
+from common.clock import Clock, SystemClock
 from common.errors import ConfigError, Unavailable
 from common.messages import WorkerPhase
 from common.model import JobId, Pool, Progress, StopReason, WorkerKey
@@ -273,7 +273,7 @@ async def test_a_worker_runs_as_its_account(open_dir: Path) -> None:
     clock = SystemClock()
     async for house in make_house(open_dir / "workers"):
         house.runner = ShimRunner(
-            house.run_dir, clock=clock, starter=DetachedStarter(clock), account_of=lambda _: nobody
+            house.run_dir, clock=clock, starter=DetachedStarter(clock), account=nobody
         )
         order = make_order("sh", "-c", "id -u; id -g; echo $HOME; exec sleep 600")
         refusal = await house.runner.check_reserve(order)
@@ -290,6 +290,23 @@ async def test_a_worker_runs_as_its_account(open_dir: Path) -> None:
         assert psutil.Process(shim_pid).uids().real == 65534
         await house.runner.stop(key, StopReason.PREEMPT, 5.0)
         assert (await house.until_exited(key)).exit_code == -15
+
+
+async def test_who_looks_at_paths_can_be_somebody_else(tmp_path: Path) -> None:
+    """A model of the machine answers in place of a process; the question is the same."""
+    asked: list[dict[str, str]] = []
+
+    async def refuse(question: dict[str, str], *, account: Account | None, clock: Clock) -> str:
+        asked.append(question)
+        return "no storage"
+
+    clock = SystemClock()
+    runner = ShimRunner(
+        tmp_path, clock=clock, starter=DetachedStarter(clock), refuse=refuse, is_root_allowed=True
+    )
+    assert await runner.check_reserve(make_order("train", workdir="/data")) == "no storage"
+    [question] = asked
+    assert (question["workdir"], question["command"]) == ("/data", "train")
 
 
 async def test_reserve_names_what_is_missing(house: WorkerHouse, tmp_path: Path) -> None:

@@ -61,6 +61,7 @@ def make_order(
     job_id: str = "job-1",
     is_flexible: bool = False,
     gpus_per_worker: int = 1,
+    stop_after_s: float | None = None,
 ) -> WorkerOrder:
     """An order to run a command on one pretend GPU."""
     spec = JobSpec(
@@ -71,6 +72,7 @@ def make_order(
         workdir=str(workdir),
         env=env or {},
         launcher=launcher,
+        stop_after_s=stop_after_s,
         checkpoint=CheckpointSpec(
             path=None if checkpoint is None else str(checkpoint),
             grace_s=grace_s,
