@@ -91,6 +91,8 @@ def _facts(found: Description, now_s: float, *, is_wide: bool) -> Iterator[Text 
         pairs += _spec(found.spec, is_wide=is_wide)
     if found.node is not None:
         pairs += _node(found.node)
+    if is_wide:
+        pairs += _agent(found)
     if found.service is not None:
         pairs += _service(found.service)
     if found.loan is not None:
@@ -154,6 +156,19 @@ def _node(row: NodeRow) -> Pairs:
         ("jobs", ", ".join(row.jobs)),
         ("detail", row.detail),
     ]
+
+
+def _agent(found: Description) -> Pairs:
+    """What a node's agent says of itself; every count should stay near zero."""
+    pairs: Pairs = []
+    if found.agent is not None:
+        counts = plain_fields(found.agent)
+        pairs += [(f"agent {name.replace('_', ' ')}", str(counts[name])) for name in counts]
+    if found.cost is not None:
+        rss = f"{found.cost.rss_bytes / 2**20:.0f} MiB"
+        pairs.append(("agent cost", f"{render.duration(found.cost.cpu_s)} of CPU, {rss}"))
+    failed = [f"{one.name}: {one.error}" for one in found.collectors if not one.is_success]
+    return [*pairs, ("collectors", "; ".join(failed) or "all well")] if found.collectors else pairs
 
 
 def _service(row: ServiceRow) -> Pairs:

@@ -6,7 +6,9 @@ the job it runs goes on without it.
 
 from __future__ import annotations
 
-import typer
+from collections.abc import Callable
+
+import msgspec
 
 from common.api import ApiErrorCode, Describe, Description, GetLogs, JobRow, Logs
 from common.clock import Clock
@@ -63,11 +65,20 @@ async def logs(client: Client, job_id: str, worker_index: int | None, max_bytes:
 
 
 async def follow_logs(
-    client: Client, clock: Clock, job_id: str, worker_index: int | None, max_bytes: int
+    client: Client,
+    clock: Clock,
+    job_id: str,
+    worker_index: int | None,
+    max_bytes: int,
+    *,
+    show: Callable[[Logs], None],
 ) -> None:
-    """Print a worker's log as it grows, until the job ends.
+    """Show a worker's log as it grows, until the job ends.
 
     A worker that is not there yet, or not now (its job waits or restarts), is waited for.
+
+    Args:
+        show: told what is new each time, with whose it is.
 
     Raises:
         ApiRefused: there is no such job.
@@ -88,7 +99,9 @@ async def follow_logs(
             if worker != of_worker:
                 shown, of_worker = "", worker
                 say(f"worker {answer.worker_index} on {answer.node}:")
-            typer.echo(_more(shown, answer.text), nl=False)
+            more = _more(shown, answer.text)
+            if more:
+                show(msgspec.structs.replace(answer, text=more))
             shown = answer.text
         if has_ended:
             return

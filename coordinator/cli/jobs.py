@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 from typer.core import TyperCommand
 
-from common.api import Cancel, Done, JobRow, Jobs, ListJobs, Submit, Submitted
-from common.errors import Unavailable
+from common.api import Cancel, Done, JobRow, Jobs, ListJobs, Logs, Submit, Submitted
+from common.errors import ConfigError, Unavailable
 from common.model import JobSpec
 from coordinator.cli import columns
 from coordinator.cli.complete import complete_jobs
@@ -252,15 +252,28 @@ def logs_(
         int,
         typer.Option(min=1, max=500_000, metavar="BYTES", help="How much of the end of the log."),
     ] = 65_536,
+    output: OutputOption = Format.TABLE,
 ) -> None:
-    """The end of a worker's log, or with -f all of it from here on."""
+    """The end of a worker's log, or with -f all of it from here on.
+
+    With -o json the text comes with its job, node and worker; with -f one object for each piece.
+    """
+    if output == Format.NAME:
+        raise ConfigError("-o name: a log has no name; leave -o out for its text, or -o json")
     here = session(ctx)
+
+    def show(found: Logs) -> None:
+        if output == Format.JSON:
+            values = {"node": found.node, "worker_index": found.worker_index, "text": found.text}
+            put_json({"logs": {"job": job, **values}})
+        else:
+            typer.echo(found.text, nl=False)
 
     async def work(client: Client) -> None:
         if follow:
-            await follow_logs(client, here.clock, job, worker, max_bytes)
+            await follow_logs(client, here.clock, job, worker, max_bytes, show=show)
         else:
-            typer.echo((await logs(client, job, worker, max_bytes)).text, nl=False)
+            show(await logs(client, job, worker, max_bytes))
 
     with contextlib.suppress(KeyboardInterrupt) if follow else contextlib.nullcontext():
         here.run(work)

@@ -10,7 +10,7 @@ from common.api import Describe, Description, ListLoans, Loans
 from coordinator.cli import columns
 from coordinator.cli.complete import complete_loans
 from coordinator.cli.describe import describe, explain
-from coordinator.cli.operate import ReasonOption, YesOption, order_against_jobs
+from coordinator.cli.operate import ReasonOption, YesOption, order, order_against_jobs
 from coordinator.cli.output import (
     Format,
     NoHeadersOption,
@@ -67,6 +67,17 @@ def explain_(
 ) -> None:
     """Why a loan was made, and why it ended."""
     explain(session(ctx), Show(output=output, is_quiet=quiet), "loan", loan)
+
+
+@app.command("approve")
+def approve(
+    ctx: typer.Context,
+    node: Annotated[str, typer.Argument(metavar="NODE", help="The node that is recommended.")],
+    reason: ReasonOption = "",
+    output: OutputOption = Format.TABLE,
+) -> None:
+    """Carry out a recommended loan (mode recommend); it comes home as any other."""
+    order(session(ctx), OperatorAction.APPROVE_LOAN, target=node, reason=reason, output=output)
 
 
 @app.command("revoke")

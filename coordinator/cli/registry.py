@@ -67,14 +67,28 @@ def find(directory: Path | None = None) -> CellInfo | None:
     Raises:
         ConfigError: the directory belongs to somebody else or others can write to it.
     """
-    directory = directory or home()
+    info = _shown(directory or home())
+    return info if info is not None and _lives(info) else None
+
+
+def left_behind(directory: Path | None = None) -> CellInfo | None:
+    """A cell whose process was killed: it could not stop what it had started.
+
+    Its file stays until the next cell is registered. Errors as `find`.
+    """
+    info = _shown(directory or home())
+    return info if info is not None and not _lives(info) else None
+
+
+def _lives(info: CellInfo) -> bool:
+    return start_ticks(info.pid) == info.start_ticks
+
+
+def _shown(directory: Path) -> CellInfo | None:
     if not directory.exists():
         return None
     _check_owner(directory)
-    info = _read(directory / "cell.json")
-    if info is None or start_ticks(info.pid) != info.start_ticks:
-        return None
-    return info
+    return _read(directory / "cell.json")
 
 
 @contextmanager

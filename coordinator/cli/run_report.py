@@ -9,9 +9,17 @@ from rich.table import Table
 from rich.text import Text
 
 from common.api import LoanRow, Status
+from coordinator.cli.render import percent
 from coordinator.demo.workload import Run, Workload
 
 BAR_WIDTH = 30
+STALE_S = 5.0
+"""Figures that are older are marked: no coordinator has answered since."""
+
+
+def stale(age_s: float) -> str:
+    """How old figures are, if that is worth a word; empty when they are of now."""
+    return f"{age_s:.0f} s old: no coordinator answers" if age_s >= STALE_S else ""
 
 
 def progress_line(workload: Workload, elapsed_s: float, length_s: float | None) -> str:
@@ -21,6 +29,8 @@ def progress_line(workload: Workload, elapsed_s: float, length_s: float | None) 
     if status is None:
         return f"{when}: waiting for a coordinator"
     figures = status.figures
+    if old := stale(workload.age_s):
+        when = f"{when}, {old}"
     return (
         f"{when}: {status.on_loan_nodes} of {status.inference_nodes} inference nodes on loan, "
         f"{status.coming_home_nodes} coming home; jobs {status.pending_jobs} waiting, "
@@ -36,9 +46,15 @@ def progress_view(workload: Workload, elapsed_s: float, length_s: float | None) 
     if status is None:
         return Text("waiting for a coordinator")
     title = f"aryl up  {elapsed_s:.0f} s" + (f" of {length_s:.0f} s" if length_s else "")
+    heading = Text(title, style="bold")
+    if old := stale(workload.age_s):
+        heading.append(f"  {old}", style="bold red")
     table = Table.grid(padding=(0, 2))
-    table.add_row("training GPUs", bar(status.training_gpus_held, status.training_gpus))
-    table.add_row("lent GPUs", bar(status.on_loan_gpus_held, status.on_loan_gpus))
+    held = bar(status.training_gpus_held, status.training_gpus)
+    table.add_row("training GPUs", _busy(held, workload.training_busy.last))
+    held = bar(status.on_loan_gpus_held, status.on_loan_gpus)
+    table.add_row("lent GPUs", _busy(held, workload.on_loan_busy.last))
+    table.add_row("inference GPUs", _busy(Text(), workload.inference_busy.last))
     table.add_row("inference nodes", _lent(status))
     table.add_row(
         "jobs",
@@ -53,12 +69,13 @@ def progress_view(workload: Workload, elapsed_s: float, length_s: float | None) 
         f"{figures['preemptions']} preemptions",
     )
     served = workload.requests
-    if served:
-        table.add_row(
-            "requests",
-            f"{served.get('requests_total', 0)} answered, {served.get('refused_total', 0)} refused",
-        )
-    return Group(Text(title, style="bold"), table)
+    if served.served or served.refused:
+        table.add_row("requests", f"{served.served} answered, {served.refused} refused")
+    return Group(heading, table)
+
+
+def _busy(text: Text, ratio: float | None) -> Text:
+    return text.append(f"{' held, ' if text else ''}{percent(ratio)} busy")
 
 
 def _lent(status: Status) -> str:
@@ -81,6 +98,8 @@ def run_table(run: Run, loans: Sequence[LoanRow]) -> RenderableType:
     table = Table(title="aryl up", show_header=False, title_style="bold")
     table.add_column(style="cyan", no_wrap=True)
     table.add_column()
+    if old := stale(run.figures_age_s):
+        table.add_row("NOT UP TO DATE", Text(f"these figures are {old}", style="bold red"))
     for name, value in _lines(run):
         table.add_row(name, value)
     parts: list[RenderableType] = [table]
@@ -110,9 +129,15 @@ def _lines(run: Run) -> list[tuple[str, str]]:
             f"mean {queueing.mean:.1f} s, median {queueing.p50:.1f} s, p95 {queueing.p95:.1f} s",
         ),
         ("JCT", f"mean {jct.mean:.1f} s, median {jct.p50:.1f} s, p95 {jct.p95:.1f} s"),
-        ("training GPUs held", f"{run.training_gpu_ratio:.1%}"),
-        ("lent GPUs held", f"{run.on_loan_gpu_ratio:.1%}"),
-        ("inference GPUs busy", f"{run.inference_gpu_busy_ratio:.1%}"),
+        (
+            "training GPUs",
+            f"{percent(run.training_gpu_ratio)} held, {percent(run.training_gpu_busy_ratio)} busy",
+        ),
+        (
+            "lent GPUs",
+            f"{percent(run.on_loan_gpu_ratio)} held, {percent(run.on_loan_gpu_busy_ratio)} busy",
+        ),
+        ("inference GPUs", f"{percent(run.inference_gpu_busy_ratio)} busy, lent ones included"),
         ("loans", f"{run.loans}, {run.loans_cancelled} called back before they began"),
         (
             "reclaims",

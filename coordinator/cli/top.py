@@ -28,13 +28,13 @@ from common.api import (
     Nodes,
     Status,
 )
-from common.errors import Unavailable
+from common.errors import ConfigError, Unavailable
 from common.model import JobState
 from coordinator.cli import columns, render
 from coordinator.cli.cell import glance
-from coordinator.cli.output import put
+from coordinator.cli.output import Format, OutputOption, fields, put, put_json
 from coordinator.cli.render import STYLES, Column
-from coordinator.cli.session import Session, session
+from coordinator.cli.session import Session, say, session
 from coordinator.client import Client
 
 REFRESH_S = 1.0
@@ -59,12 +59,20 @@ def register(app: typer.Typer) -> None:
 def top(
     ctx: typer.Context,
     once: Annotated[bool, typer.Option("--once", help="One frame, then leave.")] = False,
+    output: OutputOption = Format.TABLE,
 ) -> None:
-    """The cell, live: nodes with their GPUs, loans and the queue. `q` or Ctrl-C leaves."""
+    """The cell, live: nodes with their GPUs, loans and the queue. `q` or Ctrl-C leaves.
+
+    With -o json each frame is one object on its own line, one a second.
+    """
+    if output == Format.NAME:
+        raise ConfigError("-o name: a frame has no one name; aryl node list -o name, or -o json")
     here = session(ctx)
 
     async def work(client: Client) -> None:
-        if once or not here.out.is_terminal:
+        if output == Format.JSON:
+            await _frames(here, client, is_one=once)
+        elif once or not here.out.is_terminal:
             view = await look(client, here.clock.wall_s())
             out = here.out
             put(here, frame(view, width=out.width, is_ascii=is_ascii(out)))
@@ -84,6 +92,34 @@ async def look(client: Client, now_s: float) -> View:
         jobs=await client.ask(ListJobs(is_live_only=True), Jobs),
         now_s=now_s,
     )
+
+
+async def _frames(here: Session, client: Client, *, is_one: bool) -> None:
+    """Frames for programs until the end; a coordinator that went away is waited for."""
+    is_first, is_away = True, False
+    while True:
+        try:
+            view = await look(client, here.clock.wall_s())
+        except Unavailable as error:
+            if is_first:
+                raise
+            if not is_away:
+                say(f"waiting for the coordinator ({error})")
+            is_away = True
+        else:
+            is_first = is_away = False
+            put_json(
+                {
+                    "at_s": view.now_s,
+                    "status": fields(view.status),
+                    "nodes": fields(view.nodes.rows),
+                    "loans": fields(view.loans.rows),
+                    "jobs": fields(view.jobs.rows),
+                }
+            )
+            if is_one:
+                return
+        await here.clock.sleep(REFRESH_S)
 
 
 def is_ascii(out: Console) -> bool:

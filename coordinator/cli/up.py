@@ -29,6 +29,7 @@ from coordinator.cli.run_report import progress_line, progress_view, run_table
 from coordinator.cli.session import console, exit_code, report, say
 from coordinator.demo.cell import Cell
 from coordinator.demo.plan import CELL, CellPlan
+from coordinator.demo.supervise import sweep
 from coordinator.demo.workload import Run, Workload, play
 from coordinator.policies.bundles import policy as find_policy
 
@@ -38,6 +39,7 @@ LOOK_S = 1.0
 PLAIN_LINE_S = 10.0
 LAST_LOOK_S = 10.0
 USER = "trace"
+RUN_DIR_PREFIX = "aryl-cell-"
 
 
 def register(app: typer.Typer) -> None:
@@ -142,7 +144,8 @@ async def _running_cell(
             f"cell {other.cell} runs here already, as process {other.pid}; "
             f"stop it with Ctrl-C where it runs or `kill {other.pid}`"
         )
-    run_dir = Path(tempfile.mkdtemp(prefix="aryl-cell-"))
+    await _end_predecessor(clock)
+    run_dir = Path(tempfile.mkdtemp(prefix=RUN_DIR_PREFIX))
     cell = Cell(plan, run_dir, clock=clock)
     try:
         nats_url = await cell.start_nats()
@@ -177,6 +180,20 @@ async def _running_cell(
             cell.remove()
 
 
+async def _end_predecessor(clock: Clock) -> None:
+    """End what an `aryl up` that was killed has left running; its files stay."""
+    dead = registry.left_behind()
+    # Only what `aryl up` itself has made: a registry file that says "/" must end nothing.
+    if dead is None or not Path(dead.run_dir).name.startswith(RUN_DIR_PREFIX):
+        return
+    count = await sweep(Path(dead.run_dir), clock=clock)
+    if count:
+        say(
+            f"ended {count} processes of cell {dead.cell}, which process {dead.pid} left behind "
+            f"when it was killed; its files are in {dead.run_dir}"
+        )
+
+
 async def _watch(
     workload: Workload, clock: Clock, *, stop: asyncio.Event, length_s: float | None,
     output: Format,
@@ -187,12 +204,13 @@ async def _watch(
     is_live = errors.is_terminal and output != Format.JSON
     live = Live(console=errors, refresh_per_second=4, transient=True) if is_live else None
     next_line_s = 0.0
-    with live or contextlib.nullcontext():
+    async with contextlib.AsyncExitStack() as block:
+        await block.enter_async_context(_looking(workload, clock))
+        block.enter_context(live or contextlib.nullcontext())
         while not stop.is_set():
             elapsed_s = clock.now_s() - began_at_s
             if length_s is not None and elapsed_s >= length_s:
                 return
-            await workload.observe()
             if live is not None:
                 live.update(progress_view(workload, elapsed_s, length_s))
             elif elapsed_s >= next_line_s:
@@ -202,6 +220,26 @@ async def _watch(
             with contextlib.suppress(TimeoutError):
                 async with clock.timeout(max(0.01, left_s)):
                     await stop.wait()
+
+
+@contextlib.asynccontextmanager
+async def _looking(workload: Workload, clock: Clock) -> AsyncGenerator[None]:
+    """Read the figures again and again beside the block.
+
+    Apart from what is shown: a coordinator that does not answer holds up a look for many seconds,
+    and meanwhile somebody must be told how old the figures are.
+    """
+
+    async def look() -> None:
+        while True:
+            await workload.observe()
+            await clock.sleep(LOOK_S)
+
+    await workload.observe()
+    async with asyncio.TaskGroup() as group:
+        looking = group.create_task(look(), name="look")
+        yield
+        looking.cancel()
 
 
 def _show(run: Run, workload: Workload, output: Format) -> None:

@@ -5,6 +5,9 @@ All of them are real processes. Must not know what work is run on it.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
 import logging
 import shutil
 import sys
@@ -28,7 +31,7 @@ from coordinator.demo.plan import (
     free_ports,
     node_plans,
 )
-from coordinator.demo.supervise import Supervisor, Unit, sweep
+from coordinator.demo.supervise import RESTART_S, Supervisor, Unit, sweep
 from coordinator.service.natsserver import NatsServer
 
 log = logging.getLogger(__name__)
@@ -63,10 +66,40 @@ class Cell:
         self.router_url = f"http://127.0.0.1:{router_port}"
         self._clock = clock
         self._bus: NatsBus | None = None
+        self._keeping_nats: asyncio.Task[None] | None = None
 
     async def start_nats(self) -> str:
-        """Start nats-server; its URL."""
-        return await self.nats.start()
+        """Start nats-server and keep it running, as systemd would; its URL.
+
+        What is started again has the same port and the same store.
+        """
+        url = await self.nats.start()
+        if self._keeping_nats is None:
+            self._keeping_nats = asyncio.create_task(self._keep_nats(), name="unit nats")
+        return url
+
+    async def _keep_nats(self) -> None:
+        while True:
+            await self._clock.sleep(RESTART_S)
+            if self.nats.pid is not None:
+                continue
+            log.warning("nats-server ended; it is started again")
+            try:
+                await self.nats.start()
+            except (ArylError, OSError) as error:  # the next try may find it better
+                log.error("nats-server cannot be started: %s", error)
+
+    async def kill_nats(self) -> None:
+        """SIGKILL and no other start, as a power cut would be; `start_nats` ends that."""
+        await self._leave_nats_alone()
+        await self.nats.kill()
+
+    async def _leave_nats_alone(self) -> None:
+        keeping, self._keeping_nats = self._keeping_nats, None
+        if keeping is not None:
+            keeping.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await keeping
 
     async def start(self) -> None:
         """Start everything else; returns at once."""
@@ -154,7 +187,20 @@ class Cell:
         """Begin to send requests to the service, as the packaged load trace has them."""
         arguments = ("--router", self.router_url, "--speed", f"{speed:g}")
         rate = ("--peak-req-per-s", f"{self.plan.peak_req_per_s:g}")
-        self._start(LOAD, "coordinator.demo.load", *arguments, *rate)
+        stats = ("--stats", str(self._load_stats_path))
+        self._start(LOAD, "coordinator.demo.load", *arguments, *rate, *stats)
+
+    @property
+    def _load_stats_path(self) -> Path:
+        return self.run_dir / "load.json"
+
+    def load_stats(self) -> dict[str, Any] | None:
+        """What the load driver counted, timeouts and a dead router included; None without one."""
+        try:
+            found: dict[str, Any] = json.loads(self._load_stats_path.read_bytes())
+        except FileNotFoundError:
+            return None
+        return found
 
     async def router_stats(self) -> dict[str, Any]:
         """The router's own counts: what was asked of the service, and what it refused.
@@ -181,6 +227,7 @@ class Cell:
             await self._bus.close()
             self._bus = None
         await self.units.stop()
+        await self._leave_nats_alone()
         await sweep(self.run_dir, clock=self._clock)
         await self.nats.stop()
 

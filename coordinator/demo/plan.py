@@ -11,7 +11,7 @@ from typing import cast
 
 from msgspec import Struct
 
-from common.model import Pool
+from common.model import CheckpointSpec, Pool
 
 SERVICE = "chat"
 CELL = "local"
@@ -21,17 +21,23 @@ HERE = Path(__file__).parent
 
 
 class Periods(Struct, frozen=True, kw_only=True):
-    """The cell's control periods, in real seconds: they are settings, and no speed scales them."""
+    """The cell's control periods, in real seconds: they are settings, and no speed scales them.
+
+    grace_s: the longest grace of a job that may run on a lent node: a job's own default, so that
+        whatever a visitor submits can be lent to. With it a node may need 42 s to come home.
+    trace_grace_s: what the trace's jobs ask for, which save in far less.
+    """
 
     report_s: float = 1.0
     pass_s: float = 1.0
     loan_pass_s: float = 2.0
     load_sample_s: float = 2.0
     lease_ttl_s: float = 6.0
-    grace_s: float = 3.0
+    grace_s: float = CheckpointSpec().grace_s
+    trace_grace_s: float = 3.0
     device_free_s: float = 2.0
     warm_up_s: float = 4.0
-    reclaim_deadline_s: float = 20.0
+    reclaim_deadline_s: float = 45.0
     hold_off_s: float = 5.0
     resize_cooldown_s: float = 5.0
     min_runtime_s: float = 5.0

@@ -7,14 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from msgspec import Struct
 
-from common.api import GetStatus, ListLoans, LoanRow, Loans, Status, Submit, Submitted
+from common.api import (
+    GetStatus,
+    ListLoans,
+    ListNodes,
+    LoanRow,
+    Loans,
+    NodeRow,
+    Nodes,
+    Status,
+    Submit,
+    Submitted,
+)
 from common.clock import Clock
 from common.errors import ArylError, Unavailable
+from common.model import NodeRole, Pool
 from coordinator.client import ApiRefused, Client
 from coordinator.demo.cell import Cell
 from coordinator.demo.traces import JobOptions, Submission, read_jobs, submissions
@@ -54,8 +66,10 @@ class Run(Struct, frozen=True, kw_only=True):
     queueing_s: Quantiles
     jct_s: Quantiles
     training_gpu_ratio: float
-    inference_gpu_busy_ratio: float
     on_loan_gpu_ratio: float
+    training_gpu_busy_ratio: float | None
+    on_loan_gpu_busy_ratio: float | None
+    inference_gpu_busy_ratio: float | None
     loans: int
     loans_cancelled: int
     reclaims: int
@@ -69,6 +83,59 @@ class Run(Struct, frozen=True, kw_only=True):
     jobs_finished_on_loan: int
     requests_served: int
     requests_refused: int
+    figures_age_s: float
+
+
+class Busy(Struct, kw_only=True):
+    """NVML's busy share of some GPUs: of the last look, and the mean of all looks.
+
+    A look counts as much as it saw GPUs, so that one lent node for a while is not half of it.
+    """
+
+    last: float | None = None
+    busy_gpus: float = 0.0
+    gpus: int = 0
+
+    def note(self, rows: Iterable[NodeRow]) -> None:
+        """One look at the nodes of a group; those that say nothing do not count."""
+        said = [(row.gpu_busy_ratio, row.gpus) for row in rows if row.gpu_busy_ratio is not None]
+        gpus = sum(count for _, count in said)
+        busy_gpus = sum(ratio * count for ratio, count in said)
+        self.last = busy_gpus / gpus if gpus else None
+        self.busy_gpus += busy_gpus
+        self.gpus += gpus
+
+    @property
+    def mean(self) -> float | None:
+        """Over the run; None when nothing was measured."""
+        return self.busy_gpus / self.gpus if self.gpus else None
+
+
+class Requests:
+    """What became of the requests to the service.
+
+    By the load driver's own counts, which see what a user sees: a timeout and a router that is
+    dead are refusals, too. By the router's where no driver runs.
+    """
+
+    def __init__(self) -> None:
+        self.served = 0
+        self.refused = 0
+        self._before = (0, 0)
+        self._last = (0, 0)
+
+    def note_driver(self, stats: dict[str, Any]) -> None:
+        """The driver's counts; one that was started again counts from zero."""
+        now = (int(stats["ok_total"]), int(stats["refused_total"]))
+        if sum(now) < sum(self._last):
+            self._before = (self._before[0] + self._last[0], self._before[1] + self._last[1])
+        self._last = now
+        self.served, self.refused = self._before[0] + now[0], self._before[1] + now[1]
+
+    def note_router(self, stats: dict[str, Any]) -> None:
+        """The router's counts."""
+        self.refused = int(stats.get("refused_total", 0))
+        self.served = int(stats.get("requests_total", 0)) - self.refused
 
 
 class Workload:
@@ -84,18 +151,21 @@ class Workload:
             checkpoint_root=cell.checkpoint_root,
             most_gpus=2 * cell.plan.gpus_per_node,
             gpus_per_node=cell.plan.gpus_per_node,
-            grace_s=cell.plan.periods.grace_s,
+            grace_s=cell.plan.periods.trace_grace_s,
         )
         self.submissions: Sequence[Submission] = submissions(read_jobs(), options)
         self.status: Status | None = None
         self.loans: tuple[LoanRow, ...] = ()
-        self.requests: dict[str, Any] = {}
+        self.requests = Requests()
+        self.training_busy = Busy()
+        self.on_loan_busy = Busy()
+        self.inference_busy = Busy()
         self._cell = cell
         self._client = client
         self._speed = speed
         self._clock = clock
-        self._busy_ratios: list[float] = []
         self._began_at_s = clock.now_s()
+        self._seen_at_s: float | None = None
 
     async def submit_all(self) -> None:
         """Submit each job at its time; a lost answer is asked again under the same request id."""
@@ -126,17 +196,39 @@ class Workload:
             Whether they are of now.
         """
         try:
-            self.status = await self._client.ask(GetStatus(), Status)
+            status = await self._client.ask(GetStatus(), Status)
+            nodes = await self._client.ask(ListNodes(), Nodes)
             loans = await self._client.ask(ListLoans(is_live_only=False), Loans)
-            self.loans = loans.rows
-            self.requests = await self._cell.router_stats()
         except ArylError as error:
             log.info("figures: %s", error)
-            return False
-        ratio = self.status.gpu_busy_ratio_inference
-        if ratio is not None:
-            self._busy_ratios.append(ratio)
-        return True
+            is_fresh = False
+        else:
+            self.status, self.loans = status, loans.rows
+            self._seen_at_s = self._clock.now_s()
+            self._note_busy(nodes.rows)
+            is_fresh = True
+        await self._count_requests()
+        return is_fresh
+
+    @property
+    def age_s(self) -> float:
+        """How old the figures are: time since a coordinator answered, in seconds."""
+        return 0.0 if self._seen_at_s is None else self._clock.now_s() - self._seen_at_s
+
+    def _note_busy(self, rows: Sequence[NodeRow]) -> None:
+        self.training_busy.note(row for row in rows if row.home_pool == Pool.TRAINING)
+        self.inference_busy.note(row for row in rows if row.home_pool == Pool.INFERENCE)
+        self.on_loan_busy.note(row for row in rows if row.role == NodeRole.ON_LOAN)
+
+    async def _count_requests(self) -> None:
+        driven = self._cell.load_stats()
+        if driven is not None:
+            self.requests.note_driver(driven)
+            return
+        try:
+            self.requests.note_router(await self._cell.router_stats())
+        except Unavailable as error:
+            log.info("requests: %s", error)
 
     async def last_look(self, *, limit_s: float) -> None:
         """Read the figures once more, waiting a while for a coordinator that is just away."""
@@ -164,8 +256,10 @@ class Workload:
             queueing_s=Quantiles(**figures["queueing_s"]),
             jct_s=Quantiles(**figures["jct_s"]),
             training_gpu_ratio=figures["training_gpu_ratio"],
-            inference_gpu_busy_ratio=_mean(self._busy_ratios),
             on_loan_gpu_ratio=figures["on_loan_gpu_ratio"],
+            training_gpu_busy_ratio=self.training_busy.mean,
+            on_loan_gpu_busy_ratio=self.on_loan_busy.mean,
+            inference_gpu_busy_ratio=self.inference_busy.mean,
             loans=figures["loans"],
             loans_cancelled=figures["loans_cancelled"],
             reclaims=figures["reclaims"],
@@ -177,14 +271,10 @@ class Workload:
             resizes=figures["resizes"],
             flexible_workers_released=figures["flexible_workers_released"],
             jobs_finished_on_loan=figures["jobs_finished_on_loan"],
-            requests_served=self.requests.get("requests_total", 0)
-            - self.requests.get("refused_total", 0),
-            requests_refused=self.requests.get("refused_total", 0),
+            requests_served=self.requests.served,
+            requests_refused=self.requests.refused,
+            figures_age_s=self.age_s,
         )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
 
 
 async def play(cell: Cell, workload: Workload, *, speed: float) -> None:

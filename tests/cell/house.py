@@ -30,16 +30,19 @@ from common.api import (
     Submit,
     Submitted,
 )
+from common.bus import Bus, connect_nats
 from common.clock import SystemClock
 from common.errors import ArylError
 from common.model import CheckpointSpec, JobSpec, JobState, NodeRole, WorkerRange
 from coordinator.client import Client
 from coordinator.demo.cell import COORDINATOR, Cell
-from coordinator.demo.plan import HERE, CellPlan, Periods
+from coordinator.demo.plan import CELL, HERE, CellPlan, Periods
 from coordinator.demo.supervise import mentioning
 
 PATIENCE_S = 45.0
 """How long a test waits for what must come; nothing is measured by it."""
+ANSWER_S = 2.0
+"""When a submitter asks again: a coordinator that was killed will not answer any more."""
 LOOK_S = 0.1
 PERIODS = Periods(
     report_s=0.5,
@@ -65,9 +68,10 @@ T = TypeVar("T")
 class House:
     """A running cell, its files, and what a submitter and an operator do with it."""
 
-    def __init__(self, cell: Cell, client: Client, directory: Path) -> None:
+    def __init__(self, cell: Cell, bus: Bus, directory: Path) -> None:
         self.cell = cell
-        self.client = client
+        self.client = Client(bus, cell=CELL, tenant="ops", user="test")
+        self._submitter = Client(bus, cell=CELL, tenant="ops", user="test", timeout_s=ANSWER_S)
         self.directory = directory
         self._requests = 0
 
@@ -77,7 +81,7 @@ class House:
         request = Submit(spec=spec, request_id=request_id or f"{spec.name}-{self._requests}")
 
         async def ask() -> str | None:
-            return (await self.client.ask(request, Submitted)).job_id
+            return (await self._submitter.ask(request, Submitted)).job_id
 
         return await self.until(f"{spec.name} is acknowledged", ask)
 
@@ -225,7 +229,18 @@ class House:
     async def end_for_good(self, node: str) -> None:
         """kill -9 of the coordinator, nats-server and a node's agent; nothing starts them again."""
         await self.cell.units.kill(COORDINATOR, self.cell.agent_unit(node))
-        await self.cell.nats.kill()
+        await self.cell.kill_nats()
+
+    async def kill_nats(self) -> None:
+        """kill -9 of nats-server, and wait until another one runs."""
+        killed = self.cell.nats.pid
+        assert killed is not None
+        os.kill(killed, signal.SIGKILL)
+
+        async def is_started() -> bool:
+            return self.cell.nats.pid not in (None, killed)
+
+        await self.until("nats-server is started again", is_started)
 
     async def kill_coordinator(self) -> None:
         """kill -9, and wait until another one runs."""
@@ -291,9 +306,13 @@ async def running_cell(directory: Path, **changes: Any) -> AsyncIterator[House]:
     try:
         await cell.start_nats()
         await cell.start()
-        client = await cell.client(user="test")
-        await cell.ready(client)
-        yield House(cell, client, out)
+        bus = await connect_nats(cell.nats.url, identity="test", clock=SystemClock())
+        try:
+            house = House(cell, bus, out)
+            await cell.ready(house.client)
+            yield house
+        finally:
+            await bus.close()
     finally:
         await cell.stop()
         assert mentioning(cell.run_dir) == []

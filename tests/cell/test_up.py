@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from coordinator.demo.supervise import mentioning
+from common.clock import SystemClock
+from coordinator.demo.supervise import mentioning, sweep
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0
+LOOK_S = 0.2
 SMALL = ("--nodes", "1+1", "--gpus-per-node", "4")
 
 FIGURES = {
     "jobs_finished", "queueing_s", "jct_s", "loans", "reclaims", "reclaim_s", "reclaims_late",
     "preemptions", "flexible_workers_released", "jobs_finished_on_loan", "resizes",
-    "requests_refused",
+    "requests_refused", "training_gpu_busy_ratio", "on_loan_gpu_busy_ratio",
+    "inference_gpu_busy_ratio", "figures_age_s",
 }  # fmt: skip
 
 
@@ -63,18 +68,95 @@ async def test_a_short_run_prints_its_figures_and_leaves_nothing(tmp_path: Path)
     assert run["jobs_submitted"] > 0
     assert run["requests_served"] > 0
     assert run["requests_refused"] == 0
+    assert run["training_gpu_busy_ratio"] > 0
+    assert run["queueing_s"]["mean"] > 0
     assert mentioning(tmp_path) == []
     assert files_in(tmp_path) == {"registry"}
+
+
+async def test_what_a_killed_cell_left_is_ended_by_the_next_one(tmp_path: Path) -> None:
+    """kill -9 gives `aryl up` no chance to tidy up: the next one does, says so, and leaves no
+    process of either behind; the load driver's own counts are among the files."""
+    first = await aryl(tmp_path, "up", *SMALL)
+
+    async def is_driven() -> bool:
+        return has_load_stats(tmp_path)
+
+    try:
+        try:
+            await first_line(first)
+            await until(is_driven)
+        finally:
+            first.kill()
+            await ended(first)
+        left = mentioning(tmp_path)
+        assert len(left) >= 6, "nats-server, coordinator, two agents, router and load driver"
+        status, _, err = await ended(await aryl(tmp_path, "up", "--duration", "1", *SMALL))
+        assert status == 0, err
+        assert f"which process {first.pid} left behind" in err
+        assert mentioning(tmp_path) == []
+    finally:
+        await sweep(tmp_path, clock=SystemClock())
+
+
+async def test_a_killed_nats_server_is_started_again(tmp_path: Path) -> None:
+    """The cell goes on on the same port, so that whoever knew its address reaches it."""
+    cell = await aryl(tmp_path, "up", "--no-workload", *SMALL)
+    try:
+        await first_line(cell)
+        (nats,) = [pid for pid in mentioning(tmp_path) if is_nats(pid)]
+        os.kill(nats, signal.SIGKILL)
+
+        async def is_another() -> bool:
+            return any(is_nats(pid) and pid != nats for pid in mentioning(tmp_path))
+
+        async def is_answering() -> bool:
+            return (await ended(await aryl(tmp_path, "status", "-o", "name")))[0] == 0
+
+        await until(is_another)
+        await until(is_answering)
+    finally:
+        cell.send_signal(signal.SIGINT)
+        status, out, err = await ended(cell)
+    assert status == 0, err
+    assert "nats-server ended; it is started again" in err
+    assert "jobs finished" in out
+    assert mentioning(tmp_path) == []
+
+
+def has_load_stats(home: Path) -> bool:
+    """Whether the load driver of a cell below has written its counts."""
+    return any(home.glob("aryl-cell-*/load.json"))
+
+
+def is_nats(pid: int) -> bool:
+    """Whether a process is a nats-server."""
+    with contextlib.suppress(OSError):
+        return b"nats-server" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
+    return False
+
+
+async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
+    """Look again and again until it is so."""
+    end_s = asyncio.get_running_loop().time() + PATIENCE_S
+    while not await is_so():
+        assert asyncio.get_running_loop().time() < end_s, f"never so: {is_so.__name__}"
+        await asyncio.sleep(LOOK_S)
+
+
+async def first_line(cell: asyncio.subprocess.Process) -> None:
+    """Wait until a cell is ready and says what it does."""
+    assert cell.stderr is not None
+    async with asyncio.timeout(PATIENCE_S):
+        while b"nodes on loan" not in (line := await cell.stderr.readline()):
+            assert line, "the cell ended"
 
 
 async def test_an_empty_cell_is_found_kept_alone_and_stopped_by_ctrl_c(tmp_path: Path) -> None:
     """The CLI finds it, a second one is refused by name, and Ctrl-C ends it with its table."""
     cell = await aryl(tmp_path, "up", "--no-workload", *SMALL)
     try:
-        assert cell.stderr is not None
-        async with asyncio.timeout(PATIENCE_S):
-            while b"nodes on loan" not in (line := await cell.stderr.readline()):
-                assert line, "the cell ended"
+        await first_line(cell)
         status, out, err = await ended(await aryl(tmp_path, "up", *SMALL))
         assert status != 0
         assert f"process {cell.pid}" in err

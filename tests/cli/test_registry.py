@@ -114,3 +114,14 @@ def test_start_ticks_survive_an_odd_process_name() -> None:
         assert ") 1 2 (" in line
         assert registry.start_ticks(child.pid) == int(line.rpartition(")")[2].split()[19])
         child.communicate("\n")
+
+
+def test_a_cell_whose_process_was_killed_is_left_behind_and_not_found(tmp_path: Path) -> None:
+    """Its file says where its processes are; one that lives, or none at all, left nothing."""
+    assert registry.left_behind(tmp_path) is None
+    with registry.register(info(), tmp_path):
+        assert registry.left_behind(tmp_path) is None
+        killed = info(start_ticks=1)
+        (tmp_path / "cell.json").write_bytes(msgspec.json.encode(killed))
+        assert registry.left_behind(tmp_path) == killed
+        assert registry.find(tmp_path) is None

@@ -8,6 +8,8 @@ import select
 import subprocess
 import sys
 import termios
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +113,11 @@ def test_top_without_a_coordinator_is_an_error_of_its_kind() -> None:
     assert run.code == 7
 
 
+LIMIT_S = 30.0
+"""A test that waits this long has failed; nothing here is timed."""
 LIVE = """
-import fcntl, termios
+import fcntl, signal, termios
+signal.signal(signal.SIGINT, signal.default_int_handler)  # nohup and some builders ignore it
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 from tests.cli.fake_cell import ENVIRON, FakeCell
 from tests.cli.test_top import ANSWERS
@@ -141,13 +146,13 @@ def test_a_key_leaves_and_the_terminal_is_as_it_was(key: bytes) -> None:
         start_new_session=True,
         env={**os.environ, "TERM": "xterm", "PYTHONPATH": str(root), "PYTHONUTF8": "1"},
     )
-    seen = b""
-    while b"jwait" not in seen and child.poll() is None:
-        seen += read(ours)
-    os.write(ours, key)
-    while child.poll() is None:
-        seen += read(ours)
-    seen += read(ours)
+    try:
+        seen = read_until(ours, lambda seen: b"jwait" in seen or child.poll() is not None)
+        os.write(ours, key)
+        seen += read_until(ours, lambda _: child.poll() is not None)
+    finally:
+        child.kill()
+        child.wait()
     after = termios.tcgetattr(ours)
     os.close(ours)
     os.close(theirs)
@@ -155,6 +160,15 @@ def test_a_key_leaves_and_the_terminal_is_as_it_was(key: bytes) -> None:
     assert after == before
     assert b"\x1b[?1049h" in seen
     assert b"\x1b[?1049l" in seen
+
+
+def read_until(terminal: int, is_enough: Callable[[bytes], bool]) -> bytes:
+    """What was drawn until it is enough, and what had been drawn by then."""
+    seen, end_s = b"", time.monotonic() + LIMIT_S
+    while not is_enough(seen):
+        assert time.monotonic() < end_s, f"not so in {LIMIT_S:g} s: {seen.decode(errors='replace')}"
+        seen += read(terminal)
+    return seen + read(terminal)
 
 
 def read(terminal: int) -> bytes:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent.fake_fleet import parse_fleet
 from agent.settings import AgentSettings
-from common.model import Pool
+from common.model import CheckpointSpec, Pool
 from common.settings import load
 from coordinator.demo.plan import (
     SERVICE,
@@ -26,6 +26,7 @@ from coordinator.demo.plan import (
 )
 from coordinator.service.settings import CoordinatorSettings
 
+ROOT = Path(__file__).parents[2]
 NATS_URL = "nats://127.0.0.1:4222"
 ROUTER_URL = "http://127.0.0.1:8000"
 ODD_DIRECTORY = 'a "quoted" \\ näme'
@@ -82,6 +83,20 @@ def test_a_lent_node_comes_home_in_time_by_the_plan() -> None:
     home_s = periods.lease_ttl_s + periods.grace_s + periods.device_free_s + periods.warm_up_s
     assert home_s <= periods.reclaim_deadline_s
     assert periods.loan_pass_s < periods.lease_ttl_s < periods.reclaim_deadline_s
+
+
+def test_what_a_visitor_submits_may_run_on_lent_nodes(tmp_path: Path) -> None:
+    """A job with the default grace, and the example of the docs: both fit the service's limit,
+    and an agent whose lease runs out gives its workers no less."""
+    plan = CellPlan(inference_nodes=1)
+    file = tmp_path / "coordinator.toml"
+    file.write_text(coordinator_toml(plan, nats_url=NATS_URL, name="c1"))
+    (service,) = load(file, CoordinatorSettings).engine.services
+    example = tomllib.loads((ROOT / "docs/examples/train.toml").read_text())
+    assert CheckpointSpec().grace_s <= service.max_grace_s
+    assert example["checkpoint"]["grace_s"] <= service.max_grace_s
+    for settings in agents(plan, tmp_path):
+        assert settings.vacate_grace_s >= service.max_grace_s
 
 
 def test_the_peak_needs_all_nodes_but_one() -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from coordinator.demo.worker import EXIT_OWN_FAULT, EXIT_TERMINATED, Pace
 from tests.demo.processes import DEMO, LIMIT_S
+from tests.sockets import short_path
 
 pytestmark = pytest.mark.slow
 
@@ -55,8 +56,8 @@ class Shim:
 class Gang:
     """The workers of one job, over one checkpoint directory."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, sockets: Path) -> None:
+        self.sockets = sockets
         self.checkpoint = directory / "saved" / "checkpoint.json"
         self._started: list[asyncio.subprocess.Process] = []
         self._servers: list[asyncio.Server] = []
@@ -84,7 +85,7 @@ class Gang:
             "ARYL_CHECKPOINT_PATH": str(self.checkpoint.parent),
         }
         if has_shim:
-            path = f"{self.directory}/{len(self._started)}.sock"
+            path = str(self.sockets / f"{len(self._started)}.sock")
             self._servers.append(await asyncio.start_unix_server(shim.serve, path))
             environment["ARYL_CONTROL_SOCKET"] = path
         command = (sys.executable, "-I", "-S", str(DEMO / "worker.py"), *options)
@@ -108,11 +109,12 @@ class Gang:
 @asynccontextmanager
 async def gang(directory: Path) -> AsyncIterator[Gang]:
     """A gang that is gone with the block."""
-    made = Gang(directory)
-    try:
-        yield made
-    finally:
-        await made.close()
+    with short_path(directory) as sockets:
+        made = Gang(directory, sockets)
+        try:
+            yield made
+        finally:
+            await made.close()
 
 
 async def status(process: asyncio.subprocess.Process) -> int:

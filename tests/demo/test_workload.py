@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
+from rich.console import Console
 
 from common import subjects
 from common.api import (
@@ -14,7 +17,10 @@ from common.api import (
     ApiErrorCode,
     GetStatus,
     ListLoans,
+    ListNodes,
     Loans,
+    NodeRow,
+    Nodes,
     Status,
     Submit,
     Submitted,
@@ -22,11 +28,15 @@ from common.api import (
 from common.bus import BusMessage
 from common.errors import Unavailable
 from common.messages import decode, encode
+from common.model import NodeRole, Pool
+from coordinator.cli.run_report import progress_line, progress_view
 from coordinator.client import Client
 from coordinator.demo.cell import Cell
 from coordinator.demo.plan import CELL, CellPlan
-from coordinator.demo.workload import Workload
+from coordinator.demo.serving import write_json
+from coordinator.demo.workload import Requests, Workload
 from coordinator.engine.accounting import Figures, Quantiles, ReclaimTimes, plain
+from tests.cli.fake_cell import node_row
 from tests.fakeclock import FakeClock
 from tests.fakes import FakeBus
 
@@ -53,13 +63,13 @@ FIGURES = Figures(
 )
 
 
-def status(*, busy_ratio: float | None) -> Status:
+def status() -> Status:
     return Status(
         cell=CELL, epoch=1, policy="aryl", is_frozen=False, nodes=2, nodes_heard=2,
         training_gpus=8, training_gpus_held=4, on_loan_nodes=0, on_loan_gpus=0,
         on_loan_gpus_held=0, coming_home_nodes=0, inference_nodes=0, serving_nodes=0,
         pending_jobs=1, running_jobs=2, gpu_busy_ratio_training=0.5,
-        gpu_busy_ratio_inference=busy_ratio, figures=plain(FIGURES), bad_messages=0, up_s=1.0,
+        gpu_busy_ratio_inference=None, figures=plain(FIGURES), bad_messages=0, up_s=1.0,
     )  # fmt: skip
 
 
@@ -72,7 +82,7 @@ class Api:
         self.refused_names: set[str] = set()
         self.silent_for = 0
         """How many answers get lost."""
-        self.busy_ratio: float | None = None
+        self.nodes: tuple[NodeRow, ...] = ()
 
     async def open(self) -> None:
         await self._bus.subscribe(subjects.api_all(CELL), self._on_request)
@@ -82,7 +92,9 @@ class Api:
         if verb == "submit":
             await self._on_submit(message)
         elif verb == GetStatus.__struct_config__.tag:
-            await message.respond(encode(status(busy_ratio=self.busy_ratio)))
+            await message.respond(encode(status()))
+        elif verb == ListNodes.__struct_config__.tag:
+            await message.respond(encode(Nodes(rows=self.nodes)))
         elif verb == ListLoans.__struct_config__.tag:
             await message.respond(encode(Loans(rows=())))
 
@@ -106,6 +118,7 @@ class House:
         self.bus = FakeBus(clock=self.clock)
         self.api = Api(self.bus)
         plan = CellPlan(training_nodes=2, inference_nodes=0)
+        self.run_dir = run_dir
         self.workload = Workload(
             Cell(plan, run_dir, clock=self.clock),
             Client(self.bus, cell=CELL, tenant="ops", user="trace"),
@@ -164,15 +177,57 @@ async def test_a_refused_job_is_left_out_and_the_next_one_comes(house: House) ->
 
 
 async def test_figures_are_the_coordinators_under_the_same_names(house: House) -> None:
-    """The last look fills the table; utilisation is the mean of all looks."""
-    for ratio in (0.25, None, 0.75):
-        house.api.busy_ratio = ratio
-        await house.workload.observe()
+    """The last look fills the table."""
+    await house.workload.observe()
     run = house.workload.run()
-    assert run.inference_gpu_busy_ratio == 0.5
     assert (run.jobs_finished, run.loans, run.reclaims, run.resizes) == (7, 3, 2, 5)
     assert (run.queueing_s.p95, run.jct_s.mean, run.reclaim_s.max) == (4.0, 10.0, 6.0)
     assert run.requests_refused == 0
+
+
+async def test_utilization_is_the_mean_over_the_run_for_each_kind_of_node(house: House) -> None:
+    """By GPUs and looks: training, on loan, and the inference pool with its lent nodes. What says
+    nothing does not count, and of what never was there is no figure."""
+    training = node_row("t0", home_pool=Pool.TRAINING, role=NodeRole.TRAINING, gpus=8)
+    serving = node_row("i0", home_pool=Pool.INFERENCE, role=NodeRole.SERVING, gpus=8)
+    lent = node_row("i1", home_pool=Pool.INFERENCE, role=NodeRole.ON_LOAN, gpus=4)
+    busy = msgspec.structs.replace
+    looks = (
+        (busy(training, gpu_busy_ratio=0.5), busy(serving, gpu_busy_ratio=0.25)),
+        (busy(training, gpu_busy_ratio=None), busy(serving, gpu_busy_ratio=None)),
+        (busy(training, gpu_busy_ratio=1.0), busy(lent, gpu_busy_ratio=1.0)),
+    )
+    await house.workload.observe()
+    assert house.workload.run().on_loan_gpu_busy_ratio is None
+    for rows in looks:
+        house.api.nodes = rows
+        await house.workload.observe()
+    run = house.workload.run()
+    assert run.training_gpu_busy_ratio == pytest.approx(0.75)
+    assert run.on_loan_gpu_busy_ratio == pytest.approx(1.0)
+    assert run.inference_gpu_busy_ratio == pytest.approx((8 * 0.25 + 4 * 1.0) / 12)
+    assert house.workload.on_loan_busy.last == pytest.approx(1.0)
+
+
+async def test_refused_is_what_the_load_driver_saw_refused(house: House) -> None:
+    """A timeout or a dead router is in no router's count; a driver that was started again counts
+    from zero, and what the first one saw stays."""
+    write_json(house.run_dir / "load.json", {"ok_total": 90, "refused_total": 4})
+    await house.workload.observe()
+    assert (house.workload.requests.served, house.workload.requests.refused) == (90, 4)
+    write_json(house.run_dir / "load.json", {"ok_total": 5, "refused_total": 1})
+    await house.workload.observe()
+    run = house.workload.run()
+    assert (run.requests_served, run.requests_refused) == (95, 5)
+
+
+def test_without_a_driver_the_routers_count_stands() -> None:
+    """A visitor's own requests, with no driver beside them."""
+    requests = Requests()
+    requests.note_router({"requests_total": 12, "refused_total": 2})
+    assert (requests.served, requests.refused) == (10, 2)
+    requests.note_router({})
+    assert (requests.served, requests.refused) == (0, 0)
 
 
 async def test_without_an_answer_there_are_no_figures(house: House) -> None:
@@ -184,6 +239,18 @@ async def test_without_an_answer_there_are_no_figures(house: House) -> None:
         house.workload.run()
 
 
+async def test_what_is_shown_says_how_old_it_is(house: House) -> None:
+    """With nobody answering, the line for a log and the live view carry the figures' age."""
+    await house.workload.observe()
+    assert "old" not in progress_line(house.workload, 10.0, None)
+    house.bus.cut()
+    await house.clock.advance(42.0)
+    assert "52 s, 42 s old: no coordinator answers: " in progress_line(house.workload, 52.0, None)
+    paper = Console(width=120, file=io.StringIO(), record=True)
+    paper.print(progress_view(house.workload, 52.0, None))
+    assert "42 s old: no coordinator answers" in paper.export_text()
+
+
 async def test_a_coordinator_that_is_away_for_a_moment_costs_no_figures(house: House) -> None:
     """What was read before stays, and a last look waits for its return."""
     assert await house.workload.observe()
@@ -192,8 +259,11 @@ async def test_a_coordinator_that_is_away_for_a_moment_costs_no_figures(house: H
     await house.clock.advance_until(look.done, limit_s=60.0)
     assert look.result() is False
     assert house.workload.run().jobs_finished == 7
+    await house.clock.advance(30.0)
+    assert house.workload.run().figures_age_s >= 30.0
     last = asyncio.create_task(house.workload.last_look(limit_s=60.0))
     await house.clock.advance(5.0)
     house.bus.heal()
     await house.clock.advance_until(last.done, limit_s=60.0)
+    assert house.workload.run().figures_age_s < 1.0
     assert await house.workload.observe()

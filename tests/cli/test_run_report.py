@@ -1,0 +1,71 @@
+"""The table of `aryl up`: both pools' utilization, names of the glossary, no old figure as new."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from coordinator.cli.run_report import run_table
+from coordinator.demo.workload import Quantiles, ReclaimTimes, Run
+from coordinator.engine.accounting import Figures
+from tests.cli.fake_cell import loan_row
+
+GLOSSARY = Path(__file__).parents[2] / "docs" / "glossary.md"
+
+
+def run(**changes: Any) -> Run:
+    """A run of a minute."""
+    values: dict[str, Any] = {
+        "policy": "aryl", "speed": 120.0, "duration_s": 60.0, "jobs_submitted": 9,
+        "jobs_finished": 3, "jobs_failed": 0, "queueing_s": Quantiles(mean=1.0, p50=1.0, p95=2.0),
+        "jct_s": Quantiles(mean=9.0, p50=8.0, p95=20.0), "training_gpu_ratio": 0.91,
+        "on_loan_gpu_ratio": 0.82, "training_gpu_busy_ratio": 0.73,
+        "on_loan_gpu_busy_ratio": 0.64, "inference_gpu_busy_ratio": 0.25, "loans": 2,
+        "loans_cancelled": 0, "reclaims": 1, "reclaim_s": ReclaimTimes(p50=3.0, max=3.0),
+        "reclaim_deadline_s": 45.0, "reclaims_late": 0, "preemptions": 5, "lost_gpu_s": 7.0,
+        "resizes": 4, "flexible_workers_released": 2, "jobs_finished_on_loan": 1,
+        "requests_served": 80, "requests_refused": 1, "figures_age_s": 0.0,
+    }  # fmt: skip
+    return Run(**{**values, **changes})
+
+
+def table(found: Run, *loans: Any) -> str:
+    """What a person reads, rows as `name│value`."""
+    paper = Console(width=140, file=io.StringIO(), record=True)
+    paper.print(run_table(found, loans))
+    return re.sub(r" *[│┃] *", "|", paper.export_text())
+
+
+def test_utilization_of_both_pools_stands_beside_the_gpus_held() -> None:
+    """Held is what the scheduler gave away, busy is what NVML saw; where nothing was lent there is
+    no figure, and not a zero."""
+    shown = table(run())
+    assert "|training GPUs|91% held, 73% busy|" in shown
+    assert "|lent GPUs|82% held, 64% busy|" in shown
+    assert "|inference GPUs|25% busy, lent ones included|" in shown
+    assert "|lent GPUs|82% held, - busy|" in table(run(on_loan_gpu_busy_ratio=None))
+
+
+def test_old_figures_are_called_old() -> None:
+    """A table without a coordinator behind it says since when, and one of now says nothing."""
+    assert "47 s old: no coordinator answers" in table(run(figures_age_s=47.0))
+    assert "old" not in table(run())
+
+
+def test_each_reclaim_names_its_realised_preemptions() -> None:
+    """What a lent node's return did cost, not what was predicted."""
+    loan = loan_row(
+        reclaim_s=2.5, reclaim_deadline_s=45.0, predicted_preemptions=1, realised_preemptions=8
+    )
+    assert "|2.5 s|45 s|8|" in table(run(), loan)
+
+
+@pytest.mark.parametrize("name", sorted({*Run.__struct_fields__, *Figures.__struct_fields__}))
+def test_every_figure_is_in_the_glossary(name: str) -> None:
+    """A name in JSON that nobody explains is a name that everybody reads differently."""
+    assert f"`{name}`" in GLOSSARY.read_text()
