@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from common.errors import ArylError
-from coordinator.cli import cell, events, jobs, loans, nodes, services, top, up
+from coordinator.cli import cell, events, jobs, loans, nodes, services, simulate, top, up
 from coordinator.cli.connect import Choice
 from coordinator.cli.session import EXIT_INTERRUPTED, Session, Surroundings, exit_code, report
 
@@ -44,6 +44,7 @@ cell.register(app)
 top.register(app)
 events.register(app)
 up.register(app)
+simulate.register(app)
 
 
 def _version(is_asked: bool) -> None:

@@ -33,6 +33,8 @@ class Delays(Struct, frozen=True, kw_only=True):
     ready_s: float = 0.0
     start_s: float = 0.0
     stop_s: float = 0.0
+    checkpoint_s: float = 0.0
+    """More for a worker that computed and whose job saves."""
     drain_s: float = 0.0
     device_free_s: float = 0.0
     warm_up_s: float = 0.0
@@ -61,6 +63,7 @@ class PretendNode:
     Args:
         tell: where its reports go.
         started, stopped: told when a worker really begins and ceases to compute.
+        crashed: told instead of `stopped` when it ceases because power is lost.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class PretendNode:
         tell: Callable[[NodeReported], None],
         started: Callable[[WorkerOrder], None],
         stopped: Callable[[WorkerKey], None],
+        crashed: Callable[[WorkerKey], None] | None = None,
     ) -> None:
         self.spec = spec
         self._loop = loop
@@ -79,6 +83,7 @@ class PretendNode:
         self._tell = tell
         self._started = started
         self._stopped = stopped
+        self._crashed = crashed or stopped
         home = spec.home_pool
         self.role = NodeRole.TRAINING if home == Pool.TRAINING else NodeRole.SERVING
         self.is_up = True
@@ -202,9 +207,13 @@ class PretendNode:
         held.phase = WorkerPhase.STOPPING
         if was_running:
             self._stopped(key)
-        delay_s = self._delays.stop_s if was_running else 0.0
+        delay_s = self._stop_s(held) if was_running else 0.0
         self._loop.after(delay_s, lambda: self.exited(key, -15 if was_running else None))
         self.report_soon()
+
+    def _stop_s(self, held: _Held) -> float:
+        saves = held.order.spec.checkpoint.path is not None
+        return self._delays.stop_s + (self._delays.checkpoint_s if saves else 0.0)
 
     def exited(self, key: WorkerKey, exit_code: int | None) -> None:
         """A worker's process is gone."""
@@ -239,9 +248,8 @@ class PretendNode:
         wants_loan = self._desired_role == NodeRole.ON_LOAN
         match self.role:
             case NodeRole.SERVING if wants_loan:
-                self.role = NodeRole.DRAINING
+                self._fire(NodeEvent.LEND)
                 self._later(self._delays.drain_s, NodeRole.DRAINING, NodeEvent.DRAINED)
-                self.report_soon()
             case NodeRole.DRAINING if not wants_loan:
                 self._fire(NodeEvent.LOAD_ROSE)
             case NodeRole.ON_LOAN if not wants_loan:
@@ -264,9 +272,10 @@ class PretendNode:
     def crash(self) -> None:
         """Power is lost: nothing runs, nothing is said."""
         self.is_up = False
-        for key, held in self._held.items():
-            if held.phase == WorkerPhase.RUNNING:
-                self._stopped(key)
+        running = self.keys(WorkerPhase.RUNNING)
+        self._held.clear()  # what was about to become ready or to start never does
+        for key in running:
+            self._crashed(key)
 
     def boot(self) -> None:
         """Power is back: a new boot id, no workers, the server restarts."""
@@ -275,10 +284,8 @@ class PretendNode:
         self._held.clear()
         self._lease_id = None
         inference = self.spec.home_pool == Pool.INFERENCE
-        self.role = NodeRole.WARMING if inference else NodeRole.TRAINING
         self._desired_role = NodeRole.SERVING if inference else NodeRole.TRAINING
-        self._move()
-        self.report_soon()
+        self._fire(NodeEvent.BOOTED if inference else NodeEvent.BOOTED_TRAINING)
 
     def orders(self, *phases: WorkerPhase) -> tuple[WorkerOrder, ...]:
         """Its ledger; with phases, only the orders in one of them."""

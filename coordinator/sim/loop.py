@@ -12,6 +12,8 @@ URGENT = 0
 NORMAL = 1
 LATE = 2
 """After everything else of the same instant: passes see all facts of their moment."""
+LAST = 3
+"""After what is late: a scheduling pass sees what a loan pass of its instant did."""
 
 
 class Loop:

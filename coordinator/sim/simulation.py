@@ -1,17 +1,18 @@
 """The simulating driver: the engine, a heap of events and pretend nodes; no clock, no socket.
 
 Differs from the live coordinator only in who calls `Engine.handle` and who obeys its commands.
+Passes happen when something changed, never because time went by, unless an option asks for that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from math import ceil
 from typing import assert_never
 
 from msgspec import Struct
 
-from common.messages import WorkerOrder
 from common.model import JobId, JobSpec, NodeName, ServiceName, WorkerKey
 from coordinator.engine.accounting import Figures, figures
 from coordinator.engine.commands import AskLedger, PushDesired
@@ -22,39 +23,72 @@ from coordinator.engine.events import (
     LeaderStarted,
     LoadMeasured,
     LoanPassDue,
+    NodeReported,
+    NodeSilent,
     OrdersRecovered,
     PassDue,
 )
 from coordinator.engine.settings import EngineSettings
 from coordinator.policies.decisions import Decision
 from coordinator.sim.cluster import Delays, NodeSpec, PretendNode
-from coordinator.sim.loop import LATE, URGENT, Loop
+from coordinator.sim.loop import LAST, LATE, URGENT, Loop
+from coordinator.sim.runtime import RunRules, Runtime
+from coordinator.sim.wire import Wire, WireRules
+from coordinator.workloads.records import SpeedUp
+from coordinator.workloads.shaping import linear
+
+STEPS_PER_LOOK = 1000
+
+LOST_AFTER_S = 15.0
+"""A node that is silent so long is LOST, as the live coordinator has it by default."""
 
 
 class Submission(Struct, frozen=True, kw_only=True):
-    """One job of a trace; `work_s` is its true work in worker-seconds."""
+    """One job of a trace; `work_s` is its true work in worker-seconds.
+
+    speedup: None is linear.
+    """
 
     at_s: float
     job_id: JobId
     spec: JobSpec
     work_s: float
+    speedup: SpeedUp | None = None
+    tenant: str = "trace"
+    user: str = "trace"
 
 
-class _Running(Struct):
-    """An attempt that computes: work left and how fast it goes."""
+class Crash(Struct, frozen=True, kw_only=True):
+    """A node loses power at an instant and boots again `down_s` later."""
 
-    attempt: int
-    left_s: float
+    node: NodeName
     at_s: float
-    workers: dict[WorkerKey, NodeName]
-    needed: int
-    version: int = 0
+    down_s: float
+
+
+class Passes(Struct, frozen=True, kw_only=True):
+    """When scheduling passes happen, in seconds.
+
+    coalesce_s: facts are gathered this long; 0: one pass after all facts of an instant.
+    grid_s: only at its multiples, as the paper's periodic scheduler; None: at any instant.
+    period_s: also without a reason, so often, while there is a job; None: never.
+    """
+
+    coalesce_s: float = 0.0
+    grid_s: float | None = None
+    period_s: float | None = None
+
+
+Watch = Callable[[float], None]
+"""Told the instant of each event just before the engine takes it."""
 
 
 class Simulation:
     """One run.
 
     Args:
+        rules: what runs and stops of jobs cost.
+        wire: how messages travel; by default none is lost.
         check: look at the engine's invariants after every event (tests).
     """
 
@@ -64,29 +98,46 @@ class Simulation:
         nodes: Iterable[NodeSpec],
         *,
         delays: Delays | None = None,
-        pass_period_s: float = 30.0,
+        rules: RunRules | None = None,
+        wire: WireRules | None = None,
+        passes: Passes | None = None,
         check: bool = False,
+        keep_decisions: bool = True,
     ) -> None:
         self.loop = Loop()
         self.engine = Engine(settings)
         self.decisions: list[Decision] = []
+        self.wire = Wire(self.loop, wire or WireRules())
+        self.runtime = Runtime(
+            self.loop, rules or RunRules(), finished=self._finished, tell=self.handle
+        )
+        self.events = 0
+        """Facts that the engine has taken."""
         self._check = check
-        self._pass_period_s = pass_period_s
-        self._work_s: dict[JobId, float] = {}
-        self._running: dict[JobId, _Running] = {}
+        self._keep_decisions = keep_decisions
+        self.watch: Watch | None = None
+        """Told of each event before it happens."""
+        self._passes = passes or Passes()
         self._pass_is_due = False
+        self._passed_at_s = float("-inf")
         self._loan_pass_is_due = False
+        self._loan_pass_at_s = 0.0
         self._left = 0
         self._is_ticking = False
         self._wake_at_s: float | None = None
+        self._alarm_at_s: float | None = None
+        self._is_faulty = self.wire.is_lossy
+        self._compares: set[NodeName] = set()
+        self._pushes: set[NodeName] = set()
         self.nodes = {
             spec.name: PretendNode(
                 spec,
                 self.loop,
                 delays or Delays(),
-                tell=self.handle,
-                started=partial(self._worker_started, spec.name),
-                stopped=self._worker_stopped,
+                tell=self._told,
+                started=partial(self.runtime.started, spec.name),
+                stopped=self.runtime.stopped,
+                crashed=self.runtime.crashed,
             )
             for spec in nodes
         }
@@ -97,65 +148,128 @@ class Simulation:
         """Let jobs arrive at their instants."""
         for submission in submissions:
             self._left += 1
-            self._work_s[submission.job_id] = submission.work_s
+            spec = submission.spec
+            self.runtime.add(
+                submission.job_id,
+                work_s=submission.work_s,
+                speedup=submission.speedup or linear(spec.workers),
+                gpus_per_worker=spec.gpus_per_worker,
+                path=spec.checkpoint.path,
+            )
             self.loop.at(submission.at_s, partial(self._arrive, submission))
 
     def _arrive(self, submission: Submission) -> None:
         self._left -= 1
-        if not self._is_ticking:
+        if self._passes.period_s is not None and not self._is_ticking:
             self._is_ticking = True
-            self.loop.after(self._pass_period_s, self._tick, priority=LATE)
+            self.loop.after(self._passes.period_s, self._tick, priority=LATE)
         self.handle(
             JobSubmitted(
-                job_id=submission.job_id, spec=submission.spec, tenant="trace", user="trace"
+                job_id=submission.job_id,
+                spec=submission.spec,
+                tenant=submission.tenant,
+                user=submission.user,
             )
         )
 
     def load(self, service: ServiceName, samples: Iterable[tuple[float, float]]) -> None:
-        """Let a service's load be measured at instants: (seconds, requests per second)."""
-        for at_s, load in samples:
-            self.loop.at(at_s, partial(self.handle, LoadMeasured(service=service, load=load)))
+        """Let a service's load be measured at instants: (seconds, requests per second).
 
-    def run(self, until_s: float = float("inf")) -> Figures:
-        """Run until the last job ended, or until an instant."""
+        Samples are taken one by one as time comes to them, so they may go on for ever.
+        """
+        self._measure_next(service, iter(samples))
+
+    def _measure_next(self, service: ServiceName, samples: Iterator[tuple[float, float]]) -> None:
+        for at_s, load in samples:
+            self.loop.at(at_s, partial(self._measure, service, load, samples))
+            break
+
+    def _measure(
+        self, service: ServiceName, load: float, samples: Iterator[tuple[float, float]]
+    ) -> None:
+        self._measure_next(service, samples)
+        self.handle(LoadMeasured(service=service, load=load))
+        if self._loan_pass_is_overdue():
+            self.ask_loan_pass()
+
+    def crash(self, crashes: Iterable[Crash]) -> None:
+        """Let nodes lose power at their instants."""
+        for crash in crashes:
+            self._is_faulty = True
+            self.loop.at(crash.at_s, partial(self._crash, crash))
+
+    def _crash(self, crash: Crash) -> None:
+        node = self.nodes[crash.node]
+        if not node.is_up:
+            return
+        node.crash()
+        self.loop.after(crash.down_s, node.boot)
+        if crash.down_s > LOST_AFTER_S:
+            silent = NodeSilent(node=crash.node, silent_s=LOST_AFTER_S)
+            self.loop.after(LOST_AFTER_S, partial(self.handle, silent))
+
+    # --- running ----------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """A leader leads and every node reports; called once."""
         self.loop.at(
             0.0, lambda: self.handle(LeaderStarted(epoch=1, holder="sim")), priority=URGENT
         )
         for node in self.nodes.values():
             self.loop.at(0.0, node.report_soon)
-        self.loop.at(0.0, self._tick, priority=LATE)
+        self.loop.at(0.0, self.ask_pass, priority=LATE)
+
+    def run(self, until_s: float = float("inf")) -> Figures:
+        """Begin, and run until nothing can happen any more, or until an instant."""
+        self.begin()
         self.loop.run(until_s)
         return figures(self.engine.state)
+
+    def run_jobs(self, look: Callable[[], None] = lambda: None) -> None:
+        """Begin, and run until the last job has ended or can never run.
+
+        Args:
+            look: called now and then; what it raises ends the run.
+        """
+        self.begin()
+        while (self._left or self.engine.state.live_jobs) and self.loop.step():
+            if self.loop.events % STEPS_PER_LOOK == 0:
+                look()
 
     def adopt_engine(self, engine: Engine) -> None:
         """Another coordinator takes over; the nodes stay as they are."""
         self.engine = engine
 
     def _tick(self) -> None:
-        """Periodic passes, as long as anything can still happen."""
+        """Periodic passes, as long as there is a job."""
+        period_s = self._passes.period_s
+        assert period_s is not None
         self.ask_pass()
-        self._is_ticking = bool(self._left or self.engine.state.live_jobs)
+        self._is_ticking = bool(self.engine.state.live_jobs)
         if self._is_ticking:
-            self.loop.after(self._pass_period_s, self._tick, priority=LATE)
+            self.loop.after(period_s, self._tick, priority=LATE)
 
     # --- the engine -------------------------------------------------------------------------
 
     def handle(self, event: Event) -> None:
         """Let one fact into the engine now, and carry out what it orders."""
-        outcome = self.engine.handle(event, now_s=self.loop.now_s)
-        self.decisions += outcome.decisions
+        now_s = self.loop.now_s
+        if self.watch is not None:
+            self.watch(now_s)
+        self.events += 1
+        outcome = self.engine.handle(event, now_s=now_s)
+        if self._keep_decisions:
+            self.decisions += outcome.decisions
         if self._check:
             faults = self.engine.check()
             assert not faults, f"after {event}: {faults}"
         for command in outcome.commands:
             match command:
                 case PushDesired(desired=desired):
-                    node = self.nodes[NodeName(desired.node)]
-                    self.loop.after(0.0, partial(node.obey, desired))
+                    self.wire.remember(desired)
+                    self._push_soon(NodeName(desired.node))
                 case AskLedger(node=name):
-                    orders = self.nodes[name].orders()
-                    recovered = OrdersRecovered(node=name, orders=orders)
-                    self.loop.after(0.0, partial(self.handle, recovered))
+                    self._ask_ledger(name)
                 case _:
                     assert_never(command)
         if outcome.needs_loan_pass:
@@ -165,83 +279,115 @@ class Simulation:
         self._wake_at(outcome.wake_at_s)
 
     def _wake_at(self, when_s: float | None) -> None:
-        """The engine wants a pass at an instant at the latest."""
-        if when_s is not None and (self._wake_at_s is None or when_s < self._wake_at_s):
-            self._wake_at_s = when_s
-            self.loop.at(when_s, self._woken, priority=LATE)
+        """The engine wants a pass at an instant at the latest; None: no more."""
+        self._wake_at_s = when_s
+        if when_s is None or when_s <= self._passed_at_s:
+            return  # a pass of this instant has seen it
+        if self._alarm_at_s is None or when_s < self._alarm_at_s:
+            self._alarm_at_s = when_s
+            self.loop.at(when_s, partial(self._woken, when_s), priority=LATE)
 
-    def _woken(self) -> None:
-        self._wake_at_s = None
-        self.ask_pass()
+    def _woken(self, alarm_at_s: float) -> None:
+        if alarm_at_s != self._alarm_at_s:
+            return  # an earlier alarm has come since
+        self._alarm_at_s = None
+        if self._wake_at_s is not None and self._wake_at_s <= self.loop.now_s:
+            self.ask_pass()
+        else:
+            self._wake_at(self._wake_at_s)
 
     def ask_pass(self) -> None:
-        """Coalesced: one pass after all facts of the same instant."""
-        if not self._pass_is_due:
-            self._pass_is_due = True
-            self.loop.after(0.0, self._pass, priority=LATE)
+        """One pass for all facts of an instant, or of the span that the options say."""
+        if self._pass_is_due:
+            return
+        self._pass_is_due = True
+        when_s = self.loop.now_s + self._passes.coalesce_s
+        grid_s = self._passes.grid_s
+        if grid_s is not None:
+            when_s = ceil(when_s / grid_s) * grid_s
+            if when_s <= self._passed_at_s:
+                when_s += grid_s
+        self.loop.at(when_s, self._pass, priority=LAST)
 
     def _pass(self) -> None:
         self._pass_is_due = False
+        self._passed_at_s = self.loop.now_s
+        if self._loan_pass_is_overdue():
+            self._loan_pass()  # first, since it may free nodes
         self.handle(PassDue())
 
     def ask_loan_pass(self) -> None:
-        """As `ask_pass`, for the loan pass."""
+        """As `ask_pass`, for the loan pass; it comes before a scheduling pass."""
         if not self._loan_pass_is_due:
             self._loan_pass_is_due = True
             self.loop.after(0.0, self._loan_pass, priority=LATE)
 
     def _loan_pass(self) -> None:
         self._loan_pass_is_due = False
+        self._loan_pass_at_s = self.loop.now_s + self.engine.settings.loan_period_s
         self.handle(LoanPassDue())
 
-    # --- how jobs run -----------------------------------------------------------------------
+    def _loan_pass_is_overdue(self) -> bool:
+        """As in the live coordinator: whenever it works and the last one is a period ago."""
+        return bool(self.engine.settings.services) and self.loop.now_s >= self._loan_pass_at_s
 
-    def _worker_started(self, node: NodeName, order: WorkerOrder) -> None:
-        job_id = order.key.job_id
-        running = self._running.get(job_id)
-        if running is None or running.attempt != order.key.attempt:
-            multiplier = order.spec.gpu.worker_multiplier.get(order.gpu_type, 1)
-            running = _Running(
-                attempt=order.key.attempt,
-                left_s=self._work_s[job_id] * multiplier,
-                at_s=self.loop.now_s,
-                workers={},
-                needed=order.spec.workers_on(order.gpu_type).min,
-            )
-            self._running[job_id] = running
-        self._advance(running)
-        running.workers[order.key] = node
-        self._schedule_finish(job_id, running)
+    # --- the wire ---------------------------------------------------------------------------
 
-    def _worker_stopped(self, key: WorkerKey) -> None:
-        running = self._running.get(key.job_id)
-        if running is None or running.attempt != key.attempt:
+    def _told(self, report: NodeReported) -> None:
+        """A node's report arrives, or is said again when it is lost."""
+        if not self.wire.arrives():
+            self._say_again(report.node)
             return
-        self._advance(running)
-        running.workers.pop(key, None)
-        self._schedule_finish(key.job_id, running)
+        self.handle(report)
+        if self._is_faulty:
+            self._compare_soon(report.node)
 
-    def _advance(self, running: _Running) -> None:
-        """A gang that is not whole makes no progress; more workers go linearly faster."""
-        elapsed_s = self.loop.now_s - running.at_s
-        if len(running.workers) >= running.needed:
-            running.left_s -= elapsed_s * len(running.workers)
-        running.at_s = self.loop.now_s
+    def _say_again(self, name: NodeName) -> None:
+        self.loop.after(self.wire.report_period_s, self.nodes[name].report_soon)
 
-    def _schedule_finish(self, job_id: JobId, running: _Running) -> None:
-        running.version += 1
-        version = running.version
-        if len(running.workers) < running.needed:
+    def _push_soon(self, name: NodeName) -> None:
+        """Send a node what it is to be; of several in one instant the last is enough."""
+        if name not in self._pushes:
+            self._pushes.add(name)
+            self.loop.after(0.0, partial(self._push, name))
+
+    def _push(self, name: NodeName) -> None:
+        self._pushes.discard(name)
+        desired = self.wire.wanted(name)
+        assert desired is not None
+        if self.wire.arrives():
+            self.nodes[name].obey(desired)
+        if self._is_faulty:
+            self._compare_soon(name)
+
+    def _compare_soon(self, name: NodeName) -> None:
+        """A node that lags is told again, not more often than the live coordinator would."""
+        if name not in self._compares and self._lags(name):
+            self._compares.add(name)
+            self.loop.after(self.wire.push_retry_s, partial(self._compare, name))
+
+    def _compare(self, name: NodeName) -> None:
+        self._compares.discard(name)
+        if self.nodes[name].is_up and self._lags(name):  # a silent one is told when it reports
+            self._push_soon(name)
+
+    def _lags(self, name: NodeName) -> bool:
+        desired = self.wire.wanted(name)
+        node = self.engine.state.nodes.get(name)
+        if desired is None or node is None:
+            return False
+        shown = (node.reported_epoch, node.reported_generation)
+        return shown != (desired.epoch, desired.generation)
+
+    def _ask_ledger(self, name: NodeName) -> None:
+        if not self.wire.arrives():
+            self._say_again(name)  # the node's next report makes the engine ask again
             return
-        delay_s = max(0.0, running.left_s) / len(running.workers)
+        recovered = OrdersRecovered(node=name, orders=self.nodes[name].orders())
+        self.loop.after(0.0, partial(self.handle, recovered))
 
-        def finish() -> None:
-            if self._running.get(job_id) is running and running.version == version:
-                self._finish(job_id, running)
+    # --- jobs -------------------------------------------------------------------------------
 
-        self.loop.after(delay_s, finish)
-
-    def _finish(self, job_id: JobId, running: _Running) -> None:
-        del self._running[job_id]
-        for key, node in sorted(running.workers.items()):
+    def _finished(self, job_id: JobId, workers: dict[WorkerKey, NodeName]) -> None:
+        for key, node in sorted(workers.items()):
             self.nodes[node].exited(key, 0)

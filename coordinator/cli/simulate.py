@@ -1,0 +1,263 @@
+"""`aryl simulate`: what policies would do with a workload; asks no cell. Must not decide."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from common.errors import ConfigError
+from coordinator.cli.session import session
+from coordinator.cli.simulate_output import Output, put_runs, write_page
+from coordinator.cli.simulate_progress import watching
+from coordinator.policies.bundles import policy as find_policy
+from coordinator.sim.compare import Task, compare
+from coordinator.sim.inputs import Shares, parse_crash, parse_seeds
+from coordinator.sim.runtime import Saves
+from coordinator.sim.stage import RunOptions
+from coordinator.workloads.formats import TRACES_VARIABLE
+from coordinator.workloads.shaping import RuntimeModel
+
+DEFAULT_SAVE_PERIOD_S = 1800.0
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("simulate")(simulate)
+
+
+# --- options ------------------------------------------------------------------------------------
+
+
+def _policies(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not names:
+        raise ConfigError("policy: none named; `aryl policies` lists them")
+    for name in names:
+        find_policy(name)
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"policy: {', '.join(twice)} stands twice")
+    return names
+
+
+def _seeds(workload: str, seed: int | None, seeds: str | None) -> tuple[int | None, ...]:
+    if seed is not None and seeds is not None:
+        raise ConfigError("seeds: give --seed or --seeds, not both")
+    if seeds is not None:
+        return parse_seeds(seeds)
+    return (seed,)
+
+
+def _saves(text: str | None) -> tuple[Saves | None, float]:
+    """`trace`, `never`, `on-request`, or a period in seconds."""
+    match text:
+        case None | "trace":
+            return None, DEFAULT_SAVE_PERIOD_S
+        case "never":
+            return Saves.NEVER, DEFAULT_SAVE_PERIOD_S
+        case "on-request":
+            return Saves.ON_REQUEST, DEFAULT_SAVE_PERIOD_S
+        case _:
+            try:
+                period_s = float(text)
+            except ValueError:
+                period_s = 0.0
+            if not 0 < period_s < float("inf"):
+                raise ConfigError(
+                    f"checkpoints: {text!r}, expected trace, never, on-request or the seconds "
+                    "between two saves"
+                )
+            return Saves.PERIODIC, period_s
+
+
+def _curves(text: str) -> tuple[RuntimeModel, str | None]:
+    """`linear`, `lossy`, or a directory of measured scaling curves."""
+    if text in (RuntimeModel.LINEAR, RuntimeModel.LOSSY):
+        return RuntimeModel(text), None
+    directory = Path(text)
+    if not directory.is_dir():
+        root = os.environ.get(TRACES_VARIABLE)
+        directory = Path(root, text) if root else directory
+    if not directory.is_dir():
+        raise ConfigError(
+            f"speedup: {text!r}, expected linear, lossy or a directory of scaling curves"
+        )
+    return RuntimeModel.TABLE, str(directory)
+
+
+PolicyOption = Annotated[
+    str,
+    typer.Option("--policy", metavar="A,B,..", help="Policies to compare; see `aryl policies`."),
+]
+WorkloadOption = Annotated[
+    str,
+    typer.Option(
+        "--workload",
+        metavar="NAME|FILE",
+        help="paper, paper-1 .. paper-5, paper-overload, or a trace file.",
+    ),
+]
+SeedOption = Annotated[
+    int | None, typer.Option("--seed", min=0, metavar="N", help="Seed; `paper` N is paper-N.")
+]
+SeedsOption = Annotated[
+    str | None, typer.Option("--seeds", metavar="1..10", help="Several seeds: means, intervals.")
+]
+LoadOption = Annotated[
+    str | None,
+    typer.Option("--load", metavar="FILE[:SERIES]", help="Inference load instead of the own one."),
+]
+ClusterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="443x8+520x8|FILE",
+        help="Training + inference nodes x GPUs, a TOML file, or an OpenB node list.",
+    ),
+]
+DelaysOption = Annotated[
+    bool,
+    typer.Option(
+        "--delays/--no-delays",
+        help="Nodes and jobs take time to drain, start, resize, save and warm up.",
+    ),
+]
+SpeedupOption = Annotated[
+    str,
+    typer.Option(
+        "--speedup", metavar="linear|lossy|DIR", help="How elastic jobs speed up with workers."
+    ),
+]
+CheckpointsOption = Annotated[
+    str,
+    typer.Option(
+        "--checkpoints",
+        metavar="trace|never|on-request|SECONDS",
+        help="What a preempted job keeps: as the trace says, nothing, all, or its last save.",
+    ),
+]
+ElasticOption = Annotated[
+    float | None, typer.Option("--elastic", metavar="SHARE", help="Share of elastic jobs.")
+]
+FungibleOption = Annotated[
+    float | None,
+    typer.Option("--fungible", metavar="SHARE", help="Share of jobs for both GPU types."),
+]
+CheckpointShareOption = Annotated[
+    float | None,
+    typer.Option("--checkpoint-share", metavar="SHARE", help="Share of jobs that save."),
+]
+LossOption = Annotated[
+    float,
+    typer.Option("--loss", min=0.0, max=0.9, metavar="RATIO", help="Part of lost messages."),
+]
+CrashOption = Annotated[
+    list[str] | None,
+    typer.Option("--crash", metavar="NODE@S+S", help="A node that crashes; may be repeated."),
+]
+OracleOption = Annotated[
+    bool,
+    typer.Option("--oracle/--learned", help="Estimates are true running times, or learned."),
+]
+PassPeriodOption = Annotated[
+    float | None,
+    typer.Option("--pass-period", min=0.001, metavar="S", help="Passes also without a reason."),
+]
+CoalesceOption = Annotated[
+    float | None,
+    typer.Option("--coalesce", min=0.0, metavar="S", help="Facts are gathered before a pass."),
+]
+CheckOption = Annotated[
+    bool, typer.Option("--check", help="Look at the engine's invariants after every event.")
+]
+CoresOption = Annotated[
+    int | None, typer.Option("--cores", min=1, metavar="N", help="Runs at a time; else all cores.")
+]
+BackendOption = Annotated[
+    str,
+    typer.Option(
+        "--backend",
+        metavar="NAME",
+        help="loky, multiprocessing, threading, sequential, dask[=ADDRESS] or ray.",
+    ),
+]
+OutputOption = Annotated[
+    Output, typer.Option("-o", "--output", help="table, json, or csv of the jobs.")
+]
+HtmlOption = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="A page with plots, self-contained.")
+]
+
+
+def simulate(
+    ctx: typer.Context,
+    workload: WorkloadOption,
+    policy: PolicyOption = "fifo,aryl",
+    seed: SeedOption = None,
+    seeds: SeedsOption = None,
+    load: LoadOption = None,
+    cluster: ClusterOption = None,
+    delays: DelaysOption = True,
+    speedup: SpeedupOption = "linear",
+    checkpoints: CheckpointsOption = "trace",
+    elastic: ElasticOption = None,
+    fungible: FungibleOption = None,
+    checkpoint_share: CheckpointShareOption = None,
+    loss: LossOption = 0.0,
+    crash: CrashOption = None,
+    oracle: OracleOption = True,
+    pass_period: PassPeriodOption = None,
+    coalesce: CoalesceOption = None,
+    check: CheckOption = False,
+    cores: CoresOption = None,
+    backend: BackendOption = "loky",
+    output: OutputOption = Output.TABLE,
+    html: HtmlOption = None,
+) -> None:
+    """Play a workload under one or more policies, on the engine that runs live.
+
+    aryl simulate --workload paper --seed 1 --policy fifo,aryl -o json
+    """
+    here = session(ctx)
+    if html is not None and not html.parent.is_dir():
+        raise ConfigError(f"html {html}: No such directory as {html.parent}")
+    saves, save_period_s = _saves(checkpoints)
+    model, curves = _curves(speedup)
+    crashes = tuple(parse_crash(text) for text in crash or ())
+    names = _policies(policy)
+    tasks = [
+        Task(
+            workload=workload,
+            seed=chosen,
+            cluster=cluster,
+            load=load,
+            shares=Shares(elastic=elastic, fungible=fungible, checkpoint=checkpoint_share),
+            curves=curves,
+            keeps_jobs=html is not None or output == Output.CSV,
+            options=RunOptions(
+                policy=name,
+                seed=1 if chosen is None else chosen,
+                has_delays=delays,
+                loss_ratio=loss,
+                crashes=crashes,
+                saves=saves,
+                save_period_s=save_period_s,
+                speedup=model,
+                coalesce_s=coalesce,
+                pass_period_s=pass_period,
+                is_oracle=oracle,
+                check=check,
+            ),
+        )
+        for name in names
+        for chosen in _seeds(workload, seed, seeds)
+    ]
+    played = tasks[0].read()  # a mistake in what they share is said at once, and once
+    with watching(tasks, jobs=len(played.jobs)) as watched:
+        runs = list(compare(watched, cores=cores or os.cpu_count() or 1, backend=backend))
+    if html is not None:
+        write_page(html, played, tasks[0], runs)
+    put_runs(here, output, played, runs)

@@ -1,0 +1,141 @@
+"""Simulated runs as a table, as JSON, as CSV of their jobs, or as a page. Must not run anything."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+
+from common.errors import ConfigError
+from common.model import Pool
+from coordinator.cli.output import fields, put, put_json
+from coordinator.cli.render import Column, table
+from coordinator.cli.session import Session, say
+from coordinator.sim.compare import Means, Task, means
+from coordinator.sim.page import COLUMNS, Heading, figure_text, page
+from coordinator.sim.run import JobRow, Run
+from coordinator.workloads.records import Workload
+
+
+class Output(StrEnum):
+    """How results are printed."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+
+
+RANKS = {"overall_gpu_ratio": 4, "on_loan_gpu_ratio": 3, "lost_gpu_s": 5, "jct_bound_s": 6}
+"""Columns that go first where a terminal is narrow."""
+
+
+def put_runs(here: Session, output: Output, workload: Workload, runs: Sequence[Run]) -> None:
+    """All runs on standard output."""
+    averages = means([run.result for run in runs])
+    match output:
+        case Output.JSON:
+            put_json(
+                {
+                    "workload": workload.name,
+                    "cluster": cluster_text(workload),
+                    "runs": [fields(run.result) for run in runs],
+                    "means": [fields(row) for row in averages],
+                }
+            )
+        case Output.CSV:
+            _put_csv(runs)
+        case Output.TABLE:
+            put(here, table(averages, _columns(), width=here.out.width))
+
+
+def _columns() -> list[Column[Means]]:
+    columns: list[Column[Means]] = [Column("POLICY", lambda row: row.policy)]
+    columns.append(Column("SEEDS", lambda row: str(row.seeds), is_number=True, rank=7))
+    for name, figure, unit in COLUMNS:
+
+        def text(row: Means, figure: str = figure, unit: str = unit) -> str:
+            found = row.figures[figure]
+            value = figure_text(found.mean, unit)
+            if found.half_width is None:
+                return value
+            return f"{value} ± {figure_text(found.half_width, unit)}"
+
+        columns.append(Column(name.upper(), text, is_number=True, rank=RANKS.get(figure, 1)))
+    return columns
+
+
+def _put_csv(runs: Sequence[Run]) -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(("policy", "seed", *JobRow.__struct_fields__))
+    for run in runs:
+        for row in run.rows:
+            values = (_plain(getattr(row, name)) for name in JobRow.__struct_fields__)
+            writer.writerow((run.result.policy, run.result.seed, *values))
+
+
+def _plain(value: object) -> object:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case float():
+            return repr(value).removesuffix(".0")
+        case _:
+            return value
+
+
+def cluster_text(workload: Workload) -> str:
+    """The nodes in words: `443 x 8 V100 + 520 x 8 T4 (inference)`."""
+    return " + ".join(
+        f"{group.count} x {group.gpus} {group.gpu_type}"
+        + (" (inference)" if group.home_pool == Pool.INFERENCE else "")
+        for group in workload.nodes
+    )
+
+
+def write_page(path: Path, workload: Workload, task: Task, runs: Sequence[Run]) -> None:
+    """The page with plots.
+
+    Raises:
+        ConfigError: it cannot be written there.
+    """
+    heading = Heading(
+        workload=workload.name,
+        cluster=cluster_text(workload),
+        jobs=len(workload.jobs),
+        notes=_notes(task),
+    )
+    try:
+        path.write_text(page(heading, runs), "utf-8")
+    except OSError as error:
+        raise ConfigError(f"html {path}: {error.strerror or error}") from None
+    say(f"wrote {path}")
+
+
+def _notes(task: Task) -> tuple[str, ...]:
+    """What a reader must know of how it was played."""
+    options = task.options
+    said = [
+        "With delays: nodes and jobs take time to drain, start, resize, save and warm up."
+        if options.has_delays
+        else "Without delays: starts, stops and loans are at once.",
+        "Run-time estimates are the true running times (oracle)."
+        if options.is_oracle
+        else "Run-time estimates are learned from jobs that ended.",
+    ]
+    shares = (
+        ("elastic", task.shares.elastic),
+        ("for both GPU types", task.shares.fungible),
+        ("saving", task.shares.checkpoint),
+    )
+    said += [
+        f"{100 * share:g} % of the jobs, drawn by seed, are {what}."
+        for what, share in shares
+        if share is not None
+    ]
+    if options.loss_ratio:
+        said.append(f"{100 * options.loss_ratio:g} % of all messages are lost.")
+    if options.crashes:
+        said.append(f"{len(options.crashes)} nodes crash.")
+    return (" ".join(said),)

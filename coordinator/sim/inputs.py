@@ -1,0 +1,244 @@
+"""What a run is made of, from what a person writes: workload, load, cluster, crashes.
+
+Must not run anything. Every mistake is one `ConfigError` that says what was expected.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import Struct, structs
+
+from common.errors import ConfigError
+from common.model import NodeName, Pool, ServiceName
+from coordinator.sim.cluster import NodeSpec
+from coordinator.sim.simulation import Crash
+from coordinator.workloads.formats import find, from_first, read_jobs, read_nodes
+from coordinator.workloads.load_formats import read_load
+from coordinator.workloads.named import named
+from coordinator.workloads.records import LoadSeries, NodeGroup, TraceJob, Workload
+from coordinator.workloads.shaping import (
+    INFERENCE_GPU,
+    TRAINING_GPU,
+    with_checkpoint_share,
+    with_elastic_share,
+    with_fungible_share,
+)
+
+CLUSTER_SHAPE = re.compile(r"(\d+)x(\d+)(?:\+(\d+)x(\d+))?")
+CRASH_SHAPE = re.compile(r"([A-Za-z0-9_-]+)@(\d+(?:\.\d+)?)\+(\d+(?:\.\d+)?)")
+
+EXPECTED_CLUSTER = "NODESxGPUS or NODESxGPUS+NODESxGPUS (training + inference), or a file"
+
+
+class _ClusterFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A cluster as TOML: `[[nodes]]` tables with the fields of `NodeGroup`."""
+
+    nodes: tuple[NodeGroup, ...]
+
+
+class Shares(Struct, frozen=True, kw_only=True):
+    """What is drawn by seed where a trace does not tell it; None leaves the trace as it is."""
+
+    elastic: float | None = None
+    fungible: float | None = None
+    checkpoint: float | None = None
+
+
+# --- clusters -----------------------------------------------------------------------------------
+
+
+def parse_cluster(text: str) -> tuple[NodeGroup, ...]:
+    """Nodes from `443x8+520x8`, or from a file: TOML, or an OpenB node list.
+
+    Raises:
+        ConfigError: neither a shape nor a readable file, or a cluster without a training GPU.
+    """
+    shape = CLUSTER_SHAPE.fullmatch(text)
+    groups = _from_shape(shape) if shape else _from_file(text)
+    training = sum(group.count * group.gpus for group in groups if group.home_pool == Pool.TRAINING)
+    if training == 0:
+        raise ConfigError(f"cluster {text}: no training GPU; expected {EXPECTED_CLUSTER}")
+    return groups
+
+
+def _from_shape(shape: re.Match[str]) -> tuple[NodeGroup, ...]:
+    training, training_gpus, inference, inference_gpus = (int(part or 0) for part in shape.groups())
+    groups = (
+        NodeGroup(count=training, gpus=training_gpus, gpu_type=TRAINING_GPU),
+        NodeGroup(
+            count=inference,
+            gpus=inference_gpus,
+            gpu_type=INFERENCE_GPU,
+            home_pool=Pool.INFERENCE,
+        ),
+    )
+    return tuple(group for group in groups if group.count and group.gpus)
+
+
+def _from_file(text: str) -> tuple[NodeGroup, ...]:
+    try:
+        path = find(text)
+    except ConfigError:
+        raise ConfigError(
+            f"cluster {text}: no such file and no shape; expected {EXPECTED_CLUSTER}"
+        ) from None
+    if path.suffix != ".toml":
+        return read_nodes(path, skip_zero_gpus=True)[0]
+    try:
+        return msgspec.convert(tomllib.loads(path.read_text("utf-8")), _ClusterFile).nodes
+    except (OSError, ValueError, msgspec.ValidationError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def node_specs(groups: Sequence[NodeGroup], services: Sequence[ServiceName]) -> list[NodeSpec]:
+    """Every node by name; inference nodes are dealt to the services in equal runs."""
+    specs: list[NodeSpec] = []
+    inference = sum(group.count for group in groups if group.home_pool == Pool.INFERENCE)
+    numbers = {Pool.TRAINING: 0, Pool.INFERENCE: 0}
+    for group in groups:
+        for _ in range(group.count):
+            number = numbers[group.home_pool]
+            numbers[group.home_pool] += 1
+            is_training = group.home_pool == Pool.TRAINING
+            service = None
+            if not is_training:
+                service = services[number * len(services) // inference]
+            specs.append(
+                NodeSpec(
+                    name=NodeName(f"{'t' if is_training else 'i'}{number:05d}"),
+                    home_pool=group.home_pool,
+                    gpu_type=group.gpu_type,
+                    gpus=group.gpus,
+                    service=service,
+                )
+            )
+    return specs
+
+
+# --- workloads ----------------------------------------------------------------------------------
+
+
+def read_workload(
+    name: str,
+    *,
+    seed: int | None = None,
+    cluster: str | None = None,
+    load: str | None = None,
+    shares: Shares | None = None,
+) -> Workload:
+    """A named workload or a trace file, with its cluster and its inference load.
+
+    Args:
+        seed: which `paper`, and what the shares choose; None is 1.
+        cluster: None: the workload's own.
+        load: a load file, `FILE:SERIES` where it has several; None: the workload's own.
+
+    Raises:
+        ConfigError: a bad value anywhere, or a trace file without a cluster.
+    """
+    found = named(name, seed=seed)
+    if found is None:
+        found = _from_trace(name, cluster)
+    if cluster is not None:
+        found = structs.replace(found, nodes=parse_cluster(cluster))
+    if load is not None:
+        found = structs.replace(found, loads=(_read_load(load),))
+    return structs.replace(found, jobs=_shared(found.jobs, shares or Shares(), seed or 1, found))
+
+
+def _from_trace(name: str, cluster: str | None) -> Workload:
+    path = find(name)
+    trace = read_jobs(path, skip_zero_gpus=True)
+    if cluster is None:
+        raise ConfigError(
+            f"workload {name}: a trace does not tell its cluster; add --cluster, {EXPECTED_CLUSTER}"
+        )
+    jobs = from_first(trace.jobs)
+    return Workload(
+        name=path.name.partition(".")[0],
+        jobs=jobs,
+        loads=(),
+        nodes=(),
+        length_s=jobs[-1].submit_s,
+    )
+
+
+def _read_load(text: str) -> LoadSeries:
+    file, _, series = text.partition(":")
+    load = read_load(find(file), name=series or None)
+    return structs.replace(load, start_s=0.0)
+
+
+def _shared(
+    jobs: tuple[TraceJob, ...], shares: Shares, seed: int, workload: Workload
+) -> tuple[TraceJob, ...]:
+    for option, share in (
+        ("elastic", shares.elastic),
+        ("fungible", shares.fungible),
+        ("checkpoint-share", shares.checkpoint),
+    ):
+        if share is not None and not 0.0 <= share <= 1.0:
+            raise ConfigError(f"{option}: {share:g}, expected 0 to 1")
+    if shares.elastic is not None:
+        size = gpus_per_node(workload.nodes)
+        jobs = with_elastic_share(jobs, shares.elastic, seed, gpus_per_node=size)
+    if shares.fungible is not None:
+        training, inference = gpu_types(workload.nodes)
+        jobs = with_fungible_share(
+            jobs, shares.fungible, seed, training_gpu=training, inference_gpu=inference
+        )
+    if shares.checkpoint is not None:
+        jobs = with_checkpoint_share(jobs, shares.checkpoint, seed)
+    return jobs
+
+
+def gpus_per_node(groups: Sequence[NodeGroup]) -> int:
+    """GPUs of the largest training node: a worker never spans nodes."""
+    return max(group.gpus for group in groups if group.home_pool == Pool.TRAINING)
+
+
+def gpu_types(groups: Sequence[NodeGroup]) -> tuple[str, str]:
+    """The types of most training and of most inference GPUs."""
+
+    def common(pool: Pool, default: str) -> str:
+        counts: dict[str, int] = {}
+        for group in groups:
+            if group.home_pool == pool:
+                gpus = counts.get(group.gpu_type, 0) + group.count * group.gpus
+                counts[group.gpu_type] = gpus
+        return max(sorted(counts), key=counts.__getitem__, default=default)
+
+    return common(Pool.TRAINING, TRAINING_GPU), common(Pool.INFERENCE, INFERENCE_GPU)
+
+
+def parse_crash(text: str) -> Crash:
+    """A crash from `t00001@3600+600`: the node, when, and how long it is down, in seconds.
+
+    Raises:
+        ConfigError: any other text.
+    """
+    found = CRASH_SHAPE.fullmatch(text)
+    if found is None:
+        raise ConfigError(f"crash {text}: expected NODE@SECONDS+SECONDS, as in t00001@3600+600")
+    return Crash(node=NodeName(found[1]), at_s=float(found[2]), down_s=float(found[3]))
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Seeds from `3`, `1..10` or `1,4,9`.
+
+    Raises:
+        ConfigError: any other text, or an empty range.
+    """
+    seeds: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", part.strip())
+        if found is None:
+            raise ConfigError(f"seeds {text}: expected a number, a range 1..10 or a list 1,4,9")
+        seeds += range(int(found[1]), int(found[2] or found[1]) + 1)
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ConfigError(f"seeds {text}: none, or one stands twice")
+    return tuple(seeds)

@@ -1,0 +1,280 @@
+"""One run: a workload, a cluster, a policy and options in; its figures out.
+
+Must not read options or print. Everything but `wall_s` and `peak_rss_bytes` follows from the
+arguments alone: the same ones give the same bytes on every machine, whatever PYTHONHASHSEED.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from msgspec import Struct, structs
+
+from common.clock import Clock
+from common.errors import ConfigError
+from common.model import JobState, ServiceName
+from coordinator.engine.accounting import Quantiles, quantiles
+from coordinator.engine.state import JobEntry
+from coordinator.policies.bundles import policy
+from coordinator.policies.loaning import nodes_for
+from coordinator.sim.cluster import NodeSpec
+from coordinator.sim.memory import PeakMemory
+from coordinator.sim.series import Point, Recorder, Usage
+from coordinator.sim.stage import RunOptions, Stage, busy_nodes, for_ever
+from coordinator.workloads.records import LoadSeries, Workload
+
+IDLE_EVENTS, IDLE_EVENTS_PER_JOB = 50_000, 100
+"""Facts without the end of a job after which a run has no headway."""
+
+
+class RunResult(Struct, frozen=True, kw_only=True):
+    """One run in numbers; seconds are simulated, but for `wall_s`.
+
+    Ratios are over the span of submissions; the other figures over the whole run.
+
+    jct_s: finished - submitted. queueing_s: submitted to first start and every later wait.
+    training_gpu_ratio, on_loan_gpu_ratio: GPUs held over GPUs there.
+    overall_gpu_ratio: those and GPUs that serve, over all GPUs.
+    preemptions: of jobs that had run. preempted_jobs_ratio: jobs that had one, over all jobs.
+    lost_gpu_s: GPU-seconds of computing that were thrown away.
+    jct_bound_s: no schedule has a lower mean JCT: the mean running time alone, at most workers.
+    events: facts that the engine took.
+    """
+
+    policy: str
+    seed: int
+    jobs: int
+    queueing_s: Quantiles
+    jct_s: Quantiles
+    training_gpu_ratio: float
+    overall_gpu_ratio: float
+    on_loan_gpu_ratio: float
+    preemptions: int
+    preempted_jobs_ratio: float
+    lost_gpu_s: float
+    reclaims: int
+    reclaims_late: int
+    jct_bound_s: float
+    events: int
+    wall_s: float
+    peak_rss_bytes: int
+
+
+class JobRow(Struct, frozen=True, kw_only=True):
+    """One job as it went; `gpus` are those of its base gang on the reference type."""
+
+    job_id: str
+    submitted_at_s: float
+    started_at_s: float
+    finished_at_s: float
+    queueing_s: float
+    jct_s: float
+    gpus: int
+    min_workers: int
+    max_workers: int
+    preemptions: int
+    resizes: int
+    was_on_loan: bool
+
+
+class Sample(Struct, frozen=True, kw_only=True):
+    """One point for plots: ratios and loads are means since the point before."""
+
+    at_s: float
+    training_gpu_ratio: float
+    on_loan_gpu_ratio: float
+    lent_nodes: int
+    lendable_nodes: int
+    queue_jobs: int
+    queue_gpus: int
+
+
+class Run(Struct, frozen=True, kw_only=True):
+    """A run with all that plots and tables need."""
+
+    result: RunResult
+    rows: tuple[JobRow, ...]
+    samples: tuple[Sample, ...]
+
+
+Told = Callable[[int, int], None]
+"""(jobs that ended, events so far)."""
+
+
+def play(workload: Workload, options: RunOptions, *, clock: Clock, told: Told | None = None) -> Run:
+    """Play a workload to its last job.
+
+    Raises:
+        ConfigError: an unknown policy, a job that fits nowhere, or jobs that never ended.
+    """
+    policy(options.policy)
+    began_s = clock.now_s()
+    memory = PeakMemory()
+    stage = Stage(workload, options)
+    recorder = Recorder(stage.sim.engine, length_s=workload.length_s, progress=told)
+    stage.sim.watch = recorder.watch
+    stage.sim.run_jobs(_Headway(stage, options.policy))
+    recorder.finish(stage.sim.loop.now_s)
+    _check_ended(stage)
+    result = _result(workload, options, stage, recorder)
+    return Run(
+        result=structs.replace(
+            result, wall_s=clock.now_s() - began_s, peak_rss_bytes=memory.peak_bytes()
+        ),
+        rows=tuple(_rows(stage)),
+        samples=_samples(stage, recorder.points),
+    )
+
+
+class _Headway:
+    """Ends a run in which jobs only take turns at being stopped.
+
+    Raises:
+        ConfigError: when it is called after too many facts without a job's end.
+    """
+
+    def __init__(self, stage: Stage, policy: str) -> None:
+        self._stage = stage
+        self._policy = policy
+        self._ended = self._events = 0
+        self._patience = IDLE_EVENTS + IDLE_EVENTS_PER_JOB * len(stage.jobs)
+
+    def __call__(self) -> None:
+        counters, events = self._stage.sim.engine.state.counters, self._stage.sim.events
+        if counters.jobs_finished > self._ended:
+            self._ended, self._events = counters.jobs_finished, events
+        elif events - self._events > self._patience:
+            raise ConfigError(
+                f"policy {self._policy} makes no headway: {self._ended} of "
+                f"{len(self._stage.jobs)} jobs ended, then none in {self._patience} events, with "
+                f"{counters.preemptions} preemptions in all; jobs that keep their work "
+                "(--checkpoints on-request) may help"
+            )
+
+
+# --- what comes out -----------------------------------------------------------------------------
+
+
+def _check_ended(stage: Stage) -> None:
+    left = [job for job in stage.sim.engine.state.jobs.values() if not _is_done(job)]
+    if left:
+        first = left[0]
+        raise ConfigError(
+            f"{len(left)} of {len(stage.jobs)} jobs never ended under this policy and cluster; "
+            f"the first is {stage.names[first.job_id]}, {first.state}: {first.error or 'it waits'}"
+        )
+
+
+def _is_done(job: JobEntry) -> bool:
+    return job.state == JobState.SUCCEEDED
+
+
+def _result(workload: Workload, options: RunOptions, stage: Stage, recorder: Recorder) -> RunResult:
+    state = stage.sim.engine.state
+    counters, jobs = state.counters, list(state.jobs.values())
+    assert recorder.at_length is not None
+    usage = recorder.at_length.usage
+    bounds = [job.work_s / max(job.speedup.rates) for job in stage.jobs]
+    return RunResult(
+        policy=options.policy,
+        seed=options.seed,
+        jobs=len(jobs),
+        queueing_s=quantiles([job.total_queueing_s for job in jobs]),
+        jct_s=quantiles([(job.finished_at_s or 0.0) - job.submitted_at_s for job in jobs]),
+        training_gpu_ratio=_ratio(usage.training_held_gpu_s, usage.training_gpu_s),
+        overall_gpu_ratio=_overall(stage, recorder.at_length),
+        on_loan_gpu_ratio=_ratio(usage.on_loan_held_gpu_s, usage.on_loan_gpu_s),
+        preemptions=counters.preemptions,
+        preempted_jobs_ratio=_ratio(sum(job.preemption_count > 0 for job in jobs), len(jobs)),
+        lost_gpu_s=stage.sim.runtime.lost_gpu_s,
+        reclaims=counters.reclaims,
+        reclaims_late=counters.reclaims_late,
+        jct_bound_s=sum(bounds) / len(bounds),
+        events=stage.sim.events,
+        wall_s=0.0,
+        peak_rss_bytes=0,
+    )
+
+
+def _overall(stage: Stage, end: Point) -> float:
+    """GPUs held by training anywhere, and GPUs that serve, over all GPUs."""
+    gpus = sum(spec.gpus for spec in stage.specs)
+    serving_gpu_s = sum(
+        _busy_gpu_s(load, stage.nodes_of[ServiceName(load.name)], end.at_s) for load in stage.loads
+    )
+    held_gpu_s = end.usage.training_held_gpu_s + end.usage.on_loan_held_gpu_s
+    return _ratio(held_gpu_s + serving_gpu_s, gpus * end.at_s)
+
+
+def _busy_gpu_s(load: LoadSeries, nodes: Sequence[NodeSpec], length_s: float) -> float:
+    """GPU-seconds of serving in [0, length_s]; a step counts from its own instant on."""
+    if not nodes:
+        return 0.0
+    gpus = sum(node.gpus for node in nodes) / len(nodes)
+    total = 0.0
+    for at_s, busy in for_ever(load, len(nodes)):
+        if at_s >= length_s:
+            break
+        total += min(len(nodes), busy) * gpus * min(load.step_s, length_s - at_s)
+    return total
+
+
+def _rows(stage: Stage) -> Iterator[JobRow]:
+    for job in stage.sim.engine.state.jobs.values():
+        assert job.started_at_s is not None
+        assert job.finished_at_s is not None
+        yield JobRow(
+            job_id=stage.names[job.job_id],
+            submitted_at_s=job.submitted_at_s,
+            started_at_s=job.started_at_s,
+            finished_at_s=job.finished_at_s,
+            queueing_s=job.total_queueing_s,
+            jct_s=job.finished_at_s - job.submitted_at_s,
+            gpus=job.spec.base_demand_gpus,
+            min_workers=job.spec.workers.min,
+            max_workers=job.spec.workers.max,
+            preemptions=job.preemption_count,
+            resizes=job.resize_count,
+            was_on_loan=job.was_on_loan,
+        )
+
+
+def _samples(stage: Stage, points: Sequence[Point]) -> tuple[Sample, ...]:
+    samples: list[Sample] = []
+    before = Usage()
+    for point in points:
+        usage = point.usage
+        held = usage.training_held_gpu_s - before.training_held_gpu_s
+        lent = usage.on_loan_gpu_s - before.on_loan_gpu_s
+        samples.append(
+            Sample(
+                at_s=point.at_s,
+                training_gpu_ratio=_ratio(held, usage.training_gpu_s - before.training_gpu_s),
+                on_loan_gpu_ratio=_ratio(
+                    usage.on_loan_held_gpu_s - before.on_loan_held_gpu_s, lent
+                ),
+                lent_nodes=point.lent_nodes,
+                lendable_nodes=_lendable(stage, point.at_s),
+                queue_jobs=point.queue_jobs,
+                queue_gpus=point.queue_gpus,
+            )
+        )
+        before = usage
+    return tuple(samples)
+
+
+def _lendable(stage: Stage, at_s: float) -> int:
+    """Nodes that the load of this instant leaves over, headroom and least kept."""
+    spare = 0
+    views = {view.name: view for view in stage.sim.engine.snapshot().services}
+    for load in stage.loads:
+        name = ServiceName(load.name)
+        count = len(stage.nodes_of[name])
+        if name in views:
+            value = load.values[int(at_s / load.step_s) % len(load.values)]
+            spare += count - nodes_for(views[name], busy_nodes(load, value, count), count)
+    return spare
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

@@ -1,0 +1,122 @@
+"""What a run looks like over time: GPUs held, nodes lent, jobs waiting, on an even grid.
+
+Must not change anything. GPU-seconds are those of `engine.accounting`, prolonged from the last
+event to the instant asked for: between events nothing changes, so the integrals are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from common.model import JobState, NodeRole, Pool
+from coordinator.engine.engine import Engine
+
+POINTS_WANTED = 400
+"""Points over the span of submissions; a run that lasts longer is thinned at twice that."""
+
+EVENTS_PER_LOOK = 500
+"""Events between two words about progress."""
+
+
+class Usage(Struct, frozen=True, kw_only=True):
+    """GPU-seconds since the run began, as `engine.accounting` defines them."""
+
+    training_held_gpu_s: float = 0.0
+    training_gpu_s: float = 0.0
+    on_loan_held_gpu_s: float = 0.0
+    on_loan_gpu_s: float = 0.0
+
+
+class Point(Struct, frozen=True, kw_only=True):
+    """The cluster at one instant.
+
+    usage: until then. lent_nodes, queue_jobs, queue_gpus: at that instant; the queue's GPUs are
+        its base demand.
+    """
+
+    at_s: float
+    usage: Usage
+    lent_nodes: int
+    queue_jobs: int
+    queue_gpus: int
+
+
+class Recorder:
+    """Looks at an engine on a grid of instants while a simulation runs.
+
+    Args:
+        length_s: the span of submissions; its end is looked at exactly.
+        progress: told (jobs that ended, events) now and then.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        length_s: float,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self._engine = engine
+        self._length_s = length_s
+        self._progress = progress
+        self._step_s = max(length_s / POINTS_WANTED, 1.0)
+        self._next_s = 0.0
+        self._events = 0
+        self.points: list[Point] = []
+        self.at_length: Point | None = None
+
+    def watch(self, now_s: float) -> None:
+        """An event is about to happen: look at every instant of the grid up to it."""
+        self._events += 1
+        if self._progress is not None and self._events % EVENTS_PER_LOOK == 0:
+            self._progress(self._ended(), self._events)
+        if now_s >= self._length_s and self.at_length is None:
+            self.at_length = self._look(self._length_s)
+        while self._next_s <= now_s:
+            self.points.append(self._look(self._next_s))
+            if len(self.points) > 2 * POINTS_WANTED:
+                self.points = self.points[::2]
+                self._step_s *= 2
+            self._next_s = self.points[-1].at_s + self._step_s
+
+    def finish(self, now_s: float) -> None:
+        """The run is over."""
+        if self.at_length is None:
+            self.at_length = self._look(max(self._length_s, now_s))
+        self.points.append(self._look(now_s))
+        if self._progress is not None:
+            self._progress(self._ended(), self._events)
+
+    def _ended(self) -> int:
+        counters = self._engine.state.counters
+        return counters.jobs_finished + counters.jobs_failed
+
+    def _look(self, at_s: float) -> Point:
+        state = self._engine.state
+        waiting = [job for job in state.live() if job.state == JobState.PENDING]
+        lent = sum(1 for node in state.nodes.values() if node.role == NodeRole.ON_LOAN)
+        return Point(
+            at_s=at_s,
+            usage=self._usage(at_s),
+            lent_nodes=lent,
+            queue_jobs=len(waiting),
+            queue_gpus=sum(job.spec.base_demand_gpus for job in waiting),
+        )
+
+    def _usage(self, at_s: float) -> Usage:
+        state, counters = self._engine.state, self._engine.state.counters
+        since_s = at_s - (counters.integrated_at_s or 0.0)
+        rates = [0, 0, 0, 0]
+        for node in state.nodes.values():
+            first = 0 if node.home_pool == Pool.TRAINING else 2
+            if first == 0 or node.role == NodeRole.ON_LOAN:
+                rates[first] += sum(1 for slot in node.gpus if slot.holder is not None)
+                rates[first + 1] += len(node.gpus)
+        return Usage(
+            training_held_gpu_s=counters.training_held_gpu_s + rates[0] * since_s,
+            training_gpu_s=counters.training_gpu_s + rates[1] * since_s,
+            on_loan_held_gpu_s=counters.on_loan_held_gpu_s + rates[2] * since_s,
+            on_loan_gpu_s=counters.on_loan_gpu_s + rates[3] * since_s,
+        )

@@ -1,0 +1,245 @@
+"""A workload and options as a simulation that is ready to begin. Must not run it.
+
+Here stand the numbers that the literature or we give to delays, and what is off without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct, structs
+
+from common.errors import ConfigError
+from common.model import JobId, Mode, ServiceName
+from coordinator.engine.settings import EngineSettings, ServiceSettings
+from coordinator.sim.cluster import Delays, NodeSpec
+from coordinator.sim.inputs import gpu_types, gpus_per_node, node_specs
+from coordinator.sim.runtime import RunRules, Saves
+from coordinator.sim.simulation import Crash, Passes, Simulation, Submission
+from coordinator.sim.wire import WireRules
+from coordinator.workloads.records import LoadSeries, LoadUnit, Workload, WorkloadJob
+from coordinator.workloads.shaping import Curves, RuntimeModel, ShapeOptions, to_workload_jobs
+
+DELAYS = Delays(
+    report_s=0.5,
+    ready_s=1.0,
+    start_s=10.0,
+    stop_s=5.0,
+    checkpoint_s=15.0,
+    drain_s=20.0,
+    device_free_s=5.0,
+    warm_up_s=60.0,
+)
+RESTART_S = 33.0
+"""With stop, save and start the 63 s of a preemption that Lyra, EuroSys'23, section 7.5 measured;
+how these 63 s divide is ours."""
+
+RESIZE_S = 30.0
+PROGRESS_AFTER_S = 60.0
+COALESCE_S = 0.1
+
+PEAK_RATIO = 0.95
+"""A load in requests is scaled so that its peak needs this part of a service's nodes (Figure 1)."""
+
+GRACE_S = 30.0
+
+
+class RunOptions(Struct, frozen=True, kw_only=True):
+    """How a workload is played.
+
+    has_delays: nodes and jobs take the time that they take; without, all is at once, as in the
+        simulators of the literature, and the engine's own cooldowns are off too.
+    saves, save_period_s: see `RunRules`.
+    speedup, curves: how elastic jobs speed up, see `ShapeOptions`.
+    is_oracle: estimates are the true running times; else they are learned.
+    check: look at the engine's invariants after every event.
+    """
+
+    policy: str
+    seed: int = 1
+    has_delays: bool = True
+    loss_ratio: float = 0.0
+    crashes: tuple[Crash, ...] = ()
+    saves: Saves | None = None
+    save_period_s: float = 1800.0
+    speedup: RuntimeModel = RuntimeModel.LINEAR
+    curves: Curves | None = None
+    coalesce_s: float | None = None
+    pass_period_s: float | None = None
+    is_oracle: bool = True
+    check: bool = False
+
+
+class Stage:
+    """The simulation of a workload, before it begins."""
+
+    def __init__(self, workload: Workload, options: RunOptions) -> None:
+        self.loads = workload.loads
+        self.services = tuple(ServiceName(load.name) for load in workload.loads)
+        names = self.services or (ServiceName("inference"),)
+        self.specs = node_specs(workload.nodes, names)
+        self.nodes_of = {
+            name: [spec for spec in self.specs if spec.service == name] for name in names
+        }
+        self.jobs, self.names = _shaped(workload, options)
+        _check_fits(self.jobs, self.names, self.specs)
+        self.settings = self._settings(options)
+        self.sim = Simulation(
+            self.settings,
+            self.specs,
+            delays=DELAYS if options.has_delays else Delays(),
+            rules=_rules(options),
+            wire=WireRules(loss_ratio=options.loss_ratio, seed=options.seed),
+            passes=_passes(workload, options),
+            check=options.check,
+            keep_decisions=False,
+        )
+        for load in self.loads:
+            name = ServiceName(load.name)
+            self.sim.load(name, for_ever(load, len(self.nodes_of[name])))
+        self._crash(options)
+        self.sim.submit(_submission(job) for job in self.jobs)
+
+    def _crash(self, options: RunOptions) -> None:
+        for crash in options.crashes:
+            if crash.node not in self.sim.nodes:
+                known = f"{self.specs[0].name} to {self.specs[-1].name}"
+                raise ConfigError(f"crash: no node {crash.node}; there are {known}")
+        self.sim.crash(options.crashes)
+
+    def _settings(self, options: RunOptions) -> EngineSettings:
+        """Without delays a node is home at once, and nothing has to cool down."""
+        services = tuple(
+            ServiceSettings(name=name, capacity_per_node=1.0, mode=Mode.ACT)
+            for name in self.services
+            if self.nodes_of[name]
+        )
+        settings = EngineSettings(
+            policy=options.policy,
+            services=services,
+            finished_jobs_kept=max(1, len(self.jobs)),
+        )
+        if options.has_delays:
+            return settings
+        at_once = tuple(
+            structs.replace(
+                service,
+                max_grace_s=0.0,
+                device_free_p99_s=0.0,
+                warm_up_p99_s=0.0,
+                hold_off_s=0.0,
+            )
+            for service in services
+        )
+        return structs.replace(
+            settings, services=at_once, lease_ttl_s=1.0, resize_cooldown_s=0.0, min_runtime_s=0.0
+        )
+
+
+# --- what goes in -------------------------------------------------------------------------------
+
+
+def _shaped(
+    workload: Workload, options: RunOptions
+) -> tuple[tuple[WorkloadJob, ...], dict[JobId, str]]:
+    """Jobs of the simulator, numbered so that ids sort as jobs were submitted; and their names.
+
+    With an oracle every job has a name of its own: a history by name would beat what it declares.
+    """
+    training, inference = gpu_types(workload.nodes)
+    numbered = tuple(
+        structs.replace(job, job_id=f"{number:07d}", name="" if options.is_oracle else job.name)
+        for number, job in enumerate(workload.jobs)
+    )
+    shape = ShapeOptions(
+        gpus_per_node=gpus_per_node(workload.nodes),
+        training_gpu=training,
+        inference_gpu=inference,
+        runtime=options.speedup,
+        curves=options.curves,
+        grace_s=GRACE_S if options.has_delays else 0.0,
+        is_oracle=options.is_oracle,
+    )
+    names = {JobId(f"{number:07d}"): job.job_id for number, job in enumerate(workload.jobs)}
+    return to_workload_jobs(numbered, shape), names
+
+
+def _submission(job: WorkloadJob) -> Submission:
+    return Submission(
+        at_s=job.at_s,
+        job_id=job.job_id,
+        spec=job.spec,
+        work_s=job.work_s,
+        speedup=job.speedup,
+        tenant=job.tenant,
+        user=job.user,
+    )
+
+
+def _rules(options: RunOptions) -> RunRules:
+    if not options.has_delays:
+        # Jobs say how far they are at once: a preemptive order then knows what is left exactly.
+        return RunRules(
+            saves=options.saves, save_period_s=options.save_period_s, progress_after_s=1.0
+        )
+    return RunRules(
+        saves=options.saves,
+        save_period_s=options.save_period_s,
+        restart_s=RESTART_S,
+        resize_s=RESIZE_S,
+        # An oracle is better than the pace that the engine sees, which counts warming up as work.
+        progress_after_s=None if options.is_oracle else PROGRESS_AFTER_S,
+        is_progress_repeated=True,
+    )
+
+
+def _passes(workload: Workload, options: RunOptions) -> Passes:
+    coalesce_s = options.coalesce_s
+    if coalesce_s is None:
+        coalesce_s = COALESCE_S if options.has_delays else 0.0
+    return Passes(
+        coalesce_s=coalesce_s, grid_s=workload.pass_period_s, period_s=options.pass_period_s
+    )
+
+
+def busy_nodes(load: LoadSeries, value: float, nodes: int) -> float:
+    """Nodes' worth of load; a series in requests is scaled by its peak."""
+    if load.unit == LoadUnit.BUSY:
+        return value * nodes
+    return value * PEAK_RATIO * nodes / max(load.values)
+
+
+def for_ever(load: LoadSeries, nodes: int) -> Iterator[tuple[float, float]]:
+    """(seconds, nodes' worth of load) at each step, the series again and again."""
+    step = 0
+    while True:
+        value = load.values[step % len(load.values)]
+        yield step * load.step_s, busy_nodes(load, value, nodes)
+        step += 1
+
+
+def _check_fits(
+    jobs: Sequence[WorkloadJob], names: dict[JobId, str], specs: Sequence[NodeSpec]
+) -> None:
+    """Raises:
+    ConfigError: a job whose base gang would not fit the empty cluster.
+    """
+    counts: dict[tuple[str, int], int] = {}
+    for spec in specs:
+        counts[spec.gpu_type, spec.gpus] = counts.get((spec.gpu_type, spec.gpus), 0) + 1
+    kinds = sorted({kind for kind, _ in counts})
+    for job in jobs:
+        size = job.spec.gpus_per_worker
+        accepted = [kind for kind in kinds if job.spec.accepts(kind)]
+        if any(
+            sum(count * (gpus // size) for (of, gpus), count in counts.items() if of == kind)
+            >= job.spec.workers_on(kind).min
+            for kind in accepted
+        ):
+            continue
+        asked = f"{job.spec.workers.min} workers of {size} GPUs"
+        of = " or ".join(job.spec.gpu.types) or "any type"
+        raise ConfigError(
+            f"job {names[job.job_id]}: {asked} ({of}) never fit this cluster, which has "
+            + ", ".join(f"{counts[key]} nodes of {key[1]} {key[0]}" for key in sorted(counts))
+        )

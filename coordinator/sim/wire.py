@@ -1,0 +1,76 @@
+"""The wire between coordinator and pretend nodes: loses messages by seed, and sends them again.
+
+Must not know what is in a message. Chance is an argument: the same seed loses the same ones.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from msgspec import Struct
+
+from common.messages import DesiredState
+from common.model import NodeName
+from coordinator.sim.loop import Loop
+
+
+class WireRules(Struct, frozen=True, kw_only=True):
+    """How messages travel.
+
+    loss_ratio: part of the messages that never arrive, both ways, 0 to 1 (exclusive).
+    seed: which ones.
+    push_retry_s: a desired state that the node's reports do not show is sent again after this,
+        as the live coordinator does.
+    report_period_s: a node says again after this what its lost report said.
+    """
+
+    loss_ratio: float = 0.0
+    seed: int = 1
+    push_retry_s: float = 2.0
+    report_period_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse a wire over which nothing ever comes."""
+        if not 0.0 <= self.loss_ratio < 1.0:
+            raise ValueError(f"loss_ratio {self.loss_ratio:g}, expected at least 0 and below 1")
+
+
+class Wire:
+    """What was sent last to each node, and which messages arrive."""
+
+    def __init__(self, loop: Loop, rules: WireRules) -> None:
+        self._loop = loop
+        self._rules = rules
+        self._random = Random(rules.seed)
+        self._last: dict[NodeName, DesiredState] = {}
+        self.lost = 0
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether anything is ever lost."""
+        return self._rules.loss_ratio > 0.0
+
+    @property
+    def push_retry_s(self) -> float:
+        """Seconds until a lagging node is told again."""
+        return self._rules.push_retry_s
+
+    @property
+    def report_period_s(self) -> float:
+        """Seconds until a lost report is said again."""
+        return self._rules.report_period_s
+
+    def arrives(self) -> bool:
+        """Whether the next message does."""
+        if not self.is_lossy or self._random.random() >= self._rules.loss_ratio:
+            return True
+        self.lost += 1
+        return False
+
+    def remember(self, desired: DesiredState) -> None:
+        """What a node is to be from now on."""
+        self._last[NodeName(desired.node)] = desired
+
+    def wanted(self, name: NodeName) -> DesiredState | None:
+        """The last desired state of a node; None when it was ordered nothing yet."""
+        return self._last.get(name)

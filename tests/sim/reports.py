@@ -1,0 +1,86 @@
+"""Three small runs as reports; run as a program it writes them to `golden/`. Asserts nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from msgspec import structs
+
+from common.clock import SystemClock
+from common.model import NodeName
+from coordinator.engine.accounting import plain
+from coordinator.sim.inputs import parse_cluster
+from coordinator.sim.run import play
+from coordinator.sim.runtime import Saves
+from coordinator.sim.simulation import Crash
+from coordinator.sim.stage import RunOptions
+from coordinator.workloads.records import Workload
+from tests.sim.small import small
+
+GOLDEN = Path(__file__).parent / "golden"
+
+DIGITS = 6
+"""Of a written figure; the rest is rounding."""
+
+
+def _pool() -> Workload:
+    """Half of the GPUs, nothing lent, so that jobs compete."""
+    return structs.replace(small(120), nodes=parse_cluster("4x8"), loads=())
+
+
+REPORTS: dict[str, tuple[Workload, tuple[RunOptions, ...]]] = {
+    "pool": (
+        _pool(),
+        tuple(
+            RunOptions(policy=policy, has_delays=False, saves=Saves.ON_REQUEST)
+            for policy in ("fifo", "fifo-skip", "sjf", "srtf", "srsf", "aryl-elastic")
+        ),
+    ),
+    "loans": (
+        small(120),
+        tuple(RunOptions(policy=policy) for policy in ("fifo", "sjf", "aryl-loan", "aryl")),
+    ),
+    "faults": (
+        small(80),
+        tuple(
+            RunOptions(
+                policy=policy,
+                loss_ratio=0.05,
+                crashes=(Crash(node=NodeName("t00001"), at_s=20_000.0, down_s=1800.0),),
+                is_oracle=False,
+            )
+            for policy in ("fifo", "aryl")
+        ),
+    ),
+}
+"""Name: workload and runs."""
+
+
+def report(name: str) -> list[dict[str, Any]]:
+    """The figures of a report's runs, less what depends on the machine."""
+    workload, options = REPORTS[name]
+    rows: list[dict[str, Any]] = []
+    for each in options:
+        figures = plain(play(workload, each, clock=SystemClock()).result)
+        del figures["wall_s"], figures["peak_rss_bytes"]
+        rows.append(_rounded(figures))
+    return rows
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+
+
+def main() -> None:
+    """Write every report."""
+    GOLDEN.mkdir(exist_ok=True)
+    for name in REPORTS:
+        (GOLDEN / f"{name}.json").write_text(json.dumps(report(name), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Many runs: wherever they run they are the same, and their means say how sure they are."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+
+from common.errors import ConfigError
+from coordinator.sim.compare import Task, compare, flat, means
+from coordinator.sim.run import Run, RunResult
+from coordinator.sim.stage import RunOptions
+from coordinator.sim.statistics import estimate, student_t
+from tests.sim.small import SLICE
+
+
+def tasks(*policies: str, seeds: tuple[int, ...] = (1,)) -> list[Task]:
+    """The slice on one pool, without delays."""
+    return [
+        Task(
+            workload=str(SLICE),
+            seed=seed,
+            cluster="1x64",
+            options=RunOptions(policy=policy, seed=seed, has_delays=False),
+        )
+        for policy in policies
+        for seed in seeds
+    ]
+
+
+def figures(runs: list[Run]) -> list[RunResult]:
+    """What does not depend on the machine."""
+    return [structs.replace(run.result, wall_s=0.0, peak_rss_bytes=0) for run in runs]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["loky", "threading"])
+def test_where_it_runs_changes_no_figure(backend: str) -> None:
+    """Other processes or threads give what this one gives, in the order of the tasks."""
+    here = figures(list(compare(tasks("fifo", "sjf"), backend="sequential")))
+    there = figures(list(compare(tasks("fifo", "sjf"), cores=2, backend=backend)))
+    assert [result.policy for result in there] == ["fifo", "sjf"]
+    assert there == here
+
+
+def test_jobs_come_back_only_when_they_are_wanted() -> None:
+    """Figures are small; jobs of a large trace are not."""
+    [task] = tasks("fifo")
+    [bare] = compare([task])
+    [full] = compare([structs.replace(task, keeps_jobs=True)])
+    assert (bare.rows, bare.samples) == ((), ())
+    assert len(full.rows) == full.result.jobs
+
+
+@pytest.mark.slow
+def test_a_mistake_in_another_process_is_the_same_error() -> None:
+    """A ConfigError stays one on its way back."""
+    broken = [structs.replace(task, cluster="1x8") for task in tasks("fifo", "sjf")]
+    with pytest.raises(ConfigError, match="never fit this cluster"):
+        list(compare(broken, cores=2))
+
+
+def test_an_unknown_backend_is_refused_with_the_known_ones() -> None:
+    """The error lists what there is."""
+    with pytest.raises(ConfigError, match=r"backend: 'spark' is not one of .*dask, ray"):
+        list(compare(tasks("fifo", "sjf"), backend="spark"))
+
+
+@pytest.mark.parametrize(("backend", "package"), [("dask", "distributed"), ("ray", "ray")])
+def test_an_engine_that_is_not_here_is_named(backend: str, package: str) -> None:
+    """Whoever asks for a cluster's engine learns which package is missing."""
+    with pytest.raises(ConfigError, match=rf"backend {backend}: {package} is not installed"):
+        list(compare(tasks("fifo", "sjf"), backend=backend))
+
+
+# --- means --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("degrees", "t"), [(1, 12.706), (2, 4.303), (4, 2.776), (9, 2.262), (10, 2.228), (30, 2.042)]
+)
+def test_student_s_t_is_that_of_the_tables(degrees: int, t: float) -> None:
+    """Two-sided, 95 %."""
+    assert student_t(degrees) == pytest.approx(t, abs=0.0005)
+
+
+def test_an_interval_is_t_times_the_standard_error() -> None:
+    """1, 2, 3: mean 2, deviation 1, t of two degrees 4.303."""
+    found = estimate([1.0, 2.0, 3.0])
+    assert found.mean == 2.0
+    assert found.half_width == pytest.approx(4.303 / 3**0.5, abs=0.001)
+
+
+def test_one_value_says_nothing_about_its_spread() -> None:
+    """No interval rather than a narrow one; no value is an error."""
+    assert estimate([5.0]).half_width is None
+    with pytest.raises(ValueError, match="no value"):
+        estimate([])
+
+
+def test_each_policy_is_averaged_over_its_own_seeds() -> None:
+    """Every figure has its dotted name; policies keep their order."""
+    results = [run.result for run in compare(tasks("sjf", "fifo", seeds=(1, 2)))]
+    rows = means(results)
+    assert [(row.policy, row.seeds) for row in rows] == [("sjf", 2), ("fifo", 2)]
+    mean_s = (results[0].jct_s.mean + results[1].jct_s.mean) / 2
+    assert rows[0].figures["jct_s.mean"].mean == pytest.approx(mean_s)
+    assert set(rows[0].figures) == set(flat(results[0]))

@@ -1,0 +1,164 @@
+"""What a person writes, and the one clear error for each mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from common.errors import ConfigError
+from common.model import NodeName, Pool, ServiceName
+from coordinator.sim.inputs import (
+    Shares,
+    gpu_types,
+    gpus_per_node,
+    node_specs,
+    parse_cluster,
+    parse_crash,
+    parse_seeds,
+    read_workload,
+)
+from coordinator.sim.simulation import Crash
+from coordinator.workloads.records import NodeGroup
+
+SLICE = Path(__file__).parents[1] / "data" / "sim" / "itp_slice.csv"
+TRACES = Path(__file__).parents[1] / "data" / "traces"
+
+
+def test_a_shape_is_training_plus_inference() -> None:
+    """`443x8+520x8` is nodes x GPUs of both pools."""
+    assert parse_cluster("443x8+520x4") == (
+        NodeGroup(count=443, gpus=8, gpu_type="V100"),
+        NodeGroup(count=520, gpus=4, gpu_type="T4", home_pool=Pool.INFERENCE),
+    )
+
+
+@pytest.mark.parametrize("text", ["1x64", "1x64+0x8"])
+def test_an_absent_pool_has_no_nodes(text: str) -> None:
+    """Without inference nodes there is nothing to lend."""
+    assert parse_cluster(text) == (NodeGroup(count=1, gpus=64, gpu_type="V100"),)
+
+
+@pytest.mark.parametrize("text", ["8", "x8", "8x8+", "0x8+5x8", "8x0", "443X8", "nowhere.toml"])
+def test_a_bad_cluster_says_what_was_expected(text: str) -> None:
+    """The error names the text and the shapes that are taken."""
+    with pytest.raises(ConfigError) as caught:
+        parse_cluster(text)
+    assert str(caught.value).startswith(f"cluster {text}: ")
+    assert "NODESxGPUS" in str(caught.value)
+
+
+def test_a_cluster_file_lists_groups(tmp_path: Path) -> None:
+    """TOML tables with the fields of a group of nodes."""
+    file = tmp_path / "cell.toml"
+    file.write_text(
+        '[[nodes]]\ncount = 2\ngpus = 8\ngpu_type = "H100"\n'
+        '[[nodes]]\ncount = 1\ngpus = 4\ngpu_type = "L4"\nhome_pool = "inference"\n'
+    )
+    groups = parse_cluster(str(file))
+    assert [(group.count, group.gpu_type) for group in groups] == [(2, "H100"), (1, "L4")]
+    assert gpu_types(groups) == ("H100", "L4")
+    assert gpus_per_node(groups) == 8
+
+
+@pytest.mark.parametrize("text", ["[[nodes]]\ncount = 2\n", "nodes = 3\n", "[[nodes"])
+def test_a_broken_cluster_file_is_named(tmp_path: Path, text: str) -> None:
+    """Whatever is wrong in it, the error begins with its path."""
+    file = tmp_path / "cell.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=r"cell\.toml: "):
+        parse_cluster(str(file))
+
+
+def test_an_openb_node_list_is_a_cluster() -> None:
+    """Published node lists are read as they are."""
+    groups = parse_cluster(str(TRACES / "openb_nodes.csv"))
+    assert sum(group.count * group.gpus for group in groups) > 0
+
+
+def test_inference_nodes_are_dealt_to_the_services() -> None:
+    """Each service has its own nodes, as equally many as can be."""
+    names = (ServiceName("a"), ServiceName("b"))
+    specs = node_specs(parse_cluster("1x8+5x8"), names)
+    assert [spec.service for spec in specs] == [None, "a", "a", "a", "b", "b"]
+    assert [spec.name for spec in specs][:2] == ["t00000", "i00000"]
+
+
+def test_a_trace_begins_with_its_first_job() -> None:
+    """Its own clock is moved, its length is the span of submissions."""
+    found = read_workload(str(SLICE), cluster="1x64")
+    assert found.name == "itp_slice"
+    assert found.jobs[0].submit_s == 0.0
+    assert found.length_s == found.jobs[-1].submit_s
+
+
+def test_a_trace_needs_a_cluster() -> None:
+    """It tells none, and none is guessed."""
+    with pytest.raises(ConfigError, match="add --cluster"):
+        read_workload(str(SLICE))
+
+
+def test_an_unknown_workload_is_neither_name_nor_file() -> None:
+    """The error says what was looked for."""
+    with pytest.raises(ConfigError, match=r"trace papr: no such file"):
+        read_workload("papr", cluster="1x8")
+
+
+def test_a_bad_trace_is_named_with_line_and_column(tmp_path: Path) -> None:
+    """The reader's own error comes through."""
+    file = tmp_path / "bad.csv"
+    file.write_text("job_id,submit_s,duration_s,gpus\na,0,-5,1\n")
+    with pytest.raises(ConfigError, match=r"bad\.csv: line 2: column duration_s: -5"):
+        read_workload(str(file), cluster="1x8")
+
+
+def test_a_load_file_stands_in_for_the_own_load() -> None:
+    """`FILE:SERIES` picks one of several, and it begins with the run."""
+    file = TRACES / "servegen_aggregate.csv"
+    with pytest.raises(ConfigError, match="several series"):
+        read_workload(str(SLICE), cluster="1x64+2x8", load=str(file))
+    found = read_workload(str(SLICE), cluster="1x64+2x8", load=f"{file}:m-mid")
+    assert [(load.name, load.start_s) for load in found.loads] == [("m-mid", 0.0)]
+
+
+def test_shares_are_drawn_by_seed() -> None:
+    """The same seed chooses the same jobs, another seed others."""
+
+    def elastic(seed: int) -> list[str]:
+        shares = Shares(elastic=0.3)
+        found = read_workload(str(SLICE), seed=seed, cluster="1x64", shares=shares)
+        return [job.job_id for job in found.jobs if job.is_elastic]
+
+    assert elastic(1) == elastic(1)
+    assert elastic(1) != elastic(2)
+
+
+def test_a_share_is_a_part_of_one() -> None:
+    """The error names the option."""
+    with pytest.raises(ConfigError, match=r"elastic: 1\.5, expected 0 to 1"):
+        read_workload(str(SLICE), cluster="1x64", shares=Shares(elastic=1.5))
+
+
+def test_a_crash_names_node_instant_and_length() -> None:
+    """`t00001@3600+600` goes down after an hour for ten minutes."""
+    expected = Crash(node=NodeName("t00001"), at_s=3600.0, down_s=600.5)
+    assert parse_crash("t00001@3600+600.5") == expected
+
+
+@pytest.mark.parametrize("text", ["t1", "t1@5", "@5+5", "t1@5+", "t1@-5+5"])
+def test_a_bad_crash_shows_how_one_is_written(text: str) -> None:
+    """The error has an example."""
+    with pytest.raises(ConfigError, match=r"t00001@3600\+600"):
+        parse_crash(text)
+
+
+def test_seeds_are_ranges_and_lists() -> None:
+    """Both ends of a range belong to it."""
+    assert parse_seeds("1..3,7") == (1, 2, 3, 7)
+
+
+@pytest.mark.parametrize("text", ["", "a", "3..1", "1,1", "1..", "-1"])
+def test_bad_seeds_are_refused(text: str) -> None:
+    """Nothing, no numbers, an empty range or a seed twice."""
+    with pytest.raises(ConfigError, match=r"^seeds "):
+        parse_seeds(text)
