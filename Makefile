@@ -22,7 +22,7 @@ env: $(STAMP)
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "aryl needs Python >= 3.11, this is " + sys.version.split()[0] + "; name another one: make PYTHON=python3.11 ...")'
-	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || sh -c 'S=; [ "$$(id -u)" = 0 ] || S=sudo; echo "installing python3-venv"; $$S apt-get install -y python3-venv'
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || sh -c 'S=; [ "$$(id -u)" = 0 ] || S=sudo; echo "installing python3-venv"; $$S apt-get update -q && $$S apt-get install -y python3-venv'
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --upgrade 'pip>=25.1'
 	$(VENV)/bin/pip install --quiet --editable '.[coordinator]' --group dev
