@@ -28,9 +28,9 @@ FIELDS = [
 ]
 
 
-def job(name: str, submit_s: float, duration_s: float, gpus: int, **more: object) -> TraceJob:
+def job(job_id: str, submit_s: float, duration_s: float, gpus: int, **more: object) -> TraceJob:
     """One row of a trace."""
-    plain = TraceJob(job_id=name, submit_s=submit_s, duration_s=duration_s, gpus=gpus)
+    plain = TraceJob(job_id=job_id, submit_s=submit_s, duration_s=duration_s, gpus=gpus)
     return structs.replace(plain, **more)
 
 
