@@ -27,8 +27,18 @@ class Output(StrEnum):
     CSV = "csv"
 
 
-RANKS = {"overall_gpu_ratio": 4, "on_loan_gpu_ratio": 3, "lost_gpu_s": 5, "jct_bound_s": 6}
-"""Columns that go first where a terminal is narrow."""
+RANKS = {
+    "queueing_s.mean": 0,
+    "jct_s.mean": 0,
+    "queueing_s.p95": 1,
+    "jct_s.p95": 1,
+    "queueing_s.p50": 2,
+    "jct_s.p50": 2,
+    "training_gpu_ratio": 3,
+    "preemptions": 4,
+    "reclaims_late": 5,
+}
+"""Columns stay in this order where a terminal is narrow; the others go first."""
 
 
 def put_runs(here: Session, output: Output, workload: Workload, runs: Sequence[Run]) -> None:
@@ -62,7 +72,7 @@ def _columns() -> list[Column[Means]]:
                 return value
             return f"{value} ± {figure_text(found.half_width, unit)}"
 
-        columns.append(Column(name.upper(), text, is_number=True, rank=RANKS.get(figure, 1)))
+        columns.append(Column(name.upper(), text, is_number=True, rank=RANKS.get(figure, 6)))
     return columns
 
 

@@ -95,12 +95,12 @@ class _Line:
         self.preempts: list[Decision] = []
         self.held: list[tuple[JobView, int]] = []
 
-        def rank(job: JobView) -> tuple[float, ...]:
+        def rank(job: JobView) -> tuple[object, ...]:
             left_now = round(left(job, snapshot.now_s), RANK_DIGITS)
-            return (-job.priority, left_now, job.submitted_at_s)
+            return (-job.priority, left_now, job.submitted_at_s, job.job_id)
 
         line = [job for job in snapshot.jobs if job.state == JobState.PENDING or _may_stop(job)]
-        line.sort(key=lambda job: (rank(job), job.job_id))
+        line.sort(key=rank)
         for job in line:
             for name, gpus in self._held_by(job).items():
                 self._within[name] += gpus
@@ -128,8 +128,7 @@ class _Line:
         for name, gpus in held.items():
             self._free[name] += gpus
         takers = {taker.job_id for name in held for taker in self._takers.get(name, ())}
-        beneficiary = ", ".join(sorted(takers))
-        lost_gpu_s = job.lost_gpu_s(self._now_s)
+        beneficiary, lost_gpu_s = ", ".join(sorted(takers)), job.lost_gpu_s(self._now_s)
         self.preempts.append(
             Preempt(
                 job_id=job.job_id,
@@ -142,14 +141,16 @@ class _Line:
 
     def _start(self, job: JobView) -> None:
         """A waiting job starts on free GPUs, else on those of jobs behind it, else waits."""
-        alike = (job.gpus_per_worker, job.workers.min, job.gpu.types, *_factors(job))
+        factors = sorted(job.gpu.worker_multiplier.items())
+        alike = (job.gpus_per_worker, job.workers.min, job.gpu.types, *factors)
         if alike in self._full:
             # Room only shrinks along the line: where its like did not fit it does not fit.
             self.held.append((job, self._full[alike]))
             return
         most = 0
+        kinds = job.gpu.types or sorted(set(self._types.values()))
         for room in (self._free, self._within):
-            for gpu_type in job.gpu.types or sorted(set(self._types.values())):
+            for gpu_type in kinds:
                 count = job.workers_on(gpu_type).min
                 placements = self._place(job, room, gpu_type, count)
                 placed = sum(placement.worker_count for placement in placements)
@@ -183,8 +184,7 @@ class _Line:
             self._within[placement.node] -= gpus
             self._free[placement.node] -= gpus
             self._takers.setdefault(placement.node, []).append(job)
-        count = job.workers_on(gpu_type).min
-        factor = job.gpu.worker_multiplier.get(gpu_type, 1)
+        count, factor = job.workers_on(gpu_type).min, job.gpu.worker_multiplier.get(gpu_type, 1)
         runtime_s = job.work_left_s(self._now_s) * factor / count
         self.starts.append(
             Start(
@@ -198,7 +198,3 @@ class _Line:
                 f"{len(placements)} nodes",
             )
         )
-
-
-def _factors(job: JobView) -> tuple[tuple[str, int], ...]:
-    return tuple(sorted(job.gpu.worker_multiplier.items()))

@@ -52,6 +52,16 @@ def test_the_table_has_a_row_per_policy_and_intervals_over_seeds() -> None:
     assert "±" in simulate(*POOL, "--policy", "fifo", "--seeds", "1..3", "--elastic", "0.5").out
 
 
+def test_a_narrow_terminal_keeps_what_matters_most() -> None:
+    """Mean queueing and JCT are there when nothing else fits."""
+    args = ("simulate", *POOL, "--policy", "fifo", "--seeds", "1..2")
+    narrow = aryl(FakeCell({}), *args, environ={"COLUMNS": "60"})
+    heading = narrow.out.splitlines()[0]
+    assert "QUEUEING MEAN" in heading
+    assert "JCT MEAN" in heading
+    assert "RECLAIMS" not in heading
+
+
 def test_csv_has_a_row_per_job_of_each_run() -> None:
     """Jobs under their own names, with what happened to them."""
     rows = list(csv.DictReader(io.StringIO(simulate(*POOL, "--policy", "sjf", "-o", "csv").out)))

@@ -117,10 +117,10 @@ def test_jobs_come_back_under_their_own_names() -> None:
 
 def test_an_oracle_is_not_misled_by_what_jobs_are_called() -> None:
     """Two jobs of one name, long and short: the short one is known to be short, and goes first."""
-    first = job("a", 0.0, 100.0, 8, name="x")
-    later = (job("long", 10.0, 1000.0, 8, name="x"), job("short", 20.0, 500.0, 8, name="x"))
-    rows = played(workload(first, *later), "sjf").rows
-    assert [row.job_id for row in sorted(rows, key=lambda r: r.started_at_s)][1] == "short"
+    before = (job("a", 0.0, 100.0, 8, name="x"), job("b", 101.0, 99.0, 8, name="y"))
+    later = (job("long", 150.0, 1000.0, 8, name="x"), job("short", 160.0, 500.0, 8, name="x"))
+    rows = played(workload(*before, *later), "sjf").rows
+    assert [row.job_id for row in sorted(rows, key=lambda r: r.started_at_s)][2] == "short"
 
 
 def test_samples_show_the_queue_and_the_use() -> None:
