@@ -165,9 +165,14 @@ async def test_a_number_used_again_is_not_the_worker(house: WorkerHouse) -> None
     order = make_order("true")
     key = await house.start(order)
     await house.until_exited(key)
+    ended = house.raw(key)
     bystander = await asyncio.create_subprocess_exec("sleep", "600")
+    while shim_files.start_ticks(bystander.pid) in ended.values():  # started in the same tick
+        bystander.kill()
+        await bystander.wait()
+        bystander = await asyncio.create_subprocess_exec("sleep", "600")
     try:
-        record = house.raw(key) | {
+        record = ended | {
             "phase": "running",
             "pid": bystander.pid,
             "shim_pid": bystander.pid,
