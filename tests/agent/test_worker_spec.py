@@ -57,7 +57,7 @@ def test_a_worker_multiplier_counts_in_the_range() -> None:
 def test_the_environment_of_a_worker() -> None:
     """Every variable of the contract, and no other."""
     order = make_order(
-        "x", workdir="/work", checkpoint="saves", grace_s=12.5, workers=(2, 8), index=3,
+        "x", workdir="/srv/job", checkpoint="saves", grace_s=12.5, workers=(2, 8), index=3,
         is_flexible=True, env={"LR": "0.1"},
     )  # fmt: skip
     assert worker_environment(order, endpoint=ENDPOINT, home="/home/u") == {
@@ -68,7 +68,7 @@ def test_the_environment_of_a_worker() -> None:
         "ARYL_WORKERS_MIN": "2",
         "ARYL_WORKERS_MAX": "8",
         "ARYL_GRACE_SECONDS": "12.5",
-        "ARYL_CHECKPOINT_PATH": "/work/saves",
+        "ARYL_CHECKPOINT_PATH": "/srv/job/saves",
         "ARYL_RENDEZVOUS_ENDPOINT": "node-1:29400",
         "ARYL_IS_FLEXIBLE": "1",
         "CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2",
