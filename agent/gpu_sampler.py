@@ -31,7 +31,7 @@ class _Reader:
         self._answered = threading.Event()
         self._lock = threading.Lock()
         self._is_busy = False
-        self._is_late = False
+        self._is_overdue = False
         self._report: GpuReport | None = None
         self._error = ""
         self._library_failure: LibraryFailed | None = None
@@ -41,7 +41,6 @@ class _Reader:
     def ask(self) -> None:
         """Start a read, unless the last one still hangs."""
         with self._lock:
-            self._is_late = self._is_busy
             if self._is_busy:
                 return
             if self._report is not None:
@@ -55,14 +54,17 @@ class _Reader:
     def take(self, timeout_s: float) -> tuple[GpuReport | None, str]:
         """The report, or why there is none; waits at most `timeout_s`.
 
-        A read that hung before has had its time: it does not delay the others once more.
+        A read that was waited for in vain has had its time: it does not delay the others again.
+        One that is merely unfinished, as when another GPU's failure ended the sample before its
+        turn, has not.
 
         Raises:
             LibraryFailed: the read found that NVML as a whole does not work.
         """
-        has_answer = self._answered.wait(0.0 if self._is_late else max(0.0, timeout_s))
+        has_answer = self._answered.wait(0.0 if self._is_overdue else max(0.0, timeout_s))
         with self._lock:
             if not has_answer:
+                self._is_overdue = self._is_busy
                 identity = self.probe.identity
                 error = f"GPU {self.probe.index} does not answer"
                 if identity is None:
@@ -94,7 +96,7 @@ class _Reader:
             with self._lock:
                 self._library_failure = library_failure
                 self._report, self._error = report, error
-                self._is_busy = False
+                self._is_busy = self._is_overdue = False
                 self._answered.set()
 
 

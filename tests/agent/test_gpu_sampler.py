@@ -32,18 +32,21 @@ class Nobody:
 
 
 class Troubled(FakeNvml):
-    """A fake driver whose answer for one GPU's UUID is the test's."""
+    """A fake driver whose answers for the UUIDs of GPU 0 and GPU 1 are the test's."""
 
     def __init__(self) -> None:
         super().__init__(
             FLEET, node="n1", processes=Nobody(), now_s=time.monotonic, pause=time.sleep
         )
         self.trouble: Callable[[], object] = lambda: None
+        self.first_trouble: Callable[[], object] = lambda: None
         self.asked = 0
         self.nvmlInit()
 
     def nvmlDeviceGetUUID(self, handle: Handle, /) -> str:  # noqa: N802 - NVML's own name
         uuid = super().nvmlDeviceGetUUID(handle)
+        if uuid == fake_uuid("n1", 0):
+            self.first_trouble()
         if uuid == fake_uuid("n1", 1):
             self.asked += 1
             self.trouble()
@@ -127,6 +130,26 @@ def test_a_driver_that_fails_as_a_whole_is_not_three_lost_gpus() -> None:
     with pytest.raises(LibraryFailed, match="Uninitialized"):
         sampler.sample()
     api.trouble = lambda: None
+    assert healths(sampler.sample()) == [OK, OK, OK]
+
+
+def test_a_read_that_nobody_waited_for_has_not_hung(release: threading.Event) -> None:
+    """The sample that GPU 0's failure ended did not wait for GPU 1: its turn comes in the next."""
+    api, looks = Troubled(), 0
+
+    def now_s() -> float:
+        """GPU 1's driver returns once the sampler has looked at its clock for GPU 1's turn."""
+        nonlocal looks
+        looks += 1
+        if looks == 3:  # one look for the end of all turns, one for each turn
+            release.set()
+        return time.monotonic()
+
+    sampler = GpuSampler(api, gpu_deadline_s=LONG_S, monotonic_s=now_s)
+    api.trouble, api.first_trouble = release.wait, raising(nvml_error(UNINITIALIZED))
+    with pytest.raises(LibraryFailed, match="Uninitialized"):
+        sampler.sample()
+    api.first_trouble, looks = lambda: None, 0
     assert healths(sampler.sample()) == [OK, OK, OK]
 
 
