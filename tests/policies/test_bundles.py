@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from common.errors import ConfigError
 from common.model import JobState, Mode, NodeRole
-from coordinator.policies.bundles import POLICIES, Rules, bundle, policy
+from coordinator.policies.bundles import POLICIES, bundle, policy
 from coordinator.policies.decisions import (
     Decision,
     Loan,
@@ -23,6 +23,7 @@ from coordinator.policies.decisions import (
     Resize,
     Start,
 )
+from coordinator.policies.passes import Rules
 from coordinator.policies.queueing import shortest_key
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
 from tests.builders import (
