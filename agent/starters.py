@@ -8,6 +8,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -124,7 +125,8 @@ async def run_command(
         async with clock.timeout(timeout_s):
             exit_code = await process.wait()
     except TimeoutError:
-        process.kill()
+        with suppress(ProcessLookupError):  # it may have ended in this very moment
+            process.kill()
         raise Unavailable(f"{argv[0]}: no end in {timeout_s:g} s") from None
     if exit_code not in exit_codes:
         text = _last_words(log)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -43,7 +44,8 @@ async def spawn(**variables: str) -> asyncio.subprocess.Process:
 
 
 async def end(process: asyncio.subprocess.Process) -> None:
-    process.kill()
+    with suppress(ProcessLookupError):  # the test may have ended it itself
+        process.kill()
     await process.communicate()
 
 
