@@ -1,4 +1,4 @@
-"""Fixtures that every area shares: a real nats-server and a bus on it."""
+"""What every area shares: a real nats-server, a bus on it, and how hypothesis runs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,21 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from common.bus import NatsBus, connect_nats
 from common.clock import SystemClock
 from coordinator.service.natsserver import NatsServer
 from tests.servers import running_nats
+
+# How fast a machine makes an example is no property of ours: no deadline, and slowness is no fault.
+# The gate gives one tree one answer, so its examples are the same each time; to look for new ones:
+# pytest --hypothesis-profile=explore
+settings.register_profile(
+    "gate", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("explore", settings.get_profile("gate"), derandomize=False)
+settings.load_profile("gate")
 
 
 @pytest.fixture
