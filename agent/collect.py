@@ -13,7 +13,9 @@ import psutil
 from msgspec import Struct
 
 from agent.gpu_reader import GpuReader
+from agent.gpu_xids import GpuXids
 from agent.inference import FetchPage, engine_named, parse_metrics
+from agent.kernel_log import KernelLog
 from common.clock import Clock
 from common.messages import CollectorReport, CostReport, GpuReport, HostReport, InferenceReport
 
@@ -98,17 +100,40 @@ def _first(values: Iterable[T | None]) -> T | None:
 
 
 class GpuCollector:
-    """GPUs, through the NVML child."""
+    """GPUs, through the NVML child; their XIDs from the kernel log too, where it is read."""
 
     name = "gpu"
 
-    def __init__(self, reader: GpuReader) -> None:
+    def __init__(
+        self, reader: GpuReader, clock: Clock, kernel_log: KernelLog | None = None
+    ) -> None:
         self._reader = reader
+        self._clock = clock
+        self._kernel_log = kernel_log
+        self._xids = GpuXids()
 
     async def collect(self) -> Part:
         """All GPUs; what could not be read of them is the error."""
         gpus = await self._reader.sample()
+        if self._kernel_log is not None:
+            lines = self._kernel_log.take()
+            addresses = self._reader.uuid_by_pci_address
+            gpus = self._xids.add(gpus, lines, addresses, self._clock.now_s())
         return Part(gpus=gpus, error=self._reader.error)
+
+
+class KernelLogCollector:
+    """How the kernel log's follower fares; what it finds goes to the GPUs."""
+
+    name = "kernel_log"
+
+    def __init__(self, kernel_log: KernelLog) -> None:
+        self._kernel_log = kernel_log
+
+    async def collect(self) -> Part:
+        """Nothing of its own: an error while the log is not read."""
+        self._kernel_log.start()
+        return Part(error=self._kernel_log.error)
 
 
 def _cpu_s() -> tuple[float, float]:
@@ -190,40 +215,46 @@ class InferenceCollector:
 
 
 class CostCollector:
-    """What Aryl itself takes from the node: the agent and its NVML child."""
+    """What Aryl itself takes from the node: the agent and its children, by their kind."""
 
     name = "cost"
 
-    def __init__(self, child_pid: Callable[[], int | None]) -> None:
-        self._child_pid = child_pid
+    def __init__(self, *child_pids: Callable[[], int | None]) -> None:
         self._agent = psutil.Process()
-        self._child: psutil.Process | None = None
-        self._ended_children_cpu_s = 0.0
-        self._child_cost = CostReport(cpu_s=0.0, rss_bytes=0)
+        self._children = [_ChildCost(child_pid) for child_pid in child_pids]
 
     @property
     def child_cost(self) -> CostReport:
-        """The share of the NVML children, ended ones included, as of the last `collect`."""
-        return self._child_cost
+        """The share of the children, ended ones included, as of the last `collect`."""
+        return _sum(child.cost for child in self._children)
 
     async def collect(self) -> Part:
-        """Both together since the start of the agent."""
-        self._child_cost = self._measure_child()
-        agent = _cost_of(self._agent)
-        return Part(
-            cost=CostReport(
-                cpu_s=agent.cpu_s + self._child_cost.cpu_s,
-                rss_bytes=agent.rss_bytes + self._child_cost.rss_bytes,
-            )
-        )
+        """All of them together since the start of the agent."""
+        for child in self._children:
+            child.look()
+        return Part(cost=_sum((_cost_of(self._agent), self.child_cost)))
 
-    def _measure_child(self) -> CostReport:
+
+class _ChildCost:
+    """What one kind of child costs, those that have ended included."""
+
+    def __init__(self, child_pid: Callable[[], int | None]) -> None:
+        self.cost = CostReport(cpu_s=0.0, rss_bytes=0)
+        self._child_pid = child_pid
+        self._child: psutil.Process | None = None
+        self._ended_children_cpu_s = 0.0
+
+    def look(self) -> None:
+        """Read what it has cost until now."""
+        self.cost = self._measure()
+
+    def _measure(self) -> CostReport:
         pid = self._child_pid()
         if self._child is None or self._child.pid != pid:
             # The last look at a child that has ended is what it cost: a counter must not go back.
-            self._ended_children_cpu_s = self._child_cost.cpu_s
+            self._ended_children_cpu_s = self.cost.cpu_s
             self._child = _process(pid)
-        ended = CostReport(cpu_s=self._child_cost.cpu_s, rss_bytes=0)
+        ended = CostReport(cpu_s=self.cost.cpu_s, rss_bytes=0)
         if self._child is None:
             return ended
         try:
@@ -231,6 +262,13 @@ class CostCollector:
         except psutil.Error:
             return ended
         return CostReport(cpu_s=self._ended_children_cpu_s + cost.cpu_s, rss_bytes=cost.rss_bytes)
+
+
+def _sum(costs: Iterable[CostReport]) -> CostReport:
+    known = tuple(costs)
+    return CostReport(
+        cpu_s=sum(cost.cpu_s for cost in known), rss_bytes=sum(cost.rss_bytes for cost in known)
+    )
 
 
 def _process(pid: int | None) -> psutil.Process | None:
@@ -248,26 +286,35 @@ def _cost_of(process: psutil.Process) -> CostReport:
 
 def build_collectors(
     reader: GpuReader,
+    clock: Clock,
     *,
     fetch: FetchPage,
+    kernel_log: KernelLog | None = None,
     metrics_url: str = "",
     engine: str = "",
     timeout_s: float = 1.0,
     is_server_wanted: Callable[[], bool] = lambda: True,
 ) -> tuple[Collector, ...]:
-    """Every collector of a node; the inference server's only where there is a `metrics_url`.
+    """Every collector of a node.
+
+    The inference server's only where there is a `metrics_url`, the kernel log's where it is read.
 
     Raises:
         ConfigError: there is no such engine.
     """
-    always: tuple[Collector, ...] = (
-        GpuCollector(reader),
+    collectors: list[Collector] = [
+        GpuCollector(reader, clock, kernel_log),
         HostCollector(),
-        CostCollector(lambda: reader.child_pid),
-    )
-    if not metrics_url:
-        return always
-    server = InferenceCollector(
-        metrics_url, engine, timeout_s=timeout_s, fetch=fetch, is_wanted=is_server_wanted
-    )
-    return (*always, server)
+        CostCollector(
+            lambda: reader.child_pid, lambda: None if kernel_log is None else kernel_log.child_pid
+        ),
+    ]
+    if kernel_log is not None:
+        collectors.append(KernelLogCollector(kernel_log))
+    if metrics_url:
+        collectors.append(
+            InferenceCollector(
+                metrics_url, engine, timeout_s=timeout_s, fetch=fetch, is_wanted=is_server_wanted
+            )
+        )
+    return tuple(collectors)

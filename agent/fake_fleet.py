@@ -37,6 +37,14 @@ class FaultKind(StrEnum):
     THROTTLE = "throttle"
 
 
+class XidTold(StrEnum):
+    """Who tells of an XID: an NVML event, a line of the fake kernel log, or both of them."""
+
+    NVML = "nvml"
+    KERNEL_LOG = "kernel_log"
+    BOTH = "both"
+
+
 _NEEDS_VALUE = frozenset({FaultKind.XID, FaultKind.ECC, FaultKind.WRONG_COUNT})
 _HAS_NO_VALUE = frozenset({FaultKind.HANG, FaultKind.LOST})
 
@@ -53,13 +61,17 @@ class GpuGroup(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One fault; without `gpu` it is of all of them, without `for_s` it stays."""
+    """One fault; without `gpu` it is of all of them, without `for_s` it stays.
+
+    `told_by` is for an XID only.
+    """
 
     kind: FaultKind
     gpu: NonNegativeInt | None = None
     value: NonNegativeInt | None = None
     at_s: NonNegativeFloat = 0.0
     for_s: PositiveFloat | None = None
+    told_by: XidTold = XidTold.NVML
 
     def is_active(self, elapsed_s: float) -> bool:
         """Whether it is on, this long after the start."""
@@ -95,6 +107,11 @@ class FakeFleet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """UUID of a node's GPU: the same for the same fleet name, node and index, everywhere."""
         return fake_uuid(node, index, fleet=self.name)
 
+    @property
+    def has_kernel_log(self) -> bool:
+        """Whether the machine has a kernel log that tells of its XIDs."""
+        return any(fault.told_by != XidTold.NVML for fault in self.fault)
+
     def groups_by_index(self) -> Iterator[GpuGroup]:
         """The group of each GPU, by index."""
         for group in self.gpu:
@@ -117,6 +134,8 @@ class FakeFleet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 raise ConfigError(f"{where}.value: a fault of kind {fault.kind} needs one")
             if fault.value is not None and fault.kind in _HAS_NO_VALUE:
                 raise ConfigError(f"{where}.value: a fault of kind {fault.kind} has none")
+            if fault.told_by != XidTold.NVML and fault.kind != FaultKind.XID:
+                raise ConfigError(f"{where}.told_by: a fault of kind {fault.kind} has none")
             if fault.kind == FaultKind.WRONG_COUNT and (fault.value or 0) > self.gpu_count:
                 raise ConfigError(
                     f"{where}.value: {fault.value}, but there are {self.gpu_count} GPUs;"
@@ -124,6 +143,12 @@ class FakeFleet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 )
             if fault.kind == FaultKind.WRONG_COUNT and fault.gpu is not None:
                 raise ConfigError(f"{where}.gpu: wrong_count is of the machine, not of one GPU")
+
+
+def pci_address_of(index: int) -> tuple[int, int, int]:
+    """Domain, bus and device of a fake GPU; buses count from 1, 255 to a domain."""
+    domain, bus = divmod(index, 255)
+    return domain, bus + 1, 0
 
 
 def parse_fleet(text: str) -> FakeFleet:

@@ -12,7 +12,14 @@ from typing import NoReturn, Protocol
 
 from msgspec import Struct
 
-from agent.fake_fleet import FakeFleet, Fault, FaultKind, GpuGroup
+from agent.fake_fleet import (
+    FakeFleet,
+    Fault,
+    FaultKind,
+    GpuGroup,
+    XidTold,
+    pci_address_of,
+)
 from agent.fake_processes import Holder
 from agent.nvml import (
     ECC_UNCORRECTED,
@@ -28,6 +35,7 @@ from agent.nvml import (
     EventSet,
     Handle,
     Memory,
+    PciInfo,
     Utilization,
     nvml_error,
 )
@@ -62,6 +70,12 @@ class _Memory(Struct, frozen=True):
 class _Process(Struct, frozen=True):
     pid: int
     usedGpuMemory: int | None
+
+
+class _PciInfo(Struct, frozen=True):
+    domain: int
+    bus: int
+    device: int
 
 
 class _Event(Struct, frozen=True):
@@ -146,6 +160,9 @@ class FakeNvml:
     def nvmlDeviceGetUUID(self, handle: Handle, /) -> str:
         return self._answering(handle).uuid
 
+    def nvmlDeviceGetPciInfo(self, handle: Handle, /) -> PciInfo:
+        return _PciInfo(*pci_address_of(self._answering(handle).index))
+
     def nvmlDeviceGetUtilizationRates(self, handle: Handle, /) -> Utilization:
         gpu = self._answering(handle)
         return _Rates(gpu=round(self._busy_ratio(gpu) * 100))
@@ -215,7 +232,9 @@ class FakeNvml:
     def nvmlEventSetWait_v2(self, eventSet: EventSet, timeoutms: int, /) -> EventData:
         events = _events(eventSet)
         for number, fault in enumerate(self._fleet.fault):
-            if fault.kind != FaultKind.XID or not self._has_happened(fault):
+            if fault.kind != FaultKind.XID or fault.told_by == XidTold.KERNEL_LOG:
+                continue
+            if not self._has_happened(fault):
                 continue
             for index in sorted(events.indices):
                 if fault.concerns(index) and (number, index) not in events.delivered:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Protocol
 
@@ -81,6 +81,7 @@ class GpuReader:
         self._known = KnownGpus()
         self._xids_by_uuid: dict[GpuUuid, tuple[int, ...]] = {}
         self._gpus: tuple[GpuReport, ...] = ()
+        self._uuid_by_pci_address: dict[str, GpuUuid] = {}
         self._error = ""
         self._process: ReaderProcess | None = None
         self._task: asyncio.Task[None] | None = None
@@ -95,6 +96,11 @@ class GpuReader:
     def error(self) -> str:
         """What the last sample could not read, in words; empty when it read everything."""
         return self._error
+
+    @property
+    def uuid_by_pci_address(self) -> Mapping[str, GpuUuid]:
+        """Every GPU that was ever read, also one that is gone: the kernel names it so."""
+        return self._uuid_by_pci_address
 
     @property
     def child_pid(self) -> int | None:
@@ -181,6 +187,7 @@ class GpuReader:
     def _take(self, sample: Sample) -> None:
         if sample.gpus or not sample.error:
             self._has_good_answer = True
+            self._uuid_by_pci_address.update(sample.uuid_by_pci_address)
             for gpu in sample.gpus:
                 if gpu.xids:
                     kept = self._xids_by_uuid.get(gpu.uuid, ()) + gpu.xids

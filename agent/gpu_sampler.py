@@ -143,4 +143,10 @@ class GpuSampler:
         if len(self._known) > count:
             errors.append(f"NVML says {count} GPUs, there were {len(self._known)}")
         reports = [report for report, _ in answers if report is not None]
-        return Sample(gpus=self._known.update(reports), error="; ".join(errors))
+        return Sample(
+            gpus=self._known.update(reports),
+            error="; ".join(errors),
+            uuid_by_pci_address=dict(
+                reader.probe.pci for reader in readers if reader.probe.pci is not None
+            ),
+        )

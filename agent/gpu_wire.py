@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from common.errors import ProtocolError
 from common.messages import GpuReport
-from common.model import NonNegativeFloat, PositiveFloat
+from common.model import GpuUuid, NonNegativeFloat, PositiveFloat
 
 HEADER = struct.Struct(">I")
 MAX_FRAME_BYTES = 1_000_000
@@ -22,10 +22,15 @@ ASK = HEADER.pack(0)
 
 
 class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All GPUs once; `error` says what could not be read, in words."""
+    """All GPUs once; `error` says what could not be read, in words.
+
+    uuid_by_pci_address: as the kernel log names them, where NVML says; spelled as
+        `agent.pci` does.
+    """
 
     gpus: tuple[GpuReport, ...] = ()
     error: str = ""
+    uuid_by_pci_address: dict[str, GpuUuid] = {}
 
 
 class ChildSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

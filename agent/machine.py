@@ -1,14 +1,19 @@
-"""What only this machine can answer at once: a free port, whose child a process is. An edge; must
-not know why it is asked.
+"""What only this machine can answer at once: its TCP ports, whose child a process is. An edge;
+must not know why it is asked.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Protocol
 
 from agent.processes import strangers
+
+TCP_LISTEN = "0A"
+"""State of a listening socket in /proc/net/tcp (Linux, include/net/tcp_states.h)."""
 
 
 class Machine(Protocol):
@@ -16,6 +21,10 @@ class Machine(Protocol):
 
     def free_port(self) -> int:
         """A TCP port that nobody listens on now."""
+        ...
+
+    def listening_ports(self) -> frozenset[int]:
+        """Every TCP port that somebody listens on now."""
         ...
 
     def strangers(self, pids: Iterable[int], owners: Iterable[int]) -> set[int]:
@@ -32,6 +41,17 @@ class ThisMachine:
             probe.bind(("", 0))
             port: int = probe.getsockname()[1]
             return port
+
+    def listening_ports(self) -> frozenset[int]:
+        """By the kernel's tables: nobody is disturbed by a connection that only wants to know."""
+        found: set[int] = set()
+        for table in ("tcp", "tcp6"):
+            with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
+                for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+                    _, local, _, state, *_ = line.split()
+                    if state == TCP_LISTEN:
+                        found.add(int(local.rpartition(":")[2], 16))
+        return frozenset(found)
 
     def strangers(self, pids: Iterable[int], owners: Iterable[int]) -> set[int]:
         """As `agent.processes.strangers`."""

@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar, cast
 import pynvml  # pyright: ignore[reportMissingTypeStubs] - the distribution has none
 
 from agent.gpu_memory import identity_only
+from agent.pci import pci_address
 from common.errors import Unavailable
 from common.messages import GpuHealth, GpuProcess, GpuReport
 from common.model import GpuUuid
@@ -71,6 +72,17 @@ class ComputeProcess(Protocol):
     def usedGpuMemory(self) -> int | None: ...
 
 
+class PciInfo(Protocol):
+    """nvmlPciInfo_t; the function of a GPU is always 0."""
+
+    @property
+    def domain(self) -> int: ...
+    @property
+    def bus(self) -> int: ...
+    @property
+    def device(self) -> int: ...
+
+
 class EventData(Protocol):
     """nvmlEventData_t; `eventData` is the XID code of an XID event."""
 
@@ -89,6 +101,7 @@ class NvmlApi(Protocol):
     def nvmlDeviceGetHandleByIndex(self, index: int, /) -> Handle: ...
     def nvmlDeviceGetName(self, handle: Handle, /) -> str: ...
     def nvmlDeviceGetUUID(self, handle: Handle, /) -> str: ...
+    def nvmlDeviceGetPciInfo(self, handle: Handle, /) -> PciInfo: ...
     def nvmlDeviceGetUtilizationRates(self, handle: Handle, /) -> Utilization: ...
     def nvmlDeviceGetMemoryInfo(self, handle: Handle, version: int | None = None, /) -> Memory: ...
     def nvmlDeviceGetTemperature(self, handle: Handle, sensor: int, /) -> int: ...
@@ -186,6 +199,8 @@ class GpuProbe:
         self._api = api
         self.index = index
         self.identity: GpuReport | None = None
+        self.pci: tuple[str, GpuUuid] | None = None
+        """Its PCI address and UUID, at once: it is read by another thread."""
         self._event_set: EventSet | None = None
         self._has_tried_events = False
 
@@ -216,6 +231,11 @@ class GpuProbe:
             memory_total_bytes=0 if memory is None else memory.total,
         )
         self.identity = identity
+        if self.pci is None or self.pci[1] != identity.uuid:
+            info = _supported(lambda: api.nvmlDeviceGetPciInfo(handle))
+            if info is not None:
+                address = pci_address(info.domain, info.bus, info.device)
+                self.pci = address, identity.uuid
         self._register_events(handle)
         power_mw = _supported(lambda: api.nvmlDeviceGetPowerUsage(handle))
         limit_mw = _supported(lambda: api.nvmlDeviceGetEnforcedPowerLimit(handle))

@@ -7,11 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agent.collect import build_collectors, collect_all
+from agent.fake_fleet import load_fleet
 from agent.gpu_process import child_starter
 from agent.gpu_reader import GpuReader
 from agent.inference import FetchPage, page_fetcher
+from agent.kernel_log import KernelLog
+from agent.kernel_log_readers import fake_opener, find_kernel_log
 from agent.node import Sample
-from agent.settings import AgentSettings
+from agent.settings import AgentSettings, KernelLogChoice
 from common.clock import Clock
 from common.errors import ArylError
 
@@ -20,7 +23,7 @@ class NodeSampler:
     """`Sampler` over this machine.
 
     Args:
-        reader: closed with this sampler.
+        reader, kernel_log: closed with this sampler.
         is_server_wanted: an inference server that was stopped on purpose is not asked.
     """
 
@@ -32,16 +35,20 @@ class NodeSampler:
         reader: GpuReader,
         fetch: FetchPage,
         is_server_wanted: Callable[[], bool],
+        kernel_log: KernelLog | None = None,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._reader = reader
+        self._kernel_log = kernel_log
         self._fetch = fetch
         self._is_server_wanted = is_server_wanted
         server = settings.server
         self._collectors = build_collectors(
             reader,
+            clock,
             fetch=fetch,
+            kernel_log=kernel_log,
             metrics_url="" if server is None else server.metrics_url,
             engine="" if server is None else server.engine,
             timeout_s=settings.collect_deadline_s,
@@ -78,7 +85,9 @@ class NodeSampler:
         return True
 
     async def close(self) -> None:
-        """End the NVML child."""
+        """End its children."""
+        if self._kernel_log is not None:
+            await self._kernel_log.close()
         await self._reader.close()
 
 
@@ -102,4 +111,16 @@ def make_sampler(
         reader=reader,
         fetch=page_fetcher(clock),
         is_server_wanted=is_server_wanted,
+        kernel_log=_kernel_log(settings, clock, fake_nvml),
     )
+
+
+def _kernel_log(settings: AgentSettings, clock: Clock, fake_nvml: Path | None) -> KernelLog | None:
+    """The machine's, or that of its fake GPUs: this machine's own says nothing about them."""
+    if fake_nvml is None:
+        open_log = find_kernel_log(settings.kernel_log, clock)
+    elif settings.kernel_log != KernelLogChoice.OFF and load_fleet(fake_nvml).has_kernel_log:
+        open_log = fake_opener(clock, fake_nvml)
+    else:
+        open_log = None
+    return None if open_log is None else KernelLog(open_log, clock)

@@ -28,6 +28,15 @@ class Starter(StrEnum):
     DETACHED = "detached"
 
 
+class KernelLogChoice(StrEnum):
+    """Where the kernel log is read, for the XIDs that NVML does not tell."""
+
+    AUTO = "auto"
+    JOURNAL = "journal"
+    KMSG = "kmsg"
+    OFF = "off"
+
+
 class ServerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The inference server of this node, and the commands that move it.
 
@@ -80,6 +89,13 @@ class AgentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     collect_deadline_s: Annotated[
         PositiveFloat, Meta(description="a collector that takes longer has failed this time")
     ] = 2.0
+    kernel_log: Annotated[
+        KernelLogChoice,
+        Meta(
+            description="where XIDs are read beside NVML: journal, kmsg (/dev/kmsg), off; or auto,"
+            " the first of these that this account can read"
+        ),
+    ] = KernelLogChoice.AUTO
     device_free_timeout_s: Annotated[
         PositiveFloat, Meta(description="a GPU busy this long after its last worker: quarantine")
     ] = 60.0

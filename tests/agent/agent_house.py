@@ -20,7 +20,6 @@ from common.messages import (
     DesiredReply,
     DesiredState,
     GpuHealth,
-    GpuProcess,
     GpuReport,
     InferenceReport,
     NodeReport,
@@ -33,9 +32,9 @@ from common.messages import (
     decode,
     encode,
 )
-from common.model import GpuUuid, Lease, NodeRole, StopReason, WorkerKey
+from common.model import Lease, NodeRole, StopReason, WorkerKey
 from common.natsrules import BusCounters
-from tests.agent.bench import lease, page, settings
+from tests.agent.bench import lease, page, settings, two_gpus
 from tests.fakes import FakeBus, FakeClock, FakeNetwork
 
 ANSWER_S = 5.0
@@ -70,6 +69,7 @@ class ModelRunner:
         self.kept_logs: dict[WorkerKey, bytes] = {}
         self.calls: list[tuple[str, WorkerKey]] = []
         self.stops: list[tuple[WorkerKey, StopReason, float]] = []
+        self.contacts_s: list[float] = []
         self.refusal = ""
         self.is_deaf = False
         """While set, workers do not end when they are told to."""
@@ -96,6 +96,9 @@ class ModelRunner:
 
     async def resize(self, key: WorkerKey, worker_count: int) -> None:
         self._call("resize", key)
+
+    def contacted(self, at_s: float) -> None:
+        self.contacts_s.append(at_s)
 
     async def statuses(self) -> tuple[WorkerStatus, ...]:
         return tuple(self.known[key] for key in sorted(self.known))
@@ -140,6 +143,8 @@ class ModelMachine:
         """While set, the GPUs do not answer."""
         self.pids: dict[int, int] = {}
         """GPU processes, by the index of their GPU."""
+        self.xids: tuple[int, ...] = ()
+        """What the next look finds at the first GPU, and no later one."""
         self.requests = 0.0
         self.commands: list[str] = []
         self.variables: dict[str, str] = {}
@@ -162,18 +167,9 @@ class ModelMachine:
         return page(running=self.requests) if self.is_healthy else None
 
     def gpus(self) -> tuple[GpuReport, ...]:
-        return tuple(
-            GpuReport(
-                uuid=GpuUuid(f"GPU-{index}"),
-                index=index,
-                gpu_type="H100",
-                memory_total_bytes=1000,
-                health=self.health,
-                memory_used_bytes=0,
-                processes=(GpuProcess(pid=self.pids[index]),) if index in self.pids else (),
-            )
-            for index in range(2)
-        )
+        xids, self.xids = self.xids, ()
+        first, *others = two_gpus(self.pids, health=self.health)
+        return (msgspec.structs.replace(first, xids=xids), *others)
 
     async def close(self) -> None:
         self.commands.append("closed")

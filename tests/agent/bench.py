@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from agent.life import Life
@@ -10,6 +12,7 @@ from agent.state import Action, Facts, HookKind, Memory, RunHook, WorkerFact, fi
 from common.messages import (
     DesiredReply,
     DesiredState,
+    GpuHealth,
     GpuProcess,
     GpuReport,
     InferenceReport,
@@ -70,16 +73,18 @@ def order(
     phase: OrderPhase = OrderPhase.RUN,
     worker_count: int = 1,
     grace_s: float = 30.0,
+    stop_after_s: float | None = None,
 ) -> WorkerOrder:
-    """An order for a worker of one process per GPU."""
+    """An order for a worker of one process per GPU; for a rendezvous store, by a key of one."""
     return WorkerOrder(
         key=worker or key(),
         spec=JobSpec(
             name="train",
             command=("true",),
             workers=WorkerRange(min=1, max=4),
-            gpus_per_worker=len(gpus),
+            gpus_per_worker=max(1, len(gpus)),
             checkpoint=CheckpointSpec(grace_s=grace_s),
+            stop_after_s=stop_after_s,
         ),
         tenant="ops",
         user="ann",
@@ -98,6 +103,22 @@ def lease(name: str = "l1-1", *, ttl_s: float = 30.0) -> Lease:
     return Lease(lease_id=LeaseId(name), service=CHAT, ttl_s=ttl_s)
 
 
+def two_gpus(pids: Mapping[int, int], *, health: GpuHealth = GpuHealth.OK) -> tuple[GpuReport, ...]:
+    """Two GPUs; those in `pids` have a process."""
+    return tuple(
+        GpuReport(
+            uuid=GpuUuid(f"GPU-{index}"),
+            index=index,
+            gpu_type="H100",
+            memory_total_bytes=1000,
+            health=health,
+            memory_used_bytes=0,
+            processes=(GpuProcess(pid=pids[index]),) if index in pids else (),
+        )
+        for index in range(2)
+    )
+
+
 class Bench:
     """One node's life and a world that the test sets by its attributes."""
 
@@ -113,23 +134,11 @@ class Bench:
         self.page: InferenceReport | None = None
         self.is_healthy = False
         self.workers: dict[WorkerKey, WorkerFact] = {}
+        self.listening_ports: frozenset[int] = frozenset()
+        self.contact_at_s: float | None = None
         self.answers_hooks = True
         self.hooks: list[HookKind] = []
         self.generation = self.memory.generation
-
-    def gpus(self) -> tuple[GpuReport, ...]:
-        """Two GPUs; those in `pids` have a process."""
-        return tuple(
-            GpuReport(
-                uuid=GpuUuid(f"GPU-{index}"),
-                index=index,
-                gpu_type="H100",
-                memory_total_bytes=1000,
-                memory_used_bytes=0,
-                processes=(GpuProcess(pid=self.pids[index]),) if index in self.pids else (),
-            )
-            for index in range(2)
-        )
 
     def step(self, after_s: float = 1.0) -> list[Action]:
         """Let time pass, look, and answer the commands that are asked for."""
@@ -137,12 +146,14 @@ class Bench:
         actions = self.life.step(
             Facts(
                 now_s=self.now_s,
-                gpus=self.gpus(),
+                gpus=two_gpus(self.pids),
                 gpus_at_s=self.now_s,
                 inference=self.page,
                 is_healthy=self.is_healthy,
                 probed_at_s=self.now_s,
                 statuses=tuple(self.workers.values()),
+                listening_ports=self.listening_ports,
+                contact_at_s=self.contact_at_s,
             )
         )
         for action in actions:

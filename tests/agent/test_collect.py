@@ -97,11 +97,12 @@ async def test_a_node_has_one_collector_per_thing_and_a_page_only_with_a_server(
     async def start() -> ReaderProcess:
         raise OSError("no child in this test")
 
-    reader = GpuReader(start, SystemClock())
-    names = [collector.name for collector in build_collectors(reader, fetch=FETCH)]
+    clock = SystemClock()
+    reader = GpuReader(start, clock)
+    names = [collector.name for collector in build_collectors(reader, clock, fetch=FETCH)]
     assert names == ["gpu", "host", "cost"]
     more = build_collectors(
-        reader, fetch=FETCH, metrics_url="http://127.0.0.1:1/metrics", engine="vllm"
+        reader, clock, fetch=FETCH, metrics_url="http://127.0.0.1:1/metrics", engine="vllm"
     )
     assert [collector.name for collector in more] == [*names, "inference"]
 

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -183,3 +184,12 @@ async def test_memory_of_a_process_is_seen_and_seen_to_go(reader: GpuReader) -> 
             process.kill()
         await process.communicate()
     await until_memory(reader, gpu.uuid, lambda used: used < before_bytes + BLOCK_BYTES)
+
+
+def test_a_real_gpu_s_pci_address_is_the_kernel_s(real: NvmlApi) -> None:
+    """The kernel log names a GPU as sysfs does: by the address that the sample has for its UUID."""
+    sample = sample_of(real)
+    assert set(sample.uuid_by_pci_address.values()) == {gpu.uuid for gpu in sample.gpus}
+    for address in sample.uuid_by_pci_address:
+        vendor = Path("/sys/bus/pci/devices") / f"{address}.0" / "vendor"
+        assert vendor.read_text().strip() == "0x10de"

@@ -1,0 +1,126 @@
+"""XIDs on their whole way: a fake driver and a fake kernel log, a real agent, its reports."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import psutil
+import pytest
+
+from common.messages import CollectorReport
+from tests.agent.daemon_house import DaemonHouse, end, make_daemon_house
+from tests.agent.worker_house import is_alive, kill
+
+pytestmark = [pytest.mark.nats, pytest.mark.slow]
+house = pytest.fixture(make_daemon_house)
+
+FAULTS = """
+[[fault]]
+kind = "xid"
+gpu = 0
+value = 79
+at_s = 0.5
+told_by = "both"
+
+[[fault]]
+kind = "xid"
+gpu = 1
+value = 13
+at_s = 0.5
+told_by = "kernel_log"
+
+[[fault]]
+kind = "xid"
+gpu = 0
+value = 31
+at_s = 0.7
+
+[[fault]]
+kind = "xid"
+gpu = 1
+value = 48
+at_s = 1.5
+told_by = "both"
+
+[[fault]]
+kind = "xid"
+value = 63
+at_s = 1.7
+told_by = "both"
+"""
+
+
+def told(house: DaemonHouse) -> Counter[tuple[int, int]]:
+    """How often all reports together have told each XID, by the index of its GPU."""
+    return Counter(
+        (gpu.index, code) for report in house.reports for gpu in report.gpus for code in gpu.xids
+    )
+
+
+def fared(house: DaemonHouse) -> CollectorReport | None:
+    """How the last report says that reading the kernel log went."""
+    if not house.reports:
+        return None
+    named = {report.name: report for report in house.reports[-1].collectors}
+    return named.get("kernel_log")
+
+
+def log_children(pid: int) -> list[int]:
+    """The children of an agent that write its kernel log."""
+    return [
+        child.pid
+        for child in psutil.Process(pid).children()
+        if "agent.fake_kernel_log" in child.cmdline()
+    ]
+
+
+async def test_each_xid_reaches_the_reports_once(house: DaemonHouse) -> None:
+    """Of NVML alone, of the log alone, of both: one each. A log whose reader is killed is said
+    and read again while reports go on; no child outlives the agent."""
+    house.fleet.write_text(house.fleet.read_text() + FAULTS)
+    # More looks than reports: an XID must not be lost between two of them, nor told twice.
+    agent = await house.start(house.config(report_period_s=0.3, step_period_s=0.05))
+    last = {(0, 63), (1, 63)}
+    await house.until(lambda: last <= told(house).keys(), "the last XIDs")
+    count = len(house.reports)
+    await house.until(lambda: len(house.reports) > count + 3, "reports after them")
+    expected = {(0, 79): 1, (1, 13): 1, (0, 31): 1, (1, 48): 1, (0, 63): 1, (1, 63): 1}
+    assert told(house) == expected
+
+    [child] = log_children(agent.pid)
+    kill(child)
+
+    def is_down() -> bool:
+        report = fared(house)
+        return report is not None and "ended with -9" in report.error
+
+    def is_up() -> bool:
+        report = fared(house)
+        return report is not None and report.is_success
+
+    await house.until(is_down, "the reason")
+    await house.until(is_up, "another reader")
+    assert told(house) == expected
+    [second] = log_children(agent.pid)
+    assert await end(agent) == 0
+    assert not is_alive(second)
+
+
+async def test_a_log_that_is_off_is_not_read(house: DaemonHouse) -> None:
+    """NVML's own events still come."""
+    house.fleet.write_text(house.fleet.read_text() + FAULTS)
+    agent = await house.start(house.config(kernel_log="off"))
+    await house.until(lambda: {(0, 63), (1, 63)} <= told(house).keys(), "NVML's last XIDs")
+    assert told(house).keys() == {(0, 79), (0, 31), (1, 48), (0, 63), (1, 63)}
+    assert fared(house) is None
+    assert log_children(agent.pid) == []
+
+
+async def test_an_agent_that_is_killed_leaves_no_reader(house: DaemonHouse) -> None:
+    """kill -9 of the agent: the child sees that nobody reads it, and ends."""
+    house.fleet.write_text(house.fleet.read_text() + FAULTS)
+    agent = await house.start(house.config())
+    await house.until(lambda: log_children(agent.pid) != [], "a reader")
+    [child] = log_children(agent.pid)
+    kill(agent.pid)
+    await house.until(lambda: not is_alive(child), "the reader has gone")
