@@ -8,8 +8,9 @@ from __future__ import annotations
 import difflib
 import re
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum, EnumMeta
+from types import MappingProxyType
 from typing import NamedTuple, cast
 
 import msgspec
@@ -20,21 +21,37 @@ from common.model import JobSpec
 _ABOUT = re.compile(r"Object (?P<what>contains unknown|missing required) field `(?P<field>.+)`")
 
 
-def parse(values: Mapping[str, object], *, source: str) -> JobSpec:
+def parse(
+    values: Mapping[str, object],
+    *,
+    source: str,
+    place_by_path: Mapping[str, str] = MappingProxyType({}),
+) -> JobSpec:
     """The job that a mapping describes.
+
+    Args:
+        place_by_path: where known, what names the place of `workers.min` or `command[0]`.
 
     Raises:
         ConfigError: an unknown or missing key, a value that does not fit, min > max; the text
-            names source, field and what was expected.
+            names source or place, field and what was expected.
     """
-    _known_keys(values, source)
+
+    def place(path: str) -> str:
+        """Of the field, or of what it stands in."""
+        while path and path not in place_by_path:
+            path = path[: max(path.rfind("."), path.rfind("["), 0)]
+        return place_by_path[path] if path else source
+
+    _known_keys(values, place)
     try:
         spec = msgspec.convert(dict(values), JobSpec)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{source}: {readable(str(error))}{_choices(str(error))}") from None
+        text = str(error)
+        raise ConfigError(f"{place(_path(text))}: {readable(text)}{_choices(text)}") from None
     found = misfit(spec)
     if found is not None:
-        raise ConfigError(f"{source}: field {found.field}: {found.what}")
+        raise ConfigError(f"{place(found.field)}: field {found.field}: {found.what}")
     return spec
 
 
@@ -60,10 +77,10 @@ def _misfits(spec: JobSpec) -> Iterator[tuple[str, str]]:
             "workers",
             f"min is {spec.workers.min}, expected at most max, which is {spec.workers.max}",
         )
-    if not spec.command[0].strip():
-        yield "command", f"its program is {spec.command[0]!r}, expected a name or a path"
-    for argument in spec.command:
-        yield "command", _nul(argument)
+    yield from _command_misfits("command", spec.command)
+    yield from _command_misfits("rendezvous.command", spec.rendezvous.command)
+    if spec.gpu.heterogeneous_speed_ratio and len(set(spec.gpu.types)) < 2:
+        yield "gpu.heterogeneous_speed_ratio", "it needs two or more types in gpu.types to span"
     yield "workdir", _nul(spec.workdir)
     if not spec.workdir.startswith("/"):
         yield (
@@ -85,18 +102,25 @@ def _misfits(spec: JobSpec) -> Iterator[tuple[str, str]]:
         )
 
 
+def _command_misfits(field: str, command: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    if command and not command[0].strip():
+        yield field, f"its program is {command[0]!r}, expected a name or a path"
+    for argument in command:
+        yield field, _nul(argument)
+
+
 def _nul(text: str) -> str:
     return f"{text!r} holds a NUL, which no process can be given" if "\0" in text else ""
 
 
-def _known_keys(values: Mapping[str, object], source: str) -> None:
+def _known_keys(values: Mapping[str, object], place: Callable[[str], str]) -> None:
     """msgspec names an unknown key, but not the one that was probably meant."""
     known = [item.name for item in msgspec.structs.fields(JobSpec)]
     for key in values:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-            raise ConfigError(f"{source}: unknown field {key}; {hint}")
+            raise ConfigError(f"{place(key)}: unknown field {key}; {hint}")
 
 
 def _choices(message: str) -> str:
@@ -110,12 +134,19 @@ def _choices(message: str) -> str:
 
 def readable(message: str) -> str:
     """msgspec's `... - at `$.a.b`` as `field a.b: ...`, with the field that it is really about."""
-    text, _, path = message.partition(" - at `$")
-    field = path.rstrip("`").lstrip(".")
+    text, _, _ = message.partition(" - at `$")
     found = _ABOUT.fullmatch(text)
+    path = _path(message)
     if found is None:
-        return f"field {field}: {text}" if field else text
-    inner = ".".join(part for part in (field, found["field"]) if part)
+        return f"field {path}: {text}" if path else text
     if found["what"] == "contains unknown":
-        return f"unknown field {inner}"
-    return f"field {inner} is missing"
+        return f"unknown field {path}"
+    return f"field {path} is missing"
+
+
+def _path(message: str) -> str:
+    """The field that a message of msgspec's is really about; empty for the whole."""
+    text, _, path = message.partition(" - at `$")
+    found = _ABOUT.fullmatch(text)
+    parts = (path.rstrip("`").lstrip("."), found["field"] if found else "")
+    return ".".join(part for part in parts if part)

@@ -131,6 +131,7 @@ def _spec(spec: JobSpec, *, is_wide: bool) -> Pairs:
     saves = f"{checkpoint.path} (grace {render.duration(checkpoint.grace_s)}, {checkpoint.signal})"
     pairs = [
         ("command", shlex.join(spec.command)),
+        ("rendezvous", _store(spec)),
         ("workdir", spec.workdir),
         ("gpu types", ", ".join(spec.gpu.types) or "any"),
         ("priority", str(spec.priority)),
@@ -141,6 +142,13 @@ def _spec(spec: JobSpec, *, is_wide: bool) -> Pairs:
         # The environment may hold secrets: shown only on request.
         pairs += [(f"env {name}", value) for name, value in sorted(spec.env.items())]
     return pairs
+
+
+def _store(spec: JobSpec) -> str:
+    """What keeps the rendezvous when no launcher does."""
+    if spec.rendezvous.command:
+        return shlex.join(spec.rendezvous.command)
+    return "a TCPStore of PyTorch" if spec.has_store else "on worker 0"
 
 
 def _node(row: NodeRow) -> Pairs:

@@ -12,11 +12,11 @@ from typer.core import TyperCommand
 
 from common.api import Cancel, Done, JobRow, Jobs, ListJobs, Logs, Submit, Submitted
 from common.errors import ConfigError, Unavailable
-from common.model import JobSpec
+from common.model import STORE_INDEX, JobSpec
 from coordinator.cli import columns
 from coordinator.cli.complete import complete_jobs
-from coordinator.cli.describe import describe, explain
 from coordinator.cli.follow import exit_code_of, follow_logs, logs, until_ended
+from coordinator.cli.job_file import FileKind
 from coordinator.cli.output import (
     Format,
     NoHeadersOption,
@@ -27,6 +27,7 @@ from coordinator.cli.output import (
     put_rows,
 )
 from coordinator.cli.session import Session, is_timeout, say, session
+from coordinator.cli.shared import add_describe, add_explain
 from coordinator.cli.submit import SubmitFlags, job_spec
 from coordinator.client import Client
 
@@ -64,7 +65,14 @@ def submit(
     ctx: typer.Context,
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="FILE", help="Job file, TOML or JSON; flags win over it."),
+        typer.Argument(
+            metavar="FILE",
+            help="Job file, TOML, YAML or JSON, or - for standard input; flags win over it.",
+        ),
+    ] = None,
+    kind: Annotated[
+        FileKind | None,
+        typer.Option("--format", help="Without it the file's name says it; else toml."),
     ] = None,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the job.")] = None,
     workers: Annotated[
@@ -131,7 +139,7 @@ def submit(
         time_limit=time_limit,
         launcher=launcher,
     )
-    spec = job_spec(file, flags, ctx.meta.get(_COMMAND, ()), here=Path.cwd())
+    spec = job_spec(file, flags, ctx.meta.get(_COMMAND, ()), here=Path.cwd(), kind=kind)
     show = Show(output=output, is_quiet=quiet)
     here = session(ctx)
 
@@ -202,26 +210,18 @@ def list_(
         here.run(work)
 
 
-@app.command("describe")
-def describe_(
-    ctx: typer.Context,
-    job: JobArgument,
-    output: OutputOption = Format.TABLE,
-    quiet: QuietOption = False,
-) -> None:
-    """One job in full: what it asked for, what it holds, why, and its story."""
-    describe(session(ctx), Show(output=output, is_quiet=quiet), "job", job)
-
-
-@app.command("explain")
-def explain_(
-    ctx: typer.Context,
-    job: JobArgument,
-    output: OutputOption = Format.TABLE,
-    quiet: QuietOption = False,
-) -> None:
-    """Why a job is where it is: every blocker, the estimate and its source, its story."""
-    explain(session(ctx), Show(output=output, is_quiet=quiet), "job", job)
+add_describe(
+    app,
+    "job",
+    JobArgument,
+    about="One job in full: what it asked for, what it holds, why, and its story.",
+)
+add_explain(
+    app,
+    "job",
+    JobArgument,
+    about="Why a job is where it is: every blocker, the estimate and its source, its story.",
+)
 
 
 @app.command("cancel")
@@ -245,7 +245,11 @@ def logs_(
     job: JobArgument,
     worker: Annotated[
         int | None,
-        typer.Option(min=0, metavar="INDEX", help="Index of the worker; without it the lowest."),
+        typer.Option(
+            min=STORE_INDEX,
+            metavar="INDEX",
+            help="Index of the worker, -1 for the rendezvous store; without it the lowest.",
+        ),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the job ends.")] = False,
     max_bytes: Annotated[

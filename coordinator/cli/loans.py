@@ -9,8 +9,7 @@ import typer
 from common.api import Describe, Description, ListLoans, Loans
 from coordinator.cli import columns
 from coordinator.cli.complete import complete_loans
-from coordinator.cli.describe import describe, explain
-from coordinator.cli.operate import ReasonOption, YesOption, order, order_against_jobs
+from coordinator.cli.operate import ReasonOption, YesOption, order_against_jobs
 from coordinator.cli.output import (
     Format,
     NoHeadersOption,
@@ -20,6 +19,7 @@ from coordinator.cli.output import (
     put_rows,
 )
 from coordinator.cli.session import session
+from coordinator.cli.shared import add_describe, add_explain, add_order
 from coordinator.client import Client
 from coordinator.engine.events import OperatorAction
 
@@ -47,37 +47,20 @@ def list_(
     put_rows(here, show, "loans", rows, table, lambda row: row.lease_id)
 
 
-@app.command("describe")
-def describe_(
-    ctx: typer.Context,
-    loan: LoanArgument,
-    output: OutputOption = Format.TABLE,
-    quiet: QuietOption = False,
-) -> None:
-    """One loan in full: every stage of it, predicted and realised cost, its node's story."""
-    describe(session(ctx), Show(output=output, is_quiet=quiet), "loan", loan)
-
-
-@app.command("explain")
-def explain_(
-    ctx: typer.Context,
-    loan: LoanArgument,
-    output: OutputOption = Format.TABLE,
-    quiet: QuietOption = False,
-) -> None:
-    """Why a loan was made, and why it ended."""
-    explain(session(ctx), Show(output=output, is_quiet=quiet), "loan", loan)
-
-
-@app.command("approve")
-def approve(
-    ctx: typer.Context,
-    node: Annotated[str, typer.Argument(metavar="NODE", help="The node that is recommended.")],
-    reason: ReasonOption = "",
-    output: OutputOption = Format.TABLE,
-) -> None:
-    """Carry out a recommended loan (mode recommend); it comes home as any other."""
-    order(session(ctx), OperatorAction.APPROVE_LOAN, target=node, reason=reason, output=output)
+add_describe(
+    app,
+    "loan",
+    LoanArgument,
+    about="One loan in full: every stage of it, predicted and realised cost, its node's story.",
+)
+add_explain(app, "loan", LoanArgument, about="Why a loan was made, and why it ended.")
+add_order(
+    app,
+    "approve",
+    OperatorAction.APPROVE_LOAN,
+    Annotated[str, typer.Argument(metavar="NODE", help="The node that is recommended.")],
+    about="Carry out a recommended loan (mode recommend); it comes home as any other.",
+)
 
 
 @app.command("revoke")

@@ -6,21 +6,14 @@ from typing import Annotated
 
 import typer
 
-from common.api import Describe, Description, ListNodes, Nodes
+from common.api import ApiErrorCode, Describe, Description, ListNodes, Nodes
 from coordinator.cli import columns
 from coordinator.cli.complete import complete_nodes
-from coordinator.cli.describe import describe, explain
-from coordinator.cli.operate import ReasonOption, YesOption, order, order_against_jobs
-from coordinator.cli.output import (
-    Format,
-    NoHeadersOption,
-    OutputOption,
-    QuietOption,
-    Show,
-    put_rows,
-)
+from coordinator.cli.operate import ReasonOption, YesOption, order_against_jobs
+from coordinator.cli.output import Format, OutputOption
 from coordinator.cli.session import session
-from coordinator.client import Client
+from coordinator.cli.shared import add_describe, add_explain, add_list, add_order
+from coordinator.client import ApiRefused, Client
 from coordinator.engine.events import OperatorAction
 
 app = typer.Typer(no_args_is_help=True, help="See the fleet, and take nodes out for maintenance.")
@@ -30,62 +23,32 @@ NodeArgument = Annotated[
 ]
 
 
-@app.command("list")
-def list_(
-    ctx: typer.Context,
-    output: OutputOption = Format.TABLE,
-    no_headers: NoHeadersOption = False,
-    quiet: QuietOption = False,
-) -> None:
-    """All nodes: where they belong, what they do now, how full and how busy they are."""
-    here = session(ctx)
-    rows = here.ask(ListNodes(), Nodes).rows
-    show = Show(output=output, has_headings=not no_headers, is_quiet=quiet)
-    put_rows(here, show, "nodes", rows, columns.nodes(), lambda row: row.node)
-
-
-@app.command("describe")
-def describe_(
-    ctx: typer.Context,
-    node: NodeArgument,
-    output: OutputOption = Format.TABLE,
-    quiet: QuietOption = False,
-) -> None:
-    """One node in full, why it is where it is, and its story."""
-    describe(session(ctx), Show(output=output, is_quiet=quiet), "node", node)
-
-
-@app.command("explain")
-def explain_(
-    ctx: typer.Context,
-    node: NodeArgument,
-    output: OutputOption = Format.TABLE,
-    quiet: QuietOption = False,
-) -> None:
-    """Why a node does what it does, and its story."""
-    explain(session(ctx), Show(output=output, is_quiet=quiet), "node", node)
-
-
-@app.command("cordon")
-def cordon(
-    ctx: typer.Context,
-    node: NodeArgument,
-    reason: ReasonOption = "",
-    output: OutputOption = Format.TABLE,
-) -> None:
-    """No new work on a node; what runs goes on."""
-    order(session(ctx), OperatorAction.CORDON, target=node, reason=reason, output=output)
-
-
-@app.command("uncordon")
-def uncordon(
-    ctx: typer.Context,
-    node: NodeArgument,
-    reason: ReasonOption = "",
-    output: OutputOption = Format.TABLE,
-) -> None:
-    """A node may be used again; ends a drain and a quarantine too."""
-    order(session(ctx), OperatorAction.UNCORDON, target=node, reason=reason, output=output)
+add_list(
+    app,
+    "nodes",
+    lambda here: here.ask(ListNodes(), Nodes).rows,
+    columns=columns.nodes,
+    name=lambda row: row.node,
+    about="All nodes: where they belong, what they do now, how full and how busy they are.",
+)
+add_describe(
+    app, "node", NodeArgument, about="One node in full, why it is where it is, and its story."
+)
+add_explain(app, "node", NodeArgument, about="Why a node does what it does, and its story.")
+add_order(
+    app,
+    "cordon",
+    OperatorAction.CORDON,
+    NodeArgument,
+    about="No new work on a node; what runs goes on.",
+)
+add_order(
+    app,
+    "uncordon",
+    OperatorAction.UNCORDON,
+    NodeArgument,
+    about="A node may be used again; ends a drain and a quarantine too.",
+)
 
 
 @app.command("drain")
@@ -136,7 +99,14 @@ def _against_jobs(
     output: Format,
 ) -> None:
     async def find(client: Client) -> tuple[str, set[str]]:
-        found = await client.ask(Describe(kind="node", name=node), Description)
+        try:
+            found = await client.ask(Describe(kind="node", name=node), Description)
+        except ApiRefused as refused:
+            is_missing = refused.error.code == ApiErrorCode.NOT_FOUND
+            if is_missing and action == OperatorAction.CONFIRM_DEAD:
+                # Gangs may wait for a node that nobody has heard of; the coordinator knows.
+                return node, {node}
+            raise
         return found.name, {found.name}
 
     order_against_jobs(

@@ -10,17 +10,10 @@ from common.api import ListServices, Services
 from common.model import Mode
 from coordinator.cli import columns
 from coordinator.cli.complete import complete_services
-from coordinator.cli.describe import describe
 from coordinator.cli.operate import ReasonOption, order
-from coordinator.cli.output import (
-    Format,
-    NoHeadersOption,
-    OutputOption,
-    QuietOption,
-    Show,
-    put_rows,
-)
+from coordinator.cli.output import Format, OutputOption
 from coordinator.cli.session import session
+from coordinator.cli.shared import add_describe, add_list
 from coordinator.engine.events import OperatorAction
 
 app = typer.Typer(no_args_is_help=True, help="See the services that lend nodes, and trust them.")
@@ -30,29 +23,15 @@ ServiceArgument = Annotated[
 ]
 
 
-@app.command("list")
-def list_(
-    ctx: typer.Context,
-    output: OutputOption = Format.TABLE,
-    no_headers: NoHeadersOption = False,
-    quiet: QuietOption = False,
-) -> None:
-    """All services: their nodes, their load, and the promise to each."""
-    here = session(ctx)
-    rows = here.ask(ListServices(), Services).rows
-    show = Show(output=output, has_headings=not no_headers, is_quiet=quiet)
-    put_rows(here, show, "services", rows, columns.services(), lambda row: row.service)
-
-
-@app.command("describe")
-def describe_(
-    ctx: typer.Context,
-    service: ServiceArgument,
-    output: OutputOption = Format.TABLE,
-    quiet: QuietOption = False,
-) -> None:
-    """One service in full."""
-    describe(session(ctx), Show(output=output, is_quiet=quiet), "service", service)
+add_list(
+    app,
+    "services",
+    lambda here: here.ask(ListServices(), Services).rows,
+    columns=columns.services,
+    name=lambda row: row.service,
+    about="All services: their nodes, their load, and the promise to each.",
+)
+add_describe(app, "service", ServiceArgument, about="One service in full.")
 
 
 @app.command("mode")

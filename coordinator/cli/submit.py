@@ -1,22 +1,23 @@
 """Job files and flags -> the mapping that `common.jobspec.parse` reads. Must not talk to a cell.
 
-A file is TOML (`*.toml`) or JSON (`*.json`) with the fields of `JobSpec`; flags win over it.
+A file has the fields of `JobSpec`; flags win over it.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import tomllib
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO
 
 from msgspec import Struct
 
 from common.errors import ConfigError
 from common.jobspec import parse
 from common.model import JobSpec
+from coordinator.cli import job_file
+from coordinator.cli.job_file import FileKind
 
 _UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
@@ -42,63 +43,54 @@ class SubmitFlags(Struct, frozen=True, kw_only=True):
 
 
 def job_spec(
-    file: Path | None, flags: SubmitFlags, command: Sequence[str], *, here: Path
+    file: Path | None,
+    flags: SubmitFlags,
+    command: Sequence[str],
+    *,
+    here: Path,
+    kind: FileKind | None = None,
+    stdin: BinaryIO | None = None,
 ) -> JobSpec:
     """The job that a file, flags and a command describe.
 
     Args:
+        kind: how the file is written; None goes by its name.
+        stdin: what the file `-` is; standard input where None.
         here: the current directory; where the job runs when nothing says otherwise and there is
             no file, as sbatch has it.
 
     Raises:
         ConfigError: names the file or flag, the field and what was expected.
     """
-    values: dict[str, Any] = {} if file is None else read(file)
-    source = "the command line" if file is None else str(file)
     overlay = _overlay(flags, here)
     if command:
         overlay["command"] = list(command)
     if file is None:
-        if not command:
-            raise ConfigError(
-                "field command is missing; give a job file, or the command after `--`: "
-                "aryl job submit --workers 1 -- python train.py"
-            )
-        defaults = {"name": _name_of(command), "workers": {"min": 1, "max": 1}}
-        values = {**defaults, "workdir": str(here)}
-    elif overlay:
-        source = f"{source} and the command line"
-    return parse(_merged(values, overlay), source=source)
+        return parse(_merged(_defaults(command, here), overlay), source="the command line")
+    found = job_file.read(file, kind=kind, stdin=stdin or sys.stdin.buffer)
+    return parse(
+        _merged(found.values, overlay),
+        source=f"{found.source} and the command line" if overlay else found.source,
+        place_by_path={
+            path: f"{found.source}, line {line}"
+            for path, line in found.line_by_path.items()
+            if not _is_hidden(path, overlay)
+        },
+    )
 
 
-def read(file: Path) -> dict[str, Any]:
-    """A job file as a mapping.
-
-    Raises:
-        ConfigError: no such file, neither TOML nor JSON, or not a table at the top.
-    """
-    try:
-        text = file.read_text()
-    except FileNotFoundError:
-        raise ConfigError(f"{file}: there is no such file") from None
-    except OSError as error:
-        raise ConfigError(f"{file}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{file} is not text; a job file is TOML or JSON") from None
-    if file.suffix in (".yaml", ".yml"):
-        raise ConfigError(f"{file}: YAML is not read; write the job as TOML or JSON")
-    if file.suffix == ".json":
-        try:
-            values = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"{file} is not JSON: {error}") from None
-        if not isinstance(values, dict):
-            raise ConfigError(f"{file}: expected an object with the fields of a job")
-        return cast("dict[str, Any]", values)
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{file} is not TOML: {error}") from None
+def _defaults(command: Sequence[str], here: Path) -> dict[str, Any]:
+    """What a command alone means; whatever a flag says wins over it."""
+    if not command:
+        raise ConfigError(
+            "field command is missing; give a job file, or the command after `--`: "
+            "aryl job submit --workers 1 -- python train.py"
+        )
+    return {
+        "name": _name_of(command),
+        "workers": {"min": 1, "max": 1},
+        "workdir": str(here),
+    }
 
 
 def seconds(text: str, *, flag: str) -> float:
@@ -171,6 +163,11 @@ def _merged(values: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, 
         else:
             merged[key] = value
     return merged
+
+
+def _is_hidden(path: str, overlay: Mapping[str, Any]) -> bool:
+    """Whether a flag may have given what stands there: its line would blame the file."""
+    return re.split(r"[.\[]", path, maxsplit=1)[0] in overlay
 
 
 def _name_of(command: Sequence[str]) -> str:

@@ -161,7 +161,7 @@ def test_a_bad_file_is_refused_by_field(tmp_path: Path, text: str, said: list[st
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("job.yaml", "name: x", "YAML is not read; write the job as TOML or JSON"),
+        ("job.yaml", "name: {", "is not YAML: line 1"),
         ("job.json", "{", "is not JSON"),
         ("job.json", "[]", "expected an object"),
     ],
@@ -169,7 +169,7 @@ def test_a_bad_file_is_refused_by_field(tmp_path: Path, text: str, said: list[st
 def test_other_formats_are_refused_in_words(
     tmp_path: Path, name: str, text: str, said: str
 ) -> None:
-    """A file that is neither TOML nor a JSON object says what is read instead."""
+    """A file that is not what its name says is told what it should have been."""
     cell = accepting()
     run = aryl(cell, "job", "submit", file(tmp_path, text, name))
     assert (run.code, cell.targets) == (2, [])

@@ -24,6 +24,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "empty program": ({"command": [""]}, "command"),
     "blank program": ({"command": [" ", "x"]}, "command"),
     "NUL in the command": ({"command": ["train", "a\0b"]}, "command"),
+    "blank store": ({"rendezvous": {"command": [" "]}}, "rendezvous.command"),
+    "NUL in the store": ({"rendezvous": {"command": ["kv", "\0"]}}, "rendezvous.command"),
     "relative workdir": ({"workdir": "relative/dir"}, "workdir"),
     "empty workdir": ({"workdir": ""}, "workdir"),
     "NUL in the workdir": ({"workdir": "/a\0b"}, "workdir"),
