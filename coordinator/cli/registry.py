@@ -27,6 +27,7 @@ class CellInfo(msgspec.Struct, frozen=True, kw_only=True):
     pid, start_ticks: its process; the start time, in clock ticks since boot, tells it from a
         later process with the same pid.
     run_dir: where it keeps its files.
+    nats_url: empty until its nats-server runs: it is being started, and nobody can talk to it.
     """
 
     cell: str
@@ -62,13 +63,13 @@ def start_ticks(pid: int) -> int | None:
 
 
 def find(directory: Path | None = None) -> CellInfo | None:
-    """The cell that runs here; None when none does, a dead one's file included.
+    """The cell that runs here and can be talked to; None when none does, as when it is dead.
 
     Raises:
         ConfigError: the directory belongs to somebody else or others can write to it.
     """
     info = _shown(directory or home())
-    return info if info is not None and _lives(info) else None
+    return info if info is not None and info.nats_url and _lives(info) else None
 
 
 def left_behind(directory: Path | None = None) -> CellInfo | None:
@@ -91,9 +92,24 @@ def _shown(directory: Path) -> CellInfo | None:
     return _read(directory / "cell.json")
 
 
+class Entry:
+    """What is shown of a cell that is registered."""
+
+    def __init__(self, path: Path, info: CellInfo) -> None:
+        self._path = path
+        self._info = info
+
+    def show(self, *, nats_url: str) -> None:
+        """Its nats-server runs: from now on the cell is found."""
+        self._info = msgspec.structs.replace(self._info, nats_url=nats_url)
+        _write(self._path, self._info)
+
+
 @contextmanager
-def register(info: CellInfo, directory: Path | None = None) -> Generator[None, None, None]:
+def register(info: CellInfo, directory: Path | None = None) -> Generator[Entry]:
     """Hold the lock and show `info` for as long as the block runs.
+
+    To be entered before the first process of the cell: a killed one is found by its file.
 
     Raises:
         ConfigError: a cell runs here already, or the directory is not ours alone; the text says
@@ -107,7 +123,7 @@ def register(info: CellInfo, directory: Path | None = None) -> Generator[None, N
         _lock(lock, shown)
         _write(shown, info)
         try:
-            yield
+            yield Entry(shown, info)
         finally:
             # Before the lock goes: the next holder's file must not be taken for ours.
             with suppress(FileNotFoundError):

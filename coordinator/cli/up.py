@@ -147,37 +147,46 @@ async def _running_cell(
     await _end_predecessor(clock)
     run_dir = Path(tempfile.mkdtemp(prefix=RUN_DIR_PREFIX))
     cell = Cell(plan, run_dir, clock=clock)
+    info = registry.CellInfo(
+        cell=CELL,
+        nats_url="",
+        pid=os.getpid(),
+        start_ticks=registry.start_ticks(os.getpid()) or 0,
+        run_dir=str(run_dir),
+        started_at_s=clock.wall_s(),
+    )
     try:
-        nats_url = await cell.start_nats()
-        ticks = registry.start_ticks(os.getpid())
-        info = registry.CellInfo(
-            cell=CELL,
-            nats_url=nats_url,
-            pid=os.getpid(),
-            start_ticks=ticks or 0,
-            run_dir=str(run_dir),
-            started_at_s=clock.wall_s(),
-        )
-        with registry.register(info):
-            say(f"starting {len(cell.nodes)} agents; logs are in {run_dir / 'logs'}")
-            await cell.start()
-            starting = asyncio.create_task(cell.ready(await cell.client(user=USER)))
-            stopping = asyncio.create_task(stop.wait())
-            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            stopping.cancel()
-            if not starting.done():
-                starting.cancel()
-                say("stopped before the cell was ready")
-                yield None
-                return
-            starting.result()
-            yield cell
+        # Before the first process and until after the last one: whenever this one is killed, the
+        # next cell finds what it left.
+        with registry.register(info) as entry:
+            try:
+                entry.show(nats_url=await cell.start_nats())
+                say(f"starting {len(cell.nodes)} agents; logs are in {run_dir / 'logs'}")
+                await cell.start()
+                is_ready = await _is_ready(cell, stop)
+                if not is_ready:
+                    say("stopped before the cell was ready")
+                yield cell if is_ready else None
+            finally:
+                await cell.stop()
     finally:
-        await cell.stop()
         if is_kept:
             say(f"logs and files are left in {run_dir}")
         else:
             cell.remove()
+
+
+async def _is_ready(cell: Cell, stop: asyncio.Event) -> bool:
+    """Wait until it is; False when it was stopped before."""
+    starting = asyncio.create_task(cell.ready(await cell.client(user=USER)))
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not starting.done():
+        starting.cancel()
+        return False
+    starting.result()
+    return True
 
 
 async def _end_predecessor(clock: Clock) -> None:

@@ -6,22 +6,26 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from common.clock import SystemClock
 from coordinator.demo.supervise import mentioning, sweep
+from coordinator.service.natsserver import find_binary
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 60.0
 LOOK_S = 0.2
+EMPTY = ("--no-workload", "--nodes", "1+0")
 SMALL = ("--nodes", "1+1", "--gpus-per-node", "4")
 
 FIGURES = {
@@ -32,10 +36,12 @@ FIGURES = {
 }  # fmt: skip
 
 
-async def aryl(home: Path, *arguments: str) -> asyncio.subprocess.Process:
+async def aryl(
+    home: Path, *arguments: str, python: Path = Path(sys.executable)
+) -> asyncio.subprocess.Process:
     """The CLI as a process, with a registry and temporary files of its own."""
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "coordinator.cli.main", *arguments,
+        python, "-m", "coordinator.cli.main", *arguments,
         cwd=ROOT,
         env={**os.environ, "ARYL_HOME": str(home / "registry"), "TMPDIR": str(home)},
         stdout=asyncio.subprocess.PIPE,
@@ -99,6 +105,56 @@ async def test_what_a_killed_cell_left_is_ended_by_the_next_one(tmp_path: Path) 
         await sweep(tmp_path, clock=SystemClock())
 
 
+async def test_a_cell_killed_before_its_nats_server_takes_clients_leaves_nothing(
+    tmp_path: Path,
+) -> None:
+    """kill -9 at the very beginning: the nats-server that was started is ended by the next one."""
+    python = python_with_halted_nats(tmp_path)
+    cell = await aryl(tmp_path, "up", *EMPTY, python=python)
+    try:
+        nats = await first_halted(tmp_path)
+        cell.kill()
+        await ended(cell)
+        os.kill(nats, signal.SIGCONT)
+
+        async def is_running() -> bool:
+            return is_nats(nats) and has_ports(tmp_path)
+
+        await until(is_running)
+        await assert_next_one_ends(tmp_path, cell.pid, nats)
+    finally:
+        await sweep(tmp_path, clock=SystemClock())
+
+
+async def test_a_cell_killed_while_it_stops_leaves_nothing(tmp_path: Path) -> None:
+    """kill -9 when only its nats-server is left, halted: that one is still found."""
+    cell = await aryl(tmp_path, "up", *EMPTY)
+    try:
+        await first_line(cell)
+        (nats,) = [pid for pid in mentioning(tmp_path) if is_nats(pid)]
+        os.kill(nats, signal.SIGSTOP)
+        cell.send_signal(signal.SIGTERM)
+
+        async def is_almost_stopped() -> bool:
+            return mentioning(tmp_path) == sorted((cell.pid, nats))
+
+        await until(is_almost_stopped)
+        cell.kill()
+        await ended(cell)
+        await assert_next_one_ends(tmp_path, cell.pid, nats)
+    finally:
+        await sweep(tmp_path, clock=SystemClock())
+
+
+async def assert_next_one_ends(home: Path, killed: int, left: int) -> None:
+    """The next `aryl up` ends the one process that a killed one has left, and says so."""
+    assert mentioning(home) == [left]
+    status, _, err = await ended(await aryl(home, "up", "--duration", "1", *EMPTY))
+    assert status == 0, err
+    assert f"ended 1 processes of cell local, which process {killed} left behind" in err
+    assert mentioning(home) == []
+
+
 async def test_a_killed_nats_server_is_started_again(tmp_path: Path) -> None:
     """The cell goes on on the same port, so that whoever knew its address reaches it."""
     cell = await aryl(tmp_path, "up", "--no-workload", *SMALL)
@@ -122,6 +178,48 @@ async def test_a_killed_nats_server_is_started_again(tmp_path: Path) -> None:
     assert "nats-server ended; it is started again" in err
     assert "jobs finished" in out
     assert mentioning(tmp_path) == []
+
+
+def python_with_halted_nats(home: Path) -> Path:
+    """An environment like this one, whose nats-server waits for SIGCONT before it begins."""
+    here, there = Path(sys.prefix), home / "environment"
+    (there / "bin").mkdir(parents=True)
+    (there / "lib").symlink_to(here / "lib")
+    shutil.copy(here / "pyvenv.cfg", there)
+    python, nats = there / "bin" / "python", there / "bin" / "nats-server"
+    python.symlink_to(sys.executable)
+    nats.write_text(
+        f"#!{python}\nimport os, signal, sys\nos.kill(os.getpid(), signal.SIGSTOP)\n"
+        f"os.execv({str(find_binary())!r}, sys.argv)\n"
+    )
+    nats.chmod(0o755)
+    return python
+
+
+async def first_halted(home: Path) -> int:
+    """The process of a cell that has halted, as soon as one has."""
+    found: list[int] = []
+
+    async def is_there() -> bool:
+        found[:] = [pid for pid in mentioning(home) if psutil.Process(pid).status() == "stopped"]
+        return bool(found)
+
+    await until(is_there)
+    return found[0]
+
+
+def has_ports(home: Path) -> bool:
+    """Whether the nats-server of a cell has said where it listens."""
+    return any(home.glob("aryl-cell-*/nats/ports/*.ports"))
+
+
+async def until_alone(home: Path, *pids: int) -> None:
+    """Look until nothing of a cell is left but these."""
+
+    async def is_alone() -> bool:
+        return mentioning(home) == sorted(pids)
+
+    await until(is_alone)
 
 
 def has_load_stats(home: Path) -> bool:

@@ -39,6 +39,21 @@ def test_a_cell_is_found_while_it_is_registered(tmp_path: Path) -> None:
     assert registry.find(tmp_path) is None
 
 
+def test_a_cell_that_is_being_started_is_not_found_but_leaves_its_trace(tmp_path: Path) -> None:
+    """Nobody can talk to it yet; a second one is refused, and killed now it has left processes."""
+    with registry.register(info(nats_url=""), tmp_path) as entry:
+        assert registry.find(tmp_path) is None
+        assert registry.left_behind(tmp_path) is None
+        refused = pytest.raises(ConfigError, match="runs here already")
+        with refused, registry.register(info(), tmp_path):
+            pass
+        entry.show(nats_url="nats://127.0.0.1:4222")
+        assert registry.find(tmp_path) == info()
+        killed = info(nats_url="", start_ticks=1)
+        (tmp_path / "cell.json").write_bytes(msgspec.json.encode(killed))
+        assert registry.left_behind(tmp_path) == killed
+
+
 def test_a_second_cell_is_told_which_process_runs_the_first(tmp_path: Path) -> None:
     """The error names the cell, its pid and how to stop it, and the first one stays found."""
     with registry.register(info(), tmp_path):
