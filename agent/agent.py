@@ -89,6 +89,7 @@ class Agent:
             group.create_task(self.node.sample_for_ever(), name="sample")
             group.create_task(self._step_for_ever(), name="step")
             group.create_task(self._keep_lease(), name="lease")
+            group.create_task(self._keep_contact(), name="contact")
 
     async def _step_for_ever(self) -> None:
         while True:
@@ -116,6 +117,41 @@ class Agent:
 
     async def _lease_changed(self) -> None:
         await self.node.save()
+        self.node.changed.set()
+
+    # --- contact ------------------------------------------------------------------------------
+
+    async def _keep_contact(self) -> None:
+        """Ask for an answer to a report as long as some job is to stop without contact.
+
+        Often enough that one answer of three may be lost, as with a lease.
+        """
+        while True:
+            look_s = self._settings.report_period_s
+            stop_after_s = self._life.workers.least_stop_after_s
+            if stop_after_s is not None:
+                period_s = stop_after_s / 3
+                look_s = max(MIN_REPORT_GAP_S, min(look_s, period_s))
+                contact_at_s = self.node.contact_at_s
+                if contact_at_s is None or self._clock.now_s() - contact_at_s >= period_s:
+                    await self._ask_contact(timeout_s=max(look_s, period_s))
+            await self._clock.sleep(look_s)
+
+    async def _ask_contact(self, *, timeout_s: float) -> None:
+        """One report with an answer; what counts is when it was sent, as the other side counts its
+        silence from when it came."""
+        if self.node.last_sample.gpus is None:
+            return
+        subject = subjects.node_report(self._settings.cell, self._settings.node)
+        sent_at_s = self._clock.now_s()
+        try:
+            report = self.report()
+            await self._bus.request(subject, encode(report), timeout_s=timeout_s)
+        except Unavailable as error:
+            log.debug("report not answered: %s", error)
+            return
+        self.node.told(report.gpus)
+        self.node.contacted(sent_at_s)
         self.node.changed.set()
 
     # --- reports ------------------------------------------------------------------------------
@@ -190,9 +226,12 @@ class Agent:
         self._reported, self._reported_at_s = news, self._clock.now_s()
         subject = subjects.node_report(self._settings.cell, self._settings.node)
         try:
-            await self._bus.publish(subject, encode(self.report()))
+            report = self.report()
+            await self._bus.publish(subject, encode(report))
         except Unavailable as error:
             log.debug("report not sent: %s", error)  # the next one says all of it again
+        else:
+            self.node.told(report.gpus)
 
     # --- what the coordinator asks ------------------------------------------------------------
 

@@ -1,8 +1,12 @@
-"""The workers of one node: from order to end. Pure; must not know roles, leases or processes."""
+"""The workers and rendezvous stores of one node: from order to end. Pure; must not know roles,
+leases or processes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+
+from msgspec import structs
 
 from agent.state import (
     FORGOTTEN_KEPT,
@@ -103,6 +107,20 @@ class Holding:
             for held in self.live()
         )
 
+    @property
+    def awaits_store(self) -> bool:
+        """Whether some rendezvous store was started and was not yet seen to listen."""
+        return any(
+            held.order.key.is_store and held.is_started and held.phase == P.RESERVING
+            for held in self.live()
+        )
+
+    @property
+    def least_stop_after_s(self) -> float | None:
+        """The shortest `stop_after_s` of what is held; None: nobody ends for want of contact."""
+        found = (held.order.spec.stop_after_s for held in self.live())
+        return min((stop_after_s for stop_after_s in found if stop_after_s), default=None)
+
     def gpu_left_at_s(self, gpus: Iterable[GpuUuid]) -> float:
         """When the last worker known here left one of these GPUs."""
         return max((self._gpu_left_at_s.get(uuid, 0.0) for uuid in gpus), default=0.0)
@@ -160,7 +178,9 @@ class Holding:
         if error:
             held.phase, held.error = P.REFUSED, f"{NODE_FAULT}: cannot start the worker: {error}"
         else:
-            held.is_started, held.phase = True, P.RUNNING
+            held.is_started = True
+            if not key.is_store:  # which runs as soon as it listens
+                held.phase = P.RUNNING
             self._told_count[key] = held.order.worker_count
 
     def end_all(self, error: str, *, now_s: float) -> None:
@@ -172,10 +192,13 @@ class Holding:
     def vacate(self, *, grace_s: float, now_s: float) -> None:
         """The node must be empty: stop every worker within its own grace and the node's.
 
-        A stop that is under way and would end later is shortened: a return has a deadline.
+        A stop that is under way and would end later is shortened: a return has a deadline. A
+        rendezvous store leaves after the workers, which may need it for their last save.
         """
         for held in self.live():
             key, stop = held.order.key, held.stop
+            if key.is_store and self._has_workers_here(key):
+                continue
             if stop is None:
                 least_s = min(grace_s, held.order.spec.checkpoint.grace_s)
                 held.stop = StopOrder(key=key, reason=StopReason.PREEMPT, grace_s=least_s)
@@ -184,6 +207,11 @@ class Holding:
             if ends_at_s > now_s + grace_s + SHORTEN_MARGIN_S:
                 held.stop = StopOrder(key=key, reason=stop.reason, grace_s=grace_s)
                 self._told_stop_ends_at_s.pop(key, None)
+
+    def _has_workers_here(self, store: WorkerKey) -> bool:
+        attempt = (store.job_id, store.attempt)
+        keys = (held.order.key for held in self.live())
+        return any((key.job_id, key.attempt) == attempt and not key.is_store for key in keys)
 
     def not_done(self, action: Action) -> None:
         """An action failed for now: what its worker was not told is told again by the next step."""
@@ -210,7 +238,7 @@ class Holding:
         for held in self.live():
             fact = by_key.get(held.order.key)
             if fact is not None:
-                actions += self._running(held, fact, facts.now_s)
+                actions += self._running(held, fact, facts)
             elif held.is_started:
                 held.error = f"{NODE_FAULT}: the worker and its supervisor are gone"
                 self._end(held, facts.now_s)
@@ -238,9 +266,9 @@ class Holding:
                 actions.append(StopWorker(fact.key, StopReason.STALE, 0.0))
         return actions
 
-    def _running(self, held: Held, fact: WorkerFact, now_s: float) -> list[Action]:
-        key = held.order.key
-        held.is_started, held.phase = True, fact.phase
+    def _running(self, held: Held, fact: WorkerFact, facts: Facts) -> list[Action]:
+        key, now_s = held.order.key, facts.now_s
+        held.is_started, held.phase = True, _phase(held, fact, facts)
         self._latest[key] = fact
         self._waits_for.pop(key, None)
         if held.is_over:
@@ -255,7 +283,7 @@ class Holding:
             self._told_stop_ends_at_s[key] = now_s + held.stop.grace_s
             return [StopWorker(key, held.stop.reason, held.stop.grace_s)]
         count = held.order.worker_count
-        if self._told_count.get(key) == count:
+        if self._told_count.get(key) == count or key.is_store:
             return []
         self._told_count[key] = count
         return [ResizeWorker(key, count)]
@@ -280,6 +308,8 @@ class Holding:
             self._checking.add(key)
             return [CheckReserve(held.order)]
         self._waits_for.pop(key, None)
+        if key.is_store:  # at the endpoint that it will be known by; the gang has none yet
+            return [StartWorker(structs.replace(held.order, endpoint=held.endpoint))]
         held.phase = P.READY
         return [StartWorker(held.order)] if held.order.phase == OrderPhase.RUN else []
 
@@ -287,6 +317,11 @@ class Holding:
         """Why its GPUs are not to be had now; one that never can be is refused."""
         if facts.gpus is None:
             return "no GPU sample yet"
+        stop_after_s, contact_at_s = held.order.spec.stop_after_s, facts.contact_at_s
+        if stop_after_s is not None and (
+            contact_at_s is None or facts.now_s - contact_at_s >= stop_after_s
+        ):
+            return "waits for an answer of the coordinator, without which it would be stopped"
         wanted = set(held.order.gpu_uuids)
         known = {gpu.uuid: gpu for gpu in facts.gpus}
         missing = sorted(wanted - set(known))
@@ -300,3 +335,12 @@ class Holding:
         if facts.gpus_at_s <= self.gpu_left_at_s(wanted):
             return "waits for a GPU sample after the last worker left"
         return next((why for uuid in sorted(wanted) if (why := self.busy_gpu(known[uuid]))), "")
+
+
+def _phase(held: Held, fact: WorkerFact, facts: Facts) -> WorkerPhase:
+    """As its shim says; a store is only on its way until it listens, else nobody could join it."""
+    is_new = fact.phase == P.RUNNING and held.phase != P.RUNNING
+    if not (held.order.key.is_store and is_new):
+        return fact.phase
+    port = int(held.endpoint.rpartition(":")[2] or 0)
+    return P.RUNNING if port in facts.listening_ports else P.RESERVING

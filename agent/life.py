@@ -310,6 +310,12 @@ class Life:
         live = self.workers.live()
         if live:
             self._emptied_at_s = None
+            # Nothing that the agent can do is left: each was killed at the end of its grace, and
+            # so was its shim. The node is no help to its service, which must have another one.
+            until_s = self._role_at_s + self.settings.vacate_grace_s
+            if facts.now_s - until_s > self.settings.device_free_timeout_s:
+                why = f"worker {live[0].order.key} does not end, {len(live)} in all"
+                self._fire(NodeEvent.DEVICE_STUCK, facts.now_s, why)
             return []
         if self._emptied_at_s is None:
             self._emptied_at_s = facts.now_s

@@ -11,8 +11,10 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol
 
+import msgspec
 from msgspec import Struct
 
+from agent.gpu_xids import UntoldXids
 from agent.hooks import Commands
 from agent.ledger import LedgerPort
 from agent.life import Life
@@ -95,6 +97,7 @@ class Node:
         self.runner = runner
         self.clock = clock
         self.last_sample = Sample(began_at_s=clock.now_s())
+        self.contact_at_s: float | None = None
         self.changed = asyncio.Event()
         """Set when `step` should be called at once."""
         self._ledger = ledger
@@ -102,12 +105,29 @@ class Node:
         self._commands = commands
         self._machine = machine
         self._hooks: set[asyncio.Task[None]] = set()
+        self._xids = UntoldXids()
+
+    def contacted(self, at_s: float) -> None:
+        """The coordinator answered a report that was sent at this instant."""
+        self.contact_at_s = at_s
+        self.runner.contacted(at_s)
 
     # --- looking ------------------------------------------------------------------------------
 
     async def sample(self) -> None:
         """Look at the machine."""
-        self.last_sample = await self._sampler.sample()
+        sample = await self._sampler.sample()
+        if sample.gpus is not None:
+            sample = msgspec.structs.replace(sample, gpus=self._xids.saw(sample.gpus))
+        self.last_sample = sample
+
+    def told(self, gpus: Sequence[GpuReport]) -> None:
+        """A report with these GPUs was sent; their XIDs are not told again."""
+        self._xids.told(gpus)
+        sample = self.last_sample
+        if sample.gpus is not None:
+            gpus = self._xids.untold(sample.gpus)
+            self.last_sample = msgspec.structs.replace(sample, gpus=gpus)
 
     async def sample_for_ever(self) -> None:
         """One look per period, more often while something is in transition."""
@@ -138,6 +158,10 @@ class Node:
             probed_at_s=sample.began_at_s,
             statuses=tuple(_fact(status) for status in statuses),
             trespassers=self._trespassers(statuses),
+            listening_ports=self._machine.listening_ports()
+            if self.life.workers.awaits_store
+            else frozenset(),
+            contact_at_s=self.contact_at_s,
         )
 
     def _trespassers(self, statuses: Sequence[WorkerStatus]) -> tuple[tuple[int, GpuUuid], ...]:
@@ -152,7 +176,8 @@ class Node:
         if not used:
             return ()
         unknown = self._machine.strangers(
-            {pid for pid, _ in used}, [status.pid for status in statuses if status.pid]
+            {pid for pid, _ in used},
+            [status.pid for status in statuses if status.pid and not status.key.is_store],
         )
         return tuple((pid, uuid) for pid, uuid in used if pid in unknown)
 

@@ -64,7 +64,8 @@ class Supervisor:
         self._unverified: tuple[int, str] | None = None
         self._exit_due_at_s = 0.0
         now_s = shim_files.boot_time_s()
-        self._heard_at_s = self._log_at_s = self._status_at_s = self._kill_at_s = now_s
+        self._contact_at_s = min(now_s, read_number(spec.get("contact_at_s")) or now_s)
+        self._log_at_s = self._status_at_s = self._kill_at_s = now_s
         self._poll = select.poll()
         self._wake_fd = self._watch_signals()
         self._control = shim_sockets.bind_control(shim_files.CONTROL_SOCKET)
@@ -139,7 +140,7 @@ class Supervisor:
         if self._stop is not None:
             due_at_s.append(max(self._stop.due_at_s(), self._held_until_s()))
         elif self._stop_after_s is not None:
-            due_at_s.append(self._heard_at_s + self._stop_after_s)
+            due_at_s.append(self._contact_at_s + self._stop_after_s)
         return min(due_at_s)
 
     def _held_until_s(self) -> float:
@@ -173,9 +174,10 @@ class Supervisor:
         elif (
             self._stop is None
             and self._stop_after_s is not None
-            and now_s >= self._heard_at_s + self._stop_after_s
+            and now_s >= self._contact_at_s + self._stop_after_s
         ):
-            self._status.note(f"no agent for {self._stop_after_s:g} s (stop_after_s)")
+            why = f"no contact to the coordinator for {self._stop_after_s:g} s (stop_after_s)"
+            self._status.note(why)
             self._begin_stop(OUTSIDE_REASON, self._grace_s)
         if now_s >= self._log_at_s:
             self._log_at_s = now_s + LOG_PERIOD_S
@@ -199,10 +201,21 @@ class Supervisor:
         elif op == "resize" and count is not None and count >= 0:
             self._worker_count = int(count)
             self._tell_count()
-        elif op != "ping":
+        elif op == "ping":
+            self._on_ping(read_number((order or {}).get("contact_at_s")))
+        else:
             self._status.count_garbage(1)
-            return
-        self._heard_at_s = shim_files.boot_time_s()
+
+    def _on_ping(self, contact_at_s: float | None) -> None:
+        """The agent sent a report at this instant and the coordinator answered it.
+
+        Nothing else puts `stop_after_s` off, no other order and not the agent's being alive: the
+        coordinator counts its silence from the last report, and would give the job to others while
+        an agent behind a cut cable kept this worker (design 6).
+        """
+        if contact_at_s is not None:
+            now_s = shim_files.boot_time_s()
+            self._contact_at_s = max(self._contact_at_s, min(now_s, contact_at_s))
 
     def _tell_count(self) -> None:
         if self._worker_count != self._told_count and self._job.is_connected:

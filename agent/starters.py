@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from agent.worker_spec import grace_s
 from common.clock import Clock
 from common.errors import Unavailable
 from common.messages import WorkerOrder
@@ -61,19 +62,19 @@ def systemd_argv(
     worker its grace; the rest of the cgroup is killed only after it. OOMPolicy=continue: the
     kernel's choice of a victim inside the job is the job's exit, not the shim's.
     """
-    spec = order.spec
+    spec, is_store = order.spec, order.key.is_store
     properties = [
         "Type=exec",
         "KillMode=mixed",
-        f"TimeoutStopSec={spec.checkpoint.grace_s + START_TIMEOUT_S:g}",
+        f"TimeoutStopSec={grace_s(order) + START_TIMEOUT_S:g}",
         "OOMPolicy=continue",
         "OOMScoreAdjust=0",
         f"StandardOutput=append:{directory / SHIM_LOG}",
         f"StandardError=append:{directory / SHIM_LOG}",
     ]
-    if spec.memory_bytes_per_worker:
+    if spec.memory_bytes_per_worker and not is_store:  # the limits of a worker are for workers
         properties.append(f"MemoryMax={spec.memory_bytes_per_worker}")
-    if spec.cpus_per_worker:
+    if spec.cpus_per_worker and not is_store:
         properties.append(f"CPUWeight={min(10_000, 100 * spec.cpus_per_worker)}")
     return (
         "systemd-run",

@@ -123,6 +123,8 @@ class Facts(Struct, frozen=True, kw_only=True):
     gpus: None before the first sample. gpus_at_s: when that sample was begun.
     inference, is_healthy: of the inference server, asked at probed_at_s.
     trespassers: GPU processes that belong to no granted worker, as (pid, GPU).
+    listening_ports: TCP ports that somebody listens on; empty while nobody waits for one.
+    contact_at_s: when the last report was sent that the coordinator answered; None before one.
     """
 
     now_s: float
@@ -133,6 +135,8 @@ class Facts(Struct, frozen=True, kw_only=True):
     probed_at_s: float = 0.0
     statuses: tuple[WorkerFact, ...] = ()
     trespassers: tuple[tuple[int, GpuUuid], ...] = ()
+    listening_ports: frozenset[int] = frozenset()
+    contact_at_s: float | None = None
 
 
 class CheckReserve(Struct, frozen=True):

@@ -16,7 +16,7 @@ from msgspec import Struct
 from agent import shim_files
 from common.errors import ConfigError
 from common.messages import WorkerPhase
-from common.model import TOKEN_PATTERN, Checkpoint, JobId, Progress, WorkerKey
+from common.model import STORE_INDEX, TOKEN_PATTERN, Checkpoint, JobId, Progress, WorkerKey
 
 SHIM_LOST = "shim lost"
 
@@ -53,17 +53,22 @@ def directory_name(key: WorkerKey) -> str:
     Raises:
         ConfigError: the job's id is no token, so it could name another place.
     """
-    if not re.fullmatch(TOKEN_PATTERN, key.job_id) or key.attempt < 0 or key.worker_index < 0:
+    if (
+        not re.fullmatch(TOKEN_PATTERN, key.job_id)
+        or key.attempt < 0
+        or (key.worker_index < 0 and not key.is_store)
+    ):
         raise ConfigError(f"key: {key}, expected a token and two counts")
     return str(key)
 
 
 def key_of(directory: Path) -> WorkerKey | None:
     """The worker whose directory this is; None when the name is no key's."""
-    match = re.fullmatch(r"([A-Za-z0-9_-]{1,64})\.(\d{1,9})\.(\d{1,9})", directory.name)
+    match = re.fullmatch(r"([A-Za-z0-9_-]{1,64})\.(\d{1,9})\.(\d{1,9}|store)", directory.name)
     if match is None:
         return None
-    return WorkerKey(JobId(match[1]), int(match[2]), int(match[3]))
+    index = STORE_INDEX if match[3] == "store" else int(match[3])
+    return WorkerKey(JobId(match[1]), int(match[2]), index)
 
 
 def read_record(directory: Path) -> WorkerRecord | None:

@@ -1,10 +1,11 @@
-"""What a worker is given: its command line, its environment, its shim's spec. Pure; must not know
-processes or files.
+"""What a worker, or its gang's rendezvous store, is given: its command line, its environment, its
+shim's spec. Pure; must not know processes or files.
 """
 
 from __future__ import annotations
 
 import posixpath
+from pathlib import Path
 
 from msgspec import Struct
 
@@ -15,6 +16,9 @@ TORCHRUN_MAX_RESTARTS = 1_000_000
 """Out of the way: Aryl counts restarts by their cause, torchrun could not tell them apart."""
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 LOG_MAX_BYTES = 64 << 20
+TORCH_STORE = Path(__file__).with_name("torch_store.py")
+STORE_GRACE_S = 5.0
+"""A store has nothing to save: it is there for as long as its gang, and no longer."""
 
 
 class Account(Struct, frozen=True, kw_only=True):
@@ -27,12 +31,15 @@ class Account(Struct, frozen=True, kw_only=True):
 
 
 def worker_argv(order: WorkerOrder, *, endpoint: str) -> tuple[str, ...]:
-    """The command of a worker, inside its launcher.
+    """The command of a worker, inside its launcher; of a store, the store's.
 
     With torchrun, `min:max` of the GPU type is its range of nodes: PyTorch's documentation of
     torchrun, "Elastic (min=1, max=4, tolerates up to 3 membership changes or failures)".
     """
     spec = order.spec
+    if order.key.is_store:
+        # By name: beside torchrun on the job's PATH lies the Python that has torch.
+        return spec.rendezvous.command or ("python3", str(TORCH_STORE), endpoint)
     match spec.launcher:
         case Launcher.NONE:
             return spec.command
@@ -41,18 +48,27 @@ def worker_argv(order: WorkerOrder, *, endpoint: str) -> tuple[str, ...]:
             return (
                 "torchrun",
                 f"--nnodes={workers.min}:{workers.max}",
-                f"--nproc-per-node={spec.gpus_per_worker}",
+                # Where an attempt spans GPU types, a worker on another type has more of them.
+                f"--nproc-per-node={len(order.gpu_uuids) or spec.gpus_per_worker}",
                 f"--max-restarts={TORCHRUN_MAX_RESTARTS}",
                 "--rdzv-backend=c10d",
                 f"--rdzv-endpoint={endpoint}",
+                # Else the launcher on the store's node would try to host another one.
+                *(["--rdzv-conf=is_host=0"] if order.has_store else []),
                 f"--rdzv-id={order.key.job_id}-{order.key.attempt}",
                 *spec.command,
             )
 
 
+def grace_s(order: WorkerOrder) -> float:
+    """Seconds from the request to end until SIGKILL; of a store no more than of its workers."""
+    of_job_s = order.spec.checkpoint.grace_s
+    return min(of_job_s, STORE_GRACE_S) if order.key.is_store else of_job_s
+
+
 def checkpoint_path(order: WorkerOrder) -> str:
-    """Where the job saves, absolute; empty when it never does."""
-    path = order.spec.checkpoint.path
+    """Where the job saves, absolute; empty when it never does, as no store ever does."""
+    path = None if order.key.is_store else order.spec.checkpoint.path
     return posixpath.join(order.spec.workdir, path) if path else ""
 
 
@@ -80,6 +96,8 @@ def worker_environment(
         "ARYL_IS_FLEXIBLE": str(int(order.is_flexible)),
         "CUDA_VISIBLE_DEVICES": ",".join(order.gpu_uuids),
     }
+    if order.key.is_store:
+        del given["ARYL_WORKER_INDEX"], given["ARYL_IS_FLEXIBLE"]
     if endpoint:
         given |= {"MASTER_ADDR": host.strip("[]"), "MASTER_PORT": port}
     defaults = {
@@ -104,24 +122,30 @@ def shim_spec(
     directory: str = "",
     account: Account | None = None,
     home: str = "/",
+    contact_at_s: float | None = None,
 ) -> dict[str, object]:
     """The spec.json of a worker's shim.
 
     directory: where the shim keeps its files; marks all processes of the worker.
+    contact_at_s: when the coordinator was last heard, on the boot clock: from there on
+        `stop_after_s` counts, however late the shim comes to life.
     """
     spec = order.spec
+    is_store = order.key.is_store
     return {
         "key": str(order.key),
         "argv": list(worker_argv(order, endpoint=endpoint)),
         "env": worker_environment(order, endpoint=endpoint, account=account, home=home)
         | {"ARYL_WORKER_DIRECTORY": directory},
         "workdir": spec.workdir,
-        "signal": spec.checkpoint.signal,
-        "grace_s": spec.checkpoint.grace_s,
+        # A store gets what ends any program; the job's own signal may only mean "save".
+        "signal": "SIGTERM" if is_store else spec.checkpoint.signal,
+        "grace_s": grace_s(order),
         "checkpoint_path": checkpoint_path(order),
         "worker_count": order.worker_count,
         # Silence proves nothing, so without the job's own wish it ends no worker.
         "stop_after_s": spec.stop_after_s,
+        "contact_at_s": contact_at_s,
         "log_max_bytes": LOG_MAX_BYTES,
         "account": None
         if account is None

@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from agent import shim_files
 from agent.accounts import job_account
+from agent.hung_shims import HungShims
 from agent.kept_logs import KeptLogs
 from agent.reserve import Refuse, refusal
 from agent.settings import AgentSettings, Starter
@@ -95,6 +96,10 @@ class WorkerRunner(Protocol):
         """Tell the worker how large its gang is now."""
         ...
 
+    def contacted(self, at_s: float) -> None:
+        """The coordinator answered a report of this instant: `stop_after_s` counts from there."""
+        ...
+
     async def statuses(self) -> tuple[WorkerStatus, ...]:
         """Every worker that was started and not forgotten, by key."""
         ...
@@ -156,6 +161,9 @@ class ShimRunner:
         self._refuse = refuse
         self._is_root_allowed = is_root_allowed
         self._boot_id = shim_files.boot_id()
+        self._hung = HungShims(self._boot_id)
+        self._contact_at_s: float | None = None
+        self._told_contact_s: dict[WorkerKey, float] = {}
 
     async def start(self, order: WorkerOrder, *, endpoint: str) -> None:
         """As `WorkerRunner.start`. Two starters of one key, even two agents, get one shim: the
@@ -173,6 +181,7 @@ class ShimRunner:
             directory=str(directory.resolve()),
             account=self._account,
             home=os.environ.get("HOME", "/"),
+            contact_at_s=self._contact_at_s,
         )
         path = str(directory / shim_files.SPEC_FILE)
         await asyncio.to_thread(shim_files.write_json, path, spec, is_durable=True)
@@ -195,6 +204,7 @@ class ShimRunner:
 
     async def stop(self, key: WorkerKey, reason: StopReason, grace_s: float) -> None:
         """As `WorkerRunner.stop`."""
+        self._hung.told_to_stop(key, grace_s, now_s=self._clock.now_s())
         self._tell(key, {"op": "stop", "reason": reason.value, "grace_s": grace_s})
 
     async def kill(self, key: WorkerKey) -> None:
@@ -228,8 +238,12 @@ class ShimRunner:
         finally:
             os.close(directory_fd)
 
+    def contacted(self, at_s: float) -> None:
+        """As `WorkerRunner.contacted`; the shims hear of it with the next look at them."""
+        self._contact_at_s = at_s
+
     async def statuses(self) -> tuple[WorkerStatus, ...]:
-        """As `WorkerRunner.statuses`; each live shim hears that there is an agent."""
+        """As `WorkerRunner.statuses`; each live shim hears of the last contact, once."""
         found: list[WorkerStatus] = []
         for key, directory in self._directories():
             status = self._status(key, directory)
@@ -242,16 +256,27 @@ class ShimRunner:
             record = read_record(directory)
             if record is None:
                 return None  # nothing has run yet; `start` goes on from here
+            now_s = self._clock.now_s()
+            if record.phase == WorkerPhase.EXITED:
+                self._hung.forget(key)
+            else:
+                self._hung.end_if_hung(key, directory, record, now_s=now_s)
             if record.phase != WorkerPhase.EXITED and not is_shim_alive(record, self._boot_id):
-                now_s = self._clock.now_s()
                 record = bury(directory, record, boot_id=self._boot_id, now_s=now_s)
         except msgspec.DecodeError as error:
             text = f"{SHIM_LOST}: its status cannot be read: {error}"
             return WorkerStatus(key=key, phase=WorkerPhase.EXITED, pid=0, error=text)
         if record.phase != WorkerPhase.EXITED:
-            with contextlib.suppress(Unavailable):
-                self._tell(key, {"op": "ping"})
+            self._tell_contact(key)
         return self._as_status(key, record)
+
+    def _tell_contact(self, key: WorkerKey) -> None:
+        at_s = self._contact_at_s
+        if at_s is None or self._told_contact_s.get(key) == at_s:
+            return
+        with contextlib.suppress(Unavailable):  # the next look tells it
+            self._tell(key, {"op": "ping", "contact_at_s": at_s})
+            self._told_contact_s[key] = at_s
 
     def _as_status(self, key: WorkerKey, record: WorkerRecord) -> WorkerStatus:
         ended_s = record.ended_boot_s
@@ -279,6 +304,7 @@ class ShimRunner:
         status = self._status(key, directory)
         if status is not None and status.phase != WorkerPhase.EXITED:
             raise Unavailable(f"{key}: cannot be forgotten, it is {status.phase}")
+        self._told_contact_s.pop(key, None)
         await asyncio.to_thread(self._remove, key, directory)
 
     def _remove(self, key: WorkerKey, directory: Path) -> None:

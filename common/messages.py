@@ -222,7 +222,11 @@ class WorkerOrder(Part, frozen=True, kw_only=True):
     """Workers of the gang now; a change of it is a resize."""
     endpoint: str = ""
     """host:port of the gang's rendezvous; empty until the gang is ready."""
+    has_store: bool = False
+    """The gang meets at a rendezvous store of its own, so that no launcher may host one."""
     preemption_count: NonNegativeInt = 0
+    gang_nodes: tuple[Token, ...] = ()
+    """Nodes of the whole gang, so that one ledger tells who else belongs to it."""
 
 
 class StopOrder(Part, frozen=True, kw_only=True):

@@ -115,12 +115,31 @@ class GpuRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     types: accepted GPU types in order of preference; empty accepts any (a fungible job).
     worker_multiplier: per type, how many workers stand for one (16 GB cards for 32 GB ones: 2),
         so that the global batch stays the same.
+    heterogeneous_speed_ratio: part of its full speed that the job makes on several of its types at
+        once; 0: it runs on one type at a time. A worker on another type than the attempt's has as
+        many more GPUs as the multipliers say, and stands for one worker.
     """
 
     types: tuple[str, ...] = ()
     worker_multiplier: dict[str, Annotated[int, Meta(ge=1, le=64)]] = field(
         default_factory=dict[str, int]
     )
+    heterogeneous_speed_ratio: Ratio = 0.0
+
+    def gpus_for_one(self, node_type: str, gpu_type: str) -> int | None:
+        """GPUs of a node's type that stand for one of the attempt's type.
+
+        None where the attempt cannot use the node: it does not span these types, or the one type
+        does not stand for a whole number of the other.
+        """
+        if node_type == gpu_type:
+            return 1
+        if not self.heterogeneous_speed_ratio or node_type not in self.types:
+            return None
+        factor, rest = divmod(
+            self.worker_multiplier.get(node_type, 1), self.worker_multiplier.get(gpu_type, 1)
+        )
+        return None if rest else factor
 
 
 class CheckpointSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -141,6 +160,17 @@ class RetrySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     max_restarts: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
     on_exit_codes: tuple[Annotated[int, Meta(ge=-64, le=255)], ...] = ()
+
+
+class RendezvousSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the gang meets, when that is a program of its own: the rendezvous store.
+
+    command: program and arguments, run without a shell on the node of worker 0; it listens at
+        `ARYL_RENDEZVOUS_ENDPOINT`. Without it an elastic job under torchrun gets a PyTorch
+        `TCPStore`, and any other job none.
+    """
+
+    command: tuple[str, ...] = ()
 
 
 class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -165,16 +195,23 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     deadline_s: JobSeconds | None = None
     time_limit_s: JobSeconds | None = None
     stop_after_s: JobSeconds | None = None
-    """A worker whose shim hears no agent for this long is stopped; None never (design 6)."""
+    """A worker without contact to the coordinator for so long is stopped; None never (design 6)."""
     checkpoint: CheckpointSpec = CheckpointSpec()
     retry: RetrySpec = RetrySpec()
     launcher: Launcher = Launcher.NONE
+    rendezvous: RendezvousSpec = RendezvousSpec()
     app: Token | None = None
 
     @property
     def is_elastic(self) -> bool:
         """Whether the job may run with more workers than its base demand."""
         return self.workers.max > self.workers.min
+
+    @property
+    def has_store(self) -> bool:
+        """Whether each attempt runs a rendezvous store of its own beside its workers (design 5)."""
+        is_default = self.launcher == Launcher.TORCHRUN and self.is_elastic
+        return is_default or bool(self.rendezvous.command)
 
     @property
     def base_demand_gpus(self) -> int:
@@ -191,15 +228,25 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return not self.gpu.types or gpu_type in self.gpu.types
 
 
+STORE_INDEX = -1
+"""Worker index of an attempt's rendezvous store: it is held, stopped and reported as a worker is,
+and counted as none."""
+
+
 class WorkerKey(Struct, frozen=True, order=True):
-    """One worker of one attempt of one job; unique for ever."""
+    """One worker of one attempt of one job, or its rendezvous store; unique for ever."""
 
     job_id: JobId
     attempt: int
     worker_index: int
 
     def __str__(self) -> str:
-        return f"{self.job_id}.{self.attempt}.{self.worker_index}"
+        return f"{self.job_id}.{self.attempt}.{'store' if self.is_store else self.worker_index}"
+
+    @property
+    def is_store(self) -> bool:
+        """Whether this is the attempt's rendezvous store."""
+        return self.worker_index == STORE_INDEX
 
 
 class Lease(Struct, frozen=True, kw_only=True):

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from common.messages import DesiredState
 from common.model import NodeName
 from coordinator.policies.decisions import Decision
 
 
 class PushDesired(Struct, frozen=True, tag="push_desired"):
-    """Send a node its desired state, until its report shows that generation."""
+    """Send a node its desired state, until its report shows that generation.
 
-    desired: DesiredState
+    `Engine.desired` says what it is when it leaves: of several orders the last is enough. A driver
+    that keeps a journal asks before the engine takes what is not in it yet.
+    """
+
+    node: NodeName
 
 
 class AskLedger(Struct, frozen=True, tag="ask_ledger"):

@@ -6,8 +6,8 @@ import heapq
 from collections.abc import Iterable
 
 from common.model import JobId
-from coordinator.engine.jobs import deadline_s
 from coordinator.engine.state import ClusterState, JobEntry
+from coordinator.engine.timeouts import deadline_s
 
 
 class Deadlines:
@@ -32,7 +32,7 @@ class Deadlines:
                 self._known_s[job_id] = at_s
                 heapq.heappush(self._heap, (at_s, job_id))
 
-    def next_s(self, state: ClusterState) -> float | None:
+    def next_s(self) -> float | None:
         """The earliest instant; None when time changes nothing."""
         while self._heap and self._known_s.get(self._heap[0][1]) != self._heap[0][0]:
             heapq.heappop(self._heap)
@@ -40,6 +40,5 @@ class Deadlines:
 
     def due(self, state: ClusterState, now_s: float) -> list[JobEntry]:
         """Jobs whose deadline is over, by job id."""
-        return [
-            state.jobs[job_id] for job_id in sorted(self._known_s) if self._known_s[job_id] <= now_s
-        ]
+        over = sorted(job_id for job_id, at_s in self._known_s.items() if at_s <= now_s)
+        return [state.jobs[job_id] for job_id in over]

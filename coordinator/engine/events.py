@@ -111,10 +111,15 @@ class ProgressReported(Fact, frozen=True, kw_only=True, tag="progress_reported")
 
 
 class NodeSilent(Fact, frozen=True, kw_only=True, tag="node_silent"):
-    """No report of a node for lost_after_s."""
+    """No report of a node for lost_after_s, and again when so much silence proves something.
+
+    unanswered_s: seconds in which certainly no leader answered a report of it: since the last one,
+        or since this leader began if that was later, on its boot clock; 0 is not known.
+    """
 
     node: NodeName
     silent_s: float
+    unanswered_s: float = 0.0
 
 
 class LoadMeasured(Fact, frozen=True, kw_only=True, tag="load_measured"):

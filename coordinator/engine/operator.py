@@ -6,7 +6,7 @@ The driver has checked the caller and the names; here an unknown target changes 
 from __future__ import annotations
 
 from common.model import LeaseId, Mode, NodeName, NodeRole, ServiceName
-from coordinator.engine import loans, nodes
+from coordinator.engine import loans, rebuilding, silence
 from coordinator.engine.context import Context
 from coordinator.engine.events import OperatorAction, OperatorAsked
 from coordinator.engine.state import NodeEntry
@@ -31,6 +31,8 @@ def act(ctx: Context, event: OperatorAsked) -> None:
             node = ctx.state.nodes.get(NodeName(event.target))
             if node is not None:
                 _node(ctx, node, event)
+            if event.action == A.CONFIRM_DEAD:
+                rebuilding.confirm_dead(ctx, NodeName(event.target), event.by)
     ctx.needs_pass = True
     ctx.needs_loan_pass = True
 
@@ -98,7 +100,7 @@ def _node(ctx: Context, node: NodeEntry, event: OperatorAsked) -> None:
                 node.desired_role = node.home_role
         case A.CONFIRM_DEAD:
             if node.role == NodeRole.LOST:
-                nodes.confirm_dead(ctx, node.name, event.by)
+                silence.confirm_dead(ctx, node.name, event.by)
         case _:
             node.is_cordoned = True
             node.cordon_reason = _said(event)

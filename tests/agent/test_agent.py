@@ -101,6 +101,26 @@ async def test_an_unwell_gpu_is_reported_and_ends_nothing() -> None:
         assert (house.phase(key()), house.runner.stops) == (P.RUNNING, [])
 
 
+async def test_an_xid_is_told_by_one_report_however_often_the_agent_looks() -> None:
+    """Looks between two reports lose none, and two reports of one look do not tell it twice."""
+    async with AgentHouse() as house:
+        await house.until(lambda: bool(house.reports))
+
+        async def look(*xids: int) -> None:
+            house.machine.xids = xids
+            await house.node.sample()
+
+        def told() -> list[int]:
+            return [code for report in house.reports for code in report.gpus[0].xids]
+
+        await look(79)
+        await look(31)
+        await look()
+        await house.until(lambda: len(told()) == 2)
+        await house.clock.advance(5.0)
+        assert told() == [79, 31]
+
+
 # --- desired states ---------------------------------------------------------------------------
 
 

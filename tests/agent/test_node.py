@@ -1,4 +1,4 @@
-"""The node's driver alone: look, write down, do; what happens when doing fails; the way home."""
+"""The node's driver alone: look, write down, do; what happens when doing fails."""
 
 from __future__ import annotations
 
@@ -9,88 +9,23 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from agent.go_home import go_home
 from agent.machine import ThisMachine
 from agent.state import HookKind
 from agent.worker_record import SHIM_LOST
 from agent.workers import WorkerStatus
 from common.errors import Unavailable
 from common.messages import (
-    DesiredState,
     OrderPhase,
     StopOrder,
     Trespass,
-    WorkerOrder,
     WorkerPhase,
-    WorkerReport,
 )
-from common.model import GpuUuid, LeaseId, NodeRole, StopReason, WorkerKey
-from tests.agent.agent_house import AgentHouse, running
-from tests.agent.bench import key, lease, order
+from common.model import GpuUuid, NodeRole, StopReason, WorkerKey
+from tests.agent.agent_house import running
+from tests.agent.bench import key, order
+from tests.agent.node_house import House
 
 R, P = NodeRole, WorkerPhase
-
-
-class House(AgentHouse):
-    """A node without an agent: a test calls its driver."""
-
-    async def turn(self, count: int = 1, *, after_s: float = 1.0) -> None:
-        """Look and do, so often."""
-        for _ in range(count):
-            await self.clock.advance(after_s)
-            await self.node.sample()
-            await self.node.step()
-            await self.clock.settle()
-
-    def accept(
-        self,
-        role: NodeRole,
-        *orders: WorkerOrder,
-        stops: tuple[StopOrder, ...] = (),
-        acknowledged: tuple[WorkerKey, ...] = (),
-        is_lent: bool = False,
-    ) -> None:
-        """A newer desired state."""
-        self.generation += 1
-        desired = DesiredState(
-            node="n1", epoch=1, generation=self.generation, role=role, workers=orders, stops=stops,
-            acknowledged=acknowledged, lease=lease() if is_lent else None,
-        )  # fmt: skip
-        assert self.life.accept(desired, now_s=self.clock.now_s()).is_accepted
-
-    def role(self) -> NodeRole:
-        """A call, so that a type checker does not think that it stays the same."""
-        return self.life.memory.role
-
-    def said(self, worker: WorkerKey | None = None) -> WorkerReport:
-        """What the node would report of a worker."""
-        wanted = worker or key()
-        return next(report for report in self.life.workers.reports() if report.key == wanted)
-
-    async def run_one(self, *orders: WorkerOrder) -> None:
-        """Bring workers to RUNNING."""
-        orders = orders or (order(),)
-        self.accept(R.TRAINING, *orders)
-        await self.turn(3)
-        assert [self.said(one.key).phase for one in orders] == [P.RUNNING] * len(orders)
-
-    def stop_one(self, *, grace_s: float = 9.0) -> None:
-        """Order the default worker to stop."""
-        stop = StopOrder(key=key(), reason=StopReason.CANCEL, grace_s=grace_s)
-        self.accept(R.TRAINING, order(), stops=(stop,))
-
-    async def lend_with(self, *orders: WorkerOrder, until_s: float = 1e6) -> None:
-        """Bring an inference node on loan, with workers that run."""
-        await self.turn(5)
-        self.accept(R.ON_LOAN, *orders, is_lent=True)
-        await self.turn()
-        self.life.renewed(LeaseId("l1-1"), until_s)
-        await self.turn(8)
-        assert self.role() == R.ON_LOAN
-        assert [self.said(one.key).phase for one in orders] == [P.RUNNING] * len(orders)
-
-
-# --- writing down, then doing -----------------------------------------------------------------
 
 
 async def test_what_is_to_be_done_is_on_disk_before_it_is_done() -> None:
@@ -260,6 +195,9 @@ async def test_the_machine_is_asked_through_its_port() -> None:
         def free_port(self) -> int:
             return 4711
 
+        def listening_ports(self) -> frozenset[int]:
+            return frozenset()
+
         def strangers(self, pids: Iterable[int], owners: Iterable[int]) -> set[int]:
             return set(pids)
 
@@ -324,96 +262,3 @@ def test_a_rendezvous_port_is_one_that_nobody_listens_on() -> None:
 
 
 # --- graces on the way home -------------------------------------------------------------------
-
-
-async def test_each_worker_keeps_its_own_grace_when_the_node_goes_home() -> None:
-    """A short one must not shorten that of the workers after it."""
-    house = House(inference=True)
-    short, long = order(key(0), gpus=(0,), grace_s=2.0), order(key(1), gpus=(1,), grace_s=25.0)
-    await house.lend_with(short, long)
-    house.accept(R.SERVING)
-    await house.turn()
-    assert house.runner.stops == [
-        (key(0), StopReason.PREEMPT, 2.0),
-        (key(1), StopReason.PREEMPT, 25.0),
-    ]
-
-
-async def test_a_stop_that_is_under_way_is_shortened_when_the_node_must_go_home() -> None:
-    """The service has its deadline, whatever grace the coordinator gave before; told once."""
-    house = House(inference=True, vacate_grace_s=10.0)
-    await house.lend_with(order(grace_s=600.0), until_s=house.clock.now_s() + 40.0)
-    house.runner.is_deaf = True
-    stop = StopOrder(key=key(), reason=StopReason.RELEASE, grace_s=600.0)
-    house.accept(R.ON_LOAN, order(grace_s=600.0), stops=(stop,), is_lent=True)
-    await house.turn(2)
-    await house.turn(8, after_s=5.0)
-    assert house.role() == R.VACATING
-    assert house.runner.stops == [
-        (key(), StopReason.RELEASE, 600.0),
-        (key(), StopReason.RELEASE, 10.0),
-    ]
-
-
-# --- go home ----------------------------------------------------------------------------------
-
-
-async def test_a_node_whose_agent_is_dead_goes_home_when_its_lease_is_over() -> None:
-    """Workers end, the GPUs are seen free, the server starts, and only then it is routed."""
-    house = House(inference=True)
-    await house.lend_with(order(), until_s=house.clock.now_s() + 20.0)
-    house.machine.commands.clear()
-    await house.clock.advance(20.0)
-    going = asyncio.create_task(go_home(house.node, clock=house.clock))
-    await house.until(going.done)
-    assert "serving again" in going.result()
-    assert house.role() == R.SERVING
-    assert house.machine.commands == ["start", "route"]
-    assert house.runner.stops == [(key(), StopReason.PREEMPT, 30.0)]
-
-
-async def test_a_valid_lease_is_left_alone_and_whoever_calls_must_call_again() -> None:
-    """Success would end the last resort, and nobody would be left to bring the node home."""
-    house = House(inference=True)
-    await house.lend_with(until_s=house.clock.now_s() + 20.0)
-    going = asyncio.create_task(go_home(house.node, clock=house.clock))
-    await house.until(going.done)
-    with pytest.raises(Unavailable, match="valid for another"):
-        going.result()
-    assert house.role() == R.ON_LOAN
-
-
-async def test_a_drain_whose_lease_was_never_confirmed_comes_home_too() -> None:
-    """Agent and coordinator died in the first moments of the loan."""
-    house = House(inference=True)
-    await house.turn(5)
-    house.accept(R.ON_LOAN, is_lent=True)
-    await house.turn(6)
-    assert (house.role(), house.machine.is_healthy) == (R.DRAINING, False)
-    await house.clock.advance(30.0)
-    going = asyncio.create_task(go_home(house.node, clock=house.clock))
-    await house.until(going.done)
-    assert house.role() == R.SERVING
-    assert house.machine.is_healthy
-
-
-@pytest.mark.parametrize("inference", [True, False])
-async def test_a_node_at_home_is_left_as_it_is(inference: bool) -> None:
-    """The last resort of a loan that ended well finds nothing to do."""
-    house = House(inference=inference)
-    await house.turn(5)
-    commands = list(house.machine.commands)
-    assert await go_home(house.node, clock=house.clock) == ""
-    assert house.machine.commands == commands
-
-
-async def test_a_node_that_cannot_get_home_ends_in_quarantine_with_the_reason() -> None:
-    """A service is never given a server that does not work."""
-    house = House(inference=True, warm_up_timeout_s=20.0)
-    await house.lend_with(until_s=house.clock.now_s() + 20.0)
-    await house.clock.advance(20.0)
-    house.machine.command_errors = ["start exited with 1"] * 1000
-    going = asyncio.create_task(go_home(house.node, clock=house.clock))
-    await house.until(going.done)
-    assert house.role() == R.QUARANTINED
-    assert "start exited with 1" in going.result()

@@ -17,7 +17,7 @@ from agent.worker_spec import (
     worker_environment,
 )
 from common.clock import SystemClock
-from common.model import GpuRequest, Launcher
+from common.model import GpuRequest, GpuUuid, Launcher
 from tests.agent.worker_house import make_order
 
 ENDPOINT = "node-1:29400"
@@ -44,6 +44,15 @@ def test_torchrun_gets_the_gang_s_range_and_rendezvous() -> None:
     )
 
 
+def test_a_worker_on_another_gpu_type_has_a_rank_for_each_gpu() -> None:
+    """Where an attempt spans types, four small GPUs may stand for two: ranks follow the GPUs."""
+    order = make_order("train.py", launcher=Launcher.TORCHRUN, gpus_per_worker=2)
+    more = tuple(GpuUuid(f"GPU-{index}") for index in range(4))
+    wide = msgspec.structs.replace(order, gpu_uuids=more)
+    assert "--nproc-per-node=2" in worker_argv(order, endpoint=ENDPOINT)
+    assert "--nproc-per-node=4" in worker_argv(wide, endpoint=ENDPOINT)
+
+
 def test_a_worker_multiplier_counts_in_the_range() -> None:
     """On a GPU type that needs two workers for one, the gang is twice as large."""
     order = make_order("train.py", launcher=Launcher.TORCHRUN, workers=(2, 8))
@@ -58,7 +67,7 @@ def test_the_environment_of_a_worker() -> None:
     """Every variable of the contract, and no other."""
     order = make_order(
         "x", workdir="/srv/job", checkpoint="saves", grace_s=12.5, workers=(2, 8), index=3,
-        is_flexible=True, env={"LR": "0.1"},
+        is_flexible=True, env={"LR": "0.1"}, gpus_per_worker=2,
     )  # fmt: skip
     assert worker_environment(order, endpoint=ENDPOINT, home="/home/u") == {
         "ARYL_JOB_ID": "job-1",

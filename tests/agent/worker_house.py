@@ -63,7 +63,7 @@ def make_order(
     gpus_per_worker: int = 1,
     stop_after_s: float | None = None,
 ) -> WorkerOrder:
-    """An order to run a command on one pretend GPU."""
+    """An order to run a command on pretend GPUs."""
     spec = JobSpec(
         name="test",
         command=command or ("true",),
@@ -85,7 +85,7 @@ def make_order(
         tenant="t",
         user="u",
         submitted_at_s=0.0,
-        gpu_uuids=(GpuUuid("GPU-1"), GpuUuid("GPU-2")),
+        gpu_uuids=tuple(GpuUuid(f"GPU-{at + 1}") for at in range(gpus_per_worker)),
         gpu_type="V100",
         is_flexible=is_flexible,
         phase=OrderPhase.RUN,

@@ -1,0 +1,56 @@
+"""What time alone does to a job: a gang that is not ready, a limit that is reached. Must not know
+who keeps the time.
+"""
+
+from __future__ import annotations
+
+from common.lifecycle import JobEvent
+from common.messages import OrderPhase
+from common.model import JobState, StopReason
+from coordinator.engine import jobs, stores
+from coordinator.engine.context import Context
+from coordinator.engine.state import AfterVacating, JobEntry
+
+
+def deadline_s(job: JobEntry) -> float | None:
+    """The next instant at which time alone changes something about a job."""
+    if job.gang_deadline_s is not None:
+        return job.gang_deadline_s
+    if job.spec.time_limit_s is None or job.attempt_ran_at_s is None or job.after_vacating:
+        return None
+    return job.attempt_ran_at_s + job.spec.time_limit_s
+
+
+def time_is_up(ctx: Context, job: JobEntry) -> None:
+    """A job's deadline is over: its gang was not ready in time, or it ran into its own limit."""
+    if job.gang_deadline_s is not None and job.gang_deadline_s <= ctx.now_s:
+        _gang_timeout(ctx, job)
+    limit_s, ran_at_s = job.spec.time_limit_s, job.attempt_ran_at_s
+    if limit_s is None or ran_at_s is None or job.state not in jobs.ACTIVE_JOB_STATES:
+        return
+    if ctx.now_s - ran_at_s >= limit_s and job.after_vacating is None:
+        job.error = f"ran into its time_limit_s of {limit_s:g} s"
+        job.after_vacating = AfterVacating.FAIL
+        jobs.stop_workers(ctx, job, StopReason.TIME_LIMIT)
+
+
+def _gang_timeout(ctx: Context, job: JobEntry) -> None:
+    """A gang or a resize was not ready in time; free of charge."""
+    job.gang_deadline_s = None
+    ctx.changed_jobs[job.job_id] = None
+    if job.state == JobState.STARTING:
+        ctx.state.counters.gang_timeouts += 1
+        waiting = [str(w.node) for w in job.workers.values() if not jobs.is_ready(w)]
+        if job.store is not None and not stores.is_ready(job):
+            waiting.append(f"the rendezvous store on {job.store.node}")
+        jobs.fire(ctx, job, JobEvent.GANG_TIMEOUT, f"not ready: {', '.join(waiting)}")
+        job.after_vacating = AfterVacating.REQUEUE
+        jobs.stop_workers(ctx, job, StopReason.GANG_TIMEOUT)
+        jobs.requeue_if_vacated(ctx, job)
+    elif job.state == JobState.RESIZING:
+        late = tuple(
+            index
+            for index, worker in job.workers.items()
+            if worker.order == OrderPhase.RESERVE and worker.stop is None
+        )
+        jobs.stop_workers(ctx, job, StopReason.GANG_TIMEOUT, only=late)

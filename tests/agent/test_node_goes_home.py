@@ -1,0 +1,112 @@
+"""The way home of a node: each worker's grace, and a node whose agent is dead."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from agent.go_home import go_home
+from common.errors import Unavailable
+from common.messages import (
+    StopOrder,
+    WorkerPhase,
+)
+from common.model import NodeRole, StopReason
+from tests.agent.bench import key, order
+from tests.agent.node_house import House
+
+R, P = NodeRole, WorkerPhase
+
+
+async def test_each_worker_keeps_its_own_grace_when_the_node_goes_home() -> None:
+    """A short one must not shorten that of the workers after it."""
+    house = House(inference=True)
+    short, long = order(key(0), gpus=(0,), grace_s=2.0), order(key(1), gpus=(1,), grace_s=25.0)
+    await house.lend_with(short, long)
+    house.accept(R.SERVING)
+    await house.turn()
+    assert house.runner.stops == [
+        (key(0), StopReason.PREEMPT, 2.0),
+        (key(1), StopReason.PREEMPT, 25.0),
+    ]
+
+
+async def test_a_stop_that_is_under_way_is_shortened_when_the_node_must_go_home() -> None:
+    """The service has its deadline, whatever grace the coordinator gave before; told once."""
+    house = House(inference=True, vacate_grace_s=10.0)
+    await house.lend_with(order(grace_s=600.0), until_s=house.clock.now_s() + 40.0)
+    house.runner.is_deaf = True
+    stop = StopOrder(key=key(), reason=StopReason.RELEASE, grace_s=600.0)
+    house.accept(R.ON_LOAN, order(grace_s=600.0), stops=(stop,), is_lent=True)
+    await house.turn(2)
+    await house.turn(8, after_s=5.0)
+    assert house.role() == R.VACATING
+    assert house.runner.stops == [
+        (key(), StopReason.RELEASE, 600.0),
+        (key(), StopReason.RELEASE, 10.0),
+    ]
+
+
+# --- go home ----------------------------------------------------------------------------------
+
+
+async def test_a_node_whose_agent_is_dead_goes_home_when_its_lease_is_over() -> None:
+    """Workers end, the GPUs are seen free, the server starts, and only then it is routed."""
+    house = House(inference=True)
+    await house.lend_with(order(), until_s=house.clock.now_s() + 20.0)
+    house.machine.commands.clear()
+    await house.clock.advance(20.0)
+    going = asyncio.create_task(go_home(house.node, clock=house.clock))
+    await house.until(going.done)
+    assert "serving again" in going.result()
+    assert house.role() == R.SERVING
+    assert house.machine.commands == ["start", "route"]
+    assert house.runner.stops == [(key(), StopReason.PREEMPT, 30.0)]
+
+
+async def test_a_valid_lease_is_left_alone_and_whoever_calls_must_call_again() -> None:
+    """Success would end the last resort, and nobody would be left to bring the node home."""
+    house = House(inference=True)
+    await house.lend_with(until_s=house.clock.now_s() + 20.0)
+    going = asyncio.create_task(go_home(house.node, clock=house.clock))
+    await house.until(going.done)
+    with pytest.raises(Unavailable, match="valid for another"):
+        going.result()
+    assert house.role() == R.ON_LOAN
+
+
+async def test_a_drain_whose_lease_was_never_confirmed_comes_home_too() -> None:
+    """Agent and coordinator died in the first moments of the loan."""
+    house = House(inference=True)
+    await house.turn(5)
+    house.accept(R.ON_LOAN, is_lent=True)
+    await house.turn(6)
+    assert (house.role(), house.machine.is_healthy) == (R.DRAINING, False)
+    await house.clock.advance(30.0)
+    going = asyncio.create_task(go_home(house.node, clock=house.clock))
+    await house.until(going.done)
+    assert house.role() == R.SERVING
+    assert house.machine.is_healthy
+
+
+@pytest.mark.parametrize("inference", [True, False])
+async def test_a_node_at_home_is_left_as_it_is(inference: bool) -> None:
+    """The last resort of a loan that ended well finds nothing to do."""
+    house = House(inference=inference)
+    await house.turn(5)
+    commands = list(house.machine.commands)
+    assert await go_home(house.node, clock=house.clock) == ""
+    assert house.machine.commands == commands
+
+
+async def test_a_node_that_cannot_get_home_ends_in_quarantine_with_the_reason() -> None:
+    """A service is never given a server that does not work."""
+    house = House(inference=True, warm_up_timeout_s=20.0)
+    await house.lend_with(until_s=house.clock.now_s() + 20.0)
+    await house.clock.advance(20.0)
+    house.machine.command_errors = ["start exited with 1"] * 1000
+    going = asyncio.create_task(go_home(house.node, clock=house.clock))
+    await house.until(going.done)
+    assert house.role() == R.QUARANTINED
+    assert "start exited with 1" in going.result()

@@ -1,0 +1,213 @@
+"""What the silence of a node proves, and when: `stop_after_s` as a lease on two clocks."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Struct
+
+from common.messages import WorkerPhase
+from common.model import CheckpointSpec, JobSpec, JobState, NodeName, WorkerRange
+from coordinator.engine.events import LeaderStarted, NodeSilent, PassDue
+from coordinator.engine.settings import EngineSettings
+from coordinator.engine.silence import certain_end_s
+from coordinator.engine.state import JobEntry
+from coordinator.service.explain import job as explain_job
+from coordinator.sim.outages import LOST_AFTER_S, Crash
+from tests.engine.house import House, state
+
+STOP_AFTER_S, GRACE_S = 60.0, 30.0
+DAY_S = 86_400.0
+MARGIN_S = EngineSettings().silence_margin_s
+BOUND_S = (STOP_AFTER_S + GRACE_S) * 1.002 + MARGIN_S
+
+
+def lost(house: House, *, stop_after_s: float | None = STOP_AFTER_S) -> JobEntry:
+    """A job on two nodes, of which t0 fell silent for good at 10 s and t1 goes on."""
+    job = house.submit("j", workers=(2, 2), stop_after_s=stop_after_s, grace_s=GRACE_S, work_s=1e6)
+    house.start(job, "t0", "t1")
+    house.sim.crash([Crash(node=NodeName("t0"), at_s=10.0, down_s=DAY_S)])
+    return job
+
+
+def say(house: House, *, silent_s: float, unanswered_s: float) -> None:
+    """The driver says how long t0 was silent."""
+    house.sim.handle(NodeSilent(node=NodeName("t0"), silent_s=silent_s, unanswered_s=unanswered_s))
+    house.wait(1.0)
+
+
+def test_a_job_restarts_elsewhere_once_its_own_limit_has_certainly_ended_it() -> None:
+    """Not a second before; it is a node fault, free of charge, with the reason in words."""
+    house = House()
+    job = lost(house)
+    house.wait(10.0 + BOUND_S - 1.0)
+    assert (state(job), job.node_fault_count) == (JobState.RUNNING, 0)
+    house.wait(GRACE_S)
+    assert (state(job), job.node_fault_count, job.own_fault_count) == (JobState.PENDING, 1, 0)
+    assert "stop_after_s is 60 s" in job.error
+    assert house.sim.nodes[NodeName("t1")].keys(WorkerPhase.RUNNING) == []
+    assert house.engine.awaited_silence_s() == {}
+
+
+def test_a_job_without_a_limit_waits_for_ever() -> None:
+    """Silence proves nothing of it."""
+    house = House()
+    job = lost(house, stop_after_s=None)
+    house.wait(DAY_S / 2)
+    assert (state(job), job.node_fault_count) == (JobState.RUNNING, 0)
+    assert house.engine.awaited_silence_s() == {}
+
+
+def test_a_node_that_is_heard_in_time_keeps_its_job() -> None:
+    """It was the network; the silence before counts no more."""
+    house = House()
+    job = house.submit("j", stop_after_s=STOP_AFTER_S, grace_s=GRACE_S, work_s=1e6)
+    house.start(job, "t0")
+    say(house, silent_s=LOST_AFTER_S, unanswered_s=LOST_AFTER_S)
+    house.sim.nodes[NodeName("t0")].report_soon()
+    house.wait(1.0)
+    assert house.engine.awaited_silence_s() == {}
+    say(house, silent_s=LOST_AFTER_S, unanswered_s=LOST_AFTER_S)
+    assert (state(job), job.attempt) == (JobState.RUNNING, 1)
+
+
+def test_silence_that_another_leader_may_have_answered_proves_nothing() -> None:
+    """The node was long silent here, but whoever led before may have kept its workers running."""
+    house = House()
+    job = lost(house)
+    house.wait(30.0)
+    say(house, silent_s=10.0 * BOUND_S, unanswered_s=BOUND_S - 1.0)
+    assert state(job) == JobState.RUNNING
+    say(house, silent_s=10.0 * BOUND_S, unanswered_s=BOUND_S)
+    assert state(job) == JobState.PENDING
+
+
+def test_a_job_that_ends_anyway_is_freed_of_its_silent_node() -> None:
+    """Stopped for another reason it waits for the lost worker too, and no longer than that."""
+    house = House()
+    job = lost(house)
+    house.wait(30.0)
+    house.sim.nodes[NodeName("t1")].crash()
+    house.sim.nodes[NodeName("t1")].boot()
+    house.wait(1.0)
+    assert state(job) == JobState.PREEMPTING
+    house.wait(BOUND_S)
+    assert (state(job), job.node_fault_count) == (JobState.PENDING, 1)
+
+
+def test_each_silent_node_is_judged_by_its_own_silence() -> None:
+    """The job waits again when the last of them is certain."""
+    house = House(training=3)
+    job = lost(house)
+    house.sim.crash([Crash(node=NodeName("t1"), at_s=50.0, down_s=DAY_S)])
+    house.wait(10.0 + BOUND_S + 1.0)
+    assert state(job) == JobState.PREEMPTING
+    house.wait(40.0)
+    assert state(job) == JobState.PENDING
+    house.start(job, "t2", "i0")
+    assert house.engine.check() == []
+
+
+def test_explain_says_when_a_silent_worker_counts_as_ended() -> None:
+    """The seconds left by then; and what to do where nothing will ever prove it."""
+    house = House()
+    job = lost(house)
+    house.wait(40.0)
+    house.sim.handle(PassDue())
+    assert any(
+        f"count as ended in {BOUND_S - 30.0:.0f} s" in said
+        for said in explain_job(house.engine, job)
+    )
+    house.sim.handle(LeaderStarted(epoch=2, holder="new"))
+    assert any(
+        f"count as ended in {BOUND_S:.0f} s" in said for said in explain_job(house.engine, job)
+    )
+    other = House()
+    forever = lost(other, stop_after_s=None)
+    other.wait(40.0)
+    assert any("aryl node confirm-dead t0" in said for said in explain_job(other.engine, forever))
+
+
+# --- never two -------------------------------------------------------------------------------
+
+
+class Exchange(Struct, frozen=True):
+    """One report of a node: when it was sent, how it fared, and who led then."""
+
+    gap_s: float
+    way_s: float
+    back_s: float
+    arrives: bool
+    is_answered: bool
+    leader_changes: bool
+
+
+exchanges = st.lists(
+    st.builds(
+        Exchange,
+        st.floats(0.01, 40.0),
+        st.floats(0.0, 30.0),
+        st.floats(0.0, 30.0),
+        st.booleans(),
+        st.booleans(),
+        st.sampled_from([False, False, False, True]),
+    ),
+    max_size=30,
+)
+drifts = st.floats(-500e-6, 500e-6)
+
+
+@given(
+    exchanges, drifts, drifts, st.floats(0.1, 1e6), st.floats(0.0, 1e4), st.floats(0.0, MARGIN_S)
+)
+def test_nothing_counts_as_ended_before_its_shim_has_ended_it(
+    story: list[Exchange],
+    node_drift: float,
+    leader_drift: float,
+    stop_after_s: float,
+    grace_s: float,
+    late_s: float,
+) -> None:
+    """Whatever is lost or late, whoever leads, and however their clocks run within 500 ppm.
+
+    All instants are those of a third, true clock. A shim counts from when the last answered report
+    was sent; a leader from the last report that came to it, or from when it began to lead.
+    """
+    spec = JobSpec(
+        name="j",
+        command=("train",),
+        workers=WorkerRange(min=1, max=1),
+        stop_after_s=stop_after_s,
+        checkpoint=CheckpointSpec(grace_s=grace_s),
+    )
+    bound_s = certain_end_s(EngineSettings(), spec)
+    assert bound_s is not None
+    contact_s = heard_s = leads_since_s = now_s = 0.0
+    for one in story:
+        now_s += one.gap_s
+        if one.leader_changes:  # whoever led before answers no more
+            leads_since_s = now_s
+            heard_s = 0.0
+        if one.arrives:
+            heard_s = max(heard_s, now_s + one.way_s)
+        if one.arrives and one.is_answered:
+            contact_s = max(contact_s, now_s)  # however long the answer took
+    ended_s = contact_s + (stop_after_s + grace_s) / (1.0 + node_drift) + late_s
+    counted_s = max(heard_s, leads_since_s) + bound_s / (1.0 + leader_drift)
+    assert counted_s >= ended_s
+
+
+def test_the_engine_ends_nothing_below_the_bound_and_everything_at_it() -> None:
+    """The rule above is the engine's: just below it nothing changes, at it the job is freed."""
+    house = House(settings=EngineSettings(policy="fifo", silence_margin_s=7.0))
+    job = house.submit("j", stop_after_s=STOP_AFTER_S, grace_s=GRACE_S, work_s=1e6)
+    house.start(job, "t0")
+    bound_s = certain_end_s(house.engine.settings, job.spec)
+    assert bound_s == pytest.approx(90.18 + 7.0)
+    assert bound_s is not None
+    say(house, silent_s=bound_s, unanswered_s=bound_s - 1e-6)
+    assert state(job) == JobState.RUNNING
+    assert house.engine.awaited_silence_s() == {NodeName("t0"): bound_s}
+    say(house, silent_s=bound_s, unanswered_s=bound_s)
+    assert state(job) == JobState.PENDING

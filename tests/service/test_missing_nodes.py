@@ -1,0 +1,151 @@
+"""Nodes that do not come back: what an operator is told of them, and what a word of theirs ends."""
+
+from __future__ import annotations
+
+from common.api import (
+    ApiError,
+    ApiErrorCode,
+    Describe,
+    Description,
+    Done,
+    GetStatus,
+    ListLoans,
+    Loans,
+    Operate,
+    Status,
+)
+from common.model import JobId, JobState, NodeName, NodeRole
+from coordinator.engine.events import OperatorAction
+from coordinator.service.coordinator import Coordinator
+from tests.service.cell import Cell, make_settings
+from tests.service.steps import job, on_loan, running
+
+SETTINGS = make_settings()
+MISSING = NodeName("t1")
+
+
+async def why(cell: Cell, kind: str, name: str) -> str:
+    """All sentences of `explain`."""
+    answer = await cell.ask(Describe(kind=kind, name=name))
+    assert isinstance(answer, Description), answer
+    return "\n".join(answer.why)
+
+
+async def confirm_dead(cell: Cell, name: str) -> object:
+    """An operator's word, and the answer to it."""
+    return await cell.ask(Operate(action=OperatorAction.CONFIRM_DEAD, target=name), tenant="ops")
+
+
+async def rebuilt_without(cell: Cell, *missing: str) -> tuple[Coordinator, JobId]:
+    """A gang over all nodes ran; JetStream is lost, and these nodes never speak again."""
+    first = await cell.lead()
+    count = len(cell.agents)
+    job_id = await running(cell, first, "gang", workers=(count, count))
+    await cell.leaders[0].crash()
+    cell.records.clear()
+    cell.key.entry = None
+    for name in missing:
+        cell.agents[name].is_silent = True
+    again = await cell.lead("two")
+    await cell.until(lambda: job_id in again.engine.state.jobs)
+    await cell.clock.advance(3 * SETTINGS.lost_after_s)
+    return again, job_id
+
+
+async def test_a_rebuilt_gang_names_the_node_that_it_waits_for() -> None:
+    """Nobody has heard that node since the journal was lost, and yet it is known from the ledgers
+    of the others, with what an operator can do; time alone starts nothing anew."""
+    async with Cell(training=2) as cell:
+        again, job_id = await rebuilt_without(cell, MISSING)
+        assert MISSING not in again.engine.state.nodes
+        assert f"aryl node confirm-dead {MISSING}" in await why(cell, "job", job_id)
+        attempt = job(again, job_id).attempt
+        await cell.clock.advance(100.0)
+        assert job(again, job_id).attempt == attempt
+        assert again.engine.check() == []
+
+
+async def test_confirming_its_death_lets_the_gang_queue_again() -> None:
+    """A node fault, free of charge: it waits for two nodes, and starts when there are two."""
+    async with Cell(training=2) as cell:
+        again, job_id = await rebuilt_without(cell, MISSING)
+        assert isinstance(await confirm_dead(cell, MISSING), Done)
+        await cell.until(lambda: job(again, job_id).state == JobState.PENDING)
+        entry = job(again, job_id)
+        assert (entry.node_fault_count, entry.own_fault_count) == (1, 0)
+        assert "confirm-dead" not in await why(cell, "job", job_id)
+        assert again.engine.check() == []
+        refused = await confirm_dead(cell, MISSING)
+        assert isinstance(refused, ApiError)
+        assert refused.code == ApiErrorCode.NOT_FOUND
+
+
+async def test_one_of_two_missing_nodes_is_not_enough() -> None:
+    """The other one's workers may still compute; its word is awaited as well."""
+    async with Cell(training=3) as cell:
+        again, job_id = await rebuilt_without(cell, "t1", "t2")
+        await confirm_dead(cell, "t1")
+        state = job(again, job_id).state
+        assert state != JobState.PENDING
+        told = await why(cell, "job", job_id)
+        assert "confirm-dead t2" in told
+        assert "confirm-dead t1" not in told
+        await confirm_dead(cell, "t2")
+        await cell.until(lambda: job(again, job_id).state == JobState.PENDING)
+
+
+async def test_a_node_that_comes_back_after_all_completes_its_gang() -> None:
+    """Its ledger has what was missing: nothing is awaited, nothing was restarted."""
+    async with Cell(training=2) as cell:
+        again, job_id = await rebuilt_without(cell, MISSING)
+        cell.agents[MISSING].is_silent = False
+        await cell.until(lambda: len(job(again, job_id).workers) == 2)
+        assert job(again, job_id).awaited_nodes == []
+        assert job(again, job_id).state == JobState.RUNNING
+        assert "confirm-dead" not in await why(cell, "job", job_id)
+        assert again.engine.check() == []
+
+
+async def test_a_node_that_comes_back_without_its_worker_ends_the_wait() -> None:
+    """What an agent does not report does not run: the gang is a node fault and starts anew."""
+    async with Cell(training=2) as cell:
+        again, job_id = await rebuilt_without(cell, MISSING)
+        attempt = job(again, job_id).attempt
+        cell.agents[MISSING].node.crash()
+        cell.agents[MISSING].node.boot()
+        cell.agents[MISSING].is_silent = False
+        await cell.until(lambda: job(again, job_id).attempt == attempt + 1)
+        entry = job(again, job_id)
+        assert (entry.node_fault_count, entry.own_fault_count) == (1, 0)
+        await cell.until(lambda: job(again, job_id).state == JobState.RUNNING)
+        assert again.engine.state.awaiting_jobs == {}
+        assert again.engine.check() == []
+
+
+async def test_a_node_that_is_late_for_its_service_is_told_and_counted() -> None:
+    """From its deadline on, whether or not it ever comes home, and once."""
+    async with Cell(inference=1) as cell:
+        coordinator = await cell.lead()
+        await on_loan(cell, coordinator)
+        cell.agents["i0"].is_silent = True
+        await cell.ask(Operate(action=OperatorAction.RECALL), tenant="ops")
+        deadline_s = SETTINGS.engine.services[0].reclaim_deadline_s
+        await cell.clock.advance(deadline_s - 2.0)
+        assert await late(cell) == (0, [False])
+        assert "late reclaim" not in await why(cell, "node", "i0")
+        await cell.clock.advance(12.0)
+        assert await late(cell) == (1, [True])
+        assert "late reclaim" in await why(cell, "node", "i0")
+        cell.agents["i0"].is_silent = False
+        node = coordinator.engine.state.nodes[NodeName("i0")]
+        await cell.until(lambda: node.role == NodeRole.SERVING)
+        assert await late(cell) == (1, [True])
+        assert "late reclaim" not in await why(cell, "node", "i0")
+
+
+async def late(cell: Cell) -> tuple[object, list[bool]]:
+    """Late reclaims as `status` counts them, and of each loan whether it is late."""
+    status, loans = await cell.ask(GetStatus()), await cell.ask(ListLoans(is_live_only=False))
+    assert isinstance(status, Status)
+    assert isinstance(loans, Loans)
+    return status.figures["reclaims_late"], [row.is_late for row in loans.rows]
