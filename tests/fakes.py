@@ -219,6 +219,11 @@ class MemoryJournal:
         self._last_sequence = 0
 
     @property
+    def identity(self) -> str:
+        """Which list it is."""
+        return f"list-{id(self.records)}"
+
+    @property
     def last_sequence(self) -> int:
         """Sequence of the last record known here."""
         return self._last_sequence

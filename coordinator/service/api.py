@@ -34,6 +34,7 @@ from coordinator.engine.events import (
     OperatorAction,
     OperatorAsked,
 )
+from coordinator.engine.rebuilding import is_awaited
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.looks import Looks, Refusal, unknown
 
@@ -79,7 +80,7 @@ class Api:
             reply = ApiError(
                 code=ApiErrorCode.USAGE, message=str(error), field=field_of(str(error)) or verb
             )
-        except Refusal as refusal:
+        except Refusal as refusal:  # a verb that is none
             reply = refusal.error
         except Unavailable as error:
             reply = ApiError(code=ApiErrorCode.UNAVAILABLE, message=str(error))
@@ -97,19 +98,26 @@ class Api:
         if not self._coordinator.is_leading:
             # The engine of a leader that was fenced is ahead of the journal, for ever.
             raise Unavailable("this coordinator does not lead")
-        match request:
-            case Submit():
-                return await self._submit(request, tenant, user)
-            case Cancel():
-                return await self._cancel(request, tenant, user)
-            case Operate():
-                return await self._operate(request, tenant, user)
-            case GetLogs():
-                return await self._looks.logs(request)
-            case Describe():
-                return self._looks.describe(request)
-            case _:
-                return self._looks.list(request)
+        try:
+            match request:
+                case Submit():
+                    return await self._submit(request, tenant, user)
+                case Cancel():
+                    return await self._cancel(request, tenant, user)
+                case Operate():
+                    return await self._operate(request, tenant, user)
+                case GetLogs():
+                    return await self._looks.logs(request)
+                case Describe():
+                    reply: Message = self._looks.describe(request)
+                case _:
+                    reply = self._looks.list(request)
+        except Refusal as refusal:
+            reply = refusal.error
+        # What was looked at may stand in the record that is being written: until it is, nobody
+        # may hear of it.
+        await self._coordinator.settled()
+        return reply
 
     # --- what changes something -------------------------------------------------------------
 
@@ -119,6 +127,8 @@ class Api:
             self._check_spec(request.spec)
             event = JobSubmitted(job_id=job_id, spec=request.spec, tenant=tenant, user=user)
             await self._coordinator.record(event)
+        else:
+            await self._coordinator.settled()
         # Looked at afterwards: another request with this id may have come first.
         job = self._coordinator.engine.state.jobs.get(job_id)
         if job is not None and job.spec != request.spec:
@@ -184,17 +194,23 @@ class Api:
         await self._coordinator.record(event)
         return Done(detail=f"{action} {request.target}".strip())
 
+    def _check_node(self, action: OperatorAction, name: NodeName) -> None:
+        state = self._coordinator.engine.state
+        node = state.nodes.get(name)
+        if node is None:
+            if action == OperatorAction.CONFIRM_DEAD and is_awaited(state, name):
+                return
+            raise unknown("node", name, sorted(state.nodes))
+        if action == OperatorAction.CONFIRM_DEAD and node.role != "lost":
+            raise Refusal(
+                ApiErrorCode.CONFLICT, f"node {node.name} is {node.role}, not lost", "node"
+            )
+
     def _check_target(self, action: OperatorAction, request: Operate) -> None:
         state = self._coordinator.engine.state
         a = OperatorAction
         if action in (a.CORDON, a.UNCORDON, a.DRAIN, a.CONFIRM_DEAD):
-            node = state.nodes.get(NodeName(request.target))
-            if node is None:
-                raise unknown("node", request.target, sorted(state.nodes))
-            if action == a.CONFIRM_DEAD and node.role != "lost":
-                raise Refusal(
-                    ApiErrorCode.CONFLICT, f"node {node.name} is {node.role}, not lost", "node"
-                )
+            self._check_node(action, NodeName(request.target))
         elif action == a.APPROVE_LOAN:
             if NodeName(request.target) not in state.recommendations:
                 known = ", ".join(sorted(state.recommendations)) or "none now"

@@ -19,13 +19,20 @@ from common.messages import NodeReport
 from common.model import NodeName
 from coordinator.engine.commands import AskLedger, Command, Outcome, PushDesired
 from coordinator.engine.engine import Engine
-from coordinator.engine.events import Event, LeaderStarted, NodeReported, OrdersRecovered
+from coordinator.engine.events import (
+    Event,
+    LeaderStarted,
+    NodeReported,
+    NodeSilent,
+    OrdersRecovered,
+)
 from coordinator.service import intake
 from coordinator.service.deciding import Decider
 from coordinator.service.dispatch import Dispatcher
 from coordinator.service.folding import Folder
 from coordinator.service.ports import JournalPort, LeasePort, SnapshotsPort
 from coordinator.service.renewals import Renewals
+from coordinator.service.requests import Requests
 from coordinator.service.settings import CoordinatorSettings
 
 log = logging.getLogger(__name__)
@@ -58,6 +65,7 @@ class Coordinator:
         self.bad_reports = 0
         self.bad_requests = 0
         self.is_leading = False
+        self._leads_since_s = float("inf")
         self.started_at_s = clock.now_s()
         self.leading = asyncio.Event()
         self._lease = lease
@@ -163,13 +171,14 @@ class Coordinator:
     async def _lead(self, epoch: int, serve: Handler) -> None:
         cell = self.settings.cell
         self.is_leading = True
+        self._leads_since_s = self.clock.now_s()
         self.decider.post(
             LeaderStarted(epoch=epoch, holder=self.holder, settings=self.settings.engine)
         )
         self._hear_everybody_again()
         await self._subscribe(subjects.node_renew(cell), self.renewals.answer)
-        await self._subscribe(subjects.api_all(cell), serve)
-        async with asyncio.TaskGroup() as group:
+        async with Requests(serve, clock=self.clock) as requests, asyncio.TaskGroup() as group:
+            await self._subscribe(subjects.api_all(cell), requests.take)
             tasks = [
                 group.create_task(self.dispatcher.run(), name="dispatch"),
                 group.create_task(self._tick(), name="tick"),
@@ -236,6 +245,14 @@ class Coordinator:
             raise Unavailable("this coordinator does not lead")
         return await self.decider.record(event)
 
+    async def settled(self) -> None:
+        """Return when all that the engine knows now is in the journal.
+
+        Raises:
+            Unavailable: this coordinator stopped leading before it was.
+        """
+        await self.decider.settled()
+
     async def _on_report(self, message: BusMessage) -> None:
         try:
             report = intake.node_report(message.data, message.subject)
@@ -246,6 +263,11 @@ class Coordinator:
         self._highest_reported_epoch = max(self._highest_reported_epoch, report.epoch)
         self._take_facts(self.folder.fold(report, now_s=self.clock.now_s()))
         self._compare(report)
+        if self.may_act():
+            # A job with `stop_after_s` runs on for it: only of a report that was heard, and only
+            # by the one who counts the silence that follows (coordinator.engine.silence).
+            with contextlib.suppress(Unavailable):
+                await message.respond(b"")
 
     def _take_facts(self, facts: NodeReported | None) -> None:
         if facts is not None and self.is_leading:
@@ -281,16 +303,27 @@ class Coordinator:
         period_s = min(self.settings.pass_period_s, self.settings.load_period_s, 1.0)
         while True:
             await self.clock.sleep(period_s)
-            for event in self.folder.due(now_s=self.clock.now_s()):
+            now_s = self.clock.now_s()
+            for event in (*self.folder.due(now_s=now_s), *self._proving_silences(now_s)):
                 self.decider.post(event)
             self.decider.wake()
+
+    def _proving_silences(self, now_s: float) -> list[NodeSilent]:
+        """LOST nodes whose silence is now so long that it says something of their workers."""
+        found: list[NodeSilent] = []
+        for node, awaited_s in sorted(self.engine.awaited_silence_s().items()):
+            silent_s = self.folder.silent_s(node, now_s=now_s)
+            unanswered_s = min(silent_s, now_s - self._leads_since_s)
+            if unanswered_s >= awaited_s:
+                found.append(NodeSilent(node=node, silent_s=silent_s, unanswered_s=unanswered_s))
+        return found
 
     # --- what leaves ------------------------------------------------------------------------
 
     def _let_out(self, command: Command) -> None:
         match command:
             case PushDesired():
-                self.dispatcher.push(command.desired)
+                self.dispatcher.push(self.engine.desired(command.node))
             case AskLedger():
                 self._ask_ledger(command.node)
 

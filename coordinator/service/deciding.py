@@ -1,7 +1,8 @@
 """The loop of a leader: events in, one journal record a batch, then effects out.
 
-One append is in flight; acknowledgements and commands leave after it. Must not know the bus, the
-lease or how commands travel.
+One append is in flight; acknowledgements and commands leave after it. What somebody waits for is
+appended at once, together with all that came while the append before it was on its way; only
+passes wait for more to come. Must not know the bus, the lease or how commands travel.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class Saved(Struct, frozen=True, kw_only=True):
 
     settings: EngineSettings
     state: msgspec.Raw
+    journal: str = ""
+    """The identity of the journal that its sequence counts in."""
 
 
 class _Waiting(Struct):
@@ -85,7 +88,15 @@ class Decider:
         self._progress = progress
         self._inbox: list[_Waiting] = []
         self._wake = asyncio.Event()
-        self._is_stopping = False
+        self._urgent = asyncio.Event()
+        """Somebody waits for the journal, or for the end."""
+        self._gather_until_s: float | None = None
+        """When passes may run over what came; None while nothing came since the last ones."""
+        self._wants_pass = self._wants_loan_pass = False
+        self._is_ahead = False
+        """Whether the engine knows what is not in the journal yet."""
+        self._readers: list[asyncio.Future[None]] = []
+        self._is_stopping = self._has_ended = False
         self._records_since_snapshot = 0
         self._pass_at_s = 0.0
         self._loan_pass_at_s = 0.0
@@ -104,10 +115,30 @@ class Decider:
         Raises:
             Unavailable: this coordinator stopped leading before it was.
         """
+        self._check_runs()
         done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._inbox.append(_Waiting(event, done))
+        self._urgent.set()
         self.wake()
         return await done
+
+    async def settled(self) -> None:
+        """Return when all that the engine knows now is in the journal.
+
+        What is read from the engine while an append is on its way is no promise before that.
+
+        Raises:
+            Unavailable: this coordinator stopped leading before it was.
+        """
+        if self._is_ahead:
+            self._check_runs()
+            written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._readers.append(written)
+            await written
+
+    def _check_runs(self) -> None:
+        if self._has_ended:
+            raise Unavailable("the coordinator is stopping")
 
     def wake(self) -> None:
         """Time has passed: look whether something is due."""
@@ -116,6 +147,7 @@ class Decider:
     def stop(self) -> None:
         """Return from `run` after the batch in hand."""
         self._is_stopping = True
+        self._urgent.set()
         self.wake()
 
     # --- start ------------------------------------------------------------------------------
@@ -144,16 +176,38 @@ class Decider:
     async def _from_snapshot(self) -> tuple[Engine, int]:
         """Before the first record nothing is configured: records carry the settings they had."""
         loaded = await self._snapshots.load()
-        if loaded is None or loaded[0] > self._journal.last_sequence:
+        if loaded is None:
             return Engine(EngineSettings()), 0
         sequence, data = loaded
         try:
             saved = msgspec.msgpack.decode(data, type=Saved)
-            return Engine(saved.settings, decode_state(bytes(saved.state))), sequence
+            why_not = self._why_not(saved, sequence)
+            if not why_not:
+                return Engine(saved.settings, decode_state(bytes(saved.state))), sequence
+            log.error("snapshot %d is left aside: %s", sequence, why_not)
         except msgspec.DecodeError as error:
             # The journal forgets nothing: without the snapshot it only takes longer.
             log.warning("snapshot %d cannot be read: %s", sequence, error)
-            return Engine(EngineSettings()), 0
+        return Engine(EngineSettings()), 0
+
+    def _why_not(self, saved: Saved, sequence: int) -> str:
+        """Why a snapshot is not of this journal; empty when it is.
+
+        What happened after it is lost with the old journal: jobs that it calls running may have
+        ended, and would run twice. Agents know what runs, so the state is rebuilt from them, as
+        when all is lost; what only waited must be submitted again.
+        """
+        journal = self._journal
+        if saved.journal and saved.journal != journal.identity:
+            why = f"it is of another journal ({saved.journal}, this one is {journal.identity})"
+        elif sequence > journal.last_sequence:
+            why = f"the journal ends before it, at {journal.last_sequence}"
+        else:
+            return ""
+        return (
+            f"{why}; only this journal counts. If that one was lost, jobs that only waited are "
+            "lost with it, and those on nodes are taken from their ledgers"
+        )
 
     # --- the loop ---------------------------------------------------------------------------
 
@@ -161,33 +215,61 @@ class Decider:
         """Decide until told to stop; whoever still waits then hears that it was too late."""
         try:
             while True:
-                await self._wake.wait()
-                self._wake.clear()
-                if self._inbox and not self._is_stopping:
-                    await self._clock.sleep(self._settings.coalesce_s)
+                is_pass_time = await self._gather()
                 if self._may_act():
-                    await self._batch()
+                    await self._batch(is_pass_time=is_pass_time)
                 if self._is_stopping:
                     return
                 self._progress()
         finally:
             self._give_up()
 
-    def _give_up(self) -> None:
-        inbox, self._inbox = self._inbox, []
-        for waiting in inbox:
-            if waiting.done is not None and not waiting.done.done():
-                waiting.done.set_exception(Unavailable("the coordinator is stopping"))
+    async def _gather(self) -> bool:
+        """Wait until there is something to do; whether passes may run over it.
 
-    async def _batch(self) -> None:
+        `coalesce_s` is counted from the first event on, however many follow.
+        """
+        if self._gather_until_s is None:
+            await self._wake.wait()
+            self._wake.clear()
+            if not self._inbox and not self._wants_pass and not self._wants_loan_pass:
+                return True
+            self._gather_until_s = self._clock.now_s() + self._settings.coalesce_s
+        left_s = self._gather_until_s - self._clock.now_s()
+        is_over = left_s <= 0 or self._is_stopping
+        if not is_over:
+            try:
+                async with self._clock.timeout(left_s):
+                    await self._urgent.wait()
+                is_over = self._is_stopping
+            except TimeoutError:
+                is_over = True
+        self._urgent.clear()
+        if is_over:
+            self._gather_until_s = None
+        return is_over
+
+    def _give_up(self) -> None:
+        self._has_ended = True
+        inbox, self._inbox = self._inbox, []
+        waiting: list[asyncio.Future[Outcome] | asyncio.Future[None]] = [*self._readers]
+        waiting += [one.done for one in inbox if one.done is not None]
+        for future in waiting:
+            if not future.done():
+                future.set_exception(Unavailable("the coordinator is stopping"))
+
+    async def _batch(self, *, is_pass_time: bool) -> None:
         inbox, self._inbox = self._inbox, []
         entries: list[Entry] = []
         try:
             outcomes = [self._handle(waiting.event, entries) for waiting in inbox]
-            is_passed = self._passes(entries, outcomes)
+            self._wants_pass |= any(outcome.needs_pass for outcome in outcomes)
+            self._wants_loan_pass |= any(outcome.needs_loan_pass for outcome in outcomes)
+            is_passed = is_pass_time and self._passes(entries, outcomes)
             if not entries:
                 return
             decisions = tuple(d for outcome in outcomes for d in outcome.decisions)
+            self._is_ahead = True
             await self._append(entries, decisions)
         except BaseException as error:
             # The engine is ahead of the journal now: nothing of this batch may leave.
@@ -199,15 +281,24 @@ class Decider:
             return
         if is_passed:
             self.passed_at_s = self._clock.now_s()
+        self._tell_written()
         for waiting, outcome in zip(inbox, outcomes, strict=False):
             if waiting.done is not None and not waiting.done.done():
                 waiting.done.set_result(outcome)
-        for command in (command for outcome in outcomes for command in outcome.commands):
+        # The engine has taken nothing since: what a node is to be is what the journal now says.
+        for command in dict.fromkeys(c for outcome in outcomes for c in outcome.commands):
             self._let_out(command)
         for decision in decisions:
             log.info("decided %s", describe(decision))
         if self._records_since_snapshot >= self._settings.snapshot_records:
             await self.save_snapshot()
+
+    def _tell_written(self) -> None:
+        self._is_ahead = False
+        readers, self._readers = self._readers, []
+        for reader in readers:
+            if not reader.done():
+                reader.set_result(None)
 
     def _handle(self, event: Event, entries: list[Entry]) -> Outcome:
         now_s = self._engine_now_s()
@@ -225,14 +316,17 @@ class Decider:
     def _passes(self, entries: list[Entry], outcomes: list[Outcome]) -> bool:
         """Run the passes that are due or asked for; a loan pass first, since it frees nodes."""
         now_s = self._clock.now_s()
-        if now_s >= self._loan_pass_at_s or any(o.needs_loan_pass for o in outcomes):
+        if now_s >= self._loan_pass_at_s or self._wants_loan_pass:
             self._loan_pass_at_s = now_s + self.engine.settings.loan_period_s
+            self._wants_loan_pass = False
             outcomes.append(self._handle(LoanPassDue(), entries))
+            self._wants_pass |= outcomes[-1].needs_pass
         # Asked again of each batch: the outcome that wished for it may be long gone.
         is_woken = self._wake_at_s is not None and self._wake_at_s <= self._engine_now_s()
-        if now_s < self._pass_at_s and not is_woken and not any(o.needs_pass for o in outcomes):
+        if now_s < self._pass_at_s and not is_woken and not self._wants_pass:
             return False
         self._pass_at_s = now_s + self._settings.pass_period_s
+        self._wants_pass = False
         outcomes.append(self._handle(PassDue(), entries))
         return True
 
@@ -268,7 +362,11 @@ class Decider:
         A snapshot only shortens the next start, so one that cannot be written is no reason to
         stop; the next is tried after as many records again.
         """
-        saved = Saved(settings=self.engine.settings, state=msgspec.Raw(self.engine.encode_state()))
+        saved = Saved(
+            settings=self.engine.settings,
+            state=msgspec.Raw(self.engine.encode_state()),
+            journal=self._journal.identity,
+        )
         self._records_since_snapshot = 0
         try:
             await self._snapshots.save(self._journal.last_sequence, msgspec.msgpack.encode(saved))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from common.model import JobState, NodeRole
-from coordinator.engine import estimates, loans
+from coordinator.engine import estimates, loans, silence
 from coordinator.engine.context import Context
 from coordinator.engine.engine import Engine
 from coordinator.engine.state import JobEntry, LoanEntry, NodeEntry
 from coordinator.policies.decisions import Decision
+from coordinator.service import rows
 
 
 def job(engine: Engine, entry: JobEntry) -> tuple[str, ...]:
@@ -21,14 +22,27 @@ def job(engine: Engine, entry: JobEntry) -> tuple[str, ...]:
                 for i, w in entry.workers.items()
                 if w.phase != "ready"
             )
-            return ("its gang waits until every node is ready", *waiting)
+            if entry.store is not None and entry.store.phase not in ("ready", "running"):
+                phase = entry.store.phase or "not yet taken"
+                waiting.append(f"its rendezvous store on {entry.store.node} is {phase}")
+            return ("its gang waits until every node is ready", *waiting, *_awaited(entry))
         case JobState.PREEMPTING:
             left = sorted({w.node for w in entry.workers.values()})
-            return (f"its workers are stopping on {', '.join(left)}; then it waits again",)
+            stopping = f"its workers are stopping on {', '.join(left)}; then it waits again"
+            return (stopping, *_unknown(engine, entry))
         case JobState.RUNNING | JobState.RESIZING:
-            return _running(engine, entry)
+            return (*_running(engine, entry), *_unknown(engine, entry), *_awaited(entry))
         case _:
             return (entry.error,) if entry.error else ()
+
+
+def _awaited(entry: JobEntry) -> list[str]:
+    """Nodes without which a gang that was rebuilt from ledgers is not whole."""
+    return [
+        f"it was rebuilt from ledgers, and {name}, which was given others of its workers, was not "
+        f"heard since: they may be running. If it is dead: aryl node confirm-dead {name}"
+        for name in entry.awaited_nodes
+    ]
 
 
 def _pending(engine: Engine, entry: JobEntry) -> list[str]:
@@ -66,6 +80,28 @@ def _running(engine: Engine, entry: JobEntry) -> tuple[str, ...]:
     return tuple(said)
 
 
+def _unknown(engine: Engine, entry: JobEntry) -> list[str]:
+    """Its workers on LOST nodes: what must happen before they count as gone, and when."""
+    said: list[str] = []
+    for name in sorted({worker.node for worker in entry.workers.values()}):
+        since_s = engine.state.nodes[name].silent_since_s
+        if since_s is None:
+            continue
+        end_s = silence.certain_end_s(engine.settings, entry.spec)
+        if end_s is None:
+            said.append(
+                f"{name} is lost: its workers there count as running until it is heard or "
+                f"confirmed dead (aryl node confirm-dead {name}); the job has no stop_after_s"
+            )
+            continue
+        left_s = max(0.0, since_s + end_s - engine.state.now_s)
+        said.append(
+            f"{name} is lost: unless it is heard, its workers there count as ended in "
+            f"{left_s:.0f} s (stop_after_s, grace and margin: {end_s:.0f} s of silence)"
+        )
+    return said
+
+
 def estimate(engine: Engine, entry: JobEntry) -> str:
     """The run-time estimate and where it comes from."""
     work_s, source = estimates.remaining_work(entry, engine.state.now_s)
@@ -84,16 +120,34 @@ def node(engine: Engine, entry: NodeEntry) -> tuple[str, ...]:
         said.append(f"cordoned {entry.cordon_reason}")
     if entry.detail:
         said.append(entry.detail)
+    said += _overdue(engine, entry)
     said += engine.why_kept(entry.name)
     if entry.lease is not None:
         said.append(f"lent by {entry.lease.service} under lease {entry.lease.lease_id}")
     if entry.unknown_workers:
         said.append(f"holds {len(entry.unknown_workers)} workers that its ledger must explain")
     ctx = Context(engine.state, engine.settings, engine.state.now_s)
-    for job_entry, worker in loans.workers_on(ctx, entry):
+    for job_entry, worker in loans.held_on(ctx, entry):
+        if worker.key.is_store:
+            said.append(f"rendezvous store of {job_entry.job_id}")
+            continue
         kind = "flexible" if worker.is_flexible else "base"
         said.append(f"{kind} worker {worker.key.worker_index} of {job_entry.job_id}")
     return tuple(said)
+
+
+def _overdue(engine: Engine, entry: NodeEntry) -> list[str]:
+    """That a node was asked back and is later than its service was promised."""
+    lease_id = entry.last_lease_id
+    found = None if lease_id is None else engine.state.loans.get(lease_id)
+    late_s = 0.0 if found is None else rows.overdue_s(found, engine.state.now_s)
+    if found is None or late_s <= 0:
+        return []
+    return [
+        f"{found.service} should have had it back {late_s:.0f} s ago (deadline "
+        f"{found.reclaim_deadline_s:g} s): a late reclaim; workers that do not end within their "
+        "grace are killed, and a node whose GPUs stay busy is quarantined"
+    ]
 
 
 def loan(entry: LoanEntry) -> tuple[str, ...]:

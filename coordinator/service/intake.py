@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from common import subjects
 from common.errors import ProtocolError
 from common.messages import InferenceReport, NodeReport, decode
-from common.model import NodeRole
+from common.model import STORE_INDEX, NodeRole
 
 MAX_COUNT = 2.0**53
 """Above it a counter kept as a float cannot count; a rate made of infinities is no rate."""
@@ -32,7 +32,7 @@ def node_report(data: bytes, subject: str) -> NodeReport:
     _check_unique("gpus", (gpu.uuid for gpu in report.gpus))
     _check_unique("workers", (str(worker.key) for worker in report.workers))
     for worker in report.workers:
-        if worker.key.attempt < 1 or worker.key.worker_index < 0:
+        if worker.key.attempt < 1 or worker.key.worker_index < STORE_INDEX:
             raise ProtocolError(f"NodeReport: field workers: there is no worker {worker.key}")
     if report.inference is not None:
         _check_counts(report.inference)

@@ -27,7 +27,7 @@ from common.api import (
 )
 from common.errors import ProtocolError, Unavailable
 from common.messages import LogReply, LogRequest, Message, decode, encode
-from common.model import FINAL_JOB_STATES, JobId, LeaseId, NodeName
+from common.model import FINAL_JOB_STATES, STORE_INDEX, JobId, LeaseId, NodeName
 from coordinator.engine.state import JobEntry, LoanEntry
 from coordinator.service import explain, rows, trust
 from coordinator.service.coordinator import Coordinator
@@ -68,7 +68,7 @@ class Looks:
                 return Services(rows=tuple(rows.service_row(c.engine, name) for name in names))
             case ListLoans(is_live_only=is_live_only):
                 loans = [
-                    rows.loan_row(loan)
+                    rows.loan_row(loan, now_s=self._now_s())
                     for loan in state.loans.values()
                     if not (is_live_only and loan.returned_at_s is not None)
                 ]
@@ -152,7 +152,7 @@ class Looks:
         return Description(
             kind="loan",
             name=loan.lease_id,
-            loan=rows.loan_row(loan),
+            loan=rows.loan_row(loan, now_s=self._now_s()),
             why=explain.loan(loan),
             story=self._story(loan.node),
         )
@@ -161,8 +161,9 @@ class Looks:
         job = self.job(request.job_id)
         index = request.worker_index
         if index is None:
-            index = min(job.workers or job.ended_workers, default=0)
-        worker = job.workers.get(index) or job.ended_workers.get(index)
+            known = (index for index in job.workers or job.ended_workers if index != STORE_INDEX)
+            index = min(known, default=0)
+        worker = job.worker(index) or job.ended_workers.get(index)
         if worker is None:
             raise Refusal(
                 ApiErrorCode.NOT_FOUND,

@@ -10,6 +10,11 @@ class JournalPort(Protocol):
     """An append-only log with fencing."""
 
     @property
+    def identity(self) -> str:
+        """Which log it is, once opened: another one than before if it was lost and made anew."""
+        ...
+
+    @property
     def last_sequence(self) -> int:
         """Sequence of the last record known here; 0 of an empty journal."""
         ...

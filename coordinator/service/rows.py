@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from statistics import fmean
 
+from msgspec.structs import replace
+
 from common.api import (
     JobRow,
     LoanRow,
@@ -123,7 +125,21 @@ def service_row(engine: Engine, name: str) -> ServiceRow:
     )
 
 
-def loan_row(loan: LoanEntry) -> LoanRow:
+def overdue_s(loan: LoanEntry, now_s: float) -> float:
+    """Seconds for which a node that was asked back has been later than its deadline; 0: it is not.
+
+    One that is home is not overdue any more, however late it came.
+    """
+    if loan.returned_at_s is not None or None in (
+        loan.reclaim_ordered_at_s,
+        loan.reclaim_deadline_s,
+    ):
+        return 0.0
+    due_at_s = (loan.reclaim_ordered_at_s or 0.0) + (loan.reclaim_deadline_s or 0.0)
+    return max(0.0, now_s - due_at_s)
+
+
+def loan_row(loan: LoanEntry, *, now_s: float) -> LoanRow:
     """One loan."""
     reclaim_s = None
     if loan.reclaim_ordered_at_s is not None and loan.returned_at_s is not None:
@@ -139,7 +155,7 @@ def loan_row(loan: LoanEntry) -> LoanRow:
         returned_at_s=loan.returned_at_s,
         reclaim_deadline_s=loan.reclaim_deadline_s,
         reclaim_s=reclaim_s,
-        is_late=is_late(loan),
+        is_late=is_late(loan) or overdue_s(loan, now_s) > 0,
         reason=loan.reason,
         reclaim_reason=loan.reclaim_reason,
         predicted_preemptions=loan.predicted_preemptions,
@@ -184,6 +200,10 @@ def status(
     inference = [node for node in nodes if node.home_pool == Pool.INFERENCE]
     on_loan = [node for node in inference if node.role == NodeRole.ON_LOAN]
     live = state.live()
+    known = accounting.figures(state, now_s=now_s)
+    # One that never comes home is late as well; the engine counts those that did.
+    overdue = sum(1 for loan in state.loans.values() if overdue_s(loan, now_s) > 0)
+    known = replace(known, reclaims_late=known.reclaims_late + overdue)
     return Status(
         cell=cell,
         epoch=state.epoch,
@@ -205,7 +225,7 @@ def status(
         running_jobs=sum(1 for job in live if job.attempt_ran_at_s is not None),
         gpu_busy_ratio_training=_busy(folder, training),
         gpu_busy_ratio_inference=_busy(folder, inference),
-        figures=accounting.plain(accounting.figures(state, now_s=now_s)),
+        figures=accounting.plain(known),
         bad_messages=bad_messages,
         up_s=up_s,
     )

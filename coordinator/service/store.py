@@ -7,7 +7,6 @@ in `journal_replicas` before the first start, or edits the streams with NATS's o
 
 from __future__ import annotations
 
-import binascii
 import contextlib
 from collections.abc import AsyncIterator, Callable, Generator
 from typing import Any, cast
@@ -15,7 +14,6 @@ from typing import Any, cast
 import msgspec
 import nats.errors
 import nats.js.errors
-from msgspec import Struct
 from nats.js import JetStreamContext, api
 from nats.js.kv import KeyValue
 
@@ -24,10 +22,9 @@ from common.bus import NatsBus
 from common.clock import Clock
 from common.errors import ConfigError, Fenced, Unavailable
 from coordinator.service import leader
+from coordinator.service.chunks import Chunk, join, split
 from coordinator.service.leader import KeyEntry
 
-MAX_CHUNK_BYTES = 512 * 1024
-"""A snapshot's pieces: well below the smallest payload limit that servers come with."""
 TIMEOUT_S = 5.0
 """One JetStream call; longer than most elections, so a write rarely stays ambiguous."""
 NewName = Callable[[], str]
@@ -56,6 +53,12 @@ class Journal:
         self._writer = writer
         self._replicas = replicas
         self._last_sequence = 0
+        self._identity = ""
+
+    @property
+    def identity(self) -> str:
+        """When the stream was made; a stream of the same name that is made again has another."""
+        return self._identity
 
     @property
     def last_sequence(self) -> int:
@@ -74,6 +77,7 @@ class Journal:
         config.deny_purge = True
         info = await _ensure_stream(self._bus, config)
         self._last_sequence = info.state.last_seq
+        self._identity = "" if info.created is None else info.created.isoformat()
 
     async def append(self, record: bytes) -> int:
         """Write one record after the last one known here; returns its sequence.
@@ -131,19 +135,6 @@ class Journal:
         self._last_sequence = sequence
 
 
-class Chunk(Struct, frozen=True, kw_only=True):
-    """One piece of a snapshot."""
-
-    snapshot: str
-    """Which save it belongs to: two coordinators may write at once around a takeover."""
-    sequence: int
-    index: int
-    count: int
-    checksum: int
-    """CRC-32 of the whole."""
-    data: bytes
-
-
 class Snapshots:
     """`SnapshotsPort` on a stream of chunks; a save that did not end is as if never begun."""
 
@@ -184,37 +175,6 @@ class Snapshots:
             with contextlib.suppress(msgspec.DecodeError):  # then its set is not whole
                 chunks.append(msgspec.msgpack.decode(data, type=Chunk))
         return join(chunks)
-
-
-def split(sequence: int, data: bytes, *, name: str) -> list[Chunk]:
-    """A snapshot of this name as chunks of at most `MAX_CHUNK_BYTES`; at least one."""
-    pieces = [data[i : i + MAX_CHUNK_BYTES] for i in range(0, len(data), MAX_CHUNK_BYTES)] or [b""]
-    checksum = binascii.crc32(data)
-    return [
-        Chunk(
-            snapshot=name,
-            sequence=sequence,
-            index=index,
-            count=len(pieces),
-            checksum=checksum,
-            data=piece,
-        )
-        for index, piece in enumerate(pieces)
-    ]
-
-
-def join(chunks: list[Chunk]) -> tuple[int, bytes] | None:
-    """The set that was completed last and is whole, out of chunks in the order of the stream."""
-    sets: dict[str, dict[int, Chunk]] = {}
-    newest: tuple[int, bytes] | None = None
-    for chunk in chunks:
-        found = sets.setdefault(chunk.snapshot, {})
-        found[chunk.index] = chunk
-        if len(found) == chunk.count:
-            data = b"".join(found[index].data for index in sorted(found))
-            if binascii.crc32(data) == chunk.checksum:
-                newest = (chunk.sequence, data)
-    return newest
 
 
 class LeaderLease(leader.LeaderLease):

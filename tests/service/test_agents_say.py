@@ -142,9 +142,9 @@ NONSENSE: dict[str, tuple[str, Callable[[NodeReport], NodeReport]]] = {
         "workers",
         lambda r: _with(r, workers=(_worker(attempt=0, index=0),)),
     ),
-    "a worker with a negative index": (
+    "a worker with an index below a store's": (
         "workers",
-        lambda r: _with(r, workers=(_worker(attempt=1, index=-1),)),
+        lambda r: _with(r, workers=(_worker(attempt=1, index=-2),)),
     ),
     "a worker twice": (
         "workers",

@@ -54,6 +54,35 @@ async def test_a_snapshot_that_cannot_be_read_is_not_needed() -> None:
         assert job(again, job_id).state == JobState.RUNNING
 
 
+@pytest.mark.parametrize("records_since", [0, 60], ids=["shorter", "longer"])
+async def test_a_snapshot_of_a_lost_journal_is_left_aside_and_said_so(
+    records_since: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its jobs may have ended since and would run twice; that the new journal has grown past its
+    sequence by now makes it no snapshot of that journal. What runs is rebuilt from the nodes."""
+    async with Cell() as cell:
+        coordinator = await cell.lead(settings=make_settings(snapshot_records=1))
+        job_id = await running(cell, coordinator)
+        waiting = await submit(cell, "waiting")
+        await cell.leaders[0].crash()
+        saved = cell.snapshots.saved
+        assert saved is not None
+        cell.records = []  # the stream alone is deleted
+        second = await cell.lead("two")
+        await cell.until(lambda: job_id in second.engine.state.jobs)
+        while len(cell.records) < records_since:
+            await cell.clock.advance(10.0)
+        assert (len(cell.records) > saved[0]) == bool(records_since)
+        await cell.leaders[1].crash()
+        assert cell.snapshots.saved == saved
+        caplog.clear()
+        third = await cell.lead("three")
+        assert f"snapshot {saved[0]} is left aside" in caplog.text
+        assert job(third, job_id).state == JobState.RUNNING
+        assert waiting not in third.engine.state.jobs
+        assert not third.engine.check()
+
+
 async def test_a_snapshot_that_cannot_be_written_stops_nothing() -> None:
     """A full snapshot stream is no reason to stop leading."""
     async with Cell() as cell:

@@ -10,7 +10,7 @@ import pytest
 
 from common import subjects
 from common.errors import ConfigError, Fenced
-from coordinator.service import store
+from coordinator.service import chunks, store
 from tests.fakes import FakeClock
 from tests.inbox import PATIENCE_S
 from tests.servers import running_nats
@@ -41,6 +41,16 @@ async def test_an_empty_journal_is_no_error(place: Place) -> None:
     journal = await opened(place)
     assert journal.last_sequence == 0
     assert await records(journal) == []
+
+
+async def test_a_journal_keeps_its_identity(place: Place) -> None:
+    """Whoever opens it, before and after it has records, sees the same."""
+    first = await opened(place)
+    before = first.identity
+    await first.append(b"one")
+    second = await opened(place)
+    assert before
+    assert {first.identity, second.identity} == {before}
 
 
 async def test_more_records_than_one_fetch_brings(place: Place) -> None:
@@ -105,7 +115,7 @@ async def test_the_newest_snapshot_is_loaded(place: Place) -> None:
     assert await (await place.snapshots()).load() == (7, b"new")
 
 
-@pytest.mark.parametrize("size", [0, 1, store.MAX_CHUNK_BYTES, 2 * store.MAX_CHUNK_BYTES + 1])
+@pytest.mark.parametrize("size", [0, 1, chunks.MAX_CHUNK_BYTES, 2 * chunks.MAX_CHUNK_BYTES + 1])
 async def test_a_snapshot_of_any_size_comes_back_whole(place: Place, size: int) -> None:
     """Empty, one byte, and what does not fit one message."""
     snapshots = await place.snapshots()
@@ -115,6 +125,19 @@ async def test_a_snapshot_of_any_size_comes_back_whole(place: Place, size: int) 
 
 
 # --- what only JetStream has -----------------------------------------------------------------
+
+
+@pytest.mark.nats
+async def test_a_journal_that_is_made_anew_is_another_one(jetstream: JetStream) -> None:
+    """A stream that somebody deleted comes back under its name, empty, and can be told apart."""
+    journal = await opened(jetstream)
+    await journal.append(b"lost")
+    before = journal.identity
+    by_hand = (await jetstream.bus()).jetstream(timeout_s=PATIENCE_S)
+    await by_hand.delete_stream(f"ARYL_JOURNAL_{CELL}")
+    again = await opened(jetstream)
+    assert again.last_sequence == 0
+    assert again.identity not in ("", before)
 
 
 @pytest.mark.nats
@@ -161,7 +184,7 @@ async def test_a_torn_snapshot_is_as_if_never_begun(jetstream: JetStream) -> Non
     snapshots = await jetstream.snapshots()
     await snapshots.save(3, b"whole")
     stream = (await jetstream.bus()).jetstream(timeout_s=PATIENCE_S)
-    torn = store.split(9, b"x" * (store.MAX_CHUNK_BYTES + 1), name="torn")
+    torn = chunks.split(9, b"x" * (chunks.MAX_CHUNK_BYTES + 1), name="torn")
     await stream.publish(subjects.snapshots(CELL), msgspec.msgpack.encode(torn[0]))
     await stream.publish(subjects.snapshots(CELL), b"\xc1 garbage")
     assert await snapshots.load() == (3, b"whole")
@@ -172,23 +195,23 @@ async def test_older_snapshots_do_not_pile_up(jetstream: JetStream) -> None:
     """After a save the stream holds that one snapshot."""
     snapshots = await jetstream.snapshots()
     for sequence in range(1, 4):
-        await snapshots.save(sequence, b"x" * (store.MAX_CHUNK_BYTES + 1))
+        await snapshots.save(sequence, b"x" * (chunks.MAX_CHUNK_BYTES + 1))
     stream = (await jetstream.bus()).jetstream(timeout_s=PATIENCE_S)
     assert (await stream.stream_info(f"ARYL_SNAPSHOT_{CELL}")).state.messages == 2
 
 
 def test_chunks_of_two_saves_at_once_do_not_mix() -> None:
     """Around a takeover two coordinators may save: each set is put together by its own name."""
-    one = store.split(1, b"a" * (store.MAX_CHUNK_BYTES + 1), name="one")
-    two = store.split(2, b"b" * (store.MAX_CHUNK_BYTES + 1), name="two")
-    assert store.join([one[0], two[0], two[1], one[1]]) == (1, one[0].data + one[1].data)
-    assert store.join([one[0], two[1]]) is None
+    one = chunks.split(1, b"a" * (chunks.MAX_CHUNK_BYTES + 1), name="one")
+    two = chunks.split(2, b"b" * (chunks.MAX_CHUNK_BYTES + 1), name="two")
+    assert chunks.join([one[0], two[0], two[1], one[1]]) == (1, one[0].data + one[1].data)
+    assert chunks.join([one[0], two[1]]) is None
 
 
 def test_a_chunk_that_was_changed_does_not_count() -> None:
     """A set whose checksum is wrong is not a snapshot; the one before it is."""
-    good, bad = store.split(1, b"good", name="good"), store.split(2, b"bad", name="bad")
-    changed = store.Chunk(
+    good, bad = chunks.split(1, b"good", name="good"), chunks.split(2, b"bad", name="bad")
+    changed = chunks.Chunk(
         snapshot=bad[0].snapshot,
         sequence=2,
         index=0,
@@ -196,7 +219,7 @@ def test_a_chunk_that_was_changed_does_not_count() -> None:
         checksum=bad[0].checksum,
         data=b"bag",
     )
-    assert store.join([*good, changed]) == (1, b"good")
+    assert chunks.join([*good, changed]) == (1, b"good")
 
 
 @pytest.mark.nats

@@ -1,0 +1,93 @@
+"""Requests side by side: one task each, begun in the order of arrival. Must not know what is asked.
+
+A request that waits, for the journal or for a node, holds up no other one; one that fails is
+answered and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from types import TracebackType
+
+from common.api import ApiError, ApiErrorCode
+from common.bus import BusMessage, Handler
+from common.clock import Clock
+from common.errors import Unavailable
+from common.messages import encode
+
+log = logging.getLogger(__name__)
+
+MAX_IN_FLIGHT = 256
+"""Far more than fit into one journal record's wait; each holds one message in memory."""
+FINISH_S = 5.0
+"""What is in flight when the coordinator stops is answered within this; longer than a node takes
+to send a log."""
+
+
+class Requests:
+    """A block in which requests are answered; none of them outlives it.
+
+    At the end of the block no more are taken and those in flight are answered; a block that ends
+    by an exception cancels them.
+
+    Args:
+        answer: answers one request; what it raises is this coordinator's fault.
+        limit: of requests in flight. Whoever comes when it is reached is told so at once.
+    """
+
+    def __init__(self, answer: Handler, *, clock: Clock, limit: int = MAX_IN_FLIGHT) -> None:
+        self.failures = 0
+        """Requests whose handler broke."""
+        self._answer = answer
+        self._clock = clock
+        self._limit = limit
+        self._is_closed = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Requests:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._is_closed = True
+        try:
+            if error is None and self._tasks:
+                with contextlib.suppress(TimeoutError):
+                    async with self._clock.timeout(FINISH_S):
+                        await asyncio.wait(self._tasks)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def take(self, message: BusMessage) -> None:
+        """Begin to answer one request; the bus's handler."""
+        if self._is_closed:
+            await _refuse(message, "this coordinator does not lead")
+        elif len(self._tasks) >= self._limit:
+            await _refuse(message, f"{self._limit} requests are being answered; ask again")
+        else:
+            task = asyncio.create_task(self._run(message), name=f"request {message.subject}")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, message: BusMessage) -> None:
+        try:
+            await self._answer(message)
+        except Unavailable as error:
+            log.warning("answer to %s not sent: %s", message.subject, error)
+        except Exception:
+            self.failures += 1
+            log.exception("request %s failed", message.subject)
+            await _refuse(message, "the coordinator failed on this request; its log says why")
+
+
+async def _refuse(message: BusMessage, why: str) -> None:
+    with contextlib.suppress(Unavailable):  # then there is nobody to tell
+        await message.respond(encode(ApiError(code=ApiErrorCode.UNAVAILABLE, message=why)))
