@@ -83,12 +83,18 @@ def quantiles(values: Sequence[float]) -> Quantiles:
     )
 
 
+_Counts = tuple[int, int, int, int]
+"""GPUs held and there: in the training pool, and on loan."""
+
+_NOTHING: _Counts = (0, 0, 0, 0)
+
+
 class GpuTally:
     """GPUs held and schedulable per pool, kept up node by node; derived, so never saved."""
 
     def __init__(self, state: ClusterState) -> None:
-        self._by_node: dict[NodeName, tuple[int, int, int, int]] = {}
-        self._sums = [0, 0, 0, 0]
+        self._by_node: dict[NodeName, _Counts] = {}
+        self._sums = list(_NOTHING)
         self.update(state, state.nodes)
 
     def update(self, state: ClusterState, names: Iterable[NodeName]) -> None:
@@ -98,15 +104,24 @@ class GpuTally:
             if node is None:
                 continue
             new = _counts(node)
-            old = self._by_node.get(name, (0, 0, 0, 0))
-            self._by_node[name] = new
-            for i in range(4):
-                self._sums[i] += new[i] - old[i]
+            old = self._by_node.get(name, _NOTHING)
+            if new != old:
+                self._by_node[name] = new
+                for i in range(4):
+                    self._sums[i] += new[i] - old[i]
+
+    @property
+    def counts(self) -> _Counts:
+        """The sums as they are now."""
+        training_held, training, on_loan_held, on_loan = self._sums
+        return training_held, training, on_loan_held, on_loan
 
     def integrate(self, counters: Counters, now_s: float) -> None:
         """Add GPU-seconds since the last call, at the counts of before this event."""
         if counters.integrated_at_s is not None:
-            elapsed_s = max(0.0, now_s - counters.integrated_at_s)
+            elapsed_s = now_s - counters.integrated_at_s
+            if elapsed_s <= 0.0:
+                return  # time never goes back, and most events share their instant with another
             training_held, training, on_loan_held, on_loan = self._sums
             counters.training_held_gpu_s += training_held * elapsed_s
             counters.training_gpu_s += training * elapsed_s
@@ -115,13 +130,15 @@ class GpuTally:
         counters.integrated_at_s = now_s
 
 
-def _counts(node: NodeEntry) -> tuple[int, int, int, int]:
-    held = sum(1 for slot in node.gpus if slot.holder is not None)
-    if node.home_pool == Pool.TRAINING:
-        return held, len(node.gpus), 0, 0
-    if node.role == NodeRole.ON_LOAN:
-        return 0, 0, held, len(node.gpus)
-    return 0, 0, 0, 0
+def _counts(node: NodeEntry) -> _Counts:
+    is_training = node.home_pool == Pool.TRAINING
+    if not is_training and node.role != NodeRole.ON_LOAN:
+        return _NOTHING
+    held = 0
+    for slot in node.gpus:
+        if slot.holder is not None:
+            held += 1
+    return (held, len(node.gpus), 0, 0) if is_training else (0, 0, held, len(node.gpus))
 
 
 def figures(state: ClusterState, *, now_s: float | None = None) -> Figures:

@@ -9,7 +9,7 @@ from typing import assert_never
 
 from common.lifecycle import JobEvent
 from common.model import JobState, NodeName, NodeRole, StopReason
-from coordinator.engine import jobs, loans, watching
+from coordinator.engine import awaiting, jobs, loans, stores, watching
 from coordinator.engine.commands import Refused
 from coordinator.engine.context import Context, free_slots
 from coordinator.engine.state import JobEntry, NodeEntry
@@ -45,6 +45,8 @@ def _try(ctx: Context, decision: Decision) -> str:
             return _preempt(ctx, decision)
         case Loan():
             return loans.lend(ctx, decision)
+        case Reclaim() if decision.wait_s > 0:
+            return awaiting.begin(ctx, decision)
         case Reclaim():
             return loans.reclaim(ctx, decision)
         case Recommend():
@@ -59,6 +61,7 @@ def is_schedulable(node: NodeEntry) -> bool:
         node.is_heard
         and not node.is_cordoned
         and not node.unknown_workers
+        and not node.is_awaited
         and (
             node.role == NodeRole.TRAINING
             or (node.role == NodeRole.ON_LOAN and node.lease is not None)
@@ -71,14 +74,15 @@ def _does_not_fit(
 ) -> str:
     wanted: dict[str, int] = {}
     for placement in placements:
-        gpus = placement.worker_count * job.spec.gpus_per_worker
-        wanted[placement.node] = wanted.get(placement.node, 0) + gpus
-    for name, gpus in wanted.items():
+        wanted[placement.node] = wanted.get(placement.node, 0) + placement.worker_count
+    for name, workers in wanted.items():
         node = ctx.state.nodes.get(NodeName(name))
         if node is None or not is_schedulable(node):
             return f"{name} takes no workers now"
-        if node.gpu_type != gpu_type:
+        each = job.spec.gpu.gpus_for_one(node.gpu_type, gpu_type)
+        if each is None:
             return f"{name} has {node.gpu_type}, the attempt runs on {gpu_type}"
+        gpus = workers * each * job.spec.gpus_per_worker
         free = len(free_slots(ctx, node))
         if free < gpus:
             return f"{name} has {free} GPUs free, {gpus} asked"
@@ -105,6 +109,7 @@ def _start(ctx: Context, decision: Start) -> str:
     job.gang_deadline_s = ctx.now_s + ctx.settings.gang_ready_timeout_s
     _add(ctx, job, tuple(p for p in decision.placements if not p.is_flexible))
     _add(ctx, job, tuple(p for p in decision.placements if p.is_flexible))
+    stores.add(ctx, job)
     jobs.fire(ctx, job, JobEvent.START, decision.reason)
     return ""
 

@@ -5,6 +5,7 @@ Handlers get a context and change the state through it; must not know policies o
 
 from __future__ import annotations
 
+from common.messages import GpuHealth
 from common.model import GpuUuid, JobId, NodeName, WorkerKey
 from coordinator.engine.commands import Refused
 from coordinator.engine.settings import EngineSettings, ServiceSettings
@@ -22,7 +23,26 @@ STORY_LINES_KEPT = 5000
 
 
 class Context:
-    """The scratch pad of one event."""
+    """The scratch pad of one event.
+
+    changed_nodes: what they are or hold has changed. dirty_nodes: what is wanted of them has.
+    changed_jobs: anything of them has. Whoever changes a table marks it here: views, tallies and
+    deadlines are made anew for the marked ones only.
+    """
+
+    __slots__ = (
+        "ask_ledgers",
+        "changed_jobs",
+        "changed_nodes",
+        "decisions",
+        "dirty_nodes",
+        "needs_loan_pass",
+        "needs_pass",
+        "now_s",
+        "refused",
+        "settings",
+        "state",
+    )
 
     def __init__(self, state: ClusterState, settings: EngineSettings, now_s: float) -> None:
         self.state = state
@@ -40,7 +60,6 @@ class Context:
     def touch(self, node: NodeName) -> None:
         """The node's desired state changes; it gets a new generation when the event is done."""
         self.dirty_nodes[node] = None
-        self.changed_nodes[node] = None
 
     def tell(self, subject: str, what: str, reason: str = "") -> None:
         """One line for `explain` and `events`."""
@@ -73,16 +92,36 @@ def is_leaving(ctx: Context, key: WorkerKey) -> bool:
     return worker is not None and worker.stop is not None
 
 
-def _usable(ctx: Context, slot: GpuSlot) -> bool:
-    if slot.health != "ok" or slot.nominee is not None:
-        return False
-    return slot.holder is None or is_leaving(ctx, slot.holder)
+def keys_on(node: NodeEntry) -> set[WorkerKey]:
+    """Keys of the workers that hold GPUs of a node or were promised them."""
+    keys: set[WorkerKey] = set()
+    last: WorkerKey | None = None
+    for slot in node.gpus:
+        if slot.holder is not last and slot.holder is not None:  # a worker's GPUs stand in a row
+            last = slot.holder
+            keys.add(last)
+        if slot.nominee is not None:
+            keys.add(slot.nominee)
+    return keys
 
 
 def free_slots(ctx: Context, node: NodeEntry) -> list[GpuSlot]:
     """GPUs that can be promised now: free ones first, then those that are being vacated."""
-    usable = [slot for slot in node.gpus if _usable(ctx, slot)]
-    return sorted(usable, key=lambda slot: slot.holder is not None)
+    free: list[GpuSlot] = []
+    vacated: list[GpuSlot] = []
+    last: WorkerKey | None = None
+    last_leaves = False
+    for slot in node.gpus:
+        if slot.nominee is not None or slot.health != GpuHealth.OK:
+            continue
+        if slot.holder is None:
+            free.append(slot)
+            continue
+        if slot.holder is not last:
+            last, last_leaves = slot.holder, is_leaving(ctx, slot.holder)
+        if last_leaves:
+            vacated.append(slot)
+    return free + vacated
 
 
 def hold_gpus(ctx: Context, node: NodeEntry, gpus: int, key: WorkerKey) -> tuple[GpuUuid, ...]:
@@ -97,6 +136,7 @@ def hold_gpus(ctx: Context, node: NodeEntry, gpus: int, key: WorkerKey) -> tuple
             slot.holder = key
         else:
             slot.nominee = key
+    ctx.changed_nodes[node.name] = None
     return tuple(slot.uuid for slot in slots)
 
 

@@ -10,16 +10,19 @@ from typing import assert_never
 
 import msgspec
 
-from common.messages import DesiredState, OrderPhase, StopOrder, WorkerOrder
-from common.model import JobId, NodeName, ServiceName, StopReason
+from common.messages import DesiredState
+from common.model import JobId, NodeName, ServiceName
 from coordinator.engine import (
     accounting,
+    awaiting,
     invariants,
     jobs,
-    loans,
+    ledgers,
     nodes,
     operator,
     progress,
+    silence,
+    timeouts,
     view,
     watching,
 )
@@ -27,6 +30,7 @@ from coordinator.engine.commands import AskLedger, Command, Outcome, PushDesired
 from coordinator.engine.commit import commit
 from coordinator.engine.context import Context
 from coordinator.engine.deadlines import Deadlines
+from coordinator.engine.desired import desired_state
 from coordinator.engine.events import (
     Event,
     JobCancelRequested,
@@ -42,12 +46,9 @@ from coordinator.engine.events import (
     ProgressReported,
 )
 from coordinator.engine.settings import EngineSettings
-from coordinator.engine.state import ClusterState, JobEntry, NodeEntry, ServiceEntry, WorkerEntry
+from coordinator.engine.state import ClusterState, ServiceEntry
 from coordinator.policies.bundles import policy
 from coordinator.policies.snapshot import ClusterSnapshot, LoadSample
-
-STALE_GRACE_S = 10.0
-"""Grace of a worker that nobody wants any more."""
 
 
 class Engine:
@@ -87,6 +88,7 @@ class Engine:
         self._tally.integrate(self.state.counters, now_s)
         ctx = Context(self.state, self.settings, now_s)
         self._dispatch(ctx, event)
+        awaiting.settle(ctx)
         self._tally.update(self.state, ctx.changed_nodes)
         self._views.note(ctx)
         self._holds = None
@@ -101,9 +103,17 @@ class Engine:
         )
 
     def _wake_at_s(self) -> float | None:
-        """The earlier of what time alone changes about a job and what the policy asked for."""
-        wishes = (self._deadlines.next_s(self.state), self._policy_wake_at_s)
-        return min((at_s for at_s in wishes if at_s is not None), default=None)
+        """The first instant at which time alone changes something, or the policy asked for."""
+        wakes_s = [
+            at_s
+            for at_s in (
+                self._deadlines.next_s(),
+                self._policy_wake_at_s,
+                awaiting.next_s(self.state) if self.state.awaited else None,
+            )
+            if at_s is not None
+        ]
+        return min(wakes_s) if wakes_s else None
 
     def _dispatch(self, ctx: Context, event: Event) -> None:  # noqa: C901 - one flat table
         match event:
@@ -118,11 +128,11 @@ class Engine:
             case ProgressReported():
                 progress.reported(ctx, event)
             case NodeSilent():
-                nodes.silent(ctx, event)
+                silence.silent(ctx, event)
             case LoadMeasured():
                 self._load_measured(ctx, event)
             case OrdersRecovered():
-                nodes.recovered(ctx, event)
+                ledgers.recovered(ctx, event)
             case OperatorAsked():
                 operator.act(ctx, event)
             case PassDue():
@@ -139,6 +149,8 @@ class Engine:
             ctx.settings = event.settings
         for node in self.state.nodes.values():
             node.is_heard = False
+            if node.silent_since_s is not None:
+                node.silent_since_s = ctx.now_s
         self._views.forget(self.state)
         ctx.tell("cell", f"epoch {self.state.epoch}", f"{event.holder} leads")
 
@@ -148,27 +160,21 @@ class Engine:
         if service is None or settings is None:
             return
         service.load.append(LoadSample(ctx.now_s, event.load))
+        service.season = service.season.after(ctx.now_s, event.load)
         del service.load[: -self.settings.load_window_samples]
-        ready = sum(
-            1
-            for node in self.state.nodes.values()
-            if node.service == event.service and node.serving_since_s is not None
-        )
-        lent = any(node.lease and node.service == event.service for node in self._nodes())
-        if lent and event.load > ready * settings.capacity_per_node * (
-            1.0 - settings.headroom_ratio
-        ):
-            ctx.needs_loan_pass = True
+        own = [node for node in self.state.nodes.values() if node.service == event.service]
+        if any(node.lease for node in own):
+            ready = sum(node.serving_since_s is not None for node in own)
+            capacity = ready * settings.capacity_per_node
+            if event.load > capacity * (1.0 - settings.headroom_ratio):
+                ctx.needs_loan_pass = True
         watching.load_measured(ctx, event.service, event.load)
-
-    def _nodes(self) -> list[NodeEntry]:
-        return list(self.state.nodes.values())
 
     def _scheduling_pass(self, ctx: Context) -> None:
         self.state.pass_id += 1
         self.state.counters.passes += 1
         for job in self._deadlines.due(self.state, ctx.now_s):
-            jobs.time_is_up(ctx, job)
+            timeouts.time_is_up(ctx, job)
         allocation = self.policy.allocate(self._views.snapshot(ctx), self.state.policy_memory)
         self.state.policy_memory = allocation.memory
         self._policy_wake_at_s = allocation.wake_at_s
@@ -194,64 +200,13 @@ class Engine:
                 continue
             node.generation += 1
             if node.is_heard:
-                commands.append(PushDesired(self.desired(name)))
+                commands.append(PushDesired(name))
         return tuple(commands)
 
     def desired(self, name: NodeName) -> DesiredState:
         """What a node should be now; complete, so that the last one is enough."""
-        node = self.state.nodes[name]
-        orders: list[WorkerOrder] = []
-        stops: list[StopOrder] = []
-        for job, worker in self._wanted_on(node):
-            orders.append(self._order(job, worker))
-            if worker.stop is not None:
-                stops.append(
-                    StopOrder(key=worker.key, reason=worker.stop, grace_s=worker.stop_grace_s)
-                )
-        stops += [
-            StopOrder(key=key, reason=StopReason.STALE, grace_s=STALE_GRACE_S)
-            for key in node.stale_stops
-        ]
-        reclaim_in_s = None
-        if node.reclaim_at_s is not None:
-            reclaim_in_s = max(0.0, node.reclaim_at_s - self.state.now_s)
-        return DesiredState(
-            node=node.name,
-            epoch=self.state.epoch,
-            generation=node.generation,
-            role=node.desired_role,
-            lease=node.lease,
-            reclaim_in_s=reclaim_in_s,
-            workers=tuple(orders),
-            stops=tuple(stops),
-            acknowledged=tuple(node.acknowledged),
-        )
-
-    def _wanted_on(self, node: NodeEntry) -> list[tuple[JobEntry, WorkerEntry]]:
-        found = {worker.key: (job, worker) for job, worker in self._placed_on(node)}
-        return [found[key] for key in sorted(found)]
-
-    def _placed_on(self, node: NodeEntry) -> list[tuple[JobEntry, WorkerEntry]]:
         ctx = Context(self.state, self.settings, self.state.now_s)
-        return loans.workers_on(ctx, node)
-
-    def _order(self, job: JobEntry, worker: WorkerEntry) -> WorkerOrder:
-        return WorkerOrder(
-            key=worker.key,
-            spec=job.spec,
-            tenant=job.tenant,
-            user=job.user,
-            submitted_at_s=job.submitted_at_s,
-            gpu_uuids=worker.gpu_uuids,
-            gpu_type=job.gpu_type or "",
-            is_flexible=worker.is_flexible,
-            phase=worker.order,
-            worker_count=max(1, job.running_workers)
-            if worker.order == OrderPhase.RUN
-            else len(job.workers),
-            endpoint=job.endpoint,
-            preemption_count=job.preemption_count,
-        )
+        return desired_state(ctx, self.state.nodes[name])
 
     def may_renew(self, name: NodeName, lease_id: str) -> str:
         """Why a lease may not be renewed; empty when it may."""
@@ -261,6 +216,10 @@ class Engine:
         if node.lease is None or node.lease.lease_id != lease_id:
             return "the loan was called back"
         return ""
+
+    def awaited_silence_s(self) -> dict[NodeName, float]:
+        """For LOST nodes, the `unanswered_s` at which a `NodeSilent` changes something."""
+        return silence.awaited(self.state, self.settings)
 
     def snapshot(self) -> ClusterSnapshot:
         """What a policy would see now; for `explain` and `plan`."""
@@ -294,6 +253,8 @@ class Engine:
         return [
             *invariants.gpu_faults(self.state),
             *invariants.job_faults(self.state),
+            *invariants.store_faults(self.state),
+            *invariants.tally_faults(self._tally, accounting.GpuTally(self.state)),
             *invariants.view_faults(self._views.snapshot(ctx), fresh),
         ]
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from statistics import median
 
+from common.messages import OrderPhase
 from common.model import JobSpec
 from coordinator.engine.settings import EngineSettings
 from coordinator.engine.state import ClusterState, JobEntry
 
 HISTORY_KEPT = 20
 LEAST_REMAINING_RATIO = 0.05
-"""A job that outlives its estimate still counts as having this share of it left."""
+"""A job that outlives its estimate still counts as having this share left of what an attempt began
+with."""
 
 
 def history_key(tenant: str, spec: JobSpec) -> str:
@@ -51,10 +53,26 @@ def record(state: ClusterState, job: JobEntry, work_s: float, *, kept: int) -> N
         del state.history[next(iter(state.history))]
 
 
+def pace(job: JobEntry) -> float:
+    """Worker-seconds of work a second, in workers of the reference GPU type.
+
+    A type that needs twice the workers has half the pace a worker; a gang that spans GPU types is
+    slower than its workers.
+    """
+    multiplier = job.spec.gpu.worker_multiplier.get(job.gpu_type or "", 1)
+    workers = job.running_workers if multiplier == 1 else job.running_workers / multiplier
+    ratio = job.spec.gpu.heterogeneous_speed_ratio
+    spans = ratio > 0 and any(
+        worker.is_other_type and worker.order == OrderPhase.RUN and worker.stop is None
+        for worker in job.workers.values()
+    )
+    return workers * ratio if spans else workers
+
+
 def settle_work(job: JobEntry, now_s: float) -> None:
     """Bring `worker_s` up to now; call it before the number of running workers changes."""
     if job.attempt_ran_at_s is not None:
-        job.worker_s += job.running_workers * max(0.0, now_s - job.worker_s_at_s)
+        job.worker_s += pace(job) * max(0.0, now_s - job.worker_s_at_s)
     job.worker_s_at_s = now_s
 
 
@@ -62,7 +80,7 @@ def attempt_worker_s(job: JobEntry, now_s: float) -> float:
     """Worker-seconds of this attempt until now, without changing anything."""
     if job.attempt_ran_at_s is None:
         return 0.0
-    return job.worker_s + job.running_workers * max(0.0, now_s - job.worker_s_at_s)
+    return job.worker_s + pace(job) * max(0.0, now_s - job.worker_s_at_s)
 
 
 def _done_ratio(job: JobEntry) -> float:
@@ -78,15 +96,24 @@ def _done_ratio(job: JobEntry) -> float:
 
 
 def measure(job: JobEntry, now_s: float) -> None:
-    """A running attempt said how far it is: what is left follows from its pace so far."""
+    """A running attempt said how far it is: what is left follows from its pace so far.
+
+    The pace since its first word, as soon as there is one: what came before was warming up too.
+    """
     settle_work(job, now_s)
     progress = job.progress
     if job.attempt_ran_at_s is None or progress is None or not progress.total_steps:
         return
     steps = progress.step - job.progress_at_start
-    if steps > 0 and job.worker_s > 0:
-        job.measured_left_s = (progress.total_steps - progress.step) * job.worker_s / steps
-        job.measured_worker_s = job.worker_s
+    if steps <= 0 or job.worker_s <= 0:
+        return
+    spent_s = job.worker_s
+    if job.measured_left_s is None:
+        job.first_step, job.first_worker_s = progress.step, job.worker_s
+    elif progress.step > job.first_step and job.worker_s > job.first_worker_s:
+        steps, spent_s = progress.step - job.first_step, job.worker_s - job.first_worker_s
+    job.measured_left_s = (progress.total_steps - progress.step) * spent_s / steps
+    job.measured_worker_s = job.worker_s
 
 
 def remaining_work(job: JobEntry, now_s: float) -> tuple[float, str]:
@@ -103,8 +130,13 @@ def remaining_work(job: JobEntry, now_s: float) -> tuple[float, str]:
 
 
 def least_work_s(job: JobEntry) -> float:
-    """What counts as left of a job that has outlived its estimate; 0 when it says how far it is."""
-    return 0.0 if job.measured_left_s is not None else job.expected_work_s * LEAST_REMAINING_RATIO
+    """What counts as left of a job that has outlived its estimate; 0 when it says how far it is.
+
+    What was done before this attempt is known, so it is a share of the rest only.
+    """
+    if job.measured_left_s is not None:
+        return 0.0
+    return job.expected_work_s * (1.0 - _done_ratio(job)) * LEAST_REMAINING_RATIO
 
 
 def lost_if_preempted(job: JobEntry, now_s: float) -> float:

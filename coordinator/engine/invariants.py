@@ -8,6 +8,7 @@ from msgspec import structs
 
 from common.messages import OrderPhase
 from common.model import FINAL_JOB_STATES, JobState
+from coordinator.engine.accounting import GpuTally
 from coordinator.engine.state import ClusterState
 from coordinator.policies.index import index_of
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
@@ -44,6 +45,28 @@ def job_faults(state: ClusterState) -> list[str]:
         ):
             faults.append(f"job {job.job_id}: a worker runs before its gang is ready")
     return faults
+
+
+def store_faults(state: ClusterState) -> list[str]:
+    """A rendezvous store is there only beside a live attempt, on the node that was ordered it."""
+    faults: list[str] = []
+    ordered = {key: name for name, node in state.nodes.items() for key in node.stores}
+    for job in state.jobs.values():
+        if job.store is None:
+            continue
+        if job.state in FINAL_JOB_STATES or job.state == JobState.PENDING:
+            faults.append(f"job {job.job_id} is {job.state} and has a rendezvous store")
+        if ordered.pop(job.store.key, None) != job.store.node or job.store.gpu_uuids:
+            faults.append(f"job {job.job_id}: its store is not on {job.store.node}, without GPUs")
+    faults += [f"{name} is ordered {key}, which no job has" for key, name in ordered.items()]
+    return faults
+
+
+def tally_faults(kept: GpuTally, fresh: GpuTally) -> list[str]:
+    """GPUs are counted as they would be if they were counted anew now."""
+    if kept.counts != fresh.counts:
+        return [f"stale tally of GPUs: {kept.counts}, now {fresh.counts}"]
+    return []
 
 
 def view_faults(kept: ClusterSnapshot, fresh: ClusterSnapshot) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from common.lifecycle import JOB_TRANSITIONS, JobEvent, advance
 from common.messages import OrderPhase, WorkerPhase
 from common.model import FINAL_JOB_STATES, JobState, StopReason, WorkerKey
-from coordinator.engine import estimates, pruning
+from coordinator.engine import estimates, pruning, stores
 from coordinator.engine.context import Context, hold_gpus, release_gpus
 from coordinator.engine.events import JobCancelRequested, JobSubmitted
 from coordinator.engine.state import (
@@ -21,6 +21,8 @@ from coordinator.engine.state import (
 )
 
 ENDED_WORKERS_KEPT = 64
+PORT_TAKEN_EXIT_CODE = 75
+"""EX_TEMPFAIL of sysexits.h: how a rendezvous store says that its port is somebody else's."""
 
 ACTIVE_JOB_STATES = frozenset(
     {JobState.STARTING, JobState.RUNNING, JobState.RESIZING, JobState.SUSPENDED}
@@ -70,13 +72,15 @@ def cancel(ctx: Context, event: JobCancelRequested) -> None:
 
 
 def add_worker(ctx: Context, job: JobEntry, node: NodeEntry, *, is_flexible: bool) -> WorkerEntry:
-    """Give a job one more worker on a node, in phase reserve."""
+    """Give a job one more worker on a node, in phase reserve; it may run there."""
     key = next_key(job)
+    each = job.spec.gpu.gpus_for_one(node.gpu_type, job.gpu_type or "") or 1
     worker = WorkerEntry(
         key=key,
         node=node.name,
-        gpu_uuids=hold_gpus(ctx, node, job.spec.gpus_per_worker, key),
+        gpu_uuids=hold_gpus(ctx, node, job.spec.gpus_per_worker * each, key),
         is_flexible=is_flexible,
+        is_other_type=node.gpu_type != job.gpu_type,
         generation=node.generation + 1,
     )
     job.workers[key.worker_index] = worker
@@ -139,7 +143,7 @@ def preempt(
         if loan is not None:
             loan.realised_preemptions += 1
             loan.realised_cost_gpu_s += lost_gpu_s
-    _requeue_if_vacated(ctx, job)
+    requeue_if_vacated(ctx, job)
 
 
 def worker_phase_changed(ctx: Context, job: JobEntry, worker: WorkerEntry) -> None:
@@ -150,7 +154,8 @@ def worker_phase_changed(ctx: Context, job: JobEntry, worker: WorkerEntry) -> No
         grow_when_ready(ctx, job)
 
 
-def _is_ready(worker: WorkerEntry) -> bool:
+def is_ready(worker: WorkerEntry) -> bool:
+    """Whether a worker could run now, as its node says."""
     return worker.phase in (WorkerPhase.READY, WorkerPhase.RUNNING)
 
 
@@ -162,9 +167,11 @@ def is_base_there(job: JobEntry) -> bool:
 
 def _run_when_ready(ctx: Context, job: JobEntry) -> None:
     """Nobody runs before every node of the gang is ready (design 5)."""
-    if not (is_base_there(job) and all(_is_ready(worker) for worker in job.workers.values())):
+    if not (is_base_there(job) and all(is_ready(worker) for worker in job.workers.values())):
         return
-    job.endpoint = job.workers[min(job.workers)].endpoint
+    if not stores.is_ready(job):
+        return
+    job.endpoint = (job.store or job.workers[min(job.workers)]).endpoint
     job.gang_deadline_s = None
     job.attempt_ran_at_s = job.worker_s_at_s = ctx.now_s
     job.worker_s = 0.0
@@ -184,7 +191,7 @@ def _run_when_ready(ctx: Context, job: JobEntry) -> None:
 def grow_when_ready(ctx: Context, job: JobEntry) -> None:
     """End a resize when its new workers are ready and its released ones are gone."""
     added = [w for w in job.workers.values() if w.order == OrderPhase.RESERVE and w.stop is None]
-    if added and all(_is_ready(worker) for worker in added):
+    if added and all(is_ready(worker) for worker in added):
         estimates.settle_work(job, ctx.now_s)
         ctx.changed_jobs[job.job_id] = None
         for worker in added:
@@ -209,6 +216,12 @@ def worker_gone(
     is_node_fault: bool = False,
 ) -> None:
     """A worker ended: free its GPUs and see what that means for its job."""
+    if worker.key.is_store:
+        _store_gone(
+            ctx, job, worker, exit_code=exit_code, error=error, said_reason=said_reason,
+            is_node_fault=is_node_fault,
+        )  # fmt: skip
+        return
     estimates.settle_work(job, ctx.now_s)
     lost_gpu_s = estimates.lost_if_preempted(job, ctx.now_s)  # with the work of this worker
     release_gpus(ctx, worker.node, worker.key)
@@ -226,6 +239,40 @@ def worker_gone(
     else:
         _fault(ctx, job, exit_code=exit_code, error=error, is_node_fault=is_node_fault)
     _settle(ctx, job)
+
+
+def _store_gone(
+    ctx: Context,
+    job: JobEntry,
+    store: WorkerEntry,
+    *,
+    exit_code: int | None,
+    error: str,
+    said_reason: StopReason | None,
+    is_node_fault: bool,
+) -> None:
+    """A rendezvous store ended that the coordinator had not given up: the attempt is over.
+
+    The store is not started anew under the gang, because all that it knew is gone: a TCPStore
+    keeps its keys in memory, and launchers that met there would wait for each other's for ever.
+    A signal, or a node that lost it, is nobody's fault and free of charge, as is a port that was
+    taken. A store that leaves by itself, or never came to listen, is the job's own program failing.
+    """
+    if job.store is not store:
+        return
+    stores.ended(ctx, job)
+    if job.after_vacating is not None:
+        return  # the attempt is ending as it is
+    if said_reason is not None:
+        why = f"{store.node} went home by itself with its rendezvous store ({said_reason})"
+        preempt(ctx, job, why, loan=ctx.loan_of(store.node))
+        return
+    was_killed = exit_code is not None and exit_code < 0 and job.attempt_ran_at_s is not None
+    is_free = is_node_fault or was_killed or exit_code == PORT_TAKEN_EXIT_CODE
+    what = error or f"exit code {exit_code}"
+    error = f"its rendezvous store on {store.node} ended: {what}"
+    _fault(ctx, job, exit_code=exit_code, error=error, is_node_fault=is_free)
+    requeue_if_vacated(ctx, job)
 
 
 def _remember(job: JobEntry, worker: WorkerEntry) -> None:
@@ -295,10 +342,11 @@ def _settle(ctx: Context, job: JobEntry) -> None:
             grow_when_ready(ctx, job)
         elif job.state == JobState.STARTING:
             _run_when_ready(ctx, job)
-    _requeue_if_vacated(ctx, job)
+    requeue_if_vacated(ctx, job)
 
 
-def _requeue_if_vacated(ctx: Context, job: JobEntry) -> None:
+def requeue_if_vacated(ctx: Context, job: JobEntry) -> None:
+    """When the last worker of an attempt that is over has gone: what becomes of its job."""
     if job.workers or job.after_vacating is None:
         return
     after = job.after_vacating
@@ -317,10 +365,12 @@ def _requeue_if_vacated(ctx: Context, job: JobEntry) -> None:
 
 
 def _requeue(ctx: Context, job: JobEntry) -> None:
+    stores.leave(ctx, job)
     job.after_vacating = None
     job.attempt_ran_at_s = None
     job.measured_left_s = None
     job.gang_deadline_s = None
+    job.awaited_nodes = []
     job.gpu_type = None
     job.endpoint = ""
     job.pending_since_s = ctx.now_s
@@ -329,6 +379,7 @@ def _requeue(ctx: Context, job: JobEntry) -> None:
 
 
 def _end(ctx: Context, job: JobEntry, event: JobEvent, reason: str = "") -> None:
+    stores.leave(ctx, job)
     job.finished_at_s = ctx.now_s
     ctx.state.live_jobs.pop(job.job_id, None)
     job.after_vacating = None
@@ -341,45 +392,3 @@ def _end(ctx: Context, job: JobEntry, event: JobEvent, reason: str = "") -> None
         counters.jobs_failed += 1
     pruning.forget_jobs(ctx)
     ctx.needs_pass = True
-
-
-def deadline_s(job: JobEntry) -> float | None:
-    """The next instant at which time alone changes something about a job."""
-    if job.gang_deadline_s is not None:
-        return job.gang_deadline_s
-    if job.spec.time_limit_s is None or job.attempt_ran_at_s is None or job.after_vacating:
-        return None
-    return job.attempt_ran_at_s + job.spec.time_limit_s
-
-
-def time_is_up(ctx: Context, job: JobEntry) -> None:
-    """A job's deadline is over: its gang was not ready in time, or it ran into its own limit."""
-    if job.gang_deadline_s is not None and job.gang_deadline_s <= ctx.now_s:
-        _gang_timeout(ctx, job)
-    limit_s, ran_at_s = job.spec.time_limit_s, job.attempt_ran_at_s
-    if limit_s is None or ran_at_s is None or job.state not in ACTIVE_JOB_STATES:
-        return
-    if ctx.now_s - ran_at_s >= limit_s and job.after_vacating is None:
-        job.error = f"ran into its time_limit_s of {limit_s:g} s"
-        job.after_vacating = AfterVacating.FAIL
-        stop_workers(ctx, job, StopReason.TIME_LIMIT)
-
-
-def _gang_timeout(ctx: Context, job: JobEntry) -> None:
-    """A gang or a resize was not ready in time; free of charge."""
-    job.gang_deadline_s = None
-    ctx.changed_jobs[job.job_id] = None
-    if job.state == JobState.STARTING:
-        ctx.state.counters.gang_timeouts += 1
-        waiting = [w.node for w in job.workers.values() if not _is_ready(w)]
-        fire(ctx, job, JobEvent.GANG_TIMEOUT, f"not ready: {', '.join(waiting)}")
-        job.after_vacating = AfterVacating.REQUEUE
-        stop_workers(ctx, job, StopReason.GANG_TIMEOUT)
-        _requeue_if_vacated(ctx, job)
-    elif job.state == JobState.RESIZING:
-        late = tuple(
-            index
-            for index, worker in job.workers.items()
-            if worker.order == OrderPhase.RESERVE and worker.stop is None
-        )
-        stop_workers(ctx, job, StopReason.GANG_TIMEOUT, only=late)

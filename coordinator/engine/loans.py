@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common.model import Lease, LeaseId, NodeRole, StopReason
 from coordinator.engine import jobs, pruning
-from coordinator.engine.context import Context
+from coordinator.engine.context import Context, keys_on
 from coordinator.engine.events import NodeReported
 from coordinator.engine.state import JobEntry, LoanEntry, NodeEntry, WorkerEntry
 from coordinator.policies.decisions import Loan, Reclaim
@@ -45,11 +45,7 @@ def reclaim(ctx: Context, decision: Reclaim) -> str:
     if node is None or node.lease is None or node.desired_role != NodeRole.ON_LOAN:
         return f"{decision.node} is not lent"
     loan = ctx.state.loans[node.lease.lease_id]
-    loan.reclaim_ordered_at_s = ctx.now_s
-    loan.reclaim_deadline_s = decision.deadline_s
-    loan.reclaim_reason = decision.reason
-    loan.predicted_preemptions = decision.predicted_preemptions
-    loan.predicted_cost_gpu_s = decision.predicted_cost_gpu_s
+    note_order(ctx, loan, decision)
     node.desired_role = NodeRole.SERVING
     node.lease = None
     node.reclaim_at_s = ctx.now_s + decision.deadline_s
@@ -61,6 +57,15 @@ def reclaim(ctx: Context, decision: Reclaim) -> str:
     clear_node(ctx, node, f"{node.name} goes back to {loan.service}: {decision.reason}", loan)
     ctx.touch(node.name)
     return ""
+
+
+def note_order(ctx: Context, loan: LoanEntry, decision: Reclaim) -> None:
+    """Remember when and why a loan was called back."""
+    loan.reclaim_ordered_at_s = ctx.now_s
+    loan.reclaim_deadline_s = decision.deadline_s
+    loan.reclaim_reason = decision.reason
+    loan.predicted_preemptions = decision.predicted_preemptions
+    loan.predicted_cost_gpu_s = decision.predicted_cost_gpu_s
 
 
 def is_late(loan: LoanEntry) -> bool:
@@ -75,9 +80,8 @@ def is_late(loan: LoanEntry) -> bool:
 
 def workers_on(ctx: Context, node: NodeEntry) -> list[tuple[JobEntry, WorkerEntry]]:
     """Live workers of a node with their jobs, by job id and index."""
-    keys = {slot.holder for slot in node.gpus} | {slot.nominee for slot in node.gpus}
     found: list[tuple[JobEntry, WorkerEntry]] = []
-    for key in sorted(key for key in keys if key is not None):
+    for key in sorted(keys_on(node)):
         job = ctx.state.jobs.get(key.job_id)
         if job is None or job.attempt != key.attempt:
             continue
@@ -87,9 +91,19 @@ def workers_on(ctx: Context, node: NodeEntry) -> list[tuple[JobEntry, WorkerEntr
     return found
 
 
+def held_on(ctx: Context, node: NodeEntry) -> list[tuple[JobEntry, WorkerEntry]]:
+    """As `workers_on`, and after them the rendezvous stores of the node, by job id."""
+    found = workers_on(ctx, node)
+    for key in sorted(node.stores):
+        job = ctx.state.jobs.get(key.job_id)
+        if job is not None and job.store is not None and job.store.key == key:
+            found.append((job, job.store))
+    return found
+
+
 def clear_node(ctx: Context, node: NodeEntry, reason: str, loan: LoanEntry | None = None) -> None:
     """Release the flexible workers of a node; preempt the jobs whose base runs there."""
-    for job, worker in workers_on(ctx, node):
+    for job, worker in held_on(ctx, node):
         if worker.stop is not None or job.after_vacating is not None:
             continue
         if worker.is_flexible:

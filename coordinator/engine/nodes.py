@@ -5,13 +5,15 @@ A node's report is the truth about what is held; the journal is the truth about 
 
 from __future__ import annotations
 
-from common.lifecycle import HEARD, NODE_TRANSITIONS, JobEvent, NodeEvent, advance, node_path
-from common.messages import OrderPhase, WorkerOrder, WorkerPhase
-from common.model import FINAL_JOB_STATES, JobState, NodeName, NodeRole, Pool, WorkerKey
-from coordinator.engine import jobs, loans, progress
-from coordinator.engine.context import Context, release_gpus
-from coordinator.engine.events import NodeReported, NodeSilent, OrdersRecovered, WorkerFact
+from common.lifecycle import HEARD, NODE_TRANSITIONS, NodeEvent, advance, node_path
+from common.messages import OrderPhase, WorkerPhase
+from common.model import FINAL_JOB_STATES, NodeRole, Pool, WorkerKey
+from coordinator.engine import jobs, loans, progress, rebuilding, silence
+from coordinator.engine.context import Context, keys_on
+from coordinator.engine.events import GpuFact, NodeReported, WorkerFact
 from coordinator.engine.state import GpuSlot, JobEntry, NodeEntry, WorkerEntry
+
+ENDED_PHASES = (WorkerPhase.EXITED, WorkerPhase.REFUSED)
 
 TRESPASSES_KEPT = 64
 """Of one node; older ones are told again if they are still there."""
@@ -22,7 +24,7 @@ def reported(ctx: Context, event: NodeReported) -> None:
     node = ctx.state.nodes.get(event.node)
     if node is None:
         node = _join(ctx, event)
-    ctx.changed_nodes[node.name] = None
+    before = _standing(node)
     is_new_boot = node.boot_id != event.boot_id
     was_heard, old_role = node.is_heard, node.role
     node.boot_id, node.detail = event.boot_id, event.detail
@@ -34,10 +36,24 @@ def reported(ctx: Context, event: NodeReported) -> None:
     _tell_trespasses(ctx, node, event, is_new_boot=is_new_boot)
     _fold_workers(ctx, node, event, is_new_boot=is_new_boot)
     loans.role_reported(ctx, node, event, old_role=old_role)
+    if _standing(node) != before:
+        ctx.changed_nodes[node.name] = None
     if not was_heard or old_role != node.role:
         ctx.touch(node.name)
         ctx.needs_pass = True
         ctx.needs_loan_pass = True
+
+
+def _standing(node: NodeEntry) -> tuple[object, ...]:
+    """What a report can change of a node as policies see it, its GPUs and workers aside."""
+    return (
+        node.role,
+        node.home_pool,
+        node.service,
+        node.is_heard,
+        node.serving_since_s,
+        bool(node.unknown_workers),
+    )
 
 
 def _join(ctx: Context, event: NodeReported) -> NodeEntry:
@@ -54,7 +70,20 @@ def _join(ctx: Context, event: NodeReported) -> NodeEntry:
     return node
 
 
+def _are_known(node: NodeEntry, facts: tuple[GpuFact, ...]) -> bool:
+    """Whether a report says of the GPUs what the last one said."""
+    if len(node.gpus) != len(facts):
+        return False
+    for slot, fact in zip(node.gpus, facts, strict=True):
+        if slot.uuid != fact.uuid or slot.gpu_type != fact.gpu_type or slot.health != fact.health:
+            return False
+    return True
+
+
 def _fold_gpus(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
+    if _are_known(node, event.gpus):
+        return
+    ctx.changed_nodes[node.name] = None
     known = {slot.uuid: slot for slot in node.gpus}
     if tuple(known) != tuple(gpu.uuid for gpu in event.gpus):
         ctx.needs_pass = True
@@ -76,6 +105,7 @@ def _fold_role(ctx: Context, node: NodeEntry, event: NodeReported, *, is_new_boo
     """Move a node to the role that it reports, by the table alone."""
     if node.role == NodeRole.LOST:
         _fire(node, HEARD[event.role])
+        node.silent_since_s = None
         ctx.tell(node.name, f"heard again -> {node.role}", event.detail)
     elif is_new_boot:
         _reboot(ctx, node, event)
@@ -149,26 +179,31 @@ def _tell_trespasses(
 
 def _fold_workers(ctx: Context, node: NodeEntry, event: NodeReported, *, is_new_boot: bool) -> None:
     reported_keys = {fact.key for fact in event.workers}
-    node.acknowledged = [key for key in node.acknowledged if key in reported_keys]
-    node.stale_stops = [key for key in node.stale_stops if key in reported_keys]
-    node.unknown_workers = []
+    if node.acknowledged:
+        node.acknowledged = [key for key in node.acknowledged if key in reported_keys]
+    if node.stale_stops:
+        node.stale_stops = [key for key in node.stale_stops if key in reported_keys]
+    if node.unknown_workers:
+        node.unknown_workers = []
     for fact in event.workers:
         _fold_worker(ctx, node, fact)
     _missing_workers(ctx, node, event, reported_keys, is_new_boot=is_new_boot)
+    if ctx.state.awaiting_jobs:
+        rebuilding.heard(ctx, node.name, reported_keys)
     if node.unknown_workers:
         ctx.ask_ledgers[node.name] = None
 
 
 def _fold_worker(ctx: Context, node: NodeEntry, fact: WorkerFact) -> None:
     key = fact.key
-    job = ctx.job(key.job_id)
-    is_over = fact.phase in (WorkerPhase.EXITED, WorkerPhase.REFUSED)
     if key in node.acknowledged:
         return
+    job = ctx.state.jobs.get(key.job_id)
+    is_over = fact.phase in ENDED_PHASES
     if job is None or key.attempt > job.attempt:
         node.unknown_workers.append(key)
         return
-    worker = job.workers.get(key.worker_index)
+    worker = job.worker(key.worker_index)
     if worker is not None and key.attempt == job.attempt and worker.node != node.name:
         _elsewhere(ctx, node, worker, is_over=is_over)
         return
@@ -177,7 +212,7 @@ def _fold_worker(ctx: Context, node: NodeEntry, fact: WorkerFact) -> None:
         if is_its and job.state in jobs.ACTIVE_JOB_STATES:
             node.unknown_workers.append(key)
         elif is_over:
-            _acknowledge(ctx, node, key)
+            acknowledge(ctx, node, key)
         else:
             _stop_stale(ctx, node, key, "a newer attempt or no job wants it")
         return
@@ -187,7 +222,7 @@ def _fold_worker(ctx: Context, node: NodeEntry, fact: WorkerFact) -> None:
 def _elsewhere(ctx: Context, node: NodeEntry, worker: WorkerEntry, *, is_over: bool) -> None:
     """A node says that it holds a worker which another one was given: it has no say in it."""
     if is_over:
-        _acknowledge(ctx, node, worker.key)
+        acknowledge(ctx, node, worker.key)
     else:
         _stop_stale(ctx, node, worker.key, f"it was given to {worker.node}")
 
@@ -204,8 +239,8 @@ def _fold_live_worker(
 ) -> None:
     old_phase, worker.phase = worker.phase, fact.phase
     worker.endpoint = fact.endpoint or worker.endpoint
-    if fact.phase in (WorkerPhase.EXITED, WorkerPhase.REFUSED):
-        _acknowledge(ctx, node, worker.key)
+    if fact.phase in ENDED_PHASES:
+        acknowledge(ctx, node, worker.key)
         progress.last_word(ctx, job, fact)
         jobs.worker_gone(
             ctx,
@@ -214,17 +249,14 @@ def _fold_live_worker(
             exit_code=fact.exit_code,
             error=fact.error,
             said_reason=fact.stop_reason,
-            is_node_fault=fact.error.startswith(NODE_FAULT_PREFIX),
+            is_node_fault=fact.error.startswith(silence.NODE_FAULT_PREFIX),
         )
     elif old_phase != fact.phase:
         jobs.worker_phase_changed(ctx, job, worker)
 
 
-NODE_FAULT_PREFIX = "node fault"
-"""How an agent begins the error of a worker that its node, not its job, ended."""
-
-
-def _acknowledge(ctx: Context, node: NodeEntry, key: WorkerKey) -> None:
+def acknowledge(ctx: Context, node: NodeEntry, key: WorkerKey) -> None:
+    """Let the node forget a worker that ended."""
     if key not in node.acknowledged:
         node.acknowledged.append(key)
         ctx.touch(node.name)
@@ -243,157 +275,13 @@ def _missing_workers(
     Only a report that already shows the generation of the order, in this epoch, proves that; or a
     new boot id, after which nothing can be running.
     """
-    for job, worker in loans.workers_on(ctx, node):
+    if all(key in reported_keys for key in keys_on(node)) and not node.stores:
+        return
+    for job, worker in loans.held_on(ctx, node):
         if worker.key in reported_keys:
             continue
         has_seen_order = event.epoch == ctx.state.epoch and event.generation >= worker.generation
         is_ordered = worker.order == OrderPhase.RUN or worker.phase is not None
         if (is_new_boot and is_ordered) or has_seen_order:
             what = "rebooted" if is_new_boot else "no longer holds the worker"
-            _node_fault(ctx, job, worker, f"{node.name} {what}")
-
-
-def _node_fault(ctx: Context, job: JobEntry, worker: WorkerEntry, what: str) -> None:
-    jobs.worker_gone(
-        ctx,
-        job,
-        worker,
-        exit_code=None,
-        error=f"{NODE_FAULT_PREFIX}: {what}",
-        said_reason=None,
-        is_node_fault=True,
-    )
-
-
-def silent(ctx: Context, event: NodeSilent) -> None:
-    """Silence proves nothing: the node is LOST and its workers are unknown, not dead."""
-    node = ctx.state.nodes.get(event.node)
-    if node is None or node.role == NodeRole.LOST:
-        return
-    node.role = advance(NODE_TRANSITIONS, node.role, NodeEvent.SILENT, who=f"node {node.name}")
-    node.serving_since_s = None
-    ctx.changed_nodes[node.name] = None
-    ctx.tell(node.name, "lost", f"no report for {event.silent_s:.1f} s")
-    ctx.needs_loan_pass = True
-
-
-def confirm_dead(ctx: Context, node_name: NodeName, by: str) -> None:
-    """An operator vouches that a LOST node runs nothing: its workers are node faults now."""
-    node = ctx.state.nodes[node_name]
-    ctx.tell(node_name, "confirmed dead", f"by {by}")
-    for job, worker in loans.workers_on(ctx, node):
-        _node_fault(ctx, job, worker, f"{node.name} was confirmed dead by {by}")
-
-
-def recovered(ctx: Context, event: OrdersRecovered) -> None:
-    """Rebuild jobs that the journal lost from what a node's ledger holds (design 9)."""
-    node = ctx.state.nodes.get(event.node)
-    if node is None:
-        return
-    ctx.changed_nodes[node.name] = None
-    unknown = set(node.unknown_workers)
-    found: set[WorkerKey] = set()
-    for order in event.orders:
-        job = ctx.job(order.key.job_id)
-        if order.key not in unknown or not _may_adopt(node, job, order):
-            continue
-        found.add(order.key)
-        if job is None or order.key.attempt > job.attempt:
-            job = _rebuilt(ctx, order)
-            _drop_older_attempt(ctx, order.key)
-            ctx.state.jobs[job.job_id] = job
-            ctx.state.live_jobs[job.job_id] = None
-            ctx.tell(job.job_id, "recovered", f"from the ledger of {node.name}")
-        _adopt(ctx, node, job, order.key, order.gpu_uuids, is_flexible=order.is_flexible)
-        _fold_order(ctx, job, order)
-    ordered = {order.key for order in event.orders}
-    # What the ledger has and does not fit stays unknown: the node's next report judges it again.
-    node.unknown_workers = [key for key in node.unknown_workers if key in ordered - found]
-    for key in sorted(unknown - ordered):  # nobody knows it any more: let the node forget it
-        _acknowledge(ctx, node, key)
-    if found or unknown - ordered:
-        # Only then: an order makes the node report, and what stayed unknown would be asked again.
-        ctx.touch(node.name)
-        ctx.needs_pass = True
-
-
-def _rebuilt(ctx: Context, order: WorkerOrder) -> JobEntry:
-    """A job as one worker's order tells it; none of its workers is here yet."""
-    return JobEntry(
-        job_id=order.key.job_id,
-        spec=order.spec,
-        tenant=order.tenant,
-        user=order.user,
-        submitted_at_s=order.submitted_at_s,
-        pending_since_s=order.submitted_at_s,
-        state=JobState.STARTING,
-        attempt=order.key.attempt,
-        gpu_type=order.gpu_type,
-        endpoint=order.endpoint,
-        preemption_count=order.preemption_count,
-        expected_work_s=(order.spec.expected_runtime_s or 0.0) * order.spec.workers.min
-        or ctx.settings.default_expected_runtime_s * order.spec.workers.min,
-        estimate_source="recovered from a node's ledger",
-        is_recovered=True,
-    )
-
-
-def _fold_order(ctx: Context, job: JobEntry, order: WorkerOrder) -> None:
-    """Whether a rebuilt gang may run, by what its workers were ordered.
-
-    One that was ordered to run is proof that the whole gang had been ready. Without it nobody
-    runs before as many base workers as it needs are found and ready. The others may compute on a
-    node that is not heard, so time proves nothing as long as they are missing.
-    """
-    if job.state != JobState.STARTING:
-        job.workers[order.key.worker_index].order = OrderPhase.RUN
-    elif order.phase == OrderPhase.RUN:
-        job.gang_deadline_s = None
-        job.started_at_s = job.attempt_ran_at_s = job.worker_s_at_s = ctx.now_s
-        for worker in job.workers.values():
-            worker.order = OrderPhase.RUN
-            ctx.touch(worker.node)
-        jobs.fire(ctx, job, JobEvent.GANG_READY, "it had been ordered to run")
-    elif jobs.is_base_there(job):
-        job.gang_deadline_s = ctx.now_s + ctx.settings.gang_ready_timeout_s
-
-
-def _may_adopt(node: NodeEntry, job: JobEntry | None, order: WorkerOrder) -> bool:
-    """Whether a ledger's worker has its GPUs to itself, and its job, if any, is being rebuilt."""
-    free = {slot.uuid for slot in node.gpus if slot.holder in (None, order.key)}
-    if not set(order.gpu_uuids) <= free or len(order.gpu_uuids) != order.spec.gpus_per_worker:
-        return False
-    if job is None or order.key.attempt > job.attempt:
-        return True
-    if order.key.worker_index in job.workers:
-        return False  # the ledger of another node had it first
-    is_its = order.key.attempt == job.attempt and job.is_recovered
-    return is_its and job.state in jobs.ACTIVE_JOB_STATES
-
-
-def _drop_older_attempt(ctx: Context, key: WorkerKey) -> None:
-    old = ctx.job(key.job_id)
-    for worker in list(old.workers.values()) if old else []:
-        release_gpus(ctx, worker.node, worker.key)
-
-
-def _adopt(
-    ctx: Context,
-    node: NodeEntry,
-    job: JobEntry,
-    key: WorkerKey,
-    gpu_uuids: tuple[str, ...],
-    *,
-    is_flexible: bool,
-) -> None:
-    job.workers[key.worker_index] = WorkerEntry(
-        key=key,
-        node=node.name,
-        gpu_uuids=tuple(slot.uuid for slot in node.gpus if slot.uuid in gpu_uuids),
-        is_flexible=is_flexible,
-    )
-    ctx.changed_jobs[job.job_id] = None
-    job.next_worker_index = max(job.next_worker_index, key.worker_index + 1)
-    for slot in node.gpus:
-        if slot.uuid in gpu_uuids:
-            slot.holder = key
+            silence.node_fault(ctx, job, worker, f"{node.name} {what}")

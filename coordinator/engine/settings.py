@@ -58,6 +58,10 @@ class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         NonNegativeFloat,
         Meta(description="a job is not preempted twice within this without an outside event"),
     ] = 60.0
+    silence_margin_s: Annotated[
+        NonNegativeFloat,
+        Meta(description="added to a job's `stop_after_s` and grace before it restarts elsewhere"),
+    ] = 30.0
     loan_period_s: Annotated[
         PositiveFloat, Meta(description="time between two loan passes without an outside event")
     ] = 300.0

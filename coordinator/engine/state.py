@@ -11,6 +11,7 @@ from msgspec import Struct, field
 
 from common.messages import GpuHealth, OrderPhase, WorkerPhase
 from common.model import (
+    STORE_INDEX,
     Checkpoint,
     GpuUuid,
     JobId,
@@ -27,6 +28,8 @@ from common.model import (
     StopReason,
     WorkerKey,
 )
+from coordinator.policies.decisions import Reclaim
+from coordinator.policies.seasonal import Season
 from coordinator.policies.snapshot import LoadSample
 
 
@@ -62,10 +65,16 @@ class NodeEntry(Struct, kw_only=True):
     last_lease_id: LeaseId | None = None
     """Its latest loan, which it may be on its way home from."""
     reclaim_at_s: float | None = None
+    is_awaited: bool = False
+    """To be taken back when its jobs have ended; see `ClusterState.awaited`."""
     serving_since_s: float | None = None
+    silent_since_s: float | None = None
+    """When its last report came, or when this leader began if that was later; only while LOST."""
     is_cordoned: bool = False
     is_draining: bool = False
     cordon_reason: str = ""
+    stores: list[WorkerKey] = field(default_factory=list[WorkerKey])
+    """Rendezvous stores that it holds or was ordered; they have no GPU that would name them."""
     stale_stops: list[WorkerKey] = field(default_factory=list[WorkerKey])
     acknowledged: list[WorkerKey] = field(default_factory=list[WorkerKey])
     trespasses_told: list[tuple[int, GpuUuid]] = field(default_factory=list[tuple[int, GpuUuid]])
@@ -85,12 +94,14 @@ class NodeEntry(Struct, kw_only=True):
 
 
 class WorkerEntry(Struct, kw_only=True):
-    """One worker of a job's current attempt."""
+    """One worker of a job's current attempt, or its rendezvous store, which has no GPUs."""
 
     key: WorkerKey
     node: NodeName
     gpu_uuids: tuple[GpuUuid, ...]
     is_flexible: bool
+    is_other_type: bool = False
+    """Its node has another GPU type than the attempt, which spans several."""
     order: OrderPhase = OrderPhase.RESERVE
     phase: WorkerPhase | None = None
     """What its node says; None before the node has said anything."""
@@ -128,8 +139,10 @@ class JobEntry(Struct, kw_only=True):
     state: JobState = JobState.PENDING
     attempt: int = 0
     workers: dict[int, WorkerEntry] = field(default_factory=dict[int, WorkerEntry])
+    store: WorkerEntry | None = None
+    """The rendezvous store of its current attempt; its order stays `reserve`, see `stores`."""
     ended_workers: dict[int, EndedWorker] = field(default_factory=dict[int, EndedWorker])
-    """Workers of the latest attempt that ran and are gone; the newest of them only."""
+    """Workers of the latest attempt that ran and are gone, and its store; the newest only."""
     next_worker_index: int = 0
     gpu_type: str | None = None
     endpoint: str = ""
@@ -161,6 +174,9 @@ class JobEntry(Struct, kw_only=True):
     """Worker-seconds left by the last progress of this attempt, when `measured_worker_s` of the
     attempt's were spent; None without progress."""
     measured_worker_s: float = 0.0
+    first_step: int = 0
+    """Where this attempt was when it first said so, and `first_worker_s` what it had spent."""
+    first_worker_s: float = 0.0
     expected_work_s: float = 0.0
     """Worker-seconds of the whole job by its estimate at submission."""
     estimate_source: str = ""
@@ -168,6 +184,12 @@ class JobEntry(Struct, kw_only=True):
     was_on_loan: bool = False
     is_recovered: bool = False
     """Rebuilt from ledgers: workers of it that were not yet heard of are adopted, not stale."""
+    awaited_nodes: list[NodeName] = field(default_factory=list[NodeName])
+    """Nodes of a rebuilt gang from which nothing was heard, while its base is not complete."""
+
+    def worker(self, index: int) -> WorkerEntry | None:
+        """A worker of the current attempt, or its rendezvous store, by index."""
+        return self.store if index == STORE_INDEX else self.workers.get(index)
 
     @property
     def running_workers(self) -> int:
@@ -206,6 +228,8 @@ class ServiceEntry(Struct, kw_only=True):
     """What the file said last; `service mode` overrides it until the file changes."""
     is_recalled: bool = False
     load: list[LoadSample] = field(default_factory=list[LoadSample])
+    season: Season = Season()
+    """What is remembered of the load beyond the samples that are kept."""
     shadow_loan_count: int = 0
     shadow_reclaim_count: int = 0
     shadow_late_count: int = 0
@@ -218,6 +242,14 @@ class ShadowLoan(Struct, kw_only=True):
     lent_at_s: float
     reclaimed_at_s: float | None = None
     is_late: bool = False
+
+
+class Awaited(Struct, frozen=True, kw_only=True):
+    """A lent node that goes home when its jobs have ended, at `until_s` in any case."""
+
+    decision: Reclaim
+    began_at_s: float
+    until_s: float
 
 
 class Recommendation(Struct, frozen=True, kw_only=True):
@@ -276,6 +308,7 @@ class ClusterState(Struct, kw_only=True):
     services: dict[ServiceName, ServiceEntry] = field(
         default_factory=dict[ServiceName, ServiceEntry]
     )
+    awaited: dict[NodeName, Awaited] = field(default_factory=dict[NodeName, Awaited])
     shadow_loans: dict[NodeName, ShadowLoan] = field(default_factory=dict[NodeName, ShadowLoan])
     recommendations: dict[NodeName, Recommendation] = field(
         default_factory=dict[NodeName, Recommendation]
@@ -292,6 +325,8 @@ class ClusterState(Struct, kw_only=True):
     """Lines that were forgotten; the first one kept has this number plus one."""
     live_jobs: dict[JobId, None] = field(default_factory=dict[JobId, None])
     """Ids of the jobs that have not ended, in order of submission."""
+    awaiting_jobs: dict[JobId, None] = field(default_factory=dict[JobId, None])
+    """Rebuilt gangs that await nodes; one that no longer does stays until the next report."""
 
     def live(self) -> list[JobEntry]:
         """The jobs that have not ended."""

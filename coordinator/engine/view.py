@@ -109,6 +109,7 @@ def _worker_view(worker: WorkerEntry) -> WorkerView:
         gpus=len(worker.gpu_uuids),
         is_flexible=worker.is_flexible,
         is_leaving=worker.stop is not None,
+        is_other_type=worker.is_other_type,
     )
 
 
@@ -123,7 +124,8 @@ def node_view(ctx: Context, node: NodeEntry) -> NodeView:
         free_gpus=len(free_slots(ctx, node)),
         is_schedulable=is_schedulable(node),
         service=node.service,
-        is_reclaimed=node.role == NodeRole.ON_LOAN and node.desired_role != NodeRole.ON_LOAN,
+        is_reclaimed=node.role == NodeRole.ON_LOAN
+        and (node.is_awaited or node.desired_role != NodeRole.ON_LOAN),
         is_drained_by_operator=node.is_cordoned,
         serving_since_s=node.serving_since_s,
         shadow=_shadow(ctx, node),
@@ -160,7 +162,7 @@ def job_view(ctx: Context, job: JobEntry) -> JobView:
         preemption_count=job.preemption_count,
         lost_if_preempted_gpu_s=estimates.lost_if_preempted(job, ctx.now_s),
         as_of_s=ctx.now_s,
-        work_rate=job.running_workers if job.attempt_ran_at_s is not None else 0,
+        work_rate=estimates.pace(job) if job.attempt_ran_at_s is not None else 0,
         least_work_s=estimates.least_work_s(job),
         unsaved_gpus=estimates.unsaved_gpus(job),
         last_resized_at_s=job.resized_at_s,
@@ -186,6 +188,7 @@ def services(ctx: Context) -> tuple[ServiceView, ...]:
             hold_off_s=settings[name].hold_off_s,
             loan_period_s=ctx.settings.loan_period_s,
             load=tuple(entry.load),
+            season=entry.season,
             is_recalled=entry.is_recalled,
         )
         for name, entry in sorted(ctx.state.services.items())

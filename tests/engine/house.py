@@ -7,9 +7,11 @@ from functools import partial
 
 from common.messages import DesiredState
 from common.model import (
+    CheckpointSpec,
     JobId,
     JobSpec,
     JobState,
+    Launcher,
     Mode,
     NodeName,
     Pool,
@@ -152,8 +154,11 @@ class House:
         gpus_per_worker: int = 8,
         work_s: float = 1000.0,
         max_restarts: int = 0,
+        launcher: Launcher = Launcher.NONE,
+        stop_after_s: float | None = None,
+        grace_s: float = 30.0,
     ) -> JobEntry:
-        """A job that waits."""
+        """A job that waits; elastic and under torchrun it has a rendezvous store."""
         spec = JobSpec(
             name=name,
             command=("train",),
@@ -161,6 +166,9 @@ class House:
             gpus_per_worker=gpus_per_worker,
             expected_runtime_s=work_s / workers[0],
             retry=RetrySpec(max_restarts=max_restarts),
+            launcher=launcher,
+            stop_after_s=stop_after_s,
+            checkpoint=CheckpointSpec(grace_s=grace_s),
         )
         job_id = JobId(name)
         self.sim.submit(

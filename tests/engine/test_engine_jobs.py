@@ -57,7 +57,7 @@ def test_a_job_goes_from_submit_to_success_through_ready() -> None:
     )
     engine.handle(JobSubmitted(job_id=JOB, spec=spec, tenant="t", user="u"), now_s=2.0)
     outcome = engine.handle(PassDue(), now_s=3.0)
-    pushed = [c.desired for c in outcome.commands if isinstance(c, PushDesired)]
+    pushed = [engine.desired(c.node) for c in outcome.commands if isinstance(c, PushDesired)]
     assert [d.node for d in pushed] == ["n1", "n2"]
     assert {w.phase for d in pushed for w in d.workers} == {OrderPhase.RESERVE}
     job = engine.state.jobs[JOB]

@@ -14,7 +14,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from common.messages import WorkerOrder, WorkerPhase
-from common.model import JobId, JobState, NodeName, NodeRole, WorkerKey
+from common.model import JobId, JobState, Launcher, NodeName, NodeRole, WorkerKey
 from coordinator.engine.commands import Outcome
 from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.events import Event, NodeSilent, OperatorAction, OperatorAsked
@@ -123,6 +123,7 @@ def decide(house: House, op: Op) -> None:
                 gpus_per_worker=(8, 4, 2, 8)[op.c % 4],
                 work_s=30.0 * (1 + op.b),
                 max_restarts=op.c % 2,
+                launcher=(Launcher.NONE, Launcher.TORCHRUN)[op.a // 2 % 2],
             )
         case "start" if job := choose(house, op.a, JobState.PENDING):
             house.decide(any_start(house, job, op))

@@ -1,0 +1,114 @@
+"""How much work is left: by what was done before, by the pace since warming up, by the GPU type."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.messages import OrderPhase
+from common.model import (
+    Checkpoint,
+    GpuRequest,
+    JobId,
+    JobSpec,
+    JobState,
+    NodeName,
+    Progress,
+    WorkerKey,
+    WorkerRange,
+)
+from coordinator.engine import estimates
+from coordinator.engine.state import JobEntry, WorkerEntry
+
+JOB = JobId("j")
+WORK_S = 1000.0
+STEPS = 10_000
+
+
+def entry(
+    *, gpu_type: str = "V100", multiplier: dict[str, int] | None = None, workers: int = 1
+) -> JobEntry:
+    """A job of 1000 worker-seconds whose gang has run since instant 0."""
+    spec = JobSpec(
+        name="j",
+        command=("train",),
+        workers=WorkerRange(min=1, max=1),
+        gpus_per_worker=1,
+        gpu=GpuRequest(worker_multiplier=multiplier or {}),
+    )
+    return JobEntry(
+        job_id=JOB,
+        spec=spec,
+        tenant="t",
+        user="u",
+        submitted_at_s=0.0,
+        pending_since_s=0.0,
+        state=JobState.RUNNING,
+        attempt=1,
+        attempt_ran_at_s=0.0,
+        gpu_type=gpu_type,
+        expected_work_s=WORK_S,
+        workers={
+            index: WorkerEntry(
+                key=WorkerKey(JOB, 1, index),
+                node=NodeName("n"),
+                gpu_uuids=(),
+                is_flexible=False,
+                order=OrderPhase.RUN,
+            )
+            for index in range(workers)
+        },
+    )
+
+
+def left_s(job: JobEntry, now_s: float) -> float:
+    """Worker-seconds left."""
+    return estimates.remaining_work(job, now_s)[0]
+
+
+def say(job: JobEntry, step: int, now_s: float) -> None:
+    """The job says how far it is."""
+    job.progress = Progress(step=step, total_steps=STEPS)
+    estimates.measure(job, now_s)
+
+
+def test_a_job_that_outlives_its_estimate_keeps_a_share_of_it() -> None:
+    """Nobody is thought to be done before it is."""
+    assert left_s(entry(), 2.0 * WORK_S) == WORK_S * estimates.LEAST_REMAINING_RATIO
+
+
+@pytest.mark.parametrize("is_waiting", [True, False])
+def test_what_was_saved_before_is_no_part_of_the_least(is_waiting: bool) -> None:
+    """A job that resumes with 1 % to do has 1 % left, waiting or just started."""
+    job = entry()
+    job.progress = Progress(step=STEPS * 99 // 100, total_steps=STEPS)
+    job.checkpoint = Checkpoint(step=job.progress.step, path="/c", is_verified=True)
+    job.progress_at_start = job.progress.step
+    if is_waiting:
+        job.attempt_ran_at_s, job.workers = None, {}
+    assert left_s(job, 0.0) == pytest.approx(WORK_S * 0.01)
+
+
+def test_warming_up_is_work_only_until_the_second_word() -> None:
+    """A minute of warming up, then ten steps a second: the pace is that of the steps."""
+    job = entry()
+    say(job, 100, 70.0)
+    assert left_s(job, 70.0) == pytest.approx((STEPS - 100) * 70.0 / 100)
+    say(job, 700, 130.0)
+    assert left_s(job, 130.0) == pytest.approx((STEPS - 700) / 10.0)
+
+
+def test_a_word_that_tells_nothing_new_keeps_the_pace_of_the_whole_attempt() -> None:
+    """The same step again, after a stall: what is left has not become less."""
+    job = entry()
+    say(job, 100, 10.0)
+    say(job, 100, 20.0)
+    assert left_s(job, 20.0) == pytest.approx((STEPS - 100) * 20.0 / 100)
+
+
+def test_a_type_that_needs_twice_the_workers_does_half_the_work() -> None:
+    """Two workers of the slower type do the work of one reference worker."""
+    job = entry(gpu_type="T4", multiplier={"T4": 2}, workers=2)
+    assert estimates.attempt_worker_s(job, 100.0) == 100.0
+    assert left_s(job, 100.0) == WORK_S - 100.0
+    estimates.settle_work(job, 100.0)
+    assert job.worker_s == 100.0
