@@ -62,7 +62,11 @@ class Loan(Proposal, frozen=True, kw_only=True, tag="loan"):
 
 
 class Reclaim(Proposal, frozen=True, kw_only=True, tag="reclaim"):
-    """Take a lent node back; its workers must be gone and its server ready within the deadline."""
+    """Take a lent node back; its workers must be gone and its server ready within the deadline.
+
+    wait_s: it takes no more work at once, but its base workers are stopped only after this, unless
+        they end before; the deadline counts from now.
+    """
 
     node: NodeName
     service: ServiceName
@@ -70,6 +74,7 @@ class Reclaim(Proposal, frozen=True, kw_only=True, tag="reclaim"):
     predicted_preemptions: int = 0
     predicted_cost_gpu_s: float = 0.0
     released_workers: int = 0
+    wait_s: float = 0.0
 
 
 class Recommend(Proposal, frozen=True, kw_only=True, tag="recommend"):

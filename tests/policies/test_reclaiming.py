@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 from hypothesis import given
@@ -10,13 +11,10 @@ from hypothesis import strategies as st
 
 from common.model import JobId, NodeName, NodeRole
 from coordinator.policies.decisions import Preempt, Reclaim, Resize
-from coordinator.policies.reclaiming import (
-    Choice,
-    Occupancy,
-    carry_out,
-    choose_nodes,
-    node_preemption_cost,
-)
+from coordinator.policies.reclaim_greedy import greedy_victims, node_preemption_cost
+from coordinator.policies.reclaim_occupancy import Occupancy
+from coordinator.policies.reclaim_orders import carry_out
+from coordinator.policies.reclaiming import Choice, choose_nodes
 from coordinator.policies.snapshot import JobView, NodeView
 from tests.builders import (
     make_cluster,
@@ -121,6 +119,75 @@ def test_chosen_set_is_irreducible(layout: list[tuple[set[int], bool]], wanted: 
         assert sum(1 for on_node in base.values() if on_node <= others) < len(choice.nodes)
     free = sum(1 for on_node in base.values() if not on_node)
     assert bool(choice.victims) == (free < len(choice.nodes))
+
+
+def test_a_victim_that_later_ones_make_needless_is_given_back() -> None:
+    """Node n1 ties for the lowest cost and is taken first; the pair behind it frees two nodes at
+    once, so that the job on n1 goes on."""
+    nodes, jobs = make_cluster({"n1": {"c": 1}, "n2": {"a": 1, "b": 1}, "n3": {"a": 1, "b": 1}})
+    occupancy = occupancy_of(nodes, jobs)
+    base = {node.name: occupancy.base_jobs(node.name) for node in nodes}
+    assert greedy_victims(occupancy, base, 2) == {"a", "b", "c"}
+    choice = choose_nodes(occupancy, nodes, 2)
+    assert (choice.nodes, choice.victims) == (("n2", "n3"), ("a", "b"))
+
+
+def plain_greedy(occupancy: Occupancy, wanted: int, names: list[NodeName]) -> set[JobId]:
+    """The paper's greedy as it is written, everything reckoned anew at each step."""
+    base = {name: occupancy.base_jobs(name) for name in names}
+    gone: set[JobId] = set()
+    while True:
+        taken = frozenset(name for name in names if gone.issuperset(base[name]))
+        left = wanted - len(taken)
+        if left <= 0:
+            return gone
+        rest = [name for name in names if name not in taken]
+
+        def damage(name: NodeName, taken: frozenset[NodeName] = taken, left: int = left) -> int:
+            stopped = gone.union(base[name])
+            freed: dict[NodeName, int] = {}
+            for job_id in set(base[name]) - gone:
+                for host, gpus in occupancy.hosts(job_id).items():
+                    if host != name and host not in taken:
+                        freed[host] = freed.get(host, 0) + gpus
+            useful = sorted(gpus for host, gpus in freed.items() if stopped.issuperset(base[host]))
+            return sum(freed.values()) - sum(useful[::-1][: left - 1])
+
+        cost = {
+            name: round(node_preemption_cost(occupancy, name, frozenset(gone), taken), 9)
+            for name in rest
+        }
+        name = min(rest, key=lambda name: (cost[name], damage(name), name))
+        gone.update(base[name])
+
+
+def test_the_greedy_is_the_paper_s_however_it_keeps_its_books() -> None:
+    """Costs and damage that are kept up to date choose as if all were reckoned anew."""
+    chance = random.Random(7)
+    for _ in range(150):
+        count = chance.randint(2, 12)
+        base: dict[str, dict[str, int]] = {f"n{i:02}": {} for i in range(count)}
+        extra: dict[str, dict[str, int]] = {f"n{i:02}": {} for i in range(count)}
+        for job in range(chance.randint(1, 14)):
+            for node in chance.sample(range(count), chance.randint(1, min(count, 4))):
+                kind = extra if chance.random() < 0.3 else base
+                kind[f"n{node:02}"][f"j{job}"] = chance.randint(1, 4)
+        nodes, jobs = make_cluster(base, flexible=extra)
+        occupancy = occupancy_of(nodes, jobs)
+        held = {node.name: occupancy.base_jobs(node.name) for node in nodes}
+        wanted = chance.randint(1, count)
+        victims = greedy_victims(occupancy, held, wanted)
+        assert victims == plain_greedy(occupancy, wanted, list(held))
+
+
+def test_damage_falls_when_a_neighbour_could_be_emptied_as_well() -> None:
+    """Once q has stopped, stopping p empties node h with its own: no damage any more, so that p
+    goes before r, whose cost is the same and whose GPU elsewhere nobody wants."""
+    held = {"a": {"q": 1}, "b": {"r": 1}, "h": {"p": 4, "q": 1}, "x": {"p": 4}}
+    nodes, jobs = make_cluster({**held, "t": {"r": 1}})
+    occupancy = occupancy_of(nodes, jobs)
+    base = {NodeName(name): occupancy.base_jobs(NodeName(name)) for name in sorted(held)}
+    assert greedy_victims(occupancy, base, 3) == {"p", "q"}
 
 
 def test_one_node_is_always_chosen_optimally() -> None:
