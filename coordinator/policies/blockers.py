@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from common.model import JobId, NodeRole, Preemptibility, ServiceName
+from coordinator.policies.gpu_types import types_in_order
 from coordinator.policies.index import shape
-from coordinator.policies.placement import Room, types_in_order
+from coordinator.policies.placement import Room
 from coordinator.policies.snapshot import ClusterSnapshot, JobShape, JobView, NodeView
 
 
@@ -26,7 +27,7 @@ def holds(
 
     is_strict: the first that waits for a GPU type blocks the others that want it.
     """
-    seen: dict[JobShape, tuple[str, ...]] = {}
+    seen: dict[tuple[JobShape, int], tuple[str, ...]] = {}
     heads: dict[str, JobId] = {}
     found: list[Hold] = []
     for job in held:
@@ -38,10 +39,10 @@ def holds(
                 f"behind {', '.join(ahead)}, which {does} not fit (the order is strict)",
             )
         else:
-            key = shape(job)
+            key = (shape(job), room.barred(job))
             if key not in seen:
                 seen[key] = blockers_of(snapshot, room, job)
-            blockers = seen[key]
+            blockers = (*seen[key], *(why for bar in room.bars if (why := bar.why(job))))
             for gpu_type in wanted:
                 heads.setdefault(gpu_type, job.job_id)
         found.append(Hold(job_id=job.job_id, blockers=blockers))

@@ -1,7 +1,8 @@
 """Policy bundles by name, in one explicit table. Must not know the engine.
 
 A bundle is rules over the same parts: order (queueing), size (scaling), place (placement), loan
-(loaning, forecast) and reclaim (reclaiming). Whoever compares policies changes one rule at a time.
+(loaning, forecast) and reclaim (reclaiming). Whoever compares policies changes one rule at a time:
+`aryl:reclaim=random:resize_cost_s=0` is `aryl` with two of its knobs turned.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from msgspec import Struct
+import msgspec
+from msgspec import Struct, structs
 
 from common.errors import ConfigError
 from common.model import NodeName
@@ -17,7 +19,14 @@ from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import (
     Decision,
 )
-from coordinator.policies.passes import Allocation, Rules, allocate, hold, keep, lend
+from coordinator.policies.passes import (
+    Allocation,
+    Rules,
+    allocate,
+    hold,
+    keep,
+    lend,
+)
 from coordinator.policies.preemptive import (
     Left,
     by_least_left,
@@ -29,6 +38,7 @@ from coordinator.policies.queueing import (
     shortest_key,
     submission_key,
 )
+from coordinator.policies.reclaim_rules import ReclaimRule
 from coordinator.policies.snapshot import ClusterSnapshot
 
 
@@ -46,6 +56,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     hold: why each job that waits would not start in a pass now; asked only when somebody wants
         to know, as that costs more than the pass.
     keep: why a node of a service that serves is not lent, the service's balance first.
+    rules: what it is made of, where it is made of rules alone.
     """
 
     name: str
@@ -54,6 +65,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     lend: Callable[[ClusterSnapshot], tuple[Decision, ...]]
     hold: Callable[[ClusterSnapshot], tuple[Hold, ...]] = _nobody
     keep: Callable[[ClusterSnapshot, NodeName], tuple[str, ...]] = _nothing
+    rules: Rules | None = None
 
 
 # --- the table ------------------------------------------------------------------------------
@@ -68,6 +80,7 @@ def bundle(name: str, description: str, rules: Rules) -> Policy:
         lend=partial(lend, rules),
         hold=partial(hold, rules),
         keep=partial(keep, rules),
+        rules=rules,
     )
 
 
@@ -118,6 +131,20 @@ POLICIES: dict[str, Policy] = {
             Rules(order=shortest_key, is_scaling=True, is_loaning=True),
         ),
         bundle(
+            "foresight",
+            "aryl with loans that outlive their jobs, nodes kept for the aged, and whole nodes",
+            Rules(
+                order=shortest_key,
+                is_scaling=True,
+                is_loaning=True,
+                separates_at_home=True,
+                claim_ratio=0.5,
+                lifetime_quantile=0.9,
+                lend_quantile=0.9,
+                waits_for_finish=True,
+            ),
+        ),
+        bundle(
             "aryl-loan",
             "aryl with loans and without scaling",
             Rules(order=shortest_key, is_loaning=True),
@@ -127,13 +154,61 @@ POLICIES: dict[str, Policy] = {
             "aryl with scaling and without loans",
             Rules(order=shortest_key, is_scaling=True),
         ),
+        bundle(
+            "aryl-random",
+            "aryl-loan that takes lent nodes back at random",
+            Rules(order=shortest_key, is_loaning=True, reclaim=ReclaimRule.RANDOM),
+        ),
+        bundle(
+            "aryl-scf",
+            "aryl-loan that takes the lent nodes with the fewest jobs back",
+            Rules(order=shortest_key, is_loaning=True, reclaim=ReclaimRule.FEWEST_JOBS),
+        ),
+        bundle(
+            "opportunistic",
+            "jobs for both GPU types run as guests of the inference cluster, and only there",
+            Rules(
+                order=shortest_key,
+                is_loaning=True,
+                waits_for_loan=True,
+                reclaim=ReclaimRule.RANDOM,
+            ),
+        ),
     )
 }
 
 
+KNOBS = {field.name: field.type for field in structs.fields(Rules) if field.name != "order"}
+"""What can be turned of a policy made of rules, and its type."""
+
+
 def policy(name: str) -> Policy:
-    """A policy by name; `ConfigError` lists the valid ones."""
+    """A policy by name, with knobs turned where it says so: `NAME:KNOB=VALUE:KNOB=VALUE`.
+
+    Raises:
+        ConfigError: an unknown name, which lists the valid ones; a knob that the policy does not
+            have, or a value that is none of its.
+    """
+    base, *turned = name.split(":")
+    found = POLICIES.get(base)
+    if found is None:
+        raise ConfigError(f"policy: {base!r} is not one of {', '.join(sorted(POLICIES))}")
+    if not turned:
+        return found
+    if found.rules is None:
+        raise ConfigError(f"policy: {base} has no knobs")
+    rules = structs.replace(found.rules, **dict(_knob(base, text) for text in turned))
+    return bundle(name, found.description, rules)
+
+
+def _knob(policy: str, text: str) -> tuple[str, object]:
+    key, has_value, value = text.partition("=")
+    if key not in KNOBS or not has_value:
+        raise ConfigError(
+            f"policy {policy}: {text!r} turns no knob; expected KNOB=VALUE with one of "
+            f"{', '.join(sorted(KNOBS))}"
+        )
     try:
-        return POLICIES[name]
-    except KeyError:
-        raise ConfigError(f"policy: {name!r} is not one of {', '.join(sorted(POLICIES))}") from None
+        return key, msgspec.convert(value, KNOBS[key], strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"policy {policy}: {key}={value}: {error}") from None

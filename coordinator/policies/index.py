@@ -7,12 +7,13 @@ index up to date change by change; `index_of` makes one from nothing, and both a
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from common.model import (
     JobId,
     JobState,
     NodeName,
+    NodeRole,
     ServiceName,
 )
 from coordinator.policies.snapshot import (
@@ -24,6 +25,7 @@ from coordinator.policies.snapshot import (
     NodeView,
     Occupied,
     Tag,
+    WorkerView,
 )
 
 
@@ -37,6 +39,8 @@ def shape(job: JobView) -> JobShape:
         multipliers=tuple(sorted(job.gpu.worker_multiplier.items())),
         preemptibility=job.preemptibility,
         grace_s=job.grace_s,
+        spans_types=job.gpu.heterogeneous_speed_ratio > 0,
+        was_preempted=job.preemption_count > 0,
     )
 
 
@@ -56,9 +60,8 @@ def tag_of(base_count: int, flexible_count: int) -> Tag:
 
 
 def group_of(service: ServiceName | None, gpu_type: str, tag: Tag) -> Group:
-    """The group of a node; on training nodes it does not matter what runs there."""
-    is_training_flexible = service is None and tag == Tag.FLEXIBLE
-    return Group(gpu_type, service, Tag.BASE if is_training_flexible else tag)
+    """The group of a node."""
+    return Group(gpu_type, service, tag)
 
 
 class NodeSorter:
@@ -157,7 +160,11 @@ def _occupied(view: NodeView) -> Occupied:
     stay = [worker for worker in view.workers if not worker.is_leaving]
     flexible = [worker for worker in stay if worker.is_flexible]
     flexible.sort(key=lambda worker: (worker.job_id, worker.worker_index))
-    return Occupied(view, view.free_gpus, len(stay) - len(flexible), tuple(flexible))
+    service = view.service if view.role == NodeRole.ON_LOAN else None
+    return Occupied(view, service, view.free_gpus, len(stay) - len(flexible), tuple(flexible))
+
+
+_Parts = tuple[tuple[tuple[JobView, ...], ...], tuple[JobView, ...]]
 
 
 class JobSorter:
@@ -166,11 +173,13 @@ class JobSorter:
     def __init__(self) -> None:
         self._lines: dict[JobShape, list[tuple[float, float, JobId, JobView]]] = {}
         self._kept: dict[JobShape, tuple[JobView, ...]] = {}
+        self._parts: _Parts | None = None
         self._waiting: dict[JobId, tuple[JobShape, tuple[float, float, JobId]]] = {}
         self._resizable: dict[JobId, JobView] = {}
 
     def put(self, job: JobView) -> None:
         """Add a job that is not there."""
+        self._parts = None
         if job.state == JobState.PENDING:
             key = (-job.priority, job.submitted_at_s, job.job_id)
             line = shape(job)
@@ -182,6 +191,7 @@ class JobSorter:
 
     def remove(self, job_id: JobId) -> None:
         """Forget a job."""
+        self._parts = None
         self._resizable.pop(job_id, None)
         found = self._waiting.pop(job_id, None)
         if found is None:
@@ -193,8 +203,13 @@ class JobSorter:
         if not entries:
             del self._lines[line]
 
-    def parts(self) -> tuple[tuple[tuple[JobView, ...], ...], tuple[JobView, ...]]:
+    def parts(self) -> _Parts:
         """Lines and resizable jobs as they are now."""
+        if self._parts is None:
+            self._parts = self._sorted()
+        return self._parts
+
+    def _sorted(self) -> _Parts:
         lines: list[tuple[JobView, ...]] = []
         for line, entries in self._lines.items():
             if line not in self._kept:
@@ -202,6 +217,40 @@ class JobSorter:
             lines.append(self._kept[line])
         lines.sort(key=lambda jobs: jobs[0].job_id)
         return tuple(lines), tuple(self._resizable[job_id] for job_id in sorted(self._resizable))
+
+
+Use = tuple[int, int, int]
+"""Of one node: free GPUs, base workers, flexible workers."""
+Flexible = dict[NodeName, tuple[WorkerView, ...]]
+"""Per node, workers that may be taken back."""
+Spot = tuple[str, ServiceName | None, int, int, int]
+"""Of one node with such workers: GPU type, service, free GPUs, GPUs that those hold, its place."""
+
+
+def removable(index: Index, usable: Container[ServiceName | None]) -> Flexible:
+    """Flexible workers that stay, of jobs that can be resized, on nodes that may be used."""
+    resizable = {job.job_id for job in index.resizable}
+    found: Flexible = {}
+    for name in index.with_flexible:
+        occupied = index.nodes[index.places[name]]
+        if occupied is None or occupied.service not in usable:
+            continue
+        mine = [worker for worker in occupied.flexible if worker.job_id in resizable]
+        if mine:
+            found[name] = tuple(mine)
+    return found
+
+
+def spot(
+    index: Index, name: NodeName, flexible: Iterable[WorkerView], used: Mapping[int, Use]
+) -> Spot:
+    """Room for base workers on a node, flexible ones in their place; `used`: what has changed."""
+    place = index.places[name]
+    occupied = index.nodes[place]
+    assert occupied is not None, f"{name} has flexible workers and takes none"
+    free = used[place][0] if place in used else occupied.free
+    held = sum([worker.gpus for worker in flexible])
+    return occupied.node.gpu_type, occupied.service, free, held, place
 
 
 def index_of(nodes: Iterable[NodeView], jobs: Sequence[JobView]) -> Index:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
-from common.model import JobId, Mode, NodeName
+from common.model import JobId, Mode, NodeName, NonNegativeFloat, NonNegativeInt, Ratio
 from coordinator.policies.blockers import Hold, holds
 from coordinator.policies.decisions import (
     Decision,
@@ -19,8 +19,12 @@ from coordinator.policies.decisions import (
     Resize,
     Start,
 )
+from coordinator.policies.demand import Demand, Unmet, choose_loans
+from coordinator.policies.foresight_claims import Claims
+from coordinator.policies.index import index_of
 from coordinator.policies.keeping import why_kept
-from coordinator.policies.loaning import Balance, Demand, balance, choose_loans, numbers
+from coordinator.policies.lifetime import UNKNOWN_LIFETIME_S, Lifetimes
+from coordinator.policies.loaning import Balance, balance, numbers
 from coordinator.policies.placement import Room, merge, placed_count
 from coordinator.policies.queueing import (
     Admitted,
@@ -30,16 +34,19 @@ from coordinator.policies.queueing import (
     fastest_s,
     waiting,
 )
-from coordinator.policies.reclaiming import Occupancy, carry_out, choose_nodes, lent_nodes
+from coordinator.policies.reclaim_costs import CostModel
+from coordinator.policies.reclaim_rules import ReclaimRule, TakeBack
 from coordinator.policies.scaling import (
     RESIZE_COST_S,
     Share,
     give_back,
+    has_all,
     share_flexible,
     shares_of,
     work_on,
 )
-from coordinator.policies.snapshot import ClusterSnapshot, ServiceView, Shadow
+from coordinator.policies.snapshot import ClusterSnapshot, JobView, ServiceView, Shadow
+from coordinator.policies.spanning import find_spanning, grow_spanning
 
 
 class Allocation(Struct, frozen=True, kw_only=True):
@@ -55,7 +62,7 @@ class Allocation(Struct, frozen=True, kw_only=True):
 
 
 class Rules(Struct, frozen=True, kw_only=True):
-    """What a bundle is made of.
+    """What a bundle is made of; all but the order are knobs, see `bundles`.
 
     order: key of the waiting jobs. is_strict: the first that does not fit blocks
     the rest that want the same GPU types.
@@ -63,15 +70,44 @@ class Rules(Struct, frozen=True, kw_only=True):
     resize_cost_s: running time that each flexible worker more or less must save (a rendezvous).
     elastic_base_prefers_loan: the paper's placing of elastic base demand, see `placement`.
     lend_only_on_demand: lend no node that no job could use; the paper lends whatever is spare.
+    separates_groups: base and flexible workers go to lent nodes of their own; the paper's naive
+        placement does not (table 6).
+    waits_for_loan: jobs that a lent GPU type would do for run on lent nodes only, as
+        opportunistic guests of the inference cluster (section 7.1), until they are preempted: a
+        job that is longer than any loan would never end there.
+    reclaim: which lent nodes go home. reclaim_cost: what a preemption counts there.
+    waits_for_finish: a reclaim waits for jobs that end by themselves within the deadline.
+    separates_at_home: base and flexible workers keep to training nodes of their own as well.
+    claim_ratio: a job that does not fit keeps nodes free for itself for as long as this part of
+        the time it has waited; 0: none is kept. claim_stretch: a job keeps nodes only once it
+        has waited so many times its shortest running time. claims_most: so many jobs keep nodes of
+        one GPU type at a time.
+    lifetime_quantile: base workers go to lent nodes only if loans outlive them by this quantile
+        of the load; None: wherever there is room. unknown_lifetime_s: how long a loan is trusted
+        to last while nothing is known of the load's day.
+    lend_quantile: lend and take back by this quantile of the load; None: by its last value, slope
+        and day before.
     """
 
     order: OrderKey
     is_strict: bool = False
     is_scaling: bool = False
     is_loaning: bool = False
-    resize_cost_s: float = RESIZE_COST_S
+    resize_cost_s: NonNegativeFloat = RESIZE_COST_S
     elastic_base_prefers_loan: bool = False
     lend_only_on_demand: bool = True
+    separates_groups: bool = True
+    waits_for_loan: bool = False
+    reclaim: ReclaimRule = ReclaimRule.COST
+    reclaim_cost: CostModel = CostModel.JOBS
+    waits_for_finish: bool = False
+    separates_at_home: bool = False
+    claim_ratio: NonNegativeFloat = 0.0
+    claim_stretch: NonNegativeFloat = 30.0
+    claims_most: NonNegativeInt = 1
+    lifetime_quantile: Ratio | None = None
+    unknown_lifetime_s: NonNegativeFloat = UNKNOWN_LIFETIME_S
+    lend_quantile: Ratio | None = None
 
 
 # --- who starts, how large, where -----------------------------------------------------------
@@ -85,24 +121,61 @@ def allocate(rules: Rules, snapshot: ClusterSnapshot, memory: bytes) -> Allocati
     """
     if snapshot.is_frozen:
         return Allocation(decisions=(), memory=memory)
+    index = snapshot.index or index_of(snapshot.nodes, snapshot.jobs)
+    snapshot = replace(snapshot, index=index)
+    decisions: tuple[Decision, ...] = ()
+    jobs = index.resizable if rules.is_scaling else ()
+    if index.lines or not all(map(has_all, jobs)):  # else nobody wants anything: often so
+        _, shares, new, admitted = _settled(rules, snapshot)
+        gone, grown = _resizes(rules, shares, admitted)
+        decisions = (*gone, *_starts(admitted, new), *grown)
+    wakes = (_rests_until_s(snapshot, job) for job in jobs)
+    wake_at_s = min((wake for wake in wakes if wake is not None), default=None)
+    return Allocation(decisions=decisions, memory=memory, wake_at_s=wake_at_s)
+
+
+def _settled(
+    rules: Rules, snapshot: ClusterSnapshot
+) -> tuple[Room, dict[JobId, Share], dict[JobId, Share], Admitted]:
+    """Both phases: the room after them, the shares of running and of new jobs, and who starts."""
     room, shares, admitted = _admitted(rules, snapshot)
     new = {
         gang.job.job_id: Share(gang.job, gang.gpu_type, now_s=snapshot.now_s, is_new=True)
         for gang in admitted.gangs
         if rules.is_scaling and gang.job.is_elastic
     }
-    resting = [share for share in shares.values() if _rests_until_s(snapshot, share) is not None]
-    ready = [share for share in shares.values() if _rests_until_s(snapshot, share) is None]
+    ready = [s for s in shares.values() if _rests_until_s(snapshot, s.job) is None]
+    for gang in admitted.gangs:
+        if gang.spans_types and gang.job.job_id in new:
+            new[gang.job.job_id].spans_types = True
     share_flexible(room, [*ready, *new.values()], resize_cost_s=rules.resize_cost_s)
     give_back(room, shares.values())
-    gone, grown = _resizes(rules, shares, admitted)
-    starts = _starts(admitted, new)
-    wakes = [_rests_until_s(snapshot, share) for share in resting]
-    return Allocation(
-        decisions=(*gone, *starts, *grown),
-        memory=memory,
-        wake_at_s=min((wake for wake in wakes if wake is not None), default=None),
+    grow_spanning(room, [*ready, *new.values()], resize_cost_s=rules.resize_cost_s)
+    return room, shares, new, admitted
+
+
+def _unmet(rules: Rules, snapshot: ClusterSnapshot) -> Unmet:
+    """What a scheduling pass now would leave over."""
+    room, shares, new, admitted = _settled(rules, snapshot)
+    started = {gang.job.job_id for gang in admitted.gangs}
+    held = (
+        job
+        for job in waiting(snapshot, rules.order)
+        if job.job_id not in started and all(bar.may_use_loans(job) for bar in room.bars)
     )
+    return Unmet(
+        room=room,
+        held=tuple(held),
+        shares=(*shares.values(), *new.values()),
+        is_strict=rules.is_strict,
+        resize_cost_s=rules.resize_cost_s,
+    )
+
+
+def _demand(rules: Rules, snapshot: ClusterSnapshot) -> Demand | None:
+    if not rules.lend_only_on_demand:
+        return None
+    return Demand(snapshot, lambda: _unmet(rules, snapshot), is_scaling=rules.is_scaling)
 
 
 def _admitted(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Room, dict[JobId, Share], Admitted]:
@@ -111,9 +184,38 @@ def _admitted(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Room, dict[JobId
         snapshot,
         elastic_base_prefers_loan=rules.elastic_base_prefers_loan,
         has_flexible=rules.is_scaling,
+        separates_groups=rules.separates_groups,
+        waits_for_loan=rules.waits_for_loan,
+        separates_at_home=rules.separates_at_home,
     )
     shares = shares_of(room.index.resizable, now_s=snapshot.now_s) if rules.is_scaling else {}
-    return room, shares, admit(room, rules.order, shares, is_strict=rules.is_strict)
+    if rules.lifetime_quantile is not None:
+        room.bars.append(
+            Lifetimes(
+                snapshot,
+                room,
+                q=rules.lifetime_quantile,
+                lend_q=rules.lend_quantile,
+                unknown_s=rules.unknown_lifetime_s,
+            )
+        )
+    claims = None
+    if rules.claim_ratio:
+        claims = Claims(
+            snapshot,
+            ratio=rules.claim_ratio,
+            stretch=rules.claim_stretch,
+            most=rules.claims_most,
+        )
+    admitted = admit(
+        room,
+        rules.order,
+        shares,
+        is_strict=rules.is_strict,
+        find_last=find_spanning,
+        claims=claims,
+    )
+    return room, shares, admitted
 
 
 def hold(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Hold, ...]:
@@ -124,9 +226,9 @@ def hold(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Hold, ...]:
     return tuple(holds(snapshot, room, left, is_strict=rules.is_strict))
 
 
-def _rests_until_s(snapshot: ClusterSnapshot, share: Share) -> float | None:
+def _rests_until_s(snapshot: ClusterSnapshot, job: JobView) -> float | None:
     """When the job's cooldown after its last resize ends; None when it has."""
-    last_s = share.job.last_resized_at_s
+    last_s = job.last_resized_at_s
     if last_s is None or last_s + snapshot.resize_cooldown_s <= snapshot.now_s:
         return None
     return last_s + snapshot.resize_cooldown_s
@@ -161,8 +263,8 @@ def _resizes(
 
 def _why_resized(share: Share, beneficiaries: dict[tuple[JobId, int], JobId]) -> str:
     base = share.job.workers_on(share.gpu_type).min
-    before_s = share.work_s / (base + share.current)
-    after_s = share.work_s / (base + share.count)
+    before_s = share.left_s(share.current, spans_types=share.job.spans_types)
+    after_s = share.left_s(share.count, spans_types=share.spans_types)
     change = f"{base + share.current} to {base + share.count} workers, "
     times = f"{before_s:.0f} s left become {after_s:.0f} s"
     if share.added:
@@ -179,23 +281,27 @@ def _starts(admitted: Admitted, new: dict[JobId, Share]) -> list[Decision]:
     for gang in admitted.gangs:
         share = new.get(gang.job.job_id)
         placements = merge([*gang.placements, *(share.added if share else ())])
-        starts.append(_start(gang, placements))
+        spans_types = gang.spans_types or (share is not None and share.spans_types)
+        starts.append(_start(gang, placements, spans_types=spans_types))
     return starts
 
 
-def _start(gang: Gang, placements: tuple[Placement, ...]) -> Start:
+def _start(gang: Gang, placements: tuple[Placement, ...], *, spans_types: bool) -> Start:
     job, count = gang.job, placed_count(placements)
     nodes = sorted({placement.node for placement in placements})
-    gpus = count * job.gpus_per_worker
+    ratio = job.gpu.heterogeneous_speed_ratio if spans_types else 1.0
+    what = f"{count * job.gpus_per_worker} GPUs of type {gang.gpu_type}"
+    if spans_types:
+        what = f"{what}, or what stands for them on other types,"
     room = ", flexible workers make room" if gang.evicted else ""
     return Start(
         job_id=job.job_id,
         gpu_type=gang.gpu_type,
         placements=placements,
-        estimated_runtime_s=work_on(job, gang.gpu_type, job.as_of_s) / count,
+        estimated_runtime_s=work_on(job, gang.gpu_type, job.as_of_s) / (count * ratio),
         estimate_source=job.estimate_source,
         reason=f"its turn (at least {fastest_s(job):.0f} s by {job.estimate_source}, priority "
-        f"{job.priority}): {gpus} GPUs of type {gang.gpu_type} on {len(nodes)} nodes{room}",
+        f"{job.priority}): {what} on {len(nodes)} nodes{room}",
     )
 
 
@@ -211,24 +317,33 @@ def lend(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Decision, ...]:
     and also in a frozen cell. A bundle without loans lends nothing, but takes back in time what
     another one has lent.
     """
-    occupancy = Occupancy(snapshot)
-    demand = Demand(snapshot, is_scaling=rules.is_scaling) if rules.lend_only_on_demand else None
+    snapshot = _by_quantile(rules, snapshot)
+    take_back = TakeBack(
+        snapshot, rules.reclaim, rules.reclaim_cost, waits_for_finish=rules.waits_for_finish
+    )
+    demand = _demand(rules, snapshot)
     decisions: list[Decision] = []
     for service in snapshot.services:
         if service.is_recalled:
-            lent = lent_nodes(snapshot, service.name)
-            choice = choose_nodes(occupancy, lent, len(lent))
-            decisions += carry_out(occupancy, service, choice, f"{service.name} was recalled")
+            decisions += take_back.all_of(service)
         elif not snapshot.is_frozen:
-            decisions += _balance_service(rules, snapshot, service, occupancy, demand)
+            decisions += _balance_service(rules, snapshot, service, take_back, demand)
     return tuple(decisions)
+
+
+def _by_quantile(rules: Rules, snapshot: ClusterSnapshot) -> ClusterSnapshot:
+    """The same, with the quantile that loads are forecast by."""
+    if rules.lend_quantile is None:
+        return snapshot
+    services = (replace(each, quantile=rules.lend_quantile) for each in snapshot.services)
+    return replace(snapshot, services=tuple(services))
 
 
 def _balance_service(
     rules: Rules,
     snapshot: ClusterSnapshot,
     service: ServiceView,
-    occupancy: Occupancy,
+    take_back: TakeBack,
     demand: Demand | None,
 ) -> tuple[Decision, ...]:
     have = balance(snapshot, service)
@@ -239,14 +354,11 @@ def _balance_service(
         watched = ()
     if have.shortfall:
         # In every mode: what is lent was lent in mode act, and the promise outlives the mode.
-        choice = choose_nodes(occupancy, lent_nodes(snapshot, service.name), have.shortfall)
-        return (*carry_out(occupancy, service, choice, because), *watched)
+        return (*take_back(service, have.shortfall, because), *watched)
     if not rules.is_loaning or service.mode == Mode.OBSERVE:
         return watched
-    is_acting = service.mode == Mode.ACT
-    mine = demand if demand is None or is_acting else demand.copy()
-    names = choose_loans(snapshot, service, have, mine)
-    if is_acting:
+    names = choose_loans(snapshot, service, have, demand)
+    if service.mode == Mode.ACT:
         return tuple(Loan(node=name, service=service.name, reason=because) for name in names)
     return tuple(
         Recommend(action="lend", node=name, service=service.name, reason=because) for name in names
@@ -271,11 +383,7 @@ def _watched(
     if have.shortfall:
         action, names = "reclaim", tuple(node.name for node in lent[: have.shortfall])
     elif rules.is_loaning:
-        mine = None if demand is None else demand.copy()
-        if mine is not None:
-            for node in lent:
-                mine.take(node)
-        action, names = "lend", choose_loans(snapshot, service, have, mine)
+        action, names = "lend", choose_loans(snapshot, service, have, demand)
     else:
         return ()
     return tuple(
@@ -285,6 +393,14 @@ def _watched(
 
 def keep(rules: Rules, snapshot: ClusterSnapshot, name: NodeName) -> tuple[str, ...]:
     """Why a node that serves is not lent."""
-    demand = Demand(snapshot, is_scaling=rules.is_scaling) if rules.lend_only_on_demand else None
-    lent_next = [d.node for d in lend(rules, snapshot) if isinstance(d, Loan)]
-    return why_kept(snapshot, name, is_loaning=rules.is_loaning, demand=demand, lent_next=lent_next)
+    snapshot = _by_quantile(rules, snapshot)
+    demand = _demand(rules, snapshot)
+    decided = lend(rules, snapshot)
+    return why_kept(
+        snapshot,
+        name,
+        is_loaning=rules.is_loaning,
+        demand=demand,
+        lent_next=[d.node for d in decided if isinstance(d, Loan)],
+        proposed=[d.node for d in decided if isinstance(d, Recommend) and d.action == "lend"],
+    )

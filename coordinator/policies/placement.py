@@ -14,8 +14,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from common.model import NodeName, Preemptibility, ServiceName
+from coordinator.policies.bars import Bar
 from coordinator.policies.decisions import Placement
-from coordinator.policies.index import add_bit, bits, group_of, index_of, tag_of, trimmed
+from coordinator.policies.index import (
+    Flexible,
+    Spot,
+    Use,
+    add_bit,
+    bits,
+    group_of,
+    index_of,
+    removable,
+    spot,
+    tag_of,
+    trimmed,
+)
 from coordinator.policies.snapshot import (
     ClusterSnapshot,
     Group,
@@ -27,9 +40,7 @@ from coordinator.policies.snapshot import (
     WorkerView,
 )
 
-Use = tuple[int, int, int]
-"""Of one node: free GPUs, base workers, flexible workers."""
-Saved = tuple[dict[int, Use], dict[Group, Masks], dict[NodeName, list[WorkerView]]]
+Saved = tuple[dict[int, Use], dict[Group, Masks], Flexible | None]
 
 
 class Room:
@@ -47,9 +58,15 @@ class Room:
         *,
         elastic_base_prefers_loan: bool = False,
         has_flexible: bool = True,
+        separates_groups: bool = True,
+        waits_for_loan: bool = False,
+        separates_at_home: bool = False,
     ) -> None:
         self.index = snapshot.index or index_of(snapshot.nodes, snapshot.jobs)
         self.elastic_base_prefers_loan = elastic_base_prefers_loan
+        self.separates_groups = separates_groups
+        self.waits_for_loan = waits_for_loan
+        self.separates_at_home = separates_at_home
         self.services = {service.name: service for service in snapshot.services}
         self._usable: set[ServiceName | None] = {None}
         self._usable.update(
@@ -61,28 +78,25 @@ class Room:
         self._used: dict[int, Use] = {}
         self.gpu_types = tuple(sorted({group.gpu_type for group in self._masks}))
         self.home_types = {group.gpu_type for group in self._masks if group.service is None}
-        self.flexible = self._removable() if has_flexible else {}
+        self.bars: list[Bar] = []
+        self._flexible: Flexible | None = None if has_flexible else {}
+        self._spots: dict[NodeName, Spot] | None = None
         self.free: Mapping[NodeName, int] = _Column(self, 0)
         self.base_count: Mapping[NodeName, int] = _Column(self, 1)
         self.flexible_count: Mapping[NodeName, int] = _Column(self, 2)
 
-    def _removable(self) -> dict[NodeName, list[WorkerView]]:
-        resizable = {job.job_id for job in self.index.resizable}
-        found: dict[NodeName, list[WorkerView]] = {}
-        for name in self.index.with_flexible:
-            occupied = self._occupied(name)
-            if occupied is None:
-                continue
-            mine = [worker for worker in occupied.flexible if worker.job_id in resizable]
-            if mine:
-                found[name] = mine
-        return found
+    @property
+    def flexible(self) -> Flexible:
+        """Per node the workers that may be taken back; worked out when first asked for."""
+        if self._flexible is None:
+            self._flexible = removable(self.index, self._usable)
+        return self._flexible
 
     # --- single nodes -----------------------------------------------------------------------
 
     def _occupied(self, name: NodeName) -> Occupied | None:
         """A node that may be used; None for any other."""
-        place = self.index.place(name)
+        place = self.index.places.get(name)
         occupied = None if place is None else self.index.nodes[place]
         return occupied if occupied and occupied.service in self._usable else None
 
@@ -107,9 +121,9 @@ class Room:
 
     def use(self, name: NodeName) -> Use:
         """Free GPUs, base workers and flexible workers of a node now."""
-        place = self.index.place(name)
-        if place in self._used:
-            return self._used[place]
+        used = self._used.get(self.index.places[name])
+        if used is not None:
+            return used
         occupied = self.node(name)
         return occupied.free, occupied.base_count, len(occupied.flexible)
 
@@ -132,12 +146,12 @@ class Room:
     def save(self) -> Saved:
         """All that changes in a pass, to go back to with `restore`."""
         masks = {group: trimmed(masks) for group, masks in self._masks.items() if any(masks)}
-        flexible = {name: list(workers) for name, workers in self.flexible.items()}
-        return dict(self._used), masks, flexible
+        return dict(self._used), masks, None if self._flexible is None else dict(self._flexible)
 
     def restore(self, saved: Saved) -> None:
         """Go back to what `save` saw; good for one time."""
-        self._used, self._masks, self.flexible = saved
+        self._used, self._masks, self._flexible = saved
+        self._spots = None
 
     def take(self, name: NodeName, gpus: int) -> None:
         """Hold GPUs of a node; the caller has looked that they are free."""
@@ -151,13 +165,14 @@ class Room:
         occupied, old = self.node(name), self.use(name)
         assert old[0] + gpus >= 0, f"{name}: {old[0]} free, {-gpus} asked"
         new = (old[0] + gpus, old[1] + base, old[2] + flexible)
-        place = self.index.place(name)
-        assert place is not None
+        place = self.index.places[name]
         self._masks[_group(occupied, old)][old[0]] &= ~(1 << place)
         add_bit(self._masks.setdefault(_group(occupied, new), []), new[0], place)
         self._used[place] = new
         if new == (occupied.free, occupied.base_count, len(occupied.flexible)):
             del self._used[place]
+        if self._spots is not None and name in self._spots:
+            self._spots[name] = spot(self.index, name, self.flexible[name], self._used)
 
     def hold(self, placements: Iterable[Placement], gpus_per_worker: int) -> None:
         """Take the GPUs of placements; their nodes are tagged by it."""
@@ -172,13 +187,15 @@ class Room:
 
     def release(self, worker: WorkerView) -> None:
         """A flexible worker goes: its GPUs are free."""
-        self.flexible[worker.node].remove(worker)
+        left = list(self.flexible[worker.node])
+        left.remove(worker)
+        self.flexible[worker.node] = tuple(left)
         self._change(worker.node, gpus=worker.gpus, flexible=-1)
 
     def keep(self, worker: WorkerView) -> None:
         """A released worker stays after all; the caller has looked that its GPUs are free."""
+        self.flexible[worker.node] = (*self.flexible[worker.node], worker)
         self._change(worker.node, gpus=-worker.gpus, flexible=1)
-        self.flexible[worker.node].append(worker)
 
     # --- what may go where ------------------------------------------------------------------
 
@@ -199,13 +216,21 @@ class Room:
         return self.services[service].max_grace_s
 
     def _groups(
-        self, job: JobView, gpu_type: str, *, is_flexible: bool
+        self, job: JobView, gpu_type: str, *, is_flexible: bool, barred: int | None = None
     ) -> Iterator[tuple[Group, Masks]]:
+        barred = barred if barred is not None else 0 if is_flexible else self.barred(job)
         for group, masks in self._masks.items():
             if group.gpu_type == gpu_type and self.may_host(
                 job, group.service, is_flexible=is_flexible
             ):
-                yield group, masks
+                yield group, [mask & ~barred for mask in masks] if barred else masks
+
+    def barred(self, job: JobView) -> int:
+        """Places that base workers of a job must leave alone, as bits."""
+        barred = 0
+        for bar in self.bars:
+            barred |= bar.barred(job)
+        return barred
 
     def hosts(self, job: JobView, gpu_type: str, *, is_flexible: bool) -> list[NodeName]:
         """Nodes of a GPU type that may host workers of the job, in order of name."""
@@ -215,10 +240,16 @@ class Room:
                 found |= mask
         return [self.index.names[place] for place in bits(found)]
 
-    def has_places(self, job: JobView, gpu_type: str, count: int) -> bool:
-        """Whether that many base workers would find a place, flexible workers making room."""
+    def has_places(
+        self, job: JobView, gpu_type: str, count: int, *, if_unbarred: bool = False
+    ) -> bool:
+        """Whether that many base workers would find a place, flexible workers making room.
+
+        if_unbarred: if no node were; to whom one is depends on more than a job's shape.
+        """
         size = job.gpus_per_worker
-        for _, masks in self._groups(job, gpu_type, is_flexible=False):
+        barred = 0 if if_unbarred else self.barred(job)
+        for _, masks in self._groups(job, gpu_type, is_flexible=False, barred=barred):
             for free in range(size, len(masks)):
                 if masks[free]:
                     count -= masks[free].bit_count() * (free // size)
@@ -227,15 +258,13 @@ class Room:
         allowed = {
             service: self.may_host(job, service, is_flexible=False) for service in self._usable
         }
-        places, nodes, used = self.index.places, self.index.nodes, self._used
-        for name, workers in self.flexible.items():
-            place = places[name]
-            occupied = nodes[place]
-            if occupied is None or occupied.node.gpu_type != gpu_type:
-                continue
-            if allowed[occupied.service]:
-                free = used[place][0] if place in used else occupied.free
-                held = sum([worker.gpus for worker in workers])
+        if self._spots is None:
+            self._spots = {
+                name: spot(self.index, name, workers, self._used)
+                for name, workers in self.flexible.items()
+            }
+        for its_type, service, free, held, place in self._spots.values():
+            if its_type == gpu_type and allowed[service] and not barred >> place & 1:
                 count -= (free + held) // size - free // size
         return count <= 0
 
@@ -265,10 +294,16 @@ class Room:
         Flexible: flexible group, empty lent node, training, base group.
         Base: training, base group, empty lent node, flexible group; with
         `elastic_base_prefers_loan` training comes after the empty lent nodes for elastic jobs.
+        Without groups: training, then lent, whatever runs there. With `separates_at_home` training
+        nodes with base workers are first for base and last for flexible ones, so that whole
+        nodes can be cleared for a gang without a preemption.
         """
+        if not self.separates_groups:
+            return 0 if service is None else 1
         if service is None:
             prefers_loan = self.elastic_base_prefers_loan and job.is_elastic
-            return 4 if is_flexible or prefers_loan else 0
+            is_base = self.separates_at_home and tag == Tag.BASE
+            return 4 + is_base if is_flexible else (4 if prefers_loan else 0) - is_base
         if tag == Tag.BASE:
             return 5 if is_flexible else 1
         if tag == Tag.FLEXIBLE:
@@ -298,14 +333,22 @@ def _group(occupied: Occupied, use: Use) -> Group:
 
 
 def fill(
-    room: Room, job: JobView, gpu_type: str, worker_count: int, *, is_flexible: bool = False
+    room: Room,
+    job: JobView,
+    gpu_type: str,
+    worker_count: int,
+    *,
+    is_flexible: bool = False,
+    gpus_for_one: int = 1,
 ) -> tuple[Placement, ...]:
     """Where up to `worker_count` workers go by best fit; nothing is held yet.
+
+    gpus_for_one: GPUs of this type that stand for one of the attempt's, see `GpuRequest`.
 
     All workers of a job are equally large, so filling the nodes in order of best fit is the same
     as placing worker by worker.
     """
-    size, left = job.gpus_per_worker, worker_count
+    size, left = job.gpus_per_worker * gpus_for_one, worker_count
     placements: list[Placement] = []
     for groups in room.tiers(job, gpu_type, is_flexible=is_flexible):
         for free in range(size, max(map(len, groups))):
@@ -339,21 +382,4 @@ def merge(placements: Iterable[Placement]) -> tuple[Placement, ...]:
     return tuple(
         Placement(node=name, worker_count=counts[is_flexible, name], is_flexible=is_flexible)
         for is_flexible, name in sorted(counts)
-    )
-
-
-def types_in_order(room: Room, job: JobView) -> list[str]:
-    """GPU types to try: the job's own order; for a fungible job, types of training nodes first.
-
-    Among equals the type that needs fewer workers comes first, then the name decides.
-    """
-    if job.gpu.types:
-        return list(dict.fromkeys(job.gpu.types))
-    return sorted(
-        room.gpu_types,
-        key=lambda gpu_type: (
-            gpu_type not in room.home_types,
-            job.gpu.worker_multiplier.get(gpu_type, 1),
-            gpu_type,
-        ),
     )

@@ -8,7 +8,7 @@ are placed by best-fit decreasing (section 5.3).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
 from itertools import chain
 
@@ -16,11 +16,15 @@ from msgspec import Struct
 
 from common.model import JobId, JobState, NodeName
 from coordinator.policies.decisions import Placement
-from coordinator.policies.placement import Room, Saved, fill, placed_count, types_in_order
+from coordinator.policies.foresight_claims import Claims
+from coordinator.policies.gpu_types import hold, types_in_order
+from coordinator.policies.placement import Room, Saved, fill, placed_count
 from coordinator.policies.scaling import Share, give_back
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
 
 OrderKey = Callable[[JobView], tuple[float, ...]]
+Find = Callable[..., "Gang | None"]
+"""As `find_gang`."""
 _Before = tuple[Saved, dict[JobId, list[WorkerView]]]
 
 
@@ -56,6 +60,7 @@ class Gang(Struct, frozen=True, kw_only=True):
     gpu_type: str
     placements: tuple[Placement, ...]
     evicted: tuple[WorkerView, ...] = ()
+    spans_types: bool = False
 
 
 class Admitted(Struct, frozen=True, kw_only=True):
@@ -70,20 +75,43 @@ def admit(
     shares: Mapping[JobId, Share],
     *,
     is_strict: bool = False,
+    find_last: Find | None = None,
+    claims: Claims | None = None,
 ) -> Admitted:
     """Take waiting jobs in order while their base gangs fit; whole gangs or nothing.
 
     Gangs come back in the order of the jobs, placed with the largest workers first.
     is_strict: the first that does not fit blocks all behind it that want the GPU types that it
         waits for (head of the line, one line per type).
+    find_last: another way to find room, tried in the end for those that would still wait.
+    claims: what is kept for jobs that have aged, which are tried before all others.
     """
     before = _save(room, shares)
-    gangs = _take_in_order(room, key, shares, is_strict=is_strict)
+    gangs = [] if claims is None else _take_aged(room, claims, shares)
+    aged = {gang.job.job_id for gang in gangs}
+    gangs += _take_in_order(room, key, shares, is_strict=is_strict, but=aged)
     if _pack_again(room, gangs, shares, before):  # other pieces are free now: look once more
         taken = {gang.job.job_id for gang in gangs}
         gangs += _take_in_order(room, key, shares, is_strict=is_strict, but=taken)
+    if find_last is not None and not is_strict and _has_spanning(room):
+        taken = {gang.job.job_id for gang in gangs}
+        gangs += _take_in_order(room, key, shares, is_strict=False, but=taken, find=find_last)
     give_back(room, shares.values())  # a later gang may have left room for an earlier worker
     return Admitted(gangs=tuple(gangs))
+
+
+def _take_aged(room: Room, claims: Claims, shares: Mapping[JobId, Share]) -> list[Gang]:
+    """Gangs of aged jobs that fit; nodes are kept for the first that do not."""
+    gangs: list[Gang] = []
+    room.bars.append(claims)
+    for job in claims.aged(room):
+        gang = find_gang(room, job, shares)
+        if gang is None:
+            claims.claim(room, job)
+        else:
+            _take(room, gang, shares)
+            gangs.append(gang)
+    return gangs
 
 
 def _take_in_order(
@@ -93,6 +121,7 @@ def _take_in_order(
     *,
     is_strict: bool,
     but: Collection[JobId] = (),
+    find: Find | None = None,
 ) -> list[Gang]:
     """Gangs that fit, in order, without the jobs in `but`.
 
@@ -104,16 +133,17 @@ def _take_in_order(
         for jobs in (
             _line(line, key, but)
             for line in room.index.lines
-            if is_strict or _may_fit(room, line[0])
+            if is_strict or find is not None or _may_fit(room, line[0])
         )
         if jobs
     ]
     heapify(heads)
     blocked: set[str] = set()
+    find = find or find_gang
     while heads:
         head = heads[0]
         job = head.jobs[head.next]
-        gang = find_gang(room, job, shares, but=blocked)
+        gang = find(room, job, shares, but=blocked)
         if gang is not None:
             _take(room, gang, shares)
             gangs.append(gang)
@@ -124,6 +154,10 @@ def _take_in_order(
         else:
             heappop(heads)
     return gangs
+
+
+def _has_spanning(room: Room) -> bool:
+    return any(line[0].gpu.heterogeneous_speed_ratio for line in room.index.lines)
 
 
 class _Head:
@@ -156,9 +190,9 @@ def _line(jobs: Sequence[JobView], key: OrderKey, but: Collection[JobId]) -> Seq
 
 
 def _may_fit(room: Room, job: JobView) -> bool:
-    """A quick look: whether there are places enough, however they lie."""
+    """A quick look for all jobs of a shape: whether there are places enough, however they lie."""
     return any(
-        room.has_places(job, gpu_type, job.workers_on(gpu_type).min)
+        room.has_places(job, gpu_type, job.workers_on(gpu_type).min, if_unbarred=True)
         for gpu_type in types_in_order(room, job)
     )
 
@@ -189,20 +223,22 @@ def _pack_again(
 
 
 def _save(room: Room, shares: Mapping[JobId, Share]) -> _Before:
-    return room.save(), {job_id: list(share.removed) for job_id, share in shares.items()}
+    return room.save(), {
+        job_id: list(share.removed) for job_id, share in shares.items() if share.removed
+    }
 
 
 def _restore(room: Room, shares: Mapping[JobId, Share], saved: _Before) -> None:
     room.restore(saved[0])
-    for job_id, removed in saved[1].items():
-        shares[job_id].removed = removed
+    for job_id, share in shares.items():
+        share.removed = saved[1].get(job_id, [])
 
 
 def _take(room: Room, gang: Gang, shares: Mapping[JobId, Share]) -> None:
     for worker in gang.evicted:
         room.release(worker)
         shares[worker.job_id].removed.append(worker)
-    room.hold(gang.placements, gang.job.gpus_per_worker)
+    hold(room, gang.job, gang.gpu_type, gang.placements)
 
 
 def _find_on(room: Room, job: JobView, gpu_type: str, shares: Mapping[JobId, Share]) -> Gang | None:
@@ -245,16 +281,16 @@ def _evict_for(
         workers[placement.node] = placement.worker_count
         free[placement.node] -= placement.worker_count * size
     toll = _Toll(room, shares, free)
+    prices: dict[NodeName, tuple[float, int, NodeName]] = {}
+    stale: Iterable[NodeName] = hosts
     for _ in range(count - sum(workers.values())):
-        name = min(
-            (name for name in hosts if toll.available(name) >= size),
-            key=lambda name: (
-                toll.loss_s(name, size),
-                room.rank(job, name, is_flexible=False),
-                name,
-            ),
-        )
-        toll.pay(name, size)
+        for name in stale:
+            prices.pop(name, None)
+            if toll.available(name) >= size:
+                rank = room.rank(job, name, is_flexible=False)
+                prices[name] = (toll.loss_s(name, size), rank, name)
+        name = min(prices.values())[-1]
+        stale = toll.pay(name, size)
         workers[name] = workers.get(name, 0) + 1
     placements = tuple(Placement(node=name, worker_count=workers[name]) for name in sorted(workers))
     return Gang(job=job, gpu_type=gpu_type, placements=placements, evicted=toll.settle())
@@ -268,11 +304,15 @@ class _Toll:
     ) -> None:
         self._free = free
         self._shares = shares
-        self._left = {name: self._by_value(room.flexible.get(name, [])) for name in free}
+        self._left = {name: self._by_value(room.flexible.get(name, ())) for name in free}
+        self._nodes_of: dict[JobId, set[NodeName]] = {}
+        for name, workers in self._left.items():
+            for worker in workers:
+                self._nodes_of.setdefault(worker.job_id, set()).add(name)
         self._gone: dict[JobId, int] = {}
         self._evicted: list[WorkerView] = []
 
-    def _by_value(self, workers: list[WorkerView]) -> list[WorkerView]:
+    def _by_value(self, workers: Iterable[WorkerView]) -> list[WorkerView]:
         return sorted(
             workers,
             key=lambda worker: (
@@ -311,14 +351,17 @@ class _Toll:
                 free -= worker.gpus
         return taken
 
-    def pay(self, name: NodeName, gpus: int) -> None:
-        """Clear that many GPUs of a node and hold them."""
+    def pay(self, name: NodeName, gpus: int) -> set[NodeName]:
+        """Clear that many GPUs of a node and hold them; the nodes that now cost something else."""
+        stale = {name}
         for worker in self._needed(name, gpus):
+            stale |= self._nodes_of.get(worker.job_id, set())
             self._left[name].remove(worker)
             self._free[name] += worker.gpus
             self._evicted.append(worker)
             self._gone[worker.job_id] = self._gone.get(worker.job_id, 0) + 1
         self._free[name] -= gpus
+        return stale
 
     def settle(self) -> tuple[WorkerView, ...]:
         """Who goes in the end: a later room on the same node can spare an earlier worker."""

@@ -9,6 +9,8 @@ job shrinks for another only when the net gain is positive after both have paid.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
+from operator import attrgetter
 
 from common.model import JobId
 from coordinator.policies.decisions import Placement
@@ -17,6 +19,9 @@ from coordinator.policies.placement import Room, fill, merge, placed_count
 from coordinator.policies.snapshot import JobView, WorkerView
 
 RESIZE_COST_S = 5.0
+
+
+_BY_INDEX = attrgetter("worker_index")
 
 
 class Share:
@@ -30,32 +35,47 @@ class Share:
     def __init__(self, job: JobView, gpu_type: str, *, now_s: float, is_new: bool = False) -> None:
         self.job = job
         self.gpu_type = gpu_type
-        self.work_s = work_on(job, gpu_type, now_s)
+        self._now_s = now_s
         self.is_new = is_new
+        self.spans_types = job.spans_types
+        """Whether it has, or gets, workers on another GPU type."""
         self.workers = workers_by_index(job)
+        self.current = len(self.workers)
+        """Flexible workers as the pass began."""
+        self.span = job.workers_on(gpu_type)
         self.removed: list[WorkerView] = []
         self.added: list[Placement] = []
 
-    @property
-    def current(self) -> int:
-        """Flexible workers as the pass began."""
-        return len(self.workers)
+    @cached_property
+    def work_s(self) -> float:
+        """Worker-seconds left on its GPU type; of a job that has all it can use nobody asks."""
+        return work_on(self.job, self.gpu_type, self._now_s)
 
     @property
     def count(self) -> int:
         """Flexible workers after this pass."""
-        return self.current - len(self.removed) + placed_count(self.added)
+        return self.current - len(self.removed) + (placed_count(self.added) if self.added else 0)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it has all that it can use, or may not grow any more in this pass."""
+        return bool(self.removed) or self.current >= self.span.max - self.span.min
+
+    def left_s(self, count: int, *, spans_types: bool) -> float:
+        """Running time left with so many flexible workers."""
+        ratio = self.job.gpu.heterogeneous_speed_ratio if spans_types else 1.0
+        return self.work_s / (ratio * (self.span.min + count))
 
     def loss_s(self, worker_count: int) -> float:
         """Running time lost by taking that many more of its flexible workers."""
-        base = self.job.workers_on(self.gpu_type).min
+        base = self.span.min
         left = max(0, self.count - worker_count)
         saved_s = jct_reduction_s(self.work_s, base, self.count)
         return saved_s - jct_reduction_s(self.work_s, base, left)
 
     def group(self, resize_cost_s: float) -> Group:
         """The knapsack's view; what base demand has taken cannot come back in this pass."""
-        workers = self.job.workers_on(self.gpu_type)
+        workers = self.span
         kept = self.current - len(self.removed)
         return Group(
             work_s=self.work_s,
@@ -70,7 +90,16 @@ class Share:
 def workers_by_index(job: JobView) -> list[WorkerView]:
     """Flexible workers that are not leaving, by index."""
     stay = [worker for worker in job.placed if worker.is_flexible and not worker.is_leaving]
-    return sorted(stay, key=lambda worker: worker.worker_index)
+    stay.sort(key=_BY_INDEX)
+    return stay
+
+
+def has_all(job: JobView) -> bool:
+    """Whether a running job has all the workers that it can use, whatever room there is."""
+    if job.gpu_type is None or job.gpu.heterogeneous_speed_ratio:
+        return False
+    span = job.workers_on(job.gpu_type)
+    return len(workers_by_index(job)) >= span.max - span.min
 
 
 def work_on(job: JobView, gpu_type: str, now_s: float) -> float:
@@ -91,9 +120,9 @@ def share_flexible(
 
 
 def _share_pool(room: Room, pool: list[Share], gpu_type: str, resize_cost_s: float) -> None:
+    if all(share.is_full for share in pool):
+        return
     groups = [share.group(resize_cost_s) for share in pool]
-    if all(group.current >= group.extra_max for group in groups):
-        return  # everybody has all that it can use
     movable = [_movable(room, share) for share in pool]
     held = sum(worker.gpus for workers in movable for worker in workers)
     free = room.free_gpus(gpu_type)
@@ -138,12 +167,15 @@ def _value_s(pool: Sequence[Share], groups: Sequence[Group]) -> float:
 
 
 def _movable(room: Room, share: Share) -> list[WorkerView]:
-    """Flexible workers that may go, first to go first: from training nodes, then the youngest."""
+    """Flexible workers that may go, first to go first: from training nodes, then the youngest.
+
+    Those on another GPU type than the attempt's are of no use to the pool; they count as fixed.
+    """
     gone = {worker.worker_index for worker in share.removed}
     mine = [
         worker
         for worker in share.workers
-        if worker.node in room and worker.worker_index not in gone
+        if worker.node in room and worker.worker_index not in gone and not worker.is_other_type
     ]
     return sorted(
         mine,

@@ -21,12 +21,14 @@ from common.model import (
     ServiceName,
     WorkerRange,
 )
+from coordinator.policies.seasonal import Season
 
 
 class WorkerView(Struct, frozen=True, kw_only=True):
     """One worker of a job on a node.
 
     is_leaving: it was told to stop; its GPUs come free by themselves.
+    is_other_type: its node has another GPU type than the attempt, which spans several.
     """
 
     job_id: JobId
@@ -35,6 +37,7 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     gpus: int
     is_flexible: bool
     is_leaving: bool = False
+    is_other_type: bool = False
 
 
 class Shadow(StrEnum):
@@ -102,7 +105,7 @@ class JobView(Struct, frozen=True, kw_only=True):
     preemption_count: int = 0
     lost_if_preempted_gpu_s: float = 0.0
     as_of_s: float = 0.0
-    work_rate: int = 0
+    work_rate: float = 0
     least_work_s: float = 0.0
     unsaved_gpus: int = 0
     last_resized_at_s: float | None = None
@@ -113,6 +116,13 @@ class JobView(Struct, frozen=True, kw_only=True):
     def is_elastic(self) -> bool:
         """Whether it may run with more workers than its base demand."""
         return self.workers.max > self.workers.min
+
+    @property
+    def spans_types(self) -> bool:
+        """Whether its attempt has workers on several GPU types."""
+        return self.gpu.heterogeneous_speed_ratio > 0 and any(
+            worker.is_other_type and not worker.is_leaving for worker in self.placed
+        )
 
     def work_left_s(self, now_s: float) -> float:
         """Worker-seconds left at an instant."""
@@ -130,6 +140,8 @@ class JobView(Struct, frozen=True, kw_only=True):
     def workers_on(self, gpu_type: str) -> WorkerRange:
         """The worker range on a GPU type, its multiplier applied."""
         factor = self.gpu.worker_multiplier.get(gpu_type, 1)
+        if factor == 1:
+            return self.workers
         return WorkerRange(min=self.workers.min * factor, max=self.workers.max * factor)
 
 
@@ -159,6 +171,10 @@ class ServiceView(Struct, frozen=True, kw_only=True):
     hold_off_s: float
     loan_period_s: float
     load: tuple[LoadSample, ...] = ()
+    season: Season = Season()
+    """What is remembered of its load beyond the samples."""
+    quantile: float | None = None
+    """Of the load that is to be carried; None forecasts without one. Set by the policy."""
     is_recalled: bool = False
 
 
@@ -186,15 +202,12 @@ class Occupied(Struct, frozen=True):
     """What a placement wants to know of one node that takes workers."""
 
     node: NodeView
+    service: ServiceName | None
+    """The service that lent it; None in training."""
     free: int
     base_count: int
     flexible: tuple[WorkerView, ...]
     """Flexible workers that are not leaving, by job and index."""
-
-    @property
-    def service(self) -> ServiceName | None:
-        """The service that lent it; None in training."""
-        return self.node.service if self.node.role == NodeRole.ON_LOAN else None
 
 
 class JobShape(Struct, frozen=True, cache_hash=True):
@@ -207,6 +220,8 @@ class JobShape(Struct, frozen=True, cache_hash=True):
     multipliers: tuple[tuple[str, int], ...]
     preemptibility: Preemptibility
     grace_s: float
+    spans_types: bool = False
+    was_preempted: bool = False
 
 
 class Index(Struct, frozen=True, kw_only=True):

@@ -56,14 +56,15 @@ def wide_job(*, last_resized_at_s: float | None = None) -> tuple[list[NodeView],
 
 def test_an_unknown_policy_names_the_known_ones() -> None:
     """The error is the operator's, and says what to write instead."""
-    with pytest.raises(ConfigError, match="'best' is not one of aryl, aryl-elastic, aryl-loan, fi"):
+    with pytest.raises(ConfigError, match="'best' is not one of aryl, aryl-elastic, aryl-loan, ar"):
         policy("best")
 
 
 def test_the_table_is_explicit() -> None:
     """Every bundle is there under its own name, with a sentence of what it does."""
     plain = {"fifo", "fifo-skip", "sjf", "srtf", "srsf"}
-    assert set(POLICIES) == {*plain, "aryl", "aryl-loan", "aryl-elastic"}
+    ours = {"aryl", "aryl-loan", "aryl-elastic", "foresight"}
+    assert set(POLICIES) == {*plain, *ours, "aryl-random", "aryl-scf", "opportunistic"}
     assert all(name == made.name and made.description for name, made in POLICIES.items())
 
 
@@ -178,7 +179,8 @@ def test_a_loan_tells_its_numbers() -> None:
 
 
 def test_only_what_a_service_that_acts_takes_covers_demand() -> None:
-    """A recommendation of one service leaves the demand to the next one that acts."""
+    """A recommendation of one service leaves the demand to one that acts, and is made only for
+    what that one leaves over."""
     nodes = [
         make_node_view("a1", role=NodeRole.SERVING, service="asks"),
         make_node_view("b1", role=NodeRole.SERVING, service="does"),
@@ -187,9 +189,10 @@ def test_only_what_a_service_that_acts_takes_covers_demand() -> None:
         make_service_view("asks", mode=Mode.RECOMMEND, load=0.0, min_serving=0),
         make_service_view("does", load=0.0, min_serving=0),
     ]
-    jobs = [make_job_view("j", gpus_per_worker=8)]
-    decisions = policy("aryl").lend(make_snapshot(nodes=nodes, jobs=jobs, services=services))
-    assert kinds(decisions) == ["Recommend", "Loan"]
+    jobs = [make_job_view(name, gpus_per_worker=8) for name in ("j", "k")]
+    for count, expected in ((1, ["Loan"]), (2, ["Recommend", "Loan"])):
+        snapshot = make_snapshot(nodes=nodes, jobs=jobs[:count], services=services)
+        assert kinds(policy("aryl").lend(snapshot)) == expected
 
 
 def test_the_papers_rules_are_a_bundle_away() -> None:

@@ -55,7 +55,14 @@ def why(snapshot: ClusterSnapshot, name: str = "n1", *, bundle: str = "aryl") ->
 
 
 REASONS: dict[str, tuple[dict[str, Any], str]] = {
-    "mode": ({"mode": Mode.OBSERVE}, "mode observe: only mode act lends by itself"),
+    "observe": (
+        {"mode": Mode.OBSERVE},
+        "mode observe: nothing of it is lent; the next loan pass notes that it would have lent it",
+    ),
+    "recommend": (
+        {"mode": Mode.RECOMMEND},
+        "mode recommend: its loan is recommended (aryl loan approve n1)",
+    ),
     "recalled": ({"is_recalled": True}, "is recalled"),
     "frozen": ({"is_frozen": True}, "frozen"),
     "return": (
@@ -118,6 +125,23 @@ def test_a_node_that_is_next_is_told_so_and_others_who_goes_first() -> None:
     """With one job of one node only one of two spare nodes is lent: the first by name."""
     assert why(cell()) == ("nothing keeps it: the next loan pass lends it",)
     assert why(cell(), "n2") == ("what is wanted is covered by n1",)
+
+
+def test_a_mode_is_told_as_what_it_does() -> None:
+    """A node that would not be lent either way is not said to be recommended or noted."""
+    assert why(cell(mode=Mode.RECOMMEND, jobs=()))[0].endswith(
+        "a loan of it would be recommended and wait for an operator"
+    )
+    assert why(cell(mode=Mode.OBSERVE, jobs=()))[0].endswith("what would have been is only noted")
+    assert not any("mode" in reason for reason in why(cell(jobs=())))
+
+
+def test_a_gang_that_no_loan_completes_is_told() -> None:
+    """Every reason that concerns the node alone is absent, and yet it stays: two are spare, the
+    gang needs three."""
+    gang = make_job_view("gang", workers=(3, 3), gpus_per_worker=8)
+    (reason,) = why(cell(jobs=(gang,)))
+    assert "whole gang has no room even with every node that can be lent" in reason
 
 
 def test_a_policy_without_loans_says_so() -> None:

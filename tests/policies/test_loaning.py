@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.model import JobState, NodeRole, Preemptibility
-from coordinator.policies.loaning import (
-    Balance,
-    Demand,
-    balance,
-    choose_loans,
-    is_lending,
-    nodes_for,
-)
-from coordinator.policies.snapshot import JobView, LoadSample, NodeView, ServiceView
+from common.model import NodeRole
+from coordinator.policies.demand import choose_loans
+from coordinator.policies.loaning import Balance, balance, is_lending, nodes_for
+from coordinator.policies.snapshot import LoadSample, NodeView, ServiceView
 from tests.builders import (
     NOW_S,
-    make_job_view,
     make_node_view,
     make_service_view,
     make_snapshot,
-    make_worker_view,
 )
 
 
@@ -50,18 +42,10 @@ def have(nodes: Sequence[NodeView], service: ServiceView) -> Balance:
     return balance(make_snapshot(nodes=nodes, services=[service]), service)
 
 
-def lent(
-    nodes: Sequence[NodeView],
-    service: ServiceView,
-    *,
-    jobs: Iterable[JobView] = (),
-    on_demand: bool = False,
-    is_scaling: bool = True,
-) -> list[str]:
-    """Names of the nodes that would be lent."""
-    snapshot = make_snapshot(nodes=nodes, services=[service], jobs=jobs)
-    demand = Demand(snapshot, is_scaling=is_scaling) if on_demand else None
-    chosen = choose_loans(snapshot, service, balance(snapshot, service), demand)
+def lent(nodes: Sequence[NodeView], service: ServiceView) -> list[str]:
+    """Names of the nodes that would be lent, whoever wants them."""
+    snapshot = make_snapshot(nodes=nodes, services=[service])
+    chosen = choose_loans(snapshot, service, balance(snapshot, service), None)
     return [str(name) for name in chosen]
 
 
@@ -176,72 +160,6 @@ def test_a_recalled_service_lends_nothing() -> None:
     service = make_service_view(load=5.0, is_recalled=True)
     assert not is_lending(make_snapshot(services=[service]), service)
     assert not lent(serving(3), service)
-
-
-def test_nothing_is_lent_that_nobody_could_use() -> None:
-    """With lending on demand, spare nodes are lent while a job could use their GPUs."""
-    service, nodes = make_service_view(load=5.0), serving(4)
-    assert lent(nodes, service, on_demand=True) == []
-    gang = make_job_view("gang", workers=(2, 2), gpus_per_worker=8)
-    assert lent(nodes, service, jobs=[gang], on_demand=True) == ["n0", "n1"]
-    assert lent(nodes, service, jobs=[gang]) == ["n0", "n1", "n2"]  # the paper: all that is spare
-
-
-def test_a_node_on_its_way_covers_demand() -> None:
-    """A node that drains for a loan is counted before another one is lent."""
-    nodes = [*serving(4), make_node_view("d1", role=NodeRole.DRAINING)]
-    job = make_job_view("job", gpus_per_worker=8)
-    assert lent(nodes, make_service_view(load=5.0), jobs=[job], on_demand=True) == []
-
-
-@pytest.mark.parametrize(
-    ("job", "is_wanted"),
-    [
-        (make_job_view("full"), True),
-        (make_job_view("other type", types=("B200",)), False),
-        (make_job_view("too large", gpus_per_worker=16), False),
-        (make_job_view("slow to stop", grace_s=61.0), False),
-        (make_job_view("never", preemptibility=Preemptibility.NON), False),
-        (make_job_view("base only", preemptibility=Preemptibility.SEMI), False),
-    ],
-    ids=lambda value: value.job_id if isinstance(value, JobView) else None,
-)
-def test_who_could_use_a_lent_node(job: JobView, is_wanted: bool) -> None:
-    """Type, worker size, grace and preemptibility must let the waiting job run there."""
-    names = lent(serving(2), make_service_view(load=5.0), jobs=[job], on_demand=True)
-    assert bool(names) == is_wanted
-
-
-def test_a_running_elastic_job_wants_nodes_of_its_own_type() -> None:
-    """It could grow there, if scaling is on; also a semi-preemptible one, by flexible workers."""
-    service, nodes = make_service_view(load=5.0), serving(2)
-    elastic = make_job_view(
-        "elastic",
-        state=JobState.RUNNING,
-        workers=(1, 3),
-        preemptibility=Preemptibility.SEMI,
-        placed=[make_worker_view("elastic", 0, "t1")],
-    )
-    other = make_job_view("other", state=JobState.RUNNING, workers=(1, 3), gpu_type="A100")
-    assert lent(nodes, service, jobs=[elastic], on_demand=True) == ["n0"]
-    assert not lent(nodes, service, jobs=[elastic], on_demand=True, is_scaling=False)
-    assert not lent(nodes, service, jobs=[other], on_demand=True)
-
-
-def test_demand_is_counted_in_gpus_of_the_smaller_type() -> None:
-    """A job of one worker that becomes four on another type covers four times the GPUs."""
-    job = make_job_view("j", gpus_per_worker=8, multiplier={"H100": 4})
-    assert len(lent(serving(9), make_service_view(load=5.0), jobs=[job], on_demand=True)) == 4
-
-
-def test_a_copy_of_the_demand_is_taken_down_apart() -> None:
-    """What is only recommended leaves the demand of the services that act as it was."""
-    snapshot = make_snapshot(services=[make_service_view()], jobs=[make_job_view("j")])
-    demand = Demand(snapshot, is_scaling=False)
-    node = serving(1)[0]
-    assert demand.copy().take(node)
-    assert demand.take(node)
-    assert not demand.take(node)
 
 
 @given(

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from common.model import JobState, NodeName, NodeRole, Preemptibility
 from coordinator.policies.decisions import Placement
-from coordinator.policies.placement import Room, fill, merge, placed_count, types_in_order
+from coordinator.policies.gpu_types import types_in_order
+from coordinator.policies.placement import Room, fill, merge, placed_count
 from coordinator.policies.snapshot import JobView, NodeView, ServiceView
 from tests.builders import (
     make_cluster,
@@ -232,8 +233,8 @@ def test_a_worker_that_is_released_and_kept_leaves_no_trace() -> None:
     """Release and keep are each other's undo, and so are save and restore."""
     nodes, jobs = make_cluster({"n1": {"a": 2}}, flexible={"n1": {"a": 2}})
     room = Room(make_snapshot(nodes=nodes, jobs=jobs, services=[make_service_view()]))
-    before, saved = room.save(), room.save()
     worker = room.flexible[nodes[0].name][0]
+    before, saved = room.save(), room.save()
     room.release(worker)
     assert (room.free[nodes[0].name], room.flexible_count[nodes[0].name]) == (6, 0)
     room.keep(worker)

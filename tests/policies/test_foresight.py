@@ -1,0 +1,163 @@
+"""The policy `foresight`: its parts one by one, and `aryl` when all of them are off."""
+
+from __future__ import annotations
+
+from math import cos, pi
+
+import pytest
+from hypothesis import given, settings
+from msgspec.structs import replace
+
+from common.model import Mode, NodeRole, Preemptibility
+from coordinator.policies.bundles import policy
+from coordinator.policies.decisions import Loan, Preempt, Reclaim, Start
+from coordinator.policies.loaning import balance
+from coordinator.policies.seasonal import DAY_S, Season
+from coordinator.policies.snapshot import ClusterSnapshot, LoadSample
+from coordinator.service.settings import CoordinatorSettings, check
+from tests.builders import (
+    make_cluster,
+    make_job_view,
+    make_node_view,
+    make_service_view,
+    make_snapshot,
+)
+from tests.strategies import snapshots
+
+ALL_OFF = (
+    "foresight:separates_at_home=false:claim_ratio=0:lifetime_quantile=null"
+    ":lend_quantile=null:waits_for_finish=false"
+)
+
+
+def test_it_is_aryl_when_every_part_is_off() -> None:
+    """Its rules are then those of `aryl`, and rules are all that a bundle is made of."""
+    assert policy(ALL_OFF).rules == policy("aryl").rules
+    assert policy("foresight").rules != policy("aryl").rules
+
+
+@settings(max_examples=60, deadline=None)
+@given(snapshot=snapshots())
+def test_waiting_jobs_stop_nobody(snapshot: ClusterSnapshot) -> None:
+    """Whatever it keeps for the aged, a scheduling pass preempts no job: only a reclaim does."""
+    decisions = policy("foresight").allocate(snapshot, b"").decisions
+    assert not any(isinstance(decision, Preempt) for decision in decisions)
+
+
+def test_base_workers_leave_whole_nodes_alone() -> None:
+    """A small job joins base workers; without that part it joins the fuller node."""
+    nodes, jobs = make_cluster(
+        {"n1": {"base": 2}, "n3": {"wide": 8}},
+        flexible={"n2": {"wide": 6}},
+        role=NodeRole.TRAINING,
+    )
+    small = make_job_view("small", gpus_per_worker=1)
+    snapshot = make_snapshot(nodes=nodes, jobs=[*jobs, small])
+
+    def where(name: str) -> list[str]:
+        return [
+            placement.node
+            for decision in policy(name).allocate(snapshot, b"").decisions
+            if isinstance(decision, Start)
+            for placement in decision.placements
+        ]
+
+    assert where("foresight") == ["n1"]
+    assert where("aryl") == ["n2"]
+
+
+def noon_and_midnight() -> tuple[Season, tuple[LoadSample, ...]]:
+    """Ten days from 10 at midnight to 90 at noon, seen until half past seven; the last samples.
+
+    In every third hour the load is 8 higher, now in its first half and now in its second.
+    """
+    season = Season()
+    samples: list[LoadSample] = []
+    for step in range(round((10 * DAY_S + 7.5 * 3600.0) / 300.0) + 1):
+        at_s = step * 300.0
+        is_higher = step % 36 < 6 if step // 288 % 2 else 6 <= step % 36 < 12
+        load = 50.0 - 40.0 * cos(2.0 * pi * at_s / DAY_S) + 8.0 * is_higher
+        season = season.after(at_s, load)
+        samples.append(LoadSample(at_s, load))
+    return season, tuple(samples[-600:])
+
+
+def test_lending_follows_the_quantile_that_is_asked_for() -> None:
+    """More caution needs more nodes, never fewer; without a quantile the season has no say."""
+    season, samples = noon_and_midnight()
+    nodes = [make_node_view(f"s{number:03}", role=NodeRole.SERVING) for number in range(100)]
+    view = replace(make_service_view(capacity_per_node=1.0, load=samples), season=season)
+    snapshot = make_snapshot(nodes=nodes, services=[view], now_s=samples[-1].at_s)
+    needed = [balance(snapshot, replace(view, quantile=q)).needed for q in (0.1, 0.5, 0.9, 0.99)]
+    assert needed == sorted(needed)
+    assert needed[0] < needed[-1]
+    assert balance(snapshot, view) == balance(snapshot, replace(view, season=Season()))
+
+
+def test_an_unknown_season_lends_as_aryl_does() -> None:
+    """Before the load's day was seen, loans and reclaims are those of `aryl`."""
+    nodes = [make_node_view(f"s{number}", role=NodeRole.SERVING) for number in range(6)]
+    snapshot = make_snapshot(
+        nodes=nodes,
+        jobs=[
+            make_job_view(f"j{number}", gpus_per_worker=8, remaining_work_s=1800.0)
+            for number in range(9)
+        ],
+        services=[make_service_view(load=25.0)],
+    )
+    lends = policy("foresight:waits_for_finish=false").lend(snapshot)
+    assert lends == policy("aryl").lend(snapshot)
+    assert any(isinstance(decision, Loan) for decision in lends)
+
+
+def test_no_node_is_lent_that_nobody_may_hold() -> None:
+    """A base gang that no loan is known to outlive wants no loan."""
+    nodes = [make_node_view(f"s{number}", role=NodeRole.SERVING) for number in range(6)]
+    long = make_job_view("long", gpus_per_worker=8, remaining_work_s=90_000.0)
+    snapshot = make_snapshot(nodes=nodes, jobs=[long], services=[make_service_view(load=25.0)])
+    assert policy("foresight").lend(snapshot) == ()
+    assert policy("aryl").lend(snapshot) != ()
+
+
+@pytest.mark.parametrize("mode", [Mode.ACT, Mode.OBSERVE])
+def test_a_short_service_gets_its_nodes_back(mode: Mode) -> None:
+    """What is lent comes home when the load asks for it, whatever was foreseen."""
+    lent, jobs = make_cluster({"l1": {"a": 8}, "l2": {"b": 8}})
+    snapshot = make_snapshot(
+        nodes=lent, jobs=jobs, services=[make_service_view(load=20.0, mode=mode)]
+    )
+    home = [d.node for d in policy("foresight").lend(snapshot) if isinstance(d, Reclaim)]
+    assert sorted(home) == ["l1", "l2"]
+
+
+def test_whoever_waits_is_told_what_keeps_it_away() -> None:
+    """Both that loans end too early and for whom nodes are kept are among a job's blockers."""
+    now_s = 1_000_000.0
+    lent, busy = make_cluster({"l1": {}, "n2": {"base": 8}})
+    lent = [lent[0], *make_cluster({"n1": {}, "n2": {"base": 8}}, role=NodeRole.TRAINING)[0]]
+    gang = make_job_view(
+        "gang",
+        workers=(2, 2),
+        gpus_per_worker=8,
+        remaining_work_s=200.0,
+        preemptibility=Preemptibility.NON,
+    )
+    late = make_job_view(
+        "late", gpus_per_worker=8, remaining_work_s=90_000.0, submitted_at_s=now_s - 5.0
+    )
+    snapshot = make_snapshot(
+        nodes=lent, jobs=[*busy, gang, late], services=[make_service_view(load=0.0)], now_s=now_s
+    )
+    told = {
+        str(hold.job_id): " ".join(hold.blockers) for hold in policy("foresight").hold(snapshot)
+    }
+    assert "lent nodes are expected home before the job would be over" in told["late"]
+    assert "2 nodes of type H100 are kept for gang" in told["late"]
+    assert "are kept for" not in told["gang"]
+
+
+def test_a_coordinator_can_be_set_to_it() -> None:
+    """Its name is a valid policy in the coordinator's settings, with knobs turned or not."""
+    for name in ("foresight", "foresight:lifetime_quantile=0.95"):
+        found = CoordinatorSettings(cell="here", nats_url="nats://127.0.0.1:4222")
+        check(replace(found, engine=replace(found.engine, policy=name)))

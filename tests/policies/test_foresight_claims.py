@@ -1,0 +1,199 @@
+"""Claims: nodes are kept for jobs that waited too long, and none starves."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from common.model import JobState
+from coordinator.policies.bundles import policy
+from coordinator.policies.decisions import Preempt, Start
+from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
+from tests.builders import (
+    NOW_S,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_worker_view,
+)
+
+RATIO = 0.1
+CLAIMING = f"aryl:claim_ratio={RATIO}:claim_stretch=0"
+
+
+def running(job_id: str, node: str, left_s: float, *, gpus: int = 8) -> tuple[NodeView, JobView]:
+    """A node and the job on it."""
+    worker = make_worker_view(job_id, 0, node, gpus=gpus)
+    job = make_job_view(
+        job_id,
+        state=JobState.RUNNING,
+        gpus_per_worker=gpus,
+        remaining_work_s=left_s,
+        placed=[worker],
+    )
+    return make_node_view(node, workers=[worker]), job
+
+
+def waiting(
+    job_id: str, *, runtime_s: float, waited_s: float = 0.0, workers: int = 1, priority: int = 0
+) -> JobView:
+    """A waiting job of 8 GPUs per worker."""
+    return make_job_view(
+        job_id,
+        workers=(workers, workers),
+        gpus_per_worker=8,
+        remaining_work_s=runtime_s * workers,
+        submitted_at_s=NOW_S - waited_s,
+        priority=priority,
+    )
+
+
+def cell(*jobs: JobView) -> ClusterSnapshot:
+    """Three nodes: one is free, one is busy for 20 minutes, one for ten hours."""
+    busy = [running("minutes", "n2", 1200.0), running("hours", "n3", 36_000.0)]
+    nodes = [make_node_view("n1"), *(node for node, _ in busy)]
+    return make_snapshot(nodes=nodes, jobs=[*jobs, *(job for _, job in busy)])
+
+
+def starts(snapshot: ClusterSnapshot, name: str = CLAIMING) -> list[str]:
+    """Who starts."""
+    decisions = policy(name).allocate(snapshot, b"").decisions
+    assert not any(isinstance(decision, Preempt) for decision in decisions)
+    return [decision.job_id for decision in decisions if isinstance(decision, Start)]
+
+
+def gang(waited_s: float) -> JobView:
+    """Two nodes for half an hour: it could start when the job of 20 minutes is over."""
+    return waiting("gang", runtime_s=1800.0, waited_s=waited_s, workers=2)
+
+
+def test_an_aged_gang_keeps_the_free_node() -> None:
+    """What would be in its way when it can start does not start; without claims it does."""
+    late = waiting("late", runtime_s=1500.0)
+    assert starts(cell(gang(15_000.0), late)) == []
+    assert starts(cell(gang(15_000.0), late), "aryl") == ["late"]
+
+
+def test_who_is_over_by_then_may_go_before() -> None:
+    """Work that ends before the claim is ready costs it nothing."""
+    assert starts(cell(gang(15_000.0), waiting("quick", runtime_s=1000.0))) == ["quick"]
+
+
+@pytest.mark.parametrize(("waited_s", "is_kept"), [(11_000.0, False), (12_500.0, True)])
+def test_patience_grows_with_the_wait(waited_s: float, *, is_kept: bool) -> None:
+    """Nodes are kept for 1,200 s by whom that is a tenth of the wait, and not by others."""
+    late = waiting("late", runtime_s=1500.0)
+    assert (starts(cell(gang(waited_s), late)) == []) == is_kept
+
+
+@pytest.mark.parametrize(("stretch", "is_kept"), [(8.0, True), (9.0, False)])
+def test_a_job_ages_by_its_own_length(stretch: float, *, is_kept: bool) -> None:
+    """A job of half an hour has aged eight times its length in 15,000 s, and not nine times."""
+    late = waiting("late", runtime_s=1500.0)
+    started = starts(cell(gang(15_000.0), late), f"aryl:claim_ratio=0.1:claim_stretch={stretch}")
+    assert (started == []) == is_kept
+
+
+def test_only_the_claimed_nodes_are_kept() -> None:
+    """A node that the gang does not need takes whatever comes."""
+    snapshot = cell(gang(15_000.0), waiting("long", runtime_s=90_000.0))
+    wider = replace(snapshot, nodes=(*snapshot.nodes, make_node_view("n4"), make_node_view("n5")))
+    assert starts(wider) == ["gang", "long"]
+
+
+def test_a_gang_that_fits_goes_before_shorter_jobs_once_it_has_aged() -> None:
+    """An aged job is tried first: jobs that come later and are shorter do not take its room."""
+    busy, job = running("hours", "n3", 36_000.0)
+    nodes = [make_node_view("n1"), make_node_view("n2"), busy]
+    quick = [waiting(f"quick{number}", runtime_s=30.0) for number in range(2)]
+    aged = make_snapshot(nodes=nodes, jobs=[job, gang(700.0), *quick])
+    fresh = make_snapshot(nodes=nodes, jobs=[job, gang(60.0), *quick])
+    assert starts(aged) == ["gang"]
+    assert starts(fresh) == ["quick0", "quick1"]
+
+
+def test_a_more_important_job_passes() -> None:
+    """A claim keeps nothing from jobs of a higher priority."""
+    urgent = waiting("urgent", runtime_s=5000.0, priority=1)
+    assert starts(cell(gang(15_000.0), urgent)) == ["urgent"]
+
+
+def test_a_job_that_never_fits_keeps_nothing() -> None:
+    """No number of nodes coming free would do: nobody waits for it."""
+    monster = waiting("monster", runtime_s=60.0, waited_s=9e5, workers=4)
+    assert starts(cell(monster, waiting("late", runtime_s=1500.0))) == ["late"]
+
+
+def test_flexible_workers_use_claimed_nodes() -> None:
+    """They go at once when they are told to, so a claim need not keep them away."""
+    worker = make_worker_view("wide", 0, "n3", gpus=8)
+    wide = make_job_view(
+        "wide",
+        state=JobState.RUNNING,
+        workers=(1, 2),
+        gpus_per_worker=8,
+        remaining_work_s=36_000.0,
+        placed=[worker],
+    )
+    minutes_node, minutes = running("minutes", "n2", 1200.0)
+    snapshot = make_snapshot(
+        nodes=[make_node_view("n1"), minutes_node, make_node_view("n3", workers=[worker])],
+        jobs=[gang(15_000.0), minutes, wide],
+    )
+    (resize,) = policy(CLAIMING).allocate(snapshot, b"").decisions
+    assert [placement.node for placement in resize.added] == ["n1"]  # type: ignore[union-attr]
+
+
+def play(name: str, *, hours: float, step_s: float = 60.0) -> float:
+    """How long a gang of three nodes waits on four, while jobs of one node come for ever.
+
+    One comes every 20 minutes and runs for an hour, so three of the four nodes are always busy.
+    """
+    jobs = {
+        f"j{number}": (number * 1200.0, 3600.0) for number in range(int(hours * 3600.0 / 1200.0))
+    }
+    ends: dict[str, tuple[str, float]] = {}
+    asked_at_s = 7300.0
+    at_s = 0.0
+    while at_s < hours * 3600.0:
+        ends = {job: held for job, held in ends.items() if held[1] > at_s}
+        nodes: list[NodeView] = []
+        views: list[JobView] = []
+        for index in range(4):
+            held_by = next((job for job, held in ends.items() if held[0] == f"n{index}"), None)
+            if held_by is None:
+                nodes.append(make_node_view(f"n{index}"))
+                continue
+            node, view = running(held_by, f"n{index}", ends[held_by][1] - at_s)
+            nodes.append(node)
+            views.append(view)
+        for job, (came_s, runtime_s) in list(jobs.items()):
+            if came_s <= at_s:
+                view = waiting(job, runtime_s=runtime_s)
+                views.append(replace(view, submitted_at_s=came_s))
+        if asked_at_s <= at_s:
+            wide = waiting("gang", runtime_s=7200.0, workers=3)
+            views.append(replace(wide, submitted_at_s=asked_at_s))
+        snapshot = make_snapshot(nodes=nodes, jobs=views, now_s=at_s)
+        for decision in policy(name).allocate(snapshot, b"").decisions:
+            assert isinstance(decision, Start)
+            if decision.job_id == "gang":
+                return at_s - asked_at_s
+            ends[decision.job_id] = (
+                decision.placements[0].node,
+                at_s + jobs.pop(decision.job_id)[1],
+            )
+        at_s += step_s
+    return float("inf")
+
+
+@pytest.mark.slow
+def test_no_gang_waits_longer_than_the_bound() -> None:
+    """With R the longest that a running job has left, a gang waits R / ratio + R at most.
+
+    With shortest first alone it waits for ever: one of its three nodes is always taken again.
+    """
+    longest_s, step_s = 3600.0, 120.0
+    bound_s = longest_s / RATIO + longest_s + step_s
+    assert play(CLAIMING, hours=14.0, step_s=step_s) <= bound_s
+    assert play("aryl", hours=14.0, step_s=step_s) == float("inf")

@@ -1,0 +1,242 @@
+"""Writes docs/foresight.md from the runs that tools/play_foresight.py kept.
+
+    .venv/bin/python tools/foresight_page.py
+
+Must not know how a run is played. Figures are computed here from what was kept; only sentences are
+typed, in `tools/foresight_text.py`, and what they claim of a figure is told by a figure beside.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from math import ceil
+from pathlib import Path
+
+from coordinator.sim.statistics import Estimate, estimate
+from coordinator.workloads.named import named
+from coordinator.workloads.paper import RARE_GPU
+from coordinator.workloads.records import TraceJob, Workload
+from tools.foresight_text import ABLATION, BOUNDS, CURVE, HEAD, TAIL, TITLES
+from tools.play_foresight import WITHOUT, Kept, read_kept
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "foresight.md"
+
+POLICIES = ("sjf", "aryl", "foresight")
+FAMILY = re.compile(r"-(\d+)$")
+ABLATED = "paper-overload-1"
+
+Figure = Callable[[Kept], float]
+Runs = Mapping[tuple[str, str], Kept]
+"""By workload and policy."""
+
+FIGURES: dict[str, Figure] = {
+    "queueing": lambda run: run.result.queueing_s.mean,
+    "body": lambda run: run.body.queueing_s,
+    "queueing p95": lambda run: run.result.queueing_s.p95,
+    "longest wait of the body, h": lambda run: run.body.largest_wait_s / 3600.0,
+    "JCT": lambda run: run.result.jct_s.mean,
+    "JCT p95": lambda run: run.result.jct_s.p95,
+    "preemptions": lambda run: run.result.preemptions,
+    "lost GPU-h": lambda run: run.result.lost_gpu_s / 3600.0,
+    "reclaims": lambda run: run.result.reclaims,
+    "late": lambda run: run.result.reclaims_late,
+    "training use": lambda run: run.result.training_gpu_ratio,
+}
+
+
+# --- what no policy can do better than ------------------------------------------------------------
+
+
+@cache
+def least_queueing_s(workload: str) -> float | None:
+    """No policy has a lower mean queueing on a named workload; None of a trace.
+
+    A job waits for the next instant at which passes happen at all; and the jobs of the rare type
+    share few GPUs. With all of these in one machine that runs the job with the least left first,
+    at the speed of all together, the sum of times in the system is least (Schrage, 1968), and any
+    schedule of whole jobs on the real nodes is one that this machine could imitate.
+    """
+    found = named("paper-overload" if workload == "paper-overload-1" else workload)
+    if found is None:
+        return None
+    rare = [job for job in found.jobs if RARE_GPU in job.gpu_types]
+    gpus = sum(group.count * group.gpus for group in found.nodes if group.gpu_type == RARE_GPU)
+    alone_s = sum(job.duration_s for job in rare)
+    waits_s = [_to_next_pass_s(found, job) for job in found.jobs if RARE_GPU not in job.gpu_types]
+    return (sum(waits_s) + _pooled_s(rare, gpus) - alone_s) / len(found.jobs)
+
+
+def _to_next_pass_s(workload: Workload, job: TraceJob) -> float:
+    grid_s = workload.pass_period_s or 0.0
+    return ceil(job.submit_s / grid_s) * grid_s - job.submit_s if grid_s else 0.0
+
+
+def _pooled_s(jobs: Iterable[TraceJob], gpus: int) -> float:
+    """Least sum of times in the system on one machine as fast as all GPUs, never below alone."""
+    coming = sorted((job.submit_s, job.duration_s * job.gpus, job.duration_s) for job in jobs)
+    line: list[tuple[float, float, float]] = []
+    now_s, total_s, place = 0.0, 0.0, 0
+    while place < len(coming) or line:
+        if not line:
+            now_s = max(now_s, coming[place][0])
+        while place < len(coming) and coming[place][0] <= now_s:
+            at_s, work, alone_s = coming[place]
+            heapq.heappush(line, (work, at_s, alone_s))
+            place += 1
+        work, at_s, alone_s = heapq.heappop(line)
+        until_s = now_s + work / gpus
+        if place < len(coming) and coming[place][0] < until_s:
+            left = work - (coming[place][0] - now_s) * gpus
+            heapq.heappush(line, (left, at_s, alone_s))
+            now_s = coming[place][0]
+        else:
+            now_s = until_s
+            total_s += until_s - at_s
+    return total_s
+
+
+# --- tables -------------------------------------------------------------------------------------
+
+
+def family(workload: str) -> str:
+    """A workload without its seed."""
+    return FAMILY.sub("", workload)
+
+
+def _shown(found: Estimate, digits: int = 0) -> str:
+    if found.half_width is None:
+        return f"{found.mean:,.{digits}f}"
+    return f"{found.mean:,.{digits}f} +- {found.half_width:,.{digits}f}"
+
+
+def _digits(name: str) -> int:
+    return 3 if name == "training use" else 1 if name in ("preemptions", "body", "late") else 0
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    lines += [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _complete(runs: Runs, name: str) -> list[str]:
+    """Workloads of a family that all three policies have played."""
+    there = sorted({workload for workload, _ in runs if family(workload) == name})
+    return [each for each in there if all((each, policy) in runs for policy in POLICIES)]
+
+
+def _closed(runs: Runs, workload: str, policy: str) -> float:
+    """Share of the gap in mean JCT between sjf and the bound that a policy closes."""
+    sjf = runs[workload, "sjf"].result
+    gap_s = sjf.jct_s.mean - sjf.jct_bound_s
+    return (sjf.jct_s.mean - runs[workload, policy].result.jct_s.mean) / gap_s
+
+
+def _absolute(runs: Runs, workloads: Sequence[str]) -> str:
+    rows = [
+        [
+            name,
+            *(
+                _shown(estimate([figure(runs[w, policy]) for w in workloads]), _digits(name))
+                for policy in POLICIES
+            ),
+        ]
+        for name, figure in FIGURES.items()
+    ]
+    bound = estimate([runs[w, "aryl"].result.jct_bound_s for w in workloads])
+    rows.append(["JCT bound (mean T_min)", *([_shown(bound)] * 3)])
+    closed = [estimate([100 * _closed(runs, w, p) for w in workloads]) for p in POLICIES]
+    rows.append(["gap from sjf to it closed, %", *(_shown(each, 1) for each in closed)])
+    return _table(["", *POLICIES], rows)
+
+
+def _ratio(runs: Runs, workloads: Sequence[str], figure: Figure) -> Estimate:
+    return estimate(
+        [figure(runs[w, "aryl"]) / max(1e-9, figure(runs[w, "foresight"])) for w in workloads]
+    )
+
+
+def _against(runs: Runs, workloads: Sequence[str]) -> str:
+    """Aryl over foresight, trace by trace, and the most that is possible."""
+    most = [least_queueing_s(w) for w in workloads]
+    queue_most = jct_most = "-"
+    least = [each for each in most if each is not None]
+    if len(least) == len(workloads):
+        aryl = [runs[w, "aryl"].result for w in workloads]
+        pairs = list(zip(aryl, least, strict=True))
+        queue_most = _shown(estimate([run.queueing_s.mean / s for run, s in pairs]), 2)
+        jct_most = _shown(estimate([r.jct_s.mean / (r.jct_bound_s + s) for r, s in pairs]), 3)
+    stopped = [sum(runs[w, p].result.preemptions for w in workloads) for p in POLICIES[1:]]
+    share = f"{stopped[1]} of {stopped[0]}"
+    if stopped[0]:
+        share += f" ({stopped[1] / stopped[0]:.2f})"
+    rows = [
+        [
+            "mean queueing",
+            _shown(_ratio(runs, workloads, FIGURES["queueing"]), 2),
+            queue_most,
+            "1.3",
+        ],
+        ["body alone", _shown(_ratio(runs, workloads, FIGURES["body"]), 2), "-", ""],
+        ["mean JCT", _shown(_ratio(runs, workloads, FIGURES["JCT"]), 3), jct_most, "1.05"],
+        ["preemptions, foresight of aryl", share, "-", "0.25"],
+    ]
+    return _table(["aryl / foresight", "measured", "possible at most", "aim"], rows)
+
+
+def _single(runs: Runs, policies: Mapping[str, str]) -> str:
+    """Rows of one workload: each policy with its main figures, and all against aryl."""
+    names = ("queueing", "body", "queueing p95", "JCT", "preemptions", "lost GPU-h", "reclaims")
+    aryl = runs[ABLATED, "aryl"]
+    rows: list[list[str]] = []
+    for name, policy in policies.items():
+        if (ABLATED, policy) not in runs:
+            continue
+        run = runs[ABLATED, policy]
+        ratios = [FIGURES[key](aryl) / FIGURES[key](run) for key in ("queueing", "body", "JCT")]
+        rows.append(
+            [
+                name,
+                *(f"{FIGURES[key](run):,.{_digits(key)}f}" for key in names),
+                f"{ratios[0]:.2f} / {ratios[1]:.2f} / {ratios[2]:.3f}",
+            ]
+        )
+    return _table(["", *names, "aryl / it: queueing, body, JCT"], rows)
+
+
+def page(runs: Runs) -> str:
+    """The page as Markdown."""
+    parts = [HEAD]
+    for name, title in TITLES.items():
+        workloads = _complete(runs, name)
+        if not workloads:
+            continue
+        told = ", ".join(f"`{each}`" for each in workloads)
+        parts += [f"\n## {title}\n\nPlayed: {told}.\n\n", _against(runs, workloads)]
+        parts += ["\n", _absolute(runs, workloads)]
+    rows = {"aryl": "aryl", "foresight": "foresight"}
+    without = {f"without {part}": policy for part, policy in WITHOUT.items()}
+    parts += [BOUNDS, ABLATION, _single(runs, {**rows, **without}), CURVE]
+    curve = {
+        "0.5": "foresight:lifetime_quantile=0.5",
+        "0.9 (default)": "foresight",
+        "0.98": "foresight:lifetime_quantile=0.98",
+        "off": WITHOUT["lifetimes"],
+    }
+    return "".join([*parts, _single(runs, curve), TAIL])
+
+
+def main() -> int:
+    """Write it."""
+    runs = {(run.workload, run.policy): run for run in read_kept()}
+    PAGE.write_text(page(runs))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

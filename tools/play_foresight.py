@@ -1,0 +1,168 @@
+"""Plays the runs behind docs/foresight.md, one by one, and keeps their figures.
+
+    .venv/bin/python tools/play_foresight.py --list
+    .venv/bin/python tools/play_foresight.py --match paper-1/
+    ARYL_TRACES=... .venv/bin/python tools/play_foresight.py --match itp
+
+Delays are on, and one message of a hundred is lost. A run that is there already is left alone
+unless `--again` is given. Must not judge: `tools/foresight_page.py` puts the runs side by side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct, structs
+
+from coordinator.sim.compare import Task, play_task
+from coordinator.sim.inputs import Shares
+from coordinator.sim.run import JobRow, Run, RunResult
+from coordinator.sim.stage import RunOptions
+from coordinator.workloads.paper import RARE_GPU
+
+ROOT = Path(__file__).parents[1]
+KEPT = ROOT / "docs" / "results" / "foresight"
+
+LOSS_RATIO = 0.01
+SHARES = Shares(elastic=0.2, fungible=0.3)
+"""Of real traces, which tell neither who is elastic nor who accepts the other GPU type."""
+
+LOAD = "servegen/aggregate_rate_10min.csv.gz:m-small"
+REAL = {
+    "itp-cluster02": ("elasticflow_itp/cluster02.csv.gz", "13x8+13x8"),
+    "itp-cluster03": ("elasticflow_itp/cluster03.csv.gz", "20x8+20x8"),
+    "itp-cluster06": ("elasticflow_itp/cluster06.csv.gz", "13x8+13x8"),
+}
+"""Files and clusters: training nodes for the mean demand of the trace at 80 to 90 % use."""
+
+WITHOUT = {
+    "whole-nodes": "foresight:separates_at_home=false",
+    "claims": "foresight:claim_ratio=0",
+    "lifetimes": "foresight:lifetime_quantile=null",
+    "quantile-lending": "foresight:lend_quantile=null",
+}
+
+
+class Wanted(Struct, frozen=True, kw_only=True):
+    """One run: a workload as this page names it, a policy, and the task."""
+
+    workload: str
+    policy: str
+    task: Task
+
+    @property
+    def name(self) -> str:
+        """What it is kept under."""
+        return f"{self.workload}/{self.policy.replace(':', '_').replace('=', '-')}"
+
+
+class Body(Struct, frozen=True, kw_only=True):
+    """Jobs but those of the rare GPU type, whose line no order helps (docs/workload-paper.md).
+
+    largest_wait_s: the longest that one of them waited in all.
+    """
+
+    jobs: int
+    queueing_s: float
+    jct_s: float
+    largest_wait_s: float
+
+
+class Kept(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One run as it is kept."""
+
+    workload: str
+    policy: str
+    result: RunResult
+    body: Body
+    cpu_s: float
+
+
+def _wanted() -> Iterator[Wanted]:
+    paper = [(f"paper-{seed}", f"paper-{seed}") for seed in range(1, 6)]
+    overload = [("paper-overload-1", "paper-overload")]
+    overload += [(f"paper-overload-{seed}", f"paper-overload-{seed}") for seed in range(2, 6)]
+    for name, workload in (*paper, *overload):
+        for policy in ("sjf", "aryl", "foresight"):
+            yield Wanted(workload=name, policy=policy, task=_task(workload, policy, seed=None))
+    for policy in (*WITHOUT.values(), *(f"foresight:lifetime_quantile={q}" for q in (0.5, 0.98))):
+        task = _task("paper-overload", policy, seed=None)
+        yield Wanted(workload="paper-overload-1", policy=policy, task=task)
+    for name, (file, cluster) in REAL.items():
+        for seed in range(1, 6):
+            for policy in ("sjf", "aryl", "foresight"):
+                task = _task(file, policy, seed=seed)
+                task = structs.replace(task, cluster=cluster, load=LOAD, shares=SHARES)
+                yield Wanted(workload=f"{name}-{seed}", policy=policy, task=task)
+
+
+def _task(workload: str, policy: str, *, seed: int | None) -> Task:
+    options = RunOptions(policy=policy, seed=seed or 1, loss_ratio=LOSS_RATIO)
+    return Task(workload=workload, seed=seed, options=options, keeps_jobs=True)
+
+
+def _play(wanted: Wanted) -> Kept:
+    began_s = time.process_time()
+    run = play_task(wanted.task)
+    return Kept(
+        workload=wanted.workload,
+        policy=wanted.policy,
+        result=structs.replace(run.result, wall_s=0.0, peak_rss_bytes=0),
+        body=_body(wanted.task, run),
+        cpu_s=round(time.process_time() - began_s, 1),
+    )
+
+
+def _body(task: Task, run: Run) -> Body:
+    rare = {job.job_id for job in task.read().jobs if RARE_GPU in job.gpu_types}
+    rows: Sequence[JobRow] = [row for row in run.rows if row.job_id not in rare]
+    return Body(
+        jobs=len(rows),
+        queueing_s=sum(row.queueing_s for row in rows) / len(rows),
+        jct_s=sum(row.jct_s for row in rows) / len(rows),
+        largest_wait_s=max(row.queueing_s for row in rows),
+    )
+
+
+def path_of(wanted: Wanted) -> Path:
+    """Where a run is kept."""
+    return KEPT / f"{wanted.name.replace('/', '--')}.json"
+
+
+def read_kept() -> Iterable[Kept]:
+    """Every run that is kept, in order of name."""
+    for path in sorted(KEPT.glob("*--*.json")):
+        yield msgspec.json.decode(path.read_bytes(), type=Kept)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Play what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--match", default="", help="runs whose name WORKLOAD/POLICY has this")
+    parser.add_argument("--policies", default="", help="only these, by comma")
+    parser.add_argument("--again", action="store_true", help="also what is there already")
+    parser.add_argument("--list", action="store_true", help="only name them")
+    asked = parser.parse_args(arguments)
+    only = set(filter(None, asked.policies.split(",")))
+    for wanted in _wanted():
+        if asked.match not in wanted.name or (only and wanted.policy not in only):
+            continue
+        path = path_of(wanted)
+        if asked.list or (path.exists() and not asked.again):
+            sys.stdout.write(f"{wanted.name} {'kept' if path.exists() else 'missing'}\n")
+            continue
+        kept = _play(wanted)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(kept), indent=1) + b"\n")
+        sys.stdout.write(f"{wanted.name} {kept.cpu_s:.0f} s\n")
+        sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
