@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -15,12 +16,11 @@ from coordinator.cli.simulate_progress import watching
 from coordinator.policies.bundles import policy as find_policy
 from coordinator.sim.compare import Task, compare
 from coordinator.sim.inputs import Shares, parse_crash, parse_seeds
-from coordinator.sim.runtime import Saves
+from coordinator.sim.scenarios import Scene, find_scene
 from coordinator.sim.stage import RunOptions
-from coordinator.workloads.formats import TRACES_VARIABLE
-from coordinator.workloads.shaping import RuntimeModel
+from coordinator.sim.sweep import parse_saves, parse_speedup, sweep
 
-DEFAULT_SAVE_PERIOD_S = 1800.0
+DEFAULT_POLICIES = "fifo,aryl"
 
 
 def register(app: typer.Typer) -> None:
@@ -31,16 +31,29 @@ def register(app: typer.Typer) -> None:
 # --- options ------------------------------------------------------------------------------------
 
 
-def _policies(text: str) -> tuple[str, ...]:
+def _names(option: str, text: str, hint: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names:
-        raise ConfigError("policy: none named; `aryl policies` lists them")
-    for name in names:
-        find_policy(name)
+        raise ConfigError(f"{option}: none named; {hint}")
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ConfigError(f"policy: {', '.join(twice)} stands twice")
+        raise ConfigError(f"{option}: {', '.join(twice)} stands twice")
     return names
+
+
+def _played(scenario: str | None, policy: str | None) -> list[tuple[Scene | None, str]]:
+    """Scenarios and policies: each scenario under its own, or under those that are named."""
+    if scenario is None:
+        scenes: Sequence[Scene | None] = (None,)
+    else:
+        listed = _names("scenario", scenario, "docs/simulate.md lists them")
+        scenes = [find_scene(name) for name in listed]
+    if scenario is not None and policy is None:
+        return [(scene, scene.policy) for scene in scenes if scene is not None]
+    names = _names("policy", policy or DEFAULT_POLICIES, "`aryl policies` lists them")
+    for name in names:
+        find_policy(name)
+    return [(scene, name) for scene in scenes for name in names]
 
 
 def _seeds(workload: str, seed: int | None, seeds: str | None) -> tuple[int | None, ...]:
@@ -51,46 +64,32 @@ def _seeds(workload: str, seed: int | None, seeds: str | None) -> tuple[int | No
     return (seed,)
 
 
-def _saves(text: str | None) -> tuple[Saves | None, float]:
-    """`trace`, `never`, `on-request`, or a period in seconds."""
-    match text:
-        case None | "trace":
-            return None, DEFAULT_SAVE_PERIOD_S
-        case "never":
-            return Saves.NEVER, DEFAULT_SAVE_PERIOD_S
-        case "on-request":
-            return Saves.ON_REQUEST, DEFAULT_SAVE_PERIOD_S
-        case _:
-            try:
-                period_s = float(text)
-            except ValueError:
-                period_s = 0.0
-            if not 0 < period_s < float("inf"):
-                raise ConfigError(
-                    f"checkpoints: {text!r}, expected trace, never, on-request or the seconds "
-                    "between two saves"
-                )
-            return Saves.PERIODIC, period_s
-
-
-def _curves(text: str) -> tuple[RuntimeModel, str | None]:
-    """`linear`, `lossy`, or a directory of measured scaling curves."""
-    if text in (RuntimeModel.LINEAR, RuntimeModel.LOSSY):
-        return RuntimeModel(text), None
-    directory = Path(text)
-    if not directory.is_dir():
-        root = os.environ.get(TRACES_VARIABLE)
-        directory = Path(root, text) if root else directory
-    if not directory.is_dir():
-        raise ConfigError(
-            f"speedup: {text!r}, expected linear, lossy or a directory of scaling curves"
-        )
-    return RuntimeModel.TABLE, str(directory)
-
-
 PolicyOption = Annotated[
-    str,
-    typer.Option("--policy", metavar="A,B,..", help="Policies to compare; see `aryl policies`."),
+    str | None,
+    typer.Option(
+        "--policy",
+        metavar="A,B,..",
+        help="Policies to compare, as in `aryl policies`, with knobs as in `aryl:reclaim=random`; "
+        f"without, {DEFAULT_POLICIES}, or each scenario's own.",
+    ),
+]
+ScenarioOption = Annotated[
+    str | None,
+    typer.Option(
+        "--scenario",
+        metavar="A,B,..",
+        help="Runs of the paper by name: baseline, basic, advanced, heterogeneous, ideal, "
+        "loan-aryl, ..; see docs/simulate.md. They take no time by themselves (--no-delays).",
+    ),
+]
+SweepOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sweep",
+        metavar="KEY=V,V,..",
+        help="The same at several values of an option (elastic=0,0.2) or of a field "
+        "(policy.resize_cost_s=0,5); may be repeated: every combination.",
+    ),
 ]
 WorkloadOption = Annotated[
     str,
@@ -119,10 +118,11 @@ ClusterOption = Annotated[
     ),
 ]
 DelaysOption = Annotated[
-    bool,
+    bool | None,
     typer.Option(
         "--delays/--no-delays",
-        help="Nodes and jobs take time to drain, start, resize, save and warm up.",
+        help="Nodes and jobs take time to drain, start, resize, save and warm up; they do, but "
+        "in a scenario.",
     ),
 ]
 SpeedupOption = Annotated[
@@ -181,7 +181,7 @@ BackendOption = Annotated[
     typer.Option(
         "--backend",
         metavar="NAME",
-        help="loky, multiprocessing, threading, sequential, dask[=ADDRESS] or ray.",
+        help="loky, multiprocessing, threading, sequential, dask=ADDRESS or ray.",
     ),
 ]
 OutputOption = Annotated[
@@ -195,12 +195,14 @@ HtmlOption = Annotated[
 def simulate(
     ctx: typer.Context,
     workload: WorkloadOption,
-    policy: PolicyOption = "fifo,aryl",
+    policy: PolicyOption = None,
+    scenario: ScenarioOption = None,
     seed: SeedOption = None,
     seeds: SeedsOption = None,
+    sweeps: SweepOption = None,
     load: LoadOption = None,
     cluster: ClusterOption = None,
-    delays: DelaysOption = True,
+    delays: DelaysOption = None,
     speedup: SpeedupOption = "linear",
     checkpoints: CheckpointsOption = "trace",
     elastic: ElasticOption = None,
@@ -224,10 +226,9 @@ def simulate(
     here = session(ctx)
     if html is not None and not html.parent.is_dir():
         raise ConfigError(f"html {html}: No such directory as {html.parent}")
-    saves, save_period_s = _saves(checkpoints)
-    model, curves = _curves(speedup)
+    saves, save_period_s = parse_saves(checkpoints)
+    model, curves = parse_speedup(speedup)
     crashes = tuple(parse_crash(text) for text in crash or ())
-    names = _policies(policy)
     tasks = [
         Task(
             workload=workload,
@@ -235,12 +236,13 @@ def simulate(
             cluster=cluster,
             load=load,
             shares=Shares(elastic=elastic, fungible=fungible, checkpoint=checkpoint_share),
+            scenario=None if scene is None else scene.name,
             curves=curves,
             keeps_jobs=html is not None or output == Output.CSV,
             options=RunOptions(
                 policy=name,
                 seed=1 if chosen is None else chosen,
-                has_delays=delays,
+                has_delays=scene is None if delays is None else delays,
                 loss_ratio=loss,
                 crashes=crashes,
                 saves=saves,
@@ -249,12 +251,14 @@ def simulate(
                 coalesce_s=coalesce,
                 pass_period_s=pass_period,
                 is_oracle=oracle,
+                tells_progress=scene is None or scene.tells_progress,
                 check=check,
             ),
         )
-        for name in names
+        for scene, name in _played(scenario, policy)
         for chosen in _seeds(workload, seed, seeds)
     ]
+    tasks = sweep(tasks, sweeps or ())
     played = tasks[0].read()  # a mistake in what they share is said at once, and once
     with watching(tasks, jobs=len(played.jobs)) as watched:
         runs = list(compare(watched, cores=cores or os.cpu_count() or 1, backend=backend))

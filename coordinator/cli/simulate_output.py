@@ -15,7 +15,8 @@ from coordinator.cli.render import Column, table
 from coordinator.cli.session import Session, say
 from coordinator.sim.compare import Means, Task, means
 from coordinator.sim.page import COLUMNS, Heading, figure_text, page
-from coordinator.sim.run import JobRow, Run
+from coordinator.sim.run import JobRow, Run, RunResult
+from coordinator.sim.scenarios import find_scene
 from coordinator.workloads.records import Workload
 
 
@@ -57,11 +58,20 @@ def put_runs(here: Session, output: Output, workload: Workload, runs: Sequence[R
         case Output.CSV:
             _put_csv(runs)
         case Output.TABLE:
-            put(here, table(averages, _columns(), width=here.out.width))
+            put(here, table(averages, _columns(averages), width=here.out.width))
 
 
-def _columns() -> list[Column[Means]]:
-    columns: list[Column[Means]] = [Column("POLICY", lambda row: row.policy)]
+def _columns(rows: Sequence[Means]) -> list[Column[Means]]:
+    """What was asked for first: policy, scenario, and each key that was swept."""
+    columns: list[Column[Means]] = [Column("POLICY", _policy)]
+    if any(row.scenario for row in rows):
+        columns.insert(0, Column("SCENARIO", lambda row: row.scenario))
+    for key in swept_keys(rows):
+
+        def value(row: Means, key: str = key) -> str:
+            return row.swept.get(key, "")
+
+        columns.append(Column(key.upper(), value, is_number=True))
     columns.append(Column("SEEDS", lambda row: str(row.seeds), is_number=True, rank=7))
     for name, figure, unit in COLUMNS:
 
@@ -76,13 +86,29 @@ def _columns() -> list[Column[Means]]:
     return columns
 
 
+def _policy(row: Means) -> str:
+    """A scenario's own policy without its knobs, which the scenario tells."""
+    is_own = bool(row.scenario) and find_scene(row.scenario).policy == row.policy
+    return row.policy.partition(":")[0] if is_own else row.policy
+
+
+def swept_keys(rows: Sequence[Means] | Sequence[RunResult]) -> list[str]:
+    """Keys that were swept in any row, in their order."""
+    return list(dict.fromkeys(key for row in rows for key in row.swept))
+
+
 def _put_csv(runs: Sequence[Run]) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(("policy", "seed", *JobRow.__struct_fields__))
+    results = [run.result for run in runs]
+    scenario = ("scenario",) if any(result.scenario for result in results) else ()
+    keys = swept_keys(results)
+    writer.writerow(("policy", "seed", *scenario, *keys, *JobRow.__struct_fields__))
     for run in runs:
+        said = (run.result.policy, run.result.seed, *(run.result.scenario for _ in scenario))
+        swept = [run.result.swept.get(key, "") for key in keys]
         for row in run.rows:
             values = (_plain(getattr(row, name)) for name in JobRow.__struct_fields__)
-            writer.writerow((run.result.policy, run.result.seed, *values))
+            writer.writerow((*said, *swept, *values))
 
 
 def _plain(value: object) -> object:

@@ -50,11 +50,29 @@ class NodeSpec(Struct, frozen=True, kw_only=True):
     service: ServiceName | None = None
 
 
+_SITTING = (WorkerPhase.READY, WorkerPhase.RUNNING, WorkerPhase.STOPPING)
+
+
 class _Held(Struct):
     order: WorkerOrder
     phase: WorkerPhase
     exit_code: int | None = None
     stop_reason: StopReason | None = None
+    said: WorkerFact | None = None
+    """What was last reported of it."""
+
+    def fact(self, endpoint: str) -> WorkerFact:
+        """What is to be reported of it; the same value again while nothing changed."""
+        said = self.said
+        if said is None or said.phase != self.phase or said.stop_reason != self.stop_reason:
+            said = self.said = WorkerFact(
+                key=self.order.key,
+                phase=self.phase,
+                endpoint=endpoint,
+                exit_code=self.exit_code,
+                stop_reason=self.stop_reason,
+            )
+        return said
 
 
 class PretendNode:
@@ -97,6 +115,7 @@ class PretendNode:
         self._gpus = tuple(
             GpuFact(GpuUuid(f"{spec.name}-{index}"), spec.gpu_type) for index in range(spec.gpus)
         )
+        self._endpoint = f"{spec.name}:1"
         self._will_report = False
 
     # --- what it says -----------------------------------------------------------------------
@@ -122,16 +141,7 @@ class PretendNode:
                 gpus=self._gpus,
                 service=self.spec.service,
                 lease_id=self._lease_id,
-                workers=tuple(
-                    WorkerFact(
-                        key=key,
-                        phase=held.phase,
-                        endpoint=f"{self.spec.name}:1",
-                        exit_code=held.exit_code,
-                        stop_reason=held.stop_reason,
-                    )
-                    for key, held in sorted(self._held.items())
-                ),
+                workers=tuple([self._held[key].fact(self._endpoint) for key in sorted(self._held)]),
             )
         )
 
@@ -182,11 +192,11 @@ class PretendNode:
 
     def _is_busy(self, wanting: _Held) -> bool:
         """Whether another live worker still sits on the GPUs that this one was promised."""
-        wanted = set(wanting.order.gpu_uuids)
+        wanted = wanting.order.gpu_uuids
         return any(
             held is not wanting
-            and held.phase in (WorkerPhase.READY, WorkerPhase.RUNNING, WorkerPhase.STOPPING)
-            and wanted & set(held.order.gpu_uuids)
+            and held.phase in _SITTING
+            and any(uuid in wanted for uuid in held.order.gpu_uuids)
             for held in self._held.values()
         )
 

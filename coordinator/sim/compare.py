@@ -19,19 +19,26 @@ from common.errors import ConfigError
 from coordinator.engine.accounting import plain
 from coordinator.sim.inputs import Shares, read_workload
 from coordinator.sim.run import Run, RunResult, play
+from coordinator.sim.scenarios import find_scene
 from coordinator.sim.stage import RunOptions
 from coordinator.sim.statistics import Estimate, estimate
 from coordinator.workloads.formats import read_all_curves
+from coordinator.workloads.paper import PaperParameters
 from coordinator.workloads.records import Workload
 
 LOCAL_BACKENDS = ("loky", "multiprocessing", "threading", "sequential")
 BACKENDS = (*LOCAL_BACKENDS, "dask", "ray")
+INSTALLS = {"dask": "'dask[distributed]'", "ray": "'ray[default]'"}
+"""What brings a backend that is not of joblib's own."""
 
 
 class Task(Struct, frozen=True, kw_only=True):
     """One run, small enough to send anywhere; files are read where it runs.
 
     seed: None for a named trace that has its seed in its name.
+    scenario: of the paper, by name; changes the workload only: `Scene` says under which policy.
+    parameters: of the generator, where other than the fitted.
+    swept: what a sweep changed, as a person wrote it; told with the results.
     curves: directory of measured scaling curves, for `RuntimeModel.TABLE`.
     progress: file that says how far the run is, as `jobs events`; None keeps quiet.
     keeps_jobs: whether its jobs and its samples come back, or its figures only.
@@ -43,6 +50,9 @@ class Task(Struct, frozen=True, kw_only=True):
     cluster: str | None = None
     load: str | None = None
     shares: Shares = Shares()
+    scenario: str | None = None
+    parameters: PaperParameters | None = None
+    swept: dict[str, str] = {}
     curves: str | None = None
     progress: str | None = None
     keeps_jobs: bool = False
@@ -51,15 +61,23 @@ class Task(Struct, frozen=True, kw_only=True):
         """Its workload.
 
         Raises:
-            ConfigError: as `read_workload`.
+            ConfigError: as `read_workload` and `find_scene`, or a workload that the scenario
+                cannot be made of.
         """
-        return read_workload(
+        found = read_workload(
             self.workload,
             seed=self.seed,
             cluster=self.cluster,
             load=self.load,
             shares=self.shares,
+            parameters=self.parameters,
         )
+        if self.scenario is None:
+            return found
+        try:
+            return find_scene(self.scenario).shape(found, self.options.seed)
+        except ValueError as error:
+            raise ConfigError(f"scenario {self.scenario}: {error}") from None
 
 
 def play_task(task: Task) -> Run:
@@ -73,7 +91,10 @@ def play_task(task: Task) -> Run:
         options = structs.replace(options, curves=read_all_curves(Path(task.curves)))
     told = None if task.progress is None else _teller(Path(task.progress))
     run = play(task.read(), options, clock=SystemClock(), told=told)
-    return run if task.keeps_jobs else structs.replace(run, rows=(), samples=())
+    result = structs.replace(run.result, scenario=task.scenario or "", swept=task.swept)
+    if task.keeps_jobs:
+        return structs.replace(run, result=result)
+    return Run(result=result, rows=(), samples=())
 
 
 def _teller(path: Path) -> Callable[[int, int], None]:
@@ -88,7 +109,7 @@ def compare(tasks: Sequence[Task], *, cores: int = 1, backend: str = "loky") -> 
 
     Args:
         cores: how many at a time, where the backend is on this machine.
-        backend: one of `BACKENDS`; `dask=ADDRESS` names a scheduler.
+        backend: one of `BACKENDS`; dask is `dask=ADDRESS` of its scheduler.
 
     Raises:
         ConfigError: of a task, or a backend that is not known or not installed.
@@ -97,8 +118,10 @@ def compare(tasks: Sequence[Task], *, cores: int = 1, backend: str = "loky") -> 
         yield from map(play_task, tasks)
         return
     joblib: Any = import_module("joblib")  # it has no types
+    # Ray's backend gives nothing back before the last run has ended.
+    return_as = "list" if backend == "ray" else "generator"
     with _configured(joblib, backend, cores):
-        yield from joblib.Parallel(return_as="generator")(
+        yield from joblib.Parallel(return_as=return_as)(
             joblib.delayed(play_task)(task) for task in tasks
         )
 
@@ -111,14 +134,22 @@ def _configured(joblib: Any, backend: str, cores: int) -> Generator[None]:
     extra: dict[str, Any] = {}
     try:
         if name == "dask":
+            if not address:
+                raise ConfigError("backend dask: name its scheduler, as in dask=tcp://HOST:8786")
             import_module("distributed")
-            extra = {"scheduler_host": address} if address else {}
+            extra = {"scheduler_host": address}
         elif name == "ray":
             import_module("ray.util.joblib").register_ray()
     except ImportError as error:
-        raise ConfigError(f"backend {name}: {error.name} is not installed here") from None
+        raise ConfigError(
+            f"backend {name}: {error.name} is not installed here; pip install {INSTALLS[name]}"
+        ) from None
     cores = cores if name in LOCAL_BACKENDS else -1  # elsewhere its engine knows how many
-    with joblib.parallel_config(backend=name, n_jobs=cores, **extra):
+    try:
+        config = joblib.parallel_config(backend=name, n_jobs=cores, **extra)
+    except OSError as error:
+        raise ConfigError(f"backend {backend}: {error}") from None
+    with config:
         yield
 
 
@@ -126,35 +157,57 @@ def _configured(joblib: Any, backend: str, cores: int) -> Generator[None]:
 
 
 class Means(Struct, frozen=True, kw_only=True):
-    """One policy over its seeds: each figure of `RunResult` by its dotted name."""
+    """What was asked for over its seeds: each figure of `RunResult` by its dotted name."""
 
     policy: str
     seeds: int
+    scenario: str = ""
+    swept: dict[str, str] = {}
     figures: dict[str, Estimate]
 
 
+TOLD = {"policy", "seed", "scenario", "swept"}
+"""Of a result: what was asked for."""
+
+
+def label(row: RunResult | Means) -> str:
+    """What was asked for, seeds aside, in one line: `basic sjf elastic=0.2`.
+
+    A scenario under its own policy is told by its name alone.
+    """
+    swept = (f"{key}={value}" for key, value in row.swept.items())
+    is_own = bool(row.scenario) and find_scene(row.scenario).policy == row.policy
+    return " ".join(filter(None, (row.scenario, "" if is_own else row.policy, *swept)))
+
+
 def means(results: Sequence[RunResult]) -> tuple[Means, ...]:
-    """The policies in the order in which they come, each averaged over its seeds."""
-    by_policy: dict[str, list[dict[str, float]]] = {}
+    """What was asked for in the order in which it comes, each averaged over its seeds."""
+    rows: dict[tuple[str, str, tuple[tuple[str, str], ...]], list[dict[str, float]]] = {}
     for result in results:
-        by_policy.setdefault(result.policy, []).append(flat(result))
+        key = (result.scenario, result.policy, tuple(result.swept.items()))
+        rows.setdefault(key, []).append(flat(result))
     return tuple(
         Means(
             policy=policy,
-            seeds=len(rows),
-            figures={name: estimate([row[name] for row in rows]) for name in rows[0]},
+            scenario=scenario,
+            swept=dict(swept),
+            seeds=len(found),
+            figures={name: estimate([row[name] for row in found]) for name in found[0]},
         )
-        for policy, rows in by_policy.items()
+        for (scenario, policy, swept), found in rows.items()
     )
 
 
 def flat(result: RunResult) -> dict[str, float]:
     """The figures of a run by dotted name: `jct_s.mean`."""
-    figures: dict[str, float] = {}
-    for name, value in plain(result).items():
+    return dict(_flat("", plain(result)))
+
+
+def _flat(prefix: str, values: dict[str, object]) -> Iterator[tuple[str, float]]:
+    for name, value in values.items():
+        if not prefix and name in TOLD:
+            continue
         if isinstance(value, dict):
-            for part, number in cast("dict[str, float]", value).items():
-                figures[f"{name}.{part}"] = number
-        elif name not in {"policy", "seed"}:
-            figures[name] = float(cast("float", value))
-    return figures
+            yield from _flat(f"{prefix}{name}.", cast("dict[str, object]", value))
+        else:
+            yield f"{prefix}{name}", float(cast("float", value))

@@ -15,10 +15,11 @@ from msgspec import Struct, structs
 from common.errors import ConfigError
 from common.model import NodeName, Pool, ServiceName
 from coordinator.sim.cluster import NodeSpec
-from coordinator.sim.simulation import Crash
+from coordinator.sim.outages import Crash
 from coordinator.workloads.formats import find, from_first, read_jobs, read_nodes
 from coordinator.workloads.load_formats import read_load
 from coordinator.workloads.named import named
+from coordinator.workloads.paper import PaperParameters
 from coordinator.workloads.records import LoadSeries, NodeGroup, TraceJob, Workload
 from coordinator.workloads.shaping import (
     INFERENCE_GPU,
@@ -129,6 +130,7 @@ def read_workload(
     cluster: str | None = None,
     load: str | None = None,
     shares: Shares | None = None,
+    parameters: PaperParameters | None = None,
 ) -> Workload:
     """A named workload or a trace file, with its cluster and its inference load.
 
@@ -136,12 +138,21 @@ def read_workload(
         seed: which `paper`, and what the shares choose; None is 1.
         cluster: None: the workload's own.
         load: a load file, `FILE:SERIES` where it has several; None: the workload's own.
+        parameters: of the generator, for a named workload.
 
     Raises:
-        ConfigError: a bad value anywhere, or a trace file without a cluster.
+        ConfigError: a bad value anywhere, a trace file without a cluster or with parameters, or
+            parameters that the generator cannot draw from.
     """
-    found = named(name, seed=seed)
+    try:
+        found = named(name, seed=seed, parameters=parameters)
+    except (ValueError, ZeroDivisionError, OverflowError) as error:
+        if parameters is None:
+            raise
+        raise ConfigError(f"workload {name}: no trace comes of these parameters: {error}") from None
     if found is None:
+        if parameters is not None:
+            raise ConfigError(f"workload {name}: a trace file has no generator's parameters")
         found = _from_trace(name, cluster)
     if cluster is not None:
         found = structs.replace(found, nodes=parse_cluster(cluster))

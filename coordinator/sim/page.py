@@ -7,7 +7,7 @@ from html import escape
 
 from msgspec import Struct
 
-from coordinator.sim.compare import Means, means
+from coordinator.sim.compare import Means, label, means
 from coordinator.sim.plots import Axis, Bar, Line, bars, distribution, lines
 from coordinator.sim.run import Run
 
@@ -71,7 +71,7 @@ def page(heading: Heading, runs: Sequence[Run]) -> str:
     averages = means([run.result for run in runs])
     first: dict[str, Run] = {}
     for run in runs:
-        first.setdefault(run.result.policy, run)
+        first.setdefault(label(run.result), run)
     shown = list(first.values())
     title = f"aryl simulate: {heading.workload}"
     notes = "".join(f"<p>{escape(note)}</p>" for note in heading.notes)
@@ -129,7 +129,7 @@ def figure_text(value: float, unit: str) -> str:
 
 def _table(averages: Sequence[Means]) -> str:
     """A row per figure, so that many policies fit and few are not lost in width."""
-    head = "".join(f"<th>{escape(row.policy)}</th>" for row in averages)
+    head = "".join(f"<th>{escape(label(row))}</th>" for row in averages)
     body = "".join(
         f"<tr><td>{escape(name)}</td>"
         + "".join(f"<td>{_cell(row, figure, unit)}</td>" for row in averages)
@@ -167,7 +167,7 @@ def _bars(averages: Sequence[Means]) -> str:
         drawn = bars(
             [
                 Bar(
-                    name=row.policy,
+                    name=label(row),
                     value=row.figures[figure].mean / size,
                     half_width=_divided(row.figures[figure].half_width, size),
                     color=index,
@@ -212,7 +212,7 @@ def _distributions(runs: Sequence[Run]) -> str:
         curves: list[Line] = []
         for index, run in enumerate(runs):
             xs, ys = distribution([getattr(row, attribute) for row in run.rows])
-            curves.append(Line(name=run.result.policy, xs=xs, ys=ys, color=index))
+            curves.append(Line(name=label(run.result), xs=xs, ys=ys, color=index))
         time = Axis(title="at most", text=span_text, bottom=SHORTEST_S, log_ticks=TIME_TICKS)
         figures.append(_figure(title, lines(curves, x=time, y=share, label=title)))
     return f'<div class="plots">{"".join(figures)}</div>'
@@ -254,7 +254,7 @@ def _over_time(runs: Sequence[Run], title: str, attribute: str, *, is_share: boo
     span = _Span(runs)
     curves = [
         Line(
-            name=run.result.policy,
+            name=label(run.result),
             xs=span.instants(run),
             ys=[float(getattr(sample, attribute)) for sample in run.samples],
             color=index,
@@ -274,7 +274,7 @@ def _lent(runs: Sequence[Run]) -> str:
     span = _Span(runs)
     curves = [
         Line(
-            name=run.result.policy,
+            name=label(run.result),
             xs=span.instants(run),
             ys=[float(sample.lent_nodes) for sample in run.samples],
             color=index,

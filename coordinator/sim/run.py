@@ -6,7 +6,7 @@ arguments alone: the same ones give the same bytes on every machine, whatever PY
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec import Struct, structs
 
@@ -19,6 +19,7 @@ from coordinator.policies.bundles import policy
 from coordinator.policies.loaning import nodes_for
 from coordinator.sim.cluster import NodeSpec
 from coordinator.sim.memory import PeakMemory
+from coordinator.sim.reclaims import Toll, TollKeeper
 from coordinator.sim.series import Point, Recorder, Usage
 from coordinator.sim.stage import RunOptions, Stage, busy_nodes, for_ever
 from coordinator.workloads.records import LoadSeries, Workload
@@ -27,10 +28,20 @@ IDLE_EVENTS, IDLE_EVENTS_PER_JOB = 50_000, 100
 """Facts without the end of a job after which a run has no headway."""
 
 
+class OnLoanJobs(Struct, frozen=True, kw_only=True):
+    """The jobs that ran on a lent node, if only for a while (Lyra, EuroSys'23, table 7)."""
+
+    jobs: int = 0
+    queueing_s: Quantiles = Quantiles()
+    jct_s: Quantiles = Quantiles()
+
+
 class RunResult(Struct, frozen=True, kw_only=True):
     """One run in numbers; seconds are simulated, but for `wall_s`.
 
-    Ratios are over the span of submissions; the other figures over the whole run.
+    Ratios of GPUs are over the span of submissions; the other figures over the whole run.
+
+    scenario, swept: what made it other than its policy says; empty where nothing did.
 
     jct_s: finished - submitted. queueing_s: submitted to first start and every later wait.
     training_gpu_ratio, on_loan_gpu_ratio: GPUs held over GPUs there.
@@ -38,6 +49,7 @@ class RunResult(Struct, frozen=True, kw_only=True):
     preemptions: of jobs that had run. preempted_jobs_ratio: jobs that had one, over all jobs.
     lost_gpu_s: GPU-seconds of computing that were thrown away.
     jct_bound_s: no schedule has a lower mean JCT: the mean running time alone, at most workers.
+    reclaim: what taking nodes back did to jobs. on_loan_jobs: those that ran on lent nodes.
     events: facts that the engine took.
     """
 
@@ -58,6 +70,10 @@ class RunResult(Struct, frozen=True, kw_only=True):
     events: int
     wall_s: float
     peak_rss_bytes: int
+    reclaim: Toll = Toll()
+    on_loan_jobs: OnLoanJobs = OnLoanJobs()
+    scenario: str = ""
+    swept: dict[str, str] = {}
 
 
 class JobRow(Struct, frozen=True, kw_only=True):
@@ -107,19 +123,23 @@ def play(workload: Workload, options: RunOptions, *, clock: Clock, told: Told | 
     Raises:
         ConfigError: an unknown policy, a job that fits nowhere, or jobs that never ended.
     """
-    policy(options.policy)
+    policy(options.policy_text)
     began_s = clock.now_s()
     memory = PeakMemory()
     stage = Stage(workload, options)
     recorder = Recorder(stage.sim.engine, length_s=workload.length_s, progress=told)
-    stage.sim.watch = recorder.watch
+    keeper = TollKeeper(stage.sim.engine)
+    stage.sim.watch, stage.sim.hear = recorder.watch, keeper.hear
     stage.sim.run_jobs(_Headway(stage, options.policy))
     recorder.finish(stage.sim.loop.now_s)
     _check_ended(stage)
     result = _result(workload, options, stage, recorder)
     return Run(
         result=structs.replace(
-            result, wall_s=clock.now_s() - began_s, peak_rss_bytes=memory.peak_bytes()
+            result,
+            reclaim=keeper.toll(),
+            wall_s=clock.now_s() - began_s,
+            peak_rss_bytes=memory.peak_bytes(),
         ),
         rows=tuple(_rows(stage)),
         samples=_samples(stage, recorder.points),
@@ -180,7 +200,7 @@ def _result(workload: Workload, options: RunOptions, stage: Stage, recorder: Rec
         seed=options.seed,
         jobs=len(jobs),
         queueing_s=quantiles([job.total_queueing_s for job in jobs]),
-        jct_s=quantiles([(job.finished_at_s or 0.0) - job.submitted_at_s for job in jobs]),
+        jct_s=quantiles(_jcts(jobs)),
         training_gpu_ratio=_ratio(usage.training_held_gpu_s, usage.training_gpu_s),
         overall_gpu_ratio=_overall(stage, recorder.at_length),
         on_loan_gpu_ratio=_ratio(usage.on_loan_held_gpu_s, usage.on_loan_gpu_s),
@@ -190,9 +210,23 @@ def _result(workload: Workload, options: RunOptions, stage: Stage, recorder: Rec
         reclaims=counters.reclaims,
         reclaims_late=counters.reclaims_late,
         jct_bound_s=sum(bounds) / len(bounds),
+        on_loan_jobs=_on_loan(jobs),
         events=stage.sim.events,
         wall_s=0.0,
         peak_rss_bytes=0,
+    )
+
+
+def _jcts(jobs: Iterable[JobEntry]) -> list[float]:
+    return [(job.finished_at_s or 0.0) - job.submitted_at_s for job in jobs]
+
+
+def _on_loan(jobs: Iterable[JobEntry]) -> OnLoanJobs:
+    guests = [job for job in jobs if job.was_on_loan]
+    return OnLoanJobs(
+        jobs=len(guests),
+        queueing_s=quantiles([job.total_queueing_s for job in guests]),
+        jct_s=quantiles(_jcts(guests)),
     )
 
 

@@ -6,7 +6,7 @@ real training job would hold itself. Work is in worker-seconds of the reference 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import partial
 from math import floor
@@ -66,6 +66,8 @@ class _Attempt(Struct):
     paused_until_s: float = 0.0
     whole_at_s: float | None = None
     workers: dict[WorkerKey, NodeName] = field(default_factory=dict[WorkerKey, NodeName])
+    elsewhere: dict[WorkerKey, int] = field(default_factory=dict[WorkerKey, int])
+    """GPUs of workers on another GPU type than the attempt's: one slows the whole gang down."""
     rate: float = 0.0
     """Reference work per second now."""
     computed_s: float = 0.0
@@ -80,6 +82,7 @@ class _Job(Struct):
     gpus_per_worker: int
     saves: Saves
     path: str
+    heterogeneous_speed_ratio: float = 0.0
     done_s: float = 0.0
     saved_s: float = 0.0
     unsaved_gpu_s: float = 0.0
@@ -92,6 +95,7 @@ class Runtime:
     Args:
         finished: told when a job's work is done, with its workers and their nodes.
         tell: where the jobs' words about their progress go.
+        type_of: GPU types of nodes; a worker on a node that it does not name has its attempt's.
     """
 
     def __init__(
@@ -101,11 +105,13 @@ class Runtime:
         *,
         finished: Callable[[JobId, dict[WorkerKey, NodeName]], None],
         tell: Callable[[ProgressReported], None],
+        type_of: Mapping[NodeName, str] | None = None,
     ) -> None:
         self._loop = loop
         self._rules = rules
         self._finished = finished
         self._tell = tell
+        self._type_of = type_of or {}
         self._jobs: dict[JobId, _Job] = {}
         self.lost_gpu_s = 0.0
         """GPU-seconds of computing that was thrown away."""
@@ -141,6 +147,9 @@ class Runtime:
             attempt = job.attempt = self._begin(job, order)
         self._advance(job, attempt)
         attempt.workers[order.key] = node
+        if self._type_of.get(node, order.gpu_type) != order.gpu_type:
+            job.heterogeneous_speed_ratio = order.spec.gpu.heterogeneous_speed_ratio
+            attempt.elsewhere[order.key] = len(order.gpu_uuids)
         self._changed(order.key.job_id, job, attempt)
 
     def _begin(self, job: _Job, order: WorkerOrder) -> _Attempt:
@@ -169,6 +178,7 @@ class Runtime:
         self._advance(job, attempt)
         was_whole = attempt.rate > 0
         del attempt.workers[key]
+        attempt.elsewhere.pop(key, None)
         self._changed(key.job_id, job, attempt)
         if was_whole and attempt.rate == 0:
             self._break(key.job_id, job, attempt, is_asked=is_asked)
@@ -199,7 +209,8 @@ class Runtime:
         attempt.at_s = now_s
         if attempt.rate == 0 or computed_s == 0:
             return
-        gpus = len(attempt.workers) * job.gpus_per_worker
+        own = len(attempt.workers) - len(attempt.elsewhere)
+        gpus = own * job.gpus_per_worker + sum(attempt.elsewhere.values())
         until_s = attempt.computed_s + computed_s
         job.done_s += computed_s * attempt.rate
         job.unsaved_gpu_s += computed_s * gpus
@@ -218,6 +229,8 @@ class Runtime:
         was_whole = attempt.rate > 0
         multiplier = attempt.multiplier
         attempt.rate = job.speedup.rate(count, multiplier=multiplier) / multiplier
+        if attempt.elsewhere:
+            attempt.rate *= job.heterogeneous_speed_ratio
         attempt.version += 1
         if attempt.rate == 0:
             return

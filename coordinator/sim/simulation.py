@@ -6,7 +6,7 @@ Passes happen when something changed, never because time went by, unless an opti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from math import ceil
 from typing import assert_never
@@ -24,7 +24,6 @@ from coordinator.engine.events import (
     LoadMeasured,
     LoanPassDue,
     NodeReported,
-    NodeSilent,
     OrdersRecovered,
     PassDue,
 )
@@ -32,15 +31,13 @@ from coordinator.engine.settings import EngineSettings
 from coordinator.policies.decisions import Decision
 from coordinator.sim.cluster import Delays, NodeSpec, PretendNode
 from coordinator.sim.loop import LAST, LATE, URGENT, Loop
+from coordinator.sim.outages import Crash, Outages
 from coordinator.sim.runtime import RunRules, Runtime
 from coordinator.sim.wire import Wire, WireRules
 from coordinator.workloads.records import SpeedUp
 from coordinator.workloads.shaping import linear
 
 STEPS_PER_LOOK = 1000
-
-LOST_AFTER_S = 15.0
-"""A node that is silent so long is LOST, as the live coordinator has it by default."""
 
 
 class Submission(Struct, frozen=True, kw_only=True):
@@ -56,14 +53,6 @@ class Submission(Struct, frozen=True, kw_only=True):
     speedup: SpeedUp | None = None
     tenant: str = "trace"
     user: str = "trace"
-
-
-class Crash(Struct, frozen=True, kw_only=True):
-    """A node loses power at an instant and boots again `down_s` later."""
-
-    node: NodeName
-    at_s: float
-    down_s: float
 
 
 class Passes(Struct, frozen=True, kw_only=True):
@@ -107,9 +96,14 @@ class Simulation:
         self.loop = Loop()
         self.engine = Engine(settings)
         self.decisions: list[Decision] = []
-        self.wire = Wire(self.loop, wire or WireRules())
+        self.wire = Wire(wire or WireRules())
+        specs = tuple(nodes)
         self.runtime = Runtime(
-            self.loop, rules or RunRules(), finished=self._finished, tell=self.handle
+            self.loop,
+            rules or RunRules(),
+            finished=self._finished,
+            tell=self.handle,
+            type_of={spec.name: spec.gpu_type for spec in specs},
         )
         self.events = 0
         """Facts that the engine has taken."""
@@ -117,6 +111,8 @@ class Simulation:
         self._keep_decisions = keep_decisions
         self.watch: Watch | None = None
         """Told of each event before it happens."""
+        self.hear: Callable[[Sequence[Decision]], None] | None = None
+        """Told of decisions right after the event that they came of."""
         self._passes = passes or Passes()
         self._pass_is_due = False
         self._passed_at_s = float("-inf")
@@ -139,8 +135,14 @@ class Simulation:
                 stopped=self.runtime.stopped,
                 crashed=self.runtime.crashed,
             )
-            for spec in nodes
+            for spec in specs
         }
+        self._outages = Outages(
+            self.loop,
+            self.nodes,
+            tell=self.handle,
+            awaited_s=lambda: self.engine.awaited_silence_s(),
+        )
 
     # --- input ------------------------------------------------------------------------------
 
@@ -196,17 +198,7 @@ class Simulation:
         """Let nodes lose power at their instants."""
         for crash in crashes:
             self._is_faulty = True
-            self.loop.at(crash.at_s, partial(self._crash, crash))
-
-    def _crash(self, crash: Crash) -> None:
-        node = self.nodes[crash.node]
-        if not node.is_up:
-            return
-        node.crash()
-        self.loop.after(crash.down_s, node.boot)
-        if crash.down_s > LOST_AFTER_S:
-            silent = NodeSilent(node=crash.node, silent_s=LOST_AFTER_S)
-            self.loop.after(LOST_AFTER_S, partial(self.handle, silent))
+            self.loop.at(crash.at_s, partial(self._outages.begin, crash))
 
     # --- running ----------------------------------------------------------------------------
 
@@ -260,14 +252,15 @@ class Simulation:
         outcome = self.engine.handle(event, now_s=now_s)
         if self._keep_decisions:
             self.decisions += outcome.decisions
+        if self.hear is not None and outcome.decisions:
+            self.hear(outcome.decisions)
         if self._check:
             faults = self.engine.check()
             assert not faults, f"after {event}: {faults}"
         for command in outcome.commands:
             match command:
-                case PushDesired(desired=desired):
-                    self.wire.remember(desired)
-                    self._push_soon(NodeName(desired.node))
+                case PushDesired(node=name):
+                    self._push_soon(name)
                 case AskLedger(node=name):
                     self._ask_ledger(name)
                 case _:
@@ -353,10 +346,11 @@ class Simulation:
 
     def _push(self, name: NodeName) -> None:
         self._pushes.discard(name)
-        desired = self.wire.wanted(name)
-        assert desired is not None
+        node = self.engine.state.nodes.get(name)
+        if node is None or not node.is_heard:
+            return  # another coordinator leads by now, and orders nothing before a first report
         if self.wire.arrives():
-            self.nodes[name].obey(desired)
+            self.nodes[name].obey(self.engine.desired(name))
         if self._is_faulty:
             self._compare_soon(name)
 
@@ -372,12 +366,12 @@ class Simulation:
             self._push_soon(name)
 
     def _lags(self, name: NodeName) -> bool:
-        desired = self.wire.wanted(name)
-        node = self.engine.state.nodes.get(name)
-        if desired is None or node is None:
-            return False
+        state = self.engine.state
+        node = state.nodes.get(name)
+        if node is None or not node.is_heard or node.generation == 0:
+            return False  # it was ordered nothing yet
         shown = (node.reported_epoch, node.reported_generation)
-        return shown != (desired.epoch, desired.generation)
+        return shown != (state.epoch, node.generation)
 
     def _ask_ledger(self, name: NodeName) -> None:
         if not self.wire.arrives():

@@ -5,36 +5,48 @@ Here stand the numbers that the literature or we give to delays, and what is off
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from msgspec import Struct, structs
 
 from common.errors import ConfigError
-from common.model import JobId, Mode, ServiceName
+from common.model import JobId, JobSpec, Mode, ServiceName
 from coordinator.engine.settings import EngineSettings, ServiceSettings
 from coordinator.sim.cluster import Delays, NodeSpec
 from coordinator.sim.inputs import gpu_types, gpus_per_node, node_specs
+from coordinator.sim.outages import Crash
 from coordinator.sim.runtime import RunRules, Saves
-from coordinator.sim.simulation import Crash, Passes, Simulation, Submission
+from coordinator.sim.simulation import Passes, Simulation, Submission
 from coordinator.sim.wire import WireRules
 from coordinator.workloads.records import LoadSeries, LoadUnit, Workload, WorkloadJob
 from coordinator.workloads.shaping import Curves, RuntimeModel, ShapeOptions, to_workload_jobs
 
-DELAYS = Delays(
-    report_s=0.5,
-    ready_s=1.0,
-    start_s=10.0,
-    stop_s=5.0,
-    checkpoint_s=15.0,
-    drain_s=20.0,
-    device_free_s=5.0,
-    warm_up_s=60.0,
-)
-RESTART_S = 33.0
-"""With stop, save and start the 63 s of a preemption that Lyra, EuroSys'23, section 7.5 measured;
-how these 63 s divide is ours."""
 
-RESIZE_S = 30.0
+class TimesTaken(Struct, frozen=True, kw_only=True):
+    """What takes how long, in seconds, where a run has delays; see `Delays` and `RunRules`.
+
+    With stop, save and start, `restart_s` makes up the 63 s of a preemption that Lyra, EuroSys'23,
+    section 7.5 measured; how these 63 s divide is ours.
+    """
+
+    report_s: float = 0.5
+    ready_s: float = 1.0
+    start_s: float = 10.0
+    stop_s: float = 5.0
+    checkpoint_s: float = 15.0
+    drain_s: float = 20.0
+    device_free_s: float = 5.0
+    warm_up_s: float = 60.0
+    restart_s: float = 33.0
+    resize_s: float = 30.0
+
+    def delays(self) -> Delays:
+        """Those of nodes."""
+        names = Delays.__struct_fields__
+        return Delays(**{name: getattr(self, name) for name in names})
+
+
 PROGRESS_AFTER_S = 60.0
 COALESCE_S = 0.1
 
@@ -47,6 +59,9 @@ GRACE_S = 30.0
 class RunOptions(Struct, frozen=True, kw_only=True):
     """How a workload is played.
 
+    knobs: turned beyond those in `policy`, which stays the name that results are told under.
+    times: what `has_delays` takes. engine, service: settings other than the default ones.
+    tells_progress: whether jobs say how far they are.
     has_delays: nodes and jobs take the time that they take; without, all is at once, as in the
         simulators of the literature, and the engine's own cooldowns are off too.
     saves, save_period_s: see `RunRules`.
@@ -68,6 +83,16 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     pass_period_s: float | None = None
     is_oracle: bool = True
     check: bool = False
+    knobs: tuple[str, ...] = ()
+    times: TimesTaken = TimesTaken()
+    engine: dict[str, Any] = {}
+    service: dict[str, Any] = {}
+    tells_progress: bool = True
+
+    @property
+    def policy_text(self) -> str:
+        """The policy with all its knobs, as `bundles.policy` reads it."""
+        return ":".join((self.policy, *self.knobs))
 
 
 class Stage:
@@ -87,7 +112,7 @@ class Stage:
         self.sim = Simulation(
             self.settings,
             self.specs,
-            delays=DELAYS if options.has_delays else Delays(),
+            delays=options.times.delays() if options.has_delays else Delays(),
             rules=_rules(options),
             wire=WireRules(loss_ratio=options.loss_ratio, seed=options.seed),
             passes=_passes(workload, options),
@@ -115,25 +140,27 @@ class Stage:
             if self.nodes_of[name]
         )
         settings = EngineSettings(
-            policy=options.policy,
+            policy=options.policy_text,
             services=services,
             finished_jobs_kept=max(1, len(self.jobs)),
         )
-        if options.has_delays:
-            return settings
-        at_once = tuple(
-            structs.replace(
-                service,
-                max_grace_s=0.0,
-                device_free_p99_s=0.0,
-                warm_up_p99_s=0.0,
-                hold_off_s=0.0,
-            )
-            for service in services
+        if not options.has_delays:
+            settings = _at_once(settings)
+        changed = (structs.replace(each, **options.service) for each in settings.services)
+        return structs.replace(settings, services=tuple(changed), **options.engine)
+
+
+def _at_once(settings: EngineSettings) -> EngineSettings:
+    """Nothing has to wait for anything."""
+    services = tuple(
+        structs.replace(
+            service, max_grace_s=0.0, device_free_p99_s=0.0, warm_up_p99_s=0.0, hold_off_s=0.0
         )
-        return structs.replace(
-            settings, services=at_once, lease_ttl_s=1.0, resize_cooldown_s=0.0, min_runtime_s=0.0
-        )
+        for service in settings.services
+    )
+    return structs.replace(
+        settings, services=services, lease_ttl_s=1.0, resize_cooldown_s=0.0, min_runtime_s=0.0
+    )
 
 
 # --- what goes in -------------------------------------------------------------------------------
@@ -160,8 +187,25 @@ def _shaped(
         grace_s=GRACE_S if options.has_delays else 0.0,
         is_oracle=options.is_oracle,
     )
+    _check_curves(workload, options)
     names = {JobId(f"{number:07d}"): job.job_id for number, job in enumerate(workload.jobs)}
     return to_workload_jobs(numbered, shape), names
+
+
+def _check_curves(workload: Workload, options: RunOptions) -> None:
+    """Raises:
+    ConfigError: no elastic job has a measured curve, so that all of them would be linear.
+    """
+    elastic = [job for job in workload.jobs if job.is_elastic]
+    if options.speedup != RuntimeModel.TABLE or not elastic:
+        return
+    curves = options.curves or {}
+    if not any((job.model, job.batch_size or 0) in curves for job in elastic):
+        first = elastic[0]
+        raise ConfigError(
+            f"speedup: none of the {len(elastic)} elastic jobs has a curve of its model and batch "
+            f"size; the first is {first.model or 'of no known model'}, batch {first.batch_size}"
+        )
 
 
 def _submission(job: WorkloadJob) -> Submission:
@@ -180,15 +224,18 @@ def _rules(options: RunOptions) -> RunRules:
     if not options.has_delays:
         # Jobs say how far they are at once: a preemptive order then knows what is left exactly.
         return RunRules(
-            saves=options.saves, save_period_s=options.save_period_s, progress_after_s=1.0
+            saves=options.saves,
+            save_period_s=options.save_period_s,
+            progress_after_s=1.0 if options.tells_progress else None,
         )
+    # An oracle is better than the pace that the engine sees, whose first word counts warming up.
+    is_silent = options.is_oracle or not options.tells_progress
     return RunRules(
         saves=options.saves,
         save_period_s=options.save_period_s,
-        restart_s=RESTART_S,
-        resize_s=RESIZE_S,
-        # An oracle is better than the pace that the engine sees, which counts warming up as work.
-        progress_after_s=None if options.is_oracle else PROGRESS_AFTER_S,
+        restart_s=options.times.restart_s,
+        resize_s=options.times.resize_s,
+        progress_after_s=None if is_silent else PROGRESS_AFTER_S,
         is_progress_repeated=True,
     )
 
@@ -230,11 +277,9 @@ def _check_fits(
     kinds = sorted({kind for kind, _ in counts})
     for job in jobs:
         size = job.spec.gpus_per_worker
-        accepted = [kind for kind in kinds if job.spec.accepts(kind)]
+        accepted = (kind for kind in kinds if job.spec.accepts(kind))
         if any(
-            sum(count * (gpus // size) for (of, gpus), count in counts.items() if of == kind)
-            >= job.spec.workers_on(kind).min
-            for kind in accepted
+            _places(job.spec, kind, counts) >= job.spec.workers_on(kind).min for kind in accepted
         ):
             continue
         asked = f"{job.spec.workers.min} workers of {size} GPUs"
@@ -243,3 +288,13 @@ def _check_fits(
             f"job {names[job.job_id]}: {asked} ({of}) never fit this cluster, which has "
             + ", ".join(f"{counts[key]} nodes of {key[1]} {key[0]}" for key in sorted(counts))
         )
+
+
+def _places(spec: JobSpec, gpu_type: str, counts: Mapping[tuple[str, int], int]) -> int:
+    """Workers of an attempt on a GPU type that the empty cluster has room for."""
+    found = 0
+    for (kind, gpus), count in counts.items():
+        each = spec.gpu.gpus_for_one(kind, gpu_type)
+        if each is not None:
+            found += count * (gpus // (each * spec.gpus_per_worker))
+    return found

@@ -9,10 +9,6 @@ from random import Random
 
 from msgspec import Struct
 
-from common.messages import DesiredState
-from common.model import NodeName
-from coordinator.sim.loop import Loop
-
 
 class WireRules(Struct, frozen=True, kw_only=True):
     """How messages travel.
@@ -36,13 +32,11 @@ class WireRules(Struct, frozen=True, kw_only=True):
 
 
 class Wire:
-    """What was sent last to each node, and which messages arrive."""
+    """Which messages arrive."""
 
-    def __init__(self, loop: Loop, rules: WireRules) -> None:
-        self._loop = loop
+    def __init__(self, rules: WireRules) -> None:
         self._rules = rules
         self._random = Random(rules.seed)
-        self._last: dict[NodeName, DesiredState] = {}
         self.lost = 0
 
     @property
@@ -66,11 +60,3 @@ class Wire:
             return True
         self.lost += 1
         return False
-
-    def remember(self, desired: DesiredState) -> None:
-        """What a node is to be from now on."""
-        self._last[NodeName(desired.node)] = desired
-
-    def wanted(self, name: NodeName) -> DesiredState | None:
-        """The last desired state of a node; None when it was ordered nothing yet."""
-        return self._last.get(name)

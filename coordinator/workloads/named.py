@@ -93,8 +93,12 @@ def overload(seed: int = 1, parameters: PaperParameters | None = None) -> Worklo
     return _workload(name, jobs, base, chance_seed)
 
 
-def named(name: str, *, seed: int | None = None) -> Workload | None:
+def named(
+    name: str, *, seed: int | None = None, parameters: PaperParameters | None = None
+) -> Workload | None:
     """The workload of a name, or None where it is none of ours and may be a file.
+
+    parameters: other ones than the fitted; the name then says so.
 
     Raises:
         ConfigError: a seed for a name that has one.
@@ -105,7 +109,8 @@ def named(name: str, *, seed: int | None = None) -> Workload | None:
     if found[2] and seed is not None:
         raise ConfigError(f"workload {name} has its seed in its name; seed {seed} was given too")
     number = int(found[2]) if found[2] else (1 if seed is None else seed)
-    return overload(number) if found[1] else paper(number)
+    made = overload(number, parameters) if found[1] else paper(number, parameters)
+    return made if parameters is None else structs.replace(made, name=f"{made.name}-varied")
 
 
 def checksum(jobs: Sequence[TraceJob]) -> str:

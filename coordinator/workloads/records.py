@@ -25,8 +25,8 @@ class TraceJob(Struct, frozen=True, kw_only=True):
     deadline_s: after its submission.
     estimate_s: running time on `gpus` that its user or a profiler expected, right or wrong.
     iterations, batch_size: its work in the unit of scaling curves.
-    heterogeneous_speed_ratio: what its workers on a second GPU type give of their full speed in a
-        run that spans two types; 0: it cannot span types.
+    heterogeneous_speed_ratio: part of its full speed that it makes in a run that spans two GPU
+        types; 0: it cannot span types.
     has_checkpoints: whether it resumes where it was after a preemption.
     gpu_share: part of each GPU that it asked for; Aryl gives whole ones.
     """

@@ -14,7 +14,14 @@ from msgspec import structs
 
 from coordinator.workloads.paper import DAY_S, RARE_GPU
 from coordinator.workloads.records import LoadSeries, TraceJob, Workload
-from coordinator.workloads.shaping import choose, with_fungible_share, worker_size
+from coordinator.workloads.shaping import (
+    INFERENCE_GPU,
+    TRAINING_GPU,
+    ShapeOptions,
+    choose,
+    with_fungible_share,
+    worker_size,
+)
 
 HETEROGENEOUS_SHARE = 0.10
 HETEROGENEOUS_SPEED = 0.7
@@ -25,6 +32,13 @@ MOST_ERROR = 0.25
 
 _IDEAL_FACTOR = 2
 """Section 7.1: a job without a range gets its request as the fewest and twice that as the most."""
+
+
+_OTHER_DRAWS = 1 << 40
+"""So that a seed chooses other jobs than those that it made fungible."""
+
+_NODE_GPUS = 8
+_GPUS_FOR_ONE = ShapeOptions().inference_multiplier
 
 
 class Scenario(StrEnum):
@@ -54,7 +68,6 @@ def scenario(workload: Workload, name: Scenario, *, seed: int) -> Workload:
         case Scenario.IDEAL:
             jobs = with_ranges(jobs, 1.0, seed)
             jobs = with_heterogeneous_share(jobs, 1.0, seed, speed_ratio=1.0)
-            jobs = with_fungible_share(jobs, 1.0, seed)
     return structs.replace(workload, name=f"{workload.name}-{name}", jobs=jobs)
 
 
@@ -100,12 +113,34 @@ def with_heterogeneous_share(
 ) -> tuple[TraceJob, ...]:
     """Let a share of the jobs span both GPU types in one run (section 6; Figure 11); others not.
 
-    speed_ratio: what the workers on the second type give of their full speed.
+    They accept both types, and get workers small enough for a node of the second type, where one
+    stands for as many GPUs as the worker multiplier says: two of four GPUs instead of one of eight.
+
+    speed_ratio: part of its full speed that a job makes while it spans both types.
     """
-    chosen = choose(jobs, share, seed, among=_may_move)
+    chosen = choose(jobs, share, seed + _OTHER_DRAWS, among=_may_move)
     return tuple(
-        structs.replace(job, heterogeneous_speed_ratio=speed_ratio if job.job_id in chosen else 0.0)
+        _spanning(job, speed_ratio)
+        if job.job_id in chosen
+        else structs.replace(job, heterogeneous_speed_ratio=0.0)
         for job in jobs
+    )
+
+
+def _spanning(job: TraceJob, speed_ratio: float) -> TraceJob:
+    size = job.gpus_per_worker or worker_size(job.gpus, _NODE_GPUS)
+    fewest = job.min_workers or max(1, job.gpus // size)
+    most = max(fewest, job.max_workers or fewest)
+    while size > 1 and (size * _GPUS_FOR_ONE > _NODE_GPUS or fewest == 1):
+        factor = next(n for n in range(2, size + 1) if size % n == 0)
+        size, fewest, most = size // factor, fewest * factor, most * factor
+    return structs.replace(
+        job,
+        gpu_types=(TRAINING_GPU, INFERENCE_GPU),
+        gpus_per_worker=size,
+        min_workers=fewest,
+        max_workers=most,
+        heterogeneous_speed_ratio=speed_ratio,
     )
 
 

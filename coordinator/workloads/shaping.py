@@ -278,7 +278,11 @@ def _spec(
         command=("train",),
         workers=workers,
         gpus_per_worker=size,
-        gpu=GpuRequest(types=job.gpu_types, worker_multiplier=multiplier),
+        gpu=GpuRequest(
+            types=job.gpu_types,
+            worker_multiplier=multiplier,
+            heterogeneous_speed_ratio=job.heterogeneous_speed_ratio,
+        ),
         priority=job.priority,
         expected_runtime_s=expected_runtime_s,
         deadline_s=job.deadline_s or None,

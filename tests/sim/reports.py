@@ -12,9 +12,9 @@ from common.clock import SystemClock
 from common.model import NodeName
 from coordinator.engine.accounting import plain
 from coordinator.sim.inputs import parse_cluster
+from coordinator.sim.outages import Crash
 from coordinator.sim.run import play
 from coordinator.sim.runtime import Saves
-from coordinator.sim.simulation import Crash
 from coordinator.sim.stage import RunOptions
 from coordinator.workloads.records import Workload
 from tests.sim.small import small

@@ -65,11 +65,23 @@ def test_an_unknown_backend_is_refused_with_the_known_ones() -> None:
         list(compare(tasks("fifo", "sjf"), backend="spark"))
 
 
-@pytest.mark.parametrize(("backend", "package"), [("dask", "distributed"), ("ray", "ray")])
-def test_an_engine_that_is_not_here_is_named(backend: str, package: str) -> None:
-    """Whoever asks for a cluster's engine learns which package is missing."""
-    with pytest.raises(ConfigError, match=rf"backend {backend}: {package} is not installed"):
+@pytest.mark.parametrize(
+    ("backend", "said"),
+    [
+        ("dask=tcp://127.0.0.1:1", r"dask: distributed is not installed.*'dask\[distributed\]'"),
+        ("ray", r"ray: ray is not installed here; pip install 'ray\[default\]'"),
+    ],
+)
+def test_an_engine_that_is_not_here_is_named(backend: str, said: str) -> None:
+    """Whoever asks for a cluster's engine learns which package is missing, and what brings it."""
+    with pytest.raises(ConfigError, match=f"backend {said}"):
         list(compare(tasks("fifo", "sjf"), backend=backend))
+
+
+def test_dask_needs_its_scheduler_s_address() -> None:
+    """There is no cluster to guess."""
+    with pytest.raises(ConfigError, match=r"name its scheduler, as in dask=tcp://"):
+        list(compare(tasks("fifo", "sjf"), backend="dask"))
 
 
 # --- means --------------------------------------------------------------------------------------

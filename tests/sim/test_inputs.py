@@ -18,7 +18,7 @@ from coordinator.sim.inputs import (
     parse_seeds,
     read_workload,
 )
-from coordinator.sim.simulation import Crash
+from coordinator.sim.outages import Crash
 from coordinator.workloads.records import NodeGroup
 
 SLICE = Path(__file__).parents[1] / "data" / "sim" / "itp_slice.csv"

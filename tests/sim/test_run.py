@@ -17,7 +17,15 @@ from common.model import Pool
 from coordinator.sim.run import Run, RunResult, play
 from coordinator.sim.runtime import Saves
 from coordinator.sim.stage import RunOptions
-from coordinator.workloads.records import LoadSeries, LoadUnit, NodeGroup, TraceJob, Workload
+from coordinator.workloads.records import (
+    LoadSeries,
+    LoadUnit,
+    NodeGroup,
+    ScalingCurve,
+    TraceJob,
+    Workload,
+)
+from coordinator.workloads.shaping import RuntimeModel
 from tests.sim.small import small
 
 FIELDS = [
@@ -25,6 +33,7 @@ FIELDS = [
     *("training_gpu_ratio", "overall_gpu_ratio", "on_loan_gpu_ratio"),
     *("preemptions", "preempted_jobs_ratio", "lost_gpu_s", "reclaims", "reclaims_late"),
     *("jct_bound_s", "events", "wall_s", "peak_rss_bytes"),
+    *("reclaim", "on_loan_jobs", "scenario", "swept"),
 ]
 
 
@@ -206,3 +215,20 @@ def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
     """The error lists what there is."""
     with pytest.raises(ConfigError, match=r"'magic' is not one of .*fifo"):
         played(workload(job("a", 0.0, 10.0, 8)), "magic")
+
+
+def test_curves_that_no_job_has_are_a_mistake_and_not_linear() -> None:
+    """Curves of other models change nothing: the run would be another one than was asked for."""
+    curve = ScalingCurve(model="m", gpu_type="A100", batch_size=8, points=((1, 1.0), (2, 1.5)))
+    options = RunOptions(
+        policy="aryl-elastic",
+        has_delays=False,
+        speedup=RuntimeModel.TABLE,
+        curves={("m", 8): curve},
+    )
+    elastic = job("a", 0.0, 90.0, 1, gpus_per_worker=1, min_workers=1, max_workers=2, model="m")
+    with pytest.raises(ConfigError, match=r"none of the 1 elastic jobs .* the first is m, batch"):
+        play(workload(elastic), options, clock=SystemClock())
+    measured = structs.replace(elastic, batch_size=8)
+    found = play(workload(measured), options, clock=SystemClock())
+    assert found.result.jct_s.mean == pytest.approx(60.0)

@@ -11,8 +11,9 @@ from coordinator.engine.accounting import figures
 from coordinator.engine.events import Event, LoadMeasured, LoanPassDue, PassDue
 from coordinator.engine.settings import EngineSettings, ServiceSettings
 from coordinator.sim.cluster import Delays, NodeSpec
+from coordinator.sim.outages import Crash
 from coordinator.sim.runtime import RunRules, Saves
-from coordinator.sim.simulation import Crash, Passes, Simulation, Submission
+from coordinator.sim.simulation import Passes, Simulation, Submission
 from coordinator.sim.wire import WireRules
 
 CHAT = ServiceName("chat")

@@ -45,7 +45,9 @@ def count(workload: Workload) -> dict[str, int]:
     """How many jobs are of which kind."""
     return {
         "elastic": sum(job.is_elastic for job in workload.jobs),
-        "fungible": sum("T4" in job.gpu_types for job in workload.jobs),
+        "fungible": sum(
+            "T4" in job.gpu_types and not job.heterogeneous_speed_ratio for job in workload.jobs
+        ),
         "heterogeneous": sum(job.heterogeneous_speed_ratio > 0 for job in workload.jobs),
     }
 
@@ -54,9 +56,9 @@ def count(workload: Workload) -> dict[str, int]:
     ("name", "elastic", "fungible", "heterogeneous"),
     [
         (Scenario.BASIC, 10, 42, 0),
-        (Scenario.ADVANCED, 10, 42, 20),
+        (Scenario.ADVANCED, 10, 38, 20),
         (Scenario.HETEROGENEOUS, 10, 0, 20),
-        (Scenario.IDEAL, 201, 200, 200),
+        (Scenario.IDEAL, 201, 0, 200),
     ],
 )
 def test_a_scenario_is_what_section_7_1_says(
@@ -85,9 +87,28 @@ def test_jobs_without_a_range_get_twice_their_request_in_ideal() -> None:
     before = {job.job_id: job for job in SMALL.jobs}
     for job in scenario(SMALL, Scenario.IDEAL, seed=1).jobs:
         old = before[job.job_id]
-        expected = (old.min_workers, old.max_workers) if old.is_elastic else (1, 2)
-        assert (job.min_workers, job.max_workers) == expected
+        assert (job.min_workers, job.max_workers, job.gpus_per_worker) != (None, None, None)
+        size, most = job.gpus_per_worker or 0, job.max_workers or 0
+        if old.is_elastic:
+            assert size * most == (old.gpus_per_worker or 0) * (old.max_workers or 0)
+        else:
+            assert size * most == 2 * old.gpus
+            assert size * (job.min_workers or 0) == old.gpus
         assert job.heterogeneous_speed_ratio in {0.0, 1.0}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "size", "workers"),
+    [(1, 1, 1), (2, 1, 2), (3, 1, 3), (4, 2, 2), (8, 4, 2), (16, 4, 4), (12, 3, 4)],
+)
+def test_a_worker_of_a_heterogeneous_job_fits_a_node_of_either_type(
+    gpus: int, size: int, workers: int
+) -> None:
+    """On the second type it has twice the GPUs, so it has at most half a node; two can be apart."""
+    job = TraceJob(job_id="a", submit_s=0, duration_s=1, gpus=gpus)
+    [made] = with_heterogeneous_share([job], 1.0, 1)
+    assert (made.gpus_per_worker, made.min_workers, made.max_workers) == (size, workers, workers)
+    assert made.gpu_types == ("V100", "T4")
 
 
 def test_shares_of_elastic_jobs_are_nested_and_keep_those_that_are() -> None:

@@ -1,0 +1,239 @@
+"""The paper's runs by name: what each changes of a workload, and under which policy. Runs nothing.
+
+Tables and figures are of Lyra, EuroSys'23. A scenario is played as the paper's simulator plays:
+nothing takes time by itself, growing costs nothing, and whatever is spare is lent (`PAPER_KNOBS`;
+`aryl` by itself is more careful, docs/simulate.md).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+
+from msgspec import Struct, structs
+
+from common.errors import ConfigError
+from coordinator.workloads.records import Workload
+from coordinator.workloads.scenarios import (
+    Scenario,
+    bootstrapped,
+    scenario,
+    with_heterogeneous_share,
+    with_ranges,
+    with_wrong_estimates,
+)
+from coordinator.workloads.shaping import with_checkpoint_share, with_fungible_share
+
+PAPER_KNOBS = ":resize_cost_s=0:elastic_base_prefers_loan=true:lend_only_on_demand=false"
+"""The paper's rules where `aryl` has its own (sections 5.2, 5.3 and 6)."""
+
+PAPER = f"aryl{PAPER_KNOBS}:reclaim=cost"
+"""Aryl as the paper has it."""
+
+NAIVE_KNOBS = (
+    ":resize_cost_s=0:elastic_base_prefers_loan=false:lend_only_on_demand=false"
+    ":separates_groups=false:reclaim=cost"
+)
+"""Table 6: best fit alone, elastic jobs not favored on lent nodes."""
+
+BOOTSTRAP_DAYS = 10
+"""Figure 12."""
+
+Shape = Callable[[Workload, int], Workload]
+
+
+class Scene(Struct, frozen=True, kw_only=True):
+    """One scenario.
+
+    policy: what the paper plays it under; another one can be asked for.
+    shape: the workload that it makes of one, by seed.
+    tells_progress: whether jobs say how far they are; where estimates are wrong they must stay so.
+    """
+
+    name: str
+    description: str
+    policy: str
+    shape: Shape
+    tells_progress: bool = True
+
+
+def _plain(workload: Workload, seed: int) -> Workload:
+    return workload
+
+
+def _of_paper(name: Scenario) -> Shape:
+    def shape(workload: Workload, seed: int) -> Workload:
+        return scenario(workload, name, seed=seed)
+
+    return shape
+
+
+def _wrong(percent: int, workload: Workload, seed: int) -> Workload:
+    jobs = with_wrong_estimates(workload.jobs, percent / 100, seed)
+    return structs.replace(workload, jobs=jobs)
+
+
+def _elastic(percent: int, workload: Workload, seed: int) -> Workload:
+    return structs.replace(workload, jobs=with_ranges(workload.jobs, percent / 100, seed))
+
+
+def _heterogeneous(percent: int, workload: Workload, seed: int) -> Workload:
+    jobs = with_fungible_share(workload.jobs, 0.0, seed)
+    jobs = with_heterogeneous_share(jobs, percent / 100, seed)
+    return structs.replace(workload, jobs=jobs)
+
+
+def _checkpoint(percent: int, workload: Workload, seed: int) -> Workload:
+    found = scenario(workload, Scenario.IDEAL, seed=seed)
+    return structs.replace(found, jobs=with_checkpoint_share(found.jobs, percent / 100, seed))
+
+
+def _bootstrap(name: Scenario, number: int, workload: Workload, seed: int) -> Workload:
+    drawn = bootstrapped(workload, days=BOOTSTRAP_DAYS, seed=number)
+    return scenario(drawn, name, seed=seed)
+
+
+def _scene(name: str, policy: str, shape: Shape, description: str) -> Scene:
+    return Scene(name=name, policy=policy, shape=shape, description=description)
+
+
+BASIC, ADVANCED = _of_paper(Scenario.BASIC), _of_paper(Scenario.ADVANCED)
+HETEROGENEOUS, IDEAL = _of_paper(Scenario.HETEROGENEOUS), _of_paper(Scenario.IDEAL)
+
+SCENES = {
+    scene.name: scene
+    for scene in (
+        _scene("baseline", "fifo", _plain, "strict FIFO, no loans, no scaling"),
+        _scene("basic", PAPER, BASIC, "21 % fungible, about 5 % elastic"),
+        _scene("advanced", PAPER, ADVANCED, "basic, and 10 % heterogeneous"),
+        _scene(
+            "heterogeneous",
+            PAPER,
+            HETEROGENEOUS,
+            "10 % heterogeneous, none fungible",
+        ),
+        _scene("ideal", PAPER, IDEAL, "all elastic and heterogeneous at full speed"),
+        _scene(
+            "loan-opportunistic",
+            f"opportunistic{PAPER_KNOBS}",
+            BASIC,
+            "fungible jobs are guests of the inference cluster",
+        ),
+        _scene("loan-random", f"aryl-random{PAPER_KNOBS}", BASIC, "loans, reclaimed at random"),
+        _scene("loan-scf", f"aryl-scf{PAPER_KNOBS}", BASIC, "loans, fewest jobs reclaimed first"),
+        _scene("loan-aryl", f"aryl-loan{PAPER_KNOBS}:reclaim=cost", BASIC, "loans, no scaling"),
+        _scene("elastic-aryl", f"aryl-elastic{PAPER_KNOBS}", BASIC, "scaling, no loans"),
+        _scene(
+            "basic-random",
+            f"aryl{PAPER_KNOBS}:reclaim=random",
+            BASIC,
+            "basic, reclaimed at random (Figure 10)",
+        ),
+        _scene(
+            "basic-scf",
+            f"aryl{PAPER_KNOBS}:reclaim=fewest-jobs",
+            BASIC,
+            "basic, fewest jobs reclaimed first (Figure 10)",
+        ),
+        _scene("naive-basic", f"aryl{NAIVE_KNOBS}", BASIC, "basic, naive placement (Table 6)"),
+        _scene("naive-advanced", f"aryl{NAIVE_KNOBS}", ADVANCED, "advanced, naive placement"),
+        _scene("naive-ideal", f"aryl{NAIVE_KNOBS}", IDEAL, "ideal, naive placement"),
+    )
+}
+"""Scenarios without a number."""
+
+
+class Family(Struct, frozen=True, kw_only=True):
+    """Scenarios that differ by a number at the end of their names, as in `wrong-20`.
+
+    most: the largest number; they begin at 0.
+    """
+
+    name: str
+    description: str
+    policy: str
+    shape: Callable[[int, Workload, int], Workload]
+    most: int = 100
+    tells_progress: bool = True
+
+    def scene(self, number: int) -> Scene:
+        """The scenario of one number."""
+        return Scene(
+            name=f"{self.name}-{number}",
+            description=self.description,
+            policy=self.policy,
+            shape=partial(self.shape, number),
+            tells_progress=self.tells_progress,
+        )
+
+
+FAMILIES = {
+    family.name: family
+    for family in (
+        Family(
+            name="wrong",
+            description="basic, so many percent of the estimates off by up to 25 % (Table 9)",
+            policy=PAPER,
+            shape=_wrong,
+            tells_progress=False,
+        ),
+        Family(
+            name="elastic",
+            description="scaling only, so many percent of the jobs elastic (Figures 14 to 16)",
+            policy=f"aryl-elastic{PAPER_KNOBS}",
+            shape=_elastic,
+        ),
+        Family(
+            name="heterogeneous",
+            description="so many percent of the jobs heterogeneous, none fungible (Figure 11)",
+            policy=PAPER,
+            shape=_heterogeneous,
+        ),
+        Family(
+            name="checkpoint",
+            description="ideal, so many percent of the jobs with checkpoints (Figure 13)",
+            policy=PAPER,
+            shape=_checkpoint,
+        ),
+        Family(
+            name="bootstrap-baseline",
+            description=f"baseline on {BOOTSTRAP_DAYS} days drawn by that seed (Figure 12)",
+            policy="fifo",
+            shape=partial(_bootstrap, Scenario.BASIC),
+            most=999_999,
+        ),
+        Family(
+            name="bootstrap-basic",
+            description=f"basic on {BOOTSTRAP_DAYS} days drawn by that seed (Figure 12)",
+            policy=PAPER,
+            shape=partial(_bootstrap, Scenario.BASIC),
+            most=999_999,
+        ),
+        Family(
+            name="bootstrap-ideal",
+            description=f"ideal on {BOOTSTRAP_DAYS} days drawn by that seed (Figure 12)",
+            policy=PAPER,
+            shape=partial(_bootstrap, Scenario.IDEAL),
+            most=999_999,
+        ),
+    )
+}
+
+
+def find_scene(name: str) -> Scene:
+    """A scenario by name.
+
+    Raises:
+        ConfigError: an unknown name, or a number that its kind does not have; lists what there is.
+    """
+    if name in SCENES:
+        return SCENES[name]
+    found = re.fullmatch(r"(.+)-(\d{1,6})", name)
+    family = FAMILIES.get(found[1]) if found else None
+    if found is None or family is None:
+        numbered = ", ".join(f"{each}-N" for each in FAMILIES)
+        raise ConfigError(f"scenario: {name!r} is not one of {', '.join(SCENES)}, {numbered}")
+    if int(found[2]) > family.most:
+        raise ConfigError(f"scenario {name}: {found[2]}, expected 0 to {family.most}")
+    return family.scene(int(found[2]))

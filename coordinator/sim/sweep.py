@@ -1,0 +1,275 @@
+"""Sweeps: one run's options with one of them changed, by the key that a person writes.
+
+Must not run anything. A key is an option of `aryl simulate` (`elastic`, `cluster`), or a field of
+a part of the run (`policy.resize_cost_s`, `workload.load`, `service.headroom_ratio`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from itertools import product
+from math import isfinite
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct, structs
+
+from common.errors import ConfigError
+from coordinator.engine.settings import EngineSettings, ServiceSettings
+from coordinator.policies.bundles import KNOBS, policy
+from coordinator.sim.compare import Task
+from coordinator.sim.runtime import Saves
+from coordinator.sim.stage import TimesTaken
+from coordinator.workloads.formats import TRACES_VARIABLE
+from coordinator.workloads.paper import PaperParameters
+from coordinator.workloads.shaping import RuntimeModel
+
+DEFAULT_SAVE_PERIOD_S = 1800.0
+
+S = TypeVar("S", bound=Struct)
+
+NOT_SWEPT = {
+    "policy", "services", "name", "mode",
+    "load_window_samples", "finished_jobs_kept", "ended_loans_kept", "job_histories_kept",
+}  # fmt: skip
+"""Fields of settings that have an option of their own, or that only say how much is kept."""
+
+
+# --- single options -----------------------------------------------------------------------------
+
+
+def parse_saves(text: str | None) -> tuple[Saves | None, float]:
+    """What a stop leaves of a job: `trace`, `never`, `on-request`, or a period in seconds.
+
+    Raises:
+        ConfigError: any other text.
+    """
+    match text:
+        case None | "trace":
+            return None, DEFAULT_SAVE_PERIOD_S
+        case "never":
+            return Saves.NEVER, DEFAULT_SAVE_PERIOD_S
+        case "on-request":
+            return Saves.ON_REQUEST, DEFAULT_SAVE_PERIOD_S
+        case _:
+            try:
+                period_s = float(text)
+            except ValueError:
+                period_s = 0.0
+            if not 0 < period_s < float("inf"):
+                raise ConfigError(
+                    f"checkpoints: {text!r}, expected trace, never, on-request or the seconds "
+                    "between two saves"
+                )
+            return Saves.PERIODIC, period_s
+
+
+def parse_speedup(text: str) -> tuple[RuntimeModel, str | None]:
+    """`linear`, `lossy`, or a directory of measured scaling curves.
+
+    Raises:
+        ConfigError: neither, or no such directory, there and below `ARYL_TRACES`.
+    """
+    if text in (RuntimeModel.LINEAR, RuntimeModel.LOSSY):
+        return RuntimeModel(text), None
+    directory = Path(text)
+    if not directory.is_dir():
+        root = os.environ.get(TRACES_VARIABLE)
+        directory = Path(root, text) if root else directory
+    if not directory.is_dir():
+        raise ConfigError(
+            f"speedup: {text!r}, expected linear, lossy or a directory of scaling curves"
+        )
+    return RuntimeModel.TABLE, str(directory)
+
+
+def _number(key: str, text: str, low: float, high: float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not low <= value <= high:
+        raise ConfigError(f"{key}: {text!r}, expected a number from {low:g} to {high:g}")
+    return value
+
+
+def _share(name: str) -> Callable[[Task, str, str], Task]:
+    def change(task: Task, key: str, text: str) -> Task:
+        shares = structs.replace(task.shares, **{name: _number(key, text, 0.0, 1.0)})
+        return structs.replace(task, shares=shares)
+
+    return change
+
+
+def _option(name: str, low: float, high: float) -> Callable[[Task, str, str], Task]:
+    def change(task: Task, key: str, text: str) -> Task:
+        value = _number(key, text, low, high)
+        return structs.replace(task, options=structs.replace(task.options, **{name: value}))
+
+    return change
+
+
+def _field(name: str) -> Callable[[Task, str, str], Task]:
+    def change(task: Task, key: str, text: str) -> Task:
+        return structs.replace(task, **{name: text})
+
+    return change
+
+
+def _speedup(task: Task, key: str, text: str) -> Task:
+    model, curves = parse_speedup(text)
+    options = structs.replace(task.options, speedup=model)
+    return structs.replace(task, options=options, curves=curves)
+
+
+def _saves(task: Task, key: str, text: str) -> Task:
+    saves, period_s = parse_saves(text)
+    options = structs.replace(task.options, saves=saves, save_period_s=period_s)
+    return structs.replace(task, options=options)
+
+
+DAY_S = 86_400.0
+
+OPTIONS: dict[str, Callable[[Task, str, str], Task]] = {
+    "checkpoint-share": _share("checkpoint"),
+    "checkpoints": _saves,
+    "cluster": _field("cluster"),
+    "coalesce": _option("coalesce_s", 0.0, DAY_S),
+    "elastic": _share("elastic"),
+    "fungible": _share("fungible"),
+    "load": _field("load"),
+    "loss": _option("loss_ratio", 0.0, 0.9),
+    "pass-period": _option("pass_period_s", 0.001, DAY_S),
+    "speedup": _speedup,
+    "workload": _field("workload"),
+}
+"""Options of `aryl simulate` that can be swept."""
+
+
+# --- fields of a part ---------------------------------------------------------------------------
+
+
+def converted(part: str, kind: type[S], changes: Sequence[tuple[str, str]], base: S) -> S:
+    """`base` with fields given as text.
+
+    Raises:
+        ConfigError: a value that is none of the field's.
+    """
+    types = {field.name: field.type for field in structs.fields(kind)}
+    found: dict[str, object] = {}
+    for name, text in changes:
+        try:
+            found[name] = msgspec.convert(text, types[name], strict=False)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{part}.{name}: {text!r}: {error}") from None
+        value = found[name]
+        if isinstance(value, float) and not isfinite(value):
+            raise ConfigError(f"{part}.{name}: {text!r}, expected a number")
+    return structs.replace(base, **found)
+
+
+def _policy(task: Task, name: str, text: str) -> Task:
+    knobs = (*task.options.knobs, f"{name}={text}")
+    options = structs.replace(task.options, knobs=knobs)
+    policy(options.policy_text)
+    return structs.replace(task, options=options)
+
+
+def _workload(task: Task, name: str, text: str) -> Task:
+    base = task.parameters or PaperParameters()
+    found = converted("workload", PaperParameters, [(name, text)], base)
+    return structs.replace(task, parameters=found)
+
+
+def _settings(task: Task, name: str, text: str) -> Task:
+    found = converted("engine", EngineSettings, [(name, text)], EngineSettings())
+    changes = {**task.options.engine, name: getattr(found, name)}
+    return structs.replace(task, options=structs.replace(task.options, engine=changes))
+
+
+def _service(task: Task, name: str, text: str) -> Task:
+    base = ServiceSettings(name="any", capacity_per_node=1.0)
+    found = converted("service", ServiceSettings, [(name, text)], base)
+    changes = {**task.options.service, name: getattr(found, name)}
+    return structs.replace(task, options=structs.replace(task.options, service=changes))
+
+
+def _times(task: Task, name: str, text: str) -> Task:
+    found = converted("delays", TimesTaken, [(name, text)], task.options.times)
+    if not 0.0 <= getattr(found, name) <= DAY_S:
+        raise ConfigError(f"delays.{name}: {text!r}, expected 0 to {DAY_S:g} seconds")
+    return structs.replace(task, options=structs.replace(task.options, times=found))
+
+
+def _names(kind: type[Struct]) -> tuple[str, ...]:
+    return tuple(field.name for field in structs.fields(kind) if field.name not in NOT_SWEPT)
+
+
+PARTS: dict[str, tuple[tuple[str, ...], Callable[[Task, str, str], Task]]] = {
+    "delays": (_names(TimesTaken), _times),
+    "engine": (_names(EngineSettings), _settings),
+    "policy": (tuple(KNOBS), _policy),
+    "service": (tuple(n for n in _names(ServiceSettings) if n != "capacity_per_node"), _service),
+    "workload": (_names(PaperParameters), _workload),
+}
+"""By the first half of a key: the fields that the second half may name."""
+
+
+def keys() -> tuple[str, ...]:
+    """Every key that can be swept, sorted."""
+    dotted = (f"{part}.{name}" for part, (names, _) in PARTS.items() for name in names)
+    return tuple(sorted((*OPTIONS, *dotted)))
+
+
+def vary(task: Task, key: str, text: str) -> Task:
+    """A task with one thing changed; its row says so.
+
+    Raises:
+        ConfigError: an unknown key, which lists the valid ones, or a value that is none of its.
+    """
+    part, _, name = key.partition(".")
+    if key in OPTIONS:
+        found = OPTIONS[key](task, key, text)
+    elif part in PARTS and name in PARTS[part][0]:
+        found = PARTS[part][1](task, name, text)
+    else:
+        raise ConfigError(f"sweep: {key!r} is not one of {', '.join(keys())}")
+    return structs.replace(found, swept={**task.swept, key: text})
+
+
+def parse_sweep(text: str) -> tuple[str, tuple[str, ...]]:
+    """A key and its values from `KEY=V1,V2`.
+
+    Raises:
+        ConfigError: no key, no value, or a value twice.
+    """
+    key, _, values = text.partition("=")
+    found = tuple(value.strip() for value in values.split(",") if value.strip())
+    if not key or not found:
+        raise ConfigError(f"sweep {text!r}: expected KEY=VALUE,VALUE,..")
+    if len(set(found)) < len(found):
+        raise ConfigError(f"sweep {text!r}: a value stands twice")
+    return key.strip(), found
+
+
+def sweep(tasks: Sequence[Task], texts: Sequence[str]) -> list[Task]:
+    """Every task at every combination of the swept values, the last key's turning fastest.
+
+    Raises:
+        ConfigError: as `parse_sweep` and `vary`, or a key twice.
+    """
+    axes = [parse_sweep(text) for text in texts]
+    names = [key for key, _ in axes]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"sweep: {', '.join(twice)} stands twice")
+    varied: list[Task] = []
+    for values in product(*(values for _, values in axes)):
+        for task in tasks:
+            made = task
+            for key, value in zip(names, values, strict=True):
+                made = vary(made, key, value)
+            varied.append(made)
+    return varied

@@ -1,0 +1,213 @@
+"""Sweeps: every key changes what it names, every mistake lists what there is."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from common.errors import ConfigError
+from coordinator.engine.accounting import Quantiles
+from coordinator.sim.compare import Task, label, means
+from coordinator.sim.inputs import Shares
+from coordinator.sim.run import RunResult
+from coordinator.sim.runtime import Saves
+from coordinator.sim.stage import RunOptions, Stage
+from coordinator.sim.sweep import keys, parse_sweep, sweep, vary
+from coordinator.workloads.shaping import RuntimeModel
+from tests.cli.fake_cell import FakeCell, Run, aryl
+from tests.sim.small import SLICE, small
+
+BASE = Task(workload=str(SLICE), cluster="1x64", options=RunOptions(policy="aryl-elastic"))
+
+
+def simulate(*args: str) -> Run:
+    """`aryl simulate ARGS` of the slice on one pool, with no cell anywhere."""
+    given = ("--workload", str(SLICE), "--cluster", "1x64", "--backend", "sequential")
+    return aryl(FakeCell({}), "simulate", *given, *args)
+
+
+# --- keys ---------------------------------------------------------------------------------------
+
+
+def test_options_and_fields_change_what_they_name() -> None:
+    """One of each kind."""
+    assert vary(BASE, "elastic", "0.2").shares == Shares(elastic=0.2)
+    assert vary(BASE, "cluster", "2x64").cluster == "2x64"
+    assert vary(BASE, "loss", "0.1").options.loss_ratio == 0.1
+    assert vary(BASE, "speedup", "lossy").options.speedup == RuntimeModel.LOSSY
+    assert vary(BASE, "checkpoints", "60").options.saves == Saves.PERIODIC
+    turned = vary(vary(BASE, "policy.resize_cost_s", "7"), "policy.reclaim", "random")
+    assert turned.options.policy_text == "aryl-elastic:resize_cost_s=7:reclaim=random"
+    assert turned.options.policy == "aryl-elastic"
+    drawn = vary(vary(BASE, "workload.load", "0.9"), "workload.gangs", "3").parameters
+    assert drawn is not None
+    assert (drawn.load, drawn.gangs) == (0.9, 3)
+
+
+def test_every_key_can_be_swept() -> None:
+    """None is listed that then fails on a value that suits it."""
+    values = {
+        "checkpoints": "never", "cluster": "1x64", "speedup": "linear", "load": "x.csv",
+        "workload": "paper-1", "policy.reclaim": "random", "policy.reclaim_cost": "jobs",
+    }  # fmt: skip
+    for key in keys():
+        for value in (values.get(key, "1"), "0.5", "true"):
+            try:
+                made = vary(BASE, key, value)
+            except ConfigError:
+                continue
+            assert made.swept == {key: value}
+            break
+        else:
+            pytest.fail(f"{key} takes none of the values that were tried")
+
+
+def test_settings_and_delays_reach_the_run() -> None:
+    """What the engine and the pretend nodes get is what the row says."""
+    task = BASE
+    for key, value in (
+        ("service.headroom_ratio", "0.25"),
+        ("engine.loan_period_s", "60"),
+        ("delays.start_s", "3.5"),
+        ("delays.resize_s", "4"),
+        ("policy.resize_cost_s", "9"),
+    ):
+        task = vary(task, key, value)
+    stage = Stage(small(20), task.options)
+    assert [service.headroom_ratio for service in stage.settings.services] == [0.25]
+    assert stage.settings.loan_period_s == 60.0
+    assert stage.settings.policy.endswith(":resize_cost_s=9")
+    assert task.options.times.delays().start_s == 3.5
+    assert task.options.times.resize_s == 4.0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("elastc=1", "'elastc' is not one of .*elastic.*policy.resize_cost_s.*workload.load"),
+        ("policy.speed=1", "'policy.speed' is not one of"),
+        ("policy=1", "'policy' is not one of"),
+        ("service.name=a", "'service.name' is not one of"),
+        ("elastic", "expected KEY=VALUE"),
+        ("=1", "expected KEY=VALUE"),
+        ("elastic=", "expected KEY=VALUE"),
+        ("elastic=0.1,0.1", "a value stands twice"),
+        ("elastic=2", "elastic: '2', expected a number from 0 to 1"),
+        ("loss=nan", "loss: 'nan', expected a number from 0 to 0.9"),
+        ("workload.load=x", "workload.load: 'x': Expected `float`"),
+        ("workload.load=nan", "workload.load: 'nan'"),
+        ("service.headroom_ratio=7", "service.headroom_ratio: '7': Expected `float` <= 1"),
+        ("delays.start_s=-1", "delays.start_s: '-1', expected 0 to"),
+        ("policy.resize_cost_s=x", "resize_cost_s=x"),
+        ("speedup=magic", "speedup: 'magic', expected"),
+    ],
+)
+def test_a_mistake_names_key_and_value(text: str, said: str) -> None:
+    """One line that says what was expected, or lists the keys."""
+    with pytest.raises(ConfigError, match=said):
+        sweep([BASE], [text])
+
+
+def test_a_key_is_swept_once() -> None:
+    """Twice would make rows that look alike."""
+    with pytest.raises(ConfigError, match="elastic stands twice"):
+        sweep([BASE], ["elastic=0", "elastic=1"])
+
+
+def test_the_last_key_turns_fastest_and_no_key_changes_nothing() -> None:
+    """Every combination once, all tasks at each."""
+    assert sweep([BASE], []) == [BASE]
+    made = sweep([BASE, structs.replace(BASE, seed=2)], ["elastic=0,1", "loss=0,0.1"])
+    assert [(task.swept["elastic"], task.swept["loss"], task.seed) for task in made] == [
+        (elastic, loss, seed) for elastic in "01" for loss in ("0", "0.1") for seed in (1, 2)
+    ]
+    assert parse_sweep(" a = 1, 2 ") == ("a", ("1", "2"))
+
+
+def test_a_trace_file_has_no_generator() -> None:
+    """Its jobs are what they are."""
+    with pytest.raises(ConfigError, match="a trace file has no generator's parameters"):
+        vary(BASE, "workload.load", "0.9").read()
+
+
+# --- rows ---------------------------------------------------------------------------------------
+
+
+def test_rows_carry_what_was_swept() -> None:
+    """JSON, table and CSV tell the values beside the figures, which differ by them."""
+    args = ("--policy", "aryl-elastic", "--sweep", "elastic=0,0.5", "--seeds", "1..2")
+    runs = json.loads(simulate(*args, "-o", "json").out)
+    assert [run["swept"] for run in runs["runs"]] == [
+        {"elastic": v} for v in ("0", "0", "0.5", "0.5")
+    ]
+    assert [row["swept"]["elastic"] for row in runs["means"]] == ["0", "0.5"]
+    one, other = (row["figures"]["jct_s.mean"]["mean"] for row in runs["means"])
+    assert one != other
+    heading, *lines = simulate(*args).out.splitlines()
+    assert heading.split()[:2] == ["POLICY", "ELASTIC"]
+    assert [line.split()[:2] for line in lines] == [["aryl-elastic", "0"], ["aryl-elastic", "0.5"]]
+    rows = list(csv.DictReader(io.StringIO(simulate(*args, "-o", "csv").out)))
+    assert {row["elastic"] for row in rows} == {"0", "0.5"}
+
+
+def test_the_page_has_a_line_for_each_value(tmp_path: Path) -> None:
+    """Values are part of the names of its plots."""
+    file = tmp_path / "page.html"
+    done = simulate("--policy", "sjf", "--sweep", "elastic=0,0.5", "--html", str(file))
+    assert done.code == 0, done.err
+    assert "sjf elastic=0<" in file.read_text()
+    assert "sjf elastic=0.5<" in file.read_text()
+
+
+def test_an_unknown_key_ends_the_command_with_the_list() -> None:
+    """Exit code 2 and no traceback."""
+    done = simulate("--sweep", "elastc=0.1")
+    assert done.code == 2
+    assert "'elastc' is not one of" in done.err
+    assert "policy.resize_cost_s" in done.err
+
+
+def result(policy: str, seed: int, jct_s: float, **swept: str) -> RunResult:
+    """A result that differs in one figure."""
+    return RunResult(
+        policy=policy,
+        seed=seed,
+        swept=swept,
+        jct_s=Quantiles(mean=jct_s),
+        queueing_s=Quantiles(),
+        jobs=1,
+        training_gpu_ratio=0.0,
+        overall_gpu_ratio=0.0,
+        on_loan_gpu_ratio=0.0,
+        preemptions=0,
+        preempted_jobs_ratio=0.0,
+        lost_gpu_s=0.0,
+        reclaims=0,
+        reclaims_late=0,
+        jct_bound_s=0.0,
+        events=0,
+        wall_s=0.0,
+        peak_rss_bytes=0,
+    )
+
+
+def test_means_are_over_seeds_and_never_over_values() -> None:
+    """Each value has its own mean; so has each policy."""
+    rows = means(
+        [
+            result("a", 1, 1.0, x="1"),
+            result("a", 2, 3.0, x="1"),
+            result("a", 1, 10.0, x="2"),
+            result("b", 1, 5.0, x="1"),
+        ]
+    )
+    assert [(label(row), row.seeds, row.figures["jct_s.mean"].mean) for row in rows] == [
+        ("a x=1", 2, 2.0),
+        ("a x=2", 1, 10.0),
+        ("b x=1", 1, 5.0),
+    ]

@@ -1,0 +1,148 @@
+"""docs/results.md is what its script makes of the runs that are kept, and explains what is off."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from coordinator.sim.run import JobRow
+from coordinator.sim.scenarios import find_scene
+from tools.paper_figures import FIGURES_5, GOLDEN, TABLE_5, TABLE_6, TABLE_9
+from tools.play_results import GOLDEN as PLAYED
+from tools.play_results import (
+    KEPT,
+    ROWS,
+    Kept,
+    golden_task,
+    guests_before,
+    read_kept,
+    scenario_task,
+)
+from tools.results import PAGE, UnexplainedError, gains, is_off, page, sentences, tables
+
+RUNS = read_kept()
+
+
+def test_the_page_is_what_the_script_makes_of_the_runs() -> None:
+    """Nobody edited a figure, and no run came without the page."""
+    assert PAGE.read_text("utf-8") == page(RUNS)
+
+
+def test_every_run_is_kept_under_its_own_name_and_finished() -> None:
+    """Row and seed are the file's name; a scenario's run is of the named trace of its seed."""
+    for name, run in RUNS.items():
+        if run.row in PLAYED:
+            assert name == run.row
+        else:
+            assert name == f"{run.row}-{run.result.seed}"
+            assert run.workload == f"paper-{run.result.seed}"
+            assert run.result.jobs == 50_390
+            assert run.result.scenario == ROWS[run.row].scenario
+
+
+def test_each_row_runs_under_the_policy_that_it_is_kept_with() -> None:
+    """Rules that change make kept runs stale: play them again."""
+    for run in RUNS.values():
+        task = golden_task(run.row) if run.row in PLAYED else scenario_task(run.row, 1)
+        assert run.result.policy == task.options.policy, run.row
+
+
+def test_every_row_of_the_paper_is_one_that_can_be_played() -> None:
+    """Names in the paper's tables are names of rows, and of scenarios."""
+    assert {*TABLE_5, *TABLE_6, *TABLE_9} <= ROWS.keys()
+    assert GOLDEN.keys() == PLAYED.keys()
+    for row in (*TABLE_5, *TABLE_6, *TABLE_9):
+        assert find_scene(row).name == row
+    assert all(len(cells) <= len(FIGURES_5) for cells in TABLE_5.values())
+
+
+def test_a_star_marks_what_is_off_by_more_than_the_tolerance() -> None:
+    """Measured against the published figure; zero is met by zero only."""
+    assert not is_off(115.0, 100.0)
+    assert is_off(115.1, 100.0)
+    assert is_off(84.9, 100.0)
+    assert is_off(0.01, 0.0)
+    assert not is_off(0.0, 0.0)
+
+
+def baseline() -> Kept:
+    """A run that is kept."""
+    return next(run for run in RUNS.values() if run.row == "baseline")
+
+
+def test_a_figure_that_is_off_without_a_sentence_stops_the_page() -> None:
+    """No difference goes unexplained: one is made where there is no sentence."""
+    run = baseline()
+    changed = structs.replace(run, row="baseline", result=structs.replace(run.result, jobs=1))
+    [table, *_] = tables({"baseline": [changed]})
+    unexplained = structs.replace(table, name="no such table")
+    with pytest.raises(UnexplainedError, match=r"table no such table, .*: off in baseline"):
+        sentences(unexplained)
+
+
+def test_every_star_on_the_page_has_its_sentence_below() -> None:
+    """Rows with a star in a column are the rows that the column's sentence names."""
+    for section in page(RUNS).split("\n## ")[1:]:
+        if "| row | seeds |" not in section or "More than 15 % apart" not in section:
+            assert " * |" not in section
+            continue
+        lines = [line for line in section.splitlines() if line.startswith("| ")]
+        heads = [cell.strip() for cell in lines[0].split("|")[1:-1]]
+        starred: dict[str, set[str]] = {}
+        for line in lines[1:]:
+            cells = [cell.strip() for cell in line.split("|")[1:-1]]
+            for head, cell in zip(heads, cells, strict=True):
+                if cell.endswith("*"):
+                    starred.setdefault(head, set()).add(cells[0])
+        said = re.findall(r"^- \*\*(.+?)\*\* \((.+?)\): \S", section, re.MULTILINE)
+        found = {head: set(rows.split(", ")) for heads, rows in said for head in heads.split(", ")}
+        assert found == starred
+
+
+def test_gains_are_of_the_same_seed() -> None:
+    """A row's gain is over the Baseline of its own trace, and there is none without it."""
+    run = baseline()
+    twice = structs.replace(
+        run.result,
+        queueing_s=structs.replace(run.result.queueing_s, mean=run.result.queueing_s.mean / 2),
+    )
+    row = structs.replace(run, row="x", result=twice)
+    other = structs.replace(row, result=structs.replace(twice, seed=99))
+    found = gains({"baseline": [run], "x": [row, other]}, ["x"])
+    assert found["x"]["queueing gain"].mean == pytest.approx(2.0)
+    assert found["x"]["JCT gain"].mean == pytest.approx(1.0)
+    assert gains({"x": [row]}, ["x"]) == {}
+
+
+def test_guests_are_compared_with_themselves() -> None:
+    """Table 7's Baseline is of the very jobs that were on lent nodes."""
+
+    def row(name: str, queueing_s: float, *, was_on_loan: bool = False) -> JobRow:
+        return JobRow(
+            job_id=name, submitted_at_s=0, started_at_s=0, finished_at_s=0, jct_s=queueing_s + 10,
+            queueing_s=queueing_s, gpus=1, min_workers=1, max_workers=1, preemptions=0, resizes=0,
+            was_on_loan=was_on_loan,
+        )  # fmt: skip
+
+    before = {name: row(name, wait_s) for name, wait_s in (("a", 100.0), ("b", 7.0))}
+    found = guests_before([row("a", 1.0, was_on_loan=True), row("b", 1.0)], before)
+    assert found is not None
+    assert (found.queueing_s.mean, found.jct_s.mean) == (100.0, 110.0)
+    assert guests_before([row("a", 1.0)], before) is None
+
+
+def test_known_numbers_are_met() -> None:
+    """Within 0.1 % of what other simulators printed, in every run that is kept."""
+    for name, published in GOLDEN.items():
+        if name in RUNS:
+            assert RUNS[name].result.jct_s.mean == pytest.approx(published.jct_s, rel=1e-3)
+
+
+def test_kept_runs_are_small() -> None:
+    """Figures only: the repository is no store of traces."""
+    sizes = [path.stat().st_size for path in Path(KEPT).glob("*.json")]
+    assert sizes
+    assert max(sizes) < 4096

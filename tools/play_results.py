@@ -1,0 +1,217 @@
+"""Plays the runs behind docs/results.md, one by one, and keeps their figures.
+
+    .venv/bin/python tools/play_results.py --rows baseline,basic --seeds 1
+    ARYL_TRACES=... .venv/bin/python tools/play_results.py --golden
+
+A run that is there already is left alone unless `--again` is given. Must not know the paper's
+figures: `tools/results.py` puts them side by side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+from msgspec import Struct, structs
+
+from coordinator.engine.accounting import Quantiles, quantiles
+from coordinator.sim.compare import Task, play_task
+from coordinator.sim.inputs import parse_seeds
+from coordinator.sim.run import JobRow, Run, RunResult
+from coordinator.sim.runtime import Saves
+from coordinator.sim.scenarios import find_scene
+from coordinator.sim.stage import RunOptions
+
+ROOT = Path(__file__).parents[1]
+KEPT = ROOT / "docs" / "results" / "paper"
+
+
+class Guests(Struct, frozen=True, kw_only=True):
+    """How the jobs that ran on lent nodes fared in another run: the Baseline of Table 7."""
+
+    queueing_s: Quantiles
+    jct_s: Quantiles
+
+
+class Kept(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One run as it is kept.
+
+    row: its name here. cpu_s: of one core, reading the workload included. makespan_s: its last end
+    after its first submission. guests_before: None where nothing was lent.
+    """
+
+    row: str
+    workload: str
+    result: RunResult
+    makespan_s: float
+    cpu_s: float
+    guests_before: Guests | None = None
+
+
+class Wanted(Struct, frozen=True, kw_only=True):
+    """One row: a scenario, under a policy other than its own where one is named."""
+
+    scenario: str
+    policy: str | None = None
+
+
+def _scenes(*names: str) -> dict[str, Wanted]:
+    return {name: Wanted(scenario=name) for name in names}
+
+
+ROWS: dict[str, Wanted] = {
+    **_scenes("baseline", "basic"),
+    "fifo-skip": Wanted(scenario="baseline", policy="fifo-skip"),
+    "sjf": Wanted(scenario="baseline", policy="sjf"),
+    **_scenes("loan-aryl", "elastic-aryl", "loan-random", "loan-scf", "loan-opportunistic"),
+    "aryl-default": Wanted(scenario="basic", policy="aryl"),
+    **_scenes("basic-random", "basic-scf", "wrong-20", "wrong-40", "wrong-60", "naive-basic"),
+    **_scenes("advanced", "heterogeneous", "naive-advanced", "ideal", "naive-ideal"),
+}
+"""Rows of the paper's tables, and those that it lacks, in the order in which they are played."""
+
+
+class Golden(Struct, frozen=True, kw_only=True):
+    """A public trace on one pool of GPUs."""
+
+    trace: str
+    gpus: int
+    policy: str
+
+
+GOLDEN = {
+    f"golden-{trace}-{policy}": Golden(trace=trace, gpus=gpus, policy=policy)
+    for trace, gpus, policies in (
+        ("cluster01", 64, ("fifo", "srsf")),
+        ("cluster06", 128, ("fifo", "srsf")),
+        ("cluster02", 128, ("fifo", "fifo-skip", "sjf")),
+        ("cluster04", 640, ("srsf",)),
+    )
+    for policy in policies
+}
+
+
+def scenario_task(row: str, seed: int) -> Task:
+    """A row on `paper-SEED`."""
+    wanted = ROWS[row]
+    scene = find_scene(wanted.scenario)
+    return Task(
+        workload=f"paper-{seed}",
+        seed=None,
+        scenario=scene.name,
+        keeps_jobs=True,
+        options=RunOptions(
+            policy=wanted.policy or scene.policy,
+            seed=seed,
+            has_delays=False,
+            tells_progress=scene.tells_progress,
+        ),
+    )
+
+
+def golden_task(row: str) -> Task:
+    """A public trace, nothing takes time, preemption is free: as its simulator has it."""
+    golden = GOLDEN[row]
+    return Task(
+        workload=f"elasticflow_itp/{golden.trace}.csv.gz",
+        cluster=f"1x{golden.gpus}+0x8",
+        keeps_jobs=True,
+        options=RunOptions(policy=golden.policy, has_delays=False, saves=Saves.ON_REQUEST),
+    )
+
+
+def guests_before(jobs: Iterable[JobRow], before: Mapping[str, JobRow]) -> Guests | None:
+    """The jobs of a run that were on lent nodes, as another run had them; None of no such job."""
+    rows = [before[job.job_id] for job in jobs if job.was_on_loan]
+    if not rows:
+        return None
+    return Guests(
+        queueing_s=quantiles([row.queueing_s for row in rows]),
+        jct_s=quantiles([row.jct_s for row in rows]),
+    )
+
+
+def played(row: str, task: Task, before: Mapping[str, JobRow] | None = None) -> tuple[Kept, Run]:
+    """Play one run."""
+    began_s = time.process_time()
+    run = play_task(task)
+    cpu_s = time.process_time() - began_s
+    first_s = min(job.submitted_at_s for job in run.rows)
+    kept = Kept(
+        row=row,
+        workload=task.workload,
+        result=run.result,
+        makespan_s=max(job.finished_at_s for job in run.rows) - first_s,
+        cpu_s=round(cpu_s, 2),
+        guests_before=None if before is None else guests_before(run.rows, before),
+    )
+    return kept, run
+
+
+def keep(kept: Kept, name: str) -> None:
+    """Write one run to its file."""
+    KEPT.mkdir(parents=True, exist_ok=True)
+    rounded = msgspec.convert(_rounded(msgspec.to_builtins(kept)), Kept)
+    text = msgspec.json.format(msgspec.json.encode(rounded), indent=1)
+    (KEPT / f"{name}.json").write_bytes(text + b"\n")
+
+
+def _rounded(value: Any) -> Any:
+    """Ten digits: the rest is noise in a diff."""
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in cast("dict[str, Any]", value).items()}
+    return float(f"{value:.10g}") if isinstance(value, float) else value
+
+
+def read_kept(directory: Path = KEPT) -> dict[str, Kept]:
+    """Every kept run by file name."""
+    return {
+        path.stem: msgspec.json.decode(path.read_bytes(), type=Kept)
+        for path in sorted(directory.glob("*.json"))
+    }
+
+
+def play_rows(rows: Sequence[str], seed: int, *, again: bool) -> None:
+    """Play rows on one seed, the Baseline first as others compare with its jobs."""
+    wanted = [row for row in rows if again or not (KEPT / f"{row}-{seed}.json").exists()]
+    if not wanted:
+        return
+    kept, run = played("baseline", scenario_task("baseline", seed))
+    before = {job.job_id: job for job in run.rows}
+    for row in wanted:
+        if row != "baseline":
+            kept, _ = played(row, scenario_task(row, seed), before)
+        keep(kept, f"{row}-{seed}")
+        _say(f"{row}-{seed}: {kept.cpu_s:.1f} s")
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Read options and play."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rows", default=",".join(ROWS))
+    parser.add_argument("--seeds", default="1")
+    parser.add_argument("--golden", action="store_true", help="public traces, below ARYL_TRACES")
+    parser.add_argument("--again", action="store_true")
+    asked = parser.parse_args()
+    if asked.golden:
+        for row in GOLDEN:
+            kept, _ = played(row, golden_task(row))
+            keep(structs.replace(kept, workload=GOLDEN[row].trace), row)
+            _say(f"{row}: {kept.cpu_s:.1f} s")
+        return
+    for seed in parse_seeds(asked.seeds):
+        play_rows(asked.rows.split(","), seed, again=asked.again)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,357 @@
+"""Writes docs/results.md from the runs in docs/results/paper/: ours beside the published figures.
+
+    .venv/bin/python tools/results.py            write the page
+    .venv/bin/python tools/results.py --check    fail when the page is not what it would write
+
+Must not run anything: `tools/play_results.py` does. Every cell that is off by more than 15 % has a
+sentence in `tools/results_text.py`, or the page is not written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from coordinator.sim.compare import flat
+from coordinator.sim.statistics import Estimate, estimate
+from tools.paper_figures import (
+    FIGURE_10,
+    FIGURES_5,
+    FIGURES_6,
+    FIGURES_7,
+    FIGURES_9,
+    FIGURES_10,
+    GOLDEN,
+    TABLE_5,
+    TABLE_6,
+    TABLE_7,
+    TABLE_9,
+    Published,
+)
+from tools.play_results import KEPT, ROOT, Kept, read_kept
+from tools.results_text import AFTER, BEFORE, HEAD, LACKING, WHY
+
+PAGE = ROOT / "docs" / "results.md"
+TOLERANCE = 0.15
+
+Figures = Sequence[tuple[str, str, str]]
+"""Figure, heading, unit."""
+Values = dict[str, Estimate]
+"""Our figures of one row, by name."""
+
+
+class Table(Struct, frozen=True, kw_only=True):
+    """One table of the paper and ours beside it.
+
+    name: what sentences about it are found by.
+    """
+
+    name: str
+    title: str
+    figures: Figures
+    published: Mapping[str, Sequence[float]]
+    ours: Mapping[str, Values]
+
+
+# --- our side -----------------------------------------------------------------------------------
+
+
+def by_row(kept: Mapping[str, Kept]) -> dict[str, list[Kept]]:
+    """Runs by row, by seed."""
+    rows: dict[str, list[Kept]] = {}
+    for run in kept.values():
+        rows.setdefault(run.row, []).append(run)
+    return {row: sorted(runs, key=lambda run: run.result.seed) for row, runs in rows.items()}
+
+
+def plain_figures(run: Kept) -> dict[str, float]:
+    """All figures of a run, and preemptions over submissions."""
+    found = flat(run.result)
+    found["preemption_ratio"] = run.result.preemptions / run.result.jobs
+    return found
+
+
+def values(rows: Sequence[dict[str, float]]) -> Values:
+    """Means over seeds."""
+    return {name: estimate([row[name] for row in rows]) for name in rows[0]}
+
+
+def all_values(rows: Mapping[str, list[Kept]]) -> dict[str, Values]:
+    """Every row's figures."""
+    return {row: values([plain_figures(run) for run in runs]) for row, runs in rows.items()}
+
+
+def guests(rows: Mapping[str, list[Kept]]) -> dict[str, Values]:
+    """Table 7: the jobs that ran on lent nodes, and what they had been under Baseline."""
+    of_row = [flat(run.result) for run in rows.get("loan-aryl", [])]
+    names = [name for name, _, _ in FIGURES_7]
+    found = {"loan-aryl": [{n: row[f"on_loan_jobs.{n}"] for n in names} for row in of_row]}
+    before: list[dict[str, float]] = []
+    for run in rows.get("loan-aryl", []):
+        if run.guests_before is not None:
+            parts = {"queueing_s": run.guests_before.queueing_s, "jct_s": run.guests_before.jct_s}
+            before.append({n: getattr(parts[n.split(".")[0]], n.split(".")[1]) for n in names})
+    found["before"] = before
+    return {row: values(each) for row, each in found.items() if each}
+
+
+def gains(rows: Mapping[str, list[Kept]], names: Sequence[str]) -> dict[str, Values]:
+    """Means of Baseline over means of a row, seed by seed."""
+    base = {run.result.seed: run.result for run in rows.get("baseline", [])}
+    found: dict[str, Values] = {}
+    for name in names:
+        made = [
+            {
+                "queueing gain": base[seed].queueing_s.mean / run.result.queueing_s.mean,
+                "JCT gain": base[seed].jct_s.mean / run.result.jct_s.mean,
+            }
+            for run in rows.get(name, [])
+            if (seed := run.result.seed) in base
+        ]
+        if made:
+            found[name] = values(made)
+    return found
+
+
+def tables(rows: Mapping[str, list[Kept]]) -> list[Table]:
+    """Every table of the paper that our rows cover."""
+    ours = all_values(rows)
+    every = gains(rows, sorted(rows))
+    table_5_gains = {
+        row: (TABLE_5["baseline"][0] / cells[0], TABLE_5["baseline"][3] / cells[3])
+        for row, cells in TABLE_5.items()
+        if row != "baseline"
+    }
+    return [
+        Table(name="5", title="Table 5", figures=FIGURES_5, published=TABLE_5, ours=ours),
+        Table(
+            name="5 gains",
+            title="Table 5 as gains: mean of Baseline over mean of the row",
+            figures=FIGURES_9,
+            published=table_5_gains,
+            ours=every,
+        ),
+        Table(
+            name="6",
+            title="Table 6: naive placement",
+            figures=FIGURES_6,
+            published=TABLE_6,
+            ours=ours,
+        ),
+        Table(
+            name="7",
+            title="Table 7: jobs that ran on lent nodes, before (Baseline) and under Aryl",
+            figures=FIGURES_7,
+            published=TABLE_7,
+            ours=guests(rows),
+        ),
+        Table(
+            name="9",
+            title="Table 9: wrong estimates, as gains over Baseline",
+            figures=FIGURES_9,
+            published=TABLE_9,
+            ours=every,
+        ),
+        Table(
+            name="10",
+            title="Figure 10: reclaim rules, without scaling (loan-) and with (basic)",
+            figures=FIGURES_10,
+            published=FIGURE_10,
+            ours=ours,
+        ),
+    ]
+
+
+# --- as text ------------------------------------------------------------------------------------
+
+
+def text_of(value: float, unit: str) -> str:
+    """A figure as people read it."""
+    match unit:
+        case "%":
+            return f"{100 * value:.2f} %" if abs(value) < 0.1 else f"{100 * value:.1f} %"
+        case "x":
+            return f"{value:.2f}"
+        case _:
+            return f"{value:,.0f}"
+
+
+def is_off(ours: float, published: float) -> bool:
+    """Whether two figures differ by more than the tolerance, of the published one."""
+    return abs(ours - published) > TOLERANCE * abs(published)
+
+
+def _cell(found: Estimate, published: float, unit: str) -> str:
+    mark = " *" if is_off(found.mean, published) else ""
+    spread = "" if found.half_width is None else f" ± {text_of(found.half_width, unit)}"
+    return f"{text_of(found.mean, unit)}{spread} / {text_of(published, unit)}{mark}"
+
+
+def table_text(table: Table, seeds: Mapping[str, str]) -> list[str]:
+    """Ours / published, a star where they are more than the tolerance apart."""
+    heads = [heading for _, heading, _ in table.figures]
+    missing = [row for row in table.published if row not in table.ours]
+    left = f"Not played yet: {', '.join(missing)}." if missing else ""
+    if len(missing) == len(table.published):
+        return [left]
+    lines = ["| row | seeds | " + " | ".join(heads) + " |", "|---" * (len(heads) + 2) + "|"]
+    for row, published in table.published.items():
+        found = table.ours.get(row)
+        if found is None:
+            continue
+        cells = [
+            _cell(found[figure], value, unit)
+            for (figure, _, unit), value in zip(table.figures, published, strict=False)
+        ]
+        cells += [""] * (len(heads) - len(cells))
+        of = "loan-aryl" if row == "before" else row
+        lines.append(f"| {row} | {seeds[of]} | " + " | ".join(cells) + " |")
+    return [*lines, "", left] if left else lines
+
+
+class UnexplainedError(ValueError):
+    """A cell is off and nobody says why."""
+
+
+def sentences(table: Table) -> list[str]:
+    """One line per reason: which figures are off, in which rows, and why.
+
+    Raises:
+        UnexplainedError: no sentence for a figure that is off.
+    """
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for place, (figure, heading, _) in enumerate(table.figures):
+        off = [
+            row
+            for row, published in table.published.items()
+            if place < len(published)
+            and row in table.ours
+            and is_off(table.ours[row][figure].mean, published[place])
+        ]
+        if off:
+            why = WHY.get((table.name, heading))
+            if why is None:
+                raise UnexplainedError(f"table {table.name}, {heading}: off in {', '.join(off)}")
+            reasons.setdefault((", ".join(off), why), []).append(heading)
+    return [
+        f"- **{', '.join(headings)}** ({rows}): {why}" for (rows, why), headings in reasons.items()
+    ]
+
+
+def seeds_text(runs: Sequence[Kept]) -> str:
+    """Which of the named traces a row was played on."""
+    return ", ".join(str(run.result.seed) for run in runs)
+
+
+def lacking_text(rows: Mapping[str, list[Kept]]) -> list[str]:
+    """Rows that the paper has not."""
+    ours, every = all_values(rows), gains(rows, sorted(rows))
+    heads = [heading for _, heading, _ in FIGURES_5]
+    lines = [
+        "| row | seeds | " + " | ".join(heads) + " | queueing gain | JCT gain |",
+        "|---" * (len(heads) + 4) + "|",
+    ]
+    for row in LACKING:
+        if row in ours and row in every:
+            cells = [text_of(ours[row][figure].mean, unit) for figure, _, unit in FIGURES_5]
+            cells += [text_of(every[row][figure].mean, "x") for figure, _, _ in FIGURES_9]
+            lines.append(f"| {row} | {seeds_text(rows[row])} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def cost_text(rows: Mapping[str, list[Kept]]) -> list[str]:
+    """What our runs cost, row by row."""
+    lines = ["| row | seeds | events | CPU s | peak MB |", "|---|---|---|---|---|"]
+    for row, runs in rows.items():
+        if row in GOLDEN:
+            continue
+        events = sum(run.result.events for run in runs) / len(runs)
+        cpu_s = sum(run.cpu_s for run in runs) / len(runs)
+        peak = max(run.result.peak_rss_bytes for run in runs) / 1e6
+        seeds = seeds_text(runs)
+        lines.append(f"| {row} | {seeds} | {events:,.0f} | {cpu_s:.1f} | {peak:,.0f} |")
+    return lines
+
+
+# --- known numbers ------------------------------------------------------------------------------
+
+
+def golden_text(rows: Mapping[str, list[Kept]]) -> list[str]:
+    """Other simulators' figures, ours, and both sides' time."""
+    lines = [
+        "| trace, GPUs | simulator, policy | figure | published | ours | off by | its time | "
+        "our CPU s |",
+        "|---" * 8 + "|",
+    ]
+    for name, published in GOLDEN.items():
+        for run in rows.get(name, []):
+            lines += _golden_rows(name, published, run)
+    return lines
+
+
+def _golden_rows(name: str, published: Published, run: Kept) -> list[str]:
+    pairs = (
+        ("mean JCT, s", published.jct_s, run.result.jct_s.mean),
+        ("mean queueing, s", published.queueing_s, run.result.queueing_s.mean),
+        ("makespan, s", published.makespan_s, run.makespan_s),
+        ("preemptions", published.preemptions, run.result.preemptions),
+    )
+    lines: list[str] = []
+    for figure, theirs, ours in pairs:
+        if theirs is not None:
+            off = 100 * (ours - theirs) / theirs
+            lines.append(
+                f"| {run.workload} | {published.simulator}, {published.policy}; ours "
+                f"{run.result.policy} | {figure} | {theirs:,} | {round(ours, 3):,} | "
+                f"{abs(off):.4f} % "
+                f"| {published.time or 'not known'} | {run.cpu_s:.1f} |"
+            )
+    return lines
+
+
+# --- the page -----------------------------------------------------------------------------------
+
+
+def page(kept: Mapping[str, Kept]) -> str:
+    """The whole page.
+
+    Raises:
+        UnexplainedError: as `sentences`.
+    """
+    rows = by_row(kept)
+    seeds = {row: seeds_text(runs) for row, runs in rows.items()}
+    parts = [HEAD]
+    for table in tables(rows):
+        said = sentences(table)
+        parts += [f"## {table.title}", BEFORE.get(table.name, ""), *_block(table, seeds)]
+        if said:
+            parts.append("\n".join(["More than 15 % apart:", "", *said]))
+    parts += ["## Rows that the paper lacks", "\n".join(lacking_text(rows)), AFTER["lacking"]]
+    parts += ["## Known numbers of other simulators", "\n".join(golden_text(rows))]
+    parts += [AFTER["golden"], "## What the runs cost", "\n".join(cost_text(rows)), AFTER["cost"]]
+    return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
+
+
+def _block(table: Table, seeds: Mapping[str, str]) -> list[str]:
+    return ["\n".join(table_text(table, seeds))]
+
+
+def main() -> int:
+    """Write or check the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--check", action="store_true")
+    asked = parser.parse_args()
+    text = page(read_kept(KEPT))
+    if asked.check:
+        is_same = PAGE.exists() and PAGE.read_text("utf-8") == text
+        sys.stderr.write("" if is_same else f"stale: {PAGE.name}; run tools/results.py\n")
+        return 0 if is_same else 1
+    PAGE.write_text(text, "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
