@@ -100,6 +100,16 @@ def test_the_example_s_file_is_a_job() -> None:
     assert (EXAMPLES / spec.command[-1]).is_file()
 
 
+def test_the_example_in_yaml_is_the_same_job(tmp_path: Path) -> None:
+    """The page's YAML and the example's TOML say one thing."""
+    file = tmp_path / "train.yaml"
+    file.write_text(block_with(CONTRACT, "name: train"))
+    toml, yaml = (
+        job_spec(path, SubmitFlags(), (), here=ROOT) for path in (EXAMPLES / "train.toml", file)
+    )
+    assert yaml == toml
+
+
 @pytest.fixture
 async def house(tmp_path: Path) -> AsyncGenerator[WorkerHouse, None]:
     """A run directory with a runner."""

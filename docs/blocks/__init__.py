@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from blocks import commands, life_cycles, pages, settings, wire
+from blocks import commands, life_cycles, pages, policies, settings, wire
 
 Blocks = Mapping[str, Callable[[], str]]
 
@@ -24,6 +24,9 @@ BLOCKS: Blocks = {
     "agent settings": settings.agent_settings,
     "coordinator settings": settings.coordinator_settings,
     "job file": settings.job_file,
+    "policy knobs": policies.knob_table,
+    "sweep keys": policies.sweep_keys,
+    "scenarios": policies.scenario_table,
     "pages": pages.page_list,
     "decisions": pages.decision_list,
 }

@@ -34,6 +34,7 @@ _JOB_NOTES = {
     "retry.max_restarts": "own faults after which it is started again",
     "retry.on_exit_codes": "only these exit codes are tried again; empty means any",
     "launcher": "`torchrun`: Aryl puts torchrun before the command, one per worker",
+    "rendezvous": "where its gang meets, if that is a program of its own",
     "app": "name of a group of trials; shown, and no policy acts on it yet",
 }
 """Meanings that no docstring of the struct gives; a key without one fails the build of the page."""
@@ -58,7 +59,12 @@ def job_file() -> str:
 def _parts_notes() -> dict[str, str]:
     """What the structs say themselves: below a field, or in the docstring of a part."""
     notes = {name: note for name, note in member_notes(JobSpec).items() if note}
-    for key, part in (("gpu", model.GpuRequest), ("checkpoint", model.CheckpointSpec)):
+    parts = {
+        "gpu": model.GpuRequest,
+        "checkpoint": model.CheckpointSpec,
+        "rendezvous": model.RendezvousSpec,
+    }
+    for key, part in parts.items():
         for name, note in _NOTE.findall(inspect.getdoc(part) or ""):
             notes[f"{key}.{name}"] = note
     return notes
