@@ -26,8 +26,8 @@ from common.model import (
 )
 from tests.agent.agent_house import running
 from tests.agent.bench import Bench, key, order
+from tests.agent.node_house import House as NodeHouse
 from tests.agent.store_house import ENDPOINT, store_order
-from tests.agent.test_node import House as NodeHouse
 from tests.agent.worker_house import make_order
 
 P, R = WorkerPhase, NodeRole
