@@ -106,7 +106,8 @@ def estimate(engine: Engine, entry: JobEntry) -> str:
     """The run-time estimate and where it comes from."""
     work_s, source = estimates.remaining_work(entry, engine.state.now_s)
     workers = max(entry.running_workers, entry.spec.workers.min)
-    return f"{work_s / workers:.0f} s left with {workers} workers (source: {source})"
+    pace = estimates.pace(entry) or entry.spec.workers.min
+    return f"{work_s / pace:.0f} s left with {workers} workers (source: {source})"
 
 
 def node(engine: Engine, entry: NodeEntry) -> tuple[str, ...]:

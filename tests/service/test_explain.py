@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from common.api import Describe, Description, Submit, Submitted
-from common.model import CheckpointSpec, JobSpec
+from common.model import CheckpointSpec, GpuRequest, JobSpec
 from tests.service.cell import Cell, make_spec
 
 
@@ -62,3 +62,19 @@ async def test_a_serving_node_is_told_why_it_is_not_lent() -> None:
         assert [reason for reason in reasons if reason.startswith("chat: load forecast")]
         assert "no job that waits or could grow wants more GPUs on lent nodes" in reasons
         assert not [reason for reason in await why(cell, "node", "t0") if "load" in reason]
+
+
+async def test_an_estimate_counts_a_type_that_needs_more_workers() -> None:
+    """Two workers of half the pace do what one of the reference type would: 600 s, not 300."""
+    async with Cell(training=2) as cell:
+        await cell.lead()
+        slow = GpuRequest(worker_multiplier={"H100": 2})
+        job_id = await submit(cell, msgspec.structs.replace(make_spec("slow"), gpu=slow))
+        await cell.until(
+            lambda: len(cell.agents["t0"].running() + cell.agents["t1"].running()) == 2
+        )
+        answer = await cell.ask(Describe(kind="job", name=job_id))
+        assert isinstance(answer, Description), answer
+        left_s, words = answer.estimate.split(" s left ")
+        assert words == "with 2 workers (source: declared)"
+        assert 500 < int(left_s) <= 600
