@@ -138,7 +138,11 @@ def _lines(run: Run) -> list[tuple[str, str]]:
             f"{percent(run.on_loan_gpu_ratio)} held, {percent(run.on_loan_gpu_busy_ratio)} busy",
         ),
         ("inference GPUs", f"{percent(run.inference_gpu_busy_ratio)} busy, lent ones included"),
-        ("loans", f"{run.loans}, {run.loans_cancelled} called back before they began"),
+        (
+            "loans",
+            f"{run.loans}, {run.loans_cancelled} called back before they began, "
+            f"{run.leases_lapsed} that ended by their TTL without an order",
+        ),
         (
             "reclaims",
             f"{run.reclaims}, {run.reclaims_late} late; median {run.reclaim_s.p50:.1f} s, "

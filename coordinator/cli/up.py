@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import AsyncGenerator
+from math import inf
 from pathlib import Path
 from typing import Annotated
 
@@ -71,7 +72,7 @@ def up(
     output: OutputOption = Format.TABLE,
 ) -> None:
     """Start a whole cell here, run the main job on it, print one table, stop it all."""
-    plan = make_plan(nodes, gpus_per_node, agents_per_process, policy)
+    plan = make_plan(nodes, gpus_per_node, agents_per_process, policy, speed=speed)
     set_up(level="WARNING", style="plain")
     length_s = duration if duration is not None or no_workload else 120.0
     try:
@@ -82,7 +83,9 @@ def up(
         raise typer.Exit(exit_code(error)) from None
 
 
-def make_plan(nodes: str, gpus_per_node: int, agents_per_process: int, policy: str) -> CellPlan:
+def make_plan(
+    nodes: str, gpus_per_node: int, agents_per_process: int, policy: str, *, speed: float
+) -> CellPlan:
     """The cell that the options describe.
 
     Raises:
@@ -93,6 +96,8 @@ def make_plan(nodes: str, gpus_per_node: int, agents_per_process: int, policy: s
         raise ConfigError(
             f"--nodes: {nodes!r}, expected TRAINING+INFERENCE such as 6+6, with a training node"
         )
+    if speed == inf:
+        raise ConfigError("--speed: inf, expected a number of trace seconds per second")
     if int(training) + int(inference) > 200:
         raise ConfigError(f"--nodes: {nodes}: a machine runs at most 200 agents")
     find_policy(policy)

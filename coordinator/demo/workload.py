@@ -72,6 +72,7 @@ class Run(Struct, frozen=True, kw_only=True):
     inference_gpu_busy_ratio: float | None
     loans: int
     loans_cancelled: int
+    leases_lapsed: int
     reclaims: int
     reclaim_s: ReclaimTimes
     reclaim_deadline_s: float
@@ -262,6 +263,7 @@ class Workload:
             inference_gpu_busy_ratio=self.inference_busy.mean,
             loans=figures["loans"],
             loans_cancelled=figures["loans_cancelled"],
+            leases_lapsed=figures["leases_lapsed"],
             reclaims=figures["reclaims"],
             reclaim_s=ReclaimTimes(**figures["reclaim_s"]),
             reclaim_deadline_s=plan.periods.reclaim_deadline_s,

@@ -26,7 +26,8 @@ def run(**changes: Any) -> Run:
         "jct_s": Quantiles(mean=9.0, p50=8.0, p95=20.0), "training_gpu_ratio": 0.91,
         "on_loan_gpu_ratio": 0.82, "training_gpu_busy_ratio": 0.73,
         "on_loan_gpu_busy_ratio": 0.64, "inference_gpu_busy_ratio": 0.25, "loans": 2,
-        "loans_cancelled": 0, "reclaims": 1, "reclaim_s": ReclaimTimes(p50=3.0, max=3.0),
+        "loans_cancelled": 0, "leases_lapsed": 0, "reclaims": 1,
+        "reclaim_s": ReclaimTimes(p50=3.0, max=3.0),
         "reclaim_deadline_s": 45.0, "reclaims_late": 0, "preemptions": 5, "lost_gpu_s": 7.0,
         "resizes": 4, "flexible_workers_released": 2, "jobs_finished_on_loan": 1,
         "requests_served": 80, "requests_refused": 1, "figures_age_s": 0.0,
@@ -49,6 +50,11 @@ def test_utilization_of_both_pools_stands_beside_the_gpus_held() -> None:
     assert "|lent GPUs|82% held, 64% busy|" in shown
     assert "|inference GPUs|25% busy, lent ones included|" in shown
     assert "|lent GPUs|82% held, - busy|" in table(run(on_loan_gpu_busy_ratio=None))
+
+
+def test_a_loan_that_came_home_without_an_order_is_counted() -> None:
+    """Nobody timed it, so it is no reclaim; unsaid, its preemption would have no cause."""
+    assert "1 that ended by their TTL without an order" in table(run(leases_lapsed=1))
 
 
 def test_old_figures_are_called_old() -> None:
