@@ -305,6 +305,8 @@ class Status(Message, frozen=True, kw_only=True, tag="status"):
     figures: dict[str, object]
     bad_messages: int
     up_s: float
+    recalled_services: tuple[str, ...] = ()
+    """Services that lend nothing until an operator ends their recall."""
 
 
 REQUESTS: tuple[type[Message], ...] = (

@@ -98,11 +98,16 @@ def glance(found: Status) -> list[tuple[str, str]]:
         (
             "on loan",
             f"{_nodes(found.on_loan_nodes)}, {found.on_loan_gpus_held} of {found.on_loan_gpus} "
-            f"GPUs held; {_nodes(found.coming_home_nodes)} coming home",
+            f"GPUs held; {_nodes(found.coming_home_nodes)} coming home{_recall(found)}",
         ),
         ("jobs", f"{found.running_jobs} running, {found.pending_jobs} pending"),
         ("bad messages", str(found.bad_messages)),
     ]
+
+
+def _recall(found: Status) -> str:
+    names = ", ".join(found.recalled_services)
+    return f"; RECALLED: {names} (aryl recall --all --off)" if names else ""
 
 
 def _nodes(count: int) -> str:

@@ -228,6 +228,7 @@ def status(
         figures=accounting.plain(known),
         bad_messages=bad_messages,
         up_s=up_s,
+        recalled_services=tuple(sorted(n for n, s in state.services.items() if s.is_recalled)),
     )
 
 

@@ -258,6 +258,8 @@ def test_the_status_is_told_in_words_and_as_json(cell: FakeCell) -> None:
     assert "queueing_s.p95" in aryl(cell, "status").out
     frozen = FakeCell({GetStatus: status(is_frozen=True)})
     assert "FROZEN" in aryl(frozen, "status").out
+    recalled = FakeCell({GetStatus: status(recalled_services=("chat", "code"))})
+    assert "RECALLED: chat, code (aryl recall --all --off)" in aryl(recalled, "status").out
     found = aryl(cell, "status", "-o", "json").json["status"]
     assert set(found) == set(Status.__struct_fields__)
     assert found["figures"]["queueing_s"] == {"mean": 20.0, "p50": 20.0, "p95": 20.0}
