@@ -223,9 +223,10 @@ def page(runs: Runs) -> str:
     without = {f"without {part}": policy for part, policy in WITHOUT.items()}
     parts += [BOUNDS, ABLATION, _single(runs, {**rows, **without}), CURVE]
     curve = {
-        "0.5": "foresight:lifetime_quantile=0.5",
-        "0.9 (default)": "foresight",
-        "0.98": "foresight:lifetime_quantile=0.98",
+        "0.25": "foresight:lifetime_quantile=0.25",
+        "0.5 (default)": "foresight",
+        "0.75": "foresight:lifetime_quantile=0.75",
+        "0.9": "foresight:lifetime_quantile=0.9",
         "off": WITHOUT["lifetimes"],
     }
     return "".join([*parts, _single(runs, curve), TAIL])

@@ -90,7 +90,8 @@ def _wanted() -> Iterator[Wanted]:
     for name, workload in (*paper, *overload):
         for policy in ("sjf", "aryl", "foresight"):
             yield Wanted(workload=name, policy=policy, task=_task(workload, policy, seed=None))
-    for policy in (*WITHOUT.values(), *(f"foresight:lifetime_quantile={q}" for q in (0.5, 0.98))):
+    curve = [f"foresight:lifetime_quantile={q}" for q in (0.25, 0.75, 0.9)]
+    for policy in (*WITHOUT.values(), *curve):
         task = _task("paper-overload", policy, seed=None)
         yield Wanted(workload="paper-overload-1", policy=policy, task=task)
     for name, (file, cluster) in REAL.items():

@@ -139,7 +139,7 @@ POLICIES: dict[str, Policy] = {
                 is_loaning=True,
                 separates_at_home=True,
                 claim_ratio=0.5,
-                lifetime_quantile=0.9,
+                lifetime_quantile=0.5,
                 lend_quantile=0.9,
                 waits_for_finish=True,
             ),

@@ -11,6 +11,7 @@ from __future__ import annotations
 from math import ceil, inf
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from common.model import NodeRole
 from coordinator.policies.forecast import forecast_peak, peak_between
@@ -62,6 +63,14 @@ def balance(snapshot: ClusterSnapshot, service: ServiceView) -> Balance:
         needed=needed,
         needed_to_lend=max(needed, nodes_for(service, recent or 0.0, len(own))),
     )
+
+
+def by_quantile(snapshot: ClusterSnapshot, quantile: float | None) -> ClusterSnapshot:
+    """The same, with the quantile that loads are forecast by; None: without one."""
+    if quantile is None:
+        return snapshot
+    services = tuple(replace(service, quantile=quantile) for service in snapshot.services)
+    return replace(snapshot, services=services)
 
 
 def _foreseen(service: ServiceView, *, now_s: float, horizon_s: float) -> float | None:

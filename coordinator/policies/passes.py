@@ -24,7 +24,7 @@ from coordinator.policies.foresight_claims import Claims
 from coordinator.policies.index import index_of
 from coordinator.policies.keeping import why_kept
 from coordinator.policies.lifetime import UNKNOWN_LIFETIME_S, Lifetimes
-from coordinator.policies.loaning import Balance, balance, numbers
+from coordinator.policies.loaning import Balance, balance, by_quantile, numbers
 from coordinator.policies.placement import Room, merge, placed_count
 from coordinator.policies.queueing import (
     Admitted,
@@ -317,7 +317,7 @@ def lend(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Decision, ...]:
     and also in a frozen cell. A bundle without loans lends nothing, but takes back in time what
     another one has lent.
     """
-    snapshot = _by_quantile(rules, snapshot)
+    snapshot = by_quantile(snapshot, rules.lend_quantile)
     take_back = TakeBack(
         snapshot, rules.reclaim, rules.reclaim_cost, waits_for_finish=rules.waits_for_finish
     )
@@ -329,14 +329,6 @@ def lend(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Decision, ...]:
         elif not snapshot.is_frozen:
             decisions += _balance_service(rules, snapshot, service, take_back, demand)
     return tuple(decisions)
-
-
-def _by_quantile(rules: Rules, snapshot: ClusterSnapshot) -> ClusterSnapshot:
-    """The same, with the quantile that loads are forecast by."""
-    if rules.lend_quantile is None:
-        return snapshot
-    services = (replace(each, quantile=rules.lend_quantile) for each in snapshot.services)
-    return replace(snapshot, services=tuple(services))
 
 
 def _balance_service(
@@ -393,7 +385,7 @@ def _watched(
 
 def keep(rules: Rules, snapshot: ClusterSnapshot, name: NodeName) -> tuple[str, ...]:
     """Why a node that serves is not lent."""
-    snapshot = _by_quantile(rules, snapshot)
+    snapshot = by_quantile(snapshot, rules.lend_quantile)
     demand = _demand(rules, snapshot)
     decided = lend(rules, snapshot)
     return why_kept(

@@ -27,12 +27,17 @@ ONLY_LIFETIMES = "aryl:lifetime_quantile=0.9"
 
 
 @cache
-def ten_days() -> Season:
-    """Loads from 10 at midnight to 90 at noon, ten days alike."""
+def ten_days(*, bursts: float = 0.0) -> Season:
+    """Loads from 10 at midnight to 90 at noon, ten days alike.
+
+    bursts: so much more in half an hour of every three, another one on every second day.
+    """
     season = Season()
     for step in range(10 * 288 + 1):
         at_s = step * 300.0
-        season = season.after(at_s, 50.0 - 40.0 * cos(2.0 * pi * at_s / DAY_S))
+        is_burst = step % 36 < 6 if step // 288 % 2 else 6 <= step % 36 < 12
+        load = 50.0 - 40.0 * cos(2.0 * pi * at_s / DAY_S) + bursts * is_burst
+        season = season.after(at_s, load)
     return season
 
 
@@ -122,6 +127,16 @@ def test_gangs_of_one_pass_are_counted_together() -> None:
     started = starts(cell(jobs, lent))
     assert started[:3] == ["short0", "short1", "short2"]
     assert len(started[3:]) <= 5
+
+
+def test_loans_outlive_what_nodes_are_taken_back_for() -> None:
+    """Whoever takes back by a higher quantile lends for shorter: fewer nodes may be held."""
+    lent = [lent_node(f"l{number}") for number in range(9)]
+    jobs = [hours(f"j{number}", 1.8) for number in range(9)]
+    snapshot = cell(jobs, lent, season=ten_days(bursts=20.0))
+    gentle = starts(snapshot, "aryl:lifetime_quantile=0.1:lend_quantile=0.1")
+    careful = starts(snapshot, "aryl:lifetime_quantile=0.1:lend_quantile=0.99")
+    assert 1 <= len(careful) < len(gentle)
 
 
 @pytest.mark.parametrize(("count", "is_started"), [(0.9, True), (3.0, False)])
