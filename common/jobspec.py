@@ -81,6 +81,9 @@ def _misfits(spec: JobSpec) -> Iterator[tuple[str, str]]:
     yield from _command_misfits("rendezvous.command", spec.rendezvous.command)
     if spec.gpu.heterogeneous_speed_ratio and len(set(spec.gpu.types)) < 2:
         yield "gpu.heterogeneous_speed_ratio", "it needs two or more types in gpu.types to span"
+    yield "profile", spec.profile.misfit()
+    if spec.prerun.gang is not None:
+        yield "prerun.gang", "it is the coordinator's to set; give prerun.time_s and prerun.gpus"
     yield "workdir", _nul(spec.workdir)
     if not spec.workdir.startswith("/"):
         yield (

@@ -7,6 +7,8 @@ from typing import Annotated, NewType
 
 from msgspec import Meta, Struct, field
 
+from common.profile import NO_PROFILE, JobProfile
+
 NodeName = NewType("NodeName", str)
 JobId = NewType("JobId", str)
 ServiceName = NewType("ServiceName", str)
@@ -162,6 +164,27 @@ class RetrySpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     on_exit_codes: tuple[Annotated[int, Meta(ge=-64, le=255)], ...] = ()
 
 
+class PrerunGang(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a job is after its pre-run."""
+
+    workers: WorkerRange
+    gpus_per_worker: Annotated[int, Meta(ge=1, le=1024)]
+
+
+class PrerunSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A try on a few GPUs before the gang starts, which shows most failures as well.
+
+    time_s: over when its one worker has computed so long, or has saved a verified checkpoint;
+        None: no pre-run.
+    gpus: of its one worker.
+    gang: what the job is afterwards; set by the coordinator while the pre-run is on or waits.
+    """
+
+    time_s: JobSeconds | None = None
+    gpus: Annotated[int, Meta(ge=1, le=1024)] = 1
+    gang: PrerunGang | None = None
+
+
 class RendezvousSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where the gang meets, when that is a program of its own: the rendezvous store.
 
@@ -201,6 +224,9 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     launcher: Launcher = Launcher.NONE
     rendezvous: RendezvousSpec = RendezvousSpec()
     app: Token | None = None
+    """The group of trials that it belongs to, such as one hyper-parameter search."""
+    profile: JobProfile = NO_PROFILE
+    prerun: PrerunSpec = PrerunSpec()
 
     @property
     def is_elastic(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from common.model import JobState, Mode, NodeRole, Preemptibility
 from coordinator.policies.knapsack import Group
@@ -127,7 +128,8 @@ def _jobs(draw: st.DrawFn, name: str, shells: list[_Shell], *, is_running: bool)
         lost_if_preempted_gpu_s=float(draw(st.integers(0, 3)) * 100),
     )
     if not is_running:
-        return job
+        avoided = draw(st.sampled_from(((), (), (shells[0].name,)))) if shells else ()
+        return replace(job, avoid_nodes=avoided)
     gpu_type = draw(st.sampled_from(GPU_TYPES))
     span = job.workers_on(gpu_type)
     placed: list[WorkerView] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from common.model import JobId, NodeName, ServiceName
+from common.model import GpuUuid, JobId, NodeName, ServiceName
 
 
 class Proposal(Struct, frozen=True, kw_only=True):
@@ -14,11 +14,15 @@ class Proposal(Struct, frozen=True, kw_only=True):
 
 
 class Placement(Struct, frozen=True, kw_only=True):
-    """Workers of one job on one node."""
+    """Workers of one job on one node.
+
+    gpu_uuids: exactly these GPUs of it, which others have too; empty takes free ones.
+    """
 
     node: NodeName
     worker_count: int
     is_flexible: bool = False
+    gpu_uuids: tuple[GpuUuid, ...] = ()
 
 
 class Start(Proposal, frozen=True, kw_only=True, tag="start"):
@@ -29,6 +33,8 @@ class Start(Proposal, frozen=True, kw_only=True, tag="start"):
     placements: tuple[Placement, ...]
     estimated_runtime_s: float
     estimate_source: str
+    is_packed: bool = False
+    """On named GPUs: it may compute beside one other; else nobody else may compute there."""
 
 
 class Resize(Proposal, frozen=True, kw_only=True, tag="resize"):
@@ -52,6 +58,45 @@ class Preempt(Proposal, frozen=True, kw_only=True, tag="preempt"):
     """The service or job that gets the GPUs."""
     node: NodeName | None = None
     """The lent node that goes home for it: that loan bears the preemption. None: no loan does."""
+
+
+class Suspend(Proposal, frozen=True, kw_only=True, tag="suspend"):
+    """Let a running job keep its place and not compute, so that others do on its GPUs."""
+
+    job_id: JobId
+
+
+class Resume(Proposal, frozen=True, kw_only=True, tag="resume"):
+    """Let a suspended job compute again.
+
+    is_packed: beside one other worker per GPU; else nobody else may compute on its GPUs.
+    """
+
+    job_id: JobId
+    is_packed: bool = False
+
+
+class Migrate(Proposal, frozen=True, kw_only=True, tag="migrate"):
+    """Save and stop a job and start it again elsewhere, as one decision.
+
+    It counts as a migration, not as a preemption: the GPUs that it goes to are held for it until
+    its workers have left, and no other job gets its turn.
+    """
+
+    job_id: JobId
+    placements: tuple[Placement, ...]
+    predicted_cost_gpu_s: float = 0.0
+    is_packed: bool = False
+
+
+class Reject(Proposal, frozen=True, kw_only=True, tag="reject"):
+    """Refuse a waiting job that has never run: its deadline cannot be promised.
+
+    earliest_s: the earliest deadline that could be, in seconds after its submission; None: none.
+    """
+
+    job_id: JobId
+    earliest_s: float | None = None
 
 
 class Loan(Proposal, frozen=True, kw_only=True, tag="loan"):
@@ -86,4 +131,6 @@ class Recommend(Proposal, frozen=True, kw_only=True, tag="recommend"):
     service: ServiceName
 
 
-Decision = Start | Resize | Preempt | Loan | Reclaim | Recommend
+Decision = (
+    Start | Resize | Preempt | Reject | Suspend | Resume | Migrate | Loan | Reclaim | Recommend
+)

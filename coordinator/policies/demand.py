@@ -148,6 +148,7 @@ class Demand:
         grace_s = self._max_grace_s.get(node.service, -1.0) if node.service else -1.0
         return any(
             job.grace_s <= grace_s
+            and node.name not in job.avoid_nodes
             and job.gpus_per_worker <= node.free_gpus
             and (
                 job.accepts(node.gpu_type)
@@ -242,9 +243,8 @@ class _Plan:
         left = dict(self._limits)
         size = job.gpus_per_worker * gpus_for_one
         for place in (*self._sure.get(gpu_type, ()), *self._fresh.get(gpu_type, ())):
-            if place.left < size or not self._room.may_host(
-                job, place.service, is_flexible=is_flexible
-            ):
+            has_room = place.left >= size and place.node.name not in job.avoid_nodes
+            if not has_room or not self._room.may_host(job, place.service, is_flexible=is_flexible):
                 continue
             if not place.is_sure:
                 if left[place.service] <= 0:

@@ -41,6 +41,7 @@ def shape(job: JobView) -> JobShape:
         grace_s=job.grace_s,
         spans_types=job.gpu.heterogeneous_speed_ratio > 0,
         was_preempted=job.preemption_count > 0,
+        avoid_nodes=job.avoid_nodes,
     )
 
 

@@ -47,6 +47,7 @@ from coordinator.policies.scaling import (
 )
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, ServiceView, Shadow
 from coordinator.policies.spanning import find_spanning, grow_spanning
+from coordinator.policies.waits import Wait
 
 
 class Allocation(Struct, frozen=True, kw_only=True):
@@ -54,11 +55,13 @@ class Allocation(Struct, frozen=True, kw_only=True):
 
     wake_at_s: the next pass is wanted at this instant at the latest, for something that only time
         changes; None has no wish.
+    waits: what jobs wait for, where the policy tells that apart; the seconds are summed by kind.
     """
 
     decisions: tuple[Decision, ...]
     memory: bytes = b""
     wake_at_s: float | None = None
+    waits: tuple[Wait, ...] = ()
 
 
 class Rules(Struct, frozen=True, kw_only=True):
@@ -68,6 +71,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     the rest that want the same GPU types.
     is_scaling: flexible workers are given and taken. is_loaning: spare nodes are lent.
     resize_cost_s: running time that each flexible worker more or less must save (a rendezvous).
+    grows_when_idle: nobody gets a flexible worker while a job waits.
     elastic_base_prefers_loan: the paper's placing of elastic base demand, see `placement`.
     lend_only_on_demand: lend no node that no job could use; the paper lends whatever is spare.
     separates_groups: base and flexible workers go to lent nodes of their own; the paper's naive
@@ -94,6 +98,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     is_scaling: bool = False
     is_loaning: bool = False
     resize_cost_s: NonNegativeFloat = RESIZE_COST_S
+    grows_when_idle: bool = False
     elastic_base_prefers_loan: bool = False
     lend_only_on_demand: bool = True
     separates_groups: bool = True
@@ -148,9 +153,11 @@ def _settled(
     for gang in admitted.gangs:
         if gang.spans_types and gang.job.job_id in new:
             new[gang.job.job_id].spans_types = True
-    share_flexible(room, [*ready, *new.values()], resize_cost_s=rules.resize_cost_s)
+    is_idle = sum(map(len, room.index.lines)) <= len(admitted.gangs)
+    growing = [*ready, *new.values()] if is_idle or not rules.grows_when_idle else []
+    share_flexible(room, growing, resize_cost_s=rules.resize_cost_s)
     give_back(room, shares.values())
-    grow_spanning(room, [*ready, *new.values()], resize_cost_s=rules.resize_cost_s)
+    grow_spanning(room, growing, resize_cost_s=rules.resize_cost_s)
     return room, shares, new, admitted
 
 

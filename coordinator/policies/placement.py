@@ -219,11 +219,20 @@ class Room:
         self, job: JobView, gpu_type: str, *, is_flexible: bool, barred: int | None = None
     ) -> Iterator[tuple[Group, Masks]]:
         barred = barred if barred is not None else 0 if is_flexible else self.barred(job)
+        barred |= self.avoided(job)
         for group, masks in self._masks.items():
             if group.gpu_type == gpu_type and self.may_host(
                 job, group.service, is_flexible=is_flexible
             ):
                 yield group, [mask & ~barred for mask in masks] if barred else masks
+
+    def avoided(self, job: JobView) -> int:
+        """Places that all workers of a job leave alone, because it failed there, as bits."""
+        places = 0
+        for name in job.avoid_nodes:
+            if name in self.index.places:
+                places |= 1 << self.index.places[name]
+        return places
 
     def barred(self, job: JobView) -> int:
         """Places that base workers of a job must leave alone, as bits."""
@@ -248,7 +257,7 @@ class Room:
         if_unbarred: if no node were; to whom one is depends on more than a job's shape.
         """
         size = job.gpus_per_worker
-        barred = 0 if if_unbarred else self.barred(job)
+        barred = self.avoided(job) | (0 if if_unbarred else self.barred(job))
         for _, masks in self._groups(job, gpu_type, is_flexible=False, barred=barred):
             for free in range(size, len(masks)):
                 if masks[free]:

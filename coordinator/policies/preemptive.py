@@ -15,9 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from common.model import JobState, NodeName, NodeRole, Preemptibility
+from common.model import JobState, NodeName, NodeRole
 from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Decision, Placement, Preempt, Start
+from coordinator.policies.floor import is_movable
+from coordinator.policies.passes import Allocation
+from coordinator.policies.policy import NoKnobs, Parts, Policy, joint
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 
 RANK_DIGITS = 3
@@ -39,8 +42,6 @@ def remaining_service(job: JobView, now_s: float) -> float:
 
 def by_least_left(snapshot: ClusterSnapshot, left: Left) -> tuple[Decision, ...]:
     """One scheduling pass: who stops, and who starts on it."""
-    if snapshot.is_frozen:
-        return ()
     line = _Line(snapshot, left)
     return (*line.preempts, *line.starts)  # in this order the starts find their GPUs promised
 
@@ -58,15 +59,6 @@ def why_waiting(snapshot: ClusterSnapshot, left: Left) -> tuple[Hold, ...]:
         )
         for job, room in line.held
     )
-
-
-def _may_stop(job: JobView) -> bool:
-    """Only jobs that run and that agreed to it are stopped for others.
-
-    One that still starts may be the nominee of GPUs that somebody is leaving: to stop it would
-    free them for nobody yet.
-    """
-    return job.state == JobState.RUNNING and job.preemptibility == Preemptibility.FULL
 
 
 class _Line:
@@ -99,7 +91,7 @@ class _Line:
             left_now = round(left(job, snapshot.now_s), RANK_DIGITS)
             return (-job.priority, left_now, job.submitted_at_s, job.job_id)
 
-        line = [job for job in snapshot.jobs if job.state == JobState.PENDING or _may_stop(job)]
+        line = [job for job in snapshot.jobs if job.state == JobState.PENDING or is_movable(job)]
         line.sort(key=rank)
         for job in line:
             for name, gpus in self._held_by(job).items():
@@ -142,7 +134,7 @@ class _Line:
     def _start(self, job: JobView) -> None:
         """A waiting job starts on free GPUs, else on those of jobs behind it, else waits."""
         factors = sorted(job.gpu.worker_multiplier.items())
-        alike = (job.gpus_per_worker, job.workers.min, job.gpu.types, *factors)
+        alike = (job.gpus_per_worker, job.workers.min, job.gpu.types, job.avoid_nodes, *factors)
         if alike in self._full:
             # Room only shrinks along the line: where its like did not fit it does not fit.
             self.held.append((job, self._full[alike]))
@@ -167,7 +159,9 @@ class _Line:
         """Up to `count` workers by best fit: the fullest nodes that take one first."""
         size = job.gpus_per_worker
         fits = [
-            name for name, gpus in room.items() if gpus >= size and self._types[name] == gpu_type
+            name
+            for name, gpus in room.items()
+            if gpus >= size and self._types[name] == gpu_type and name not in job.avoid_nodes
         ]
         placements: list[Placement] = []
         for name in sorted(fits, key=lambda name: (room[name], name)):
@@ -198,3 +192,34 @@ class _Line:
                 f"{len(placements)} nodes",
             )
         )
+
+
+def _preemptive(name: str, description: str, left: Left) -> Policy:
+    def allocate(_: NoKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
+        return Allocation(decisions=by_least_left(snapshot, left), memory=memory)
+
+    def hold(_: NoKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
+        return why_waiting(snapshot, left)
+
+    return joint(
+        name,
+        description,
+        knobs=NoKnobs(),
+        allocate=allocate,
+        hold=hold,
+        parts=Parts(order=left.__name__.replace("_", " "), size="base demand", place="best fit"),
+    )
+
+
+POLICIES = (
+    _preemptive(
+        "srtf",
+        "least remaining time first, preempting jobs with more left",
+        remaining_time,
+    ),
+    _preemptive(
+        "srsf",
+        "least remaining time x GPUs first, preempting jobs with more left",
+        remaining_service,
+    ),
+)

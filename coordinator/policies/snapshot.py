@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from common.model import (
     GpuRequest,
+    GpuUuid,
     JobId,
     JobState,
     Mode,
@@ -21,6 +22,7 @@ from common.model import (
     ServiceName,
     WorkerRange,
 )
+from common.profile import NO_PROFILE, JobProfile
 from coordinator.policies.seasonal import Season
 
 
@@ -38,6 +40,8 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     is_flexible: bool
     is_leaving: bool = False
     is_other_type: bool = False
+    gpu_uuids: tuple[GpuUuid, ...] = ()
+    """The very GPUs that it has, so that others can be placed on them."""
 
 
 class Shadow(StrEnum):
@@ -71,6 +75,11 @@ class NodeView(Struct, frozen=True, kw_only=True):
     """When it last became ready to serve; None when it does not serve."""
     shadow: Shadow = Shadow.NONE
     workers: tuple[WorkerView, ...] = ()
+    rack: str = ""
+    cpus: int = 0
+    """Logical CPUs, and memory below, its own and that of its smallest GPU; 0: not told."""
+    memory_bytes: int = 0
+    gpu_memory_bytes: int = 0
 
 
 class JobView(Struct, frozen=True, kw_only=True):
@@ -82,6 +91,18 @@ class JobView(Struct, frozen=True, kw_only=True):
     lost_if_preempted_gpu_s: GPU-seconds since its last verified checkpoint at `as_of_s`; they grow
         by `unsaved_gpus` a second: `lost_gpu_s`.
     grace_s: how long it may take to stop.
+    whole_work_s: worker-seconds of the whole job by the estimate at its submission.
+    attained_gpu_s: GPU-seconds that it has computed in all its attempts at `as_of_s`; they grow by
+        `computing_gpus` a second: `attained_service_gpu_s`.
+    waiting_since_s: since when it has waited; None while it has workers.
+    first_started_at_s: when its first attempt ran; None before.
+    deadline_at_s: when its user wants it done; None: no deadline.
+    app: the group of trials that it belongs to; None: it stands for itself.
+    cpus_per_worker, memory_bytes_per_worker: 0: not told.
+    estimated_left_s: worker-seconds left at `as_of_s` by the estimate alone, below zero when it has
+        outlived it; `remaining_work_s` is never less than a share of the estimate.
+    step_time_s: seconds a step, measured with `step_time_workers` workers; None before two words of
+        one worker count. steps_left: at `as_of_s`, by its last word.
 
     A view is good until something happens to the job, however much time passes: snapshots share
     the views of jobs that nothing happened to.
@@ -107,10 +128,39 @@ class JobView(Struct, frozen=True, kw_only=True):
     as_of_s: float = 0.0
     work_rate: float = 0
     least_work_s: float = 0.0
-    unsaved_gpus: int = 0
+    unsaved_gpus: float = 0
     last_resized_at_s: float | None = None
+    tenant: str = ""
+    user: str = ""
+    app: str | None = None
+    deadline_at_s: float | None = None
+    profile: JobProfile = NO_PROFILE
+    cpus_per_worker: int = 0
+    memory_bytes_per_worker: int = 0
+    whole_work_s: float = 0.0
+    attained_gpu_s: float = 0.0
+    computing_gpus: float = 0
+    waiting_since_s: float | None = None
+    first_started_at_s: float | None = None
+    attempt: int = 0
+    own_fault_count: int = 0
+    avoid_nodes: tuple[NodeName, ...] = ()
+    """Nodes on which it failed and which its workers leave alone."""
+    preempted_at_s: float | None = None
+    is_packed: bool = False
+    """It may compute beside one other on its GPUs; see `decisions.Resume`."""
+    suspended_at_s: float | None = None
+    progress_step: int | None = None
+    """Where it was when it last said so, and the GPU-seconds that it had attained by then."""
+    progress_gpu_s: float = 0.0
+    estimated_left_s: float | None = None
+    step_time_s: float | None = None
+    step_time_workers: int = 0
+    steps_left: float | None = None
     is_resizable: bool = False
     """Running, elastic, and no resize of it is under way."""
+    is_resting: bool = False
+    """It was preempted so lately that it may not be stopped for another one; see `resting`."""
 
     @property
     def is_elastic(self) -> bool:
@@ -129,9 +179,31 @@ class JobView(Struct, frozen=True, kw_only=True):
         left_s = self.remaining_work_s - self.work_rate * max(0.0, now_s - self.as_of_s)
         return max(self.least_work_s, left_s)
 
+    def estimate_left_s(self, now_s: float) -> float:
+        """Worker-seconds left at an instant by the estimate alone, while that is above zero.
+
+        What has outlived its estimate has left what `work_left_s` says.
+        """
+        if self.estimated_left_s is None:
+            return self.work_left_s(now_s)
+        left_s = self.estimated_left_s - self.work_rate * max(0.0, now_s - self.as_of_s)
+        return left_s if left_s > 0 else self.work_left_s(now_s)
+
     def lost_gpu_s(self, now_s: float) -> float:
         """GPU-seconds that a preemption at an instant throws away."""
         return self.lost_if_preempted_gpu_s + self.unsaved_gpus * max(0.0, now_s - self.as_of_s)
+
+    def rate(self, workers: int) -> float:
+        """Worker-seconds of work per second with so many workers, by its profile; else linear."""
+        return self.profile.rate(workers, base=self.workers.min)
+
+    def runtime_s(self, workers: int, now_s: float) -> float:
+        """Seconds that it still takes with so many workers of its reference GPU type."""
+        return self.work_left_s(now_s) / self.rate(workers)
+
+    def attained_service_gpu_s(self, now_s: float) -> float:
+        """GPU-seconds that it has computed until an instant (Tiresias, NSDI'19, section 3.2)."""
+        return self.attained_gpu_s + self.computing_gpus * max(0.0, now_s - self.as_of_s)
 
     def accepts(self, gpu_type: str) -> bool:
         """Whether an attempt may run on this GPU type."""
@@ -222,6 +294,7 @@ class JobShape(Struct, frozen=True, cache_hash=True):
     grace_s: float
     spans_types: bool = False
     was_preempted: bool = False
+    avoid_nodes: tuple[NodeName, ...] = ()
 
 
 class Index(Struct, frozen=True, kw_only=True):
@@ -249,9 +322,29 @@ class Index(Struct, frozen=True, kw_only=True):
         return place if place is not None and self.nodes[place] is not None else None
 
 
+class TenantView(Struct, frozen=True, kw_only=True):
+    """One tenant, and what is promised to it.
+
+    parent: the tenant that it is part of; empty: none.
+    weight: its part of what is left over once guarantees are met, against its siblings'.
+    guarantee_gpus: its quota, with that of its children.
+    borrow_limit_gpus: what it may use beyond its guarantee; None: whatever nobody else is due.
+    lend_limit_gpus: what others may use of its idle guarantee; None: all of it.
+    """
+
+    name: str
+    parent: str = ""
+    weight: float = 1.0
+    guarantee_gpus: int = 0
+    borrow_limit_gpus: int | None = None
+    lend_limit_gpus: int | None = None
+
+
 class ClusterSnapshot(Struct, frozen=True, kw_only=True):
     """All that a policy may know. Tuples are sorted by name or id.
 
+    min_runtime_s: a job is not preempted twice within this for another one's turn.
+    tenants: none where the cell has no settings of any; then nothing is promised to anybody.
     index: the same nodes and jobs, sorted for fast answers; None leaves it to whoever asks.
     """
 
@@ -261,4 +354,6 @@ class ClusterSnapshot(Struct, frozen=True, kw_only=True):
     services: tuple[ServiceView, ...] = ()
     is_frozen: bool = False
     resize_cooldown_s: float = 0.0
+    min_runtime_s: float = 0.0
     index: Index | None = None
+    tenants: tuple[TenantView, ...] = ()

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from common.errors import ConfigError
 from common.model import JobState, Mode, NodeRole
-from coordinator.policies.bundles import POLICIES, bundle, policy
+from coordinator.policies.bundles import COMPARED, POLICIES, bundle, policy
 from coordinator.policies.decisions import (
     Decision,
     Loan,
@@ -56,7 +56,8 @@ def wide_job(*, last_resized_at_s: float | None = None) -> tuple[list[NodeView],
 
 def test_an_unknown_policy_names_the_known_ones() -> None:
     """The error is the operator's, and says what to write instead."""
-    with pytest.raises(ConfigError, match="'best' is not one of aryl, aryl-elastic, aryl-loan, ar"):
+    known = ", ".join(sorted(POLICIES))
+    with pytest.raises(ConfigError, match=f"'best' is not one of {known}$"):
         policy("best")
 
 
@@ -64,8 +65,28 @@ def test_the_table_is_explicit() -> None:
     """Every bundle is there under its own name, with a sentence of what it does."""
     plain = {"fifo", "fifo-skip", "sjf", "srtf", "srsf"}
     ours = {"aryl", "aryl-loan", "aryl-elastic", "foresight"}
-    assert set(POLICIES) == {*plain, *ours, "aryl-random", "aryl-scf", "opportunistic"}
+    rows = {"aryl-random", "aryl-scf", "opportunistic", "gandiva-lyra", "afs-lyra"}
+    assert {*plain, *ours, *rows} <= set(POLICIES)
+    assert set(COMPARED) <= set(POLICIES)
     assert all(name == made.name and made.description for name, made in POLICIES.items())
+
+
+def test_gandiva_as_lyra_has_it_grows_only_while_nobody_waits() -> None:
+    """With a job that does not fit nobody gets a flexible worker; without it the node is filled."""
+    wide = make_job_view("wide", workers=(1, 8), submitted_at_s=1.0)
+    stuck = make_job_view("stuck", workers=(9, 9), submitted_at_s=2.0)
+    node = make_node_view("n1")
+
+    def workers(*jobs: JobView) -> list[int]:
+        starts = decided(make_snapshot(nodes=[node], jobs=jobs), "gandiva-lyra:resize_cost_s=0")
+        return [
+            sum(placement.worker_count for placement in start.placements)
+            for start in starts
+            if isinstance(start, Start)
+        ]
+
+    assert workers(wide) == [8]
+    assert workers(wide, stuck) == [1]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +128,7 @@ def test_decisions_come_in_the_order_in_which_they_can_be_carried_out() -> None:
     assert (shrink.job_id, shrink.removed_workers) == ("wide", (1,))
     assert (start.job_id, [p.node for p in start.placements]) == ("starts", ["n2"])
     assert growth.job_id == "grows"
-    assert [hold.job_id for hold in policy("aryl").hold(snapshot)] == ["waits"]
+    assert [hold.job_id for hold in policy("aryl").hold(snapshot, b"")] == ["waits"]
 
 
 def test_a_resize_says_for_whom_and_at_what_cost() -> None:

@@ -32,8 +32,8 @@ ALL_OFF = (
 
 def test_it_is_aryl_when_every_part_is_off() -> None:
     """Its rules are then those of `aryl`, and rules are all that a bundle is made of."""
-    assert policy(ALL_OFF).rules == policy("aryl").rules
-    assert policy("foresight").rules != policy("aryl").rules
+    assert policy(ALL_OFF).knobs == policy("aryl").knobs
+    assert policy("foresight").knobs != policy("aryl").knobs
 
 
 @settings(max_examples=60, deadline=None)
@@ -149,7 +149,8 @@ def test_whoever_waits_is_told_what_keeps_it_away() -> None:
         nodes=lent, jobs=[*busy, gang, late], services=[make_service_view(load=0.0)], now_s=now_s
     )
     told = {
-        str(hold.job_id): " ".join(hold.blockers) for hold in policy("foresight").hold(snapshot)
+        str(hold.job_id): " ".join(hold.blockers)
+        for hold in policy("foresight").hold(snapshot, b"")
     }
     assert "lent nodes are expected home before the job would be over" in told["late"]
     assert "2 nodes of type H100 are kept for gang" in told["late"]

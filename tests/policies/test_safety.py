@@ -15,6 +15,7 @@ from coordinator.policies.bundles import POLICIES, Policy
 from coordinator.policies.decisions import (
     Decision,
     Loan,
+    Migrate,
     Placement,
     Preempt,
     Reclaim,
@@ -83,6 +84,8 @@ class Ledger:
                 for worker in self.jobs[decision.job_id].placed:
                     if not worker.is_leaving:
                         self.free[worker.node] += worker.gpus
+            case Migrate():
+                self._take(self.jobs[decision.job_id], decision.placements)
             case _:
                 pass
 
@@ -101,7 +104,7 @@ class Ledger:
     def may_host(self, job: JobView, name: NodeName, *, is_flexible: bool) -> bool:
         """The rules of place, written out again."""
         node = self.nodes[name]
-        if not node.is_schedulable:
+        if not node.is_schedulable or name in job.avoid_nodes:
             return False
         if node.role == NodeRole.TRAINING:
             return True
@@ -164,13 +167,25 @@ def test_gangs_are_whole_or_absent(policy: Policy, snapshot: ClusterSnapshot) ->
 def test_every_waiting_job_is_answered_once(policy: Policy, snapshot: ClusterSnapshot) -> None:
     """Each waiting job starts or is told all its blockers; a reason is never empty."""
     _, decisions = settle(snapshot, policy)
-    holds = policy.hold(snapshot)
+    holds = policy.hold(snapshot, b"")
     started = [decision.job_id for decision in decisions if isinstance(decision, Start)]
     assert sorted([*started, *(hold.job_id for hold in holds)]) == [
         job.job_id for job in snapshot.jobs if job.state == JobState.PENDING
     ]
     assert all(decision.reason for decision in decisions)
     assert all(hold.blockers for hold in holds)
+
+
+@often
+@every_policy
+def test_nobody_starts_on_a_node_that_its_job_avoids(
+    policy: Policy, snapshot: ClusterSnapshot
+) -> None:
+    """A job that failed on a node for the node's sake is tried again elsewhere."""
+    ledger, decisions = settle(snapshot, policy)
+    for start in (decision for decision in decisions if isinstance(decision, Start)):
+        avoided = ledger.jobs[start.job_id].avoid_nodes
+        assert not {placement.node for placement in start.placements} & set(avoided)
 
 
 @often
@@ -195,7 +210,7 @@ def test_nobody_is_placed_where_rules_forbid(policy: Policy, snapshot: ClusterSn
 def test_nobody_waits_beside_free_gpus(policy: Policy, snapshot: ClusterSnapshot) -> None:
     """With skipping, a job that waits does not fit into what is free after the pass."""
     ledger, _ = settle(snapshot, policy)
-    for hold in policy.hold(snapshot):
+    for hold in policy.hold(snapshot, b""):
         assert not ledger.fits(ledger.jobs[hold.job_id], with_flexible=False)
 
 
@@ -204,7 +219,7 @@ def test_nobody_waits_beside_free_gpus(policy: Policy, snapshot: ClusterSnapshot
 def test_base_demand_before_flexible(policy: Policy, snapshot: ClusterSnapshot) -> None:
     """A job that waits would not fit even in place of all flexible workers kept or added."""
     ledger, _ = settle(snapshot, policy)
-    for hold in policy.hold(snapshot):
+    for hold in policy.hold(snapshot, b""):
         assert not ledger.fits(ledger.jobs[hold.job_id], with_flexible=True)
 
 

@@ -1,0 +1,162 @@
+"""Where GPUs are: what a pass can give away by node, who competes for it, and placing rules.
+
+Must not know the engine, nor who deserves what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from msgspec import Struct
+
+from common.model import JobState, NodeName, NodeRole, Preemptibility
+from coordinator.policies.decisions import Placement
+from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView, WorkerView
+
+Place = Callable[["Floor", JobView, str, int], tuple[Placement, ...]]
+"""(floor, job, GPU type, workers) -> nodes for these workers, for fewer where no more fit."""
+
+
+class Floor:
+    """GPUs per node that this pass can give away.
+
+    takes_lent: also those of lent nodes; else whoever lent them fills and empties them.
+    """
+
+    def __init__(self, snapshot: ClusterSnapshot, *, takes_lent: bool = False) -> None:
+        self.nodes: dict[NodeName, NodeView] = {
+            node.name: node
+            for node in snapshot.nodes
+            if node.is_schedulable and (takes_lent or node.role == NodeRole.TRAINING)
+        }
+        self.free: dict[NodeName, int] = {name: node.free_gpus for name, node in self.nodes.items()}
+        self.avoided: tuple[NodeName, ...] = ()
+        """Nodes that whoever is placed now leaves alone: no room is there."""
+
+    @property
+    def gpu_types(self) -> list[str]:
+        """The types that are there."""
+        return sorted({node.gpu_type for node in self.nodes.values()})
+
+    def total_gpus(self, gpu_type: str | None = None) -> int:
+        """GPUs of its nodes, given away or not."""
+        return sum(node.gpus for node in self.nodes.values() if gpu_type in (None, node.gpu_type))
+
+    def free_gpus(self, gpu_type: str | None = None) -> int:
+        """GPUs that can still be given away."""
+        return sum(
+            gpus for name, gpus in self.free.items()
+            if gpu_type in (None, self.nodes[name].gpu_type)
+        )  # fmt: skip
+
+    def vacate(self, workers: Iterable[WorkerView]) -> None:
+        """Workers go: what they hold here can be given away."""
+        for worker in workers:
+            if worker.node in self.free and not worker.is_leaving:
+                self.free[worker.node] += worker.gpus
+
+    def stay(self, workers: Iterable[WorkerView]) -> None:
+        """The opposite of `vacate`."""
+        for worker in workers:
+            if worker.node in self.free and not worker.is_leaving:
+                self.free[worker.node] -= worker.gpus
+
+    def take(self, placements: Iterable[Placement], gpus_per_worker: int) -> None:
+        """Give GPUs away."""
+        for placement in placements:
+            self.free[placement.node] -= placement.worker_count * gpus_per_worker
+
+    def give(self, placements: Iterable[Placement], gpus_per_worker: int) -> None:
+        """The opposite of `take`."""
+        for placement in placements:
+            self.free[placement.node] += placement.worker_count * gpus_per_worker
+
+    def rooms(self, gpu_type: str, gpus_per_worker: int) -> dict[NodeName, int]:
+        """Workers that each node of a type has room for, where it has any."""
+        return {
+            name: gpus // gpus_per_worker
+            for name, gpus in self.free.items()
+            if gpus >= gpus_per_worker
+            and self.nodes[name].gpu_type == gpu_type
+            and name not in self.avoided
+        }
+
+
+def best_fit(floor: Floor, job: JobView, gpu_type: str, count: int) -> tuple[Placement, ...]:
+    """The fullest nodes that take a worker first: whole nodes stay whole."""
+    rooms = floor.rooms(gpu_type, job.gpus_per_worker)
+    return fill(rooms, sorted(rooms, key=lambda name: (floor.free[name], name)), count)
+
+
+def consolidated(floor: Floor, job: JobView, gpu_type: str, count: int) -> tuple[Placement, ...]:
+    """The fewest nodes: the fullest one that takes all; else the emptiest, and so on."""
+    rooms = floor.rooms(gpu_type, job.gpus_per_worker)
+    left, order = count, list[NodeName]()
+    free = dict(floor.free)
+    while left > 0 and len(order) < len(rooms):
+        rest = [name for name in rooms if name not in order]
+        whole = [name for name in rest if rooms[name] >= left]
+        if whole:
+            order.append(min(whole, key=lambda name: (free[name], name)))
+            break
+        order.append(min(rest, key=lambda name: (-rooms[name], name)))
+        left -= rooms[order[-1]]
+    return fill(rooms, order, count)
+
+
+def fill(
+    rooms: Mapping[NodeName, int], order: Iterable[NodeName], count: int
+) -> tuple[Placement, ...]:
+    """Up to `count` workers on nodes in this order, as many on each as it has room for."""
+    placements: list[Placement] = []
+    for name in order:
+        if count <= 0:
+            break
+        here = min(count, rooms[name])
+        placements.append(Placement(node=name, worker_count=here))
+        count -= here
+    return tuple(placements)
+
+
+def is_movable(job: JobView) -> bool:
+    """Whether a policy may stop it for others: it runs, agreed to it, and nothing is under way.
+
+    What was stopped lately rests first. A gang that still starts may be the nominee of GPUs that
+    somebody is leaving: to stop it would free them for nobody yet.
+    """
+    is_running = job.state == JobState.RUNNING and not job.is_resting
+    return is_running and job.preemptibility == Preemptibility.FULL
+
+
+class Pool(Struct, frozen=True, kw_only=True):
+    """GPUs of one type that can be shared out, and the jobs that compete for them.
+
+    gpus: free ones, and those of its running jobs. jobs: that wait or may be stopped, by id.
+    """
+
+    gpu_type: str
+    gpus: int
+    jobs: tuple[JobView, ...]
+
+
+def pools(snapshot: ClusterSnapshot, floor: Floor) -> list[Pool]:
+    """One per GPU type; a waiting job stands in the first pool of its types that is there."""
+    kinds = floor.gpu_types
+    jobs: dict[str, list[JobView]] = {kind: [] for kind in kinds}
+    gpus = {kind: floor.free_gpus(kind) for kind in kinds}
+    for job in snapshot.jobs:
+        if job.state == JobState.PENDING:
+            kind = next((kind for kind in job.gpu.types or kinds if kind in jobs), None)
+            if kind is not None:
+                jobs[kind].append(job)
+        elif is_movable(job) and job.gpu_type in jobs:
+            held = [worker for worker in job.placed if not worker.is_leaving]
+            if all(worker.node in floor.free for worker in held):
+                jobs[job.gpu_type].append(job)
+                gpus[job.gpu_type] += sum(worker.gpus for worker in held)
+    return [Pool(gpu_type=kind, gpus=gpus[kind], jobs=tuple(jobs[kind])) for kind in kinds]
+
+
+def present_workers(job: JobView) -> int:
+    """Workers that it has and that were not told to stop."""
+    return sum(not worker.is_leaving for worker in job.placed)

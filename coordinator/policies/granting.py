@@ -1,0 +1,285 @@
+"""Who gets how many workers -> decisions: stops, starts and resizes on real nodes. Knows no names.
+
+A policy that decides jointly says which jobs run, each with how many workers, in order of
+precedence (`Grant`); `carry_out` finds the nodes. Running jobs stay where they are, what the
+others leave is given on in the same pass by the engine's nominees, and nobody is stopped in vain.
+Must not know the engine, nor why a job deserves what it gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from common.model import JobId, JobState, NodeName
+from coordinator.policies.blockers import Hold
+from coordinator.policies.decisions import Decision, Placement, Preempt, Resize, Start
+from coordinator.policies.floor import Floor, Place, best_fit, is_movable, present_workers
+from coordinator.policies.placement import merge
+from coordinator.policies.snapshot import ClusterSnapshot, JobView
+
+
+class Grant(Struct, frozen=True, kw_only=True):
+    """A job and the workers that it shall have now; at least its base gang.
+
+    gpu_type: of the attempt; None takes the first accepted one with room. Running jobs keep theirs.
+    placements: exactly there, for a job that waits; None leaves it to the placing rule.
+    """
+
+    job: JobView
+    workers: int
+    reason: str
+    gpu_type: str | None = None
+    placements: tuple[Placement, ...] | None = None
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """What comes of grants: decisions in the order in which they can be carried out.
+
+    holds: why granted jobs that wait were not placed.
+    wake_at_s: when a job that was granted another size may be resized at last.
+    """
+
+    decisions: tuple[Decision, ...]
+    holds: tuple[Hold, ...] = ()
+    wake_at_s: float | None = None
+
+
+def carry_out(
+    snapshot: ClusterSnapshot,
+    grants: Sequence[Grant],
+    *,
+    floor: Floor | None = None,
+    place: Place = best_fit,
+    stops_in_vain: bool = False,
+) -> Plan:
+    """Decisions that give each granted job its workers, as far as nodes allow.
+
+    Running jobs that may be stopped and were granted nothing are preempted if somebody starts or
+    grows on what they hold, or in any case where `stops_in_vain`. Jobs that cannot be touched now
+    (they start, stop or resize, or did not agree) keep what they have whatever is granted.
+    """
+    return _Carrying(snapshot, grants, floor or Floor(snapshot), place).plan(stops_in_vain)
+
+
+class _Carrying:
+    """One pass.
+
+    takers: who starts or grows on a node, by node.
+    """
+
+    def __init__(
+        self, snapshot: ClusterSnapshot, grants: Sequence[Grant], floor: Floor, place: Place
+    ) -> None:
+        self._snapshot = snapshot
+        self._grants = grants
+        self._floor = floor
+        self._place = place
+        self._shrinks: list[Decision] = []
+        self._starts: list[Decision] = []
+        self._grows: list[Decision] = []
+        self._holds: list[Hold] = []
+        self._takers: dict[NodeName, list[JobId]] = {}
+        self._wakes: list[float] = []
+        granted = {grant.job.job_id for grant in grants}
+        # Whoever loses most by a stop is spared first.
+        self._staying = sorted(
+            (job for job in snapshot.jobs if is_movable(job) and job.job_id not in granted),
+            key=lambda job: (-job.lost_gpu_s(snapshot.now_s), job.job_id),
+        )
+        self._going: list[JobView] = []
+
+    def plan(self, stops_in_vain: bool) -> Plan:
+        if stops_in_vain:
+            for job in self._staying:
+                self._floor.vacate(job.placed)
+            self._going, self._staying = self._staying, []
+        self._resize(shrinks=True)
+        for grant in self._grants:
+            if grant.job.state == JobState.PENDING:
+                self._start(grant)
+        self._resize(shrinks=False)
+        preempts = [self._preempt(job) for job in self._going]
+        return Plan(
+            decisions=(*self._shrinks, *preempts, *self._starts, *self._grows),
+            holds=tuple(self._holds),
+            wake_at_s=min(self._wakes, default=None),
+        )
+
+    def _find(
+        self, place: Place, job: JobView, gpu_type: str, *, least: int, count: int
+    ) -> tuple[Placement, ...]:
+        """Nodes for `count` workers: free GPUs first, else also those of jobs without a grant.
+
+        Only those whose GPUs are really taken are stopped. Fewer than `least` workers: nobody is.
+        """
+        self._floor.avoided = job.avoid_nodes
+        found = place(self._floor, job, gpu_type, count)
+        if _count(found) >= count or not self._staying:
+            return found
+        for other in self._staying:
+            self._floor.vacate(other.placed)
+        more = place(self._floor, job, gpu_type, count)
+        if _count(more) < least or _count(more) <= _count(found):
+            for other in self._staying:
+                self._floor.stay(other.placed)
+            return more if _count(more) < least else found
+        self._floor.take(more, job.gpus_per_worker)
+        staying: list[JobView] = []
+        for other in self._staying:
+            (staying if self._spare(other) else self._going).append(other)
+        self._staying = staying
+        self._floor.give(more, job.gpus_per_worker)
+        return more
+
+    def _spare(self, job: JobView) -> bool:
+        """Nobody needs what it holds: it goes on."""
+        held: dict[NodeName, int] = {}
+        for worker in job.placed:
+            if not worker.is_leaving:
+                held[worker.node] = held.get(worker.node, 0) + worker.gpus
+        free = self._floor.free
+        if any(free.get(name, gpus) < gpus for name, gpus in held.items()):
+            return False
+        self._floor.stay(job.placed)
+        return True
+
+    def _preempt(self, job: JobView) -> Decision:
+        nodes = {worker.node for worker in job.placed}
+        takers = sorted({taker for node in nodes for taker in self._takers.get(node, ())})
+        who, lost_gpu_s = ", ".join(takers), job.lost_gpu_s(self._snapshot.now_s)
+        return Preempt(
+            job_id=job.job_id,
+            predicted_cost_gpu_s=lost_gpu_s,
+            beneficiary=who,
+            reason=f"its turn is over: {who or 'nobody yet'} takes its GPUs; "
+            f"{lost_gpu_s:.0f} GPU-s of work lost",
+        )
+
+    # --- running jobs -------------------------------------------------------------------------
+
+    def _resize(self, *, shrinks: bool) -> None:
+        now_s, cooldown_s = self._snapshot.now_s, self._snapshot.resize_cooldown_s
+        for grant in self._grants:
+            job = grant.job
+            if not job.is_resizable or job.gpu_type is None:
+                continue
+            more = grant.workers - present_workers(job)
+            if more == 0 or (more < 0) != shrinks:
+                continue
+            rests_until_s = (job.last_resized_at_s or -cooldown_s) + cooldown_s
+            if not shrinks and rests_until_s > now_s:
+                self._wakes.append(rests_until_s)
+                continue
+            (self._shrink if shrinks else self._grow)(grant, abs(more))
+
+    def _shrink(self, grant: Grant, count: int) -> None:
+        flexible = [w for w in grant.job.placed if w.is_flexible and not w.is_leaving]
+        # The newest first: they stand farthest from the base gang.
+        leaving = sorted(flexible, key=lambda worker: -worker.worker_index)[:count]
+        if leaving:
+            self._floor.vacate(leaving)
+            self._shrinks.append(
+                Resize(
+                    job_id=grant.job.job_id,
+                    removed_workers=tuple(sorted(worker.worker_index for worker in leaving)),
+                    reason=grant.reason,
+                )
+            )
+
+    def _grow(self, grant: Grant, count: int) -> None:
+        job = grant.job
+        assert job.gpu_type is not None
+        most = job.workers_on(job.gpu_type).max - present_workers(job)
+        placements = self._find(self._place, job, job.gpu_type, least=1, count=min(count, most))
+        if placements:
+            self._give(job, placements)
+            self._grows.append(
+                Resize(
+                    job_id=job.job_id,
+                    added=tuple(_flexible(placement) for placement in placements),
+                    reason=grant.reason,
+                )
+            )
+
+    # --- waiting jobs -------------------------------------------------------------------------
+
+    def _start(self, grant: Grant) -> None:
+        job, most = grant.job, 0
+        kinds = (grant.gpu_type,) if grant.gpu_type else job.gpu.types or self._floor.gpu_types
+        for gpu_type in kinds:
+            gang = job.workers_on(gpu_type)
+            count = min(max(grant.workers, gang.min), gang.max)
+            place = _exactly(grant.placements) if grant.placements else self._place
+            placements = self._find(place, job, gpu_type, least=gang.min, count=count)
+            placed = _count(placements)
+            if placed >= gang.min:
+                self._give(job, placements)
+                self._starts.append(self._start_on(grant, gpu_type, placements))
+                return
+            most = max(most, placed)
+        self._holds.append(
+            Hold(
+                job_id=job.job_id,
+                blockers=(
+                    f"it is its turn, but of {job.workers.min} workers of {job.gpus_per_worker} "
+                    f"GPUs only {most} can be placed",
+                ),
+            )
+        )
+
+    def _start_on(self, grant: Grant, gpu_type: str, placements: Sequence[Placement]) -> Start:
+        job = grant.job
+        base = job.workers_on(gpu_type).min
+        split = merge(list(_split(placements, base)))
+        count = _count(placements)
+        factor = job.gpu.worker_multiplier.get(gpu_type, 1)
+        return Start(
+            job_id=job.job_id,
+            gpu_type=gpu_type,
+            placements=split,
+            estimated_runtime_s=job.work_left_s(self._snapshot.now_s) * factor / count,
+            estimate_source=job.estimate_source,
+            reason=grant.reason,
+        )
+
+    def _give(self, job: JobView, placements: Iterable[Placement]) -> None:
+        for placement in placements:
+            self._takers.setdefault(placement.node, []).append(job.job_id)
+        self._floor.take(placements, job.gpus_per_worker)
+
+
+def _exactly(placements: tuple[Placement, ...]) -> Place:
+    """There and nowhere else."""
+
+    def place(floor: Floor, job: JobView, gpu_type: str, _: int) -> tuple[Placement, ...]:
+        rooms = floor.rooms(gpu_type, job.gpus_per_worker)
+        wanted: dict[NodeName, int] = {}
+        for each in placements:
+            wanted[each.node] = wanted.get(each.node, 0) + each.worker_count
+        fits = all(rooms.get(name, 0) >= count for name, count in wanted.items())
+        return placements if fits else ()
+
+    return place
+
+
+def _count(placements: Iterable[Placement]) -> int:
+    return sum(placement.worker_count for placement in placements)
+
+
+def _flexible(placement: Placement) -> Placement:
+    return Placement(node=placement.node, worker_count=placement.worker_count, is_flexible=True)
+
+
+def _split(placements: Iterable[Placement], base: int) -> Iterable[Placement]:
+    """The first workers are the base gang, the others are flexible."""
+    for placement in placements:
+        own = min(base, placement.worker_count)
+        base -= own
+        if own:
+            yield Placement(node=placement.node, worker_count=own)
+        if placement.worker_count > own:
+            yield Placement(
+                node=placement.node, worker_count=placement.worker_count - own, is_flexible=True
+            )

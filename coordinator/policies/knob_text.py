@@ -1,0 +1,98 @@
+"""Knobs in words: what each may be and what it is, as `NAME:KNOB=VALUE` writes it. Pure.
+
+Must not know policies by name, nor who shows it.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from inspect import getdoc
+from math import inf
+from re import escape, split
+from typing import Any, cast
+
+from msgspec import Struct, inspect
+
+from coordinator.policies.policy import Policy, knobs_of
+
+
+class Knob(Struct, frozen=True, kw_only=True):
+    """One knob of a policy. values: what it may be. default: what it is when it is not turned.
+
+    says: what its source says of it; empty: nothing.
+    """
+
+    name: str
+    values: str
+    default: str
+    says: str = ""
+
+
+def knobs(made: Policy) -> tuple[Knob, ...]:
+    """All knobs of a policy, in the order of its source."""
+    known = knobs_of(made)
+    notes = _notes(made.knobs, [*known, "order"])
+    return tuple(
+        Knob(
+            name=name,
+            values=values(inspect.type_info(kind)),
+            default=value_text(getattr(made.knobs, name)),
+            says=notes.get(name, ""),
+        )
+        for name, kind in known.items()
+    )
+
+
+def _notes(held: Struct, known: list[str]) -> dict[str, str]:
+    """The docstring's `name: text` and `name, name: text`, several of which may share a line."""
+    names = "|".join(escape(name) for name in known)
+    parts = split(rf"\b((?:{names})(?:,\s+(?:{names}))*): ", getdoc(type(held)) or "")
+    return {
+        name.strip(): " ".join(text.split()).rstrip(".")
+        for group, text in zip(parts[1::2], parts[2::2], strict=True)
+        for name in group.split(",")
+    }
+
+
+def values(kind: inspect.Type) -> str:
+    """What a value of a type may be, as a person writes it."""
+    match kind:
+        case inspect.BoolType():
+            return "true, false"
+        case inspect.EnumType():
+            members: Any = kind.cls
+            return ", ".join(str(member.value) for member in members)
+        case inspect.IntType() | inspect.FloatType():
+            what = "whole number" if isinstance(kind, inspect.IntType) else "number"
+            return f"{what}{_limits(kind)}"
+        case inspect.VarTupleType():
+            return f"{values(kind.item_type)}; several with / between"
+        case inspect.NoneType():
+            return "null"
+        case inspect.UnionType():
+            return ", ".join(values(each) for each in kind.types)
+        case _:
+            return "text"
+
+
+def _limits(kind: inspect.IntType | inspect.FloatType) -> str:
+    signs = {">": kind.gt, ">=": kind.ge, "<": kind.lt, "<=": kind.le}
+    limits = [f"{sign} {at:g}" for sign, at in signs.items() if at is not None and at != inf]
+    return " " + " and ".join(limits) if limits else ""
+
+
+def value_text(value: object) -> str:
+    """A knob's value, as a name turns it."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case StrEnum():
+            return value.value
+        case None:
+            return "null"
+        case tuple():
+            return "/".join(value_text(item) for item in cast("tuple[object, ...]", value))
+        case float():
+            return f"{value:g}"
+        case _:
+            return str(value)

@@ -1,0 +1,207 @@
+"""What a policy is: who starts where, what is lent, its knobs and its parts. Knows no policy.
+
+A bundle is rules over the shared parts; a joint policy decides by the general hook. Both have knobs
+that are turned by name: `aryl:reclaim=random:resize_cost_s=0`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from functools import partial
+from typing import Any, TypeVar, get_origin
+
+import msgspec
+from msgspec import Struct, structs
+
+from common.errors import ConfigError
+from common.model import NodeName
+from coordinator.policies import resting, tenant_rules
+from coordinator.policies.blockers import Hold
+from coordinator.policies.decisions import Decision
+from coordinator.policies.passes import Allocation, Rules, allocate, hold, keep, lend
+from coordinator.policies.queueing import submission_key
+from coordinator.policies.snapshot import ClusterSnapshot
+
+K = TypeVar("K", bound=Struct)
+
+
+class Parts(Struct, frozen=True, kw_only=True):
+    """Which parts a policy is made of, in a few words each; empty: it has none of that kind."""
+
+    order: str = ""
+    size: str = ""
+    place: str = ""
+    loan: str = ""
+    reclaim: str = "server preemption cost"
+    forecast: str = ""
+
+
+class NoKnobs(Struct, frozen=True, kw_only=True):
+    """Of a policy that has none."""
+
+
+def _nobody(snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
+    return ()
+
+
+def _nothing(snapshot: ClusterSnapshot, name: NodeName) -> tuple[str, ...]:
+    return ()
+
+
+Allocate = Callable[[ClusterSnapshot, bytes], Allocation]
+
+
+class Policy(Struct, frozen=True, kw_only=True):
+    """Who starts where (`allocate`), and what is lent or taken back (`lend`).
+
+    allocate: from the snapshot and what it remembered. hold: why each job that waits would not
+        start in a pass now, by the same; asked only when somebody wants to know, as that costs
+        more than the pass.
+    keep: why a node of a service that serves is not lent, the service's balance first.
+    knobs: what can be turned of it. turn: the policy by a name of its own with other knobs.
+    shares_gpus: it suspends jobs and resumes them; under any other one they go on when they can.
+    """
+
+    name: str
+    description: str
+    allocate: Allocate
+    lend: Callable[[ClusterSnapshot], tuple[Decision, ...]]
+    hold: Callable[[ClusterSnapshot, bytes], tuple[Hold, ...]] = _nobody
+    keep: Callable[[ClusterSnapshot, NodeName], tuple[str, ...]] = _nothing
+    knobs: Struct = NoKnobs()
+    turn: Callable[[str, Any], Policy] | None = None
+    parts: Parts = Parts()
+    shares_gpus: bool = False
+
+
+def bundle(name: str, description: str, rules: Rules) -> Policy:
+    """A policy from rules."""
+
+    def turn(other: str, turned: Rules) -> Policy:
+        return bundle(other, description, turned)
+
+    return Policy(
+        name=name,
+        description=description,
+        allocate=_within(partial(allocate, rules)),
+        lend=partial(lend, rules),
+        hold=partial(tenant_rules.held, lambda snapshot, _: hold(rules, snapshot)),
+        keep=partial(keep, rules),
+        knobs=rules,
+        turn=turn,
+        parts=_parts_of(rules),
+    )
+
+
+def _within(decide: Allocate) -> Allocate:
+    """A pass within what holds for every policy: promises to tenants, and rest after a stop."""
+    return partial(resting.allocated, partial(tenant_rules.allocated, decide))
+
+
+def _parts_of(rules: Rules) -> Parts:
+    order = rules.order.__name__.removesuffix("_key")
+    forecast = "" if rules.lend_quantile is None else f"seasonal quantile {rules.lend_quantile:g}"
+    return Parts(
+        order=f"{order}, {'strict' if rules.is_strict else 'with skip'}",
+        size="base, then knapsack of flexible workers" if rules.is_scaling else "base demand",
+        place="best fit, base and flexible apart" if rules.separates_groups else "best fit",
+        loan="spare over forecast" if rules.is_loaning else "",
+        reclaim=str(rules.reclaim),
+        forecast=(forecast or "last value, slope, day before") if rules.is_loaning else "",
+    )
+
+
+Decide = Callable[[K, ClusterSnapshot, bytes], Allocation]
+Explain = Callable[[K, ClusterSnapshot, bytes], tuple[Hold, ...]]
+
+LENDS_NOTHING = Rules(order=submission_key)
+"""It lends no node, and takes back in time what another policy has lent."""
+
+
+def joint(
+    name: str,
+    description: str,
+    *,
+    knobs: K,
+    allocate: Decide[K],
+    hold: Explain[K],
+    parts: Parts,
+    shares_gpus: bool = False,
+) -> Policy:
+    """A policy that decides jointly who runs, by the general hook; it lends nothing.
+
+    allocate, hold: get the knobs first. A frozen cell is not put to them: nothing is decided.
+    """
+
+    def decide(snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
+        if snapshot.is_frozen:
+            return Allocation(decisions=(), memory=memory)
+        return allocate(knobs, snapshot, memory)
+
+    def turn(other: str, turned: K) -> Policy:
+        return joint(
+            other, description, knobs=turned, allocate=allocate, hold=hold, parts=parts,
+            shares_gpus=shares_gpus,
+        )  # fmt: skip
+
+    return Policy(
+        name=name,
+        description=description,
+        allocate=_within(decide),
+        lend=partial(lend, LENDS_NOTHING),
+        hold=partial(tenant_rules.held, partial(hold, knobs)),
+        keep=partial(keep, LENDS_NOTHING),
+        knobs=knobs,
+        turn=turn,
+        parts=parts,
+        shares_gpus=shares_gpus,
+    )
+
+
+# --- knobs ----------------------------------------------------------------------------------
+
+
+def knobs_of(made: Policy) -> dict[str, Any]:
+    """What can be turned of a policy, and its type; callables cannot be written in a name."""
+    return {field.name: field.type for field in structs.fields(made.knobs) if field.name != "order"}
+
+
+def turned(made: Policy, name: str, texts: list[str]) -> Policy:
+    """A policy with knobs turned, each by `KNOB=VALUE`.
+
+    Raises:
+        ConfigError: a knob that it does not have, which lists those that it has, or a value that
+            is none of its.
+    """
+    if not texts:
+        return made
+    known = knobs_of(made)
+    if not known or made.turn is None:
+        raise ConfigError(f"policy: {made.name} has no knobs")
+    values = dict(_knob(made.name, known, text) for text in texts)
+    return made.turn(name, structs.replace(made.knobs, **values))
+
+
+def _knob(policy: str, known: dict[str, Any], text: str) -> tuple[str, object]:
+    key, has_value, value = text.partition("=")
+    if key not in known or not has_value:
+        raise ConfigError(
+            f"policy {policy}: {text!r} turns no knob; expected KNOB=VALUE with one of "
+            f"{', '.join(sorted(known))}"
+        )
+    # A list is written with slashes, as commas part policies and colons knobs.
+    is_list = get_origin(known[key]) is tuple
+    parts = (value.split("/") if value else []) if is_list else value
+    try:
+        return key, msgspec.convert(parts, known[key], strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            f"policy {policy}: {key}={value}: {error}{_choices(known[key])}"
+        ) from None
+
+
+def _choices(kind: object) -> str:
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return f"; expected one of {', '.join(member.value for member in kind)}"
+    return ""

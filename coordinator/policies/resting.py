@@ -1,0 +1,44 @@
+"""Jobs that were preempted lately: no other one's turn stops them again yet. Knows no policy.
+
+The engine refuses such a preemption (`min_runtime_s`, design section 5: nobody is stopped over and
+over), and with it the start that was to have the GPUs. So a policy is told beforehand, and is asked
+again when the first of them may be stopped. Must not know the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from common.model import JobState
+from coordinator.policies.passes import Allocation
+from coordinator.policies.snapshot import ClusterSnapshot, JobView
+
+
+def allocated(
+    decide: Callable[[ClusterSnapshot, bytes], Allocation],
+    snapshot: ClusterSnapshot,
+    memory: bytes,
+) -> Allocation:
+    """One scheduling pass, by a snapshot that says whose turn cannot be ended yet."""
+    ends_s = [end_s for job in snapshot.jobs if (end_s := rests_until_s(snapshot, job)) is not None]
+    if not ends_s:
+        return decide(snapshot, memory)
+    jobs = tuple(
+        job if rests_until_s(snapshot, job) is None else replace(job, is_resting=True)
+        for job in snapshot.jobs
+    )
+    allocation = decide(replace(snapshot, jobs=jobs), memory)
+    if not any(job.state == JobState.PENDING for job in jobs):
+        return allocation
+    wakes_s = [*ends_s] if allocation.wake_at_s is None else [*ends_s, allocation.wake_at_s]
+    return replace(allocation, wake_at_s=min(wakes_s))
+
+
+def rests_until_s(snapshot: ClusterSnapshot, job: JobView) -> float | None:
+    """Until when a job that runs may not be stopped for another one; None: it may be now."""
+    if job.preempted_at_s is None or job.state != JobState.RUNNING:
+        return None
+    until_s = job.preempted_at_s + snapshot.min_runtime_s
+    return until_s if until_s > snapshot.now_s else None

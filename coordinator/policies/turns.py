@@ -1,0 +1,124 @@
+"""A line of jobs walked on real nodes: who runs, who makes room. Must not know what orders it.
+
+Running and waiting jobs stand in one line. Each takes its whole base gang from what is left by
+those before it: a running job where it is, a waiting one on GPUs that are free, else on those of
+jobs behind it. What the walk grants, `floor.carry_out` turns into decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from common.model import JobState, NodeName
+from coordinator.policies.decisions import Placement
+from coordinator.policies.floor import Floor, Place, best_fit, is_movable, present_workers
+from coordinator.policies.granting import Grant
+from coordinator.policies.snapshot import ClusterSnapshot, JobView
+
+PlaceOf = Callable[[JobView], Place]
+"""How the workers of a job are placed; jobs of one shape and one answer fit or fail together."""
+
+Why = Callable[[JobView], str]
+"""Why a job stands where it stands in the line: part of the reason of its start."""
+
+
+def anywhere(job: JobView) -> Place:
+    """Every job by best fit."""
+    return best_fit
+
+
+def takes_turns(job: JobView) -> bool:
+    """Whether a job stands in the line: it waits, or it runs and may be stopped for others."""
+    return job.state == JobState.PENDING or is_movable(job)
+
+
+class Turns:
+    """One walk.
+
+    grants: who runs after it, in the order of the line. held: who waits on, and how many workers of
+    its base gang there was room for at most.
+    """
+
+    def __init__(
+        self,
+        snapshot: ClusterSnapshot,
+        line: Iterable[JobView],
+        why: Why,
+        place_of: PlaceOf = anywhere,
+    ) -> None:
+        self.grants: list[Grant] = []
+        self.held: list[tuple[JobView, int]] = []
+        self._why = why
+        self._place_of = place_of
+        # GPUs on which nobody runs; below zero where somebody behind must go.
+        self._free = Floor(snapshot)
+        # GPUs that nobody before has: free, or of a running job behind.
+        self._within = Floor(snapshot)
+        self._gpu_types = self._free.gpu_types
+        self._full: dict[tuple[object, ...], int] = {}
+        jobs = list(line)
+        for job in jobs:
+            self._within.vacate(job.placed)
+        self._room = sum(self._within.free.values())
+        for job in jobs:
+            if job.state != JobState.PENDING:
+                self._keep(job)
+            elif self._room < job.workers.min * job.gpus_per_worker:
+                self.held.append((job, self._room // job.gpus_per_worker))
+            else:
+                self._start(job)
+
+    def _keep(self, job: JobView) -> None:
+        """A running job stays where it is, unless a job before it took its GPUs."""
+        held: dict[NodeName, int] = {}
+        for worker in job.placed:
+            if not worker.is_leaving:
+                held[worker.node] = held.get(worker.node, 0) + worker.gpus
+        within = self._within.free
+        if all(within.get(name, gpus) >= gpus for name, gpus in held.items()):
+            self._within.stay(job.placed)
+            self._room -= sum(gpus for name, gpus in held.items() if name in within)
+            self.grants.append(Grant(job=job, workers=present_workers(job), reason="its turn"))
+        else:
+            self._free.vacate(job.placed)
+
+    def _start(self, job: JobView) -> None:
+        """A waiting job starts on free GPUs, else on those of jobs behind it, else waits."""
+        place = self._place_of(job)
+        multipliers = job.gpu.worker_multiplier
+        factors = tuple(sorted(multipliers.items())) if multipliers else ()
+        shape = (job.gpus_per_worker, job.workers.min, job.gpu.types, factors)
+        alike = (place, shape, job.avoid_nodes)
+        if alike in self._full:
+            # Room only shrinks along the line: where its like did not fit it does not fit.
+            self.held.append((job, self._full[alike]))
+            return
+        most = 0
+        for floor in (self._free, self._within):
+            floor.avoided = job.avoid_nodes
+            for gpu_type in job.gpu.types or self._gpu_types:
+                count = job.workers_on(gpu_type).min
+                placements = place(floor, job, gpu_type, count)
+                placed = sum(placement.worker_count for placement in placements)
+                if placed == count:
+                    self._give(job, gpu_type, placements)
+                    return
+                most = max(most, placed)
+        self._full[alike] = most
+        self.held.append((job, most))
+
+    def _give(self, job: JobView, gpu_type: str, placements: tuple[Placement, ...]) -> None:
+        for floor in (self._free, self._within):
+            floor.take(placements, job.gpus_per_worker)
+        count = job.workers_on(gpu_type).min
+        self._room -= count * job.gpus_per_worker
+        self.grants.append(
+            Grant(
+                job=job,
+                workers=count,
+                gpu_type=gpu_type,
+                placements=tuple(sorted(placements, key=lambda placement: placement.node)),
+                reason=f"its turn ({self._why(job)}): {count * job.gpus_per_worker} GPUs of type "
+                f"{gpu_type} on {len(placements)} nodes",
+            )
+        )

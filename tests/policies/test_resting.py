@@ -1,0 +1,69 @@
+"""Jobs that were preempted lately: whose turn cannot be ended yet, and when it can."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from common.model import JobState, NodeRole
+from coordinator.engine.settings import EngineSettings
+from coordinator.policies.bundles import policy
+from coordinator.policies.decisions import Preempt, Start
+from coordinator.policies.snapshot import ClusterSnapshot
+from tests.builders import NOW_S, make_cluster, make_job_view, make_snapshot
+from tests.engine.house import House
+
+PREEMPTING = ("srtf", "afs", "tiresias", "themis-simple")
+
+
+def contested(*, preempted_at_s: float, min_runtime_s: float = 60.0) -> ClusterSnapshot:
+    """A full node of a long job that was preempted before, and a short one that waits."""
+    nodes, jobs = make_cluster({"n1": {"long": 8}}, role=NodeRole.TRAINING)
+    running = replace(
+        jobs[0],
+        preempted_at_s=preempted_at_s,
+        remaining_work_s=1e6,
+        attained_gpu_s=1e6,
+        whole_work_s=2e6,
+    )
+    short = make_job_view("short", gpus_per_worker=8, remaining_work_s=10.0)
+    snapshot = make_snapshot(nodes=nodes, jobs=[running, short])
+    return replace(snapshot, min_runtime_s=min_runtime_s)
+
+
+@pytest.mark.parametrize("name", PREEMPTING)
+def test_who_was_stopped_lately_is_not_stopped_and_nobody_starts_on_its_gpus(name: str) -> None:
+    """What the engine would refuse is not decided, and the pass comes when it would not."""
+    rested = policy(name).allocate(contested(preempted_at_s=NOW_S - 60.0), b"")
+    kinds = [type(decision) for decision in rested.decisions]
+    assert kinds == [Preempt, Start]
+    resting = policy(name).allocate(contested(preempted_at_s=NOW_S - 59.0), b"")
+    assert resting.decisions == ()
+    assert resting.wake_at_s is not None
+    assert resting.wake_at_s <= NOW_S + 1.0
+
+
+def test_where_nobody_waits_nobody_is_woken_for_the_rest() -> None:
+    """An end of a rest alone changes nothing."""
+    snapshot = contested(preempted_at_s=NOW_S - 1.0)
+    alone = replace(snapshot, jobs=snapshot.jobs[:1])
+    assert policy("srtf").allocate(alone, b"").wake_at_s is None
+
+
+def test_what_a_policy_decides_of_the_resting_is_never_refused() -> None:
+    """A job that runs again after a stop is left alone until its rest ends, and no longer."""
+    house = House(
+        training=1, inference=0, settings=EngineSettings(policy="srtf", min_runtime_s=30.0)
+    )
+    house.engine.policy = policy("srtf")
+    long = house.submit("long", work_s=1000.0, path="/saves")
+    house.wait(10.0)
+    house.submit("first", work_s=3.0)
+    house.wait(5.0)
+    assert (long.state, long.preemption_count) == (JobState.RUNNING, 1)
+    second = house.submit("second", work_s=3.0)
+    house.wait(24.0)
+    assert (long.preemption_count, second.state) == (1, JobState.PENDING)
+    house.wait(10.0)
+    assert (long.preemption_count, second.state) == (2, JobState.SUCCEEDED)
+    assert house.engine.state.counters.decisions_refused == 0
