@@ -1,0 +1,26 @@
+"""`aryl tenant`: what each tenant is promised, uses, borrows and is due. Must not decide."""
+
+from __future__ import annotations
+
+import typer
+
+from common.api import ListTenants, Tenants
+from coordinator.cli import columns
+from coordinator.cli.shared import add_list
+
+app = typer.Typer(no_args_is_help=True, help="See who is promised what, and who borrows.")
+
+
+@app.callback()
+def _group() -> None:
+    """Keep `list` a command of its own while it is the only one."""
+
+
+add_list(
+    app,
+    "tenants",
+    lambda here: here.ask(ListTenants(), Tenants).rows,
+    columns=columns.tenants,
+    name=lambda row: row.tenant,
+    about="All tenants: guarantee, use, what of it is borrowed, and the fair share.",
+)

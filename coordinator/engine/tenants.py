@@ -1,0 +1,42 @@
+"""Tenants in the engine: their settings as policies see them, and what is refused of decisions.
+
+Must not know policies by name. Every decision of a pass goes through here, whoever took it: a
+policy that does not keep to quotas and guarantees by itself is refused what breaks them.
+"""
+
+from __future__ import annotations
+
+from coordinator.engine.commands import Refused
+from coordinator.engine.context import Context
+from coordinator.engine.settings import EngineSettings
+from coordinator.policies.decisions import Decision
+from coordinator.policies.guarding import guarded
+from coordinator.policies.snapshot import ClusterSnapshot, TenantView
+
+
+def views(settings: EngineSettings) -> tuple[TenantView, ...]:
+    """The tenants of the cell, by name."""
+    return tuple(
+        TenantView(
+            name=tenant.name,
+            parent=tenant.parent,
+            weight=tenant.weight,
+            guarantee_gpus=tenant.guarantee_gpus,
+            borrow_limit_gpus=tenant.borrow_limit_gpus,
+            lend_limit_gpus=tenant.lend_limit_gpus,
+        )
+        for tenant in sorted(settings.tenants, key=lambda tenant: tenant.name)
+    )
+
+
+def allowed(
+    ctx: Context, snapshot: ClusterSnapshot, decisions: tuple[Decision, ...]
+) -> tuple[Decision, ...]:
+    """The decisions that tenants allow; the others are refused, each with the reason."""
+    if not snapshot.tenants:
+        return decisions
+    kept, dropped = guarded(snapshot, decisions)
+    for each in dropped:
+        ctx.refused.append(Refused(decision=each.decision, why=each.why))
+    ctx.state.counters.decisions_refused += len(dropped)
+    return kept

@@ -1,0 +1,255 @@
+"""What each tenant is promised, uses and may take: one tree of tenants. Knows no policy.
+
+A guarantee is the quota of a tenant and of all below it. What nobody's guarantee covers, and what
+idle guarantees leave over, is borrowed; a tenant may bound what it borrows and what it lends. The
+fair shares are those of KAI-Scheduler's documented rule: guarantees first, the rest by weight.
+GPUs are counted whatever their type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
+
+from common.model import GpuUuid, JobState
+from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
+
+WHOLE = ""
+"""The parent of those that have none: the cell."""
+
+ITSELF = " itself"
+"""After the name of a tenant that has children: its own jobs. No tenant's name has a blank."""
+
+NOBODY = "no tenant"
+"""Whose jobs without a tenant are."""
+
+
+def tree_of(views: Sequence[TenantView], named: Iterable[str]) -> dict[str, TenantView]:
+    """Tenants by name, parents before children, with those that only jobs name.
+
+    A tenant without settings stands beside the others, with no guarantee and weight 1. A tenant
+    that has children and jobs of its own has those as one child more, with what its children
+    leave of its guarantee.
+    """
+    found = {view.name: view for view in views}
+    inner = {view.parent for view in views if view.parent != WHOLE}
+    for name in sorted(set(named)):
+        if name not in found:
+            found[name] = TenantView(name=name)
+        if name in inner:
+            of_children = sum(view.guarantee_gpus for view in views if view.parent == name)
+            rest = max(0, found[name].guarantee_gpus - of_children)
+            itself = TenantView(name=name + ITSELF, parent=name, guarantee_gpus=rest)
+            found[itself.name] = itself
+    depth = {name: len(_path(found, name)) for name in found}
+    return {name: found[name] for name in sorted(found, key=lambda name: (depth[name], name))}
+
+
+def _path(views: Mapping[str, TenantView], name: str) -> tuple[str, ...]:
+    path = [name]
+    while views[path[-1]].parent != WHOLE:
+        path.append(views[path[-1]].parent)
+    return tuple(path)
+
+
+def _new_gpus(job: JobView, seen: set[GpuUuid]) -> int:
+    """GPUs that it has, was not told to give back, and that nobody before had; `seen` grows."""
+    count = 0
+    for worker in job.placed:
+        if not worker.is_leaving:
+            count += worker.gpus - sum(uuid in seen for uuid in worker.gpu_uuids)
+            seen.update(worker.gpu_uuids)
+    return count
+
+
+def base_gpus(job: JobView) -> int:
+    """GPUs of its base gang on its reference type."""
+    return job.workers.min * job.gpus_per_worker
+
+
+class Tenancy:
+    """Tenants, and the GPUs that each uses with all below it; `take` and `leave` change them.
+
+    views: by name, parents first. used: GPUs by name; `WHOLE` is all of them.
+    capacity: GPUs that jobs have or could be given.
+    """
+
+    def __init__(self, snapshot: ClusterSnapshot) -> None:
+        self.views = tree_of(snapshot.tenants, (job.tenant or NOBODY for job in snapshot.jobs))
+        self.children: dict[str, list[str]] = {WHOLE: []}
+        for name, view in self.views.items():
+            self.children.setdefault(name, [])
+            self.children[view.parent].append(name)
+        self._paths = {name: _path(self.views, name) for name in self.views}
+        self.used: dict[str, int] = dict.fromkeys((*self.views, WHOLE), 0)
+        shared: set[GpuUuid] = set()
+        for job in snapshot.jobs:
+            if job.placed:
+                self.take(job, _new_gpus(job, shared))
+        self._keepers = [n for n, v in self.views.items() if v.lend_limit_gpus is not None]
+        free = sum(node.free_gpus for node in snapshot.nodes if node.is_schedulable)
+        self.capacity = self.used[WHOLE] + free
+
+    def leaf(self, job: JobView) -> str:
+        """Where its GPUs are counted first."""
+        name = job.tenant or NOBODY
+        itself = name + ITSELF
+        return itself if itself in self.views else name
+
+    def path(self, job: JobView) -> tuple[str, ...]:
+        """Its tenant, that one's parent, and so on."""
+        return self._paths[self.leaf(job)]
+
+    def take(self, job: JobView, gpus: int) -> None:
+        """The job gets GPUs."""
+        self.used[WHOLE] += gpus
+        for name in self.path(job):
+            self.used[name] += gpus
+
+    def leave(self, job: JobView, gpus: int) -> None:
+        """The opposite of `take`."""
+        self.take(job, -gpus)
+
+    def below_top(self, job: JobView, other: JobView) -> tuple[str, ...]:
+        """The job's tenants that the other job is no part of, the own one first."""
+        theirs = set(self.path(other))
+        return tuple(name for name in self.path(job) if name not in theirs)
+
+    # --- what it may take -------------------------------------------------------------------
+
+    def limit_gpus(self, name: str) -> float:
+        """What a tenant may use at most: its guarantee and what it may borrow."""
+        view = self.views[name]
+        return inf if view.borrow_limit_gpus is None else _limit(view)
+
+    def room(self, job: JobView, *, alone: bool = False) -> float:
+        """GPUs that its tenant may still take, whether or not they are free.
+
+        Within its guarantee always; beyond it, what nobody else uses or keeps for itself.
+        alone: as if everybody else had stopped what it runs.
+        """
+        path = self.path(job)
+        limits = [self.limit_gpus(name) - self.used[name] for name in path]
+        return min(self._most(path[0], alone=alone) - self.used[path[0]], *limits)
+
+    def _most(self, name: str, *, alone: bool) -> float:
+        """GPUs that others leave to a tenant; never less than its guarantee.
+
+        Where everybody lends all, it is for nodes to say what is left.
+        """
+        view = self.views[name]
+        if not self._keepers:
+            return inf
+        is_top = view.parent == WHOLE
+        most = self.capacity if is_top else self._most(view.parent, alone=alone)
+        for other in self.children[view.parent]:
+            if other != name:
+                most -= self._kept(other) + (0 if alone else self.used[other])
+        return max(view.guarantee_gpus, most)
+
+    def _kept(self, name: str) -> int:
+        """GPUs of its idle guarantee that a tenant does not lend."""
+        view = self.views[name]
+        if view.lend_limit_gpus is None:
+            return 0
+        return max(0, view.guarantee_gpus - self.used[name] - view.lend_limit_gpus)
+
+    def why_not(self, job: JobView, gpus: int, *, alone: bool = False) -> str:
+        """Why its tenant may not take so many GPUs more; empty when it may."""
+        room = self.room(job, alone=alone)
+        if gpus <= room:
+            return ""
+        for name in self.path(job):
+            view, used = self.views[name], self.used[name]
+            if used + gpus > self.limit_gpus(name):
+                return (
+                    f"tenant {name}: {gpus} GPUs on top of the {used} that it uses exceed its "
+                    f"guarantee of {view.guarantee_gpus} and its borrow limit of "
+                    f"{view.borrow_limit_gpus}"
+                )
+        name = self.leaf(job)
+        guarantee = self.views[name].guarantee_gpus
+        keepers = [other for other in self._keepers if self._kept(other)]
+        return (
+            f"tenant {name}: {gpus} GPUs on top of the {self.used[name]} that it uses exceed its "
+            f"guarantee of {guarantee}, and it may take {max(0, int(room))}"
+            + (f": {', '.join(keepers)} lend no more of theirs" if keepers else "")
+        )
+
+    # --- fair shares ------------------------------------------------------------------------
+
+    def fair_shares(self, waiting_gpus: Mapping[str, int]) -> dict[str, float]:
+        """GPUs that are each tenant's due, by what it uses and what it waits for.
+
+        waiting_gpus: by the tenant of `leaf`. A tenant asks for what it uses and waits for.
+        """
+        asked: dict[str, float] = {}
+        for name in reversed(self.views):
+            own = [asked[child] for child in self.children[name]]
+            wanted = sum(own) if own else self.used[name] + waiting_gpus.get(name, 0)
+            asked[name] = min(wanted, self.limit_gpus(name))
+        shares: dict[str, float] = {}
+        for parent in (WHOLE, *self.views):
+            views = [self.views[name] for name in self.children[parent]]
+            whole = float(self.capacity) if parent == WHOLE else shares[parent]
+            shares |= fair_split(whole, views, asked)
+        return shares
+
+
+def _limit(view: TenantView) -> int:
+    return view.guarantee_gpus + (view.borrow_limit_gpus or 0)
+
+
+def fair_split(
+    whole: float, views: Sequence[TenantView], asked: Mapping[str, float]
+) -> dict[str, float]:
+    """Shares of siblings: guarantees first, what is over by weight, nobody more than it asks for.
+
+    KAI-Scheduler's rule ("deserved" quota, then over-quota by weight). Where guarantees exceed the
+    whole, all get the same part of theirs. What a tenant does not lend of an idle guarantee is
+    nobody's.
+    """
+    due = {view.name: min(asked[view.name], view.guarantee_gpus) for view in views}
+    first = water_fill(whole, {v.name: (float(v.guarantee_gpus), due[v.name]) for v in views})
+    kept = sum(
+        max(0.0, view.guarantee_gpus - view.lend_limit_gpus - due[view.name])
+        for view in views
+        if view.lend_limit_gpus is not None
+    )
+    over = max(0.0, whole - sum(first.values()) - kept)
+    more = water_fill(
+        over, {view.name: (view.weight, asked[view.name] - first[view.name]) for view in views}
+    )
+    return {name: first[name] + more[name] for name in first}
+
+
+def water_fill(whole: float, parts: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    """Split by weight, nobody beyond its cap; what the capped leave goes to the others by weight.
+
+    parts: weight and cap by name. Nothing is left over while anybody is below its cap.
+    """
+    got = dict.fromkeys(parts, 0.0)
+    open_parts = {name: part for name, part in parts.items() if part[0] > 0 and part[1] > 0}
+    # Whoever is full at the lowest level is full first: one walk in that order is exact.
+    order = sorted(open_parts, key=lambda name: (open_parts[name][1] / open_parts[name][0], name))
+    left = whole
+    for place, name in enumerate(order):
+        weight, cap = open_parts[name]
+        weights = sum(open_parts[other][0] for other in order[place:])
+        if cap * weights > left * weight:
+            for other in order[place:]:
+                got[other] = left * open_parts[other][0] / weights
+            return got
+        got[name] = cap
+        left -= cap
+    return got
+
+
+def waiting_gpus(snapshot: ClusterSnapshot, tenancy: Tenancy) -> dict[str, int]:
+    """Base demand of the jobs that wait, by the tenant of `Tenancy.leaf`."""
+    found: dict[str, int] = {}
+    for job in snapshot.jobs:
+        if job.state == JobState.PENDING:
+            name = tenancy.leaf(job)
+            found[name] = found.get(name, 0) + base_gpus(job)
+    return found

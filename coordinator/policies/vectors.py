@@ -1,0 +1,191 @@
+"""GPUs, CPUs and memory together: what nodes have, what workers want, who has which part of it.
+
+A job that does not tell its CPUs or memory is taken to want the part of a node that its GPUs are of
+the node's GPUs; in shares of the whole cluster, of the mean node. Where no node tells its own, only
+GPUs count. Must not know the engine, nor what is decided on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from common.model import JobState, NodeName
+from coordinator.policies.decisions import Placement
+from coordinator.policies.floor import Floor
+from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView, WorkerView
+
+SLACK = 1e-9
+"""Parts of a node are compared with this tolerance: sums of thirds are not whole."""
+
+
+NEVER = "can never run here: its CPUs and memory do not fit on the nodes that have its GPUs"
+"""Why a job waits whose gang would not fit on empty nodes."""
+
+
+class Vector(NamedTuple):
+    """Amounts of each resource."""
+
+    gpus: float = 0.0
+    cpus: float = 0.0
+    memory_bytes: float = 0.0
+
+    def plus(self, other: Vector, times: float = 1.0) -> Vector:
+        """The sum with a multiple of another."""
+        return Vector(
+            self.gpus + times * other.gpus,
+            self.cpus + times * other.cpus,
+            self.memory_bytes + times * other.memory_bytes,
+        )
+
+    def over(self, whole: Vector) -> Vector:
+        """The parts of a whole; of what the whole has none of, none."""
+        return Vector(
+            self.gpus / whole.gpus if whole.gpus else 0.0,
+            self.cpus / whole.cpus if whole.cpus else 0.0,
+            self.memory_bytes / whole.memory_bytes if whole.memory_bytes else 0.0,
+        )
+
+    def dot(self, other: Vector) -> float:
+        """The scalar product."""
+        return (
+            self.gpus * other.gpus + self.cpus * other.cpus + self.memory_bytes * other.memory_bytes
+        )
+
+
+def wanted(job: JobView, whole: Vector) -> Vector:
+    """What one worker wants of a node, or a mean node, with so much."""
+    gpus = float(job.gpus_per_worker)
+    part = gpus / whole.gpus if whole.gpus else 0.0
+    return Vector(
+        gpus,
+        float(job.cpus_per_worker) if job.cpus_per_worker else whole.cpus * part,
+        float(job.memory_bytes_per_worker)
+        if job.memory_bytes_per_worker
+        else whole.memory_bytes * part,
+    )
+
+
+def _has(node: NodeView) -> Vector:
+    return Vector(float(node.gpus), float(node.cpus), float(node.memory_bytes))
+
+
+class Bins:
+    """Nodes with what is left of each; `take` and `give` change it.
+
+    whole: by node. free: by node; of GPUs as the snapshot says, of the rest less what workers want.
+    total: of all nodes.
+    """
+
+    def __init__(self, snapshot: ClusterSnapshot) -> None:
+        self.floor = Floor(snapshot)
+        self.whole = {name: _has(node) for name, node in self.floor.nodes.items()}
+        self.total = Vector()
+        for whole in self.whole.values():
+            self.total = self.total.plus(whole)
+        self.free: dict[NodeName, Vector] = {
+            name: whole._replace(gpus=float(self.floor.free[name]))
+            for name, whole in self.whole.items()
+        }
+        for job in snapshot.jobs:
+            for worker in job.placed:
+                if worker.node in self.free:
+                    mine = wanted(job, self.whole[worker.node])._replace(gpus=0.0)
+                    self.free[worker.node] = self.free[worker.node].plus(mine, -1.0)
+
+    def room(self, job: JobView, name: NodeName) -> int:
+        """Workers of a job that a node can take."""
+        return self._room(job, name, self.free[name])
+
+    def _room(self, job: JobView, name: NodeName, free: Vector) -> int:
+        whole = self.whole[name]
+        parts = zip(free, wanted(job, whole), whole, strict=True)
+        return max(0, min(int((f + SLACK * w) / o) for f, o, w in parts if o > 0 and w > 0))
+
+    def never(self, job: JobView) -> bool:
+        """Whether its gang would not even fit if all nodes were empty."""
+        return all(
+            sum(
+                self._room(job, name, self.whole[name])
+                for name, node in self.floor.nodes.items()
+                if node.gpu_type == kind
+            )
+            < job.workers_on(kind).min
+            for kind in self.kinds(job)
+        )
+
+    def move(self, job: JobView, placements: Iterable[Placement], sign: float = -1.0) -> None:
+        """Workers come, or with sign 1 go."""
+        for placement in placements:
+            name = placement.node
+            one = wanted(job, self.whole[name])
+            self.free[name] = self.free[name].plus(one, sign * placement.worker_count)
+
+    def vacate(self, job: JobView, workers: Iterable[WorkerView], sign: float = 1.0) -> None:
+        """Running workers go, or with sign -1 stay after all."""
+        self.move(
+            job,
+            (
+                Placement(node=worker.node, worker_count=1)
+                for worker in workers
+                if worker.node in self.free and not worker.is_leaving
+            ),
+            sign,
+        )
+
+    def pick(
+        self, job: JobView, gpu_type: str, count: int, order: Callable[[NodeName], object]
+    ) -> tuple[Placement, ...]:
+        """Nodes for `count` workers, the least by `order` first; empty where not all fit."""
+        rooms = {
+            name: room
+            for name, node in self.floor.nodes.items()
+            if node.gpu_type == gpu_type and (room := self.room(job, name))
+        }
+        found: list[Placement] = []
+        for name in sorted(rooms, key=lambda name: (order(name), name)):
+            here = min(count, rooms[name])
+            if here:
+                found.append(Placement(node=name, worker_count=here))
+                count -= here
+        return tuple(found) if count == 0 else ()
+
+    def fullest(self, name: NodeName) -> float:
+        """For `pick`: nodes with the fewest free GPUs first."""
+        return self.free[name].gpus
+
+    def kinds(self, job: JobView) -> tuple[str, ...]:
+        """GPU types that a job may start on, in its own order."""
+        return tuple(job.gpu.types or self.floor.gpu_types)
+
+
+def shares(
+    snapshot: ClusterSnapshot, total: Vector, weights: Mapping[str, float]
+) -> dict[str, float]:
+    """Dominant share of each tenant over its weight: of what it has most of (DRF, NSDI'11, 4.1)."""
+    used: dict[str, Vector] = {}
+    for job in snapshot.jobs:
+        here = sum(not worker.is_leaving for worker in job.placed)
+        used[job.tenant] = used.get(job.tenant, Vector()).plus(wanted(job, total), here)
+    return {name: dominant(mine, total, weights.get(name, 1.0)) for name, mine in used.items()}
+
+
+def dominant(used: Vector, total: Vector, weight: float = 1.0) -> float:
+    """The largest part of a whole, over a weight."""
+    return max(used.over(total)) / weight
+
+
+def weights_of(snapshot: ClusterSnapshot) -> dict[str, float]:
+    """Weights of the tenants that have settings; the others count 1."""
+    return {tenant.name: tenant.weight for tenant in snapshot.tenants}
+
+
+def lines_by_tenant(snapshot: ClusterSnapshot) -> dict[str, list[JobView]]:
+    """Waiting jobs of each tenant: priority first, then submission."""
+    lines: dict[str, list[JobView]] = {}
+    for job in snapshot.jobs:
+        if job.state == JobState.PENDING:
+            lines.setdefault(job.tenant, []).append(job)
+    for line in lines.values():
+        line.sort(key=lambda job: (-job.priority, job.submitted_at_s, job.job_id))
+    return lines

@@ -1,0 +1,36 @@
+"""Tenants in the engine: what a policy that does not keep to them is refused."""
+
+from __future__ import annotations
+
+from common.model import JobState
+from coordinator.engine.settings import EngineSettings, TenantSettings
+from coordinator.policies.decisions import Preempt
+from tests.engine.house import House, start, state
+
+
+def house_of(*tenants: TenantSettings) -> House:
+    """Two nodes, and a policy that knows no tenants."""
+    return House(inference=0, settings=EngineSettings(tenants=tenants, min_runtime_s=0.0))
+
+
+def test_a_start_beyond_a_quota_is_refused() -> None:
+    """Whatever the policy says: the job waits on, and the refusal names tenant and limit."""
+    house = house_of(TenantSettings(name="a", guarantee_gpus=8, borrow_limit_gpus=0))
+    first, second = house.submit("j1", tenant="a"), house.submit("j2", tenant="a")
+    house.start(first, "t0")
+    (why,) = house.refusals(start(second, "t1"))
+    assert why.startswith("tenant a: 8 GPUs on top of the 8")
+    assert state(second) == JobState.PENDING
+
+
+def test_a_guaranteed_job_is_not_stopped_for_another_tenant() -> None:
+    """Both the stop and the start on what it holds are refused."""
+    house = house_of(TenantSettings(name="a", guarantee_gpus=8))
+    safe, other = house.submit("j1", tenant="a"), house.submit("j2", tenant="b")
+    house.start(safe, "t0")
+    whys = house.refusals(Preempt(job_id=safe.job_id, reason="test"), start(other, "t0"))
+    assert whys == [
+        "tenant a is within its guarantee and loses nothing to another tenant",
+        "nobody starts on what it would leave",
+    ]
+    assert state(safe) == JobState.RUNNING

@@ -1,0 +1,230 @@
+"""Tenants: what is whose fair share, who may take how much, and what settings are refused."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from common.errors import ConfigError
+from common.model import JobState
+from coordinator.engine.settings import TenantSettings, check_tenants
+from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.tenancy import Tenancy, fair_split, waiting_gpus, water_fill
+from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
+
+
+def job_of(tenant: str, gpus: int, *, name: str, node: str | None = None) -> JobView:
+    """A job of one worker, waiting or on a node."""
+    made = make_job_view(
+        name,
+        gpus_per_worker=gpus,
+        state=JobState.PENDING if node is None else JobState.RUNNING,
+        placed=() if node is None else (make_worker_view(name, 0, node, gpus=gpus),),
+    )
+    return replace(made, tenant=tenant)
+
+
+def cell(
+    *jobs: JobView, tenants: tuple[TenantView, ...], nodes: int = 2, gpus: int = 8
+) -> ClusterSnapshot:
+    """Training nodes with these jobs on them."""
+    there = [
+        make_node_view(
+            f"n{n}",
+            gpus=gpus,
+            workers=[w for job in jobs for w in job.placed if w.node == f"n{n}"],
+        )
+        for n in range(nodes)
+    ]
+    return replace(make_snapshot(nodes=there, jobs=jobs), tenants=tenants)
+
+
+# --- fair shares --------------------------------------------------------------------------------
+
+
+def test_guarantees_first_and_the_rest_by_weight() -> None:
+    """KAI-Scheduler's example: 100 GPUs, deserved 10 / 10, asked 100 / 100, weights 3 : 1."""
+    views = [
+        TenantView(name="a", weight=3.0, guarantee_gpus=10),
+        TenantView(name="b", weight=1.0, guarantee_gpus=10),
+    ]
+    assert fair_split(100.0, views, {"a": 100, "b": 100}) == {"a": 70.0, "b": 30.0}
+
+
+def test_what_one_does_not_ask_for_goes_to_the_others_by_weight() -> None:
+    """The part of whoever is content is split again, not lost."""
+    views = [
+        TenantView(name=name, weight=weight) for name, weight in (("a", 2), ("b", 1), ("c", 1))
+    ]
+    assert fair_split(80.0, views, {"a": 10, "b": 100, "c": 30}) == {"a": 10, "b": 40.0, "c": 30}
+
+
+def test_what_a_tenant_does_not_lend_is_nobody_s() -> None:
+    """Ten idle GPUs of a guarantee, of which it lends four: the other gets its own and four."""
+    views = [
+        TenantView(name="a", guarantee_gpus=10, lend_limit_gpus=4),
+        TenantView(name="b", guarantee_gpus=10),
+    ]
+    assert fair_split(20.0, views, {"a": 0, "b": 100}) == {"a": 0.0, "b": 14.0}
+
+
+def test_shares_go_down_the_tree() -> None:
+    """Two teams in one division split its share, and nobody else's idle GPUs pass them by."""
+    tenants = (
+        TenantView(name="division", guarantee_gpus=12),
+        TenantView(name="t1", parent="division", guarantee_gpus=4, weight=1.0),
+        TenantView(name="t2", parent="division", guarantee_gpus=4, weight=3.0),
+        TenantView(name="other", guarantee_gpus=4),
+    )
+    snapshot = cell(
+        *(job_of(name, 100, name=name) for name in ("t1", "t2")),
+        job_of("other", 2, name="o"),
+        tenants=tenants,
+    )
+    tenancy = Tenancy(snapshot)
+    shares = tenancy.fair_shares(waiting_gpus(snapshot, tenancy))
+    assert shares == {"division": 14.0, "other": 2.0, "t1": 5.5, "t2": 8.5}
+
+
+parts = st.dictionaries(
+    st.sampled_from("abcdef"),
+    st.tuples(st.integers(1, 9).map(float), st.integers(0, 50).map(float)),
+    min_size=1,
+)
+
+
+@given(whole=st.integers(0, 120), parts=parts)
+def test_water_fills_up(whole: int, parts: dict[str, tuple[float, float]]) -> None:
+    """Shares sum to the whole or to all caps; nobody below its cap has less per weight (Pareto)."""
+    got = water_fill(float(whole), parts)
+    assert sum(got.values()) == pytest.approx(min(whole, sum(cap for _, cap in parts.values())))
+    levels = {name: got[name] / weight for name, (weight, _) in parts.items()}
+    for name, (_, cap) in parts.items():
+        assert got[name] <= cap
+        if got[name] < cap - 1e-9:
+            assert levels[name] == pytest.approx(max(levels.values()))
+
+
+@given(whole=st.integers(0, 120), parts=parts, more=st.integers(1, 9))
+def test_more_weight_is_never_less(
+    whole: int, parts: dict[str, tuple[float, float]], more: int
+) -> None:
+    """Monotone in weight: the heavier gets at least as much, each other at most as much."""
+    name = min(parts)
+    heavier = parts | {name: (parts[name][0] + more, parts[name][1])}
+    before, after = water_fill(float(whole), parts), water_fill(float(whole), heavier)
+    assert after[name] >= before[name] - 1e-9
+    assert all(after[other] <= before[other] + 1e-9 for other in parts if other != name)
+
+
+views = st.lists(
+    st.builds(
+        TenantView,
+        name=st.sampled_from("abcdef"),
+        weight=st.integers(1, 9).map(float),
+        guarantee_gpus=st.integers(0, 20),
+    ),
+    min_size=1,
+    max_size=6,
+    unique_by=lambda view: view.name,
+)
+
+
+@given(whole=st.integers(0, 150), views=views, data=st.data())
+def test_a_guarantee_is_part_of_the_share(
+    whole: int, views: list[TenantView], data: st.DataObject
+) -> None:
+    """Where guarantees fit, each gets what it asks of its own, and idle GPUs are nobody's only if
+    nobody asks."""
+    assume(sum(view.guarantee_gpus for view in views) <= whole)
+    asked = {view.name: float(data.draw(st.integers(0, 60))) for view in views}
+    shares = fair_split(float(whole), views, asked)
+    for view in views:
+        assert shares[view.name] >= min(asked[view.name], view.guarantee_gpus) - 1e-9
+        assert shares[view.name] <= asked[view.name] + 1e-9
+    assert sum(shares.values()) == pytest.approx(min(whole, sum(asked.values())))
+
+
+# --- room ---------------------------------------------------------------------------------------
+
+
+def test_a_tenant_may_use_its_guarantee_and_what_it_may_borrow() -> None:
+    """Eight guaranteed, four borrowed at most, eight used: there is room for four."""
+    job = job_of("a", 4, name="more")
+    snapshot = cell(
+        job_of("a", 8, name="r", node="n0"),
+        job,
+        tenants=(TenantView(name="a", guarantee_gpus=8, borrow_limit_gpus=4),),
+    )
+    tenancy = Tenancy(snapshot)
+    assert tenancy.room(job) == 4
+    assert not tenancy.why_not(job, 4)
+    assert "borrow limit of 4" in tenancy.why_not(job, 5)
+
+
+def test_what_another_keeps_cannot_be_borrowed() -> None:
+    """Of sixteen GPUs another keeps six of its idle eight: ten are there to take."""
+    job = job_of("a", 8, name="j")
+    snapshot = cell(job, tenants=(TenantView(name="b", guarantee_gpus=8, lend_limit_gpus=2),))
+    tenancy = Tenancy(snapshot)
+    assert tenancy.room(job) == 10
+    assert "b lend no more" in tenancy.why_not(job, 12)
+
+
+def test_a_parent_s_limit_holds_for_its_children() -> None:
+    """A team has room of its own, and its division none."""
+    job = job_of("team", 4, name="j")
+    snapshot = cell(
+        job_of("division", 8, name="r", node="n0"),
+        job,
+        tenants=(
+            TenantView(name="division", guarantee_gpus=8, borrow_limit_gpus=2),
+            TenantView(name="team", parent="division", guarantee_gpus=2),
+        ),
+    )
+    assert Tenancy(snapshot).room(job) == 2
+    assert "tenant division" in Tenancy(snapshot).why_not(job, 4)
+
+
+# --- settings -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tenants", "says"),
+    [
+        ([{"name": "a"}, {"name": "a"}], "a is there twice"),
+        ([{"name": "a", "parent": "x"}], "a: parent 'x' is not one of a"),
+        (
+            [{"name": "a", "parent": "b"}, {"name": "b", "parent": "a"}],
+            "a in b in a is a circle",
+        ),
+        (
+            [
+                {"name": "p", "guarantee_gpus": 4},
+                {"name": "c", "parent": "p", "guarantee_gpus": 3},
+                {"name": "d", "parent": "p", "guarantee_gpus": 2},
+            ],
+            "c, d are guaranteed 5 GPUs, more than the 4 of their parent p",
+        ),
+    ],
+)
+def test_what_is_no_tree_of_tenants_is_refused(tenants: list[dict[str, object]], says: str) -> None:
+    """Each with an error that names the tenant."""
+    made = tuple(TenantSettings(**each) for each in tenants)  # type: ignore[arg-type]  # told below
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        check_tenants(made)
+
+
+@settings(max_examples=50)
+@given(guarantees=st.lists(st.integers(0, 9), min_size=1, max_size=4))
+def test_a_tree_whose_guarantees_fit_is_taken(guarantees: list[int]) -> None:
+    """Children may be promised all of their parent's, and no more."""
+    children = tuple(
+        TenantSettings(name=f"c{n}", parent="p", guarantee_gpus=gpus)
+        for n, gpus in enumerate(guarantees)
+    )
+    check_tenants((TenantSettings(name="p", guarantee_gpus=sum(guarantees)), *children))

@@ -1,0 +1,42 @@
+"""Rows of tenants, as `aryl tenant list` shows them."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from common.model import JobState
+from coordinator.policies.snapshot import JobView, TenantView
+from coordinator.service.rows import tenant_rows
+from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
+
+
+def job(name: str, tenant: str, gpus: int, *, runs: bool) -> JobView:
+    """One worker, that waits or runs."""
+    made = make_job_view(
+        name,
+        gpus_per_worker=gpus,
+        state=JobState.RUNNING if runs else JobState.PENDING,
+        placed=[make_worker_view(name, 0, "n0", gpus=gpus)] if runs else (),
+    )
+    return replace(made, tenant=tenant)
+
+
+def test_a_row_counts_all_below_a_tenant() -> None:
+    """Use, waiting demand and fair share of a division are those of its teams."""
+    running = job("r", "team", 6, runs=True)
+    snapshot = replace(
+        make_snapshot(
+            nodes=[make_node_view("n0", workers=running.placed)],
+            jobs=[running, job("w", "team", 4, runs=False), job("x", "other", 8, runs=False)],
+        ),
+        tenants=(
+            TenantView(name="division", guarantee_gpus=4),
+            TenantView(name="team", parent="division", guarantee_gpus=2),
+        ),
+    )
+    rows = {row.tenant: row for row in tenant_rows(snapshot)}
+    assert list(rows) == ["division", "other", "team"]
+    division = rows["division"]
+    assert (division.used_gpus, division.borrowed_gpus, division.waiting_gpus) == (6, 2, 4)
+    assert (division.fair_share_gpus, rows["other"].fair_share_gpus) == (6.0, 2.0)
+    assert (rows["team"].borrowed_gpus, rows["other"].waiting_gpus) == (4, 8)
