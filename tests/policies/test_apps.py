@@ -1,0 +1,117 @@
+"""Finish-time fairness by hand: shares, trials, and how many apps there were."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from common.model import JobId, NodeName
+from common.profile import JobProfile
+from coordinator.policies.apps import (
+    Aim,
+    Alone,
+    Attendance,
+    Held,
+    Measure,
+    Yardstick,
+    held_rate,
+    measures,
+    pace,
+)
+from coordinator.policies.snapshot import JobView
+from tests.builders import make_job_view, make_node_view, make_snapshot
+
+NODES = frozenset({NodeName("n1")})
+
+
+def job(name: str, *, work_s: float, most: int = 4, at_s: float = 0.0, app: str = "") -> JobView:
+    """A job of one-GPU workers."""
+    made = make_job_view(name, workers=(1, most), remaining_work_s=work_s, submitted_at_s=at_s)
+    return replace(made, whole_work_s=work_s, app=app or None)
+
+
+def measured(jobs: list[JobView], yard: Yardstick, attendance: Attendance) -> dict[str, Measure]:
+    """Every app of a snapshot."""
+    snapshot = make_snapshot(nodes=[make_node_view("n1")], jobs=jobs, now_s=yard.now_s)
+    return measures(attendance, yard, attendance.note(snapshot))
+
+
+def test_alone_is_a_share_by_the_apps_that_are_there() -> None:
+    """Two apps on 8 GPUs have 4 each: 400 worker-seconds take 100 s alone, or 200 s of 2 GPUs."""
+    found = measured(
+        [job("a", work_s=400.0), job("b", work_s=400.0, most=2)],
+        Yardstick(gpus=8, now_s=0.0),
+        Attendance(),
+    )
+    assert found["job a"].alone_s == pytest.approx(100.0)
+    assert found["job b"].alone_s == pytest.approx(200.0)
+    two = {JobId("a"): Held(2, NODES)}
+    assert found["job a"].rho(found["job a"].left_s(two)) == pytest.approx(2.0)
+
+
+def test_the_laxer_variant_is_equal_only_where_the_cluster_can_be_used() -> None:
+    """N times the whole cluster's time is its share's time if an app can use all, else more."""
+    for most, share_s, cluster_s in ((8, 100.0, 100.0), (4, 100.0, 200.0)):
+        jobs = [job("a", work_s=400.0, most=most), job("b", work_s=1.0)]
+        for alone, expected_s in ((Alone.SHARE, share_s), (Alone.CLUSTER, cluster_s)):
+            found = measured(jobs, Yardstick(gpus=8, now_s=0.0, alone=alone), Attendance())
+            assert found["job a"].alone_s == pytest.approx(expected_s)
+
+
+def test_the_number_of_apps_is_their_mean_over_time() -> None:
+    """One app for 100 s, then three for 100 s: 2 on the average; at a submission those present."""
+    attendance = Attendance()
+    first = job("a", work_s=1000.0)
+    yard = Yardstick(gpus=6, now_s=0.0)
+    measured([first], yard, attendance)
+    more = [first, job("b", work_s=10.0, at_s=100.0), job("c", work_s=10.0, at_s=100.0)]
+    measured(more, replace(yard, now_s=100.0), attendance)
+    assert attendance.mean_apps(attendance.apps["job b"]) == pytest.approx(3.0)
+    found = measured(more, replace(yard, now_s=200.0), attendance)
+    assert attendance.mean_apps(attendance.apps["job a"]) == pytest.approx(2.0)
+    assert found["job a"].share_gpus == pytest.approx(3.0)
+
+
+def test_trials_add_up_or_race() -> None:
+    """If all must end, work adds up on the app's share; if one is enough, the shortest counts."""
+    jobs = [job("a", work_s=100.0, app="s"), job("b", work_s=300.0, app="s")]
+    held = {JobId("a"): Held(2, NODES), JobId("b"): Held(2, NODES)}
+    all_ = measured(jobs, Yardstick(gpus=4, now_s=0.0), Attendance())["app s"]
+    first = measured(jobs, Yardstick(gpus=4, now_s=0.0, aim=Aim.FIRST), Attendance())["app s"]
+    assert (all_.alone_s, first.alone_s) == pytest.approx((100.0, 25.0))
+    assert all_.left_s(held) == pytest.approx(150.0)  # b's own two GPUs take that long
+    assert first.left_s(held) == pytest.approx(50.0)
+
+
+def test_work_of_ended_trials_still_counts_alone() -> None:
+    """What an app would have taken alone does not shrink as its trials end."""
+    attendance, yard = Attendance(), Yardstick(gpus=4, now_s=0.0)
+    jobs = [job("a", work_s=100.0, app="s"), job("b", work_s=300.0, app="s")]
+    whole = measured(jobs, yard, attendance)["app s"].alone_s
+    left = measured(jobs[1:], replace(yard, now_s=50.0), attendance)["app s"].alone_s
+    assert left == pytest.approx(whole)
+
+
+def test_spreading_slows_down_by_the_profile() -> None:
+    """A gang on two nodes or racks makes the part of its speed that its profile says."""
+    slow = replace(
+        job("a", work_s=100.0), profile=JobProfile(rack_speed_ratio=0.7, far_speed_ratio=0.5)
+    )
+    two = frozenset({NodeName("n1"), NodeName("n2")})
+    assert held_rate(slow, Held(2, NODES)) == pytest.approx(2.0)
+    assert held_rate(slow, Held(2, two)) == pytest.approx(1.4)
+    assert held_rate(slow, Held(2, two, racks=2)) == pytest.approx(1.0)
+
+
+def test_measured_speed_ups_count_from_the_base_gang() -> None:
+    """Pace is in worker-seconds of the base gang, between its points on a line, and capped."""
+    made = make_job_view("a", workers=(2, 8))
+    bent = replace(made, profile=JobProfile(speedup=((2, 10.0), (4, 15.0), (8, 20.0))))
+    assert [pace(bent, count) for count in (1, 2, 3, 4, 8, 16)] == pytest.approx(
+        [1.0, 2.0, 2.5, 3.0, 4.0, 4.0]
+    )
+
+
+def test_less_than_a_gang_makes_nothing() -> None:
+    """A job with fewer workers than its gang does not run."""
+    assert held_rate(make_job_view("a", workers=(4, 8)), Held(3, NODES)) == 0.0

@@ -1,0 +1,115 @@
+"""Rounds: shares are kept, nothing happens between two rounds, and new jobs wait for the next."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from common.model import JobState
+from coordinator.policies.bundles import policy
+from coordinator.policies.decisions import Preempt, Start
+from coordinator.policies.gavel import Rounds
+from coordinator.policies.passes import Allocation
+from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
+
+LAS = policy("las")
+
+
+def a_job(name: str, *, gpus: int = 1, on: str | None = None, since_s: float = 0.0) -> JobView:
+    """A gang of one worker, waiting or running."""
+    job = make_job_view(name, gpus_per_worker=gpus, submitted_at_s=NOW_S - 600.0)
+    if on is None:
+        return job
+    worker = make_worker_view(name, 0, on, gpus=gpus)
+    return replace(
+        job, state=JobState.RUNNING, gpu_type="H100", placed=(worker,), started_at_s=since_s
+    )
+
+
+def pool(jobs: list[JobView], *, gpus: int = 2, now_s: float = NOW_S) -> ClusterSnapshot:
+    """One node."""
+    workers = [worker for job in jobs for worker in job.placed]
+    return make_snapshot(
+        nodes=[make_node_view("n1", gpus=gpus, workers=workers)], jobs=jobs, now_s=now_s
+    )
+
+
+def started(allocation: Allocation) -> set[str]:
+    """Jobs that start."""
+    return {decision.job_id for decision in allocation.decisions if isinstance(decision, Start)}
+
+
+def rounds_of(allocation: Allocation) -> Rounds:
+    """What it remembers."""
+    return msgspec.msgpack.decode(allocation.memory, type=Rounds)
+
+
+def test_an_idle_pool_begins_a_round_at_once() -> None:
+    """Where nobody runs, those that come start now; the next round is a round's length away."""
+    found = LAS.allocate(pool([a_job("a"), a_job("b"), a_job("c")]), b"")
+    assert started(found) == {"a", "b"}
+    assert found.wake_at_s == pytest.approx(NOW_S + 120.0)
+
+
+def test_nothing_happens_between_two_rounds() -> None:
+    """A pass within a round decides nothing, even beside free GPUs."""
+    first = LAS.allocate(pool([a_job("a"), a_job("b"), a_job("c")]), b"")
+    later = [a_job("a", on="n1", since_s=NOW_S), a_job("c")]
+    found = LAS.allocate(pool(later, now_s=NOW_S + 50.0), first.memory)
+    assert found.decisions == ()
+    assert found.wake_at_s == pytest.approx(NOW_S + 120.0)
+    (held,) = LAS.hold(pool(later, now_s=NOW_S + 50.0), found.memory)
+    assert "the next round begins in 70 s" in held.blockers[0]
+
+
+def test_whoever_received_less_of_its_share_runs_next() -> None:
+    """The job that waited for a round takes the place of one that ran; another goes on."""
+    first = LAS.allocate(pool([a_job("a"), a_job("b"), a_job("c")]), b"")
+    ran = [a_job("a", on="n1", since_s=NOW_S), a_job("b", on="n1", since_s=NOW_S), a_job("c")]
+    found = LAS.allocate(pool(ran, now_s=NOW_S + 120.0), first.memory)
+    assert started(found) == {"c"}
+    assert sum(isinstance(decision, Preempt) for decision in found.decisions) == 1
+
+
+def test_shares_stay_until_the_program_is_solved_again() -> None:
+    """A newcomer has no share before `solve_s`, and one by the program after it."""
+    memory = LAS.allocate(pool([a_job("a"), a_job("b")]), b"").memory
+    jobs = [a_job("a", on="n1", since_s=NOW_S), a_job("b", on="n1", since_s=NOW_S), a_job("new")]
+    early = rounds_of(LAS.allocate(pool(jobs, now_s=NOW_S + 120.0), memory))
+    assert early.turns[jobs[2].job_id].share == 0.0
+    late = rounds_of(LAS.allocate(pool(jobs, now_s=NOW_S + 1080.0), memory))
+    assert late.turns[jobs[2].job_id].share == pytest.approx(2.0 / 3.0)
+
+
+def test_the_worst_finish_is_raised_first() -> None:
+    """With equal work left the job that has waited longest is given the greater share."""
+    jobs = [replace(a_job("old"), submitted_at_s=NOW_S - 9000.0), a_job("young")]
+    found = rounds_of(policy("themis-lp").allocate(pool(jobs, gpus=1), b""))
+    shares = {job_id: turn.share for job_id, turn in found.turns.items()}
+    assert shares[jobs[0].job_id] > shares[jobs[1].job_id] > 0.0
+
+
+def test_another_policys_memory_is_no_obstacle() -> None:
+    """Whatever the policy before remembered, a pass decides as with none."""
+    snapshot = pool([a_job("a"), a_job("b")])
+    fresh = LAS.allocate(snapshot, b"")
+    assert LAS.allocate(snapshot, b"\xc1text").decisions == fresh.decisions
+    simple = policy("themis-simple")
+    assert simple.allocate(snapshot, b"\xc1").decisions == simple.allocate(snapshot, b"").decisions
+
+
+def test_the_simple_form_divides_anew_each_lease() -> None:
+    """Until the lease ends a holder keeps its GPU; then the app that is worse off takes it."""
+    simple = policy("themis-simple:lease_s=600")
+    holder = replace(a_job("a"), submitted_at_s=NOW_S)
+    first = simple.allocate(pool([holder], gpus=1), b"")
+    assert started(first) == {"a"}
+    running = replace(a_job("a", on="n1", since_s=NOW_S), submitted_at_s=NOW_S)
+    both = [running, a_job("b")]
+    early = simple.allocate(pool(both, gpus=1, now_s=NOW_S + 599.0), first.memory)
+    assert early.decisions == ()
+    assert early.wake_at_s == pytest.approx(NOW_S + 600.0)
+    late = simple.allocate(pool(both, gpus=1, now_s=NOW_S + 600.0), early.memory)
+    assert started(late) == {"b"}
