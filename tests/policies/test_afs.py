@@ -1,0 +1,220 @@
+"""AFS: base gangs of the shortest first, then pairs decide who takes the next worker."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from common.model import JobState
+from common.profile import JobProfile
+from coordinator.policies.afs import (
+    LEASE_S,
+    Share,
+    base_shares,
+    beats_by_gain,
+    beats_by_length,
+    share_by_throughput,
+    share_out,
+)
+from coordinator.policies.bundles import policy
+from coordinator.policies.decisions import Preempt, Resize, Start
+from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from tests.builders import (
+    NOW_S,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_worker_view,
+)
+
+POINTS = st.lists(st.floats(0.05, 1.0), min_size=7, max_size=7)
+
+
+def job(name: str, work_s: float, *gains: float, most: int = 8) -> JobView:
+    """An elastic job whose n-th worker adds the n-th gain; linear without gains."""
+    rates = [sum(gains[: number + 1]) for number in range(len(gains))]
+    view = make_job_view(name, workers=(1, most), remaining_work_s=work_s)
+    profile = JobProfile(speedup=tuple(enumerate(rates, start=1)))
+    return replace(view, profile=profile, as_of_s=NOW_S)
+
+
+def share(view: JobView, workers: int) -> Share:
+    """What a job has so far."""
+    return Share(job=view, left_s=view.remaining_work_s, workers=workers)
+
+
+@given(
+    works=st.tuples(st.floats(1, 1e4), st.floats(1, 1e4)),
+    first=POINTS,
+    second=POINTS,
+    sizes=st.tuples(st.integers(1, 6), st.integers(1, 6)),
+)
+def test_the_pairwise_rule_is_that_of_remaining_times(
+    works: tuple[float, float], first: list[float], second: list[float], sizes: tuple[int, int]
+) -> None:
+    """The shorter wins iff r_l(n)/r_l(n+1) + r_h(n+1)/r_h(n) > 2, whichever side it stands on."""
+    a = share(job("a", works[0], 1.0, *first), sizes[0])
+    b = share(job("b", works[1], 1.0, *second), sizes[1])
+    low, high = sorted((a, b), key=lambda each: (each.remaining_s, each.job.job_id))
+
+    def after(each: Share) -> float:
+        return each.left_s / (each.rate + each.gain)
+
+    told = low.remaining_s / after(low) + after(high) / high.remaining_s
+    if abs(told - 2.0) < 1e-9:
+        return
+    winner = low if told > 2.0 else high
+    assert beats_by_length(high, low) == (winner is low)
+    assert beats_by_length(low, high) == (winner is high)
+
+
+def test_linear_jobs_share_equally_and_the_shorter_takes_what_is_over() -> None:
+    """Seven workers for two linear jobs: the shorter one has four."""
+    shares, left = base_shares([job("short", 10.0), job("long", 90.0)], 7, NOW_S)
+    share_out(shares, left, beats_by_length)
+    assert [each.workers for each in shares] == [4, 3]
+
+
+def test_a_short_job_that_hardly_scales_leaves_workers_to_a_long_one() -> None:
+    """Where a second worker adds 1 %, shortness does not outweigh efficiency."""
+    shares, left = base_shares([job("short", 10.0, 1.0, 0.01), job("long", 1000.0)], 6, NOW_S)
+    share_out(shares, left, beats_by_length)
+    assert [each.workers for each in shares] == [1, 5]
+
+
+def test_base_gangs_go_to_the_shortest_and_skip_what_does_not_fit() -> None:
+    """Four GPUs, gangs of 2, 4 and 2 in order of length: the wide one waits."""
+    views = [
+        make_job_view(name, workers=(size, size)) for name, size in (("a", 2), ("b", 4), ("c", 2))
+    ]
+    shares, left = base_shares(views, 4, NOW_S)
+    assert ([each.job.job_id for each in shares], left) == (["a", "c"], 0)
+
+
+def test_lyras_rule_follows_throughput_alone() -> None:
+    """The efficient job takes all, long or short."""
+    shares, left = base_shares([job("short", 10.0, 1.0, 0.5, 0.4), job("long", 1e4)], 6, NOW_S)
+    share_by_throughput(shares, left)
+    assert [each.workers for each in shares] == [1, 5]
+
+
+def test_without_lengths_the_more_efficient_wins_and_equals_toss() -> None:
+    """Surely better or surely worse needs no chance; between equals both happen."""
+    good = share(job("good", 1.0, 1.0, 1.0, 1.0), 1)
+    bad = share(job("bad", 1.0, 1.0, 0.1, 0.1), 1)
+    assert beats_by_gain(np.random.default_rng(1))(bad, good)
+    assert not beats_by_gain(np.random.default_rng(1))(good, bad)
+    toss = beats_by_gain(np.random.default_rng(1))
+    assert {toss(good, share(good.job, 1)) for _ in range(50)} == {True, False}
+
+
+@given(
+    st.lists(st.tuples(st.floats(1, 1e4), POINTS), min_size=1, max_size=6),
+    st.integers(1, 30),
+    st.sampled_from(["length", "gain", "throughput"]),
+)
+def test_what_is_shared_out_is_there(
+    drawn: list[tuple[float, list[float]]], gpus: int, rule: str
+) -> None:
+    """NothingTwice, WorkConserving: no more than there is, and all of it that somebody can use."""
+    views = [job(str(n), work, 1.0, *gains) for n, (work, gains) in enumerate(drawn)]
+    shares, left = base_shares(views, gpus, NOW_S)
+    match rule:
+        case "length":
+            share_out(shares, left, beats_by_length)
+        case "gain":
+            share_out(shares, left, beats_by_gain(np.random.default_rng(3)))
+        case _:
+            share_by_throughput(shares, left)
+    used = sum(each.workers for each in shares)
+    assert used <= gpus
+    if len(shares) == len(views):
+        assert used == min(gpus, sum(8 for _ in views))
+
+
+def running(name: str, count: int, *, work_s: float = 1000.0, node: str = "n0") -> JobView:
+    """An elastic job of one base worker that runs with `count` workers."""
+    placed = [make_worker_view(name, index, node, is_flexible=index > 0) for index in range(count)]
+    return make_job_view(
+        name, state=JobState.RUNNING, workers=(1, 8), placed=placed, remaining_work_s=work_s
+    )
+
+
+def one_node(*jobs: JobView, now_s: float = NOW_S) -> ClusterSnapshot:
+    """Eight GPUs."""
+    workers = [worker for view in jobs for worker in view.placed]
+    return make_snapshot(nodes=[make_node_view("n0", workers=workers)], jobs=jobs, now_s=now_s)
+
+
+def test_a_newcomer_gets_its_share_from_those_that_have_more() -> None:
+    """Eight workers of one job become four and four in one pass."""
+    snapshot = one_node(running("old", 8), make_job_view("new", workers=(1, 8)))
+    shrink, start = policy("afs").allocate(snapshot, b"").decisions
+    assert isinstance(shrink, Resize)
+    assert len(shrink.removed_workers) == 4
+    assert isinstance(start, Start)
+    assert sum(placement.worker_count for placement in start.placements) == 4
+
+
+def test_with_more_jobs_than_gpus_the_longest_waits_and_says_why() -> None:
+    """Nine jobs, eight GPUs."""
+    jobs = [make_job_view(f"j{number}", remaining_work_s=100.0 * number) for number in range(9)]
+    snapshot = one_node(*jobs)
+    decisions = policy("afs").allocate(snapshot, b"").decisions
+    assert len(decisions) == 8
+    [hold] = policy("afs").hold(snapshot, b"")
+    assert hold.job_id == "j8"
+    assert "too few GPUs" in hold.blockers[0]
+
+
+def test_who_had_its_turn_goes_behind_those_that_had_none() -> None:
+    """A job without end holds the node; after its lease a newcomer takes its place."""
+    made = policy("afs-p")
+    rigid = replace(running("old", 8), workers=make_job_view("x", workers=(8, 8)).workers)
+    placed = tuple(replace(worker, is_flexible=False) for worker in rigid.placed)
+    old = replace(rigid, placed=placed, first_started_at_s=NOW_S, is_resizable=False)
+    new = make_job_view("new", workers=(8, 8), submitted_at_s=NOW_S)
+    first = made.allocate(one_node(old, new), b"")
+    assert first.decisions == ()
+    assert first.wake_at_s == NOW_S + LEASE_S
+    later = made.allocate(one_node(old, new, now_s=NOW_S + LEASE_S), first.memory)
+    assert [type(decision) for decision in later.decisions] == [Preempt, Start]
+
+
+def test_the_same_memory_gives_the_same_decisions() -> None:
+    """Chance is in the memory: a pass can be replayed."""
+    jobs = [make_job_view(f"j{number}", workers=(1, 8)) for number in range(3)]
+    made = policy("afs-p:seed=7")
+    once, again = (made.allocate(one_node(*jobs), b"") for _ in range(2))
+    assert once == again
+
+
+def test_a_frozen_cell_decides_nothing() -> None:
+    """Whatever would be better."""
+    snapshot = replace(one_node(make_job_view("new")), is_frozen=True)
+    assert policy("afs").allocate(snapshot, b"m").decisions == ()
+    assert policy("afs").allocate(snapshot, b"m").memory == b"m"
+
+
+def test_lyras_cut_stops_nobody() -> None:
+    """A long rigid job that runs goes on, however short the one is that waits; AFS-L stops it."""
+    placed = [make_worker_view("old", index, "n0") for index in range(8)]
+    old = make_job_view(
+        "old", state=JobState.RUNNING, workers=(8, 8), placed=placed, remaining_work_s=1e6
+    )
+    new = make_job_view("new", workers=(8, 8), remaining_work_s=8.0)
+    assert policy("afs-lyra").allocate(one_node(old, new), b"").decisions == ()
+    stop, start = policy("afs").allocate(one_node(old, new), b"").decisions
+    assert isinstance(stop, Preempt)
+    assert isinstance(start, Start)
+
+
+@pytest.mark.parametrize("name", ["afs", "afs-p", "afs-lyra"])
+def test_each_variant_starts_what_fits(name: str) -> None:
+    """One job of a free node starts as wide as it can be."""
+    [start] = policy(name).allocate(one_node(make_job_view("new", workers=(1, 8))), b"").decisions
+    assert isinstance(start, Start)
+    assert sum(placement.worker_count for placement in start.placements) == 8

@@ -1,0 +1,170 @@
+"""Pollux: a search that is legal, deterministic, and at least as good as a greedy share."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from common.model import JobState
+from common.profile import JobProfile
+from coordinator.policies.bundles import policy
+from coordinator.policies.decisions import Resize, Start
+from coordinator.policies.floor import Pool
+from coordinator.policies.pollux import PolluxKnobs, Problem, search
+from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from tests.builders import (
+    NOW_S,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_worker_view,
+)
+
+SMALL = PolluxKnobs(population=20, generations=20)
+
+
+def job(
+    name: str, *, least: int = 1, most: int = 8, gpus: int = 1, gains: tuple[float, ...] = ()
+) -> JobView:
+    """A waiting elastic job whose n-th worker adds the n-th gain; linear without gains."""
+    rates = [sum(gains[: number + 1]) for number in range(len(gains))]
+    view = make_job_view(
+        name, workers=(least, most), gpus_per_worker=gpus, submitted_at_s=NOW_S - 600.0
+    )
+    return replace(view, profile=JobProfile(speedup=tuple(enumerate(rates, start=1))))
+
+
+def pool(gpus: int, *jobs: JobView) -> Pool:
+    """GPUs that these jobs compete for."""
+    return Pool(gpu_type="H100", gpus=gpus, jobs=jobs)
+
+
+def found(problem: Problem, knobs: PolluxKnobs = SMALL, seed: int = 1) -> list[int]:
+    """What a search gives each job."""
+    return [int(count) for count in search(problem, knobs, np.random.default_rng(seed))]
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    """A few jobs of any range and curve on some GPUs, some of them running."""
+    jobs: list[JobView] = []
+    for number in range(draw(st.integers(1, 6))):
+        least = draw(st.integers(1, 3))
+        most = least + draw(st.integers(0, 5))
+        gains = draw(st.lists(st.floats(0.05, 1.0), min_size=most, max_size=most))
+        made = job(
+            str(number),
+            least=least,
+            most=most,
+            gpus=draw(st.sampled_from((1, 2, 4))),
+            gains=tuple(gains),
+        )
+        if draw(st.booleans()):
+            placed = tuple(make_worker_view(str(number), index, "n0") for index in range(least))
+            made = replace(made, state=JobState.RUNNING, gpu_type="H100", placed=placed, attempt=1)
+        jobs.append(made)
+    return Problem(SMALL, pool(draw(st.integers(1, 24)), *jobs), NOW_S)
+
+
+@given(problems(), st.integers(0, 5))
+def test_every_answer_is_legal(problem: Problem, seed: int) -> None:
+    """NoMoreThanThere, WholeGangs: ranges hold, or none at all."""
+    counts = np.array(found(problem, seed=seed))
+    assert int((counts * problem.sizes).sum()) <= problem.gpus
+    has = counts > 0
+    assert bool(np.all(counts[has] >= problem.least[has]))
+    assert bool(np.all(counts <= problem.most))
+
+
+@given(problems())
+def test_the_search_is_no_worse_than_its_first_generation(problem: Problem) -> None:
+    """NeverLosesTheBest: neither the greedy share nor the present one is fitter."""
+    counts = np.array([found(problem)])
+    greedy = problem.filled(np.zeros(len(problem.sizes), dtype=np.int64))[None, :]
+    present = problem.repaired(problem.now[None, :].copy(), np.random.default_rng(1))
+    best = float(problem.fitness(counts)[0]) * (1 + 1e-9)
+    assert best >= float(problem.fitness(greedy)[0])
+    assert best >= float(problem.fitness(present)[0])
+
+
+@given(problems())
+def test_the_search_finds_the_optimum_of_small_problems(problem: Problem) -> None:
+    """Against every legal allocation: within 5 % of the fittest."""
+    ranges = [
+        [0, *range(int(least), int(most) + 1)] if most else [0]
+        for least, most in zip(problem.least, problem.most, strict=True)
+    ]
+    every = np.array(np.meshgrid(*ranges)).reshape(len(ranges), -1).T
+    if len(every) > 20_000:
+        return
+    legal = every[(every * problem.sizes).sum(axis=1) <= problem.gpus]
+    best = float(problem.fitness(legal).max())
+    assert float(problem.fitness(np.array([found(problem)]))[0]) >= 0.95 * best
+
+
+def test_equal_linear_jobs_share_equally() -> None:
+    """Four jobs, eight GPUs: two each, since the mean is harmonic."""
+    assert found(Problem(SMALL, pool(8, *(job(str(n)) for n in range(4))), NOW_S)) == [2, 2, 2, 2]
+
+
+def test_who_scales_badly_leaves_its_share_to_who_scales_well() -> None:
+    """A second worker that adds 1 % is worth more to a linear job."""
+    bad = job("bad", gains=(1.0, 0.01, 0.01, 0.01, 0.01, 0.01, 0.01, 0.01))
+    assert found(Problem(SMALL, pool(8, bad, job("good")), NOW_S)) == [1, 7]
+
+
+def test_a_job_pays_for_a_change_by_its_age() -> None:
+    """(T - R delta) / (T + delta): after 60 s and one restart a change counts (60 - 30) / 90."""
+    placed = tuple(make_worker_view("a", index, "n0") for index in range(2))
+    young = replace(
+        job("a", most=4),
+        state=JobState.RUNNING,
+        gpu_type="H100",
+        placed=placed,
+        attempt=2,
+        submitted_at_s=NOW_S - 60.0,
+    )
+    problem = Problem(SMALL, pool(4, young), NOW_S)
+    assert problem.values[0].tolist() == pytest.approx([0.0, 0.25 / 3, 0.5, 0.75 / 3, 1.0 / 3])
+
+
+def node_with(*jobs: JobView, now_s: float = NOW_S) -> ClusterSnapshot:
+    """One node of eight GPUs."""
+    workers = [worker for view in jobs for worker in view.placed]
+    return make_snapshot(nodes=[make_node_view("n0", workers=workers)], jobs=jobs, now_s=now_s)
+
+
+def test_between_rounds_nothing_changes() -> None:
+    """A job that comes after a round waits for the next one, and is told so."""
+    made = policy("pollux:generations=5:population=10")
+    first = made.allocate(node_with(job("a")), b"")
+    assert [type(decision) for decision in first.decisions] == [Start]
+    assert first.wake_at_s == NOW_S + 60.0
+    snapshot = node_with(job("a"), job("b"), now_s=NOW_S + 10.0)
+    between = made.allocate(snapshot, first.memory)
+    assert (between.decisions, between.wake_at_s) == ((), NOW_S + 60.0)
+    assert "next in 50 s" in made.hold(snapshot, first.memory)[0].blockers[0]
+
+
+def test_a_round_grows_a_job_into_gpus_that_came_free() -> None:
+    """Two workers of a linear job become eight once it is old enough to pay for the change."""
+    placed = [make_worker_view("a", index, "n0", is_flexible=index > 0) for index in range(2)]
+    old = replace(
+        make_job_view("a", state=JobState.RUNNING, workers=(1, 8), placed=placed),
+        submitted_at_s=NOW_S - 3600.0,
+        attempt=1,
+    )
+    [grow] = policy("pollux:generations=5:population=10").allocate(node_with(old), b"").decisions
+    assert isinstance(grow, Resize)
+    assert sum(placement.worker_count for placement in grow.added) == 6
+
+
+def test_the_same_memory_gives_the_same_round() -> None:
+    """The seed and the number of the round are all the chance there is."""
+    snapshot = node_with(*(job(str(number), gains=(1.0, 0.5, 0.3)) for number in range(5)))
+    made = policy("pollux:generations=5:population=10")
+    once, again = (made.allocate(snapshot, b"") for _ in range(2))
+    assert once == again
