@@ -1,0 +1,54 @@
+"""How workers end, and what a job keeps of its failures and of its waiting: data only."""
+
+from __future__ import annotations
+
+from msgspec import Struct, field
+
+from common.failures import Failure
+from common.model import NodeName, StopReason
+
+
+class Ending(Struct, frozen=True, kw_only=True):
+    """How a worker ended.
+
+    said_reason: its node stopped it by itself, for this. failure: why it failed by itself, as its
+    log says; None where nothing is known.
+    """
+
+    exit_code: int | None = None
+    error: str = ""
+    said_reason: StopReason | None = None
+    is_node_fault: bool = False
+    failure: Failure | None = None
+
+
+class RetryEntry(Struct, kw_only=True):
+    """What the failures of a job say of its next try; see `retrying`.
+
+    failure: why its latest own fault came, as its node says. attempt: in which attempt that was.
+    counts: its own faults so far, by reason.
+    is_charged: the latest one counts on the job's budget.
+    at_s: it is not tried again before; None: at once.
+    is_prerun_over: its pre-run went well and is being stopped; see `prerun`.
+    avoid_nodes: nodes that its next attempt leaves alone, until `avoid_until_s` while it waits.
+    """
+
+    failure: Failure | None = None
+    attempt: int = 0
+    counts: dict[str, int] = field(default_factory=dict[str, int])
+    is_charged: bool = False
+    at_s: float | None = None
+    avoid_nodes: list[NodeName] = field(default_factory=list[NodeName])
+    avoid_until_s: float = 0.0
+    is_prerun_over: bool = False
+
+
+class WaitEntry(Struct, kw_only=True):
+    """What a job has waited for, in seconds by kind, as its policy said; see `waiting`.
+
+    kind: of its present waiting, counted from `since_s` on; empty while nothing is said.
+    """
+
+    kind: str = ""
+    since_s: float = 0.0
+    spent_s: dict[str, float] = field(default_factory=dict[str, float])

@@ -1,0 +1,57 @@
+"""A policy refuses a job: it ends by an event of its own, and only before it has run."""
+
+from __future__ import annotations
+
+from common.model import JobId, JobState
+from coordinator.policies.decisions import Preempt, Reject
+from coordinator.service import explain
+from tests.engine.house import House, state
+
+WHY = "its deadline cannot be met; the earliest that can be promised is 90 s after submission"
+
+
+def reject(job_id: JobId) -> Reject:
+    """What the test's policy says."""
+    return Reject(job_id=job_id, earliest_s=90.0, reason=WHY)
+
+
+def test_a_rejected_job_ends_and_says_the_earliest_date() -> None:
+    """It has failed, and its error and `explain` name the date; it holds nothing."""
+    house = House()
+    job = house.submit()
+    house.decide(reject(job.job_id))
+    assert state(job) == JobState.FAILED
+    assert (job.error, job.is_rejected) == (WHY, True)
+    assert explain.job(house.engine, job) == (WHY,)
+    assert house.engine.state.counters.jobs_rejected == 1
+    assert house.engine.state.counters.jobs_failed == 0
+    assert house.engine.check() == []
+
+
+def test_a_job_that_runs_is_not_rejected() -> None:
+    """The decision is refused with a reason and changes nothing."""
+    house = House()
+    job = house.submit()
+    house.start(job, "t0")
+    assert house.refusals(reject(job.job_id)) == ["j does not wait"]
+    assert state(job) == JobState.RUNNING
+
+
+def test_a_job_that_was_preempted_is_not_rejected() -> None:
+    """Whoever was let in once stays in: only a job that never started can be refused."""
+    house = House()
+    job = house.submit()
+    house.start(job, "t0")
+    house.decide(Preempt(job_id=job.job_id, reason="the test says so"))
+    house.wait(60.0)
+    assert state(job) == JobState.PENDING
+    assert house.refusals(reject(job.job_id)) == [
+        "j was started before: it is not refused any more"
+    ]
+    assert not job.is_rejected
+
+
+def test_a_job_that_is_not_there_is_not_rejected() -> None:
+    """A stale decision is refused."""
+    house = House()
+    assert house.refusals(reject(JobId("nobody"))) == ["nobody does not wait"]

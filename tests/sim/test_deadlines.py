@@ -1,0 +1,99 @@
+"""Deadlines in whole runs: faults, messages that are lost, scarcity, and jobs that are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.clock import SystemClock
+from common.model import NodeName, Pool
+from coordinator.sim.outages import Crash
+from coordinator.sim.run import Run, play
+from coordinator.sim.runtime import Saves
+from coordinator.sim.stage import RunOptions
+from coordinator.workloads.records import NodeGroup, TraceJob, Workload
+
+POLICIES = ("qos", "qos-elasticflow", "qos-edf")
+JOBS = 24
+
+
+def workload(*, tightness: float = 3.0, is_rigid: bool = False) -> Workload:
+    """Jobs of 300 to 2100 s on two GPUs each, one every 100 s, on eight GPUs.
+
+    tightness: deadlines as a multiple of the running time on two GPUs; every fourth job has none.
+    """
+    jobs = tuple(
+        TraceJob(
+            job_id=f"j{number:02d}",
+            submit_s=100.0 * number,
+            duration_s=300.0 * (1 + number * 5 % 7),
+            gpus=2,
+            gpus_per_worker=2 if is_rigid else 1,
+            min_workers=1,
+            max_workers=1 if is_rigid else 8,
+            deadline_s=None if number % 4 == 3 else tightness * 300.0 * (1 + number * 5 % 7),
+            has_checkpoints=True,
+        )
+        for number in range(JOBS)
+    )
+    nodes = (NodeGroup(count=2, gpus=4, gpu_type="V100", home_pool=Pool.TRAINING),)
+    return Workload(name="d", jobs=jobs, loads=(), nodes=nodes, length_s=jobs[-1].submit_s)
+
+
+def run(policy: str, found: Workload, **options: object) -> Run:
+    """Invariants are looked at after every event."""
+    chosen = RunOptions(policy=policy, check=True, **options)  # type: ignore[arg-type]  # as given
+    return play(found, chosen, clock=SystemClock())
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_job_ends_whatever_breaks(policy: str) -> None:
+    """Nodes crash, one message in twenty is lost, all takes time: each job ends or was refused."""
+    crashes = (
+        Crash(node=NodeName("t00000"), at_s=700.0, down_s=900.0),
+        Crash(node=NodeName("t00001"), at_s=2500.0, down_s=300.0),
+    )
+    found = run(policy, workload(), crashes=crashes, loss_ratio=0.05, seed=3)
+    assert len(found.rows) + found.result.jobs_rejected == JOBS
+    assert found.result.jobs == JOBS
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_learned_estimates_do_as_well_for_an_end(policy: str) -> None:
+    """Without an oracle jobs are predicted by their progress, and each ends or was refused."""
+    found = run(policy, workload(), is_oracle=False)
+    assert len(found.rows) + found.result.jobs_rejected == JOBS
+
+
+@pytest.mark.parametrize("policy", ("qos", "qos-elasticflow"))
+def test_under_scarcity_more_jobs_are_in_time_than_under_fifo(policy: str) -> None:
+    """Where deadlines are tight, those who know them meet a tenth of the jobs more."""
+    free = {"has_delays": False, "saves": Saves.ON_REQUEST}
+    fifo = run("fifo", workload(tightness=1.5, is_rigid=True), **free)
+    ours = run(policy, workload(tightness=1.5), **free)
+    assert fifo.result.deadlines_met_ratio is not None
+    assert ours.result.deadlines_met_ratio is not None
+    assert ours.result.deadlines_met_ratio > fifo.result.deadlines_met_ratio + 0.1
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_where_capacity_suffices_all_are_in_time(policy: str) -> None:
+    """Deadlines of sixty times the running time are all met, with delays, and nobody is refused."""
+    found = run(policy, workload(tightness=60.0))
+    assert (found.result.deadlines_met_ratio, found.result.jobs_rejected) == (1.0, 0)
+
+
+def test_refused_jobs_count_as_missed_and_in_no_time() -> None:
+    """A run with refused jobs is a result: they are counted, and have missed their deadline."""
+    found = run("qos-elasticflow", workload(tightness=0.2), has_delays=False)
+    asked = sum(job.deadline_s is not None for job in workload().jobs)
+    rejected = found.result.jobs_rejected
+    assert rejected > 0
+    assert len(found.rows) == JOBS - rejected
+    assert found.result.deadlines_met_ratio == (asked - rejected) / asked
+
+
+def test_the_same_run_twice_is_the_same() -> None:
+    """Decisions follow from snapshot and memory alone: two runs are equal to the last digit."""
+    for policy in POLICIES:
+        first, second = (run(policy, workload(), loss_ratio=0.05) for _ in range(2))
+        assert first.rows == second.rows
