@@ -54,6 +54,8 @@ class JobClient:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.has_greeted = False
+        self.suspends = False
+        """It gives its GPUs up by itself when it is asked to suspend."""
         self._received = b""
         self._is_skipping = False
         self._unsent = b""
@@ -148,6 +150,12 @@ class JobSocket:
     def is_connected(self) -> bool:
         """Whether any process of the worker has said hello and is still there."""
         return any(client.has_greeted for client in self.clients.values())
+
+    @property
+    def suspends(self) -> bool:
+        """Whether all who greeted suspend by themselves, and somebody did."""
+        greeted = [client.suspends for client in self.clients.values() if client.has_greeted]
+        return bool(greeted) and all(greeted)
 
     def broadcast(self, message: dict[str, object]) -> list[int]:
         """Say something to all who greeted; the descriptors of those who do not listen."""

@@ -14,7 +14,7 @@ import time
 from agent import shim_files, shim_stop
 
 VERSION = 1
-RUNNING, STOPPING, EXITED = "running", "stopping", "exited"
+RUNNING, SUSPENDED, STOPPING, EXITED = "running", "suspended", "stopping", "exited"
 MAX_STEP = 2**53
 MAX_PATH_BYTES = 4096
 
@@ -111,6 +111,15 @@ class Status:
             stop_stage=stop.stage,
             stop_stages_s={stage: round(after_s, 3) for stage, after_s in stop.stages.items()},
         )
+
+    def paused(self, is_suspended: bool) -> bool:
+        """Whether the worker computes; true when that is news. One that stops does neither."""
+        phase = SUSPENDED if is_suspended else RUNNING
+        if self._value["phase"] not in (RUNNING, SUSPENDED) or self._value["phase"] == phase:
+            return False
+        self.is_phase_new = True
+        self._set(phase=phase)
+        return True
 
     def progressed(self, progress: dict[str, object]) -> None:
         """What the job says of its steps."""

@@ -11,7 +11,7 @@ import os
 import select
 import signal
 
-from agent import shim_files, shim_sockets, shim_stop
+from agent import shim_files, shim_pause, shim_sockets, shim_stop
 from agent.shim_probe import Probe
 from agent.shim_status import Status, read_checkpoint, read_number, read_progress
 from agent.shim_worker import Worker
@@ -57,6 +57,7 @@ class Supervisor:
         self._worker_count = int(read_number(spec.get("worker_count")) or 0)
         self._told_count = self._worker_count
         self._stop: shim_stop.StopProtocol | None = None
+        self._pause = shim_pause.PauseProtocol()
         self._baseline: Probe | None = None
         self._baseline_ns: int | None = None
         self._hold_request_until_s = 0.0
@@ -137,6 +138,7 @@ class Supervisor:
             due_at_s.append(self._kill_at_s)
         if self._status.is_stale:
             due_at_s.append(self._status_at_s)
+        due_at_s.append(self._pause.due_at_s())
         if self._stop is not None:
             due_at_s.append(max(self._stop.due_at_s(), self._held_until_s()))
         elif self._stop_after_s is not None:
@@ -167,6 +169,7 @@ class Supervisor:
             self._hear(fd)
 
     def _on_time(self, now_s: float) -> None:
+        self._do_pause(self._pause.due(now_s))
         if self._stop is not None and now_s >= self._held_until_s():
             for action in self._stop.due(now_s):
                 self._act(action)
@@ -201,6 +204,13 @@ class Supervisor:
         elif op == "resize" and count is not None and count >= 0:
             self._worker_count = int(count)
             self._tell_count()
+        elif op == "suspend" and self._stop is None:
+            answers = self._job.suspends
+            self._do_pause(self._pause.suspend(shim_files.boot_time_s(), answers=answers))
+        elif op == "resume" and self._stop is None:
+            self._do_pause(self._pause.resume())
+        elif op in ("suspend", "resume"):
+            pass  # it is ending, and leaves its GPUs for good
         elif op == "ping":
             self._on_ping(read_number((order or {}).get("contact_at_s")))
         else:
@@ -217,6 +227,19 @@ class Supervisor:
             now_s = shim_files.boot_time_s()
             self._contact_at_s = max(self._contact_at_s, min(now_s, contact_at_s))
 
+    def _do_pause(self, actions: list[str]) -> None:
+        """Carry out what the protocol says, and say on disk whether the worker computes."""
+        for action in actions:
+            if action == shim_pause.DO_ASK:
+                self._say({"type": "suspend"})
+            elif action == shim_pause.DO_TELL_RESUME:
+                self._say({"type": "resume"})
+            else:
+                is_freeze = action == shim_pause.DO_FREEZE
+                self._worker.freeze(self._probe_pids(), is_frozen=is_freeze)
+        if self._status.paused(self._pause.is_suspended) and self._stop is None:
+            self._status_at_s = shim_files.boot_time_s()
+
     def _tell_count(self) -> None:
         if self._worker_count != self._told_count and self._job.is_connected:
             self._told_count = self._worker_count
@@ -228,6 +251,8 @@ class Supervisor:
         if self._stop is not None:
             self._stop.shorten(grace_s, now_s)
             return
+        if self._pause.is_frozen:
+            self._do_pause(self._pause.resume())  # a frozen process could neither save nor leave
         self._stop = shim_stop.StopProtocol(
             reason, grace_s, now_s, is_connected=self._job.is_connected
         )
@@ -286,6 +311,7 @@ class Supervisor:
         kind = message.get("type")
         if kind == "hello":
             client.has_greeted = True
+            client.suspends = message.get("suspends") is True
             self._tell_count()
             if self._stop is not None:
                 self._stop.on_connected(shim_files.boot_time_s())
@@ -295,6 +321,10 @@ class Supervisor:
             if progress is not None:
                 self._status.progressed(progress)
             return progress is not None
+        if kind == "suspended":
+            self._pause.on_suspended()
+            self._do_pause([])
+            return True
         return kind == "checkpoint" and self._on_checkpoint(message)
 
     def _on_checkpoint(self, message: dict[str, object]) -> bool:

@@ -49,6 +49,18 @@ class Worker:
                 os.kill(pid, signal.SIGKILL)
         return len(left)
 
+    def freeze(self, spared: set[int], *, is_frozen: bool) -> None:
+        """SIGSTOP, or SIGCONT, to all below the shim: they compute no more, or go on.
+
+        Looks again until nobody is new: a process that was about to fork may have done so first.
+        """
+        number, seen = signal.SIGSTOP if is_frozen else signal.SIGCONT, set(spared)
+        while new := [pid for pid in shim_files.descendants(os.getpid()) if pid not in seen]:
+            seen.update(new)
+            for pid in new:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, number)
+
     def reap(self) -> list[int]:
         """Collect every child that ended, whose ever it was; their process ids."""
         ended: list[int] = []

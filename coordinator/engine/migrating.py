@@ -1,0 +1,94 @@
+"""Moving a job: its GPUs elsewhere are held, its attempt saves and leaves, the next one starts.
+
+One decision, so that nobody takes the place in between; it is no preemption, because nobody else
+gets the job's turn. Must not know why a place is better, nor policies.
+"""
+
+from __future__ import annotations
+
+from common.lifecycle import JobEvent
+from common.model import JobState, NodeName, StopReason, WorkerKey
+from coordinator.engine import jobs, losses, starting
+from coordinator.engine.context import Context, hold_gpus, release_gpus
+from coordinator.engine.state import AfterVacating, JobEntry, Migration
+from coordinator.policies.decisions import Migrate, Start
+
+
+def migrate(ctx: Context, decision: Migrate) -> str:
+    """Commit a migration; returns why not, or an empty string."""
+    job = ctx.job(decision.job_id)
+    if job is None or job.state not in (JobState.RUNNING, JobState.SUSPENDED):
+        return f"{decision.job_id} does not run"
+    if job.after_vacating is not None or job.gpu_type is None:
+        return f"{decision.job_id} is ending"
+    start = _start_of(job, decision)
+    why = starting.why_not(ctx, job, start)
+    if why:
+        return why
+    _hold(ctx, job, decision)
+    if job.attempt_ran_at_s is not None:
+        losses.ordered(ctx, job, None, is_migration=True)
+    job.migration_count += 1
+    ctx.state.counters.migrations += 1
+    jobs.fire(ctx, job, JobEvent.MIGRATE, decision.reason)
+    job.after_vacating = AfterVacating.REQUEUE
+    jobs.stop_workers(ctx, job, StopReason.PREEMPT)
+    return ""
+
+
+def _start_of(job: JobEntry, decision: Migrate) -> Start:
+    return Start(
+        job_id=job.job_id,
+        gpu_type=job.gpu_type or "",
+        placements=decision.placements,
+        estimated_runtime_s=0.0,
+        estimate_source=job.estimate_source,
+        is_packed=decision.is_packed,
+        reason=decision.reason,
+    )
+
+
+def _hold(ctx: Context, job: JobEntry, decision: Migrate) -> None:
+    """Hold the GPUs for the workers of the next attempt, in the order in which it adds them."""
+    index, held = 0, list[tuple[NodeName, WorkerKey]]()
+    for placement in starting.in_order(decision.placements):
+        node = ctx.state.nodes[placement.node]
+        each = starting.gpus_each(job, node, job.gpu_type or "")
+        for number in range(placement.worker_count):
+            key = WorkerKey(job.job_id, job.attempt + 1, index)
+            shared = placement.gpu_uuids[number * each : (number + 1) * each]
+            hold_gpus(ctx, node, each, key, shared=shared)
+            held.append((node.name, key))
+            index += 1
+    job.migration = Migration(decision=decision, gpus=tuple(held))
+    ctx.state.migrating_jobs[job.job_id] = None
+
+
+def settle(ctx: Context) -> None:
+    """After an event: start those whose workers have left; give up what cannot be any more."""
+    for job_id in sorted(ctx.state.migrating_jobs):
+        job = ctx.job(job_id)
+        if job is None or job.migration is None:
+            del ctx.state.migrating_jobs[job_id]
+        elif job.after_vacating != AfterVacating.REQUEUE:
+            _arrive(ctx, job, job.migration)
+
+
+def _arrive(ctx: Context, job: JobEntry, migration: Migration) -> None:
+    """The last worker has gone, or the job is ending for another reason."""
+    del ctx.state.migrating_jobs[job.job_id]
+    job.migration = None
+    why = "it ended meanwhile"
+    if job.state == JobState.PENDING:
+        job.gpu_type = job.gpu_type or _type_of(ctx, migration)
+        start = _start_of(job, migration.decision)
+        why = starting.start(ctx, start, held=[key for _, key in migration.gpus])
+    if why:
+        for name, key in migration.gpus:
+            release_gpus(ctx, name, key)
+        ctx.tell(job.job_id, "migration given up", why)
+        ctx.needs_pass = True
+
+
+def _type_of(ctx: Context, migration: Migration) -> str:
+    return ctx.state.nodes[migration.gpus[0][0]].gpu_type

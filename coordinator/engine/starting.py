@@ -1,0 +1,140 @@
+"""Starting an attempt: whether a gang fits where it was placed, and placing it. Knows no policy."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from common.lifecycle import JobEvent
+from common.model import GpuUuid, JobState, NodeName, NodeRole, WorkerKey
+from coordinator.engine import jobs, losses, sharing, stores
+from coordinator.engine.context import Context, free_slots
+from coordinator.engine.state import JobEntry, NodeEntry
+from coordinator.policies.decisions import Placement, Start
+
+
+def is_schedulable(node: NodeEntry) -> bool:
+    """Whether workers may start on a node now."""
+    return (
+        node.is_heard
+        and not node.is_cordoned
+        and not node.unknown_workers
+        and not node.is_awaited
+        and (
+            node.role == NodeRole.TRAINING
+            or (node.role == NodeRole.ON_LOAN and node.lease is not None)
+        )
+    )
+
+
+def gpus_each(job: JobEntry, node: NodeEntry, gpu_type: str) -> int:
+    """GPUs of a node that one worker of an attempt takes."""
+    return job.spec.gpus_per_worker * (job.spec.gpu.gpus_for_one(node.gpu_type, gpu_type) or 1)
+
+
+def does_not_fit(
+    ctx: Context,
+    job: JobEntry,
+    gpu_type: str,
+    placements: Iterable[Placement],
+    *,
+    is_packed: bool = False,
+    held: Collection[WorkerKey] = (),
+) -> str:
+    """Why workers cannot be placed so; empty when they can.
+
+    held: keys for which GPUs are held already; what they hold counts as free.
+    """
+    wanted: dict[NodeName, int] = {}
+    named: dict[NodeName, list[GpuUuid]] = {}
+    for placement in placements:
+        name = placement.node
+        node = ctx.state.nodes.get(name)
+        if node is None or not is_schedulable(node):
+            return f"{name} takes no workers now"
+        if job.spec.gpu.gpus_for_one(node.gpu_type, gpu_type) is None:
+            return f"{name} has {node.gpu_type}, the attempt runs on {gpu_type}"
+        gpus = placement.worker_count * gpus_each(job, node, gpu_type)
+        if not placement.gpu_uuids:
+            wanted[name] = wanted.get(name, 0) + gpus
+            continue
+        why = "" if held else sharing.why_not_on(ctx, job, placement, gpus)
+        if why:
+            return why
+        named.setdefault(name, []).extend(placement.gpu_uuids)
+    for name, gpus in wanted.items():
+        node = ctx.state.nodes[name]
+        free = len(free_slots(ctx, node))
+        free += sum(1 for slot in node.gpus if slot.holder in held or slot.nominee in held)
+        if free < gpus:
+            return f"{name} has {free} GPUs free, {gpus} asked"
+    return _clashes(ctx, job, named, is_packed=is_packed)
+
+
+def _clashes(
+    ctx: Context, job: JobEntry, named: dict[NodeName, list[GpuUuid]], *, is_packed: bool
+) -> str:
+    for name, uuids in named.items():
+        if len(set(uuids)) != len(uuids):
+            return f"{name}: a GPU is named twice"
+        node = ctx.state.nodes[name]
+        why = sharing.why_not_beside(ctx, job, node, uuids, is_packed=is_packed)
+        if why:
+            return why
+    return ""
+
+
+def why_not(
+    ctx: Context, job: JobEntry, decision: Start, *, held: Collection[WorkerKey] = ()
+) -> str:
+    """Why a gang cannot start as decided; empty when it can. Its state is the caller's matter."""
+    gang = job.spec.workers_on(decision.gpu_type)
+    base = sum(p.worker_count for p in decision.placements if not p.is_flexible)
+    count = sum(p.worker_count for p in decision.placements)
+    if base != gang.min or count > gang.max:
+        return f"{base} base and {count} workers in all, the gang is {gang.min} to {gang.max}"
+    return does_not_fit(
+        ctx, job, decision.gpu_type, decision.placements, is_packed=decision.is_packed, held=held
+    )
+
+
+def start(ctx: Context, decision: Start, *, held: Collection[WorkerKey] = ()) -> str:
+    """Commit a start; returns why not, or an empty string.
+
+    held: keys of the attempt that begins, for which GPUs are held already.
+    """
+    job = ctx.job(decision.job_id)
+    if job is None or job.state != JobState.PENDING:
+        return f"{decision.job_id} does not wait"
+    why = why_not(ctx, job, decision, held=held)
+    if why:
+        return why
+    losses.close(job)
+    job.attempt += 1
+    job.next_worker_index = 0
+    job.workers = {}
+    job.succeeded_workers = []
+    job.gpu_type = decision.gpu_type
+    job.is_packed = decision.is_packed
+    job.packed_speed_ratio = 1.0
+    job.unsaved_pause_s = 0.0
+    job.gang_deadline_s = ctx.now_s + ctx.settings.gang_ready_timeout_s
+    add(ctx, job, in_order(decision.placements))
+    stores.add(ctx, job)
+    jobs.fire(ctx, job, JobEvent.START, decision.reason)
+    return ""
+
+
+def in_order(placements: Iterable[Placement]) -> tuple[Placement, ...]:
+    """As their workers are numbered: the base gang first."""
+    return tuple(sorted(placements, key=lambda placement: placement.is_flexible))
+
+
+def add(ctx: Context, job: JobEntry, placements: Iterable[Placement]) -> None:
+    """Give a job workers; the caller has looked that they fit."""
+    for placement in placements:
+        node = ctx.state.nodes[placement.node]
+        job.was_on_loan |= node.role == NodeRole.ON_LOAN
+        each = gpus_each(job, node, job.gpu_type or "")
+        for number in range(placement.worker_count):
+            shared = placement.gpu_uuids[number * each : (number + 1) * each]
+            jobs.add_worker(ctx, job, node, is_flexible=placement.is_flexible, shared=shared)

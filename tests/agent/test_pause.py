@@ -1,0 +1,247 @@
+"""Workers that keep their place and do not compute: by their own word, else frozen."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from agent.shim_pause import ANSWER_S, DO_ASK, DO_FREEZE, DO_TELL_RESUME, DO_THAW, PauseProtocol
+from agent.state import PauseWorker, StartWorker
+from common.messages import OrderPhase, WorkerOrder, WorkerPhase
+from common.model import JobId, NodeRole, StopReason, WorkerKey
+from tests.agent.bench import Bench, key, order
+from tests.agent.worker_house import PATIENCE_S, WorkerHouse, make_house, make_order, talker
+
+P = WorkerPhase
+OTHER = WorkerKey(JobId("other"), 1, 0)
+
+
+# --- the protocol -----------------------------------------------------------------------------
+
+
+def suspended(pause: PauseProtocol) -> bool:
+    """A call, because type checkers think that an attribute stays as it was."""
+    return pause.is_suspended
+
+
+def test_a_job_that_does_not_speak_is_frozen_and_thawed() -> None:
+    """Each once, however often the order is repeated."""
+    pause = PauseProtocol()
+    assert pause.suspend(0.0, answers=False) == [DO_FREEZE]
+    assert pause.suspend(1.0, answers=False) == []
+    assert suspended(pause)
+    assert pause.resume() == [DO_THAW]
+    assert pause.resume() == []
+    assert not suspended(pause)
+
+
+def test_a_job_that_speaks_is_suspended_when_it_says_so() -> None:
+    """It is asked, not frozen, and told when it may go on."""
+    pause = PauseProtocol()
+    assert pause.suspend(0.0, answers=True) == [DO_ASK]
+    assert not suspended(pause)
+    pause.on_suspended()
+    assert suspended(pause)
+    assert pause.due(ANSWER_S + 1) == []
+    assert pause.resume() == [DO_TELL_RESUME]
+
+
+def test_a_job_that_does_not_answer_is_frozen_in_the_end() -> None:
+    """Its GPU's turn is another's by then."""
+    pause = PauseProtocol()
+    pause.suspend(0.0, answers=True)
+    assert pause.due(ANSWER_S - 0.1) == []
+    assert pause.due(ANSWER_S) == [DO_FREEZE]
+    assert suspended(pause)
+    assert pause.resume() == [DO_THAW, DO_TELL_RESUME]
+
+
+def test_a_word_that_nobody_asked_for_suspends_nothing() -> None:
+    """A job cannot take itself out of the books."""
+    pause = PauseProtocol()
+    pause.on_suspended()
+    assert not suspended(pause)
+    pause.suspend(0.0, answers=True)
+    assert not suspended(pause)
+
+
+# --- the node's rules ------------------------------------------------------------------------
+
+
+def shared(*, suspended: bool, worker: WorkerKey | None = None) -> WorkerOrder:
+    """An order to run on a GPU that others have too."""
+    given = structs.replace(order(), is_suspended=suspended, is_sharing=True)
+    return given if worker is None else structs.replace(given, key=worker)
+
+
+def running(bench: Bench) -> None:
+    """Bring the default worker to running."""
+    bench.want(NodeRole.TRAINING, order(phase=OrderPhase.RUN))
+    bench.step()
+    bench.life.workers.checked(key(), endpoint="n1:29500", refusal="")
+    bench.step()
+    bench.life.workers.started(key(), error="")
+    bench.runs(key())
+    bench.step()
+
+
+def phase(bench: Bench, worker: WorkerKey) -> WorkerPhase:
+    """What the node says of a worker."""
+    return {report.key: report for report in bench.life.workers.reports()}[worker].phase
+
+
+def test_a_turn_is_given_on_only_when_it_was_left() -> None:
+    """The newcomer starts when the other is seen suspended, though it was not told to stop."""
+    bench = Bench(inference=False)
+    running(bench)
+    bench.want(
+        NodeRole.TRAINING, shared(suspended=True), shared(suspended=False, worker=OTHER)
+    )  # fmt: skip
+    assert bench.steps(3) == [PauseWorker(key(), is_suspended=True)]
+    assert phase(bench, OTHER) == P.RESERVING
+    bench.runs(key(), phase=P.SUSPENDED)
+    bench.step()
+    bench.life.workers.checked(OTHER, endpoint="n1:29501", refusal="")
+    assert [type(action) for action in bench.step()] == [StartWorker]
+    assert phase(bench, key()) == P.SUSPENDED
+
+
+def test_a_suspended_worker_goes_on_when_the_other_has_left() -> None:
+    """Both orders change in one desired state; the GPU has one that computes at every instant."""
+    bench = Bench(inference=False)
+    running(bench)
+    bench.want(NodeRole.TRAINING, shared(suspended=True))
+    bench.step()
+    bench.runs(key(), phase=P.SUSPENDED)
+    bench.want(NodeRole.TRAINING, shared(suspended=True), shared(suspended=False, worker=OTHER))
+    bench.step()
+    bench.life.workers.checked(OTHER, endpoint="n1:29501", refusal="")
+    bench.step()
+    bench.life.workers.started(OTHER, error="")
+    bench.runs(OTHER)
+    bench.step()
+    bench.want(NodeRole.TRAINING, shared(suspended=False), shared(suspended=True, worker=OTHER))
+    assert bench.steps(3) == [PauseWorker(OTHER, is_suspended=True)]
+    bench.runs(OTHER, phase=P.SUSPENDED)
+    assert bench.steps(3) == [PauseWorker(key(), is_suspended=False)]
+
+
+def test_an_agent_that_starts_again_tells_nobody_what_is_so() -> None:
+    """A suspended worker that should be is left alone."""
+    bench = Bench(inference=False)
+    running(bench)
+    bench.want(NodeRole.TRAINING, shared(suspended=True))
+    bench.step()
+    bench.runs(key(), phase=P.SUSPENDED)
+    bench.step()
+    again = Bench(inference=False, memory=bench.memory)
+    again.runs(key(), phase=P.SUSPENDED)
+    assert not [action for action in again.steps(3) if isinstance(action, PauseWorker)]
+    assert phase(again, key()) == P.SUSPENDED
+
+
+# --- real processes --------------------------------------------------------------------------
+
+COUNTER = """
+count = 0
+while True:
+    count += 1
+    log(count)
+    time.sleep(0.01)
+"""
+POLITE = """
+for line in hear:
+    message = json.loads(line)
+    log("heard", message["type"])
+    if message["type"] == "suspend":
+        say(type="suspended")
+    if message["type"] == "checkpoint_request":
+        sys.exit(0)
+"""
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncGenerator[WorkerHouse, None]:
+    """A run directory with a runner."""
+    async for house in make_house(tmp_path / "workers"):
+        yield house
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether the kernel has stopped a process."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+@pytest.mark.slow
+async def test_a_silent_worker_is_stopped_with_its_children_and_goes_on(
+    house: WorkerHouse,
+) -> None:
+    """SIGSTOP to the last descendant, SIGCONT, and the same processes count on."""
+    order = make_order("sh", "-c", "sleep 600 & echo child $!; wait")
+    given = await house.start(order)
+    await house.until_said(given, "child ")
+    child = int(house.log(given).split("child ")[1].split()[0])
+    pid = (await house.status(given)).pid
+    await house.runner.pause(given, is_suspended=True)
+    await house.until_status(given, lambda s: s.phase == P.SUSPENDED, "suspended")
+    assert is_stopped(pid)
+    assert is_stopped(child)
+    await house.runner.pause(given, is_suspended=False)
+    await house.until_status(given, lambda s: s.phase == P.RUNNING, "running")
+    await house.until(lambda: not is_stopped(pid) and not is_stopped(child), "both go on")
+
+
+@pytest.mark.slow
+async def test_a_worker_that_speaks_is_asked_and_never_frozen(house: WorkerHouse) -> None:
+    """So that it can move what it has on the device to the host (Gandiva, section 3.1)."""
+    words = (word.replace('type="hello"', 'type="hello", suspends=True') for word in talker(POLITE))
+    given = await house.start(make_order(*words))
+    pid = (await house.status(given)).pid
+    await house.runner.resize(given, 5)
+    await house.until_said(given, "heard resize")  # so that its hello was heard
+    await house.runner.pause(given, is_suspended=True)
+    await house.until_status(given, lambda s: s.phase == P.SUSPENDED, "suspended")
+    assert not is_stopped(pid)
+    await house.runner.pause(given, is_suspended=False)
+    await house.until_said(given, "heard resume")
+    await house.until_status(given, lambda s: s.phase == P.RUNNING, "running")
+
+
+@pytest.mark.slow
+async def test_a_frozen_worker_can_still_save_when_it_is_stopped(house: WorkerHouse) -> None:
+    """A stop thaws it first: it is asked, and leaves by itself."""
+    body = """
+for line in hear:
+    message = json.loads(line)
+    if message["type"] == "checkpoint_request":
+        log("saves")
+        sys.exit(0)
+"""
+    given = await house.start(make_order(*talker("log('up')\n" + body)))
+    await house.until_said(given, "up")
+    pid = (await house.status(given)).pid
+    await house.runner.pause(given, is_suspended=True)
+    await house.until_status(given, lambda s: s.phase == P.SUSPENDED, "suspended")
+    assert is_stopped(pid)
+    await house.runner.stop(given, StopReason.PREEMPT, PATIENCE_S)
+    status = await house.until_exited(given)
+    assert status.exit_code == 0
+    assert "saves" in house.log(given)
+
+
+@pytest.mark.slow
+async def test_another_runner_finds_a_worker_suspended_and_resumes_it(house: WorkerHouse) -> None:
+    """An agent that starts again adopts it as it is."""
+    given = await house.start(make_order(*talker(COUNTER)))
+    await house.until_said(given, "3")
+    await house.runner.pause(given, is_suspended=True)
+    await house.until_status(given, lambda s: s.phase == P.SUSPENDED, "suspended")
+    house.runner = house.new_runner()
+    assert await house.runner.adopt() == (given,)
+    assert (await house.status(given)).phase == P.SUSPENDED
+    said = len(house.log(given))
+    await house.runner.pause(given, is_suspended=False)
+    await house.until(lambda: len(house.log(given)) > said, "it counts on")
