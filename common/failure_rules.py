@@ -1,0 +1,189 @@
+"""Which words in a log mean which failure: the packaged rules and those of a site. Must not know
+workers, nodes or what is done about a failure.
+
+Explicit root causes come before outcomes such as a traceback or an exit code, as in the classifier
+of the Philly study (ATC'19, section 2.4); within a kind the order of the rules decides, a site's
+own first.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from importlib import resources
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from common.errors import ConfigError
+from common.failures import MAX_LINE_CHARS, Failure, Origin, Reason, RetryClass, Times, Title
+
+TAIL_BYTES = 64 * 1024
+"""So much of a log is looked at, from its end."""
+MAX_CHARS_OF_LINE = 2000
+"""A longer line is looked at up to here, so that a pattern cannot take for ever."""
+NO_SIGNATURE = "no_signature"
+
+
+class ReasonRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One reason, and what it says of another try; fields as in `Failure`."""
+
+    name: Reason
+    title: Title
+    origins: tuple[Origin, ...]
+    retry: RetryClass
+    most_retries: Times | None = None
+    is_free: bool = False
+    suspects_node: bool = False
+
+
+class Signature(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a reason is seen.
+
+    texts: any of them stands in the log, as it is written here.
+    patterns: any regular expression matches within one line of the log.
+    exit_codes: the main process ended so; negative is a signal.
+    is_implicit: this is only the outcome of something; explicit signatures go before.
+    """
+
+    reason: Reason
+    texts: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
+    exit_codes: tuple[int, ...] = ()
+    is_implicit: bool = False
+
+
+class RuleFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What stands in a file of rules."""
+
+    reason: tuple[ReasonRule, ...] = ()
+    signature: tuple[Signature, ...] = ()
+
+
+class _Compiled(Struct, frozen=True):
+    rule: Signature
+    patterns: tuple[re.Pattern[str], ...]
+
+
+class FailureRules:
+    """Rules that are ready to be looked up.
+
+    Args:
+        files: the packaged file last; a reason that several define is the first one's.
+
+    Raises:
+        ConfigError: a signature of a reason that nobody defines, or a pattern that is none.
+    """
+
+    def __init__(self, *files: RuleFile) -> None:
+        self.reasons: dict[str, ReasonRule] = {}
+        for file in files:
+            for reason in file.reason:
+                self.reasons.setdefault(reason.name, reason)
+        if NO_SIGNATURE not in self.reasons:
+            raise ConfigError(f"failure rules: reason {NO_SIGNATURE} is not defined")
+        compiled = [self._compile(rule) for file in files for rule in file.signature]
+        explicit = [each for each in compiled if not each.rule.is_implicit]
+        self._in_order = (*explicit, *(each for each in compiled if each.rule.is_implicit))
+        self.signature_count = sum(
+            len(rule.texts) + len(rule.patterns) + len(rule.exit_codes)
+            for rule in (each.rule for each in self._in_order)
+        )
+
+    def _compile(self, rule: Signature) -> _Compiled:
+        if rule.reason not in self.reasons:
+            known = ", ".join(sorted(self.reasons))
+            raise ConfigError(f"failure rules: reason {rule.reason!r} is not one of {known}")
+        if "" in rule.texts or "" in rule.patterns:
+            raise ConfigError(f"failure rules: {rule.reason}: an empty text is in every log")
+        try:
+            patterns = tuple(re.compile(pattern, re.MULTILINE) for pattern in rule.patterns)
+        except re.error as error:
+            raise ConfigError(f"failure rules: {rule.reason}: {error}") from None
+        return _Compiled(rule, patterns)
+
+    def failure(self, reason: str, *, line: str = "", is_explicit: bool = True) -> Failure:
+        """A failure of a known reason.
+
+        Raises:
+            KeyError: nobody defines it.
+        """
+        rule = self.reasons[reason]
+        return Failure(
+            reason=rule.name,
+            title=rule.title,
+            retry=rule.retry,
+            most_retries=rule.most_retries,
+            is_free=rule.is_free,
+            suspects_node=rule.suspects_node,
+            is_explicit=is_explicit,
+            line=line[:MAX_LINE_CHARS],
+        )
+
+    def classify(self, log: bytes, *, exit_code: int | None, error: str = "") -> Failure:
+        """Why a worker failed whose log ends so; of a longer log only the last 64 KiB count.
+
+        Args:
+            error: what its supervisor said of it.
+        """
+        text = _readable(log[-TAIL_BYTES:], error)
+        for each in self._in_order:
+            found = _seen(each, text, exit_code)
+            if found is not None:
+                is_explicit = not each.rule.is_implicit
+                return self.failure(each.rule.reason, line=found, is_explicit=is_explicit)
+        return self.failure(NO_SIGNATURE, is_explicit=False)
+
+
+def _readable(log: bytes, error: str) -> str:
+    lines = log.decode(errors="replace").replace("\r", "\n").split("\n")
+    return "\n".join([line[:MAX_CHARS_OF_LINE] for line in (*lines, error)])
+
+
+def _seen(each: _Compiled, text: str, exit_code: int | None) -> str | None:
+    """The line that shows it; None when nothing does."""
+    for wanted in each.rule.texts:
+        at = text.rfind(wanted)
+        if at >= 0:
+            return _line_at(text, at)
+    for pattern in each.patterns:
+        match = pattern.search(text)
+        if match is not None:
+            return _line_at(text, match.start())
+    if exit_code is not None and exit_code in each.rule.exit_codes:
+        return f"exit code {exit_code}"
+    return None
+
+
+def _line_at(text: str, at: int) -> str:
+    begin, end = text.rfind("\n", 0, at) + 1, text.find("\n", at)
+    return text[begin : end if end >= 0 else len(text)].strip()[:MAX_LINE_CHARS]
+
+
+# --- where the rules are ------------------------------------------------------------------------
+
+
+def read_rules(site_file: str = "") -> FailureRules:
+    """The packaged rules, and before them those of a site's own file.
+
+    Raises:
+        ConfigError: the site's file is not there, or is no file of rules.
+    """
+    packaged = resources.files("common").joinpath("data/failures.toml").read_text()
+    own = RuleFile() if not site_file else _parse(_read(site_file), site_file)
+    return FailureRules(own, _parse(packaged, "failures.toml"))
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"failure rules: {path}: {error}") from None
+
+
+def _parse(text: str, name: str) -> RuleFile:
+    try:
+        return msgspec.convert(tomllib.loads(text), RuleFile)
+    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(f"failure rules: {name}: {error}") from None

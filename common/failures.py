@@ -1,0 +1,77 @@
+"""Why a worker failed, and what that says of the next try: data only. Pure.
+
+Reasons and retry classes are those of the Philly study (ATC'19, table 7 and section 5). Must not
+know where logs are, nor what an engine makes of a failure.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+MAX_LINE_CHARS = 300
+"""A failure goes into a report and into the journal: it must not carry a page with it."""
+
+Reason = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-z0-9_]+$")]
+Title = Annotated[str, Meta(min_length=1, max_length=100)]
+Line = Annotated[str, Meta(max_length=MAX_LINE_CHARS)]
+Times = Annotated[int, Meta(ge=0, le=1_000_000)]
+
+
+class RetryClass(StrEnum):
+    """What a failure says of another try.
+
+    `never`: it would fail again, whoever runs it. `elsewhere`: another node may run it.
+    `back_off`: a while later it may run anywhere.
+    """
+
+    NEVER = "never"
+    ELSEWHERE = "elsewhere"
+    BACK_OFF = "back_off"
+
+
+class Origin(StrEnum):
+    """Who has to look at it (table 7: IF, AE, U)."""
+
+    INFRASTRUCTURE = "infrastructure"
+    ENGINE = "engine"
+    USER = "user"
+
+
+class Failure(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Why one worker failed, as its node read it in the worker's log.
+
+    most_retries: another try after this reason is made so often at most; None: as often as the
+        job's own budget allows.
+    is_free: it is not the job's fault and does not count on its budget.
+    suspects_node: the node's hardware is at fault.
+    is_explicit: the log names the root cause; else only its outcome was seen.
+    line: what was read.
+    """
+
+    reason: Reason
+    title: Title
+    retry: RetryClass
+    most_retries: Times | None = None
+    is_free: bool = False
+    suspects_node: bool = False
+    is_explicit: bool = True
+    line: Line = ""
+
+    def __str__(self) -> str:
+        return f"{self.title} ({self.line})" if self.line else self.title
+
+
+def is_more_telling(failure: Failure, other: Failure | None) -> bool:
+    """Whether of two workers of a gang the first one says more of why the gang failed.
+
+    A root cause says more than an outcome; when one worker dies its peers see a connection break,
+    which is a matter of backing off, so that anything else says more than that.
+    """
+    return other is None or _rank(failure) > _rank(other)
+
+
+def _rank(failure: Failure) -> tuple[bool, bool]:
+    return failure.is_explicit, failure.retry != RetryClass.BACK_OFF

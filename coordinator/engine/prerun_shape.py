@@ -1,0 +1,55 @@
+"""A job's spec while its pre-run is on, and afterwards. Must not know how a pre-run ends."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from common.model import JobSpec, PrerunGang, WorkerRange
+from coordinator.engine import estimates
+from coordinator.engine.context import Context
+from coordinator.engine.state import JobEntry
+
+
+def begun(ctx: Context, tenant: str, spec: JobSpec) -> JobSpec:
+    """The spec with which a job waits first; the same where no pre-run is asked for or of use."""
+    asked = spec.prerun
+    gpus = min(asked.gpus, spec.gpus_per_worker)
+    if not asked.time_s or spec.base_demand_gpus <= gpus or _has_succeeded(ctx, tenant, spec):
+        return spec
+    gang = PrerunGang(workers=spec.workers, gpus_per_worker=spec.gpus_per_worker)
+    return replace(
+        spec,
+        workers=WorkerRange(min=1, max=1),
+        gpus_per_worker=gpus,
+        prerun=replace(asked, gang=gang),
+    )
+
+
+def _has_succeeded(ctx: Context, tenant: str, spec: JobSpec) -> bool:
+    """Whether a job of this name and command ended well for this tenant."""
+    return estimates.history_key(tenant, spec) in ctx.state.history
+
+
+def is_on(job: JobEntry) -> bool:
+    """Whether the job is in its pre-run, or waits for it."""
+    return job.spec.prerun.gang is not None
+
+
+def settled(job: JobEntry) -> None:
+    """The last worker of a pre-run that is over has gone: the job is a gang again."""
+    if job.retry.is_prerun_over:
+        job.retry.is_prerun_over = False
+        job.spec = submitted(job)
+
+
+def submitted(job: JobEntry) -> JobSpec:
+    """The spec as its user gave it, whether or not a pre-run is on."""
+    spec, gang = job.spec, job.spec.prerun.gang
+    if gang is None:
+        return spec
+    return replace(
+        spec,
+        workers=gang.workers,
+        gpus_per_worker=gang.gpus_per_worker,
+        prerun=replace(spec.prerun, gang=None),
+    )

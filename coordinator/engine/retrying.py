@@ -1,0 +1,154 @@
+"""Whether, when and where a job is tried again after a fault of its own. Must not know how it was
+recognised what failed.
+
+The job's own budget is its user's word; what kind of failure it was decides within it, by the retry
+classes that follow from the Philly study (ATC'19, section 5): never, on another node, or after a
+while. Exit codes that a user listed are tried again in any case: the class then only says where and
+when. docs/decisions/0015-failure-classes.md has the reasons.
+"""
+
+from __future__ import annotations
+
+from common.failures import Failure, RetryClass, is_more_telling
+from common.model import JobState, NodeName
+from coordinator.engine.context import Context
+from coordinator.engine.marks import Ending
+from coordinator.engine.state import AfterVacating, JobEntry, NodeEntry
+
+REVISABLE = frozenset({AfterVacating.REQUEUE, AfterVacating.FAIL})
+
+
+def own_fault(
+    ctx: Context,
+    job: JobEntry,
+    node: NodeName,
+    ending: Ending,
+) -> bool:
+    """Count a fault of the job's own, on a node; whether the job is tried again."""
+    retry, uses_class, failure = job.retry, ctx.settings.retry_by_failure_class, ending.failure
+    retry.failure, retry.attempt = failure, job.attempt
+    retry.at_s, retry.avoid_nodes = None, []
+    # Only a word of the log makes a fault free: any program can end by a signal of its own.
+    retry.is_charged = not (uses_class and failure and failure.is_free and failure.is_explicit)
+    job.own_fault_count += retry.is_charged
+    if failure is not None:
+        retry.counts[failure.reason] = retry.counts.get(failure.reason, 0) + 1
+        _suspect(ctx, job, node, failure)
+    codes = job.spec.retry.on_exit_codes
+    is_listed = not codes or ending.exit_code in codes
+    if retry.is_charged and not (is_listed and job.own_fault_count <= job.spec.retry.max_restarts):
+        return False
+    if failure is None or not uses_class:
+        return True
+    if not codes and not _is_worth_it(failure, retry.counts[failure.reason]):
+        return False
+    _prepare(ctx, job, node, failure)
+    return True
+
+
+def _is_worth_it(failure: Failure, count: int) -> bool:
+    """Whether another try after so many failures of this reason may end otherwise."""
+    if failure.retry == RetryClass.NEVER:
+        return False
+    return failure.most_retries is None or count <= failure.most_retries
+
+
+def _prepare(ctx: Context, job: JobEntry, node: NodeName, failure: Failure) -> None:
+    """Where and when the next try is made."""
+    retry, settings = job.retry, ctx.settings
+    if failure.retry == RetryClass.BACK_OFF:
+        count = retry.counts[failure.reason]
+        wait_s = settings.retry_backoff_s
+        for _ in range(1, count):
+            wait_s = min(2.0 * wait_s, settings.retry_backoff_max_s)
+        retry.at_s = ctx.now_s + min(wait_s, settings.retry_backoff_max_s)
+    elif failure.retry == RetryClass.ELSEWHERE and _fits_without(ctx, job, node):
+        retry.avoid_nodes = [node]
+        retry.avoid_until_s = ctx.now_s + settings.retry_avoid_s
+
+
+def _fits_without(ctx: Context, job: JobEntry, avoided: NodeName) -> bool:
+    """Whether the other nodes, with nobody on them, would take the base gang."""
+    places: dict[str, int] = {}
+    for node in ctx.state.nodes.values():
+        if node.name != avoided and _may_take(job, node):
+            slots = len(node.gpus) // job.spec.gpus_per_worker
+            places[node.gpu_type] = places.get(node.gpu_type, 0) + slots
+    return any(count >= job.spec.workers_on(kind).min for kind, count in places.items())
+
+
+def _may_take(job: JobEntry, node: NodeEntry) -> bool:
+    is_training = node.role == node.home_role and node.service is None
+    return is_training and not node.is_cordoned and job.spec.accepts(node.gpu_type)
+
+
+def _suspect(ctx: Context, job: JobEntry, name: NodeName, failure: Failure) -> None:
+    """Hardware that is at fault gets nobody else, where the operator wants that."""
+    node = ctx.state.nodes.get(name)
+    if node is None or not failure.suspects_node or node.is_cordoned:
+        return
+    why = f"{failure.title} in job {job.job_id}"
+    if not ctx.settings.cordon_suspect_nodes:
+        ctx.tell(node.name, "cordon recommended", why)
+        return
+    node.is_cordoned, node.cordon_reason = True, why
+    ctx.tell(node.name, "cordoned", why)
+    ctx.touch(node.name)
+
+
+def learned(ctx: Context, job: JobEntry, node: NodeName, failure: Failure | None) -> None:
+    """Another worker of a gang that is ending says why it failed: the root cause counts.
+
+    The first word may have come of a peer that only saw the connection break.
+    """
+    retry = job.retry
+    if failure is None or retry.attempt != job.attempt or job.after_vacating not in REVISABLE:
+        return
+    first = retry.failure
+    if not is_more_telling(failure, first):
+        return
+    job.own_fault_count -= retry.is_charged
+    if first is not None:
+        retry.counts[first.reason] -= 1
+    may_retry = own_fault(ctx, job, node, Ending(exit_code=job.exit_code, failure=failure))
+    job.after_vacating = AfterVacating.REQUEUE if may_retry else AfterVacating.FAIL
+    ctx.tell(job.job_id, "root cause", f"{node}: {failure}")
+
+
+# --- time passes --------------------------------------------------------------------------------
+
+
+def rests(job: JobEntry) -> bool:
+    """Whether it waits for its next try, and no policy is to see it."""
+    return job.state == JobState.PENDING and job.retry.at_s is not None
+
+
+def deadline_s(job: JobEntry) -> float | None:
+    """When time alone changes where or when a waiting job is tried again."""
+    if job.state != JobState.PENDING:
+        return None
+    if job.retry.at_s is not None:
+        return job.retry.at_s
+    return job.retry.avoid_until_s if job.retry.avoid_nodes else None
+
+
+def time_is_up(ctx: Context, job: JobEntry) -> None:
+    """It has waited long enough, or avoided a node for long enough."""
+    retry = job.retry
+    if job.state != JobState.PENDING:
+        return
+    if retry.at_s is not None and retry.at_s <= ctx.now_s:
+        retry.at_s = None
+        ctx.changed_jobs[job.job_id] = None
+    if retry.avoid_nodes and retry.avoid_until_s <= ctx.now_s:
+        others = f"it has waited for others than {', '.join(retry.avoid_nodes)}"
+        ctx.tell(job.job_id, "avoids no node any more", others)
+        retry.avoid_nodes = []
+        ctx.changed_jobs[job.job_id] = None
+
+
+def why_resting(job: JobEntry, now_s: float) -> str:
+    """In words, why nobody is to start it now."""
+    assert job.retry.at_s is not None
+    what = str(job.retry.failure) if job.retry.failure else "it failed"
+    return f"tries again in {max(0.0, job.retry.at_s - now_s):.0f} s: {what}"

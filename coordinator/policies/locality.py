@@ -1,0 +1,101 @@
+"""Where a gang may stand by locality levels: servers, racks, anywhere. Knows no policy, decides
+nothing.
+
+The levels of the Philly study (ATC'19, section 2.3): as few servers as possible within one rack
+(RDMA domain), any servers within one rack, any servers. Racks with the most free GPUs come first,
+and in a rack the servers with the most; a job of one GPU goes where the fewest are free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from common.model import NodeName
+from coordinator.policies.decisions import Placement
+from coordinator.policies.floor import Floor, fill
+
+FEWEST_SERVERS, ONE_RACK, ANYWHERE = 0, 1, 2
+"""Levels, from the strictest to the loosest."""
+
+
+class Gang(Struct, frozen=True):
+    """What is to be placed: workers of so many GPUs, on nodes of a type."""
+
+    workers: int
+    gpus_per_worker: int
+    gpu_type: str
+
+
+def whole(floor: Floor, gang: Gang, level: int) -> tuple[Placement, ...]:
+    """Free places for a whole gang at a level; none where it does not fit."""
+    rooms = floor.rooms(gang.gpu_type, gang.gpus_per_worker)
+    if gang.workers * gang.gpus_per_worker == 1:
+        return fill(rooms, sorted(rooms, key=lambda name: (floor.free[name], name)), 1)
+    for servers in _candidates(floor, gang, level, {}):
+        order = [name for name in servers if name in rooms]
+        if level == FEWEST_SERVERS:
+            order = order[: _fewest(floor, gang, servers)]
+        if sum(rooms[name] for name in order) >= gang.workers:
+            return fill(rooms, order, gang.workers)
+    return ()
+
+
+def part(floor: Floor, gang: Gang, level: int, held: Mapping[NodeName, int]) -> dict[NodeName, int]:
+    """Free GPUs to hold for a gang that does not fit, where it may come to stand.
+
+    held: what it holds by now, which is free on the floor: it stays with those servers.
+    """
+    for servers in _candidates(floor, gang, level, held):
+        left = gang.workers
+        taken: dict[NodeName, int] = {}
+        most = _fewest(floor, gang, servers) if level == FEWEST_SERVERS else len(servers)
+        for name in servers[:most]:
+            here = min(left, floor.nodes[name].gpus // gang.gpus_per_worker)
+            gpus = min(floor.free[name], here * gang.gpus_per_worker)
+            if gpus > 0:
+                taken[name] = gpus
+            left -= here
+        if taken:
+            return taken
+    return {}
+
+
+def _candidates(
+    floor: Floor, gang: Gang, level: int, held: Mapping[NodeName, int]
+) -> list[list[NodeName]]:
+    """Groups of servers of which one is to take the gang, best first, and so within each."""
+    racks: dict[str, list[NodeName]] = {}
+    for name, node in floor.nodes.items():
+        if node.gpu_type == gang.gpu_type and name not in floor.avoided:
+            racks.setdefault(node.rack, []).append(name)
+    for names in racks.values():
+        names.sort(key=lambda name: (-held.get(name, 0), -floor.free[name], name))
+
+    def first(rack: str) -> tuple[int, int, str]:
+        names = racks[rack]
+        mine = sum(held.get(name, 0) for name in names)
+        return -mine, -sum(floor.free[name] for name in names), rack
+
+    groups = [racks[rack] for rack in sorted(racks, key=first)]
+    if level != ANYWHERE:
+        large_enough = [names for names in groups if _places(floor, gang, names) >= gang.workers]
+        if large_enough:
+            return large_enough
+    return [[name for names in groups for name in names]]  # no rack could ever take it
+
+
+def _places(floor: Floor, gang: Gang, names: Sequence[NodeName]) -> int:
+    return sum(floor.nodes[name].gpus // gang.gpus_per_worker for name in names)
+
+
+def _fewest(floor: Floor, gang: Gang, names: Sequence[NodeName]) -> int:
+    """How many of these servers the gang would need with nobody on them."""
+    left = gang.workers
+    sizes = sorted((floor.nodes[name].gpus // gang.gpus_per_worker for name in names), reverse=True)
+    for count, size in enumerate(sizes, start=1):
+        left -= size
+        if left <= 0:
+            return count
+    return len(sizes)

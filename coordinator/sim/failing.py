@@ -1,0 +1,123 @@
+"""Jobs that fail by themselves while they compute, and what that costs. Must not know policies, nor
+where the failures come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from msgspec import Struct, field
+
+from common.failures import Failure
+from common.messages import WorkerOrder, WorkerPhase
+from common.model import JobId, NodeName, WorkerKey
+from coordinator.sim.cluster import PretendNode
+from coordinator.sim.failure_table import Trouble
+from coordinator.sim.loop import Loop
+
+EXIT_CODE = 1
+AGAIN_S = 10.0
+"""A job that is suspended when it should fail is looked at again so much later."""
+
+
+class ReasonFigures(Struct, frozen=True, kw_only=True):
+    """Of one reason; fields as in `FailureFigures`."""
+
+    trials: int = 0
+    gpu_s: float = 0.0
+
+
+class FailureFigures(Struct, frozen=True, kw_only=True):
+    """What failures cost.
+
+    trials: attempts that failed by themselves. jobs: that had one. gpu_s: GPU-seconds that failed
+    attempts held their GPUs for, from the start of the gang on.
+    """
+
+    trials: int = 0
+    jobs: int = 0
+    gpu_s: float = 0.0
+    by_reason: dict[str, ReasonFigures] = {}
+
+
+class _Gang(Struct):
+    attempt: int
+    workers: dict[WorkerKey, NodeName] = field(default_factory=dict[WorkerKey, NodeName])
+    gpus: int = 0
+    whole_at_s: float | None = None
+
+
+class Failing:
+    """Lets attempts end as their jobs' troubles say.
+
+    Args:
+        troubles: how jobs fail; those that are not named do not.
+        failure_of: the failure of a reason, as a node would read it in the log.
+        crashed: told of a worker that computes no more, with what it had not saved.
+    """
+
+    def __init__(
+        self,
+        troubles: Mapping[JobId, Trouble],
+        failure_of: Callable[[str], Failure],
+        loop: Loop,
+        nodes: Mapping[NodeName, PretendNode],
+        crashed: Callable[[WorkerKey], None],
+    ) -> None:
+        self._troubles = troubles
+        self._failure_of = failure_of
+        self._loop = loop
+        self._nodes = nodes
+        self._crashed = crashed
+        self._gangs: dict[JobId, _Gang] = {}
+        self._trials: dict[JobId, int] = {}
+        self._by_reason: dict[str, ReasonFigures] = {}
+
+    def figures(self) -> FailureFigures:
+        """What has failed up to now."""
+        return FailureFigures(
+            trials=sum(self._trials.values()),
+            jobs=len(self._trials),
+            gpu_s=sum(found.gpu_s for found in self._by_reason.values()),
+            by_reason=dict(sorted(self._by_reason.items())),
+        )
+
+    def started(self, node: NodeName, order: WorkerOrder) -> None:
+        """A worker begins; a gang whose base is there runs towards its failure."""
+        job_id, attempt = order.key.job_id, order.key.attempt
+        trouble = self._troubles.get(job_id)
+        if trouble is None:
+            return
+        gang = self._gangs.get(job_id)
+        if gang is None or gang.attempt != attempt:
+            gang = self._gangs[job_id] = _Gang(attempt)
+        gang.workers[order.key] = node
+        gang.gpus += len(order.gpu_uuids)
+        base = order.spec.workers_on(order.gpu_type).min
+        after_s = trouble.after_s(self._trials.get(job_id, 0))
+        if after_s is not None and gang.whole_at_s is None and len(gang.workers) >= base:
+            gang.whole_at_s = self._loop.now_s
+            self._loop.after(after_s, partial(self._fail, job_id, gang))
+
+    def _fail(self, job_id: JobId, gang: _Gang) -> None:
+        if self._gangs.get(job_id) is not gang:
+            return  # another attempt runs
+        key = min(gang.workers)
+        node = self._nodes[gang.workers[key]]
+        if key in node.keys(WorkerPhase.SUSPENDED):
+            self._loop.after(AGAIN_S, partial(self._fail, job_id, gang))
+            return
+        if key not in node.keys(WorkerPhase.RUNNING):
+            return  # it has ended, or is being stopped
+        assert gang.whole_at_s is not None
+        del self._gangs[job_id]
+        reason = self._troubles[job_id].reason
+        self._trials[job_id] = self._trials.get(job_id, 0) + 1
+        known = self._by_reason.get(reason, ReasonFigures())
+        spent_gpu_s = gang.gpus * (self._loop.now_s - gang.whole_at_s)
+        self._by_reason[reason] = ReasonFigures(
+            trials=known.trials + 1, gpu_s=known.gpu_s + spent_gpu_s
+        )
+        self._crashed(key)
+        node.exited(key, EXIT_CODE, self._failure_of(reason))

@@ -1,0 +1,51 @@
+"""How people are told why a job failed and what it waited for."""
+
+from __future__ import annotations
+
+from common.api import Description, JobRow
+from common.failure_rules import read_rules
+from common.model import JobState
+from coordinator.cli import columns
+from coordinator.cli.describe import _facts
+
+ROW = JobRow(
+    job_id="j1",
+    name="train",
+    tenant="t",
+    user="u",
+    state=JobState.FAILED,
+    attempt=1,
+    worker_count=0,
+    min_workers=1,
+    max_workers=1,
+    gpus_per_worker=1,
+    gpus=0,
+    nodes=(),
+    submitted_at_s=0.0,
+    started_at_s=10.0,
+    finished_at_s=20.0,
+    queueing_s=10.0,
+    preemption_count=0,
+    exit_code=1,
+    failure=read_rules().failure("gpu_out_of_memory", line="CUDA out of memory. Tried 2 GiB"),
+    waited_s={"fragmentation": 90.0, "fair_share": 3600.0},
+)
+
+
+def test_a_job_in_full_says_what_failed_with_its_class_and_what_it_waited_for() -> None:
+    """The line of the log is there, and kinds of waiting in order of name."""
+    found = Description(kind="job", name="j1", job=ROW)
+    lines = [str(line) for line in _facts(found, 100.0, is_wide=False)]
+    [failure] = [line for line in lines if line.startswith("failure")]
+    assert failure.split("  ", 1)[1].strip() == (
+        "GPU out of memory (CUDA out of memory. Tried 2 GiB); retry: never"
+    )
+    [waited] = [line for line in lines if line.startswith("waited for")]
+    assert waited.split("  ", 1)[1].strip() == "fair_share 1h, fragmentation 1m 30s"
+
+
+def test_a_wide_list_has_the_reason_in_a_column_of_its_own() -> None:
+    """Empty where nothing failed, or nothing is known of it."""
+    [column] = [column for column in columns.jobs(100.0) if column.heading == "FAILURE"]
+    assert column.is_wide
+    assert column.value(ROW) == "GPU out of memory"

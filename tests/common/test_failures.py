@@ -1,0 +1,253 @@
+"""Which words in a log mean which failure, and what that says of another try."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from common.errors import ConfigError
+from common.failure_rules import (
+    MAX_CHARS_OF_LINE,
+    NO_SIGNATURE,
+    TAIL_BYTES,
+    FailureRules,
+    RuleFile,
+    read_rules,
+)
+from common.failures import MAX_LINE_CHARS, Failure, RetryClass, is_more_telling
+
+RULES = read_rules()
+
+NEVER, ELSEWHERE, BACK_OFF = RetryClass.NEVER, RetryClass.ELSEWHERE, RetryClass.BACK_OFF
+
+CLASSES = {
+    "cpu_out_of_memory": NEVER,
+    "incorrect_inputs": NEVER,
+    "semantic_error": NEVER,
+    "core_dump": ELSEWHERE,
+    "invalid_memory_access": ELSEWHERE,
+    "model_checkpoint_error": BACK_OFF,
+    "cuda_failure": ELSEWHERE,
+    "syntax_error": NEVER,
+    "traceback_from_crash": ELSEWHERE,
+    "mpi_error": BACK_OFF,
+    "gpu_out_of_memory": NEVER,
+    "mpi_runtime_failure": BACK_OFF,
+    "permission_error": NEVER,
+    "import_error": NEVER,
+    "job_preempted": BACK_OFF,
+    "cuda_init_failed": ELSEWHERE,
+    "model_diverged": NEVER,
+    "cuda_version_mismatch": NEVER,
+    "gpu_ecc_error": ELSEWHERE,
+    "output_node_error": NEVER,
+    "cannot_load_libs": NEVER,
+    "no_signature": ELSEWHERE,
+}
+ONCE = {"core_dump", "invalid_memory_access", "traceback_from_crash", "no_signature"}
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n'
+
+SEEN = [
+    ("cpu_out_of_memory", "numpy.core._exceptions._ArrayMemoryError: Unable to allocate 7.45 GiB"),
+    ("cpu_out_of_memory", "RuntimeError: DataLoader worker (pid 41) is killed by signal: Killed."),
+    ("cpu_out_of_memory", "terminate called after throwing an instance of 'std::bad_alloc'"),
+    ("incorrect_inputs", TRACEBACK + "FileNotFoundError: [Errno 2] No such file: 'train.tfrecord'"),
+    ("incorrect_inputs", TRACEBACK + "json.decoder.JSONDecodeError: Expecting value: line 1"),
+    ("semantic_error", TRACEBACK + "ValueError: optimizer got an empty parameter list"),
+    ("semantic_error", "[rank3]: KeyError: 'labels'"),
+    ("semantic_error", "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"),
+    ("core_dump", "./train.sh: line 4:  811 Aborted                 (core dumped) ./train"),
+    ("invalid_memory_access", "./train.sh: line 4:  811 Segmentation fault      (core dumped)"),
+    ("invalid_memory_access", "RuntimeError: CUDA error: an illegal memory access was encountered"),
+    ("model_checkpoint_error", "OSError: [Errno 28] No space left on device"),
+    ("model_checkpoint_error", "ERROR: failed to save the checkpoint at step 4000"),
+    ("cuda_failure", "RuntimeError: CUDA error: unspecified launch failure"),
+    ("cuda_failure", "RuntimeError: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+    ("syntax_error", '  File "train.py", line 9\n    def f(:\nSyntaxError: invalid syntax'),
+    ("syntax_error", "train.py: error: unrecognized arguments: --batch-sise 64"),
+    ("traceback_from_crash", TRACEBACK + "deepstuff.Oops: what now"),
+    ("mpi_error", "MPI_ABORT was invoked on rank 2 in communicator MPI_COMM_WORLD"),
+    ("mpi_error", "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1331"),
+    (
+        "gpu_out_of_memory",
+        "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
+    ),
+    ("gpu_out_of_memory", "ResourceExhaustedError: OOM when allocating tensor with shape[64,512]"),
+    ("mpi_runtime_failure", "ORTE has lost communication with a remote daemon."),
+    ("mpi_runtime_failure", "[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)"),
+    ("permission_error", "PermissionError: [Errno 13] Permission denied: '/data/imagenet'"),
+    ("import_error", TRACEBACK + "ModuleNotFoundError: No module named 'apex'"),
+    ("job_preempted", "slurmstepd: error: *** STEP 7.0 CANCELLED AT noon DUE TO PREEMPTION ***"),
+    ("cuda_init_failed", "E cuda_driver.cc:351] failed call to cuInit: CUDA_ERROR_UNKNOWN"),
+    ("cuda_init_failed", "RuntimeError: No CUDA GPUs are available"),
+    ("model_diverged", "ERROR:tensorflow:Model diverged with loss = NaN."),
+    ("cuda_version_mismatch", "CUDA driver version is insufficient for CUDA runtime version"),
+    ("gpu_ecc_error", "RuntimeError: CUDA error: uncorrectable ECC error encountered"),
+    ("gpu_ecc_error", "NVRM: Xid (PCI:0000:3b:00): 48, pid=811, Double bit error"),
+    ("output_node_error", "EXCEPTION: Output node 'z2' not found in the network"),
+    (
+        "cannot_load_libs",
+        TRACEBACK + "ImportError: libcudart.so.11.0: cannot open shared object file",
+    ),
+    ("no_signature", "epoch 3 done\nbye"),
+]
+
+
+def reason(log: str, exit_code: int | None = 1, error: str = "") -> str:
+    """What the packaged rules say."""
+    return RULES.classify(log.encode(), exit_code=exit_code, error=error).reason
+
+
+def test_every_row_of_the_table_is_a_reason_with_its_retry_class() -> None:
+    """The 22 rows of the study's table 7, each in the class that follows from section 5."""
+    assert {name: rule.retry for name, rule in RULES.reasons.items()} == CLASSES
+    assert {name for name, rule in RULES.reasons.items() if rule.most_retries == 1} == ONCE
+    assert [name for name, rule in RULES.reasons.items() if rule.is_free] == ["job_preempted"]
+    assert [name for name, rule in RULES.reasons.items() if rule.suspects_node] == ["gpu_ecc_error"]
+
+
+@pytest.mark.parametrize(
+    ("expected", "log"), SEEN, ids=[f"{row[0]}-{row[1][-20:]}" for row in SEEN]
+)
+def test_what_programs_print_is_recognised(expected: str, log: str) -> None:
+    """Words that real programs print mean the reason that people would name."""
+    assert reason(f"step 1 loss 2.3\n{log}\nexiting\n") == expected
+
+
+def test_every_reason_is_seen_in_some_log() -> None:
+    """No reason is in the table that no log can show."""
+    assert {expected for expected, _ in SEEN} == set(CLASSES)
+
+
+def test_a_root_cause_goes_before_its_outcome_wherever_they_stand() -> None:
+    """A traceback, a broken connection or a signal never hides what the log names."""
+    cause = "RuntimeError: CUDA out of memory. Tried to allocate 1 GiB\n"
+    outcome = "mpirun noticed that process rank 0 exited on signal 9\nConnection reset by peer\n"
+    assert reason(TRACEBACK + cause + outcome, exit_code=-9) == "gpu_out_of_memory"
+    assert reason(outcome + TRACEBACK + cause) == "gpu_out_of_memory"
+    found = RULES.classify((TRACEBACK + outcome).encode(), exit_code=1)
+    assert (found.reason, found.is_explicit) == ("traceback_from_crash", False)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "expected"),
+    [
+        (-9, "cpu_out_of_memory"),
+        (-11, "invalid_memory_access"),
+        (139, "invalid_memory_access"),
+        (-6, "core_dump"),
+        (-15, "job_preempted"),
+        (127, "syntax_error"),
+        (3, NO_SIGNATURE),
+        (None, NO_SIGNATURE),
+    ],
+)
+def test_where_the_log_is_silent_the_exit_code_speaks(exit_code: int | None, expected: str) -> None:
+    """A signal says something of the cause, but is never an explicit one."""
+    found = RULES.classify(b"all went well\n", exit_code=exit_code)
+    assert (found.reason, found.is_explicit) == (expected, False)
+
+
+def test_what_the_supervisor_says_counts_as_a_line_of_the_log() -> None:
+    """An error that the log does not have is looked at as well."""
+    assert reason("", error="cannot execute: Permission denied") == "permission_error"
+
+
+def test_only_the_end_of_a_log_is_looked_at() -> None:
+    """A cause farther from the end than 64 KiB is not seen, one within is."""
+    cause, filling = b"SyntaxError: bad\n", b"x\n" * (TAIL_BYTES // 2)
+    assert RULES.classify(cause + filling, exit_code=1).reason == NO_SIGNATURE
+    assert RULES.classify(cause + filling[: -len(cause)], exit_code=1).reason == "syntax_error"
+
+
+def test_the_line_that_showed_it_is_told_and_is_short() -> None:
+    """A failure carries the last such line, cut; a longer line is not searched to its end."""
+    line = b"KeyError: " + b"k" * 5000
+    found = RULES.classify(b"first\n" + line + b"\nlast\n", exit_code=1)
+    assert found.line == line.decode()[:MAX_LINE_CHARS]
+    far = b"." * MAX_CHARS_OF_LINE + b"SyntaxError: far"
+    assert RULES.classify(far, exit_code=1).reason == NO_SIGNATURE
+
+
+def test_bytes_that_are_no_text_are_no_obstacle() -> None:
+    """A log may hold anything."""
+    assert RULES.classify(b"\xff\xfe\x00CUDA out of memory\xff", exit_code=1).reason == (
+        "gpu_out_of_memory"
+    )
+
+
+def test_a_site_goes_before_the_packaged_rules(tmp_path: Path) -> None:
+    """A site's own file adds reasons and signatures, and changes what a reason means."""
+    path = tmp_path / "site.toml"
+    path.write_text(
+        """
+        [[reason]]
+        name = "licence_server"
+        title = "Licence server"
+        origins = ["infrastructure"]
+        retry = "back_off"
+
+        [[reason]]
+        name = "gpu_out_of_memory"
+        title = "GPU out of memory"
+        origins = ["user"]
+        retry = "elsewhere"
+
+        [[signature]]
+        reason = "licence_server"
+        patterns = ['KeyError: .*seat']
+        """
+    )
+    rules = read_rules(str(path))
+    found = rules.classify(b"KeyError: no seat left\n", exit_code=1)
+    assert (found.reason, found.retry) == ("licence_server", RetryClass.BACK_OFF)
+    assert rules.classify(b"KeyError: 'x'\n", exit_code=1).reason == "semantic_error"
+    assert rules.failure("gpu_out_of_memory").retry == RetryClass.ELSEWHERE
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[[signature]]\nreason = 'nonsense'", "reason 'nonsense' is not one of"),
+        ("[[signature]]\nreason = 'core_dump'\npatterns = ['(']", "core_dump: missing )"),
+        ("[[signature]]\nreason = 'core_dump'\ntexts = ['']", "an empty text is in every log"),
+        ("[[signatur]]\nreason = 'core_dump'", "unknown field `signatur`"),
+        ("[[reason]", "failure rules:"),
+    ],
+)
+def test_a_site_s_mistake_is_said(tmp_path: Path, text: str, expected: str) -> None:
+    """A file that is none of rules, or that names what is not there, says what is wrong."""
+    path = tmp_path / "site.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="failure rules") as raised:
+        read_rules(str(path))
+    assert expected in str(raised.value)
+
+
+def test_a_file_that_is_not_there_is_a_mistake() -> None:
+    """It is said and not passed over: the site believes its rules to hold."""
+    with pytest.raises(ConfigError, match="No such file"):
+        read_rules("/nonexistent/site.toml")
+
+
+def test_rules_without_the_last_resort_are_none() -> None:
+    """Every failure has a reason, so the one for no signature must be there."""
+    with pytest.raises(ConfigError, match=NO_SIGNATURE):
+        FailureRules(RuleFile())
+
+
+def failure(name: str, *, is_explicit: bool = True) -> Failure:
+    """A failure of a reason."""
+    return RULES.failure(name, is_explicit=is_explicit)
+
+
+def test_of_a_gang_s_failures_the_root_cause_says_most() -> None:
+    """A cause beats an outcome, and anything beats a connection that broke when a peer died."""
+    cause, echo = failure("gpu_out_of_memory"), failure("mpi_error")
+    outcome = failure("traceback_from_crash", is_explicit=False)
+    for more, less in [(cause, None), (cause, echo), (cause, outcome), (echo, outcome)]:
+        assert is_more_telling(more, less)
+        assert less is None or not is_more_telling(less, more)
+    assert not is_more_telling(cause, failure("syntax_error"))

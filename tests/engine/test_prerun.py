@@ -1,0 +1,199 @@
+"""A gang whose command never succeeded is first tried on one GPU."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from common.failure_rules import read_rules
+from common.jobspec import misfit
+from common.model import (
+    Checkpoint,
+    JobId,
+    JobSpec,
+    JobState,
+    NodeRole,
+    PrerunGang,
+    PrerunSpec,
+    RetrySpec,
+    WorkerRange,
+)
+from coordinator.engine.engine import Engine, decode_state
+from coordinator.engine.events import NodeReported, ProgressReported
+from coordinator.engine.settings import EngineSettings
+from coordinator.engine.state import JobEntry
+from coordinator.sim.cluster import Delays
+from coordinator.sim.simulation import Submission
+from tests.engine.house import House, start, state
+
+RULES = read_rules()
+GANG = WorkerRange(min=2, max=2)
+TIME_S = 600.0
+
+
+def cell(*, delays: Delays | None = None) -> House:
+    """Two training nodes of 8 GPUs."""
+    settings = EngineSettings(policy="fifo", min_runtime_s=0.0)
+    return House(training=2, inference=0, settings=settings, delays=delays)
+
+
+def submit(
+    house: House,
+    name: str = "j",
+    *,
+    time_s: float | None = TIME_S,
+    gpus: int = 8,
+    workers: int = 2,
+    command: str = "train",
+) -> JobEntry:
+    """A gang that asks for a pre-run."""
+    spec = JobSpec(
+        name="gang",
+        command=(command,),
+        workers=WorkerRange(min=workers, max=workers),
+        gpus_per_worker=gpus,
+        expected_runtime_s=5000.0,
+        retry=RetrySpec(max_restarts=2),
+        prerun=PrerunSpec(time_s=time_s),
+    )
+    now_s = house.sim.loop.now_s
+    house.sim.submit(
+        [Submission(at_s=now_s, job_id=JobId(name), spec=spec, work_s=5000.0 * workers)]
+    )
+    house.settle()
+    return house.engine.state.jobs[JobId(name)]
+
+
+def test_a_gang_waits_as_a_job_of_one_gpu_first() -> None:
+    """Every policy sees it so, with no more work than its pre-run can do."""
+    house = cell()
+    job = submit(house)
+    [view] = house.engine.snapshot().jobs
+    assert (view.workers.min, view.workers.max, view.gpus_per_worker) == (1, 1, 1)
+    assert view.work_left_s(house.engine.state.now_s) == TIME_S
+    assert job.spec.prerun.gang == PrerunGang(workers=GANG, gpus_per_worker=8)
+
+
+@pytest.mark.parametrize(
+    ("time_s", "gpus", "workers"), [(None, 8, 2), (TIME_S, 1, 1)], ids=["not asked", "one GPU"]
+)
+def test_who_asks_for_none_or_is_no_gang_has_none(
+    time_s: float | None, gpus: int, workers: int
+) -> None:
+    """A job of one GPU would learn nothing by it."""
+    job = submit(cell(), time_s=time_s, gpus=gpus, workers=workers)
+    assert (job.spec.workers.min, job.spec.gpus_per_worker) == (workers, gpus)
+
+
+def test_after_its_time_the_gang_waits_for_its_turn() -> None:
+    """Stopped exactly then, free of charge, and the second attempt is the whole gang."""
+    house = cell()
+    job = submit(house)
+    house.start(job, "t0")
+    house.wait(TIME_S - 1.0)
+    assert (state(job), job.running_workers) == (JobState.RUNNING, 1)
+    house.wait(1.0)
+    assert (state(job), job.spec.workers, job.spec.gpus_per_worker) == (JobState.PENDING, GANG, 8)
+    assert (job.preemption_count, job.own_fault_count) == (0, 0)
+    house.decide(start(job, "t0", "t1"))
+    assert (state(job), job.running_workers) == (JobState.RUNNING, 2)
+    house.wait(TIME_S * 2)
+    assert state(job) == JobState.RUNNING  # nothing is left of the pre-run
+
+
+def test_a_verified_checkpoint_ends_it_sooner() -> None:
+    """A save is the proof that was waited for; an unverified word is none."""
+    house = cell()
+    job = submit(house)
+    house.start(job, "t0")
+    for is_verified, expected in ((False, JobState.RUNNING), (True, JobState.PENDING)):
+        saved = Checkpoint(step=10, path="/c", is_verified=is_verified)
+        house.sim.handle(ProgressReported(job_id=job.job_id, attempt=1, checkpoint=saved))
+        house.settle()
+        assert state(job) == expected
+    assert job.spec.workers == GANG
+
+
+def test_a_failure_in_it_costs_one_gpu_and_is_classed_as_any() -> None:
+    """What is hopeless ends there; another fault leads to another pre-run."""
+    house = cell()
+    job = submit(house)
+    for reason, expected in (
+        ("cuda_failure", JobState.PENDING),
+        ("gpu_out_of_memory", JobState.FAILED),
+    ):
+        house.start(job, "t0")
+        worker = job.workers[0]
+        assert len(worker.gpu_uuids) == 1
+        house.sim.nodes[worker.node].exited(worker.key, 1, RULES.failure(reason))
+        house.settle()
+        assert state(job) == expected
+        assert job.spec.prerun.gang is not None
+
+
+def test_a_job_that_ends_well_in_it_has_ended() -> None:
+    """Its last word, a checkpoint, does not make a gang of it again."""
+    house = cell()
+    job = submit(house)
+    house.start(job, "t0")
+    worker = job.workers[0]
+    node = house.sim.nodes[worker.node]
+    tell, saved = node._tell, Checkpoint(step=10, path="/c", is_verified=True)
+
+    def with_last_word(report: NodeReported) -> None:
+        workers = tuple(replace(fact, checkpoint=saved) for fact in report.workers)
+        tell(replace(report, workers=workers))
+
+    node._tell = with_last_word
+    node.exited(worker.key, 0)
+    house.settle()
+    assert state(job) == JobState.SUCCEEDED
+
+
+def test_a_command_that_succeeded_before_needs_none() -> None:
+    """The same name and command of the same tenant; another command is tried first."""
+    house = cell()
+    job = submit(house, "a", time_s=None, workers=1)
+    house.start(job, "t0")
+    house.wait(5000.0)
+    assert state(job) == JobState.SUCCEEDED
+    assert submit(house, "b").spec.prerun.gang is None
+    assert submit(house, "c", command="other").spec.prerun.gang is not None
+
+
+def test_a_preemption_in_it_leads_to_another_one() -> None:
+    """What was not seen to its end proves nothing."""
+    house = cell(delays=Delays(stop_s=3.0))
+    job = submit(house)
+    house.start(job, "t0")
+    house.wait(100.0)
+    house.sim.nodes[house.node("t0").name].crash()
+    assert house.node("t0").role == NodeRole.TRAINING
+    house.sim.nodes[house.node("t0").name].boot()
+    house.wait(10.0)
+    assert state(job) == JobState.PENDING
+    assert job.spec.prerun.gang is not None
+
+
+def test_a_lost_journal_forgets_neither_the_gang_nor_its_pre_run() -> None:
+    """The nodes' ledgers have the spec, which says both."""
+    house = cell()
+    job = submit(house)
+    house.start(job, "t0")
+    house.wait(10.0)
+    house.lose_journal()
+    again = house.engine.state.jobs[job.job_id]
+    assert again.spec.prerun.gang == PrerunGang(workers=GANG, gpus_per_worker=8)
+    house.wait(TIME_S)
+    assert again.spec.workers == GANG
+    saved = decode_state(house.engine.encode_state())
+    assert Engine(house.engine.settings, saved).state.jobs[job.job_id].spec == again.spec
+
+
+def test_a_user_cannot_set_what_is_the_coordinator_s() -> None:
+    """A spec that claims to be in its pre-run is refused."""
+    spec = JobSpec(name="x", command=("x",), workers=GANG)
+    forged = replace(spec, prerun=PrerunSpec(gang=PrerunGang(workers=GANG, gpus_per_worker=8)))
+    found = misfit(forged)
+    assert found is not None
+    assert "prerun.gang" in str(found)

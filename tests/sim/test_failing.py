@@ -1,0 +1,178 @@
+"""Failures drawn from the Philly study's table, and what they cost in a run."""
+
+from __future__ import annotations
+
+from math import exp, log
+from statistics import median
+
+import pytest
+
+from common.clock import SystemClock
+from common.failure_rules import read_rules
+from common.failures import RetryClass
+from common.model import Pool
+from coordinator.sim.failure_sources import FailureSource
+from coordinator.sim.failure_table import (
+    MINUTE_S,
+    TABLE,
+    Z90,
+    Z95,
+    PhillyFailures,
+    troubled_ratio,
+)
+from coordinator.sim.run import RunResult, play
+from coordinator.sim.stage import RunOptions
+from coordinator.workloads.records import NodeGroup, TraceJob, Workload
+
+NEVER = frozenset(
+    name for name, rule in read_rules().reasons.items() if rule.retry == RetryClass.NEVER
+)
+BY_REASON = {cause.reason: cause for cause in TABLE}
+
+# --- the table ----------------------------------------------------------------------------------
+
+
+def test_the_table_is_the_study_s() -> None:
+    """Its 22 rows, every one a reason of the rules, and the sums that the study's text gives."""
+    assert set(BY_REASON) == set(read_rules().reasons)
+    assert sum(cause.trials for cause in TABLE) == 39_776
+    assert sum(cause.trials for cause in TABLE if cause.reason in NEVER) / 39_776 == pytest.approx(
+        0.677, abs=5e-4
+    )
+    for cause in TABLE:
+        assert cause.trials_1 + cause.trials_2_4 + cause.trials_above_4 == cause.trials
+
+
+def test_times_to_failure_go_through_the_median_and_near_the_upper_quantiles() -> None:
+    """The fit is exact at p50, and lies between the errors that p90 and p95 alone would have."""
+    for cause in TABLE:
+        assert cause.runtime_s(0.0) == pytest.approx(cause.p50 * MINUTE_S)
+        low, high = sorted((log(cause.p90 / cause.p50) / Z90, log(cause.p95 / cause.p50) / Z95))
+        at_90 = log(cause.runtime_s(Z90) / cause.runtime_s(0.0)) / Z90
+        assert low - 1e-9 <= at_90 <= high + 1e-9
+
+
+def test_the_drawn_failures_follow_the_table() -> None:
+    """How many jobs fail, why by size of the gang, and when."""
+    drawn = PhillyFailures(7, frozenset())
+    for gpus, trials in ((1, "trials_1"), (8, "trials_above_4")):
+        troubles = [drawn.trouble(f"j{n}", f"u{n}", gpus) for n in range(20_000)]
+        found = [trouble for trouble in troubles if trouble is not None]
+        assert len(found) / len(troubles) == pytest.approx(troubled_ratio(gpus), abs=0.01)
+        jobs = {c.reason: getattr(c, trials) * c.jobs / c.trials for c in TABLE}
+        for reason in ("incorrect_inputs", "semantic_error", "core_dump"):
+            share = sum(trouble.reason == reason for trouble in found) / len(found)
+            assert share == pytest.approx(jobs[reason] / sum(jobs.values()), abs=0.05)
+        times = [t.times_s[0] for t in found if t.reason == "incorrect_inputs"]
+        assert log(median(times)) == pytest.approx(log(1.87 * MINUTE_S), abs=log(1.5))
+        tries = [t.trials for t in found if t.reason == "core_dump"]
+        mean = BY_REASON["core_dump"].trials / BY_REASON["core_dump"].jobs
+        assert sum(n or 0 for n in tries) / len(tries) == pytest.approx(mean, abs=0.2)
+
+
+def test_the_same_seed_and_name_fail_alike() -> None:
+    """Whatever was drawn before: settings are compared on the same failures."""
+    one, two = PhillyFailures(3, NEVER), PhillyFailures(3, NEVER)
+    names = [f"j{n}" for n in range(200)]
+    before = {name: one.trouble(name, "u", 4) for name in names}
+    assert before == {name: two.trouble(name, "u", 4) for name in reversed(names)}
+    assert before != {name: PhillyFailures(4, NEVER).trouble(name, "u", 4) for name in names}
+
+
+def test_a_user_repeats_the_mistakes_that_it_makes() -> None:
+    """The jobs of one user have few reasons, those of many users have many."""
+    drawn = PhillyFailures(5, NEVER)
+
+    def reasons(users: int) -> int:
+        names = [(f"j{n}", f"u{n % users}") for n in range(3000)]
+        return len({t.reason for name, user in names if (t := drawn.trouble(name, user, 1))})
+
+    assert reasons(1) < reasons(3000)
+
+
+def test_hopeless_reasons_fail_every_attempt_at_the_same_time() -> None:
+    """No retry helps, and it costs the same again."""
+    drawn = PhillyFailures(1, NEVER)
+    found = [t for n in range(500) if (t := drawn.trouble(f"j{n}", f"u{n}", 1)) is not None]
+    for trouble in found:
+        assert (trouble.trials is None) == (trouble.reason in NEVER)
+        assert trouble.after_s(0) is not None
+        if trouble.trials is None:
+            assert trouble.after_s(99) == trouble.after_s(0)
+        else:
+            assert trouble.after_s(trouble.trials) is None
+
+
+# --- runs ---------------------------------------------------------------------------------------
+
+
+def run(**options: object) -> RunResult:
+    """Two hundred jobs of 1 to 16 GPUs, an hour each, on 8 nodes of 8 GPUs."""
+    jobs = tuple(
+        TraceJob(
+            job_id=f"j{n}",
+            submit_s=300.0 * n,
+            duration_s=3600.0,
+            gpus=(1, 1, 4, 8, 16)[n % 5],
+            user=f"u{n % 40}",
+        )
+        for n in range(200)
+    )
+    nodes = (NodeGroup(count=8, gpus=8, gpu_type="V100", home_pool=Pool.TRAINING),)
+    workload = Workload(name="w", jobs=jobs, nodes=nodes, loads=(), length_s=60_000.0)
+    played = RunOptions(policy="fifo-skip", seed=2, has_delays=False, **options)  # type: ignore[arg-type]
+    return play(workload, played, clock=SystemClock()).result
+
+
+def without_classes(**options: object) -> RunResult:
+    """The same where the job's own budget decides alone."""
+    return run(engine={"retry_by_failure_class": False}, **options)
+
+
+def test_without_a_source_nothing_fails() -> None:
+    """A plain run is what it was."""
+    result = run()
+    assert (result.jobs_failed, result.failures.trials) == (0, 0)
+
+
+def test_hopeless_failures_cost_as_often_as_they_are_tried() -> None:
+    """Three attempts each without classes, one with them, and none is saved by trying."""
+    blind, classed = (play(failures=FailureSource.PHILLY) for play in (without_classes, run))
+    assert blind.failures.jobs == classed.failures.jobs > 20
+    for reason in NEVER & set(classed.failures.by_reason):
+        few, many = classed.failures.by_reason[reason], blind.failures.by_reason[reason]
+        assert many.trials == 3 * few.trials
+        assert many.gpu_s == pytest.approx(3 * few.gpu_s, rel=1e-6)
+    assert classed.failures.gpu_s < blind.failures.gpu_s
+
+
+def test_as_many_attempts_fail_as_restarts_allow() -> None:
+    """No restarts: each job that fails once has failed."""
+    result = run(failures=FailureSource.PHILLY, restarts=0)
+    free = result.failures.by_reason.get("job_preempted")
+    assert result.failures.trials == result.failures.jobs + (0 if free is None else free.trials - 1)
+    assert result.jobs_failed == result.failures.jobs
+
+
+def test_drawn_failures_come_to_an_end() -> None:
+    """Each job fails as often as was drawn for it and no more: with restarts enough all succeed."""
+    result = without_classes(failures=FailureSource.PHILLY_DRAWN, restarts=200)
+    assert result.failures.trials > result.failures.jobs > 20
+    assert result.jobs_failed == 0
+
+
+def test_a_pre_run_spares_gangs_the_failures_of_their_first_minutes() -> None:
+    """The same jobs fail for the same reasons; those within the pre-run on one GPU."""
+    plain = run(failures=FailureSource.PHILLY)
+    tried = run(failures=FailureSource.PHILLY, prerun_s=600.0, check=True)
+    assert tried.failures.jobs == plain.failures.jobs
+    assert tried.failures.gpu_s < plain.failures.gpu_s
+
+
+def test_half_of_a_lognormal_lies_below_its_median() -> None:
+    """The deviate is a standard normal one: the scale is in logarithms."""
+    cause = BY_REASON["cuda_failure"]
+    assert cause.runtime_s(1.0) / cause.runtime_s(0.0) == pytest.approx(
+        cause.runtime_s(0.0) / cause.runtime_s(-1.0)
+    )
+    assert cause.runtime_s(0.0) == pytest.approx(exp(log(cause.p50)) * MINUTE_S)
