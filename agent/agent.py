@@ -201,9 +201,15 @@ class Agent:
         )
 
     async def _report(self) -> None:
-        """Each period, and at once when something changed that others wait for."""
+        """Each period, and at once when something changed that others wait for.
+
+        Not without a connection: what a client keeps for later comes late, when it says what was,
+        or never, when a new client must be made; and what was sent counts as told.
+        """
         if self.node.last_sample.gpus is None:
             return  # a report without GPUs would say that the node has none
+        if not self._bus.is_connected:
+            return  # the first one after it says all of it
         memory = self._life.memory
         news = (
             memory.role,

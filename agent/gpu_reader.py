@@ -85,6 +85,7 @@ class GpuReader:
         self._error = ""
         self._process: ReaderProcess | None = None
         self._task: asyncio.Task[None] | None = None
+        self._starting: asyncio.Future[ReaderProcess] | None = None
         self._is_closed = False
         self._is_down = False
         self._has_good_answer = False
@@ -137,21 +138,38 @@ class GpuReader:
         return tuple(self._with_xids(gpu) for gpu in gpus)
 
     async def close(self) -> None:
-        """End the child; it has `end_grace_s` for each step from asking to killing."""
+        """End the child; it has `end_grace_s` for each step from asking to killing.
+
+        One that is being started is waited for and then ended in the same way: if its start were
+        cancelled half-way, it would be killed while it opens the driver, or be left running.
+        """
         self._is_closed = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        process, self._process = self._process, None
+        process = self._process or await self._started_late()
+        self._process = None
         if process is not None:
             await self._end(process)
+
+    async def _started_late(self) -> ReaderProcess | None:
+        """The child whose start nobody waits for any more; None when there is none to end."""
+        starting, self._starting = self._starting, None
+        if starting is None:
+            return None
+        await asyncio.wait([starting])
+        return None if starting.cancelled() or starting.exception() else starting.result()
 
     async def _supervise(self) -> None:
         backoff_s = self._backoff_s
         while True:
             self._is_down = self._has_good_answer = False
+            # A task of its own: a child whose start is interrupted would be nobody's, or killed.
+            starting = self._starting = asyncio.ensure_future(self._start())
+            await asyncio.wait([starting])
+            self._starting = None
             try:
-                self._process = await self._start()
+                self._process = starting.result()
             except OSError as error:
                 reason = f"the GPU reader cannot be started: {error}"
             else:

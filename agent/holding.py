@@ -17,6 +17,7 @@ from agent.state import (
     ForgetWorker,
     Held,
     Memory,
+    PauseWorker,
     ResizeWorker,
     StartWorker,
     StopWorker,
@@ -53,6 +54,7 @@ class Holding:
         self._waits_for: dict[WorkerKey, str] = {}
         self._checking: set[WorkerKey] = set()
         self._told_count: dict[WorkerKey, int] = {}
+        self._told_suspended: dict[WorkerKey, bool] = {}
         self._told_stop_ends_at_s: dict[WorkerKey, float] = {}
         self._gpu_left_at_s: dict[GpuUuid, float] = {}
         self._to_forget: list[WorkerKey] = []
@@ -84,7 +86,7 @@ class Holding:
         if key not in self._memory.forgotten:
             self._memory.forgotten.append(key)
             del self._memory.forgotten[:-FORGOTTEN_KEPT]
-        for table in (self._latest, self._waits_for, self._told_count):
+        for table in (self._latest, self._waits_for, self._told_count, self._told_suspended):
             table.pop(key, None)
         self._told_stop_ends_at_s.pop(key, None)
         self._to_forget.append(key)
@@ -103,7 +105,9 @@ class Holding:
     def is_in_transition(self) -> bool:
         """Whether some worker is on its way from one phase to another."""
         return any(
-            held.phase in (P.RESERVING, P.READY, P.STOPPING) or held.stop is not None
+            held.phase in (P.RESERVING, P.READY, P.STOPPING)
+            or held.stop is not None
+            or held.order.is_suspended != (held.phase == P.SUSPENDED)
             for held in self.live()
         )
 
@@ -155,6 +159,7 @@ class Holding:
             progress=fact.progress if fact else None,
             checkpoint=held.checkpoint or (fact.checkpoint if fact else None),
             running_s=held.running_s or (fact.running_s if fact else 0.0),
+            failure=held.failure,
         )
 
     # --- what is done -------------------------------------------------------------------------
@@ -222,6 +227,8 @@ class Holding:
                 self._told_stop_ends_at_s.pop(action.key, None)
             case ResizeWorker():
                 self._told_count.pop(action.key, None)
+            case PauseWorker():
+                self._told_suspended.pop(action.key, None)
             case _:
                 pass
 
@@ -273,7 +280,7 @@ class Holding:
         self._waits_for.pop(key, None)
         if held.is_over:
             held.exit_code, held.error = fact.exit_code, fact.error
-            held.stop_reason = fact.stop_reason
+            held.stop_reason, held.failure = fact.stop_reason, fact.failure
             held.checkpoint, held.running_s = fact.checkpoint, fact.running_s
             self._end(held, now_s)
             return []
@@ -282,11 +289,45 @@ class Holding:
                 return []
             self._told_stop_ends_at_s[key] = now_s + held.stop.grace_s
             return [StopWorker(key, held.stop.reason, held.stop.grace_s)]
-        count = held.order.worker_count
-        if self._told_count.get(key) == count or key.is_store:
+        if key.is_store:
             return []
-        self._told_count[key] = count
-        return [ResizeWorker(key, count)]
+        actions = self._paused(held)
+        count = held.order.worker_count
+        if self._told_count.get(key) != count:
+            self._told_count[key] = count
+            actions.append(ResizeWorker(key, count))
+        return actions
+
+    def _paused(self, held: Held) -> list[Action]:
+        """Suspend it as ordered; let it go on when those that it gives its turn to have left."""
+        key, wanted = held.order.key, held.order.is_suspended
+        is_so = held.phase == P.SUSPENDED
+        if wanted == is_so:
+            self._told_suspended.pop(key, None)
+            return []
+        if self._told_suspended.get(key) == wanted:
+            return []
+        why = "" if wanted else self._who_holds(held)
+        if why:
+            self._waits_for[key] = why
+            return []
+        self._told_suspended[key] = wanted
+        return [PauseWorker(key, wanted)]
+
+    def _who_holds(self, held: Held) -> str:
+        """Which other worker has its GPUs and must leave them first; empty when none must.
+
+        On shared GPUs only those must that are leaving, or are to be suspended and are not yet.
+        """
+        wanted, is_sharing = set(held.order.gpu_uuids), held.order.is_sharing
+        for other in self.live():
+            holds = other.phase in (P.READY, P.RUNNING, P.SUSPENDED, P.STOPPING)
+            is_going = other.phase == P.RUNNING and other.order.is_suspended
+            may_stay = is_sharing and not is_going and other.phase != P.STOPPING
+            is_near = other is not held and wanted & set(other.order.gpu_uuids)
+            if is_near and holds and not may_stay:
+                return f"waits for worker {other.order.key} to leave"
+        return ""
 
     def _end(self, held: Held, now_s: float) -> None:
         held.phase = P.EXITED
@@ -311,7 +352,8 @@ class Holding:
         if key.is_store:  # at the endpoint that it will be known by; the gang has none yet
             return [StartWorker(structs.replace(held.order, endpoint=held.endpoint))]
         held.phase = P.READY
-        return [StartWorker(held.order)] if held.order.phase == OrderPhase.RUN else []
+        is_to_run = held.order.phase == OrderPhase.RUN and not held.order.is_suspended
+        return [StartWorker(held.order)] if is_to_run else []
 
     def _not_yet(self, held: Held, facts: Facts) -> str:
         """Why its GPUs are not to be had now; one that never can be is refused."""
@@ -328,10 +370,10 @@ class Holding:
         if missing:
             held.phase, held.error = P.REFUSED, f"GPU {missing[0]} is not on this node"
             return held.error
-        for other in self.live():
-            holds = other.phase in (P.READY, P.RUNNING, P.STOPPING)
-            if other is not held and holds and wanted & set(other.order.gpu_uuids):
-                return f"waits for worker {other.order.key} to leave"
+        why = self._who_holds(held)
+        if why or held.order.is_sharing:  # what the others have there is no sign of anything
+            bad = (gpu for gpu in known.values() if gpu.health != GpuHealth.OK)
+            return why or next((self.busy_gpu(gpu) for gpu in bad if gpu.uuid in wanted), "")
         if facts.gpus_at_s <= self.gpu_left_at_s(wanted):
             return "waits for a GPU sample after the last worker left"
         return next((why for uuid in sorted(wanted) if (why := self.busy_gpu(known[uuid]))), "")

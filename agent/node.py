@@ -27,6 +27,7 @@ from agent.state import (
     Facts,
     ForgetWorker,
     HookKind,
+    PauseWorker,
     ResizeWorker,
     RunHook,
     StartWorker,
@@ -221,6 +222,8 @@ class Node:
                 await self.runner.stop(action.key, action.reason, action.grace_s)
             case ResizeWorker():
                 await self.runner.resize(action.key, action.worker_count)
+            case PauseWorker():
+                await self.runner.pause(action.key, is_suspended=action.is_suspended)
             case ForgetWorker():
                 await self.runner.forget(action.key)
             case RunHook():
@@ -269,6 +272,7 @@ def _fact(status: WorkerStatus) -> WorkerFact:
         progress=status.progress,
         checkpoint=status.checkpoint,
         running_s=status.running_s,
+        failure=status.failure,
     )
 
 

@@ -16,7 +16,7 @@ from agent.worker_spec import Account
 from common.clock import Clock
 
 CHECK_TIMEOUT_S = 10.0
-_CHECKER = Path(__file__).with_name("shim_files.py")
+CHECKER = Path(__file__).with_name("shim_files.py")
 
 
 class Refuse(Protocol):
@@ -35,15 +35,17 @@ async def refusal(
     account: Account | None,
     clock: Clock,
     timeout_s: float = CHECK_TIMEOUT_S,
+    checker: Path = CHECKER,
 ) -> str:
     """Why not, or the empty string. Asked in a process of its own: storage may hang for ever, and
     only a process can be somebody else.
 
     question: the arguments of `agent.shim_files.refusal`.
+    checker: the program that looks.
     """
     try:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-I", "-S", str(_CHECKER), json.dumps(question),
+            sys.executable, "-I", "-S", str(checker), json.dumps(question),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             cwd="/",
@@ -60,9 +62,11 @@ async def refusal(
         async with clock.timeout(timeout_s):
             answer, _ = await process.communicate()
     except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
         return f"workdir or checkpoint.path: the storage did not answer in {timeout_s:g} s"
+    finally:
+        if process.returncode is None:  # an agent that ends leaves nobody behind who looks
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
     if process.returncode != 0:
         return f"cannot look as the job's user: exit code {process.returncode}"
     return answer.decode(errors="replace")

@@ -71,7 +71,7 @@ class AgentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         NatsAccess()
     )
     rack: Annotated[
-        str, Meta(description="rack or switch of this node; shown only, no policy looks at it")
+        str, Meta(description="rack or switch of this node; `philly` and others place by it")
     ] = ""
     service: Annotated[
         Token | None, Meta(description="inference service of this node; none in training")
@@ -119,6 +119,13 @@ class AgentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         NonNegativeInt,
         Meta(description="and no more of them than this in all; a larger log is not kept"),
     ] = 1 << 30
+    failure_rules: Annotated[
+        str,
+        Meta(
+            description="TOML file of the site that says which words in a worker's log mean which"
+            " failure; it goes before the packaged rules"
+        ),
+    ] = ""
     worker_starter: Annotated[Starter, Meta(description="systemd or detached")] = Starter.SYSTEMD
     job_user: Annotated[
         str,

@@ -11,6 +11,7 @@ from enum import StrEnum
 from msgspec import Struct, field
 
 from agent.settings import AgentSettings
+from common.failures import Failure
 from common.messages import (
     GpuReport,
     InferenceReport,
@@ -61,6 +62,7 @@ class Held(Struct, kw_only=True):
     error: str = ""
     checkpoint: Checkpoint | None = None
     running_s: float = 0.0
+    failure: Failure | None = None
 
     @property
     def is_over(self) -> bool:
@@ -115,6 +117,7 @@ class WorkerFact(Struct, frozen=True, kw_only=True):
     progress: Progress | None = None
     checkpoint: Checkpoint | None = None
     running_s: float = 0.0
+    failure: Failure | None = None
 
 
 class Facts(Struct, frozen=True, kw_only=True):
@@ -166,6 +169,13 @@ class ResizeWorker(Struct, frozen=True):
     worker_count: int
 
 
+class PauseWorker(Struct, frozen=True):
+    """Suspend it, or let it compute again; idempotent by key."""
+
+    key: WorkerKey
+    is_suspended: bool
+
+
 class ForgetWorker(Struct, frozen=True):
     """Remove its files: the coordinator's journal has its end."""
 
@@ -178,4 +188,6 @@ class RunHook(Struct, frozen=True):
     kind: HookKind
 
 
-Action = CheckReserve | StartWorker | StopWorker | ResizeWorker | ForgetWorker | RunHook
+Action = (
+    CheckReserve | StartWorker | StopWorker | ResizeWorker | PauseWorker | ForgetWorker | RunHook
+)

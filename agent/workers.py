@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import shutil
-import socket
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 from msgspec import Struct
 
-from agent import shim_files
+from agent import shim_control, shim_files
 from agent.accounts import job_account
+from agent.failure_reader import FailureReader
 from agent.hung_shims import HungShims
 from agent.kept_logs import KeptLogs
 from agent.reserve import Refuse, refusal
@@ -46,6 +45,8 @@ from agent.worker_record import (
 from agent.worker_spec import Account, checkpoint_path, search_path, shim_spec, worker_argv
 from common.clock import Clock
 from common.errors import ConfigError, Unavailable
+from common.failure_rules import FailureRules, read_rules
+from common.failures import Failure
 from common.messages import WorkerOrder, WorkerPhase
 from common.model import Checkpoint, Progress, StopReason, WorkerKey
 
@@ -59,6 +60,7 @@ class WorkerStatus(Struct, frozen=True, kw_only=True):
     running_s: since its start, until its end.
     stop_stage: how far its stop has come: requested, working, saved, released, signalled, killed.
     stop_stages_s: seconds from the order to stop until each stage.
+    failure: why it ended by itself without success.
     """
 
     key: WorkerKey
@@ -74,6 +76,7 @@ class WorkerStatus(Struct, frozen=True, kw_only=True):
     stop_stages_s: dict[str, float] = {}
     detail: str = ""
     garbage_count: int = 0
+    failure: Failure | None = None
 
 
 class WorkerRunner(Protocol):
@@ -94,6 +97,10 @@ class WorkerRunner(Protocol):
 
     async def resize(self, key: WorkerKey, worker_count: int) -> None:
         """Tell the worker how large its gang is now."""
+        ...
+
+    async def pause(self, key: WorkerKey, *, is_suspended: bool) -> None:
+        """Have the worker suspended, or computing again; its status says when it is."""
         ...
 
     def contacted(self, at_s: float) -> None:
@@ -139,6 +146,7 @@ class ShimRunner:
         kept_logs: where the logs of forgotten workers go; None keeps none.
         account: as whom workers run; None is the agent's own user. Needs root.
         refuse: looks whether a worker could start here.
+        failure_rules: what is read in the logs of failed workers; None reads nothing.
         is_root_allowed: let workers run as root; for tests and machines of one person only.
     """
 
@@ -152,6 +160,7 @@ class ShimRunner:
         account: Account | None = None,
         refuse: Refuse = refusal,
         is_root_allowed: bool = False,
+        failure_rules: FailureRules | None = None,
     ) -> None:
         self._run_dir = run_dir
         self._clock = clock
@@ -164,6 +173,7 @@ class ShimRunner:
         self._hung = HungShims(self._boot_id)
         self._contact_at_s: float | None = None
         self._told_contact_s: dict[WorkerKey, float] = {}
+        self._failures = FailureReader(failure_rules)
 
     async def start(self, order: WorkerOrder, *, endpoint: str) -> None:
         """As `WorkerRunner.start`. Two starters of one key, even two agents, get one shim: the
@@ -215,28 +225,12 @@ class ShimRunner:
         """As `WorkerRunner.resize`."""
         self._tell(key, {"op": "resize", "worker_count": worker_count})
 
-    def _tell(self, key: WorkerKey, order: dict[str, object]) -> None:
-        """Give a shim an order; one that is gone needs none.
+    async def pause(self, key: WorkerKey, *, is_suspended: bool) -> None:
+        """As `WorkerRunner.pause`."""
+        self._tell(key, {"op": "suspend" if is_suspended else "resume"})
 
-        Raises:
-            Unavailable: the shim lives and does not listen.
-        """
-        try:
-            directory_fd = os.open(self._directory(key), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return
-        try:
-            # By descriptor, because a socket's path may have 107 bytes at most.
-            name = f"/proc/self/fd/{directory_fd}/{shim_files.CONTROL_SOCKET}"
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as control:
-                control.setblocking(False)
-                control.sendto(json.dumps(order).encode(), name)
-        except (FileNotFoundError, ConnectionRefusedError):
-            return  # it has ended; if it should not have, `statuses` says so
-        except BlockingIOError:
-            raise Unavailable(f"{key}: its shim does not take orders now") from None
-        finally:
-            os.close(directory_fd)
+    def _tell(self, key: WorkerKey, order: dict[str, object]) -> None:
+        shim_control.tell(self._directory(key), key, order)
 
     def contacted(self, at_s: float) -> None:
         """As `WorkerRunner.contacted`; the shims hear of it with the next look at them."""
@@ -248,7 +242,7 @@ class ShimRunner:
         for key, directory in self._directories():
             status = self._status(key, directory)
             if status is not None:
-                found.append(status)
+                found.append(await self._failures.added(status, directory))
         return tuple(sorted(found, key=lambda status: status.key))
 
     def _status(self, key: WorkerKey, directory: Path) -> WorkerStatus | None:
@@ -305,6 +299,7 @@ class ShimRunner:
         if status is not None and status.phase != WorkerPhase.EXITED:
             raise Unavailable(f"{key}: cannot be forgotten, it is {status.phase}")
         self._told_contact_s.pop(key, None)
+        self._failures.forget(key)
         await asyncio.to_thread(self._remove, key, directory)
 
     def _remove(self, key: WorkerKey, directory: Path) -> None:
@@ -367,7 +362,7 @@ def make_runner(settings: AgentSettings, *, clock: Clock) -> ShimRunner:
     With systemd it is the system's manager, whoever the agent is: systemd/50-aryl-agent.rules.
 
     Raises:
-        ConfigError: `job_user` does not fit this machine.
+        ConfigError: `job_user` does not fit this machine, or `failure_rules` is no file of rules.
     """
     match settings.worker_starter:
         case Starter.SYSTEMD:
@@ -387,4 +382,5 @@ def make_runner(settings: AgentSettings, *, clock: Clock) -> ShimRunner:
         ),
         account=job_account(settings.job_user),
         is_root_allowed=settings.is_root_allowed,
+        failure_rules=read_rules(settings.failure_rules),
     )

@@ -9,8 +9,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, field
 
+from common.failures import Failure
 from common.messages import AgentReport, CollectorReport, CostReport, Message, Part
 from common.model import JobSpec, JobState, Mode, NodeRole, Pool, Token
 
@@ -74,6 +75,10 @@ class ListServices(Message, frozen=True, kw_only=True, tag="list_services"):
     """All services."""
 
 
+class ListTenants(Message, frozen=True, kw_only=True, tag="list_tenants"):
+    """All tenants that the cell has settings of, or jobs."""
+
+
 class ListLoans(Message, frozen=True, kw_only=True, tag="list_loans"):
     """All loans; `is_live_only` leaves out the ones that came home."""
 
@@ -108,10 +113,14 @@ class GetEvents(Message, frozen=True, kw_only=True, tag="get_events"):
 
 
 class GetLogs(Message, frozen=True, kw_only=True, tag="get_logs"):
-    """The end of a worker's log; `worker_index` None is the lowest that runs, else that ran."""
+    """The end of a worker's log; `worker_index` None is the lowest that runs, else that ran.
+
+    attempt: None is the one that runs now, else the latest that ran.
+    """
 
     job_id: str
     worker_index: int | None = None
+    attempt: Annotated[int, Meta(ge=1)] | None = None
     max_bytes: Annotated[int, Meta(ge=1, le=500_000)] = 65_536
 
 
@@ -150,6 +159,10 @@ class JobRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     total_steps: int | None = None
     exit_code: int | None = None
     error: str = ""
+    failure: Failure | None = None
+    """Why its latest own fault came, as the worker's log says."""
+    waited_s: dict[str, float] = field(default_factory=dict[str, float])
+    """What it has waited for, by kind, under a policy that says so."""
     blockers: tuple[str, ...] = ()
 
 
@@ -203,6 +216,8 @@ class LoanRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     returned_at_s: float | None
     reclaim_deadline_s: float | None
     reclaim_s: float | None
+    lapse_s: float | None
+    """From the end of its lease without an order to serving again; None of any other loan."""
     is_late: bool
     reason: str
     reclaim_reason: str
@@ -234,6 +249,31 @@ class Nodes(Message, frozen=True, kw_only=True, tag="nodes"):
     rows: tuple[NodeRow, ...]
 
 
+class TenantRow(Part, frozen=True, kw_only=True, omit_defaults=False):
+    """One tenant with all below it; GPUs whatever their type.
+
+    borrowed_gpus: what it uses beyond its guarantee. waiting_gpus: base demand of its jobs that
+        wait. fair_share_gpus: what guarantees, and then weights, give it of what is there.
+    """
+
+    tenant: str
+    parent: str
+    weight: float
+    guarantee_gpus: int
+    used_gpus: int
+    borrowed_gpus: int
+    borrow_limit_gpus: int | None
+    lend_limit_gpus: int | None
+    waiting_gpus: int
+    fair_share_gpus: float
+
+
+class Tenants(Message, frozen=True, kw_only=True, tag="tenants"):
+    """Answer to `ListTenants`."""
+
+    rows: tuple[TenantRow, ...]
+
+
 class Services(Message, frozen=True, kw_only=True, tag="services"):
     """Answer to `ListServices`."""
 
@@ -259,6 +299,7 @@ class Logs(Message, frozen=True, kw_only=True, tag="logs"):
     text: str
     node: str
     worker_index: int
+    attempt: int
 
 
 class Description(Message, frozen=True, kw_only=True, tag="description"):
@@ -315,6 +356,7 @@ REQUESTS: tuple[type[Message], ...] = (
     ListJobs,
     ListNodes,
     ListServices,
+    ListTenants,
     ListLoans,
     Describe,
     Operate,

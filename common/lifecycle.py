@@ -86,6 +86,7 @@ class JobEvent(StrEnum):
     RESIZE = "resize"
     RESIZED = "resized"
     PREEMPT = "preempt"
+    MIGRATE = "migrate"  # it saves and stops, to start again where a place is held for it
     VACATED = "vacated"  # its last worker is gone: back to the queue
     SUSPEND = "suspend"
     RESUME = "resume"
@@ -93,6 +94,7 @@ class JobEvent(StrEnum):
     SUCCEED = "succeed"
     FAIL = "fail"
     CANCEL = "cancel"
+    REJECT = "reject"  # its deadline cannot be promised; it never ran
 
 
 J = JobEvent
@@ -105,12 +107,17 @@ _HELD: dict[JobEvent, JobState] = {
 }
 
 JOB_TRANSITIONS: Mapping[JobState, Mapping[JobEvent, JobState]] = {
-    S.PENDING: {J.START: S.STARTING, J.CANCEL: S.CANCELLED, J.FAIL: S.FAILED},
+    S.PENDING: {J.START: S.STARTING, J.CANCEL: S.CANCELLED, J.FAIL: S.FAILED, J.REJECT: S.FAILED},
     S.STARTING: {**_HELD, J.GANG_READY: S.RUNNING, J.GANG_TIMEOUT: S.PREEMPTING},
-    S.RUNNING: {**_HELD, J.RESIZE: S.RESIZING, J.SUSPEND: S.SUSPENDED},
+    S.RUNNING: {
+        **_HELD,
+        J.RESIZE: S.RESIZING,
+        J.SUSPEND: S.SUSPENDED,
+        J.MIGRATE: S.PREEMPTING,
+    },
     S.RESIZING: {**_HELD, J.RESIZE: S.RESIZING, J.RESIZED: S.RUNNING},
     S.PREEMPTING: {**_LIVE, J.VACATED: S.PENDING},
-    S.SUSPENDED: {**_HELD, J.RESUME: S.RUNNING},
+    S.SUSPENDED: {**_HELD, J.RESUME: S.RUNNING, J.MIGRATE: S.PREEMPTING},
     S.SUCCEEDED: {},
     S.FAILED: {},
     S.CANCELLED: {},

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from common.errors import ProtocolError
+from common.failures import Failure
 from common.model import (
     Checkpoint,
     GpuUuid,
@@ -143,6 +144,7 @@ class WorkerPhase(StrEnum):
     RESERVING = "reserving"  # accepted; its GPUs or paths are not yet ready
     READY = "ready"  # waits for the rest of its gang
     RUNNING = "running"
+    SUSPENDED = "suspended"  # it keeps its place and does not compute, until it is resumed
     STOPPING = "stopping"
     EXITED = "exited"
     REFUSED = "refused"  # the node cannot run it; `error` says why
@@ -164,6 +166,8 @@ class WorkerReport(Part, frozen=True, kw_only=True):
     progress: Progress | None = None
     checkpoint: Checkpoint | None = None
     running_s: NonNegativeFloat = 0.0
+    failure: Failure | None = None
+    """Why it ended by itself without success, as its log says."""
 
 
 class NodeReport(Message, frozen=True, kw_only=True, tag="node_report"):
@@ -227,6 +231,10 @@ class WorkerOrder(Part, frozen=True, kw_only=True):
     preemption_count: NonNegativeInt = 0
     gang_nodes: tuple[Token, ...] = ()
     """Nodes of the whole gang, so that one ledger tells who else belongs to it."""
+    is_suspended: bool = False
+    """It keeps its place and does not compute; it is not told to stop."""
+    is_sharing: bool = False
+    """Others have its GPUs too: it waits for those that are to be suspended, not for the rest."""
 
 
 class StopOrder(Part, frozen=True, kw_only=True):

@@ -2,18 +2,21 @@
 
 Queueing time is submitted -> first start, plus every later wait (glossary), of every job that was
 submitted: what a job that still waits has waited so far counts, else a full cell would look quick.
-JCT is finished - submitted, of jobs that succeeded. Utilisation here is GPUs held by workers over
+JCT is finished - submitted, of jobs that succeeded. A deadline is due once its job has ended or its
+time is over, and met if it succeeded in time. Utilisation here is GPUs held by workers over
 GPUs schedulable, integrated over time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
 
 from msgspec import Struct, structs
 
 from common.model import JobState, NodeName, NodeRole, Pool
-from coordinator.engine.state import ClusterState, Counters, JobEntry, NodeEntry
+from coordinator.engine.state import ClusterState, JobEntry, NodeEntry
+from coordinator.engine.totals import Counters
 
 
 class Quantiles(Struct, frozen=True, kw_only=True):
@@ -24,11 +27,21 @@ class Quantiles(Struct, frozen=True, kw_only=True):
     p95: float = 0.0
 
 
-class ReclaimTimes(Struct, frozen=True, kw_only=True):
-    """Seconds from the reclaim order to serving again."""
+class Durations(Struct, frozen=True, kw_only=True):
+    """Mean, median and 95th percentile in seconds of what may not have happened yet; None: it has
+    not, and 0 would be read as a time that somebody measured."""
 
-    p50: float = 0.0
-    max: float = 0.0
+    mean: float | None = None
+    p50: float | None = None
+    p95: float | None = None
+
+
+class ReclaimTimes(Struct, frozen=True, kw_only=True):
+    """Seconds from the reclaim order, or from the lapse of a lease, to serving again; None where
+    nobody has come home so."""
+
+    p50: float | None = None
+    max: float | None = None
 
 
 class Figures(Struct, frozen=True, kw_only=True):
@@ -38,13 +51,16 @@ class Figures(Struct, frozen=True, kw_only=True):
     jobs_finished: int
     jobs_failed: int
     jobs_finished_on_loan: int
-    queueing_s: Quantiles
-    jct_s: Quantiles
+    deadlines_due: int
+    deadlines_met: int
+    queueing_s: Durations
+    jct_s: Durations
     training_gpu_ratio: float
     on_loan_gpu_ratio: float
     loans: int
     loans_cancelled: int
     leases_lapsed: int
+    lapse_s: ReclaimTimes
     reclaims: int
     reclaim_s: ReclaimTimes
     reclaims_late: int
@@ -53,14 +69,23 @@ class Figures(Struct, frozen=True, kw_only=True):
     flexible_workers_released: int
     resizes: int
     gang_timeouts: int
+    suspensions: int = 0
+    migrations: int = 0
+    migration_lost_gpu_s: float = 0.0
 
 
 def plain(value: Struct) -> dict[str, object]:
     """Figures as nested plain values, for JSON and the wire."""
-    return {
-        name: plain(item) if isinstance(item, Struct) else item
-        for name, item in structs.asdict(value).items()
-    }
+    return {name: _plain(item) for name, item in structs.asdict(value).items()}
+
+
+def _plain(item: object) -> object:
+    if isinstance(item, Struct):
+        return plain(item)
+    if isinstance(item, Mapping):
+        items = cast("Mapping[str, object]", item)
+        return {name: _plain(each) for name, each in items.items()}
+    return item
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -81,6 +106,14 @@ def quantiles(values: Sequence[float]) -> Quantiles:
     return Quantiles(
         mean=sum(values) / len(values), p50=quantile(values, 0.5), p95=quantile(values, 0.95)
     )
+
+
+def durations(values_s: Sequence[float]) -> Durations:
+    """Mean, p50 and p95 of lengths in seconds; None of nothing."""
+    if not values_s:
+        return Durations()
+    found = quantiles(values_s)
+    return Durations(mean=found.mean, p50=found.p50, p95=found.p95)
 
 
 _Counts = tuple[int, int, int, int]
@@ -149,6 +182,7 @@ def figures(state: ClusterState, *, now_s: float | None = None) -> Figures:
     """
     until_s = state.now_s if now_s is None else now_s
     counters = state.counters
+    met = deadlines(state.jobs.values(), until_s)
     done = [job for job in state.jobs.values() if job.state == JobState.SUCCEEDED]
     jct_s = [job.finished_at_s - job.submitted_at_s for job in done if job.finished_at_s]
     return Figures(
@@ -156,24 +190,50 @@ def figures(state: ClusterState, *, now_s: float | None = None) -> Figures:
         jobs_finished=counters.jobs_finished,
         jobs_failed=counters.jobs_failed,
         jobs_finished_on_loan=counters.jobs_finished_on_loan,
-        queueing_s=quantiles([queueing_s(job, until_s) for job in state.jobs.values()]),
-        jct_s=quantiles(jct_s),
+        deadlines_due=len(met),
+        deadlines_met=sum(met),
+        queueing_s=durations([queueing_s(job, until_s) for job in state.jobs.values()]),
+        jct_s=durations(jct_s),
         training_gpu_ratio=_ratio(counters.training_held_gpu_s, counters.training_gpu_s),
         on_loan_gpu_ratio=_ratio(counters.on_loan_held_gpu_s, counters.on_loan_gpu_s),
         loans=counters.loans,
         loans_cancelled=counters.loans_cancelled,
         leases_lapsed=counters.leases_lapsed,
+        lapse_s=_times(counters.lapse_s),
         reclaims=counters.reclaims,
-        reclaim_s=ReclaimTimes(
-            p50=quantile(counters.reclaim_s, 0.5), max=max(counters.reclaim_s, default=0.0)
-        ),
+        reclaim_s=_times(counters.reclaim_s),
         reclaims_late=counters.reclaims_late,
         preemptions=counters.preemptions,
         lost_gpu_s=counters.preemption_cost_gpu_s,
         flexible_workers_released=counters.flexible_workers_released,
         resizes=counters.resizes,
         gang_timeouts=counters.gang_timeouts,
+        suspensions=counters.suspensions,
+        migrations=counters.migrations,
+        migration_lost_gpu_s=counters.migration_cost_gpu_s,
     )
+
+
+def _times(took_s: list[float]) -> ReclaimTimes:
+    if not took_s:
+        return ReclaimTimes()
+    return ReclaimTimes(p50=quantile(took_s, 0.5), max=max(took_s))
+
+
+def deadlines(jobs: Iterable[JobEntry], now_s: float) -> list[bool]:
+    """Of each job whose deadline is due at an instant, whether it succeeded in time.
+
+    What its user took back is neither met nor missed.
+    """
+    found: list[bool] = []
+    for job in jobs:
+        deadline_s = job.spec.deadline_s
+        if deadline_s is None or job.state == JobState.CANCELLED:
+            continue
+        passed_s = (now_s if job.finished_at_s is None else job.finished_at_s) - job.submitted_at_s
+        if job.finished_at_s is not None or passed_s > deadline_s:
+            found.append(job.state == JobState.SUCCEEDED and passed_s <= deadline_s)
+    return found
 
 
 def queueing_s(job: JobEntry, now_s: float) -> float:

@@ -5,6 +5,8 @@ Handlers get a context and change the state through it; must not know policies o
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from common.messages import GpuHealth
 from common.model import GpuUuid, JobId, NodeName, WorkerKey
 from coordinator.engine.commands import Refused
@@ -102,6 +104,8 @@ def keys_on(node: NodeEntry) -> set[WorkerKey]:
             keys.add(last)
         if slot.nominee is not None:
             keys.add(slot.nominee)
+        if slot.guests:
+            keys.update(slot.guests)
     return keys
 
 
@@ -119,21 +123,39 @@ def free_slots(ctx: Context, node: NodeEntry) -> list[GpuSlot]:
             continue
         if slot.holder is not last:
             last, last_leaves = slot.holder, is_leaving(ctx, slot.holder)
-        if last_leaves:
+        if last_leaves and all(is_leaving(ctx, guest) for guest in slot.guests):
             vacated.append(slot)
     return free + vacated
 
 
-def hold_gpus(ctx: Context, node: NodeEntry, gpus: int, key: WorkerKey) -> tuple[GpuUuid, ...]:
+def hold_gpus(
+    ctx: Context,
+    node: NodeEntry,
+    gpus: int,
+    key: WorkerKey,
+    *,
+    shared: Collection[GpuUuid] = (),
+) -> tuple[GpuUuid, ...]:
     """Give a worker GPUs of a node; on those that are being vacated it is the nominee.
 
-    The caller has looked that there are enough.
+    The caller has looked that there are enough. What is held for it already is what it gets.
+
+    shared: on exactly these it is a guest, if anybody has them.
     """
-    slots = free_slots(ctx, node)[:gpus]
+    slots = [slot for slot in node.gpus if key in (slot.holder, slot.nominee, *slot.guests)]
+    if slots:
+        return tuple(slot.uuid for slot in slots)
+    if shared:
+        slots = [slot for slot in node.gpus if slot.uuid in shared]
+    else:
+        slots = free_slots(ctx, node)[:gpus]
     assert len(slots) == gpus, f"{node.name}: {len(slots)} GPUs can be promised, {gpus} asked"
     for slot in slots:
         if slot.holder is None:
             slot.holder = key
+        elif shared:
+            slot.guests.append(key)
+            ctx.state.shared_nodes[node.name] = None
         else:
             slot.nominee = key
     ctx.changed_nodes[node.name] = None
@@ -148,7 +170,11 @@ def release_gpus(ctx: Context, node_name: NodeName, key: WorkerKey) -> None:
     for slot in node.gpus:
         if slot.nominee == key:
             slot.nominee = None
-        if slot.holder == key:
+        if key in slot.guests:
+            slot.guests.remove(key)
+        if slot.holder == key and slot.guests:
+            slot.holder = slot.guests.pop(0)
+        elif slot.holder == key:
             slot.holder, slot.nominee = slot.nominee, None
     ctx.changed_nodes[node_name] = None
     ctx.needs_pass = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from common.messages import DesiredState, OrderPhase, StopOrder, WorkerOrder
-from common.model import NodeName, StopReason
+from common.model import GpuUuid, JobState, NodeName, StopReason
 from coordinator.engine import loans, rebuilding
 from coordinator.engine.context import Context
 from coordinator.engine.state import JobEntry, NodeEntry, WorkerEntry
@@ -36,13 +36,20 @@ def desired_state(ctx: Context, node: NodeEntry) -> DesiredState:
         role=node.desired_role,
         lease=node.lease,
         reclaim_in_s=reclaim_in_s,
-        workers=_orders(placed),
+        workers=_orders(placed, _shared(node)),
         stops=tuple(stops),
         acknowledged=tuple(node.acknowledged),
     )
 
 
-def _orders(placed: list[tuple[JobEntry, WorkerEntry]]) -> tuple[WorkerOrder, ...]:
+def _shared(node: NodeEntry) -> frozenset[GpuUuid]:
+    """GPUs that several workers have."""
+    return frozenset(slot.uuid for slot in node.gpus if slot.guests)
+
+
+def _orders(
+    placed: list[tuple[JobEntry, WorkerEntry]], shared: frozenset[GpuUuid]
+) -> tuple[WorkerOrder, ...]:
     """What each worker is to do, in the order of their keys."""
     orders: list[WorkerOrder] = []
     last: JobEntry | None = None
@@ -52,12 +59,16 @@ def _orders(placed: list[tuple[JobEntry, WorkerEntry]]) -> tuple[WorkerOrder, ..
         if job is not last:  # the workers of one job stand together
             last, running_count = job, max(1, job.running_workers)
             nodes = rebuilding.gang_nodes(job)
-        orders.append(_order(job, worker, running_count, nodes))
+        orders.append(_order(job, worker, running_count, nodes, shared))
     return tuple(orders)
 
 
 def _order(
-    job: JobEntry, worker: WorkerEntry, running_count: int, gang_nodes: tuple[NodeName, ...]
+    job: JobEntry,
+    worker: WorkerEntry,
+    running_count: int,
+    gang_nodes: tuple[NodeName, ...],
+    shared: frozenset[GpuUuid],
 ) -> WorkerOrder:
     is_to_run = worker.order == OrderPhase.RUN
     return WorkerOrder(
@@ -75,4 +86,6 @@ def _order(
         has_store=job.store is not None,
         preemption_count=job.preemption_count,
         gang_nodes=gang_nodes,
+        is_suspended=is_to_run and job.state == JobState.SUSPENDED,
+        is_sharing=not shared.isdisjoint(worker.gpu_uuids),
     )

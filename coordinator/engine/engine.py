@@ -18,12 +18,17 @@ from coordinator.engine import (
     invariants,
     jobs,
     ledgers,
+    migrating,
     nodes,
     operator,
     progress,
+    retrying,
+    sharing,
     silence,
+    tenants,
     timeouts,
     view,
+    waiting,
     watching,
 )
 from coordinator.engine.commands import AskLedger, Command, Outcome, PushDesired
@@ -60,6 +65,8 @@ class Engine:
         self._views = view.Views(self.state)
         self._deadlines = Deadlines(self.state)
         self._holds: dict[JobId, tuple[str, ...]] | None = None
+        self._tells_waits = True
+        """Whether the policy said of any job what it waits for."""
         self._policy_wake_at_s: float | None = None
         """What the last pass asked for; not saved, as whoever starts to lead begins with one."""
         self.settings = settings
@@ -89,6 +96,10 @@ class Engine:
         ctx = Context(self.state, self.settings, now_s)
         self._dispatch(ctx, event)
         awaiting.settle(ctx)
+        if self.state.migrating_jobs:
+            migrating.settle(ctx)
+        if self.state.shared_nodes or self.state.suspended_jobs:
+            sharing.settle(ctx)
         self._tally.update(self.state, ctx.changed_nodes)
         self._views.note(ctx)
         self._holds = None
@@ -175,12 +186,27 @@ class Engine:
         self.state.counters.passes += 1
         for job in self._deadlines.due(self.state, ctx.now_s):
             timeouts.time_is_up(ctx, job)
-        allocation = self.policy.allocate(self._views.snapshot(ctx), self.state.policy_memory)
+        snapshot = self._views.snapshot(ctx)
+        allocation = self.policy.allocate(snapshot, self._memory())
         self.state.policy_memory = allocation.memory
+        self.state.policy_memory_of = self._policy_name()
         self._policy_wake_at_s = allocation.wake_at_s
-        for decision in allocation.decisions:
+        for decision in tenants.allowed(ctx, snapshot, allocation.decisions):
             commit(ctx, decision)
+        if allocation.waits or self._tells_waits:
+            self._tells_waits = waiting.told(self.state, allocation.waits, ctx.now_s)
+        may_resume = not (self.policy.shares_gpus or self.state.is_frozen)
+        if self.state.suspended_jobs and may_resume:
+            sharing.resume_all(ctx)
         ctx.needs_pass = False  # what this pass changed is already in it
+
+    def _policy_name(self) -> str:
+        return self.settings.policy.partition(":")[0]  # with other knobs it is the same policy
+
+    def _memory(self) -> bytes:
+        """What the policy remembered; what another one did, before a switch, is none of its."""
+        is_own = self.state.policy_memory_of == self._policy_name()
+        return self.state.policy_memory if is_own else b""
 
     def _loan_pass(self, ctx: Context) -> None:
         watching.tidy(ctx)
@@ -227,6 +253,9 @@ class Engine:
 
     def blockers(self, job_id: JobId) -> tuple[str, ...]:
         """Why a waiting job would not start in a pass now; empty when it would."""
+        job = self.state.jobs.get(job_id)
+        if job is not None and retrying.rests(job):
+            return (retrying.why_resting(job, self.state.now_s),)
         return self._held().get(job_id, ())
 
     def queue_place(self, job_id: JobId) -> tuple[int, int] | None:
@@ -243,7 +272,10 @@ class Engine:
 
     def _held(self) -> dict[JobId, tuple[str, ...]]:
         if self._holds is None:
-            self._holds = {hold.job_id: hold.blockers for hold in self.policy.hold(self.snapshot())}
+            self._holds = {
+                hold.job_id: hold.blockers
+                for hold in self.policy.hold(self.snapshot(), self._memory())
+            }
         return self._holds
 
     def check(self) -> list[str]:
@@ -254,6 +286,7 @@ class Engine:
             *invariants.gpu_faults(self.state),
             *invariants.job_faults(self.state),
             *invariants.store_faults(self.state),
+            *invariants.sharing_faults(ctx),
             *invariants.tally_faults(self._tally, accounting.GpuTally(self.state)),
             *invariants.view_faults(self._views.snapshot(ctx), fresh),
         ]

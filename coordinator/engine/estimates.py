@@ -9,7 +9,7 @@ from __future__ import annotations
 from statistics import median
 
 from common.messages import OrderPhase
-from common.model import JobSpec
+from common.model import JobSpec, JobState
 from coordinator.engine.settings import EngineSettings
 from coordinator.engine.state import ClusterState, JobEntry
 
@@ -56,24 +56,51 @@ def record(state: ClusterState, job: JobEntry, work_s: float, *, kept: int) -> N
 def pace(job: JobEntry) -> float:
     """Worker-seconds of work a second, in workers of the reference GPU type.
 
-    A type that needs twice the workers has half the pace a worker; a gang that spans GPU types is
-    slower than its workers.
+    A job that tells how it scales does what its profile says, counted in workers of its base gang;
+    any other one scales in proportion. A type that needs twice the workers has half the pace a
+    worker; a gang that spans GPU types is slower than its workers. A suspended job makes none, and
+    packed ones slow each other down.
     """
+    if job.state == JobState.SUSPENDED:
+        return 0.0
     multiplier = job.spec.gpu.worker_multiplier.get(job.gpu_type or "", 1)
     workers = job.running_workers if multiplier == 1 else job.running_workers / multiplier
+    if job.spec.profile.speedup:
+        workers = job.spec.profile.rate(workers, base=job.spec.workers.min)
     ratio = job.spec.gpu.heterogeneous_speed_ratio
     spans = ratio > 0 and any(
         worker.is_other_type and worker.order == OrderPhase.RUN and worker.stop is None
         for worker in job.workers.values()
     )
+    if job.packed_speed_ratio != 1.0:
+        workers *= job.packed_speed_ratio
     return workers * ratio if spans else workers
 
 
 def settle_work(job: JobEntry, now_s: float) -> None:
     """Bring `worker_s` up to now; call it before the number of running workers changes."""
     if job.attempt_ran_at_s is not None:
-        job.worker_s += pace(job) * max(0.0, now_s - job.worker_s_at_s)
+        elapsed_s = max(0.0, now_s - job.worker_s_at_s)
+        job.worker_s += pace(job) * elapsed_s
+        job.attained_gpu_s += computing_gpus(job) * elapsed_s
     job.worker_s_at_s = now_s
+
+
+def computing_gpus(job: JobEntry) -> float:
+    """GPUs of the workers that compute now; of GPUs on which others compute too, its part."""
+    if job.attempt_ran_at_s is None or job.state == JobState.SUSPENDED:
+        return 0
+    return sum(
+        len(worker.gpu_uuids) * worker.share
+        for worker in job.workers.values()
+        if worker.order == OrderPhase.RUN and worker.stop is None
+    )
+
+
+def attained_gpu_s(job: JobEntry, now_s: float) -> float:
+    """GPU-seconds of computing in all attempts until now (attained service; Tiresias, NSDI'19)."""
+    elapsed_s = max(0.0, now_s - job.worker_s_at_s)
+    return job.attained_gpu_s + computing_gpus(job) * elapsed_s
 
 
 def attempt_worker_s(job: JobEntry, now_s: float) -> float:
@@ -104,6 +131,12 @@ def measure(job: JobEntry, now_s: float) -> None:
     progress = job.progress
     if job.attempt_ran_at_s is None or progress is None or not progress.total_steps:
         return
+    job.steps.told(
+        progress.step,
+        now_s,
+        of=(job.attempt, job.resize_count + job.suspension_count),
+        workers=job.running_workers if job.state == JobState.RUNNING else 0,
+    )
     steps = progress.step - job.progress_at_start
     if steps <= 0 or job.worker_s <= 0:
         return
@@ -116,17 +149,29 @@ def measure(job: JobEntry, now_s: float) -> None:
     job.measured_worker_s = job.worker_s
 
 
-def remaining_work(job: JobEntry, now_s: float) -> tuple[float, str]:
-    """(worker-seconds left, source); it falls with time by the number of running workers."""
+def steps_left(job: JobEntry, now_s: float) -> float | None:
+    """Steps left by its last word and its measured pace; None where nothing was measured."""
+    progress, measured = job.progress, job.steps
+    if measured.step_time_s is None or progress is None or not progress.total_steps:
+        return None
+    if job.attempt_ran_at_s is None:
+        return (1.0 - _done_ratio(job)) * progress.total_steps
+    since_s = max(0.0, now_s - max(measured.told_at_s, job.attempt_ran_at_s))
+    return max(0.0, progress.total_steps - progress.step - since_s / measured.step_time_s)
+
+
+def estimated_left(job: JobEntry, now_s: float) -> float:
+    """Worker-seconds left by the estimate alone; below zero when the job has outlived it."""
     done_s = attempt_worker_s(job, now_s)
     if job.measured_left_s is not None:
-        left_s, source = job.measured_left_s - (done_s - job.measured_worker_s), "live progress"
-    else:
-        left_s, source = (
-            job.expected_work_s * (1.0 - _done_ratio(job)) - done_s,
-            job.estimate_source,
-        )
-    return max(least_work_s(job), left_s), source
+        return job.measured_left_s - (done_s - job.measured_worker_s)
+    return job.expected_work_s * (1.0 - _done_ratio(job)) - done_s
+
+
+def remaining_work(job: JobEntry, now_s: float) -> tuple[float, str]:
+    """(worker-seconds left, source); it falls with time by the number of running workers."""
+    source = job.estimate_source if job.measured_left_s is None else "live progress"
+    return max(least_work_s(job), estimated_left(job, now_s)), source
 
 
 def least_work_s(job: JobEntry) -> float:
@@ -139,18 +184,44 @@ def least_work_s(job: JobEntry) -> float:
     return job.expected_work_s * (1.0 - _done_ratio(job)) * LEAST_REMAINING_RATIO
 
 
+def _unsaved_since_s(job: JobEntry) -> float:
+    since_s = job.attempt_ran_at_s or 0.0
+    if job.checkpoint is not None and job.checkpoint.is_verified and job.checkpoint_at_s:
+        since_s = max(since_s, job.checkpoint_at_s)
+    return since_s
+
+
+def paused_s_since(job: JobEntry, since_s: float, now_s: float) -> float:
+    """Seconds of the present suspension from an instant on; 0 when it is not suspended."""
+    if job.suspended_at_s is None:
+        return 0.0
+    return max(0.0, now_s - max(since_s, job.suspended_at_s))
+
+
 def lost_if_preempted(job: JobEntry, now_s: float) -> float:
     """GPU-seconds that a preemption now throws away: since the last verified checkpoint."""
     if job.attempt_ran_at_s is None:
         return 0.0
-    since_s = job.attempt_ran_at_s
-    if job.checkpoint is not None and job.checkpoint.is_verified and job.checkpoint_at_s:
-        since_s = max(since_s, job.checkpoint_at_s)
-    return max(0.0, now_s - since_s) * unsaved_gpus(job)
+    since_s = _unsaved_since_s(job)
+    paused_s = job.unsaved_pause_s + paused_s_since(job, since_s, now_s)
+    return max(0.0, now_s - since_s - paused_s) * _held_gpus(job)
 
 
-def unsaved_gpus(job: JobEntry) -> int:
-    """GPUs whose work a preemption would throw away."""
+def paused_s(job: JobEntry, now_s: float) -> float:
+    """Seconds of the present suspension since the last save, or since its attempt ran."""
+    return paused_s_since(job, _unsaved_since_s(job), now_s)
+
+
+def unsaved_gpus(job: JobEntry) -> float:
+    """GPUs whose work of now a preemption would throw away; a suspended job does none."""
+    return 0 if job.state == JobState.SUSPENDED else _held_gpus(job)
+
+
+def _held_gpus(job: JobEntry) -> float:
     if job.attempt_ran_at_s is None:
         return 0
-    return sum(len(worker.gpu_uuids) for worker in job.workers.values() if worker.stop is None)
+    return sum(
+        len(worker.gpu_uuids) * worker.share
+        for worker in job.workers.values()
+        if worker.stop is None
+    )

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from common.failures import Failure
 from common.messages import GpuHealth, WorkerOrder, WorkerPhase
 from common.model import (
     Checkpoint,
@@ -59,6 +60,7 @@ class GpuFact(Struct, frozen=True):
     uuid: GpuUuid
     gpu_type: str
     health: GpuHealth = GpuHealth.OK
+    memory_bytes: int = 0
 
 
 class WorkerFact(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -73,6 +75,7 @@ class WorkerFact(Struct, frozen=True, kw_only=True, omit_defaults=True):
     progress: Progress | None = None
     """Its last word, once it has ended: nobody asks it again."""
     checkpoint: Checkpoint | None = None
+    failure: Failure | None = None
 
 
 class TrespassFact(Struct, frozen=True, order=True):
@@ -94,6 +97,8 @@ class NodeReported(Fact, frozen=True, kw_only=True, tag="node_reported"):
     gpus: tuple[GpuFact, ...]
     service: ServiceName | None = None
     rack: str = ""
+    cpus: int = 0
+    memory_bytes: int = 0
     lease_id: LeaseId | None = None
     workers: tuple[WorkerFact, ...] = ()
     trespasses: tuple[TrespassFact, ...] = ()

@@ -7,8 +7,10 @@ from math import isclose
 from msgspec import structs
 
 from common.messages import OrderPhase
-from common.model import FINAL_JOB_STATES, JobState
+from common.model import FINAL_JOB_STATES, JobState, NodeName, WorkerKey
+from coordinator.engine import estimates, sharing
 from coordinator.engine.accounting import GpuTally
+from coordinator.engine.context import Context
 from coordinator.engine.state import ClusterState
 from coordinator.policies.index import index_of
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
@@ -24,22 +26,84 @@ def gpu_faults(state: ClusterState) -> list[str]:
         for worker in job.workers.values():
             for uuid in worker.gpu_uuids:
                 claims.setdefault(uuid, []).append(str(worker.key))
+    for key in _held_for_migrations(state):
+        for held in _uuids_of(state, key):
+            claims.setdefault(held, []).append(str(key))
     for node in state.nodes.values():
         for slot in node.gpus:
-            holders = sorted(str(k) for k in (slot.holder, slot.nominee) if k is not None)
+            keys = (slot.holder, slot.nominee, *slot.guests)
+            holders = sorted(str(k) for k in keys if k is not None)
             if sorted(claims.get(slot.uuid, [])) != holders:
                 faults.append(f"GPU {slot.uuid}: {claims.get(slot.uuid)} claim, {holders} hold it")
     return faults
 
 
+def _held_for_migrations(state: ClusterState) -> list[WorkerKey]:
+    """Workers of attempts to come for which GPUs are held."""
+    migrations = (state.jobs[job_id].migration for job_id in state.migrating_jobs)
+    return [key for migration in migrations if migration for _, key in migration.gpus]
+
+
+def _uuids_of(state: ClusterState, key: WorkerKey) -> list[str]:
+    return [
+        slot.uuid
+        for node in state.nodes.values()
+        for slot in node.gpus
+        if key in (slot.holder, slot.nominee, *slot.guests)
+    ]
+
+
+def sharing_faults(ctx: Context) -> list[str]:
+    """No GPU is computed on by more than may, nor charged for more than it is; nobody is suspended
+    or packed unnoticed."""
+    state, faults = ctx.state, list[str]()
+    for node in state.nodes.values():
+        if node.name not in state.shared_nodes and any(slot.guests for slot in node.gpus):
+            faults.append(f"{node.name} has a GPU that is shared, and is not known to")
+        for slot in node.gpus if node.name in state.shared_nodes else ():
+            packed = sharing.computing_on(ctx, slot)
+            if len(packed) > sharing.MAX_PACKED:
+                faults.append(f"GPU {slot.uuid}: {len(packed)} jobs compute on it")
+            if len(packed) > 1 and not any(job.is_packed for job in packed):
+                faults.append(f"GPU {slot.uuid}: jobs compute on it that are not packed")
+    for job in state.live():
+        if (job.state == JobState.SUSPENDED) != (job.job_id in state.suspended_jobs):
+            faults.append(f"job {job.job_id} is {job.state}, not noted as such")
+        if (job.migration is not None) != (job.job_id in state.migrating_jobs):
+            faults.append(f"job {job.job_id}: its migration is not noted as such")
+        if job.state == JobState.SUSPENDED and estimates.computing_gpus(job):
+            faults.append(f"job {job.job_id} is suspended and charged for GPUs")
+    return faults + _overcharges(state)
+
+
+def _overcharges(state: ClusterState) -> list[str]:
+    """GPUs for which their computing workers are charged more than once in all, node by node."""
+    charged: dict[NodeName, float] = {}
+    for job in state.live():
+        if job.attempt_ran_at_s is None or job.state == JobState.SUSPENDED:
+            continue
+        for worker in job.workers.values():
+            if worker.order == OrderPhase.RUN and worker.stop is None:
+                gpus = len(worker.gpu_uuids) * worker.share
+                charged[worker.node] = charged.get(worker.node, 0.0) + gpus
+    return [
+        f"{name}: {gpus} GPUs are charged of {len(state.nodes[name].gpus)}"
+        for name, gpus in charged.items()
+        if name in state.nodes and gpus > len(state.nodes[name].gpus) + TOLERANCE
+    ]
+
+
 def job_faults(state: ClusterState) -> list[str]:
-    """Ended and waiting jobs hold nothing, and nobody runs before its gang is ready."""
+    """Ended and waiting jobs hold nothing and have nothing at stake that is not booked, and nobody
+    runs before its gang is ready."""
     faults: list[str] = []
     for job in state.jobs.values():
         if job.state in FINAL_JOB_STATES and job.workers:
             faults.append(f"job {job.job_id} is {job.state} and holds workers")
         if job.state == JobState.PENDING and job.workers:
             faults.append(f"job {job.job_id} waits and holds workers")
+        if job.loss is not None and not job.loss.is_booked and not job.workers:
+            faults.append(f"job {job.job_id} is {job.state} and its loss is not booked")
         if job.state == JobState.STARTING and any(
             w.order == OrderPhase.RUN for w in job.workers.values()
         ):
@@ -95,9 +159,21 @@ def _is_alike(old: JobView, new: JobView, now_s: float) -> bool:
         as_of_s=old.as_of_s,
         remaining_work_s=old.remaining_work_s,
         lost_if_preempted_gpu_s=old.lost_if_preempted_gpu_s,
+        attained_gpu_s=old.attained_gpu_s,
+        estimated_left_s=old.estimated_left_s,
+        steps_left=old.steps_left,
     )
     return (
         same_instant == old
         and isclose(old.work_left_s(now_s), new.work_left_s(now_s), abs_tol=TOLERANCE)
+        and isclose(
+            old.estimate_left_s(now_s), new.estimate_left_s(now_s), rel_tol=1e-9, abs_tol=TOLERANCE
+        )
         and isclose(old.lost_gpu_s(now_s), new.lost_gpu_s(now_s), abs_tol=TOLERANCE)
+        and isclose(
+            old.attained_service_gpu_s(now_s),
+            new.attained_service_gpu_s(now_s),
+            rel_tol=1e-9,
+            abs_tol=TOLERANCE,
+        )
     )

@@ -5,22 +5,34 @@ All changes of a job's state go through `common.lifecycle.JOB_TRANSITIONS`.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+from msgspec.structs import replace
+
 from common.lifecycle import JOB_TRANSITIONS, JobEvent, advance
 from common.messages import OrderPhase, WorkerPhase
-from common.model import FINAL_JOB_STATES, JobState, StopReason, WorkerKey
-from coordinator.engine import estimates, pruning, stores
+from common.model import FINAL_JOB_STATES, GpuUuid, JobState, NodeName, StopReason, WorkerKey
+from coordinator.engine import (
+    ended,
+    estimates,
+    losses,
+    prerun_shape,
+    pruning,
+    retrying,
+    stores,
+    waiting,
+)
 from coordinator.engine.context import Context, hold_gpus, release_gpus
 from coordinator.engine.events import JobCancelRequested, JobSubmitted
+from coordinator.engine.marks import Ending
 from coordinator.engine.state import (
     AfterVacating,
-    EndedWorker,
     JobEntry,
     LoanEntry,
     NodeEntry,
     WorkerEntry,
 )
 
-ENDED_WORKERS_KEPT = 64
 PORT_TAKEN_EXIT_CODE = 75
 """EX_TEMPFAIL of sysexits.h: how a rendezvous store says that its port is somebody else's."""
 
@@ -32,6 +44,8 @@ ACTIVE_JOB_STATES = frozenset(
 def fire(ctx: Context, job: JobEntry, event: JobEvent, reason: str = "") -> None:
     """Move a job along its life cycle and tell its story."""
     job.state = advance(JOB_TRANSITIONS, job.state, event, who=f"job {job.job_id}")
+    if job.wait.kind:
+        waiting.settle(job, ctx.now_s)
     ctx.changed_jobs[job.job_id] = None
     ctx.tell(job.job_id, f"{event} -> {job.state}", reason)
 
@@ -43,7 +57,7 @@ def submit(ctx: Context, event: JobSubmitted) -> None:
     work_s, source = estimates.whole_work(ctx.state, ctx.settings, event.tenant, event.spec)
     ctx.state.jobs[event.job_id] = JobEntry(
         job_id=event.job_id,
-        spec=event.spec,
+        spec=prerun_shape.begun(ctx, event.tenant, event.spec),
         tenant=event.tenant,
         user=event.user,
         submitted_at_s=ctx.now_s,
@@ -68,17 +82,27 @@ def cancel(ctx: Context, event: JobCancelRequested) -> None:
         stop_workers(ctx, job, StopReason.CANCEL)
         ctx.tell(job.job_id, "cancelling", f"asked by {event.by}")
         return
-    _end(ctx, job, JobEvent.CANCEL, f"asked by {event.by}")
+    end(ctx, job, JobEvent.CANCEL, f"asked by {event.by}")
 
 
-def add_worker(ctx: Context, job: JobEntry, node: NodeEntry, *, is_flexible: bool) -> WorkerEntry:
-    """Give a job one more worker on a node, in phase reserve; it may run there."""
+def add_worker(
+    ctx: Context,
+    job: JobEntry,
+    node: NodeEntry,
+    *,
+    is_flexible: bool,
+    shared: Collection[GpuUuid] = (),
+) -> WorkerEntry:
+    """Give a job one more worker on a node, in phase reserve; it may run there.
+
+    shared: the GPUs that it has together with others; empty: free ones.
+    """
     key = next_key(job)
     each = job.spec.gpu.gpus_for_one(node.gpu_type, job.gpu_type or "") or 1
     worker = WorkerEntry(
         key=key,
         node=node.name,
-        gpu_uuids=hold_gpus(ctx, node, job.spec.gpus_per_worker * each, key),
+        gpu_uuids=hold_gpus(ctx, node, job.spec.gpus_per_worker * each, key, shared=shared),
         is_flexible=is_flexible,
         is_other_type=node.gpu_type != job.gpu_type,
         generation=node.generation + 1,
@@ -124,25 +148,15 @@ def preempt(
 
     loan: whose end the job stops for; it bears the preemption and its cost. A gang that had not
         run yet loses nothing and is not counted.
-    lost_gpu_s: GPU-seconds of work thrown away; None: what its present workers have at stake.
+    lost_gpu_s: GPU-seconds of work at stake; None: what its present workers have not saved.
     """
     if job.state not in ACTIVE_JOB_STATES or job.after_vacating is not None:
         return
-    had_run = job.attempt_ran_at_s is not None
-    if lost_gpu_s is None:
-        lost_gpu_s = estimates.lost_if_preempted(job, ctx.now_s)
+    if job.attempt_ran_at_s is not None:
+        losses.ordered(ctx, job, loan, lost_gpu_s)
     fire(ctx, job, JobEvent.PREEMPT, reason)
     job.after_vacating = AfterVacating.REQUEUE
     stop_workers(ctx, job, StopReason.PREEMPT)
-    if had_run:
-        job.preemption_count += 1
-        job.preempted_at_s = ctx.now_s
-        job.lost_gpu_s += lost_gpu_s
-        ctx.state.counters.preemptions += 1
-        ctx.state.counters.preemption_cost_gpu_s += lost_gpu_s
-        if loan is not None:
-            loan.realised_preemptions += 1
-            loan.realised_cost_gpu_s += lost_gpu_s
     requeue_if_vacated(ctx, job)
 
 
@@ -205,52 +219,35 @@ def grow_when_ready(ctx: Context, job: JobEntry) -> None:
         ctx.needs_pass = True
 
 
-def worker_gone(
-    ctx: Context,
-    job: JobEntry,
-    worker: WorkerEntry,
-    *,
-    exit_code: int | None,
-    error: str,
-    said_reason: StopReason | None,
-    is_node_fault: bool = False,
-) -> None:
+def worker_gone(ctx: Context, job: JobEntry, worker: WorkerEntry, ending: Ending) -> None:
     """A worker ended: free its GPUs and see what that means for its job."""
     if worker.key.is_store:
-        _store_gone(
-            ctx, job, worker, exit_code=exit_code, error=error, said_reason=said_reason,
-            is_node_fault=is_node_fault,
-        )  # fmt: skip
+        _store_gone(ctx, job, worker, ending)
         return
     estimates.settle_work(job, ctx.now_s)
     lost_gpu_s = estimates.lost_if_preempted(job, ctx.now_s)  # with the work of this worker
     release_gpus(ctx, worker.node, worker.key)
     del job.workers[worker.key.worker_index]
     ctx.changed_jobs[job.job_id] = None
-    _remember(job, worker)
+    ended.remember(job, worker)
     for other in job.workers.values():
         ctx.touch(other.node)
     if worker.stop is not None:
         _count_release(ctx, job, worker)
-    elif said_reason is not None:
-        _sent_home(ctx, job, worker, said_reason, lost_gpu_s)
-    elif exit_code == 0 and not error:
+        retrying.learned(ctx, job, worker.node, ending.failure)
+    elif ending.said_reason is not None:
+        _sent_home(ctx, job, worker, ending.said_reason, lost_gpu_s)
+    elif ending.exit_code == 0 and not ending.error:
         job.succeeded_workers.append(worker.key.worker_index)
+    elif ending.is_node_fault and _goes_on_without(job, worker):
+        job.node_fault_count += 1
+        ctx.tell(job.job_id, "flexible worker lost", ending.error)
     else:
-        _fault(ctx, job, exit_code=exit_code, error=error, is_node_fault=is_node_fault)
+        _fault(ctx, job, worker.node, ending)
     _settle(ctx, job)
 
 
-def _store_gone(
-    ctx: Context,
-    job: JobEntry,
-    store: WorkerEntry,
-    *,
-    exit_code: int | None,
-    error: str,
-    said_reason: StopReason | None,
-    is_node_fault: bool,
-) -> None:
+def _store_gone(ctx: Context, job: JobEntry, store: WorkerEntry, ending: Ending) -> None:
     """A rendezvous store ended that the coordinator had not given up: the attempt is over.
 
     The store is not started anew under the gang, because all that it knew is gone: a TCPStore
@@ -263,28 +260,16 @@ def _store_gone(
     stores.ended(ctx, job)
     if job.after_vacating is not None:
         return  # the attempt is ending as it is
-    if said_reason is not None:
-        why = f"{store.node} went home by itself with its rendezvous store ({said_reason})"
+    if ending.said_reason is not None:
+        why = f"{store.node} went home by itself with its rendezvous store ({ending.said_reason})"
         preempt(ctx, job, why, loan=ctx.loan_of(store.node))
         return
-    was_killed = exit_code is not None and exit_code < 0 and job.attempt_ran_at_s is not None
-    is_free = is_node_fault or was_killed or exit_code == PORT_TAKEN_EXIT_CODE
-    what = error or f"exit code {exit_code}"
-    error = f"its rendezvous store on {store.node} ended: {what}"
-    _fault(ctx, job, exit_code=exit_code, error=error, is_node_fault=is_free)
+    code = ending.exit_code
+    was_killed = code is not None and code < 0 and job.attempt_ran_at_s is not None
+    is_free = ending.is_node_fault or was_killed or code == PORT_TAKEN_EXIT_CODE
+    error = f"its rendezvous store on {store.node} ended: {ending.error or f'exit code {code}'}"
+    _fault(ctx, job, store.node, replace(ending, error=error, is_node_fault=is_free))
     requeue_if_vacated(ctx, job)
-
-
-def _remember(job: JobEntry, worker: WorkerEntry) -> None:
-    """Keep where the log of a worker is; one that was never ordered to run wrote none."""
-    if worker.order != OrderPhase.RUN:
-        return
-    ended = job.ended_workers
-    for index in [i for i, other in ended.items() if other.key.attempt != worker.key.attempt]:
-        del ended[index]
-    ended[worker.key.worker_index] = EndedWorker(worker.key, worker.node)
-    while len(ended) > ENDED_WORKERS_KEPT:  # an elastic job may shrink and grow for months
-        del ended[next(iter(ended))]
 
 
 def _count_release(ctx: Context, job: JobEntry, worker: WorkerEntry) -> None:
@@ -293,11 +278,17 @@ def _count_release(ctx: Context, job: JobEntry, worker: WorkerEntry) -> None:
         ctx.tell(job.job_id, "flexible worker released", f"from {worker.node}")
 
 
+def _goes_on_without(job: JobEntry, worker: WorkerEntry) -> bool:
+    """Whether a worker's loss only shrinks its gang (design 5): the base meets again without it."""
+    is_whole = job.state in (JobState.RUNNING, JobState.RESIZING, JobState.SUSPENDED)
+    return worker.is_flexible and is_whole
+
+
 def _sent_home(
     ctx: Context, job: JobEntry, worker: WorkerEntry, reason: StopReason, lost_gpu_s: float
 ) -> None:
     """The node stopped a worker by itself: its lease ended. Only that is a preemption by node."""
-    if worker.is_flexible and job.state in (JobState.RUNNING, JobState.RESIZING):
+    if _goes_on_without(job, worker):
         ctx.state.counters.flexible_workers_released += 1
         ctx.tell(job.job_id, "flexible worker lost", f"{worker.node} went home ({reason})")
         return
@@ -305,24 +296,19 @@ def _sent_home(
     preempt(ctx, job, why, loan=ctx.loan_of(worker.node), lost_gpu_s=lost_gpu_s)
 
 
-def _fault(
-    ctx: Context, job: JobEntry, *, exit_code: int | None, error: str, is_node_fault: bool
-) -> None:
+def _fault(ctx: Context, job: JobEntry, node: NodeName, ending: Ending) -> None:
     """Three budgets never mix: preemptions and node faults are free, own faults are counted."""
     if job.state not in ACTIVE_JOB_STATES:
         return
-    job.exit_code, job.error = exit_code, error
-    if is_node_fault:
+    job.exit_code, job.error = ending.exit_code, ending.error
+    if ending.is_node_fault:
         job.node_fault_count += 1
         may_retry = True
     else:
-        job.own_fault_count += 1
-        codes = job.spec.retry.on_exit_codes
-        may_retry = job.own_fault_count <= job.spec.retry.max_restarts and (
-            not codes or exit_code in codes
-        )
-    whose = "node fault" if is_node_fault else "own fault"
-    said = error or f"exit code {exit_code}"
+        may_retry = retrying.own_fault(ctx, job, node, ending)
+    whose = "node fault" if ending.is_node_fault else "own fault"
+    said = ending.error or f"exit code {ending.exit_code}"
+    said += f": {ending.failure}" if ending.failure else ""
     job.after_vacating = AfterVacating.REQUEUE if may_retry else AfterVacating.FAIL
     fire(ctx, job, JobEvent.WORKER_FAILED, f"{whose}: {said}")
     stop_workers(ctx, job, StopReason.FINISHED)
@@ -349,23 +335,25 @@ def requeue_if_vacated(ctx: Context, job: JobEntry) -> None:
     """When the last worker of an attempt that is over has gone: what becomes of its job."""
     if job.workers or job.after_vacating is None:
         return
+    losses.settle(ctx, job)
     after = job.after_vacating
     if after == AfterVacating.SUCCEED:
         job.exit_code, job.error = 0, ""
         if job.attempt_ran_at_s is not None and job.attempt <= 1:
             kept = ctx.settings.job_histories_kept
             estimates.record(ctx.state, job, job.worker_s, kept=kept)
-        _end(ctx, job, JobEvent.SUCCEED)
+        end(ctx, job, JobEvent.SUCCEED)
     elif after == AfterVacating.FAIL:
-        _end(ctx, job, JobEvent.FAIL, job.error or f"exit code {job.exit_code}")
+        end(ctx, job, JobEvent.FAIL, job.error or f"exit code {job.exit_code}")
     elif after == AfterVacating.CANCEL:
-        _end(ctx, job, JobEvent.CANCEL)
+        end(ctx, job, JobEvent.CANCEL)
     else:
         _requeue(ctx, job)
 
 
 def _requeue(ctx: Context, job: JobEntry) -> None:
     stores.leave(ctx, job)
+    prerun_shape.settled(job)
     job.after_vacating = None
     job.attempt_ran_at_s = None
     job.measured_left_s = None
@@ -378,7 +366,8 @@ def _requeue(ctx: Context, job: JobEntry) -> None:
     ctx.needs_pass = True
 
 
-def _end(ctx: Context, job: JobEntry, event: JobEvent, reason: str = "") -> None:
+def end(ctx: Context, job: JobEntry, event: JobEvent, reason: str = "") -> None:
+    """A job has no worker any more and is over."""
     stores.leave(ctx, job)
     job.finished_at_s = ctx.now_s
     ctx.state.live_jobs.pop(job.job_id, None)

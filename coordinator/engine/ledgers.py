@@ -8,8 +8,8 @@ from __future__ import annotations
 from common.lifecycle import JobEvent
 from common.messages import OrderPhase, WorkerOrder
 from common.model import JobState, WorkerKey
-from coordinator.engine import jobs, rebuilding, stores
-from coordinator.engine.context import Context, release_gpus
+from coordinator.engine import jobs, losses, rebuilding, sharing, stores
+from coordinator.engine.context import Context, hold_gpus, release_gpus
 from coordinator.engine.events import OrdersRecovered
 from coordinator.engine.nodes import acknowledge
 from coordinator.engine.state import JobEntry, NodeEntry, WorkerEntry
@@ -30,7 +30,7 @@ def recovered(ctx: Context, event: OrdersRecovered) -> None:
         found.add(order.key)
         if job is None or order.key.attempt > job.attempt:
             job = _rebuilt(ctx, order)
-            _drop_older_attempt(ctx, order.key)
+            _drop_older_attempt(ctx, job)
             ctx.state.jobs[job.job_id] = job
             ctx.state.live_jobs[job.job_id] = None
             ctx.tell(job.job_id, "recovered", f"from the ledger of {node.name}")
@@ -87,13 +87,19 @@ def _fold_order(ctx: Context, job: JobEntry, order: WorkerOrder) -> None:
             worker.order = OrderPhase.RUN
             ctx.touch(worker.node)
         jobs.fire(ctx, job, JobEvent.GANG_READY, "it had been ordered to run")
+        if order.is_suspended:
+            sharing.put_aside(ctx, job, "it had been suspended")
     elif jobs.is_base_there(job):
         job.gang_deadline_s = ctx.now_s + ctx.settings.gang_ready_timeout_s
 
 
 def _may_adopt(node: NodeEntry, job: JobEntry | None, order: WorkerOrder) -> bool:
     """Whether a ledger's worker has its GPUs to itself, and its job, if any, is being rebuilt."""
-    free = {slot.uuid for slot in node.gpus if slot.holder in (None, order.key)}
+    free = {
+        slot.uuid
+        for slot in node.gpus
+        if slot.holder in (None, order.key) or (order.is_sharing and slot.nominee is None)
+    }
     each = order.spec.gpu.gpus_for_one(node.gpu_type, order.gpu_type) or 1
     gpus = 0 if order.key.is_store else order.spec.gpus_per_worker * each
     if not set(order.gpu_uuids) <= free or len(order.gpu_uuids) != gpus:
@@ -106,12 +112,15 @@ def _may_adopt(node: NodeEntry, job: JobEntry | None, order: WorkerOrder) -> boo
     return is_its and job.state in jobs.ACTIVE_JOB_STATES
 
 
-def _drop_older_attempt(ctx: Context, key: WorkerKey) -> None:
-    old = ctx.job(key.job_id)
+def _drop_older_attempt(ctx: Context, job: JobEntry) -> None:
+    """What the journal still knows of a rebuilt job is over; what it had lost stays booked."""
+    old = ctx.job(job.job_id)
     if old is None:
         return
     for worker in list(old.workers.values()):
         release_gpus(ctx, worker.node, worker.key)
+    losses.settle(ctx, old)
+    job.lost_gpu_s = old.lost_gpu_s
     stores.ended(ctx, old)
 
 
@@ -137,6 +146,4 @@ def _adopt(
         return
     job.workers[key.worker_index] = worker
     job.next_worker_index = max(job.next_worker_index, key.worker_index + 1)
-    for slot in node.gpus:
-        if slot.uuid in gpu_uuids:
-            slot.holder = key
+    hold_gpus(ctx, node, len(worker.gpu_uuids), key, shared=worker.gpu_uuids)

@@ -9,7 +9,8 @@ from coordinator.engine.events import NodeReported
 from coordinator.engine.state import JobEntry, LoanEntry, NodeEntry, WorkerEntry
 from coordinator.policies.decisions import Loan, Reclaim
 
-RECLAIM_DURATIONS_KEPT = 10_000
+DURATIONS_KEPT = 10_000
+"""Of ways home, for the figures."""
 
 
 def lend(ctx: Context, decision: Loan) -> str:
@@ -185,7 +186,7 @@ def _adopt_lease(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
 
 def _lapse(ctx: Context, node: NodeEntry, loan: LoanEntry) -> None:
     """The node went home by itself: its lease ended without our order."""
-    loan.is_lapsed = True
+    loan.is_lapsed, loan.lapsed_at_s = True, ctx.now_s
     node.lease = None
     node.desired_role = NodeRole.SERVING
     ctx.state.counters.leases_lapsed += 1
@@ -204,15 +205,32 @@ def _home(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
     loan.returned_at_s = ctx.now_s
     pruning.forget_loans(ctx)
     loan.stage_durations_s = dict(event.stage_durations_s)
+    counters = ctx.state.counters
+    if loan.lapsed_at_s is not None and loan.begun_at_s is not None:
+        loan.lapse_s = _lapse_s(ctx, loan, loan.lapsed_at_s)
+        _keep_duration(counters.lapse_s, loan.lapse_s)
+        ctx.tell(node.name, "home again", f"{loan.lapse_s:.1f} s after its lease ended by itself")
     if loan.reclaim_ordered_at_s is None or loan.begun_at_s is None:
         return
     took_s = ctx.now_s - loan.reclaim_ordered_at_s
-    counters = ctx.state.counters
-    counters.reclaim_s.append(took_s)
-    del counters.reclaim_s[:-RECLAIM_DURATIONS_KEPT]
+    _keep_duration(counters.reclaim_s, took_s)
     counters.reclaims_late += is_late(loan)
     ctx.tell(
         node.name,
         "home again" + (", late" if is_late(loan) else ""),
         f"{took_s:.1f} s of {loan.reclaim_deadline_s or 0:.1f} s",
     )
+
+
+def _lapse_s(ctx: Context, loan: LoanEntry, heard_at_s: float) -> float:
+    """How long the way home took after a lapse, in seconds.
+
+    Whoever leads may have heard of the lapse late, or of all of it at once: what the node has
+    measured of its way by itself is the least that it took.
+    """
+    return max(ctx.now_s - heard_at_s, sum(loan.stage_durations_s.values()))
+
+
+def _keep_duration(kept: list[float], took_s: float) -> None:
+    kept.append(took_s)
+    del kept[:-DURATIONS_KEPT]

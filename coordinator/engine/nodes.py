@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from common.lifecycle import HEARD, NODE_TRANSITIONS, NodeEvent, advance, node_path
 from common.messages import OrderPhase, WorkerPhase
-from common.model import FINAL_JOB_STATES, NodeRole, Pool, WorkerKey
-from coordinator.engine import jobs, loans, progress, rebuilding, silence
+from common.model import FINAL_JOB_STATES, JobState, NodeRole, Pool, WorkerKey
+from coordinator.engine import jobs, loans, losses, progress, rebuilding, silence
 from coordinator.engine.context import Context, keys_on
 from coordinator.engine.events import GpuFact, NodeReported, WorkerFact
+from coordinator.engine.marks import Ending
 from coordinator.engine.state import GpuSlot, JobEntry, NodeEntry, WorkerEntry
 
 ENDED_PHASES = (WorkerPhase.EXITED, WorkerPhase.REFUSED)
@@ -29,6 +30,7 @@ def reported(ctx: Context, event: NodeReported) -> None:
     was_heard, old_role = node.is_heard, node.role
     node.boot_id, node.detail = event.boot_id, event.detail
     node.home_pool, node.rack, node.service = event.home_pool, event.rack, event.service
+    node.cpus, node.memory_bytes = event.cpus, event.memory_bytes
     node.heard_at_s, node.is_heard = ctx.now_s, True
     node.reported_epoch, node.reported_generation = event.epoch, event.generation
     _fold_gpus(ctx, node, event)
@@ -50,6 +52,9 @@ def _standing(node: NodeEntry) -> tuple[object, ...]:
         node.role,
         node.home_pool,
         node.service,
+        node.rack,
+        node.cpus,
+        node.memory_bytes,
         node.is_heard,
         node.serving_since_s,
         bool(node.unknown_workers),
@@ -75,7 +80,9 @@ def _are_known(node: NodeEntry, facts: tuple[GpuFact, ...]) -> bool:
     if len(node.gpus) != len(facts):
         return False
     for slot, fact in zip(node.gpus, facts, strict=True):
-        if slot.uuid != fact.uuid or slot.gpu_type != fact.gpu_type or slot.health != fact.health:
+        if slot.uuid != fact.uuid or slot.gpu_type != fact.gpu_type:
+            return False
+        if slot.health != fact.health or slot.memory_bytes != fact.memory_bytes:
             return False
     return True
 
@@ -90,7 +97,7 @@ def _fold_gpus(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
     slots: list[GpuSlot] = []
     for gpu in event.gpus:
         slot = known.get(gpu.uuid) or GpuSlot(gpu.uuid, gpu.gpu_type)
-        slot.gpu_type = gpu.gpu_type
+        slot.gpu_type, slot.memory_bytes = gpu.gpu_type, gpu.memory_bytes
         if slot.health != gpu.health:
             ctx.tell(node.name, f"GPU {gpu.uuid} is {gpu.health}", f"was {slot.health}")
             slot.health = gpu.health
@@ -212,6 +219,8 @@ def _fold_worker(ctx: Context, node: NodeEntry, fact: WorkerFact) -> None:
         if is_its and job.state in jobs.ACTIVE_JOB_STATES:
             node.unknown_workers.append(key)
         elif is_over:
+            if key.attempt == job.attempt and job.state == JobState.PENDING:
+                progress.last_word(ctx, job, fact)  # its node had been given up before it said so
             acknowledge(ctx, node, key)
         else:
             _stop_stale(ctx, node, key, "a newer attempt or no job wants it")
@@ -239,6 +248,8 @@ def _fold_live_worker(
 ) -> None:
     old_phase, worker.phase = worker.phase, fact.phase
     worker.endpoint = fact.endpoint or worker.endpoint
+    if old_phase == WorkerPhase.RUNNING != fact.phase:
+        losses.ceased(ctx, job, worker)
     if fact.phase in ENDED_PHASES:
         acknowledge(ctx, node, worker.key)
         progress.last_word(ctx, job, fact)
@@ -246,10 +257,13 @@ def _fold_live_worker(
             ctx,
             job,
             worker,
-            exit_code=fact.exit_code,
-            error=fact.error,
-            said_reason=fact.stop_reason,
-            is_node_fault=fact.error.startswith(silence.NODE_FAULT_PREFIX),
+            Ending(
+                exit_code=fact.exit_code,
+                error=fact.error,
+                said_reason=fact.stop_reason,
+                is_node_fault=fact.error.startswith(silence.NODE_FAULT_PREFIX),
+                failure=fact.failure,
+            ),
         )
     elif old_phase != fact.phase:
         jobs.worker_phase_changed(ctx, job, worker)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from coordinator.engine import estimates
+from common.model import Checkpoint
+from coordinator.engine import estimates, losses, prerun
 from coordinator.engine.context import Context
 from coordinator.engine.events import ProgressReported, WorkerFact
 from coordinator.engine.state import JobEntry
@@ -21,9 +22,24 @@ def reported(ctx: Context, event: ProgressReported) -> None:
                 job.progress_at_start = event.progress.step
         job.progress = event.progress
         estimates.measure(job, ctx.now_s)
-    if event.checkpoint is not None and event.checkpoint != job.checkpoint:
-        job.checkpoint = event.checkpoint
+        job.progress_gpu_s = job.attained_gpu_s
+    if event.checkpoint is not None:
+        _checkpoint(ctx, job, event.checkpoint)
+
+
+def _checkpoint(ctx: Context, job: JobEntry, checkpoint: Checkpoint) -> None:
+    """It saved, or says again what it saved; that is all it has if it did no step since."""
+    is_new = checkpoint != job.checkpoint
+    if is_new:
+        job.checkpoint = checkpoint
         job.checkpoint_at_s = ctx.now_s
+        if checkpoint.is_verified:
+            job.unsaved_pause_s = 0.0
+    if checkpoint.is_verified:
+        is_all = job.progress is not None and job.progress.step <= checkpoint.step
+        if is_new or is_all:
+            losses.saved(ctx, job)
+        prerun.passed(ctx, job, "it has saved a checkpoint")
 
 
 def last_word(ctx: Context, job: JobEntry, fact: WorkerFact) -> None:

@@ -5,10 +5,12 @@ Read from files by `common.settings`; this module must not know where the values
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from common.errors import ConfigError
 from common.model import Mode, NonNegativeFloat, NonNegativeInt, PositiveFloat, Ratio, Token
 
 
@@ -41,6 +43,25 @@ class ServiceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ] = 300.0
 
 
+class TenantSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One tenant, and what is promised to it; GPUs count whatever their type."""
+
+    name: Annotated[Token, Meta(description="name that its users submit under")]
+    parent: Annotated[str, Meta(description="tenant that it is part of; empty: none")] = ""
+    weight: Annotated[
+        PositiveFloat, Meta(description="its part of what guarantees leave, against its siblings'")
+    ] = 1.0
+    guarantee_gpus: Annotated[
+        NonNegativeInt, Meta(description="its quota and its children's: never lost to others")
+    ] = 0
+    borrow_limit_gpus: Annotated[
+        NonNegativeInt | None, Meta(description="most that it uses beyond its guarantee")
+    ] = None
+    lend_limit_gpus: Annotated[
+        NonNegativeInt | None, Meta(description="most that others use of its idle guarantee")
+    ] = None
+
+
 class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the engine decides."""
 
@@ -62,6 +83,25 @@ class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         NonNegativeFloat,
         Meta(description="added to a job's `stop_after_s` and grace before it restarts elsewhere"),
     ] = 30.0
+    retry_by_failure_class: Annotated[
+        bool,
+        Meta(description="within a job's own retries, what kind of failure it was decides on one"),
+    ] = True
+    retry_backoff_s: Annotated[
+        NonNegativeFloat,
+        Meta(description="wait before the first retry of a failure that passes; doubles each time"),
+    ] = 30.0
+    retry_backoff_max_s: Annotated[
+        NonNegativeFloat, Meta(description="and is never longer than this")
+    ] = 600.0
+    retry_avoid_s: Annotated[
+        NonNegativeFloat,
+        Meta(description="a job waits so long for other nodes than the one on which it failed"),
+    ] = 3600.0
+    cordon_suspect_nodes: Annotated[
+        bool,
+        Meta(description="cordon a node whose hardware a job's log names; else it is recommended"),
+    ] = False
     loan_period_s: Annotated[
         PositiveFloat, Meta(description="time between two loan passes without an outside event")
     ] = 300.0
@@ -85,6 +125,10 @@ class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     services: Annotated[
         tuple[ServiceSettings, ...], Meta(description="the inference services of this cell")
     ] = ()
+    tenants: Annotated[
+        tuple[TenantSettings, ...],
+        Meta(description="who is promised what; others have no guarantee and weight 1"),
+    ] = ()
 
     def return_s(self, service: ServiceSettings) -> float:
         """Longest way home of a lent node: TTL + grace + device free + warm-up (design 6)."""
@@ -94,3 +138,37 @@ class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             + service.device_free_p99_s
             + service.warm_up_p99_s
         )
+
+
+def check_tenants(tenants: tuple[TenantSettings, ...]) -> None:
+    """Tenants must be one tree, and guarantees must hold in each of its levels.
+
+    Raises:
+        ConfigError: names the tenant, and what was expected.
+    """
+    by_name = {tenant.name: tenant for tenant in tenants}
+    for name, count in Counter(tenant.name for tenant in tenants).items():
+        if count > 1:
+            raise ConfigError(f"engine.tenants: {name} is there twice")
+    for tenant in tenants:
+        if tenant.parent and tenant.parent not in by_name:
+            known = ", ".join(sorted(by_name))
+            raise ConfigError(
+                f"engine.tenants: {tenant.name}: parent {tenant.parent!r} is not one of {known}"
+            )
+    for tenant in tenants:
+        path = [tenant.name]
+        while parent := by_name[path[-1]].parent:
+            path.append(parent)
+            if path.count(parent) > 1:
+                circle = " in ".join(path[path.index(parent) :])
+                raise ConfigError(f"engine.tenants: {circle} is a circle")
+    for tenant in tenants:
+        children = [child for child in tenants if child.parent == tenant.name]
+        promised = sum(child.guarantee_gpus for child in children)
+        if promised > tenant.guarantee_gpus:
+            names = ", ".join(child.name for child in children)
+            raise ConfigError(
+                f"engine.tenants: {names} are guaranteed {promised} GPUs, more than the "
+                f"{tenant.guarantee_gpus} of their parent {tenant.name}"
+            )

@@ -17,6 +17,7 @@ from common.model import JobSpec, NodeName, NodeRole
 from coordinator.engine import jobs, loans
 from coordinator.engine.context import Context
 from coordinator.engine.events import NodeSilent
+from coordinator.engine.marks import Ending
 from coordinator.engine.settings import EngineSettings
 from coordinator.engine.state import ClusterState, JobEntry, NodeEntry, WorkerEntry
 
@@ -90,12 +91,5 @@ def confirm_dead(ctx: Context, node_name: NodeName, by: str) -> None:
 
 def node_fault(ctx: Context, job: JobEntry, worker: WorkerEntry, what: str) -> None:
     """A worker or store is gone and its node is to blame."""
-    jobs.worker_gone(
-        ctx,
-        job,
-        worker,
-        exit_code=None,
-        error=f"{NODE_FAULT_PREFIX}: {what}",
-        said_reason=None,
-        is_node_fault=True,
-    )
+    ending = Ending(error=f"{NODE_FAULT_PREFIX}: {what}", is_node_fault=True)
+    jobs.worker_gone(ctx, job, worker, ending)

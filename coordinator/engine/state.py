@@ -28,19 +28,28 @@ from common.model import (
     StopReason,
     WorkerKey,
 )
-from coordinator.policies.decisions import Reclaim
+from coordinator.engine.marks import RetryEntry, WaitEntry
+from coordinator.engine.step_times import StepTimes
+from coordinator.engine.totals import Counters
+from coordinator.policies.decisions import Migrate, Reclaim
 from coordinator.policies.seasonal import Season
 from coordinator.policies.snapshot import LoadSample
 
 
 class GpuSlot(Struct):
-    """One GPU. holder: who may run on it now. nominee: who gets it when the holder is gone."""
+    """One GPU. holder: who may run on it now. nominee: who gets it when the holder is gone.
+
+    guests: workers that have it together with the holder, packed or in turns; see `sharing`.
+    memory_bytes: 0: not told.
+    """
 
     uuid: GpuUuid
     gpu_type: str
     health: GpuHealth = GpuHealth.OK
     holder: WorkerKey | None = None
     nominee: WorkerKey | None = None
+    guests: list[WorkerKey] = field(default_factory=list[WorkerKey])
+    memory_bytes: int = 0
 
 
 class NodeEntry(Struct, kw_only=True):
@@ -52,6 +61,9 @@ class NodeEntry(Struct, kw_only=True):
     boot_id: str
     service: ServiceName | None = None
     rack: str = ""
+    cpus: int = 0
+    """Logical CPUs, and memory below; 0: not told."""
+    memory_bytes: int = 0
     gpus: list[GpuSlot] = field(default_factory=list[GpuSlot])
     detail: str = ""
     heard_at_s: float = 0.0
@@ -110,6 +122,8 @@ class WorkerEntry(Struct, kw_only=True):
     endpoint: str = ""
     generation: int = 0
     """Generation of the node's desired state that first carried it."""
+    share: float = 1.0
+    """Part of its GPUs' time that is its own while it computes: 1 over those that compute there."""
 
 
 class EndedWorker(Struct, frozen=True):
@@ -128,6 +142,27 @@ class AfterVacating(StrEnum):
     SUCCEED = "succeed"
 
 
+class LossEntry(Struct, kw_only=True):
+    """Work of a preempted attempt that is lost unless it is saved; see `losses`."""
+
+    gpu_s: float
+    since_s: float | None
+    """The order: what was computed up to then is in `gpu_s`. None: nothing is added any more."""
+    lease_id: LeaseId | None = None
+    """The loan that bears it."""
+    is_booked: bool = False
+    """The last worker is gone."""
+    is_migration: bool = False
+
+
+class Migration(Struct, frozen=True, kw_only=True):
+    """Where a job goes when its present attempt has left; its GPUs there are held for it."""
+
+    decision: Migrate
+    gpus: tuple[tuple[NodeName, WorkerKey], ...]
+    """Workers of the next attempt, and on which node each holds its GPUs."""
+
+
 class JobEntry(Struct, kw_only=True):
     """A job: its spec, its life, and the workers of its current attempt."""
 
@@ -143,6 +178,8 @@ class JobEntry(Struct, kw_only=True):
     """The rendezvous store of its current attempt; its order stays `reserve`, see `stores`."""
     ended_workers: dict[int, EndedWorker] = field(default_factory=dict[int, EndedWorker])
     """Workers of the latest attempt that ran and are gone, and its store; the newest only."""
+    earlier_workers: list[EndedWorker] = field(default_factory=list[EndedWorker])
+    """Those of the attempts before it, oldest first; see `ended`."""
     next_worker_index: int = 0
     gpu_type: str | None = None
     endpoint: str = ""
@@ -159,6 +196,8 @@ class JobEntry(Struct, kw_only=True):
     preemption_count: int = 0
     node_fault_count: int = 0
     own_fault_count: int = 0
+    retry: RetryEntry = field(default_factory=RetryEntry)
+    wait: WaitEntry = field(default_factory=WaitEntry)
     resize_count: int = 0
     succeeded_workers: list[int] = field(default_factory=list[int])
     exit_code: int | None = None
@@ -170,6 +209,8 @@ class JobEntry(Struct, kw_only=True):
     worker_s: float = 0.0
     """Worker-seconds of this attempt up to `worker_s_at_s`."""
     worker_s_at_s: float = 0.0
+    attained_gpu_s: float = 0.0
+    """GPU-seconds of computing in all attempts up to `worker_s_at_s`."""
     measured_left_s: float | None = None
     """Worker-seconds left by the last progress of this attempt, when `measured_worker_s` of the
     attempt's were spent; None without progress."""
@@ -177,11 +218,31 @@ class JobEntry(Struct, kw_only=True):
     first_step: int = 0
     """Where this attempt was when it first said so, and `first_worker_s` what it had spent."""
     first_worker_s: float = 0.0
+    is_rejected: bool = False
+    """It ended because what it asks for could not be promised."""
+    steps: StepTimes = field(default_factory=StepTimes)
     expected_work_s: float = 0.0
     """Worker-seconds of the whole job by its estimate at submission."""
     estimate_source: str = ""
     lost_gpu_s: float = 0.0
+    """GPU-seconds of work that its preemptions threw away; see `losses`."""
+    loss: LossEntry | None = None
+    """Of its latest preemption, until the next attempt is placed."""
     was_on_loan: bool = False
+    is_packed: bool = False
+    """It may compute on GPUs on which one other worker computes."""
+    packed_speed_ratio: float = 1.0
+    """Part of its speed alone that it is thought to make beside whoever computes on its GPUs."""
+    suspended_at_s: float | None = None
+    """Since when it is suspended; None while it is not."""
+    suspended_s: float = 0.0
+    """Time suspended in all, up to its last resumption, and of it since its last save below."""
+    unsaved_pause_s: float = 0.0
+    suspension_count: int = 0
+    migration: Migration | None = None
+    migration_count: int = 0
+    progress_gpu_s: float = 0.0
+    """GPU-seconds attained when it last said how far it is."""
     is_recovered: bool = False
     """Rebuilt from ledgers: workers of it that were not yet heard of are adopted, not stale."""
     awaited_nodes: list[NodeName] = field(default_factory=list[NodeName])
@@ -212,6 +273,10 @@ class LoanEntry(Struct, kw_only=True):
     returned_at_s: float | None = None
     is_lapsed: bool = False
     """It ended by its own TTL, without an order."""
+    lapsed_at_s: float | None = None
+    """When that was heard."""
+    lapse_s: float | None = None
+    """From the lapse to serving again, once it does; None of a loan that had not begun."""
     predicted_preemptions: int = 0
     predicted_cost_gpu_s: float = 0.0
     realised_preemptions: int = 0
@@ -269,33 +334,6 @@ class StoryLine(Struct, frozen=True):
     reason: str
 
 
-class Counters(Struct, kw_only=True):
-    """Totals since the journal began; see `accounting` for their meaning."""
-
-    jobs_submitted: int = 0
-    jobs_finished: int = 0
-    jobs_failed: int = 0
-    jobs_finished_on_loan: int = 0
-    preemptions: int = 0
-    preemption_cost_gpu_s: float = 0.0
-    loans: int = 0
-    loans_cancelled: int = 0
-    reclaims: int = 0
-    reclaims_late: int = 0
-    leases_lapsed: int = 0
-    resizes: int = 0
-    flexible_workers_released: int = 0
-    gang_timeouts: int = 0
-    decisions_refused: int = 0
-    passes: int = 0
-    reclaim_s: list[float] = field(default_factory=list[float])
-    training_held_gpu_s: float = 0.0
-    training_gpu_s: float = 0.0
-    on_loan_held_gpu_s: float = 0.0
-    on_loan_gpu_s: float = 0.0
-    integrated_at_s: float | None = None
-
-
 class ClusterState(Struct, kw_only=True):
     """Everything."""
 
@@ -317,6 +355,8 @@ class ClusterState(Struct, kw_only=True):
     next_lease_number: int = 1
     pass_id: int = 0
     policy_memory: bytes = b""
+    policy_memory_of: str = ""
+    """The policy that remembers it, without its knobs."""
     history: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     """Measured work (worker-seconds) by (tenant, name, command) and by size class; the key that
     was recorded last comes last."""
@@ -325,6 +365,10 @@ class ClusterState(Struct, kw_only=True):
     """Lines that were forgotten; the first one kept has this number plus one."""
     live_jobs: dict[JobId, None] = field(default_factory=dict[JobId, None])
     """Ids of the jobs that have not ended, in order of submission."""
+    suspended_jobs: dict[JobId, None] = field(default_factory=dict[JobId, None])
+    migrating_jobs: dict[JobId, None] = field(default_factory=dict[JobId, None])
+    shared_nodes: dict[NodeName, None] = field(default_factory=dict[NodeName, None])
+    """Nodes with a GPU that several workers have."""
     awaiting_jobs: dict[JobId, None] = field(default_factory=dict[JobId, None])
     """Rebuilt gangs that await nodes; one that no longer does stays until the next report."""
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 from common.messages import WorkerPhase
 from common.model import STORE_INDEX, WorkerKey
 from coordinator.engine.context import Context
-from coordinator.engine.state import EndedWorker, JobEntry, NodeEntry, WorkerEntry
+from coordinator.engine.ended import remember
+from coordinator.engine.state import JobEntry, NodeEntry, WorkerEntry
 
 
 def add(ctx: Context, job: JobEntry) -> None:
@@ -52,7 +53,7 @@ def ended(ctx: Context, job: JobEntry) -> None:
     if store is None:
         return
     job.store = None
-    job.ended_workers[STORE_INDEX] = EndedWorker(store.key, store.node)
+    remember(job, store)
     ctx.changed_jobs[job.job_id] = None
     node = ctx.state.nodes.get(store.node)
     if node is not None and store.key in node.stores:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from common.lifecycle import JobEvent
 from common.messages import OrderPhase
 from common.model import JobState, StopReason
-from coordinator.engine import jobs, stores
+from coordinator.engine import jobs, prerun, retrying, stores
 from coordinator.engine.context import Context
 from coordinator.engine.state import AfterVacating, JobEntry
 
@@ -16,6 +16,11 @@ def deadline_s(job: JobEntry) -> float | None:
     """The next instant at which time alone changes something about a job."""
     if job.gang_deadline_s is not None:
         return job.gang_deadline_s
+    if job.state == JobState.PENDING:
+        return retrying.deadline_s(job)
+    prerun_s = prerun.deadline_s(job)
+    if prerun_s is not None:
+        return prerun_s
     if job.spec.time_limit_s is None or job.attempt_ran_at_s is None or job.after_vacating:
         return None
     return job.attempt_ran_at_s + job.spec.time_limit_s
@@ -25,6 +30,8 @@ def time_is_up(ctx: Context, job: JobEntry) -> None:
     """A job's deadline is over: its gang was not ready in time, or it ran into its own limit."""
     if job.gang_deadline_s is not None and job.gang_deadline_s <= ctx.now_s:
         _gang_timeout(ctx, job)
+    retrying.time_is_up(ctx, job)
+    prerun.time_is_up(ctx, job)
     limit_s, ran_at_s = job.spec.time_limit_s, job.attempt_ran_at_s
     if limit_s is None or ran_at_s is None or job.state not in jobs.ACTIVE_JOB_STATES:
         return

@@ -6,10 +6,12 @@ from bisect import bisect_left
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 
+from msgspec.structs import replace
+
 from common.model import JobId, JobState, NodeName, NodeRole
-from coordinator.engine import estimates, loans
-from coordinator.engine.commit import is_schedulable
+from coordinator.engine import estimates, loans, prerun_shape, retrying, tenants
 from coordinator.engine.context import Context, free_slots
+from coordinator.engine.starting import is_schedulable
 from coordinator.engine.state import ClusterState, JobEntry, NodeEntry, WorkerEntry
 from coordinator.policies.index import JobSorter, NodeSorter
 from coordinator.policies.snapshot import (
@@ -58,7 +60,7 @@ class Views:
             self._nodes.put(name, seen)
             self._node_sorter.put(seen)
         for job_id in self._jobs.take_stale():
-            job = job_view(ctx, state.jobs[job_id]) if job_id in state.live_jobs else None
+            job = _seen_job(ctx, job_id)
             self._jobs.put(job_id, job)
             self._job_sorter.remove(job_id)
             if job is not None:
@@ -70,7 +72,9 @@ class Views:
             services=services(ctx),
             is_frozen=state.is_frozen,
             resize_cooldown_s=ctx.settings.resize_cooldown_s,
+            min_runtime_s=ctx.settings.min_runtime_s,
             index=self._node_sorter.index(self._job_sorter),
+            tenants=tenants.views(ctx.settings),
         )
 
 
@@ -110,6 +114,7 @@ def _worker_view(worker: WorkerEntry) -> WorkerView:
         is_flexible=worker.is_flexible,
         is_leaving=worker.stop is not None,
         is_other_type=worker.is_other_type,
+        gpu_uuids=worker.gpu_uuids,
     )
 
 
@@ -130,6 +135,10 @@ def node_view(ctx: Context, node: NodeEntry) -> NodeView:
         serving_since_s=node.serving_since_s,
         shadow=_shadow(ctx, node),
         workers=tuple(_worker_view(worker) for _, worker in loans.workers_on(ctx, node)),
+        rack=node.rack,
+        cpus=node.cpus,
+        memory_bytes=node.memory_bytes,
+        gpu_memory_bytes=min((slot.memory_bytes for slot in node.gpus), default=0),
     )
 
 
@@ -138,6 +147,26 @@ def _shadow(ctx: Context, node: NodeEntry) -> Shadow:
     if found is None:
         return Shadow.NONE
     return Shadow.LENT if found.reclaimed_at_s is None else Shadow.COMING
+
+
+def _seen_job(ctx: Context, job_id: JobId) -> JobView | None:
+    """A job that has not ended; one that rests before its next try is not put to a policy."""
+    job = ctx.state.jobs[job_id] if job_id in ctx.state.live_jobs else None
+    if job is None or retrying.rests(job):
+        return None
+    seen, time_s = job_view(ctx, job), job.spec.prerun.time_s
+    if not prerun_shape.is_on(job) or time_s is None:
+        return seen
+    ran_at_s = job.attempt_ran_at_s
+    ran_s = 0.0 if ran_at_s is None else ctx.now_s - ran_at_s
+    return replace(
+        seen,
+        remaining_work_s=max(0.0, time_s - ran_s),
+        work_rate=0 if ran_at_s is None else 1,
+        least_work_s=0.0,
+        estimated_left_s=None,
+        estimate_source="length of its pre-run",
+    )
 
 
 def job_view(ctx: Context, job: JobEntry) -> JobView:
@@ -166,6 +195,30 @@ def job_view(ctx: Context, job: JobEntry) -> JobView:
         least_work_s=estimates.least_work_s(job),
         unsaved_gpus=estimates.unsaved_gpus(job),
         last_resized_at_s=job.resized_at_s,
+        tenant=job.tenant,
+        user=job.user,
+        app=spec.app,
+        deadline_at_s=None if spec.deadline_s is None else job.submitted_at_s + spec.deadline_s,
+        profile=spec.profile,
+        cpus_per_worker=spec.cpus_per_worker,
+        memory_bytes_per_worker=spec.memory_bytes_per_worker,
+        whole_work_s=job.expected_work_s,
+        attained_gpu_s=estimates.attained_gpu_s(job, ctx.now_s),
+        computing_gpus=estimates.computing_gpus(job),
+        waiting_since_s=job.pending_since_s if job.state == JobState.PENDING else None,
+        first_started_at_s=job.started_at_s,
+        attempt=job.attempt,
+        own_fault_count=job.own_fault_count,
+        avoid_nodes=tuple(job.retry.avoid_nodes),
+        preempted_at_s=job.preempted_at_s,
+        is_packed=job.is_packed,
+        suspended_at_s=job.suspended_at_s,
+        progress_step=None if job.progress is None else job.progress.step,
+        progress_gpu_s=job.progress_gpu_s,
+        estimated_left_s=estimates.estimated_left(job, ctx.now_s),
+        step_time_s=job.steps.step_time_s,
+        step_time_workers=job.steps.workers,
+        steps_left=estimates.steps_left(job, ctx.now_s),
         is_resizable=(
             job.state == JobState.RUNNING and spec.is_elastic and job.after_vacating is None
         ),

@@ -28,6 +28,7 @@ from common.errors import ProtocolError, Unavailable
 from common.jobspec import misfit
 from common.messages import MAX_MESSAGE_BYTES, Message, decode, encode
 from common.model import FINAL_JOB_STATES, JobId, JobSpec, Mode, NodeName, ServiceName
+from coordinator.engine import prerun_shape
 from coordinator.engine.events import (
     JobCancelRequested,
     JobSubmitted,
@@ -131,7 +132,7 @@ class Api:
             await self._coordinator.settled()
         # Looked at afterwards: another request with this id may have come first.
         job = self._coordinator.engine.state.jobs.get(job_id)
-        if job is not None and job.spec != request.spec:
+        if job is not None and prerun_shape.submitted(job) != request.spec:
             raise Refusal(
                 ApiErrorCode.CONFLICT,
                 f"request {request.request_id} was job {job_id}, and that is another job",

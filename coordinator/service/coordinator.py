@@ -137,6 +137,9 @@ class Coordinator:
         """
         await self._subscribe(subjects.node_report(self.settings.cell), self._on_report)
         try:
+            # What the last leader left of its TTL runs out while the nodes are listened to.
+            with contextlib.suppress(Unavailable):
+                await self._lease.look()
             await self.clock.sleep(self.settings.rebuild_wait_s)
             epoch = await self._take_lease()
             if epoch is None:

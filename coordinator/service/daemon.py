@@ -19,6 +19,7 @@ from common.clock import SystemClock
 from common.errors import ArylError, Fenced
 from common.log import set_up
 from common.settings import load
+from coordinator import plugins
 from coordinator.service.api import Api
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.settings import CoordinatorSettings, check
@@ -105,6 +106,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--log-level", default="INFO")
     args = parser.parse_args(argv)
     set_up(level=args.log_level, style=args.log_format)
+    for problem in plugins.problems():
+        log.warning("%s", problem)
     try:
         settings = load(args.config, CoordinatorSettings)
         check(settings)

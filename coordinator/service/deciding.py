@@ -8,8 +8,9 @@ passes wait for more to come. Must not know the bus, the lease or how commands t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import msgspec
 from msgspec import Struct
@@ -156,6 +157,7 @@ class Decider:
         """Newest snapshot + journal tail; what agents report comes on top, as events.
 
         Raises:
+            ConfigError: a record was decided by a policy that is not here any more; names both.
             ProtocolError: a record cannot be read; names its sequence.
             Unavailable: the journal does not answer.
         """
@@ -164,7 +166,8 @@ class Decider:
         records = mismatches = 0
         async for sequence, data in self._journal.read(after + 1):
             record = decode_record(data, sequence=sequence)
-            mismatches += not replay(self.engine, record)
+            with _decided_by_what_is_here(f"journal record {sequence}"):
+                mismatches += not replay(self.engine, record)
             records += 1
         log.info(
             "rebuilt from snapshot %d and %d records, %d decided otherwise now",
@@ -183,7 +186,9 @@ class Decider:
             saved = msgspec.msgpack.decode(data, type=Saved)
             why_not = self._why_not(saved, sequence)
             if not why_not:
-                return Engine(saved.settings, decode_state(bytes(saved.state))), sequence
+                state = decode_state(bytes(saved.state))
+                with _decided_by_what_is_here(f"snapshot {sequence}"):
+                    return Engine(saved.settings, state), sequence
             log.error("snapshot %d is left aside: %s", sequence, why_not)
         except msgspec.DecodeError as error:
             # The journal forgets nothing: without the snapshot it only takes longer.
@@ -372,3 +377,19 @@ class Decider:
             await self._snapshots.save(self._journal.last_sequence, msgspec.msgpack.encode(saved))
         except (Unavailable, ConfigError) as error:
             log.warning("no snapshot: %s", error)
+
+
+@contextlib.contextmanager
+def _decided_by_what_is_here(what: str) -> Generator[None]:
+    """Say of an unknown policy or knob that it is the journal that names it, not the settings.
+
+    Raises:
+        ConfigError: says what, and what to do: to skip it would lose what it tells.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(
+            f"{what} was decided by what is not here any more: {error}; install it again, or "
+            "start the version that wrote this, until a later snapshot is written"
+        ) from error

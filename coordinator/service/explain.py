@@ -32,8 +32,26 @@ def job(engine: Engine, entry: JobEntry) -> tuple[str, ...]:
             return (stopping, *_unknown(engine, entry))
         case JobState.RUNNING | JobState.RESIZING:
             return (*_running(engine, entry), *_unknown(engine, entry), *_awaited(entry))
+        case JobState.SUSPENDED:
+            return (_suspended(engine, entry), *_unknown(engine, entry))
         case _:
             return (entry.error,) if entry.error else ()
+
+
+def _suspended(engine: Engine, entry: JobEntry) -> str:
+    """Since when, and who computes on its GPUs meanwhile."""
+    mine = {uuid for worker in entry.workers.values() for uuid in worker.gpu_uuids}
+    others = sorted(
+        job.job_id
+        for job in engine.state.live()
+        if job.state in (JobState.STARTING, JobState.RUNNING, JobState.RESIZING)
+        and any(mine & set(worker.gpu_uuids) for worker in job.workers.values())
+    )
+    since_s = engine.state.now_s - (entry.suspended_at_s or engine.state.now_s)
+    return (
+        f"it keeps its GPUs and has been suspended for {since_s:.0f} s while "
+        f"{', '.join(others) or 'nobody'} computes on them"
+    )
 
 
 def _awaited(entry: JobEntry) -> list[str]:

@@ -199,9 +199,14 @@ def facts_of(report: NodeReport) -> NodeReported:
         role=report.role,
         epoch=report.epoch,
         generation=report.generation,
-        gpus=tuple(GpuFact(gpu.uuid, gpu.gpu_type, gpu.health) for gpu in report.gpus),
+        gpus=tuple(
+            GpuFact(gpu.uuid, gpu.gpu_type, gpu.health, gpu.memory_total_bytes)
+            for gpu in report.gpus
+        ),
         service=ServiceName(report.service) if report.service else None,
         rack=report.rack,
+        cpus=report.host.cpu_count if report.host else 0,
+        memory_bytes=report.host.memory_total_bytes if report.host else 0,
         lease_id=LeaseId(report.lease.lease_id) if report.lease else None,
         workers=tuple(
             WorkerFact(
@@ -213,6 +218,7 @@ def facts_of(report: NodeReport) -> NodeReported:
                 error=worker.error if worker.phase in _ENDED else "",
                 progress=worker.progress if worker.phase in _ENDED else None,
                 checkpoint=worker.checkpoint if worker.phase in _ENDED else None,
+                failure=worker.failure if worker.phase in _ENDED else None,
             )
             for worker in report.workers
         ),

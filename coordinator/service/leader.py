@@ -95,6 +95,7 @@ class LeaderLease:
         self._margin_s = margin_s
         self._nonce = nonce
         self._held: LeaseValue | None = None
+        self._seen = _Seen(-1, -math.inf)
         self._revision = 0
         self._valid_until_s = -math.inf
 
@@ -103,20 +104,30 @@ class LeaderLease:
         """On this machine's boot clock; after it the holder must not act."""
         return self._valid_until_s
 
+    async def look(self) -> None:
+        """See who holds it now: from here on another's TTL counts, not only from `acquire` on.
+
+        Raises:
+            Unavailable: no answer.
+        """
+        self._see(await self._key.get())
+
+    def _see(self, entry: KeyEntry | None) -> None:
+        revision = entry.revision if entry is not None else 0
+        if revision != self._seen.revision:
+            self._seen = _Seen(revision, self._clock.now_s())
+
     async def acquire(self, holder: str, highest_reported_epoch: int) -> int:
         """Wait until this holder leads; returns its epoch.
 
         The epoch is one more than every epoch that the key or any agent has seen.
         """
-        seen = _Seen(-1, -math.inf)
         while True:
             asked_s = self._clock.now_s()
             try:
                 entry = await self._key.get()
-                revision = entry.revision if entry is not None else 0
-                if revision != seen.revision:
-                    seen = _Seen(revision, self._clock.now_s())
-                if self._may_take(entry, seen, asked_s):
+                self._see(entry)
+                if self._may_take(entry, self._seen, asked_s):
                     epoch = await self._take(entry, holder, highest_reported_epoch)
                     if epoch is not None:
                         return epoch

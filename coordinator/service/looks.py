@@ -19,16 +19,19 @@ from common.api import (
     ListLoans,
     ListNodes,
     ListServices,
+    ListTenants,
     Loans,
     Logs,
     Nodes,
     Services,
     StoryRow,
+    Tenants,
 )
 from common.errors import ProtocolError, Unavailable
 from common.messages import LogReply, LogRequest, Message, decode, encode
 from common.model import FINAL_JOB_STATES, STORE_INDEX, JobId, LeaseId, NodeName
-from coordinator.engine.state import JobEntry, LoanEntry
+from coordinator.engine import ended, prerun_shape
+from coordinator.engine.state import EndedWorker, JobEntry, LoanEntry
 from coordinator.service import explain, rows, trust
 from coordinator.service.coordinator import Coordinator
 
@@ -66,6 +69,8 @@ class Looks:
             case ListServices():
                 names = sorted(s.name for s in c.engine.settings.services)
                 return Services(rows=tuple(rows.service_row(c.engine, name) for name in names))
+            case ListTenants():
+                return Tenants(rows=rows.tenant_rows(c.engine.snapshot()))
             case ListLoans(is_live_only=is_live_only):
                 loans = [
                     rows.loan_row(loan, now_s=self._now_s())
@@ -115,7 +120,7 @@ class Looks:
             why=explain.job(engine, job),
             estimate="" if job.state in FINAL_JOB_STATES else explain.estimate(engine, job),
             story=self._story(job.job_id),
-            spec=job.spec,
+            spec=prerun_shape.submitted(job),
         )
 
     def _describe_node(self, name: str) -> Description:
@@ -159,18 +164,7 @@ class Looks:
 
     async def logs(self, request: GetLogs) -> Logs:
         job = self.job(request.job_id)
-        index = request.worker_index
-        if index is None:
-            known = (index for index in job.workers or job.ended_workers if index != STORE_INDEX)
-            index = min(known, default=0)
-        worker = job.worker(index) or job.ended_workers.get(index)
-        if worker is None:
-            raise Refusal(
-                ApiErrorCode.NOT_FOUND,
-                f"job {job.job_id} has no worker {index} and remembers none: it never ran one, "
-                "or newer ones came after it",
-                "worker_index",
-            )
+        worker = _worker(job, request)
         c = self._coordinator
         answer = await c.bus.request(
             subjects.node_logs(c.settings.cell, worker.node),
@@ -182,9 +176,11 @@ class Looks:
         except ProtocolError as error:  # the node's fault, not the caller's
             c.bad_requests += 1
             raise Unavailable(f"logs of node {worker.node}: {error}") from error
+        index, attempt = worker.key.worker_index, worker.key.attempt
         if reply.error:
-            raise Refusal(ApiErrorCode.NOT_FOUND, reply.error, "worker_index")
-        return Logs(text=reply.text, node=worker.node, worker_index=index)
+            whose = f"log of worker {index} of attempt {attempt} on {worker.node}"
+            raise Refusal(ApiErrorCode.NOT_FOUND, f"{whose}: {reply.error}", "worker_index")
+        return Logs(text=reply.text, node=worker.node, worker_index=index, attempt=attempt)
 
     # --- looking up -------------------------------------------------------------------------
 
@@ -219,6 +215,36 @@ class Looks:
         if of_node:
             return of_node[-1]
         raise unknown("loan", name, list(loans)[-5:])
+
+
+def _worker(job: JobEntry, request: GetLogs) -> EndedWorker:
+    """The worker whose log is asked for, and where it runs or ran.
+
+    Raises:
+        Refusal: nothing is known of the attempt, or of the worker in it.
+    """
+    found = ended.of_attempt(job, request.attempt)
+    if request.attempt is not None and not found:
+        known = ", ".join(map(str, ended.attempts(job))) or "none"
+        raise Refusal(
+            ApiErrorCode.NOT_FOUND,
+            f"job {job.job_id} is at attempt {job.attempt} and remembers no worker of attempt "
+            f"{request.attempt}: none ran, or too many came after; attempts to ask for: {known}",
+            "attempt",
+        )
+    index = request.worker_index
+    if index is None:
+        running = () if request.attempt is not None else job.workers
+        index = min((i for i in running or found if i != STORE_INDEX), default=0)
+    if index not in found:
+        which = "" if request.attempt is None else f" of attempt {request.attempt}"
+        raise Refusal(
+            ApiErrorCode.NOT_FOUND,
+            f"job {job.job_id} has no worker {index}{which} and remembers none: it never ran one, "
+            "or newer ones came after it",
+            "worker_index",
+        )
+    return found[index]
 
 
 def unknown(kind: str, name: str, known: Sequence[str]) -> Refusal:

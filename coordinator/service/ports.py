@@ -57,6 +57,14 @@ class LeasePort(Protocol):
         """On this machine's boot clock; after it the holder must not act."""
         ...
 
+    async def look(self) -> None:
+        """See who holds it now: another's TTL counts from the first look at it.
+
+        Raises:
+            Unavailable: no answer.
+        """
+        ...
+
     async def acquire(self, holder: str, highest_reported_epoch: int) -> int:
         """Wait until this holder leads; returns its epoch."""
         ...

@@ -13,14 +13,17 @@ from common.api import (
     ServiceRow,
     Status,
     StoryRow,
+    TenantRow,
     WorkerRow,
 )
 from common.messages import NodeReport
 from common.model import JobState, NodeName, NodeRole, Pool
-from coordinator.engine import accounting
+from coordinator.engine import accounting, waiting
 from coordinator.engine.engine import Engine
 from coordinator.engine.loans import is_late
 from coordinator.engine.state import JobEntry, LoanEntry, NodeEntry, StoryLine
+from coordinator.policies.snapshot import ClusterSnapshot
+from coordinator.policies.tenancy import Tenancy, waiting_gpus
 from coordinator.service.folding import Folder
 
 
@@ -48,6 +51,8 @@ def job_row(engine: Engine, job: JobEntry, *, now_s: float) -> JobRow:
         total_steps=job.progress.total_steps if job.progress else None,
         exit_code=job.exit_code,
         error=job.error,
+        failure=job.retry.failure,
+        waited_s=waiting.spent_s(job, now_s),
         blockers=engine.blockers(job.job_id) if job.state == JobState.PENDING else (),
     )
 
@@ -125,6 +130,31 @@ def service_row(engine: Engine, name: str) -> ServiceRow:
     )
 
 
+def tenant_rows(snapshot: ClusterSnapshot) -> tuple[TenantRow, ...]:
+    """All tenants, each before its children."""
+    tenancy = Tenancy(snapshot)
+    waiting = waiting_gpus(snapshot, tenancy)
+    shares = tenancy.fair_shares(waiting)
+    below = dict(waiting)
+    for name, view in reversed(tenancy.views.items()):
+        below[view.parent] = below.get(view.parent, 0) + below.get(name, 0)
+    return tuple(
+        TenantRow(
+            tenant=name,
+            parent=view.parent,
+            weight=view.weight,
+            guarantee_gpus=view.guarantee_gpus,
+            used_gpus=tenancy.used[name],
+            borrowed_gpus=max(0, tenancy.used[name] - view.guarantee_gpus),
+            borrow_limit_gpus=view.borrow_limit_gpus,
+            lend_limit_gpus=view.lend_limit_gpus,
+            waiting_gpus=below.get(name, 0),
+            fair_share_gpus=shares[name],
+        )
+        for name, view in tenancy.views.items()
+    )
+
+
 def overdue_s(loan: LoanEntry, now_s: float) -> float:
     """Seconds for which a node that was asked back has been later than its deadline; 0: it is not.
 
@@ -155,6 +185,7 @@ def loan_row(loan: LoanEntry, *, now_s: float) -> LoanRow:
         returned_at_s=loan.returned_at_s,
         reclaim_deadline_s=loan.reclaim_deadline_s,
         reclaim_s=reclaim_s,
+        lapse_s=loan.lapse_s,
         is_late=is_late(loan) or overdue_s(loan, now_s) > 0,
         reason=loan.reason,
         reclaim_reason=loan.reclaim_reason,

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from common import natsrules
 from common.errors import ConfigError
 from common.model import NatsAccess, NonNegativeFloat, PositiveFloat, PositiveInt, Token
-from coordinator.engine.settings import EngineSettings
+from coordinator.engine.settings import EngineSettings, check_tenants
 from coordinator.policies.bundles import policy
 
 
@@ -86,3 +86,4 @@ def check(settings: CoordinatorSettings) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigError(f"engine.services: {', '.join(twice)} is there twice")
+    check_tenants(settings.engine.tenants)

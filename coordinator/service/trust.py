@@ -43,6 +43,7 @@ def recommended(engine: Engine) -> tuple[LoanRow, ...]:
             returned_at_s=None,
             reclaim_deadline_s=None,
             reclaim_s=None,
+            lapse_s=None,
             is_late=False,
             reason=found.reason,
             reclaim_reason="",

@@ -97,6 +97,11 @@ class ModelRunner:
     async def resize(self, key: WorkerKey, worker_count: int) -> None:
         self._call("resize", key)
 
+    async def pause(self, key: WorkerKey, *, is_suspended: bool) -> None:
+        self._call("suspend" if is_suspended else "resume", key)
+        phase = WorkerPhase.SUSPENDED if is_suspended else WorkerPhase.RUNNING
+        self.known[key] = msgspec.structs.replace(self.known[key], phase=phase)
+
     def contacted(self, at_s: float) -> None:
         self.contacts_s.append(at_s)
 

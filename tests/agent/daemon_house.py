@@ -35,6 +35,7 @@ from common.messages import (
     encode,
 )
 from common.model import GpuUuid, Lease, LeaseId, NodeRole, ServiceName, WorkerKey
+from coordinator.service.natsserver import NatsServer
 from tests.agent.worker_house import PATIENCE_S, WorkerHouse, kill
 from tests.servers import running_nats
 
@@ -54,6 +55,7 @@ class DaemonHouse:
         self.reports: list[NodeReport] = []
         self.is_renewing = True
         self.bus: NatsBus | None = None
+        self.nats: NatsServer | None = None
         self.port = 0
         self._processes: list[asyncio.subprocess.Process] = []
         self._generation = 0
@@ -290,6 +292,7 @@ async def make_daemon_house(tmp_path: Path) -> AsyncGenerator[DaemonHouse]:
     """The body of a fixture."""
     async with running_nats(tmp_path / "nats") as nats:
         house = DaemonHouse(tmp_path, nats_url=nats.url)
+        house.nats = nats
         server = await asyncio.start_server(house.serve, "127.0.0.1", 0)
         house.port = server.sockets[0].getsockname()[1]
         try:

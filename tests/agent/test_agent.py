@@ -121,6 +121,22 @@ async def test_an_xid_is_told_by_one_report_however_often_the_agent_looks() -> N
         assert told() == [79, 31]
 
 
+async def test_an_xid_of_a_time_without_a_bus_is_told_when_it_is_back() -> None:
+    """Only what had somewhere to go was told."""
+    async with AgentHouse() as house:
+        await house.until(lambda: bool(house.reports))
+        house.bus.cut()
+        house.machine.xids = (79,)
+        await house.node.sample()
+        house.machine.xids = ()
+        await house.clock.advance(5.0)
+        before = len(house.reports)
+        house.bus.heal()
+        await house.until(lambda: len(house.reports) > before + 2)
+        told = [code for report in house.reports for code in report.gpus[0].xids]
+        assert told == [79]
+
+
 # --- desired states ---------------------------------------------------------------------------
 
 

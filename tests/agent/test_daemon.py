@@ -186,6 +186,32 @@ async def test_a_job_that_ends_while_no_agent_runs_is_reported_by_the_next_one(
     assert (await house.log(KEY)).text == "bye\n"
 
 
+async def test_a_worker_that_ends_while_nats_is_dead_is_told_until_it_is_acknowledged(
+    house: DaemonHouse,
+) -> None:
+    """Nothing is told of that time but by a report of now: one that a client had kept would say
+    what was, and count as told without being heard."""
+    assert house.nats is not None
+    await house.start(house.config())
+    pid = await waiting_worker(house)
+    await house.nats.kill()
+    killed_at_s, before = house.clock.now_s(), len(house.reports)
+    house.mark("go").touch()
+    await house.until(lambda: not is_alive(pid), "the worker has ended")
+    some_periods_s = 1.0
+    await house.until(lambda: house.clock.now_s() > killed_at_s + some_periods_s, "time passes")
+    back_at_s = house.clock.now_s()
+    await house.nats.start()
+    await house.until_phase(KEY, P.EXITED)
+    await house.until(lambda: len(house.reports) > before + 3, "reports go on")
+    worker = house.worker(KEY)
+    assert worker is not None
+    assert (worker.phase, worker.exit_code) == (P.EXITED, 5)
+    assert all(report.sequence >= int(back_at_s * 1000) for report in house.reports[before:])
+    await house.want(R.TRAINING, acknowledged=(KEY,))
+    await house.until_phase(KEY, None)
+
+
 async def test_sigterm_ends_the_agent_with_0_and_touches_no_worker(house: DaemonHouse) -> None:
     """An upgrade of the agent costs no job anything."""
     agent = await house.start(house.config())

@@ -167,7 +167,7 @@ class OneEntry:
 
 
 async def test_a_round_has_the_log_s_xids_and_its_fate() -> None:
-    """The GPU's report has the XID, the collector's the reason why the log is not read now."""
+    """A GPU's report has the XID once, the collector's the reason why the log is not read now."""
     clock = FakeClock()
     sample = Sample(gpus=gpus([], []), uuid_by_pci_address=ADDRESSES)
 
@@ -184,7 +184,9 @@ async def test_a_round_has_the_log_s_xids_and_its_fate() -> None:
     await asyncio.sleep(0)
     await clock.settle()
     second = await collect_all(collectors, clock, 1.0)
-    assert [gpu.xids for gpu in second.gpus] == [(), (79,)]
+    # Which round the log's entry comes in depends on how soon the GPUs answer; none has it twice.
+    told = [[gpu.xids for gpu in each.gpus] for each in (first, second)]
+    assert sorted(told) == [[(), ()], [(), (79,)]]
     [_, fared] = second.collectors
     assert (fared.name, fared.error) == ("kernel_log", "journalctl ended with 1")
     await log.close()

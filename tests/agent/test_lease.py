@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from agent.lease import DISARM_RETRY_S, LastResort, LeaseKeeper
+from agent.lease import DISARM_RETRY_S, RETRIES_PER_TTL, LastResort, LeaseKeeper
 from common import subjects
 from common.bus import BusMessage
 from common.errors import Unavailable
@@ -234,6 +234,21 @@ async def test_a_disarm_that_failed_is_tried_again_after_a_pause() -> None:
         await house.clock.advance(DISARM_RETRY_S)
         await house.step()
         assert not house.resort.is_armed()
+
+
+async def test_after_a_failure_it_asks_again_sooner() -> None:
+    """While the leader changes nobody listens: the first one who does must be asked soon."""
+    house = House()
+    house.lend()
+    for failures in (1, 2, 3):
+        await house.step()
+        assert house.keeper.failures == failures
+        assert house.keeper.wait_s == pytest.approx(TTL_S / RETRIES_PER_TTL)
+        await house.clock.advance(TTL_S / RETRIES_PER_TTL)
+    async with house:
+        await house.step()
+        assert house.until_s == house.clock.now_s() + TTL_S
+        assert house.keeper.wait_s == pytest.approx(TTL_S / 3)
 
 
 async def test_a_new_lease_after_the_old_one_is_asked_for_and_armed_at_once() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agent import shim_files
@@ -15,8 +16,10 @@ from common.api import GetLogs, Logs
 from common.clock import SystemClock
 from common.errors import ArylError, ConfigError, Unavailable
 from common.messages import WorkerPhase
-from common.model import JobId, JobState, NodeName, StopReason, WorkerKey
-from coordinator.engine.jobs import ENDED_WORKERS_KEPT
+from common.model import JobId, JobState, NodeName, RetrySpec, StopReason, WorkerKey
+from coordinator.engine import ended
+from coordinator.engine.ended import EARLIER_WORKERS_KEPT, ENDED_WORKERS_KEPT
+from coordinator.engine.state import JobEntry
 from coordinator.policies.decisions import Placement, Resize
 from coordinator.sim.cluster import Delays
 from tests.agent.bench import key, settings
@@ -240,6 +243,42 @@ def test_a_new_attempt_replaces_what_is_remembered_of_the_one_before() -> None:
     assert {i: (e.node, e.key.attempt) for i, e in job.ended_workers.items()} == {0: ("t1", 2)}
 
 
+def attempts_on(job: JobEntry) -> dict[int, dict[int, str]]:
+    """Where the logs of each attempt are: nodes by worker."""
+    return {
+        attempt: {i: worker.node for i, worker in ended.of_attempt(job, attempt).items()}
+        for attempt in ended.attempts(job)
+    }
+
+
+def test_earlier_attempts_are_found_by_their_number() -> None:
+    """While a later one runs and after it has ended; of an attempt that never was there is none."""
+    house = House()
+    job = house.submit(workers=(1, 1), work_s=1000.0, max_restarts=2)
+    for node in ("t0", "t1"):
+        house.start(job, node)
+        house.sim.nodes[NodeName(node)].exited(job.workers[0].key, 3)
+        house.settle()
+    house.start(job, "t0")
+    assert attempts_on(job) == {1: {0: "t0"}, 2: {0: "t1"}, 3: {0: "t0"}}
+    house.wait(5000.0)
+    assert state(job) == JobState.SUCCEEDED
+    assert attempts_on(job) == {1: {0: "t0"}, 2: {0: "t1"}, 3: {0: "t0"}}
+    assert ended.of_attempt(job, 4) == {}
+
+
+def test_a_job_that_is_started_for_ever_remembers_its_newest_attempts_only() -> None:
+    """The coordinator's state must not grow with time."""
+    house = House()
+    count = EARLIER_WORKERS_KEPT + 5
+    job = house.submit(workers=(1, 1), work_s=1e7, max_restarts=count)
+    for _ in range(count):
+        house.start(job, "t0")
+        house.sim.nodes[NodeName("t0")].exited(job.workers[0].key, 3)
+        house.settle()
+    assert ended.attempts(job) == list(range(count - EARLIER_WORKERS_KEPT, count + 1))
+
+
 def test_a_worker_that_was_never_told_to_run_is_not_remembered() -> None:
     """It has no log; the log of the attempt before it is what there is to see."""
     house = House(delays=Delays(ready_s=1000.0))
@@ -272,14 +311,19 @@ def test_a_job_that_grows_and_shrinks_for_months_remembers_its_newest_workers_on
 @pytest.mark.nats
 @pytest.mark.slow
 async def test_the_log_of_an_ended_job_is_answered_by_a_real_cell(tmp_path: Path) -> None:
-    """After the end was acknowledged and the worker's directory is gone, by job and by worker."""
+    """After the end was acknowledged and the worker's directory is gone, by job, worker and
+    attempt; what is not known and what is kept no longer are told apart."""
     async with running_cell(tmp_path, training_nodes=2, inference_nodes=0) as house:
         script = 'echo "worker $ARYL_WORKER_INDEX said this"'
         job_id = await house.submit(house.shell("talker", script, worker_count=2, gpus=4))
+        spec = house.shell("again", 'echo "attempt $ARYL_ATTEMPT"; [ $ARYL_ATTEMPT = 2 ]')
+        retry = RetrySpec(max_restarts=1)
+        again = await house.submit(msgspec.structs.replace(spec, retry=retry))
         await house.until_state(job_id, JobState.SUCCEEDED)
+        await house.until_state(again, JobState.SUCCEEDED)
 
         async def is_forgotten() -> bool:
-            return not list(house.cell.run_dir.glob(f"**/workers/{job_id}.*"))
+            return not list(house.cell.run_dir.glob("**/workers/j*"))
 
         await house.until("the nodes have forgotten the workers", is_forgotten)
         first = await house.client.ask(GetLogs(job_id=job_id), Logs)
@@ -289,3 +333,12 @@ async def test_the_log_of_an_ended_job_is_answered_by_a_real_cell(tmp_path: Path
         assert first.node != second.node
         with pytest.raises(ArylError, match="no worker 7"):
             await house.client.ask(GetLogs(job_id=job_id, worker_index=7), Logs)
+        for attempt in (None, 2, 1):
+            found = await house.client.ask(GetLogs(job_id=again, attempt=attempt), Logs)
+            assert (found.attempt, found.text) == (attempt or 2, f"attempt {attempt or 2}\n")
+        with pytest.raises(ArylError, match=r"no worker of attempt 3.*attempts to ask for: 1, 2"):
+            await house.client.ask(GetLogs(job_id=again, attempt=3), Logs)
+        [kept] = house.cell.run_dir.glob(f"**/logs/{again}.1.0.log")
+        kept.unlink()
+        with pytest.raises(ArylError, match=r"worker 0 of attempt 1 on .* is kept no longer"):
+            await house.client.ask(GetLogs(job_id=again, attempt=1), Logs)

@@ -107,6 +107,23 @@ async def test_a_child_answers_over_its_pipe_and_ends_when_asked(fleet: Path) ->
         assert await child.wait() == 0
 
 
+@pytest.mark.parametrize("turns", range(2, 8))
+async def test_a_reader_closed_while_its_child_starts_leaves_none(fleet: Path, turns: int) -> None:
+    """At whichever turn of the loop: the child ends with status 0, as one that was asked to."""
+    started: list[ReaderProcess] = []
+
+    async def noted() -> ReaderProcess:
+        started.append(await starter(fleet)())
+        return started[-1]
+
+    async with reading(noted) as reader:
+        sampling = asyncio.create_task(reader.sample(0.0))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+    await asyncio.gather(sampling, return_exceptions=True)
+    assert [await child.wait() for child in started] == [0]
+
+
 async def test_one_hanging_gpu_is_unresponsive_and_hides_no_other(fleet: Path) -> None:
     """The child's own deadline is per sample: three GPUs are read, one is named."""
     add_fault(fleet, 'kind = "hang"\ngpu = 2\nat_s = 50.0')

@@ -85,6 +85,8 @@ class House:
         self.children: list[ModelProcess] = []
         self.starts_at_s: list[float] = []
         self.start_failures: list[OSError] = []
+        self.may_start = asyncio.Event()
+        self.may_start.set()
         self._ends_at = ends_at
         self.reader = GpuReader(
             self._start,
@@ -98,9 +100,12 @@ class House:
 
     async def _start(self) -> ReaderProcess:
         self.starts_at_s.append(self.clock.now_s())
-        if self.start_failures:
-            raise self.start_failures.pop()
-        self.children.append(ModelProcess(len(self.children) + 1, self._ends_at))
+        failure = self.start_failures.pop() if self.start_failures else None
+        if failure is None:
+            self.children.append(ModelProcess(len(self.children) + 1, self._ends_at))
+        await self.may_start.wait()  # it runs, and its pipes are not connected yet
+        if failure is not None:
+            raise failure
         return self.children[-1]
 
     async def ask(self) -> asyncio.Task[tuple[GpuReport, ...]]:
@@ -302,6 +307,37 @@ async def test_closing_ends_the_child_and_the_reader() -> None:
     assert house.reader.child_pid is None
     with pytest.raises(Unavailable, match="closed"):
         await house.reader.sample()
+
+
+async def test_a_child_whose_start_is_interrupted_is_ended_in_good_order() -> None:
+    """It runs already when the reader is closed: it is waited for and asked, not left or killed."""
+    house = House()
+    house.may_start.clear()
+    sampling = await house.ask()
+    closing = asyncio.create_task(house.reader.close())
+    await house.clock.settle()
+    house.may_start.set()
+    await closing
+    assert [child.signals for child in house.children] == [["close_input"]]
+    await house.clock.advance(DEADLINE_S)
+    with pytest.raises(Unavailable):
+        await sampling
+
+
+async def test_a_start_that_fails_while_the_reader_is_closed_is_nobodys_business() -> None:
+    """There is no child to end, and closing says nothing of it."""
+    house = House()
+    house.may_start.clear()
+    house.start_failures.append(OSError("out of processes"))
+    sampling = await house.ask()
+    closing = asyncio.create_task(house.reader.close())
+    await house.clock.settle()
+    house.may_start.set()
+    await closing
+    assert house.children == []
+    await house.clock.advance(DEADLINE_S)
+    with pytest.raises(Unavailable):
+        await sampling
 
 
 def test_a_frame_too_large_is_refused_before_it_is_read() -> None:

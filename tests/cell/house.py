@@ -38,6 +38,8 @@ from coordinator.client import Client
 from coordinator.demo.cell import COORDINATOR, Cell
 from coordinator.demo.plan import CELL, HERE, CellPlan, Periods
 from coordinator.demo.supervise import mentioning
+from coordinator.engine.record import Record, decode_record
+from coordinator.service.store import Journal
 
 PATIENCE_S = 45.0
 """How long a test waits for what must come; nothing is measured by it."""
@@ -149,6 +151,17 @@ class House:
 
     async def figures(self) -> dict[str, Any]:
         return (await self.status()).figures
+
+    async def journal(self) -> list[tuple[int, Record]]:
+        """Every record that the cell's coordinators have written, read from JetStream."""
+        clock = SystemClock()
+        bus = await connect_nats(self.cell.nats.url, identity="reader", clock=clock)
+        try:
+            journal = Journal(bus, cell=CELL, writer="reader", clock=clock)
+            await journal.open()
+            return [(s, decode_record(data, sequence=s)) async for s, data in journal.read(1)]
+        finally:
+            await bus.close()
 
     async def until_logged(self, unit: str, text: str) -> None:
         """Wait until a unit's log has a text."""

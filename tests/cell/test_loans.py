@@ -58,6 +58,9 @@ async def test_an_inelastic_job_on_a_lent_node_is_preempted_and_finishes(tmp_pat
         assert (row.attempt, row.preemption_count) == (2, 1)
         figures = await house.figures()
         assert (figures["preemptions"], figures["reclaims_late"]) == (1, 0)
+        (loan,) = await house.loans()
+        assert (loan.realised_preemptions, loan.realised_cost_gpu_s) == (1, 0.0)  # it had saved
+        assert figures["lost_gpu_s"] == 0.0
         assert (await house.cell.router_stats())["refused_total"] == 0
 
 

@@ -16,7 +16,9 @@ from typing import Any
 import psutil
 import pytest
 
+from common.api import ApiErrorCode
 from common.clock import SystemClock
+from coordinator.client import EXIT_CODES
 from coordinator.demo.supervise import mentioning, sweep
 from coordinator.service.natsserver import find_binary
 
@@ -31,8 +33,8 @@ SMALL = ("--nodes", "1+1", "--gpus-per-node", "4")
 FIGURES = {
     "jobs_finished", "queueing_s", "jct_s", "loans", "reclaims", "reclaim_s", "reclaims_late",
     "preemptions", "flexible_workers_released", "jobs_finished_on_loan", "resizes",
-    "requests_refused", "training_gpu_busy_ratio", "on_loan_gpu_busy_ratio",
-    "inference_gpu_busy_ratio", "figures_age_s",
+    "requests_refused", "requests_refused_total", "training_gpu_busy_ratio",
+    "on_loan_gpu_busy_ratio", "inference_gpu_busy_ratio", "figures_age_s",
 }  # fmt: skip
 
 
@@ -70,10 +72,10 @@ async def test_a_short_run_prints_its_figures_and_leaves_nothing(tmp_path: Path)
     run: dict[str, Any] = json.loads(out)
     assert run.keys() >= FIGURES
     assert set(run["jct_s"]) == set(run["queueing_s"]) == {"mean", "p50", "p95"}
-    assert set(run["reclaim_s"]) == {"p50", "max"}
+    assert (run["reclaims"], run["reclaim_s"]) == (0, {"p50": None, "max": None})
     assert run["jobs_submitted"] > 0
     assert run["requests_served"] > 0
-    assert run["requests_refused"] == 0
+    assert (run["requests_refused"], run["requests_refused_total"]) == (0, 0)
     assert run["training_gpu_busy_ratio"] > 0
     assert run["queueing_s"]["mean"] > 0
     assert mentioning(tmp_path) == []
@@ -251,12 +253,13 @@ async def first_line(cell: asyncio.subprocess.Process) -> None:
 
 
 async def test_an_empty_cell_is_found_kept_alone_and_stopped_by_ctrl_c(tmp_path: Path) -> None:
-    """The CLI finds it, a second one is refused by name, and Ctrl-C ends it with its table."""
+    """The CLI finds it, a second one is refused by name as a conflict, and Ctrl-C ends it with its
+    table."""
     cell = await aryl(tmp_path, "up", "--no-workload", *SMALL)
     try:
         await first_line(cell)
         status, out, err = await ended(await aryl(tmp_path, "up", *SMALL))
-        assert status != 0
+        assert status == EXIT_CODES[ApiErrorCode.CONFLICT]
         assert f"process {cell.pid}" in err
         assert out == ""
         status, out, err = await ended(await aryl(tmp_path, "status", "-o", "json"))

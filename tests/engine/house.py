@@ -23,7 +23,7 @@ from coordinator.engine import loans
 from coordinator.engine.commands import Outcome
 from coordinator.engine.context import Context
 from coordinator.engine.engine import Engine
-from coordinator.engine.events import LeaderStarted
+from coordinator.engine.events import LeaderStarted, PassDue
 from coordinator.engine.settings import EngineSettings, ServiceSettings
 from coordinator.engine.state import JobEntry, NodeEntry, WorkerEntry
 from coordinator.policies.bundles import Policy
@@ -47,9 +47,16 @@ class House:
         delays: Delays | None = None,
         settings: EngineSettings | None = None,
         gpu_type: str = "H100",
+        gpu_memory_bytes: int = 0,
     ) -> None:
         nodes = [
-            NodeSpec(name=NodeName(f"t{index}"), home_pool=Pool.TRAINING, gpu_type=gpu_type, gpus=8)
+            NodeSpec(
+                name=NodeName(f"t{index}"),
+                home_pool=Pool.TRAINING,
+                gpu_type=gpu_type,
+                gpus=8,
+                gpu_memory_bytes=gpu_memory_bytes,
+            )
             for index in range(training)
         ] + [
             NodeSpec(
@@ -138,6 +145,12 @@ class House:
         self._script = [d for d in proposed if not isinstance(d, Loan | Reclaim)]
         self._lend_script = [d for d in proposed if isinstance(d, Loan | Reclaim)]
 
+    def refusals(self, *decisions: Decision) -> list[str]:
+        """Why a pass that decides this is refused parts of it."""
+        self._script.extend(decisions)
+        outcome = self.engine.handle(PassDue(), now_s=self.sim.loop.now_s)
+        return [refused.why for refused in outcome.refused]
+
     def settle(self) -> None:
         """Run everything that happens at this instant."""
         self.sim.loop.run(until_s=self.sim.loop.now_s)
@@ -157,8 +170,13 @@ class House:
         launcher: Launcher = Launcher.NONE,
         stop_after_s: float | None = None,
         grace_s: float = 30.0,
+        path: str | None = None,
+        tenant: str = "trace",
     ) -> JobEntry:
-        """A job that waits; elastic and under torchrun it has a rendezvous store."""
+        """A job that waits; elastic and under torchrun it has a rendezvous store.
+
+        path: where it saves when it is asked to stop; None: it never does.
+        """
         spec = JobSpec(
             name=name,
             command=("train",),
@@ -168,11 +186,12 @@ class House:
             retry=RetrySpec(max_restarts=max_restarts),
             launcher=launcher,
             stop_after_s=stop_after_s,
-            checkpoint=CheckpointSpec(grace_s=grace_s),
+            checkpoint=CheckpointSpec(grace_s=grace_s, path=path),
         )
         job_id = JobId(name)
+        now_s = self.sim.loop.now_s
         self.sim.submit(
-            [Submission(at_s=self.sim.loop.now_s, job_id=job_id, spec=spec, work_s=work_s)]
+            [Submission(at_s=now_s, job_id=job_id, spec=spec, work_s=work_s, tenant=tenant)]
         )
         self.settle()
         return self.engine.state.jobs[job_id]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from common.model import JobId, JobSpec, JobState, WorkerRange
-from coordinator.engine.accounting import Quantiles, figures, queueing_s
+from coordinator.engine.accounting import Durations, ReclaimTimes, figures, plain, queueing_s
 from coordinator.engine.state import ClusterState, JobEntry
 
 SPEC = JobSpec(name="j", command=("true",), workers=WorkerRange(min=1, max=1))
@@ -55,11 +56,41 @@ def test_queueing_time_counts_every_job_and_jct_those_that_succeeded() -> None:
     """A cell that starts nothing has long queues, not empty ones."""
     found = figures(state(WAITS, RUNS, AGAIN, DONE, GIVEN_UP, FAILED))
     assert found.queueing_s.mean == pytest.approx((60 + 20 + 15 + 10 + 30 + 1) / 6)
-    assert found.jct_s == Quantiles(mean=40.0, p50=40.0, p95=40.0)
+    assert found.jct_s == Durations(mean=40.0, p50=40.0, p95=40.0)
     only_waiting = figures(state(WAITS))
     assert only_waiting.queueing_s.p95 == 60.0
+
+
+def test_what_nobody_measured_is_none_and_not_zero() -> None:
+    """A script that compares times must not take a cell without any for the fastest."""
+    found = figures(state(WAITS))
+    assert found.jct_s == Durations()
+    assert found.reclaim_s == found.lapse_s == ReclaimTimes()
+    assert plain(found)["jct_s"] == {"mean": None, "p50": None, "p95": None}
+    assert figures(state()).queueing_s == Durations()
 
 
 def test_waits_count_until_the_instant_that_is_asked_for() -> None:
     """Between two events time passes, and who waits has waited longer."""
     assert figures(state(WAITS), now_s=190.0).queueing_s.mean == 90.0
+
+
+@pytest.mark.parametrize(
+    ("job", "deadline_s", "due", "met"),
+    [
+        (DONE, 40.0, 1, 1),  # it took just that
+        (DONE, 39.0, 1, 0),
+        (RUNS, 60.0, 0, 0),  # it may still be in time
+        (RUNS, 59.0, 1, 0),
+        (FAILED, 500.0, 1, 0),
+        (GIVEN_UP, 10.0, 0, 0),  # nobody waits for it any more
+        (DONE, None, 0, 0),
+    ],
+)
+def test_a_deadline_is_due_when_its_job_ended_or_is_too_late(
+    job: JobEntry, deadline_s: float | None, due: int, met: int
+) -> None:
+    """And met only by a job that succeeded in time."""
+    spec = structs.replace(SPEC, deadline_s=deadline_s)
+    found = figures(state(structs.replace(job, spec=spec)))
+    assert (found.deadlines_due, found.deadlines_met) == (due, met)

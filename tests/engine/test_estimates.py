@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from common.messages import OrderPhase
 from common.model import (
@@ -16,6 +17,7 @@ from common.model import (
     WorkerKey,
     WorkerRange,
 )
+from common.profile import JobProfile
 from coordinator.engine import estimates
 from coordinator.engine.state import JobEntry, WorkerEntry
 
@@ -112,3 +114,12 @@ def test_a_type_that_needs_twice_the_workers_does_half_the_work() -> None:
     assert left_s(job, 100.0) == WORK_S - 100.0
     estimates.settle_work(job, 100.0)
     assert job.worker_s == 100.0
+
+
+def test_a_job_that_scales_badly_is_estimated_by_its_profile() -> None:
+    """Four workers that do the work of two and a half take 400 s for 1000 worker-seconds."""
+    job = entry(workers=4)
+    profile = JobProfile(speedup=((1, 10.0), (4, 25.0)))
+    job.spec = structs.replace(job.spec, workers=WorkerRange(min=1, max=4), profile=profile)
+    assert estimates.pace(job) == 2.5
+    assert left_s(job, 100.0) == WORK_S - 250.0

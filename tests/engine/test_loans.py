@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from common.messages import WorkerPhase
 from common.model import JobState, NodeName, NodeRole, StopReason
+from coordinator.engine.accounting import ReclaimTimes, figures
 from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.events import (
     GpuFact,
@@ -48,7 +49,12 @@ def reclaim_of(node: str) -> Reclaim:
 
 
 def says(
-    house: House, name: str, role: NodeRole, *, workers: tuple[WorkerFact, ...] = ()
+    house: House,
+    name: str,
+    role: NodeRole,
+    *,
+    workers: tuple[WorkerFact, ...] = (),
+    stage_durations_s: dict[str, float] | None = None,
 ) -> NodeReported:
     """A report that shows the latest order and no lease, of a node that acts by itself."""
     node = house.node(name)
@@ -62,6 +68,7 @@ def says(
         gpus=tuple(GpuFact(slot.uuid, slot.gpu_type) for slot in node.gpus),
         service=node.service,
         workers=workers,
+        stage_durations_s=stage_durations_s or {},
     )
 
 
@@ -109,6 +116,7 @@ def test_a_preemption_is_borne_by_the_loan_that_ends_for_it() -> None:
     house.wait(10.0)
     why = Preempt(job_id=job.job_id, node=NodeName("i1"), reason="both go home")
     house.decide(why, reclaim_of("i0"), reclaim_of("i1"), lend=True)
+    house.wait(3.0)
     first, second = loan_of(house, "i0"), loan_of(house, "i1")
     assert (first.realised_preemptions, first.realised_cost_gpu_s) == (0, 0.0)
     assert (second.realised_preemptions, second.realised_cost_gpu_s) == (1, 160.0)
@@ -124,6 +132,7 @@ def test_a_reclaim_bears_what_its_policy_overlooked() -> None:
     house.start(job, "i0")
     house.wait(10.0)
     take_back(house)
+    house.wait(3.0)
     loan = loan_of(house, "i0")
     assert (loan.realised_preemptions, loan.realised_cost_gpu_s) == (1, 80.0)
 
@@ -170,6 +179,30 @@ def test_a_node_that_goes_home_by_itself_charges_its_loan() -> None:
     assert (state(job), job.preemption_count) == (JobState.PENDING, 1)
 
 
+def test_the_way_home_after_a_lapse_is_timed_and_is_no_reclaim() -> None:
+    """From the first word of it to serving again, in the loan's record and in the figures."""
+    house = House(delays=SLOW)
+    lend(house)
+    house.wait(4.0)
+    house.sim.handle(says(house, "i0", NodeRole.VACATING))
+    house.wait(20.0)
+    loan = loan_of(house, "i0")
+    assert (house.node("i0").role, loan.is_lapsed, loan.lapse_s) == (NodeRole.SERVING, True, 11.0)
+    found = figures(house.engine.state)
+    assert (found.lapse_s, found.reclaim_s) == (ReclaimTimes(p50=11.0, max=11.0), ReclaimTimes())
+    assert (found.leases_lapsed, found.reclaims, found.reclaims_late) == (1, 0, 0)
+
+
+def test_a_lapse_that_is_heard_when_it_is_over_took_what_the_node_has_measured() -> None:
+    """Nobody led while the node went home: its own stages are all that is known."""
+    house = House(delays=SLOW)
+    lend(house)
+    stages_s = {"vacate": 3.0, "device_free": 1.0, "server_ready": 10.0}
+    house.sim.handle(says(house, "i0", NodeRole.SERVING, stage_durations_s=stages_s))
+    assert loan_of(house, "i0").lapse_s == 14.0
+    assert house.engine.state.counters.lapse_s == [14.0]
+
+
 def test_a_node_that_turned_back_while_draining_has_ended_its_loan() -> None:
     """It serves, knows our latest order and holds no lease: the loan ended before it began."""
     house = House(delays=SLOW)
@@ -178,6 +211,7 @@ def test_a_node_that_turned_back_while_draining_has_ended_its_loan() -> None:
     assert loan_of(house, "i0").is_lapsed
     assert (house.node("i0").lease, house.node("i0").desired_role) == (None, NodeRole.SERVING)
     assert house.engine.state.counters.leases_lapsed == 1
+    assert (loan_of(house, "i0").lapse_s, house.engine.state.counters.lapse_s) == (None, [])
 
 
 @pytest.mark.parametrize("what", ["older order", "earlier leader", "holds the lease"])

@@ -24,6 +24,7 @@ from common.api import (
     Services,
     Status,
     Submitted,
+    Tenants,
 )
 from common.errors import Unavailable
 from common.messages import (
@@ -72,6 +73,7 @@ Reply = (
     | Logs
     | Description
     | Status
+    | Tenants
 )
 
 

@@ -72,6 +72,18 @@ async def test_a_standby_serves_nobody_and_takes_over() -> None:
         await cell.until(lambda: cell.agents["t0"].epoch == 2)
 
 
+async def test_it_listens_while_the_ttl_of_the_last_leader_runs_out() -> None:
+    """One that is started after a crash waits for the longer of the two, not for both."""
+    async with Cell() as cell:
+        await cell.lead("one")
+        await cell.leaders[0].crash()
+        started_s = cell.clock.now_s()
+        new = cell.launch("two").coordinator
+        await cell.until(lambda: new.is_leading)
+        waited_s = cell.clock.now_s() - started_s
+        assert SETTINGS.leader_ttl_s <= waited_s < SETTINGS.leader_ttl_s + SETTINGS.rebuild_wait_s
+
+
 async def test_a_planned_takeover_waits_for_no_ttl() -> None:
     """A coordinator that is told to stop gives its lease up."""
     async with Cell() as cell:

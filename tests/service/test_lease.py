@@ -9,6 +9,7 @@ import pytest
 from common.errors import ConfigError, Fenced, Unavailable
 from coordinator.service.leader import KeyEntry, LeaderLease
 from tests.fakes import FakeClock, MemoryKey, memory_lease
+from tests.inbox import PATIENCE_S
 from tests.service.places import (
     MARGIN_S,
     TTL_S,
@@ -54,6 +55,32 @@ async def test_a_standby_waits_until_the_holder_is_silent(place: Place) -> None:
     assert await while_time_passes(clock, waiting) == 2
     assert clock.now_s() >= holder.valid_until_s + MARGIN_S
     assert standby.valid_until_s > clock.now_s()
+
+
+async def test_the_ttl_of_another_counts_from_the_first_look_at_it(place: Place) -> None:
+    """What passed before somebody wants the lease counts as well: no time need pass any more."""
+    clock = FakeClock()
+    holder, standby = await place.lease(clock), await place.lease(clock)
+    await holder.acquire("a", 0)
+    await standby.look()
+    await clock.advance(TTL_S)
+    async with asyncio.timeout(PATIENCE_S):
+        assert await standby.acquire("b", 0) == 2
+
+
+async def test_a_look_before_a_renewal_counts_for_nothing(place: Place) -> None:
+    """Who renews since then lives: its TTL begins anew."""
+    clock = FakeClock()
+    holder, standby = await place.lease(clock), await place.lease(clock)
+    await holder.acquire("a", 0)
+    await standby.look()
+    await clock.advance(TTL_S)
+    await holder.renew()
+    waiting = asyncio.ensure_future(standby.acquire("b", 0))
+    await while_time_passes(clock, clock.sleep(TTL_S / 2))
+    assert not waiting.done()
+    assert await while_time_passes(clock, waiting) == 2
+    assert clock.now_s() >= holder.valid_until_s + MARGIN_S
 
 
 async def test_a_holder_that_was_replaced_is_fenced(place: Place) -> None:

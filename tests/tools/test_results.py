@@ -135,10 +135,14 @@ def test_guests_are_compared_with_themselves() -> None:
 
 
 def test_known_numbers_are_met() -> None:
-    """Within 0.1 % of what other simulators printed, in every run that is kept."""
+    """Near what other simulators printed, within 0.1 % where all is in the trace, in every run that
+    is kept by their rules."""
     for name, published in GOLDEN.items():
-        if name in RUNS:
-            assert RUNS[name].result.jct_s.mean == pytest.approx(published.jct_s, rel=1e-3)
+        if name in RUNS and not published.has_our_rules:
+            near = published.tolerance
+            assert RUNS[name].result.jct_s.mean == pytest.approx(published.jct_s, rel=near)
+            if published.makespan_s is not None:
+                assert RUNS[name].makespan_s == pytest.approx(published.makespan_s, rel=near)
 
 
 def test_kept_runs_are_small() -> None:

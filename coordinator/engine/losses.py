@@ -1,0 +1,112 @@
+"""What preemptions cost, in GPU-seconds of work. Must not know why, nor what a policy predicted.
+
+A job that is asked to stop has its grace to save, so the order itself costs nothing yet. At stake
+then is the work since its last verified checkpoint, and what its gang computes on until a node says
+that a base worker no longer runs: without that one nobody gets further. A verified save after the
+order is the job's answer to it and clears all of that. When the last worker of the attempt is gone,
+what is left is booked, on the job, on the cell and on the loan for whose end the job was stopped,
+which may have come home before.
+
+A save can be heard late, of a node that was taken for dead: as long as the job waits, the next
+attempt begins from it, so that it takes the booking back. Once the next attempt is placed the
+books of the last one are closed.
+"""
+
+from __future__ import annotations
+
+from common.messages import WorkerPhase
+from common.model import StopReason
+from coordinator.engine import estimates
+from coordinator.engine.context import Context
+from coordinator.engine.state import JobEntry, LoanEntry, LossEntry, WorkerEntry
+
+
+def ordered(
+    ctx: Context,
+    job: JobEntry,
+    loan: LoanEntry | None,
+    gpu_s: float | None = None,
+    *,
+    is_migration: bool = False,
+) -> None:
+    """A job that had run is about to be stopped against its will.
+
+    Call it before its workers are told.
+
+    loan: whose end the job stops for; it bears the preemption and its cost.
+    gpu_s: work at stake; None: what its present workers have not saved.
+    is_migration: it goes on elsewhere at once: what is lost counts, the stop is no preemption.
+    """
+    if not is_migration:
+        job.preemption_count += 1
+        job.preempted_at_s = ctx.now_s
+        ctx.state.counters.preemptions += 1
+    if loan is not None:
+        loan.realised_preemptions += 1
+    job.loss = LossEntry(
+        gpu_s=estimates.lost_if_preempted(job, ctx.now_s) if gpu_s is None else gpu_s,
+        since_s=ctx.now_s if _is_whole(job) else None,
+        lease_id=None if loan is None else loan.lease_id,
+        is_migration=is_migration,
+    )
+
+
+def _is_whole(job: JobEntry) -> bool:
+    """Whether its base workers compute, all of them, as their nodes say."""
+    base = [worker for worker in job.workers.values() if not worker.is_flexible]
+    computing = sum(1 for worker in base if worker.phase == WorkerPhase.RUNNING)
+    return computing >= job.spec.workers_on(job.gpu_type or "").min
+
+
+def ceased(ctx: Context, job: JobEntry, worker: WorkerEntry) -> None:
+    """A node says of a worker that it runs no more: what was computed since the order counts."""
+    loss = job.loss
+    if loss is None or loss.since_s is None or worker.stop != StopReason.PREEMPT:
+        return
+    gpus = len(worker.gpu_uuids)
+    if not worker.is_flexible:
+        gpus += sum(len(other.gpu_uuids) for other in job.workers.values() if _computes(other))
+    loss.gpu_s += gpus * (ctx.now_s - loss.since_s)
+    if not worker.is_flexible:
+        loss.since_s = None
+
+
+def _computes(worker: WorkerEntry) -> bool:
+    """Whether it was at work when its job was told to stop, and its node has not said otherwise."""
+    return worker.phase == WorkerPhase.RUNNING and worker.stop == StopReason.PREEMPT
+
+
+def saved(ctx: Context, job: JobEntry) -> None:
+    """A verified checkpoint was heard: nothing of before is lost, and after it the job leaves."""
+    loss = job.loss
+    if loss is None:
+        return
+    if loss.is_booked:
+        _book(ctx, job, loss, -loss.gpu_s)
+    loss.gpu_s, loss.since_s = 0.0, None
+
+
+def settle(ctx: Context, job: JobEntry) -> None:
+    """The last worker is gone: what was not saved is lost."""
+    loss = job.loss
+    if loss is not None and not loss.is_booked:
+        loss.is_booked = True
+        _book(ctx, job, loss, loss.gpu_s)
+
+
+def close(job: JobEntry) -> None:
+    """The next attempt is placed: late news changes nothing any more."""
+    job.loss = None
+
+
+def _book(ctx: Context, job: JobEntry, loss: LossEntry, gpu_s: float) -> None:
+    """The loan may be forgotten by now; the job and the cell count what it cost all the same."""
+    ctx.changed_jobs[job.job_id] = None
+    job.lost_gpu_s += gpu_s
+    if loss.is_migration:
+        ctx.state.counters.migration_cost_gpu_s += gpu_s
+    else:
+        ctx.state.counters.preemption_cost_gpu_s += gpu_s
+    loan = None if loss.lease_id is None else ctx.state.loans.get(loss.lease_id)
+    if loan is not None:
+        loan.realised_cost_gpu_s += gpu_s

@@ -1,0 +1,155 @@
+"""Node faults of flexible workers: the gang shrinks to what is left and goes on (design 5)."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.messages import OrderPhase, WorkerPhase
+from common.model import JobState, Launcher, NodeName
+from coordinator.engine.events import (
+    GpuFact,
+    NodeReported,
+    NodeSilent,
+    OperatorAction,
+    OperatorAsked,
+    WorkerFact,
+)
+from coordinator.engine.silence import NODE_FAULT_PREFIX, certain_end_s
+from coordinator.engine.state import JobEntry
+from coordinator.policies.decisions import Placement, Resize
+from coordinator.sim.cluster import Delays
+from tests.engine.house import House, state
+
+BASE, FLEXIBLE = NodeName("t0"), NodeName("t1")
+
+
+def grown(house: House, *, launcher: Launcher = Launcher.NONE) -> JobEntry:
+    """A job that runs with its base on t0 and a flexible worker on t1."""
+    job = house.submit(workers=(1, 2), work_s=1e6, launcher=launcher, stop_after_s=60.0)
+    house.start(job, BASE)
+    house.decide(Resize(job_id=job.job_id, added=(on(FLEXIBLE),), reason="room"))
+    house.wait(10.0)
+    assert job.running_workers == 2
+    return job
+
+
+def on(node: NodeName) -> Placement:
+    """One flexible worker more."""
+    return Placement(node=node, worker_count=1, is_flexible=True)
+
+
+def ends(house: House, name: NodeName, job: JobEntry, *, error: str, exit_code: int) -> None:
+    """A node says that its worker of the job has ended."""
+    node = house.node(name)
+    key = next(worker.key for worker in job.workers.values() if worker.node == name)
+    gone = WorkerFact(key=key, phase=WorkerPhase.EXITED, error=error, exit_code=exit_code)
+    house.sim.handle(
+        NodeReported(
+            node=name,
+            boot_id=node.boot_id,
+            home_pool=node.home_pool,
+            role=node.role,
+            epoch=node.reported_epoch,
+            generation=node.reported_generation,
+            gpus=tuple(GpuFact(slot.uuid, slot.gpu_type) for slot in node.gpus),
+            workers=(gone,),
+        )
+    )
+
+
+def strike(house: House, name: NodeName, job: JobEntry, how: str) -> None:
+    """A node takes its worker along, in one of the ways in which the engine can learn of it."""
+    if how == "said":
+        ends(house, name, job, error=f"{NODE_FAULT_PREFIX}: the supervisor is gone", exit_code=0)
+        return
+    house.sim.nodes[name].crash()
+    if how == "rebooted":
+        house.sim.nodes[name].boot()
+        house.settle()
+        return
+    house.sim.handle(NodeSilent(node=name, silent_s=20.0))
+    assert job.running_workers == 2  # silence alone proves nothing
+    if how == "silent":
+        unanswered_s = certain_end_s(house.engine.settings, job.spec)
+        assert unanswered_s is not None
+        house.sim.handle(NodeSilent(node=name, silent_s=unanswered_s, unanswered_s=unanswered_s))
+    else:
+        dead = OperatorAction.CONFIRM_DEAD
+        house.sim.handle(OperatorAsked(action=dead, by="ops/me", target=name))
+
+
+WAYS = ("said", "rebooted", "silent", "confirmed dead")
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_lost_flexible_worker_only_shrinks_its_gang(how: str) -> None:
+    """The attempt goes on with its base, which is told the new worker count; nobody is charged."""
+    house = House()
+    job = grown(house, launcher=Launcher.TORCHRUN)
+    store, endpoint = job.store, job.endpoint
+    strike(house, FLEXIBLE, job, how)
+    assert (state(job), job.attempt, job.running_workers) == (JobState.RUNNING, 1, 1)
+    assert (job.node_fault_count, job.own_fault_count, job.preemption_count) == (1, 0, 0)
+    assert (job.store, job.endpoint) == (store, endpoint)
+    house.settle()
+    (order,) = (o for o in house.engine.desired(BASE).workers if not o.key.is_store)
+    assert (order.phase, order.worker_count) == (OrderPhase.RUN, 1)
+    held = house.sim.nodes[BASE].orders(WorkerPhase.RUNNING)
+    assert [order.worker_count for order in held if not order.key.is_store] == [1]
+    told = [line.what for line in house.engine.state.stories if line.subject == job.job_id]
+    assert "flexible worker lost" in told
+
+
+def test_a_job_grows_again_after_it_lost_a_flexible_worker() -> None:
+    """Another resize gives it another worker, with a key that was never used."""
+    house = House()
+    job = grown(house)
+    strike(house, FLEXIBLE, job, "rebooted")
+    house.decide(Resize(job_id=job.job_id, added=(on(FLEXIBLE),), reason="room again"))
+    assert (state(job), job.running_workers, sorted(job.workers)) == (JobState.RUNNING, 2, [0, 2])
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_lost_base_worker_ends_the_attempt(how: str) -> None:
+    """Without its base a gang cannot go on; its flexible worker is told to stop."""
+    house = House()
+    job = grown(house)
+    strike(house, BASE, job, how)
+    house.wait(1.0)
+    assert (state(job), job.node_fault_count) == (JobState.PENDING, 1)
+    assert house.sim.nodes[FLEXIBLE].keys(WorkerPhase.RUNNING) == []
+
+
+@pytest.mark.parametrize("error", ["", "its program crashed"])
+def test_a_flexible_worker_that_fails_by_itself_is_its_jobs_own_fault(error: str) -> None:
+    """The program is the same on every node, so that its failure is no node's."""
+    house = House()
+    job = grown(house)
+    ends(house, FLEXIBLE, job, error=error, exit_code=1)
+    house.wait(1.0)
+    assert (state(job), job.own_fault_count, job.node_fault_count) == (JobState.FAILED, 1, 0)
+
+
+def test_a_flexible_worker_that_is_lost_while_it_comes_ends_the_resize() -> None:
+    """The others never stopped, and go on as if nobody had been asked to join."""
+    house = House(delays=Delays(ready_s=5.0))
+    job = house.submit(workers=(1, 2), work_s=1e6)
+    house.start(job, BASE)
+    house.wait(6.0)
+    house.decide(Resize(job_id=job.job_id, added=(on(FLEXIBLE),), reason="room"))
+    assert state(job) == JobState.RESIZING
+    strike(house, FLEXIBLE, job, "rebooted")
+    house.wait(1.0)
+    assert (state(job), job.attempt, job.running_workers) == (JobState.RUNNING, 1, 1)
+    assert job.gang_deadline_s is None
+
+
+def test_a_gang_that_never_ran_is_requeued_without_its_flexible_worker() -> None:
+    """Nothing was done that could go on: a start is whole or it is none."""
+    house = House(delays=Delays(ready_s=5.0))
+    job = house.submit(workers=(1, 2), work_s=1e6)
+    house.start(job, BASE, flexible=(FLEXIBLE,))
+    house.wait(1.0)
+    strike(house, FLEXIBLE, job, "rebooted")
+    house.wait(6.0)
+    assert (state(job), job.node_fault_count) == (JobState.PENDING, 1)
