@@ -38,6 +38,12 @@ class Client:
         self._user = subjects.token(user, what="user")
         self._timeout_s = timeout_s
 
+    def of(self, tenant: str) -> Client:
+        """The same person, who speaks for another tenant."""
+        return Client(
+            self._bus, cell=self._cell, tenant=tenant, user=self._user, timeout_s=self._timeout_s
+        )
+
     async def ask(self, request: Message, kind: type[M]) -> M:
         """Send a request; its answer.
 

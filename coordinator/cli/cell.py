@@ -19,6 +19,7 @@ from common.api import (
     Status,
 )
 from common.errors import ConfigError
+from coordinator import plugins
 from coordinator.cli import describe, render
 from coordinator.cli.complete import complete_services
 from coordinator.cli.describe import hits
@@ -34,10 +35,12 @@ from coordinator.cli.output import (
     put_rows,
 )
 from coordinator.cli.render import Column
-from coordinator.cli.session import session
+from coordinator.cli.session import say, session
 from coordinator.client import Client
 from coordinator.engine.events import OperatorAction
-from coordinator.policies.bundles import POLICIES
+from coordinator.policies.bundles import every
+from coordinator.policies.knob_text import Knob, knobs
+from coordinator.policies.policy import Parts
 
 
 class Kind(StrEnum):
@@ -49,10 +52,19 @@ class Kind(StrEnum):
 
 
 class PolicyRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy that this version has."""
+    """A policy that this version or another distribution has.
+
+    origin: `built-in`, or the distribution and its version.
+    """
 
     name: str
     description: str
+    origin: str
+    parts: Parts
+    knobs: tuple[Knob, ...]
+
+
+BUILT_IN = "built-in"
 
 
 def register(app: typer.Typer) -> None:
@@ -128,6 +140,8 @@ def _flat(values: dict[str, object], prefix: str = "") -> list[tuple[str, object
 
 def _figure(name: str, value: object) -> str:
     """A figure by the unit in its name."""
+    if value is None:
+        return render.MISSING
     if not isinstance(value, int | float):
         return render.plain(str(value))
     unit = name.split(".")[0]
@@ -204,14 +218,38 @@ def policies(
     no_headers: NoHeadersOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """The policies that a coordinator or simulator of this version can run; asks no cell."""
+    """The policies that a coordinator or simulator on this machine can run; asks no cell.
+
+    `-o wide` and `-o json` say what each is made of, and its knobs: what they may be and are.
+    """
+    origins = {each.name: each.origin for each in plugins.load() if not each.problem}
     rows = [
-        PolicyRow(name=policy.name, description=policy.description)
-        for _, policy in sorted(POLICIES.items())
+        PolicyRow(
+            name=made.name,
+            description=made.description,
+            origin=origins.get(made.name, BUILT_IN),
+            parts=made.parts,
+            knobs=knobs(made),
+        )
+        for _, made in sorted(every().items())
     ]
     table: list[Column[PolicyRow]] = [
         Column("POLICY", lambda row: row.name),
         Column("WHAT IT DOES", lambda row: row.description, is_elastic=True),
+        Column("ORIGIN", lambda row: row.origin, rank=1),
+        Column("PARTS", _parts, is_wide=True),
+        Column("KNOBS", _knobs, is_wide=True),
     ]
     show = Show(output=output, has_headings=not no_headers, is_quiet=quiet)
     put_rows(session(ctx), show, "policies", rows, table, lambda row: row.name)
+    for problem in plugins.problems():
+        say(f"aryl: {problem}")
+
+
+def _parts(row: PolicyRow) -> str:
+    parts = msgspec.structs.asdict(row.parts)
+    return "; ".join(f"{part}: {text}" for part, text in parts.items() if text)
+
+
+def _knobs(row: PolicyRow) -> str:
+    return "; ".join(f"{knob.name}={knob.default} ({knob.values})" for knob in row.knobs)

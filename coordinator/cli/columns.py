@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from common.api import JobRow, LoanRow, NodeRow, ServiceRow, StoryRow, WorkerRow
+from common.api import JobRow, LoanRow, NodeRow, ServiceRow, StoryRow, TenantRow, WorkerRow
 from common.model import FINAL_JOB_STATES, JobState
 from coordinator.cli.render import Column, ago, duration, instant, number, percent
 
@@ -25,6 +25,7 @@ def jobs(now_s: float) -> list[Column[JobRow]]:
         Column("ATTEMPT", lambda r: str(r.attempt), is_wide=True, is_number=True),
         Column("PREEMPTIONS", lambda r: str(r.preemption_count), is_wide=True, is_number=True),
         Column("EXIT", lambda r: number(r.exit_code), is_wide=True, is_number=True),
+        Column("FAILURE", lambda r: r.failure.title if r.failure else "", is_wide=True),
         Column("NODES", lambda r: ",".join(r.nodes), is_wide=True),
         Column("WHY", why, is_elastic=True, rank=5),
     ]
@@ -97,6 +98,26 @@ def services() -> list[Column[ServiceRow]]:
     ]
 
 
+def tenants() -> list[Column[TenantRow]]:
+    """What each is promised, uses and is due."""
+
+    def limit(gpus: int | None) -> str:
+        return "" if gpus is None else str(gpus)
+
+    return [
+        Column("TENANT", lambda r: r.tenant),
+        Column("PARENT", lambda r: r.parent, rank=4),
+        Column("WEIGHT", lambda r: number(r.weight), is_number=True, rank=4),
+        Column("GUARANTEE", lambda r: str(r.guarantee_gpus), is_number=True),
+        Column("USED", lambda r: str(r.used_gpus), is_number=True),
+        Column("BORROWED", lambda r: str(r.borrowed_gpus), is_number=True, rank=1),
+        Column("FAIR-SHARE", lambda r: f"{r.fair_share_gpus:.1f}", is_number=True),
+        Column("WAITING", lambda r: str(r.waiting_gpus), is_number=True, rank=2),
+        Column("MAY-BORROW", lambda r: limit(r.borrow_limit_gpus), is_number=True, rank=3),
+        Column("LENDS", lambda r: limit(r.lend_limit_gpus), is_number=True, rank=5),
+    ]
+
+
 def loans(now_s: float) -> list[Column[LoanRow]]:
     """What is lent, since when, and what it cost to take back."""
     return [
@@ -109,7 +130,12 @@ def loans(now_s: float) -> list[Column[LoanRow]]:
         Column("RECLAIMED", lambda r: instant(r.reclaim_ordered_at_s), is_wide=True),
         Column("RETURNED", lambda r: instant(r.returned_at_s), is_wide=True),
         Column("DEADLINE", lambda r: duration(r.reclaim_deadline_s), is_wide=True, is_number=True),
-        Column("TOOK", lambda r: duration(r.reclaim_s), is_number=True, rank=3),
+        Column(
+            "TOOK",
+            lambda r: duration(r.reclaim_s if r.lapse_s is None else r.lapse_s),
+            is_number=True,
+            rank=3,
+        ),
         Column("PREEMPTED", lambda r: str(r.realised_preemptions), is_number=True, rank=4),
         Column("LOST-GPU-S", lambda r: number(r.realised_cost_gpu_s), is_wide=True, is_number=True),
         Column("WHY", lambda r: r.reclaim_reason or r.reason, is_elastic=True, rank=5),

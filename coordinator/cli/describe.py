@@ -123,7 +123,20 @@ def _job(row: JobRow, now_s: float) -> Pairs:
         ("progress", _steps(row)),
         ("exit code", render.number(row.exit_code)),
         ("error", row.error),
+        ("failure", _failure(row)),
+        ("waited for", _waited(row)),
     ]
+
+
+def _failure(row: JobRow) -> str:
+    """Why it failed last, and what that means for another try."""
+    return "" if row.failure is None else f"{row.failure}; retry: {row.failure.retry}"
+
+
+def _waited(row: JobRow) -> str:
+    """How long for what, where its policy tells that apart."""
+    kinds = sorted(row.waited_s.items())
+    return ", ".join(f"{kind} {render.duration(spent_s)}" for kind, spent_s in kinds)
 
 
 def _spec(spec: JobSpec, *, is_wide: bool) -> Pairs:
@@ -237,7 +250,9 @@ def hits(jobs: tuple[JobRow, ...], nodes: set[str]) -> list[Hit]:
 
 
 def _took(row: LoanRow) -> str:
-    """How long a reclaim took against its deadline; nothing was promised before one."""
+    """How long a reclaim took against its deadline; nothing was promised without one."""
+    if row.lapse_s is not None:
+        return f"{render.duration(row.lapse_s)} since its lease ended by itself"
     if row.reclaim_deadline_s is None:
         return "-"
     return f"{render.duration(row.reclaim_s)} of {render.duration(row.reclaim_deadline_s)}"

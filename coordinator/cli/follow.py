@@ -58,24 +58,17 @@ def exit_code_of(row: JobRow) -> int:
     return 128 - row.exit_code if row.exit_code < 0 else row.exit_code
 
 
-async def logs(client: Client, job_id: str, worker_index: int | None, max_bytes: int) -> Logs:
-    """The end of a worker's log; errors as `Client.ask`."""
-    request = GetLogs(job_id=job_id, worker_index=worker_index, max_bytes=max_bytes)
-    return await client.ask(request, Logs)
-
-
 async def follow_logs(
     client: Client,
     clock: Clock,
-    job_id: str,
-    worker_index: int | None,
-    max_bytes: int,
+    request: GetLogs,
     *,
     show: Callable[[Logs], None],
 ) -> None:
     """Show a worker's log as it grows, until the job ends.
 
-    A worker that is not there yet, or not now (its job waits or restarts), is waited for.
+    A worker that is not there yet, or not now (its job waits or restarts), is waited for. Of an
+    attempt that was asked for by number, until another one begins.
 
     Args:
         show: told what is new each time, with whose it is.
@@ -84,18 +77,19 @@ async def follow_logs(
         ApiRefused: there is no such job.
     """
     shown = ""
-    of_worker: tuple[str, int] | None = None
+    of_worker: tuple[str, int, int] | None = None
     while True:
-        has_ended = (await _row(client, job_id)).state in FINAL_JOB_STATES
+        row = await _row(client, request.job_id)
+        has_ended = row.state in FINAL_JOB_STATES or row.attempt > (request.attempt or row.attempt)
         try:
-            answer = await logs(client, job_id, worker_index, max_bytes)
+            answer = await client.ask(request, Logs)
         except ApiRefused as refused:
             if refused.error.code != ApiErrorCode.NOT_FOUND:
                 raise
             if has_ended and of_worker is None:
                 raise
         else:
-            worker = (answer.node, answer.worker_index)
+            worker = (answer.node, answer.attempt, answer.worker_index)
             if worker != of_worker:
                 shown, of_worker = "", worker
                 say(f"worker {answer.worker_index} on {answer.node}:")

@@ -10,12 +10,12 @@ from typing import Annotated
 import typer
 from typer.core import TyperCommand
 
-from common.api import Cancel, Done, JobRow, Jobs, ListJobs, Logs, Submit, Submitted
+from common.api import Cancel, Done, GetLogs, JobRow, Jobs, ListJobs, Logs, Submit, Submitted
 from common.errors import ConfigError, Unavailable
 from common.model import STORE_INDEX, JobSpec
 from coordinator.cli import columns
 from coordinator.cli.complete import complete_jobs
-from coordinator.cli.follow import exit_code_of, follow_logs, logs, until_ended
+from coordinator.cli.follow import exit_code_of, follow_logs, until_ended
 from coordinator.cli.job_file import FileKind
 from coordinator.cli.output import (
     Format,
@@ -251,6 +251,10 @@ def logs_(
             help="Index of the worker, -1 for the rendezvous store; without it the lowest.",
         ),
     ] = None,
+    attempt: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Of an earlier attempt; without it the latest."),
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the job ends.")] = False,
     max_bytes: Annotated[
         int,
@@ -260,7 +264,8 @@ def logs_(
 ) -> None:
     """The end of a worker's log, or with -f all of it from here on.
 
-    With -o json the text comes with its job, node and worker; with -f one object for each piece.
+    With -o json the text comes with its job, node, worker and attempt; with -f one object for each
+    piece. Nodes keep logs for a while: `kept_logs_count` and `kept_logs_bytes` of the agent.
     """
     if output == Format.NAME:
         raise ConfigError("-o name: a log has no name; leave -o out for its text, or -o json")
@@ -268,16 +273,18 @@ def logs_(
 
     def show(found: Logs) -> None:
         if output == Format.JSON:
-            values = {"node": found.node, "worker_index": found.worker_index, "text": found.text}
-            put_json({"logs": {"job": job, **values}})
+            whose = {"node": found.node, "worker_index": found.worker_index}
+            put_json({"logs": {"job": job, **whose, "attempt": found.attempt, "text": found.text}})
         else:
             typer.echo(found.text, nl=False)
 
+    request = GetLogs(job_id=job, worker_index=worker, attempt=attempt, max_bytes=max_bytes)
+
     async def work(client: Client) -> None:
         if follow:
-            await follow_logs(client, here.clock, job, worker, max_bytes, show=show)
+            await follow_logs(client, here.clock, request, show=show)
         else:
-            show(await logs(client, job, worker, max_bytes))
+            show(await client.ask(request, Logs))
 
     with contextlib.suppress(KeyboardInterrupt) if follow else contextlib.nullcontext():
         here.run(work)

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from common.errors import ArylError
-from coordinator.cli import cell, events, jobs, loans, nodes, services, simulate, top, up
+from coordinator.cli import cell, events, jobs, loans, nodes, services, simulate, tenants, top, up
 from coordinator.cli.connect import Choice
 from coordinator.cli.session import EXIT_INTERRUPTED, Session, Surroundings, exit_code, report
 
@@ -40,6 +40,7 @@ app.add_typer(jobs.app, name="job")
 app.add_typer(nodes.app, name="node")
 app.add_typer(services.app, name="service")
 app.add_typer(loans.app, name="loan")
+app.add_typer(tenants.app, name="tenant")
 cell.register(app)
 top.register(app)
 events.register(app)

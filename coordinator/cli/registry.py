@@ -39,6 +39,18 @@ class CellInfo(msgspec.Struct, frozen=True, kw_only=True):
     schema_version: int = SCHEMA_VERSION
 
 
+class CellRuns(ConfigError):  # noqa: N818 - a state of this machine, not a mistake
+    """Another cell is in the way: one machine and user run one at a time."""
+
+    @classmethod
+    def of(cls, other: CellInfo) -> CellRuns:
+        """Says which process it is and how to stop it."""
+        return cls(
+            f"cell {other.cell} runs here already, as process {other.pid}; "
+            f"stop it with Ctrl-C where it runs or `kill {other.pid}`"
+        )
+
+
 def home(environ: Mapping[str, str] = os.environ) -> Path:
     """The registry's directory: $ARYL_HOME, else $XDG_RUNTIME_DIR/aryl, else /tmp/aryl-<uid>."""
     if environ.get("ARYL_HOME"):
@@ -112,8 +124,8 @@ def register(info: CellInfo, directory: Path | None = None) -> Generator[Entry]:
     To be entered before the first process of the cell: a killed one is found by its file.
 
     Raises:
-        ConfigError: a cell runs here already, or the directory is not ours alone; the text says
-            which process it is and how to stop it.
+        CellRuns: a cell runs here already.
+        ConfigError: the directory is not ours alone.
     """
     directory = directory or home()
     _make(directory)
@@ -138,13 +150,10 @@ def _lock(lock: int, shown: Path) -> None:
     except BlockingIOError:
         other = _read(shown)
         if other is None:
-            raise ConfigError(
+            raise CellRuns(
                 f"a cell is just starting or stopping here ({shown.parent}); try again"
             ) from None
-        raise ConfigError(
-            f"cell {other.cell} runs here already, as process {other.pid}; "
-            f"stop it with Ctrl-C where it runs or `kill {other.pid}`"
-        ) from None
+        raise CellRuns.of(other) from None
 
 
 def _make(directory: Path) -> None:

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from common.api import LoanRow, Status
-from coordinator.cli.render import percent
-from coordinator.demo.workload import Run, Workload
+from coordinator.cli.render import MISSING, percent
+from coordinator.demo.workload import Quantiles, Run, Workload
 
 BAR_WIDTH = 30
 STALE_S = 5.0
@@ -106,6 +106,9 @@ def run_table(run: Run, loans: Sequence[LoanRow]) -> RenderableType:
     returned = [loan for loan in loans if loan.reclaim_s is not None]
     if returned:
         parts.append(_reclaims(returned))
+    lapsed = [loan for loan in loans if loan.lapse_s is not None]
+    if lapsed:
+        parts.append(_lapsed(lapsed))
     parts.append(
         Text(
             f"Seconds are real ones. Arrivals, run times and load ran at {run.speed:g} x; control "
@@ -116,7 +119,6 @@ def run_table(run: Run, loans: Sequence[LoanRow]) -> RenderableType:
 
 
 def _lines(run: Run) -> list[tuple[str, str]]:
-    queueing, jct = run.queueing_s, run.jct_s
     return [
         ("policy, time", f"{run.policy}, {run.duration_s:.0f} s"),
         (
@@ -124,11 +126,9 @@ def _lines(run: Run) -> list[tuple[str, str]]:
             f"{run.jobs_finished} of {run.jobs_submitted} submitted, {run.jobs_failed} failed, "
             f"{run.jobs_finished_on_loan} on lent nodes",
         ),
-        (
-            "queueing time",
-            f"mean {queueing.mean:.1f} s, median {queueing.p50:.1f} s, p95 {queueing.p95:.1f} s",
-        ),
-        ("JCT", f"mean {jct.mean:.1f} s, median {jct.p50:.1f} s, p95 {jct.p95:.1f} s"),
+        *_deadlines(run),
+        ("queueing time", _quantiles(run.queueing_s)),
+        ("JCT", _quantiles(run.jct_s)),
         (
             "training GPUs",
             f"{percent(run.training_gpu_ratio)} held, {percent(run.training_gpu_busy_ratio)} busy",
@@ -144,11 +144,19 @@ def _lines(run: Run) -> list[tuple[str, str]]:
             f"{run.leases_lapsed} that ended by their TTL without an order",
         ),
         (
-            "reclaims",
-            f"{run.reclaims}, {run.reclaims_late} late; median {run.reclaim_s.p50:.1f} s, "
-            f"longest {run.reclaim_s.max:.1f} s of {run.reclaim_deadline_s:g} s",
+            "lapses",
+            f"home again in median {_s(run.lapse_s.p50)}, longest {_s(run.lapse_s.max)}",
         ),
-        ("requests", f"{run.requests_served} served, {run.requests_refused} refused"),
+        (
+            "reclaims",
+            f"{run.reclaims}, {run.reclaims_late} late; median {_s(run.reclaim_s.p50)}, "
+            f"longest {_s(run.reclaim_s.max)} of {run.reclaim_deadline_s:g} s",
+        ),
+        (
+            "requests",
+            f"{run.requests_served} served, {run.requests_refused} refused during loans, "
+            f"{run.requests_refused_total} in all",
+        ),
         ("preemptions", f"{run.preemptions}, {run.lost_gpu_s:.0f} GPU-seconds lost"),
         (
             "resizes",
@@ -157,12 +165,39 @@ def _lines(run: Run) -> list[tuple[str, str]]:
     ]
 
 
+def _deadlines(run: Run) -> list[tuple[str, str]]:
+    """Only where any was due: no deadline is missed by nobody who has one."""
+    if not run.deadlines_due:
+        return []
+    return [("deadlines", f"{run.deadlines_met} met of {run.deadlines_due} due")]
+
+
+def _quantiles(found: Quantiles) -> str:
+    return f"mean {_s(found.mean)}, median {_s(found.p50)}, p95 {_s(found.p95)}"
+
+
+def _s(seconds: float | None) -> str:
+    """A length to a tenth of a second; what nobody measured is no zero."""
+    return MISSING if seconds is None else f"{seconds:.1f} s"
+
+
 def _reclaims(loans: Sequence[LoanRow]) -> Table:
     table = Table(title="reclaims", title_style="bold")
     for heading in ("node", "lease", "took", "deadline", "preempted"):
         table.add_column(heading, justify="left" if heading in ("node", "lease") else "right")
     for loan in loans:
         took = f"{loan.reclaim_s:.1f} s" + (" late" if loan.is_late else "")
-        deadline = f"{loan.reclaim_deadline_s or 0:g} s"
+        promised_s = loan.reclaim_deadline_s
+        deadline = MISSING if promised_s is None else f"{promised_s:g} s"
         table.add_row(loan.node, loan.lease_id, took, deadline, str(loan.realised_preemptions))
+    return table
+
+
+def _lapsed(loans: Sequence[LoanRow]) -> Table:
+    table = Table(title="home by themselves: leases that ended by their TTL", title_style="bold")
+    for heading in ("node", "lease", "took", "preempted"):
+        table.add_column(heading, justify="left" if heading in ("node", "lease") else "right")
+    for loan in loans:
+        took, preempted = f"{loan.lapse_s:.1f} s", str(loan.realised_preemptions)
+        table.add_row(loan.node, loan.lease_id, took, preempted)
     return table

@@ -38,6 +38,7 @@ NEXT_BY_FIELD = {
     "job": "aryl job list --all",
     "job_id": "aryl job list --all",
     "worker_index": "aryl job describe JOB",
+    "attempt": "aryl job describe JOB",
     "node": "aryl node list",
     "gpu.types": "aryl node list",
     "gpus_per_worker": "aryl node list",
@@ -158,6 +159,8 @@ def exit_code(error: ArylError) -> int:
     match error:
         case ApiRefused():
             return EXIT_CODES[error.error.code]
+        case registry.CellRuns():
+            return EXIT_CODES[ApiErrorCode.CONFLICT]
         case ConfigError():
             return EXIT_USAGE
         case Unavailable():

@@ -10,17 +10,22 @@ from typing import Annotated
 import typer
 
 from common.errors import ConfigError
+from coordinator import plugins
 from coordinator.cli.session import session
 from coordinator.cli.simulate_output import Output, put_runs, write_page
 from coordinator.cli.simulate_progress import watching
+from coordinator.policies.bundles import COMPARED
 from coordinator.policies.bundles import policy as find_policy
 from coordinator.sim.compare import Task, compare
-from coordinator.sim.inputs import Shares, parse_crash, parse_seeds
+from coordinator.sim.failure_sources import FailureSource
+from coordinator.sim.inputs import Shares, parse_crash, parse_seeds, read_tenants
 from coordinator.sim.scenarios import Scene, find_scene
 from coordinator.sim.stage import RunOptions
 from coordinator.sim.sweep import parse_saves, parse_speedup, sweep
+from coordinator.workloads.shaping import RuntimeModel
 
 DEFAULT_POLICIES = "fifo,aryl"
+ALL = "all"
 
 
 def register(app: typer.Typer) -> None:
@@ -50,7 +55,9 @@ def _played(scenario: str | None, policy: str | None) -> list[tuple[Scene | None
         scenes = [find_scene(name) for name in listed]
     if scenario is not None and policy is None:
         return [(scene, scene.policy) for scene in scenes if scene is not None]
-    names = _names("policy", policy or DEFAULT_POLICIES, "`aryl policies` lists them")
+    text = ",".join(COMPARED) if policy == ALL else policy or DEFAULT_POLICIES
+    names = _names("policy", text, "`aryl policies` lists them")
+    plugins.load()
     for name in names:
         find_policy(name)
     return [(scene, name) for scene in scenes for name in names]
@@ -70,7 +77,7 @@ PolicyOption = Annotated[
         "--policy",
         metavar="A,B,..",
         help="Policies to compare, as in `aryl policies`, with knobs as in `aryl:reclaim=random`; "
-        f"without, {DEFAULT_POLICIES}, or each scenario's own.",
+        f"all: one of each system; without, {DEFAULT_POLICIES}, or each scenario's own.",
     ),
 ]
 ScenarioOption = Annotated[
@@ -95,6 +102,7 @@ WorkloadOption = Annotated[
     str,
     typer.Option(
         "--workload",
+        "--trace",
         metavar="NAME|FILE",
         help="paper, paper-1 .. paper-5, paper-overload, or a trace file.",
     ),
@@ -126,9 +134,11 @@ DelaysOption = Annotated[
     ),
 ]
 SpeedupOption = Annotated[
-    str,
+    str | None,
     typer.Option(
-        "--speedup", metavar="linear|lossy|DIR", help="How elastic jobs speed up with workers."
+        "--speedup",
+        metavar="linear|lossy|goodput|tuned|DIR",
+        help="How elastic jobs speed up with workers: linear, or as a scenario says.",
     ),
 ]
 CheckpointsOption = Annotated[
@@ -158,6 +168,14 @@ CrashOption = Annotated[
     list[str] | None,
     typer.Option("--crash", metavar="NODE@S+S", help="A node that crashes; may be repeated."),
 ]
+TenantsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tenants",
+        metavar="FILE",
+        help="Guarantees, weights and limits: [[tenants]] tables as in a cell's settings.",
+    ),
+]
 OracleOption = Annotated[
     bool,
     typer.Option("--oracle/--learned", help="Estimates are true running times, or learned."),
@@ -184,6 +202,27 @@ BackendOption = Annotated[
         help="loky, multiprocessing, threading, sequential, dask=ADDRESS or ray.",
     ),
 ]
+FailuresOption = Annotated[
+    FailureSource,
+    typer.Option(
+        "--failures", help="What lets jobs fail by themselves; see docs/policies/philly.md."
+    ),
+]
+RestartsOption = Annotated[
+    int,
+    typer.Option(
+        "--restarts", min=0, metavar="N", help="Retries that a job allows, if it may fail."
+    ),
+]
+PrerunOption = Annotated[
+    float | None,
+    typer.Option(
+        "--prerun",
+        min=1.0,
+        metavar="S",
+        help="Gangs that may fail first run on one GPU for so long.",
+    ),
+]
 OutputOption = Annotated[
     Output, typer.Option("-o", "--output", help="table, json, or csv of the jobs.")
 ]
@@ -203,17 +242,21 @@ def simulate(
     load: LoadOption = None,
     cluster: ClusterOption = None,
     delays: DelaysOption = None,
-    speedup: SpeedupOption = "linear",
+    speedup: SpeedupOption = None,
     checkpoints: CheckpointsOption = "trace",
     elastic: ElasticOption = None,
     fungible: FungibleOption = None,
     checkpoint_share: CheckpointShareOption = None,
     loss: LossOption = 0.0,
     crash: CrashOption = None,
+    tenants: TenantsOption = None,
     oracle: OracleOption = True,
     pass_period: PassPeriodOption = None,
     coalesce: CoalesceOption = None,
     check: CheckOption = False,
+    failures: FailuresOption = FailureSource.NONE,
+    restarts: RestartsOption = 2,
+    prerun: PrerunOption = None,
     cores: CoresOption = None,
     backend: BackendOption = "loky",
     output: OutputOption = Output.TABLE,
@@ -227,8 +270,9 @@ def simulate(
     if html is not None and not html.parent.is_dir():
         raise ConfigError(f"html {html}: No such directory as {html.parent}")
     saves, save_period_s = parse_saves(checkpoints)
-    model, curves = parse_speedup(speedup)
+    model, curves = parse_speedup(speedup or RuntimeModel.LINEAR)
     crashes = tuple(parse_crash(text) for text in crash or ())
+    promised = {} if tenants is None else {"tenants": read_tenants(tenants)}
     tasks = [
         Task(
             workload=workload,
@@ -247,12 +291,16 @@ def simulate(
                 crashes=crashes,
                 saves=saves,
                 save_period_s=save_period_s,
-                speedup=model,
+                speedup=scene.speedup if scene is not None and speedup is None else model,
                 coalesce_s=coalesce,
                 pass_period_s=pass_period,
                 is_oracle=oracle,
                 tells_progress=scene is None or scene.tells_progress,
                 check=check,
+                failures=failures,
+                restarts=restarts,
+                prerun_s=prerun,
+                engine=promised,
             ),
         )
         for scene, name in _played(scenario, policy)

@@ -38,6 +38,9 @@ RANKS = {
     "training_gpu_ratio": 3,
     "preemptions": 4,
     "reclaims_late": 5,
+    "makespan_s": 5,
+    "finish_time_fairness.mean": 4,
+    "deadlines_met_ratio": 4,
 }
 """Columns stay in this order where a terminal is narrow; the others go first."""
 
@@ -76,7 +79,9 @@ def _columns(rows: Sequence[Means]) -> list[Column[Means]]:
     for name, figure, unit in COLUMNS:
 
         def text(row: Means, figure: str = figure, unit: str = unit) -> str:
-            found = row.figures[figure]
+            found = row.figures.get(figure)
+            if found is None:
+                return "-"
             value = figure_text(found.mean, unit)
             if found.half_width is None:
                 return value

@@ -24,6 +24,7 @@ from rich.live import Live
 from common.clock import Clock, SystemClock
 from common.errors import ArylError, ConfigError
 from common.log import set_up
+from coordinator import plugins
 from coordinator.cli import registry
 from coordinator.cli.output import Format, OutputOption, fields, put_json
 from coordinator.cli.run_report import progress_line, progress_view, run_table
@@ -100,6 +101,7 @@ def make_plan(
         raise ConfigError("--speed: inf, expected a number of trace seconds per second")
     if int(training) + int(inference) > 200:
         raise ConfigError(f"--nodes: {nodes}: a machine runs at most 200 agents")
+    plugins.load()
     find_policy(policy)
     return CellPlan(
         training_nodes=int(training),
@@ -145,10 +147,7 @@ async def _running_cell(
     """A cell that is ready and shown in the registry; None when it was stopped before."""
     other = registry.find()
     if other is not None:
-        raise ConfigError(
-            f"cell {other.cell} runs here already, as process {other.pid}; "
-            f"stop it with Ctrl-C where it runs or `kill {other.pid}`"
-        )
+        raise registry.CellRuns.of(other)
     await _end_predecessor(clock)
     run_dir = Path(tempfile.mkdtemp(prefix=RUN_DIR_PREFIX))
     cell = Cell(plan, run_dir, clock=clock)

@@ -29,6 +29,9 @@ STATS_PERIOD_S = 1.0
 RECENT = 1000
 """Latencies that the percentiles are taken from: the last ones."""
 
+TIMEOUT_S = 30.0
+"""What is not answered by then was refused."""
+
 LAST_S = 10.0
 """How long the end waits for answers under way."""
 
@@ -48,7 +51,7 @@ class LoadSettings(Struct, frozen=True, kw_only=True):
     seed: int = 1
     cycles: int = 0
     most_in_flight: int = 1000
-    timeout_s: float = 30.0
+    timeout_s: float = TIMEOUT_S
 
 
 def arrivals(

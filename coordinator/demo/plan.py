@@ -24,7 +24,10 @@ class Periods(Struct, frozen=True, kw_only=True):
     """The cell's control periods, in real seconds: they are settings, and no speed scales them.
 
     grace_s: the longest grace of a job that may run on a lent node: a job's own default, so that
-        whatever a visitor submits can be lent to. With it a node may need 42 s to come home.
+        whatever a visitor submits can be lent to. With it a node may need 48 s to come home.
+    lease_ttl_s: so long that a coordinator that is killed and started again, which takes the rest
+        of `leader_ttl_s` and a start, renews every lease before it ends, even if the last renewal
+        was a third of it ago.
     trace_grace_s: what the trace's jobs ask for, which save in far less.
     """
 
@@ -32,17 +35,17 @@ class Periods(Struct, frozen=True, kw_only=True):
     pass_s: float = 1.0
     loan_pass_s: float = 2.0
     load_sample_s: float = 2.0
-    lease_ttl_s: float = 6.0
+    lease_ttl_s: float = 12.0
     grace_s: float = CheckpointSpec().grace_s
     trace_grace_s: float = 3.0
     device_free_s: float = 2.0
     warm_up_s: float = 4.0
-    reclaim_deadline_s: float = 45.0
+    reclaim_deadline_s: float = 50.0
     hold_off_s: float = 5.0
     resize_cooldown_s: float = 5.0
     min_runtime_s: float = 5.0
     lost_after_s: float = 10.0
-    leader_ttl_s: float = 8.0
+    leader_ttl_s: float = 4.0
     rebuild_wait_s: float = 1.5
 
 

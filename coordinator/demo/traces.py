@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from common.errors import ConfigError
 from common.model import CheckpointSpec, JobSpec, WorkerRange
+from common.profile import JobProfile
 from coordinator.workloads import formats
 from coordinator.workloads.formats import TRACES_VARIABLE, find, parse_jobs
 from coordinator.workloads.load_formats import parse_loads, read_loads
@@ -30,11 +31,15 @@ one fall, one trough and one rise are seen while jobs of hours last tens of seco
 
 
 class TraceJob(Struct, frozen=True, kw_only=True):
-    """What the demo needs of a job: submitted `submit_s` after the first, ran on `gpus`."""
+    """What the demo needs of a job: submitted `submit_s` after the first, ran on `gpus`.
+
+    model: what it trained, where the trace says so; the packaged slice does not.
+    """
 
     submit_s: float
     duration_s: float
     gpus: int
+    model: str = ""
 
 
 class LoadSample(Struct, frozen=True):
@@ -62,10 +67,11 @@ class LoadSlice(Struct, frozen=True, kw_only=True):
 
 
 class Submission(Struct, frozen=True, kw_only=True):
-    """A job to submit `at_s` real seconds after the demo's start."""
+    """A job of a tenant, to submit `at_s` real seconds after the demo's start."""
 
     at_s: float
     spec: JobSpec
+    tenant: str
 
 
 class JobOptions(Struct, frozen=True, kw_only=True):
@@ -107,7 +113,7 @@ def read_jobs(path: Path | None = None, *, is_shifted: bool = True) -> tuple[Tra
     else:
         trace = formats.read_jobs(path, skip_zero_gpus=True)
     jobs = tuple(
-        TraceJob(submit_s=job.submit_s, duration_s=job.duration_s, gpus=job.gpus)
+        TraceJob(submit_s=job.submit_s, duration_s=job.duration_s, gpus=job.gpus, model=job.model)
         for job in trace.jobs
     )
     return from_first(jobs) if is_shifted else jobs
@@ -136,10 +142,7 @@ def from_first(jobs: Sequence[TraceJob]) -> tuple[TraceJob, ...]:
     """Sorted by submission, with the first one at 0."""
     ordered = sorted(jobs, key=lambda job: (job.submit_s, job.gpus, job.duration_s))
     first_s = ordered[0].submit_s if ordered else 0.0
-    return tuple(
-        TraceJob(submit_s=job.submit_s - first_s, duration_s=job.duration_s, gpus=job.gpus)
-        for job in ordered
-    )
+    return tuple(structs.replace(job, submit_s=job.submit_s - first_s) for job in ordered)
 
 
 def select(
@@ -183,21 +186,71 @@ def shape(
     return per_worker, WorkerRange(min=count, max=count * 2 if is_elastic else count)
 
 
+TENANTS = ("research", "product", "platform")
+"""Whose jobs they are, in turns; none is promised anything."""
+
+TRIALS = 4
+"""Most of one search."""
+TRIAL_GAP_S = 60.0
+"""Trace seconds between two trials of one search, at most."""
+
+DEADLINE_RATIOS = (1.25, 1.5, 2.0)
+"""Deadlines over running times with the fewest workers, in turns. Ours, within what ElasticFlow
+(ASPLOS'23) and Chronus (SoCC'21) generate."""
+DEADLINE_START_S = 10.0
+"""Real seconds that a deadline leaves for the way to the first step, which no speed scales."""
+
+
+def searches(jobs: Sequence[TraceJob]) -> list[list[TraceJob]]:
+    """Jobs that stand together: trials of one search, or one job by itself.
+
+    Single GPUs that were asked for within a minute of each other, one after the other, are taken
+    for one hyper-parameter search. Traces do not tell; this is ours.
+    """
+    groups: list[list[TraceJob]] = []
+    for job in jobs:
+        last = groups[-1] if groups else []
+        is_next = (
+            job.gpus == 1
+            and 0 < len(last) < TRIALS
+            and last[-1].gpus == 1
+            and job.submit_s - last[-1].submit_s <= TRIAL_GAP_S
+        )
+        if is_next:
+            last.append(job)
+        else:
+            groups.append([job])
+    return groups
+
+
 def submissions(jobs: Sequence[TraceJob], options: JobOptions) -> tuple[Submission, ...]:
     """What to submit and when: every other job of two GPUs and more is elastic.
 
-    No running time is declared: the cell has to learn it from history and progress, as it must
-    with people's jobs.
+    A search is an app, and every other job that stands for itself has a deadline. Each search and
+    each such job is the next tenant's. No running time is declared: the cell has to learn it from
+    history and progress, as it must with people's jobs.
     """
     made: list[Submission] = []
-    larger = 0
-    for number, job in enumerate(jobs, start=1):
-        is_elastic = False
-        if job.gpus >= 2:
-            is_elastic = larger % 2 == 0
-            larger += 1
-        spec = job_spec(job, number, options, is_elastic=is_elastic)
-        made.append(Submission(at_s=job.submit_s / options.speed, spec=spec))
+    larger = alone = 0
+    for turn, group in enumerate(searches(jobs)):
+        app = f"{options.name_prefix}-search-{turn:04d}" if len(group) > 1 else None
+        due = None
+        if app is None:
+            due = DEADLINE_RATIOS[alone // 2 % len(DEADLINE_RATIOS)] if alone % 2 == 0 else None
+            alone += 1
+        for job in group:
+            is_elastic = job.gpus >= 2 and larger % 2 == 0
+            larger += job.gpus >= 2
+            spec = job_spec(job, len(made) + 1, options, is_elastic=is_elastic)
+            work_s = job.duration_s / options.speed
+            deadline_s = None if due is None else DEADLINE_START_S + due * work_s
+            made.append(
+                Submission(
+                    at_s=job.submit_s / options.speed,
+                    spec=structs.replace(spec, app=app, deadline_s=deadline_s),
+                    tenant=TENANTS[turn % len(TENANTS)],
+                )
+            )
     return tuple(made)
 
 
@@ -233,4 +286,6 @@ def job_spec(job: TraceJob, number: int, options: JobOptions, *, is_elastic: boo
         checkpoint=CheckpointSpec(
             path=str(options.checkpoint_root / name), grace_s=options.grace_s
         ),
+        # Facts of the model would be wrong: the demo's worker computes as none of them does.
+        profile=JobProfile(model=job.model),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
+from math import inf
 from typing import Any
 
 from msgspec import Struct
@@ -29,26 +30,29 @@ from common.errors import ArylError, Unavailable
 from common.model import NodeRole, Pool
 from coordinator.client import ApiRefused, Client
 from coordinator.demo.cell import Cell
+from coordinator.demo.load import TIMEOUT_S
 from coordinator.demo.traces import JobOptions, Submission, read_jobs, submissions
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
+OUT = ("draining", "on loan", "coming home")
+"""A loan in one of these states keeps a node from serving."""
 
 
 class Quantiles(Struct, frozen=True, kw_only=True):
-    """Seconds of the machine's own clock."""
+    """Seconds of the machine's own clock; None where there was nothing to measure."""
 
-    mean: float
-    p50: float
-    p95: float
+    mean: float | None = None
+    p50: float | None = None
+    p95: float | None = None
 
 
 class ReclaimTimes(Struct, frozen=True, kw_only=True):
-    """Seconds from the reclaim order to serving again."""
+    """Seconds from the reclaim order, or the lapse of a lease, to serving again; None of none."""
 
-    p50: float
-    max: float
+    p50: float | None = None
+    max: float | None = None
 
 
 class Run(Struct, frozen=True, kw_only=True):
@@ -63,6 +67,8 @@ class Run(Struct, frozen=True, kw_only=True):
     jobs_submitted: int
     jobs_finished: int
     jobs_failed: int
+    deadlines_due: int
+    deadlines_met: int
     queueing_s: Quantiles
     jct_s: Quantiles
     training_gpu_ratio: float
@@ -73,6 +79,7 @@ class Run(Struct, frozen=True, kw_only=True):
     loans: int
     loans_cancelled: int
     leases_lapsed: int
+    lapse_s: ReclaimTimes
     reclaims: int
     reclaim_s: ReclaimTimes
     reclaim_deadline_s: float
@@ -84,6 +91,7 @@ class Run(Struct, frozen=True, kw_only=True):
     jobs_finished_on_loan: int
     requests_served: int
     requests_refused: int
+    requests_refused_total: int
     figures_age_s: float
 
 
@@ -117,26 +125,34 @@ class Requests:
 
     By the load driver's own counts, which see what a user sees: a timeout and a router that is
     dead are refusals, too. By the router's where no driver runs.
+
+    refused_during_loans: those of them that were noted while nodes were lent.
     """
 
     def __init__(self) -> None:
         self.served = 0
         self.refused = 0
+        self.refused_during_loans = 0
         self._before = (0, 0)
         self._last = (0, 0)
 
-    def note_driver(self, stats: dict[str, Any]) -> None:
+    def note_driver(self, stats: dict[str, Any], *, is_lent: bool) -> None:
         """The driver's counts; one that was started again counts from zero."""
         now = (int(stats["ok_total"]), int(stats["refused_total"]))
         if sum(now) < sum(self._last):
             self._before = (self._before[0] + self._last[0], self._before[1] + self._last[1])
         self._last = now
-        self.served, self.refused = self._before[0] + now[0], self._before[1] + now[1]
+        self._note(self._before[0] + now[0], self._before[1] + now[1], is_lent=is_lent)
 
-    def note_router(self, stats: dict[str, Any]) -> None:
+    def note_router(self, stats: dict[str, Any], *, is_lent: bool) -> None:
         """The router's counts."""
-        self.refused = int(stats.get("refused_total", 0))
-        self.served = int(stats.get("requests_total", 0)) - self.refused
+        refused = int(stats.get("refused_total", 0))
+        self._note(int(stats.get("requests_total", 0)) - refused, refused, is_lent=is_lent)
+
+    def _note(self, served: int, refused: int, *, is_lent: bool) -> None:
+        if is_lent:
+            self.refused_during_loans += max(0, refused - self.refused)
+        self.served, self.refused = served, refused
 
 
 class Workload:
@@ -158,6 +174,8 @@ class Workload:
         self.status: Status | None = None
         self.loans: tuple[LoanRow, ...] = ()
         self.requests = Requests()
+        self._lent_until_s = -inf
+        self._leases: set[str] = set()
         self.training_busy = Busy()
         self.on_loan_busy = Busy()
         self.inference_busy = Busy()
@@ -179,9 +197,10 @@ class Workload:
 
     async def _submit(self, submission: Submission, request_id: str) -> None:
         request = Submit(spec=submission.spec, request_id=request_id)
+        client = self._client.of(submission.tenant)
         while True:
             try:
-                await self._client.ask(request, Submitted)
+                await client.ask(request, Submitted)
             except Unavailable:
                 await self._clock.sleep(RETRY_S)
             except ApiRefused as error:
@@ -208,6 +227,7 @@ class Workload:
             self._seen_at_s = self._clock.now_s()
             self._note_busy(nodes.rows)
             is_fresh = True
+        self._note_loans()
         await self._count_requests()
         return is_fresh
 
@@ -221,13 +241,25 @@ class Workload:
         self.inference_busy.note(row for row in rows if row.home_pool == Pool.INFERENCE)
         self.on_loan_busy.note(row for row in rows if row.role == NodeRole.ON_LOAN)
 
+    def _note_loans(self) -> None:
+        """Until when a refusal may be a loan's: what was sent during one times out after it.
+
+        A loan that came and went between two looks counts like the others.
+        """
+        is_out = any(loan.state in OUT for loan in self.loans)
+        leases = {loan.lease_id for loan in self.loans if loan.returned_at_s is not None}
+        if is_out or not leases <= self._leases:
+            self._lent_until_s = self._clock.now_s() + TIMEOUT_S
+        self._leases |= leases
+
     async def _count_requests(self) -> None:
+        is_lent = self._clock.now_s() <= self._lent_until_s
         driven = self._cell.load_stats()
         if driven is not None:
-            self.requests.note_driver(driven)
+            self.requests.note_driver(driven, is_lent=is_lent)
             return
         try:
-            self.requests.note_router(await self._cell.router_stats())
+            self.requests.note_router(await self._cell.router_stats(), is_lent=is_lent)
         except Unavailable as error:
             log.info("requests: %s", error)
 
@@ -254,6 +286,8 @@ class Workload:
             jobs_submitted=figures["jobs_submitted"],
             jobs_finished=figures["jobs_finished"],
             jobs_failed=figures["jobs_failed"],
+            deadlines_due=figures["deadlines_due"],
+            deadlines_met=figures["deadlines_met"],
             queueing_s=Quantiles(**figures["queueing_s"]),
             jct_s=Quantiles(**figures["jct_s"]),
             training_gpu_ratio=figures["training_gpu_ratio"],
@@ -264,6 +298,7 @@ class Workload:
             loans=figures["loans"],
             loans_cancelled=figures["loans_cancelled"],
             leases_lapsed=figures["leases_lapsed"],
+            lapse_s=ReclaimTimes(**figures["lapse_s"]),
             reclaims=figures["reclaims"],
             reclaim_s=ReclaimTimes(**figures["reclaim_s"]),
             reclaim_deadline_s=plan.periods.reclaim_deadline_s,
@@ -274,7 +309,8 @@ class Workload:
             flexible_workers_released=figures["flexible_workers_released"],
             jobs_finished_on_loan=figures["jobs_finished_on_loan"],
             requests_served=self.requests.served,
-            requests_refused=self.requests.refused,
+            requests_refused=self.requests.refused_during_loans,
+            requests_refused_total=self.requests.refused,
             figures_age_s=self.age_s,
         )
 

@@ -24,6 +24,7 @@ from common.api import (
     ServiceRow,
     Status,
     StoryRow,
+    TenantRow,
 )
 from common.bus import Handler, Subscription
 from common.errors import Unavailable
@@ -226,6 +227,23 @@ def node_row(node: str = "t0", **changes: Any) -> NodeRow:
     return NodeRow(**{**values, **changes})
 
 
+def tenant_row(**changes: Any) -> TenantRow:
+    """A tenant that borrows four GPUs."""
+    values: dict[str, Any] = {
+        "tenant": "vision",
+        "parent": "research",
+        "weight": 2.0,
+        "guarantee_gpus": 8,
+        "used_gpus": 12,
+        "borrowed_gpus": 4,
+        "borrow_limit_gpus": None,
+        "lend_limit_gpus": 2,
+        "waiting_gpus": 16,
+        "fair_share_gpus": 10.5,
+    }
+    return TenantRow(**{**values, **changes})
+
+
 def service_row(**changes: Any) -> ServiceRow:
     """A service that lends one of its four nodes."""
     values: dict[str, Any] = {
@@ -258,6 +276,7 @@ def loan_row(lease_id: str = "l7", **changes: Any) -> LoanRow:
         "returned_at_s": None,
         "reclaim_deadline_s": 120.0,
         "reclaim_s": None,
+        "lapse_s": None,
         "is_late": False,
         "reason": "2 nodes spare",
         "reclaim_reason": "",
@@ -302,7 +321,11 @@ def status(**changes: Any) -> Status:
         "running_jobs": 1,
         "gpu_busy_ratio_training": 0.93,
         "gpu_busy_ratio_inference": None,
-        "figures": {"loans": 1, "queueing_s": {"mean": 20.0, "p50": 20.0, "p95": 20.0}},
+        "figures": {
+            "loans": 1,
+            "queueing_s": {"mean": 20.0, "p50": 20.0, "p95": 20.0},
+            "jct_s": {"mean": None, "p50": None, "p95": None},
+        },
         "bad_messages": 0,
         "up_s": 7_500.0,
     }

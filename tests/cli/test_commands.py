@@ -26,6 +26,7 @@ from common.api import (
     ListLoans,
     ListNodes,
     ListServices,
+    ListTenants,
     LoanRow,
     Loans,
     NodeRow,
@@ -34,6 +35,8 @@ from common.api import (
     Services,
     Status,
     StoryRow,
+    TenantRow,
+    Tenants,
     WorkerRow,
 )
 from common.errors import ProtocolError
@@ -54,6 +57,7 @@ from tests.cli.fake_cell import (
     service_row,
     status,
     story_row,
+    tenant_row,
 )
 
 SPEC = JobSpec(
@@ -91,6 +95,7 @@ ANSWERS: dict[type[Message], Answer | list[Answer]] = {
     ListJobs: Jobs(rows=(job_row(), job_row("jdef", state=JobState.PENDING, nodes=(), gpus=0))),
     ListNodes: Nodes(rows=(node_row(), node_row("i0", gpu_busy_ratio=None, heard_ago_s=None))),
     ListServices: Services(rows=(service_row(),)),
+    ListTenants: Tenants(rows=(tenant_row(),)),
     ListLoans: Loans(rows=(loan_row(),)),
     GetStatus: status(),
     GetEvents: Events(rows=(story_row(1), story_row(2)), last=2),
@@ -135,6 +140,7 @@ LISTS = [
     ("job list", "jobs", JobRow, ["jabc", "jdef"]),
     ("node list", "nodes", NodeRow, ["t0", "i0"]),
     ("service list", "services", ServiceRow, ["chat"]),
+    ("tenant list", "tenants", TenantRow, ["vision"]),
     ("loan list", "loans", LoanRow, ["l7"]),
     ("events", "events", StoryRow, ["1", "2"]),
 ]
@@ -256,6 +262,7 @@ def test_an_explanation_has_all_blockers_and_the_estimate(cell: FakeCell, words:
 def test_the_status_is_told_in_words_and_as_json(cell: FakeCell) -> None:
     """The glance names what is frozen; JSON has every field and the figures as they are."""
     assert "queueing_s.p95" in aryl(cell, "status").out
+    assert re.search(r"^jct_s\.mean +-$", aryl(cell, "status").out, re.MULTILINE)
     frozen = FakeCell({GetStatus: status(is_frozen=True)})
     assert "FROZEN" in aryl(frozen, "status").out
     recalled = FakeCell({GetStatus: status(recalled_services=("chat", "code"))})

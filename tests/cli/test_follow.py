@@ -53,7 +53,7 @@ def test_a_log_that_outran_the_window_says_so() -> None:
 
 def test_logs_are_data_and_say_nothing_else() -> None:
     """Without --follow: the text as it is, and the worker that was asked for."""
-    cell = FakeCell({GetLogs: Logs(text="a\nb", node="t0", worker_index=3)})
+    cell = FakeCell({GetLogs: Logs(text="a\nb", node="t0", worker_index=3, attempt=1)})
     run = aryl(cell, "job", "logs", "jabc", "--worker", "3", "--max-bytes", "100")
     assert (run.code, run.out, run.err) == (0, "a\nb", "")
     assert cell.asked == [GetLogs(job_id="jabc", worker_index=3, max_bytes=100)]
@@ -72,9 +72,9 @@ def test_following_a_log_ends_with_the_job() -> None:
     missing = refusal(ApiErrorCode.NOT_FOUND, "no worker", "worker_index")
     texts: list[Answer] = [
         missing,
-        Logs(text="a\n", node="t0", worker_index=0),
-        Logs(text="a\nb\n", node="t0", worker_index=0),
-        Logs(text="c\n", node="t1", worker_index=0),
+        Logs(text="a\n", node="t0", worker_index=0, attempt=1),
+        Logs(text="a\nb\n", node="t0", worker_index=0, attempt=1),
+        Logs(text="c\n", node="t1", worker_index=0, attempt=1),
     ]
     states = [JobState.STARTING, JobState.RUNNING, JobState.RUNNING, JobState.SUCCEEDED]
     rows: list[Answer] = [
@@ -83,6 +83,50 @@ def test_following_a_log_ends_with_the_job() -> None:
     run = aryl(FakeCell({GetLogs: texts, Describe: rows}), "job", "logs", "jabc", "-f")
     assert (run.code, run.out) == (0, "a\nb\nc\n")
     assert run.err.splitlines() == ["worker 0 on t0:", "worker 0 on t1:"]
+
+
+def test_an_earlier_attempt_is_asked_for_by_its_number() -> None:
+    """What the CLI asks is what was typed; one that is not known is exit 3, with where to look."""
+    said = Logs(text="a\n", node="t0", worker_index=0, attempt=2)
+    cell = FakeCell({GetLogs: said})
+    run = aryl(cell, "job", "logs", "jabc", "--attempt", "2")
+    assert (run.code, run.out) == (0, "a\n")
+    assert cell.asked == [GetLogs(job_id="jabc", attempt=2)]
+    unknown = refusal(ApiErrorCode.NOT_FOUND, "remembers no worker of attempt 9", "attempt")
+    run = aryl(FakeCell({GetLogs: unknown}), "job", "logs", "jabc", "--attempt", "9")
+    assert run.code == 3
+    assert "aryl job describe" in run.err
+    assert aryl(FakeCell({}), "job", "logs", "jabc", "--attempt", "0").code == 2
+
+
+def test_following_an_attempt_ends_when_another_one_begins() -> None:
+    """Its log grows no more, however long its job goes on."""
+    texts: list[Answer] = [
+        Logs(text=text, node="t0", worker_index=0, attempt=1) for text in ("a\n", "a\n", "never\n")
+    ]
+    looks = [(JobState.RUNNING, 1), (JobState.RUNNING, 2), (JobState.SUCCEEDED, 2)]
+    rows: list[Answer] = [
+        Description(kind="job", name="jabc", job=job_row(state=state, attempt=attempt))
+        for state, attempt in looks
+    ]
+    fake = FakeCell({GetLogs: texts, Describe: rows})
+    run = aryl(fake, "job", "logs", "jabc", "-f", "--attempt", "1")
+    assert (run.code, run.out) == (0, "a\n")
+
+
+def test_a_worker_that_runs_again_in_its_place_is_announced() -> None:
+    """The log of its next attempt is another log, even with the same index on the same node."""
+    texts: list[Answer] = [
+        Logs(text="a\n", node="t0", worker_index=0, attempt=1),
+        Logs(text="b\n", node="t0", worker_index=0, attempt=2),
+    ]
+    states = [JobState.RUNNING, JobState.SUCCEEDED]
+    rows: list[Answer] = [
+        Description(kind="job", name="jabc", job=job_row(state=state)) for state in states
+    ]
+    run = aryl(FakeCell({GetLogs: texts, Describe: rows}), "job", "logs", "jabc", "-f")
+    assert (run.code, run.out) == (0, "a\nb\n")
+    assert run.err.splitlines() == ["worker 0 on t0:", "worker 0 on t0:"]
 
 
 def test_following_a_job_that_ended_without_logs_is_not_found() -> None:

@@ -87,21 +87,27 @@ def test_a_first_frame_that_nobody_gives_is_an_error() -> None:
 
 
 def test_a_log_as_json_says_whose_it_is() -> None:
-    """The text as it is, with its job, node and worker."""
-    logs = Logs(text='a "b"\nc', node="t0", worker_index=3)
+    """The text as it is, with its job, node, worker and attempt."""
+    logs = Logs(text='a "b"\nc', node="t0", worker_index=3, attempt=1)
     run = aryl(FakeCell({GetLogs: logs}), "job", "logs", "jabc", "-o", "json")
     assert run.json == {
         "schema_version": 1,
-        "logs": {"job": "jabc", "text": 'a "b"\nc', "node": "t0", "worker_index": 3},
+        "logs": {
+            "job": "jabc",
+            "text": 'a "b"\nc',
+            "node": "t0",
+            "worker_index": 3,
+            "attempt": 1,
+        },
     }
 
 
 def test_a_followed_log_as_json_is_one_object_for_each_piece() -> None:
     """The texts add up to the log, and a look that found nothing new is no line."""
     texts: list[Answer] = [
-        Logs(text="a\n", node="t0", worker_index=0),
-        Logs(text="a\n", node="t0", worker_index=0),
-        Logs(text="a\nb\n", node="t0", worker_index=0),
+        Logs(text="a\n", node="t0", worker_index=0, attempt=1),
+        Logs(text="a\n", node="t0", worker_index=0, attempt=1),
+        Logs(text="a\nb\n", node="t0", worker_index=0, attempt=1),
     ]
     states = [JobState.RUNNING, JobState.RUNNING, JobState.SUCCEEDED]
     rows: list[Answer] = [

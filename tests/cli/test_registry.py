@@ -11,9 +11,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from common.api import ApiErrorCode
 from common.errors import ConfigError
 from coordinator.cli import registry
 from coordinator.cli.registry import CellInfo
+from coordinator.cli.session import exit_code
+from coordinator.client import EXIT_CODES
 
 
 def info(**changes: object) -> CellInfo:
@@ -55,13 +58,17 @@ def test_a_cell_that_is_being_started_is_not_found_but_leaves_its_trace(tmp_path
 
 
 def test_a_second_cell_is_told_which_process_runs_the_first(tmp_path: Path) -> None:
-    """The error names the cell, its pid and how to stop it, and the first one stays found."""
+    """The error names the cell, its pid and how to stop it, its exit code is that of a conflict,
+    and the first one stays found."""
     with registry.register(info(), tmp_path):
         with (
-            pytest.raises(ConfigError, match=rf"cell demo runs here already.*kill {os.getpid()}"),
+            pytest.raises(
+                ConfigError, match=rf"cell demo runs here already.*kill {os.getpid()}"
+            ) as caught,
             registry.register(info(cell="other"), tmp_path),
         ):
             pass
+        assert exit_code(caught.value) == EXIT_CODES[ApiErrorCode.CONFLICT]
         found = registry.find(tmp_path)
         assert found is not None
         assert found.cell == "demo"

@@ -22,15 +22,17 @@ def run(**changes: Any) -> Run:
     """A run of a minute."""
     values: dict[str, Any] = {
         "policy": "aryl", "speed": 120.0, "duration_s": 60.0, "jobs_submitted": 9,
-        "jobs_finished": 3, "jobs_failed": 0, "queueing_s": Quantiles(mean=1.0, p50=1.0, p95=2.0),
+        "jobs_finished": 3, "jobs_failed": 0, "deadlines_due": 0, "deadlines_met": 0,
+        "queueing_s": Quantiles(mean=1.0, p50=1.0, p95=2.0),
         "jct_s": Quantiles(mean=9.0, p50=8.0, p95=20.0), "training_gpu_ratio": 0.91,
         "on_loan_gpu_ratio": 0.82, "training_gpu_busy_ratio": 0.73,
         "on_loan_gpu_busy_ratio": 0.64, "inference_gpu_busy_ratio": 0.25, "loans": 2,
-        "loans_cancelled": 0, "leases_lapsed": 0, "reclaims": 1,
+        "loans_cancelled": 0, "leases_lapsed": 0, "lapse_s": ReclaimTimes(), "reclaims": 1,
         "reclaim_s": ReclaimTimes(p50=3.0, max=3.0),
         "reclaim_deadline_s": 45.0, "reclaims_late": 0, "preemptions": 5, "lost_gpu_s": 7.0,
         "resizes": 4, "flexible_workers_released": 2, "jobs_finished_on_loan": 1,
-        "requests_served": 80, "requests_refused": 1, "figures_age_s": 0.0,
+        "requests_served": 80, "requests_refused": 1, "requests_refused_total": 4,
+        "figures_age_s": 0.0,
     }  # fmt: skip
     return Run(**{**values, **changes})
 
@@ -52,9 +54,39 @@ def test_utilization_of_both_pools_stands_beside_the_gpus_held() -> None:
     assert "|lent GPUs|82% held, - busy|" in table(run(on_loan_gpu_busy_ratio=None))
 
 
+def test_deadlines_have_a_line_where_any_was_due() -> None:
+    """No line where no job had one: none of none would read as a miss."""
+    assert "|deadlines|3 met of 5 due|" in table(run(deadlines_due=5, deadlines_met=3))
+    assert "deadlines" not in table(run())
+
+
 def test_a_loan_that_came_home_without_an_order_is_counted() -> None:
-    """Nobody timed it, so it is no reclaim; unsaid, its preemption would have no cause."""
-    assert "1 that ended by their TTL without an order" in table(run(leases_lapsed=1))
+    """Nobody ordered it, so it is no reclaim; unsaid, its preemption would have no cause."""
+    assert "1 that ended by their TTL without an order|" in table(run(leases_lapsed=1))
+
+
+def test_the_way_home_after_a_lapse_is_a_figure_of_its_own() -> None:
+    """Its time stands beside the count, and each such loan in a table apart from the reclaims."""
+    timed = run(leases_lapsed=2, lapse_s=ReclaimTimes(p50=4.0, max=9.5))
+    loan = loan_row(state="lapsed", lapse_s=9.5, realised_preemptions=3)
+    shown = table(timed, loan)
+    assert "2 that ended by their TTL without an order|" in shown
+    assert "|lapses|home again in median 4.0 s, longest 9.5 s|" in shown
+    assert "|9.5 s|3|" in shown
+    assert "|reclaims|1, 0 late; median 3.0 s, longest 3.0 s of 45 s|" in shown
+
+
+def test_what_nobody_measured_is_no_zero() -> None:
+    """Of a run in which nothing has ended and nobody came home there are no times."""
+    shown = table(run(jct_s=Quantiles(), reclaims=0, reclaim_s=ReclaimTimes()))
+    assert "|JCT|mean -, median -, p95 -|" in shown
+    assert "|reclaims|0, 0 late; median -, longest - of 45 s|" in shown
+    assert "|queueing time|mean 1.0 s, median 1.0 s, p95 2.0 s|" in shown
+
+
+def test_what_was_refused_during_loans_stands_beside_all_that_was_refused() -> None:
+    """Only the first of the two may be blamed on lending."""
+    assert "|requests|80 served, 1 refused during loans, 4 in all|" in table(run())
 
 
 def test_old_figures_are_called_old() -> None:

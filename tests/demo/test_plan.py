@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.fake_fleet import parse_fleet
+from agent.lease import RENEWALS_PER_TTL, RETRIES_PER_TTL
 from agent.settings import AgentSettings
 from common.model import CheckpointSpec, Pool
 from common.settings import load
@@ -24,11 +25,14 @@ from coordinator.demo.plan import (
     node_plans,
     toml,
 )
+from coordinator.demo.supervise import RESTART_S
 from coordinator.service.settings import CoordinatorSettings
 
 ROOT = Path(__file__).parents[2]
 NATS_URL = "nats://127.0.0.1:4222"
 ROUTER_URL = "http://127.0.0.1:8000"
+START_S = 2.0
+"""For a process to start, to look at the lease and to pass once."""
 ODD_DIRECTORY = 'a "quoted" \\ näme'
 
 
@@ -83,6 +87,15 @@ def test_a_lent_node_comes_home_in_time_by_the_plan() -> None:
     home_s = periods.lease_ttl_s + periods.grace_s + periods.device_free_s + periods.warm_up_s
     assert home_s <= periods.reclaim_deadline_s
     assert periods.loan_pass_s < periods.lease_ttl_s < periods.reclaim_deadline_s
+
+
+def test_a_lease_outlives_a_takeover_by_the_plan() -> None:
+    """The last renewal was at most a third of the TTL ago when the coordinator dies, and the first
+    one after it comes at most a retry late: in between the leader's TTL runs out, and somebody
+    starts."""
+    periods = Periods()
+    outage_s = periods.lease_ttl_s * (1 - 1 / RENEWALS_PER_TTL - 1 / RETRIES_PER_TTL)
+    assert outage_s >= max(periods.leader_ttl_s, periods.rebuild_wait_s) + RESTART_S + START_S
 
 
 def test_what_a_visitor_submits_may_run_on_lent_nodes(tmp_path: Path) -> None:

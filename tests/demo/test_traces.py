@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from common.errors import ConfigError
 from common.jobspec import parse
+from common.profile import JobProfile
 from coordinator.demo import cut
 from coordinator.demo.load import arrivals, percentile
 from coordinator.demo.traces import (
+    TENANTS,
     JobOptions,
     LoadSample,
     LoadSlice,
@@ -23,6 +25,7 @@ from coordinator.demo.traces import (
     find,
     read_jobs,
     read_load,
+    searches,
     shape,
     submissions,
 )
@@ -73,6 +76,44 @@ def test_every_other_larger_job_is_elastic() -> None:
     jobs = [TraceJob(submit_s=n, duration_s=600, gpus=gpus) for n, gpus in enumerate((2, 1, 4, 8))]
     made = submissions(jobs, OPTIONS)
     assert [m.spec.is_elastic for m in made] == [True, False, False, True]
+
+
+def test_single_gpus_of_one_minute_are_one_search() -> None:
+    """At most four of them, one after the other; a larger job or a longer pause ends it."""
+    times = ((0, 1), (10, 1), (69, 1), (80, 1), (81, 1), (82, 4), (83, 1), (144, 1))
+    jobs = [TraceJob(submit_s=at_s, duration_s=600, gpus=gpus) for at_s, gpus in times]
+    assert [len(group) for group in searches(jobs)] == [4, 1, 1, 1, 1]
+    made = submissions(jobs, OPTIONS)
+    assert len({m.spec.app for m in made[:4]}) == 1
+    assert made[0].spec.app is not None
+    assert [m.spec.app for m in made[4:]] == [None] * 4
+    assert [m.tenant for m in made] == ["research"] * 4 + [
+        "product", "platform", "research", "product",
+    ]  # fmt: skip
+
+
+def test_every_other_job_by_itself_has_a_deadline_that_it_could_meet() -> None:
+    """More than it computes with the fewest workers, plus the way to its first step."""
+    jobs = [TraceJob(submit_s=n * 600, duration_s=1200, gpus=1) for n in range(8)]
+    made = submissions(jobs, OPTIONS)
+    assert [m.spec.deadline_s for m in made] == [22.5, None, 25.0, None, 30.0, None, 22.5, None]
+
+
+def test_the_packaged_jobs_have_all_that_policies_look_at() -> None:
+    """Of the first two minutes: three tenants, searches of several trials, deadlines."""
+    made = [each for each in submissions(read_jobs(), OPTIONS) if each.at_s < 120]
+    assert {each.tenant for each in made} == set(TENANTS)
+    apps = [each.spec.app for each in made if each.spec.app]
+    assert len(set(apps)) >= 10
+    assert sum(each.spec.deadline_s is not None for each in made) >= 20
+    assert {each.spec.profile.model for each in made} == {""}
+
+
+def test_a_model_that_the_trace_names_is_told() -> None:
+    """Without facts of it: the demo's worker computes as it does whatever it is called."""
+    jobs = [TraceJob(submit_s=0, duration_s=600, gpus=1, model="vgg16")]
+    (made,) = submissions(jobs, OPTIONS)
+    assert made.spec.profile == JobProfile(model="vgg16")
 
 
 def test_speed_scales_arrivals_and_durations_only() -> None:

@@ -18,6 +18,7 @@ from common.api import (
     GetStatus,
     ListLoans,
     ListNodes,
+    LoanRow,
     Loans,
     NodeRow,
     Nodes,
@@ -32,11 +33,13 @@ from common.model import NodeRole, Pool
 from coordinator.cli.run_report import progress_line, progress_view
 from coordinator.client import Client
 from coordinator.demo.cell import Cell
+from coordinator.demo.load import TIMEOUT_S
 from coordinator.demo.plan import CELL, CellPlan
 from coordinator.demo.serving import write_json
 from coordinator.demo.workload import Requests, Workload
-from coordinator.engine.accounting import Figures, Quantiles, ReclaimTimes, plain
-from tests.cli.fake_cell import node_row
+from coordinator.engine.accounting import Durations, Figures, ReclaimTimes, figures, plain
+from coordinator.engine.state import ClusterState
+from tests.cli.fake_cell import loan_row, node_row
 from tests.fakeclock import FakeClock
 from tests.fakes import FakeBus
 
@@ -45,13 +48,16 @@ FIGURES = Figures(
     jobs_finished=7,
     jobs_failed=1,
     jobs_finished_on_loan=2,
-    queueing_s=Quantiles(mean=1.0, p50=0.5, p95=4.0),
-    jct_s=Quantiles(mean=10.0, p50=8.0, p95=40.0),
+    deadlines_due=5,
+    deadlines_met=3,
+    queueing_s=Durations(mean=1.0, p50=0.5, p95=4.0),
+    jct_s=Durations(mean=10.0, p50=8.0, p95=40.0),
     training_gpu_ratio=0.75,
     on_loan_gpu_ratio=0.5,
     loans=3,
     loans_cancelled=1,
     leases_lapsed=0,
+    lapse_s=ReclaimTimes(),
     reclaims=2,
     reclaim_s=ReclaimTimes(p50=5.0, max=6.0),
     reclaims_late=0,
@@ -63,13 +69,13 @@ FIGURES = Figures(
 )
 
 
-def status() -> Status:
+def status(known: Figures) -> Status:
     return Status(
         cell=CELL, epoch=1, policy="aryl", is_frozen=False, nodes=2, nodes_heard=2,
         training_gpus=8, training_gpus_held=4, on_loan_nodes=0, on_loan_gpus=0,
         on_loan_gpus_held=0, coming_home_nodes=0, inference_nodes=0, serving_nodes=0,
         pending_jobs=1, running_jobs=2, gpu_busy_ratio_training=0.5,
-        gpu_busy_ratio_inference=None, figures=plain(FIGURES), bad_messages=0, up_s=1.0,
+        gpu_busy_ratio_inference=None, figures=plain(known), bad_messages=0, up_s=1.0,
     )  # fmt: skip
 
 
@@ -83,6 +89,8 @@ class Api:
         self.silent_for = 0
         """How many answers get lost."""
         self.nodes: tuple[NodeRow, ...] = ()
+        self.loans: tuple[LoanRow, ...] = ()
+        self.figures = FIGURES
 
     async def open(self) -> None:
         await self._bus.subscribe(subjects.api_all(CELL), self._on_request)
@@ -92,11 +100,11 @@ class Api:
         if verb == "submit":
             await self._on_submit(message)
         elif verb == GetStatus.__struct_config__.tag:
-            await message.respond(encode(status()))
+            await message.respond(encode(status(self.figures)))
         elif verb == ListNodes.__struct_config__.tag:
             await message.respond(encode(Nodes(rows=self.nodes)))
         elif verb == ListLoans.__struct_config__.tag:
-            await message.respond(encode(Loans(rows=())))
+            await message.respond(encode(Loans(rows=self.loans)))
 
     async def _on_submit(self, message: BusMessage) -> None:
         request = decode(message.data, Submit)
@@ -181,8 +189,21 @@ async def test_figures_are_the_coordinators_under_the_same_names(house: House) -
     await house.workload.observe()
     run = house.workload.run()
     assert (run.jobs_finished, run.loans, run.reclaims, run.resizes) == (7, 3, 2, 5)
+    assert (run.deadlines_due, run.deadlines_met) == (5, 3)
     assert (run.queueing_s.p95, run.jct_s.mean, run.reclaim_s.max) == (4.0, 10.0, 6.0)
     assert run.requests_refused == 0
+
+
+async def test_what_nobody_measured_is_no_zero(house: House) -> None:
+    """A cell in which nothing has ended or come home yet has no times of that, as numbers for
+    scripts or in the table for people."""
+    house.api.figures = figures(ClusterState())
+    await house.workload.observe()
+    run = house.workload.run()
+    for times in (run.queueing_s, run.jct_s):
+        assert (times.mean, times.p50, times.p95) == (None, None, None)
+    for way_home in (run.reclaim_s, run.lapse_s):
+        assert (way_home.p50, way_home.max) == (None, None)
 
 
 async def test_utilization_is_the_mean_over_the_run_for_each_kind_of_node(house: House) -> None:
@@ -211,22 +232,51 @@ async def test_utilization_is_the_mean_over_the_run_for_each_kind_of_node(house:
 
 async def test_refused_is_what_the_load_driver_saw_refused(house: House) -> None:
     """A timeout or a dead router is in no router's count; a driver that was started again counts
-    from zero, and what the first one saw stays."""
+    from zero, and what the first one saw stays. Where nothing was lent, no loan is to blame."""
     write_json(house.run_dir / "load.json", {"ok_total": 90, "refused_total": 4})
     await house.workload.observe()
     assert (house.workload.requests.served, house.workload.requests.refused) == (90, 4)
     write_json(house.run_dir / "load.json", {"ok_total": 5, "refused_total": 1})
     await house.workload.observe()
     run = house.workload.run()
-    assert (run.requests_served, run.requests_refused) == (95, 5)
+    assert (run.requests_served, run.requests_refused_total) == (95, 5)
+    assert run.requests_refused == 0
+
+
+@pytest.mark.parametrize("state", ["draining", "on loan", "coming home"])
+async def test_refused_during_loans_is_what_was_refused_while_a_node_was_lent(
+    house: House, state: str
+) -> None:
+    """From the decision to the node serving again, and until what was sent by then has timed out;
+    before and after, refusals count in the total alone."""
+
+    async def refused(total: int) -> tuple[int, int]:
+        write_json(house.run_dir / "load.json", {"ok_total": 90, "refused_total": total})
+        await house.workload.observe()
+        run = house.workload.run()
+        return run.requests_refused, run.requests_refused_total
+
+    recommended = loan_row(state="recommended", returned_at_s=None)
+    house.api.loans = (recommended,)
+    assert await refused(1) == (0, 1)
+    house.api.loans = (recommended, loan_row("l1", state=state, returned_at_s=None))
+    assert await refused(3) == (2, 3)
+    house.api.loans = (loan_row("l1", state="returned", returned_at_s=9.0),)
+    assert await refused(4) == (3, 4)
+    await house.clock.advance(TIMEOUT_S - 1.0)
+    assert await refused(5) == (4, 5)
+    await house.clock.advance(2.0)
+    assert await refused(7) == (4, 7)
+    house.api.loans += (loan_row("l2", state="lapsed", returned_at_s=9.5),)
+    assert await refused(8) == (5, 8), "one that came and went since the last look"
 
 
 def test_without_a_driver_the_routers_count_stands() -> None:
     """A visitor's own requests, with no driver beside them."""
     requests = Requests()
-    requests.note_router({"requests_total": 12, "refused_total": 2})
+    requests.note_router({"requests_total": 12, "refused_total": 2}, is_lent=False)
     assert (requests.served, requests.refused) == (10, 2)
-    requests.note_router({})
+    requests.note_router({}, is_lent=False)
     assert (requests.served, requests.refused) == (0, 0)
 
 
