@@ -25,7 +25,11 @@ from coordinator.sim.inputs import parse_seeds
 from coordinator.sim.run import JobRow, Run, RunResult
 from coordinator.sim.runtime import Saves
 from coordinator.sim.scenarios import find_scene
-from coordinator.sim.stage import RunOptions
+from coordinator.sim.stage import RunOptions, TimesTaken
+from tools import golden_elasticflow
+
+ELASTICFLOW = "elasticflow-8a"
+"""The rows of that figure, kept in a file of their own."""
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "docs" / "results" / "paper"
@@ -69,6 +73,7 @@ ROWS: dict[str, Wanted] = {
     "fifo-skip": Wanted(scenario="baseline", policy="fifo-skip"),
     "sjf": Wanted(scenario="baseline", policy="sjf"),
     **_scenes("loan-aryl", "elastic-aryl", "loan-random", "loan-scf", "loan-opportunistic"),
+    **_scenes("elastic-gandiva", "elastic-afs", "elastic-pollux", "elastic-tuned"),
     "aryl-default": Wanted(scenario="basic", policy="aryl"),
     **_scenes("basic-random", "basic-scf", "wrong-20", "wrong-40", "wrong-60", "naive-basic"),
     **_scenes("advanced", "heterogeneous", "naive-advanced", "ideal", "naive-ideal"),
@@ -77,23 +82,54 @@ ROWS: dict[str, Wanted] = {
 
 
 class Golden(Struct, frozen=True, kw_only=True):
-    """A public trace on one pool of GPUs."""
+    """A public trace on one pool of GPUs.
+
+    start_s: what every start takes, in a simulator that counts it.
+    """
 
     trace: str
     gpus: int
     policy: str
+    start_s: float = 0.0
 
+
+TIRESIAS = {
+    "tiresias": "tiresias:limits=3250/7200:line=entry:mixes_units=true",
+    "tiresias-exact": "tiresias:limits=3250/7200:line=entry",
+}
+"""As its public simulator has it, with that one's late crossings and without."""
 
 GOLDEN = {
     f"golden-{trace}-{policy}": Golden(trace=trace, gpus=gpus, policy=policy)
     for trace, gpus, policies in (
-        ("cluster01", 64, ("fifo", "srsf")),
-        ("cluster06", 128, ("fifo", "srsf")),
+        ("cluster01", 64, ("fifo", "srsf", "yarn")),
+        ("cluster06", 128, ("fifo", "srsf", "yarn")),
         ("cluster02", 128, ("fifo", "fifo-skip", "sjf")),
         ("cluster04", 640, ("srsf",)),
     )
     for policy in policies
+} | {
+    f"golden-{trace}-{name}": Golden(trace=trace, gpus=gpus, policy=policy)
+    for trace, gpus in (
+        ("cluster01", 64),
+        ("cluster06", 128),
+        ("cluster02", 128),
+        ("cluster04", 640),
+    )
+    for name, policy in TIRESIAS.items()
 }
+"""Rows by name: `--golden` plays them all, `--golden --rows` some of them."""
+
+ROUNDS = {
+    "las": "las",
+    "themis-lp": "themis-lp:round_s=120:spare=even",
+}
+SHOCKWAVE = "120_0.2_5_100_40_25_0-0.5-0.5_0.6-0.3-0.09-0.01_multigpu_dynamic"
+GOLDEN |= {
+    f"golden-shockwave120-{name}": Golden(trace=SHOCKWAVE, gpus=32, policy=policy, start_s=20.0)
+    for name, policy in ROUNDS.items()
+}
+"""Shockwave's artefact: Gavel's rounds, in which whoever did not run before loses 20 s."""
 
 
 def scenario_task(row: str, seed: int) -> Task:
@@ -110,18 +146,33 @@ def scenario_task(row: str, seed: int) -> Task:
             seed=seed,
             has_delays=False,
             tells_progress=scene.tells_progress,
+            speedup=scene.speedup,
         ),
     )
 
 
 def golden_task(row: str) -> Task:
-    """A public trace, nothing takes time, preemption is free: as its simulator has it."""
+    """A public trace, nothing but a start takes time, preemption is free: as its simulator has it.
+
+    The engine's own patience with jobs that were just preempted is off, as that one has none.
+    """
     golden = GOLDEN[row]
+    options = RunOptions(policy=golden.policy, has_delays=False, saves=Saves.ON_REQUEST)
+    if golden.start_s:
+        nothing = TimesTaken(**dict.fromkeys(TimesTaken.__struct_fields__, 0.0))
+        options = structs.replace(
+            options,
+            has_delays=True,
+            times=structs.replace(nothing, start_s=golden.start_s),
+            coalesce_s=0.0,
+            engine={"min_runtime_s": 0.0, "resize_cooldown_s": 0.0},
+        )
+    directory, end = ("shockwave", "trace") if golden.start_s else ("elasticflow_itp", "csv")
     return Task(
-        workload=f"elasticflow_itp/{golden.trace}.csv.gz",
+        workload=f"{directory}/{golden.trace}.{end}.gz",
         cluster=f"1x{golden.gpus}+0x8",
         keeps_jobs=True,
-        options=RunOptions(policy=golden.policy, has_delays=False, saves=Saves.ON_REQUEST),
+        options=options,
     )
 
 
@@ -190,6 +241,13 @@ def play_rows(rows: Sequence[str], seed: int, *, again: bool) -> None:
         _say(f"{row}-{seed}: {kept.cpu_s:.1f} s")
 
 
+def _play_elasticflow() -> None:
+    rows = [golden_elasticflow.play(row) for row in golden_elasticflow.ROWS]
+    golden_elasticflow.keep(rows)
+    for row in rows:
+        _say(f"{ELASTICFLOW} {row.row}: {row.deadlines_met_ratio} in time, {row.cpu_s:.1f} s")
+
+
 def _say(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
@@ -198,19 +256,23 @@ def _say(line: str) -> None:
 def main() -> None:
     """Read options and play."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rows", default=",".join(ROWS))
+    parser.add_argument("--rows", help="all of its kind where none is named")
     parser.add_argument("--seeds", default="1")
     parser.add_argument("--golden", action="store_true", help="public traces, below ARYL_TRACES")
     parser.add_argument("--again", action="store_true")
     asked = parser.parse_args()
     if asked.golden:
-        for row in GOLDEN:
+        for row in asked.rows.split(",") if asked.rows else (*GOLDEN, ELASTICFLOW):
+            if row == ELASTICFLOW:
+                _play_elasticflow()
+                continue
             kept, _ = played(row, golden_task(row))
             keep(structs.replace(kept, workload=GOLDEN[row].trace), row)
             _say(f"{row}: {kept.cpu_s:.1f} s")
         return
     for seed in parse_seeds(asked.seeds):
-        play_rows(asked.rows.split(","), seed, again=asked.again)
+        rows = asked.rows.split(",") if asked.rows else list(ROWS)
+        play_rows(rows, seed, again=asked.again)
 
 
 if __name__ == "__main__":

@@ -137,7 +137,8 @@ AFTER: dict[str, str] = {
     "golden": (
         "One pool of GPUs, nothing takes time, preemption is free. Times of the other simulators "
         "are from a busy machine of two cores, ours are CPU seconds of one core including "
-        "reading the trace."
+        "reading the trace. `dlas-gpu` notices late that a job has left its queue: our rows with "
+        "`mixes_units` do so too, those without do not; see [Tiresias](policies/tiresias.md)."
     ),
     "cost": (
         "CPU seconds of one core of a shared machine, drawing the workload included; Baseline's "

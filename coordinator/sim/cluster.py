@@ -7,9 +7,11 @@ real agent would report.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from msgspec import Struct
 
+from common.failures import Failure
 from common.lifecycle import NODE_TRANSITIONS, NodeEvent, advance
 from common.messages import DesiredState, OrderPhase, WorkerOrder, WorkerPhase
 from common.model import (
@@ -32,6 +34,9 @@ class Delays(Struct, frozen=True, kw_only=True):
     report_s: float = 0.0
     ready_s: float = 0.0
     start_s: float = 0.0
+    suspend_s: float = 0.0
+    """From the order until its GPUs are left, and back below (Gandiva, OSDI'18, section 3.1)."""
+    resume_s: float = 0.0
     stop_s: float = 0.0
     checkpoint_s: float = 0.0
     """More for a worker that computed and whose job saves."""
@@ -48,9 +53,17 @@ class NodeSpec(Struct, frozen=True, kw_only=True):
     gpu_type: str
     gpus: int
     service: ServiceName | None = None
+    rack: str = ""
+    cpus: int = 0
+    memory_bytes: int = 0
+    gpu_memory_bytes: int = 0
 
 
-_SITTING = (WorkerPhase.READY, WorkerPhase.RUNNING, WorkerPhase.STOPPING)
+_SITTING = (
+    *(WorkerPhase.READY, WorkerPhase.RUNNING, WorkerPhase.SUSPENDED),
+    WorkerPhase.STOPPING,
+)
+_STARTED = (WorkerPhase.RUNNING, WorkerPhase.SUSPENDED)
 
 
 class _Held(Struct):
@@ -58,6 +71,9 @@ class _Held(Struct):
     phase: WorkerPhase
     exit_code: int | None = None
     stop_reason: StopReason | None = None
+    failure: Failure | None = None
+    is_switching: bool = False
+    """It is about to be suspended or to be resumed."""
     said: WorkerFact | None = None
     """What was last reported of it."""
 
@@ -71,6 +87,7 @@ class _Held(Struct):
                 endpoint=endpoint,
                 exit_code=self.exit_code,
                 stop_reason=self.stop_reason,
+                failure=self.failure,
             )
         return said
 
@@ -82,6 +99,7 @@ class PretendNode:
         tell: where its reports go.
         started, stopped: told when a worker really begins and ceases to compute.
         crashed: told instead of `stopped` when it ceases because power is lost.
+        suspended, resumed: told when it ceases to compute for a while, and goes on.
     """
 
     def __init__(
@@ -94,6 +112,8 @@ class PretendNode:
         started: Callable[[WorkerOrder], None],
         stopped: Callable[[WorkerKey], None],
         crashed: Callable[[WorkerKey], None] | None = None,
+        suspended: Callable[[WorkerKey], None] | None = None,
+        resumed: Callable[[WorkerOrder], None] | None = None,
     ) -> None:
         self.spec = spec
         self._loop = loop
@@ -102,6 +122,8 @@ class PretendNode:
         self._started = started
         self._stopped = stopped
         self._crashed = crashed or stopped
+        self._suspended = suspended or stopped
+        self._resumed = resumed or started
         home = spec.home_pool
         self.role = NodeRole.TRAINING if home == Pool.TRAINING else NodeRole.SERVING
         self.is_up = True
@@ -113,7 +135,12 @@ class PretendNode:
         self._forgotten: set[WorkerKey] = set()
         self._boots = 1
         self._gpus = tuple(
-            GpuFact(GpuUuid(f"{spec.name}-{index}"), spec.gpu_type) for index in range(spec.gpus)
+            GpuFact(
+                GpuUuid(f"{spec.name}-{index}"),
+                spec.gpu_type,
+                memory_bytes=spec.gpu_memory_bytes,
+            )
+            for index in range(spec.gpus)
         )
         self._endpoint = f"{spec.name}:1"
         self._will_report = False
@@ -140,6 +167,9 @@ class PretendNode:
                 generation=self._generation,
                 gpus=self._gpus,
                 service=self.spec.service,
+                rack=self.spec.rack,
+                cpus=self.spec.cpus,
+                memory_bytes=self.spec.memory_bytes,
                 lease_id=self._lease_id,
                 workers=tuple([self._held[key].fact(self._endpoint) for key in sorted(self._held)]),
             )
@@ -161,6 +191,7 @@ class PretendNode:
             self._take_order(order)
         for stop in desired.stops:
             self._stop(stop.key, stop.reason)
+        self._switch_all()
         self._desired_role = desired.role
         if desired.lease is not None and self.role != NodeRole.ON_LOAN:
             self._lease_id = LeaseId(desired.lease.lease_id)
@@ -176,7 +207,8 @@ class PretendNode:
             self._loop.after(self._delays.ready_s, lambda: self._make_ready(order.key))
             return
         held.order = order
-        if order.phase == OrderPhase.RUN and held.phase == WorkerPhase.READY:
+        is_to_run = order.phase == OrderPhase.RUN and not order.is_suspended
+        if is_to_run and held.phase == WorkerPhase.READY:
             self._loop.after(self._delays.start_s, lambda: self._run(order.key))
 
     def _make_ready(self, key: WorkerKey) -> None:
@@ -191,18 +223,60 @@ class PretendNode:
             self._take_order(held.order)
 
     def _is_busy(self, wanting: _Held) -> bool:
-        """Whether another live worker still sits on the GPUs that this one was promised."""
+        """Whether another live worker still sits on the GPUs that this one was promised.
+
+        On shared ones only those are waited for that are leaving or about to be suspended.
+        """
         wanted = wanting.order.gpu_uuids
         return any(
             held is not wanting
             and held.phase in _SITTING
+            and (not wanting.order.is_sharing or self._gives_way(held))
             and any(uuid in wanted for uuid in held.order.gpu_uuids)
             for held in self._held.values()
         )
 
+    def _gives_way(self, held: _Held) -> bool:
+        is_going = held.phase == WorkerPhase.RUNNING and held.order.is_suspended
+        return is_going or held.phase == WorkerPhase.STOPPING
+
+    def _switch_all(self) -> None:
+        """Suspend and resume whoever is ordered to; a resumed one waits for those that give way."""
+        for key, held in list(self._held.items()):
+            if held.is_switching:
+                continue
+            if held.phase == WorkerPhase.RUNNING and held.order.is_suspended:
+                held.is_switching = True
+                self._suspended(key)
+                self._loop.after(self._delays.suspend_s, partial(self._switched, key, held))
+            elif self._may_resume(held):
+                held.is_switching = True
+                self._loop.after(self._delays.resume_s, partial(self._switched, key, held))
+
+    def _may_resume(self, held: _Held) -> bool:
+        is_wanted = held.phase == WorkerPhase.SUSPENDED and not held.order.is_suspended
+        return is_wanted and not self._is_busy(held)
+
+    def _switched(self, key: WorkerKey, held: _Held) -> None:
+        """It has left its GPUs, or is back on them, whatever was ordered since."""
+        if self._held.get(key) is not held:
+            return
+        held.is_switching = False
+        if held.phase == WorkerPhase.RUNNING:
+            held.phase = WorkerPhase.SUSPENDED
+        elif self._may_resume(held):
+            held.phase = WorkerPhase.RUNNING
+            self._resumed(held.order)
+        else:
+            return
+        for other in list(self._held):
+            self._make_ready(other)
+        self._switch_all()
+        self.report_soon()
+
     def _run(self, key: WorkerKey) -> None:
         held = self._held.get(key)
-        if held is None or held.phase != WorkerPhase.READY:
+        if held is None or held.phase != WorkerPhase.READY or held.order.is_suspended:
             return
         held.phase = WorkerPhase.RUNNING
         self._started(held.order)
@@ -213,7 +287,7 @@ class PretendNode:
         if held is None or held.phase in (WorkerPhase.EXITED, WorkerPhase.STOPPING):
             return
         held.stop_reason = reason
-        was_running = held.phase == WorkerPhase.RUNNING
+        was_running = held.phase in _STARTED
         held.phase = WorkerPhase.STOPPING
         if was_running:
             self._stopped(key)
@@ -225,14 +299,15 @@ class PretendNode:
         saves = held.order.spec.checkpoint.path is not None
         return self._delays.stop_s + (self._delays.checkpoint_s if saves else 0.0)
 
-    def exited(self, key: WorkerKey, exit_code: int | None) -> None:
+    def exited(self, key: WorkerKey, exit_code: int | None, failure: Failure | None = None) -> None:
         """A worker's process is gone."""
         held = self._held.get(key)
         if held is None or held.phase == WorkerPhase.EXITED:
             return
-        held.phase, held.exit_code = WorkerPhase.EXITED, exit_code
+        held.phase, held.exit_code, held.failure = WorkerPhase.EXITED, exit_code, failure
         for other in list(self._held):
             self._make_ready(other)
+        self._switch_all()
         self._move()
         self.report_soon()
 
@@ -282,7 +357,7 @@ class PretendNode:
     def crash(self) -> None:
         """Power is lost: nothing runs, nothing is said."""
         self.is_up = False
-        running = self.keys(WorkerPhase.RUNNING)
+        running = self.keys(*_STARTED)
         self._held.clear()  # what was about to become ready or to start never does
         for key in running:
             self._crashed(key)

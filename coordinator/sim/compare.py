@@ -16,6 +16,7 @@ from msgspec import Struct, structs
 
 from common.clock import SystemClock
 from common.errors import ConfigError
+from coordinator import plugins
 from coordinator.engine.accounting import plain
 from coordinator.sim.inputs import Shares, read_workload
 from coordinator.sim.run import Run, RunResult, play
@@ -86,6 +87,7 @@ def play_task(task: Task) -> Run:
     Raises:
         ConfigError: as `read_workload` and `play`.
     """
+    plugins.load()  # where it runs may be another process, or another machine
     options = task.options
     if task.curves is not None:
         options = structs.replace(options, curves=read_all_curves(Path(task.curves)))
@@ -192,14 +194,18 @@ def means(results: Sequence[RunResult]) -> tuple[Means, ...]:
             scenario=scenario,
             swept=dict(swept),
             seeds=len(found),
-            figures={name: estimate([row[name] for row in found]) for name in found[0]},
+            figures={
+                name: estimate([row[name] for row in found])
+                for name in found[0]
+                if all(name in row for row in found)
+            },
         )
         for (scenario, policy, swept), found in rows.items()
     )
 
 
 def flat(result: RunResult) -> dict[str, float]:
-    """The figures of a run by dotted name: `jct_s.mean`."""
+    """The figures of a run by dotted name: `jct_s.mean`; without those that it has not."""
     return dict(_flat("", plain(result)))
 
 
@@ -209,5 +215,5 @@ def _flat(prefix: str, values: dict[str, object]) -> Iterator[tuple[str, float]]
             continue
         if isinstance(value, dict):
             yield from _flat(f"{prefix}{name}.", cast("dict[str, object]", value))
-        else:
+        elif value is not None:
             yield f"{prefix}{name}", float(cast("float", value))

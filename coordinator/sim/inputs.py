@@ -14,6 +14,8 @@ from msgspec import Struct, structs
 
 from common.errors import ConfigError
 from common.model import NodeName, Pool, ServiceName
+from common.settings import load as load_settings
+from coordinator.engine.settings import TenantSettings, check_tenants
 from coordinator.sim.cluster import NodeSpec
 from coordinator.sim.outages import Crash
 from coordinator.workloads.formats import find, from_first, read_jobs, read_nodes
@@ -29,16 +31,25 @@ from coordinator.workloads.shaping import (
     with_fungible_share,
 )
 
-CLUSTER_SHAPE = re.compile(r"(\d+)x(\d+)(?:\+(\d+)x(\d+))?")
+CLUSTER_SHAPE = re.compile(r"(\d+)x(\d+)(?:/([1-9]\d*))?(?:\+(\d+)x(\d+)(?:/([1-9]\d*))?)?")
 CRASH_SHAPE = re.compile(r"([A-Za-z0-9_-]+)@(\d+(?:\.\d+)?)\+(\d+(?:\.\d+)?)")
 
-EXPECTED_CLUSTER = "NODESxGPUS or NODESxGPUS+NODESxGPUS (training + inference), or a file"
+EXPECTED_CLUSTER = (
+    "NODESxGPUS or NODESxGPUS+NODESxGPUS (training + inference), each with /NODES_PER_RACK where "
+    "racks matter, or a file"
+)
 
 
 class _ClusterFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A cluster as TOML: `[[nodes]]` tables with the fields of `NodeGroup`."""
 
     nodes: tuple[NodeGroup, ...]
+
+
+class _TenantsFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Tenants as TOML: `[[tenants]]` tables, as in the settings of a cell."""
+
+    tenants: tuple[TenantSettings, ...]
 
 
 class Shares(Struct, frozen=True, kw_only=True):
@@ -67,14 +78,22 @@ def parse_cluster(text: str) -> tuple[NodeGroup, ...]:
 
 
 def _from_shape(shape: re.Match[str]) -> tuple[NodeGroup, ...]:
-    training, training_gpus, inference, inference_gpus = (int(part or 0) for part in shape.groups())
+    training, training_gpus, racks, inference, inference_gpus, inference_racks = (
+        int(part or 0) for part in shape.groups()
+    )
     groups = (
-        NodeGroup(count=training, gpus=training_gpus, gpu_type=TRAINING_GPU),
+        NodeGroup(
+            count=training,
+            gpus=training_gpus,
+            gpu_type=TRAINING_GPU,
+            nodes_per_rack=racks or None,
+        ),
         NodeGroup(
             count=inference,
             gpus=inference_gpus,
             gpu_type=INFERENCE_GPU,
             home_pool=Pool.INFERENCE,
+            nodes_per_rack=inference_racks or None,
         ),
     )
     return tuple(group for group in groups if group.count and group.gpus)
@@ -100,8 +119,8 @@ def node_specs(groups: Sequence[NodeGroup], services: Sequence[ServiceName]) -> 
     specs: list[NodeSpec] = []
     inference = sum(group.count for group in groups if group.home_pool == Pool.INFERENCE)
     numbers = {Pool.TRAINING: 0, Pool.INFERENCE: 0}
-    for group in groups:
-        for _ in range(group.count):
+    for group_number, group in enumerate(groups):
+        for place in range(group.count):
             number = numbers[group.home_pool]
             numbers[group.home_pool] += 1
             is_training = group.home_pool == Pool.TRAINING
@@ -115,9 +134,19 @@ def node_specs(groups: Sequence[NodeGroup], services: Sequence[ServiceName]) -> 
                     gpu_type=group.gpu_type,
                     gpus=group.gpus,
                     service=service,
+                    rack=_rack(group, group_number, place),
+                    cpus=group.cpus,
+                    memory_bytes=group.memory_bytes,
                 )
             )
     return specs
+
+
+def _rack(group: NodeGroup, group_number: int, place: int) -> str:
+    """Where a node of a group stands; groups share no rack."""
+    if group.nodes_per_rack is None:
+        return ""
+    return f"g{group_number}-r{place // group.nodes_per_rack:04d}"
 
 
 # --- workloads ----------------------------------------------------------------------------------
@@ -224,6 +253,17 @@ def gpu_types(groups: Sequence[NodeGroup]) -> tuple[str, str]:
         return max(sorted(counts), key=counts.__getitem__, default=default)
 
     return common(Pool.TRAINING, TRAINING_GPU), common(Pool.INFERENCE, INFERENCE_GPU)
+
+
+def read_tenants(text: str) -> tuple[TenantSettings, ...]:
+    """Who is promised what, from a TOML file.
+
+    Raises:
+        ConfigError: no such file, what is no tenant, or tenants that are no tree.
+    """
+    tenants = load_settings(find(text), _TenantsFile).tenants
+    check_tenants(tenants)
+    return tenants
 
 
 def parse_crash(text: str) -> Crash:

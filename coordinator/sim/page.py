@@ -110,6 +110,11 @@ COLUMNS = (
     ("lost GPU-h", "lost_gpu_s", "h"),
     ("reclaims", "reclaims", ""),
     ("late", "reclaims_late", ""),
+    ("makespan", "makespan_s", "s"),
+    ("deadlines met", "deadlines_met_ratio", "%"),
+    ("FTF mean", "finish_time_fairness.mean", "x"),
+    ("FTF max", "finish_time_fairness.max", "x"),
+    ("FTF above 1", "finish_time_fairness.share_above_1", "%"),
 )
 """Heading, figure, unit."""
 
@@ -123,6 +128,8 @@ def figure_text(value: float, unit: str) -> str:
             return f"{value / HOUR_S:,.1f}"
         case "s":
             return f"{value:,.0f} s"
+        case "x":
+            return f"{value:,.2f}"
         case _:
             return f"{value:,.0f}"
 
@@ -140,7 +147,9 @@ def _table(averages: Sequence[Means]) -> str:
 
 
 def _cell(row: Means, figure: str, unit: str) -> str:
-    found = row.figures[figure]
+    found = row.figures.get(figure)
+    if found is None:
+        return "-"
     text = figure_text(found.mean, unit)
     if found.half_width is None:
         return escape(text)
@@ -155,9 +164,16 @@ def _bars(averages: Sequence[Means]) -> str:
         ("Training GPUs held", "training_gpu_ratio", "%", 1.0),
         ("Preemptions", "preemptions", "", None),
         ("GPU-hours lost", "lost_gpu_s", "h", None),
+        ("Makespan", "makespan_s", "s", None),
+        ("Finish-time fairness, mean", "finish_time_fairness.mean", "x", None),
+        ("Finish-time fairness, worst app", "finish_time_fairness.max", "x", None),
+        ("Apps worse off than alone", "finish_time_fairness.share_above_1", "%", 1.0),
+        ("Deadlines met", "deadlines_met_ratio", "%", 1.0),
     )
     figures: list[str] = []
     for title, figure, unit, top in shown:
+        if not any(figure in row.figures for row in averages):
+            continue
         # Hours are divided here, so that ticks are round.
         size = HOUR_S if unit == "h" else 1.0
 
@@ -173,6 +189,7 @@ def _bars(averages: Sequence[Means]) -> str:
                     color=index,
                 )
                 for index, row in enumerate(averages)
+                if figure in row.figures
             ],
             y=Axis(title="", text=text, top=top),
             label=title,

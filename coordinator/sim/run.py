@@ -12,16 +12,19 @@ from msgspec import Struct, structs
 
 from common.clock import Clock
 from common.errors import ConfigError
-from common.model import JobState, ServiceName
-from coordinator.engine.accounting import Quantiles, quantiles
+from common.model import JobState, Pool, ServiceName
+from coordinator.engine.accounting import Quantiles, deadlines, quantiles
 from coordinator.engine.state import JobEntry
 from coordinator.policies.bundles import policy
 from coordinator.policies.loaning import nodes_for
 from coordinator.sim.cluster import NodeSpec
+from coordinator.sim.failing import FailureFigures
+from coordinator.sim.fairness import FinishTimeFairness, Lived, fairness
 from coordinator.sim.memory import PeakMemory
 from coordinator.sim.reclaims import Toll, TollKeeper
 from coordinator.sim.series import Point, Recorder, Usage
 from coordinator.sim.stage import RunOptions, Stage, busy_nodes, for_ever
+from coordinator.sim.waits import Waits, waits_by_size
 from coordinator.workloads.records import LoadSeries, Workload
 
 IDLE_EVENTS, IDLE_EVENTS_PER_JOB = 50_000, 100
@@ -51,6 +54,14 @@ class RunResult(Struct, frozen=True, kw_only=True):
     jct_bound_s: no schedule has a lower mean JCT: the mean running time alone, at most workers.
     reclaim: what taking nodes back did to jobs. on_loan_jobs: those that ran on lent nodes.
     events: facts that the engine took.
+    makespan_s: from the first submission to the end of the last job.
+    deadlines_met_ratio: of the jobs that have a deadline; None where none has.
+    jobs_rejected: refused as their deadline could not be promised; they count in `jobs`, among the
+        missed deadlines, and in no time.
+    jobs_failed: without success in the end; they count in `jobs` and in no time.
+    failures: what jobs that failed by themselves cost, where a source of failures is on.
+    waits: what jobs waited for by the size of their gangs, where the policy says so.
+    finish_time_fairness: how much longer apps took than on a share of their own (`fairness`).
     """
 
     policy: str
@@ -72,12 +83,19 @@ class RunResult(Struct, frozen=True, kw_only=True):
     peak_rss_bytes: int
     reclaim: Toll = Toll()
     on_loan_jobs: OnLoanJobs = OnLoanJobs()
+    makespan_s: float = 0.0
+    deadlines_met_ratio: float | None = None
+    finish_time_fairness: FinishTimeFairness = FinishTimeFairness()
+    jobs_rejected: int = 0
+    jobs_failed: int = 0
+    failures: FailureFigures = FailureFigures()
+    waits: Waits = {}
     scenario: str = ""
     swept: dict[str, str] = {}
 
 
 class JobRow(Struct, frozen=True, kw_only=True):
-    """One job as it went; `gpus` are those of its base gang on the reference type."""
+    """One job that succeeded; `gpus` are those of its base gang on the reference type."""
 
     job_id: str
     submitted_at_s: float
@@ -161,8 +179,9 @@ class _Headway:
 
     def __call__(self) -> None:
         counters, events = self._stage.sim.engine.state.counters, self._stage.sim.events
-        if counters.jobs_finished > self._ended:
-            self._ended, self._events = counters.jobs_finished, events
+        ended = counters.jobs_finished + counters.jobs_failed
+        if ended > self._ended:
+            self._ended, self._events = ended, events
         elif events - self._events > self._patience:
             raise ConfigError(
                 f"policy {self._policy} makes no headway: {self._ended} of "
@@ -176,7 +195,13 @@ class _Headway:
 
 
 def _check_ended(stage: Stage) -> None:
-    left = [job for job in stage.sim.engine.state.jobs.values() if not _is_done(job)]
+    jobs = stage.sim.engine.state.jobs.values()
+    may_fail = stage.sim.failing is not None
+    left = [
+        job
+        for job in jobs
+        if not (_is_done(job) or job.is_rejected or (may_fail and job.state == JobState.FAILED))
+    ]
     if left:
         first = left[0]
         raise ConfigError(
@@ -191,26 +216,33 @@ def _is_done(job: JobEntry) -> bool:
 
 def _result(workload: Workload, options: RunOptions, stage: Stage, recorder: Recorder) -> RunResult:
     state = stage.sim.engine.state
-    counters, jobs = state.counters, list(state.jobs.values())
+    counters, jobs = state.counters, [job for job in state.jobs.values() if _is_done(job)]
     assert recorder.at_length is not None
     usage = recorder.at_length.usage
     bounds = [job.work_s / max(job.speedup.rates) for job in stage.jobs]
     return RunResult(
         policy=options.policy,
         seed=options.seed,
-        jobs=len(jobs),
+        jobs=len(state.jobs),
+        jobs_rejected=counters.jobs_rejected,
+        jobs_failed=counters.jobs_failed,
+        failures=stage.sim.failing.figures() if stage.sim.failing else FailureFigures(),
+        waits=waits_by_size(state.jobs.values()),
         queueing_s=quantiles([job.total_queueing_s for job in jobs]),
         jct_s=quantiles(_jcts(jobs)),
         training_gpu_ratio=_ratio(usage.training_held_gpu_s, usage.training_gpu_s),
         overall_gpu_ratio=_overall(stage, recorder.at_length),
         on_loan_gpu_ratio=_ratio(usage.on_loan_held_gpu_s, usage.on_loan_gpu_s),
         preemptions=counters.preemptions,
-        preempted_jobs_ratio=_ratio(sum(job.preemption_count > 0 for job in jobs), len(jobs)),
+        preempted_jobs_ratio=_ratio(sum(job.preemption_count > 0 for job in jobs), len(state.jobs)),
         lost_gpu_s=stage.sim.runtime.lost_gpu_s,
         reclaims=counters.reclaims,
         reclaims_late=counters.reclaims_late,
         jct_bound_s=sum(bounds) / len(bounds),
         on_loan_jobs=_on_loan(jobs),
+        makespan_s=_makespan_s(jobs),
+        deadlines_met_ratio=_deadlines_met(state.jobs.values(), stage.sim.loop.now_s),
+        finish_time_fairness=fairness(_lived(stage), _training_gpus(stage)),
         events=stage.sim.events,
         wall_s=0.0,
         peak_rss_bytes=0,
@@ -219,6 +251,40 @@ def _result(workload: Workload, options: RunOptions, stage: Stage, recorder: Rec
 
 def _jcts(jobs: Iterable[JobEntry]) -> list[float]:
     return [(job.finished_at_s or 0.0) - job.submitted_at_s for job in jobs]
+
+
+def _makespan_s(jobs: Sequence[JobEntry]) -> float:
+    ended = [job.finished_at_s for job in jobs if job.finished_at_s is not None]
+    return max(ended) - min(job.submitted_at_s for job in jobs) if ended else 0.0
+
+
+def _deadlines_met(jobs: Iterable[JobEntry], now_s: float) -> float | None:
+    """Of those with a deadline, the part that succeeded in time; rejected ones did not."""
+    met = deadlines(jobs, now_s)
+    return sum(met) / len(met) if met else None
+
+
+def _training_gpus(stage: Stage) -> int:
+    return sum(spec.gpus for spec in stage.specs if spec.home_pool == Pool.TRAINING)
+
+
+def _lived(stage: Stage) -> Iterator[Lived]:
+    """What each job that succeeded would have taken by itself, and what it took."""
+    entries = stage.sim.engine.state.jobs
+    for job in stage.jobs:
+        entry = entries[job.job_id]
+        if not _is_done(entry) or entry.finished_at_s is None:
+            continue
+        spec = job.spec
+        # A gang of k workers computes work / rate(k) seconds, on k workers' GPUs.
+        base_s = job.work_s / job.speedup.rates[0]
+        yield Lived(
+            app=spec.app or str(job.job_id),
+            submitted_at_s=entry.submitted_at_s,
+            finished_at_s=entry.finished_at_s,
+            alone_gpu_s=base_s * spec.base_demand_gpus,
+            gpus=spec.workers.max * spec.gpus_per_worker,
+        )
 
 
 def _on_loan(jobs: Iterable[JobEntry]) -> OnLoanJobs:
@@ -254,7 +320,7 @@ def _busy_gpu_s(load: LoadSeries, nodes: Sequence[NodeSpec], length_s: float) ->
 
 
 def _rows(stage: Stage) -> Iterator[JobRow]:
-    for job in stage.sim.engine.state.jobs.values():
+    for job in filter(_is_done, stage.sim.engine.state.jobs.values()):
         assert job.started_at_s is not None
         assert job.finished_at_s is not None
         yield JobRow(

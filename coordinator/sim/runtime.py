@@ -15,12 +15,16 @@ from msgspec import Struct, field
 
 from common.messages import WorkerOrder
 from common.model import Checkpoint, JobId, NodeName, Progress, WorkerKey
+from common.profile import NO_PROFILE, JobProfile
 from coordinator.engine.events import ProgressReported
+from coordinator.sim.colocation import Colocation
 from coordinator.sim.loop import Loop
 from coordinator.workloads.records import SpeedUp
 
 STEPS_PER_WORKER_S = 1000
 """Progress is told in whole steps: this many in a worker-second."""
+SAID_AFTER_S = 1e-3
+"""A regular save is heard of so long after it was made; by then it is made despite rounding."""
 
 
 class Saves(StrEnum):
@@ -54,6 +58,9 @@ class RunRules(Struct, frozen=True, kw_only=True):
     resize_s: float = 0.0
     progress_after_s: float | None = None
     is_progress_repeated: bool = False
+    shared_progress_s: float = 30.0
+    """A job says so also whenever it is suspended, resumed or packed, and each time that so long
+    has passed while it computes beside others: whoever lets it can see whether that pays."""
 
 
 class _Attempt(Struct):
@@ -68,8 +75,17 @@ class _Attempt(Struct):
     workers: dict[WorkerKey, NodeName] = field(default_factory=dict[WorkerKey, NodeName])
     elsewhere: dict[WorkerKey, int] = field(default_factory=dict[WorkerKey, int])
     """GPUs of workers on another GPU type than the attempt's: one slows the whole gang down."""
+    profile: JobProfile = NO_PROFILE
     rate: float = 0.0
     """Reference work per second now."""
+    is_whole: bool = False
+    """The workers of a gang are there, if perhaps suspended."""
+    suspended: set[WorkerKey] = field(default_factory=set[WorkerKey])
+    pause_left_s: float = 0.0
+    """Of the pause in which it was suspended."""
+    share: float = 1.0
+    """Part of its GPUs' time that is its own."""
+    is_packed: bool = False
     computed_s: float = 0.0
     version: int = 0
 
@@ -96,6 +112,7 @@ class Runtime:
         finished: told when a job's work is done, with its workers and their nodes.
         tell: where the jobs' words about their progress go.
         type_of: GPU types of nodes; a worker on a node that it does not name has its attempt's.
+        rack_of: racks of nodes; those that it does not name stand in one.
     """
 
     def __init__(
@@ -106,13 +123,16 @@ class Runtime:
         finished: Callable[[JobId, dict[WorkerKey, NodeName]], None],
         tell: Callable[[ProgressReported], None],
         type_of: Mapping[NodeName, str] | None = None,
+        rack_of: Mapping[NodeName, str] | None = None,
     ) -> None:
         self._loop = loop
         self._rules = rules
         self._finished = finished
         self._tell = tell
         self._type_of = type_of or {}
+        self._rack_of = rack_of or {}
         self._jobs: dict[JobId, _Job] = {}
+        self._colocation = Colocation()
         self.lost_gpu_s = 0.0
         """GPU-seconds of computing that was thrown away."""
 
@@ -150,7 +170,9 @@ class Runtime:
         if self._type_of.get(node, order.gpu_type) != order.gpu_type:
             job.heterogeneous_speed_ratio = order.spec.gpu.heterogeneous_speed_ratio
             attempt.elsewhere[order.key] = len(order.gpu_uuids)
+        met = self._colocation.enter(order)
         self._changed(order.key.job_id, job, attempt)
+        self._retune(met | {order.key.job_id} if met else met)
 
     def _begin(self, job: _Job, order: WorkerOrder) -> _Attempt:
         now_s = self._loop.now_s
@@ -158,6 +180,7 @@ class Runtime:
         return _Attempt(
             number=order.key.attempt,
             multiplier=order.spec.gpu.worker_multiplier.get(order.gpu_type, 1),
+            profile=order.spec.profile,
             at_s=now_s,
             paused_until_s=now_s + (self._rules.restart_s if is_again else 0.0),
         )
@@ -176,29 +199,78 @@ class Runtime:
         if attempt is None or key not in attempt.workers:
             return
         self._advance(job, attempt)
-        was_whole = attempt.rate > 0
+        was_whole = attempt.is_whole
         del attempt.workers[key]
         attempt.elsewhere.pop(key, None)
+        attempt.suspended.discard(key)
+        met = self._colocation.leave(key)
         self._changed(key.job_id, job, attempt)
-        if was_whole and attempt.rate == 0:
+        if was_whole and not attempt.is_whole:
             self._break(key.job_id, job, attempt, is_asked=is_asked)
+        self._retune(met)
+
+    # --- workers are put aside and take up again ----------------------------------------------
+
+    def suspended(self, key: WorkerKey) -> None:
+        """A worker computes no more for now, so that its gang does not either."""
+        attempt = self._jobs[key.job_id].attempt
+        if attempt is None or key not in attempt.workers:
+            return
+        met = self._colocation.leave(key)
+        if attempt.suspended:
+            attempt.suspended.add(key)  # the gang has ceased with the first of it
+        else:
+            attempt.pause_left_s = max(0.0, attempt.paused_until_s - self._loop.now_s)
+            self._retune({key.job_id}, suspending=key)
+        self._retune(met)
+
+    def resumed(self, order: WorkerOrder) -> None:
+        """A suspended worker computes again, if all of its gang do."""
+        attempt = self._jobs[order.key.job_id].attempt
+        if attempt is None or order.key not in attempt.suspended:
+            return
+        attempt.suspended.discard(order.key)
+        met = self._colocation.enter(order)
+        if not attempt.suspended:
+            resumes_s = self._loop.now_s + attempt.pause_left_s
+            attempt.paused_until_s = max(attempt.paused_until_s, resumes_s)
+            met.add(order.key.job_id)
+        self._retune(met)
+
+    def _retune(self, job_ids: set[JobId], *, suspending: WorkerKey | None = None) -> None:
+        """The pace of gangs is another, though their workers are the same."""
+        for job_id in sorted(job_ids):
+            job = self._jobs[job_id]
+            attempt = job.attempt
+            if attempt is None:
+                continue
+            self._advance(job, attempt)
+            if suspending is not None:
+                attempt.suspended.add(suspending)
+            self._set_pace(job, attempt)
+            self._say_now(job_id, job, attempt)
+            self._run_on(job_id, job, attempt)
 
     def _break(self, job_id: JobId, job: _Job, attempt: _Attempt, *, is_asked: bool) -> None:
         """The gang is whole no more: its attempt is over, what was saved stays."""
         if job.saves == Saves.ON_REQUEST and is_asked:
             job.saved_s, job.unsaved_gpu_s = job.done_s, 0.0
         self.lost_gpu_s += job.unsaved_gpu_s
-        job.done_s, job.unsaved_gpu_s = job.saved_s, 0.0
         if job.saved_s > 0:
-            saved = self._steps(job.saved_s)
-            self._tell(
-                ProgressReported(
-                    job_id=job_id,
-                    attempt=attempt.number,
-                    checkpoint=Checkpoint(step=saved, path=job.path, is_verified=True),
-                    progress=Progress(step=saved, total_steps=self._steps(job.work_s)),
-                )
+            done, total = self._steps(job.done_s), self._steps(job.work_s)
+            progress = Progress(step=done, total_steps=total)
+            self._say_saved(job_id, job, attempt, progress)
+        job.done_s, job.unsaved_gpu_s = job.saved_s, 0.0
+
+    def _say_saved(
+        self, job_id: JobId, job: _Job, attempt: _Attempt, progress: Progress | None = None
+    ) -> None:
+        saved = Checkpoint(step=self._steps(job.saved_s), path=job.path, is_verified=True)
+        self._tell(
+            ProgressReported(
+                job_id=job_id, attempt=attempt.number, checkpoint=saved, progress=progress
             )
+        )
 
     # --- time passes --------------------------------------------------------------------------
 
@@ -210,7 +282,7 @@ class Runtime:
         if attempt.rate == 0 or computed_s == 0:
             return
         own = len(attempt.workers) - len(attempt.elsewhere)
-        gpus = own * job.gpus_per_worker + sum(attempt.elsewhere.values())
+        gpus = attempt.share * (own * job.gpus_per_worker + sum(attempt.elsewhere.values()))
         until_s = attempt.computed_s + computed_s
         job.done_s += computed_s * attempt.rate
         job.unsaved_gpu_s += computed_s * gpus
@@ -225,27 +297,66 @@ class Runtime:
     def _changed(self, job_id: JobId, job: _Job, attempt: _Attempt) -> None:
         """Its worker count is another: pace, rendezvous, and when it will be done."""
         now_s = self._loop.now_s
-        count = len(attempt.workers)
-        was_whole = attempt.rate > 0
-        multiplier = attempt.multiplier
+        was_whole = attempt.is_whole
+        self._set_pace(job, attempt)
+        if attempt.is_whole and attempt.whole_at_s is None:
+            attempt.whole_at_s = now_s
+        elif attempt.is_whole and was_whole and now_s > (attempt.whole_at_s or 0.0):
+            paused_until_s = now_s + self._rules.resize_s
+            attempt.paused_until_s = max(attempt.paused_until_s, paused_until_s)
+        self._run_on(job_id, job, attempt)
+
+    def _set_pace(self, job: _Job, attempt: _Attempt) -> None:
+        """By workers, where they stand, and who else computes on their GPUs."""
+        count, multiplier = len(attempt.workers), attempt.multiplier
         attempt.rate = job.speedup.rate(count, multiplier=multiplier) / multiplier
         if attempt.elsewhere:
             attempt.rate *= job.heterogeneous_speed_ratio
+        if attempt.profile.rack_speed_ratio < 1.0 or attempt.profile.far_speed_ratio < 1.0:
+            attempt.rate *= self._locality_ratio(attempt)
+        attempt.is_whole = attempt.rate > 0
+        attempt.share, attempt.is_packed = 1.0, False
+        if self._colocation.is_shared and attempt.workers:
+            shares = [self._colocation.share(key) for key in attempt.workers]
+            attempt.share, attempt.is_packed = sum(shares) / len(shares), min(shares) < 1.0
+        if attempt.is_packed:
+            attempt.rate *= min(map(self._colocation.speed_ratio, attempt.workers))
+        if attempt.suspended:
+            attempt.rate = 0.0
+
+    def _run_on(self, job_id: JobId, job: _Job, attempt: _Attempt) -> None:
+        """From here on at its present pace: when it will be done, speak and save."""
         attempt.version += 1
         if attempt.rate == 0:
             return
-        if attempt.whole_at_s is None:
-            attempt.whole_at_s = now_s
-        elif was_whole and now_s > attempt.whole_at_s:
-            paused_until_s = now_s + self._rules.resize_s
-            attempt.paused_until_s = max(attempt.paused_until_s, paused_until_s)
-        wait_s = max(0.0, attempt.paused_until_s - now_s)
+        wait_s = max(0.0, attempt.paused_until_s - self._loop.now_s)
         left_s = wait_s + max(0.0, job.work_s - job.done_s) / attempt.rate
         self._loop.after(left_s, partial(self._finish, job_id, attempt, attempt.version))
         after_s = self._rules.progress_after_s
         if after_s is not None and wait_s + after_s < left_s:
             say = partial(self._say, job_id, attempt, attempt.version, after_s)
             self._loop.after(wait_s + after_s, say)
+        if job.saves == Saves.PERIODIC:
+            self._save_later(job_id, attempt, attempt.version, wait_s)
+
+    def _locality_ratio(self, attempt: _Attempt) -> float:
+        nodes = set(attempt.workers.values())
+        racks = {self._rack_of.get(node, "") for node in nodes}
+        return attempt.profile.locality_ratio(len(nodes), len(racks))
+
+    def _save_later(self, job_id: JobId, attempt: _Attempt, version: int, wait_s: float) -> None:
+        """Say of the next regular save that it is there, a moment after it was made."""
+        period_s = self._rules.save_period_s
+        next_s = period_s - attempt.computed_s % period_s + SAID_AFTER_S
+        self._loop.after(wait_s + next_s, partial(self._saved, job_id, attempt, version))
+
+    def _saved(self, job_id: JobId, attempt: _Attempt, version: int) -> None:
+        """As a live job's shim would tell it; asked for or not, it says nothing of its progress."""
+        if self._is_now(job_id, attempt, version):
+            job = self._jobs[job_id]
+            self._advance(job, attempt)
+            self._say_saved(job_id, job, attempt)
+            self._save_later(job_id, attempt, version, 0.0)
 
     def _is_now(self, job_id: JobId, attempt: _Attempt, version: int) -> bool:
         return self._jobs[job_id].attempt is attempt and attempt.version == version
@@ -253,7 +364,9 @@ class Runtime:
     def _finish(self, job_id: JobId, attempt: _Attempt, version: int) -> None:
         if self._is_now(job_id, attempt, version):
             self._jobs[job_id].attempt = None
+            met = {other for key in attempt.workers for other in self._colocation.leave(key)}
             self._finished(job_id, attempt.workers)
+            self._retune(met)
 
     def _say(self, job_id: JobId, attempt: _Attempt, version: int, after_s: float) -> None:
         if not self._is_now(job_id, attempt, version):
@@ -266,6 +379,22 @@ class Runtime:
             say = partial(self._say, job_id, attempt, version, 2.0 * after_s)
             self._loop.after(after_s, say)
         self._tell(ProgressReported(job_id=job_id, attempt=attempt.number, progress=progress))
+
+    def _say_now(self, job_id: JobId, job: _Job, attempt: _Attempt) -> None:
+        """What it has done before its pace changed, and again while it computes beside others."""
+        if not attempt.is_whole:
+            return
+        progress = Progress(step=self._steps(job.done_s), total_steps=self._steps(job.work_s))
+        self._tell(ProgressReported(job_id=job_id, attempt=attempt.number, progress=progress))
+        if attempt.is_packed and not attempt.suspended:
+            again = partial(self._say_again, job_id, attempt)
+            self._loop.after(self._rules.shared_progress_s, again)
+
+    def _say_again(self, job_id: JobId, attempt: _Attempt) -> None:
+        job = self._jobs[job_id]
+        if job.attempt is attempt and attempt.is_packed and not attempt.suspended:
+            self._advance(job, attempt)
+            self._say_now(job_id, job, attempt)
 
     def _steps(self, work_s: float) -> int:
         return max(1, round(work_s * STEPS_PER_WORKER_S))

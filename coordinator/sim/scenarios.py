@@ -23,7 +23,12 @@ from coordinator.workloads.scenarios import (
     with_ranges,
     with_wrong_estimates,
 )
-from coordinator.workloads.shaping import with_checkpoint_share, with_fungible_share
+from coordinator.workloads.shaping import (
+    RuntimeModel,
+    with_any_size,
+    with_checkpoint_share,
+    with_fungible_share,
+)
 
 PAPER_KNOBS = ":resize_cost_s=0:elastic_base_prefers_loan=true:lend_only_on_demand=false"
 """The paper's rules where `aryl` has its own (sections 5.2, 5.3 and 6)."""
@@ -37,6 +42,9 @@ NAIVE_KNOBS = (
 )
 """Table 6: best fit alone, elastic jobs not favored on lent nodes."""
 
+ELASTICFLOW_GPUS = 64
+"""The largest size of its scaling curves, and the GPUs of its Figure 8(a)."""
+
 BOOTSTRAP_DAYS = 10
 """Figure 12."""
 
@@ -49,6 +57,7 @@ class Scene(Struct, frozen=True, kw_only=True):
     policy: what the paper plays it under; another one can be asked for.
     shape: the workload that it makes of one, by seed.
     tells_progress: whether jobs say how far they are; where estimates are wrong they must stay so.
+    speedup: how its elastic jobs speed up, unless something else is asked for.
     """
 
     name: str
@@ -56,6 +65,7 @@ class Scene(Struct, frozen=True, kw_only=True):
     policy: str
     shape: Shape
     tells_progress: bool = True
+    speedup: RuntimeModel = RuntimeModel.LINEAR
 
 
 def _plain(workload: Workload, seed: int) -> Workload:
@@ -94,6 +104,11 @@ def _bootstrap(name: Scenario, number: int, workload: Workload, seed: int) -> Wo
     return scenario(drawn, name, seed=seed)
 
 
+def _by_curve(workload: Workload, seed: int) -> Workload:
+    """ElasticFlow (ASPLOS 2023): jobs name no GPUs; any number that was measured will do."""
+    return structs.replace(workload, jobs=with_any_size(workload.jobs, most=ELASTICFLOW_GPUS))
+
+
 def _scene(name: str, policy: str, shape: Shape, description: str) -> Scene:
     return Scene(name=name, policy=policy, shape=shape, description=description)
 
@@ -125,6 +140,27 @@ SCENES = {
         _scene("loan-aryl", f"aryl-loan{PAPER_KNOBS}:reclaim=cost", BASIC, "loans, no scaling"),
         _scene("elastic-aryl", f"aryl-elastic{PAPER_KNOBS}", BASIC, "scaling, no loans"),
         _scene(
+            "elastic-gandiva",
+            "gandiva-lyra:resize_cost_s=0",
+            BASIC,
+            "growth only while nobody waits",
+        ),
+        _scene("elastic-afs", "afs-lyra", BASIC, "AFS as the paper has it, no loans"),
+        Scene(
+            name="elastic-pollux",
+            policy="pollux:population=20:generations=250",
+            shape=BASIC,
+            description="Pollux, whose jobs tune their batch size, no loans",
+            speedup=RuntimeModel.TUNED,
+        ),
+        Scene(
+            name="elastic-tuned",
+            policy=f"aryl-elastic{PAPER_KNOBS}",
+            shape=BASIC,
+            description="scaling, no loans, jobs tune their batch size (Lyra+TunedJobs)",
+            speedup=RuntimeModel.TUNED,
+        ),
+        _scene(
             "basic-random",
             f"aryl{PAPER_KNOBS}:reclaim=random",
             BASIC,
@@ -139,6 +175,13 @@ SCENES = {
         _scene("naive-basic", f"aryl{NAIVE_KNOBS}", BASIC, "basic, naive placement (Table 6)"),
         _scene("naive-advanced", f"aryl{NAIVE_KNOBS}", ADVANCED, "advanced, naive placement"),
         _scene("naive-ideal", f"aryl{NAIVE_KNOBS}", IDEAL, "ideal, naive placement"),
+        Scene(
+            name="elasticflow-8a",
+            policy="qos-elasticflow:margin=1",
+            shape=_by_curve,
+            description="ElasticFlow's Figure 8(a): 1 to 64 GPUs by measured curves",
+            tells_progress=False,
+        ),
     )
 }
 """Scenarios without a number."""

@@ -91,7 +91,7 @@ class Recorder:
 
     def _ended(self) -> int:
         counters = self._engine.state.counters
-        return counters.jobs_finished + counters.jobs_failed
+        return counters.jobs_finished + counters.jobs_failed + counters.jobs_rejected
 
     def _look(self, at_s: float) -> Point:
         state = self._engine.state

@@ -13,6 +13,7 @@ from typing import assert_never
 
 from msgspec import Struct
 
+from common.messages import WorkerOrder
 from common.model import JobId, JobSpec, NodeName, ServiceName, WorkerKey
 from coordinator.engine.accounting import Figures, figures
 from coordinator.engine.commands import AskLedger, PushDesired
@@ -30,6 +31,7 @@ from coordinator.engine.events import (
 from coordinator.engine.settings import EngineSettings
 from coordinator.policies.decisions import Decision
 from coordinator.sim.cluster import Delays, NodeSpec, PretendNode
+from coordinator.sim.failing import Failing
 from coordinator.sim.loop import LAST, LATE, URGENT, Loop
 from coordinator.sim.outages import Crash, Outages
 from coordinator.sim.runtime import RunRules, Runtime
@@ -104,6 +106,7 @@ class Simulation:
             finished=self._finished,
             tell=self.handle,
             type_of={spec.name: spec.gpu_type for spec in specs},
+            rack_of={spec.name: spec.rack for spec in specs},
         )
         self.events = 0
         """Facts that the engine has taken."""
@@ -113,6 +116,8 @@ class Simulation:
         """Told of each event before it happens."""
         self.hear: Callable[[Sequence[Decision]], None] | None = None
         """Told of decisions right after the event that they came of."""
+        self.failing: Failing | None = None
+        """Told of each worker that begins; without it jobs do not fail by themselves."""
         self._passes = passes or Passes()
         self._pass_is_due = False
         self._passed_at_s = float("-inf")
@@ -131,9 +136,11 @@ class Simulation:
                 self.loop,
                 delays or Delays(),
                 tell=self._told,
-                started=partial(self.runtime.started, spec.name),
+                started=partial(self._started, spec.name),
                 stopped=self.runtime.stopped,
                 crashed=self.runtime.crashed,
+                suspended=self.runtime.suspended,
+                resumed=self.runtime.resumed,
             )
             for spec in specs
         }
@@ -381,6 +388,12 @@ class Simulation:
         self.loop.after(0.0, partial(self.handle, recovered))
 
     # --- jobs -------------------------------------------------------------------------------
+
+    def _started(self, name: NodeName, order: WorkerOrder) -> None:
+        if order.spec.prerun.gang is None:  # a pre-run's one GPU makes no headway worth counting
+            self.runtime.started(name, order)
+        if self.failing is not None:
+            self.failing.started(name, order)
 
     def _finished(self, job_id: JobId, workers: dict[WorkerKey, NodeName]) -> None:
         for key, node in sorted(workers.items()):

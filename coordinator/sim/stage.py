@@ -14,6 +14,7 @@ from common.errors import ConfigError
 from common.model import JobId, JobSpec, Mode, ServiceName
 from coordinator.engine.settings import EngineSettings, ServiceSettings
 from coordinator.sim.cluster import Delays, NodeSpec
+from coordinator.sim.failure_sources import FailureSource, failing, that_may_fail
 from coordinator.sim.inputs import gpu_types, gpus_per_node, node_specs
 from coordinator.sim.outages import Crash
 from coordinator.sim.runtime import RunRules, Saves
@@ -33,6 +34,8 @@ class TimesTaken(Struct, frozen=True, kw_only=True):
     report_s: float = 0.5
     ready_s: float = 1.0
     start_s: float = 10.0
+    suspend_s: float = 0.5
+    resume_s: float = 0.5
     stop_s: float = 5.0
     checkpoint_s: float = 15.0
     drain_s: float = 20.0
@@ -62,12 +65,16 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     knobs: turned beyond those in `policy`, which stays the name that results are told under.
     times: what `has_delays` takes. engine, service: settings other than the default ones.
     tells_progress: whether jobs say how far they are.
+    has_locality: gangs of known models are slower where they are spread, see `workloads.models`.
     has_delays: nodes and jobs take the time that they take; without, all is at once, as in the
         simulators of the literature, and the engine's own cooldowns are off too.
     saves, save_period_s: see `RunRules`.
     speedup, curves: how elastic jobs speed up, see `ShapeOptions`.
     is_oracle: estimates are the true running times; else they are learned.
     check: look at the engine's invariants after every event.
+    failures: what lets jobs fail by themselves. restarts: a job's own budget for that, where
+        something does (three attempts; the Philly study gives no number). prerun_s: length of the
+        pre-run that jobs of several GPUs ask for then; None: they ask for none.
     """
 
     policy: str
@@ -88,6 +95,10 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     engine: dict[str, Any] = {}
     service: dict[str, Any] = {}
     tells_progress: bool = True
+    has_locality: bool = False
+    failures: FailureSource = FailureSource.NONE
+    restarts: int = 2
+    prerun_s: float | None = None
 
     @property
     def policy_text(self) -> str:
@@ -107,6 +118,10 @@ class Stage:
             name: [spec for spec in self.specs if spec.service == name] for name in names
         }
         self.jobs, self.names = _shaped(workload, options)
+        if options.failures != FailureSource.NONE:
+            self.jobs = that_may_fail(
+                self.jobs, restarts=options.restarts, prerun_s=options.prerun_s
+            )
         _check_fits(self.jobs, self.names, self.specs)
         self.settings = self._settings(options)
         self.sim = Simulation(
@@ -124,6 +139,7 @@ class Stage:
             self.sim.load(name, for_ever(load, len(self.nodes_of[name])))
         self._crash(options)
         self.sim.submit(_submission(job) for job in self.jobs)
+        self.sim.failing = failing(self.sim, self.jobs, options.failures, seed=options.seed)
 
     def _crash(self, options: RunOptions) -> None:
         for crash in options.crashes:
@@ -186,6 +202,7 @@ def _shaped(
         curves=options.curves,
         grace_s=GRACE_S if options.has_delays else 0.0,
         is_oracle=options.is_oracle,
+        has_locality=options.has_locality,
     )
     _check_curves(workload, options)
     names = {JobId(f"{number:07d}"): job.job_id for number, job in enumerate(workload.jobs)}

@@ -31,7 +31,7 @@ DEFAULT_SAVE_PERIOD_S = 1800.0
 S = TypeVar("S", bound=Struct)
 
 NOT_SWEPT = {
-    "policy", "services", "name", "mode",
+    "policy", "services", "tenants", "name", "mode",
     "load_window_samples", "finished_jobs_kept", "ended_loans_kept", "job_histories_kept",
 }  # fmt: skip
 """Fields of settings that have an option of their own, or that only say how much is kept."""
@@ -67,12 +67,13 @@ def parse_saves(text: str | None) -> tuple[Saves | None, float]:
 
 
 def parse_speedup(text: str) -> tuple[RuntimeModel, str | None]:
-    """`linear`, `lossy`, or a directory of measured scaling curves.
+    """`linear`, `lossy`, `goodput`, `tuned`, or a directory of measured scaling curves.
 
     Raises:
         ConfigError: neither, or no such directory, there and below `ARYL_TRACES`.
     """
-    if text in (RuntimeModel.LINEAR, RuntimeModel.LOSSY):
+    named = [str(model) for model in RuntimeModel if model != RuntimeModel.TABLE]
+    if text in named:
         return RuntimeModel(text), None
     directory = Path(text)
     if not directory.is_dir():
@@ -80,7 +81,7 @@ def parse_speedup(text: str) -> tuple[RuntimeModel, str | None]:
         directory = Path(root, text) if root else directory
     if not directory.is_dir():
         raise ConfigError(
-            f"speedup: {text!r}, expected linear, lossy or a directory of scaling curves"
+            f"speedup: {text!r}, expected {', '.join(named)} or a directory of scaling curves"
         )
     return RuntimeModel.TABLE, str(directory)
 

@@ -25,7 +25,7 @@ from coordinator.workloads.job_formats import (
     JobFormat,
     Throughputs,
 )
-from coordinator.workloads.records import JobTrace, NodeGroup, ScalingCurve, TraceJob
+from coordinator.workloads.records import MIB, JobTrace, NodeGroup, ScalingCurve, TraceJob
 from coordinator.workloads.table import Row, Table, read_text
 
 TRACES_VARIABLE = "ARYL_TRACES"
@@ -206,7 +206,7 @@ def read_nodes(path: Path, *, skip_zero_gpus: bool = False) -> tuple[tuple[NodeG
     """
     table = Table.open(path)
     table.require(NODE_COLUMNS)
-    counts: dict[tuple[str, int], int] = {}
+    counts: dict[tuple[str, int, int, int], int] = {}
     skipped = 0
     for row in table.rows():
         gpus = row.whole("gpu", least=0)
@@ -216,9 +216,19 @@ def read_nodes(path: Path, *, skip_zero_gpus: bool = False) -> tuple[tuple[NodeG
             skipped += 1
             continue
         kind = row.text("model") or "GPU"
-        counts[kind, gpus] = counts.get((kind, gpus), 0) + 1
+        cpus = row.whole("cpu_milli", least=0) // 1000 if "cpu_milli" in table.columns else 0
+        mib = row.whole("memory_mib", least=0) if "memory_mib" in table.columns else 0
+        key = (kind, gpus, cpus, mib)
+        counts[key] = counts.get(key, 0) + 1
     groups = tuple(
-        NodeGroup(count=counts[key], gpus=key[1], gpu_type=key[0], home_pool=Pool.TRAINING)
+        NodeGroup(
+            count=counts[key],
+            gpus=key[1],
+            gpu_type=key[0],
+            home_pool=Pool.TRAINING,
+            cpus=key[2],
+            memory_bytes=key[3] * MIB,
+        )
         for key in sorted(counts)
     )
     return groups, skipped

@@ -6,12 +6,13 @@ Origins, licences and what each column means: docs/traces.md. Units end here: se
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import ceil
 
 from msgspec import Struct
 
 from coordinator.workloads.own import COLUMNS as OWN_COLUMNS
 from coordinator.workloads.own import read_own
-from coordinator.workloads.records import TraceJob
+from coordinator.workloads.records import MIB, TraceJob
 from coordinator.workloads.table import Row
 
 MINUTE_S = 60.0
@@ -189,6 +190,8 @@ def _openb(row: Row, _: Context) -> TraceJob | None:
         tenant=row.text("qos"),
         gpu_types=tuple(kind for kind in row.text("gpu_spec").split("|") if kind),
         gpu_share=row.number("gpu_milli", least=0) / 1000.0,
+        cpus=ceil(row.number("cpu_milli", least=0) / 1000.0) if row.optional("cpu_milli") else 0,
+        memory_bytes=row.whole("memory_mib", least=0) * MIB if row.optional("memory_mib") else 0,
     )
 
 

@@ -35,8 +35,14 @@ COLUMNS = (
     "has_checkpoints",
     "gpu_share",
     "priority",
+    "app",
+    "cpus",
+    "memory_bytes",
 )
 """All columns, in the order they are written; the first four without job_id are enough to read."""
+
+RARE_COLUMNS = frozenset({"app", "cpus", "memory_bytes"})
+"""Written only where a job has something there: the checksums of older traces stay."""
 
 
 def read_own(row: Row) -> TraceJob:
@@ -68,14 +74,23 @@ def read_own(row: Row) -> TraceJob:
         has_checkpoints=_maybe(row, "has_checkpoints", _truth) or False,
         gpu_share=1.0 if (share := _maybe(row, "gpu_share", _ratio)) is None else share,
         priority=_maybe(row, "priority", lambda r, c: r.whole(c)) or 0,
+        app=row.optional("app"),
+        cpus=_maybe(row, "cpus", lambda r, c: r.whole(c, least=0)) or 0,
+        memory_bytes=_maybe(row, "memory_bytes", lambda r, c: r.whole(c, least=0)) or 0,
     )
 
 
 def job_lines(jobs: Iterable[TraceJob]) -> Iterator[str]:
     """The header and one line per job, each with its newline; numbers in their shortest form."""
-    yield ",".join(COLUMNS) + "\n"
+    jobs = tuple(jobs)
+    columns = [
+        column
+        for column in COLUMNS
+        if column not in RARE_COLUMNS or any(getattr(job, column) for job in jobs)
+    ]
+    yield ",".join(columns) + "\n"
     for job in jobs:
-        fields: dict[str, object] = {column: getattr(job, column) for column in COLUMNS}
+        fields: dict[str, object] = {column: getattr(job, column) for column in columns}
         fields["gpu_types"] = "|".join(job.gpu_types)
         yield ",".join(_written(value) for value in fields.values()) + "\n"
 

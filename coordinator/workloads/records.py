@@ -7,7 +7,9 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from common.model import JobId, JobSpec, Pool
+from common.model import JobId, JobSpec, NonNegativeInt, Pool, PositiveInt
+
+MIB = 2**20
 
 
 class TraceJob(Struct, frozen=True, kw_only=True):
@@ -29,6 +31,8 @@ class TraceJob(Struct, frozen=True, kw_only=True):
         types; 0: it cannot span types.
     has_checkpoints: whether it resumes where it was after a preemption.
     gpu_share: part of each GPU that it asked for; Aryl gives whole ones.
+    app: the group of trials that it belongs to; empty: it stands for itself.
+    cpus, memory_bytes: of the whole job; 0: not told.
     """
 
     job_id: str
@@ -51,6 +55,9 @@ class TraceJob(Struct, frozen=True, kw_only=True):
     has_checkpoints: bool = False
     gpu_share: float = 1.0
     priority: int = 0
+    app: str = ""
+    cpus: int = 0
+    memory_bytes: int = 0
 
     def __post_init__(self) -> None:
         """Refuse what no job can be; readers have named line and column before."""
@@ -127,12 +134,19 @@ class LoadSeries(Struct, frozen=True, kw_only=True):
 
 
 class NodeGroup(Struct, frozen=True, kw_only=True):
-    """Nodes that are alike."""
+    """Nodes that are alike.
+
+    nodes_per_rack: they stand in racks of so many; None: all in one.
+    cpus, memory_bytes: of one node; 0: not told.
+    """
 
     count: int
     gpus: int
     gpu_type: str
     home_pool: Pool = Pool.TRAINING
+    nodes_per_rack: PositiveInt | None = None
+    cpus: NonNegativeInt = 0
+    memory_bytes: NonNegativeInt = 0
 
 
 class ScalingCurve(Struct, frozen=True, kw_only=True):

@@ -10,11 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
+from math import ceil
 from random import Random
 
 from msgspec import Struct, structs
 
 from common.model import CheckpointSpec, GpuRequest, JobId, JobSpec, WorkerRange
+from common.profile import JobProfile
+from coordinator.workloads.goodput import model_for, speedup_of
+from coordinator.workloads.models import ModelFacts, facts_of
 from coordinator.workloads.records import ScalingCurve, SpeedUp, TraceJob, WorkloadJob
 
 TRAINING_GPU = "V100"
@@ -36,6 +40,13 @@ class RuntimeModel(StrEnum):
     """The base is linear, each further worker contributes 20 % less."""
     TABLE = "table"
     """Measured scaling curves of the job's model and batch size; linear where there is none."""
+    GOODPUT = "goodput"
+    """Pollux's throughput model at the batch size that was submitted (OSDI'21, section 3)."""
+    TUNED = "tuned"
+    """As `GOODPUT`, each job with the batch size that is best for the GPUs that it has.
+
+    Both are for elastic jobs; the others run at their own width, at their own batch size.
+    """
 
 
 class ShapeOptions(Struct, frozen=True, kw_only=True):
@@ -50,6 +61,7 @@ class ShapeOptions(Struct, frozen=True, kw_only=True):
     grace_s: how long a job may take to stop.
     is_oracle: declare true running times where the trace has no estimate. Results that read them
         are labelled oracle; without it the simulated cell has to learn them.
+    has_locality: gangs of known models are slower where they are spread, see `models`.
     """
 
     gpus_per_node: int = 8
@@ -60,6 +72,7 @@ class ShapeOptions(Struct, frozen=True, kw_only=True):
     curves: Curves | None = None
     grace_s: float = 30.0
     is_oracle: bool = True
+    has_locality: bool = False
 
 
 # --- choosing by seed ---------------------------------------------------------------------------
@@ -122,6 +135,17 @@ def _elastic(job: TraceJob, gpus_per_node: int) -> TraceJob:
         gpus_per_worker=size,
         min_workers=base // size,
         max_workers=2 * job.gpus // size,
+    )
+
+
+def with_any_size(jobs: Sequence[TraceJob], *, most: int) -> tuple[TraceJob, ...]:
+    """Let every job run with 1 to `most` GPUs, one a worker.
+
+    Measured curves cut the range to what was measured, see `from_curve`.
+    """
+    return tuple(
+        structs.replace(job, gpus_per_worker=1, min_workers=1, max_workers=max(most, job.gpus))
+        for job in jobs
     )
 
 
@@ -207,7 +231,7 @@ def to_workload_jobs(
     """Each trace job as one that a simulator can submit, in order of submission, ties by id.
 
     A job with a range keeps it; one without runs with the GPUs that it had. True work is set so
-    that on `gpus` GPUs the job takes `duration_s` under its own runtime model.
+    that on `gpus` GPUs the job takes `duration_s` under its own runtime model, before any tuning.
     """
     options = options or ShapeOptions()
     ordered = sorted(jobs, key=lambda job: (job.submit_s, job.job_id))
@@ -219,20 +243,43 @@ def _workload_job(job: TraceJob, options: ShapeOptions) -> WorkloadJob:
     had = max(1, job.gpus // size)
     workers = WorkerRange(min=job.min_workers or had, max=job.max_workers or had)
     workers, speedup = _speedup(job, workers, size, options)
-    reference = speedup.rate(min(max(had, workers.min), workers.max))
+    reference = _untuned(job, workers, size, options, speedup).rate(
+        min(max(had, workers.min), workers.max)
+    )
+    duration_s = _duration_s(job, speedup, options)
     estimate_s = job.estimate_s
     if estimate_s is None and options.is_oracle:
-        estimate_s = job.duration_s
+        estimate_s = duration_s
     return WorkloadJob(
         at_s=job.submit_s,
         job_id=JobId(job.job_id),
-        spec=_spec(job, workers, size, options, _at_base(estimate_s, reference, speedup)),
-        work_s=job.duration_s * reference,
+        spec=_spec(
+            job,
+            workers,
+            size,
+            options,
+            _at_base(estimate_s, reference, speedup),
+            _profile(job, speedup, options),
+        ),
+        work_s=duration_s * reference,
         speedup=speedup,
         tenant=job.tenant,
         user=job.user,
         heterogeneous_speed_ratio=job.heterogeneous_speed_ratio,
     )
+
+
+def _duration_s(job: TraceJob, speedup: SpeedUp, options: ShapeOptions) -> float:
+    """Running time on `gpus`; by the curve, where it is what the job runs by and counts iterations.
+
+    Traces round their durations to seconds, which is much of a job of half a minute.
+    """
+    curve = (options.curves or {}).get((job.model, job.batch_size or 0))
+    if curve is None or not job.iterations or not job.is_elastic or len(speedup.rates) == 1:
+        return job.duration_s
+    if options.runtime != RuntimeModel.TABLE or not _is_measured(curve, job.gpus):
+        return job.duration_s
+    return job.iterations / curve.iterations_per_s(job.gpus)
 
 
 def _at_base(estimate_s: float | None, reference: float, speedup: SpeedUp) -> float | None:
@@ -246,16 +293,31 @@ def _speedup(
     job: TraceJob, workers: WorkerRange, size: int, options: ShapeOptions
 ) -> tuple[WorkerRange, SpeedUp]:
     match options.runtime:
-        case RuntimeModel.LINEAR:
-            return workers, linear(workers)
         case RuntimeModel.LOSSY:
             return workers, lossy(workers)
+        case RuntimeModel.GOODPUT | RuntimeModel.TUNED if workers.min < workers.max:
+            is_tuned = options.runtime == RuntimeModel.TUNED
+            model = model_for(job.model, job.job_id)
+            nodes_of = options.gpus_per_node
+            return workers, speedup_of(model, workers, size, nodes_of, is_tuned=is_tuned)
+        case RuntimeModel.LINEAR | RuntimeModel.GOODPUT | RuntimeModel.TUNED:
+            return workers, linear(workers)
         case RuntimeModel.TABLE:
             curve = (options.curves or {}).get((job.model, job.batch_size or 0))
             asked = (workers.min * size, job.gpus)
             if curve is None or not all(_is_measured(curve, gpus) for gpus in asked):
                 return workers, linear(workers)
             return from_curve(workers, size, curve)
+
+
+def _untuned(
+    job: TraceJob, workers: WorkerRange, size: int, options: ShapeOptions, speedup: SpeedUp
+) -> SpeedUp:
+    """How it went when the trace was taken: with the batch size that it was submitted with."""
+    if options.runtime != RuntimeModel.TUNED:
+        return speedup
+    as_submitted = structs.replace(options, runtime=RuntimeModel.GOODPUT)
+    return _speedup(job, workers, size, as_submitted)[1]
 
 
 def _is_measured(curve: ScalingCurve, gpus: int) -> bool:
@@ -268,11 +330,13 @@ def _spec(
     size: int,
     options: ShapeOptions,
     expected_runtime_s: float | None,
+    profile: JobProfile,
 ) -> JobSpec:
     multiplier = {}
     if options.inference_gpu in job.gpu_types and options.inference_multiplier > 1:
         multiplier = {options.inference_gpu: options.inference_multiplier}
     path = f"/checkpoints/{job.job_id}" if job.has_checkpoints else None
+    had = max(1, job.gpus // size)
     return JobSpec(
         name=token(job.name or job.job_id),
         command=("train",),
@@ -286,7 +350,27 @@ def _spec(
         priority=job.priority,
         expected_runtime_s=expected_runtime_s,
         deadline_s=job.deadline_s or None,
+        app=token(job.app) if job.app else None,
+        profile=profile,
+        cpus_per_worker=ceil(job.cpus / had),
+        memory_bytes_per_worker=ceil(job.memory_bytes / had),
         checkpoint=CheckpointSpec(path=path, grace_s=options.grace_s),
+    )
+
+
+def _profile(job: TraceJob, speedup: SpeedUp, options: ShapeOptions) -> JobProfile:
+    """What its user would tell of a job: facts of its model, and how it really scales."""
+    facts = facts_of(job.model) or ModelFacts()
+    is_linear = options.runtime == RuntimeModel.LINEAR or len(speedup.rates) == 1
+    points = enumerate(speedup.rates, start=speedup.min_workers)
+    return JobProfile(
+        model=job.model,
+        speedup=() if is_linear else tuple(points),
+        rack_speed_ratio=facts.rack_speed_ratio if options.has_locality else 1.0,
+        far_speed_ratio=facts.far_speed_ratio if options.has_locality else 1.0,
+        skew_ratio=facts.skew_ratio,
+        gpu_busy_ratio=facts.gpu_busy_ratio,
+        batch_size=job.batch_size,
     )
 
 

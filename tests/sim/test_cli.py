@@ -106,7 +106,7 @@ def test_the_page_is_whole_and_needs_nothing_from_outside(tmp_path: Path) -> Non
     assert (done.code, done.err) == (0, f"wrote {file}\n")
     text = file.read_text()
     page = Page(text)
-    assert page.tags.count("svg") == 11
+    assert page.tags.count("svg") == 15
     assert page.outside == []
     assert not {"script", "link", "img", "iframe"} & set(page.tags)
     assert "@import" not in text
@@ -122,7 +122,7 @@ def test_the_page_shows_what_was_lent(tmp_path: Path) -> None:
     lending = ("--cluster", "4x8+4x8", "--load", str(load), "--policy", "aryl-loan")
     done = simulate("--workload", str(SLICE), *lending, "--html", str(file))
     assert done.code == 0, done.err
-    assert Page(file.read_text()).tags.count("svg") == 13
+    assert Page(file.read_text()).tags.count("svg") == 17
 
 
 # --- mistakes -----------------------------------------------------------------------------------

@@ -111,6 +111,17 @@ def test_the_slice_goes_as_a_second_simulator_says(policy: str) -> None:
     assert max(row.finished_at_s for row in found.rows) == pytest.approx(expected.makespan_s)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["yarn", "yarn-fair", "yarn-capacity", "drf"])
+def test_with_one_queue_and_one_node_the_classics_are_strict_fifo(policy: str) -> None:
+    """Nobody to be fair to and nowhere else to go: the order of submission, blocked by its head."""
+    jct_s, preemptions, makespan_s = GOLDEN_SLICE["fifo"]
+    found = run(str(SLICE), GPUS, policy)
+    assert found.result.jct_s.mean == pytest.approx(jct_s, abs=0.001)
+    assert found.result.preemptions == preemptions
+    assert max(row.finished_at_s for row in found.rows) == pytest.approx(makespan_s)
+
+
 GOLDEN_SLICE = {
     "fifo": (56317.908, 0, 1435934.0),
     "fifo-skip": (48715.108, 0, 1429495.0),
@@ -151,6 +162,8 @@ PUBLISHED = [
     ("cluster01", 64, "srsf", 22159.126, None, None),
     ("cluster06", 128, "fifo", 81210.788, None, None),
     ("cluster06", 128, "srsf", 29251.870, None, None),
+    ("cluster01", 64, "yarn", 144176.149, None, None),
+    ("cluster06", 128, "yarn", 81210.788, None, None),
     ("cluster02", 128, "fifo", 174038.211, None, None),
     ("cluster02", 128, "fifo-skip", 49377.09, 26407.54, 5263038),
     ("cluster02", 128, "sjf", 35624.69, 12655.15, 5310316),

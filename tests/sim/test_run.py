@@ -33,7 +33,9 @@ FIELDS = [
     *("training_gpu_ratio", "overall_gpu_ratio", "on_loan_gpu_ratio"),
     *("preemptions", "preempted_jobs_ratio", "lost_gpu_s", "reclaims", "reclaims_late"),
     *("jct_bound_s", "events", "wall_s", "peak_rss_bytes"),
-    *("reclaim", "on_loan_jobs", "scenario", "swept"),
+    *("reclaim", "on_loan_jobs", "makespan_s", "deadlines_met_ratio", "finish_time_fairness"),
+    *("jobs_rejected", "jobs_failed", "failures", "waits"),
+    *("scenario", "swept"),
 ]
 
 
@@ -75,6 +77,25 @@ def test_queueing_and_completion_are_measured_from_submission() -> None:
     assert result.queueing_s.mean == (0.0 + 80.0) / 2
     assert result.jct_s.mean == (100.0 + 130.0) / 2
     assert result.jct_bound_s == (100.0 + 50.0) / 2
+
+
+def test_makespan_deadlines_and_fairness_are_of_the_whole_run() -> None:
+    """Two jobs of the whole node, one after the other: the second misses its deadline by 10 s."""
+    jobs = (job("a", 0.0, 100.0, 8, deadline_s=100.0), job("b", 20.0, 50.0, 8, deadline_s=120.0))
+    result = played(workload(*jobs)).result
+    assert result.makespan_s == 150.0
+    assert result.deadlines_met_ratio == 0.5
+    # a: 80 of its 100 s with b, 1.8 apps in the mean; b: 80 of its 130 s with a.
+    shares = (8 / 1.8, 8 / (210 / 130))
+    rhos = (100.0 / (800.0 / shares[0]), 130.0 / (400.0 / shares[1]))
+    assert result.finish_time_fairness.max == pytest.approx(max(rhos))
+    assert result.finish_time_fairness.mean == pytest.approx(sum(rhos) / 2)
+    assert result.finish_time_fairness.share_above_1 == sum(rho > 1 for rho in rhos) / 2
+
+
+def test_without_deadlines_there_is_no_ratio_of_them() -> None:
+    """Nobody asked for one: not 0, not 1."""
+    assert played(workload(job("a", 0.0, 100.0, 8))).result.deadlines_met_ratio is None
 
 
 def test_use_is_of_the_span_of_submissions() -> None:

@@ -179,7 +179,18 @@ def test_periodic_saves_keep_what_was_done_at_the_last_one() -> None:
     bench = preempted(RunRules(saves=Saves.PERIODIC, save_period_s=150.0))
     assert bench.finished_at_s == 500.0 + 700.0
     assert bench.runtime.lost_gpu_s == 100.0 * GPUS
-    assert bench.saved_s() == 300.0
+
+
+def test_each_regular_save_is_told_when_it_is_made() -> None:
+    """At 150 and 300 s of computing; what the stop at 400 s says adds nothing to that."""
+    bench = Bench(RunRules(saves=Saves.PERIODIC, save_period_s=150.0))
+    bench.start(0)
+    found: list[float] = []
+    for wait_s in (149.0, 2.0, 148.0, 2.0, 99.0):
+        bench.wait(wait_s)
+        found.append(bench.saved_s())
+    bench.stop(0)
+    assert [*found, bench.saved_s()] == [0.0, 150.0, 150.0, 300.0, 300.0, 300.0]
 
 
 def test_a_restart_takes_its_time_and_the_first_start_does_not() -> None:

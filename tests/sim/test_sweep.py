@@ -12,6 +12,8 @@ from msgspec import structs
 
 from common.errors import ConfigError
 from coordinator.engine.accounting import Quantiles
+from coordinator.policies.bundles import POLICIES
+from coordinator.policies.knob_text import knobs
 from coordinator.sim.compare import Task, label, means
 from coordinator.sim.inputs import Shares
 from coordinator.sim.run import RunResult
@@ -49,6 +51,18 @@ def test_options_and_fields_change_what_they_name() -> None:
     assert (drawn.load, drawn.gangs) == (0.9, 3)
 
 
+def _owner(key: str) -> tuple[Task, str]:
+    """A task whose policy has the knob that a key names, and the knob's own value there."""
+    part, _, name = key.partition(".")
+    if part != "policy" or name in {knob.name for knob in knobs(POLICIES["aryl-elastic"])}:
+        return BASE, "1"
+    policy, knob = next(
+        (made, knob) for made in POLICIES.values() for knob in knobs(made) if knob.name == name
+    )
+    options = structs.replace(BASE.options, policy=policy.name)
+    return structs.replace(BASE, options=options), knob.default
+
+
 def test_every_key_can_be_swept() -> None:
     """None is listed that then fails on a value that suits it."""
     values = {
@@ -56,9 +70,10 @@ def test_every_key_can_be_swept() -> None:
         "workload": "paper-1", "policy.reclaim": "random", "policy.reclaim_cost": "jobs",
     }  # fmt: skip
     for key in keys():
-        for value in (values.get(key, "1"), "0.5", "true"):
+        base, default = _owner(key)
+        for value in (values.get(key, default), "1", "0.5", "true"):
             try:
-                made = vary(BASE, key, value)
+                made = vary(base, key, value)
             except ConfigError:
                 continue
             assert made.swept == {key: value}

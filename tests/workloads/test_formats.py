@@ -114,8 +114,8 @@ def test_openb_nodes_are_grouped() -> None:
     """Alike nodes are one group; those without a GPU are counted or refused."""
     groups, skipped = read_nodes(DATA / "openb_nodes.csv", skip_zero_gpus=True)
     assert groups == (
-        NodeGroup(count=2, gpus=8, gpu_type="G2"),
-        NodeGroup(count=2, gpus=4, gpu_type="V100M16"),
+        NodeGroup(count=2, gpus=8, gpu_type="G2", cpus=96, memory_bytes=393_216 * 2**20),
+        NodeGroup(count=2, gpus=4, gpu_type="V100M16", cpus=32, memory_bytes=131_072 * 2**20),
     )
     assert skipped == 1
     with pytest.raises(ConfigError, match="line 2: column gpu: 0, expected at least 1"):
@@ -172,6 +172,9 @@ def test_our_own_format_comes_back_byte_for_byte() -> None:
             heterogeneous_speed_ratio=0.7,
             has_checkpoints=True,
             priority=-2,
+            app="search",
+            cpus=96,
+            memory_bytes=2**38,
         ),
     )
     text = "".join(job_lines(jobs))
@@ -179,6 +182,8 @@ def test_our_own_format_comes_back_byte_for_byte() -> None:
     assert read.jobs == jobs
     assert "".join(job_lines(read.jobs)) == text
     assert text.splitlines()[0] == ",".join(COLUMNS)
+    plain = "".join(job_lines(jobs[:1]))
+    assert plain.splitlines()[0] == ",".join(COLUMNS[:-3])  # as traces were written before
 
 
 def test_three_columns_are_enough() -> None:

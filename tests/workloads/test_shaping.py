@@ -148,7 +148,7 @@ def test_a_measured_curve_counts_against_the_base_gang() -> None:
         from_curve(WorkerRange(min=2, max=4), 8, YOLO)
 
 
-@pytest.mark.parametrize("runtime", list(RuntimeModel))
+@pytest.mark.parametrize("runtime", [each for each in RuntimeModel if each != RuntimeModel.TUNED])
 def test_with_the_gpus_that_it_had_a_job_takes_as_long_as_it_did(runtime: RuntimeModel) -> None:
     """True work is set for the width of the trace, under each runtime model."""
     jobs = with_elastic_share(make_jobs(8, gpus=4, model="yolov3", batch_size=64), 0.5, 3)
