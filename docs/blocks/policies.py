@@ -2,62 +2,64 @@
 
 from __future__ import annotations
 
-import re
-from enum import StrEnum
-from inspect import getdoc
+from pathlib import Path
 
 from blocks.source import one_line
-from coordinator.policies.bundles import KNOBS, POLICIES
+from coordinator.policies.bundles import POLICIES
+from coordinator.policies.knob_text import Knob, knobs
 from coordinator.policies.passes import Rules
 from coordinator.sim.scenarios import FAMILIES, SCENES
 from coordinator.sim.sweep import OPTIONS, PARTS
 
 SHOWN_OF = "aryl"
+PAGES_DIR = Path(__file__).parents[1] / "policies"
+PARTS_SHOWN = ("order", "size", "place", "loan", "reclaim", "forecast")
+
+
+def policy_table() -> str:
+    """Every policy, and which parts it is made of."""
+    lines = ["| policy | " + " | ".join(PARTS_SHOWN) + " |", "|---" * 7 + "|"]
+    for name, made in sorted(POLICIES.items()):
+        parts = (getattr(made.parts, part) or "-" for part in PARTS_SHOWN)
+        lines.append(f"| {_linked(name)} | " + " | ".join(parts) + " |")
+    return "\n".join(lines)
+
+
+def policy_list() -> str:
+    """Every policy in one sentence."""
+    lines = ["| policy | what it does |", "|---|---|"]
+    lines += [
+        f"| {_linked(name)} | {made.description} |" for name, made in sorted(POLICIES.items())
+    ]
+    return "\n".join(lines)
+
+
+def _linked(name: str) -> str:
+    """A policy's name, and the way to the page of its system where it has one."""
+    families = (name, name.partition("-")[0])
+    page = next((each for each in families if (PAGES_DIR / f"{each}.md").exists()), None)
+    return f"[`{name}`](policies/{page}.md)" if page else f"`{name}`"
+
+
+def joint_knobs() -> str:
+    """Knobs of the policies that decide jointly, with their defaults."""
+    lines = ["| policy | knob | values | default | says |", "|---|---|---|---|---|"]
+    for name, made in sorted(POLICIES.items()):
+        if not isinstance(made.knobs, Rules):
+            lines += [f"| `{name}` | {_row(knob)} |" for knob in knobs(made)]
+    return "\n".join(lines)
 
 
 def knob_table() -> str:
     """Every knob, what it may be, what it is in `aryl`, and what the source says of it."""
-    rules, notes = POLICIES[SHOWN_OF].rules, _notes()
-    assert rules is not None
     lines = [f"| knob | values | of `{SHOWN_OF}` | says |", "|---|---|---|---|"]
-    for name, kind in KNOBS.items():
-        value = _value(getattr(rules, name))
-        lines.append(f"| `{name}` | {_values(kind)} | {value} | {one_line(notes[name])} |")
+    lines += [f"| {_row(knob)} |" for knob in knobs(POLICIES[SHOWN_OF])]
     return "\n".join(lines)
 
 
-def _notes() -> dict[str, str]:
-    """The docstring's `name: text`, several of which may share a line."""
-    doc = getdoc(Rules) or ""
-    names = "|".join((*KNOBS, "order"))
-    parts = re.split(rf"\b({names}): ", doc.partition("\n\n")[2])
-    return {
-        name: text.strip().rstrip(".") for name, text in zip(parts[1::2], parts[2::2], strict=True)
-    }
-
-
-def _values(kind: object) -> str:
-    if kind is bool:
-        return "`true`, `false`"
-    if isinstance(kind, type) and issubclass(kind, StrEnum):
-        return ", ".join(f"`{member.value}`" for member in kind)
-    text = str(kind)
-    what = "whole number" if "int" in text else "number"
-    least = " >= 0" if "ge=0" in text else ""
-    most = " and <= 1" if "le=1" in text else ""
-    return f"{what}{least}{most}" + (", `null`" if "Optional" in text else "")
-
-
-def _value(value: object) -> str:
-    match value:
-        case bool():
-            return f"`{str(value).lower()}`"
-        case StrEnum():
-            return f"`{value.value}`"
-        case None:
-            return "`null`"
-        case _:
-            return f"`{value:g}`"
+def _row(knob: Knob) -> str:
+    default = f"`{knob.default}`" if knob.default else "none"
+    return f"`{knob.name}` | {knob.values} | {default} | {one_line(knob.says)}"
 
 
 def sweep_keys() -> str:

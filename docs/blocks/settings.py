@@ -9,6 +9,7 @@ from agent.settings import AgentSettings
 from blocks.source import member_notes, one_line
 from common import model
 from common.model import JobSpec
+from common.profile import JobProfile
 from common.settings import SettingRow, describe
 from coordinator.service.settings import CoordinatorSettings
 
@@ -27,7 +28,7 @@ _JOB_NOTES = {
     "gpu": "which GPUs it accepts",
     "priority": "higher goes first, before any other rule of the queue",
     "preemptibility": "`non`: never on a lent node; `semi`: only flexible workers; `full`: all",
-    "deadline_s": "wanted end, counted from submission; shown, and no policy acts on it yet",
+    "deadline_s": "wanted end, from submission; the policies of `qos` act on it, others show it",
     "time_limit_s": "an attempt that ran this long is stopped, with its grace, and fails",
     "checkpoint": "how to ask it to save",
     "retry": "its budget for its own faults; preemptions and node faults are free of it",
@@ -35,9 +36,15 @@ _JOB_NOTES = {
     "retry.on_exit_codes": "only these exit codes are tried again; empty means any",
     "launcher": "`torchrun`: Aryl puts torchrun before the command, one per worker",
     "rendezvous": "where its gang meets, if that is a program of its own",
-    "app": "name of a group of trials; shown, and no policy acts on it yet",
+    "app": "name of a group of trials, which the policy `themis` serves as one; others show it",
+    "prerun": "a try on a few GPUs before the gang starts, which shows most failures as well",
+    "profile": "what is known of how it runs; policies that need more than this say what they take",
 }
 """Meanings that no docstring of the struct gives; a key without one fails the build of the page."""
+
+
+_NOT_A_USER_S = "prerun.gang"
+"""The coordinator's to set: a job file that has it is refused."""
 
 
 def agent_settings() -> str:
@@ -53,7 +60,8 @@ def coordinator_settings() -> str:
 def job_file() -> str:
     """A job file, key by key; the meanings are the docstrings of the parts."""
     notes = _parts_notes() | _JOB_NOTES
-    return _table([row._replace(meaning=notes[row.key]) for row in describe(JobSpec)])
+    rows = [row for row in describe(JobSpec) if not row.key.startswith(_NOT_A_USER_S)]
+    return _table([row._replace(meaning=notes[row.key]) for row in rows])
 
 
 def _parts_notes() -> dict[str, str]:
@@ -63,6 +71,8 @@ def _parts_notes() -> dict[str, str]:
         "gpu": model.GpuRequest,
         "checkpoint": model.CheckpointSpec,
         "rendezvous": model.RendezvousSpec,
+        "profile": JobProfile,
+        "prerun": model.PrerunSpec,
     }
     for key, part in parts.items():
         for name, note in _NOTE.findall(inspect.getdoc(part) or ""):

@@ -52,6 +52,8 @@ def type_text(kind: types.Type) -> str:
             return anchor(cls)
         case types.VarTupleType(item_type=item, min_length=least):
             return f"list of {type_text(item)}" + (f", at least {least}" if least else "")
+        case types.TupleType(item_types=items):
+            return f"list of {' and '.join(type_text(item) for item in items)}"
         case types.DictType(key_type=key, value_type=value):
             return f"map of {type_text(key)} to {type_text(value)}"
         case types.UnionType(types=members):
