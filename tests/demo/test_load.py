@@ -14,7 +14,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from common.clock import SystemClock
-from coordinator.demo.load import LoadDriver, LoadSettings
+from coordinator.demo.load import LoadDriver, LoadSettings, arrivals
 from coordinator.demo.traces import LoadSample, LoadSlice
 from tests.demo.processes import LIMIT_S, ROOT
 
@@ -59,16 +59,19 @@ async def test_a_burst_never_opens_more_than_its_bound() -> None:
             cycles=1,
             most_in_flight=3,
         )
+        due = sum(
+            1 for _ in arrivals(STEADY, speed=1e9, peak_req_per_s=1e8, seed=settings.seed, cycles=1)
+        )
         driver = LoadDriver(settings, STEADY)
         driving = asyncio.create_task(driver.run(asyncio.Event()))
         clock = SystemClock()
         async with clock.timeout(LIMIT_S):
-            while service.asked < 3:
+            while service.asked < 3 or driver.sent_total < due:
                 await clock.sleep(0.01)
         service.is_open.set()
         async with clock.timeout(LIMIT_S):
             await driving
-    assert driver.sent_total > 50
+    assert driver.sent_total == due > 50
     assert service.asked == driver.ok_total == 3
     assert driver.refused_total == driver.sent_total - 3
 
