@@ -186,6 +186,7 @@ class Agent:
             agent=self._own(),
             trespasses=self._life.trespasses,
             detail=self._life.detail,
+            is_server_down=self._life.is_server_down,
             stage_durations_s=self._life.stage_durations_s,
         )
 
@@ -217,6 +218,7 @@ class Agent:
             memory.generation,
             memory.lease,
             self._life.detail,
+            self._life.is_server_down,
             tuple(
                 (worker.key, worker.phase, worker.endpoint, worker.error)
                 for worker in self._life.workers.reports()

@@ -26,6 +26,10 @@ MAX_TRESPASSES = 32
 """A report names no more of them: one is enough to send somebody there."""
 
 
+PROBES_MISSED_WHEN_DOWN = 3
+"""So many health checks in a row must fail before a server counts as down."""
+
+
 class Life:
     """One node.
 
@@ -41,6 +45,8 @@ class Life:
         self.workers = Holding(memory, free_memory_ratio=settings.device_free_memory_ratio)
         self.stage_durations_s: dict[str, float] = {}
         self._reclaim_at_s: float | None = None
+        self._missed_probes = 0
+        self._missed_at_s = 0.0
         self._why = ""
         self.trespasses: tuple[Trespass, ...] = ()
         self._role_at_s = now_s
@@ -154,6 +160,14 @@ class Life:
         return moving or self.workers.is_in_transition
 
     @property
+    def is_server_down(self) -> bool:
+        """Whether the node is there to serve, and its server missed several checks in a row.
+
+        One missed check may be a server that is busy; to be counted out costs its service a node.
+        """
+        return self.memory.role == R.SERVING and self._missed_probes >= PROBES_MISSED_WHEN_DOWN
+
+    @property
     def detail(self) -> str:
         """Why the node is where it is, in words."""
         parts = (self._why, self._hook_error, self._trespass)
@@ -235,6 +249,10 @@ class Life:
                 self._fire(NodeEvent.LEND, facts.now_s, f"lease {self.memory.lease.lease_id}")
                 return self._draining(facts)
         is_down = facts.probed_at_s > self._role_at_s and not facts.is_healthy
+        if not is_down:
+            self._missed_probes = 0
+        elif facts.probed_at_s != self._missed_at_s:
+            self._missed_probes, self._missed_at_s = self._missed_probes + 1, facts.probed_at_s
         self._why = "the server does not answer its health check" if is_down else ""
         return []
 

@@ -388,8 +388,9 @@ def _as_unavailable(subject: str) -> Generator[None]:
         yield
     except nats.errors.NoRespondersError:
         raise Unavailable(f"{subject}: nobody listens") from None
-    except TimeoutError:
-        raise Unavailable(f"{subject}: no answer in time") from None
+    except TimeoutError as error:
+        # With its cause: a caller that was perhaps heard must know it from one that was not.
+        raise Unavailable(f"{subject}: no answer in time") from error
     except (nats.errors.Error, OSError) as error:
         raise Unavailable(f"{subject}: {_text(error)}") from error
 

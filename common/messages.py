@@ -196,6 +196,8 @@ class NodeReport(Message, frozen=True, kw_only=True, tag="node_report"):
     trespasses: tuple[Trespass, ...] = ()
     detail: str = ""
     """Why the node is where it is, in words, where there is something to say."""
+    is_server_down: bool = False
+    """Its inference server misses its health checks: the node serves nobody."""
     stage_durations_s: dict[str, float] = {}
     """Stages of the last return: vacate, device_free, server_ready."""
 

@@ -103,6 +103,7 @@ class NodeReported(Fact, frozen=True, kw_only=True, tag="node_reported"):
     workers: tuple[WorkerFact, ...] = ()
     trespasses: tuple[TrespassFact, ...] = ()
     detail: str = ""
+    is_server_down: bool = False
     stage_durations_s: dict[str, float] = {}
 
 

@@ -80,9 +80,12 @@ def _are_known(node: NodeEntry, facts: tuple[GpuFact, ...]) -> bool:
     if len(node.gpus) != len(facts):
         return False
     for slot, fact in zip(node.gpus, facts, strict=True):
-        if slot.uuid != fact.uuid or slot.gpu_type != fact.gpu_type:
-            return False
-        if slot.health != fact.health or slot.memory_bytes != fact.memory_bytes:
+        if (
+            slot.uuid != fact.uuid
+            or slot.health != fact.health
+            or slot.gpu_type != fact.gpu_type
+            or slot.memory_bytes != fact.memory_bytes
+        ):
             return False
     return True
 
@@ -118,10 +121,14 @@ def _fold_role(ctx: Context, node: NodeEntry, event: NodeReported, *, is_new_boo
         _reboot(ctx, node, event)
     elif node.role != event.role:
         _move(ctx, node, event)
-    if node.role == NodeRole.SERVING:
+    if node.role == NodeRole.SERVING and not event.is_server_down:
         if node.serving_since_s is None:
             node.serving_since_s = ctx.now_s
     else:
+        if node.role == NodeRole.SERVING and node.serving_since_s is not None:
+            # A dead server measures as no load: it must not look like one to spare.
+            ctx.tell(node.name, "server down", event.detail)
+            ctx.needs_loan_pass = True
         node.serving_since_s = None
 
 
@@ -176,6 +183,8 @@ def _tell_trespasses(
     """Each foreign process on a GPU is told once, however often it comes and goes (design 7)."""
     if is_new_boot:
         node.trespasses_told = []  # process ids begin anew
+    if not event.trespasses:
+        return
     for fact in event.trespasses:
         if (fact.pid, fact.gpu_uuid) not in node.trespasses_told:
             node.trespasses_told.append((fact.pid, fact.gpu_uuid))
@@ -193,12 +202,31 @@ def _fold_workers(ctx: Context, node: NodeEntry, event: NodeReported, *, is_new_
     if node.unknown_workers:
         node.unknown_workers = []
     for fact in event.workers:
-        _fold_worker(ctx, node, fact)
+        if not _is_told_again(ctx, node, fact):
+            _fold_worker(ctx, node, fact)
     _missing_workers(ctx, node, event, reported_keys, is_new_boot=is_new_boot)
     if ctx.state.awaiting_jobs:
         rebuilding.heard(ctx, node.name, reported_keys)
     if node.unknown_workers:
         ctx.ask_ledgers[node.name] = None
+
+
+def _is_told_again(ctx: Context, node: NodeEntry, fact: WorkerFact) -> bool:
+    """Whether a report says of a live worker what the last one said, as it mostly does.
+
+    One that ended is not live any more: it was taken from its job when its node said so first.
+    """
+    key = fact.key
+    job = ctx.state.jobs.get(key.job_id)
+    if job is None or job.attempt != key.attempt:
+        return False
+    worker = job.workers.get(key.worker_index)
+    return (
+        worker is not None
+        and worker.phase == fact.phase
+        and worker.node == node.name
+        and worker.endpoint == fact.endpoint
+    )
 
 
 def _fold_worker(ctx: Context, node: NodeEntry, fact: WorkerFact) -> None:
@@ -289,7 +317,7 @@ def _missing_workers(
     Only a report that already shows the generation of the order, in this epoch, proves that; or a
     new boot id, after which nothing can be running.
     """
-    if all(key in reported_keys for key in keys_on(node)) and not node.stores:
+    if not node.stores and keys_on(node) <= reported_keys:
         return
     for job, worker in loans.held_on(ctx, node):
         if worker.key in reported_keys:

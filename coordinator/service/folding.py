@@ -226,6 +226,7 @@ def facts_of(report: NodeReport) -> NodeReported:
             sorted(TrespassFact(found.pid, found.gpu_uuid) for found in report.trespasses)
         ),
         detail=report.detail,
+        is_server_down=report.is_server_down,
         stage_durations_s=report.stage_durations_s,
     )
 

@@ -32,6 +32,20 @@ def test_a_server_that_never_gets_healthy_ends_in_quarantine() -> None:
     assert "healthy" in bench.life.detail
 
 
+def test_a_server_that_misses_its_checks_in_a_row_is_told_as_down() -> None:
+    """One missed check may be a busy server; three are none, and one answer ends it."""
+    bench = Bench()
+    bench.serve()
+    bench.is_healthy = False
+    bench.steps(2)
+    assert not bench.life.is_server_down
+    bench.step()
+    assert (bench.role(), bench.life.is_server_down) == (R.SERVING, True)
+    bench.is_healthy = True
+    bench.step()
+    assert not bench.life.is_server_down
+
+
 def test_a_failed_command_is_tried_again_and_told() -> None:
     """A hook's error is in the report while it lasts."""
     bench = Bench()

@@ -134,7 +134,7 @@ def test_a_root_cause_goes_before_its_outcome_wherever_they_stand() -> None:
 @pytest.mark.parametrize(
     ("exit_code", "expected"),
     [
-        (-9, "cpu_out_of_memory"),
+        (-9, NO_SIGNATURE),
         (-11, "invalid_memory_access"),
         (139, "invalid_memory_access"),
         (-6, "core_dump"),

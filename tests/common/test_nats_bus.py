@@ -14,6 +14,7 @@ from common import bus as bus_module
 from common.bus import BusMessage, NatsBus, connect_nats
 from common.clock import SystemClock
 from common.errors import ConfigError, Unavailable
+from coordinator.cli.session import is_timeout
 from coordinator.service.natsserver import NatsServer
 from tests.inbox import PATIENCE_S, Inbox, echo
 from tests.servers import scripted_nats
@@ -29,6 +30,23 @@ async def test_subscriptions_outlive_a_server_crash(
     await nats_server.start()
     assert await nats_bus.request("echo", b"1", timeout_s=PATIENCE_S) == b"re:1"
     assert nats_bus.counters.reconnect_count == 1
+
+
+@pytest.mark.nats
+async def test_a_request_that_was_heard_and_not_answered_is_a_timeout(nats_bus: NatsBus) -> None:
+    """Who asked must know that it may still happen; where nobody listens it cannot."""
+    never = asyncio.Event()
+
+    async def deaf(message: BusMessage) -> None:
+        await never.wait()
+
+    await nats_bus.subscribe("deaf", deaf)
+    with pytest.raises(Unavailable, match="no answer in time") as heard:
+        await nats_bus.request("deaf", b"", timeout_s=0.2)
+    with pytest.raises(Unavailable) as unheard:
+        await nats_bus.request("nobody", b"", timeout_s=PATIENCE_S)
+    assert (is_timeout(heard.value), is_timeout(unheard.value)) == (True, False)
+    never.set()
 
 
 @pytest.mark.nats

@@ -72,6 +72,21 @@ def says(
     )
 
 
+def test_a_node_whose_server_is_down_is_not_one_to_spare() -> None:
+    """A dead server measures as no load: its node neither counts as ready nor is lent."""
+    house = House()
+    assert house.node("i0").serving_since_s is not None
+    down = replace(says(house, "i0", NodeRole.SERVING), is_server_down=True)
+    outcome = house.engine.handle(down, now_s=house.engine.state.now_s)
+    assert house.node("i0").serving_since_s is None
+    assert outcome.needs_loan_pass
+    [view] = [node for node in house.engine.snapshot().nodes if node.name == "i0"]
+    assert view.serving_since_s is None
+    assert any(line.what == "server down" for line in house.engine.state.stories)
+    house.engine.handle(says(house, "i0", NodeRole.SERVING), now_s=house.engine.state.now_s)
+    assert house.node("i0").serving_since_s == house.engine.state.now_s
+
+
 def test_a_loan_begins_when_the_node_is_drained() -> None:
     """Until then nothing may be placed there."""
     house = House(delays=SLOW)
