@@ -1,19 +1,26 @@
-"""Tetris: pack by alignment of demand and room, short jobs first, within what fairness leaves.
+"""Tetris: machine by machine, pack by alignment, short jobs first, within what fairness leaves.
 
-Source: Tetris, SIGCOMM'14, sections 3.2 to 3.4, for gangs. Of a job that fits on machines, the
-alignment is the scalar product of what a worker wants and what the machine has free, both as parts
-of the machine; a gang's is the mean over its workers. A worker on another machine than most of its
-gang counts `remote_ratio` of it. From that comes off eps times the work that is left, with eps the
-ratio of the means, so that both weigh alike; the highest score starts, and so on. Must not know the
-engine.
+Source: Tetris, SIGCOMM'14, sections 3.2 to 3.4, for gangs. A machine with room picks, of the jobs
+that fit there, the one with the highest score, until nothing fits; then the next machine. The score
+is the alignment, which is the scalar product of what a worker wants and what the machine has free,
+both as parts of the machine, less eps times the work that is left, with eps the ratio of the means,
+so that both weigh alike. Must not know the engine.
 
-Only the jobs that fit and whose tenants have the smallest dominant shares are looked at: the
-1 - `fairness` part of them. All of a gang must fit in one pass, and nobody is stopped.
+The paper leaves the order of machines to their heartbeats. Here the fullest machine with room for
+anybody goes first, by free GPUs and then by name, so that small jobs keep whole machines whole.
+
+All of a gang must fit in one pass, and nobody is stopped. A gang that no machine takes whole goes
+to those with the most room, so to the fewest, and its last part to the fullest that takes that; it
+stands to choice on the fullest of them. Its alignment is the mean over its workers, of which those
+away from its first machine count `remote_ratio`.
+
+Only the jobs of the highest priority that fit are looked at, and at a machine of those the
+1 - `fairness` part whose tenants have the smallest dominant shares.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import ceil
 from statistics import fmean
 
@@ -43,10 +50,11 @@ class TetrisKnobs(Struct, frozen=True, kw_only=True):
 
 
 class _Fit(Struct, frozen=True, kw_only=True):
-    """Where a gang of one shape would go, and how well that aligns."""
+    """Where a gang of one shape would go, which of these machines picks it, and the alignment."""
 
     gpu_type: str
     placements: tuple[Placement, ...]
+    machine: NodeName
     alignment: float
 
 
@@ -73,8 +81,15 @@ class Packing:
         self.waiting: dict[JobId, JobView] = {
             job.job_id: job for job in snapshot.jobs if job.state == JobState.PENDING
         }
-        while (best := self._best()) is not None:
-            self._start(*best)
+        for priority in sorted({job.priority for job in self.waiting.values()}, reverse=True):
+            level = {
+                name: (job, _shape(job))
+                for name, job in self.waiting.items()
+                if job.priority == priority
+            }
+            while (best := self._best(level.values())) is not None:
+                del level[best[0].job_id]
+                self._start(*best)
 
     def why(self, job: JobView) -> str:
         """Why a job waits on."""
@@ -87,17 +102,14 @@ class Packing:
 
     # --- the score ------------------------------------------------------------------------------
 
-    def _best(self) -> tuple[JobView, _Fit, float] | None:
-        """The highest score among those that fit and that fairness leaves."""
-        fits: dict[JobId, _Fit] = {}
-        for job in self.waiting.values():
-            if (fit := self._fit(job)) is not None:
-                fits[job.job_id] = fit
-        if not fits:
+    def _best(self, level: Iterable[tuple[JobView, Shape]]) -> tuple[JobView, _Fit, float] | None:
+        """What the fullest machine with room picks among those that fit and fairness leaves."""
+        found = [(job, fit) for job, shape in level if (fit := self._fit(job, shape)) is not None]
+        if not found:
             return None
-        first = max(self.waiting[job_id].priority for job_id in fits)
-        line = [self.waiting[job_id] for job_id in fits]
-        line = sorted((job for job in line if job.priority == first), key=self._worst_off)
+        machine = min({fit.machine for _, fit in found}, key=self._fullness)
+        fits = {job.job_id: fit for job, fit in found if fit.machine == machine}
+        line = sorted((self.waiting[job_id] for job_id in fits), key=self._worst_off)
         count = max(1, ceil((1.0 - self._knobs.fairness) * len(line)))
         line = line[:count]
         left = {job.job_id: self._left(job) for job in line}
@@ -123,13 +135,22 @@ class Packing:
 
     # --- where ----------------------------------------------------------------------------------
 
-    def _fit(self, job: JobView) -> _Fit | None:
-        """Where its gang aligns best; jobs of one shape share the answer until room changes."""
-        shape = _shape(job)
+    def _fullness(self, name: NodeName) -> tuple[float, NodeName]:
+        """The order of machines: those with the fewest free GPUs first."""
+        return self._bins.fullest(name), name
+
+    def _fit(self, job: JobView, shape: Shape) -> _Fit | None:
+        """Where its gang would go: on the fewest machines of one type, then on the fullest.
+
+        Jobs of one shape share the answer until room changes.
+        """
         if shape not in self._fits:
             found = (self._placed(job, kind) for kind in self._bins.kinds(job))
-            fits = [fit for fit in found if fit is not None]
-            self._fits[shape] = max(fits, key=lambda fit: fit.alignment, default=None)
+            self._fits[shape] = min(
+                (fit for fit in found if fit is not None),
+                key=lambda fit: (len(fit.placements), self._fullness(fit.machine)),
+                default=None,
+            )
         return self._fits[shape]
 
     def alignment(self, job: JobView, name: NodeName) -> float:
@@ -138,24 +159,45 @@ class Packing:
         return wanted(job, whole).over(whole).dot(self._bins.free[name].over(whole))
 
     def _placed(self, job: JobView, kind: str) -> _Fit | None:
-        """Worker by worker where it aligns best; as many there as fit, then the next machine."""
+        """On machines of a type: the fullest that takes all, else those with the most room."""
         count = job.workers_on(kind).min
-        scores: dict[NodeName, float] = {
-            name: self.alignment(job, name)
-            for name, node in self._bins.floor.nodes.items()
-            if node.gpu_type == kind
-        }
-        placements = self._bins.pick(job, kind, count, lambda name: -scores[name])
+        placements = self._chosen(job, kind, count)
         if not placements:
             return None
         first = placements[0].node
         total = sum(
             placement.worker_count
-            * scores[placement.node]
+            * self.alignment(job, placement.node)
             * (1.0 if placement.node == first else self._knobs.remote_ratio)
             for placement in placements
         )
-        return _Fit(gpu_type=kind, placements=placements, alignment=total / count)
+        return _Fit(
+            gpu_type=kind,
+            placements=placements,
+            machine=min((placement.node for placement in placements), key=self._fullness),
+            alignment=total / count,
+        )
+
+    def _chosen(self, job: JobView, kind: str, count: int) -> tuple[Placement, ...]:
+        """Machines for so many workers, none where not all fit."""
+        rooms: dict[NodeName, int] = {
+            name: room
+            for name, node in self._bins.floor.nodes.items()
+            if node.gpu_type == kind and (room := self._bins.room(job, name))
+        }
+        if sum(rooms.values()) < count:
+            return ()
+        found: list[Placement] = []
+        while count:
+            takers = [name for name, room in rooms.items() if room >= count]
+            if takers:
+                name = min(takers, key=self._fullness)
+            else:
+                name = min(rooms, key=lambda name: (-rooms[name], self._fullness(name)))
+            here = min(count, rooms.pop(name))
+            found.append(Placement(node=name, worker_count=here))
+            count -= here
+        return tuple(found)
 
     def _start(self, job: JobView, fit: _Fit, score: float) -> None:
         self.starts.append((job, fit, score))
@@ -170,8 +212,12 @@ class Packing:
         self._shares[job.tenant] = self._shares.get(job.tenant, 0.0) + more
         touched = {placement.node for placement in fit.placements}
         for shape, other in list(self._fits.items()):
-            # Room only shrinks, so what found none finds none; and what stands elsewhere stands.
-            if other is not None and touched & {each.node for each in other.placements}:
+            # Room only shrinks, so what found none finds none. What stands elsewhere stands when
+            # one machine filled up: it picked as the fullest, so who stands elsewhere did not fit.
+            # Of several, one may have become the fullest that takes somebody.
+            if other is not None and (
+                len(touched) > 1 or touched & {each.node for each in other.placements}
+            ):
                 del self._fits[shape]
 
 
@@ -208,7 +254,7 @@ POLICIES = (
         allocate=_allocate,
         hold=_hold,
         parts=Parts(
-            order="alignment less eps x work left", size="base demand", place="best alignment"
+            order="alignment less eps x work left", size="base demand", place="fullest first"
         ),
     ),
 )

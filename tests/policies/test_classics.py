@@ -1,4 +1,4 @@
-"""DRF, Tetris, YARN and Mesos: the rules that their papers state, each by its name."""
+"""DRF, YARN and Mesos: the rules that their papers state, each by its name."""
 
 from __future__ import annotations
 
@@ -9,73 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from common.model import JobState
 from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Preempt, Resize, Start
+from coordinator.policies.decisions import Preempt, Resize
 from coordinator.policies.passes import Allocation
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView, TenantView
+from coordinator.policies.snapshot import TenantView
 from coordinator.policies.vectors import Vector, wanted
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
-
-GB = 10**9
-
-
-def machine(
-    name: str, *, gpus: int = 8, cpus: int = 0, memory_gb: int = 0, jobs: tuple[JobView, ...] = ()
-) -> NodeView:
-    """A training node with the workers that jobs have there."""
-    workers = [worker for job in jobs for worker in job.placed if worker.node == name]
-    made = make_node_view(name, gpus=gpus, workers=workers)
-    return replace(made, cpus=cpus, memory_bytes=memory_gb * GB)
-
-
-def job(
-    name: str,
-    tenant: str = "a",
-    *,
-    gpus: int = 1,
-    cpus: int = 0,
-    memory_gb: int = 0,
-    workers: tuple[int, int] = (1, 1),
-    nodes: tuple[str, ...] = (),
-    submitted_at_s: float = 0.0,
-    work_s: float = 3600.0,
-    last_resized_at_s: float | None = None,
-) -> JobView:
-    """A job that waits, or runs with a worker on each node named; the first are its base gang."""
-    placed = [
-        make_worker_view(name, index, node, gpus=gpus, is_flexible=index >= workers[0])
-        for index, node in enumerate(nodes)
-    ]
-    made = make_job_view(
-        name,
-        state=JobState.RUNNING if nodes else JobState.PENDING,
-        workers=workers,
-        gpus_per_worker=gpus,
-        placed=placed,
-        submitted_at_s=submitted_at_s,
-        remaining_work_s=work_s,
-        last_resized_at_s=last_resized_at_s,
-    )
-    return replace(
-        made, tenant=tenant, cpus_per_worker=cpus, memory_bytes_per_worker=memory_gb * GB
-    )
-
-
-def cell(*nodes: NodeView, jobs: tuple[JobView, ...], now_s: float = NOW_S) -> ClusterSnapshot:
-    """A snapshot of these."""
-    return make_snapshot(nodes=nodes, jobs=jobs, now_s=now_s)
-
-
-def started(allocation: Allocation) -> list[str]:
-    """Jobs that start, in order."""
-    return [d.job_id for d in allocation.decisions if isinstance(d, Start)]
-
-
-def decide(name: str, snapshot: ClusterSnapshot, memory: bytes = b"") -> Allocation:
-    """A pass under a policy."""
-    return policy(name).allocate(snapshot, memory)
-
+from tests.builders import NOW_S
+from tests.policies.machines import cell, decide, job, machine, started
 
 # --- DRF ----------------------------------------------------------------------------------------
 
@@ -208,57 +148,6 @@ def test_drf_grows_jobs_of_the_smallest_share_first() -> None:
         if isinstance(d, Resize)
     }
     assert grown == {"a": 2, "b": 2}
-
-
-# --- Tetris -------------------------------------------------------------------------------------
-
-
-def test_tetris_packs_by_alignment() -> None:
-    """CPUs are what the machine has most of: the job that wants them aligns best and goes first."""
-    running = job("r", "z", gpus=4, cpus=1, memory_gb=60, nodes=("n0",))
-    jobs = (
-        running,
-        job("greedy", gpus=1, cpus=2, memory_gb=30, submitted_at_s=0.0),
-        job("aligned", gpus=1, cpus=40, memory_gb=1, submitted_at_s=1.0),
-    )
-    snapshot = cell(machine("n0", cpus=64, memory_gb=100, jobs=jobs), jobs=jobs)
-    assert started(decide("tetris:fairness=0:srtf_weight=0", snapshot))[0] == "aligned"
-
-
-def test_tetris_prefers_what_is_nearly_done() -> None:
-    """Equal demands: the one with less work left starts, though it came later."""
-    jobs = (
-        job("long", gpus=8, work_s=9000.0),
-        job("short", gpus=8, work_s=60.0, submitted_at_s=1.0),
-    )
-    assert started(decide("tetris:fairness=0", cell(machine("n0"), jobs=jobs))) == ["short"]
-
-
-@pytest.mark.parametrize(("fairness", "first"), [("0", "rich"), ("0.9", "poor")])
-def test_tetris_looks_at_the_worst_off_only(fairness: str, first: str) -> None:
-    """The job of the tenant that has most is the shortest, but fairness leaves it out."""
-    jobs = (
-        job("r", "R", gpus=8, nodes=("n0",)),
-        job("rich", "R", gpus=8, work_s=10.0),
-        job("poor", "P", gpus=8, work_s=9000.0, submitted_at_s=1.0),
-    )
-    snapshot = cell(machine("n0", jobs=jobs), machine("n1"), jobs=jobs)
-    assert started(decide(f"tetris:fairness={fairness}", snapshot)) == [first]
-
-
-def test_tetris_starts_whole_gangs_where_all_resources_fit() -> None:
-    """Four GPUs are free on each node, but CPUs for one worker only: the gang of two is spread."""
-    running = (
-        job("r0", gpus=4, cpus=56, nodes=("n0",)),
-        job("r1", gpus=4, cpus=56, nodes=("n1",)),
-    )
-    gang = job("gang", gpus=1, cpus=8, workers=(2, 2))
-    more = job("more", gpus=1, cpus=8, submitted_at_s=1.0, work_s=9e6)
-    nodes = [machine(name, cpus=64, memory_gb=100, jobs=running) for name in ("n0", "n1")]
-    allocation = decide("tetris:fairness=0", cell(*nodes, jobs=(*running, gang, more)))
-    (only,) = (d for d in allocation.decisions if isinstance(d, Start))
-    assert only.job_id == "gang"
-    assert {placement.node for placement in only.placements} == {"n0", "n1"}
 
 
 # --- YARN ---------------------------------------------------------------------------------------

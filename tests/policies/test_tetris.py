@@ -1,0 +1,131 @@
+"""Tetris: the rules that its paper states, and which machine goes first."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from coordinator.policies.decisions import Start
+from tests.policies.machines import cell, decide, job, machine, placed, started
+
+
+def test_tetris_packs_by_alignment() -> None:
+    """CPUs are what the machine has most of: the job that wants them aligns best and goes first."""
+    running = job("r", "z", gpus=4, cpus=1, memory_gb=60, nodes=("n0",))
+    jobs = (
+        running,
+        job("greedy", gpus=1, cpus=2, memory_gb=30, submitted_at_s=0.0),
+        job("aligned", gpus=1, cpus=40, memory_gb=1, submitted_at_s=1.0),
+    )
+    snapshot = cell(machine("n0", cpus=64, memory_gb=100, jobs=jobs), jobs=jobs)
+    assert started(decide("tetris:fairness=0:srtf_weight=0", snapshot))[0] == "aligned"
+
+
+def test_tetris_prefers_what_is_nearly_done() -> None:
+    """Equal demands: the one with less work left starts, though it came later."""
+    jobs = (
+        job("long", gpus=8, work_s=9000.0),
+        job("short", gpus=8, work_s=60.0, submitted_at_s=1.0),
+    )
+    assert started(decide("tetris:fairness=0", cell(machine("n0"), jobs=jobs))) == ["short"]
+
+
+@pytest.mark.parametrize(("fairness", "first"), [("0", "rich"), ("0.9", "poor")])
+def test_tetris_looks_at_the_worst_off_only(fairness: str, first: str) -> None:
+    """The job of the tenant that has most is the shortest, but fairness leaves it out."""
+    jobs = (
+        job("r", "R", gpus=8, nodes=("n0",)),
+        job("rich", "R", gpus=8, work_s=10.0),
+        job("poor", "P", gpus=8, work_s=9000.0, submitted_at_s=1.0),
+    )
+    snapshot = cell(machine("n0", jobs=jobs), machine("n1"), jobs=jobs)
+    assert started(decide(f"tetris:fairness={fairness}", snapshot)) == [first]
+
+
+def test_tetris_starts_whole_gangs_where_all_resources_fit() -> None:
+    """Four GPUs are free on each node, but CPUs for one worker only: the gang of two is spread."""
+    running = (
+        job("r0", gpus=4, cpus=56, nodes=("n0",)),
+        job("r1", gpus=4, cpus=56, nodes=("n1",)),
+    )
+    gang = job("gang", gpus=1, cpus=8, workers=(2, 2))
+    more = job("more", gpus=1, cpus=8, submitted_at_s=1.0, work_s=9e6)
+    nodes = [machine(name, cpus=64, memory_gb=100, jobs=running) for name in ("n0", "n1")]
+    allocation = decide("tetris:fairness=0", cell(*nodes, jobs=(*running, gang, more)))
+    (only,) = (d for d in allocation.decisions if isinstance(d, Start))
+    assert only.job_id == "gang"
+    assert {placement.node for placement in only.placements} == {"n0", "n1"}
+
+
+def test_tetris_keeps_whole_machines_for_whole_machine_jobs() -> None:
+    """Small jobs share one machine of an idle cluster: the 8-GPU job that comes later starts."""
+    names = ("n0", "n1", "n2", "n3")
+    small = tuple(job(f"s{n}", submitted_at_s=float(n)) for n in range(4))
+    where = placed(decide("tetris", cell(*(machine(name) for name in names), jobs=small)))
+    running = tuple(job(name, nodes=tuple(nodes)) for name, nodes in where.items())
+    assert len(running) == 4
+    jobs = (*running, job("whole", gpus=8, submitted_at_s=9.0))
+    snapshot = cell(*(machine(name, jobs=running) for name in names), jobs=jobs)
+    assert started(decide("tetris", snapshot)) == ["whole"]
+
+
+def test_tetris_lets_the_fullest_machine_pick_first() -> None:
+    """n1 is half full: it takes the small job before n0 takes the one that aligns better there."""
+    running = job("r", gpus=4, nodes=("n1",))
+    jobs = (running, job("large", gpus=8), job("small", gpus=2, submitted_at_s=1.0, work_s=9e6))
+    snapshot = cell(machine("n0"), machine("n1", jobs=jobs), jobs=jobs)
+    where = placed(decide("tetris:fairness=0", snapshot))
+    assert list(where.items()) == [("small", {"n1": 1}), ("large", {"n0": 1})]
+
+
+def test_tetris_goes_on_with_a_machine_until_nothing_fits_there() -> None:
+    """Six jobs of two GPUs on three idle machines: four fill the first, two open the second."""
+    jobs = tuple(job(f"j{n}", gpus=2, submitted_at_s=float(n)) for n in range(6))
+    snapshot = cell(machine("n0"), machine("n1"), machine("n2"), jobs=jobs)
+    nodes = [node for where in placed(decide("tetris", snapshot)).values() for node in where]
+    assert nodes == ["n0"] * 4 + ["n1"] * 2
+
+
+@pytest.mark.parametrize(
+    ("workers", "expected"),
+    [(4, {"n0": 4}), (5, {"n1": 5}), (8, {"n1": 8}), (12, {"n1": 8, "n0": 4})],
+)
+def test_tetris_spreads_a_gang_only_where_no_machine_takes_it_whole(
+    workers: int, expected: dict[str, int]
+) -> None:
+    """A whole gang goes to one machine; a larger one to the fewest, its rest to the fullest."""
+    running = (job("r0", gpus=4, nodes=("n0",)), job("r3", gpus=7, nodes=("n3",)))
+    jobs = (*running, job("gang", workers=(workers, workers)))
+    nodes = [machine(f"n{n}", jobs=running) for n in range(4)]
+    assert placed(decide("tetris", cell(*nodes, jobs=jobs))) == {"gang": expected}
+
+
+def test_tetris_looks_for_the_fullest_again_after_a_spread_gang() -> None:
+    """The gang leaves n2 two GPUs: it is now the fullest with CPUs for the other job, not n1."""
+    running = (
+        job("r0", gpus=4, cpus=56, nodes=("n0",)),
+        job("r1", gpus=3, cpus=4, nodes=("n1",)),
+    )
+    jobs = (*running, job("gang", gpus=3, cpus=2, workers=(3, 3)), job("other", gpus=1, cpus=20))
+    nodes = [machine(f"n{n}", cpus=64, memory_gb=100, jobs=running) for n in range(3)]
+    where = placed(decide("tetris", cell(*nodes, jobs=jobs)))
+    assert where == {"gang": {"n0": 1, "n2": 2}, "other": {"n2": 1}}
+
+
+def test_tetris_serves_the_highest_priority_on_all_machines_first() -> None:
+    """A small job fits on the fullest machine, but a gang of more priority needs that too."""
+    running = job("r", gpus=4, nodes=("n1",))
+    gang = replace(job("gang", gpus=2, workers=(6, 6), work_s=9e6, submitted_at_s=1.0), priority=1)
+    jobs = (running, job("small", work_s=60.0), gang)
+    snapshot = cell(machine("n0"), machine("n1", jobs=jobs), jobs=jobs)
+    assert started(decide("tetris", snapshot)) == ["gang"]
+
+
+@pytest.mark.parametrize(("ratio", "first"), [("0.9", "gang"), ("0.1", "small")])
+def test_tetris_counts_remote_workers_of_a_gang_for_less(ratio: str, first: str) -> None:
+    """Two of its six workers are remote: (4 x 1/4 + 2 x 1/8 x ratio) / 6 against 3/16."""
+    running = job("r", gpus=4, nodes=("n1",))
+    jobs = (running, job("gang", gpus=2, workers=(6, 6)), job("small", gpus=3))
+    snapshot = cell(machine("n0"), machine("n1", jobs=jobs), jobs=jobs)
+    knobs = f"tetris:fairness=0:srtf_weight=0:remote_ratio={ratio}"
+    assert started(decide(knobs, snapshot)) == [first]
