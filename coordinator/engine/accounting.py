@@ -116,17 +116,17 @@ def durations(values_s: Sequence[float]) -> Durations:
     return Durations(mean=found.mean, p50=found.p50, p95=found.p95)
 
 
-_Counts = tuple[int, int, int, int]
+Counts = tuple[int, int, int, int]
 """GPUs held and there: in the training pool, and on loan."""
 
-_NOTHING: _Counts = (0, 0, 0, 0)
+_NOTHING: Counts = (0, 0, 0, 0)
 
 
 class GpuTally:
     """GPUs held and schedulable per pool, kept up node by node; derived, so never saved."""
 
     def __init__(self, state: ClusterState) -> None:
-        self._by_node: dict[NodeName, _Counts] = {}
+        self._by_node: dict[NodeName, Counts] = {}
         self._sums = list(_NOTHING)
         self.update(state, state.nodes)
 
@@ -144,7 +144,7 @@ class GpuTally:
                     self._sums[i] += new[i] - old[i]
 
     @property
-    def counts(self) -> _Counts:
+    def counts(self) -> Counts:
         """The sums as they are now."""
         training_held, training, on_loan_held, on_loan = self._sums
         return training_held, training, on_loan_held, on_loan
@@ -163,7 +163,7 @@ class GpuTally:
         counters.integrated_at_s = now_s
 
 
-def _counts(node: NodeEntry) -> _Counts:
+def _counts(node: NodeEntry) -> Counts:
     is_training = node.home_pool == Pool.TRAINING
     if not is_training and node.role != NodeRole.ON_LOAN:
         return _NOTHING

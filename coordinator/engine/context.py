@@ -99,9 +99,10 @@ def keys_on(node: NodeEntry) -> set[WorkerKey]:
     keys: set[WorkerKey] = set()
     last: WorkerKey | None = None
     for slot in node.gpus:
-        if slot.holder is not last and slot.holder is not None:  # a worker's GPUs stand in a row
-            last = slot.holder
-            keys.add(last)
+        holder = slot.holder
+        if holder is not last and holder is not None:  # a worker's GPUs stand in a row
+            last = holder
+            keys.add(holder)
         if slot.nominee is not None:
             keys.add(slot.nominee)
         if slot.guests:

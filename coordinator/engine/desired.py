@@ -44,7 +44,7 @@ def desired_state(ctx: Context, node: NodeEntry) -> DesiredState:
 
 def _shared(node: NodeEntry) -> frozenset[GpuUuid]:
     """GPUs that several workers have."""
-    return frozenset(slot.uuid for slot in node.gpus if slot.guests)
+    return frozenset([slot.uuid for slot in node.gpus if slot.guests])
 
 
 def _orders(

@@ -95,17 +95,20 @@ class Engine:
         self._tally.integrate(self.state.counters, now_s)
         ctx = Context(self.state, self.settings, now_s)
         self._dispatch(ctx, event)
-        awaiting.settle(ctx)
+        if self.state.awaited:
+            awaiting.settle(ctx)
         if self.state.migrating_jobs:
             migrating.settle(ctx)
         if self.state.shared_nodes or self.state.suspended_jobs:
             sharing.settle(ctx)
-        self._tally.update(self.state, ctx.changed_nodes)
+        if ctx.changed_nodes:
+            self._tally.update(self.state, ctx.changed_nodes)
         self._views.note(ctx)
         self._holds = None
-        self._deadlines.note(self.state, ctx.changed_jobs)
+        if ctx.changed_jobs:
+            self._deadlines.note(self.state, ctx.changed_jobs)
         return Outcome(
-            commands=self._commands(ctx),
+            commands=self._commands(ctx) if ctx.dirty_nodes or ctx.ask_ledgers else (),
             decisions=tuple(ctx.decisions),
             refused=tuple(ctx.refused),
             needs_pass=ctx.needs_pass,
@@ -115,16 +118,14 @@ class Engine:
 
     def _wake_at_s(self) -> float | None:
         """The first instant at which time alone changes something, or the policy asked for."""
-        wakes_s = [
-            at_s
-            for at_s in (
-                self._deadlines.next_s(),
-                self._policy_wake_at_s,
-                awaiting.next_s(self.state) if self.state.awaited else None,
-            )
-            if at_s is not None
-        ]
-        return min(wakes_s) if wakes_s else None
+        wake_at_s = self._deadlines.next_s()
+        policy_s = self._policy_wake_at_s
+        if policy_s is not None and (wake_at_s is None or policy_s < wake_at_s):
+            wake_at_s = policy_s
+        awaited_s = awaiting.next_s(self.state) if self.state.awaited else None
+        if awaited_s is not None and (wake_at_s is None or awaited_s < wake_at_s):
+            wake_at_s = awaited_s
+        return wake_at_s
 
     def _dispatch(self, ctx: Context, event: Event) -> None:  # noqa: C901 - one flat table
         match event:
@@ -173,9 +174,8 @@ class Engine:
         service.load.append(LoadSample(ctx.now_s, event.load))
         service.season = service.season.after(ctx.now_s, event.load)
         del service.load[: -self.settings.load_window_samples]
-        own = [node for node in self.state.nodes.values() if node.service == event.service]
-        if any(node.lease for node in own):
-            ready = sum(node.serving_since_s is not None for node in own)
+        lent, ready = _lent_and_ready(self.state, event.service)
+        if lent:
             capacity = ready * settings.capacity_per_node
             if event.load > capacity * (1.0 - settings.headroom_ratio):
                 ctx.needs_loan_pass = True
@@ -215,6 +215,11 @@ class Engine:
             commit(ctx, decision)
         watching.withdraw(ctx, decisions)
         ctx.needs_loan_pass = False
+
+    @property
+    def gpu_counts(self) -> accounting.Counts:
+        """GPUs held and there now: in the training pool, and on loan."""
+        return self._tally.counts
 
     # --- what leaves ------------------------------------------------------------------------
 
@@ -294,6 +299,14 @@ class Engine:
     def encode_state(self) -> bytes:
         """The whole state as one blob, for a snapshot."""
         return msgspec.msgpack.encode(self.state)
+
+
+def _lent_and_ready(state: ClusterState, service: ServiceName) -> tuple[int, int]:
+    """Nodes of a service that have a lease, and those that serve; nobody asks without a lease."""
+    own = [node for node in state.nodes.values() if node.service == service]
+    lent = sum([node.lease is not None for node in own])
+    ready = sum([node.serving_since_s is not None for node in own]) if lent else 0
+    return lent, ready
 
 
 def decode_state(blob: bytes) -> ClusterState:

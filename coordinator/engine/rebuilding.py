@@ -18,6 +18,8 @@ from coordinator.engine.state import ClusterState, JobEntry, WorkerEntry
 
 def gang_nodes(job: JobEntry) -> tuple[NodeName, ...]:
     """Nodes of a job's workers, and those that it waits for."""
+    if len(job.workers) == 1 and not job.awaited_nodes:
+        return tuple([worker.node for worker in job.workers.values()])
     return tuple(sorted({*(worker.node for worker in job.workers.values()), *job.awaited_nodes}))
 
 

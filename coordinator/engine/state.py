@@ -255,7 +255,11 @@ class JobEntry(Struct, kw_only=True):
     @property
     def running_workers(self) -> int:
         """Workers that compute now: ordered to run and not told to stop."""
-        return sum(1 for w in self.workers.values() if w.order == OrderPhase.RUN and w.stop is None)
+        count, run = 0, OrderPhase.RUN
+        for worker in self.workers.values():
+            if worker.stop is None and worker.order == run:
+                count += 1
+        return count
 
 
 class LoanEntry(Struct, kw_only=True):

@@ -42,9 +42,12 @@ class Views:
 
     def note(self, ctx: Context) -> None:
         """Learn what an event, or the part of it until now, has changed."""
-        self._nodes.stale.update(ctx.changed_nodes)
-        self._nodes.stale.update(ctx.dirty_nodes)
-        self._jobs.stale.update(ctx.changed_jobs)
+        if ctx.changed_nodes:
+            self._nodes.stale.update(ctx.changed_nodes)
+        if ctx.dirty_nodes:
+            self._nodes.stale.update(ctx.dirty_nodes)
+        if ctx.changed_jobs:
+            self._jobs.stale.update(ctx.changed_jobs)
 
     def forget(self, state: ClusterState) -> None:
         """Everything may have changed."""

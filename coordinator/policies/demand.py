@@ -25,7 +25,7 @@ from common.model import (
 )
 from coordinator.policies.decisions import Placement
 from coordinator.policies.gpu_types import hold, may_use
-from coordinator.policies.index import shape
+from coordinator.policies.index import open_jobs, shape
 from coordinator.policies.knapsack import jct_reduction_s
 from coordinator.policies.loaning import Balance, balance, lendable
 from coordinator.policies.placement import Room, fill, placed_count
@@ -91,22 +91,22 @@ class Demand:
         """
         if service.mode == Mode.ACT:
             mine = {node.name for node in have.ready}
-            return tuple(name for name in self._planned() if name in mine)
+            return tuple(name for name in self._planned(service, have) if name in mine)
         offer = _offer(self._snapshot, service, have)
         if not offer.limit:
             return ()
-        planned = set(self._planned())
+        planned = set(self._planned(service, have))
         sure = [node for node in self._snapshot.nodes if node.name in planned]
         sure += [node for node in self._snapshot.nodes if node.service == service.name
                  and node.shadow == Shadow.LENT]  # fmt: skip
         return self._plan([offer], sure)
 
-    def _planned(self) -> tuple[NodeName, ...]:
+    def _planned(self, its: ServiceView, have: Balance) -> tuple[NodeName, ...]:
         if self._acting is None:
             offers = [
-                _offer(self._snapshot, service, balance(self._snapshot, service))
-                for service in self._snapshot.services
-                if service.mode == Mode.ACT and self.wanting
+                _offer(self._snapshot, one, have if one is its else balance(self._snapshot, one))
+                for one in self._snapshot.services
+                if one.mode == Mode.ACT and self.wanting
             ]
             self._acting = self._plan([offer for offer in offers if offer.limit], ())
         return self._acting
@@ -132,7 +132,7 @@ class Demand:
     def wanting(self) -> list[JobView]:
         """Jobs that wait or could grow, and may have workers on lent nodes."""
         if self._wanting is None:
-            self._wanting = [job for job in self._snapshot.jobs if self._wants(job)]
+            self._wanting = [job for job in open_jobs(self._snapshot) if self._wants(job)]
         return self._wanting
 
     def _wants(self, job: JobView) -> bool:

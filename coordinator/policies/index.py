@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from operator import attrgetter
+
+from msgspec import Struct
 
 from common.model import (
     JobId,
@@ -17,6 +21,8 @@ from common.model import (
     ServiceName,
 )
 from coordinator.policies.snapshot import (
+    ClusterSnapshot,
+    Flexible,
     Group,
     Index,
     JobShape,
@@ -24,9 +30,12 @@ from coordinator.policies.snapshot import (
     Masks,
     NodeView,
     Occupied,
+    Spot,
     Tag,
     WorkerView,
 )
+
+_BY_INDEX = attrgetter("worker_index")
 
 
 def shape(job: JobView) -> JobShape:
@@ -73,7 +82,12 @@ class NodeSorter:
         self._places: dict[NodeName, int] = {}
         self._nodes: list[Occupied | None] = []
         self._masks: dict[Group, Masks] = {}
-        self._with_flexible: list[NodeName] = []
+        self._flexible: Flexible = {}
+        self._spots: dict[NodeName, Spot] = {}
+        self._stale: set[NodeName] = set()
+        """Nodes of which these two may be others by now."""
+        self._resizable: tuple[JobView, ...] = ()
+        """The jobs for which they were made."""
 
     def put(self, view: NodeView) -> None:
         """Add or replace a node."""
@@ -86,6 +100,7 @@ class NodeSorter:
             self._put_in(place, _occupied(view))
 
     def _insert(self, place: int, name: NodeName) -> None:
+        self._stale.update(self._spots)  # whose places may be others now
         self._names.insert(place, name)
         self._nodes.insert(place, None)
         # A new one: snapshots of before share the old one.
@@ -103,14 +118,14 @@ class NodeSorter:
         if not any(self._masks[group]):
             del self._masks[group]
         if old.flexible:
-            self._with_flexible.remove(old.node.name)
+            self._stale.add(old.node.name)
         self._nodes[place] = None
 
     def _put_in(self, place: int, new: Occupied) -> None:
         masks = self._masks.setdefault(_group(new), [])
         add_bit(masks, new.free, place)
         if new.flexible:
-            insort(self._with_flexible, new.node.name)
+            self._stale.add(new.node.name)
         self._nodes[place] = new
 
     def masks(self) -> tuple[tuple[Group, tuple[int, ...]], ...]:
@@ -121,16 +136,43 @@ class NodeSorter:
 
     def index(self, jobs: JobSorter) -> Index:
         """The index of these nodes, as they are now, and of a sorter's jobs."""
-        lines, resizable = jobs.parts()
+        parts = jobs.parts()
+        self._find_removable(parts.resizable)
         return Index(
             names=tuple(self._names),
             places=self._places,
             nodes=tuple(self._nodes),
             masks=self.masks(),
-            with_flexible=tuple(self._with_flexible),
-            lines=lines,
-            resizable=resizable,
+            flexible=dict(self._flexible),
+            spots=dict(self._spots),
+            lines=parts.lines,
+            resizable=parts.resizable,
+            held=parts.held,
         )
+
+    def _find_removable(self, resizable: tuple[JobView, ...]) -> None:
+        """Look again where nodes changed, or where jobs have workers that only now may, or no
+        longer may, be resized."""
+        if resizable is self._resizable and not self._stale:
+            return
+        now = {job.job_id: job for job in resizable}
+        if resizable is not self._resizable:
+            before = {job.job_id: job for job in self._resizable}
+            for job_id in before.keys() ^ now.keys():
+                job = now.get(job_id) or before[job_id]
+                self._stale.update([worker.node for worker in job.placed])
+            self._resizable = resizable
+        for name in self._stale:
+            place = self._places.get(name)
+            occupied = None if place is None else self._nodes[place]
+            workers = () if occupied is None else occupied.flexible
+            mine = tuple([worker for worker in workers if worker.job_id in now])
+            self._flexible.pop(name, None)
+            self._spots.pop(name, None)
+            if mine and occupied is not None and place is not None:
+                self._flexible[name] = mine
+                self._spots[name] = spot(occupied, mine, occupied.free, place)
+        self._stale.clear()
 
 
 def add_bit(masks: Masks, free: int, place: int) -> None:
@@ -165,7 +207,19 @@ def _occupied(view: NodeView) -> Occupied:
     return Occupied(view, service, view.free_gpus, len(stay) - len(flexible), tuple(flexible))
 
 
-_Parts = tuple[tuple[tuple[JobView, ...], ...], tuple[JobView, ...]]
+class _Parts(Struct, frozen=True):
+    """What an index has of jobs."""
+
+    lines: tuple[tuple[JobView, ...], ...]
+    resizable: tuple[JobView, ...]
+    held: dict[JobId, tuple[WorkerView, ...]]
+
+
+def workers_by_index(job: JobView) -> tuple[WorkerView, ...]:
+    """Flexible workers that are not leaving, by index."""
+    stay = [worker for worker in job.placed if worker.is_flexible and not worker.is_leaving]
+    stay.sort(key=_BY_INDEX)
+    return tuple(stay)
 
 
 class JobSorter:
@@ -177,6 +231,7 @@ class JobSorter:
         self._parts: _Parts | None = None
         self._waiting: dict[JobId, tuple[JobShape, tuple[float, float, JobId]]] = {}
         self._resizable: dict[JobId, JobView] = {}
+        self._held: dict[JobId, tuple[WorkerView, ...]] = {}
 
     def put(self, job: JobView) -> None:
         """Add a job that is not there."""
@@ -189,11 +244,13 @@ class JobSorter:
             self._kept.pop(line, None)
         elif job.is_resizable and job.gpu_type is not None:
             self._resizable[job.job_id] = job
+            self._held[job.job_id] = workers_by_index(job)
 
     def remove(self, job_id: JobId) -> None:
         """Forget a job."""
         self._parts = None
         self._resizable.pop(job_id, None)
+        self._held.pop(job_id, None)
         found = self._waiting.pop(job_id, None)
         if found is None:
             return
@@ -217,41 +274,51 @@ class JobSorter:
                 self._kept[line] = tuple(entry[3] for entry in entries)
             lines.append(self._kept[line])
         lines.sort(key=lambda jobs: jobs[0].job_id)
-        return tuple(lines), tuple(self._resizable[job_id] for job_id in sorted(self._resizable))
+        resizable = tuple([self._resizable[job_id] for job_id in sorted(self._resizable)])
+        return _Parts(tuple(lines), resizable, dict(self._held))
 
 
 Use = tuple[int, int, int]
 """Of one node: free GPUs, base workers, flexible workers."""
-Flexible = dict[NodeName, tuple[WorkerView, ...]]
-"""Per node, workers that may be taken back."""
-Spot = tuple[str, ServiceName | None, int, int, int]
-"""Of one node with such workers: GPU type, service, free GPUs, GPUs that those hold, its place."""
 
 
 def removable(index: Index, usable: Container[ServiceName | None]) -> Flexible:
     """Flexible workers that stay, of jobs that can be resized, on nodes that may be used."""
-    resizable = {job.job_id for job in index.resizable}
-    found: Flexible = {}
-    for name in index.with_flexible:
-        occupied = index.nodes[index.places[name]]
-        if occupied is None or occupied.service not in usable:
-            continue
-        mine = [worker for worker in occupied.flexible if worker.job_id in resizable]
-        if mine:
-            found[name] = tuple(mine)
+    spots = index.spots
+    return {name: each for name, each in index.flexible.items() if spots[name][1] in usable}
+
+
+def spot(occupied: Occupied, flexible: Iterable[WorkerView], free: int, place: int) -> Spot:
+    """Room for base workers on a node, flexible ones in their place."""
+    held = sum([worker.gpus for worker in flexible])
+    return occupied.node.gpu_type, occupied.service, free, held, place
+
+
+def spots_now(index: Index, flexible: Flexible, used: Mapping[int, Use]) -> dict[NodeName, Spot]:
+    """The spots of nodes with workers that may be taken back; `used`: nodes that have changed."""
+    before = index.flexible
+    stale = {name for name, workers in flexible.items() if workers is not before[name]}
+    stale.update([name for place in used if (name := index.names[place]) in flexible])
+    found = {name: index.spots[name] for name in flexible}
+    for name in stale:
+        place = index.places[name]
+        occupied = index.nodes[place]
+        assert occupied is not None, f"{name} has flexible workers and takes none"
+        free = used[place][0] if place in used else occupied.free
+        found[name] = spot(occupied, flexible[name], free, place)
     return found
 
 
-def spot(
-    index: Index, name: NodeName, flexible: Iterable[WorkerView], used: Mapping[int, Use]
-) -> Spot:
-    """Room for base workers on a node, flexible ones in their place; `used`: what has changed."""
-    place = index.places[name]
-    occupied = index.nodes[place]
-    assert occupied is not None, f"{name} has flexible workers and takes none"
-    free = used[place][0] if place in used else occupied.free
-    held = sum([worker.gpus for worker in flexible])
-    return occupied.node.gpu_type, occupied.service, free, held, place
+def open_jobs(snapshot: ClusterSnapshot) -> Sequence[JobView]:
+    """Jobs to which a pass could give workers, by id: those that wait and those that may grow.
+
+    Without an index at hand it names all others too.
+    """
+    if snapshot.index is None:
+        return snapshot.jobs
+    found = [*snapshot.index.resizable, *chain.from_iterable(snapshot.index.lines)]
+    found.sort(key=attrgetter("job_id"))
+    return found
 
 
 def index_of(nodes: Iterable[NodeView], jobs: Sequence[JobView]) -> Index:

@@ -195,7 +195,8 @@ def _admitted(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Room, dict[JobId
         waits_for_loan=rules.waits_for_loan,
         separates_at_home=rules.separates_at_home,
     )
-    shares = shares_of(room.index.resizable, now_s=snapshot.now_s) if rules.is_scaling else {}
+    running = room.index.resizable if rules.is_scaling else ()
+    shares = shares_of(running, now_s=snapshot.now_s, held=room.index.held)
     if rules.lifetime_quantile is not None:
         room.bars.append(
             Lifetimes(

@@ -17,8 +17,6 @@ from common.model import NodeName, Preemptibility, ServiceName
 from coordinator.policies.bars import Bar
 from coordinator.policies.decisions import Placement
 from coordinator.policies.index import (
-    Flexible,
-    Spot,
     Use,
     add_bit,
     bits,
@@ -26,16 +24,19 @@ from coordinator.policies.index import (
     index_of,
     removable,
     spot,
+    spots_now,
     tag_of,
     trimmed,
 )
 from coordinator.policies.snapshot import (
     ClusterSnapshot,
+    Flexible,
     Group,
     JobView,
     Masks,
     NodeView,
     Occupied,
+    Spot,
     Tag,
     WorkerView,
 )
@@ -172,7 +173,7 @@ class Room:
         if new == (occupied.free, occupied.base_count, len(occupied.flexible)):
             del self._used[place]
         if self._spots is not None and name in self._spots:
-            self._spots[name] = spot(self.index, name, self.flexible[name], self._used)
+            self._spots[name] = spot(occupied, self.flexible[name], new[0], place)
 
     def hold(self, placements: Iterable[Placement], gpus_per_worker: int) -> None:
         """Take the GPUs of placements; their nodes are tagged by it."""
@@ -218,8 +219,8 @@ class Room:
     def _groups(
         self, job: JobView, gpu_type: str, *, is_flexible: bool, barred: int | None = None
     ) -> Iterator[tuple[Group, Masks]]:
-        barred = barred if barred is not None else 0 if is_flexible else self.barred(job)
-        barred |= self.avoided(job)
+        if barred is None:
+            barred = self.avoided(job) | (0 if is_flexible else self.barred(job))
         for group, masks in self._masks.items():
             if group.gpu_type == gpu_type and self.may_host(
                 job, group.service, is_flexible=is_flexible
@@ -268,10 +269,7 @@ class Room:
             service: self.may_host(job, service, is_flexible=False) for service in self._usable
         }
         if self._spots is None:
-            self._spots = {
-                name: spot(self.index, name, workers, self._used)
-                for name, workers in self.flexible.items()
-            }
+            self._spots = spots_now(self.index, self.flexible, self._used)
         for its_type, service, free, held, place in self._spots.values():
             if its_type == gpu_type and allowed[service] and not barred >> place & 1:
                 count -= (free + held) // size - free // size

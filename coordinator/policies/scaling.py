@@ -8,20 +8,17 @@ job shrinks for another only when the net gain is positive after both have paid.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from operator import attrgetter
 
 from common.model import JobId
 from coordinator.policies.decisions import Placement
+from coordinator.policies.index import workers_by_index
 from coordinator.policies.knapsack import Group, climb, jct_reduction_s, solve
 from coordinator.policies.placement import Room, fill, merge, placed_count
 from coordinator.policies.snapshot import JobView, WorkerView
 
 RESIZE_COST_S = 5.0
-
-
-_BY_INDEX = attrgetter("worker_index")
 
 
 class Share:
@@ -32,14 +29,22 @@ class Share:
         first, all of them, whatever they make room for.
     """
 
-    def __init__(self, job: JobView, gpu_type: str, *, now_s: float, is_new: bool = False) -> None:
+    def __init__(
+        self,
+        job: JobView,
+        gpu_type: str,
+        *,
+        now_s: float,
+        is_new: bool = False,
+        workers: Sequence[WorkerView] | None = None,
+    ) -> None:
         self.job = job
         self.gpu_type = gpu_type
         self._now_s = now_s
         self.is_new = is_new
         self.spans_types = job.spans_types
         """Whether it has, or gets, workers on another GPU type."""
-        self.workers = workers_by_index(job)
+        self.workers = workers_by_index(job) if workers is None else workers
         self.current = len(self.workers)
         """Flexible workers as the pass began."""
         self.span = job.workers_on(gpu_type)
@@ -85,13 +90,6 @@ class Share:
             current=kept,
             change_cost_s=0.0 if self.is_new else resize_cost_s,
         )
-
-
-def workers_by_index(job: JobView) -> list[WorkerView]:
-    """Flexible workers that are not leaving, by index."""
-    stay = [worker for worker in job.placed if worker.is_flexible and not worker.is_leaving]
-    stay.sort(key=_BY_INDEX)
-    return stay
 
 
 def has_all(job: JobView) -> bool:
@@ -251,10 +249,16 @@ def give_back(room: Room, shares: Iterable[Share]) -> None:
             room.keep(worker)
 
 
-def shares_of(jobs: Iterable[JobView], *, now_s: float) -> dict[JobId, Share]:
-    """Every running job whose flexible workers may change now."""
+def shares_of(
+    jobs: Iterable[JobView],
+    *,
+    now_s: float,
+    held: Mapping[JobId, Sequence[WorkerView]] | None = None,
+) -> dict[JobId, Share]:
+    """Every running job whose flexible workers may change now; `held`: those, where known."""
+    known = held or {}
     return {
-        job.job_id: Share(job, job.gpu_type, now_s=now_s)
+        job.job_id: Share(job, job.gpu_type, now_s=now_s, workers=known.get(job.job_id))
         for job in jobs
         if job.is_resizable and job.gpu_type is not None
     }

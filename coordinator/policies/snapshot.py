@@ -297,24 +297,35 @@ class JobShape(Struct, frozen=True, cache_hash=True):
     avoid_nodes: tuple[NodeName, ...] = ()
 
 
+Flexible = dict[NodeName, tuple[WorkerView, ...]]
+"""Per node, workers that may be taken back: flexible ones that stay, of jobs that can be resized,
+by job and index."""
+
+Spot = tuple[str, ServiceName | None, int, int, int]
+"""Of one node with such workers: GPU type, service, free GPUs, GPUs that those hold, its place."""
+
+
 class Index(Struct, frozen=True, kw_only=True):
     """One snapshot, sorted.
 
     names, places: which node stands where, in order of name.
     nodes: by place; None for a node that takes no workers.
     masks: per group, by number of free GPUs.
-    with_flexible: names of nodes with flexible workers that stay.
+    flexible, spots: of nodes with workers that may be taken back now, those and their room.
     lines: waiting jobs of one shape each, in order of priority and submission.
     resizable: jobs whose flexible workers may change now, by id.
+    held: of each of these its flexible workers that are not leaving, by index.
     """
 
     names: tuple[NodeName, ...]
     places: dict[NodeName, int]
     nodes: tuple[Occupied | None, ...]
     masks: tuple[tuple[Group, tuple[int, ...]], ...]
-    with_flexible: tuple[NodeName, ...]
+    flexible: Flexible
+    spots: dict[NodeName, Spot]
     lines: tuple[tuple[JobView, ...], ...]
     resizable: tuple[JobView, ...]
+    held: dict[JobId, tuple[WorkerView, ...]]
 
     def place(self, name: NodeName) -> int | None:
         """Where a node stands; None when it takes no workers."""

@@ -133,6 +133,8 @@ class PretendNode:
         self._lease_id: LeaseId | None = None
         self._held: dict[WorkerKey, _Held] = {}
         self._forgotten: set[WorkerKey] = set()
+        self._has_suspended = False
+        """Whether anybody here was ever ordered to be suspended."""
         self._boots = 1
         self._gpus = tuple(
             GpuFact(
@@ -199,6 +201,8 @@ class PretendNode:
         self.report_soon()
 
     def _take_order(self, order: WorkerOrder) -> None:
+        if order.is_suspended:
+            self._has_suspended = True
         held = self._held.get(order.key)
         if held is None:
             if order.key in self._forgotten:
@@ -242,6 +246,8 @@ class PretendNode:
 
     def _switch_all(self) -> None:
         """Suspend and resume whoever is ordered to; a resumed one waits for those that give way."""
+        if not self._has_suspended:
+            return
         for key, held in list(self._held.items()):
             if held.is_switching:
                 continue

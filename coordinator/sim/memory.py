@@ -1,13 +1,38 @@
-"""The largest resident memory of this process since an instant. Must not know what uses it."""
+"""Memory of this process: its peak, and how often garbage is looked for. Must not know what uses
+it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import resource
+from collections.abc import Generator
 from pathlib import Path
 
 RESET_PEAK = "5"
 """Written to clear_refs it makes the peak the present size, proc(5); Linux 4.0 and later."""
+
+
+COLLECT_AFTER = (50_000, 20, 1000)
+"""As `gc.set_threshold`: new objects of the youngest generation, then of each younger one its
+collections."""
+
+
+@contextlib.contextmanager
+def collecting_rarely() -> Generator[None]:
+    """Look for garbage in cycles seldom while this lasts; for programs that keep what they make.
+
+    A run keeps every job, node and worker that it makes, and the collector looks through all of
+    them each time that their number has grown by a quarter. What the scratch rooms of the passes
+    leave in cycles is found among the young.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(*COLLECT_AFTER)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 class PeakMemory:

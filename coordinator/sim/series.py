@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from common.model import JobState, NodeRole, Pool
+from common.model import JobState, NodeRole
 from coordinator.engine.engine import Engine
 
 POINTS_WANTED = 400
@@ -96,7 +96,8 @@ class Recorder:
     def _look(self, at_s: float) -> Point:
         state = self._engine.state
         waiting = [job for job in state.live() if job.state == JobState.PENDING]
-        lent = sum(1 for node in state.nodes.values() if node.role == NodeRole.ON_LOAN)
+        on_loan = NodeRole.ON_LOAN
+        lent = sum([node.role == on_loan for node in state.nodes.values()])
         return Point(
             at_s=at_s,
             usage=self._usage(at_s),
@@ -106,14 +107,9 @@ class Recorder:
         )
 
     def _usage(self, at_s: float) -> Usage:
-        state, counters = self._engine.state, self._engine.state.counters
+        counters = self._engine.state.counters
         since_s = at_s - (counters.integrated_at_s or 0.0)
-        rates = [0, 0, 0, 0]
-        for node in state.nodes.values():
-            first = 0 if node.home_pool == Pool.TRAINING else 2
-            if first == 0 or node.role == NodeRole.ON_LOAN:
-                rates[first] += sum(1 for slot in node.gpus if slot.holder is not None)
-                rates[first + 1] += len(node.gpus)
+        rates = self._engine.gpu_counts
         return Usage(
             training_held_gpu_s=counters.training_held_gpu_s + rates[0] * since_s,
             training_gpu_s=counters.training_gpu_s + rates[1] * since_s,

@@ -1,0 +1,97 @@
+"""The index of a snapshot that is kept up change by change: equal to one made from nothing."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from common.model import NodeRole
+from coordinator.policies.decisions import Placement
+from coordinator.policies.demand import Demand, Unmet
+from coordinator.policies.index import JobSorter, NodeSorter, index_of
+from coordinator.policies.placement import Room
+from coordinator.policies.snapshot import ClusterSnapshot, Index, JobView, NodeView
+from tests.builders import make_cluster, make_snapshot
+from tests.strategies import snapshots
+
+
+class Kept:
+    """Both sorters, as whoever makes snapshots keeps them."""
+
+    def __init__(self, snapshot: ClusterSnapshot) -> None:
+        self.nodes = {node.name: node for node in snapshot.nodes}
+        self.jobs = {job.job_id: job for job in snapshot.jobs}
+        self._node_sorter, self._job_sorter = NodeSorter(), JobSorter()
+        for node in snapshot.nodes:
+            self.put_node(node)
+        for job in snapshot.jobs:
+            self.put_job(job)
+
+    def put_node(self, node: NodeView) -> None:
+        """A node changes."""
+        self.nodes[node.name] = node
+        self._node_sorter.put(node)
+
+    def put_job(self, job: JobView) -> None:
+        """A job changes."""
+        self.jobs[job.job_id] = job
+        self._job_sorter.remove(job.job_id)
+        self._job_sorter.put(job)
+
+    def index(self) -> Index:
+        """As it is kept."""
+        return self._node_sorter.index(self._job_sorter)
+
+    def fresh(self) -> Index:
+        """The one from nothing."""
+        nodes = [self.nodes[name] for name in sorted(self.nodes)]
+        return index_of(nodes, [self.jobs[job_id] for job_id in sorted(self.jobs)])
+
+
+@given(snapshots(), st.data())
+def test_an_index_that_is_kept_up_is_one_from_nothing(
+    snapshot: ClusterSnapshot, data: st.DataObject
+) -> None:
+    """Jobs begin and cease to be resizable, nodes to take workers, and both come late."""
+    kept = Kept(replace(snapshot, nodes=snapshot.nodes[1:]))
+    assert kept.index() == kept.fresh()
+    for _ in range(3):
+        if snapshot.jobs:
+            job = kept.jobs[data.draw(st.sampled_from(snapshot.jobs)).job_id]
+            kept.put_job(replace(job, is_resizable=not job.is_resizable))
+        node = data.draw(st.sampled_from(snapshot.nodes))
+        node = kept.nodes.get(node.name, node)
+        kept.put_node(replace(node, is_schedulable=not node.is_schedulable))
+        if data.draw(st.booleans()):
+            assert kept.index() == kept.fresh()
+    assert kept.index() == kept.fresh()
+
+
+@given(snapshots(), st.booleans())
+def test_who_could_use_a_loan_is_known_from_the_index_too(
+    snapshot: ClusterSnapshot, is_scaling: bool
+) -> None:
+    """With an index only jobs that wait or can be resized are looked at; it is the same answer."""
+    indexed = replace(snapshot, index=index_of(snapshot.nodes, snapshot.jobs))
+    wanting = [
+        Demand(seen, _nobody_asks, is_scaling=is_scaling).wanting for seen in (snapshot, indexed)
+    ]
+    assert wanting[0] == wanting[1]
+
+
+def _nobody_asks() -> Unmet:
+    raise AssertionError("no node is on offer")
+
+
+def test_room_behind_flexible_workers_follows_who_holds_it() -> None:
+    """A new worker in the place of one that was released makes no room for anybody after it."""
+    nodes, jobs = make_cluster({"n1": {"a": 6}}, flexible={"n1": {"a": 2}}, role=NodeRole.TRAINING)
+    jobs = [replace(job, gpu_type=nodes[0].gpu_type, is_resizable=True) for job in jobs]
+    room = Room(make_snapshot(nodes=nodes, jobs=jobs))
+    name, wants = nodes[0].name, replace(jobs[0], gpus_per_worker=2)
+    assert room.has_places(wants, nodes[0].gpu_type, 1)
+    room.release(room.flexible[name][0])
+    room.hold([Placement(node=name, worker_count=1, is_flexible=True)], 2)
+    room.restore(room.save())  # the node has the counts again that it began with
+    assert not room.has_places(wants, nodes[0].gpu_type, 1)
