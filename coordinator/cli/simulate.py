@@ -11,7 +11,7 @@ import typer
 
 from common.errors import ConfigError
 from coordinator import plugins
-from coordinator.cli.session import session
+from coordinator.cli.session import EXIT_ERROR, say, session
 from coordinator.cli.simulate_output import Output, put_runs, write_page
 from coordinator.cli.simulate_progress import watching
 from coordinator.policies.bundles import COMPARED
@@ -142,11 +142,12 @@ SpeedupOption = Annotated[
     ),
 ]
 CheckpointsOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--checkpoints",
         metavar="trace|never|on-request|SECONDS",
-        help="What a preempted job keeps: as the trace says, nothing, all, or its last save.",
+        help="What a preempted job keeps: as the trace says, nothing, all, or its last save; with "
+        "--policy all everything, else as the trace says.",
     ),
 ]
 ElasticOption = Annotated[
@@ -243,7 +244,7 @@ def simulate(
     cluster: ClusterOption = None,
     delays: DelaysOption = None,
     speedup: SpeedupOption = None,
-    checkpoints: CheckpointsOption = "trace",
+    checkpoints: CheckpointsOption = None,
     elastic: ElasticOption = None,
     fungible: FungibleOption = None,
     checkpoint_share: CheckpointShareOption = None,
@@ -269,7 +270,8 @@ def simulate(
     here = session(ctx)
     if html is not None and not html.parent.is_dir():
         raise ConfigError(f"html {html}: No such directory as {html.parent}")
-    saves, save_period_s = parse_saves(checkpoints)
+    # Public traces do not tell who saves, and some systems take turns that nobody else survives.
+    saves, save_period_s = parse_saves(checkpoints or ("on-request" if policy == ALL else "trace"))
     model, curves = parse_speedup(speedup or RuntimeModel.LINEAR)
     crashes = tuple(parse_crash(text) for text in crash or ())
     promised = {} if tenants is None else {"tenants": read_tenants(tenants)}
@@ -309,7 +311,21 @@ def simulate(
     tasks = sweep(tasks, sweeps or ())
     played = tasks[0].read()  # a mistake in what they share is said at once, and once
     with watching(tasks, jobs=len(played.jobs)) as watched:
-        runs = list(compare(watched, cores=cores or os.cpu_count() or 1, backend=backend))
+        unfinished: list[str] = []
+        runs = list(
+            compare(
+                watched,
+                cores=cores or os.cpu_count() or 1,
+                backend=backend,
+                unfinished=unfinished.append,
+            )
+        )
+    if not runs:
+        raise ConfigError(unfinished[0])
     if html is not None:
         write_page(html, played, tasks[0], runs)
     put_runs(here, output, played, runs)
+    for why in unfinished:
+        say(f"aryl: left out: {why}")
+    if unfinished:
+        raise typer.Exit(EXIT_ERROR)

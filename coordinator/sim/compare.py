@@ -19,7 +19,7 @@ from common.errors import ConfigError
 from coordinator import plugins
 from coordinator.engine.accounting import plain
 from coordinator.sim.inputs import Shares, read_workload
-from coordinator.sim.run import Run, RunResult, play
+from coordinator.sim.run import Run, RunResult, UnfinishedError, play
 from coordinator.sim.scenarios import find_scene
 from coordinator.sim.stage import RunOptions
 from coordinator.sim.statistics import Estimate, estimate
@@ -106,25 +106,51 @@ def _teller(path: Path) -> Callable[[int, int], None]:
     return tell
 
 
-def compare(tasks: Sequence[Task], *, cores: int = 1, backend: str = "loky") -> Iterator[Run]:
+def _attempt(task: Task) -> Run | str:
+    """A run, or why it never came to its end."""
+    try:
+        return play_task(task)
+    except UnfinishedError as error:
+        return str(error)
+
+
+def compare(
+    tasks: Sequence[Task],
+    *,
+    cores: int = 1,
+    backend: str = "loky",
+    unfinished: Callable[[str], None] | None = None,
+) -> Iterator[Run]:
     """Carry out tasks and give their runs back in the order of the tasks, as they come.
 
     Args:
         cores: how many at a time, where the backend is on this machine.
         backend: one of `BACKENDS`; dask is `dask=ADDRESS` of its scheduler.
+        unfinished: told of a run that does not come to its end, which is then left out.
 
     Raises:
         ConfigError: of a task, or a backend that is not known or not installed.
+        UnfinishedError: of a run that does not come to its end, where nobody is told.
     """
+    for found in _results(tasks, cores, backend):
+        if isinstance(found, Run):
+            yield found
+        elif unfinished is None:
+            raise UnfinishedError(found)
+        else:
+            unfinished(found)
+
+
+def _results(tasks: Sequence[Task], cores: int, backend: str) -> Iterator[Run | str]:
     if backend == "sequential" or (len(tasks) == 1 and backend in LOCAL_BACKENDS):
-        yield from map(play_task, tasks)
+        yield from map(_attempt, tasks)
         return
     joblib: Any = import_module("joblib")  # it has no types
     # Ray's backend gives nothing back before the last run has ended.
     return_as = "list" if backend == "ray" else "generator"
     with _configured(joblib, backend, cores):
         yield from joblib.Parallel(return_as=return_as)(
-            joblib.delayed(play_task)(task) for task in tasks
+            joblib.delayed(_attempt)(task) for task in tasks
         )
 
 

@@ -20,15 +20,19 @@ from coordinator.policies.loaning import nodes_for
 from coordinator.sim.cluster import NodeSpec
 from coordinator.sim.failing import FailureFigures
 from coordinator.sim.fairness import FinishTimeFairness, Lived, fairness
-from coordinator.sim.memory import PeakMemory
+from coordinator.sim.memory import PeakMemory, collecting_rarely
 from coordinator.sim.reclaims import Toll, TollKeeper
 from coordinator.sim.series import Point, Recorder, Usage
 from coordinator.sim.stage import RunOptions, Stage, busy_nodes, for_ever
 from coordinator.sim.waits import Waits, waits_by_size
 from coordinator.workloads.records import LoadSeries, Workload
 
-IDLE_EVENTS, IDLE_EVENTS_PER_JOB = 50_000, 100
-"""Facts without the end of a job after which a run has no headway."""
+IDLE_EVENTS_PER_JOB = 100
+"""Facts for each job, beyond `idle_events`, without the end of one: then there is no headway."""
+
+
+class UnfinishedError(ConfigError):
+    """A run that does not come to its last job; another policy may."""
 
 
 class OnLoanJobs(Struct, frozen=True, kw_only=True):
@@ -135,6 +139,7 @@ Told = Callable[[int, int], None]
 """(jobs that ended, events so far)."""
 
 
+@collecting_rarely()
 def play(workload: Workload, options: RunOptions, *, clock: Clock, told: Told | None = None) -> Run:
     """Play a workload to its last job.
 
@@ -148,7 +153,7 @@ def play(workload: Workload, options: RunOptions, *, clock: Clock, told: Told | 
     recorder = Recorder(stage.sim.engine, length_s=workload.length_s, progress=told)
     keeper = TollKeeper(stage.sim.engine)
     stage.sim.watch, stage.sim.hear = recorder.watch, keeper.hear
-    stage.sim.run_jobs(_Headway(stage, options.policy))
+    stage.sim.run_jobs(_Headway(stage, options))
     recorder.finish(stage.sim.loop.now_s)
     _check_ended(stage)
     result = _result(workload, options, stage, recorder)
@@ -171,11 +176,11 @@ class _Headway:
         ConfigError: when it is called after too many facts without a job's end.
     """
 
-    def __init__(self, stage: Stage, policy: str) -> None:
+    def __init__(self, stage: Stage, options: RunOptions) -> None:
         self._stage = stage
-        self._policy = policy
+        self._policy = options.policy
         self._ended = self._events = 0
-        self._patience = IDLE_EVENTS + IDLE_EVENTS_PER_JOB * len(stage.jobs)
+        self._patience = options.idle_events + IDLE_EVENTS_PER_JOB * len(stage.jobs)
 
     def __call__(self) -> None:
         counters, events = self._stage.sim.engine.state.counters, self._stage.sim.events
@@ -183,7 +188,7 @@ class _Headway:
         if ended > self._ended:
             self._ended, self._events = ended, events
         elif events - self._events > self._patience:
-            raise ConfigError(
+            raise UnfinishedError(
                 f"policy {self._policy} makes no headway: {self._ended} of "
                 f"{len(self._stage.jobs)} jobs ended, then none in {self._patience} events, with "
                 f"{counters.preemptions} preemptions in all; jobs that keep their work "
@@ -204,7 +209,7 @@ def _check_ended(stage: Stage) -> None:
     ]
     if left:
         first = left[0]
-        raise ConfigError(
+        raise UnfinishedError(
             f"{len(left)} of {len(stage.jobs)} jobs never ended under this policy and cluster; "
             f"the first is {stage.names[first.job_id]}, {first.state}: {first.error or 'it waits'}"
         )

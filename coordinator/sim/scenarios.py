@@ -148,7 +148,7 @@ SCENES = {
         _scene("elastic-afs", "afs-lyra", BASIC, "AFS as the paper has it, no loans"),
         Scene(
             name="elastic-pollux",
-            policy="pollux:population=20:generations=250",
+            policy="pollux:round_s=300:population=20:generations=250",
             shape=BASIC,
             description="Pollux, whose jobs tune their batch size, no loans",
             speedup=RuntimeModel.TUNED,

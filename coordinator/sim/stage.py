@@ -75,6 +75,8 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     failures: what lets jobs fail by themselves. restarts: a job's own budget for that, where
         something does (three attempts; the Philly study gives no number). prerun_s: length of the
         pre-run that jobs of several GPUs ask for then; None: they ask for none.
+    idle_events: after so many facts without the end of a job, and some for each job, a run has no
+        headway. Long jobs that take turns of a minute need more.
     """
 
     policy: str
@@ -99,6 +101,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     failures: FailureSource = FailureSource.NONE
     restarts: int = 2
     prerun_s: float | None = None
+    idle_events: int = 50_000
 
     @property
     def policy_text(self) -> str:

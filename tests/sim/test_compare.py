@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from msgspec import structs
 
 from common.errors import ConfigError
 from coordinator.sim.compare import Task, compare, flat, means
-from coordinator.sim.run import Run, RunResult
+from coordinator.sim.run import Run, RunResult, UnfinishedError
 from coordinator.sim.stage import RunOptions
 from coordinator.sim.statistics import estimate, student_t
 from tests.sim.small import SLICE
@@ -52,6 +54,31 @@ def test_jobs_come_back_only_when_they_are_wanted() -> None:
 
 
 @pytest.mark.slow
+def endless(tmp_path: Path) -> list[Task]:
+    """Two jobs of the whole node that lose all when they are stopped: turns never end."""
+    trace = tmp_path / "two.csv"
+    trace.write_text("submit_s,duration_s,gpus\n0,7200,8\n10,7200,8\n")
+    return [
+        Task(
+            workload=str(trace),
+            cluster="1x8",
+            options=RunOptions(policy=policy, idle_events=500),
+        )
+        for policy in ("fifo", "themis-simple:lease_s=600", "sjf")
+    ]
+
+
+def test_a_run_that_never_ends_does_not_cost_the_others(tmp_path: Path) -> None:
+    """It is left out and told; where nobody is told it is an error."""
+    told: list[str] = []
+    runs = list(compare(endless(tmp_path), unfinished=told.append))
+    assert [run.result.policy for run in runs] == ["fifo", "sjf"]
+    [why] = told
+    assert "themis-simple:lease_s=600 makes no headway" in why
+    with pytest.raises(UnfinishedError, match="no headway"):
+        list(compare(endless(tmp_path)))
+
+
 def test_a_mistake_in_another_process_is_the_same_error() -> None:
     """A ConfigError stays one on its way back."""
     broken = [structs.replace(task, cluster="1x8") for task in tasks("fifo", "sjf")]
