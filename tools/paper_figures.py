@@ -64,6 +64,26 @@ TABLE_7: dict[str, tuple[float, ...]] = {
 }
 """Jobs that ran on lent nodes: under Baseline (`before`), and under Aryl."""
 
+FIGURES_8 = (
+    ("queueing_s.p50", "queueing p50", "s"),
+    ("queueing_s.p75", "queueing p75", "s"),
+    ("queueing_s.p95", "queueing p95", "s"),
+    ("queueing_s.p99", "queueing p99", "s"),
+    ("jct_s.p50", "JCT p50", "s"),
+    ("jct_s.p75", "JCT p75", "s"),
+    ("jct_s.p95", "JCT p95", "s"),
+    ("jct_s.p99", "JCT p99", "s"),
+)
+TABLE_8: dict[str, tuple[float, ...]] = {
+    "baseline": (55, 1892, 8357, 14323, 791, 29163, 82933, 376513),
+    "elastic-gandiva": (49, 1764, 6632, 11806, 755, 27244, 80567, 323626),
+    "elastic-afs": (47, 772, 3488, 9031, 686, 20143, 60883, 247435),
+    "elastic-pollux": (58, 1297, 5883, 11124, 721, 12304, 72123, 323513),
+    "elastic-aryl": (47, 697, 3475, 8731, 602, 12072, 57597, 223815),
+    "elastic-tuned": (43, 566, 2749, 7112, 564, 9293, 52458, 194391),
+}
+"""In print the rows of AFS and Pollux stand in each other's place; here as in Table 5."""
+
 FIGURES_9 = (("queueing gain", "queueing gain", "x"), ("JCT gain", "JCT gain", "x"))
 TABLE_9: dict[str, tuple[float, ...]] = {
     "wrong-20": (2.21, 1.52),

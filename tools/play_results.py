@@ -19,7 +19,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import Struct, structs
 
-from coordinator.engine.accounting import Quantiles, quantiles
+from coordinator.engine.accounting import Quantiles, quantile, quantiles
 from coordinator.sim.compare import Task, play_task
 from coordinator.sim.inputs import parse_seeds
 from coordinator.sim.run import JobRow, Run, RunResult
@@ -46,7 +46,8 @@ class Kept(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One run as it is kept.
 
     row: its name here. cpu_s: of one core, reading the workload included. makespan_s: its last end
-    after its first submission. guests_before: None where nothing was lent.
+    after its first submission. guests_before: None where nothing was lent. queueing_tail_s,
+    jct_tail_s: 75th and 99th percentile of both; None in runs that were kept before.
     """
 
     row: str
@@ -55,6 +56,8 @@ class Kept(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     makespan_s: float
     cpu_s: float
     guests_before: Guests | None = None
+    queueing_tail_s: tuple[float, float] | None = None
+    jct_tail_s: tuple[float, float] | None = None
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
@@ -200,8 +203,14 @@ def played(row: str, task: Task, before: Mapping[str, JobRow] | None = None) -> 
         makespan_s=max(job.finished_at_s for job in run.rows) - first_s,
         cpu_s=round(cpu_s, 2),
         guests_before=None if before is None else guests_before(run.rows, before),
+        queueing_tail_s=_tail([job.queueing_s for job in run.rows]),
+        jct_tail_s=_tail([job.jct_s for job in run.rows]),
     )
     return kept, run
+
+
+def _tail(values: Sequence[float]) -> tuple[float, float]:
+    return quantile(values, 0.75), quantile(values, 0.99)
 
 
 def keep(kept: Kept, name: str) -> None:
