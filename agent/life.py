@@ -46,7 +46,7 @@ class Life:
         self.stage_durations_s: dict[str, float] = {}
         self._reclaim_at_s: float | None = None
         self._missed_probes = 0
-        self._missed_at_s = 0.0
+        self._missed_at_s: float | None = None
         self._why = ""
         self.trespasses: tuple[Trespass, ...] = ()
         self._role_at_s = now_s
