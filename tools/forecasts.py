@@ -17,8 +17,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from coordinator.policies.forecast import forecast_peak, peak_between, slope_per_s
-from coordinator.policies.seasonal import DAY_S, Season
+from coordinator.policies.loans.forecast import forecast_peak, peak_between, slope_per_s
+from coordinator.policies.loans.seasonal import DAY_S, Season
 from coordinator.policies.snapshot import LoadSample
 from coordinator.workloads.formats import find
 from coordinator.workloads.load_formats import read_loads
@@ -211,8 +211,9 @@ and {HEADROOM_RATIO:.0%} of them are never lent, as in the paper.
 
 Methods: *last value*; *last value + slope* (Theil-Sen over 30 minutes); *seasonal naive*, the same
 span of the day before; the largest of the three, which is what `aryl` uses
-(`coordinator/policies/forecast.py`); and quantiles of the seasonal model, which `foresight` uses
-(`coordinator/policies/seasonal.py`). Where the model knows too little, it says what `aryl` says.
+(`coordinator/policies/loans/forecast.py`); and quantiles of the seasonal model, which `foresight`
+uses (`coordinator/policies/loans/seasonal.py`). Where the model knows too little, it says what
+`aryl` says.
 
 Series: `inference` is the paper's digitised week, repeated with a little noise of our own (that of
 `paper-1`): it is as regular as our generator makes it, and so it flatters every seasonal method.

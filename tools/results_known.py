@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from coordinator.policies.snapshot import TenantView
-from coordinator.policies.tenancy import fair_split
+from coordinator.policies.tenants.tenancy import fair_split
 from tools.golden_elasticflow import KEPT, ROWS
 from tools.golden_elasticflow import Kept as KeptBar
 from tools.paper_figures import GOLDEN, Published

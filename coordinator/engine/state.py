@@ -32,7 +32,7 @@ from coordinator.engine.marks import RetryEntry, WaitEntry
 from coordinator.engine.step_times import StepTimes
 from coordinator.engine.totals import Counters
 from coordinator.policies.decisions import Migrate, Reclaim
-from coordinator.policies.seasonal import Season
+from coordinator.policies.loans.seasonal import Season
 from coordinator.policies.snapshot import LoadSample
 
 

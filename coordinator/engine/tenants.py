@@ -10,8 +10,8 @@ from coordinator.engine.commands import Refused
 from coordinator.engine.context import Context
 from coordinator.engine.settings import EngineSettings
 from coordinator.policies.decisions import Decision
-from coordinator.policies.guarding import guarded
 from coordinator.policies.snapshot import ClusterSnapshot, TenantView
+from coordinator.policies.tenants.guarding import guarded
 
 
 def views(settings: EngineSettings) -> tuple[TenantView, ...]:

@@ -10,27 +10,27 @@ from collections.abc import Iterable
 from typing import Any
 
 from common.errors import ConfigError
-from coordinator.policies import (
+from coordinator.policies.added import Added, settled
+from coordinator.policies.passes import Rules
+from coordinator.policies.policy import Policy, bundle, knobs_of, turned
+from coordinator.policies.queueing import shortest_key, submission_key
+from coordinator.policies.reclaim.rules import ReclaimRule
+from coordinator.policies.systems import (
     afs,
-    deadlines,
     drf,
-    gandiva,
-    gandiva_sets,
     gavel,
     mesos,
     philly,
     pollux,
     preemptive,
     tetris,
-    themis,
-    tiresias,
     yarn,
 )
-from coordinator.policies.added import Added, settled
-from coordinator.policies.passes import Rules
-from coordinator.policies.policy import Policy, bundle, knobs_of, turned
-from coordinator.policies.queueing import shortest_key, submission_key
-from coordinator.policies.reclaim_rules import ReclaimRule
+from coordinator.policies.systems.gandiva import policy as gandiva
+from coordinator.policies.systems.gandiva import sets as gandiva_sets
+from coordinator.policies.systems.qos import deadlines
+from coordinator.policies.systems.themis import policy as themis
+from coordinator.policies.systems.tiresias import policy as tiresias
 
 __all__ = [
     "COMPARED",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from common.model import GpuUuid, JobId, NodeName, ServiceName
+from coordinator.policies.waits import Wait
 
 
 class Proposal(Struct, frozen=True, kw_only=True):
@@ -134,3 +135,17 @@ class Recommend(Proposal, frozen=True, kw_only=True, tag="recommend"):
 Decision = (
     Start | Resize | Preempt | Reject | Suspend | Resume | Migrate | Loan | Reclaim | Recommend
 )
+
+
+class Allocation(Struct, frozen=True, kw_only=True):
+    """What one scheduling pass decided, and what the policy wants to remember.
+
+    wake_at_s: the next pass is wanted at this instant at the latest, for something that only time
+        changes; None has no wish.
+    waits: what jobs wait for, where the policy tells that apart; the seconds are summed by kind.
+    """
+
+    decisions: tuple[Decision, ...]
+    memory: bytes = b""
+    wake_at_s: float | None = None
+    waits: tuple[Wait, ...] = ()

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from common.model import JobId, Mode, NodeName, NonNegativeFloat, NonNegativeInt, Ratio
 from coordinator.policies.blockers import Hold, holds
 from coordinator.policies.decisions import (
+    Allocation,
     Decision,
     Loan,
     Placement,
@@ -19,12 +20,12 @@ from coordinator.policies.decisions import (
     Resize,
     Start,
 )
-from coordinator.policies.demand import Demand, Unmet, choose_loans
 from coordinator.policies.foresight_claims import Claims
 from coordinator.policies.index import index_of
-from coordinator.policies.keeping import why_kept
-from coordinator.policies.lifetime import UNKNOWN_LIFETIME_S, Lifetimes
-from coordinator.policies.loaning import Balance, balance, by_quantile, numbers
+from coordinator.policies.loans.demand import Demand, Unmet, choose_loans
+from coordinator.policies.loans.keeping import why_kept
+from coordinator.policies.loans.lifetime import UNKNOWN_LIFETIME_S, Lifetimes
+from coordinator.policies.loans.loaning import Balance, balance, by_quantile, numbers
 from coordinator.policies.placement import Room, merge, placed_count
 from coordinator.policies.queueing import (
     Admitted,
@@ -34,8 +35,8 @@ from coordinator.policies.queueing import (
     fastest_s,
     waiting,
 )
-from coordinator.policies.reclaim_costs import CostModel
-from coordinator.policies.reclaim_rules import ReclaimRule, TakeBack
+from coordinator.policies.reclaim.costs import CostModel
+from coordinator.policies.reclaim.rules import ReclaimRule, TakeBack
 from coordinator.policies.scaling import (
     RESIZE_COST_S,
     Share,
@@ -47,21 +48,6 @@ from coordinator.policies.scaling import (
 )
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, ServiceView, Shadow
 from coordinator.policies.spanning import find_spanning, grow_spanning
-from coordinator.policies.waits import Wait
-
-
-class Allocation(Struct, frozen=True, kw_only=True):
-    """What one scheduling pass decided, and what the policy wants to remember.
-
-    wake_at_s: the next pass is wanted at this instant at the latest, for something that only time
-        changes; None has no wish.
-    waits: what jobs wait for, where the policy tells that apart; the seconds are summed by kind.
-    """
-
-    decisions: tuple[Decision, ...]
-    memory: bytes = b""
-    wake_at_s: float | None = None
-    waits: tuple[Wait, ...] = ()
 
 
 class Rules(Struct, frozen=True, kw_only=True):

@@ -16,12 +16,13 @@ from msgspec import Struct, structs
 
 from common.errors import ConfigError
 from common.model import NodeName
-from coordinator.policies import resting, tenant_rules
+from coordinator.policies import resting
 from coordinator.policies.blockers import Hold
-from coordinator.policies.decisions import Decision
-from coordinator.policies.passes import Allocation, Rules, allocate, hold, keep, lend
+from coordinator.policies.decisions import Allocation, Decision
+from coordinator.policies.passes import Rules, allocate, hold, keep, lend
 from coordinator.policies.queueing import submission_key
 from coordinator.policies.snapshot import ClusterSnapshot
+from coordinator.policies.tenants import rules as tenant_rules
 
 K = TypeVar("K", bound=Struct)
 

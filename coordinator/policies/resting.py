@@ -12,7 +12,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from common.model import JobState
-from coordinator.policies.passes import Allocation
+from coordinator.policies.decisions import Allocation
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 
 

@@ -23,7 +23,7 @@ from common.model import (
     WorkerRange,
 )
 from common.profile import NO_PROFILE, JobProfile
-from coordinator.policies.seasonal import Season
+from coordinator.policies.loans.seasonal import Season
 
 
 class WorkerView(Struct, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ from coordinator.engine.engine import Engine
 from coordinator.engine.loans import is_late
 from coordinator.engine.state import JobEntry, LoanEntry, NodeEntry, StoryLine
 from coordinator.policies.snapshot import ClusterSnapshot
-from coordinator.policies.tenancy import Tenancy, waiting_gpus
+from coordinator.policies.tenants.tenancy import Tenancy, waiting_gpus
 from coordinator.service.folding import Folder
 
 

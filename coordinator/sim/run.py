@@ -16,7 +16,7 @@ from common.model import JobState, Pool, ServiceName
 from coordinator.engine.accounting import Quantiles, deadlines, quantiles
 from coordinator.engine.state import JobEntry
 from coordinator.policies.bundles import policy
-from coordinator.policies.loaning import nodes_for
+from coordinator.policies.loans.loaning import nodes_for
 from coordinator.sim.cluster import NodeSpec
 from coordinator.sim.failing import FailureFigures
 from coordinator.sim.fairness import FinishTimeFairness, Lived, fairness

@@ -23,12 +23,12 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from coordinator.policies.reclaim_baselines import choose_at_random, choose_fewest_jobs
-from coordinator.policies.reclaim_costs import Costs
-from coordinator.policies.reclaim_occupancy import Occupancy
-from coordinator.policies.reclaim_problem import merge
-from coordinator.policies.reclaim_search import solve
-from coordinator.policies.reclaiming import Choice, Reclaiming, choose_nodes
+from coordinator.policies.reclaim.baselines import choose_at_random, choose_fewest_jobs
+from coordinator.policies.reclaim.costs import Costs
+from coordinator.policies.reclaim.occupancy import Occupancy
+from coordinator.policies.reclaim.problem import merge
+from coordinator.policies.reclaim.reclaiming import Choice, Reclaiming, choose_nodes
+from coordinator.policies.reclaim.search import solve
 from coordinator.policies.snapshot import ClusterSnapshot
 from tests.builders import NOW_S
 from tests.exact_reclaim import Exact, Question, solve_in_process

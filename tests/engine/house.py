@@ -27,8 +27,7 @@ from coordinator.engine.events import LeaderStarted, PassDue
 from coordinator.engine.settings import EngineSettings, ServiceSettings
 from coordinator.engine.state import JobEntry, NodeEntry, WorkerEntry
 from coordinator.policies.bundles import Policy
-from coordinator.policies.decisions import Decision, Loan, Placement, Reclaim, Start
-from coordinator.policies.passes import Allocation
+from coordinator.policies.decisions import Allocation, Decision, Loan, Placement, Reclaim, Start
 from coordinator.policies.snapshot import ClusterSnapshot
 from coordinator.sim.cluster import Delays, NodeSpec
 from coordinator.sim.simulation import Simulation, Submission

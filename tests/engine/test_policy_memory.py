@@ -10,7 +10,7 @@ from coordinator.engine.engine import Engine
 from coordinator.engine.events import LeaderStarted, PassDue
 from coordinator.engine.settings import EngineSettings
 from coordinator.engine.state import ClusterState
-from coordinator.policies.tiresias import Memory
+from coordinator.policies.systems.tiresias.policy import Memory
 
 OWN = msgspec.msgpack.encode(Memory(skews={"vgg16": 0.743}))
 

@@ -11,8 +11,7 @@ from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.settings import EngineSettings
 from coordinator.engine.state import ClusterState, LoanEntry
 from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Loan, Reclaim
-from coordinator.policies.passes import Allocation
+from coordinator.policies.decisions import Allocation, Loan, Reclaim
 from coordinator.policies.snapshot import ClusterSnapshot
 from coordinator.sim.cluster import Delays
 from tests.engine.house import CHAT, House, state

@@ -6,7 +6,7 @@ import msgspec
 
 from coordinator.engine.events import LoadMeasured
 from coordinator.engine.state import ClusterState
-from coordinator.policies.seasonal import Season
+from coordinator.policies.loans.seasonal import Season
 from tests.engine.house import CHAT, House
 
 

@@ -13,7 +13,7 @@ from coordinator.engine.events import JobCancelRequested
 from coordinator.engine.settings import EngineSettings, TenantSettings
 from coordinator.engine.state import JobEntry
 from coordinator.engine.waiting import spent_s
-from coordinator.policies.passes import Allocation
+from coordinator.policies.decisions import Allocation
 from coordinator.policies.snapshot import ClusterSnapshot
 from coordinator.policies.waits import FAIR_SHARE, Wait
 from coordinator.service.rows import job_row

@@ -6,8 +6,7 @@ from msgspec.structs import replace
 
 from common.model import JobState
 from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Start
-from coordinator.policies.passes import Allocation
+from coordinator.policies.decisions import Allocation, Start
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
 

@@ -10,7 +10,10 @@ from msgspec.structs import replace
 
 from common.model import JobState
 from common.profile import JobProfile
-from coordinator.policies.afs import (
+from coordinator.policies.bundles import policy
+from coordinator.policies.decisions import Preempt, Resize, Start
+from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.systems.afs import (
     LEASE_S,
     Share,
     base_shares,
@@ -19,9 +22,6 @@ from coordinator.policies.afs import (
     share_by_throughput,
     share_out,
 )
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Preempt, Resize, Start
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from tests.builders import (
     NOW_S,
     make_job_view,

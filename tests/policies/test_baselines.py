@@ -9,9 +9,9 @@ from common.errors import ConfigError
 from common.model import JobId, NodeName, NodeRole, WorkerRange
 from coordinator.policies.bundles import KNOBS, policy
 from coordinator.policies.decisions import Start
-from coordinator.policies.reclaim_baselines import choose_at_random, choose_fewest_jobs, jobs_on
-from coordinator.policies.reclaim_occupancy import Occupancy
-from coordinator.policies.reclaim_rules import ReclaimRule
+from coordinator.policies.reclaim.baselines import choose_at_random, choose_fewest_jobs, jobs_on
+from coordinator.policies.reclaim.occupancy import Occupancy
+from coordinator.policies.reclaim.rules import ReclaimRule
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
 from tests.builders import (
     make_cluster,

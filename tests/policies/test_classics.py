@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Preempt, Resize
-from coordinator.policies.passes import Allocation
+from coordinator.policies.decisions import Allocation, Preempt, Resize
 from coordinator.policies.snapshot import TenantView
-from coordinator.policies.vectors import Vector, wanted
+from coordinator.policies.systems.vectors import Vector, wanted
 from tests.builders import NOW_S
 from tests.policies.machines import cell, decide, job, machine, started
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from common.model import JobState
 from coordinator.policies.bundles import POLICIES, Policy
-from coordinator.policies.passes import Allocation
+from coordinator.policies.decisions import Allocation
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
 from tests.builders import (
     NOW_S,

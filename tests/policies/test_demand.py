@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from common.model import GpuRequest, JobId, JobState, Mode, NodeName, NodeRole, Preemptibility
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Loan, Recommend, Resize, Start
-from coordinator.policies.loaning import balance, lendable
+from coordinator.policies.loans.loaning import balance, lendable
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView, ServiceView
 from tests.builders import (
     NOW_S,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.policies.forecast import DAY_S, forecast_peak, slope_per_s
+from coordinator.policies.loans.forecast import DAY_S, forecast_peak, slope_per_s
 from coordinator.policies.snapshot import LoadSample
 
 

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from common.model import Mode, NodeRole, Preemptibility
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Loan, Preempt, Reclaim, Start
-from coordinator.policies.loaning import balance
-from coordinator.policies.seasonal import DAY_S, Season
+from coordinator.policies.loans.loaning import balance
+from coordinator.policies.loans.seasonal import DAY_S, Season
 from coordinator.policies.snapshot import ClusterSnapshot, LoadSample
 from coordinator.service.settings import CoordinatorSettings, check
 from tests.builders import (

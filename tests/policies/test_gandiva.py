@@ -21,8 +21,8 @@ from common.profile import JobProfile
 from coordinator.engine.settings import EngineSettings
 from coordinator.engine.state import JobEntry
 from coordinator.policies.decisions import Decision, Migrate, Resize, Resume, Start, Suspend
-from coordinator.policies.gandiva_board import COMPUTING_STATES, Board
-from coordinator.policies.gandiva_moves import Moves
+from coordinator.policies.systems.gandiva.board import COMPUTING_STATES, Board
+from coordinator.policies.systems.gandiva.moves import Moves
 from coordinator.sim.cluster import Delays, NodeSpec
 from coordinator.sim.runtime import RunRules
 from coordinator.sim.simulation import Simulation, Submission

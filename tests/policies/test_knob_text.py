@@ -6,8 +6,8 @@ import pytest
 from msgspec import Struct
 
 from coordinator.policies.bundles import POLICIES, policy
+from coordinator.policies.decisions import Allocation
 from coordinator.policies.knob_text import knobs
-from coordinator.policies.passes import Allocation
 from coordinator.policies.policy import Parts, joint
 
 

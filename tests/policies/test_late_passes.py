@@ -7,8 +7,7 @@ from msgspec.structs import replace
 
 from common.model import JobState
 from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Decision, Preempt, Start
-from coordinator.policies.passes import Allocation
+from coordinator.policies.decisions import Allocation, Decision, Preempt, Start
 from coordinator.policies.snapshot import ClusterSnapshot
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
 

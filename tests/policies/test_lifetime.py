@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from common.model import JobState, NodeRole
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Start
-from coordinator.policies.seasonal import DAY_S, Season
+from coordinator.policies.loans.seasonal import DAY_S, Season
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
 from tests.builders import (
     make_job_view,

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.model import NodeRole
-from coordinator.policies.demand import choose_loans
-from coordinator.policies.loaning import Balance, balance, is_lending, nodes_for
+from coordinator.policies.loans.demand import choose_loans
+from coordinator.policies.loans.loaning import Balance, balance, is_lending, nodes_for
 from coordinator.policies.snapshot import LoadSample, NodeView, ServiceView
 from tests.builders import (
     NOW_S,

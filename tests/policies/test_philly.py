@@ -10,12 +10,18 @@ from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeName, Preemptibility
 from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Preempt, Start
+from coordinator.policies.decisions import Allocation, Preempt, Start
 from coordinator.policies.floor import Floor
-from coordinator.policies.locality import ANYWHERE, FEWEST_SERVERS, ONE_RACK, Gang, part, whole
-from coordinator.policies.passes import Allocation
-from coordinator.policies.philly import Attempted, Knobs
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView, TenantView
+from coordinator.policies.systems.locality import (
+    ANYWHERE,
+    FEWEST_SERVERS,
+    ONE_RACK,
+    Gang,
+    part,
+    whole,
+)
+from coordinator.policies.systems.philly import Attempted, Knobs
 from coordinator.policies.waits import FAIR_SHARE, FRAGMENTATION
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 

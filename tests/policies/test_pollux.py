@@ -13,8 +13,8 @@ from common.profile import JobProfile
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Resize, Start
 from coordinator.policies.floor import Pool
-from coordinator.policies.pollux import PolluxKnobs, Problem, search
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.systems.pollux import PolluxKnobs, Problem, search
 from tests.builders import (
     NOW_S,
     make_job_view,

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from common.model import JobState, NodeName, NodeRole, Preemptibility
 from coordinator.policies.bundles import POLICIES
 from coordinator.policies.decisions import Preempt, Start
-from coordinator.policies.preemptive import by_least_left, remaining_service, remaining_time
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.systems.preemptive import by_least_left, remaining_service, remaining_time
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.strategies import snapshots
 

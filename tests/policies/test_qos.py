@@ -11,7 +11,8 @@ from common.model import JobState
 from common.profile import JobProfile
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Decision, Resize, Start
-from coordinator.policies.qos_predict import (
+from coordinator.policies.snapshot import JobView
+from coordinator.policies.systems.qos.predict import (
     MODELS_KEPT,
     Memory,
     Prediction,
@@ -22,7 +23,6 @@ from coordinator.policies.qos_predict import (
     key_of,
     refitted,
 )
-from coordinator.policies.snapshot import JobView
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
 
 EXACT = "qos:margin=1"

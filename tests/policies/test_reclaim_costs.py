@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from common.model import JobId, JobState, NodeName, NodeRole
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Decision, Preempt, Reclaim, Resize
-from coordinator.policies.reclaim_costs import RESTART_S, CostModel, Costs
-from coordinator.policies.reclaim_occupancy import Occupancy
-from coordinator.policies.reclaiming import Reclaiming, choose_nodes
+from coordinator.policies.reclaim.costs import RESTART_S, CostModel, Costs
+from coordinator.policies.reclaim.occupancy import Occupancy
+from coordinator.policies.reclaim.reclaiming import Reclaiming, choose_nodes
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
 from tests.builders import (
     NOW_S,

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from common.model import JobId, NodeName, NodeRole
 from coordinator.policies.decisions import Preempt, Reclaim, Resize
-from coordinator.policies.reclaim_greedy import greedy_victims, node_preemption_cost
-from coordinator.policies.reclaim_occupancy import Occupancy
-from coordinator.policies.reclaim_orders import carry_out
-from coordinator.policies.reclaiming import Choice, choose_nodes
+from coordinator.policies.reclaim.greedy import greedy_victims, node_preemption_cost
+from coordinator.policies.reclaim.occupancy import Occupancy
+from coordinator.policies.reclaim.orders import carry_out
+from coordinator.policies.reclaim.reclaiming import Choice, choose_nodes
 from coordinator.policies.snapshot import JobView, NodeView
 from tests.builders import (
     make_cluster,

@@ -23,7 +23,7 @@ from coordinator.policies.decisions import (
     Resize,
     Start,
 )
-from coordinator.policies.loaning import balance
+from coordinator.policies.loans.loaning import balance
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
 from tests.strategies import lent_clusters, snapshots
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from coordinator.policies.seasonal import BIN_S, CLIP, DAY_S, DAY_WEIGHT, LEADS, Season
+from coordinator.policies.loans.seasonal import BIN_S, CLIP, DAY_S, DAY_WEIGHT, LEADS, Season
 
 STEP_S = 300.0
 

@@ -13,7 +13,7 @@ from common.errors import ConfigError
 from common.model import JobState
 from coordinator.engine.settings import TenantSettings, check_tenants
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
-from coordinator.policies.tenancy import Tenancy, fair_split, waiting_gpus, water_fill
+from coordinator.policies.tenants.tenancy import Tenancy, fair_split, waiting_gpus, water_fill
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 
 

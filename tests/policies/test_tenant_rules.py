@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from common.model import JobId, JobState, NodeName
 from coordinator.policies.bundles import POLICIES, Policy
 from coordinator.policies.decisions import Decision, Placement, Preempt, Resize, Start
-from coordinator.policies.guarding import guarded
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
-from coordinator.policies.takeback import taken_back
+from coordinator.policies.tenants.guarding import guarded
+from coordinator.policies.tenants.takeback import taken_back
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.strategies import snapshots
 

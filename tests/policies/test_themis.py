@@ -13,10 +13,9 @@ from msgspec.structs import replace
 from common.model import JobId, JobState, NodeRole
 from common.profile import JobProfile
 from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Placement, Preempt, Resize, Start
-from coordinator.policies.passes import Allocation
+from coordinator.policies.decisions import Allocation, Placement, Preempt, Resize, Start
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
-from coordinator.policies.themis_arbiter import Memory
+from coordinator.policies.systems.themis.arbiter import Memory
 from tests.builders import (
     NOW_S,
     make_job_view,

@@ -13,7 +13,7 @@ from common.profile import JobProfile
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Preempt, Start
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
-from coordinator.policies.tiresias import Memory, TiresiasKnobs
+from coordinator.policies.systems.tiresias.policy import Memory, TiresiasKnobs
 from tests.builders import NOW_S
 from tests.served import cell, changed
 from tests.served import served_job as job

@@ -13,8 +13,14 @@ from common.model import JobId, JobState
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Preempt
 from coordinator.policies.snapshot import ClusterSnapshot
-from coordinator.policies.tiresias import TiresiasKnobs
-from coordinator.policies.tiresias_queues import Line, QueueKnobs, QueueMemory, Queues, gang_gpus
+from coordinator.policies.systems.tiresias.policy import TiresiasKnobs
+from coordinator.policies.systems.tiresias.queues import (
+    Line,
+    QueueKnobs,
+    QueueMemory,
+    Queues,
+    gang_gpus,
+)
 from tests.builders import NOW_S
 from tests.served import cell, changed
 from tests.served import served_job as job

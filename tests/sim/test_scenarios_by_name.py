@@ -10,7 +10,7 @@ from common.clock import SystemClock
 from common.errors import ConfigError
 from coordinator.policies.bundles import policy
 from coordinator.policies.passes import Rules
-from coordinator.policies.reclaim_rules import ReclaimRule
+from coordinator.policies.reclaim.rules import ReclaimRule
 from coordinator.sim.run import play
 from coordinator.sim.scenarios import FAMILIES, SCENES, find_scene
 from coordinator.sim.stage import RunOptions

@@ -1,0 +1,143 @@
+"""How many nodes a service can lend or must have back, which first. Must not know who wants one.
+
+Per service (Lyra, EuroSys'23, section 6, made per service and by load):
+needed = max(min_serving, ceil(forecast / capacity_per_node) + headroom), and what is ready beyond
+that is spare. Two levels keep a node from flapping: to lend, the peak of the last loan period
+counts too, so a dip lends nothing; to reclaim, only last value and forecast count.
+"""
+
+from __future__ import annotations
+
+from math import ceil, inf
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from common.model import NodeRole
+from coordinator.policies.loans.forecast import forecast_peak, peak_between
+from coordinator.policies.snapshot import ClusterSnapshot, NodeView, ServiceView
+
+
+class Balance(Struct, frozen=True, kw_only=True):
+    """What a service has and needs, in nodes.
+
+    ready: serving and not cordoned. coming: on their way home.
+    forecast_load: None when nothing was measured.
+    horizon_s: how far the forecast looks: a return and one loan period.
+    needed: below that, nodes are reclaimed. needed_to_lend: above that, nodes are lent.
+    """
+
+    ready: tuple[NodeView, ...]
+    coming: tuple[NodeView, ...]
+    forecast_load: float | None
+    horizon_s: float
+    needed: int
+    needed_to_lend: int
+
+    @property
+    def spare(self) -> int:
+        """Nodes that can be lent."""
+        return max(0, len(self.ready) - self.needed_to_lend)
+
+    @property
+    def shortfall(self) -> int:
+        """Nodes to call home."""
+        return max(0, self.needed - len(self.ready) - len(self.coming))
+
+
+def balance(snapshot: ClusterSnapshot, service: ServiceView) -> Balance:
+    """What a service has and needs now."""
+    name = service.name
+    own = [node for node in snapshot.nodes if node.service == name]
+    usable = [node for node in own if not node.is_drained_by_operator]
+    serving = NodeRole.SERVING  # a name of its own: members of an enum are slow to look up
+    away = [node for node in usable if node.role != serving]
+    horizon_s = service.return_s + service.loan_period_s
+    forecast = _foreseen(service, now_s=snapshot.now_s, horizon_s=horizon_s)
+    recent = peak_between(service.load, snapshot.now_s - service.loan_period_s, snapshot.now_s)
+    needed = nodes_for(service, forecast or 0.0, len(own))
+    return Balance(
+        ready=tuple([node for node in usable if node.role == serving]),
+        coming=tuple([node for node in away if _is_coming(node)]),
+        forecast_load=forecast,
+        horizon_s=horizon_s,
+        needed=needed,
+        needed_to_lend=max(needed, nodes_for(service, recent or 0.0, len(own))),
+    )
+
+
+def by_quantile(snapshot: ClusterSnapshot, quantile: float | None) -> ClusterSnapshot:
+    """The same, with the quantile that loads are forecast by; None: without one."""
+    if quantile is None:
+        return snapshot
+    services = tuple(replace(service, quantile=quantile) for service in snapshot.services)
+    return replace(snapshot, services=services)
+
+
+def _foreseen(service: ServiceView, *, now_s: float, horizon_s: float) -> float | None:
+    """The load to be ready for: by quantile where one is asked for and the load's day is known."""
+    if service.quantile is not None:
+        foreseen = service.season.quantile(service.quantile, now_s=now_s, horizon_s=horizon_s)
+        if foreseen is not None:
+            return foreseen
+    return forecast_peak(service.load, now_s=now_s, horizon_s=horizon_s)
+
+
+def _is_coming(node: NodeView) -> bool:
+    return node.role in (NodeRole.VACATING, NodeRole.WARMING) or (
+        node.role == NodeRole.ON_LOAN and node.is_reclaimed
+    )
+
+
+def nodes_for(service: ServiceView, load: float, node_count: int) -> int:
+    """Nodes that a load needs, headroom included, but no more than the service has."""
+    headroom_nodes = ceil(service.headroom_ratio * node_count - 1e-9)
+    needed = ceil(load / service.capacity_per_node - 1e-9) + headroom_nodes
+    return min(node_count, max(service.min_serving, needed))
+
+
+def is_lending(snapshot: ClusterSnapshot, service: ServiceView) -> bool:
+    """Whether a loan of this service could come home in time, and its load is known now.
+
+    A load that was last measured more than a loan period ago is not known.
+    """
+    return (
+        not service.is_recalled
+        and service.return_s <= service.reclaim_deadline_s
+        and bool(service.load)
+        and service.load[-1].at_s >= snapshot.now_s - service.loan_period_s
+    )
+
+
+def lendable(
+    snapshot: ClusterSnapshot, service: ServiceView, have: Balance
+) -> tuple[NodeView, ...]:
+    """Nodes that could be lent, if as many are spare: the longest serving first, none within its
+    hold-off; none of a service that lends nothing now."""
+    if not is_lending(snapshot, service):
+        return ()
+    hold_off_s, now_s = service.hold_off_s, snapshot.now_s
+    rested = [
+        (node.serving_since_s, number, node)
+        for number, node in enumerate(have.ready)  # in order of name
+        if node.serving_since_s is not None and node.serving_since_s + hold_off_s - now_s <= 0
+    ]
+    rested.sort()
+    return tuple([node for _, _, node in rested])
+
+
+def rest_left_s(snapshot: ClusterSnapshot, service: ServiceView, node: NodeView) -> float:
+    """Seconds until its hold-off ends; endless for a node that does not serve."""
+    if node.serving_since_s is None:
+        return inf
+    return node.serving_since_s + service.hold_off_s - snapshot.now_s
+
+
+def numbers(service: ServiceView, have: Balance) -> str:
+    """A balance as a sentence, for the reason of a loan or a reclaim."""
+    load = "unknown" if have.forecast_load is None else f"{have.forecast_load:.4g}"
+    return (
+        f"load forecast {load} over {have.horizon_s:.0f} s at {service.capacity_per_node:g} per "
+        f"node needs {have.needed} nodes with headroom ({have.needed_to_lend} before lending); "
+        f"{len(have.ready)} ready, {len(have.coming)} coming"
+    )

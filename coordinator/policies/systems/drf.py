@@ -1,0 +1,276 @@
+"""Dominant resource fairness: the tenant with the least of what it has most of goes next.
+
+Source: DRF, NSDI'11, algorithm 1. Progressive filling: the tenant with the smallest dominant share
+over its weight starts its next job, whole gangs only; one whose job does not fit is blocked for
+this pass. Flexible workers are dealt one by one in the same order on what is left. Must not know
+the engine.
+
+A running gang is stopped for another tenant only where `preempts` says so, and by Volcano's rule:
+the tenant that starts stays below the share that the other has after the stop. Flexible workers go
+by the same rule and without the knob, as nothing is lost with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from common.model import JobId
+from coordinator.policies.blockers import Hold
+from coordinator.policies.decisions import Allocation, Placement
+from coordinator.policies.floor import Floor, is_movable, present_workers
+from coordinator.policies.granting import Grant, carry_out
+from coordinator.policies.policy import Parts, joint
+from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
+from coordinator.policies.systems.vectors import (
+    NEVER,
+    Bins,
+    Vector,
+    dominant,
+    lines_by_tenant,
+    wanted,
+    weights_of,
+)
+
+
+class DrfKnobs(Struct, frozen=True, kw_only=True):
+    """preempts: whether running gangs make room, by Volcano's rule."""
+
+    preempts: bool = False
+
+
+class _Victim(Struct, frozen=True, kw_only=True):
+    """Workers of another tenant that could go: flexible ones, or all of a gang."""
+
+    job: JobView
+    workers: tuple[WorkerView, ...]
+    is_whole: bool
+
+
+class Filling:
+    """One pass of progressive filling.
+
+    used: what each tenant has, the jobs that this pass starts included. held: jobs that wait on.
+    """
+
+    def __init__(self, knobs: DrfKnobs, snapshot: ClusterSnapshot) -> None:
+        self._knobs = knobs
+        self._snapshot = snapshot
+        self._bins = Bins(snapshot)
+        self._weights = weights_of(snapshot)
+        self.used: dict[str, Vector] = {}
+        for job in snapshot.jobs:
+            self._count(job, present_workers(job))
+        self._starts: dict[JobId, tuple[JobView, str, list[Placement]]] = {}
+        self._grown: dict[JobId, list[Placement]] = {}
+        self._shrunk: dict[JobId, int] = {}
+        self._stopped: set[JobId] = set()
+        self.held: list[tuple[JobView, str]] = []
+        self._fill()
+        self._grow()
+
+    def share(self, tenant: str, more: Vector | None = None) -> float:
+        """Dominant share over the weight; `more` is added first."""
+        used = self.used.get(tenant, Vector())
+        used = used if more is None else used.plus(more)
+        return dominant(used, self._bins.total, self._weights.get(tenant, 1.0))
+
+    def _count(self, job: JobView, workers: int) -> None:
+        one = wanted(job, self._bins.total)
+        self.used[job.tenant] = self.used.get(job.tenant, Vector()).plus(one, workers)
+
+    def _fill(self) -> None:
+        lines = lines_by_tenant(self._snapshot)
+        while lines:
+            tenant = min(lines, key=lambda tenant: (self.share(tenant), tenant))
+            job = lines[tenant][0]
+            if self._start(job):
+                lines[tenant].pop(0)
+            elif self._bins.never(job):
+                self.held.append((job, NEVER))
+                lines[tenant].pop(0)
+            else:
+                first = f"its base gang does not fit; {tenant} has a share of"
+                self.held.append((job, f"{first} {self.share(tenant):.3f}"))
+                self.held += [
+                    (other, f"behind {job.job_id} of its tenant, which does not fit")
+                    for other in lines[tenant][1:]
+                ]
+                lines[tenant] = []
+            if not lines[tenant]:
+                del lines[tenant]
+
+    def _start(self, job: JobView) -> bool:
+        for makes_room in (False, True):
+            for kind in self._bins.kinds(job):
+                if makes_room and not self._make_room(job, kind):
+                    continue
+                base = job.workers_on(kind).min
+                found = self._bins.pick(job, kind, base, self._bins.fullest)
+                if found:
+                    self._bins.move(job, found)
+                    self._count(job, base)
+                    self._starts[job.job_id] = (job, kind, list(found))
+                    return True
+        return False
+
+    # --- victims ------------------------------------------------------------------------------
+
+    def _make_room(self, job: JobView, kind: str) -> bool:
+        """Let workers of tenants that stay above the job's go; nobody goes in vain."""
+        base = job.workers_on(kind).min
+        after = self.share(job.tenant, Vector().plus(wanted(job, self._bins.total), base))
+        gone: list[_Victim] = []
+        fits = False
+        for victim in self._victims(job, kind):
+            left = Vector().plus(wanted(victim.job, self._bins.total), -len(victim.workers))
+            if self.share(victim.job.tenant, left) <= after:
+                continue
+            self._go(victim, 1)
+            gone.append(victim)
+            if fits := bool(self._bins.pick(job, kind, base, self._bins.fullest)):
+                break
+        for victim in reversed(gone):
+            self._go(victim, -1)
+            if fits and not self._bins.pick(job, kind, base, self._bins.fullest):
+                self._go(victim, 1)
+                self._note(victim)
+        return fits
+
+    def _victims(self, job: JobView, kind: str) -> Iterable[_Victim]:
+        """Those of the tenants with most first; flexible workers, the newest first, then gangs."""
+        others = [
+            other
+            for other in self._snapshot.jobs
+            if other.gpu_type == kind
+            and other.tenant != job.tenant
+            and other.job_id not in self._stopped
+            and other.job_id not in self._shrunk
+        ]
+        others.sort(key=lambda other: (-self.share(other.tenant), other.job_id))
+        for other in others:
+            flexible = (w for w in other.placed if w.is_flexible and not w.is_leaving)
+            for worker in sorted(flexible, key=lambda worker: -worker.worker_index):
+                if other.is_resizable:
+                    yield _Victim(job=other, workers=(worker,), is_whole=False)
+        if not self._knobs.preempts:
+            return
+        now_s = self._snapshot.now_s
+        for other in sorted(
+            filter(is_movable, others),
+            key=lambda other: (-self.share(other.tenant), other.lost_gpu_s(now_s), other.job_id),
+        ):
+            if not other.is_resizable:
+                stay = tuple(worker for worker in other.placed if not worker.is_leaving)
+                yield _Victim(job=other, workers=stay, is_whole=True)
+
+    def _go(self, victim: _Victim, sign: int) -> None:
+        self._bins.vacate(victim.job, victim.workers, sign)
+        self._count(victim.job, -sign * len(victim.workers))
+
+    def _note(self, victim: _Victim) -> None:
+        if victim.is_whole:
+            self._stopped.add(victim.job.job_id)
+        else:
+            name = victim.job.job_id
+            self._shrunk[name] = self._shrunk.get(name, 0) + len(victim.workers)
+
+    # --- flexible workers -----------------------------------------------------------------------
+
+    def _grow(self) -> None:
+        """Worker by worker to the tenant with the smallest share that can use one."""
+        lines: dict[str, list[tuple[JobView, str]]] = {}
+        for job, kind, _ in self._starts.values():
+            lines.setdefault(job.tenant, []).append((job, kind))
+        for job in self._snapshot.jobs:
+            rests = (job.last_resized_at_s or 0.0) + self._snapshot.resize_cooldown_s
+            is_ready = job.last_resized_at_s is None or rests <= self._snapshot.now_s
+            if job.is_resizable and job.gpu_type and is_ready and job.job_id not in self._shrunk:
+                lines.setdefault(job.tenant, []).append((job, job.gpu_type))
+        for line in lines.values():
+            line.sort(key=lambda each: (each[0].submitted_at_s, each[0].job_id))
+        while lines:
+            tenant = min(lines, key=lambda tenant: (self.share(tenant), tenant))
+            if not self._grow_one(*lines[tenant][0]):
+                lines[tenant].pop(0)
+            if not lines[tenant]:
+                del lines[tenant]
+
+    def _grow_one(self, job: JobView, kind: str) -> bool:
+        started = self._starts.get(job.job_id)
+        mine = started[2] if started else self._grown.setdefault(job.job_id, [])
+        have = present_workers(job) + sum(placement.worker_count for placement in mine)
+        if have >= job.workers_on(kind).max:
+            return False
+        found = self._bins.pick(job, kind, 1, self._bins.fullest)
+        if found:
+            self._bins.move(job, found)
+            self._count(job, 1)
+            mine += found
+        return bool(found)
+
+    # --- decisions ------------------------------------------------------------------------------
+
+    def allocation(self) -> Allocation:
+        """Decisions for all that."""
+        grants = [
+            Grant(
+                job=job,
+                workers=sum(placement.worker_count for placement in placements),
+                gpu_type=kind,
+                placements=tuple(placements),
+                reason=f"tenant {job.tenant} has the smallest dominant share, "
+                f"{self.share(job.tenant):.3f} with it",
+            )
+            for job, kind, placements in self._starts.values()
+        ]
+        for job in self._snapshot.jobs:
+            if job.placed and job.job_id not in self._stopped:
+                more = sum(each.worker_count for each in self._grown.get(job.job_id, ()))
+                count = present_workers(job) + more - self._shrunk.get(job.job_id, 0)
+                why = f"tenant {job.tenant} has a dominant share of {self.share(job.tenant):.3f}"
+                grants.append(Grant(job=job, workers=count, reason=why))
+        plan = carry_out(self._snapshot, grants, place=self._planned)
+        return Allocation(decisions=plan.decisions, wake_at_s=self._wake_at_s())
+
+    def _planned(self, _: Floor, job: JobView, kind: str, count: int) -> tuple[Placement, ...]:
+        """What `_grow` found; nodes have room for it when the shrinks are done."""
+        return tuple(self._grown.get(job.job_id, ()))
+
+    def _wake_at_s(self) -> float | None:
+        """When a job that could grow may be resized again."""
+        wakes = (
+            job.last_resized_at_s + self._snapshot.resize_cooldown_s
+            for job in self._snapshot.jobs
+            if job.is_resizable and job.last_resized_at_s is not None and self._can_grow(job)
+        )
+        return min((wake for wake in wakes if wake > self._snapshot.now_s), default=None)
+
+    def _can_grow(self, job: JobView) -> bool:
+        return present_workers(job) < job.workers_on(job.gpu_type or "").max
+
+
+def _allocate(knobs: DrfKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
+    return Filling(knobs, snapshot).allocation()
+
+
+def _hold(knobs: DrfKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
+    held = Filling(knobs, snapshot).held
+    return tuple(Hold(job_id=job.job_id, blockers=(why,)) for job, why in held)
+
+
+POLICIES = (
+    joint(
+        "drf",
+        "progressive filling by dominant share of GPUs, CPUs and memory over tenants",
+        knobs=DrfKnobs(),
+        allocate=_allocate,
+        hold=_hold,
+        parts=Parts(
+            order="smallest dominant share",
+            size="base, then worker by worker by the same order",
+            place="best fit in GPUs, CPUs and memory",
+        ),
+    ),
+)

@@ -1,0 +1,211 @@
+"""Packing by trial: two jobs on one GPU are tried, measured, and parted if turns were better. Pure.
+
+Gandiva (OSDI'18), sections 3.3 and 4.2. Both were measured alone first. What is compared is
+progress per GPU-second that a job was charged: alone it has the whole GPU in its turns, packed half
+of it all the time, so that turns and packing cost the same and the better one makes more steps.
+Must not know the engine, nor what a profile promises: it only says whom to try first.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct, structs
+
+from common.model import JobId, JobState
+from coordinator.policies.decisions import Migrate, Resume
+from coordinator.policies.snapshot import JobView
+from coordinator.policies.systems.gandiva.board import Board, is_willing
+from coordinator.policies.systems.gandiva.turns import Turns
+
+LEAST_GPU_S = 1.0
+"""Attained between two words of a job from which its pace is taken."""
+
+
+class Mark(Struct, frozen=True, kw_only=True):
+    """What was measured of a job. Rates are steps per GPU-second charged; 0: not yet known.
+
+    step, gpu_s: its first word of the present measurement. is_packed: what that measures.
+    """
+
+    attempt: int
+    step: int
+    gpu_s: float
+    is_packed: bool
+    alone_rate: float = 0.0
+    packed_rate: float = 0.0
+
+
+class Pair(Struct, frozen=True, kw_only=True):
+    """Two jobs that were packed. gain: what both make over turns; None: it is being tried."""
+
+    since_s: float
+    gain: float | None = None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether both together make more than in turns."""
+        return self.gain is not None and self.gain > 1.0
+
+
+Marks = dict[JobId, Mark]
+Pairs = dict[str, Pair]
+
+
+def pair_key(one: JobId, other: JobId) -> str:
+    """The same for both orders."""
+    return "|".join(sorted((one, other)))
+
+
+def measured(board: Board, marks: Marks) -> Marks:
+    """What the jobs' words say since the last pass; a job that has ended is forgotten."""
+    found: Marks = {}
+    for job in board.snapshot.jobs:
+        if job.state in (JobState.RUNNING, JobState.SUSPENDED) and job.progress_step is not None:
+            found[job.job_id] = _measure(board, job, job.progress_step, marks.get(job.job_id))
+    return found
+
+
+def _measure(board: Board, job: JobView, step: int, mark: Mark | None) -> Mark:
+    is_packed = len(board.rivals(board.seat(job))) > 1 and job.state == JobState.RUNNING
+    if mark is None or mark.attempt != job.attempt:
+        alone_rate = 0.0 if mark is None else mark.alone_rate
+        return Mark(
+            attempt=job.attempt,
+            step=step,
+            gpu_s=job.progress_gpu_s,
+            is_packed=is_packed,
+            alone_rate=alone_rate,
+        )
+    if mark.is_packed != is_packed:
+        # As a job speaks often, its last word is about of now: the new span begins with it.
+        return structs.replace(
+            mark,
+            step=step,
+            gpu_s=job.progress_gpu_s,
+            is_packed=is_packed,
+            packed_rate=0.0 if is_packed else mark.packed_rate,
+        )
+    gpu_s = job.progress_gpu_s - mark.gpu_s
+    if gpu_s < LEAST_GPU_S or step <= mark.step:
+        return mark
+    rate = (step - mark.step) / gpu_s
+    if is_packed:
+        return structs.replace(mark, packed_rate=rate)
+    return structs.replace(mark, alone_rate=rate)
+
+
+class Packing:
+    """One pass: who is parted, who stays, whom to try."""
+
+    def __init__(self, board: Board, marks: Marks, pairs: Pairs) -> None:
+        self._board = board
+        self._marks = marks
+        there = board.gpus
+        self.pairs: Pairs = {
+            key: pair
+            for key, pair in pairs.items()
+            if all(JobId(name) in there for name in key.split("|"))
+        }
+
+    def goes_with(self, one: JobId, other: JobId) -> bool:
+        """Whether two were measured to do better side by side."""
+        pair = self.pairs.get(pair_key(one, other))
+        return pair is not None and pair.is_kept
+
+    def on_trial(self) -> set[JobId]:
+        """Jobs that are being tried."""
+        tried = [key for key, pair in self.pairs.items() if pair.gain is None]
+        return {JobId(name) for key in tried for name in key.split("|")}
+
+    def judge(self, turns: Turns, trial_s: float) -> None:
+        """Look at the trials that have lasted long enough; part those that do not pay."""
+        for key, pair in sorted(self.pairs.items()):
+            if pair.gain is not None or self._board.now_s < pair.since_s + trial_s:
+                continue
+            one, other = (self._board.jobs[JobId(name)] for name in key.split("|"))
+            gain = self._gain(one, other)
+            if gain is None and self._board.now_s < pair.since_s + 3 * trial_s:
+                continue  # one of them still starts, or has said nothing yet
+            self.pairs[key] = Pair(since_s=pair.since_s, gain=gain or 0.0)
+            is_together = self._board.rivals(self._board.seat(one)) >= {one.job_id, other.job_id}
+            if not self.pairs[key].is_kept and is_together:
+                guest = one if one.is_packed else other
+                turns.put_aside(
+                    guest,
+                    f"packed with {(other if guest is one else one).job_id} both make "
+                    f"{gain or 0.0:.2f} of what they make in turns",
+                )
+
+    def _gain(self, one: JobView, other: JobView) -> float | None:
+        """What both make packed over what they make in turns: the mean of their ratios."""
+        ratios: list[float] = []
+        for job in (one, other):
+            mark = self._marks.get(job.job_id)
+            if mark is None or not (mark.alone_rate and mark.packed_rate):
+                return None
+            ratios.append(mark.packed_rate / mark.alone_rate)
+        return sum(ratios) / len(ratios)
+
+    def offer(self, *, rest_s: float) -> None:
+        """Try one more pair on each GPU: the least busy job that waits with the least busy one.
+
+        Only under overload, that is while somebody is suspended.
+        """
+        waiting = [job for job in self._board.of(JobState.SUSPENDED) if self._is_known(job)]
+        waiting.sort(key=_busy_key)
+        for guest in waiting:
+            hosts = [job for job in self._board.of(JobState.RUNNING) if self._is_known(job)]
+            for host in sorted(hosts, key=_busy_key):
+                if self._may_try(guest, host) and self._try(guest, host, rest_s):
+                    break
+
+    def _is_known(self, job: JobView) -> bool:
+        mark = self._marks.get(job.job_id)
+        is_measured = mark is not None and mark.alone_rate > 0
+        return is_measured and job.profile.gpu_busy_ratio is not None and is_willing(job)
+
+    def _may_try(self, guest: JobView, host: JobView) -> bool:
+        seat = self._board.seat(host)
+        if pair_key(guest.job_id, host.job_id) in self.pairs or host.is_packed:
+            return False
+        if len(self._board.rivals(seat)) != 1 or not self._board.on_seat(guest, host):
+            return False
+        wanted = [job.profile.gpu_memory_bytes for job in (guest, host)]
+        nodes = self._board.gpus[host.job_id]
+        has = min(self._board.floor.nodes[name].gpu_memory_bytes for name in nodes)
+        return not has or (None not in wanted and sum(each or 0 for each in wanted) <= has)
+
+    def _try(self, guest: JobView, host: JobView, rest_s: float) -> bool:
+        board, seat = self._board, self._board.seat(host)
+        why = (
+            f"on trial beside {host.job_id}: they keep their GPUs "
+            f"{guest.profile.gpu_busy_ratio or 0:.0%} and {host.profile.gpu_busy_ratio or 0:.0%} "
+            "busy alone"
+        )
+        if board.seat(guest) == seat:
+            decision = Resume(job_id=guest.job_id, is_packed=True, reason=why)
+            board.decide(guest, decision)
+        else:
+            place = board.on_seat(guest, host)
+            if place is None or not self._is_rested(guest, rest_s):
+                return False
+            board.decide(
+                guest,
+                Migrate(
+                    job_id=guest.job_id,
+                    placements=place[1],
+                    predicted_cost_gpu_s=guest.lost_gpu_s(board.now_s),
+                    is_packed=True,
+                    reason=why,
+                ),
+            )
+        board.computing(guest, seat)
+        self.pairs[pair_key(guest.job_id, host.job_id)] = Pair(since_s=board.now_s)
+        return True
+
+    def _is_rested(self, job: JobView, rest_s: float) -> bool:
+        began_s = job.started_at_s
+        return began_s is not None and self._board.now_s >= began_s + rest_s
+
+
+def _busy_key(job: JobView) -> tuple[float, str]:
+    return (job.profile.gpu_busy_ratio or 1.0, job.job_id)

@@ -1,0 +1,157 @@
+"""Gandiva: turns on shared GPUs, packing that is measured, migration, growing and shrinking.
+
+Gandiva (OSDI'18). It wants early feedback for every job rather than short completion times: a job
+that comes computes at once where it can, on free GPUs or in turns with a gang of its size.
+Must not know the engine.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from common.model import JobId, JobState, NonNegativeFloat, PositiveFloat, PositiveInt, Ratio
+from coordinator.policies.blockers import Hold
+from coordinator.policies.decisions import Allocation, Resume, Start
+from coordinator.policies.policy import Parts, joint
+from coordinator.policies.snapshot import ClusterSnapshot
+from coordinator.policies.systems.gandiva.board import Board
+from coordinator.policies.systems.gandiva.moves import Moves
+from coordinator.policies.systems.gandiva.packing import Mark, Packing, Pair, measured
+from coordinator.policies.systems.gandiva.places import grow_all, start_in_turns, start_on_free
+from coordinator.policies.systems.gandiva.turns import Turns, tick
+
+
+class Knobs(Struct, frozen=True, kw_only=True):
+    """slice_s: length of a turn (section 3.1: a minute, at most 2 % of overhead).
+
+    jobs_per_gpu: at most so many gangs take turns on one GPU, as each keeps its state on the
+        machine; 1 takes no turns.
+    packs: two jobs are tried on one GPU while others are suspended.
+    migrates: jobs move to vacated GPUs, to fewer nodes, and from nodes that are almost empty.
+    grows: elastic jobs take idle GPUs of their node.
+    rest_s: an attempt that runs for less is not moved.
+    defrag_free_ratio: a node in use with so many of its GPUs free is emptied (section 4.2: 3 of 4).
+    grow_after_s: GPUs are idle for so long before jobs grow.
+    """
+
+    slice_s: PositiveFloat = 60.0
+    jobs_per_gpu: PositiveInt = 4
+    packs: bool = True
+    migrates: bool = True
+    grows: bool = True
+    rest_s: NonNegativeFloat = 600.0
+    defrag_free_ratio: Ratio = 0.75
+    grow_after_s: NonNegativeFloat = 60.0
+
+
+class Memory(Struct, frozen=True, kw_only=True):
+    """began_s: when turns began. idle_since_s: since when GPUs were free and nobody waited."""
+
+    began_s: dict[JobId, float] = {}
+    marks: dict[JobId, Mark] = {}
+    pairs: dict[str, Pair] = {}
+    idle_since_s: float | None = None
+    looked_at: int = -1
+    """Slice of the last look at what could be better."""
+
+
+def _pass(knobs: Knobs, snapshot: ClusterSnapshot, blob: bytes) -> tuple[Allocation, list[Hold]]:
+    memory = msgspec.msgpack.decode(blob, type=Memory) if blob else Memory()
+    board = Board(snapshot)
+    marks = measured(board, memory.marks)
+    packing = Packing(board, marks, memory.pairs)
+    turns = Turns(
+        board,
+        knobs.slice_s,
+        began_s=memory.began_s,
+        goes_with=packing.goes_with,
+        keeps=packing.on_trial(),
+    )
+    now_slice = tick(snapshot.now_s, knobs.slice_s)
+    packing.judge(turns, knobs.slice_s)
+    start_on_free(board)
+    if now_slice != memory.looked_at:
+        _look(knobs, board, packing)  # before the turns, which leave nobody to be moved or packed
+    turns.take()
+    holds = start_in_turns(board, turns, jobs_per_gpu=knobs.jobs_per_gpu)
+    idle_since_s = _idle_since(board, holds, memory.idle_since_s)
+    may_grow = knobs.grows and idle_since_s is not None
+    if may_grow and snapshot.now_s >= (idle_since_s or 0.0) + knobs.grow_after_s:
+        grow_all(board)
+    began_s = {job_id: at_s for job_id, at_s in memory.began_s.items() if job_id in board.gpus}
+    began_s |= {
+        made.job_id: snapshot.now_s for made in board.decisions if isinstance(made, Start | Resume)
+    }
+    after = Memory(
+        began_s=began_s,
+        marks=marks,
+        pairs=packing.pairs,
+        idle_since_s=idle_since_s,
+        looked_at=now_slice,
+    )
+    made = Allocation(
+        decisions=tuple(board.decisions),
+        memory=msgspec.msgpack.encode(after),
+        wake_at_s=_wake_at_s(knobs, board, after, holds),
+    )
+    return made, list(holds)
+
+
+def _look(knobs: Knobs, board: Board, packing: Packing) -> None:
+    """The introspective mode (section 4.2), once a slice."""
+    moves = Moves(board, rest_s=knobs.rest_s)
+    if knobs.migrates:
+        moves.spread_out()
+    if knobs.packs:
+        packing.offer(rest_s=knobs.rest_s if knobs.migrates else float("inf"))
+    if knobs.migrates:
+        moves.closer()
+        moves.tidy(knobs.defrag_free_ratio)
+
+
+def _idle_since(board: Board, holds: tuple[Hold, ...], before_s: float | None) -> float | None:
+    """Since when GPUs are free while nobody waits or takes turns; None where that is not so."""
+    takes_turns = any(job.state == JobState.SUSPENDED for job in board.snapshot.jobs)
+    if holds or takes_turns or board.floor.free_gpus() <= 0:
+        return None
+    return board.now_s if before_s is None else before_s
+
+
+def _wake_at_s(knobs: Knobs, board: Board, memory: Memory, holds: tuple[Hold, ...]) -> float | None:
+    """The next slice while somebody takes turns or waits, or is tried; when jobs may grow."""
+    is_shared = any(len(jobs) > 1 for jobs in board.has.values())
+    if is_shared or (holds and (board.gpus or board.decisions)):
+        return (tick(board.now_s, knobs.slice_s) + 1) * knobs.slice_s
+    can_grow = knobs.grows and any(job.is_elastic for job in board.snapshot.jobs)
+    if not can_grow or memory.idle_since_s is None:
+        return None
+    grows_at_s = memory.idle_since_s + knobs.grow_after_s
+    return grows_at_s if grows_at_s > board.now_s else None
+
+
+def allocate(knobs: Knobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
+    """One scheduling pass."""
+    return _pass(knobs, snapshot, memory)[0]
+
+
+def hold(knobs: Knobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
+    """Why each job that waits would not start in a pass now."""
+    return tuple(_pass(knobs, snapshot, memory)[1])
+
+
+POLICIES = (
+    joint(
+        "gandiva",
+        "every job computes at once, in turns on shared GPUs; packs, moves and grows what pays",
+        knobs=Knobs(),
+        allocate=allocate,
+        hold=hold,
+        shares_gpus=True,
+        parts=Parts(
+            order="submission, then turns",
+            size="base demand; elastic jobs take idle GPUs of their node",
+            place="nodes of its gang size, empty ones, any; else turns",
+        ),
+    ),
+)

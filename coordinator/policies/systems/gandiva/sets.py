@@ -1,0 +1,262 @@
+"""Gandiva as simulators play it: sets of nodes by gang size, turns in each, shares by demand.
+
+From Gandiva (OSDI'18) it has the affinity of nodes to one gang size and the turns (sections 3.1 and
+4.1), and nothing else: no packing, no growing, no move but where a set comes or goes. ElasticFlow's
+artefact (pkusys/ElasticFlow, figure 8a) compares with such a one; its two faults are knobs here. A
+turn that is over is a preemption, as a job of a set gets any GPUs of it. Must not know the engine.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from common.model import JobId, JobState, NodeName, NonNegativeFloat, PositiveFloat
+from coordinator.policies.blockers import Hold
+from coordinator.policies.decisions import Allocation, Placement
+from coordinator.policies.floor import Floor, fill, is_movable
+from coordinator.policies.granting import Grant, carry_out
+from coordinator.policies.policy import Parts, joint
+from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.systems.gandiva.board import COMPUTING_STATES
+from coordinator.policies.systems.gandiva.division import Class, Division, NodeSet
+
+EARLY_S = 1e-6
+"""A look is due despite rounding."""
+
+
+class Knobs(Struct, frozen=True, kw_only=True):
+    """slice_s: length of a turn; nodes are shared out again at each (section 3.1: a minute).
+
+    quiet_s: the artefact's steps: it looks only when a job came, and each slice once none came for
+        so long; until then GPUs that come free stay idle. 0: it looks at whatever happens.
+    counts_by_gang: the artefact's shares: a class gets and gives back a set for each gang that it
+        has too few or too many, though a set of small gangs holds several; and whoever lost its
+        place stops, even where nobody comes.
+    """
+
+    slice_s: PositiveFloat = 60.0
+    quiet_s: NonNegativeFloat = 0.0
+    counts_by_gang: bool = False
+
+
+class Memory(Struct, frozen=True, kw_only=True):
+    """sets: with their jobs, in turn. waits: who was looked at and found no set.
+
+    looked_at_s: when it looked last. came_at_s: when it last looked at somebody new.
+    """
+
+    sets: tuple[NodeSet, ...] = ()
+    waits: tuple[JobId, ...] = ()
+    came_at_s: float = float("-inf")
+    looked_at_s: float = float("-inf")
+
+
+def _read(blob: bytes) -> Memory:
+    """From bytes; those that another release wrote otherwise are forgotten."""
+    try:
+        return msgspec.msgpack.decode(blob, type=Memory)
+    except msgspec.MsgspecError:
+        return Memory()
+
+
+class _Pass:
+    """One pass."""
+
+    def __init__(self, knobs: Knobs, snapshot: ClusterSnapshot, blob: bytes) -> None:
+        self._knobs = knobs
+        self._snapshot = snapshot
+        self._before = _read(blob)
+        self._floor = Floor(snapshot)
+        self._jobs = {job.job_id: job for job in snapshot.jobs if self._is_ours(job)}
+        gpus = dict(self._floor.free)
+        for job in self._jobs.values():
+            for worker in job.placed:
+                if not worker.is_leaving:
+                    gpus[worker.node] += worker.gpus
+        types = {name: node.gpu_type for name, node in self._floor.nodes.items()}
+        self.division = Division(self._before.sets, gpus=gpus, types=types)
+        self._settle()
+
+    def _is_ours(self, job: JobView) -> bool:
+        """It waits, or stands on nodes that can be given away."""
+        there = self._floor.nodes
+        return all(worker.node in there for worker in job.placed if not worker.is_leaving)
+
+    # --- who stands where ---------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        before, now_s = self._before, self._snapshot.now_s
+        known = {job_id for each in self.division.sets for job_id in each.jobs}
+        came = self._jobs.keys() - known - set(before.waits)
+        self.came_at_s, self.looked_at_s = before.came_at_s, before.looked_at_s
+        is_due = now_s >= before.looked_at_s + self._knobs.slice_s - EARLY_S
+        is_quiet = now_s >= before.came_at_s + self._knobs.quiet_s - EARLY_S
+        looks = is_due and (bool(came) or is_quiet)
+        self.has_news = bool(came) and not looks
+        if looks:
+            self.looked_at_s = now_s
+            self.came_at_s = now_s if came else before.came_at_s
+        if looks or not self._knobs.quiet_s:
+            self.division.keep(self._jobs)
+            if looks:
+                self.division.rotate(self._stay())
+                self.division.divide(counts_by_gang=self._knobs.counts_by_gang)
+            self._welcome()
+        stays = self._stay()
+        self.division.first(
+            {job.job_id: (job.job_id not in stays, -job.priority) for job in self._jobs.values()}
+        )
+
+    def _stay(self) -> set[JobId]:
+        """Who runs and may not be stopped now."""
+        return {
+            job.job_id
+            for job in self._jobs.values()
+            if job.state in COMPUTING_STATES and not is_movable(job)
+        }
+
+    def _welcome(self) -> None:
+        """Whoever is in no set, by submission; those that run already first."""
+        settled = self.division.set_of()
+        for job_id, each in settled.items():
+            if not set(self._jobs[job_id].avoid_nodes).isdisjoint(each.nodes):
+                each.jobs.remove(job_id)
+        settled = self.division.set_of()
+        new = [job for job in self._jobs.values() if job.job_id not in settled]
+        new.sort(key=lambda job: (not job.placed, job.submitted_at_s, job.job_id))
+        for job in new:
+            nodes = tuple(sorted({worker.node for worker in job.placed if not worker.is_leaving}))
+            kinds = [_class(job, gpu_type) for gpu_type in self._types(job)]
+            if not (nodes and kinds and self.division.adopt(job.job_id, kinds[0], nodes)):
+                any(self.division.place(job.job_id, kind, job.avoid_nodes) for kind in kinds)
+
+    def _types(self, job: JobView) -> tuple[str, ...]:
+        """The GPU type of its attempt, else those that it accepts and that are there."""
+        if job.gpu_type is not None:
+            return (job.gpu_type,)
+        there = self._floor.gpu_types
+        return tuple(kind for kind in job.gpu.types or there if kind in there)
+
+    # --- what comes of it ---------------------------------------------------------------------
+
+    def allocation(self) -> Allocation:
+        """Stops and starts, and what is remembered."""
+        after = Memory(
+            sets=tuple(self.division.sets),
+            waits=self._waits(),
+            came_at_s=self.came_at_s,
+            looked_at_s=self.looked_at_s,
+        )
+        return Allocation(
+            decisions=carry_out(
+                self._snapshot,
+                self._grants(),
+                floor=self._floor,
+                place=self._place,
+                stops_in_vain=self._knobs.counts_by_gang,
+            ).decisions,
+            memory=msgspec.msgpack.encode(after),
+            wake_at_s=self._wake_at_s(),
+        )
+
+    def _waits(self) -> tuple[JobId, ...]:
+        """Who found no set; between looks who came since is nobody yet."""
+        settled = self.division.set_of()
+        known = set(self._before.waits) if self.has_news else set(self._jobs)
+        return tuple(job_id for job_id in self._jobs if job_id in known - settled.keys())
+
+    def _grants(self) -> list[Grant]:
+        grants: list[Grant] = []
+        self._nodes: dict[JobId, tuple[NodeName, ...]] = {}
+        for each in self.division.sets:
+            turn = [job_id for job_id in self.division.computing(each) if job_id in self._jobs]
+            for job in (self._jobs[job_id] for job_id in turn):
+                self._nodes[job.job_id] = each.nodes
+                away = any(worker.node not in each.nodes for worker in job.placed)
+                if away and is_movable(job):
+                    continue  # it goes on where it is until somebody's turn comes there
+                grants.append(
+                    Grant(
+                        job=job,
+                        workers=each.kind.workers,
+                        gpu_type=each.kind.gpu_type,
+                        reason=f"its turn in the set {', '.join(each.nodes)} for gangs of "
+                        f"{each.kind.gpus} GPUs: {len(each.jobs)} jobs, room for "
+                        f"{self.division.room(each)}",
+                    )
+                )
+        return grants
+
+    def _place(
+        self, floor: Floor, job: JobView, gpu_type: str, count: int
+    ) -> tuple[Placement, ...]:
+        """On the nodes of its set."""
+        rooms = floor.rooms(gpu_type, job.gpus_per_worker)
+        mine = [name for name in self._nodes.get(job.job_id, ()) if name in rooms]
+        return fill(rooms, mine, count)
+
+    def _wake_at_s(self) -> float | None:
+        """The next look, while it may change something."""
+        is_shared = any(
+            len(each.jobs) > self.division.room(each) for each in self.division.sets
+        ) or any(job.state == JobState.PENDING for job in self._jobs.values())
+        if not self._jobs or not (is_shared or self._knobs.counts_by_gang):
+            return None
+        next_s = self.looked_at_s + self._knobs.slice_s
+        if self.has_news or not self._knobs.quiet_s:
+            return max(next_s, self._snapshot.now_s)
+        return max(next_s, self.came_at_s + self._knobs.quiet_s)
+
+    def holds(self) -> tuple[Hold, ...]:
+        """Why each job that waits would not start."""
+        settled = self.division.set_of()
+        waits = [job for job in self._jobs.values() if job.state == JobState.PENDING]
+        return tuple(
+            Hold(job_id=job.job_id, blockers=(self._why(job, settled.get(job.job_id)),))
+            for job in waits
+            if job.job_id not in settled
+            or job.job_id not in self.division.computing(settled[job.job_id])
+        )
+
+    def _why(self, job: JobView, mine: NodeSet | None) -> str:
+        if mine is None:
+            return (
+                f"no set of nodes for gangs of {job.workers.min * job.gpus_per_worker} GPUs, and "
+                f"{len(self.division.loose())} nodes in no set"
+            )
+        return (
+            f"waits for its turn in the set {', '.join(mine.nodes)}: "
+            f"{mine.jobs.index(job.job_id)} jobs before it, room for {self.division.room(mine)}"
+        )
+
+
+def _class(job: JobView, gpu_type: str) -> Class:
+    workers = job.workers_on(gpu_type).min
+    return Class(workers * job.gpus_per_worker, gpu_type, job.gpus_per_worker)
+
+
+def allocate(knobs: Knobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
+    """One scheduling pass."""
+    return _Pass(knobs, snapshot, memory).allocation()
+
+
+def hold(knobs: Knobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
+    """Why each job that waits would not start in a pass now."""
+    return _Pass(knobs, snapshot, memory).holds()
+
+
+POLICIES = (
+    joint(
+        "gandiva-sets",
+        "sets of nodes by gang size, turns in each by preemption; as simulators have Gandiva",
+        knobs=Knobs(),
+        allocate=allocate,
+        hold=hold,
+        parts=Parts(
+            order="submission, then turns",
+            size="base demand",
+            place="a set of its gang size, a new one, else turns",
+        ),
+    ),
+)

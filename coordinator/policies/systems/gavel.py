@@ -1,0 +1,279 @@
+"""Gavel's rounds (OSDI'20): shares of time by a program, kept by priorities, round after round.
+
+A policy of Gavel says which part of the time each job should run (`time_shares`); in each round
+those run whose part over the time that they received is greatest (section 5). `las` makes the
+least attained service greatest; `themis-lp` makes the worst finish-time fairness least, which is
+what Gavel and those after it take for Themis. In between nothing changes. Must not know the engine.
+
+GPUs count as one pool here; gangs go to real nodes in `carry_out`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from common.model import JobId, JobState
+from coordinator.policies.blockers import Hold
+from coordinator.policies.decisions import Allocation
+from coordinator.policies.floor import Floor, consolidated, is_movable
+from coordinator.policies.granting import Grant, Plan, carry_out
+from coordinator.policies.policy import Parts, Policy, joint
+from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.systems.time_shares import Gang, Spare, least_worst_finish, max_min
+
+EARLY_S = 1e-6
+"""A round is over so much before its end: sums of instants are not exact."""
+
+Seconds = Annotated[float, Meta(gt=0, le=1e9)]
+Solve = Callable[[Sequence[Gang], float, Spare], list[float]]
+
+
+class RoundKnobs(Struct, frozen=True, kw_only=True):
+    """round_s: length of a round. solve_s: the program is solved again after so long at the
+    earliest, and only when jobs came or went. spare: which of its optima is taken."""
+
+    round_s: Seconds = 360.0
+    spare: Spare = Spare.FAIR
+    solve_s: Annotated[float, Meta(ge=0, le=1e9)] = 1000.0
+
+
+class Turn(Struct, array_like=True):
+    """One job in the memory of rounds.
+
+    share: part of the time that it should run; 0 until the next solving.
+    received_s: time that it ran since the last one, and half a round. owed_s: by earlier ones.
+    alone_s: time alone on its part of the GPUs that the work done until `left_s` would have taken.
+    left_s: running time left when the program was solved last; alone_rate: its speed alone then.
+    """
+
+    share: float = 0.0
+    received_s: float = 0.0
+    owed_s: float = 0.0
+    alone_s: float = 0.0
+    left_s: float | None = None
+    alone_rate: float = 1.0
+
+
+class Rounds(Struct):
+    """What is remembered. begun_at_s: of the present round. noted_at_s: of the last pass.
+
+    is_awaited: somebody waits for the next round, which begins however late the pass for it comes.
+    """
+
+    begun_at_s: float = 0.0
+    noted_at_s: float = 0.0
+    solved_at_s: float | None = None
+    is_stale: bool = True
+    is_awaited: bool = False
+    turns: dict[JobId, Turn] = field(default_factory=dict[JobId, Turn])
+
+
+def read(memory: bytes) -> Rounds:
+    """From bytes; those of another policy are none of ours."""
+    try:
+        return msgspec.msgpack.decode(memory, type=Rounds)
+    except msgspec.MsgspecError:
+        return Rounds()
+
+
+class RoundPass:
+    """One pass, in a round or between two.
+
+    is_due: whether a round begins now.
+    """
+
+    def __init__(
+        self, knobs: RoundKnobs, solve: Solve, snapshot: ClusterSnapshot, rounds: Rounds
+    ) -> None:
+        self._knobs = knobs
+        self._solve = solve
+        self._snapshot = snapshot
+        self._now_s = snapshot.now_s
+        self.rounds = rounds
+        self._floor = Floor(snapshot)
+        self._gpus = max(1, self._floor.total_gpus())
+        self._note()
+        self.is_due = self._begin()
+
+    def _note(self) -> None:
+        """Jobs came and went, those that ran have received time."""
+        rounds = self.rounds
+        noted_at_s, rounds.noted_at_s = rounds.noted_at_s, self._now_s
+        before = rounds.turns
+        rounds.turns = {
+            job.job_id: before.get(job.job_id, Turn(received_s=self._knobs.round_s / 2.0))
+            for job in self._snapshot.jobs
+        }
+        rounds.is_stale |= rounds.turns.keys() != before.keys()
+        for job in self._snapshot.jobs:
+            if job.placed and job.started_at_s is not None:
+                since_s = max(noted_at_s, job.started_at_s)
+                rounds.turns[job.job_id].received_s += max(0.0, self._now_s - since_s)
+
+    def _begin(self) -> bool:
+        """Rounds follow one another; where nobody runs one begins at once."""
+        passed_s = self._now_s - self.rounds.begun_at_s
+        is_idle = not any(job.placed for job in self._snapshot.jobs)
+        if is_idle:
+            self.rounds.begun_at_s = self._now_s
+            return True
+        count = int((passed_s + EARLY_S) // self._knobs.round_s)
+        if count == 0:
+            return False
+        self.rounds.begun_at_s += count * self._knobs.round_s
+        # A pass within a round that nobody asked for at its begin leaves that round alone.
+        is_in_time = self._now_s - self.rounds.begun_at_s <= EARLY_S
+        return is_in_time or self.rounds.is_awaited
+
+    # --- shares ---------------------------------------------------------------------------------
+
+    def solve(self) -> None:
+        """Shares anew, where jobs came or went and the last ones were kept up long enough."""
+        rounds = self.rounds
+        solved_at_s = rounds.solved_at_s
+        is_early = solved_at_s is not None and self._now_s - solved_at_s < self._knobs.solve_s
+        if not rounds.is_stale or is_early:
+            return
+        gangs = [self._gang(job, solved_at_s) for job in self._snapshot.jobs]
+        shares = self._solve(gangs, float(self._gpus), self._knobs.spare)
+        for job, share in zip(self._snapshot.jobs, shares, strict=True):
+            rounds.turns[job.job_id].share = share
+        rounds.solved_at_s, rounds.is_stale = self._now_s, False
+
+    def _gang(self, job: JobView, solved_at_s: float | None) -> Gang:
+        """Its account is closed: what it was owed, and what its work would have taken alone."""
+        turn, half_s = self.rounds.turns[job.job_id], self._knobs.round_s / 2.0
+        since_s = self._now_s - (self._now_s if solved_at_s is None else solved_at_s)
+        turn.owed_s += turn.share * since_s - (turn.received_s - half_s)
+        turn.received_s = half_s
+        left_s = job.work_left_s(self._now_s) / job.workers.min
+        if turn.left_s is not None:
+            turn.alone_s += max(0.0, turn.left_s - left_s) / turn.alone_rate
+        gpus = job.workers.min * job.gpus_per_worker
+        turn.left_s = left_s
+        turn.alone_rate = min(1.0, self._gpus / len(self._snapshot.jobs) / gpus)
+        return Gang(
+            gpus=gpus,
+            left_s=left_s,
+            passed_s=self._now_s - job.submitted_at_s,
+            alone_s=turn.alone_s + left_s / turn.alone_rate,
+        )
+
+    # --- a round --------------------------------------------------------------------------------
+
+    def ranked(self) -> list[JobView]:
+        """Those first that received least of what they should; of equal ones those owed most."""
+
+        def rank(job: JobView) -> tuple[float, ...]:
+            turn = self.rounds.turns[job.job_id]
+            return (-job.priority, -turn.share / turn.received_s, -turn.owed_s, -turn.share)
+
+        return sorted(self._snapshot.jobs, key=rank)
+
+    def chosen(self, ranked: Sequence[JobView]) -> set[JobId]:
+        """Who runs in this round: gangs in this order, skipping those that do not fit."""
+        movable = {job.job_id for job in ranked if job.state == JobState.PENDING or is_movable(job)}
+        held = [w for job in ranked if job.job_id in movable for w in job.placed]
+        free = self._floor.free_gpus() + sum(
+            w.gpus for w in held if w.node in self._floor.nodes and not w.is_leaving
+        )
+        found: set[JobId] = set()
+        for job in ranked:
+            gpus = job.workers.min * job.gpus_per_worker
+            if job.job_id in movable and gpus <= free:
+                found.add(job.job_id)
+                free -= gpus
+        return found
+
+    def plan(self) -> Plan:
+        """Decisions for a round that begins now."""
+        self.solve()
+        ranked = self.ranked()
+        chosen = self.chosen(ranked)
+        # Others that wait start where chosen ones find no nodes for a whole gang.
+        late = [job for job in ranked if job.job_id not in chosen and job.state == JobState.PENDING]
+        first = [job for job in ranked if job.job_id in chosen]
+        grants = [self._grant(job) for job in (*first, *late)]
+        return carry_out(self._snapshot, grants, floor=self._floor, place=consolidated)
+
+    def _grant(self, job: JobView) -> Grant:
+        turn = self.rounds.turns[job.job_id]
+        reason = (
+            f"round of {self._knobs.round_s:g} s: it should run {turn.share:.0%} of the time, and "
+            f"received {turn.received_s:.0f} s since shares were set"
+        )
+        return Grant(job=job, workers=job.workers.min, reason=reason)
+
+    def wake_at_s(self) -> float | None:
+        """The next round, while anybody waits."""
+        waiting = (job for job in self._snapshot.jobs if job.state == JobState.PENDING)
+        self.rounds.is_awaited = any(waiting)
+        if not self.rounds.is_awaited:
+            return None
+        return self.rounds.begun_at_s + self._knobs.round_s
+
+
+def allocate(
+    solve: Solve, knobs: RoundKnobs, snapshot: ClusterSnapshot, memory: bytes
+) -> Allocation:
+    """One pass: nothing, or a round."""
+    turn = RoundPass(knobs, solve, snapshot, read(memory))
+    decisions = turn.plan().decisions if turn.is_due else ()
+    wake_at_s = turn.wake_at_s()
+    return Allocation(
+        decisions=decisions, memory=msgspec.msgpack.encode(turn.rounds), wake_at_s=wake_at_s
+    )
+
+
+def hold(
+    solve: Solve, knobs: RoundKnobs, snapshot: ClusterSnapshot, memory: bytes
+) -> tuple[Hold, ...]:
+    """Why each job that waits is not among those of the present round."""
+    turn = RoundPass(knobs, solve, snapshot, read(memory))
+    if turn.is_due:
+        return turn.plan().holds
+    at_s = turn.rounds.begun_at_s + knobs.round_s
+    return tuple(
+        Hold(
+            job_id=job.job_id,
+            blockers=(
+                f"the next round begins in {max(0.0, at_s - snapshot.now_s):.0f} s; it should run "
+                f"{turn.rounds.turns[job.job_id].share:.0%} of the time and is owed "
+                f"{turn.rounds.turns[job.job_id].owed_s:.0f} s",
+            ),
+        )
+        for job in turn.ranked()
+        if job.state == JobState.PENDING
+    )
+
+
+def _rounds(name: str, description: str, solve: Solve, order: str) -> Policy:
+    return joint(
+        name,
+        description,
+        knobs=RoundKnobs(round_s=120.0) if name == "las" else RoundKnobs(),
+        allocate=partial(allocate, solve),
+        hold=partial(hold, solve),
+        parts=Parts(order=order, size="base demand", place="fewest nodes"),
+    )
+
+
+POLICIES: tuple[Policy, ...] = (
+    _rounds(
+        "las",
+        "max-min fairness of GPU time in rounds (Gavel's least attained service)",
+        max_min,
+        "share over time received",
+    ),
+    _rounds(
+        "themis-lp",
+        "least worst finish-time fairness over shares of time, in rounds",
+        least_worst_finish,
+        "share over time received",
+    ),
+)

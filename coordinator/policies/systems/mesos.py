@@ -1,0 +1,269 @@
+"""Mesos: nodes are offered whole to the framework with the smallest share, which takes or declines.
+
+Source: Mesos, NSDI'11, sections 3 and 4. A framework is a tenant. Every `tick_s` the allocator goes
+over the nodes; all that is free of one is offered to the framework with the smallest dominant share
+that has not refused it in the last `refuse_s`. Offered GPUs count as used (pessimistic): nobody
+else sees them. The framework starts its jobs in its own order on what it was offered; what it
+cannot use yet for its first job it hoards for `hoard_s` and then gives back, refusing it for a
+while. What it has no use for it declines at once. Must not know the engine.
+
+Nobody is stopped: Mesos revokes beyond a guaranteed share only, and that is the rule of tenants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from zlib import crc32
+
+import msgspec
+from msgspec import Struct
+
+from common.model import JobState, NodeName, PositiveFloat
+from coordinator.policies.blockers import Hold
+from coordinator.policies.decisions import Allocation, Placement
+from coordinator.policies.floor import Floor, best_fit, present_workers
+from coordinator.policies.granting import Grant, carry_out
+from coordinator.policies.policy import Parts, joint
+from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.systems.vectors import (
+    Vector,
+    dominant,
+    lines_by_tenant,
+    shares,
+    weights_of,
+)
+
+
+class MesosKnobs(Struct, frozen=True, kw_only=True):
+    """tick_s: between two allocations. refuse_s: how long a refusal holds (both Mesos' defaults).
+
+    hoard_s: how long accepted offers wait for the rest of a gang; ours, as Mesos has no gangs.
+    """
+
+    tick_s: PositiveFloat = 1.0
+    refuse_s: PositiveFloat = 5.0
+    hoard_s: PositiveFloat = 120.0
+
+
+class Memory(Struct, frozen=True):
+    """What is remembered between passes, all by framework.
+
+    allocated_at_s: the last tick. hoards: GPUs by node. since_s: since when it hoards.
+    refused: nodes that it does not want, and until when.
+    seen: free GPUs and waiting jobs in a few bits; same_since_s: since when they are these.
+    """
+
+    allocated_at_s: float = -1e9
+    hoards: dict[str, dict[NodeName, int]] = {}
+    since_s: dict[str, float] = {}
+    refused: dict[str, dict[NodeName, float]] = {}
+    seen: int = 0
+    same_since_s: float = 0.0
+
+
+def _read(memory: bytes) -> Memory:
+    try:
+        return msgspec.msgpack.decode(memory, type=Memory)
+    except msgspec.MsgspecError:
+        return Memory()
+
+
+class Offers:
+    """One allocation: what is offered to whom, and what each makes of it."""
+
+    def __init__(self, knobs: MesosKnobs, snapshot: ClusterSnapshot, before: Memory) -> None:
+        self._knobs = knobs
+        self._snapshot = snapshot
+        self._floor = Floor(snapshot)
+        self._lines = lines_by_tenant(snapshot)
+        self._weights = weights_of(snapshot)
+        nodes = self._floor.nodes.values()
+        self._total = Vector(
+            float(sum(node.gpus for node in nodes)),
+            float(sum(node.cpus for node in nodes)),
+            float(sum(node.memory_bytes for node in nodes)),
+        )
+        self._shares = shares(snapshot, self._total, self._weights)
+        now_s = snapshot.now_s
+        self.refused = {
+            name: {node: at_s for node, at_s in nodes.items() if at_s > now_s}
+            for name, nodes in before.refused.items()
+            if name in self._lines
+        }
+        self.since_s = {k: at_s for k, at_s in before.since_s.items() if k in self._lines}
+        self.hoards: dict[str, dict[NodeName, int]] = {}
+        self.grants: list[Grant] = []
+        ended = [k for k, at_s in self.since_s.items() if at_s + knobs.hoard_s <= now_s]
+        # One gives back at a time: if all did, they would swap what they have for ever.
+        self._gives_back = min(ended, key=lambda k: (self.since_s[k], k), default=None)
+        self._unallocated = dict(self._floor.free)
+        for name in sorted(before.hoards):
+            if name in self._lines:
+                self._keep(name, before.hoards[name])
+        self._offer()
+        for name in sorted(self._lines):
+            self._answer(name)
+
+    def _keep(self, name: str, hoard: dict[NodeName, int]) -> None:
+        """What a framework hoards is offered to nobody else; what is gone is gone."""
+        for node, gpus in sorted(hoard.items()):
+            held = min(gpus, self._unallocated.get(node, 0))
+            if held > 0:
+                self._unallocated[node] -= held
+                self._hold(name, node, held)
+
+    def _hold(self, name: str, node: NodeName, gpus: int) -> None:
+        hoard = self.hoards.setdefault(name, {})
+        hoard[node] = hoard.get(node, 0) + gpus
+        whole = self._floor.nodes[node]
+        part = gpus / whole.gpus
+        more = Vector(float(gpus), whole.cpus * part, whole.memory_bytes * part)
+        share = dominant(more, self._total, self._weights.get(name, 1.0))
+        self._shares[name] = self._shares.get(name, 0.0) + share
+
+    def _offer(self) -> None:
+        """Node by node, all that is free, to the smallest share that has not refused it."""
+        for node, gpus in sorted(self._unallocated.items()):
+            open_to = [
+                name for name in self._lines if gpus > 0 and node not in self.refused.get(name, {})
+            ]
+            if open_to:
+                first = min(open_to, key=lambda name: (self._shares.get(name, 0.0), name))
+                self._hold(first, node, gpus)
+
+    # --- the framework --------------------------------------------------------------------------
+
+    def _answer(self, name: str) -> None:
+        """Start jobs in order on its offers; hoard for the first that lacks some, decline the rest.
+
+        A job that its offers do not hold blocks those behind it: they would eat what it waits for.
+        """
+        mine = self.hoards.get(name, {})
+        line = self._lines[name]
+        self._floor.free = {node: mine.get(node, 0) for node in self._floor.nodes}
+        while line and self._start(line[0]):
+            line.pop(0)
+        left = {node: gpus for node, gpus in self._floor.free.items() if gpus > 0}
+        useful = self._useful(line[0], left) if line else set[NodeName]()
+        now_s = self._snapshot.now_s
+        since_s = self.since_s.get(name, now_s)
+        if line and useful and name != self._gives_back:
+            self.since_s[name] = since_s
+            self.hoards[name] = {node: gpus for node, gpus in left.items() if node in useful}
+            self._refuse(name, left.keys() - useful)
+        else:
+            self.since_s.pop(name, None)
+            self.hoards.pop(name, None)
+            self._refuse(name, left)
+
+    def _useful(self, job: JobView, left: dict[NodeName, int]) -> set[NodeName]:
+        """Nodes that can take a worker of a job."""
+        kinds = job.gpu.types or self._floor.gpu_types
+        return {
+            node
+            for node, gpus in left.items()
+            if gpus >= job.gpus_per_worker and self._floor.nodes[node].gpu_type in kinds
+        }
+
+    def _refuse(self, name: str, nodes: Iterable[NodeName]) -> None:
+        until_s = self._snapshot.now_s + self._knobs.refuse_s
+        self.refused.setdefault(name, {}).update(dict.fromkeys(sorted(nodes), until_s))
+
+    def _start(self, job: JobView) -> bool:
+        for kind in job.gpu.types or self._floor.gpu_types:
+            count = job.workers_on(kind).min
+            found = best_fit(self._floor, job, kind, count)
+            if sum(placement.worker_count for placement in found) == count:
+                self._floor.take(found, job.gpus_per_worker)
+                self.since_s.pop(job.tenant, None)
+                self._grant(job, kind, count, found)
+                return True
+        return False
+
+    def _grant(
+        self, job: JobView, kind: str, count: int, placements: tuple[Placement, ...]
+    ) -> None:
+        why = f"framework {job.tenant} takes offers of {len(placements)} nodes for it"
+        self.grants.append(
+            Grant(job=job, workers=count, gpu_type=kind, placements=placements, reason=why)
+        )
+
+    def why_held(self) -> tuple[Hold, ...]:
+        """Why each job that waits on does."""
+        held: list[Hold] = []
+        for name, line in sorted(self._lines.items()):
+            for place, job in enumerate(line):
+                gpus = sum(self.hoards.get(name, {}).values())
+                first = f"framework {name} has offers of {gpus} GPUs, too few for its gang"
+                behind = f"behind {line[0].job_id} of its framework, whose gang is not offered"
+                held.append(Hold(job_id=job.job_id, blockers=(behind if place else first,)))
+        return tuple(held)
+
+
+def _allocate(knobs: MesosKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
+    before, now_s = _read(memory), snapshot.now_s
+    next_s = before.allocated_at_s + knobs.tick_s
+    waits = any(job.state == JobState.PENDING for job in snapshot.jobs)
+    if now_s < next_s:
+        return Allocation(decisions=(), memory=memory, wake_at_s=next_s if waits else None)
+    offers = Offers(knobs, snapshot, before)
+    running = [
+        Grant(job=job, workers=present_workers(job), reason="it runs")
+        for job in snapshot.jobs
+        if job.placed
+    ]
+    plan = carry_out(snapshot, [*running, *offers.grants])
+    seen = _seen(snapshot)
+    after = Memory(
+        seen=seen,
+        same_since_s=before.same_since_s if seen == before.seen else now_s,
+        allocated_at_s=now_s,
+        hoards=offers.hoards,
+        since_s=offers.since_s,
+        refused=offers.refused,
+    )
+    return Allocation(
+        decisions=plan.decisions,
+        memory=msgspec.msgpack.encode(after),
+        wake_at_s=_wake_at_s(knobs, after, now_s),
+    )
+
+
+def _seen(snapshot: ClusterSnapshot) -> int:
+    free = [(node.name, node.free_gpus) for node in snapshot.nodes if node.is_schedulable]
+    jobs = [job.job_id for job in snapshot.jobs if job.state == JobState.PENDING]
+    return crc32(msgspec.msgpack.encode((free, jobs)))
+
+
+def _wake_at_s(knobs: MesosKnobs, after: Memory, now_s: float) -> float | None:
+    """When a refusal or a hoard ends, on a tick: until then nothing new can be offered.
+
+    Once all have had their turns with the same free GPUs and the same jobs, offers are in vain
+    until something happens.
+    """
+    turns_s = (knobs.hoard_s + knobs.refuse_s + knobs.tick_s) * (len(after.refused) + 1)
+    if now_s > after.same_since_s + turns_s:
+        return None
+    ends = [at_s for nodes in after.refused.values() for at_s in nodes.values()]
+    ends += [at_s + knobs.hoard_s for at_s in after.since_s.values()]
+    return max(now_s + knobs.tick_s, min(ends)) if ends else None
+
+
+def _hold(knobs: MesosKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
+    return Offers(knobs, snapshot, _read(memory)).why_held()
+
+
+POLICIES = (
+    joint(
+        "mesos",
+        "resource offers: whole nodes to the framework with the smallest dominant share",
+        knobs=MesosKnobs(),
+        allocate=_allocate,
+        hold=_hold,
+        parts=Parts(
+            order="smallest dominant share of offers, FIFO inside",
+            size="base demand",
+            place="best fit on what was offered",
+        ),
+    ),
+)

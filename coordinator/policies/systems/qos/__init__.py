@@ -1,0 +1,1 @@
+"""Deadlines: predicted, promised, met. Must not know the engine."""

@@ -1,0 +1,98 @@
+"""Earliest deadline first with as many GPUs as help: the baseline of ElasticFlow (ASPLOS 2023).
+
+Jobs stand in order of deadline; each gets the largest size that helps it of what those before it
+left, whoever is left without waits or is stopped. Nobody is refused, late jobs run on.
+Must not know how jobs are predicted: deadlines are all that counts.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from msgspec import Struct
+
+from common.model import JobId
+from coordinator.policies.blockers import Hold
+from coordinator.policies.decisions import Allocation
+from coordinator.policies.floor import Floor, Pool, consolidated, pools
+from coordinator.policies.granting import Grant, carry_out
+from coordinator.policies.policy import Parts, Policy, joint
+from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.systems.qos.answers import answers
+from coordinator.policies.systems.qos.sizes import sizes_of
+
+
+class EdfKnobs(Struct, frozen=True, kw_only=True):
+    """What can be turned.
+
+    powers_of_two: sizes double from the base gang; else any size in the job's range.
+    largest: the largest size even if it is slower than a smaller one, as in the authors' artefact,
+        whose limit is the last size that was measured.
+    """
+
+    powers_of_two: bool = True
+    largest: bool = False
+
+
+def _rank(job: JobView) -> tuple[float, float, str]:
+    deadline_s = inf if job.deadline_at_s is None else job.deadline_at_s
+    return deadline_s, job.submitted_at_s, job.job_id
+
+
+def _grants(knobs: EdfKnobs, pool: Pool) -> tuple[list[Grant], dict[JobId, str]]:
+    """Who gets what of one GPU type, and who gets nothing."""
+    left = pool.gpus
+    grants: list[Grant] = []
+    notes: dict[JobId, str] = {}
+    for job in sorted(pool.jobs, key=_rank):
+        factor = job.gpu.worker_multiplier.get(pool.gpu_type, 1)
+        each = job.gpus_per_worker * factor
+        sizes = sizes_of(
+            job, left // each, powers_of_two=knobs.powers_of_two, largest=knobs.largest
+        )
+        if not sizes:
+            why = f"jobs with earlier deadlines leave {left} GPUs, its base gang needs "
+            notes[job.job_id] = f"{why}{job.workers.min * each}"
+            continue
+        left -= sizes[-1] * each
+        when = "no deadline" if job.deadline_at_s is None else f"deadline {job.deadline_at_s:.0f} s"
+        grants.append(
+            Grant(
+                job=job,
+                workers=sizes[-1] * factor,
+                gpu_type=pool.gpu_type,
+                reason=f"{when}: {sizes[-1]} workers are the most that help of what is left",
+            )
+        )
+    return grants, notes
+
+
+def _all(knobs: EdfKnobs, snapshot: ClusterSnapshot) -> tuple[list[Grant], dict[JobId, str]]:
+    grants: list[Grant] = []
+    notes: dict[JobId, str] = {}
+    for pool in pools(snapshot, Floor(snapshot)):
+        more, told = _grants(knobs, pool)
+        grants += more
+        notes |= told
+    return grants, notes
+
+
+def _allocate(knobs: EdfKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
+    plan = carry_out(snapshot, _all(knobs, snapshot)[0], place=consolidated)
+    return Allocation(decisions=plan.decisions, memory=memory, wake_at_s=plan.wake_at_s)
+
+
+def _hold(knobs: EdfKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
+    grants, notes = _all(knobs, snapshot)
+    plan = carry_out(snapshot, grants, place=consolidated)
+    return answers(snapshot, plan.decisions, plan.holds, notes)
+
+
+EDF: Policy = joint(
+    "qos-edf",
+    "earliest deadline first, as many GPUs as help",
+    knobs=EdfKnobs(),
+    allocate=_allocate,
+    hold=_hold,
+    parts=Parts(order="deadline", size="the largest that helps", place="fewest nodes"),
+)

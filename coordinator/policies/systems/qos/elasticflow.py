@@ -1,0 +1,253 @@
+"""ElasticFlow (ASPLOS 2023): jobs state deadlines, and who is admitted meets his.
+
+A job is admitted only if it and all that were admitted before can have their minimum satisfactory
+shares (section 4.1); what these leave goes where one more step costs the fewest GPU-seconds (4.2).
+The plan of every promise is remembered: where a new greedy plan would break one, the old plans
+hold. So no newcomer and no replanning breaks a promise, as long as jobs run as predicted and no
+node is lost. Must not know nodes: who gets how many workers is carried out by the floor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, inf
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from common.model import JobId, JobState, NonNegativeFloat, PositiveFloat, Preemptibility
+from coordinator.policies.blockers import Hold
+from coordinator.policies.decisions import Allocation, Reject
+from coordinator.policies.floor import Floor, consolidated, present_workers
+from coordinator.policies.granting import Grant, carry_out
+from coordinator.policies.policy import Parts, Policy, joint
+from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.systems.qos.answers import answers
+from coordinator.policies.systems.qos.promises import Book, Plans, Sharing, by_deadline
+from coordinator.policies.systems.qos.shares import Claim, Plan, next_change_s, now_of
+from coordinator.policies.systems.qos.sizes import claim_of, sizes_of
+
+IN_FLIGHT = (JobState.STARTING, JobState.RESIZING, JobState.PREEMPTING)
+Margin = Annotated[float, Meta(ge=1, le=10)]
+
+
+class ElasticFlowKnobs(Struct, frozen=True, kw_only=True):
+    """What can be turned.
+
+    margin: plans reckon with so many times the work that is predicted to be left.
+    slot_s: how long a grant beyond the minimum share is reckoned with before it is planned anew.
+    rejects: whether a job that cannot be promised its deadline is refused; else it runs without.
+    powers_of_two: sizes double; else any size in the job's range.
+    round_s: shares are settled no more often than this, but where a plan says so; 0: whenever
+        something happens. admits_together: the newcomers of a round are admitted all or none. Both
+        as in the authors' artefact, whose rounds are 60 s.
+    """
+
+    margin: Margin = 1.05
+    slot_s: PositiveFloat = 60.0
+    rejects: bool = True
+    powers_of_two: bool = True
+    round_s: NonNegativeFloat = 0.0
+    admits_together: bool = False
+
+
+class _Memory(Struct, frozen=True, array_like=True):
+    """promises: the plan under which each admitted job meets its deadline.
+
+    settled_at_s: when shares were settled; again at that instant, as jobs stop and start.
+    round_at_s: when they may be settled anew. due_at_s: when a plan wants it in any case.
+    """
+
+    promises: Plans = {}
+    settled_at_s: float = -inf
+    round_at_s: float = 0.0
+    due_at_s: float = inf
+
+
+def _decoded(memory: bytes) -> _Memory:
+    return msgspec.msgpack.decode(memory, type=_Memory) if memory else _Memory()
+
+
+class _Outcome(Struct, frozen=True, kw_only=True):
+    """One pass, before anything is placed. notes: why a job does not run now."""
+
+    grants: tuple[Grant, ...]
+    rejects: tuple[Reject, ...]
+    promises: Plans
+    wake_at_s: float
+    notes: dict[JobId, str]
+
+
+class _Pass:
+    """All GPU types of a snapshot, one after another; a job stands in the first that takes it."""
+
+    def __init__(self, knobs: ElasticFlowKnobs, snapshot: ClusterSnapshot, memory: bytes) -> None:
+        self._knobs = knobs
+        self._now_s = snapshot.now_s
+        self._jobs = snapshot.jobs
+        self._floor = Floor(snapshot)
+        self._kept = _decoded(memory).promises
+        self._grants: list[Grant] = []
+        self._rejects: list[Reject] = []
+        self._promises: Plans = {}
+        self._wake_at_s = inf
+        self._notes: dict[JobId, str] = {}
+
+    def outcome(self) -> _Outcome:
+        kinds = self._floor.gpu_types
+        for kind in kinds:
+            mine = [job for job in self._jobs if _kind_of(job, kinds) == kind]
+            self._pool(kind, mine)
+        return _Outcome(
+            grants=tuple(self._grants),
+            rejects=tuple(self._rejects),
+            promises=self._promises,
+            wake_at_s=self._wake_at_s,
+            notes=self._notes,
+        )
+
+    def _pool(self, kind: str, jobs: Sequence[JobView]) -> None:
+        gpus = self._floor.total_gpus(kind) - sum(map(_fixed_gpus, jobs))
+        by_id = {job.job_id: job for job in jobs if not _fixed_gpus(job)}
+        claims = {name: self._claim(job, kind, gpus) for name, job in by_id.items()}
+        promised, newcomers, soft = self._sorted(by_id, claims)
+        book = Book(self._now_s, gpus, self._kept)
+        book.promise(promised)
+        groups = [newcomers] if self._knobs.admits_together else [[each] for each in newcomers]
+        for group in groups:
+            if group and not book.admit(group):
+                for claim in group:
+                    soft += self._refused(book, by_id[JobId(claim.job_id)], claim)
+        soft = [*book.late, *sorted(soft, key=by_deadline)]
+        given = Sharing(book, soft, now_s=self._now_s, gpus=gpus, slot_s=self._knobs.slot_s).share()
+        self._promises.update(book.plans)
+        changes = (next_change_s(plan, self._now_s) for plan in book.plans.values())
+        self._wake_at_s = min(self._wake_at_s, min(changes, default=inf))
+        for claim in (*book.claims, *soft):
+            self._grant(by_id[JobId(claim.job_id)], kind, given[claim.job_id], book)
+
+    def _claim(self, job: JobView, kind: str, gpus: int) -> Claim:
+        factor = job.gpu.worker_multiplier.get(kind, 1)
+        most = gpus // (job.gpus_per_worker * factor)
+        sizes = sizes_of(job, most, powers_of_two=self._knobs.powers_of_two)
+        return claim_of(job, self._now_s, sizes, margin=self._knobs.margin, factor=factor)
+
+    def _sorted(
+        self, jobs: dict[JobId, JobView], claims: dict[JobId, Claim]
+    ) -> tuple[list[Claim], list[Claim], list[Claim]]:
+        """Who was promised, who asks for it in order of submission, and who has no deadline.
+
+        Whoever has run is not refused any more, whatever policy let it in.
+        """
+        promised: list[Claim] = []
+        newcomers: list[JobView] = []
+        soft: list[Claim] = []
+        for name, job in jobs.items():
+            if job.deadline_at_s is None:
+                soft.append(claims[name])
+            elif name in self._kept or job.first_started_at_s is not None:
+                promised.append(claims[name])
+            elif job.state == JobState.PENDING:
+                newcomers.append(job)
+            else:
+                promised.append(claims[name])
+        newcomers.sort(key=lambda job: (job.submitted_at_s, job.job_id))
+        return promised, [claims[job.job_id] for job in newcomers], soft
+
+    def _refused(self, book: Book, job: JobView, claim: Claim) -> list[Claim]:
+        """A newcomer that cannot be promised its deadline: rejected, or without a promise."""
+        if not self._knobs.rejects or job.deadline_at_s is None:
+            return [claim]
+        asked_s = job.deadline_at_s - job.submitted_at_s
+        earliest_s = book.earliest_s(claim) - job.submitted_at_s
+        which = "none can be promised: its base gang never fits"
+        if earliest_s < inf:
+            earliest_s = float(ceil(earliest_s))
+            which = f"the earliest that can be promised is {earliest_s:.0f} s after submission"
+        self._rejects.append(
+            Reject(
+                job_id=job.job_id,
+                earliest_s=earliest_s if earliest_s < inf else None,
+                reason=f"its deadline {asked_s:.0f} s after submission cannot be met without "
+                f"breaking a promise to another job; {which}",
+            )
+        )
+        return []
+
+    def _grant(self, job: JobView, kind: str, workers: int, book: Book) -> None:
+        plan = book.plans.get(job.job_id)
+        if workers == 0:
+            self._notes[job.job_id] = self._waits(plan)
+            return
+        share = 0 if plan is None else now_of(plan, self._now_s)
+        if plan is None:
+            why = "without a promise, on what the promised shares leave"
+        else:
+            early_s = (job.deadline_at_s or 0.0) - plan[-1].end_s
+            why = f"minimum share {share} workers, {early_s:.0f} s before its deadline"
+        factor = job.gpu.worker_multiplier.get(kind, 1)
+        self._grants.append(
+            Grant(job=job, workers=workers * factor, gpu_type=kind, reason=f"{workers} now: {why}")
+        )
+
+    def _waits(self, plan: Plan | None) -> str:
+        if not plan:
+            return "promised shares and those before it leave no room for its base gang"
+        first = plan[0]
+        return (
+            f"it was promised its deadline and starts in {first.start_s - self._now_s:.0f} s at "
+            f"the latest, with {first.workers} workers; until then others need the GPUs more"
+        )
+
+
+def _kind_of(job: JobView, kinds: Sequence[str]) -> str | None:
+    if job.gpu_type is not None:
+        return job.gpu_type
+    return next((kind for kind in job.gpu.types or kinds if kind in kinds), None)
+
+
+def _fixed_gpus(job: JobView) -> int:
+    """GPUs that it holds and cannot be asked to give back; it is no part of any plan."""
+    if job.preemptibility == Preemptibility.FULL or job.state == JobState.PENDING:
+        return 0
+    return present_workers(job) * job.gpus_per_worker
+
+
+def _allocate(knobs: ElasticFlowKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
+    before = _decoded(memory)
+    if before.settled_at_s < snapshot.now_s < min(before.round_at_s, before.due_at_s):
+        wake_at_s = min(before.round_at_s, before.due_at_s)
+        return Allocation(decisions=(), memory=memory, wake_at_s=wake_at_s)
+    found = _Pass(knobs, snapshot, memory).outcome()
+    plan = carry_out(snapshot, found.grants, place=consolidated)
+    wake_at_s = min(found.wake_at_s, inf if plan.wake_at_s is None else plan.wake_at_s)
+    if any(job.state in IN_FLIGHT for job in snapshot.jobs):
+        wake_at_s = min(wake_at_s, snapshot.now_s + knobs.slot_s)  # what they hold is settled then
+    after = _Memory(found.promises, snapshot.now_s, snapshot.now_s + knobs.round_s, wake_at_s)
+    return Allocation(
+        decisions=(*found.rejects, *plan.decisions),
+        memory=msgspec.msgpack.encode(after),
+        wake_at_s=wake_at_s if wake_at_s < inf else None,
+    )
+
+
+def _hold(knobs: ElasticFlowKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
+    found = _Pass(knobs, snapshot, memory).outcome()
+    plan = carry_out(snapshot, found.grants, place=consolidated)
+    rejects = {reject.job_id: reject.reason for reject in found.rejects}
+    return answers(snapshot, plan.decisions, plan.holds, {**found.notes, **rejects})
+
+
+ELASTICFLOW: Policy = joint(
+    "qos-elasticflow",
+    "deadlines promised on admission: minimum shares, the rest by marginal return (ElasticFlow)",
+    knobs=ElasticFlowKnobs(),
+    allocate=_allocate,
+    hold=_hold,
+    parts=Parts(
+        order="deadline",
+        size="minimum satisfactory share, then marginal return",
+        place="fewest nodes",
+    ),
+)

@@ -1,0 +1,365 @@
+"""The agent of an app: what GPUs it wants, and what each subset is worth to it. Pure.
+
+An agent sees the GPUs that are offered and answers with a table of bids, 1 / rho of each bundle
+(Themis, NSDI'20, section 3). Subsets of GPUs are classes of size and of placement level: what
+matters to a job is how many workers it gets and over how many nodes and racks they spread, so
+for each size the table has the best levels only, each on a few sets of nodes that are real and
+free now. Must not know other apps, nor how an auction ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from msgspec import Struct, structs
+
+from common.model import JobId, JobState, NodeName
+from coordinator.policies.apps import Held, Measure, factor_on, left_gpu_s, pace
+from coordinator.policies.decisions import Placement
+from coordinator.policies.floor import fill
+from coordinator.policies.snapshot import JobView, NodeView, WorkerView
+from coordinator.policies.systems.themis.auction import Bid
+
+MOST_SIZES = 8
+"""Sizes that a table has; those of larger ladders are thinned, the smallest and largest stay."""
+
+MOST_PLACES = 3
+"""Sets of nodes on which a table offers one step."""
+
+
+class Offer(Struct, frozen=True, kw_only=True):
+    """What is to be given away.
+
+    free: GPUs by node.
+    back: running jobs whose lease is over: what they hold is part of `free`.
+    """
+
+    free: Mapping[NodeName, int]
+    nodes: Mapping[NodeName, NodeView]
+    back: frozenset[JobId]
+
+
+class Share(Struct, frozen=True, kw_only=True):
+    """Workers for one job.
+
+    more: beyond those whose lease goes on. held: with them. is_grown: it keeps others.
+    least: fewer of `more` are of no use.
+    """
+
+    job: JobView
+    gpu_type: str
+    more: tuple[Placement, ...]
+    held: Held
+    is_grown: bool
+    least: int
+
+    @property
+    def workers(self) -> int:
+        """How many."""
+        return sum(placement.worker_count for placement in self.more)
+
+    @property
+    def gpus(self) -> int:
+        """Of these workers."""
+        return self.workers * self.job.gpus_per_worker
+
+
+class Bundle(Struct, frozen=True, kw_only=True):
+    """One line of a table: shares of the app's jobs, and the bid that stands for them."""
+
+    shares: tuple[Share, ...]
+    bid: Bid
+
+
+class _Step(Struct, frozen=True):
+    """Workers that a job would have beyond what it keeps."""
+
+    job: JobView
+    gpu_type: str
+    workers: int
+
+
+class Agent:
+    """One app in one auction.
+
+    Args:
+        held: what its jobs hold and keep, those whose lease is over not counted.
+        left_s: seconds until the app is done, by what it would hold; of nothing, too.
+    """
+
+    def __init__(
+        self,
+        jobs: Sequence[JobView],
+        measure: Measure,
+        held: Mapping[JobId, Held],
+        offer: Offer,
+        left_s: Callable[[Mapping[JobId, Held]], float],
+    ) -> None:
+        self._jobs = jobs
+        self._measure = measure
+        self._held = dict(held)
+        self._offer = offer
+        self._left_s = left_s
+
+    @property
+    def wants_any(self) -> bool:
+        """Whether there are GPUs that it would take."""
+        return any(self._wants(job) for job in self._jobs)
+
+    def table(self, places: Mapping[NodeName, int]) -> list[Bundle]:
+        """Its bids; the first is for nothing, the others are better than it.
+
+        places: of nodes in the auction's capacity.
+        """
+        nothing = Bundle(shares=(), bid=Bid((), self._worth(self._held)))
+        found: dict[tuple[tuple[int, int], ...], Bundle] = {}
+        for steps in _thinned(list(self._ladder())):
+            best = nothing.bid.value
+            for start in range(MOST_PLACES):
+                bundle = self._bundle(steps, start, places)
+                if bundle is None:
+                    continue
+                known = found.get(bundle.bid.asks)
+                if bundle.bid.value > best * (1.0 + 1e-9) and (
+                    known is None or bundle.bid.value > known.bid.value
+                ):
+                    found[bundle.bid.asks] = bundle
+        ranked = sorted(found.values(), key=lambda bundle: (bundle.bid.gpus, -bundle.bid.value))
+        return [nothing, *ranked]
+
+    # --- what it wants ------------------------------------------------------------------------
+
+    def _wants(self, job: JobView) -> bool:
+        held = self._held.get(job.job_id)
+        if held is None:
+            return job.state == JobState.PENDING or job.job_id in self._offer.back
+        may_grow = job.is_resizable or (job.is_elastic and job.state == JobState.PENDING)
+        return may_grow and held.workers < job.workers_on(held.gpu_type).max
+
+    def _ladder(self) -> Iterator[list[_Step]]:
+        """Ever larger demands: base gangs job by job, then worker by worker where it helps most.
+
+        Jobs that ran come first, as it costs to stop them; then those with the least left.
+        """
+        steps: list[_Step] = []
+        starting = [job for job in self._jobs if self._wants(job) and not self._is_growing(job)]
+        starting.sort(key=lambda job: (job.job_id not in self._offer.back, self._left_first(job)))
+        for job in starting:
+            gpu_type = self._gpu_type(job)
+            if gpu_type is not None:
+                steps.append(_Step(job, gpu_type, job.workers_on(gpu_type).min))
+                yield list(steps)
+        steps += [
+            _Step(job, self._held[job.job_id].gpu_type, 0)
+            for job in self._jobs
+            if self._wants(job) and self._is_growing(job)
+        ]
+        while steps:
+            gains = [(self._gain(step), -at) for at, step in enumerate(steps)]
+            gain, at = max(gains)
+            if gain <= 0.0:
+                return
+            step = steps[-at]
+            steps[-at] = structs.replace(step, workers=step.workers + 1)
+            yield list(steps)
+
+    def _is_growing(self, job: JobView) -> bool:
+        return job.job_id in self._held
+
+    def _left_first(self, job: JobView) -> tuple[float, JobId]:
+        return left_gpu_s(job, self._measure.now_s), job.job_id
+
+    def _gpu_type(self, job: JobView) -> str | None:
+        """Of a running job its own; else the accepted type with the most room."""
+        if job.gpu_type is not None and job.job_id in self._offer.back:
+            return job.gpu_type
+        slots: dict[str, int] = {}
+        for name, gpus in self._offer.free.items():
+            gpu_type = self._offer.nodes[name].gpu_type
+            if job.accepts(gpu_type) and name not in job.avoid_nodes:
+                slots[gpu_type] = slots.get(gpu_type, 0) + gpus // job.gpus_per_worker
+        fitting = [kind for kind, count in slots.items() if count >= job.workers_on(kind).min]
+        wanted = job.gpu.types or tuple(sorted(slots))
+        return min(fitting, key=wanted.index, default=None)
+
+    def _gain(self, step: _Step) -> float:
+        """Reference GPU-seconds a second by one more worker, per GPU."""
+        job, factor = step.job, factor_on(step.job, step.gpu_type)
+        count = step.workers
+        if self._is_growing(job):
+            count += self._held[job.job_id].workers
+        if count + 1 > job.workers_on(step.gpu_type).max:
+            return 0.0
+        return pace(job, (count + 1) / factor) - pace(job, count / factor)
+
+    # --- where ----------------------------------------------------------------------------------
+
+    def _bundle(
+        self, steps: Sequence[_Step], start: int, places: Mapping[NodeName, int]
+    ) -> Bundle | None:
+        """These demands on nodes; `start` chooses among the sets of nodes, None: no more."""
+        free = dict(self._offer.free)
+        shares: list[Share] = []
+        held = dict(self._held)
+        for number, step in enumerate(step for step in steps if step.workers > 0):
+            placements = self._place(step, free, start if number == 0 else 0)
+            if placements is None:
+                return None
+            for placement in placements:
+                free[placement.node] -= placement.worker_count * step.job.gpus_per_worker
+            share = self._share(step, placements)
+            shares.append(share)
+            held[step.job.job_id] = share.held
+        asks: dict[int, int] = {}
+        for share in shares:
+            for placement in share.more:
+                at = places[placement.node]
+                gpus = placement.worker_count * share.job.gpus_per_worker
+                asks[at] = asks.get(at, 0) + gpus
+        bid = Bid(tuple(sorted(asks.items())), self._worth(held))
+        return Bundle(shares=tuple(shares), bid=bid)
+
+    def _worth(self, held: Mapping[JobId, Held]) -> float:
+        """1 / rho."""
+        return 1.0 / self._measure.rho(self._left_s(held))
+
+    def _share(self, step: _Step, placements: tuple[Placement, ...]) -> Share:
+        job, is_grown = step.job, self._is_growing(step.job)
+        return Share(
+            job=job,
+            gpu_type=step.gpu_type,
+            more=placements,
+            held=self._held_with(step, placements),
+            is_grown=is_grown,
+            least=1 if is_grown else job.workers_on(step.gpu_type).min,
+        )
+
+    def _held_with(self, step: _Step, placements: Iterable[Placement]) -> Held:
+        nodes = frozenset(placement.node for placement in placements)
+        count = step.workers
+        if self._is_growing(step.job):
+            nodes |= self._held[step.job.job_id].nodes
+            count += self._held[step.job.job_id].workers
+        known = self._offer.nodes
+        racks = {known[name].rack if name in known else "" for name in nodes}
+        return Held(count, nodes, len(racks), step.gpu_type)
+
+    def _place(
+        self, step: _Step, free: Mapping[NodeName, int], start: int
+    ) -> tuple[Placement, ...] | None:
+        """Nodes for one job: a running one stays where it is, others on the fewest, close together.
+
+        Of a running job the base gang and the oldest flexible workers stay, as in `carry_out`.
+        """
+        job, size = step.job, step.job.gpus_per_worker
+        is_growing = self._is_growing(job)
+        near = self._held[job.job_id].nodes if is_growing else frozenset[NodeName]()
+        kept: dict[NodeName, int] = {}
+        if is_growing or job.state != JobState.PENDING:
+            if start > 0:
+                return None
+            for worker in [] if is_growing else _oldest(job)[: step.workers]:
+                kept[worker.node] = kept.get(worker.node, 0) + 1
+            near |= kept.keys()
+            if any(free.get(name, 0) < count * size for name, count in kept.items()):
+                return None
+        more = step.workers - sum(kept.values())
+        rooms = {
+            name: room
+            for name, gpus in free.items()
+            if self._offer.nodes[name].gpu_type == step.gpu_type
+            and name not in job.avoid_nodes
+            and (room := gpus // size - kept.get(name, 0)) > 0
+        }
+        placements = self._fill(rooms, more, near, start) if more else ()
+        if placements is None:
+            return None
+        stay = tuple(Placement(node=name, worker_count=kept[name]) for name in sorted(kept))
+        return (*stay, *placements)
+
+    def _fill(
+        self, rooms: Mapping[NodeName, int], count: int, near: frozenset[NodeName], start: int
+    ) -> tuple[Placement, ...] | None:
+        orders = list(self._orders(rooms, count, near))
+        if start >= len(orders):
+            return None
+        placements = fill(rooms, orders[start], count)
+        placed = sum(placement.worker_count for placement in placements)
+        return placements if placed == count else None
+
+    def _orders(
+        self, rooms: Mapping[NodeName, int], count: int, near: frozenset[NodeName]
+    ) -> Iterator[list[NodeName]]:
+        """Orders of nodes to fill, the best one first: its own, one node, one rack, anywhere."""
+        nodes = self._offer.nodes
+        if near:
+            racks = {nodes[name].rack for name in near if name in nodes}
+            yield sorted(
+                rooms,
+                key=lambda n: (n not in near, nodes[n].rack not in racks, -rooms[n], n),
+            )
+        whole = sorted(
+            (name for name in rooms if rooms[name] >= count), key=lambda name: (rooms[name], name)
+        )
+        # The next worse level stands beside the best, so that others can have the whole node.
+        yield from ([name] for name in whole[: MOST_PLACES - 1])
+        yield from self._spread({n: rooms[n] for n in rooms if rooms[n] < count}, count)
+
+    def _spread(self, rooms: Mapping[NodeName, int], count: int) -> Iterator[list[NodeName]]:
+        """Over several nodes: those of one rack where it has room, the fewest of it."""
+        by_rack: dict[str, list[NodeName]] = {}
+        for name in sorted(rooms, key=lambda name: (-rooms[name], name)):
+            by_rack.setdefault(self._offer.nodes[name].rack, []).append(name)
+        room = {rack: sum(rooms[name] for name in names) for rack, names in by_rack.items()}
+        racks = sorted(by_rack, key=lambda rack: (room[rack], rack))
+        fitting = [rack for rack in racks if room[rack] >= count]
+        yield from (by_rack[rack] for rack in fitting)
+        if not fitting:
+            yield [name for rack in reversed(racks) for name in by_rack[rack]]
+
+
+def _oldest(job: JobView) -> list[WorkerView]:
+    """Workers in the order in which they stay."""
+    return sorted(
+        (worker for worker in job.placed if not worker.is_leaving),
+        key=lambda worker: (worker.is_flexible, worker.worker_index),
+    )
+
+
+def _thinned(ladder: Sequence[list[_Step]]) -> list[list[_Step]]:
+    if len(ladder) <= MOST_SIZES:
+        return list(ladder)
+    last = len(ladder) - 1
+    kept = sorted({round(last * at / (MOST_SIZES - 1)) for at in range(MOST_SIZES)})
+    return [ladder[at] for at in kept]
+
+
+def reduced(bundle: Bundle, gpus: int) -> Bundle:
+    """What is left of a bundle with so many GPUs: those go first whose loss hurts least.
+
+    Flexible workers on the node where the job has the fewest go before the others, so that it
+    spreads less; then whole gangs, the last one of the ladder first. A gang is whole or absent.
+    """
+    shares = list(bundle.shares)
+    while sum(share.gpus for share in shares) > gpus:
+        flexible = [at for at, share in enumerate(shares) if share.workers > share.least]
+        if not flexible:
+            shares.pop()
+            continue
+        at = max(flexible, key=lambda at: (shares[at].workers - shares[at].least, at))
+        shares[at] = _without_one(shares[at])
+    return structs.replace(bundle, shares=tuple(shares))
+
+
+def _without_one(share: Share) -> Share:
+    rarest = min(
+        range(len(share.more)), key=lambda at: (share.more[at].worker_count, -at)
+    )  # of equal ones the last: a running job's own nodes come first
+    more = tuple(
+        structs.replace(placement, worker_count=placement.worker_count - (at == rarest))
+        for at, placement in enumerate(share.more)
+    )
+    held = structs.replace(share.held, workers=share.held.workers - 1)
+    return structs.replace(
+        share, more=tuple(placement for placement in more if placement.worker_count), held=held
+    )

@@ -1,0 +1,167 @@
+"""Themis without an auction: all GPUs are divided anew each lease, the worst off first.
+
+Apps stand in order of what their finish-time fairness would be on their share of the GPUs from now
+on, and take all that they can use until nothing is left: the form of Themis that PCS (OSDI'24)
+evaluates. Between two divisions nothing is taken; what comes free goes to those that wait, in the
+same order. Must not know the engine.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from common.model import JobState
+from coordinator.policies.apps import (
+    Aim,
+    Alone,
+    Attendance,
+    Yardstick,
+    measures,
+    rho_text,
+)
+from coordinator.policies.blockers import Hold
+from coordinator.policies.decisions import Allocation, Start
+from coordinator.policies.floor import Floor, consolidated, is_movable, present_workers
+from coordinator.policies.granting import Grant, Plan, carry_out
+from coordinator.policies.policy import Parts, Policy, joint
+from coordinator.policies.snapshot import ClusterSnapshot, JobView
+
+EARLY_S = 1e-6
+
+
+class SimpleKnobs(Struct, frozen=True, kw_only=True):
+    """lease_s: between two divisions. aim: when an app of several trials is done.
+
+    alone: what an app would have by itself.
+    """
+
+    lease_s: Annotated[float, Meta(gt=0, le=1e9)] = 1200.0
+    aim: Aim = Aim.ALL
+    alone: Alone = Alone.SHARE
+
+
+class SimpleMemory(Struct):
+    """What is remembered. divided_at_s: when all GPUs were divided last; None: never."""
+
+    attendance: Attendance = field(default_factory=Attendance)
+    divided_at_s: float | None = None
+
+
+class Division:
+    """One pass. is_due: whether all GPUs are divided anew. rhos: of each app, by its name."""
+
+    def __init__(self, knobs: SimpleKnobs, snapshot: ClusterSnapshot, memory: bytes) -> None:
+        try:
+            self.memory = msgspec.msgpack.decode(memory, type=SimpleMemory)
+        except msgspec.MsgspecError:
+            self.memory = SimpleMemory()
+        self._snapshot = snapshot
+        self._lease_s = knobs.lease_s
+        self._floor = Floor(snapshot)
+        attendance = self.memory.attendance
+        apps = attendance.note(snapshot)
+        yard = Yardstick(
+            gpus=max(1, self._floor.total_gpus()),
+            now_s=snapshot.now_s,
+            aim=knobs.aim,
+            alone=knobs.alone,
+        )
+        self.rhos = {
+            app: measure.rho(measure.share_left_s)
+            for app, measure in measures(attendance, yard, apps).items()
+        }
+        ranked = sorted(apps, key=lambda app: (-self.rhos[app], app))
+        self._line = [(app, job) for app in ranked for job in apps[app]]
+        self._line.sort(key=lambda pair: -pair[1].priority)
+        divided_at_s = self.memory.divided_at_s
+        self.is_due = (
+            divided_at_s is None or snapshot.now_s >= divided_at_s + knobs.lease_s - EARLY_S
+        )
+        if self.is_due:
+            self.memory.divided_at_s = snapshot.now_s
+
+    def plan(self) -> Plan:
+        """Who gets how much, the worst off first."""
+        kept = [job for job in self._snapshot.jobs if not self._is_open(job)]
+        open_ = [(app, job) for app, job in self._line if self._is_open(job)]
+        free = self._floor.free_gpus() + sum(
+            worker.gpus
+            for _, job in open_
+            for worker in job.placed
+            if worker.node in self._floor.nodes and not worker.is_leaving
+        )
+        grants = [
+            Grant(job=job, workers=present_workers(job), reason="until the next division")
+            for job in kept
+        ]
+        for app, job in open_:
+            workers = min(job.workers.max, free // job.gpus_per_worker)
+            if workers >= job.workers.min:
+                free -= workers * job.gpus_per_worker
+                reason = f"rho of its {app} is {rho_text(self.rhos[app])}: all that it can use"
+                grants.append(Grant(job=job, workers=workers, reason=reason))
+        return carry_out(self._snapshot, grants, floor=self._floor, place=consolidated)
+
+    def _is_open(self, job: JobView) -> bool:
+        return job.state == JobState.PENDING or (self.is_due and is_movable(job))
+
+    def wake_at_s(self) -> float | None:
+        """The next division, while anybody waits."""
+        if not any(job.state == JobState.PENDING for job in self._snapshot.jobs):
+            return None
+        return (self.memory.divided_at_s or 0.0) + self._lease_s
+
+    def holds(self, plan: Plan) -> tuple[Hold, ...]:
+        """Why each job that waits gets nothing now, in its order."""
+        missed = {hold.job_id: hold for hold in plan.holds}
+        decided = {start.job_id for start in plan.decisions if isinstance(start, Start)}
+        at_s = (self.memory.divided_at_s or 0.0) + self._lease_s - self._snapshot.now_s
+        return tuple(
+            missed.get(
+                job.job_id,
+                Hold(
+                    job_id=job.job_id,
+                    blockers=(
+                        f"rho of its {app} is {rho_text(self.rhos[app])}; those that are worse off "
+                        f"leave no room, the next division is in {at_s:.0f} s",
+                    ),
+                ),
+            )
+            for app, job in self._line
+            if job.state == JobState.PENDING and job.job_id not in decided
+        )
+
+
+def allocate(knobs: SimpleKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
+    """One pass."""
+    division = Division(knobs, snapshot, memory)
+    plan = division.plan()
+    wakes = [at_s for at_s in (plan.wake_at_s, division.wake_at_s()) if at_s is not None]
+    return Allocation(
+        decisions=plan.decisions,
+        memory=msgspec.msgpack.encode(division.memory),
+        wake_at_s=min(wakes, default=None),
+    )
+
+
+def hold(knobs: SimpleKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
+    """Why each job that waits gets nothing now."""
+    division = Division(knobs, snapshot, memory)
+    return division.holds(division.plan())
+
+
+POLICIES: tuple[Policy, ...] = (
+    joint(
+        "themis-simple",
+        "all GPUs divided anew each lease, the worst finish-time fairness first",
+        knobs=SimpleKnobs(),
+        allocate=allocate,
+        hold=hold,
+        parts=Parts(
+            order="finish-time fairness, worst first", size="all it can use", place="fewest nodes"
+        ),
+    ),
+)

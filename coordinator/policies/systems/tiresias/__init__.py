@@ -1,0 +1,1 @@
+"""Tiresias (NSDI'19): least attained service first. Must not know the engine."""

@@ -1,0 +1,277 @@
+"""Tiresias: whoever has attained the least GPU time runs first, with no idea of how long it will.
+
+Source: NSDI'19. `tiresias` is discretised two-dimensional LAS, `tiresias-gittins` knows how much
+service jobs took in the past and orders the queues before the last one by Gittins index. A pass
+walks the queues from the first to the last; each job takes its whole gang or is skipped, and
+whoever runs and got nothing is preempted (pseudocode 2). Must not know the engine or the simulator.
+
+Jobs whose model is skewed suffer from being spread, so they run on the fewest nodes that could hold
+them or wait; others run anywhere (section 3.3). A job that does not tell its skew is taken for one
+of its model that did, else it runs anywhere, as in the paper's profiling run.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from common.errors import ConfigError
+from common.model import JobId, JobState
+from coordinator.policies.blockers import Hold
+from coordinator.policies.decisions import Allocation, Placement
+from coordinator.policies.floor import Floor, Place, best_fit, consolidated
+from coordinator.policies.granting import carry_out
+from coordinator.policies.policy import Parts, joint
+from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.systems.tiresias.gittins import GittinsTable, gittins_table
+from coordinator.policies.systems.tiresias.queues import (
+    Line,
+    QueueKnobs,
+    QueueMemory,
+    Queues,
+    gang_gpus,
+    submission,
+)
+from coordinator.policies.turns import Turns, takes_turns
+
+MODELS_KEPT = 1000
+"""Models whose skew is remembered; the latest seen stay."""
+
+
+class TiresiasKnobs(QueueKnobs, frozen=True, kw_only=True):
+    """The queues, and pack_limit: models above this skew are consolidated (PACKLIMIT).
+
+    The paper fits it to past runs and prints no value; 0.3 parts the models of its table 6.
+    """
+
+    pack_limit: float = 0.3
+
+
+class GittinsKnobs(TiresiasKnobs, frozen=True, kw_only=True):
+    """Tiresias' own, and what is known of the service of whole jobs.
+
+    services: GPU-seconds of past jobs; empty: those that leave are learned, the last `history`.
+    subtracts_age: the index by its definition; false: as the public simulator estimates it, with
+        its fixed look-ahead of `delta_gpu_s`.
+    """
+
+    services: tuple[float, ...] = ()
+    history: int = 1000
+    subtracts_age: bool = True
+    delta_gpu_s: float = 3250.0
+
+    def __post_init__(self) -> None:
+        """Refuse what is no service.
+
+        Raises:
+            ConfigError: with what is wrong.
+        """
+        super().__post_init__()
+        if min(self.services, default=1.0) <= 0 or self.history < 1 or not self.delta_gpu_s > 0:
+            raise ConfigError("services, history, delta_gpu_s: expected numbers above 0")
+
+
+class Lived(Struct, frozen=True, array_like=True):
+    """A job as the last pass saw it: its service then, and what it grew by each second."""
+
+    service_gpu_s: float
+    at_s: float
+    gpus: float
+
+
+class Memory(Struct, frozen=True):
+    """What a pass leaves for the next one.
+
+    skews: of models by name. lived: jobs that had begun. served: services of jobs that left.
+    """
+
+    queues: QueueMemory = QueueMemory()
+    skews: dict[str, float] = {}
+    lived: dict[JobId, Lived] = {}
+    served: tuple[float, ...] = ()
+
+
+def _read(memory: bytes) -> Memory:
+    """From bytes; those that an older release wrote otherwise are forgotten."""
+    try:
+        return msgspec.msgpack.decode(memory, type=Memory)
+    except msgspec.MsgspecError:
+        return Memory()
+
+
+def _fewest(floor: Floor, job: JobView, gpu_type: str, count: int) -> tuple[Placement, ...]:
+    """On as few nodes as the whole cluster would need, or not at all."""
+    whole = [node for node in floor.nodes.values() if node.gpu_type == gpu_type]
+    rooms = sorted((node.gpus // job.gpus_per_worker for node in whole), reverse=True)
+    fewest, left = 0, count
+    while left > 0 and fewest < len(rooms):
+        left -= rooms[fewest]
+        fewest += 1
+    placements = consolidated(floor, job, gpu_type, count)
+    return placements if len(placements) <= fewest else ()
+
+
+class _Pass:
+    """One pass."""
+
+    def __init__(self, knobs: TiresiasKnobs, snapshot: ClusterSnapshot, memory: bytes) -> None:
+        before = _read(memory)
+        self._knobs = knobs
+        self._snapshot = snapshot
+        self._skews = _learned(snapshot, before.skews)
+        self._table: GittinsTable | None = None
+        self._served = before.served
+        if isinstance(knobs, GittinsKnobs):
+            if not knobs.services:
+                self._served = _served(snapshot, before)[-knobs.history :]
+            services = knobs.services or self._served
+            self._table = gittins_table(services) if services else None
+        self.queues = Queues(knobs, snapshot, before.queues)
+        self._line = list(filter(takes_turns, snapshot.jobs))
+        # While nobody waits everybody goes on, in whatever order.
+        self._is_idle = all(job.state != JobState.PENDING for job in self._line)
+        line = () if self._is_idle else sorted(self._line, key=self._key)
+        self.turns = Turns(snapshot, line, self._why, self._place_of)
+
+    def _key(self, job: JobView) -> tuple[object, ...]:
+        index = 0.0
+        if self._table is not None and not self.queues.is_last(job):
+            index = self.index(self._table, job)
+        rank = self.queues.rank(job)
+        return (-job.priority, self.queues.number(job), -index, rank, submission(job))
+
+    def index(self, table: GittinsTable, job: JobView) -> float:
+        """The Gittins index of a job."""
+        knobs, service_gpu_s = self._knobs, self.queues.service_gpu_s(job)
+        assert isinstance(knobs, GittinsKnobs)
+        if knobs.subtracts_age:
+            return table.index(service_gpu_s)
+        return table.static_index(service_gpu_s, knobs.delta_gpu_s)
+
+    def _why(self, job: JobView) -> str:
+        number, of = self.queues.number(job) + 1, len(self._knobs.limits) + 1
+        service_gpu_s = self.queues.service_gpu_s(job)
+        return f"queue {number} of {of}, {service_gpu_s:.0f} GPU-s served, priority {job.priority}"
+
+    def _place_of(self, job: JobView) -> Place:
+        return _fewest if self._is_skewed(job) else best_fit
+
+    def _is_skewed(self, job: JobView) -> bool:
+        told = job.profile.skew_ratio
+        skew_ratio = self._skews.get(job.profile.model) if told is None else told
+        return skew_ratio is not None and skew_ratio > self._knobs.pack_limit
+
+    def allocation(self) -> Allocation:
+        """Decisions, and what is remembered."""
+        grants = self.turns.grants
+        decisions = () if self._is_idle else carry_out(self._snapshot, grants).decisions
+        runs = self._line if self._is_idle else [grant.job for grant in grants]
+        is_learning = isinstance(self._knobs, GittinsKnobs) and not self._knobs.services
+        after = Memory(
+            queues=self.queues.memory,
+            skews=self._skews,
+            lived=self._lived() if is_learning else {},
+            served=self._served if is_learning else (),
+        )
+        wake_at_s = self.queues.wake_at_s(runs, (job for job, _ in self.turns.held))
+        return Allocation(
+            decisions=decisions,
+            memory=msgspec.msgpack.encode(after),
+            wake_at_s=wake_at_s,
+        )
+
+    def _lived(self) -> dict[JobId, Lived]:
+        now_s = self._snapshot.now_s
+        starting = {grant.job.job_id for grant in self.turns.grants}
+        lived: dict[JobId, Lived] = {}
+        for job in self._snapshot.jobs:
+            gpus = job.computing_gpus
+            if job.job_id in starting or job.state == JobState.STARTING:
+                gpus = gpus or gang_gpus(job)
+            service_gpu_s = job.attained_service_gpu_s(now_s)
+            if service_gpu_s or gpus:
+                lived[job.job_id] = Lived(service_gpu_s, now_s, gpus)
+        return lived
+
+    def holds(self) -> tuple[Hold, ...]:
+        """Why each job that waits would not start."""
+        return tuple(
+            Hold(job_id=job.job_id, blockers=(self._hold(job, room),))
+            for job, room in self.turns.held
+        )
+
+    def _hold(self, job: JobView, room: int) -> str:
+        where = " on the fewest nodes, as its model is skewed" if self._is_skewed(job) else ""
+        return (
+            f"needs {job.workers.min} workers of {job.gpus_per_worker} GPUs{where}; jobs before it "
+            f"leave room for at most {room} ({self._why(job)})"
+        )
+
+
+def _learned(snapshot: ClusterSnapshot, skews: dict[str, float]) -> dict[str, float]:
+    """Skews of models: what jobs tell, the latest submitted last."""
+    told = {
+        job.profile.model: job.profile.skew_ratio
+        for job in snapshot.jobs
+        if job.profile.skew_ratio is not None and job.profile.model
+    }
+    if told.items() <= skews.items():
+        return skews
+    kept = {model: skew for model, skew in skews.items() if model not in told}
+    return dict([*kept.items(), *told.items()][-MODELS_KEPT:])
+
+
+def _served(snapshot: ClusterSnapshot, before: Memory) -> tuple[float, ...]:
+    """What jobs had attained when they left, for whatever reason: service is all that counts."""
+    live = {job.job_id for job in snapshot.jobs}
+    left = (lived for job_id, lived in before.lived.items() if job_id not in live)
+    ends = (job.service_gpu_s + job.gpus * (snapshot.now_s - job.at_s) for job in left)
+    return (*before.served, *(service_gpu_s for service_gpu_s in ends if service_gpu_s > 0))
+
+
+def _allocate(knobs: TiresiasKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
+    return _Pass(knobs, snapshot, memory).allocation()
+
+
+def _hold(knobs: TiresiasKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
+    return _Pass(knobs, snapshot, memory).holds()
+
+
+PLACING = "fewest nodes for skewed models, else best fit"
+
+POLICIES = (
+    joint(
+        "tiresias",
+        "least attained GPU time first, in queues, preempting; knows no running times",
+        knobs=TiresiasKnobs(),
+        allocate=_allocate,
+        hold=_hold,
+        parts=Parts(
+            order="queues by attained service, then who runs, then first start",
+            size="base demand",
+            place=PLACING,
+        ),
+    ),
+    joint(
+        "tiresias-dlas",
+        "tiresias as its authors' public simulator plays it, late crossings included",
+        knobs=TiresiasKnobs(limits=(3250.0, 7200.0), line=Line.ENTRY, mixes_units=True),
+        allocate=_allocate,
+        hold=_hold,
+        parts=Parts(
+            order="queues by attained service, then entry", size="base demand", place=PLACING
+        ),
+    ),
+    joint(
+        "tiresias-gittins",
+        "tiresias, with queues ordered by Gittins index from the service of jobs that left",
+        knobs=GittinsKnobs(),
+        allocate=_allocate,
+        hold=_hold,
+        parts=Parts(
+            order="queues by attained service, then Gittins index",
+            size="base demand",
+            place=PLACING,
+        ),
+    ),
+)

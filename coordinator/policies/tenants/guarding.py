@@ -1,0 +1,357 @@
+"""What tenants allow of decisions, whoever decided them: quotas hold and guarantees lose nothing.
+
+Three rules. A job starts or grows only where its tenant has room. A tenant within its guarantee
+loses no GPU to another one. Jobs of two tenants share no GPU. Must not know the engine, nor who
+decided; `takeback` gives a tenant below its guarantee GPUs back.
+
+The second rule counts node by node: what outsiders of a tenant take there beyond what is free and
+what others leave, they take from it. Stops count one after the other, as in Kueue and KAI: a stop
+is no loss of a guarantee while the tenant still holds more than that before it. Who stops its own
+jobs for its own jobs, or for nobody, loses nothing to another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from common.model import GpuUuid, JobId, JobState, NodeName
+from coordinator.policies.decisions import (
+    Decision,
+    Loan,
+    Migrate,
+    Placement,
+    Preempt,
+    Reclaim,
+    Recommend,
+    Resize,
+    Start,
+)
+from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
+from coordinator.policies.tenants.tenancy import Tenancy
+
+Gpus = dict[NodeName, int]
+
+
+class Dropped(Struct, frozen=True, kw_only=True):
+    """A decision, or the part of it, that tenants do not allow, and why.
+
+    is_quota: its own tenant has no room; else it would take from another's guarantee, or it was
+        a stop for one that did.
+    """
+
+    decision: Decision
+    why: str
+    is_quota: bool = False
+
+
+class Flow:
+    """What decisions move on real nodes, in GPUs."""
+
+    def __init__(self, snapshot: ClusterSnapshot) -> None:
+        self.jobs: dict[JobId, JobView] = {job.job_id: job for job in snapshot.jobs}
+        self.nodes = {node.name: node for node in snapshot.nodes}
+        self.free: Gpus = {n.name: n.free_gpus for n in snapshot.nodes if n.is_schedulable}
+        self.sharers: dict[GpuUuid, set[JobId]] = {}
+        for job in snapshot.jobs:
+            for worker in job.placed:
+                for uuid in () if worker.is_leaving else worker.gpu_uuids:
+                    self.sharers.setdefault(uuid, set()).add(job.job_id)
+
+    def taken(self, decision: Decision) -> Gpus:
+        """GPUs that it takes, by node."""
+        match decision:
+            case Start():
+                return self._of(
+                    self.jobs.get(decision.job_id), decision.gpu_type, decision.placements
+                )
+            case Migrate():
+                job = self.jobs.get(decision.job_id)
+                return self._of(job, (job and job.gpu_type) or "", decision.placements)
+            case Resize():
+                job = self.jobs.get(decision.job_id)
+                return self._of(job, (job and job.gpu_type) or "", decision.added)
+            case _:
+                return {}
+
+    def left(self, decision: Decision) -> Gpus:
+        """GPUs that it vacates, by node."""
+        match decision:
+            case Preempt() | Migrate():
+                job = self.jobs.get(decision.job_id)
+                gone = set[int]() if job is None else {w.worker_index for w in job.placed}
+            case Resize():
+                job, gone = self.jobs.get(decision.job_id), set(decision.removed_workers)
+            case _:
+                return {}
+        found: Gpus = {}
+        for worker in job.placed if job is not None else ():
+            if worker.worker_index in gone and not worker.is_leaving:
+                found[worker.node] = found.get(worker.node, 0) + self._own(worker)
+        return found
+
+    def _own(self, worker: WorkerView) -> int:
+        """GPUs that come free when a worker goes: those that nobody shares with it."""
+        if not worker.gpu_uuids:
+            return worker.gpus
+        return sum(len(self.sharers[uuid]) == 1 for uuid in worker.gpu_uuids)
+
+    def beside(self, decision: Decision) -> set[JobId]:
+        """Jobs on the GPUs that a decision names for its own."""
+        if not isinstance(decision, Start | Migrate):
+            return set()
+        named = (uuid for placement in decision.placements for uuid in placement.gpu_uuids)
+        return {job_id for uuid in named for job_id in self.sharers.get(uuid, ())}
+
+    def _of(self, job: JobView | None, gpu_type: str, placements: Iterable[Placement]) -> Gpus:
+        found: Gpus = {}
+        if job is None:
+            return found
+        for placement in placements:
+            if placement.gpu_uuids:
+                continue  # they stay what they are: its tenant's
+            node = self.nodes.get(placement.node)
+            each = None if node is None else job.gpu.gpus_for_one(node.gpu_type, gpu_type)
+            gpus = placement.worker_count * job.gpus_per_worker * (each or 1)
+            found[placement.node] = found.get(placement.node, 0) + gpus
+        return found
+
+
+def job_of(flow: Flow, decision: Decision) -> JobView | None:
+    """The job that it is about; None where it is about a node."""
+    if isinstance(decision, Loan | Reclaim | Recommend):
+        return None
+    return flow.jobs.get(decision.job_id)
+
+
+def guarded(
+    snapshot: ClusterSnapshot, decisions: Sequence[Decision]
+) -> tuple[tuple[Decision, ...], tuple[Dropped, ...]]:
+    """Decisions that tenants allow, in the same order, and what was dropped of the others.
+
+    What it keeps it would keep again.
+    """
+    if not snapshot.tenants or not decisions:
+        return tuple(decisions), ()
+    guard = _Guard(snapshot, decisions)
+    while True:
+        count = len(guard.dropped)
+        guard.keep_quotas()
+        guard.keep_guarantees()
+        if len(guard.dropped) == count:
+            break
+        guard.spare_in_vain()  # whoever goes on counts against the quota again
+    return tuple(d for d in guard.kept if d is not None), tuple(guard.dropped)
+
+
+class _Move(Struct, frozen=True, kw_only=True):
+    """One decision in GPUs; is_whole: it stops a whole job."""
+
+    place: int
+    path: tuple[str, ...]
+    left: Gpus
+    taken: Gpus
+    is_whole: bool
+
+
+class _Guard:
+    """One list of decisions; what is dropped leaves None in its place."""
+
+    def __init__(self, snapshot: ClusterSnapshot, decisions: Sequence[Decision]) -> None:
+        self._snapshot = snapshot
+        self._flow = Flow(snapshot)
+        self._before = list(decisions)
+        self.kept: list[Decision | None] = list(decisions)
+        self.dropped: list[Dropped] = []
+
+    # --- quotas -----------------------------------------------------------------------------
+
+    def keep_quotas(self) -> None:
+        """Whoever its tenant has no room for does not start; flexible workers go first."""
+        tenancy = Tenancy(self._snapshot)
+        for place, decision in enumerate(self.kept):
+            job = None if decision is None else job_of(self._flow, decision)
+            if decision is None or job is None:
+                continue
+            tenancy.leave(job, sum(self._flow.left(decision).values()))
+            if self._is_beside_others(decision, job, tenancy):
+                self.kept[place] = None
+                why = "jobs of different tenants share no GPU"
+                self.dropped.append(Dropped(decision=decision, why=why))
+                continue
+            taken = sum(self._flow.taken(decision).values())
+            if not taken or taken <= tenancy.room(job):
+                tenancy.take(job, taken)
+                continue
+            why = tenancy.why_not(job, taken)
+            self.kept[place] = kept = self._within(decision, tenancy.room(job))
+            self.dropped.append(Dropped(decision=decision, why=why, is_quota=True))
+            if kept is not None:
+                tenancy.take(job, sum(self._flow.taken(kept).values()))
+
+    def _is_beside_others(self, decision: Decision, job: JobView, tenancy: Tenancy) -> bool:
+        others = (self._flow.jobs[job_id] for job_id in self._flow.beside(decision))
+        return any(tenancy.leaf(other) != tenancy.leaf(job) for other in others)
+
+    def _within(self, decision: Decision, room: float) -> Decision | None:
+        """As much of it as there is room for: the base gang whole, and flexible workers."""
+        match decision:
+            case Start():
+                kept = list(decision.placements)
+                while self._gpus(replace(decision, placements=tuple(kept))) > room:
+                    more = max((i for i, p in enumerate(kept) if p.is_flexible), default=-1)
+                    if more < 0:
+                        return None
+                    kept = _one_less(kept, more)
+                return _shorter(decision, tuple(kept))
+            case Resize():
+                added = list(decision.added)
+                while added and self._gpus(replace(decision, added=tuple(added))) > room:
+                    added = _one_less(added, len(added) - 1)
+                return _without(decision, tuple(added))
+            case _:
+                return None
+
+    def _gpus(self, decision: Decision) -> int:
+        return sum(self._flow.taken(decision).values())
+
+    # --- guarantees -------------------------------------------------------------------------
+
+    def keep_guarantees(self) -> None:
+        """Outsiders do not start on what a tenant within its guarantee would leave."""
+        while (found := self._taker()) is not None:
+            place, name = found
+            decision = self.kept[place]
+            assert decision is not None
+            why = f"tenant {name} is within its guarantee and loses nothing to another tenant"
+            self.dropped.append(Dropped(decision=decision, why=why))
+            is_resize = isinstance(decision, Resize)
+            self.kept[place] = _without(decision, ()) if is_resize else None
+
+    def _taker(self) -> tuple[int, str] | None:
+        """The last decision that takes from a guarantee, and whose."""
+        tenancy = Tenancy(self._snapshot)
+        moves: list[_Move] = []
+        for place, decision in enumerate(self.kept):
+            job = None if decision is None else job_of(self._flow, decision)
+            if decision is not None and job is not None:
+                moves.append(
+                    _Move(
+                        place=place,
+                        path=tenancy.path(job),
+                        left=self._flow.left(decision),
+                        taken=self._flow.taken(decision),
+                        is_whole=isinstance(decision, Preempt),
+                    )
+                )
+        for name in sorted({name for move in moves if move.left for name in move.path}):
+            guarantee = tenancy.views[name].guarantee_gpus
+            for node in self._robbed(name, tenancy.used[name], guarantee, moves):
+                for move in reversed(moves):
+                    if name not in move.path and node in move.taken:
+                        return move.place, name
+        return None
+
+    def _robbed(
+        self, name: str, used: int, guarantee: int, moves: Sequence[_Move]
+    ) -> list[NodeName]:
+        """Nodes where outsiders take what a tenant may not lose."""
+        mine = [move for move in moves if name in move.path]
+        net = sum(sum(move.taken.values()) - sum(move.left.values()) for move in mine)
+        if used + net >= min(used, guarantee):
+            return []
+        lost: set[NodeName] = set()
+        given: list[Gpus] = [self._flow.free]
+        for move in moves:
+            if name not in move.path:
+                given.append(move.left)
+                continue
+            whole = sum(move.left.values())
+            borrows = used > guarantee if move.is_whole else used - whole >= guarantee
+            used -= whole
+            if borrows:
+                given.append(move.left)
+            else:
+                lost.update(move.left)
+        there = _sum_by_node(given)
+        outside = _sum_by_node(move.taken for move in moves if name not in move.path)
+        return sorted(node for node in lost if outside.get(node, 0) > there.get(node, 0))
+
+    # --- what is left of stops ----------------------------------------------------------------
+
+    def spare_in_vain(self) -> None:
+        """Nobody is stopped for one that does not start: the last is spared first."""
+        for place in reversed(range(len(self.kept))):
+            decision = self.kept[place]
+            if decision is None or not self._flow.left(decision):
+                continue
+            if self._is_needed(place, self._before) and not self._is_needed(place, self.kept):
+                self.kept[place] = None
+                why = "nobody starts on what it would leave"
+                self.dropped.append(Dropped(decision=decision, why=why))
+
+    def _is_needed(self, place: int, decisions: Sequence[Decision | None]) -> bool:
+        """Whether others take what a decision vacates."""
+        mine = decisions[place]
+        there = [decision for decision in decisions if decision is not None]
+        taken = _sum_by_node(map(self._flow.taken, there))
+        left = _sum_by_node(map(self._flow.left, there))
+        own = {} if mine is None else self._flow.left(mine)
+        return any(
+            taken.get(node, 0) > self._flow.free.get(node, 0) + left[node] - gpus
+            for node, gpus in own.items()
+        )
+
+
+def _sum_by_node(many: Iterable[Mapping[NodeName, int]]) -> Gpus:
+    found: Gpus = {}
+    for each in many:
+        for node, gpus in each.items():
+            found[node] = found.get(node, 0) + gpus
+    return found
+
+
+def _one_less(placements: Sequence[Placement], place: int) -> list[Placement]:
+    """One worker fewer at a place."""
+    kept = list(placements)
+    count = kept[place].worker_count - 1
+    if count:
+        kept[place] = replace(kept[place], worker_count=count)
+    else:
+        del kept[place]
+    return kept
+
+
+def _shorter(start: Start, placements: tuple[Placement, ...]) -> Start:
+    """Fewer workers take longer in proportion."""
+    before = sum(placement.worker_count for placement in start.placements)
+    after = sum(placement.worker_count for placement in placements)
+    runtime_s = start.estimated_runtime_s * before / after
+    return replace(start, placements=placements, estimated_runtime_s=runtime_s)
+
+
+def _without(decision: Decision, added: tuple[Placement, ...]) -> Decision | None:
+    """A resize that adds less; None where nothing is left of it."""
+    assert isinstance(decision, Resize)
+    if not added and not decision.removed_workers:
+        return None
+    return replace(decision, added=added)
+
+
+def blocked(snapshot: ClusterSnapshot, tenancy: Tenancy) -> dict[JobId, str]:
+    """Waiting jobs whose tenant has no room for their base gang, and why."""
+    found: dict[JobId, str] = {}
+    for job in snapshot.jobs:
+        if job.state == JobState.PENDING:
+            why = tenancy.why_not(job, fewest_gpus(job), alone=True)
+            if why:
+                found[job.job_id] = why
+    return found
+
+
+def fewest_gpus(job: JobView) -> int:
+    """GPUs of its base gang where it needs the fewest."""
+    factors = [job.gpu.worker_multiplier.get(kind, 1) for kind in job.gpu.types] or [1]
+    return job.workers.min * job.gpus_per_worker * min(factors)
