@@ -9,7 +9,9 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from agent.lease import LastResort, LeaseKeeper
+import msgspec
+
+from agent.lease import LAST_RESORT_MARGIN_S, LastResort, LeaseKeeper
 from agent.node import Node
 from common import subjects
 from common.bus import Bus, BusMessage
@@ -50,7 +52,7 @@ class Agent:
         bus: Bus,
         clock: Clock,
         last_resort: LastResort,
-        lease_ttl_margin_s: float = 1.0,
+        lease_ttl_margin_s: float = LAST_RESORT_MARGIN_S,
         progress: Callable[[], None] = lambda: None,
         bus_counters: BusCounters | None = None,
     ) -> None:
@@ -180,14 +182,14 @@ class Agent:
             gpus=sample.gpus or (),
             host=sample.host,
             inference=sample.inference,
-            workers=self._life.workers.reports(),
+            workers=self._life.workers.reports(now_s),
             collectors=sample.collectors,
             cost=sample.cost,
             agent=self._own(),
             trespasses=self._life.trespasses,
             detail=self._life.detail,
             is_server_down=self._life.is_server_down,
-            stage_durations_s=self._life.stage_durations_s,
+            stage_durations_s=memory.stage_durations_s,
         )
 
     def _own(self) -> AgentReport:
@@ -248,8 +250,7 @@ class Agent:
         try:
             desired = decode(message.data, DesiredState)
             reply = self._life.accept(desired, now_s=self._clock.now_s())
-            await self.node.save()
-        except (ProtocolError, Unavailable) as error:
+        except ProtocolError as error:
             self._count_bad(message, error)
             reply = DesiredReply(
                 is_accepted=False,
@@ -257,6 +258,10 @@ class Agent:
                 generation=memory.generation,
                 error=str(error),
             )
+        if not await self.node.save() and reply.is_accepted:
+            # What it takes away is done all the same; what it gives waits, and the report says so.
+            why = self._life.ledger_error
+            reply = msgspec.structs.replace(reply, is_accepted=False, error=why)
         self.node.changed.set()
         await message.respond(encode(reply))
 

@@ -9,12 +9,14 @@ import logging
 import signal
 import sys
 from pathlib import Path
+from typing import cast
 
 from agent.agent import Agent
 from agent.fake_fleet import load_fleet
-from agent.go_home import go_home
+from agent.go_home import go_home, hung_after_s, is_away, lease_left_s
+from agent.holder import END_S, Heartbeat, beating, end_if_hung
 from agent.hooks import SystemCommands
-from agent.ledger import Ledger, exclusive
+from agent.ledger import Ledger, exclusive, is_disk_error, peek
 from agent.life import Life
 from agent.machine import ThisMachine
 from agent.node import Node
@@ -35,6 +37,8 @@ log = logging.getLogger(__name__)
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 LOCK_RETRY_S = 0.5
+LOCK_LOOK_S = 0.05
+"""Of a `--go-home` that has just ended a hung agent: before another one is started."""
 
 
 def make_node(settings: AgentSettings, *, clock: Clock, fake_nvml: Path | None) -> Node:
@@ -42,6 +46,7 @@ def make_node(settings: AgentSettings, *, clock: Clock, fake_nvml: Path | None) 
 
     Raises:
         ConfigError: the ledger is another node's or another version's.
+        Unavailable: it is there and cannot be read.
     """
     state_dir = Path(settings.state_dir)
     boot_id = BOOT_ID.read_text().strip()
@@ -61,6 +66,7 @@ def make_node(settings: AgentSettings, *, clock: Clock, fake_nvml: Path | None) 
             clock=clock,
             fake_nvml=fake_nvml,
             is_server_wanted=lambda: memory.role not in (NodeRole.ON_LOAN, NodeRole.VACATING),
+            is_health_wanted=lambda: memory.role != NodeRole.ON_LOAN,
         ),
         commands=SystemCommands(clock),
         machine=ThisMachine(),
@@ -72,12 +78,13 @@ async def run_agent(settings: AgentSettings, *, config: Path, fake_nvml: Path | 
 
     Raises:
         ConfigError: the settings do not fit this machine.
-        Unavailable: the ledger cannot be written.
+        Unavailable: the ledger cannot be read.
     """
     clock = SystemClock()
     async with contextlib.AsyncExitStack() as stack:
-        await _take_node(stack, Path(settings.state_dir), clock)
+        heartbeat = await _take_node(stack, Path(settings.state_dir), clock)
         node = make_node(settings, clock=clock, fake_nvml=fake_nvml)
+        heartbeat.is_needed = lambda: is_away(node.life.memory)
         stack.push_async_callback(node.close)
         adopted = await node.runner.adopt()
         if adopted:
@@ -104,38 +111,76 @@ async def run_agent(settings: AgentSettings, *, config: Path, fake_nvml: Path | 
 
 
 async def _take_node(
-    stack: contextlib.AsyncExitStack, state_dir: Path, clock: Clock, *, wait: bool = True
-) -> None:
-    """Hold the node's lock; wait while a `--go-home` or a dying agent still has it."""
+    stack: contextlib.AsyncExitStack,
+    state_dir: Path,
+    clock: Clock,
+    *,
+    within_s: float | None = None,
+) -> Heartbeat:
+    """Hold the node's lock, and beat; wait while a `--go-home` or a dying agent still has it.
+
+    Raises:
+        Unavailable: somebody else still has it after `within_s`.
+    """
     is_told = False
+    began_at_s = clock.now_s()
     while True:
         try:
             stack.enter_context(exclusive(state_dir))
         except Unavailable as error:
-            if not wait:
+            if within_s is not None and clock.now_s() - began_at_s >= within_s:
                 raise
             if not is_told:
                 log.warning("waiting: %s", error)
                 is_told = True
-            await clock.sleep(LOCK_RETRY_S)
+            await clock.sleep(LOCK_RETRY_S if within_s is None else LOCK_LOOK_S)
         else:
-            return
+            return await stack.enter_async_context(beating(state_dir, clock))
 
 
 async def bring_home(settings: AgentSettings, *, fake_nvml: Path | None) -> None:
-    """`--go-home`; a living agent does that by itself.
+    """`--go-home`; a living agent does that by itself, and one that hangs is ended.
 
     Raises:
-        Unavailable: an agent holds the node, or the ledger cannot be written.
+        Unavailable: an agent that is alive holds the node, or the ledger cannot be read.
     """
     clock = SystemClock()
+    state_dir = Path(settings.state_dir)
     async with contextlib.AsyncExitStack() as stack:
-        await _take_node(stack, Path(settings.state_dir), clock, wait=False)
+        try:
+            await _take_node(stack, state_dir, clock, within_s=0.0)
+        except Unavailable:
+            if _is_home(state_dir):
+                log.info("node %s: it is not away, and its agent is there", settings.node)
+                return
+            patience_s = _patience_s(settings, state_dir, clock.now_s())
+            await end_if_hung(state_dir, patience_s=patience_s, clock=clock)
+            await _take_node(stack, state_dir, clock, within_s=END_S)
         node = make_node(settings, clock=clock, fake_nvml=fake_nvml)
         stack.push_async_callback(node.close)
         await node.runner.adopt()
         said = await go_home(node, clock=clock)
         log.info("node %s: %s", settings.node, said or "it is not away")
+
+
+def _is_home(state_dir: Path) -> bool:
+    """Whether whoever holds the node has it at home. A last resort that failed then would be run
+    again for ever, as nobody disarms what has fired already."""
+    memory = peek(state_dir)
+    return memory is not None and not is_away(memory)
+
+
+def _patience_s(settings: AgentSettings, state_dir: Path, now_s: float) -> float:
+    """How long whoever holds the node, and should be on its way home, may be silent.
+
+    Raises:
+        Unavailable: it need not be on its way home, as far as its ledger says.
+    """
+    memory = peek(state_dir)
+    left_s = 0.0 if memory is None else lease_left_s(memory, now_s)
+    if memory is None or memory.boot_id != BOOT_ID.read_text().strip() or left_s > 0:
+        raise Unavailable(f"{state_dir}: another agent works on this node")
+    return hung_after_s(settings, memory)
 
 
 async def run_all(
@@ -184,11 +229,11 @@ def main(argv: list[str] | None = None) -> int:
         log.error("%s", error)
         return 2
     except BaseExceptionGroup as group:
-        wanted, rest = group.split(ArylError)
-        for found in _flat(wanted) if wanted else ():
-            log.error("%s", found)
-        if rest is not None:
-            raise rest from None
+        found = _flat(cast("BaseException", group))
+        if not all(isinstance(one, ArylError) or is_disk_error(one) for one in found):
+            raise
+        for one in found:
+            log.error("%s", one)
         return 2
     finally:
         systemd.stopping()
@@ -204,11 +249,11 @@ def _checked(path: Path) -> AgentSettings:
     return settings
 
 
-def _flat(group: BaseExceptionGroup[ArylError]) -> list[ArylError]:
-    found: list[ArylError] = []
-    for error in group.exceptions:
-        found += _flat(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return found
+def _flat(error: BaseException) -> list[BaseException]:
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    parts = cast("BaseExceptionGroup[BaseException]", error).exceptions
+    return [found for part in parts for found in _flat(part)]
 
 
 if __name__ == "__main__":

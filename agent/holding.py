@@ -140,13 +140,14 @@ class Holding:
             return f"GPU {gpu.uuid} has {used / 2**20:.0f} MiB in use"
         return ""
 
-    def reports(self) -> tuple[WorkerReport, ...]:
-        """What the node's report says of them."""
-        return tuple(self._report(held) for held in self.held())
+    def reports(self, now_s: float = 0.0) -> tuple[WorkerReport, ...]:
+        """What the node's report of an instant says of them."""
+        return tuple(self._report(held, now_s) for held in self.held())
 
-    def _report(self, held: Held) -> WorkerReport:
+    def _report(self, held: Held, now_s: float) -> WorkerReport:
         key = held.order.key
         fact = self._latest.get(key)
+        saved_at_s = held.saved_at_s if held.is_over or fact is None else fact.saved_at_s
         return WorkerReport(
             key=key,
             phase=held.phase,
@@ -158,7 +159,9 @@ class Holding:
             error=held.error or self._waits_for.get(key, ""),
             progress=fact.progress if fact else None,
             checkpoint=held.checkpoint or (fact.checkpoint if fact else None),
+            saved_ago_s=_ago_s(saved_at_s, now_s),
             running_s=held.running_s or (fact.running_s if fact else 0.0),
+            ended_ago_s=_ago_s(held.ended_at_s, now_s),
             failure=held.failure,
         )
 
@@ -193,6 +196,8 @@ class Holding:
         for held in self.live():
             held.error = held.error or f"{NODE_FAULT}: {error}"
             self._end(held, now_s)
+        for held in self.held():  # whatever was then was before this boot, where its clock begins
+            held.ended_at_s = held.saved_at_s = 0.0
 
     def vacate(self, *, grace_s: float, now_s: float) -> None:
         """The node must be empty: stop every worker within its own grace and the node's.
@@ -282,6 +287,7 @@ class Holding:
             held.exit_code, held.error = fact.exit_code, fact.error
             held.stop_reason, held.failure = fact.stop_reason, fact.failure
             held.checkpoint, held.running_s = fact.checkpoint, fact.running_s
+            held.saved_at_s, held.ended_at_s = fact.saved_at_s, fact.ended_at_s
             self._end(held, now_s)
             return []
         if held.stop is not None:
@@ -331,6 +337,7 @@ class Holding:
 
     def _end(self, held: Held, now_s: float) -> None:
         held.phase = P.EXITED
+        held.ended_at_s = now_s if held.ended_at_s is None else held.ended_at_s
         if held.is_started:
             for uuid in held.order.gpu_uuids:
                 self._gpu_left_at_s[uuid] = now_s
@@ -377,6 +384,10 @@ class Holding:
         if facts.gpus_at_s <= self.gpu_left_at_s(wanted):
             return "waits for a GPU sample after the last worker left"
         return next((why for uuid in sorted(wanted) if (why := self.busy_gpu(known[uuid]))), "")
+
+
+def _ago_s(at_s: float | None, now_s: float) -> float:
+    return 0.0 if at_s is None else max(0.0, now_s - at_s)
 
 
 def _phase(held: Held, fact: WorkerFact, facts: Facts) -> WorkerPhase:

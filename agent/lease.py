@@ -23,6 +23,8 @@ RENEWALS_PER_TTL = 3
 RETRIES_PER_TTL = 12
 """After a renewal that failed it is asked again so soon: with every third of the TTL alone, a
 change of the leader that takes longer than that third could cost a loan."""
+LAST_RESORT_MARGIN_S = 1.0
+"""So long after the lease the last resort fires: an agent that is alive is first."""
 DISARM_RETRY_S = 10.0
 """A last resort that could not be disarmed does no harm at home: it finds nothing to do."""
 
@@ -48,7 +50,7 @@ class LeaseKeeper:
 
     Args:
         changed: called after each answer, when there may be something to write down or to do.
-        margin_s: the last resort fires this long after the TTL, so that a living agent is first.
+        margin_s: the last resort fires this long after the TTL.
     """
 
     def __init__(

@@ -1,21 +1,23 @@
 """The agent's ledger: an append-only file of what must outlive a restart. Knows files, no rules.
 
-Each record is a whole `Memory`, framed by length and checksum and synced to disk before anybody
-acts on it; the last whole record counts, so a torn write at the end costs nothing.
+Each record is a whole `Memory`, framed by length and checksum and synced to disk; the last whole
+record counts, so a torn write at the end costs nothing. A disk that is full or read-only stops no
+reader, and no write that failed leaves anything behind that a later one could be lost after.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import logging
 import os
 import struct
 import zlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -30,6 +32,24 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Memory)
 
 
+def peek(state_dir: Path) -> Memory | None:
+    """What the ledger says now, without touching it: somebody else may be writing.
+
+    None of a new node, and of a ledger of another version.
+    """
+    try:
+        payload, _ = last_record((state_dir / "ledger").read_bytes())
+        return _decoder.decode(payload) if payload else None
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def is_disk_error(error: BaseException) -> bool:
+    """Whether a disk is full, read-only or broken: a state of the world, and nobody's mistake."""
+    is_disk = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+    return isinstance(error, OSError) and error.errno in is_disk
+
+
 class LedgerPort(Protocol):
     """Where a memory is kept."""
 
@@ -38,7 +58,11 @@ class LedgerPort(Protocol):
         ...
 
     async def save(self, memory: Memory) -> None:
-        """Return when this memory is on disk; one that did not change costs nothing."""
+        """Return when this memory is on disk; one that did not change costs nothing.
+
+        Raises:
+            Unavailable: it is not, and may be tried again.
+        """
         ...
 
     def close(self) -> None:
@@ -47,84 +71,117 @@ class LedgerPort(Protocol):
 
 
 class Ledger:
-    """The ledger in a file of the state directory."""
+    """The ledger in a file of the state directory; `load` comes before the first `save`.
 
-    def __init__(self, state_dir: Path) -> None:
+    Args:
+        write: `os.write`; a test puts a full disk in its place.
+    """
+
+    def __init__(self, state_dir: Path, *, write: Callable[[int, bytes], int] = os.write) -> None:
         self._path = state_dir / "ledger"
-        self._file: BinaryIO | None = None
+        self._write_some = write
+        self._fd: int | None = None
+        self._end = 0
+        """Where the last whole record ends; what a write that failed left is cut off there."""
         self._last = b""
         self._lock = asyncio.Lock()
 
     def load(self) -> Memory | None:
         """The last whole record. What follows it is a torn write and is cut off.
 
+        A disk that takes no write is no reason to forget: the record counts, and the first `save`
+        tells whether it can be written again.
+
         Raises:
             ConfigError: the file is of another version of Aryl.
+            Unavailable: it is there and cannot be read.
         """
         try:
             data = self._path.read_bytes()
         except FileNotFoundError:
             return None
-        payload, end = last_record(data)
-        if end < len(data):
-            log.warning("ledger: %d bytes after the last whole record are dropped", len(data) - end)
-            self._set_aside(data[end:])
-        self._last = payload
+        except OSError as error:
+            raise Unavailable(f"ledger {self._path}: {error}") from error
+        payload, self._end = last_record(data)
+        if self._end < len(data):
+            dropped = len(data) - self._end
+            log.warning("ledger: %d bytes after the last whole record are dropped", dropped)
+            with contextlib.suppress(OSError):  # it is kept for people, who can do without it
+                self._path.with_suffix(".torn").write_bytes(data[self._end :])
         if not payload:
             return None
         try:
             memory = _decoder.decode(payload)
         except msgspec.DecodeError as error:
             raise ConfigError(f"{self._path}: not a ledger of this version: {error}") from error
-        self._rewrite(payload)
+        try:
+            self._rewrite(payload)
+        except OSError as error:
+            log.warning("ledger %s: cannot be written now: %s", self._path, error)
+        else:
+            self._last = payload
         return memory
-
-    def _set_aside(self, tail: bytes) -> None:
-        self._path.with_suffix(".torn").write_bytes(tail)
 
     async def save(self, memory: Memory) -> None:
         """Return when this memory is on disk; one that did not change costs nothing.
 
         Raises:
-            Unavailable: the disk took it not.
+            Unavailable: the disk took it not. The record before it counts, and it may be tried
+                again as often as one likes.
         """
         payload = _encoder.encode(memory)
         async with self._lock:
             if payload == self._last:
                 return
             try:
-                await asyncio.to_thread(self._write, payload)
+                await asyncio.to_thread(self._append, payload)
             except OSError as error:
+                self._last = b""  # whatever comes next has to be written, to know that it can be
+                self.close()
                 raise Unavailable(f"ledger {self._path}: {error}") from error
             self._last = payload
 
-    def _write(self, payload: bytes) -> None:
-        if self._file is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("ab")
-        if self._file.tell() > COMPACT_BYTES:
+    def _append(self, payload: bytes) -> None:
+        if self._end > COMPACT_BYTES:
             self._rewrite(payload)
             return
-        self._file.write(frame(payload))
-        self._file.flush()
-        os.fdatasync(self._file.fileno())
+        if self._fd is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            os.ftruncate(self._fd, self._end)
+            os.lseek(self._fd, self._end, os.SEEK_SET)
+        record = frame(payload)
+        self._write_all(self._fd, record)
+        os.fdatasync(self._fd)
+        self._end += len(record)
+
+    def _write_all(self, fd: int, data: bytes) -> None:
+        while data:
+            data = data[self._write_some(fd, data) :]
 
     def _rewrite(self, payload: bytes) -> None:
         """A fresh file with one record, in place of the old one at once or not at all."""
-        fresh = self._path.with_suffix(".new")
-        with fresh.open("wb") as file:
-            file.write(frame(payload))
-            file.flush()
-            os.fsync(file.fileno())
+        fresh, record = self._path.with_suffix(".new"), frame(payload)
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            self._write_all(fd, record)
+            os.fsync(fd)
+        except OSError:
+            with contextlib.suppress(OSError):  # a full disk needs what it took
+                fresh.unlink()
+            raise
+        finally:
+            os.close(fd)
         fresh.replace(self._path)
-        _sync_dir(self._path.parent)
         self.close()
+        self._end = len(record)
+        _sync_dir(self._path.parent)
 
     def close(self) -> None:
         """Let the file go; the next save opens it again."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
 
 
 def last_record(data: bytes) -> tuple[bytes, int]:
@@ -157,12 +214,33 @@ def exclusive(state_dir: Path) -> Generator[None]:
     """Hold the node: an agent and a `--go-home` never work on it at the same time.
 
     Raises:
-        Unavailable: somebody else holds it.
+        Unavailable: somebody else holds it, or the disk does not take the lock's file, which is
+            there since the node's first agent.
+        ConfigError: this account cannot have a lock there, whatever the disk does.
     """
-    state_dir.mkdir(parents=True, exist_ok=True)
-    with (state_dir / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Unavailable(f"{state_dir}: another agent works on this node") from None
+    path = state_dir / "lock"
+    try:
+        fd = _lock_file(path)
+    except OSError as error:
+        if is_disk_error(error):
+            raise Unavailable(f"{path}: {error}") from error
+        raise ConfigError(f"state_dir: {error}") from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise Unavailable(f"{state_dir}: another agent works on this node") from None
+    else:
         yield
+    finally:
+        os.close(fd)
+
+
+def _lock_file(path: Path) -> int:
+    """The lock's descriptor; on a read-only disk for reading, which locks as well."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)

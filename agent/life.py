@@ -6,26 +6,16 @@ world must do comes back as actions. Roles move by `common.lifecycle.NODE_TRANSI
 
 from __future__ import annotations
 
+from agent import trespasses, way_home
 from agent.holding import Holding
 from agent.settings import AgentSettings
-from agent.state import (
-    ENDED_LEASES_KEPT,
-    Action,
-    Facts,
-    HookKind,
-    Memory,
-    RunHook,
-)
+from agent.state import ENDED_LEASES_KEPT, Action, Facts, HookKind, Memory, RunHook
 from common.lifecycle import NODE_TRANSITIONS, NodeEvent, advance
 from common.messages import DesiredReply, DesiredState, GpuHealth, InferenceReport, Trespass
 from common.model import LeaseId, NodeRole, Pool
 
 R = NodeRole
 HOOK_RETRY_S = 1.0
-MAX_TRESPASSES = 32
-"""A report names no more of them: one is enough to send somebody there."""
-
-
 PROBES_MISSED_WHEN_DOWN = 3
 """So many health checks in a row must fail before a server counts as down."""
 
@@ -43,12 +33,13 @@ class Life:
         self.settings = settings
         self.memory = memory
         self.workers = Holding(memory, free_memory_ratio=settings.device_free_memory_ratio)
-        self.stage_durations_s: dict[str, float] = {}
         self._reclaim_at_s: float | None = None
         self._missed_probes = 0
         self._missed_at_s: float | None = None
         self._why = ""
         self.trespasses: tuple[Trespass, ...] = ()
+        self.ledger_error = ""
+        """Why the memory is not on disk; until it is, what was begun goes on or home, no more."""
         self._role_at_s = now_s
         self._emptied_at_s: float | None = None
         self._hook: HookKind | None = None
@@ -67,6 +58,7 @@ class Life:
         memory = self.memory
         memory.boot_id = boot_id
         self.workers.end_all("the node rebooted", now_s=now_s)
+        way_home.booted(memory)
         self._end_lease()
         inference = self.settings.home_pool == Pool.INFERENCE
         memory.desired_role = R.SERVING if inference else R.TRAINING
@@ -105,6 +97,7 @@ class Life:
             memory.lease, memory.lease_until_s = wanted, None
             memory.lease_unconfirmed_until_s = now_s + wanted.ttl_s
             self._refusal = ""
+            way_home.forget(memory)
 
     # --- the lease ----------------------------------------------------------------------------
 
@@ -170,16 +163,9 @@ class Life:
     @property
     def detail(self) -> str:
         """Why the node is where it is, in words."""
-        parts = (self._why, self._hook_error, self._trespass)
+        trespass = trespasses.in_words(self.trespasses)
+        parts = (self._why, self._hook_error, trespass, self.ledger_error)
         return "; ".join(part for part in parts if part)
-
-    @property
-    def _trespass(self) -> str:
-        if not self.trespasses:
-            return ""
-        first, more = self.trespasses[0], len(self.trespasses) - 1
-        others = f" and {more} more" if more else ""
-        return f"trespass: process {first.pid} on {first.gpu_uuid}{others}"
 
     def hook_done(self, kind: HookKind, *, error: str, now_s: float) -> None:
         """The answer to `RunHook`."""
@@ -197,17 +183,13 @@ class Life:
 
     def step(self, facts: Facts) -> list[Action]:
         """Everything that should happen now, given what is."""
-        self._note_trespass(facts)
+        is_granted = self.memory.role in (R.TRAINING, R.ON_LOAN)
+        self.trespasses = trespasses.told(facts.trespassers) if is_granted else ()
         actions = self._role_step(facts)
-        closed = ""
+        closed = self.ledger_error
         if self.memory.role not in (R.TRAINING, R.ON_LOAN):
             closed = f"the node is {self.memory.role}"
         return actions + self.workers.step(facts, closed=closed)
-
-    def _note_trespass(self, facts: Facts) -> None:
-        is_granted = self.memory.role in (R.TRAINING, R.ON_LOAN)
-        found = facts.trespassers[:MAX_TRESPASSES] if is_granted else ()
-        self.trespasses = tuple(Trespass(pid=pid, gpu_uuid=gpu) for pid, gpu in found)
 
     def _fire(self, event: NodeEvent, now_s: float, why: str) -> None:
         memory = self.memory
@@ -222,6 +204,9 @@ class Life:
     def _role_step(self, facts: Facts) -> list[Action]:
         if self.memory.desired_role == R.QUARANTINED and self.memory.role != R.QUARANTINED:
             self.workers.vacate(grace_s=self.settings.vacate_grace_s, now_s=facts.now_s)
+            if self.memory.lease is not None:
+                ends_at_s = self.lease_ends_at_s
+                way_home.began(self.memory, now_s=facts.now_s, lease_ends_at_s=ends_at_s)
             self._fire(NodeEvent.FAULT, facts.now_s, "quarantined by the coordinator")
         match self.memory.role:
             case R.SERVING:
@@ -242,7 +227,7 @@ class Life:
 
     def _serving(self, facts: Facts) -> list[Action]:
         if self.memory.lease is not None:
-            over = self._lease_is_over(facts.now_s)
+            over = self._lease_is_over(facts.now_s) or self.ledger_error
             if over:
                 self._end_lease()
             else:
@@ -257,7 +242,7 @@ class Life:
         return []
 
     def _draining(self, facts: Facts) -> list[Action]:
-        over = self._lease_is_over(facts.now_s)
+        over = self._lease_is_over(facts.now_s) or self.ledger_error
         if over:
             return self._back_from_draining(facts, over)
         if HookKind.UNROUTE not in self._hook_done_at_s:
@@ -281,9 +266,7 @@ class Life:
         if self._hook is not None:
             return []
         if self.memory.is_server_stopped:
-            self._end_lease()
-            self._fire(NodeEvent.VACATE, facts.now_s, why)
-            return self._vacating(facts)
+            return self._turn_home(facts, why)
         if HookKind.ROUTE not in self._hook_done_at_s:
             return self._run(HookKind.ROUTE, facts.now_s)
         self._end_lease()
@@ -314,10 +297,12 @@ class Life:
 
     def _on_loan(self, facts: Facts) -> list[Action]:
         over = self._lease_is_over(facts.now_s)
-        if not over:
-            return []
+        return self._turn_home(facts, over) if over else []
+
+    def _turn_home(self, facts: Facts, why: str) -> list[Action]:
+        way_home.began(self.memory, now_s=facts.now_s, lease_ends_at_s=self.lease_ends_at_s)
         self._end_lease()
-        self._fire(NodeEvent.VACATE, facts.now_s, over)
+        self._fire(NodeEvent.VACATE, facts.now_s, why)
         return self._vacating(facts)
 
     def _vacating(self, facts: Facts) -> list[Action]:
@@ -338,11 +323,15 @@ class Life:
         if self._emptied_at_s is None:
             self._emptied_at_s = facts.now_s
         busy = self._device_busy(facts, since_s=self._emptied_at_s)
-        if not busy:
-            self.stage_durations_s = {
-                "vacate": self._emptied_at_s - self._role_at_s,
-                "device_free": facts.now_s - self._emptied_at_s,
-            }
+        # A server that answers has the GPUs: it was started on a way home that the ledger missed,
+        # or never stopped.
+        is_served = facts.is_healthy and facts.probed_at_s > self._emptied_at_s
+        if is_served or not busy:
+            way_home.vacated(
+                self.memory,
+                vacate_s=self._emptied_at_s - self._role_at_s,
+                device_free_s=facts.now_s - self._emptied_at_s,
+            )
             self._fire(NodeEvent.DEVICE_FREE, facts.now_s, "")
             return self._warming(facts)
         if facts.now_s - self._emptied_at_s > self.settings.device_free_timeout_s:
@@ -365,7 +354,8 @@ class Life:
         elif HookKind.ROUTE not in self._hook_done_at_s:
             actions = self._run(HookKind.ROUTE, facts.now_s)
         else:
-            self.stage_durations_s["server_ready"] = facts.now_s - self._role_at_s
+            server_ready_s = facts.now_s - self._role_at_s
+            way_home.arrived(self.memory, now_s=facts.now_s, server_ready_s=server_ready_s)
             self._fire(NodeEvent.HEALTHY, facts.now_s, "")
             return []
         if self._hook is None and facts.now_s - self._role_at_s > self.settings.warm_up_timeout_s:

@@ -37,7 +37,7 @@ from agent.state import (
 from agent.worker_record import SHIM_LOST
 from agent.workers import WorkerRunner, WorkerStatus
 from common.clock import Clock
-from common.errors import ArylError
+from common.errors import ArylError, Unavailable
 from common.messages import (
     CollectorReport,
     CostReport,
@@ -184,19 +184,46 @@ class Node:
 
     # --- doing --------------------------------------------------------------------------------
 
-    async def save(self) -> None:
-        """Write down what must outlive a restart; before anybody acts on it or hears of it."""
-        await self._ledger.save(self.life.memory)
+    async def save(self) -> bool:
+        """Write down what must outlive a restart; whether it is on disk.
+
+        A disk that takes it not ends nothing: whoever would begin something new looks at the
+        answer, and the next save tries again.
+        """
+        try:
+            await self._ledger.save(self.life.memory)
+        except Unavailable as error:
+            if not self.life.ledger_error:
+                log.error("%s; nothing new begins here until it can be written", error)
+            self.life.ledger_error = str(error)
+            return False
+        if self.life.ledger_error:
+            log.warning("the ledger is written again")
+        self.life.ledger_error = ""
+        return True
 
     async def step(self) -> None:
-        """Compare what is with what is wanted, write down what was concluded, and do it."""
+        """Compare what is with what is wanted, write down what was concluded, and do it.
+
+        What cannot be written down is done only where it gives something back.
+        """
         statuses = await self.runner.statuses()
         actions = self.life.step(self._facts(statuses))
-        await self.save()
+        is_saved = await self.save()
         for action in actions:
-            await self._do(action)
+            if is_saved or not _needs_ledger(action):
+                await self._do(action)
+            else:
+                self._put_off(action)
         if actions:
             await self.save()
+
+    def _put_off(self, action: Action) -> None:
+        if isinstance(action, RunHook):
+            error = self.life.ledger_error
+            self.life.hook_done(action.kind, error=error, now_s=self.clock.now_s())
+        else:
+            self.life.workers.not_done(action)
 
     async def _do(self, action: Action) -> None:
         try:
@@ -246,7 +273,11 @@ class Node:
             "ARYL_SERVICE": self.settings.service or "",
             "ARYL_GPU_UUIDS": ",".join(gpu.uuid for gpu in gpus),
         }
-        error = await self._commands.run(argv, timeout_s=server.hook_timeout_s, variables=variables)
+        timeout_s = server.hook_timeout_s
+        try:
+            error = await self._commands.run(argv, timeout_s=timeout_s, variables=variables)
+        except OSError as failure:  # a hook that never answered would never be tried again
+            error = str(failure)
         if error:
             log.warning("%s command: %s", kind, error)
         self.life.hook_done(kind, error=error, now_s=self.clock.now_s())
@@ -262,6 +293,21 @@ class Node:
         self._ledger.close()
 
 
+def _needs_ledger(action: Action) -> bool:
+    """Whether an action takes something on, or removes what a ledger that is old would need.
+
+    An agent that dies then starts from the last memory on disk: whatever that one would begin again
+    must still show that it was begun.
+    """
+    match action:
+        case CheckReserve() | StartWorker() | ForgetWorker():
+            return True
+        case RunHook(kind):
+            return kind in (HookKind.UNROUTE, HookKind.STOP)
+        case StopWorker() | ResizeWorker() | PauseWorker():
+            return False
+
+
 def _fact(status: WorkerStatus) -> WorkerFact:
     return WorkerFact(
         key=status.key,
@@ -272,6 +318,8 @@ def _fact(status: WorkerStatus) -> WorkerFact:
         progress=status.progress,
         checkpoint=status.checkpoint,
         running_s=status.running_s,
+        ended_at_s=status.ended_at_s,
+        saved_at_s=status.saved_at_s,
         failure=status.failure,
     )
 

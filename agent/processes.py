@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -32,6 +33,16 @@ def _ids(pid: int, proc: Path) -> tuple[int, int, int] | None:
     # The name in parentheses may hold blanks and parentheses itself: count from the last one.
     fields = stat[stat.rindex(b")") + 2 :].split()
     return int(fields[1]), int(fields[2]), int(fields[3])
+
+
+def thread_states(pid: int, *, proc: Path = PROC) -> set[str]:
+    """The states of a process's threads, one letter each (proc(5)); empty when it is gone."""
+    found: set[str] = set()
+    with contextlib.suppress(OSError):  # it ends while it is looked at
+        for thread in (proc / str(pid) / "task").iterdir():
+            stat = (thread / "stat").read_bytes()
+            found.add(stat.rpartition(b")")[2].split()[0].decode("ascii"))
+    return found
 
 
 def strangers(pids: Iterable[int], owners: Iterable[int], *, proc: Path = PROC) -> set[int]:

@@ -24,7 +24,8 @@ class NodeSampler:
 
     Args:
         reader, kernel_log: closed with this sampler.
-        is_server_wanted: an inference server that was stopped on purpose is not asked.
+        is_server_wanted: an inference server that was stopped on purpose is not asked for its load.
+        is_health_wanted: nor is its health, but where it should be gone and may not be.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class NodeSampler:
         reader: GpuReader,
         fetch: FetchPage,
         is_server_wanted: Callable[[], bool],
+        is_health_wanted: Callable[[], bool] | None = None,
         kernel_log: KernelLog | None = None,
     ) -> None:
         self._settings = settings
@@ -42,7 +44,7 @@ class NodeSampler:
         self._reader = reader
         self._kernel_log = kernel_log
         self._fetch = fetch
-        self._is_server_wanted = is_server_wanted
+        self._is_health_wanted = is_health_wanted or is_server_wanted
         server = settings.server
         self._collectors = build_collectors(
             reader,
@@ -74,7 +76,7 @@ class NodeSampler:
 
     async def _is_healthy(self) -> bool:
         server = self._settings.server
-        if server is None or not self._is_server_wanted():
+        if server is None or not self._is_health_wanted():
             return False
         deadline_s = self._settings.collect_deadline_s
         try:
@@ -97,6 +99,7 @@ def make_sampler(
     clock: Clock,
     fake_nvml: Path | None,
     is_server_wanted: Callable[[], bool],
+    is_health_wanted: Callable[[], bool],
 ) -> NodeSampler:
     """The sampler of a real machine, or of one whose GPUs a file describes.
 
@@ -111,6 +114,7 @@ def make_sampler(
         reader=reader,
         fetch=page_fetcher(clock),
         is_server_wanted=is_server_wanted,
+        is_health_wanted=is_health_wanted,
         kernel_log=_kernel_log(settings, clock, fake_nvml),
     )
 

@@ -19,6 +19,8 @@ from common.model import (
 )
 
 Argv = tuple[str, ...]
+SHORTEST_HUNG_S = 2.0
+"""Several heartbeats of `agent.holder`."""
 
 
 class Starter(StrEnum):
@@ -139,6 +141,13 @@ class AgentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     last_resort: Annotated[
         Starter, Meta(description="who runs --go-home when the agent is dead: systemd or detached")
     ] = Starter.SYSTEMD
+    hung_after_s: Annotated[
+        PositiveFloat,
+        Meta(
+            description="an agent that keeps a lent node past its lease and gives no sign of life"
+            " for so long, or for half of the lease's TTL, is ended by --go-home"
+        ),
+    ] = 10.0
 
     def check(self) -> None:
         """What types cannot say.
@@ -152,3 +161,8 @@ class AgentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 raise ConfigError(f"{field}: an inference node needs it (home_pool is inference)")
             if not inference and value is not None:
                 raise ConfigError(f"{field}: a training node has none (home_pool is training)")
+        if self.hung_after_s < SHORTEST_HUNG_S:
+            raise ConfigError(
+                f"hung_after_s: {self.hung_after_s:g} is too short to tell a hung agent from a busy"
+                f" one, expected at least {SHORTEST_HUNG_S:g}"
+            )

@@ -16,12 +16,15 @@ import time
 
 SPEC_FILE = "spec.json"
 STATUS_FILE = "status.json"
+SPARE_FILE = "status.json.spare"
 LOCK_FILE = "lock"
 LOG_FILE = "worker.log"
 OLD_LOG_FILE = "worker.log.1"
 CONTROL_SOCKET = "control.sock"
 JOB_SOCKET = "job.sock"
 
+SPARE_BYTES = 16_384
+"""More than any status has: its texts are short, and a path may have 4096 bytes."""
 MAX_PROBED_FILES = 100_000
 UNFINISHED_SUFFIXES = (".tmp", ".temp", ".part", ".partial", ".incomplete")
 SETTLE_S = 0.1
@@ -102,6 +105,38 @@ def write_json(path: str, value: dict[str, object], *, is_durable: bool) -> None
             os.close(directory_fd)
 
 
+def make_spare(path: str) -> None:
+    """Take the room on the disk that one more file will need, while there is some.
+
+    Raises:
+        OSError: there is none.
+    """
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    try:
+        os.posix_fallocate(fd, 0, SPARE_BYTES)
+    finally:
+        os.close(fd)
+
+
+def write_spare(spare: str, path: str, value: dict[str, object]) -> None:
+    """Replace a file in one step on a disk that may be full: the spare's room is used, once.
+
+    Raises:
+        OSError: there is no spare, or the disk does not take even that; the old file is whole.
+    """
+    fd = os.open(spare, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        data = json.dumps(value, separators=(",", ":")).encode()
+        size = len(data)
+        while data:
+            data = data[os.write(fd, data) :]
+        os.ftruncate(fd, size)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.replace(spare, path)
+
+
 def read_object(text: str | bytes) -> dict[str, object]:
     """The JSON object that a text is; empty for anything else."""
     try:
@@ -152,6 +187,9 @@ def cap_log(log_fd: int, path: str, old_path: str, max_bytes: int) -> bool:
 
     Workers write straight into the file, so that no death of a shim can give them SIGPIPE; the
     file is copied and emptied in place. What is written between the two is lost; the note says so.
+
+    Raises:
+        OSError: the disk has no room for the copy, and the log is as it was.
     """
     size = os.fstat(log_fd).st_size
     if size <= max_bytes:
@@ -165,6 +203,9 @@ def cap_log(log_fd: int, path: str, old_path: str, max_bytes: int) -> bool:
             if sent == 0:
                 break
             offset += sent
+    except OSError:
+        os.ftruncate(target, 0)
+        raise
     finally:
         os.close(source)
         os.close(target)

@@ -7,6 +7,7 @@ time. Standard library only and without `typing`, because a shim must stay under
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -171,6 +172,7 @@ class JobSocket:
         for fd in list(self.clients):
             self.drop(fd)
         self.listener.close()
-        os.unlink(self.path)
-        if self._folder:
-            os.rmdir(self._folder)
+        with contextlib.suppress(OSError):  # a disk that went read-only keeps it
+            os.unlink(self.path)
+            if self._folder:
+                os.rmdir(self._folder)

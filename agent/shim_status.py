@@ -6,6 +6,7 @@ Standard library only and without `typing`, because a shim must stay under 12 MB
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -78,6 +79,7 @@ class Status:
             "detail": "",
             "progress": None,
             "checkpoint": None,
+            "checkpoint_boot_s": None,
             "stop_reason": None,
             "stop_stage": "",
             "stop_stages_s": {},
@@ -90,10 +92,16 @@ class Status:
         try:
             shim_files.write_json(shim_files.STATUS_FILE, self._value, is_durable=is_durable)
         except OSError as error:
-            os.write(2, f"{shim_files.STATUS_FILE}: {error}\n".encode())
+            with contextlib.suppress(OSError):  # its log is on the same disk
+                os.write(2, f"{shim_files.STATUS_FILE}: {error}\n".encode())
             self.is_stale = True
         else:
             self.is_stale = self.is_phase_new = False
+
+    def make_spare(self) -> None:
+        """Have room for the last word, whatever fills the disk until then."""
+        with contextlib.suppress(OSError):
+            shim_files.make_spare(shim_files.SPARE_FILE)
 
     def _set(self, **changes: object) -> None:
         for name, value in changes.items():
@@ -126,8 +134,10 @@ class Status:
         self._set(progress=progress)
 
     def saved(self, step: int, path: str, *, is_verified: bool) -> None:
-        """A save that the job claims, or that was seen."""
+        """A save that the job claims, or that was seen; it was made when it was claimed."""
         self.is_phase_new = True
+        if not is_verified:
+            self._set(checkpoint_boot_s=shim_files.boot_time_s())
         self._set(checkpoint={"step": step, "path": path, "is_verified": is_verified})
 
     def resized(self, worker_count: int) -> None:
@@ -144,7 +154,10 @@ class Status:
         self._set(detail=detail)
 
     def end(self, exit_code: int | None, error: str) -> None:
-        """The last word; insists until the disk takes it, because nobody can say it again."""
+        """The last word; insists until the disk takes it, because nobody can say it again.
+
+        A node must not wait for it: a lent one has to go home. So there is room kept for it.
+        """
         number = -exit_code if exit_code is not None and exit_code < 0 else None
         name = signal.Signals(number).name if number in set(signal.Signals) else None
         self._set(
@@ -155,6 +168,12 @@ class Status:
             ended_boot_s=shim_files.boot_time_s(),
         )
         self.write(is_durable=True)
+        with contextlib.suppress(OSError):
+            if self.is_stale:
+                shim_files.write_spare(shim_files.SPARE_FILE, shim_files.STATUS_FILE, self._value)
+                self.is_stale = False
+            else:
+                os.unlink(shim_files.SPARE_FILE)
         while self.is_stale:
             time.sleep(1.0)
             self.write(is_durable=True)

@@ -79,6 +79,7 @@ class Supervisor:
         self._worker = self._start_worker()
         self._status = Status(spec, self._worker.pid, self._worker.start_ticks)
         self._status.write(is_durable=True)
+        self._status.make_spare()
 
     def _watch_signals(self) -> int:
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -107,7 +108,8 @@ class Supervisor:
                 self._on_ready(fd)
             self._on_time(shim_files.boot_time_s())
         self._job.close()
-        os.unlink(shim_files.CONTROL_SOCKET)
+        with contextlib.suppress(OSError):
+            os.unlink(shim_files.CONTROL_SOCKET)
         # The very last act: whoever reads it may remove the directory.
         self._status.end(self._worker.exit_code, self._worker.error)
 
@@ -184,9 +186,10 @@ class Supervisor:
             self._begin_stop(OUTSIDE_REASON, self._grace_s)
         if now_s >= self._log_at_s:
             self._log_at_s = now_s + LOG_PERIOD_S
-            shim_files.cap_log(
-                self._log_fd, shim_files.LOG_FILE, shim_files.OLD_LOG_FILE, self._log_max_bytes
-            )
+            with contextlib.suppress(OSError):  # a log that stays too long costs less than its job
+                shim_files.cap_log(
+                    self._log_fd, shim_files.LOG_FILE, shim_files.OLD_LOG_FILE, self._log_max_bytes
+                )
         if self._status.is_stale and now_s >= self._status_at_s:
             self._status_at_s = now_s + STATUS_PERIOD_S
             self._status.write(is_durable=self._status.is_phase_new)

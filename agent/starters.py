@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from agent.worker_spec import grace_s
 from common.clock import Clock
@@ -109,7 +109,7 @@ async def run_command(
     Raises:
         Unavailable: it is not there, failed, or took longer.
     """
-    with log.open("ab") as output:
+    with _opened(log) as output:
         try:
             process = await asyncio.create_subprocess_exec(
                 *argv,
@@ -134,8 +134,19 @@ async def run_command(
         raise Unavailable(f"{argv[0]}: exit code {exit_code}: {text}")
 
 
+def _opened(log: Path) -> BinaryIO:
+    """What a command says is worth less than what it does: a disk may refuse the former."""
+    try:
+        return log.open("ab")
+    except OSError:
+        return Path(os.devnull).open("ab")
+
+
 def _last_words(log: Path) -> str:
-    return log.read_bytes()[-500:].decode(errors="replace").strip()
+    try:
+        return log.read_bytes()[-500:].decode(errors="replace").strip()
+    except OSError as error:
+        return f"what it said was not kept: {error}"
 
 
 class DetachedStarter:

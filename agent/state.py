@@ -50,7 +50,11 @@ class HookKind(StrEnum):
 
 
 class Held(Struct, kw_only=True):
-    """One worker that the node was ordered to hold."""
+    """One worker that the node was ordered to hold.
+
+    ended_at_s, saved_at_s: of its end and its claim of the checkpoint, once it is over, on the boot
+        clock; None: not known.
+    """
 
     order: WorkerOrder
     phase: WorkerPhase = WorkerPhase.RESERVING
@@ -62,6 +66,8 @@ class Held(Struct, kw_only=True):
     error: str = ""
     checkpoint: Checkpoint | None = None
     running_s: float = 0.0
+    ended_at_s: float | None = None
+    saved_at_s: float | None = None
     failure: Failure | None = None
 
     @property
@@ -88,6 +94,10 @@ class Memory(Struct, kw_only=True):
     ended_leases: list[LeaseId] = field(default_factory=list[LeaseId])
     is_server_stopped: bool = False
     """The server of an inference node was told to stop and not yet to start again."""
+    home_due_at_s: float | None = None
+    """While it is on its way home: when its lease was over, on the boot clock."""
+    stage_durations_s: dict[str, float] = field(default_factory=dict[str, float])
+    """Of its latest way home; see `agent.way_home`."""
     workers: dict[str, Held] = field(default_factory=dict[str, Held])
     forgotten: list[WorkerKey] = field(default_factory=list[WorkerKey])
 
@@ -107,7 +117,7 @@ def first_memory(settings: AgentSettings, boot_id: str) -> Memory:
 
 
 class WorkerFact(Struct, frozen=True, kw_only=True):
-    """What a worker's shim says."""
+    """What a worker's shim says; instants are on the boot clock, None: not known."""
 
     key: WorkerKey
     phase: WorkerPhase
@@ -117,6 +127,8 @@ class WorkerFact(Struct, frozen=True, kw_only=True):
     progress: Progress | None = None
     checkpoint: Checkpoint | None = None
     running_s: float = 0.0
+    ended_at_s: float | None = None
+    saved_at_s: float | None = None
     failure: Failure | None = None
 
 

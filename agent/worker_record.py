@@ -38,6 +38,7 @@ class WorkerRecord(Struct, frozen=True, kw_only=True):
     detail: str = ""
     progress: Progress | None = None
     checkpoint: Checkpoint | None = None
+    checkpoint_boot_s: float | None = None
     stop_reason: str | None = None
     stop_stage: str = ""
     stop_stages_s: dict[str, float] = {}
@@ -92,7 +93,8 @@ def is_shim_alive(record: WorkerRecord, boot_id: str) -> bool:
 def bury(directory: Path, record: WorkerRecord, *, boot_id: str, now_s: float) -> WorkerRecord:
     """Say for a dead shim how its worker ended, once nothing of the worker is left.
 
-    The exit code stays unknown: the only process that could learn it is gone.
+    The exit code stays unknown: the only process that could learn it is gone. A disk that does not
+    take the record is no reason to hold its GPUs: the next look says it again.
     """
     latest = read_record(directory)
     if latest is None or latest.phase == WorkerPhase.EXITED:
@@ -109,7 +111,8 @@ def bury(directory: Path, record: WorkerRecord, *, boot_id: str, now_s: float) -
         record, phase=WorkerPhase.EXITED, error=error, ended_boot_s=ended_s
     )
     path = str(directory / shim_files.STATUS_FILE)
-    shim_files.write_json(path, msgspec.to_builtins(record), is_durable=False)
+    with contextlib.suppress(OSError):
+        shim_files.write_json(path, msgspec.to_builtins(record), is_durable=False)
     return record
 
 

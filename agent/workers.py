@@ -58,6 +58,8 @@ class WorkerStatus(Struct, frozen=True, kw_only=True):
 
     pid: of its main process; its descendants are the worker's as well.
     running_s: since its start, until its end.
+    ended_at_s, saved_at_s: of its end and of its claim of the checkpoint, on this boot's clock; of
+        an earlier boot only the end is known, which is 0.
     stop_stage: how far its stop has come: requested, working, saved, released, signalled, killed.
     stop_stages_s: seconds from the order to stop until each stage.
     failure: why it ended by itself without success.
@@ -72,6 +74,8 @@ class WorkerStatus(Struct, frozen=True, kw_only=True):
     progress: Progress | None = None
     checkpoint: Checkpoint | None = None
     running_s: float = 0.0
+    ended_at_s: float | None = None
+    saved_at_s: float | None = None
     stop_stage: str = ""
     stop_stages_s: dict[str, float] = {}
     detail: str = ""
@@ -275,7 +279,8 @@ class ShimRunner:
     def _as_status(self, key: WorkerKey, record: WorkerRecord) -> WorkerStatus:
         ended_s = record.ended_boot_s
         until_s = self._clock.now_s() if ended_s is None else ended_s
-        reasons = set(StopReason)
+        reasons, is_now = set(StopReason), record.boot_id == self._boot_id
+        saved_s = record.checkpoint_boot_s
         return WorkerStatus(
             key=key,
             phase=record.phase,
@@ -286,6 +291,8 @@ class ShimRunner:
             progress=record.progress,
             checkpoint=record.checkpoint,
             running_s=max(0.0, until_s - record.started_boot_s),
+            ended_at_s=ended_s if is_now or ended_s is None else 0.0,
+            saved_at_s=saved_s if is_now or saved_s is None else 0.0,
             stop_stage=record.stop_stage,
             stop_stages_s=record.stop_stages_s,
             detail=record.detail,

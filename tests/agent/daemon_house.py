@@ -13,6 +13,8 @@ from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from agent import keeper_process
 from agent.ledger import Ledger
 from agent.state import Memory
@@ -34,13 +36,14 @@ from common.messages import (
     decode,
     encode,
 )
-from common.model import GpuUuid, Lease, LeaseId, NodeRole, ServiceName, WorkerKey
+from common.model import GpuUuid, JobId, Lease, LeaseId, NodeRole, ServiceName, WorkerKey
 from coordinator.service.natsserver import NatsServer
-from tests.agent.worker_house import PATIENCE_S, WorkerHouse, kill
+from tests.agent.worker_house import PATIENCE_S, WorkerHouse, kill, make_order
 from tests.servers import running_nats
 
 ROOT = Path(__file__).parents[2]
 LOOK_S = 0.05
+KEY = WorkerKey(JobId("job-1"), 1, 0)
 PAGE = "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:request_success_total 7\n"
 
 
@@ -258,6 +261,35 @@ class DaemonHouse:
         await self.until(
             lambda: bool(self.reports) and self.reports[-1].role == role, f"the node is {role}"
         )
+
+
+def order(house: DaemonHouse, script: str) -> WorkerOrder:
+    """A few lines of shell on the node's first GPU; $OUT is the test's directory."""
+    given = make_order("sh", "-c", script, env={"OUT": str(house.directory)}, grace_s=1.0)
+    return msgspec.structs.replace(given, gpu_uuids=(house.gpu(),))
+
+
+WAITING = "echo $$ >> $OUT/pids; while [ ! -e $OUT/go ]; do sleep 0.05; done; echo bye; exit 5"
+"""A worker that writes down its pid and runs until it is told to go."""
+
+
+def pids(house: DaemonHouse) -> list[int]:
+    """Of every worker that has begun."""
+    path = house.mark("pids")
+    return [int(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+async def lend(house: DaemonHouse, *, ttl_s: float) -> int:
+    """Bring the node on loan with a worker that would never end by itself; its pid."""
+    await house.until_role(NodeRole.SERVING)
+    assert house.mark("routed").exists()
+    await house.want(NodeRole.ON_LOAN, ttl_s=ttl_s)
+    await house.until_role(NodeRole.ON_LOAN)
+    assert not house.mark("up").exists()
+    await house.want(NodeRole.ON_LOAN, order(house, WAITING), ttl_s=ttl_s)
+    await house.until_phase(KEY, WorkerPhase.RUNNING)
+    await house.until(lambda: bool(pids(house)), "the worker has begun")
+    return pids(house)[0]
 
 
 async def said(process: asyncio.subprocess.Process) -> str:

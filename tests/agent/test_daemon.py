@@ -5,36 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from common.clock import SystemClock
-from common.messages import WorkerOrder, WorkerPhase
+from common.messages import WorkerPhase
 from common.model import JobId, NodeRole, WorkerKey
-from tests.agent.daemon_house import DaemonHouse, end, kill_9, make_daemon_house
-from tests.agent.worker_house import PATIENCE_S, is_alive, make_order
+from tests.agent.daemon_house import (
+    KEY,
+    WAITING,
+    DaemonHouse,
+    end,
+    kill_9,
+    lend,
+    make_daemon_house,
+    order,
+    pids,
+)
+from tests.agent.worker_house import PATIENCE_S, is_alive
 
 P, R = WorkerPhase, NodeRole
-KEY = WorkerKey(JobId("job-1"), 1, 0)
-
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 house = pytest.fixture(make_daemon_house)
-
-
-def order(house: DaemonHouse, script: str) -> WorkerOrder:
-    """A few lines of shell on the node's first GPU; $OUT is the test's directory."""
-    given = make_order("sh", "-c", script, env={"OUT": str(house.directory)}, grace_s=1.0)
-    return msgspec.structs.replace(given, gpu_uuids=(house.gpu(),))
-
-
-WAITING = "echo $$ >> $OUT/pids; while [ ! -e $OUT/go ]; do sleep 0.05; done; echo bye; exit 5"
-"""A worker that writes down its pid and runs until it is told to go."""
-
-
-def pids(house: DaemonHouse) -> list[int]:
-    """Of every worker that has begun."""
-    path = house.mark("pids")
-    return [int(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 async def waiting_worker(house: DaemonHouse) -> int:
@@ -58,6 +49,7 @@ async def waiting_worker(house: DaemonHouse) -> int:
         ({"state_dir": None}, ("state_dir",)),
         ({"home_pool": "inference"}, ("service", "inference")),
         ({"kept_logs_count": "many"}, ("kept_logs_count",)),
+        ({"hung_after_s": 1.5}, ("hung_after_s", "at least 2")),
     ],
 )
 async def test_a_mistake_in_the_settings_names_the_field_and_ends_with_2(
@@ -261,19 +253,6 @@ async def test_a_state_directory_of_another_node_is_refused(house: DaemonHouse) 
 
 
 # --- the way home -----------------------------------------------------------------------------
-
-
-async def lend(house: DaemonHouse, *, ttl_s: float) -> int:
-    """Bring the node on loan with a worker that would never end by itself; its pid."""
-    await house.until_role(R.SERVING)
-    assert house.mark("routed").exists()
-    await house.want(R.ON_LOAN, ttl_s=ttl_s)
-    await house.until_role(R.ON_LOAN)
-    assert not house.mark("up").exists()
-    await house.want(R.ON_LOAN, order(house, WAITING), ttl_s=ttl_s)
-    await house.until_phase(KEY, P.RUNNING)
-    await house.until(lambda: bool(pids(house)), "the worker has begun")
-    return pids(house)[0]
 
 
 async def test_a_lent_node_whose_agent_and_coordinator_are_dead_comes_home(

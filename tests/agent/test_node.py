@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Iterable
 
 import msgspec
-import pytest
 from msgspec.structs import replace
 
 from agent.machine import ThisMachine
@@ -40,17 +39,6 @@ async def test_what_is_to_be_done_is_on_disk_before_it_is_done() -> None:
     house.runner.watch = watch
     await house.run_one()
     assert known == {"check": True, "start": True}
-
-
-async def test_nothing_is_done_that_could_not_be_written_down() -> None:
-    """A full disk ends the agent loudly instead of making it forget."""
-    house = House()
-    await house.turn()
-    house.accept(R.TRAINING, order())
-    house.ledger.is_full = True
-    with pytest.raises(Unavailable, match="no space"):
-        await house.turn()
-    assert house.runner.calls == []
 
 
 # --- doing that fails -------------------------------------------------------------------------

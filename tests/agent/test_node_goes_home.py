@@ -6,14 +6,16 @@ import asyncio
 
 import pytest
 
-from agent.go_home import go_home
+from agent.go_home import HUNG_TTL_RATIO, go_home, hung_after_s, lease_left_s
+from agent.lease import RENEWALS_PER_TTL
+from agent.state import first_memory
 from common.errors import Unavailable
 from common.messages import (
     StopOrder,
     WorkerPhase,
 )
 from common.model import NodeRole, StopReason
-from tests.agent.bench import key, order
+from tests.agent.bench import key, lease, order, settings
 from tests.agent.node_house import House
 
 R, P = NodeRole, WorkerPhase
@@ -110,3 +112,38 @@ async def test_a_node_that_cannot_get_home_ends_in_quarantine_with_the_reason() 
     await house.until(going.done)
     assert house.role() == R.QUARANTINED
     assert "start exited with 1" in going.result()
+
+
+# --- a hung agent -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("after_s", "ttl_s", "expected_s"),
+    [(10.0, None, 10.0), (10.0, 30.0, 10.0), (10.0, 12.0, 6.0), (10.0, 1.0, 2.0), (3.0, 30.0, 3.0)],
+)
+def test_an_agent_may_be_silent_for_half_its_ttl_at_most(
+    after_s: float, ttl_s: float | None, expected_s: float
+) -> None:
+    """A setting cannot break the promise of a short lease, and no lease makes a beat too few."""
+    chosen = settings(hung_after_s=after_s)
+    memory = first_memory(chosen, "boot-1")
+    memory.lease = None if ttl_s is None else lease(ttl_s=ttl_s)
+    assert hung_after_s(chosen, memory) == expected_s
+
+
+def test_an_agent_that_hung_with_everybody_else_costs_no_time() -> None:
+    """It asked for the last time a renewal's period before that at the most: when its lease is over
+    it has been silent for longer than it may be."""
+    assert HUNG_TTL_RATIO <= 1.0 - 1.0 / RENEWALS_PER_TTL
+
+
+def test_what_is_left_of_a_lease_counts_from_what_was_confirmed() -> None:
+    """Or from when it was taken, until then; without one nothing is left."""
+    memory = first_memory(settings(), "boot-1")
+    memory.lease_unconfirmed_until_s = 30.0
+    assert lease_left_s(memory, 10.0) == 0.0
+    memory.lease = lease()
+    assert lease_left_s(memory, 10.0) == 20.0
+    memory.lease_until_s = 45.0
+    assert lease_left_s(memory, 10.0) == 35.0
+    assert lease_left_s(memory, 50.0) == 0.0

@@ -1,0 +1,55 @@
+"""How long a node's way home from a loan took, stage by stage. Pure; must not know why it goes.
+
+It is kept in the memory, because more than one process may work on one way: an agent that is ended
+on it, a `--go-home` after that, and the next agent, which tells of it.
+"""
+
+from __future__ import annotations
+
+from agent.state import Memory
+
+LEAST_S = 0.01
+"""Less than this is what the clock's readings differ by, and no stage."""
+
+
+def forget(memory: Memory) -> None:
+    """There is no way home to tell of."""
+    memory.stage_durations_s = {}
+    memory.home_due_at_s = None
+
+
+def began(memory: Memory, *, now_s: float, lease_ends_at_s: float | None) -> None:
+    """The node turns home: from now on, or from the end of its lease if that is past already.
+
+    An agent that hung, or a machine that slept, turns late; the service has waited since.
+    """
+    forget(memory)
+    memory.home_due_at_s = now_s if lease_ends_at_s is None else min(now_s, lease_ends_at_s)
+
+
+def booted(memory: Memory) -> None:
+    """A boot ended the lease, at its own zero of the clock at the latest."""
+    was_away = memory.lease is not None or memory.home_due_at_s is not None
+    forget(memory)
+    memory.home_due_at_s = 0.0 if was_away else None
+
+
+def vacated(memory: Memory, *, vacate_s: float, device_free_s: float) -> None:
+    """The last worker is gone, and then the GPUs were seen free; in seconds each."""
+    memory.stage_durations_s |= {"vacate": vacate_s, "device_free": device_free_s}
+
+
+def arrived(memory: Memory, *, now_s: float, server_ready_s: float) -> None:
+    """The node serves again.
+
+    What no stage covers is `unattended`: nobody worked on the way before it was begun, between two
+    processes, or in quarantine. So the stages are all of the time since the lease was over.
+    """
+    stages_s = memory.stage_durations_s
+    stages_s["server_ready"] = server_ready_s
+    if memory.home_due_at_s is None:
+        return
+    rest_s = now_s - memory.home_due_at_s - sum(stages_s.values())
+    if rest_s > LEAST_S:
+        stages_s["unattended"] = rest_s
+    memory.home_due_at_s = None

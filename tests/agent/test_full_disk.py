@@ -1,0 +1,283 @@
+"""A state disk that is full or read-only: what was begun goes on or home, nothing new begins, and
+what was written before is never lost."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from agent.ledger import COMPACT_BYTES, Ledger
+from agent.state import Held, Memory, first_memory
+from common.errors import Unavailable
+from common.messages import OrderPhase, WorkerPhase
+from common.model import LeaseId, NodeRole, StopReason
+from tests.agent.agent_house import AgentHouse
+from tests.agent.bench import key, lease, order, settings
+from tests.agent.full_disk import Writes
+from tests.agent.node_house import House
+
+R, P = NodeRole, WorkerPhase
+FULL = "no space left"
+
+
+def memory(generation: int) -> Memory:
+    """A node's memory at a generation, with one worker."""
+    found = first_memory(settings(), "boot-1")
+    found.generation = generation
+    found.workers["j1.1.0"] = Held(order=order())
+    return found
+
+
+# --- the ledger -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("room_bytes", [0, 1, 7, 8, 9, 100])
+async def test_a_save_that_failed_costs_neither_the_one_before_nor_the_one_after(
+    tmp_path: Path, room_bytes: int
+) -> None:
+    """However much of it the disk took: the record before counts until the next whole one."""
+    writes = Writes()
+    ledger = Ledger(tmp_path, write=writes)
+    await ledger.save(memory(1))
+    writes.room_bytes = room_bytes
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="No space left"):
+            await ledger.save(memory(2))
+    assert Ledger(tmp_path).load() == memory(1)
+    writes.room_bytes = None
+    again = Ledger(tmp_path, write=writes)
+    assert again.load() == memory(1)
+    await again.save(memory(3))
+    await again.save(memory(4))
+    assert Ledger(tmp_path).load() == memory(4)
+
+
+async def test_a_save_that_failed_costs_none_of_the_same_process(tmp_path: Path) -> None:
+    """What it left in the file is cut off before the next record."""
+    writes = Writes()
+    ledger = Ledger(tmp_path, write=writes)
+    await ledger.save(memory(1))
+    one = (tmp_path / "ledger").stat().st_size
+    longer = memory(2)
+    longer.workers["j1.1.1"] = Held(order=order(key(1)))
+    writes.room_bytes = one + 20
+    with pytest.raises(Unavailable):
+        await ledger.save(longer)
+    writes.room_bytes = None
+    await ledger.save(memory(3))
+    ledger.close()
+    assert Ledger(tmp_path).load() == memory(3)
+    assert not (tmp_path / "ledger.torn").exists()
+
+
+async def test_what_was_on_disk_before_is_not_taken_for_written_after_a_failure(
+    tmp_path: Path,
+) -> None:
+    """A memory that went back to what it was is a write again, so that the answer is true."""
+    writes = Writes()
+    ledger = Ledger(tmp_path, write=writes)
+    await ledger.save(memory(1))
+    writes.room_bytes = 0
+    for generation in (2, 1):
+        with pytest.raises(Unavailable):
+            await ledger.save(memory(generation))
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EIO])
+async def test_a_ledger_that_cannot_be_written_is_read_and_says_so_with_the_first_save(
+    tmp_path: Path, error: int
+) -> None:
+    """Also when nothing has changed since: whoever asks wants to know before it begins anything."""
+    ledger = Ledger(tmp_path)
+    await ledger.save(memory(1))
+    ledger.close()
+    writes = Writes()
+    writes.room_bytes, writes.error = 0, error
+    again = Ledger(tmp_path, write=writes)
+    assert again.load() == memory(1)
+    with pytest.raises(Unavailable, match="ledger"):
+        await again.save(memory(1))
+    writes.room_bytes = None
+    await again.save(memory(1))
+    again.close()
+    assert Ledger(tmp_path).load() == memory(1)
+
+
+async def test_a_long_ledger_on_a_full_disk_keeps_its_last_record(tmp_path: Path) -> None:
+    """It cannot be made short there, and is not made empty either."""
+    writes = Writes()
+    ledger = Ledger(tmp_path, write=writes)
+    await ledger.save(memory(0))
+    one = (tmp_path / "ledger").stat().st_size
+    count = COMPACT_BYTES // one + 1
+    for generation in range(1, count):
+        await ledger.save(memory(generation))
+    writes.room_bytes = 10
+    with pytest.raises(Unavailable):
+        await ledger.save(memory(count + 1))
+    assert not (tmp_path / "ledger.new").exists()
+    assert Ledger(tmp_path).load() == memory(count - 1)
+    writes.room_bytes = None
+    await ledger.save(memory(count + 2))
+    ledger.close()
+    assert Ledger(tmp_path).load() == memory(count + 2)
+
+
+# --- the node ---------------------------------------------------------------------------------
+
+
+async def test_a_worker_waits_with_the_reason_until_the_ledger_can_be_written() -> None:
+    """No process begins that an agent which starts anew would know nothing of."""
+    house = House()
+    await house.turn()
+    house.accept(R.TRAINING, order())
+    house.ledger.is_full = True
+    await house.turn(3)
+    assert house.runner.calls == []
+    assert house.said().phase == P.RESERVING
+    assert FULL in house.said().error
+    assert FULL in house.life.detail
+    house.ledger.is_full = False
+    await house.turn(4)
+    assert house.said().phase == P.RUNNING
+    assert FULL not in house.life.detail
+
+
+async def test_a_worker_that_is_ready_is_not_started_on_a_disk_that_has_just_filled_up() -> None:
+    """It begins once, as soon as its start can be written down."""
+    house = House()
+    house.accept(R.TRAINING, order(phase=OrderPhase.RESERVE))
+    await house.turn(3)
+    assert house.said().phase == P.READY
+    house.accept(R.TRAINING, order())
+    house.ledger.is_full = True
+    await house.turn(2)
+    assert [name for name, _ in house.runner.calls] == ["check"]
+    house.ledger.is_full = False
+    await house.turn(3)
+    assert [name for name, _ in house.runner.calls].count("start") == 1
+
+
+async def test_a_worker_is_stopped_and_its_end_told_on_a_full_disk() -> None:
+    """What gives back needs no disk."""
+    house = House()
+    await house.run_one()
+    house.ledger.is_full = True
+    house.stop_one(grace_s=9.0)
+    await house.turn(2)
+    assert house.runner.stops == [(key(), StopReason.CANCEL, 9.0)]
+    assert house.said().phase == P.EXITED
+
+
+async def test_files_of_a_worker_stay_until_its_end_is_written_down() -> None:
+    """They are what keeps an agent with an older ledger from starting it a second time."""
+    house = House()
+    await house.run_one()
+    house.ledger.is_full = True
+    house.runner.end(key())
+    await house.turn()
+    house.accept(R.TRAINING, acknowledged=(key(),))
+    await house.turn(2)
+    assert key() in house.runner.known
+    house.ledger.is_full = False
+    await house.turn(2)
+    assert key() not in house.runner.known
+
+
+async def test_a_loan_is_not_begun_on_a_full_disk() -> None:
+    """The node serves on, holds no lease, and its server was not touched."""
+    house = House(inference=True)
+    await house.turn(5)
+    commands = list(house.machine.commands)
+    house.ledger.is_full = True
+    house.accept(R.ON_LOAN, is_lent=True)
+    await house.turn(5)
+    assert house.role() == R.SERVING
+    assert house.life.memory.lease is None
+    assert FULL in house.life.detail
+    assert "stop" not in house.machine.commands[len(commands) :]
+    assert "unroute" not in house.machine.commands[len(commands) :]
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3, 4, 5])
+async def test_a_drain_turns_back_when_the_disk_fills_up(turns: int) -> None:
+    """Wherever it was: the node ends up serving, with its server up and routed."""
+    house = House(inference=True)
+    await house.turn(5)
+    house.accept(R.ON_LOAN, is_lent=True)
+    await house.turn(turns)
+    assert house.role() == R.DRAINING
+    house.ledger.is_full = True
+    await house.turn(12)
+    assert house.role() == R.SERVING
+    assert house.machine.is_healthy
+    assert house.machine.commands[-1] in ("route", "start")
+    assert house.life.memory.lease is None
+
+
+async def test_a_loan_goes_on_and_comes_home_on_a_full_disk() -> None:
+    """Its jobs are not ended for it, and its service does not wait for room on a disk."""
+    house = House(inference=True)
+    await house.lend_with(order(), until_s=house.clock.now_s() + 60.0)
+    house.ledger.is_full = True
+    await house.turn(3)
+    assert (house.role(), house.said().phase) == (R.ON_LOAN, P.RUNNING)
+    house.life.renewed(LeaseId("l1-1"), house.clock.now_s() + 20.0)
+    await house.turn(10)
+    assert house.role() == R.ON_LOAN
+    await house.turn(25)
+    assert house.role() == R.SERVING
+    assert house.runner.stops == [(key(), StopReason.PREEMPT, 30.0)]
+    assert house.machine.commands[-2:] == ["start", "route"]
+
+
+async def test_an_agent_with_an_older_ledger_does_not_wait_for_the_gpus_of_its_own_server() -> None:
+    """The node came home on a full disk and its agent died: the next one reads of a loan, finds the
+    server that answers, and serves on at once."""
+    house = House(inference=True)
+    await house.lend_with(order(), until_s=house.clock.now_s() + 25.0)
+    house.ledger.is_full = True
+    await house.turn(30)
+    assert house.role() == R.SERVING
+    house.machine.pids[0] = os.getpid()
+    seen = len(house.machine.commands)
+    again = House(inference=True, before=house)
+    assert again.role() == R.ON_LOAN
+    await again.turn(6)
+    assert again.role() == R.SERVING
+    assert "stop" not in again.machine.commands[seen:]
+    assert [name for name, _ in again.runner.calls].count("start") == 1
+
+
+async def test_a_desired_state_that_is_not_on_disk_is_refused_and_what_it_takes_back_is_done() -> (
+    None
+):
+    """The answer is what it says: written down, or the reason; the report shows what is done."""
+    house = AgentHouse(inference=True)
+    async with house:
+        await house.lend()
+        house.ledger.is_full = True
+        reply = await house.want(R.SERVING)
+        assert not reply.is_accepted
+        assert FULL in reply.error
+        await house.until_role(R.SERVING)
+        assert house.report.generation == house.generation
+        assert FULL in house.report.detail
+        assert house.agent.bad_messages == 0
+
+
+async def test_a_loan_that_a_full_disk_refuses_is_told_to_the_coordinator() -> None:
+    """A report of the order's own generation without a lease is what ends the loan there."""
+    house = AgentHouse(inference=True)
+    async with house:
+        await house.until_role(R.SERVING)
+        house.ledger.is_full = True
+        reply = await house.want(R.ON_LOAN, lease=lease())
+        assert not reply.is_accepted
+        await house.until(lambda: house.report.generation == house.generation)
+        await house.until(lambda: house.report.lease is None)
+        assert house.report.role == R.SERVING
+        assert R.DRAINING not in {report.role for report in house.reports}

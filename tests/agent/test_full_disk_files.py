@@ -1,0 +1,174 @@
+"""The files around a ledger on a full disk: lock, heartbeat, logs, a worker's status."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import AsyncGenerator, Generator
+from pathlib import Path
+
+import pytest
+
+from agent import holder, shim_files
+from agent.holder import Heartbeat, end_if_hung
+from agent.hooks import SystemCommands
+from agent.ledger import exclusive
+from agent.starters import run_command
+from agent.worker_record import SHIM_LOST
+from common.clock import SystemClock
+from common.errors import Unavailable
+from common.messages import WorkerPhase
+from common.model import StopReason, WorkerKey
+from tests.agent.full_disk import SmallDisk, small_disk
+from tests.agent.worker_house import WorkerHouse, kill, make_house, make_order
+
+P = WorkerPhase
+pytestmark = pytest.mark.slow
+WAITING = "echo begun; while [ ! -e $OUT/go ]; do sleep 0.05; done; echo bye; exit 5"
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Generator[SmallDisk]:
+    """A disk that a test fills."""
+    with small_disk(tmp_path / "disk") as disk:
+        yield disk
+
+
+async def test_a_holder_beats_on_a_full_disk_where_one_before_it_beat(disk: SmallDisk) -> None:
+    """It writes over what is there, so that it is never taken for one that hangs."""
+    before = Heartbeat(disk.path)
+    assert before.is_needed()
+    disk.fill()
+    found = Heartbeat(disk.path)
+    said = holder.read(disk.path)
+    assert said is not None
+    assert said.pid == os.getpid()
+    found.close()
+    before.close()
+
+
+async def test_a_holder_whose_beats_no_disk_takes_holds_all_the_same(disk: SmallDisk) -> None:
+    """The node is not left alone for want of a few bytes."""
+    disk.fill()
+    heartbeat = Heartbeat(disk.path)
+    assert holder.read(disk.path) is None
+    heartbeat.close()
+
+
+async def test_nobody_is_ended_for_silence_on_a_read_only_disk(disk: SmallDisk) -> None:
+    """Whoever is alive there cannot show it."""
+    line = f"{shim_files.boot_id()} {os.getpid()} {shim_files.start_ticks(os.getpid())} 1 0.0\n"
+    holder.path_in(disk.path).write_text(line)
+    assert disk.freeze()
+    with pytest.raises(Unavailable, match="read-only"):
+        await end_if_hung(disk.path, patience_s=0.0, clock=SystemClock())
+
+
+async def test_a_node_on_a_read_only_disk_is_held_by_one_process(disk: SmallDisk) -> None:
+    """The lock's file is there since the node's first agent, and can be locked as it is."""
+    with exclusive(disk.path):
+        pass
+    assert disk.freeze()
+    with exclusive(disk.path), pytest.raises(Unavailable, match="another agent"):  # noqa: SIM117
+        with exclusive(disk.path):
+            pass
+
+
+# --- workers ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def house(disk: SmallDisk) -> AsyncGenerator[WorkerHouse]:
+    """Workers whose files are on that disk."""
+    async for house in make_house(disk.path / "workers"):
+        try:
+            yield house
+        finally:
+            disk.empty()
+
+
+async def begin(house: WorkerHouse, out: Path) -> WorkerKey:
+    """A worker that runs until it is told to go, and says something then."""
+    key = await house.start(make_order("sh", "-c", WAITING, env={"OUT": str(out)}, grace_s=1.0))
+    await house.until_said(key, "begun")
+    return key
+
+
+async def test_a_worker_ends_with_its_exit_code_on_a_full_disk(
+    house: WorkerHouse, disk: SmallDisk, tmp_path: Path
+) -> None:
+    """Its shim keeps room for the last word, and its own log, which cannot grow, is no reason to
+    die."""
+    key = await begin(house, tmp_path)
+    disk.fill()
+    (tmp_path / "go").touch()
+    status = await house.until_exited(key)
+    assert status.exit_code is not None
+    assert status.error == ""
+    assert status.stop_reason is None
+    assert not (house.directory(key) / shim_files.SPARE_FILE).exists()
+
+
+async def test_a_worker_is_stopped_on_a_full_disk(house: WorkerHouse, disk: SmallDisk) -> None:
+    """The order needs no disk, and its end is told with its reason."""
+    key = await house.start(make_order("sleep", "600", grace_s=1.0))
+    disk.fill()
+    await house.runner.stop(key, StopReason.PREEMPT, 1.0)
+    status = await house.until_exited(key)
+    assert (status.exit_code, status.stop_reason) == (-15, StopReason.PREEMPT)
+
+
+async def test_a_worker_whose_shim_died_is_over_on_a_full_disk(
+    house: WorkerHouse, disk: SmallDisk, tmp_path: Path
+) -> None:
+    """Nobody waits for its end to be written before its GPUs are free."""
+    key = await begin(house, tmp_path)
+    shim_pid = house.raw(key)["shim_pid"]
+    assert isinstance(shim_pid, int)
+    disk.fill()
+    kill(shim_pid)
+    status = await house.until_exited(key)
+    assert status.error == SHIM_LOST
+
+
+def test_a_log_that_cannot_be_moved_aside_stays_as_it_is(disk: SmallDisk) -> None:
+    """And the room that the attempt took is given back."""
+    log, old = disk.path / "log", disk.path / "log.1"
+    log.write_bytes(b"a line\n" * 400_000)
+    log_fd = shim_files.open_log(str(log))
+    little = disk.path / "little"
+    little.write_bytes(b"x" * 200_000)
+    disk.fill()
+    little.unlink()
+    with pytest.raises(OSError, match="No space") as caught:
+        shim_files.cap_log(log_fd, str(log), str(old), 1_000_000)
+    os.close(log_fd)
+    assert caught.value.errno == errno.ENOSPC
+    assert log.stat().st_size == 7 * 400_000
+    assert old.stat().st_size == 0
+
+
+# --- commands ---------------------------------------------------------------------------------
+
+
+async def test_a_command_says_what_it_does_where_no_disk_takes_it(
+    disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that fails for want of room for its words would keep the node from serving."""
+    monkeypatch.setattr(tempfile, "tempdir", str(disk.path))
+    disk.fill()
+    commands = SystemCommands(SystemClock())
+    told = ("sh", "-c", "echo one && echo two && exit 3")
+    assert await commands.run(told, timeout_s=10.0, variables={}) == "sh exited with 3: two"
+    told = ("sh", "-c", "echo one && exit 0")
+    assert await commands.run(told, timeout_s=10.0, variables={}) == ""
+
+
+async def test_a_command_is_run_whose_log_cannot_be_opened(disk: SmallDisk) -> None:
+    """What it says is worth less than what it does; that it failed is still told."""
+    assert disk.freeze()
+    log, clock = disk.path / "log", SystemClock()
+    await run_command(("true",), log=log, clock=clock, timeout_s=10.0)
+    with pytest.raises(Unavailable, match="exit code 1: what it said was not kept"):
+        await run_command(("false",), log=log, clock=clock, timeout_s=10.0)

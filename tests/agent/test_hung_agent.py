@@ -1,0 +1,102 @@
+"""An agent that hangs while its node is lent, as a process of its own with a real last resort."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from agent import holder
+from agent.processes import thread_states
+from common.model import NodeRole
+from tests.agent.daemon_house import DaemonHouse, end, lend, make_daemon_house
+from tests.agent.worker_house import is_alive
+
+R = NodeRole
+
+pytestmark = [pytest.mark.nats, pytest.mark.slow]
+house = pytest.fixture(make_daemon_house)
+
+
+async def stop(house: DaemonHouse, agent: asyncio.subprocess.Process) -> None:
+    """SIGSTOP, and wait until it stands still."""
+    os.kill(agent.pid, signal.SIGSTOP)
+    await house.until(lambda: thread_states(agent.pid) == {"T"}, "the agent is stopped")
+
+
+async def go_home(house: DaemonHouse) -> tuple[int | None, str]:
+    """`--go-home` by hand: exit status and what it said."""
+    config = str(house.directory / "agent.toml")
+    return await house.run("--go-home", "--config", config, "--fake-nvml", str(house.fleet))
+
+
+async def test_a_lent_node_whose_agent_hangs_comes_home(house: DaemonHouse) -> None:
+    """The last resort ends the agent that keeps the lock, adopts its workers and goes on."""
+    agent = await house.start(house.config(inference=True))
+    pid = await lend(house, ttl_s=6.0)
+    house.is_renewing = False
+    await stop(house, agent)
+    await house.until(lambda: house.mark("routed").exists(), "the node is routed again")
+    assert house.mark("up").exists()
+    assert not is_alive(pid)
+    assert await agent.wait() == -signal.SIGKILL
+
+
+async def test_an_agent_that_was_stopped_and_goes_on_within_its_lease_keeps_its_loan(
+    house: DaemonHouse,
+) -> None:
+    """Nobody ends anything: neither the agent, nor the worker, nor the loan."""
+    agent = await house.start(house.config(inference=True))
+    pid = await lend(house, ttl_s=12.0)
+    await stop(house, agent)
+    status, text = await go_home(house)
+    assert (status, "another agent" in text) == (2, True)
+    seen = len(house.reports)
+    os.kill(agent.pid, signal.SIGCONT)
+    await house.until(lambda: len(house.reports) > seen + 2, "it reports again")
+    assert agent.returncode is None
+    assert is_alive(pid)
+    assert house.reports[-1].role == R.ON_LOAN
+    assert not house.mark("routed").exists()
+
+
+async def test_an_agent_that_goes_on_after_its_lease_was_over_is_not_ended(
+    house: DaemonHouse,
+) -> None:
+    """It brings its node home by itself, as long as it was not silent for longer than it may be."""
+    agent = await house.start(house.config(inference=True))
+    await lend(house, ttl_s=8.0)
+    house.is_renewing = False
+    over_at_s = house.clock.now_s() + (house.reports[-1].lease_remaining_s or 0.0)
+    await house.until(lambda: house.clock.now_s() > over_at_s - 1.0, "the lease is nearly over")
+    await stop(house, agent)
+    await house.until(lambda: house.clock.now_s() > over_at_s + 0.5, "the lease is over")
+    os.kill(agent.pid, signal.SIGCONT)
+    await house.until_role(R.SERVING)
+    assert house.mark("routed").exists()
+    assert agent.returncode is None
+
+
+async def test_the_last_resort_beside_an_agent_that_is_home_has_nothing_to_do(
+    house: DaemonHouse,
+) -> None:
+    """It succeeds: one that failed would be run again for ever, as it is past disarming."""
+    agent = await house.start(house.config(inference=True))
+    await lend(house, ttl_s=60.0)
+    await house.want(R.SERVING)
+    await house.until_role(R.SERVING)
+    status, text = await go_home(house)
+    assert (status, "not away" in text) == (0, True)
+    assert agent.returncode is None
+
+
+async def test_an_agent_that_ends_says_that_it_holds_nothing(house: DaemonHouse) -> None:
+    """The next one to look is never sent to a process that has left."""
+    agent = await house.start(house.config())
+    said = holder.read(house.state_dir)
+    assert said is not None
+    assert (said.pid, said.is_running) == (agent.pid, True)
+    assert await end(agent) == 0
+    assert holder.read(house.state_dir) is None

@@ -1,0 +1,156 @@
+"""The stages of a way home add up to all of the time for which its service waited."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from agent import way_home
+from agent.state import Memory
+from common.messages import OrderPhase
+from common.model import NodeRole, StopReason
+from tests.agent.bench import Bench, key, lease, order
+
+R = NodeRole
+LEASE_ENDS_AT_S = 100.0
+
+
+def lent(bench: Bench) -> None:
+    """On loan with one worker, until `LEASE_ENDS_AT_S`."""
+    bench.serve()
+    bench.lend(until_s=LEASE_ENDS_AT_S)
+    bench.runs(key())
+    bench.want(R.ON_LOAN, order(phase=OrderPhase.RUN), lease=lease())
+    bench.step()
+
+
+def stages(bench: Bench) -> dict[str, float]:
+    """What the node tells of its latest way home."""
+    return bench.memory.stage_durations_s
+
+
+def from_disk(bench: Bench) -> Memory:
+    """What another process finds in the ledger."""
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(bench.memory), type=Memory)
+
+
+@pytest.mark.parametrize("late_s", [0.0, 40.0])
+def test_the_way_home_counts_from_the_end_of_the_lease(late_s: float) -> None:
+    """However late somebody woke up to it: an agent that hung, a last resort that had to wait."""
+    bench = Bench()
+    lent(bench)
+    bench.now_s = LEASE_ENDS_AT_S + late_s - 1.0
+    bench.step()
+    assert bench.role() == R.VACATING
+    bench.ends(key(), -15, StopReason.PREEMPT)
+    while bench.role() != R.SERVING:
+        bench.step()
+    assert sum(stages(bench).values()) == pytest.approx(bench.now_s - LEASE_ENDS_AT_S)
+    assert stages(bench).get("unattended", 0.0) == pytest.approx(late_s)
+
+
+def test_a_way_home_that_another_process_ends_is_one_way() -> None:
+    """What an agent that was ended had done, and the time until the next one, are all in it."""
+    bench = Bench()
+    lent(bench)
+    bench.now_s = LEASE_ENDS_AT_S
+    bench.step()
+    again = Bench(memory=from_disk(bench), at_s=bench.now_s + 25.0)
+    assert again.role() == R.VACATING
+    again.ends(key(), -15, StopReason.PREEMPT)
+    while again.role() != R.SERVING:
+        again.step()
+    assert sum(stages(again).values()) == pytest.approx(again.now_s - LEASE_ENDS_AT_S)
+    assert stages(again)["unattended"] >= 25.0
+    assert from_disk(again).stage_durations_s == stages(again)
+
+
+def test_a_node_that_is_asked_back_in_time_was_never_unattended() -> None:
+    """Then the way begins with the order, and ends before the lease would have."""
+    bench = Bench()
+    lent(bench)
+    bench.want(R.SERVING, order(), reclaim_in_s=60.0)
+    bench.step()
+    bench.ends(key(), -15, StopReason.PREEMPT)
+    while bench.role() != R.SERVING:
+        bench.step()
+    assert set(stages(bench)) == {"vacate", "device_free", "server_ready"}
+
+
+def test_quarantine_on_the_way_is_part_of_it() -> None:
+    """The service does not have the node while its device is stuck."""
+    bench = Bench(device_free_timeout_s=10.0, quarantine_s=30.0)
+    lent(bench)
+    bench.pids[0] = 77
+    bench.now_s = LEASE_ENDS_AT_S - 1.0
+    bench.step()
+    bench.ends(key(), -15, StopReason.PREEMPT)
+    while bench.role() != R.QUARANTINED:
+        bench.step()
+    bench.pids.clear()
+    while bench.role() != R.SERVING:
+        bench.step()
+    assert sum(stages(bench).values()) == pytest.approx(bench.now_s - LEASE_ENDS_AT_S)
+
+
+def test_a_lent_node_that_its_coordinator_quarantines_is_away_from_then_on() -> None:
+    """Its lease ends there, however long it stays."""
+    bench = Bench(quarantine_s=30.0)
+    lent(bench)
+    bench.want(R.QUARANTINED)
+    bench.step()
+    began_at_s = bench.now_s
+    bench.ends(key(), -15, StopReason.PREEMPT)
+    bench.steps(40)
+    assert bench.role() == R.QUARANTINED
+    bench.want(R.SERVING)
+    while bench.role() != R.SERVING:
+        bench.step()
+    assert sum(stages(bench).values()) == pytest.approx(bench.now_s - began_at_s)
+
+
+def test_a_new_loan_forgets_the_way_home_of_the_last_one() -> None:
+    """One that is called back before the node moved has no way home of its own."""
+    bench = Bench()
+    lent(bench)
+    bench.now_s = LEASE_ENDS_AT_S
+    bench.step()
+    bench.ends(key(), -15, StopReason.PREEMPT)
+    while bench.role() != R.SERVING:
+        bench.step()
+    assert stages(bench)
+    bench.want(R.ON_LOAN, lease=lease("l1-2"))
+    assert stages(bench) == {}
+
+
+@pytest.mark.parametrize("is_lease_over", [False, True])
+def test_a_reboot_of_a_lent_node_counts_from_the_boot(is_lease_over: bool) -> None:
+    """Instants of an earlier boot mean nothing, and the boot has ended the loan."""
+    bench = Bench()
+    lent(bench)
+    if is_lease_over:
+        bench.now_s = LEASE_ENDS_AT_S
+        bench.step()
+    again = Bench(memory=bench.memory, boot_id="boot-2", at_s=50.0)
+    again.steps(4)
+    assert again.role() == R.SERVING
+    assert stages(again)["unattended"] >= 50.0
+    assert sum(stages(again).values()) <= again.now_s
+
+
+def test_a_reboot_of_a_node_at_home_is_no_way_home() -> None:
+    """It only waits for its server."""
+    bench = Bench()
+    bench.serve()
+    again = Bench(memory=bench.memory, boot_id="boot-2", at_s=50.0)
+    again.steps(4)
+    assert (again.role(), set(stages(again))) == (R.SERVING, {"server_ready"})
+
+
+def test_readings_of_the_clock_are_no_stage() -> None:
+    """What only rounding left over is not told."""
+    bench = Bench()
+    way_home.began(bench.memory, now_s=10.0, lease_ends_at_s=None)
+    way_home.vacated(bench.memory, vacate_s=1.0, device_free_s=2.0)
+    way_home.arrived(bench.memory, now_s=14.0 + way_home.LEAST_S / 2, server_ready_s=1.0)
+    assert set(stages(bench)) == {"vacate", "device_free", "server_ready"}
