@@ -106,7 +106,11 @@ class GetStatus(Message, frozen=True, kw_only=True, tag="get_status"):
 
 
 class GetEvents(Message, frozen=True, kw_only=True, tag="get_events"):
-    """What happened after a number; follow by asking again with the last one."""
+    """What happened after a number; follow by asking again with the last one.
+
+    subject: empty for everything, an id or a name, or `KIND/NAME` with a kind of `Describe`. Of a
+        service it means what happens to its nodes, too; of a loan, to its node while it is lent.
+    """
 
     after: int = 0
     subject: str = ""
@@ -187,7 +191,12 @@ class NodeRow(Part, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class ServiceRow(Part, frozen=True, kw_only=True, omit_defaults=False):
-    """One inference service."""
+    """One inference service.
+
+    running_requests, waiting_requests: what the servers of its serving nodes say; None: none does.
+    reclaims: those of the loans that are remembered, and how many of them were late.
+    last_reclaim_s: what the last of them took, from the order to serving again, and when it ended.
+    """
 
     service: str
     mode: Mode
@@ -201,10 +210,21 @@ class ServiceRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     min_serving: int
     reclaim_deadline_s: float
     return_s: float
+    running_requests: float | None = None
+    waiting_requests: float | None = None
+    reclaims: int = 0
+    reclaims_late: int = 0
+    last_reclaim_s: float | None = None
+    last_returned_at_s: float | None = None
 
 
 class LoanRow(Part, frozen=True, kw_only=True, omit_defaults=False):
-    """One loan."""
+    """One loan.
+
+    begun_at_s: when its node was heard to be on loan; None too where a call home overtook that.
+    reclaim_s: from the order to come home to serving again; None without an order, of a node that
+        is not home yet, and of one that had not stopped its server.
+    """
 
     lease_id: str
     node: str
@@ -287,10 +307,11 @@ class Loans(Message, frozen=True, kw_only=True, tag="loans"):
 
 
 class Events(Message, frozen=True, kw_only=True, tag="events"):
-    """Answer to `GetEvents`."""
+    """Answer to `GetEvents`. `subject` is what was asked for as `KIND/ID`, for the next request."""
 
     rows: tuple[StoryRow, ...]
     last: int
+    subject: str = ""
 
 
 class Logs(Message, frozen=True, kw_only=True, tag="logs"):
@@ -316,6 +337,10 @@ class Description(Message, frozen=True, kw_only=True, tag="description"):
     cost: CostReport | None = None
     collectors: tuple[CollectorReport, ...] = ()
     workers: tuple[WorkerRow, ...] = ()
+    nodes: tuple[NodeRow, ...] = ()
+    """Of a service: all that are its own."""
+    loans: tuple[LoanRow, ...] = ()
+    """Of a service: all that are out, and the last few that came home."""
     why: tuple[str, ...] = ()
     estimate: str = ""
     story: tuple[StoryRow, ...] = ()

@@ -116,14 +116,27 @@ def _nul(text: str) -> str:
     return f"{text!r} holds a NUL, which no process can be given" if "\0" in text else ""
 
 
-def _known_keys(values: Mapping[str, object], place: Callable[[str], str]) -> None:
+def _known_keys(
+    values: Mapping[str, object],
+    place: Callable[[str], str],
+    kind: type[msgspec.Struct] = JobSpec,
+    within: str = "",
+) -> None:
     """msgspec names an unknown key, but not the one that was probably meant."""
-    known = [item.name for item in msgspec.structs.fields(JobSpec)]
-    for key in values:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-            raise ConfigError(f"{place(key)}: unknown field {key}; {hint}")
+    kinds = {item.encode_name: item.type for item in msgspec.structs.fields(kind)}
+    for key, value in values.items():
+        path = f"{within}{key}"
+        if key not in kinds:
+            near = difflib.get_close_matches(key, kinds, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(kinds)}"
+            raise ConfigError(f"{place(path)}: unknown field {path}; {hint}")
+        below = kinds[key]
+        if (
+            isinstance(value, Mapping)
+            and isinstance(below, type)
+            and issubclass(below, msgspec.Struct)
+        ):
+            _known_keys(cast("Mapping[str, object]", value), place, below, f"{path}.")
 
 
 def _choices(message: str) -> str:

@@ -165,7 +165,11 @@ class WorkerReport(Part, frozen=True, kw_only=True):
     error: str = ""
     progress: Progress | None = None
     checkpoint: Checkpoint | None = None
+    saved_ago_s: NonNegativeFloat = 0.0
+    """Seconds from its claim of `checkpoint` to this report, on the node's clock."""
     running_s: NonNegativeFloat = 0.0
+    ended_ago_s: NonNegativeFloat = 0.0
+    """Seconds from its end to this report, on the node's clock; 0 also when that is not known."""
     failure: Failure | None = None
     """Why it ended by itself without success, as its log says."""
 
@@ -199,7 +203,8 @@ class NodeReport(Message, frozen=True, kw_only=True, tag="node_report"):
     is_server_down: bool = False
     """Its inference server misses its health checks: the node serves nobody."""
     stage_durations_s: dict[str, float] = {}
-    """Stages of the last return: vacate, device_free, server_ready."""
+    """Stages of the last return: vacate, device_free, server_ready; and unattended, which is what
+    else passed since the lease was over, because nobody worked on it. Kept over a restart."""
 
 
 # --- desired state --------------------------------------------------------------------------

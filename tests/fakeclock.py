@@ -109,6 +109,12 @@ class FakeClock:
         self._now_s = max(self._now_s, end_s)
         await self.settle()
 
+    async def sleep_through(self, delta_s: float) -> None:
+        """Time passes and nobody runs, as when a machine sleeps: sleepers wake late, at once."""
+        await self.settle()
+        self._now_s += delta_s
+        await self.advance(0.0)
+
     async def advance_until(self, condition: Callable[[], bool], *, limit_s: float) -> None:
         """Move time from deadline to deadline until `condition` holds.
 

@@ -208,6 +208,10 @@ class FakeFaults:
         return self.writes.pop(0) if self.writes else ""
 
 
+class Foreign(bytes):
+    """A message on the journal's subject that no coordinator wrote."""
+
+
 class MemoryJournal:
     """`JournalPort` on a list; journals on one list fence each other."""
 
@@ -217,6 +221,7 @@ class MemoryJournal:
         """While set, every call is `Unavailable`."""
         self.faults = FakeFaults()
         self._last_sequence = 0
+        self._foreign: set[int] = set()
 
     @property
     def identity(self) -> str:
@@ -227,6 +232,11 @@ class MemoryJournal:
     def last_sequence(self) -> int:
         """Sequence of the last record known here."""
         return self._last_sequence
+
+    @property
+    def foreign_count(self) -> int:
+        """Messages met here that no coordinator wrote."""
+        return len(self._foreign)
 
     async def open(self) -> None:
         """Find the end."""
@@ -242,6 +252,10 @@ class MemoryJournal:
             raise Unavailable("journal: no answer")
         if len(self.records) == self._last_sequence:
             self.records.append(record)
+        elif isinstance(self.records[self._last_sequence], Foreign):
+            self._last_sequence += 1
+            self._foreign.add(self._last_sequence)
+            raise Unavailable(f"journal: a foreign message stands at {self._last_sequence}")
         elif self.records[self._last_sequence] != record:
             raise Fenced(f"journal: record {self._last_sequence + 1} is somebody else's")
         if fault == "unanswered":
@@ -253,7 +267,10 @@ class MemoryJournal:
         """Records from a sequence on, to the end as it is now."""
         self._check()
         for sequence in range(max(1, from_sequence), len(self.records) + 1):
-            yield sequence, self.records[sequence - 1]
+            if isinstance(self.records[sequence - 1], Foreign):
+                self._foreign.add(sequence)
+            else:
+                yield sequence, self.records[sequence - 1]
 
     def _check(self) -> None:
         if self.is_down:

@@ -122,7 +122,7 @@ def test_the_glossary_defines_a_term_once() -> None:
 def test_a_change_is_named_by_number_and_kind(path: Path) -> None:
     """A fragment's name says which change it belongs to and of which kind it is."""
     kinds = [cells[0].strip("`") for cells in rows((DOCS / "changes/README.md").read_text())]
-    assert re.fullmatch(rf"\d{{3,}}[a-z]?\.({'|'.join(kinds)})\.md", path.name)
+    assert re.fullmatch(rf"\d{{3,}}[a-z]{{0,2}}\.({'|'.join(kinds)})\.md", path.name)
     assert path.read_text().strip()
 
 
@@ -182,3 +182,23 @@ def test_a_marker_without_a_block_is_refused(docs_tools: Any) -> None:
     assert names == ["figures"]
     assert filled == "<!-- generated: figures -->\n\nnew\n\n<!-- end -->\n"
     assert generate.fill(filled, {"figures": lambda: "new"})[0] == filled
+
+
+def test_own_lines_of_policies_are_lines_with_code(docs_tools: Any) -> None:
+    """A statement over two lines counts twice; blanks, comments and docstrings do not count."""
+    text = '''"""A module
+of two lines."""
+
+# a comment
+VALUE = """text
+of three
+lines"""
+"""What it is."""
+
+
+def both(one: int,
+         other: int) -> int:
+    """Say it."""
+    return one + other  # the sum
+'''
+    assert docs_tools("blocks.policy_code").code_lines_in(text) == 6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -145,6 +146,48 @@ async def test_the_example_goes_on_where_it_was_stopped(house: WorkerHouse, tmp_
     key = msgspec.structs.replace(order.key, attempt=2)
     second = await house.start(msgspec.structs.replace(order, key=key))
     await house.until_said(second, f"attempt 2 begins at step {ended.checkpoint.step}\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("attempt", "says"), [(1, "begins at step 0\n"), (2, "leaves at step")])
+async def test_the_example_can_be_submitted_again(
+    house: WorkerHouse, tmp_path: Path, attempt: int, says: str
+) -> None:
+    """A checkpoint of a run that has ended is where another job does not begin, and where a later
+    attempt of the same job has nothing left to do."""
+    checkpoint = tmp_path / "saves" / "train.json"
+    checkpoint.parent.mkdir()
+    total_steps, _ = example_steps()
+    checkpoint.write_text(json.dumps({"step": total_steps}))
+    order = make_order(
+        sys.executable,
+        "-u",
+        str(EXAMPLES / "train.py"),
+        workdir=tmp_path,
+        checkpoint=checkpoint,
+    )
+    key = msgspec.structs.replace(order.key, attempt=attempt)
+    started = await house.start(msgspec.structs.replace(order, key=key))
+    await house.until_said(started, says)
+
+
+def example_steps() -> tuple[int, float]:
+    """How many steps the example takes, and how long one is with one worker, seconds."""
+    text = (EXAMPLES / "train.py").read_text()
+    steps = re.search(r"^TOTAL_STEPS = (\d+)$", text, re.MULTILINE)
+    step_s = re.search(r"^STEP_S = ([\d.]+)$", text, re.MULTILINE)
+    assert steps
+    assert step_s
+    return int(steps[1]), float(step_s[1])
+
+
+def test_the_example_lasts_while_somebody_reads_on() -> None:
+    """Also with all its workers something is left to drain and to explain; what it declares is
+    what it takes."""
+    spec = job_spec(EXAMPLES / "train.toml", SubmitFlags(), (), here=ROOT)
+    steps, step_s = example_steps()
+    assert steps * step_s == spec.expected_runtime_s
+    assert steps * step_s / spec.workers.max >= 240
 
 
 def test_the_picture_stands_alone() -> None:

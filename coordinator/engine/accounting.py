@@ -85,6 +85,8 @@ def _plain(item: object) -> object:
     if isinstance(item, Mapping):
         items = cast("Mapping[str, object]", item)
         return {name: _plain(each) for name, each in items.items()}
+    if isinstance(item, tuple | list):
+        return [_plain(each) for each in cast("Sequence[object]", item)]
     return item
 
 
@@ -167,10 +169,7 @@ def _counts(node: NodeEntry) -> Counts:
     is_training = node.home_pool == Pool.TRAINING
     if not is_training and node.role != NodeRole.ON_LOAN:
         return _NOTHING
-    held = 0
-    for slot in node.gpus:
-        if slot.holder is not None:
-            held += 1
+    held = len([True for slot in node.gpus if slot.holder is not None])
     return (held, len(node.gpus), 0, 0) if is_training else (0, 0, held, len(node.gpus))
 
 

@@ -59,6 +59,10 @@ class Context:
         self.needs_pass = False
         self.needs_loan_pass = False
 
+    def ago(self, seconds: float) -> float:
+        """The instant that was so many seconds ago, as whoever saw it counted them."""
+        return self.now_s - max(0.0, seconds)
+
     def touch(self, node: NodeName) -> None:
         """The node's desired state changes; it gets a new generation when the event is done."""
         self.dirty_nodes[node] = None
@@ -96,17 +100,11 @@ def is_leaving(ctx: Context, key: WorkerKey) -> bool:
 
 def keys_on(node: NodeEntry) -> set[WorkerKey]:
     """Keys of the workers that hold GPUs of a node or were promised them."""
-    keys: set[WorkerKey] = set()
-    last: WorkerKey | None = None
-    for slot in node.gpus:
-        holder = slot.holder
-        if holder is not last and holder is not None:  # a worker's GPUs stand in a row
-            last = holder
-            keys.add(holder)
+    keys = {slot.holder for slot in node.gpus if slot.holder is not None}
+    for slot in [slot for slot in node.gpus if slot.nominee is not None or slot.guests]:
         if slot.nominee is not None:
             keys.add(slot.nominee)
-        if slot.guests:
-            keys.update(slot.guests)
+        keys.update(slot.guests)
     return keys
 
 
@@ -115,14 +113,14 @@ def free_slots(ctx: Context, node: NodeEntry) -> list[GpuSlot]:
     free: list[GpuSlot] = []
     vacated: list[GpuSlot] = []
     last: WorkerKey | None = None
-    last_leaves = False
+    last_leaves, healthy = False, GpuHealth.OK
     for slot in node.gpus:
-        if slot.nominee is not None or slot.health != GpuHealth.OK:
+        if slot.nominee is not None or slot.health != healthy:
             continue
         if slot.holder is None:
             free.append(slot)
             continue
-        if slot.holder is not last:
+        if slot.holder is not last:  # a worker's GPUs stand in a row
             last, last_leaves = slot.holder, is_leaving(ctx, slot.holder)
         if last_leaves and all(is_leaving(ctx, guest) for guest in slot.guests):
             vacated.append(slot)
@@ -143,7 +141,11 @@ def hold_gpus(
 
     shared: on exactly these it is a guest, if anybody has them.
     """
-    slots = [slot for slot in node.gpus if key in (slot.holder, slot.nominee, *slot.guests)]
+    slots = [
+        slot
+        for slot in node.gpus
+        if slot.holder == key or slot.nominee == key or key in slot.guests
+    ]
     if slots:
         return tuple(slot.uuid for slot in slots)
     if shared:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from msgspec import Struct, field
+
 from common.messages import DesiredState, OrderPhase, StopOrder, WorkerOrder
-from common.model import GpuUuid, JobState, NodeName, StopReason
+from common.model import GpuUuid, JobId, JobState, NodeName, StopReason
 from coordinator.engine import loans, rebuilding
 from coordinator.engine.context import Context
 from coordinator.engine.state import JobEntry, NodeEntry, WorkerEntry
@@ -12,7 +16,48 @@ STALE_GRACE_S = 10.0
 """Grace of a worker that nobody wants any more."""
 
 
-def desired_state(ctx: Context, node: NodeEntry) -> DesiredState:
+class _Gang(Struct):
+    """What all orders of a job say, and those that were made."""
+
+    worker_count: int
+    nodes: tuple[NodeName, ...]
+    orders: dict[int, WorkerOrder] = field(default_factory=dict[int, WorkerOrder])
+
+
+class Orders:
+    """What each worker is to do, made anew only of jobs that changed; derived, so never saved.
+
+    The nodes of a gang are told the same, and a node is mostly told again what it knows.
+    """
+
+    def __init__(self) -> None:
+        self._gangs: dict[JobId, _Gang] = {}
+
+    def note(self, changed: Iterable[JobId]) -> None:
+        """Learn which jobs an event changed."""
+        for job_id in changed:
+            self._gangs.pop(job_id, None)
+
+    def of(
+        self, placed: Iterable[tuple[JobEntry, WorkerEntry]], shared: frozenset[GpuUuid]
+    ) -> tuple[WorkerOrder, ...]:
+        """The orders of workers; `shared`: GPUs of their node that several workers have."""
+        orders: list[WorkerOrder] = []
+        for job, worker in placed:
+            gang = self._gangs.get(job.job_id)
+            if gang is None:
+                gang = _Gang(max(1, job.running_workers), rebuilding.gang_nodes(job))
+                self._gangs[job.job_id] = gang
+            order = gang.orders.get(worker.key.worker_index)
+            is_sharing = bool(shared) and not shared.isdisjoint(worker.gpu_uuids)
+            if order is None or order.is_sharing != is_sharing:
+                order = _order(job, worker, gang, is_sharing=is_sharing)
+                gang.orders[worker.key.worker_index] = order
+            orders.append(order)
+        return tuple(orders)
+
+
+def desired_state(ctx: Context, node: NodeEntry, orders: Orders) -> DesiredState:
     """The whole of it, so that the last one that was sent is enough."""
     placed = loans.held_on(ctx, node)
     if node.stores:
@@ -36,40 +81,20 @@ def desired_state(ctx: Context, node: NodeEntry) -> DesiredState:
         role=node.desired_role,
         lease=node.lease,
         reclaim_in_s=reclaim_in_s,
-        workers=_orders(placed, _shared(node)),
+        workers=orders.of(placed, _shared(ctx, node)),
         stops=tuple(stops),
         acknowledged=tuple(node.acknowledged),
     )
 
 
-def _shared(node: NodeEntry) -> frozenset[GpuUuid]:
+def _shared(ctx: Context, node: NodeEntry) -> frozenset[GpuUuid]:
     """GPUs that several workers have."""
+    if node.name not in ctx.state.shared_nodes:
+        return frozenset()
     return frozenset([slot.uuid for slot in node.gpus if slot.guests])
 
 
-def _orders(
-    placed: list[tuple[JobEntry, WorkerEntry]], shared: frozenset[GpuUuid]
-) -> tuple[WorkerOrder, ...]:
-    """What each worker is to do, in the order of their keys."""
-    orders: list[WorkerOrder] = []
-    last: JobEntry | None = None
-    running_count = 0
-    nodes: tuple[NodeName, ...] = ()
-    for job, worker in placed:
-        if job is not last:  # the workers of one job stand together
-            last, running_count = job, max(1, job.running_workers)
-            nodes = rebuilding.gang_nodes(job)
-        orders.append(_order(job, worker, running_count, nodes, shared))
-    return tuple(orders)
-
-
-def _order(
-    job: JobEntry,
-    worker: WorkerEntry,
-    running_count: int,
-    gang_nodes: tuple[NodeName, ...],
-    shared: frozenset[GpuUuid],
-) -> WorkerOrder:
+def _order(job: JobEntry, worker: WorkerEntry, gang: _Gang, *, is_sharing: bool) -> WorkerOrder:
     is_to_run = worker.order == OrderPhase.RUN
     return WorkerOrder(
         key=worker.key,
@@ -81,11 +106,11 @@ def _order(
         gpu_type=job.gpu_type or "",
         is_flexible=worker.is_flexible,
         phase=worker.order,
-        worker_count=running_count if is_to_run else len(job.workers),
+        worker_count=gang.worker_count if is_to_run else len(job.workers),
         endpoint=job.endpoint,
         has_store=job.store is not None,
         preemption_count=job.preemption_count,
-        gang_nodes=gang_nodes,
+        gang_nodes=gang.nodes,
         is_suspended=is_to_run and job.state == JobState.SUSPENDED,
-        is_sharing=not shared.isdisjoint(worker.gpu_uuids),
+        is_sharing=is_sharing,
     )

@@ -35,7 +35,7 @@ from coordinator.engine.commands import AskLedger, Command, Outcome, PushDesired
 from coordinator.engine.commit import commit
 from coordinator.engine.context import Context
 from coordinator.engine.deadlines import Deadlines
-from coordinator.engine.desired import desired_state
+from coordinator.engine.desired import Orders, desired_state
 from coordinator.engine.events import (
     Event,
     JobCancelRequested,
@@ -64,6 +64,8 @@ class Engine:
         self._tally = accounting.GpuTally(self.state)
         self._views = view.Views(self.state)
         self._deadlines = Deadlines(self.state)
+        self._orders = Orders()
+        self._gpus_said: nodes.Said = {}
         self._holds: dict[JobId, tuple[str, ...]] | None = None
         self._tells_waits = True
         """Whether the policy said of any job what it waits for."""
@@ -107,6 +109,7 @@ class Engine:
         self._holds = None
         if ctx.changed_jobs:
             self._deadlines.note(self.state, ctx.changed_jobs)
+            self._orders.note(ctx.changed_jobs)
         return Outcome(
             commands=self._commands(ctx) if ctx.dirty_nodes or ctx.ask_ledgers else (),
             decisions=tuple(ctx.decisions),
@@ -129,14 +132,14 @@ class Engine:
 
     def _dispatch(self, ctx: Context, event: Event) -> None:  # noqa: C901 - one flat table
         match event:
+            case NodeReported():  # first, as nearly all are
+                nodes.reported(ctx, event, self._gpus_said)
             case LeaderStarted():
                 self._leader_started(ctx, event)
             case JobSubmitted():
                 jobs.submit(ctx, event)
             case JobCancelRequested():
                 jobs.cancel(ctx, event)
-            case NodeReported():
-                nodes.reported(ctx, event)
             case ProgressReported():
                 progress.reported(ctx, event)
             case NodeSilent():
@@ -237,7 +240,7 @@ class Engine:
     def desired(self, name: NodeName) -> DesiredState:
         """What a node should be now; complete, so that the last one is enough."""
         ctx = Context(self.state, self.settings, self.state.now_s)
-        return desired_state(ctx, self.state.nodes[name])
+        return desired_state(ctx, self.state.nodes[name], self._orders)
 
     def may_renew(self, name: NodeName, lease_id: str) -> str:
         """Why a lease may not be renewed; empty when it may."""
@@ -271,6 +274,10 @@ class Engine:
         held = list(self._held())
         return (held.index(job_id) + 1, len(held)) if job_id in held else None
 
+    def standing(self, job_id: JobId) -> tuple[str, ...]:
+        """How a job that has GPUs stands by the policy's own measure, if it has one."""
+        return self.policy.tell(self.snapshot(), self._memory(), job_id)
+
     def why_kept(self, name: NodeName) -> tuple[str, ...]:
         """Why a node that serves is not lent; empty for any other node."""
         return self.policy.keep(self.snapshot(), name)
@@ -294,6 +301,7 @@ class Engine:
             *invariants.sharing_faults(ctx),
             *invariants.tally_faults(self._tally, accounting.GpuTally(self.state)),
             *invariants.view_faults(self._views.snapshot(ctx), fresh),
+            *invariants.order_faults(ctx, self._orders),
         ]
 
     def encode_state(self) -> bytes:
@@ -303,6 +311,9 @@ class Engine:
 
 def _lent_and_ready(state: ClusterState, service: ServiceName) -> tuple[int, int]:
     """Nodes of a service that have a lease, and those that serve; nobody asks without a lease."""
+    away = {loan.node for loan in state.loans.values() if loan.returned_at_s is None}
+    if not any(node in state.nodes and state.nodes[node].lease is not None for node in away):
+        return 0, 0
     own = [node for node in state.nodes.values() if node.service == service]
     lent = sum([node.lease is not None for node in own])
     ready = sum([node.serving_since_s is not None for node in own]) if lent else 0

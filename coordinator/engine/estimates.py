@@ -1,22 +1,29 @@
 """How much work a job has left, and where that number comes from (design 3).
 
-Live progress, else history of (tenant, name, command), else declared, else the size class's
-median, else the configured default. Work is in worker-seconds. Must not know policies.
+Live progress, else that of an earlier attempt, else history of (tenant, name, command), else
+declared, else the size class's median, else the configured default. Work is in worker-seconds. Must
+not know policies.
 """
 
 from __future__ import annotations
 
 from statistics import median
+from typing import NamedTuple
 
 from common.messages import OrderPhase
 from common.model import JobSpec, JobState
 from coordinator.engine.settings import EngineSettings
 from coordinator.engine.state import ClusterState, JobEntry
+from coordinator.policies.sources import Source
 
 HISTORY_KEPT = 20
 LEAST_REMAINING_RATIO = 0.05
-"""A job that outlives its estimate still counts as having this share left of what an attempt began
-with."""
+"""A job at the end of its estimate still counts as having this share left of what an attempt began
+with. One that has outlived it by more has as much left again as it ran over. Lifetimes have heavy
+tails: half of the processes of an age live as long again (Harchol-Balter and Downey, Exploiting
+Process Lifetime Distributions, TOCS 15(3), 1997, whose distribution is Pareto's with exponent 1).
+Here the time run over stands for the age, so that an estimate that is a little short is off by
+little and one that means nothing soon counts for nothing."""
 
 
 def history_key(tenant: str, spec: JobSpec) -> str:
@@ -35,13 +42,13 @@ def whole_work(
     """(worker-seconds, source) of a job that has not run."""
     seen = state.history.get(history_key(tenant, spec))
     if seen:
-        return median(seen), f"history of {len(seen)} runs"
+        return median(seen), f"{Source.HISTORY} of {len(seen)} runs"
     if spec.expected_runtime_s is not None:
-        return spec.expected_runtime_s * spec.workers.min, "declared"
+        return spec.expected_runtime_s * spec.workers.min, Source.DECLARED
     seen = state.history.get(size_class(spec))
     if seen:
-        return median(seen), f"median of {len(seen)} jobs of this size"
-    return settings.default_expected_runtime_s * spec.workers.min, "default"
+        return median(seen), f"{Source.SIZE} of {len(seen)} jobs of this size"
+    return settings.default_expected_runtime_s * spec.workers.min, Source.DEFAULT
 
 
 def record(state: ClusterState, job: JobEntry, work_s: float, *, kept: int) -> None:
@@ -79,8 +86,8 @@ def pace(job: JobEntry) -> float:
 
 def settle_work(job: JobEntry, now_s: float) -> None:
     """Bring `worker_s` up to now; call it before the number of running workers changes."""
-    if job.attempt_ran_at_s is not None:
-        elapsed_s = max(0.0, now_s - job.worker_s_at_s)
+    elapsed_s = now_s - job.worker_s_at_s
+    if job.attempt_ran_at_s is not None and elapsed_s > 0:  # a gang's workers end together
         job.worker_s += pace(job) * elapsed_s
         job.attained_gpu_s += computing_gpus(job) * elapsed_s
     job.worker_s_at_s = now_s
@@ -90,16 +97,18 @@ def computing_gpus(job: JobEntry) -> float:
     """GPUs of the workers that compute now; of GPUs on which others compute too, its part."""
     if job.attempt_ran_at_s is None or job.state == JobState.SUSPENDED:
         return 0
-    return sum(
-        len(worker.gpu_uuids) * worker.share
-        for worker in job.workers.values()
-        if worker.order == OrderPhase.RUN and worker.stop is None
-    )
+    gpus, run = 0.0, OrderPhase.RUN
+    for worker in job.workers.values():
+        if worker.stop is None and worker.order == run:
+            gpus += len(worker.gpu_uuids) * worker.share
+    return gpus
 
 
 def attained_gpu_s(job: JobEntry, now_s: float) -> float:
     """GPU-seconds of computing in all attempts until now (attained service; Tiresias, NSDI'19)."""
-    elapsed_s = max(0.0, now_s - job.worker_s_at_s)
+    elapsed_s = now_s - job.worker_s_at_s
+    if elapsed_s <= 0:
+        return job.attained_gpu_s
     return job.attained_gpu_s + computing_gpus(job) * elapsed_s
 
 
@@ -140,13 +149,18 @@ def measure(job: JobEntry, now_s: float) -> None:
     steps = progress.step - job.progress_at_start
     if steps <= 0 or job.worker_s <= 0:
         return
-    spent_s = job.worker_s
+    spent_s, is_warm = job.worker_s, False
     if job.measured_left_s is None:
         job.first_step, job.first_worker_s = progress.step, job.worker_s
     elif progress.step > job.first_step and job.worker_s > job.first_worker_s:
         steps, spent_s = progress.step - job.first_step, job.worker_s - job.first_worker_s
+        is_warm = True
     job.measured_left_s = (progress.total_steps - progress.step) * spent_s / steps
     job.measured_worker_s = job.worker_s
+    # One word alone counts warming up as work. For later attempts that is better than a guess by
+    # the jobs of others, and worse than what was declared.
+    if is_warm or job.spec.expected_runtime_s is None:
+        job.measured_work_s = progress.total_steps * spent_s / steps
 
 
 def steps_left(job: JobEntry, now_s: float) -> float | None:
@@ -160,68 +174,124 @@ def steps_left(job: JobEntry, now_s: float) -> float | None:
     return max(0.0, progress.total_steps - progress.step - since_s / measured.step_time_s)
 
 
+def attempt_ended(job: JobEntry) -> None:
+    """An attempt is over and the job is not: what was learned of its length holds for the next.
+
+    Else a job would be as short again as it was thought to be before it ran, and orders by what is
+    left would stop two jobs for each other for ever.
+    """
+    if job.attempt_ran_at_s is not None:
+        done_s = job.worker_s + _work_s(job) * _done_ratio(job)
+        job.longest_work_s = max(job.longest_work_s, done_s)
+    job.attempt_ran_at_s = None
+    job.measured_left_s = None
+
+
+def _work_s(job: JobEntry) -> float:
+    """Worker-seconds of the whole job: by the latest words of an attempt, else by its estimate; not
+    less than an attempt took that did not end it."""
+    if job.measured_work_s is not None:
+        return job.measured_work_s
+    return max(job.expected_work_s, job.longest_work_s)
+
+
 def estimated_left(job: JobEntry, now_s: float) -> float:
     """Worker-seconds left by the estimate alone; below zero when the job has outlived it."""
     done_s = attempt_worker_s(job, now_s)
     if job.measured_left_s is not None:
         return job.measured_left_s - (done_s - job.measured_worker_s)
-    return job.expected_work_s * (1.0 - _done_ratio(job)) - done_s
+    return _work_s(job) * (1.0 - _done_ratio(job)) - done_s
 
 
 def remaining_work(job: JobEntry, now_s: float) -> tuple[float, str]:
-    """(worker-seconds left, source); it falls with time by the number of running workers."""
-    source = job.estimate_source if job.measured_left_s is None else "live progress"
-    return max(least_work_s(job), estimated_left(job, now_s)), source
+    """(worker-seconds left, source); it falls with time by the number of running workers, and grows
+    likewise once the job has outlived its estimate."""
+    return max(least_work_s(job), abs(estimated_left(job, now_s))), _source(job)
+
+
+def _source(job: JobEntry) -> str:
+    if job.measured_left_s is not None:
+        return Source.LIVE
+    if job.measured_work_s is not None:
+        return Source.EARLIER
+    if job.longest_work_s > job.expected_work_s:
+        return f"{Source.OUTLIVED} ({job.estimate_source})"
+    return job.estimate_source
+
+
+def outlived_s(job: JobEntry, now_s: float) -> float:
+    """Worker-seconds by which an attempt has outlived its estimate, where that is what counts as
+    left of it; else 0."""
+    over_s = -estimated_left(job, now_s)
+    return over_s if over_s > least_work_s(job) else 0.0
 
 
 def least_work_s(job: JobEntry) -> float:
-    """What counts as left of a job that has outlived its estimate; 0 when it says how far it is.
+    """The least that counts as left of a job; 0 when it says how far it is.
 
     What was done before this attempt is known, so it is a share of the rest only.
     """
     if job.measured_left_s is not None:
         return 0.0
-    return job.expected_work_s * (1.0 - _done_ratio(job)) * LEAST_REMAINING_RATIO
+    return _work_s(job) * (1.0 - _done_ratio(job)) * LEAST_REMAINING_RATIO
 
 
-def _unsaved_since_s(job: JobEntry) -> float:
-    since_s = job.attempt_ran_at_s or 0.0
-    if job.checkpoint is not None and job.checkpoint.is_verified and job.checkpoint_at_s:
-        since_s = max(since_s, job.checkpoint_at_s)
-    return since_s
+class Stake(NamedTuple):
+    """What a job has computed and not saved at an instant, in GPU-seconds, and on how many GPUs."""
+
+    gpu_s: float
+    gpus: float
+    at_s: float
 
 
-def paused_s_since(job: JobEntry, since_s: float, now_s: float) -> float:
-    """Seconds of the present suspension from an instant on; 0 when it is not suspended."""
-    if job.suspended_at_s is None:
-        return 0.0
-    return max(0.0, now_s - max(since_s, job.suspended_at_s))
+def stake(job: JobEntry, now_s: float, at_s: float) -> Stake:
+    """What a job had computed up to `at_s` and has not saved, by the GPUs that it really had.
+
+    at_s: not after `now_s`; from then until now it had as many GPUs as now.
+    """
+    if job.attempt_ran_at_s is None:
+        return Stake(0.0, 0.0, at_s)
+    gpu_s = _attained_at(job, now_s, at_s) - job.saved_gpu_s
+    return Stake(max(0.0, gpu_s), _held_gpus(job), at_s)
+
+
+def saved(job: JobEntry, now_s: float, at_s: float) -> None:
+    """A verified save was made at an instant: what was attained until then is in it."""
+    job.saved_gpu_s = max(job.saved_gpu_s, _attained_at(job, now_s, at_s))
+
+
+def _attained_at(job: JobEntry, now_s: float, at_s: float) -> float:
+    attained = attained_gpu_s(job, now_s)
+    return attained if at_s == now_s else attained - computing_gpus(job) * (now_s - at_s)
 
 
 def lost_if_preempted(job: JobEntry, now_s: float) -> float:
     """GPU-seconds that a preemption now throws away: since the last verified checkpoint."""
     if job.attempt_ran_at_s is None:
         return 0.0
-    since_s = _unsaved_since_s(job)
-    paused_s = job.unsaved_pause_s + paused_s_since(job, since_s, now_s)
-    return max(0.0, now_s - since_s - paused_s) * _held_gpus(job)
+    return max(0.0, attained_gpu_s(job, now_s) - job.saved_gpu_s)
 
 
-def paused_s(job: JobEntry, now_s: float) -> float:
-    """Seconds of the present suspension since the last save, or since its attempt ran."""
-    return paused_s_since(job, _unsaved_since_s(job), now_s)
+def has_saved(job: JobEntry) -> bool:
+    """Whether its present attempt has verified a checkpoint."""
+    if job.attempt_ran_at_s is None or job.checkpoint is None or not job.checkpoint.is_verified:
+        return False
+    return (job.checkpoint_at_s or 0.0) > job.attempt_ran_at_s
 
 
-def unsaved_gpus(job: JobEntry) -> float:
-    """GPUs whose work of now a preemption would throw away; a suspended job does none."""
-    return 0 if job.state == JobState.SUSPENDED else _held_gpus(job)
+def is_all_saved(job: JobEntry) -> bool:
+    """Whether a verified checkpoint holds every step that the job says it did."""
+    progress, checkpoint = job.progress, job.checkpoint
+    if progress is None or checkpoint is None or not checkpoint.is_verified:
+        return False
+    return progress.step <= checkpoint.step
 
 
 def _held_gpus(job: JobEntry) -> float:
     if job.attempt_ran_at_s is None:
         return 0
-    return sum(
-        len(worker.gpu_uuids) * worker.share
-        for worker in job.workers.values()
-        if worker.stop is None
-    )
+    gpus = 0.0
+    for worker in job.workers.values():
+        if worker.stop is None:
+            gpus += len(worker.gpu_uuids) * worker.share
+    return gpus

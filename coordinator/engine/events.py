@@ -76,6 +76,9 @@ class WorkerFact(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Its last word, once it has ended: nobody asks it again."""
     checkpoint: Checkpoint | None = None
     failure: Failure | None = None
+    ended_ago_s: float = 0.0
+    """How long before this fact it ended, and claimed its checkpoint; 0 also when not known."""
+    saved_ago_s: float = 0.0
 
 
 class TrespassFact(Struct, frozen=True, order=True):
@@ -108,12 +111,16 @@ class NodeReported(Fact, frozen=True, kw_only=True, tag="node_reported"):
 
 
 class ProgressReported(Fact, frozen=True, kw_only=True, tag="progress_reported"):
-    """How far a running attempt is; one fact per job and pass."""
+    """How far a running attempt is; one fact per job and pass.
+
+    saved_ago_s: how long before this fact the job claimed the checkpoint, in seconds.
+    """
 
     job_id: JobId
     attempt: int
     progress: Progress | None = None
     checkpoint: Checkpoint | None = None
+    saved_ago_s: float = 0.0
 
 
 class NodeSilent(Fact, frozen=True, kw_only=True, tag="node_silent"):

@@ -11,6 +11,7 @@ from common.model import FINAL_JOB_STATES, JobState, NodeName, WorkerKey
 from coordinator.engine import estimates, sharing
 from coordinator.engine.accounting import GpuTally
 from coordinator.engine.context import Context
+from coordinator.engine.desired import Orders, desired_state
 from coordinator.engine.state import ClusterState
 from coordinator.policies.index import index_of
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
@@ -150,6 +151,16 @@ def view_faults(kept: ClusterSnapshot, fresh: ClusterSnapshot) -> list[str]:
     if kept.index != index_of(kept.nodes, kept.jobs):
         faults.append("the index is not that of the snapshot")
     return faults
+
+
+def order_faults(ctx: Context, kept: Orders) -> list[str]:
+    """Orders that are sent again are what they would be if they were made anew now."""
+    fresh = Orders()
+    return [
+        f"stale orders of {node.name}"
+        for node in ctx.state.nodes.values()
+        if desired_state(ctx, node, kept) != desired_state(ctx, node, fresh)
+    ]
 
 
 def _is_alike(old: JobView, new: JobView, now_s: float) -> bool:

@@ -36,6 +36,8 @@ from coordinator.engine.state import (
 PORT_TAKEN_EXIT_CODE = 75
 """EX_TEMPFAIL of sysexits.h: how a rendezvous store says that its port is somebody else's."""
 
+READY_PHASES = (WorkerPhase.READY, WorkerPhase.RUNNING)
+
 ACTIVE_JOB_STATES = frozenset(
     {JobState.STARTING, JobState.RUNNING, JobState.RESIZING, JobState.SUSPENDED}
 )
@@ -142,18 +144,18 @@ def preempt(
     reason: str,
     *,
     loan: LoanEntry | None = None,
-    lost_gpu_s: float | None = None,
+    stake: estimates.Stake | None = None,
 ) -> None:
     """Stop a whole job against its will; it queues again when its last worker is gone.
 
     loan: whose end the job stops for; it bears the preemption and its cost. A gang that had not
         run yet loses nothing and is not counted.
-    lost_gpu_s: GPU-seconds of work at stake; None: what its present workers have not saved.
+    stake: work at stake, and until when it was done; None: what its present workers have not saved.
     """
     if job.state not in ACTIVE_JOB_STATES or job.after_vacating is not None:
         return
     if job.attempt_ran_at_s is not None:
-        losses.ordered(ctx, job, loan, lost_gpu_s)
+        losses.ordered(ctx, job, loan, stake)
     fire(ctx, job, JobEvent.PREEMPT, reason)
     job.after_vacating = AfterVacating.REQUEUE
     stop_workers(ctx, job, StopReason.PREEMPT)
@@ -170,7 +172,7 @@ def worker_phase_changed(ctx: Context, job: JobEntry, worker: WorkerEntry) -> No
 
 def is_ready(worker: WorkerEntry) -> bool:
     """Whether a worker could run now, as its node says."""
-    return worker.phase in (WorkerPhase.READY, WorkerPhase.RUNNING)
+    return worker.phase in READY_PHASES
 
 
 def is_base_there(job: JobEntry) -> bool:
@@ -181,7 +183,8 @@ def is_base_there(job: JobEntry) -> bool:
 
 def _run_when_ready(ctx: Context, job: JobEntry) -> None:
     """Nobody runs before every node of the gang is ready (design 5)."""
-    if not (is_base_there(job) and all(is_ready(worker) for worker in job.workers.values())):
+    # The last worker is mostly the last to be ready: look there first, as all of them come by.
+    if not (all(map(is_ready, reversed(job.workers.values()))) and is_base_there(job)):
         return
     if not stores.is_ready(job):
         return
@@ -189,6 +192,7 @@ def _run_when_ready(ctx: Context, job: JobEntry) -> None:
     job.gang_deadline_s = None
     job.attempt_ran_at_s = job.worker_s_at_s = ctx.now_s
     job.worker_s = 0.0
+    job.saved_gpu_s = job.attained_gpu_s
     job.measured_left_s = None
     job.succeeded_workers = []
     job.total_queueing_s += ctx.now_s - job.pending_since_s
@@ -225,7 +229,8 @@ def worker_gone(ctx: Context, job: JobEntry, worker: WorkerEntry, ending: Ending
         _store_gone(ctx, job, worker, ending)
         return
     estimates.settle_work(job, ctx.now_s)
-    lost_gpu_s = estimates.lost_if_preempted(job, ctx.now_s)  # with the work of this worker
+    ended_at_s = ctx.now_s if ending.ended_at_s is None else ending.ended_at_s
+    stake = estimates.stake(job, ctx.now_s, ended_at_s)  # with the work of this worker
     release_gpus(ctx, worker.node, worker.key)
     del job.workers[worker.key.worker_index]
     ctx.changed_jobs[job.job_id] = None
@@ -236,7 +241,7 @@ def worker_gone(ctx: Context, job: JobEntry, worker: WorkerEntry, ending: Ending
         _count_release(ctx, job, worker)
         retrying.learned(ctx, job, worker.node, ending.failure)
     elif ending.said_reason is not None:
-        _sent_home(ctx, job, worker, ending.said_reason, lost_gpu_s)
+        _sent_home(ctx, job, worker, ending.said_reason, stake)
     elif ending.exit_code == 0 and not ending.error:
         job.succeeded_workers.append(worker.key.worker_index)
     elif ending.is_node_fault and _goes_on_without(job, worker):
@@ -285,15 +290,17 @@ def _goes_on_without(job: JobEntry, worker: WorkerEntry) -> bool:
 
 
 def _sent_home(
-    ctx: Context, job: JobEntry, worker: WorkerEntry, reason: StopReason, lost_gpu_s: float
+    ctx: Context, job: JobEntry, worker: WorkerEntry, reason: StopReason, stake: estimates.Stake
 ) -> None:
     """The node stopped a worker by itself: its lease ended. Only that is a preemption by node."""
     if _goes_on_without(job, worker):
         ctx.state.counters.flexible_workers_released += 1
         ctx.tell(job.job_id, "flexible worker lost", f"{worker.node} went home ({reason})")
         return
+    if estimates.is_all_saved(job):
+        stake = stake._replace(gpu_s=0.0)  # it saved in its grace, before the coordinator knew
     why = f"{worker.node} went home by itself ({reason})"
-    preempt(ctx, job, why, loan=ctx.loan_of(worker.node), lost_gpu_s=lost_gpu_s)
+    preempt(ctx, job, why, loan=ctx.loan_of(worker.node), stake=stake)
 
 
 def _fault(ctx: Context, job: JobEntry, node: NodeName, ending: Ending) -> None:
@@ -307,7 +314,8 @@ def _fault(ctx: Context, job: JobEntry, node: NodeName, ending: Ending) -> None:
     else:
         may_retry = retrying.own_fault(ctx, job, node, ending)
     whose = "node fault" if ending.is_node_fault else "own fault"
-    said = ending.error or f"exit code {ending.exit_code}"
+    # An agent says whose fault it is in the same words: once is enough.
+    said = ending.error.removeprefix(f"{whose}: ") or f"exit code {ending.exit_code}"
     said += f": {ending.failure}" if ending.failure else ""
     job.after_vacating = AfterVacating.REQUEUE if may_retry else AfterVacating.FAIL
     fire(ctx, job, JobEvent.WORKER_FAILED, f"{whose}: {said}")
@@ -355,8 +363,7 @@ def _requeue(ctx: Context, job: JobEntry) -> None:
     stores.leave(ctx, job)
     prerun_shape.settled(job)
     job.after_vacating = None
-    job.attempt_ran_at_s = None
-    job.measured_left_s = None
+    estimates.attempt_ended(job)
     job.gang_deadline_s = None
     job.awaited_nodes = []
     job.gpu_type = None

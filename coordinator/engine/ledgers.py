@@ -13,6 +13,7 @@ from coordinator.engine.context import Context, hold_gpus, release_gpus
 from coordinator.engine.events import OrdersRecovered
 from coordinator.engine.nodes import acknowledge
 from coordinator.engine.state import JobEntry, NodeEntry, WorkerEntry
+from coordinator.policies.sources import Source
 
 
 def recovered(ctx: Context, event: OrdersRecovered) -> None:
@@ -64,7 +65,7 @@ def _rebuilt(ctx: Context, order: WorkerOrder) -> JobEntry:
         preemption_count=order.preemption_count,
         expected_work_s=(order.spec.expected_runtime_s or 0.0) * order.spec.workers.min
         or ctx.settings.default_expected_runtime_s * order.spec.workers.min,
-        estimate_source="recovered from a node's ledger",
+        estimate_source=Source.LEDGER,
         is_recovered=True,
     )
 

@@ -9,6 +9,12 @@ from coordinator.engine.events import NodeReported
 from coordinator.engine.state import JobEntry, LoanEntry, NodeEntry, WorkerEntry
 from coordinator.policies.decisions import Loan, Reclaim
 
+_ON_LOAN, _SERVING = NodeRole.ON_LOAN, NodeRole.SERVING
+"""Members of an enum are slow to look up, and every report asks for these."""
+
+_NOT_LENT = (NodeRole.SERVING, NodeRole.QUARANTINED, NodeRole.WARMING)
+"""Roles from which warming up, by a boot or out of quarantine, says nothing of a loan."""
+
 DURATIONS_KEPT = 10_000
 """Of ways home, for the figures."""
 
@@ -50,10 +56,7 @@ def reclaim(ctx: Context, decision: Reclaim) -> str:
     node.desired_role = NodeRole.SERVING
     node.lease = None
     node.reclaim_at_s = ctx.now_s + decision.deadline_s
-    if loan.begun_at_s is None:
-        ctx.state.counters.loans_cancelled += 1
-    else:
-        ctx.state.counters.reclaims += 1
+    ctx.state.counters.reclaims += has_left(loan)  # of any other it is not known yet what it is
     ctx.tell(node.name, f"reclaim (lease {loan.lease_id})", decision.reason)
     clear_node(ctx, node, f"{node.name} goes back to {loan.service}: {decision.reason}", loan)
     ctx.touch(node.name)
@@ -69,8 +72,24 @@ def note_order(ctx: Context, loan: LoanEntry, decision: Reclaim) -> None:
     loan.predicted_cost_gpu_s = decision.predicted_cost_gpu_s
 
 
+def has_left(loan: LoanEntry) -> bool:
+    """Whether its node is known to have left its service, so that its way home is a return.
+
+    A loan that was called back first may have begun all the same, between two reports.
+    """
+    return loan.begun_at_s is not None or loan.is_server_stopped
+
+
 def is_late(loan: LoanEntry) -> bool:
-    """Whether a returned node took longer than its reclaim deadline."""
+    """Whether a returned node took longer than its reclaim deadline; never one that had not left.
+
+    A lapse has what the TTL leaves of it: nobody asked the node back, but its service has the
+    promise from the last renewal on (design 6: TTL + way home fit into the deadline).
+    """
+    if loan.lapse_s is not None and loan.lapse_deadline_s is not None:
+        return loan.lapse_s > loan.lapse_deadline_s
+    if not has_left(loan):
+        return False
     if None in (loan.reclaim_ordered_at_s, loan.returned_at_s, loan.reclaim_deadline_s):
         return False
     assert loan.returned_at_s is not None
@@ -117,20 +136,43 @@ def role_reported(
     ctx: Context, node: NodeEntry, event: NodeReported, *, old_role: NodeRole
 ) -> None:
     """A lent node moved: the loan began, lapsed, or is home."""
+    if node.last_lease_id is not None:
+        _note_left(ctx, node, event, old_role=old_role)
+    node.stage_durations_s = event.stage_durations_s
     if node.lease is not None:
         loan = ctx.state.loans[node.lease.lease_id]
-        if node.role == NodeRole.ON_LOAN and event.lease_id == loan.lease_id:
+        if node.role == _ON_LOAN and event.lease_id == loan.lease_id:
             if loan.begun_at_s is None:
                 loan.begun_at_s = ctx.now_s
                 ctx.tell(node.name, f"on loan (lease {loan.lease_id})", loan.reason)
         elif _has_gone_home(node, loan) or _has_let_go(ctx, node, event):
             _lapse(ctx, node, loan)
-    elif node.role == NodeRole.ON_LOAN and node.desired_role == NodeRole.SERVING:
+    elif node.role == _ON_LOAN and node.desired_role == _SERVING:
         _adopt_lease(ctx, node, event)
-    if node.role == NodeRole.SERVING and (
-        old_role != NodeRole.SERVING or _never_left(ctx, node, event)
-    ):
+    if node.role == _SERVING and (old_role != _SERVING or _never_left(ctx, node, event)):
         _home(ctx, node, event)
+
+
+def _note_left(ctx: Context, node: NodeEntry, event: NodeReported, *, old_role: NodeRole) -> None:
+    """Note of a loan that has not begun, as far as was heard, that its node stopped its server.
+
+    Its drain may have ended before the call home reached it. Its roles on the way tell, or else,
+    where no report fell into the way, the stages that it has measured: a node forgets those of the
+    way before when it takes a lease. A server that quarantine restarts was not stopped for a loan.
+    """
+    loan = None if node.last_lease_id is None else ctx.state.loans.get(node.last_lease_id)
+    if loan is None or loan.returned_at_s is not None or has_left(loan):
+        return
+    if node.lease is not None and node.role == _ON_LOAN:
+        return  # it begins
+    stages_s = event.stage_durations_s
+    loan.is_server_stopped = (
+        node.role in (NodeRole.ON_LOAN, NodeRole.VACATING)
+        or (node.role == NodeRole.WARMING and old_role not in _NOT_LENT)
+        or ("device_free" in stages_s and stages_s != node.stage_durations_s)
+    )
+    if loan.is_server_stopped and loan.reclaim_ordered_at_s is not None:
+        ctx.state.counters.reclaims += 1
 
 
 def _has_gone_home(node: NodeEntry, loan: LoanEntry) -> bool:
@@ -187,6 +229,10 @@ def _adopt_lease(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
 def _lapse(ctx: Context, node: NodeEntry, loan: LoanEntry) -> None:
     """The node went home by itself: its lease ended without our order."""
     loan.is_lapsed, loan.lapsed_at_s = True, ctx.now_s
+    service = ctx.service_settings(loan.service)
+    if service is not None:
+        ttl_s = ctx.settings.lease_ttl_s if node.lease is None else node.lease.ttl_s
+        loan.lapse_deadline_s = max(0.0, service.reclaim_deadline_s - ttl_s)
     node.lease = None
     node.desired_role = NodeRole.SERVING
     ctx.state.counters.leases_lapsed += 1
@@ -206,11 +252,20 @@ def _home(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
     pruning.forget_loans(ctx)
     loan.stage_durations_s = dict(event.stage_durations_s)
     counters = ctx.state.counters
-    if loan.lapsed_at_s is not None and loan.begun_at_s is not None:
+    if loan.lapsed_at_s is not None and has_left(loan):
         loan.lapse_s = _lapse_s(ctx, loan, loan.lapsed_at_s)
         _keep_duration(counters.lapse_s, loan.lapse_s)
-        ctx.tell(node.name, "home again", f"{loan.lapse_s:.1f} s after its lease ended by itself")
-    if loan.reclaim_ordered_at_s is None or loan.begun_at_s is None:
+        counters.reclaims_late += is_late(loan)
+        ctx.tell(
+            node.name,
+            "home again" + (", late" if is_late(loan) else ""),
+            f"{loan.lapse_s:.1f} s after its lease ended by itself",
+        )
+        return
+    if loan.reclaim_ordered_at_s is None:
+        return
+    if not has_left(loan):
+        counters.loans_cancelled += 1
         return
     took_s = ctx.now_s - loan.reclaim_ordered_at_s
     _keep_duration(counters.reclaim_s, took_s)
@@ -225,10 +280,10 @@ def _home(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
 def _lapse_s(ctx: Context, loan: LoanEntry, heard_at_s: float) -> float:
     """How long the way home took after a lapse, in seconds.
 
-    Whoever leads may have heard of the lapse late, or of all of it at once: what the node has
-    measured of its way by itself is the least that it took.
+    The node's own measure, from the end of its lease: whoever leads may have heard of the lapse
+    late, or of its end long after. A node that measured nothing is judged by what was heard.
     """
-    return max(ctx.now_s - heard_at_s, sum(loan.stage_durations_s.values()))
+    return sum(loan.stage_durations_s.values()) or ctx.now_s - heard_at_s
 
 
 def _keep_duration(kept: list[float], took_s: float) -> None:

@@ -1,11 +1,16 @@
 """What preemptions cost, in GPU-seconds of work. Must not know why, nor what a policy predicted.
 
 A job that is asked to stop has its grace to save, so the order itself costs nothing yet. At stake
-then is the work since its last verified checkpoint, and what its gang computes on until a node says
-that a base worker no longer runs: without that one nobody gets further. A verified save after the
-order is the job's answer to it and clears all of that. When the last worker of the attempt is gone,
-what is left is booked, on the job, on the cell and on the loan for whose end the job was stopped,
-which may have come home before.
+then is the work since its last verified checkpoint, and what its gang computes on until one of its
+base workers has ended: without that one nobody gets further, and until then a job that ignores the
+request computes through its whole grace. A verified save that was made after the order is the
+job's answer to it and clears all of that; one that was made before the order and is heard after it
+clears what is older than itself. When the last worker of the attempt is gone, what is left is
+booked, on the job, on the cell and on the loan for whose end the job was stopped, which may have
+come home before.
+
+What counts is when something happened, not when it was heard: a node says how long ago a worker
+ended or saved, by its own clock, and only such differences are used.
 
 A save can be heard late, of a node that was taken for dead: as long as the job waits, the next
 attempt begins from it, so that it takes the booking back. Once the next attempt is placed the
@@ -20,12 +25,15 @@ from coordinator.engine import estimates
 from coordinator.engine.context import Context
 from coordinator.engine.state import JobEntry, LoanEntry, LossEntry, WorkerEntry
 
+COMPUTING = (WorkerPhase.RUNNING, WorkerPhase.STOPPING)
+"""Phases in which a worker may compute: in its grace nobody knows what it does but itself."""
+
 
 def ordered(
     ctx: Context,
     job: JobEntry,
     loan: LoanEntry | None,
-    gpu_s: float | None = None,
+    stake: estimates.Stake | None = None,
     *,
     is_migration: bool = False,
 ) -> None:
@@ -34,7 +42,7 @@ def ordered(
     Call it before its workers are told.
 
     loan: whose end the job stops for; it bears the preemption and its cost.
-    gpu_s: work at stake; None: what its present workers have not saved.
+    stake: work at stake; None: what its present workers have not saved.
     is_migration: it goes on elsewhere at once: what is lost counts, the stop is no preemption.
     """
     if not is_migration:
@@ -43,9 +51,13 @@ def ordered(
         ctx.state.counters.preemptions += 1
     if loan is not None:
         loan.realised_preemptions += 1
+    if stake is None:
+        stake = estimates.stake(job, ctx.now_s, ctx.now_s)
     job.loss = LossEntry(
-        gpu_s=estimates.lost_if_preempted(job, ctx.now_s) if gpu_s is None else gpu_s,
+        gpu_s=stake.gpu_s,
         since_s=ctx.now_s if _is_whole(job) else None,
+        ordered_at_s=stake.at_s,
+        gpus=stake.gpus,
         lease_id=None if loan is None else loan.lease_id,
         is_migration=is_migration,
     )
@@ -54,36 +66,52 @@ def ordered(
 def _is_whole(job: JobEntry) -> bool:
     """Whether its base workers compute, all of them, as their nodes say."""
     base = [worker for worker in job.workers.values() if not worker.is_flexible]
-    computing = sum(1 for worker in base if worker.phase == WorkerPhase.RUNNING)
+    computing = sum(1 for worker in base if worker.phase in COMPUTING)
     return computing >= job.spec.workers_on(job.gpu_type or "").min
 
 
-def ceased(ctx: Context, job: JobEntry, worker: WorkerEntry) -> None:
-    """A node says of a worker that it runs no more: what was computed since the order counts."""
+def ceased(job: JobEntry, worker: WorkerEntry, at_s: float) -> None:
+    """A worker ended, or was suspended, at an instant: what was computed since the order counts."""
     loss = job.loss
     if loss is None or loss.since_s is None or worker.stop != StopReason.PREEMPT:
         return
-    gpus = len(worker.gpu_uuids)
+    gpus = _gpus(worker)
     if not worker.is_flexible:
-        gpus += sum(len(other.gpu_uuids) for other in job.workers.values() if _computes(other))
-    loss.gpu_s += gpus * (ctx.now_s - loss.since_s)
+        gpus += sum(_gpus(other) for other in job.workers.values() if _computes(other))
+    loss.after_gpu_s += gpus * (at_s - loss.since_s)
     if not worker.is_flexible:
         loss.since_s = None
 
 
+def _gpus(worker: WorkerEntry) -> float:
+    """Its part of the GPUs on which it computes."""
+    return len(worker.gpu_uuids) * worker.share
+
+
 def _computes(worker: WorkerEntry) -> bool:
     """Whether it was at work when its job was told to stop, and its node has not said otherwise."""
-    return worker.phase == WorkerPhase.RUNNING and worker.stop == StopReason.PREEMPT
+    return worker.phase in COMPUTING and worker.stop == StopReason.PREEMPT
 
 
-def saved(ctx: Context, job: JobEntry) -> None:
-    """A verified checkpoint was heard: nothing of before is lost, and after it the job leaves."""
+def saved(ctx: Context, job: JobEntry, at_s: float) -> None:
+    """A verified checkpoint was made: nothing of before is lost, and in its grace the job leaves.
+
+    at_s: when. A job that was not asked yet computes on after a save, and what it did is lost.
+    """
     loss = job.loss
     if loss is None:
         return
+    before_gpu_s = _lost(loss)
+    loss.gpu_s = min(loss.gpu_s, loss.gpus * max(0.0, loss.ordered_at_s - at_s))
+    if at_s >= loss.ordered_at_s:
+        loss.after_gpu_s, loss.since_s = 0.0, None
     if loss.is_booked:
-        _book(ctx, job, loss, -loss.gpu_s)
-    loss.gpu_s, loss.since_s = 0.0, None
+        _book(ctx, job, loss, _lost(loss) - before_gpu_s)
+
+
+def _lost(loss: LossEntry) -> float:
+    """What is lost as far as it is known, in GPU-seconds."""
+    return max(0.0, loss.gpu_s + loss.after_gpu_s)
 
 
 def settle(ctx: Context, job: JobEntry) -> None:
@@ -91,7 +119,7 @@ def settle(ctx: Context, job: JobEntry) -> None:
     loss = job.loss
     if loss is not None and not loss.is_booked:
         loss.is_booked = True
-        _book(ctx, job, loss, loss.gpu_s)
+        _book(ctx, job, loss, _lost(loss))
 
 
 def close(job: JobEntry) -> None:

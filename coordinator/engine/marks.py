@@ -11,10 +11,12 @@ from common.model import NodeName, StopReason
 class Ending(Struct, frozen=True, kw_only=True):
     """How a worker ended.
 
+    ended_at_s: when, as its node says; None: when that was heard.
     said_reason: its node stopped it by itself, for this. failure: why it failed by itself, as its
     log says; None where nothing is known.
     """
 
+    ended_at_s: float | None = None
     exit_code: int | None = None
     error: str = ""
     said_reason: StopReason | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from common.lifecycle import HEARD, NODE_TRANSITIONS, NodeEvent, advance, node_path
 from common.messages import OrderPhase, WorkerPhase
-from common.model import FINAL_JOB_STATES, JobState, NodeRole, Pool, WorkerKey
+from common.model import FINAL_JOB_STATES, JobState, NodeName, NodeRole, Pool, WorkerKey
 from coordinator.engine import jobs, loans, losses, progress, rebuilding, silence
 from coordinator.engine.context import Context, keys_on
 from coordinator.engine.events import GpuFact, NodeReported, WorkerFact
@@ -16,16 +16,23 @@ from coordinator.engine.state import GpuSlot, JobEntry, NodeEntry, WorkerEntry
 
 ENDED_PHASES = (WorkerPhase.EXITED, WorkerPhase.REFUSED)
 
+_LOST, _SERVING = NodeRole.LOST, NodeRole.SERVING
+"""Members of an enum are slow to look up, and every report asks for these."""
+
 TRESPASSES_KEPT = 64
 """Of one node; older ones are told again if they are still there."""
 
 
-def reported(ctx: Context, event: NodeReported) -> None:
+Said = dict[NodeName, tuple[GpuFact, ...]]
+"""What each node said of its GPUs last, in order to see at a glance that it says it again."""
+
+
+def reported(ctx: Context, event: NodeReported, said: Said) -> None:
     """Fold one node's news into the tables."""
     node = ctx.state.nodes.get(event.node)
     if node is None:
         node = _join(ctx, event)
-    before = _standing(node)
+    before, is_elsewhere = _standing(node), _is_elsewhere(node, event)
     is_new_boot = node.boot_id != event.boot_id
     was_heard, old_role = node.is_heard, node.role
     node.boot_id, node.detail = event.boot_id, event.detail
@@ -33,12 +40,13 @@ def reported(ctx: Context, event: NodeReported) -> None:
     node.cpus, node.memory_bytes = event.cpus, event.memory_bytes
     node.heard_at_s, node.is_heard = ctx.now_s, True
     node.reported_epoch, node.reported_generation = event.epoch, event.generation
-    _fold_gpus(ctx, node, event)
+    _fold_gpus(ctx, node, event, said)
     _fold_role(ctx, node, event, is_new_boot=is_new_boot)
-    _tell_trespasses(ctx, node, event, is_new_boot=is_new_boot)
+    if event.trespasses or is_new_boot:
+        _tell_trespasses(ctx, node, event, is_new_boot=is_new_boot)
     _fold_workers(ctx, node, event, is_new_boot=is_new_boot)
     loans.role_reported(ctx, node, event, old_role=old_role)
-    if _standing(node) != before:
+    if is_elsewhere or _standing(node) != before:
         ctx.changed_nodes[node.name] = None
     if not was_heard or old_role != node.role:
         ctx.touch(node.name)
@@ -46,19 +54,21 @@ def reported(ctx: Context, event: NodeReported) -> None:
         ctx.needs_loan_pass = True
 
 
-def _standing(node: NodeEntry) -> tuple[object, ...]:
-    """What a report can change of a node as policies see it, its GPUs and workers aside."""
+def _is_elsewhere(node: NodeEntry, event: NodeReported) -> bool:
+    """Whether policies see a node anew for where and how large it is, or as it was not heard."""
     return (
-        node.role,
-        node.home_pool,
-        node.service,
-        node.rack,
-        node.cpus,
-        node.memory_bytes,
-        node.is_heard,
-        node.serving_since_s,
-        bool(node.unknown_workers),
+        not node.is_heard
+        or node.home_pool != event.home_pool
+        or node.service != event.service
+        or node.rack != event.rack
+        or node.cpus != event.cpus
+        or node.memory_bytes != event.memory_bytes
     )
+
+
+def _standing(node: NodeEntry) -> tuple[NodeRole, float | None, bool]:
+    """What else a report can change of a node as policies see it, its GPUs and workers aside."""
+    return node.role, node.serving_since_s, bool(node.unknown_workers)
 
 
 def _join(ctx: Context, event: NodeReported) -> NodeEntry:
@@ -75,24 +85,10 @@ def _join(ctx: Context, event: NodeReported) -> NodeEntry:
     return node
 
 
-def _are_known(node: NodeEntry, facts: tuple[GpuFact, ...]) -> bool:
-    """Whether a report says of the GPUs what the last one said."""
-    if len(node.gpus) != len(facts):
-        return False
-    for slot, fact in zip(node.gpus, facts, strict=True):
-        if (
-            slot.uuid != fact.uuid
-            or slot.health != fact.health
-            or slot.gpu_type != fact.gpu_type
-            or slot.memory_bytes != fact.memory_bytes
-        ):
-            return False
-    return True
-
-
-def _fold_gpus(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
-    if _are_known(node, event.gpus):
-        return
+def _fold_gpus(ctx: Context, node: NodeEntry, event: NodeReported, said: Said) -> None:
+    if said.get(node.name) == event.gpus and len(node.gpus) == len(event.gpus):
+        return  # what is known of its GPUs changes here alone
+    said[node.name] = event.gpus
     ctx.changed_nodes[node.name] = None
     known = {slot.uuid: slot for slot in node.gpus}
     if tuple(known) != tuple(gpu.uuid for gpu in event.gpus):
@@ -113,7 +109,7 @@ def _fold_gpus(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
 
 def _fold_role(ctx: Context, node: NodeEntry, event: NodeReported, *, is_new_boot: bool) -> None:
     """Move a node to the role that it reports, by the table alone."""
-    if node.role == NodeRole.LOST:
+    if node.role == _LOST:
         _fire(node, HEARD[event.role])
         node.silent_since_s = None
         ctx.tell(node.name, f"heard again -> {node.role}", event.detail)
@@ -121,11 +117,11 @@ def _fold_role(ctx: Context, node: NodeEntry, event: NodeReported, *, is_new_boo
         _reboot(ctx, node, event)
     elif node.role != event.role:
         _move(ctx, node, event)
-    if node.role == NodeRole.SERVING and not event.is_server_down:
+    if node.role == _SERVING and not event.is_server_down:
         if node.serving_since_s is None:
             node.serving_since_s = ctx.now_s
     else:
-        if node.role == NodeRole.SERVING and node.serving_since_s is not None:
+        if node.serving_since_s is not None and node.role == _SERVING:
             # A dead server measures as no load: it must not look like one to spare.
             ctx.tell(node.name, "server down", event.detail)
             ctx.needs_loan_pass = True
@@ -183,8 +179,6 @@ def _tell_trespasses(
     """Each foreign process on a GPU is told once, however often it comes and goes (design 7)."""
     if is_new_boot:
         node.trespasses_told = []  # process ids begin anew
-    if not event.trespasses:
-        return
     for fact in event.trespasses:
         if (fact.pid, fact.gpu_uuid) not in node.trespasses_told:
             node.trespasses_told.append((fact.pid, fact.gpu_uuid))
@@ -276,9 +270,11 @@ def _fold_live_worker(
 ) -> None:
     old_phase, worker.phase = worker.phase, fact.phase
     worker.endpoint = fact.endpoint or worker.endpoint
-    if old_phase == WorkerPhase.RUNNING != fact.phase:
-        losses.ceased(ctx, job, worker)
-    if fact.phase in ENDED_PHASES:
+    is_over = fact.phase in ENDED_PHASES
+    ended_at_s = ctx.ago(fact.ended_ago_s) if is_over else ctx.now_s
+    if old_phase in losses.COMPUTING and fact.phase not in losses.COMPUTING:
+        losses.ceased(job, worker, ended_at_s)
+    if is_over:
         acknowledge(ctx, node, worker.key)
         progress.last_word(ctx, job, fact)
         jobs.worker_gone(
@@ -286,6 +282,7 @@ def _fold_live_worker(
             job,
             worker,
             Ending(
+                ended_at_s=ended_at_s,
                 exit_code=fact.exit_code,
                 error=fact.error,
                 said_reason=fact.stop_reason,

@@ -24,21 +24,24 @@ def reported(ctx: Context, event: ProgressReported) -> None:
         estimates.measure(job, ctx.now_s)
         job.progress_gpu_s = job.attained_gpu_s
     if event.checkpoint is not None:
-        _checkpoint(ctx, job, event.checkpoint)
+        _checkpoint(ctx, job, event.checkpoint, ctx.ago(event.saved_ago_s))
 
 
-def _checkpoint(ctx: Context, job: JobEntry, checkpoint: Checkpoint) -> None:
-    """It saved, or says again what it saved; that is all it has if it did no step since."""
+def _checkpoint(ctx: Context, job: JobEntry, checkpoint: Checkpoint, saved_at_s: float) -> None:
+    """It saved, or says again what it saved; that is all it has if it did no step since.
+
+    What it computed between the save and the word of it is not in the save.
+    """
     is_new = checkpoint != job.checkpoint
     if is_new:
         job.checkpoint = checkpoint
-        job.checkpoint_at_s = ctx.now_s
+        job.checkpoint_at_s = saved_at_s
         if checkpoint.is_verified:
-            job.unsaved_pause_s = 0.0
+            estimates.saved(job, ctx.now_s, saved_at_s)
     if checkpoint.is_verified:
-        is_all = job.progress is not None and job.progress.step <= checkpoint.step
+        is_all = estimates.is_all_saved(job)
         if is_new or is_all:
-            losses.saved(ctx, job)
+            losses.saved(ctx, job, ctx.now_s if is_all else saved_at_s)
         prerun.passed(ctx, job, "it has saved a checkpoint")
 
 
@@ -55,6 +58,7 @@ def last_word(ctx: Context, job: JobEntry, fact: WorkerFact) -> None:
         attempt=fact.key.attempt,
         progress=progress if progress is not None and progress.step > step else None,
         checkpoint=checkpoint if checkpoint is not None and checkpoint.step >= saved else None,
+        saved_ago_s=fact.saved_ago_s,
     )
     if event.progress is not None or event.checkpoint is not None:
         reported(ctx, event)

@@ -71,6 +71,7 @@ def confirm_dead(ctx: Context, name: NodeName, by: str) -> None:
 def _await_no_longer(ctx: Context, job: JobEntry, name: NodeName, why: str) -> None:
     """The last one awaited is a node fault, as the loss of a worker that was seen would be."""
     job.awaited_nodes = [other for other in job.awaited_nodes if other != name]
+    ctx.changed_jobs[job.job_id] = None
     if job.awaited_nodes or job.state not in jobs.ACTIVE_JOB_STATES:
         return
     key = WorkerKey(job.job_id, job.attempt, job.next_worker_index)

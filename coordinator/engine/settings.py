@@ -39,7 +39,10 @@ class ServiceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         NonNegativeFloat, Meta(description="99th percentile from device free to serving")
     ] = 60.0
     hold_off_s: Annotated[
-        NonNegativeFloat, Meta(description="a node that became ready is not lent before this")
+        NonNegativeFloat,
+        Meta(
+            description="a node that became ready is not lent before this, nor another in its place"
+        ),
     ] = 300.0
 
 

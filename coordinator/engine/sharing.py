@@ -175,7 +175,6 @@ def settle(ctx: Context) -> None:
 
 def _count_pause(ctx: Context, job: JobEntry) -> None:
     """It goes on, or its attempt is over: the time that it was suspended is known."""
-    job.unsaved_pause_s += estimates.paused_s(job, ctx.now_s)
     job.suspended_s += ctx.now_s - (job.suspended_at_s or ctx.now_s)
     job.suspended_at_s = None
 
@@ -198,6 +197,8 @@ def _share_anew(ctx: Context, name: NodeName, touched: dict[JobId, JobEntry]) ->
             continue
         job, worker = pair
         touched[job.job_id] = job
+        if worker.stop is not None:
+            continue  # what it computes in its grace it computes at its part of before
         share = sum(found) / len(found)
         if share != worker.share:
             estimates.settle_work(job, ctx.now_s)

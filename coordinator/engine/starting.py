@@ -116,7 +116,6 @@ def start(ctx: Context, decision: Start, *, held: Collection[WorkerKey] = ()) ->
     job.gpu_type = decision.gpu_type
     job.is_packed = decision.is_packed
     job.packed_speed_ratio = 1.0
-    job.unsaved_pause_s = 0.0
     job.gang_deadline_s = ctx.now_s + ctx.settings.gang_ready_timeout_s
     add(ctx, job, in_order(decision.placements))
     stores.add(ctx, job)

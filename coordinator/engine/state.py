@@ -76,6 +76,8 @@ class NodeEntry(Struct, kw_only=True):
     lease: Lease | None = None
     last_lease_id: LeaseId | None = None
     """Its latest loan, which it may be on its way home from."""
+    stage_durations_s: dict[str, float] = field(default_factory=dict[str, float])
+    """Of its latest way home, as it said last."""
     reclaim_at_s: float | None = None
     is_awaited: bool = False
     """To be taken back when its jobs have ended; see `ClusterState.awaited`."""
@@ -146,8 +148,14 @@ class LossEntry(Struct, kw_only=True):
     """Work of a preempted attempt that is lost unless it is saved; see `losses`."""
 
     gpu_s: float
+    """What was computed up to the order and is not saved, in GPU-seconds."""
     since_s: float | None
-    """The order: what was computed up to then is in `gpu_s`. None: nothing is added any more."""
+    """The order, while its gang computes on. None: nothing is added any more."""
+    ordered_at_s: float = 0.0
+    gpus: float = 0.0
+    """On how many it computed then."""
+    after_gpu_s: float = 0.0
+    """What was computed since, in GPU-seconds; below 0 where it ended before the order."""
     lease_id: LeaseId | None = None
     """The loan that bears it."""
     is_booked: bool = False
@@ -215,6 +223,10 @@ class JobEntry(Struct, kw_only=True):
     """Worker-seconds left by the last progress of this attempt, when `measured_worker_s` of the
     attempt's were spent; None without progress."""
     measured_worker_s: float = 0.0
+    measured_work_s: float | None = None
+    """Worker-seconds of the whole job by the latest progress of any attempt; None without any."""
+    longest_work_s: float = 0.0
+    """Worker-seconds of the longest attempt that was over before the job."""
     first_step: int = 0
     """Where this attempt was when it first said so, and `first_worker_s` what it had spent."""
     first_worker_s: float = 0.0
@@ -236,11 +248,12 @@ class JobEntry(Struct, kw_only=True):
     suspended_at_s: float | None = None
     """Since when it is suspended; None while it is not."""
     suspended_s: float = 0.0
-    """Time suspended in all, up to its last resumption, and of it since its last save below."""
-    unsaved_pause_s: float = 0.0
+    """Time suspended in all, up to its last resumption."""
     suspension_count: int = 0
     migration: Migration | None = None
     migration_count: int = 0
+    saved_gpu_s: float = 0.0
+    """GPU-seconds attained when its last verified save was made, or else when its attempt began."""
     progress_gpu_s: float = 0.0
     """GPU-seconds attained when it last said how far it is."""
     is_recovered: bool = False
@@ -271,6 +284,9 @@ class LoanEntry(Struct, kw_only=True):
     decided_at_s: float
     reason: str
     begun_at_s: float | None = None
+    is_server_stopped: bool = False
+    """Its node stopped its server for it, and was called back or turned back before it was heard to
+    be on loan; `coordinator.engine.loans.has_left`."""
     reclaim_ordered_at_s: float | None = None
     reclaim_deadline_s: float | None = None
     reclaim_reason: str = ""
@@ -280,7 +296,9 @@ class LoanEntry(Struct, kw_only=True):
     lapsed_at_s: float | None = None
     """When that was heard."""
     lapse_s: float | None = None
-    """From the lapse to serving again, once it does; None of a loan that had not begun."""
+    """From the lease's end to serving again, once it does; None of a node that had not left."""
+    lapse_deadline_s: float | None = None
+    """The longest that may be: what the lease's TTL leaves of the service's reclaim deadline."""
     predicted_preemptions: int = 0
     predicted_cost_gpu_s: float = 0.0
     realised_preemptions: int = 0

@@ -22,6 +22,7 @@ from coordinator.policies.snapshot import (
     Shadow,
     WorkerView,
 )
+from coordinator.policies.sources import Source
 
 K = TypeVar("K", bound=str)
 V = TypeVar("V")
@@ -141,7 +142,7 @@ def node_view(ctx: Context, node: NodeEntry) -> NodeView:
         rack=node.rack,
         cpus=node.cpus,
         memory_bytes=node.memory_bytes,
-        gpu_memory_bytes=min((slot.memory_bytes for slot in node.gpus), default=0),
+        gpu_memory_bytes=min([slot.memory_bytes for slot in node.gpus], default=0),
     )
 
 
@@ -168,14 +169,14 @@ def _seen_job(ctx: Context, job_id: JobId) -> JobView | None:
         work_rate=0 if ran_at_s is None else 1,
         least_work_s=0.0,
         estimated_left_s=None,
-        estimate_source="length of its pre-run",
+        estimate_source=Source.PRERUN,
     )
 
 
 def job_view(ctx: Context, job: JobEntry) -> JobView:
     """One job, frozen."""
     work_s, source = estimates.remaining_work(job, ctx.now_s)
-    spec = job.spec
+    spec, gpus = job.spec, estimates.computing_gpus(job)
     return JobView(
         job_id=job.job_id,
         state=job.state,
@@ -196,7 +197,10 @@ def job_view(ctx: Context, job: JobEntry) -> JobView:
         as_of_s=ctx.now_s,
         work_rate=estimates.pace(job) if job.attempt_ran_at_s is not None else 0,
         least_work_s=estimates.least_work_s(job),
-        unsaved_gpus=estimates.unsaved_gpus(job),
+        unsaved_gpus=gpus,
+        has_saved=estimates.has_saved(job),
+        saves_when_asked=spec.checkpoint.path is not None,
+        wasted_gpu_s=job.lost_gpu_s,
         last_resized_at_s=job.resized_at_s,
         tenant=job.tenant,
         user=job.user,
@@ -207,7 +211,7 @@ def job_view(ctx: Context, job: JobEntry) -> JobView:
         memory_bytes_per_worker=spec.memory_bytes_per_worker,
         whole_work_s=job.expected_work_s,
         attained_gpu_s=estimates.attained_gpu_s(job, ctx.now_s),
-        computing_gpus=estimates.computing_gpus(job),
+        computing_gpus=gpus,
         waiting_since_s=job.pending_since_s if job.state == JobState.PENDING else None,
         first_started_at_s=job.started_at_s,
         attempt=job.attempt,

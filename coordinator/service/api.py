@@ -36,8 +36,10 @@ from coordinator.engine.events import (
     OperatorAsked,
 )
 from coordinator.engine.rebuilding import is_awaited
+from coordinator.service import finding
 from coordinator.service.coordinator import Coordinator
-from coordinator.service.looks import Looks, Refusal, unknown
+from coordinator.service.finding import Refusal, unknown
+from coordinator.service.looks import Looks
 
 log = logging.getLogger(__name__)
 
@@ -163,7 +165,7 @@ class Api:
             )
 
     async def _cancel(self, request: Cancel, tenant: str, user: str) -> Done:
-        job = self._looks.job(request.job_id)
+        job = finding.job(self._coordinator.engine.state, request.job_id)
         if tenant not in (job.tenant, OPERATORS):
             raise Refusal(
                 ApiErrorCode.DENIED, f"job {job.job_id} belongs to {job.tenant}", "job_id"
@@ -221,7 +223,7 @@ class Api:
                     "node",
                 )
         elif action == a.REVOKE_LOAN:
-            loan = self._looks.loan(request.target)
+            loan = finding.loan(state, request.target)
             if loan.returned_at_s is not None:
                 raise Refusal(ApiErrorCode.CONFLICT, "the loan came home already", "lease_id")
         elif request.target and ServiceName(request.target) not in state.services:

@@ -66,6 +66,7 @@ class Coordinator:
         self.bad_requests = 0
         self.is_leading = False
         self._leads_since_s = float("inf")
+        self._tick_s = min(settings.pass_period_s, settings.load_period_s, 1.0)
         self.started_at_s = clock.now_s()
         self.leading = asyncio.Event()
         self._lease = lease
@@ -114,6 +115,7 @@ class Coordinator:
             + self.bad_requests
             + self.renewals.bad_messages
             + self.dispatcher.bad_messages
+            + self.decider.foreign_count
         )
 
     def may_act(self) -> bool:
@@ -136,6 +138,7 @@ class Coordinator:
             Unavailable: the journal did not answer; what was not acknowledged may be lost.
         """
         await self._subscribe(subjects.node_report(self.settings.cell), self._on_report)
+        listening = asyncio.create_task(self._listen(), name="listen")
         try:
             # What the last leader left of its TTL runs out while the nodes are listened to.
             with contextlib.suppress(Unavailable):
@@ -153,8 +156,21 @@ class Coordinator:
                 await _end(keeping)
                 await self._leave()
         finally:
+            await _end(listening)
             for subscription in self._subscriptions:
                 await subscription.unsubscribe()
+
+    async def _listen(self) -> None:
+        """Know from when to when nodes could be heard, also while somebody else leads."""
+        while True:
+            self._listened()
+            await self.clock.sleep(self._tick_s)
+
+    def _listened(self) -> None:
+        """Call it before silence is judged: this process may just have been asleep itself."""
+        missed_s = self.folder.listened(now_s=self.clock.now_s(), period_s=self._tick_s)
+        if missed_s:
+            log.warning("nobody listened here for %.1f s: that is no silence of nodes", missed_s)
 
     async def _subscribe(self, subject: str, handler: Handler) -> None:
         self._subscriptions.append(await self.bus.subscribe(subject, handler))
@@ -201,11 +217,12 @@ class Coordinator:
 
         A node that died while nobody led would else be neither heard nor lost, for ever.
         """
+        self._listened()
         now_s = self.clock.now_s()
         self.folder.forget_facts()
         for report in list(self.folder.reports.values()):
             if self.folder.silent_s(NodeName(report.node), now_s=now_s) <= self.folder.lost_after_s:
-                self._take_facts(self.folder.say_again(report))
+                self._take_facts(self.folder.say_again(report, now_s=now_s))
         for node in self.engine.state.nodes:
             self.folder.expect(node, now_s=now_s)
 
@@ -303,9 +320,9 @@ class Coordinator:
 
     async def _tick(self) -> None:
         """Time passes: folding windows close and passes fall due."""
-        period_s = min(self.settings.pass_period_s, self.settings.load_period_s, 1.0)
         while True:
-            await self.clock.sleep(period_s)
+            await self.clock.sleep(self._tick_s)
+            self._listened()
             now_s = self.clock.now_s()
             for event in (*self.folder.due(now_s=now_s), *self._proving_silences(now_s)):
                 self.decider.post(event)

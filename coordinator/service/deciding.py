@@ -8,9 +8,8 @@ passes wait for more to come. Must not know the bus, the lease or how commands t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 
 import msgspec
 from msgspec import Struct
@@ -18,30 +17,18 @@ from msgspec import Struct
 from common.clock import Clock
 from common.errors import ConfigError, Fenced, Unavailable
 from coordinator.engine.commands import Command, Outcome
-from coordinator.engine.engine import Engine, decode_state
+from coordinator.engine.engine import Engine
 from coordinator.engine.events import Event, LoanPassDue, PassDue
-from coordinator.engine.record import Entry, Record, decode_record, encode_record, replay
-from coordinator.engine.settings import EngineSettings
+from coordinator.engine.record import Entry, Record, encode_record
 from coordinator.policies.decisions import Decision
 from coordinator.service.explain import describe
 from coordinator.service.ports import JournalPort, SnapshotsPort
+from coordinator.service.rebuilding import Saved, rebuild
 from coordinator.service.settings import CoordinatorSettings
 
 log = logging.getLogger(__name__)
 
 JOURNAL_RETRY_S = 0.2
-
-
-class Saved(Struct, frozen=True, kw_only=True):
-    """A snapshot: the state, and the settings that it was decided by until then.
-
-    The records after it were decided by those settings too, whatever the file says by now.
-    """
-
-    settings: EngineSettings
-    state: msgspec.Raw
-    journal: str = ""
-    """The identity of the journal that its sequence counts in."""
 
 
 class _Waiting(Struct):
@@ -103,6 +90,11 @@ class Decider:
         self._loan_pass_at_s = 0.0
         self._wake_at_s: float | None = None
 
+    @property
+    def foreign_count(self) -> int:
+        """Messages in the journal that no coordinator wrote; counted and passed over."""
+        return self._journal.foreign_count
+
     # --- intake -----------------------------------------------------------------------------
 
     def post(self, event: Event) -> None:
@@ -158,61 +150,15 @@ class Decider:
 
         Raises:
             ConfigError: a record was decided by a policy that is not here any more; names both.
-            ProtocolError: a record cannot be read; names its sequence.
+            ProtocolError: a record of a coordinator cannot be read; names its sequence.
             Unavailable: the journal does not answer.
         """
         await self._journal.open()
-        self.engine, after = await self._from_snapshot()
-        records = mismatches = 0
-        async for sequence, data in self._journal.read(after + 1):
-            record = decode_record(data, sequence=sequence)
-            with _decided_by_what_is_here(f"journal record {sequence}"):
-                mismatches += not replay(self.engine, record)
-            records += 1
-        log.info(
-            "rebuilt from snapshot %d and %d records, %d decided otherwise now",
-            after,
-            records,
-            mismatches,
-        )
-
-    async def _from_snapshot(self) -> tuple[Engine, int]:
-        """Before the first record nothing is configured: records carry the settings they had."""
-        loaded = await self._snapshots.load()
-        if loaded is None:
-            return Engine(EngineSettings()), 0
-        sequence, data = loaded
-        try:
-            saved = msgspec.msgpack.decode(data, type=Saved)
-            why_not = self._why_not(saved, sequence)
-            if not why_not:
-                state = decode_state(bytes(saved.state))
-                with _decided_by_what_is_here(f"snapshot {sequence}"):
-                    return Engine(saved.settings, state), sequence
-            log.error("snapshot %d is left aside: %s", sequence, why_not)
-        except msgspec.DecodeError as error:
-            # The journal forgets nothing: without the snapshot it only takes longer.
-            log.warning("snapshot %d cannot be read: %s", sequence, error)
-        return Engine(EngineSettings()), 0
-
-    def _why_not(self, saved: Saved, sequence: int) -> str:
-        """Why a snapshot is not of this journal; empty when it is.
-
-        What happened after it is lost with the old journal: jobs that it calls running may have
-        ended, and would run twice. Agents know what runs, so the state is rebuilt from them, as
-        when all is lost; what only waited must be submitted again.
-        """
-        journal = self._journal
-        if saved.journal and saved.journal != journal.identity:
-            why = f"it is of another journal ({saved.journal}, this one is {journal.identity})"
-        elif sequence > journal.last_sequence:
-            why = f"the journal ends before it, at {journal.last_sequence}"
-        else:
-            return ""
-        return (
-            f"{why}; only this journal counts. If that one was lost, jobs that only waited are "
-            "lost with it, and those on nodes are taken from their ledgers"
-        )
+        rebuilt = await rebuild(self._journal, self._snapshots)
+        self.engine = rebuilt.engine
+        # Counted on: one that dies often would else never write a snapshot, and each start of it
+        # would take longer than the one before.
+        self._records_since_snapshot = rebuilt.records
 
     # --- the loop ---------------------------------------------------------------------------
 
@@ -377,19 +323,3 @@ class Decider:
             await self._snapshots.save(self._journal.last_sequence, msgspec.msgpack.encode(saved))
         except (Unavailable, ConfigError) as error:
             log.warning("no snapshot: %s", error)
-
-
-@contextlib.contextmanager
-def _decided_by_what_is_here(what: str) -> Generator[None]:
-    """Say of an unknown policy or knob that it is the journal that names it, not the settings.
-
-    Raises:
-        ConfigError: says what, and what to do: to skip it would lose what it tells.
-    """
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(
-            f"{what} was decided by what is not here any more: {error}; install it again, or "
-            "start the version that wrote this, until a later snapshot is written"
-        ) from error

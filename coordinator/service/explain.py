@@ -67,13 +67,18 @@ def _pending(engine: Engine, entry: JobEntry) -> list[str]:
     blockers = engine.blockers(entry.job_id)
     reasons = list(blockers)
     if engine.state.is_frozen:
-        reasons.insert(0, "the cell is frozen: no decisions are taken (aryl freeze --off)")
+        reasons.insert(0, rows.FROZEN)
     place = engine.queue_place(entry.job_id)
     if place is not None:
         reasons.append(
             f"it is number {place[0]} of {place[1]} that wait, in the order of policy "
             f"{engine.policy.name}"
         )
+    reasons += [
+        f"lending {name} is recommended and waits for an operator (aryl loan approve {name})"
+        for name in sorted(engine.state.recommendations)
+        if blockers
+    ]
     if not blockers and not engine.state.is_frozen:
         reasons.append("nothing: it starts in the next scheduling pass")
     if entry.preemption_count:
@@ -95,7 +100,7 @@ def _running(engine: Engine, entry: JobEntry) -> tuple[str, ...]:
         said.append(f"on lent nodes: {', '.join(lent)}; they may be taken back")
     if entry.state == JobState.RESIZING:
         said.append("a resize is under way")
-    return tuple(said)
+    return (*said, *engine.standing(entry.job_id))
 
 
 def _unknown(engine: Engine, entry: JobEntry) -> list[str]:
@@ -125,6 +130,11 @@ def estimate(engine: Engine, entry: JobEntry) -> str:
     work_s, source = estimates.remaining_work(entry, engine.state.now_s)
     workers = max(entry.running_workers, entry.spec.workers.min)
     pace = estimates.pace(entry) or entry.spec.workers.min
+    over_s = estimates.outlived_s(entry, engine.state.now_s)
+    if over_s and entry.attempt_ran_at_s is not None:
+        source = (
+            f"{source}; it has outlived that by {over_s / pace:.0f} s, and as much again is assumed"
+        )
     return f"{work_s / pace:.0f} s left with {workers} workers (source: {source})"
 
 
@@ -162,10 +172,15 @@ def _overdue(engine: Engine, entry: NodeEntry) -> list[str]:
     late_s = 0.0 if found is None else rows.overdue_s(found, engine.state.now_s)
     if found is None or late_s <= 0:
         return []
+    promise = (
+        f"{found.lapse_deadline_s or 0.0:g} s after its lease ended by itself"
+        if found.reclaim_ordered_at_s is None
+        else f"deadline {found.reclaim_deadline_s or 0.0:g} s"
+    )
     return [
-        f"{found.service} should have had it back {late_s:.0f} s ago (deadline "
-        f"{found.reclaim_deadline_s:g} s): a late reclaim; workers that do not end within their "
-        "grace are killed, and a node whose GPUs stay busy is quarantined"
+        f"{found.service} should have had it back {late_s:.0f} s ago ({promise}): a late reclaim; "
+        "workers that do not end within their grace are killed, and a node whose GPUs stay busy is "
+        "quarantined"
     ]
 
 

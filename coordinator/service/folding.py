@@ -1,13 +1,16 @@
 """Report folding: node reports become a few facts per pass, never raw telemetry. Pure.
 
 Must not know the bus or the engine's state; `now_s` is an argument.
+
+How long ago something happened is said by whoever saw it, on one clock: an agent up to its report,
+the folder from there on. Clocks of two machines are never compared, and an age is no news.
 """
 
 from __future__ import annotations
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from common.messages import InferenceReport, NodeReport, WorkerPhase
+from common.messages import InferenceReport, NodeReport, WorkerPhase, WorkerReport
 from common.model import JobId, LeaseId, NodeName, NodeRole, Progress, ServiceName
 from coordinator.engine.events import (
     Event,
@@ -47,6 +50,9 @@ class Folder:
         self._progress_at_s = 0.0
         self.reports: dict[NodeName, NodeReport] = {}
         self.heard_at_s: dict[NodeName, float] = {}
+        self._silent_since_s: dict[NodeName, float] = {}
+        """When a node was heard last, later by the time in which nobody listened since."""
+        self._listened_at_s: float | None = None
         self.stale_count = 0
         self._facts: dict[NodeName, NodeReported] = {}
         self._silent: set[NodeName] = set()
@@ -64,19 +70,35 @@ class Folder:
         """Say this node's facts again with its next report."""
         self._facts.pop(node, None)
 
-    def say_again(self, report: NodeReport) -> NodeReported:
+    def say_again(self, report: NodeReport, *, now_s: float) -> NodeReported:
         """The facts of a report that was folded before."""
         facts = facts_of(report)
         self._facts[facts.node] = facts
-        return facts
+        return _dated(facts, report, late_s=now_s - self.heard_at_s[facts.node])
 
     def expect(self, node: NodeName, *, now_s: float) -> None:
         """A node that should report from now on; silence is counted from here if it never did."""
         self.heard_at_s.setdefault(node, now_s)
+        self._silent_since_s.setdefault(node, now_s)
 
     def silent_s(self, node: NodeName, *, now_s: float) -> float:
-        """Time since a node's last report; infinite if it never reported."""
-        return now_s - self.heard_at_s.get(node, float("-inf"))
+        """Time listened since a node's last report; infinite if it never reported."""
+        return now_s - self._silent_since_s.get(node, float("-inf"))
+
+    def listened(self, *, now_s: float, period_s: float) -> float:
+        """Somebody listens now, as each `period_s`; seconds in which nobody did, mostly 0.
+
+        A process that was stopped, or busy, or on a machine that slept, has heard nobody and knows
+        nothing of that time: what it missed is no silence. A look that comes within twice its
+        period is in time.
+        """
+        since_s, self._listened_at_s = self._listened_at_s, now_s
+        missed_s = 0.0 if since_s is None else now_s - since_s - period_s
+        if missed_s <= period_s:
+            return 0.0
+        for node, silent_since_s in self._silent_since_s.items():
+            self._silent_since_s[node] = min(now_s, silent_since_s + missed_s)
+        return missed_s
 
     def fold(self, report: NodeReport, *, now_s: float) -> NodeReported | None:
         """The node's facts, if they differ from the last ones said.
@@ -90,7 +112,7 @@ class Folder:
             self.stale_count += 1
             return None
         self.reports[node] = report
-        self.heard_at_s[node] = now_s
+        self.heard_at_s[node] = self._silent_since_s[node] = now_s
         was_silent = node in self._silent
         self._silent.discard(node)
         self._fold_load(node, report, now_s)
@@ -98,7 +120,7 @@ class Folder:
         if facts == self._facts.get(node) and not was_silent:
             return None
         self._facts[node] = facts
-        return facts
+        return _dated(facts, report, late_s=0.0)
 
     def _fold_load(self, node: NodeName, report: NodeReport, now_s: float) -> None:
         """Arrivals = completions + change of what is in flight (conservation of requests)."""
@@ -122,7 +144,7 @@ class Folder:
         events = [*self._loads(now_s), *self._silences(now_s)]
         if now_s - self._progress_at_s >= self.progress_period_s:
             self._progress_at_s = now_s
-            events += self._new_progress()
+            events += self._new_progress(now_s)
         return events
 
     def _loads(self, now_s: float) -> list[Event]:
@@ -142,9 +164,10 @@ class Folder:
             events.append(LoadMeasured(service=service, load=arrived / elapsed_s))
         return events
 
-    def _new_progress(self) -> list[Event]:
+    def _new_progress(self, now_s: float) -> list[Event]:
         best: dict[JobId, ProgressReported] = {}
-        for report in self.reports.values():
+        saved_at_s: dict[JobId, float] = {}
+        for node, report in self.reports.items():
             for worker in report.workers:
                 if worker.progress is None and worker.checkpoint is None:
                     continue
@@ -158,19 +181,22 @@ class Folder:
                         progress=worker.progress,
                         checkpoint=checkpoint,
                     )
+                    if worker.checkpoint is not None:
+                        saved_at_s[key.job_id] = self.heard_at_s[node] - worker.saved_ago_s
         events: list[Event] = []
         for job_id in sorted(best):
             if self._progress.get(job_id) != best[job_id]:
                 self._progress[job_id] = best[job_id]
-                events.append(best[job_id])
+                ago_s = max(0.0, now_s - saved_at_s.get(job_id, now_s))
+                events.append(structs.replace(best[job_id], saved_ago_s=ago_s))
         for job_id in [job_id for job_id in self._progress if job_id not in best]:
             del self._progress[job_id]
         return events
 
     def _silences(self, now_s: float) -> list[Event]:
         events: list[Event] = []
-        for node in sorted(self.heard_at_s):
-            silent_s = now_s - self.heard_at_s[node]
+        for node in sorted(self._silent_since_s):
+            silent_s = now_s - self._silent_since_s[node]
             if silent_s > self.lost_after_s and node not in self._silent:
                 self._silent.add(node)
                 events.append(NodeSilent(node=node, silent_s=silent_s))
@@ -191,7 +217,7 @@ def _is_further(progress: Progress | None, fact: ProgressReported, attempt: int)
 
 
 def facts_of(report: NodeReport) -> NodeReported:
-    """What matters of a report to a scheduler."""
+    """What matters of a report to a scheduler, without ages; see `_dated`."""
     return NodeReported(
         node=NodeName(report.node),
         boot_id=report.boot_id,
@@ -232,3 +258,21 @@ def facts_of(report: NodeReport) -> NodeReported:
 
 
 _ENDED = frozenset({WorkerPhase.EXITED, WorkerPhase.REFUSED})
+
+
+def _dated(facts: NodeReported, report: NodeReport, *, late_s: float) -> NodeReported:
+    """The facts of a report with the ages in it, which grew by `late_s` since it was heard."""
+    if all(worker.phase not in _ENDED for worker in report.workers):
+        return facts
+    pairs = zip(facts.workers, report.workers, strict=True)
+    return structs.replace(
+        facts, workers=tuple(_dated_worker(fact, worker, late_s) for fact, worker in pairs)
+    )
+
+
+def _dated_worker(fact: WorkerFact, worker: WorkerReport, late_s: float) -> WorkerFact:
+    if worker.phase not in _ENDED:
+        return fact
+    return structs.replace(
+        fact, ended_ago_s=worker.ended_ago_s + late_s, saved_ago_s=worker.saved_ago_s + late_s
+    )

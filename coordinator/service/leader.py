@@ -139,12 +139,18 @@ class LeaderLease:
     async def renew(self) -> None:
         """Prolong it, counted from now.
 
+        One that ran out is not prolonged, even if nobody has taken it: whoever slept through its
+        end has heard nothing meanwhile, and starts afresh instead of acting on what it knew.
+
         Raises:
-            Fenced: somebody else holds it, or nobody does.
+            Fenced: somebody else holds it, or nobody does, or it ran out.
             Unavailable: not known to be prolonged; `valid_until_s` is as before.
         """
         if self._held is None:
             raise Fenced("the leader lease is not held here")
+        over_s = self._clock.now_s() - self._valid_until_s
+        if over_s >= 0:
+            raise Fenced(f"the leader lease ran out {over_s:.1f} s ago")
         if await self._write(self._held):
             return
         # An earlier renewal may have been applied although its answer was lost.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from common import subjects
 from common.api import (
-    ApiError,
     ApiErrorCode,
     Describe,
     Description,
@@ -29,19 +28,12 @@ from common.api import (
 )
 from common.errors import ProtocolError, Unavailable
 from common.messages import LogReply, LogRequest, Message, decode, encode
-from common.model import FINAL_JOB_STATES, STORE_INDEX, JobId, LeaseId, NodeName
+from common.model import FINAL_JOB_STATES, STORE_INDEX
 from coordinator.engine import ended, prerun_shape
-from coordinator.engine.state import EndedWorker, JobEntry, LoanEntry
-from coordinator.service import explain, rows, trust
+from coordinator.engine.state import EndedWorker, JobEntry
+from coordinator.service import explain, finding, rows, services, trust
 from coordinator.service.coordinator import Coordinator
-
-
-class Refusal(Exception):  # noqa: N818 - an answer, not a fault of ours
-    """The request changed nothing; carries what the caller is told."""
-
-    def __init__(self, code: ApiErrorCode, message: str, field: str = "") -> None:
-        super().__init__(message)
-        self.error = ApiError(code=code, message=message, field=field)
+from coordinator.service.finding import Refusal, Subject, unknown
 
 
 class Looks:
@@ -68,7 +60,9 @@ class Looks:
                 )
             case ListServices():
                 names = sorted(s.name for s in c.engine.settings.services)
-                return Services(rows=tuple(rows.service_row(c.engine, name) for name in names))
+                return Services(
+                    rows=tuple(rows.service_row(c.engine, c.folder, name) for name in names)
+                )
             case ListTenants():
                 return Tenants(rows=rows.tenant_rows(c.engine.snapshot()))
             case ListLoans(is_live_only=is_live_only):
@@ -79,13 +73,12 @@ class Looks:
                 ]
                 return Loans(rows=(*loans, *trust.recommended(c.engine)))
             case GetEvents():
+                about = finding.about(state, request.subject)
                 found = rows.story_rows(
-                    state.stories,
-                    state.stories_dropped,
-                    after=request.after,
-                    subject=request.subject,
+                    state.stories, state.stories_dropped, after=request.after, about=about
                 )
-                return Events(rows=found, last=state.stories_dropped + len(state.stories))
+                last = state.stories_dropped + len(state.stories)
+                return Events(rows=found, last=last, subject=about.name)
             case _:
                 assert isinstance(request, GetStatus)
                 return rows.status(
@@ -111,7 +104,7 @@ class Looks:
 
     def _describe_job(self, name: str) -> Description:
         engine = self._coordinator.engine
-        job = self.job(name)
+        job = finding.job(engine.state, name)
         return Description(
             kind="job",
             name=job.job_id,
@@ -119,15 +112,13 @@ class Looks:
             workers=rows.worker_rows(job),
             why=explain.job(engine, job),
             estimate="" if job.state in FINAL_JOB_STATES else explain.estimate(engine, job),
-            story=self._story(job.job_id),
+            story=self._story(finding.about_job(engine.state, job.job_id)),
             spec=prerun_shape.submitted(job),
         )
 
     def _describe_node(self, name: str) -> Description:
         c = self._coordinator
-        node = c.engine.state.nodes.get(NodeName(name))
-        if node is None:
-            raise unknown("node", name, sorted(c.engine.state.nodes))
+        node = finding.node(c.engine.state, name)
         report = c.folder.reports.get(node.name)
         return Description(
             kind="node",
@@ -137,33 +128,51 @@ class Looks:
             collectors=report.collectors if report else (),
             node=rows.node_row(node, c.folder, boot_now_s=c.clock.now_s()),
             why=explain.node(c.engine, node),
-            story=self._story(name),
+            story=self._story(finding.about_node(c.engine.state, name)),
         )
 
     def _describe_service(self, name: str) -> Description:
-        engine = self._coordinator.engine
-        names = sorted(s.name for s in engine.settings.services)
+        c = self._coordinator
+        names = sorted(s.name for s in c.engine.settings.services)
         if name not in names:
             raise unknown("service", name, names)
+        now_s = self._now_s()
+        story = self._story(finding.about_service(c.engine.state, name))
         return Description(
             kind="service",
             name=name,
-            service=rows.service_row(engine, name),
-            why=trust.why(engine, name),
+            service=rows.service_row(c.engine, c.folder, name),
+            nodes=tuple(
+                rows.node_row(node, c.folder, boot_now_s=c.clock.now_s())
+                for node in services.nodes_of(c.engine, name)
+            ),
+            loans=tuple(
+                rows.loan_row(loan, now_s=now_s) for loan in services.loans_of(c.engine, name)
+            ),
+            why=services.why(c.engine, name, now_s=now_s),
+            story=story[-services.STORY_LINES :],
         )
 
     def _describe_loan(self, name: str) -> Description:
-        loan = self.loan(name)
+        engine = self._coordinator.engine
+        for row in trust.recommended(engine):
+            if row.lease_id == name:
+                said = f"waits for an operator (aryl loan approve {name}): {row.reason}"
+                about = finding.about_node(engine.state, name)
+                return Description(
+                    kind="loan", name=name, loan=row, why=(said,), story=self._story(about)
+                )
+        loan = finding.loan(engine.state, name)
         return Description(
             kind="loan",
             name=loan.lease_id,
             loan=rows.loan_row(loan, now_s=self._now_s()),
             why=explain.loan(loan),
-            story=self._story(loan.node),
+            story=self._story(finding.about_loan(engine.state, loan.lease_id)),
         )
 
     async def logs(self, request: GetLogs) -> Logs:
-        job = self.job(request.job_id)
+        job = finding.job(self._coordinator.engine.state, request.job_id)
         worker = _worker(job, request)
         c = self._coordinator
         answer = await c.bus.request(
@@ -182,39 +191,9 @@ class Looks:
             raise Refusal(ApiErrorCode.NOT_FOUND, f"{whose}: {reply.error}", "worker_index")
         return Logs(text=reply.text, node=worker.node, worker_index=index, attempt=attempt)
 
-    # --- looking up -------------------------------------------------------------------------
-
-    def _story(self, subject: str) -> tuple[StoryRow, ...]:
+    def _story(self, about: Subject) -> tuple[StoryRow, ...]:
         state = self._coordinator.engine.state
-        return rows.story_rows(state.stories, state.stories_dropped, subject=subject)
-
-    def job(self, name: str) -> JobEntry:
-        """By id, or by a name that only one live job has, or else only one job at all."""
-        state = self._coordinator.engine.state
-        job = state.jobs.get(JobId(name))
-        if job is not None:
-            return job
-        named = [job for job in state.live() if job.spec.name == name]
-        named = named or [job for job in state.jobs.values() if job.spec.name == name]
-        if len(named) == 1:
-            return named[0]
-        if named:
-            ids = ", ".join(job.job_id for job in named[-5:])
-            raise Refusal(
-                ApiErrorCode.CONFLICT, f"{len(named)} jobs are named {name!r}: {ids}", "job_id"
-            )
-        raise unknown("job", name, list(state.live_jobs))
-
-    def loan(self, name: str) -> LoanEntry:
-        """By lease id, or by the node that is lent."""
-        loans = self._coordinator.engine.state.loans
-        loan = loans.get(LeaseId(name))
-        if loan is not None:
-            return loan
-        of_node = [loan for loan in loans.values() if loan.node == name]
-        if of_node:
-            return of_node[-1]
-        raise unknown("loan", name, list(loans)[-5:])
+        return rows.story_rows(state.stories, state.stories_dropped, about=about)
 
 
 def _worker(job: JobEntry, request: GetLogs) -> EndedWorker:
@@ -224,6 +203,12 @@ def _worker(job: JobEntry, request: GetLogs) -> EndedWorker:
         Refusal: nothing is known of the attempt, or of the worker in it.
     """
     found = ended.of_attempt(job, request.attempt)
+    if job.attempt == 0:
+        raise Refusal(
+            ApiErrorCode.NOT_FOUND,
+            f"job {job.job_id} is {job.state} and never started, so it has no log",
+            "worker_index",
+        )
     if request.attempt is not None and not found:
         known = ", ".join(map(str, ended.attempts(job))) or "none"
         raise Refusal(
@@ -245,10 +230,3 @@ def _worker(job: JobEntry, request: GetLogs) -> EndedWorker:
             "worker_index",
         )
     return found[index]
-
-
-def unknown(kind: str, name: str, known: Sequence[str]) -> Refusal:
-    """There is none of this name; says which there are."""
-    some = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
-    hint = f"; there are {some}" if known else "; there are none"
-    return Refusal(ApiErrorCode.NOT_FOUND, f"no {kind} {name!r}{hint}", kind)

@@ -19,6 +19,11 @@ class JournalPort(Protocol):
         """Sequence of the last record known here; 0 of an empty journal."""
         ...
 
+    @property
+    def foreign_count(self) -> int:
+        """Messages met here that no coordinator wrote; they hold a sequence and say nothing."""
+        ...
+
     async def open(self) -> None:
         """Create what is missing and find the end."""
         ...
@@ -33,7 +38,7 @@ class JournalPort(Protocol):
         ...
 
     def read(self, from_sequence: int) -> AsyncIterator[tuple[int, bytes]]:
-        """Records from a sequence on, to the end as it is now."""
+        """Records from a sequence on, to the end as it is now; foreign messages are left out."""
         ...
 
 
@@ -73,7 +78,7 @@ class LeasePort(Protocol):
         """Prolong it.
 
         Raises:
-            Fenced: somebody else holds it.
+            Fenced: somebody else holds it, or it ran out.
             Unavailable: not known to be prolonged; `valid_until_s` is as before.
         """
         ...

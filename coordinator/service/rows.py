@@ -20,11 +20,14 @@ from common.messages import NodeReport
 from common.model import JobState, NodeName, NodeRole, Pool
 from coordinator.engine import accounting, waiting
 from coordinator.engine.engine import Engine
-from coordinator.engine.loans import is_late
+from coordinator.engine.loans import has_left, is_late
 from coordinator.engine.state import JobEntry, LoanEntry, NodeEntry, StoryLine
 from coordinator.policies.snapshot import ClusterSnapshot
 from coordinator.policies.tenants.tenancy import Tenancy, waiting_gpus
+from coordinator.service.finding import ANYTHING, Subject
 from coordinator.service.folding import Folder
+
+FROZEN = "the cell is frozen: no decisions are taken (aryl freeze --off)"
 
 
 def job_row(engine: Engine, job: JobEntry, *, now_s: float) -> JobRow:
@@ -53,8 +56,14 @@ def job_row(engine: Engine, job: JobEntry, *, now_s: float) -> JobRow:
         error=job.error,
         failure=job.retry.failure,
         waited_s=waiting.spent_s(job, now_s),
-        blockers=engine.blockers(job.job_id) if job.state == JobState.PENDING else (),
+        blockers=_blockers(engine, job) if job.state == JobState.PENDING else (),
     )
+
+
+def _blockers(engine: Engine, job: JobEntry) -> tuple[str, ...]:
+    """What keeps a job that waits: first that nothing is decided, then what a pass would say."""
+    found = engine.blockers(job.job_id)
+    return (FROZEN, *found) if engine.state.is_frozen else found
 
 
 def worker_rows(job: JobEntry) -> tuple[WorkerRow, ...]:
@@ -107,13 +116,18 @@ def node_row(node: NodeEntry, folder: Folder, *, boot_now_s: float) -> NodeRow:
     )
 
 
-def service_row(engine: Engine, name: str) -> ServiceRow:
+def service_row(engine: Engine, folder: Folder, name: str) -> ServiceRow:
     """One service."""
     settings = next(s for s in engine.settings.services if s.name == name)
     entry = next(e for e in engine.state.services.values() if e.name == name)
     nodes = [node for node in engine.state.nodes.values() if node.service == name]
     lent = [node for node in nodes if node.lease is not None]
     serving = [node for node in nodes if node.role == NodeRole.SERVING]
+    running, waiting = _in_flight(
+        [folder.reports[n.name] for n in serving if n.name in folder.reports]
+    )
+    back = _taken_back(engine, name)
+    last = max(back, key=lambda loan: loan.returned_at_s or 0.0, default=None)
     return ServiceRow(
         service=name,
         mode=entry.mode,
@@ -127,7 +141,30 @@ def service_row(engine: Engine, name: str) -> ServiceRow:
         min_serving=settings.min_serving,
         reclaim_deadline_s=settings.reclaim_deadline_s,
         return_s=engine.settings.return_s(settings),
+        running_requests=running,
+        waiting_requests=waiting,
+        reclaims=len(back),
+        reclaims_late=sum(is_late(loan) for loan in back),
+        last_reclaim_s=None if last is None else _reclaim_s(last),
+        last_returned_at_s=None if last is None else last.returned_at_s,
     )
+
+
+def _in_flight(reports: list[NodeReport]) -> tuple[float | None, float | None]:
+    """Requests that run and that wait, as the servers' own pages say."""
+    pages = [report.inference for report in reports if report.inference is not None]
+    if not pages:
+        return None, None
+    return sum(page.running_count for page in pages), sum(page.waiting_count for page in pages)
+
+
+def _taken_back(engine: Engine, service: str) -> list[LoanEntry]:
+    """Loans of a service whose nodes had left it, were called back, and are home."""
+    return [
+        loan
+        for loan in engine.state.loans.values()
+        if loan.service == service and _reclaim_s(loan) is not None
+    ]
 
 
 def tenant_rows(snapshot: ClusterSnapshot) -> tuple[TenantRow, ...]:
@@ -156,24 +193,23 @@ def tenant_rows(snapshot: ClusterSnapshot) -> tuple[TenantRow, ...]:
 
 
 def overdue_s(loan: LoanEntry, now_s: float) -> float:
-    """Seconds for which a node that was asked back has been later than its deadline; 0: it is not.
+    """Seconds for which a node that was asked back, or whose lease ended by itself, has been later
+    than its deadline; 0: it is not.
 
     One that is home is not overdue any more, however late it came.
     """
-    if loan.returned_at_s is not None or None in (
-        loan.reclaim_ordered_at_s,
-        loan.reclaim_deadline_s,
-    ):
+    if loan.returned_at_s is not None:
         return 0.0
-    due_at_s = (loan.reclaim_ordered_at_s or 0.0) + (loan.reclaim_deadline_s or 0.0)
-    return max(0.0, now_s - due_at_s)
+    began_at_s, deadline_s = loan.reclaim_ordered_at_s, loan.reclaim_deadline_s
+    if began_at_s is None and has_left(loan):
+        began_at_s, deadline_s = loan.lapsed_at_s, loan.lapse_deadline_s
+    if began_at_s is None or deadline_s is None:
+        return 0.0
+    return max(0.0, now_s - began_at_s - deadline_s)
 
 
 def loan_row(loan: LoanEntry, *, now_s: float) -> LoanRow:
     """One loan."""
-    reclaim_s = None
-    if loan.reclaim_ordered_at_s is not None and loan.returned_at_s is not None:
-        reclaim_s = loan.returned_at_s - loan.reclaim_ordered_at_s
     return LoanRow(
         lease_id=loan.lease_id,
         node=loan.node,
@@ -184,7 +220,7 @@ def loan_row(loan: LoanEntry, *, now_s: float) -> LoanRow:
         reclaim_ordered_at_s=loan.reclaim_ordered_at_s,
         returned_at_s=loan.returned_at_s,
         reclaim_deadline_s=loan.reclaim_deadline_s,
-        reclaim_s=reclaim_s,
+        reclaim_s=_reclaim_s(loan),
         lapse_s=loan.lapse_s,
         is_late=is_late(loan) or overdue_s(loan, now_s) > 0,
         reason=loan.reason,
@@ -196,6 +232,16 @@ def loan_row(loan: LoanEntry, *, now_s: float) -> LoanRow:
     )
 
 
+def _reclaim_s(loan: LoanEntry) -> float | None:
+    """From the order to serving again; None without an order, of a node that is not home, and of
+    one that had not left."""
+    if not has_left(loan):
+        return None
+    if loan.reclaim_ordered_at_s is None or loan.returned_at_s is None:
+        return None
+    return loan.returned_at_s - loan.reclaim_ordered_at_s
+
+
 def _loan_state(loan: LoanEntry) -> str:
     if loan.returned_at_s is not None:
         return "lapsed" if loan.is_lapsed else "returned"
@@ -205,7 +251,7 @@ def _loan_state(loan: LoanEntry) -> str:
 
 
 def story_rows(
-    stories: list[StoryLine], dropped: int, *, after: int = 0, subject: str = ""
+    stories: list[StoryLine], dropped: int, *, after: int = 0, about: Subject = ANYTHING
 ) -> tuple[StoryRow, ...]:
     """Story lines after a number, of one subject or of all."""
     return tuple(
@@ -217,7 +263,7 @@ def story_rows(
             reason=line.reason,
         )
         for number, line in enumerate(stories, start=dropped + 1)
-        if number > after and subject in ("", line.subject)
+        if number > after and about.covers(line)
     )
 
 

@@ -8,8 +8,9 @@ in `journal_replicas` before the first start, or edits the streams with NATS's o
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Generator
-from typing import Any, cast
+import logging
+from collections.abc import AsyncIterator, Callable, Generator, Mapping
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import nats.errors
@@ -25,10 +26,16 @@ from coordinator.service import leader
 from coordinator.service.chunks import Chunk, join, split
 from coordinator.service.leader import KeyEntry
 
+log = logging.getLogger(__name__)
+
 TIMEOUT_S = 5.0
 """One JetStream call; longer than most elections, so a write rarely stays ambiguous."""
 NewName = Callable[[], str]
 """A name that no save of anybody has: two coordinators may save at once."""
+WRITER_HEADER = "Aryl-Writer"
+"""Every record has it; a message without it was published by somebody else."""
+_TAKES_NOTHING = "JetStream is there and stores nothing: if its disk was full, restart nats-server"
+"""It keeps the error of a disk that filled up, and writes nothing when there is space again."""
 _FETCH_COUNT = 500
 _FETCH_BYTES = 16 * 1024 * 1024
 _WRONG_LAST_SEQUENCE = 10071
@@ -39,7 +46,7 @@ class Journal:
     """`JournalPort` on one stream: file storage, nothing is ever taken out, writes are fenced.
 
     Args:
-        writer: who writes; for people who look at the stream.
+        writer: who writes; a message that names nobody is no record.
         replicas: of a stream that is made here.
     """
 
@@ -52,8 +59,11 @@ class Journal:
         self._subject = subjects.journal(cell)
         self._writer = writer
         self._replicas = replicas
-        self._last_sequence = 0
+        self._last_sequence: int = 0
         self._identity = ""
+        self._foreign_until = 0
+        self.foreign_count = 0
+        """Messages met here that no coordinator wrote, each counted once."""
 
     @property
     def identity(self) -> str:
@@ -83,16 +93,17 @@ class Journal:
         """Write one record after the last one known here; returns its sequence.
 
         A lost answer and a refused sequence are both settled by what stands at the place of the
-        record: the same bytes (they name their writer) mean that it was written.
+        record: the same bytes (they name their writer) mean that it was written. A message there
+        that no coordinator wrote fences nobody: the next try comes after it.
 
         Raises:
-            Fenced: somebody else wrote in between.
+            Fenced: another coordinator wrote in between.
             Unavailable: not known to be written.
         """
         headers = {
             api.Header.EXPECTED_STREAM.value: self._stream,
             api.Header.EXPECTED_LAST_SEQUENCE.value: str(self._last_sequence),
-            "Aryl-Writer": self._writer,
+            WRITER_HEADER: self._writer,
         }
         stream = self._bus.jetstream(timeout_s=TIMEOUT_S)
         try:
@@ -100,7 +111,7 @@ class Journal:
                 ack = await stream.publish(self._subject, record, headers=headers)
             self._last_sequence = ack.seq
         except Unavailable as error:
-            await self._settle(record, error)
+            await self._settle(record, Unavailable(f"{error}; {_TAKES_NOTHING}"))
         except nats.js.errors.APIError as error:
             if error.err_code != _WRONG_LAST_SEQUENCE:
                 raise Unavailable(f"journal: {error.description}") from error
@@ -108,18 +119,23 @@ class Journal:
         return self._last_sequence
 
     async def read(self, from_sequence: int) -> AsyncIterator[tuple[int, bytes]]:
-        """Records from a sequence on, to the end as it is now.
+        """Records from a sequence on, to the end as it is now; foreign messages are left out.
 
         Raises:
             Unavailable: JetStream does not answer, or a record is missing.
         """
         expected = max(from_sequence, 1)
-        async for sequence, data in _read(self._bus, self._stream, self._subject, expected):
-            if sequence != expected:
+        foreign: list[int] = []
+        async for message in _read(self._bus, self._stream, self._subject, expected):
+            if message.sequence != expected:
                 # A connection that broke in between; whoever reads starts again.
                 raise Unavailable(f"journal: record {expected} did not arrive")
-            yield sequence, data
-            expected = sequence + 1
+            if message.is_record:
+                yield message.sequence, message.data
+            else:
+                foreign.append(message.sequence)
+            expected = message.sequence + 1
+        self._pass_over(foreign)
 
     async def _settle(self, record: bytes, otherwise: Unavailable) -> None:
         sequence = self._last_sequence + 1
@@ -130,9 +146,23 @@ class Journal:
                 found = await stream.get_msg(self._stream, seq=sequence)
         except nats.js.errors.NotFoundError:
             raise otherwise from None
+        if not _is_ours(cast("Mapping[str, str] | None", found.headers)):  # pyright: ignore[reportUnknownMemberType]
+            # It took the place of the record, whose own write can therefore never come true.
+            self._pass_over([sequence])
+            self._last_sequence = sequence
+            raise Unavailable(f"journal: a foreign message stands at {sequence}")
         if (found.data or b"") != record:
             raise Fenced(f"journal: record {sequence} was written by somebody else")
         self._last_sequence = sequence
+
+    def _pass_over(self, sequences: list[int]) -> None:
+        """Count what no coordinator wrote, and say so once."""
+        new = [sequence for sequence in sequences if sequence > self._foreign_until]
+        if new:
+            self._foreign_until = new[-1]
+            self.foreign_count += len(new)
+            what = "journal: passed over %d messages of no coordinator on %s, sequences %d to %d"
+            log.warning(what, len(new), self._subject, new[0], new[-1])
 
 
 class Snapshots:
@@ -171,9 +201,9 @@ class Snapshots:
             Unavailable: JetStream does not answer.
         """
         chunks: list[Chunk] = []
-        async for _sequence, data in _read(self._bus, self._stream, self._subject, 1):
+        async for message in _read(self._bus, self._stream, self._subject, 1):
             with contextlib.suppress(msgspec.DecodeError):  # then its set is not whole
-                chunks.append(msgspec.msgpack.decode(data, type=Chunk))
+                chunks.append(msgspec.msgpack.decode(message.data, type=Chunk))
         return join(chunks)
 
 
@@ -290,9 +320,19 @@ def _check_keeps(config: api.StreamConfig) -> None:
         raise ConfigError(f"stream {config.name}: {', '.join(bad)}: it would forget records")
 
 
+class _Message(NamedTuple):
+    sequence: int
+    data: bytes
+    is_record: bool
+
+
+def _is_ours(headers: Mapping[str, str] | None) -> bool:
+    return headers is not None and WRITER_HEADER in headers
+
+
 async def _read(
     bus: NatsBus, name: str, subject: str, from_sequence: int
-) -> AsyncIterator[tuple[int, bytes]]:
+) -> AsyncIterator[_Message]:
     """Messages of a stream in order, to its end at the time of the call; none of a missing one.
 
     Raises:
@@ -317,7 +357,7 @@ async def _read(
                 )
                 for message in batch:
                     found = message.metadata.sequence.stream
-                    yield found, message.data
+                    yield _Message(found, message.data, _is_ours(message.headers))
                     sequence = found + 1
         finally:
             await consumer.unsubscribe()
@@ -347,7 +387,8 @@ def _as_unavailable(what: str, *, are_api_errors_too: bool = False) -> Generator
     try:
         yield
     except nats.js.errors.ServiceUnavailableError as error:
-        raise Unavailable(f"{what}: JetStream does not answer") from error
+        why = f": {error.description}" if error.description else ""
+        raise Unavailable(f"{what}: JetStream does not answer{why}") from error
     except nats.js.errors.APIError as error:
         if not are_api_errors_too:
             raise

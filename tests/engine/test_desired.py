@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from common.messages import DesiredState, OrderPhase
-from common.model import JobId, NodeName, WorkerKey
+from common.model import JobId, NodeName, NodeRole, Pool, WorkerKey
 from coordinator.engine.commands import PushDesired
 from coordinator.engine.events import JobCancelRequested
-from coordinator.sim.cluster import Delays
+from coordinator.sim.cluster import Delays, NodeSpec, PretendNode
+from coordinator.sim.loop import Loop
 from tests.engine.house import House
 
 T0 = NodeName("t0")
@@ -45,6 +48,60 @@ def test_an_order_says_what_is_wanted_when_it_leaves() -> None:
     desired = house.engine.desired(T0)
     assert desired.generation == house.node("t0").generation
     assert [order.key for order in desired.workers] == [stop.key for stop in desired.stops]
+
+
+def test_a_worker_is_told_the_same_order_until_its_job_changes() -> None:
+    """A node that hears of another job has nothing to do for this one, and sees it at a glance."""
+    house = House(training=2)
+    first = house.submit("a", gpus_per_worker=2)
+    house.start(first, "t0")
+    before = house.engine.desired(T0).workers
+    house.start(house.submit("b", gpus_per_worker=2), "t0")
+    after = house.engine.desired(T0).workers
+    assert len(after) == len(before) + 1
+    assert after[0] is before[0]
+    house.engine.handle(JobCancelRequested(job_id=first.job_id, by="u"), now_s=house.sim.loop.now_s)
+    assert house.engine.desired(T0).workers[0] is not before[0]
+
+
+def test_a_job_that_was_not_marked_has_stale_orders() -> None:
+    """Whoever changes what orders say without marking the job is told by the engine's check."""
+    house = House()
+    job = house.submit("a", gpus_per_worker=2)
+    house.start(job, "t0")
+    assert house.engine.desired(T0).workers
+    job.endpoint = "elsewhere:1"
+    assert any("stale orders" in fault for fault in house.engine.check())
+
+
+def test_a_worker_that_may_run_before_it_is_ready_runs_once_it_is() -> None:
+    """Its order is the same one by then, and still has to be carried out."""
+    house = House(training=1)
+    house.start(house.submit("a", gpus_per_worker=2), "t0")
+    (order,) = house.engine.desired(T0).workers
+    loop, started = Loop(), list[WorkerKey]()
+    spec = NodeSpec(name=T0, home_pool=Pool.TRAINING, gpu_type="H100", gpus=8)
+    node = PretendNode(
+        spec,
+        loop,
+        Delays(ready_s=5.0, start_s=3.0),
+        tell=lambda report: None,
+        started=lambda told: started.append(told.key),
+        stopped=lambda key: None,
+    )
+    to_run = replace(order, phase=OrderPhase.RUN)
+    for generation in (1, 2):
+        node.obey(
+            DesiredState(
+                node=T0,
+                epoch=1,
+                generation=generation,
+                role=NodeRole.TRAINING,
+                workers=(to_run,),
+            )
+        )
+    loop.run()
+    assert (started, loop.now_s) == ([order.key], 8.0)
 
 
 def test_a_holder_that_was_not_marked_is_a_stale_tally() -> None:

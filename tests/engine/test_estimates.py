@@ -73,9 +73,20 @@ def say(job: JobEntry, step: int, now_s: float) -> None:
     estimates.measure(job, now_s)
 
 
-def test_a_job_that_outlives_its_estimate_keeps_a_share_of_it() -> None:
-    """Nobody is thought to be done before it is."""
-    assert left_s(entry(), 2.0 * WORK_S) == WORK_S * estimates.LEAST_REMAINING_RATIO
+@pytest.mark.parametrize(
+    ("done", "left"), [(0.5, 0.5), (0.96, 0.05), (1.0, 0.05), (1.04, 0.05), (1.3, 0.3), (2.0, 1.0)]
+)
+def test_a_job_that_outlives_its_estimate_has_as_much_left_as_it_ran_over(
+    done: float, left: float
+) -> None:
+    """Nobody is thought to be done before it is; all in parts of the estimate."""
+    assert left_s(entry(), done * WORK_S) == pytest.approx(left * WORK_S)
+
+
+def test_only_what_is_more_than_the_least_counts_as_outlived() -> None:
+    """A job at the very end of its estimate is no news to anybody."""
+    assert estimates.outlived_s(entry(), 1.04 * WORK_S) == 0.0
+    assert estimates.outlived_s(entry(), 1.3 * WORK_S) == pytest.approx(0.3 * WORK_S)
 
 
 @pytest.mark.parametrize("is_waiting", [True, False])
@@ -105,6 +116,33 @@ def test_a_word_that_tells_nothing_new_keeps_the_pace_of_the_whole_attempt() -> 
     say(job, 100, 10.0)
     say(job, 100, 20.0)
     assert left_s(job, 20.0) == pytest.approx((STEPS - 100) * 20.0 / 100)
+
+
+def test_what_an_attempt_told_of_the_job_holds_when_it_is_over() -> None:
+    """Ten steps a second are a thousand seconds for the whole job, also for one that lost them all
+    and was thought to be shorter; waiting, and running again without a word."""
+    job = entry()
+    job.expected_work_s = 10.0
+    say(job, 100, 10.0)
+    say(job, 200, 20.0)
+    job.attempt_ran_at_s, job.workers, job.measured_left_s = None, {}, None
+    assert estimates.remaining_work(job, 50.0) == (1000.0, "progress of an earlier attempt")
+    job.attempt_ran_at_s = job.worker_s_at_s = 60.0
+    job.worker_s = 0.0
+    assert left_s(job, 60.0) == 1000.0
+
+
+@pytest.mark.parametrize(("declared_s", "left_after_s"), [(WORK_S, WORK_S), (None, 4000.0)])
+def test_one_word_of_an_attempt_is_better_than_a_guess_only(
+    declared_s: float | None, left_after_s: float
+) -> None:
+    """A save that is all it ever said counts its warming up: what was declared stays, and what was
+    taken from the jobs of others does not."""
+    job = entry()
+    job.spec = structs.replace(job.spec, expected_runtime_s=declared_s)
+    say(job, 100, 40.0)
+    job.attempt_ran_at_s, job.workers, job.measured_left_s = None, {}, None
+    assert left_s(job, 50.0) == left_after_s
 
 
 def test_a_type_that_needs_twice_the_workers_does_half_the_work() -> None:

@@ -163,6 +163,18 @@ def test_a_reboot_is_a_node_fault_and_free() -> None:
     assert (state(job), job.node_fault_count, job.own_fault_count) == (JobState.PENDING, 1, 0)
 
 
+def test_a_node_fault_is_called_one_once() -> None:
+    """The agent's own words say whose fault it was; the story does not say it twice."""
+    house = House()
+    job = house.submit()
+    house.start(job, "t0")
+    house.sim.nodes[NodeName("t0")].crash()
+    house.sim.nodes[NodeName("t0")].boot()
+    house.settle()
+    [said] = [line.reason for line in house.engine.state.stories if "node fault" in line.reason]
+    assert said.count("node fault") == 1
+
+
 def test_cancel_stops_the_workers_and_ends_the_job() -> None:
     """A cancelled job holds nothing and is not requeued."""
     house = House()

@@ -134,9 +134,9 @@ def test_a_preemption_is_borne_by_the_loan_that_ends_for_it() -> None:
     house.wait(3.0)
     first, second = loan_of(house, "i0"), loan_of(house, "i1")
     assert (first.realised_preemptions, first.realised_cost_gpu_s) == (0, 0.0)
-    assert (second.realised_preemptions, second.realised_cost_gpu_s) == (1, 160.0)
+    assert (second.realised_preemptions, second.realised_cost_gpu_s) == (1, 208.0)
     counters = house.engine.state.counters
-    assert (counters.preemptions, counters.preemption_cost_gpu_s) == (1, 160.0)
+    assert (counters.preemptions, counters.preemption_cost_gpu_s) == (1, 208.0)
 
 
 def test_a_reclaim_bears_what_its_policy_overlooked() -> None:
@@ -149,7 +149,7 @@ def test_a_reclaim_bears_what_its_policy_overlooked() -> None:
     take_back(house)
     house.wait(3.0)
     loan = loan_of(house, "i0")
-    assert (loan.realised_preemptions, loan.realised_cost_gpu_s) == (1, 80.0)
+    assert (loan.realised_preemptions, loan.realised_cost_gpu_s) == (1, 104.0)
 
 
 def test_a_gang_that_has_not_run_costs_its_loan_nothing() -> None:

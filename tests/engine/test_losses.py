@@ -6,85 +6,32 @@ import pytest
 from hypothesis import given
 from msgspec.structs import replace
 
-from common.messages import WorkerPhase
-from common.model import Checkpoint, JobState, NodeName, NodeRole, Progress
+from common.model import Checkpoint, JobState, NodeName
 from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.events import (
     JobCancelRequested,
     LeaderStarted,
-    NodeReported,
-    NodeSilent,
-    OperatorAction,
-    OperatorAsked,
-    ProgressReported,
-    WorkerFact,
 )
-from coordinator.engine.state import JobEntry, LoanEntry
-from coordinator.policies.decisions import Loan, Placement, Preempt, Reclaim, Resize
+from coordinator.policies.decisions import Placement, Reclaim, Resize
 from coordinator.sim.cluster import Delays
-from tests.engine.house import CHAT, House, state
+from tests.engine.house import CHAT, House, start, state
+from tests.engine.losing import (
+    GRACE,
+    RAN_S,
+    SLOW,
+    STOP_S,
+    WHOLE,
+    call_home,
+    given_up,
+    gone_report,
+    lend,
+    loan_of,
+    lost,
+    running,
+    says,
+    stop,
+)
 from tests.engine.test_safety import DELAYS, Op, often, perform, steps
-
-STOP_S = 3.0
-SLOW = Delays(drain_s=5.0, stop_s=STOP_S, device_free_s=1.0, warm_up_s=10.0)
-RAN_S = 10.0
-WHOLE = RAN_S * 8
-"""GPU-seconds of one node's worker from its start to the order."""
-
-
-def lend(house: House, *nodes: str) -> None:
-    """Lend nodes and wait until the loans have begun."""
-    loans = [Loan(node=NodeName(node), service=CHAT, reason="idle") for node in nodes]
-    house.decide(*loans, lend=True)
-    house.wait(6.0)
-
-
-def running(house: House, *nodes: str, path: str | None = None) -> JobEntry:
-    """A gang that has run for `RAN_S` on whole nodes."""
-    job = house.submit(workers=(len(nodes), len(nodes)), work_s=1e6, path=path)
-    house.start(job, *nodes)
-    house.wait(RAN_S)
-    return job
-
-
-def stop(house: House, job: JobEntry, node: str | None = None) -> None:
-    """Order a preemption; with a lent node, for its sake."""
-    name = None if node is None else NodeName(node)
-    house.decide(Preempt(job_id=job.job_id, node=name, reason="test"), lend=node is not None)
-
-
-def call_home(house: House, *nodes: str) -> None:
-    """Order reclaims."""
-    reclaims = [
-        Reclaim(node=NodeName(node), service=CHAT, deadline_s=60.0, reason="load rose")
-        for node in nodes
-    ]
-    house.decide(*reclaims, lend=True)
-
-
-def says(
-    house: House, job: JobEntry, step: int, *, attempt: int = 1, is_verified: bool = True
-) -> None:
-    """The job says that it saved a step."""
-    house.sim.handle(
-        ProgressReported(
-            job_id=job.job_id,
-            attempt=attempt,
-            progress=Progress(step=step),
-            checkpoint=Checkpoint(step=step, path="/c", is_verified=is_verified),
-        )
-    )
-
-
-def loan_of(house: House, node: str) -> LoanEntry:
-    """The latest loan of a node."""
-    return [loan for loan in house.engine.state.loans.values() if loan.node == node][-1]
-
-
-def lost(house: House, job: JobEntry) -> float:
-    """What the job lost, where the cell says the same."""
-    assert house.engine.state.counters.preemption_cost_gpu_s == pytest.approx(job.lost_gpu_s)
-    return job.lost_gpu_s
 
 
 def test_a_job_that_saves_within_its_grace_loses_nothing() -> None:
@@ -101,13 +48,14 @@ def test_a_job_that_saves_within_its_grace_loses_nothing() -> None:
 
 
 def test_a_job_that_does_not_save_loses_all_since_it_ran() -> None:
-    """Booked when its last worker is gone and not before; its grace computed nothing."""
+    """Booked when its last worker is gone and not before, with what it computed in its grace."""
     house = House(delays=SLOW)
     job = running(house, "t0", "t1")
     stop(house, job)
     assert lost(house, job) == 0.0
     house.wait(STOP_S)
-    assert (state(job), lost(house, job)) == (JobState.PENDING, 2 * WHOLE)
+    assert (state(job), lost(house, job)) == (JobState.PENDING, 2 * (WHOLE + GRACE))
+    assert house.sim.runtime.lost_gpu_s == lost(house, job)
 
 
 def test_an_unverified_save_saves_nothing() -> None:
@@ -117,7 +65,7 @@ def test_an_unverified_save_saves_nothing() -> None:
     stop(house, job)
     says(house, job, 5, is_verified=False)
     house.wait(STOP_S)
-    assert lost(house, job) == WHOLE
+    assert lost(house, job) == WHOLE + GRACE
 
 
 def test_what_was_saved_before_the_order_is_not_lost() -> None:
@@ -128,7 +76,7 @@ def test_what_was_saved_before_the_order_is_not_lost() -> None:
     house.wait(4.0)
     stop(house, job)
     house.wait(STOP_S)
-    assert lost(house, job) == 4.0 * 8
+    assert lost(house, job) == 4.0 * 8 + GRACE
 
 
 def test_what_the_last_worker_says_with_its_end_counts() -> None:
@@ -136,25 +84,8 @@ def test_what_the_last_worker_says_with_its_end_counts() -> None:
     house = House(delays=SLOW)
     job = running(house, "t0")
     stop(house, job)
-    node = house.node("t0")
-    gone = WorkerFact(
-        key=job.workers[0].key,
-        phase=WorkerPhase.EXITED,
-        exit_code=0,
-        checkpoint=Checkpoint(step=9, path="/c", is_verified=True),
-    )
-    house.sim.handle(
-        NodeReported(
-            node=node.name,
-            boot_id=node.boot_id,
-            home_pool=node.home_pool,
-            role=node.role,
-            epoch=node.reported_epoch,
-            generation=node.generation,
-            gpus=(),
-            workers=(gone,),
-        )
-    )
+    checkpoint = Checkpoint(step=9, path="/c", is_verified=True)
+    house.sim.handle(gone_report(house, job, "t0", exit_code=0, checkpoint=checkpoint))
     assert (state(job), lost(house, job)) == (JobState.PENDING, 0.0)
 
 
@@ -169,12 +100,12 @@ def test_what_is_computed_after_the_order_is_lost_too() -> None:
     for name in ("t0", "t1"):
         house.toggle_deaf(NodeName(name))
     house.wait(STOP_S)
-    assert (state(job), lost(house, job)) == (JobState.PENDING, 2 * (WHOLE + 5.0 * 8))
+    assert (state(job), lost(house, job)) == (JobState.PENDING, 2 * (WHOLE + 5.0 * 8 + GRACE))
     assert house.sim.runtime.lost_gpu_s == lost(house, job)
 
 
-def test_a_gang_computes_until_its_first_base_worker_stops() -> None:
-    """One of two nodes hears the order: from then on the other one only waits for it."""
+def test_a_gang_computes_until_its_first_base_worker_ends() -> None:
+    """One of two nodes hears the order: when its grace is over the other one only waits for it."""
     house = House(delays=SLOW)
     job = running(house, "t0", "t1")
     house.toggle_deaf(NodeName("t0"))
@@ -182,7 +113,8 @@ def test_a_gang_computes_until_its_first_base_worker_stops() -> None:
     house.wait(50.0)
     house.toggle_deaf(NodeName("t0"))
     house.wait(STOP_S)
-    assert (state(job), lost(house, job)) == (JobState.PENDING, 2 * WHOLE)
+    assert (state(job), lost(house, job)) == (JobState.PENDING, 2 * (WHOLE + GRACE))
+    assert house.sim.runtime.lost_gpu_s == lost(house, job)
 
 
 def test_a_save_after_the_order_is_the_answer_to_it() -> None:
@@ -221,8 +153,8 @@ def test_a_loan_that_came_home_before_the_job_was_gone_bears_the_cost() -> None:
     assert (state(job), loan.realised_cost_gpu_s) == (JobState.PREEMPTING, 0.0)
     house.toggle_deaf(NodeName("t0"))
     house.wait(STOP_S)
-    assert (state(job), loan.realised_cost_gpu_s) == (JobState.PENDING, 2 * WHOLE)
-    assert lost(house, job) == 2 * WHOLE
+    assert (state(job), loan.realised_cost_gpu_s) == (JobState.PENDING, 2 * (WHOLE + GRACE))
+    assert lost(house, job) == 2 * (WHOLE + GRACE)
 
 
 def test_the_prediction_stays_what_it_was() -> None:
@@ -251,58 +183,7 @@ def test_a_job_that_is_cancelled_in_its_grace_has_lost_its_work() -> None:
     stop(house, job)
     house.sim.handle(JobCancelRequested(job_id=job.job_id, by="t/u"))
     house.wait(STOP_S)
-    assert (state(job), lost(house, job)) == (JobState.CANCELLED, WHOLE)
-
-
-def given_up(house: House) -> JobEntry:
-    """A preempted job on the lent i0, which died before it said what became of its worker."""
-    lend(house, "i0")
-    job = running(house, "i0")
-    house.sim.nodes[NodeName("i0")].crash()
-    stop(house, job, "i0")
-    house.sim.handle(NodeSilent(node=NodeName("i0"), silent_s=20.0))
-    dead = OperatorAsked(action=OperatorAction.CONFIRM_DEAD, by="ops/me", target="i0")
-    house.sim.handle(dead)
-    assert (state(job), lost(house, job)) == (JobState.PENDING, WHOLE)
-    return job
-
-
-def test_a_save_that_is_heard_late_takes_the_booking_back() -> None:
-    """The job waits, and its next attempt will begin from there: job, loan and cell agree."""
-    house = House(delays=SLOW)
-    job = given_up(house)
-    says(house, job, 9)
-    assert (lost(house, job), loan_of(house, "i0").realised_cost_gpu_s) == (0.0, 0.0)
-    says(house, job, 10)
-    assert lost(house, job) == 0.0
-
-
-def test_a_late_end_with_a_save_takes_the_booking_back() -> None:
-    """The node was taken for dead, comes back and says how its worker ended."""
-    house = House(delays=SLOW)
-    job = given_up(house)
-    node = house.node("i0")
-    gone = WorkerFact(
-        key=next(iter(job.ended_workers.values())).key,
-        phase=WorkerPhase.EXITED,
-        exit_code=0,
-        checkpoint=Checkpoint(step=9, path="/c", is_verified=True),
-    )
-    house.sim.handle(
-        NodeReported(
-            node=node.name,
-            boot_id=node.boot_id,
-            home_pool=node.home_pool,
-            role=NodeRole.WARMING,
-            epoch=node.reported_epoch,
-            generation=node.generation,
-            gpus=(),
-            service=CHAT,
-            workers=(gone,),
-        )
-    )
-    assert lost(house, job) == 0.0
-    assert job.checkpoint is not None
+    assert (state(job), lost(house, job)) == (JobState.CANCELLED, WHOLE + GRACE)
 
 
 def test_the_books_are_closed_when_the_next_attempt_is_placed() -> None:
@@ -324,8 +205,8 @@ def test_work_at_stake_outlives_a_restart_of_the_coordinator() -> None:
     copy.policy = house.engine.policy
     house.sim.adopt_engine(copy)
     house.wait(STOP_S)
-    assert copy.state.jobs[job.job_id].lost_gpu_s == WHOLE
-    assert copy.state.counters.preemption_cost_gpu_s == WHOLE
+    assert copy.state.jobs[job.job_id].lost_gpu_s == WHOLE + GRACE
+    assert copy.state.counters.preemption_cost_gpu_s == WHOLE + GRACE
 
 
 def test_what_was_booked_stays_with_a_job_that_is_rebuilt_from_a_ledger() -> None:
@@ -362,8 +243,80 @@ def test_a_flexible_worker_that_leaves_first_stops_nobody_else() -> None:
     house.wait(5.0)
     house.toggle_deaf(NodeName("t0"))
     house.wait(STOP_S)
-    assert lost(house, job) == 2 * WHOLE + 5.0 * 8
+    assert lost(house, job) == 2 * (WHOLE + GRACE) + 5.0 * 8
     assert house.sim.runtime.lost_gpu_s == lost(house, job)
+
+
+def test_a_job_that_grew_has_lost_what_it_computed_on_fewer_gpus_as_such() -> None:
+    """By the GPUs that it had when, not by those that it has when it is stopped."""
+    house = House(delays=SLOW)
+    job = house.submit(workers=(1, 2), work_s=1e6)
+    house.start(job, "t0")
+    house.wait(100.0)
+    grow = (Placement(node=NodeName("t1"), worker_count=1, is_flexible=True),)
+    house.decide(Resize(job_id=job.job_id, added=grow, reason="room"))
+    house.wait(RAN_S)
+    stop(house, job)
+    house.wait(STOP_S)
+    assert lost(house, job) == 100.0 * 8 + 2 * (WHOLE + GRACE)
+    assert house.sim.runtime.lost_gpu_s == lost(house, job)
+
+
+def test_a_packed_job_loses_its_part_of_its_gpus() -> None:
+    """In its grace as well: whoever computes beside it has the other part until it has ended."""
+    house = House(delays=SLOW)
+    first = running(house, "t0")
+    [worker] = first.workers.values()
+    second = house.submit("second", work_s=1e6)
+    place = Placement(node=worker.node, worker_count=1, gpu_uuids=worker.gpu_uuids)
+    house.decide(replace(start(second, "t0"), placements=(place,), is_packed=True))
+    house.wait(20.0)
+    stop(house, first)
+    house.wait(STOP_S)
+    assert lost(house, first) == WHOLE + 20.0 * 4 + STOP_S * 4
+    assert house.sim.runtime.lost_gpu_s == lost(house, first)
+
+
+def test_a_job_does_not_finish_in_its_grace() -> None:
+    """It would be done a second after the order; it is preempted all the same, and starts anew."""
+    house = House(delays=SLOW)
+    job = house.submit(work_s=RAN_S + 1.0)
+    house.start(job, "t0")
+    house.wait(RAN_S)
+    stop(house, job)
+    house.wait(STOP_S)
+    assert (state(job), lost(house, job)) == (JobState.PENDING, WHOLE + GRACE)
+
+
+def test_a_gang_that_lost_a_flexible_worker_in_its_grace_does_not_finish_either() -> None:
+    """It is the same attempt, and its end is ordered."""
+    house = House(delays=SLOW)
+    job = house.submit(workers=(1, 2), work_s=3 * RAN_S)
+    house.start(job, "t0")
+    grow = (Placement(node=NodeName("t1"), worker_count=1, is_flexible=True),)
+    house.decide(Resize(job_id=job.job_id, added=grow, reason="room"))
+    house.wait(RAN_S)
+    house.toggle_deaf(NodeName("t0"))
+    stop(house, job)
+    house.wait(5 * RAN_S)
+    assert state(job) == JobState.PREEMPTING
+    house.toggle_deaf(NodeName("t0"))
+    house.wait(STOP_S)
+    assert state(job) == JobState.PENDING
+    assert house.sim.runtime.lost_gpu_s == lost(house, job)
+
+
+def test_each_attempt_loses_its_own_work_only() -> None:
+    """What was lost or saved before is not lost again."""
+    house = House(delays=SLOW)
+    job = running(house, "t0")
+    stop(house, job)
+    house.wait(STOP_S)
+    house.start(job, "t0")
+    house.wait(RAN_S)
+    stop(house, job)
+    house.wait(STOP_S)
+    assert (job.preemption_count, lost(house, job)) == (2, 2 * (WHOLE + GRACE))
 
 
 @often

@@ -7,7 +7,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from common.messages import WorkerPhase
+from common.messages import GpuHealth, WorkerPhase
 from common.model import JobId, NodeName, NodeRole, Pool, WorkerKey
 from coordinator.engine.engine import Engine
 from coordinator.engine.events import (
@@ -32,8 +32,15 @@ class Lone:
         self.engine.handle(LeaderStarted(epoch=1, holder="test"), now_s=0.0)
         self.now_s = 0.0
 
-    def report(self, role: NodeRole, *, boot: str = "b1", pool: Pool = Pool.INFERENCE) -> list[str]:
-        """The node says its role; what is told of it."""
+    def report(
+        self,
+        role: NodeRole,
+        *,
+        boot: str = "b1",
+        pool: Pool = Pool.INFERENCE,
+        health: GpuHealth = GpuHealth.OK,
+    ) -> list[str]:
+        """The node says its role and how its GPU is; what is told of it."""
         self.now_s += 1.0
         told = len(self.engine.state.stories)
         event = NodeReported(
@@ -43,7 +50,7 @@ class Lone:
             role=role,
             epoch=1,
             generation=0,
-            gpus=(GpuFact("GPU-1", "H100"),),  # type: ignore[arg-type]  # a plain name will do
+            gpus=(GpuFact("GPU-1", "H100", health),),  # type: ignore[arg-type]  # a plain name will do
             service=CHAT,
         )
         self.engine.handle(event, now_s=self.now_s)
@@ -57,6 +64,16 @@ def test_a_node_that_goes_step_by_step_is_told_step_by_step() -> None:
     lone.report(HOME_LIFE[0])
     for old, new in pairwise(HOME_LIFE):
         assert lone.report(new) == [f"{old} -> {new}"]
+
+
+def test_a_gpu_that_falls_ill_is_seen_each_time() -> None:
+    """A node says the same of its GPUs again and again, until it does not."""
+    lone = Lone()
+    seen: list[int] = []
+    for health in (GpuHealth.OK, GpuHealth.OK, GpuHealth.FAULTY, GpuHealth.FAULTY, GpuHealth.OK):
+        lone.report(R.SERVING, health=health)
+        seen.append(lone.engine.snapshot().nodes[0].free_gpus)
+    assert seen == [1, 1, 0, 0, 1]
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,21 @@ def test_whoever_is_left_alone_has_its_gpus_and_its_speed_again() -> None:
     assert first.finished_at_s == pytest.approx(200.0 + 1000.0 - 89.0)
 
 
+def test_who_comes_after_a_dead_worker_has_its_gpus_to_itself() -> None:
+    """A process that dies computes no more; what it had not saved is lost, not slowed down."""
+    house = House(training=1)
+    job = house.submit(work_s=1000.0, max_restarts=1)
+    house.start(job, "t0")
+    house.wait(100.0)
+    house.sim.nodes[NodeName("t0")].exited(job.workers[0].key, 3)
+    house.settle()
+    assert state(job) == JobState.PENDING
+    assert house.sim.runtime.lost_gpu_s == pytest.approx(8 * 100.0)
+    house.start(job, "t0")
+    house.wait(2000.0)
+    assert job.finished_at_s == pytest.approx(100.0 + 1000.0)
+
+
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_a_second_computes_there_only_if_it_may_be_packed(is_packed: bool) -> None:
     """Without that word a GPU has one that computes; with it two, and never three."""

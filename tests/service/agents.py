@@ -160,6 +160,7 @@ class Agent:
                     endpoint=worker.endpoint,
                     exit_code=worker.exit_code,
                     stop_reason=worker.stop_reason,
+                    ended_ago_s=worker.ended_ago_s,
                 )
                 for worker in facts.workers
                 if worker.key in held

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from typing import Protocol, TypeVar
 
+from common import subjects
 from common.bus import NatsBus, connect_nats
 from common.clock import SystemClock
+from common.errors import Unavailable
 from coordinator.service import store
 from coordinator.service.leader import KeyPort
 from coordinator.service.natsserver import NatsServer
 from coordinator.service.ports import JournalPort, LeasePort, SnapshotsPort
-from tests.fakes import FakeClock, MemoryJournal, MemoryKey, MemorySnapshots, memory_lease
+from tests.fakes import FakeClock, Foreign, MemoryJournal, MemoryKey, MemorySnapshots, memory_lease
 from tests.inbox import PATIENCE_S
 
 CELL = "c"
@@ -43,6 +46,10 @@ class Place(Protocol):
         """The lease's key."""
         ...
 
+    async def stray(self, data: bytes) -> None:
+        """Somebody who is no coordinator publishes on the journal's subject."""
+        ...
+
 
 class Memory:
     """The fakes."""
@@ -63,6 +70,9 @@ class Memory:
 
     async def key(self) -> KeyPort:
         return self._key
+
+    async def stray(self, data: bytes) -> None:
+        self._records.append(Foreign(data))
 
 
 class JetStream:
@@ -105,6 +115,10 @@ class JetStream:
     async def key(self) -> KeyPort:
         return store.NatsKey(await self.bus(), cell=CELL, timeout_s=PATIENCE_S)
 
+    async def stray(self, data: bytes) -> None:
+        stranger = (await self.bus()).jetstream(timeout_s=PATIENCE_S)
+        await stranger.publish(subjects.journal(CELL), data)
+
 
 async def opened(place: Place) -> JournalPort:
     """A journal at its end."""
@@ -116,6 +130,15 @@ async def opened(place: Place) -> JournalPort:
 async def records(journal: JournalPort, from_sequence: int = 1) -> list[tuple[int, bytes]]:
     """All there is."""
     return [record async for record in journal.read(from_sequence)]
+
+
+async def written(journal: JournalPort, record: bytes) -> int:
+    """Append as a leader does: what is not known to be written is tried again."""
+    async with asyncio.timeout(PATIENCE_S * 3):
+        while True:
+            with contextlib.suppress(Unavailable):
+                return await journal.append(record)
+            await asyncio.sleep(0.02)  # a server that is away must get its turn to come back
 
 
 async def while_time_passes(clock: FakeClock, awaitable: Awaitable[T]) -> T:

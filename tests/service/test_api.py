@@ -14,6 +14,7 @@ from common.api import (
     Describe,
     Description,
     GetEvents,
+    GetLogs,
     Jobs,
     ListJobs,
     Operate,
@@ -188,6 +189,19 @@ async def test_what_does_not_exist_is_not_found(kind: str) -> None:
         assert isinstance(reply, ApiError)
         assert (reply.code, reply.field) == (ApiErrorCode.NOT_FOUND, kind)
         assert "there are" in reply.message
+
+
+async def test_a_job_that_never_started_has_no_log() -> None:
+    """Said as it is: nobody has to guess whether its log was lost."""
+    async with Cell() as cell:
+        await cell.lead()
+        spec = make_spec("big", workers=(9, 9))
+        submitted = await cell.ask(Submit(spec=spec, request_id="r"))
+        assert isinstance(submitted, Submitted)
+        reply = await cell.ask(GetLogs(job_id=submitted.job_id))
+        assert isinstance(reply, ApiError)
+        assert reply.code == ApiErrorCode.NOT_FOUND
+        assert "is pending and never started" in reply.message
 
 
 async def test_what_exists_is_described() -> None:

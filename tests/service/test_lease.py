@@ -74,7 +74,7 @@ async def test_a_look_before_a_renewal_counts_for_nothing(place: Place) -> None:
     holder, standby = await place.lease(clock), await place.lease(clock)
     await holder.acquire("a", 0)
     await standby.look()
-    await clock.advance(TTL_S)
+    await clock.advance(TTL_S / 2)
     await holder.renew()
     waiting = asyncio.ensure_future(standby.acquire("b", 0))
     await while_time_passes(clock, clock.sleep(TTL_S / 2))
@@ -84,9 +84,9 @@ async def test_a_look_before_a_renewal_counts_for_nothing(place: Place) -> None:
 
 
 async def test_a_holder_that_was_replaced_is_fenced(place: Place) -> None:
-    """Its renewal names who leads, and it may not act from then on."""
+    """Its renewal names who leads, and it may not act from then on, however slow its clock is."""
     clock = FakeClock()
-    old, new = await place.lease(clock), await place.lease(clock)
+    old, new = await place.lease(FakeClock()), await place.lease(clock)
     await old.acquire("old", 0)
     await while_time_passes(clock, new.acquire("new", 0))
     with pytest.raises(Fenced, match=r"held by new \(epoch 2\)"):
@@ -95,6 +95,19 @@ async def test_a_holder_that_was_replaced_is_fenced(place: Place) -> None:
     with pytest.raises(Fenced):
         await old.renew()
     await new.renew()
+
+
+async def test_a_lease_that_ran_out_is_not_prolonged(place: Place) -> None:
+    """Not even if nobody has taken it: whoever slept through its end starts afresh."""
+    clock = FakeClock()
+    lease, standby = await place.lease(clock), await place.lease(clock)
+    await lease.acquire("a", 0)
+    await standby.look()
+    await clock.sleep_through(TTL_S)
+    with pytest.raises(Fenced, match=f"ran out {MARGIN_S:.1f} s ago"):
+        await lease.renew()
+    assert lease.valid_until_s < clock.now_s()
+    assert await while_time_passes(clock, standby.acquire("b", 0)) == 2
 
 
 async def test_a_released_lease_is_taken_without_a_wait(place: Place) -> None:

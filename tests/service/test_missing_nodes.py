@@ -146,6 +146,34 @@ async def test_a_node_that_is_late_for_its_service_is_told_and_counted() -> None
         assert "late reclaim" not in await why(cell, "node", "i0")
 
 
+async def test_a_node_whose_lease_ended_by_itself_is_late_like_any_other() -> None:
+    """Nobody asked for it back, and its service waits all the same: for what its TTL leaves of the
+    deadline, whether or not it ever comes home, and once."""
+    async with Cell(inference=1) as cell:
+        coordinator = await cell.lead()
+        await on_loan(cell, coordinator)
+        [loan] = coordinator.engine.state.loans.values()
+        cell.agents["i0"].node.crash()
+        cell.agents["i0"].node.boot()
+        await cell.until(lambda: loan.is_lapsed)
+        cell.agents["i0"].is_silent = True
+        settings = SETTINGS.engine
+        await cell.clock.advance(
+            settings.services[0].reclaim_deadline_s - settings.lease_ttl_s - 2.0
+        )
+        assert await late(cell) == (0, [False])
+        assert "late reclaim" not in await why(cell, "node", "i0")
+        await cell.clock.advance(12.0)
+        assert await late(cell) == (1, [True])
+        assert "after its lease ended by itself" in await why(cell, "node", "i0")
+        cell.agents["i0"].is_silent = False
+        node = coordinator.engine.state.nodes[NodeName("i0")]
+        await cell.until(lambda: node.role == NodeRole.SERVING)
+        count, (is_late, *_) = await late(cell)
+        assert (count, is_late) == (1, True)
+        assert "late reclaim" not in await why(cell, "node", "i0")
+
+
 async def late(cell: Cell) -> tuple[object, list[bool]]:
     """Late reclaims as `status` counts them, and of each loan whether it is late."""
     status, loans = await cell.ask(GetStatus()), await cell.ask(ListLoans(is_live_only=False))

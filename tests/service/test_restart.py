@@ -11,6 +11,7 @@ from coordinator.engine.record import RECORD_VERSION, Record, encode_record
 from coordinator.policies import bundles
 from coordinator.policies.added import Added
 from coordinator.policies.bundles import POLICIES
+from tests.fakes import Foreign
 from tests.service.cell import LEASE_TTL_S, Cell, make_settings
 from tests.service.steps import job, on_loan, running, submit
 
@@ -31,6 +32,26 @@ async def test_a_restart_replays_to_the_same_state(snapshot_records: int) -> Non
         again = cell.launch("two", settings).coordinator
         await again.decider.rebuild()
         assert again.engine.encode_state() == before
+
+
+async def test_records_count_toward_a_snapshot_across_restarts() -> None:
+    """A coordinator that dies before it has written enough of them itself saves one nevertheless,
+    and then begins to count anew."""
+    often = make_settings(snapshot_records=20)
+    saved_at: list[int] = []
+    async with Cell(training=1) as cell:
+        for number in range(3 * often.snapshot_records):
+            before = len(cell.records)
+            await cell.lead(f"leader-{number}", often)
+            await submit(cell, f"job-{number}")
+            await cell.leaders[-1].crash()
+            assert len(cell.records) - before < often.snapshot_records
+            if cell.snapshots.saved is not None and cell.snapshots.saved[0] not in saved_at:
+                saved_at.append(cell.snapshots.saved[0])
+            if len(saved_at) == 2:
+                break
+    assert saved_at[0] >= often.snapshot_records
+    assert saved_at[1] - saved_at[0] >= often.snapshot_records
 
 
 async def test_a_restart_with_other_settings_replays_by_the_old_ones() -> None:
@@ -113,6 +134,22 @@ async def test_a_record_that_cannot_be_read_stops_the_start(garbage: bytes) -> N
         assert isinstance(leader.task.exception(), ProtocolError)
         assert f"record {len(cell.records)}" in str(leader.task.exception())
         assert not leader.coordinator.is_leading
+
+
+async def test_a_foreign_message_in_the_journal_stops_no_start() -> None:
+    """What no coordinator wrote holds no job: it is counted as a bad message and passed over."""
+    async with Cell() as cell:
+        coordinator = await cell.lead()
+        job_id = await running(cell, coordinator)
+        cell.records.append(Foreign(b"garbage"))
+        second = await submit(cell, "second")
+        assert coordinator.is_leading
+        await cell.leaders[0].crash()
+        cell.records.append(Foreign(b""))
+        again = await cell.lead("two")
+        assert job(again, job_id).state == JobState.RUNNING
+        assert second in again.engine.state.jobs
+        assert again.bad_messages == 2
 
 
 async def test_a_restarted_leader_goes_on_with_running_jobs() -> None:

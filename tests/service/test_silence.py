@@ -87,7 +87,7 @@ async def test_a_leader_that_is_new_counts_from_when_it_began_to_lead() -> None:
         job = await running(cell, leader)
         agent = silence(cell, job)
         standby = cell.launch("two").coordinator
-        standby.folder.heard_at_s[agent.name] = cell.clock.now_s()
+        standby.folder.expect(agent.name, now_s=cell.clock.now_s())
         await cell.clock.advance(BOUND_S - 2 * SLACK_S)
         await cell.leaders[0].crash()
         await cell.until(lambda: standby.is_leading)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import msgspec
 import pytest
 
 from common import subjects
-from common.errors import ConfigError, Fenced
+from common.errors import ConfigError, Fenced, Unavailable
 from coordinator.service import chunks, store
 from tests.fakes import FakeClock
 from tests.inbox import PATIENCE_S
@@ -20,6 +21,7 @@ from tests.service.places import (
     Place,
     opened,
     records,
+    written,
 )
 
 # --- journal ---------------------------------------------------------------------------------
@@ -103,6 +105,33 @@ async def test_a_write_whose_answer_was_lost_counts_once(place: Place) -> None:
     assert len(await records(again)) == 2
 
 
+async def test_a_foreign_message_is_passed_over(place: Place) -> None:
+    """It is counted, and neither read as a record nor in the way of the next one."""
+    journal = await opened(place)
+    await journal.append(b"1")
+    for garbage in (b"garbage", b""):
+        await place.stray(garbage)
+    assert await written(journal, b"4") == 4
+    assert await records(journal) == [(1, b"1"), (4, b"4")]
+    assert await records(journal, 2) == [(4, b"4")]
+    assert journal.foreign_count == 2
+    await place.stray(b"at the end")
+    again = await opened(place)
+    assert await records(again) == [(1, b"1"), (4, b"4")]
+    assert (again.last_sequence, again.foreign_count) == (5, 3)
+    assert await again.append(b"6") == 6
+
+
+async def test_a_foreign_message_hides_no_other_writer(place: Place) -> None:
+    """A coordinator's record behind what a stranger wrote fences the one that was overtaken."""
+    old, new = await opened(place), await opened(place)
+    await place.stray(b"garbage")
+    await written(new, b"new")
+    with pytest.raises(Fenced, match="record 2"):
+        await written(old, b"old")
+    assert await records(new) == [(2, b"new")]
+
+
 # --- snapshots -------------------------------------------------------------------------------
 
 
@@ -141,15 +170,33 @@ async def test_a_journal_that_is_made_anew_is_another_one(jetstream: JetStream) 
 
 
 @pytest.mark.nats
-async def test_a_foreign_record_fences(jetstream: JetStream) -> None:
-    """Somebody published on the journal's subject by hand: the writer stops, nothing is hidden."""
+async def test_what_names_its_writer_is_a_record_whatever_it_holds(jetstream: JetStream) -> None:
+    """Bytes with a coordinator's header fence and are read back: only their reader may judge."""
     journal = await opened(jetstream)
     await journal.append(b"mine")
-    stranger = (await jetstream.bus()).jetstream(timeout_s=PATIENCE_S)
-    await stranger.publish(subjects.journal(CELL), b"foreign")
-    with pytest.raises(Fenced):
+    other = (await jetstream.bus()).jetstream(timeout_s=PATIENCE_S)
+    await other.publish(subjects.journal(CELL), b"theirs", headers={store.WRITER_HEADER: "w"})
+    with pytest.raises(Fenced, match="record 2"):
         await journal.append(b"mine too")
-    assert await records(journal) == [(1, b"mine"), (2, b"foreign")]
+    assert await records(journal) == [(1, b"mine"), (2, b"theirs")]
+    assert journal.foreign_count == 0
+
+
+@pytest.mark.nats
+async def test_a_foreign_message_is_logged_once_with_its_sequence(
+    jetstream: JetStream, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However often the journal is read; the next one is another line."""
+    journal = await opened(jetstream)
+    await journal.append(b"mine")
+    for number in (2, 3):
+        await jetstream.stray(b"garbage")
+        for _ in range(2):
+            await records(journal)
+        said = [line for line in caplog.messages if "passed over" in line]
+        assert len(said) == number - 1
+        assert f"sequences {number} to {number}" in said[-1]
+        assert subjects.journal(CELL) in said[-1]
 
 
 @pytest.mark.nats
@@ -242,3 +289,22 @@ async def test_everything_survives_a_kill_of_the_server(tmp_path: Path) -> None:
             assert await records(await opened(after)) == [(1, b"record")]
             assert await (await after.snapshots()).load() == (1, b"state")
             assert await (await after.lease(clock)).acquire("b", 0) == 6
+
+
+@pytest.mark.nats
+@pytest.mark.slow
+async def test_a_full_disk_is_named_and_a_restart_of_the_server_cures_it(tmp_path: Path) -> None:
+    """A nats-server that could not write takes nothing when it could again: the error says what
+    to do, and after that the same record is written once."""
+    async with running_nats(tmp_path / "nats") as server, AsyncExitStack() as stack:
+        journal = await opened(JetStream(server, stack))
+        assert await journal.append(b"one") == 1
+        assert server.pid is not None
+        before = resource.prlimit(server.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (0, before[1]))
+        with pytest.raises(Unavailable, match=r"stores nothing.*restart nats-server"):
+            await journal.append(b"two")
+        resource.prlimit(server.pid, resource.RLIMIT_FSIZE, before)
+        await server.restart()
+        assert await written(journal, b"two") == 2
+        assert await records(journal) == [(1, b"one"), (2, b"two")]

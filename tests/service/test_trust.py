@@ -11,6 +11,8 @@ from common.api import (
     Description,
     Done,
     GetStatus,
+    Jobs,
+    ListJobs,
     ListLoans,
     Loans,
     Operate,
@@ -48,13 +50,21 @@ async def test_a_recommended_loan_is_listed_described_and_approved() -> None:
     async with Cell(inference=1) as cell:
         coordinator = await cell.lead(settings=make_settings(mode=Mode.RECOMMEND))
         await submit(cell, workers=(1, 2))
+        waits = await submit(cell, "waits")
         await cell.until(lambda: bool(coordinator.engine.state.recommendations))
+        waiting = await cell.ask(Describe(kind="job", name=waits))
+        assert isinstance(waiting, Description)
+        assert [said for said in waiting.why if "aryl loan approve i0" in said]
         listed = await cell.ask(ListLoans())
         assert isinstance(listed, Loans)
         assert [(row.node, row.state) for row in listed.rows] == [("i0", "recommended")]
         service = await cell.ask(Describe(kind="service", name=CHAT))
         assert isinstance(service, Description)
-        assert "aryl loan approve i0" in service.why[0]
+        assert [said for said in service.why if "recommends to lend i0" in said]
+        loan = await cell.ask(Describe(kind="loan", name="i0"))
+        assert isinstance(loan, Description)
+        assert "aryl loan approve i0" in loan.why[0]
+        assert loan.loan == listed.rows[0]
         mine = await cell.ask(Operate(action="approve_loan", target="i0"), tenant="team")
         assert isinstance(mine, ApiError)
         assert mine.code == ApiErrorCode.DENIED
@@ -77,7 +87,7 @@ async def test_a_watched_service_says_what_would_have_been() -> None:
         await cell.until(lambda: bool(coordinator.engine.state.shadow_loans))
         service = await cell.ask(Describe(kind="service", name=CHAT))
         assert isinstance(service, Description)
-        assert service.why == (
+        assert service.why[-2:] == (
             "only watched: 1 loans would have been made and 0 taken back, 0 of them late",
             "would be lent now: i0",
         )
@@ -119,6 +129,9 @@ async def test_a_frozen_cell_decides_nothing_until_it_thaws() -> None:
         status = await cell.ask(GetStatus())
         assert isinstance(status, Status)
         assert status.is_frozen
+        jobs = await cell.ask(ListJobs())
+        assert isinstance(jobs, Jobs)
+        assert "frozen" in jobs.rows[0].blockers[0]
         await cell.ask(Operate(action="thaw"), tenant="ops")
         await cell.until(lambda: job(coordinator, job_id).state == JobState.RUNNING)
 

@@ -1,0 +1,190 @@
+"""What a caller's name means: a job, a node, a service or a loan. Pure; must not know who asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf
+
+from msgspec import Struct
+
+from common.api import ApiError, ApiErrorCode
+from common.model import JobId, LeaseId, NodeName, ServiceName
+from coordinator.engine.state import ClusterState, JobEntry, LoanEntry, NodeEntry, StoryLine
+
+CELL = "cell"
+"""The subject of what happens to the whole cell."""
+
+
+class Refusal(Exception):  # noqa: N818 - an answer, not a fault of ours
+    """The request changed nothing; carries what the caller is told."""
+
+    def __init__(self, code: ApiErrorCode, message: str, field: str = "") -> None:
+        super().__init__(message)
+        self.error = ApiError(code=code, message=message, field=field)
+
+
+class Subject(Struct, frozen=True, kw_only=True):
+    """What story lines are asked for.
+
+    name: by kind and id, which asks for the same again whoever takes the name meanwhile.
+    words: the subjects of its story lines; empty: of any.
+    from_s, to_s: only lines of this span count, both ends included.
+    """
+
+    name: str = ""
+    words: frozenset[str] = frozenset()
+    from_s: float = -inf
+    to_s: float = inf
+
+    def covers(self, line: StoryLine) -> bool:
+        """Whether a line is one of those."""
+        is_named = not self.words or line.subject in self.words
+        return is_named and self.from_s <= line.at_s <= self.to_s
+
+
+ANYTHING = Subject()
+
+
+def unknown(kind: str, name: str, known: Sequence[str]) -> Refusal:
+    """There is none of this name; says which there are."""
+    some = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
+    hint = f"; there are {some}" if known else "; there are none"
+    return Refusal(ApiErrorCode.NOT_FOUND, f"no {kind} {name!r}{hint}", kind)
+
+
+def job(state: ClusterState, name: str) -> JobEntry:
+    """By id, or by a name that only one live job has, or else only one job at all.
+
+    Raises:
+        Refusal: there is none, or there are several.
+    """
+    found = state.jobs.get(JobId(name))
+    if found is not None:
+        return found
+    named = [job for job in state.live() if job.spec.name == name]
+    named = named or [job for job in state.jobs.values() if job.spec.name == name]
+    if len(named) == 1:
+        return named[0]
+    if named:
+        ids = ", ".join(job.job_id for job in named[-5:])
+        raise Refusal(
+            ApiErrorCode.CONFLICT, f"{len(named)} jobs are named {name!r}: {ids}", "job_id"
+        )
+    raise unknown("job", name, list(state.live_jobs))
+
+
+def node(state: ClusterState, name: str) -> NodeEntry:
+    """By name; Refusal where there is none."""
+    found = state.nodes.get(NodeName(name))
+    if found is None:
+        raise unknown("node", name, sorted(state.nodes))
+    return found
+
+
+def loan(state: ClusterState, name: str) -> LoanEntry:
+    """By lease id, or the newest of the node that is or was lent; Refusal where there is none."""
+    found = state.loans.get(LeaseId(name))
+    if found is not None:
+        return found
+    of_node = [loan for loan in state.loans.values() if loan.node == name]
+    if of_node:
+        return of_node[-1]
+    raise unknown("loan", name, list(state.loans)[-5:])
+
+
+def about_job(state: ClusterState, name: str) -> Subject:
+    """The lines of a job, also of one that is forgotten while lines of it are kept."""
+    try:
+        job_id = str(job(state, name).job_id)
+    except Refusal as refusal:
+        others = {CELL, *state.nodes, *state.services}
+        is_gone = name not in others and any(line.subject == name for line in state.stories)
+        if refusal.error.code != ApiErrorCode.NOT_FOUND or not is_gone:
+            raise
+        job_id = name
+    return Subject(name=f"job/{job_id}", words=frozenset({job_id}))
+
+
+def about_node(state: ClusterState, name: str) -> Subject:
+    """The lines of a node."""
+    return Subject(name=f"node/{name}", words=frozenset({node(state, name).name}))
+
+
+def about_service(state: ClusterState, name: str) -> Subject:
+    """The lines of a service and of its nodes."""
+    if ServiceName(name) not in state.services:
+        raise unknown("service", name, sorted(state.services))
+    nodes = {entry.name for entry in state.nodes.values() if entry.service == name}
+    return Subject(name=f"service/{name}", words=frozenset({name, *nodes}))
+
+
+def about_loan(state: ClusterState, name: str) -> Subject:
+    """The lines of the lent node while it was lent."""
+    found = loan(state, name)
+    return Subject(
+        name=f"loan/{found.lease_id}",
+        words=frozenset({found.node}),
+        from_s=found.decided_at_s,
+        to_s=inf if found.returned_at_s is None else found.returned_at_s,
+    )
+
+
+_ABOUT: dict[str, Callable[[ClusterState, str], Subject]] = {
+    "job": about_job,
+    "node": about_node,
+    "service": about_service,
+    "loan": about_loan,
+}
+
+
+def about(state: ClusterState, asked: str) -> Subject:
+    """What story lines an id, a name or `kind/NAME` asks for; empty asks for all.
+
+    A node's name means the node and not its newest loan; else a name of several kinds is none.
+
+    Raises:
+        Refusal: there is nothing of this name, or more than one thing.
+    """
+    kind, slash, name = asked.partition("/")
+    if not asked:
+        return ANYTHING
+    if asked == CELL:
+        return Subject(name=CELL, words=frozenset({CELL}))
+    if slash:
+        if kind not in _ABOUT:
+            known = ", ".join(f"{kind}/" for kind in _ABOUT)
+            raise Refusal(
+                ApiErrorCode.USAGE, f"{asked!r}: {kind!r} is not one of {known}", "subject"
+            )
+        return _ABOUT[kind](state, name)
+    found = _of_any_kind(state, asked)
+    if len(found) == 1:
+        return found[0]
+    raise Refusal(
+        ApiErrorCode.CONFLICT,
+        f"{asked!r} is {' and '.join(subject.name for subject in found)}; say which of them",
+        "subject",
+    )
+
+
+def _of_any_kind(state: ClusterState, name: str) -> list[Subject]:
+    """At least one; a Refusal says what is in the way."""
+    found: list[Subject] = []
+    refusals: list[Refusal] = []
+    for kind, of_kind in _ABOUT.items():
+        if kind == "loan" and NodeName(name) in state.nodes:
+            continue
+        try:
+            found.append(of_kind(state, name))
+        except Refusal as refusal:
+            refusals.append(refusal)
+    several = [r for r in refusals if r.error.code == ApiErrorCode.CONFLICT]
+    if found:
+        return found
+    if several:
+        raise several[0]
+    raise Refusal(
+        ApiErrorCode.NOT_FOUND,
+        f"no job, node, service or loan {name!r}",
+        "subject",
+    )

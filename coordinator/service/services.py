@@ -1,0 +1,114 @@
+"""What an operator is told of a service: what it needs, what it lends and wants back. Pure.
+
+Every sentence is of the state that decisions use, and why nothing is lent is the policy's own word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+from common.model import NodeRole, ServiceName
+from coordinator.engine.engine import Engine
+from coordinator.engine.state import LoanEntry, NodeEntry
+from coordinator.service import rows, trust
+
+COUNTED = 8
+"""More nodes than these are counted and not named."""
+RETURNED_SHOWN = 3
+STORY_LINES = 30
+
+
+def nodes_of(engine: Engine, name: str) -> list[NodeEntry]:
+    """Its nodes, by name."""
+    nodes = engine.state.nodes
+    return [nodes[key] for key in sorted(nodes) if nodes[key].service == name]
+
+
+def loans_of(engine: Engine, name: str) -> list[LoanEntry]:
+    """Its loans, oldest first: all that are out, and the last few that came home."""
+    mine = [loan for loan in engine.state.loans.values() if loan.service == name]
+    home = [loan for loan in mine if loan.returned_at_s is not None][-RETURNED_SHOWN:]
+    return [loan for loan in mine if loan.returned_at_s is None or loan in home]
+
+
+def why(engine: Engine, name: str, *, now_s: float) -> tuple[str, ...]:
+    """What it needs, what keeps its nodes, which it wants back, and which are not well."""
+    nodes = nodes_of(engine, name)
+    return (
+        *_lending(engine, nodes),
+        *trust.why(engine, name),
+        *_recalled(engine, name),
+        *_wanted_back(engine, name, now_s=now_s),
+        *_unwell(nodes),
+    )
+
+
+def _lending(engine: Engine, nodes: Sequence[NodeEntry]) -> tuple[str, ...]:
+    """Its balance, and what keeps the node that would be lent first."""
+    serving = [node for node in nodes if node.role == NodeRole.SERVING]
+    if not nodes:
+        return ("it has no node here: none whose agent names it was ever heard",)
+    if not serving:
+        return ("none of its nodes serves now, so none can be lent",)
+    # As a loan pass takes them: the longest serving first, none that an operator keeps.
+    first = min(
+        serving,
+        key=lambda n: (
+            n.is_cordoned,
+            inf if n.serving_since_s is None else n.serving_since_s,
+            n.name,
+        ),
+    )
+    balance, *reasons = engine.why_kept(first.name) or ("it is in no settings of this cell",)
+    return (balance, *(f"{first.name}, the first to be lent: {reason}" for reason in reasons))
+
+
+def _recalled(engine: Engine, name: str) -> list[str]:
+    entry = engine.state.services[ServiceName(name)]
+    return ["recalled: it lends nothing until aryl recall --off"] if entry.is_recalled else []
+
+
+def _wanted_back(engine: Engine, name: str, *, now_s: float) -> list[str]:
+    """Each node that was asked back and does not serve yet, against its deadline."""
+    said: list[str] = []
+    for loan in engine.state.loans.values():
+        ordered_at_s, deadline_s = loan.reclaim_ordered_at_s, loan.reclaim_deadline_s
+        is_asked = loan.service == name and loan.returned_at_s is None
+        if not is_asked or ordered_at_s is None or deadline_s is None:
+            continue
+        since_s, late_s = now_s - ordered_at_s, rows.overdue_s(loan, now_s)
+        due = f"LATE by {late_s:.0f} s" if late_s else f"{deadline_s - since_s:.0f} s left"
+        said.append(
+            f"{loan.node} is wanted back since {since_s:.0f} s, {due} of {deadline_s:g} s: "
+            f"{loan.reclaim_reason}"
+        )
+    for node in engine.state.awaited:
+        wait = engine.state.awaited[node]
+        if wait.decision.service == name:
+            left_s = max(0.0, wait.until_s - now_s)
+            said.append(
+                f"{node} comes home when its jobs have ended, or in {left_s:.0f} s: "
+                f"{wait.decision.reason}"
+            )
+    return said
+
+
+def _unwell(nodes: Sequence[NodeEntry]) -> list[str]:
+    """Nodes that nobody counts on, and why; each says it itself."""
+    said: list[str] = []
+    for node in nodes:
+        if node.role in (NodeRole.LOST, NodeRole.QUARANTINED):
+            said.append(_with_detail(f"{node.name} is {node.role}", node.detail))
+        elif not node.is_heard:
+            said.append(f"{node.name} was not heard by this coordinator yet")
+        elif node.role == NodeRole.SERVING and node.serving_since_s is None:
+            said.append(_with_detail(f"the server of {node.name} is down", node.detail))
+        elif node.is_cordoned:
+            said.append(_with_detail(f"{node.name} is cordoned", node.cordon_reason))
+    left = len(said) - COUNTED
+    return said if left <= 0 else [*said[:COUNTED], f"and {left} more nodes are not well"]
+
+
+def _with_detail(said: str, detail: str) -> str:
+    return f"{said}: {detail}" if detail else said

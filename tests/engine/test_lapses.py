@@ -1,0 +1,97 @@
+"""Leases that ended by themselves: how long the way home took, and whether that was late."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.model import NodeName, NodeRole
+from coordinator.engine import loans
+from coordinator.engine.accounting import ReclaimTimes, figures
+from coordinator.engine.events import GpuFact, NodeReported
+from coordinator.engine.state import LoanEntry
+from coordinator.policies.decisions import Loan
+from coordinator.sim.cluster import Delays
+from tests.engine.house import CHAT, House
+
+SLOW = Delays(drain_s=5.0, stop_s=3.0, device_free_s=1.0, warm_up_s=10.0)
+WAY_S = {"vacate": 3.0, "device_free": 1.0, "server_ready": 10.0}
+
+
+def lent() -> House:
+    """A cell of which one node is lent; its service has a deadline of 60 s, its lease 30 s."""
+    house = House(delays=SLOW)
+    house.decide(Loan(node=NodeName("i0"), service=CHAT, reason="idle"), lend=True)
+    house.wait(6.0)
+    return house
+
+
+def loan_of(house: House) -> LoanEntry:
+    """The one loan."""
+    [loan] = house.engine.state.loans.values()
+    return loan
+
+
+def says(
+    house: House, role: NodeRole, stage_durations_s: dict[str, float] | None = None
+) -> NodeReported:
+    """A report of the lent node, which holds no lease any more."""
+    node = house.node("i0")
+    return NodeReported(
+        node=node.name,
+        boot_id=node.boot_id,
+        home_pool=node.home_pool,
+        role=role,
+        epoch=house.engine.state.epoch,
+        generation=node.generation,
+        gpus=tuple(GpuFact(slot.uuid, slot.gpu_type) for slot in node.gpus),
+        service=node.service,
+        stage_durations_s=stage_durations_s or {},
+    )
+
+
+@pytest.mark.parametrize(("unattended_s", "is_late"), [(0.0, False), (16.0, False), (17.0, True)])
+def test_a_lapse_that_took_longer_than_the_promise_is_late(
+    unattended_s: float, is_late: bool
+) -> None:
+    """The TTL is gone of the deadline when the lease ends; what the node has measured counts from
+    there, however late the first word of it was heard."""
+    house = lent()
+    house.wait(100.0)
+    stages_s = WAY_S | {"unattended": unattended_s}
+    house.sim.handle(says(house, NodeRole.SERVING, stages_s))
+    loan = loan_of(house)
+    assert (loan.lapse_s, loans.is_late(loan)) == (14.0 + unattended_s, is_late)
+    found = figures(house.engine.state)
+    assert (found.leases_lapsed, found.reclaims, found.reclaims_late) == (1, 0, int(is_late))
+    assert (found.lapse_s.max, found.reclaim_s) == (14.0 + unattended_s, ReclaimTimes())
+
+
+def test_a_lapse_is_not_late_because_nobody_led_while_it_ended() -> None:
+    """Its first word was heard by one leader, and its end long after by the next one."""
+    house = lent()
+    house.sim.handle(says(house, NodeRole.VACATING))
+    report = says(house, NodeRole.SERVING, WAY_S)
+    house.engine.handle(report, now_s=house.engine.state.now_s + 600.0)
+    assert loan_of(house).lapse_s == 14.0
+    assert figures(house.engine.state).reclaims_late == 0
+
+
+def test_a_node_that_measured_nothing_is_judged_by_what_was_heard() -> None:
+    """An agent of an earlier version: from the first word of the lapse to serving again."""
+    house = lent()
+    house.sim.handle(says(house, NodeRole.VACATING))
+    house.engine.handle(says(house, NodeRole.SERVING), now_s=house.engine.state.now_s + 31.0)
+    assert loan_of(house).lapse_s == 31.0
+    assert figures(house.engine.state).reclaims_late == 1
+
+
+def test_a_drain_that_was_turned_back_by_itself_is_never_late() -> None:
+    """The loan had not begun: the service had its node all the time but for the drain."""
+    house = House(delays=SLOW)
+    house.decide(Loan(node=NodeName("i0"), service=CHAT, reason="idle"), lend=True)
+    house.engine.handle(
+        says(house, NodeRole.SERVING, {"unattended": 500.0}),
+        now_s=house.engine.state.now_s + 600.0,
+    )
+    assert (loan_of(house).is_lapsed, loan_of(house).lapse_s) == (True, None)
+    assert figures(house.engine.state).reclaims_late == 0
