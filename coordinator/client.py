@@ -59,7 +59,7 @@ class Client:
         except Unavailable as error:
             raise Unavailable(
                 f"no coordinator of cell {self._cell} answers ({error}); "
-                "is it running? `aryl up` starts a cell here"
+                "it may be starting, or away; where no cell runs, `aryl up` starts one"
             ) from error
         refused = _refusal(answer)
         if refused is not None:

@@ -48,6 +48,7 @@ class Kind(StrEnum):
 
     JOB = "job"
     NODE = "node"
+    SERVICE = "service"
     LOAN = "loan"
 
 
@@ -156,7 +157,7 @@ def _figure(name: str, value: object) -> str:
 
 def explain(
     ctx: typer.Context,
-    kind: Annotated[Kind, typer.Argument(metavar="KIND", help="job, node or loan.")],
+    kind: Annotated[Kind, typer.Argument(metavar="KIND", help="job, node, service or loan.")],
     name: Annotated[str, typer.Argument(metavar="ID", help="Its id or name.")],
     output: OutputOption = Format.TABLE,
     quiet: QuietOption = False,

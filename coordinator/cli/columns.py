@@ -71,6 +71,21 @@ def nodes() -> list[Column[NodeRow]]:
     ]
 
 
+def nodes_of_service() -> list[Column[NodeRow]]:
+    """The same where all are of one service: what each does, and what it should."""
+    return [
+        Column("NODE", lambda r: r.node),
+        Column("ROLE", role),
+        Column("WANTED", lambda r: r.desired_role, rank=3),
+        Column("TYPE", lambda r: r.gpu_type, is_elastic=True, rank=4),
+        Column("GPUS", lambda r: f"{r.gpus_held}/{r.gpus}", is_number=True),
+        Column("BUSY", lambda r: percent(r.gpu_busy_ratio), is_number=True),
+        Column("HEARD", heard, is_number=True, rank=1),
+        Column("JOBS", lambda r: ",".join(r.jobs), is_elastic=True, rank=2),
+        Column("DETAIL", lambda r: r.detail, is_elastic=True, rank=5),
+    ]
+
+
 def role(row: NodeRow) -> str:
     """The role, and whether new work stays away."""
     return f"{row.role} (cordoned)" if row.is_cordoned else str(row.role)

@@ -30,6 +30,12 @@ async def _loans(client: Client) -> list[str]:
     return [row.lease_id for row in (await client.ask(ListLoans(), Loans)).rows]
 
 
+async def _subjects(client: Client) -> list[str]:
+    return [
+        name for of_kind in (_jobs, _nodes, _services, _loans) for name in await of_kind(client)
+    ]
+
+
 def matches(around: Surroundings, names: Names, incomplete: str) -> list[str]:
     """The names that begin like this; none when no cell answers.
 
@@ -61,3 +67,8 @@ def complete_services(incomplete: str) -> list[str]:
 def complete_loans(incomplete: str) -> list[str]:
     """Ids of live loans."""
     return matches(Surroundings.real(), _loans, incomplete)
+
+
+def complete_subjects(incomplete: str) -> list[str]:
+    """All of these."""
+    return matches(Surroundings.real(), _subjects, incomplete)

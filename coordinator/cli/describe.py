@@ -12,7 +12,7 @@ from msgspec import Struct
 from rich.text import Text
 
 from common.api import Describe, Description, JobRow, LoanRow, NodeRow, ServiceRow
-from common.model import JobSpec
+from common.model import FINAL_JOB_STATES, JobSpec
 from coordinator.cli import columns, render
 from coordinator.cli.output import Format, Show, put, put_json, put_one
 from coordinator.cli.output import fields as plain_fields
@@ -36,6 +36,10 @@ def describe(session: Session, show: Show, kind: str, name: str) -> None:
     put(session, _facts(found, now_s, is_wide=show.form == Format.WIDE))
     if found.workers:
         put(session, ["", *render.table(found.workers, columns.worker_rows(), width=width)])
+    if found.nodes:
+        put(session, ["", *render.table(found.nodes, columns.nodes_of_service(), width=width)])
+    if found.loans:
+        put(session, ["", *render.table(found.loans, columns.loans(now_s), width=width), ""])
     put(session, _why(found))
     if found.story:
         put(session, ["", *render.table(found.story, columns.events(now_s), width=width)])
@@ -79,7 +83,8 @@ def _why(found: Description) -> Iterator[Text | str]:
         yield f"- {render.plain(reason)}"
     if found.estimate:
         yield f"- estimate: {render.plain(found.estimate)}"
-    if not found.why and not found.estimate:
+    has_ended = found.job is not None and found.job.state in FINAL_JOB_STATES
+    if not found.why and not found.estimate and not has_ended:  # of an end the story has it all
         yield "- nothing more is known"
 
 
@@ -94,7 +99,7 @@ def _facts(found: Description, now_s: float, *, is_wide: bool) -> Iterator[Text 
     if is_wide:
         pairs += _agent(found)
     if found.service is not None:
-        pairs += _service(found.service)
+        pairs += _service(found.service, now_s)
     if found.loan is not None:
         pairs += _loan(found.loan)
     width = max((len(name) for name, _ in pairs), default=0)
@@ -192,7 +197,7 @@ def _agent(found: Description) -> Pairs:
     return [*pairs, ("collectors", "; ".join(failed) or "all well")] if found.collectors else pairs
 
 
-def _service(row: ServiceRow) -> Pairs:
+def _service(row: ServiceRow, now_s: float) -> Pairs:
     return [
         ("service", row.service),
         ("mode", f"{row.mode} (recalled)" if row.is_recalled else str(row.mode)),
@@ -203,7 +208,25 @@ def _service(row: ServiceRow) -> Pairs:
         ("at least", f"{row.min_serving} serving"),
         ("deadline", f"{render.duration(row.reclaim_deadline_s)} from reclaim to serving"),
         ("return", f"{render.duration(row.return_s)} expected at most"),
+        ("requests", _in_flight(row)),
+        ("reclaims", _reclaims(row, now_s)),
     ]  # fmt: skip
+
+
+def _in_flight(row: ServiceRow) -> str:
+    if row.running_requests is None:
+        return "no server tells its load"
+    waiting = render.number(row.waiting_requests)
+    return f"{render.number(row.running_requests)} running, {waiting} waiting"
+
+
+def _reclaims(row: ServiceRow, now_s: float) -> str:
+    """How far the promise of its deadline was kept, as far back as loans are remembered."""
+    if not row.reclaims:
+        return "none yet"
+    last = render.duration(row.last_reclaim_s)
+    ago = render.ago(row.last_returned_at_s, now_s)
+    return f"{row.reclaims}, {row.reclaims_late} late; the last took {last}, home {ago}"
 
 
 def _loan(row: LoanRow) -> Pairs:
@@ -255,6 +278,8 @@ def _took(row: LoanRow) -> str:
         return f"{render.duration(row.lapse_s)} since its lease ended by itself"
     if row.reclaim_deadline_s is None:
         return "-"
+    if row.reclaim_s is None and row.returned_at_s is not None:
+        return "- (called back before its node had left)"
     return f"{render.duration(row.reclaim_s)} of {render.duration(row.reclaim_deadline_s)}"
 
 

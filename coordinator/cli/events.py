@@ -11,6 +11,7 @@ import typer
 from common.api import Events, GetEvents, StoryRow
 from common.errors import Unavailable
 from coordinator.cli import columns
+from coordinator.cli.complete import complete_subjects
 from coordinator.cli.output import (
     Format,
     NoHeadersOption,
@@ -36,7 +37,13 @@ def events(
     ctx: typer.Context,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as it happens.")] = False,
     subject: Annotated[
-        str, typer.Option("--for", metavar="SUBJECT", help="One job, node or service; kind/ID too.")
+        str,
+        typer.Option(
+            "--for",
+            metavar="NAME",
+            help="Only of a job, node, service or loan: its id or name; job/NAME if two have it.",
+            autocompletion=complete_subjects,
+        ),
     ] = "",
     after: Annotated[int, typer.Option(min=0, help="Only what has a higher number.")] = 0,
     output: OutputOption = Format.TABLE,
@@ -45,20 +52,21 @@ def events(
 ) -> None:
     """What happened and why: each decision, loan, preemption, order and fault.
 
+    Of a service, what happened to its nodes, too; of a loan, to its node while it was lent.
     With --follow and -o json each event is one object on its own line.
     """
     here = session(ctx)
     show = Show(output=output, has_headings=not no_headers, is_quiet=quiet)
-    name = subject.rpartition("/")[2]
 
     async def work(client: Client) -> None:
+        request = GetEvents(after=after, subject=subject)
         if follow:
-            await _follow(here, show, client, GetEvents(after=after, subject=name))
+            await _follow(here, show, client, request)
             return
-        found = await client.ask(GetEvents(after=after, subject=name), Events)
+        found = await client.ask(request, Events)
         _put(here, show, found.rows)
         if subject and not found.rows:
-            say(f"no event of {subject!r}; see: aryl job list --all, aryl node list")
+            say(f"{found.subject or subject} is known, and nothing is remembered of it")
 
     with contextlib.suppress(KeyboardInterrupt) if follow else contextlib.nullcontext():
         here.run(work)
@@ -90,7 +98,8 @@ async def _follow(here: Session, show: Show, client: Client, request: GetEvents)
                 has_headings = show.has_headings and is_first
                 _put(here, _without(show, has_headings=has_headings), found.rows)
             is_first = False
-            request = GetEvents(after=found.last, subject=request.subject)
+            # By its id from now on: its name may pass to another one.
+            request = GetEvents(after=found.last, subject=found.subject or request.subject)
         await here.clock.sleep(FOLLOW_PERIOD_S)
 
 

@@ -14,6 +14,7 @@ from common.api import ApiErrorCode, Describe, Description, GetLogs, JobRow, Log
 from common.clock import Clock
 from common.errors import Unavailable
 from common.model import FINAL_JOB_STATES, JobState
+from coordinator.cli import columns, render
 from coordinator.cli.session import EXIT_ERROR, say
 from coordinator.client import ApiRefused, Client
 
@@ -38,7 +39,8 @@ async def until_ended(client: Client, clock: Clock, job_id: str) -> JobRow:
         else:
             is_away = False
             if row.state != state:
-                say(f"job {row.job_id} is {row.state}")
+                why = columns.why(row) if row.state in FINAL_JOB_STATES else ""
+                say(f"job {row.job_id} is {row.state}" + (f": {render.plain(why)}" if why else ""))
             state = row.state
             if state in FINAL_JOB_STATES:
                 return row
@@ -78,8 +80,11 @@ async def follow_logs(
     """
     shown = ""
     of_worker: tuple[str, int, int] | None = None
+    is_told = False
     while True:
         row = await _row(client, request.job_id)
+        # By its id from now on: its name may pass to another one.
+        request = msgspec.structs.replace(request, job_id=row.job_id)
         has_ended = row.state in FINAL_JOB_STATES or row.attempt > (request.attempt or row.attempt)
         try:
             answer = await client.ask(request, Logs)
@@ -88,6 +93,9 @@ async def follow_logs(
                 raise
             if has_ended and of_worker is None:
                 raise
+            if of_worker is None and not is_told:
+                is_told = True
+                say(f"waiting: {refused.error.message}")
         else:
             worker = (answer.node, answer.attempt, answer.worker_index)
             if worker != of_worker:

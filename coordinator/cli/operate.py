@@ -45,7 +45,8 @@ def done(answer: Done, output: Format) -> None:
     if output == Format.JSON:
         put_json({"detail": answer.detail})
     else:
-        say(f"ordered: {answer.detail}")
+        verb, _, rest = answer.detail.partition(" ")
+        say(f"ordered: {verb.replace('_', ' ')} {rest}".rstrip())
 
 
 def order_against_jobs(

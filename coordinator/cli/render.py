@@ -133,7 +133,10 @@ def table(
     is_wide: bool = False,
     has_headings: bool = True,
 ) -> Iterable[Text]:
-    """The lines of a table, none longer than `width` unless only columns of rank 0 are left."""
+    """The lines of a table, none longer than `width` unless only columns of rank 0 are left.
+
+    is_wide: all columns, however long their lines get.
+    """
     shown = [column for column in columns if is_wide or not column.is_wide]
     cells = {
         column.heading: [plain(column.value(row)) or MISSING for row in rows] for column in shown
@@ -144,7 +147,7 @@ def table(
         widths = _shrink(shown, widths, excess)
         fits = sum(widths) + len(_GAP) * (len(widths) - 1) <= width
         last = max(shown, key=lambda column: column.rank)
-        if fits or last.rank == 0:
+        if fits or is_wide or last.rank == 0:
             break
         shown.remove(last)
     if has_headings:

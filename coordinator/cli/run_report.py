@@ -13,6 +13,8 @@ from coordinator.cli.render import MISSING, percent
 from coordinator.demo.workload import Quantiles, Run, Workload
 
 BAR_WIDTH = 30
+VALUE_WIDTH = 90
+"""A longer value goes on in the next line, also where no terminal limits the width."""
 STALE_S = 5.0
 """Figures that are older are marked: no coordinator has answered since."""
 
@@ -22,22 +24,27 @@ def stale(age_s: float) -> str:
     return f"{age_s:.0f} s old: no coordinator answers" if age_s >= STALE_S else ""
 
 
-def progress_line(workload: Workload, elapsed_s: float, length_s: float | None) -> str:
-    """One line for a log."""
+def progress_words(workload: Workload) -> str:
+    """What a line of a log says of this moment."""
     status = workload.status
-    when = f"{elapsed_s:4.0f} s" + (f" of {length_s:.0f}" if length_s is not None else "")
     if status is None:
-        return f"{when}: waiting for a coordinator"
+        return "waiting for a coordinator"
     figures = status.figures
-    if old := stale(workload.age_s):
-        when = f"{when}, {old}"
+    old = stale(workload.age_s)
     return (
-        f"{when}: {status.on_loan_nodes} of {status.inference_nodes} inference nodes on loan, "
+        (f"figures {old}; " if old else "")
+        + f"{status.on_loan_nodes} of {status.inference_nodes} inference nodes on loan, "
         f"{status.coming_home_nodes} coming home; jobs {status.pending_jobs} waiting, "
         f"{status.running_jobs} running, {figures['jobs_finished']} finished; GPUs held "
         f"{status.training_gpus_held}/{status.training_gpus} training, "
         f"{status.on_loan_gpus_held}/{status.on_loan_gpus} on loan"
+        + (f"; none lent so far: {kept}" if (kept := _kept(workload)) else "")
     )
+
+
+def _kept(workload: Workload) -> str:
+    """What keeps the nodes, while none was ever lent: the last of the reasons, behind numbers."""
+    return workload.why_none_lent[-1] if workload.why_none_lent else ""
 
 
 def progress_view(workload: Workload, elapsed_s: float, length_s: float | None) -> RenderableType:
@@ -68,6 +75,8 @@ def progress_view(workload: Workload, elapsed_s: float, length_s: float | None) 
         f"({figures['reclaims_late']} late), {figures['resizes']} resizes, "
         f"{figures['preemptions']} preemptions",
     )
+    if kept := _kept(workload):
+        table.add_row("none lent", kept)
     served = workload.requests
     if served.served or served.refused:
         table.add_row("requests", f"{served.served} answered, {served.refused} refused")
@@ -97,7 +106,7 @@ def run_table(run: Run, loans: Sequence[LoanRow]) -> RenderableType:
     """The one table at the end, and each reclaim against its deadline."""
     table = Table(title="aryl up", show_header=False, title_style="bold")
     table.add_column(style="cyan", no_wrap=True)
-    table.add_column()
+    table.add_column(max_width=VALUE_WIDTH)
     if old := stale(run.figures_age_s):
         table.add_row("NOT UP TO DATE", Text(f"these figures are {old}", style="bold red"))
     for name, value in _lines(run):
@@ -127,8 +136,8 @@ def _lines(run: Run) -> list[tuple[str, str]]:
             f"{run.jobs_finished_on_loan} on lent nodes",
         ),
         *_deadlines(run),
-        ("queueing time", _quantiles(run.queueing_s)),
-        ("JCT", _quantiles(run.jct_s)),
+        ("queueing time, all jobs", _quantiles(run.queueing_s)),
+        ("JCT, finished jobs", _quantiles(run.jct_s)),
         (
             "training GPUs",
             f"{percent(run.training_gpu_ratio)} held, {percent(run.training_gpu_busy_ratio)} busy",
@@ -140,9 +149,10 @@ def _lines(run: Run) -> list[tuple[str, str]]:
         ("inference GPUs", f"{percent(run.inference_gpu_busy_ratio)} busy, lent ones included"),
         (
             "loans",
-            f"{run.loans}, {run.loans_cancelled} called back before they began, "
+            f"{run.loans}, {run.loans_cancelled} called back before their node had left, "
             f"{run.leases_lapsed} that ended by their TTL without an order",
         ),
+        *_none_lent(run),
         (
             "lapses",
             f"home again in median {_s(run.lapse_s.p50)}, longest {_s(run.lapse_s.max)}",
@@ -170,6 +180,11 @@ def _deadlines(run: Run) -> list[tuple[str, str]]:
     if not run.deadlines_due:
         return []
     return [("deadlines", f"{run.deadlines_met} met of {run.deadlines_due} due")]
+
+
+def _none_lent(run: Run) -> list[tuple[str, str]]:
+    """Only where none was: a demo of lending that lends nothing has to say what was in the way."""
+    return [("none lent", "; ".join(run.why_none_lent))] if run.why_none_lent else []
 
 
 def _quantiles(found: Quantiles) -> str:

@@ -13,7 +13,7 @@ from coordinator.cli.complete import complete_services
 from coordinator.cli.operate import ReasonOption, order
 from coordinator.cli.output import Format, OutputOption
 from coordinator.cli.session import session
-from coordinator.cli.shared import add_describe, add_list
+from coordinator.cli.shared import add_describe, add_explain, add_list
 from coordinator.engine.events import OperatorAction
 
 app = typer.Typer(no_args_is_help=True, help="See the services that lend nodes, and trust them.")
@@ -32,6 +32,7 @@ add_list(
     about="All services: their nodes, their load, and the promise to each.",
 )
 add_describe(app, "service", ServiceArgument, about="One service in full.")
+add_explain(app, "service", ServiceArgument, about="What a service needs, lends and wants back.")
 
 
 @app.command("mode")

@@ -22,6 +22,7 @@ from common.errors import ArylError, ConfigError, ProtocolError, Unavailable
 from common.messages import Message
 from coordinator.cli import connect, registry
 from coordinator.cli.connect import Choice, Connect, Target
+from coordinator.cli.interrupt import EXIT_INTERRUPTED as EXIT_INTERRUPTED
 from coordinator.client import EXIT_CODES, ApiRefused, Client
 
 T = TypeVar("T")
@@ -31,8 +32,6 @@ EXIT_ERROR = 1
 EXIT_USAGE = 2
 EXIT_UNREACHABLE = 6
 EXIT_TIMEOUT = 7
-EXIT_INTERRUPTED = 130
-"""128 + SIGINT, as shells have it."""
 
 NEXT_BY_FIELD = {
     "job": "aryl job list --all",
@@ -46,6 +45,7 @@ NEXT_BY_FIELD = {
     "mode": "aryl service mode --help",
     "loan": "aryl loan list --all",
     "lease_id": "aryl loan list --all",
+    "subject": "aryl job list --all, aryl node list, aryl service list or aryl loan list --all",
     "tenant": "aryl --tenant ops ... (if you may)",
 }
 """What to run after a refusal, by the field that did not fit."""

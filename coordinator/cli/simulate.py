@@ -8,20 +8,29 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec import structs
 
 from common.errors import ConfigError
 from coordinator import plugins
 from coordinator.cli.session import EXIT_ERROR, say, session
-from coordinator.cli.simulate_output import Output, put_runs, write_page
+from coordinator.cli.simulate_output import Output, put_runs, say_skipped, write_page
 from coordinator.cli.simulate_progress import watching
 from coordinator.policies.bundles import COMPARED
 from coordinator.policies.bundles import policy as find_policy
-from coordinator.sim.compare import Task, compare
+from coordinator.sim.compare import Task, compare, with_gaps
 from coordinator.sim.failure_sources import FailureSource
-from coordinator.sim.inputs import Shares, parse_crash, parse_seeds, read_tenants
+from coordinator.sim.inputs import (
+    Shares,
+    parse_cluster,
+    parse_crash,
+    parse_seeds,
+    read_tenants,
+    unused,
+)
 from coordinator.sim.scenarios import Scene, find_scene
 from coordinator.sim.stage import RunOptions
 from coordinator.sim.sweep import parse_saves, parse_speedup, sweep
+from coordinator.workloads.records import Workload
 from coordinator.workloads.shaping import RuntimeModel
 
 DEFAULT_POLICIES = "fifo,aryl"
@@ -55,12 +64,23 @@ def _played(scenario: str | None, policy: str | None) -> list[tuple[Scene | None
         scenes = [find_scene(name) for name in listed]
     if scenario is not None and policy is None:
         return [(scene, scene.policy) for scene in scenes if scene is not None]
-    text = ",".join(COMPARED) if policy == ALL else policy or DEFAULT_POLICIES
-    names = _names("policy", text, "`aryl policies` lists them")
+    names = _policies(DEFAULT_POLICIES if policy is None else policy)
+    return [(scene, name) for scene in scenes for name in names]
+
+
+def _policies(text: str) -> tuple[str, ...]:
+    """The policies that `--policy` names, each one that there is."""
+    names = _names(
+        "policy", ",".join(COMPARED) if text == ALL else text, "`aryl policies` lists them"
+    )
+    if ALL in {name.partition(":")[0] for name in names} and text != ALL:
+        raise ConfigError(
+            f"policy: {ALL!r} stands for one of each system; it is named alone, without knobs"
+        )
     plugins.load()
     for name in names:
-        find_policy(name)
-    return [(scene, name) for scene in scenes for name in names]
+        find_policy(name, also=(ALL,))
+    return names
 
 
 def _seeds(workload: str, seed: int | None, seeds: str | None) -> tuple[int | None, ...]:
@@ -69,6 +89,18 @@ def _seeds(workload: str, seed: int | None, seeds: str | None) -> tuple[int | No
     if seeds is not None:
         return parse_seeds(seeds)
     return (seed,)
+
+
+def _say_unused(tasks: Sequence[Task], played: Workload) -> None:
+    """A line for each thing that was asked for and does nothing; `played` is the first task's."""
+    said: dict[str, None] = {}
+    for task in {(each.cluster, each.load): each for each in tasks}.values():
+        nodes = played.nodes if task.cluster is None else parse_cluster(task.cluster)
+        line = unused(structs.replace(played, nodes=nodes), task.load)
+        if line is not None:
+            said[line] = None
+    for line in said:
+        say(f"aryl: {line}")
 
 
 PolicyOption = Annotated[
@@ -112,6 +144,13 @@ SeedOption = Annotated[
 ]
 SeedsOption = Annotated[
     str | None, typer.Option("--seeds", metavar="1..10", help="Several seeds: means, intervals.")
+]
+SkipZeroGpusOption = Annotated[
+    bool,
+    typer.Option(
+        "--skip-zero-gpus",
+        help="Leave rows of a trace without a GPU out, and count them; else they are an error.",
+    ),
 ]
 LoadOption = Annotated[
     str | None,
@@ -240,6 +279,7 @@ def simulate(
     seed: SeedOption = None,
     seeds: SeedsOption = None,
     sweeps: SweepOption = None,
+    skip_zero_gpus: SkipZeroGpusOption = False,
     load: LoadOption = None,
     cluster: ClusterOption = None,
     delays: DelaysOption = None,
@@ -281,6 +321,7 @@ def simulate(
             seed=chosen,
             cluster=cluster,
             load=load,
+            skip_zero_gpus=skip_zero_gpus,
             shares=Shares(elastic=elastic, fungible=fungible, checkpoint=checkpoint_share),
             scenario=None if scene is None else scene.name,
             curves=curves,
@@ -310,20 +351,24 @@ def simulate(
     ]
     tasks = sweep(tasks, sweeps or ())
     played = tasks[0].read()  # a mistake in what they share is said at once, and once
+    _say_unused(tasks, played)
     with watching(tasks, jobs=len(played.jobs)) as watched:
         unfinished: list[str] = []
-        runs = list(
-            compare(
-                watched,
-                cores=cores or os.cpu_count() or 1,
-                backend=backend,
-                unfinished=unfinished.append,
+        runs = with_gaps(
+            list(
+                compare(
+                    watched,
+                    cores=cores or os.cpu_count() or 1,
+                    backend=backend,
+                    unfinished=unfinished.append,
+                )
             )
         )
     if not runs:
         raise ConfigError(unfinished[0])
     if html is not None:
         write_page(html, played, tasks[0], runs)
+    say_skipped(runs)
     put_runs(here, output, played, runs)
     for why in unfinished:
         say(f"aryl: left out: {why}")

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
+
+from rich.text import Text
 
 from common.errors import ConfigError
 from common.model import Pool
 from coordinator.cli.output import fields, put, put_json
-from coordinator.cli.render import Column, table
+from coordinator.cli.render import MISSING, Column, table
 from coordinator.cli.session import Session, say
 from coordinator.sim.compare import Means, Task, means
-from coordinator.sim.page import COLUMNS, Heading, figure_text, page
+from coordinator.sim.measures import Group, Shown, told
+from coordinator.sim.page import Heading, page
 from coordinator.sim.run import JobRow, Run, RunResult
 from coordinator.sim.scenarios import find_scene
 from coordinator.workloads.records import Workload
@@ -28,21 +32,10 @@ class Output(StrEnum):
     CSV = "csv"
 
 
-RANKS = {
-    "queueing_s.mean": 0,
-    "jct_s.mean": 0,
-    "queueing_s.p95": 1,
-    "jct_s.p95": 1,
-    "queueing_s.p50": 2,
-    "jct_s.p50": 2,
-    "training_gpu_ratio": 3,
-    "preemptions": 4,
-    "reclaims_late": 5,
-    "makespan_s": 5,
-    "finish_time_fairness.mean": 4,
-    "deadlines_met_ratio": 4,
-}
-"""Columns stay in this order where a terminal is narrow; the others go first."""
+COLUMN_GAP = 2
+WIDEST_TEXT = 100
+LEAST_KEY_WIDTH = 16
+"""What was asked for is cut to this, or to a third of the terminal, where it is longer."""
 
 
 def put_runs(here: Session, output: Output, workload: Workload, runs: Sequence[Run]) -> None:
@@ -61,34 +54,110 @@ def put_runs(here: Session, output: Output, workload: Workload, runs: Sequence[R
         case Output.CSV:
             _put_csv(runs)
         case Output.TABLE:
-            put(here, table(averages, _columns(averages), width=here.out.width))
+            put(here, _lines(averages, here.out.width))
 
 
-def _columns(rows: Sequence[Means]) -> list[Column[Means]]:
-    """What was asked for first: policy, scenario, and each key that was swept."""
-    columns: list[Column[Means]] = [Column("POLICY", _policy)]
+def say_skipped(runs: Sequence[Run]) -> None:
+    """How many rows of each trace were left out, and why, on standard error."""
+    for line in _skipped(runs):
+        say(f"aryl: {line}")
+
+
+def _skipped(runs: Sequence[Run]) -> list[str]:
+    """A line for each trace of which rows were left out."""
+    found: dict[str, None] = {}
+    for run in runs:
+        workload = run.result.swept.get("workload")
+        of = f"{workload}: " if workload else ""
+        for count, why in (
+            (run.result.skipped_zero_gpus, "have no GPU"),
+            (run.result.skipped_not_run, "never ran"),
+        ):
+            if count:
+                found[f"{of}rows of the trace that {why} and are left out: {count:,}"] = None
+    return list(found)
+
+
+def _lines(rows: Sequence[Means], width: int) -> Iterator[Text | str]:
+    """The measures in short, in as many tables as the width asks for, and what fits beside them."""
+    measures, zero = told(rows)
+    keys = _keys(rows)
+    short = [each for each in measures if each.measure.group == Group.SHORT]
+    more = [each for each in measures if each.measure.group != Group.SHORT]
+    more.sort(key=lambda each: not each.measure.is_drawn)
+    columns = [_column(each) for each in [*short, *more]]
+    if any(row.seeds > 1 for row in rows):
+        columns.insert(len(short), Column("SEEDS", lambda row: str(row.seeds), is_number=True))
+    left = len(columns)
+    for place, block in enumerate(_blocks(rows, keys, columns, width)):
+        if left <= len(more):
+            break
+        if place:
+            yield ""
+        yield from table(rows, [*keys, *block], width=width)
+        left -= len(block)
+    notes = [f"zero throughout: {'; '.join(zero)}"] if zero else []
+    if left:
+        notes.append(f"{left} more measures: a wider terminal, -o json, --html FILE")
+    if notes:
+        yield ""
+    for note in notes:
+        yield from textwrap.wrap(note, min(width, WIDEST_TEXT))
+
+
+def _keys(rows: Sequence[Means]) -> list[Column[Means]]:
+    """What was asked for: policy, scenario, and each key that was swept."""
+    columns: list[Column[Means]] = [Column("POLICY", _policy, is_elastic=True)]
     if any(row.scenario for row in rows):
-        columns.insert(0, Column("SCENARIO", lambda row: row.scenario))
+        columns.insert(0, Column("SCENARIO", lambda row: row.scenario, is_elastic=True))
     for key in swept_keys(rows):
 
         def value(row: Means, key: str = key) -> str:
             return row.swept.get(key, "")
 
         columns.append(Column(key.upper(), value, is_number=True))
-    columns.append(Column("SEEDS", lambda row: str(row.seeds), is_number=True, rank=7))
-    for name, figure, unit in COLUMNS:
-
-        def text(row: Means, figure: str = figure, unit: str = unit) -> str:
-            found = row.figures.get(figure)
-            if found is None:
-                return "-"
-            value = figure_text(found.mean, unit)
-            if found.half_width is None:
-                return value
-            return f"{value} ± {figure_text(found.half_width, unit)}"
-
-        columns.append(Column(name.upper(), text, is_number=True, rank=RANKS.get(figure, 6)))
     return columns
+
+
+def _column(each: Shown) -> Column[Means]:
+    """A measure with its unit in the heading; an interval stands beside its mean."""
+
+    def text(row: Means) -> str:
+        found = row.figures.get(each.measure.figure)
+        if found is None:
+            return MISSING
+        number = each.number(found.mean)
+        if found.half_width is None:
+            return number
+        return f"{number} ± {each.number(found.half_width)}"
+
+    heading = f"{each.measure.heading} {each.unit}".rstrip()
+    return Column(heading, text, is_number=True)
+
+
+def _blocks(
+    rows: Sequence[Means],
+    keys: Sequence[Column[Means]],
+    columns: Sequence[Column[Means]],
+    width: int,
+) -> Iterator[list[Column[Means]]]:
+    """Columns in their order, as many at a time as fit beside what was asked for."""
+    most = max(LEAST_KEY_WIDTH, width // 3)
+    used = key_width = min(most, sum(_width(rows, column) for column in keys))
+    block: list[Column[Means]] = []
+    for column in columns:
+        wide = _width(rows, column)
+        if block and used + wide > width:
+            yield block
+            block, used = [], key_width
+        block.append(column)
+        used += wide
+    yield block
+
+
+def _width(rows: Sequence[Means], column: Column[Means]) -> int:
+    texts = (column.heading, *(column.value(row) for row in rows))
+    return max(len(text) for text in texts) + COLUMN_GAP
 
 
 def _policy(row: Means) -> str:
@@ -145,7 +214,7 @@ def write_page(path: Path, workload: Workload, task: Task, runs: Sequence[Run]) 
         workload=workload.name,
         cluster=cluster_text(workload),
         jobs=len(workload.jobs),
-        notes=_notes(task),
+        notes=(*_notes(task), *(f"{line[0].upper()}{line[1:]}." for line in _skipped(runs))),
     )
     try:
         path.write_text(page(heading, runs), "utf-8")
@@ -155,7 +224,7 @@ def write_page(path: Path, workload: Workload, task: Task, runs: Sequence[Run]) 
 
 
 def _notes(task: Task) -> tuple[str, ...]:
-    """What a reader must know of how it was played."""
+    """What a reader must know of how it was played; what was swept is in the names instead."""
     options = task.options
     said = [
         "With delays: nodes and jobs take time to drain, start, resize, save and warm up."
@@ -166,16 +235,16 @@ def _notes(task: Task) -> tuple[str, ...]:
         else "Run-time estimates are learned from jobs that ended.",
     ]
     shares = (
-        ("elastic", task.shares.elastic),
-        ("for both GPU types", task.shares.fungible),
-        ("saving", task.shares.checkpoint),
+        ("elastic", "elastic", task.shares.elastic),
+        ("fungible", "for both GPU types", task.shares.fungible),
+        ("checkpoint-share", "saving", task.shares.checkpoint),
     )
     said += [
         f"{100 * share:g} % of the jobs, drawn by seed, are {what}."
-        for what, share in shares
-        if share is not None
+        for key, what, share in shares
+        if share is not None and key not in task.swept
     ]
-    if options.loss_ratio:
+    if options.loss_ratio and "loss" not in task.swept:
         said.append(f"{100 * options.loss_ratio:g} % of all messages are lost.")
     if options.crashes:
         said.append(f"{len(options.crashes)} nodes crash.")

@@ -27,7 +27,7 @@ from common.log import set_up
 from coordinator import plugins
 from coordinator.cli import registry
 from coordinator.cli.output import Format, OutputOption, fields, put_json
-from coordinator.cli.run_report import progress_line, progress_view, run_table
+from coordinator.cli.run_report import progress_view, progress_words, run_table
 from coordinator.cli.session import console, exit_code, report, say
 from coordinator.demo.cell import Cell
 from coordinator.demo.plan import CELL, CellPlan
@@ -39,8 +39,11 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 PLAIN_LINE_S = 10.0
+QUIET_LINE_S = 60.0
+"""While nothing changes a line says so this often only: an empty cell may run for days."""
 LAST_LOOK_S = 10.0
 USER = "trace"
+SMALL_SERVICE_NODES = 2
 RUN_DIR_PREFIX = "aryl-cell-"
 
 
@@ -106,6 +109,8 @@ def make_plan(
     return CellPlan(
         training_nodes=int(training),
         inference_nodes=int(inference),
+        # Of two nodes none could ever be lent beside one that serves and one of headroom.
+        headroom_nodes=1 if int(inference) > SMALL_SERVICE_NODES else 0,
         gpus_per_node=gpus_per_node,
         agents_per_process=agents_per_process,
         policy=policy,
@@ -124,6 +129,8 @@ async def _up(
     async with _running_cell(plan, clock, stop=stop, is_kept=is_kept) as cell:
         if cell is None:
             return
+        if is_empty:
+            say("the cell is ready: aryl status, aryl job submit -- COMMAND; Ctrl-C here ends it")
         client = await cell.client(user=USER)
         workload = Workload(cell, client, speed=speed, clock=clock)
         playing = None if is_empty else asyncio.create_task(play(cell, workload, speed=speed))
@@ -216,7 +223,7 @@ async def _watch(
     errors = Console(stderr=True)
     is_live = errors.is_terminal and output != Format.JSON
     live = Live(console=errors, refresh_per_second=4, transient=True) if is_live else None
-    next_line_s = 0.0
+    lines = ProgressLines()
     async with contextlib.AsyncExitStack() as block:
         await block.enter_async_context(_looking(workload, clock))
         block.enter_context(live or contextlib.nullcontext())
@@ -226,13 +233,31 @@ async def _watch(
                 return
             if live is not None:
                 live.update(progress_view(workload, elapsed_s, length_s))
-            elif elapsed_s >= next_line_s:
-                next_line_s = elapsed_s + PLAIN_LINE_S
-                say(progress_line(workload, elapsed_s, length_s))
+            elif line := lines.at(elapsed_s, progress_words(workload), length_s):
+                say(line)
             left_s = LOOK_S if length_s is None else min(LOOK_S, length_s - elapsed_s)
             with contextlib.suppress(TimeoutError):
                 async with clock.timeout(max(0.01, left_s)):
                     await stop.wait()
+
+
+class ProgressLines:
+    """Which lines a log is given."""
+
+    def __init__(self) -> None:
+        self._next_s = 0.0
+        self._quiet_until_s = 0.0
+        self._words = ""
+
+    def at(self, elapsed_s: float, words: str, length_s: float | None) -> str:
+        """The line of this moment; empty when it is too early, or when nothing has changed."""
+        is_news = words != self._words or elapsed_s >= self._quiet_until_s
+        if elapsed_s < self._next_s or not is_news:
+            return ""
+        self._next_s, self._quiet_until_s = elapsed_s + PLAIN_LINE_S, elapsed_s + QUIET_LINE_S
+        self._words = words
+        when = f"{elapsed_s:4.0f} s" + (f" of {length_s:.0f}" if length_s is not None else "")
+        return f"{when}: {words}"
 
 
 @contextlib.asynccontextmanager

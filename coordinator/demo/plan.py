@@ -25,6 +25,8 @@ class Periods(Struct, frozen=True, kw_only=True):
 
     grace_s: the longest grace of a job that may run on a lent node: a job's own default, so that
         whatever a visitor submits can be lent to. With it a node may need 48 s to come home.
+    reclaim_deadline_s: that, and 4 s for the last resort of a node whose agent is dead or hangs: it
+        fires after the lease, must start, and looks at an agent that hangs before it ends it.
     lease_ttl_s: so long that a coordinator that is killed and started again, which takes the rest
         of `leader_ttl_s` and a start, renews every lease before it ends, even if the last renewal
         was a third of it ago.
@@ -40,7 +42,7 @@ class Periods(Struct, frozen=True, kw_only=True):
     trace_grace_s: float = 3.0
     device_free_s: float = 2.0
     warm_up_s: float = 4.0
-    reclaim_deadline_s: float = 50.0
+    reclaim_deadline_s: float = 52.0
     hold_off_s: float = 5.0
     resize_cooldown_s: float = 5.0
     min_runtime_s: float = 5.0
@@ -50,7 +52,10 @@ class Periods(Struct, frozen=True, kw_only=True):
 
 
 class CellPlan(Struct, frozen=True, kw_only=True):
-    """One cell. `peak_req_per_s` is what all nodes of the service together are rated for."""
+    """One cell. `peak_req_per_s` is what all nodes of the service together are rated for.
+
+    headroom_nodes: nodes of the service that stay home above the forecast, whatever the load.
+    """
 
     training_nodes: int = 6
     inference_nodes: int = 6
@@ -58,12 +63,19 @@ class CellPlan(Struct, frozen=True, kw_only=True):
     agents_per_process: int = 1
     policy: str = "aryl"
     peak_req_per_s: float = 30.0
+    headroom_nodes: int = 1
     periods: Periods = Periods()
 
     @property
     def capacity_per_node(self) -> float:
-        """Requests per second that a node is rated for: at the peak all but one are needed."""
-        return self.peak_req_per_s / max(1, self.inference_nodes - 1)
+        """Requests per second that a node is rated for: at the peak all but the headroom are
+        needed."""
+        return self.peak_req_per_s / max(1, self.inference_nodes - self.headroom_nodes)
+
+    @property
+    def headroom_ratio(self) -> float:
+        """The same headroom as the share of its nodes that a service's settings want."""
+        return min(1.0, self.headroom_nodes / max(1, self.inference_nodes))
 
 
 class NodePlan(Struct, frozen=True, kw_only=True):
@@ -110,6 +122,7 @@ def coordinator_toml(plan: CellPlan, *, name: str, nats_url: str) -> str:
         "capacity_per_node": plan.capacity_per_node,
         "mode": "act",
         "min_serving": 1,
+        "headroom_ratio": plan.headroom_ratio,
         "reclaim_deadline_s": periods.reclaim_deadline_s,
         "max_grace_s": periods.grace_s,
         "device_free_p99_s": periods.device_free_s,

@@ -128,6 +128,7 @@ class Router:
         self._session: ClientSession | None = None
         self._waiting = 0
         self._state_path = state_path
+        self.save_failures = 0
         self._saved: dict[str, object] = {}
         self.routes = Routes()
         self.requests_total = 0
@@ -155,7 +156,10 @@ class Router:
         log.info("resumed nodes=%d requests=%d", len(state.nodes), state.requests_total)
 
     def save(self) -> None:
-        """Write routes and counts down, if they have changed."""
+        """Write routes and counts down, if they have changed.
+
+        A disk that takes them not is asked again later: routes count more than their copy.
+        """
         if self._state_path is None:
             return
         state = RouterState(
@@ -167,8 +171,14 @@ class Router:
         )
         values: dict[str, object] = msgspec.to_builtins(state)
         if values != self._saved:
-            write_json(self._state_path, values)
-            self._saved = values
+            try:
+                write_json(self._state_path, values)
+            except OSError as error:
+                if not self.save_failures:
+                    log.warning("state %s: %s", self._state_path, error)
+                self.save_failures += 1
+            else:
+                self._saved = values
 
     async def _save_for_ever(self, application: web.Application) -> AsyncIterator[None]:
         async def save() -> None:

@@ -92,6 +92,7 @@ class UsageFile:
         self._path = path
         self._changed = asyncio.Event()
         self._wanted: tuple[float, int] = (0.0, 0)
+        self.failure_count = 0
 
     def set(self, busy_ratio: float, memory_bytes: int) -> None:
         """Note the present usage; `run` writes it."""
@@ -109,11 +110,23 @@ class UsageFile:
                 await self._changed.wait()
                 self._changed.clear()
                 if self._wanted != written:
-                    written = self._wanted
-                    write_json(self._path, {"busy_ratio": written[0], "memory_bytes": written[1]})
+                    written = self._write(self._path)
                 await asyncio.sleep(USAGE_PERIOD_S)
         finally:
             self._path.unlink(missing_ok=True)
+
+    def _write(self, path: Path) -> tuple[float, int] | None:
+        """What was written; None when the disk takes it not, which ends no server: again later."""
+        busy_ratio, memory_bytes = wanted = self._wanted
+        try:
+            write_json(path, {"busy_ratio": busy_ratio, "memory_bytes": memory_bytes})
+        except OSError as error:
+            if not self.failure_count:
+                log.warning("usage file %s: %s", path, error)
+            self.failure_count += 1
+            self._changed.set()
+            return None
+        return wanted
 
 
 class InferenceServer:

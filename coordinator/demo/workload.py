@@ -14,6 +14,8 @@ from typing import Any
 from msgspec import Struct
 
 from common.api import (
+    Describe,
+    Description,
     GetStatus,
     ListLoans,
     ListNodes,
@@ -31,6 +33,7 @@ from common.model import NodeRole, Pool
 from coordinator.client import ApiRefused, Client
 from coordinator.demo.cell import Cell
 from coordinator.demo.load import TIMEOUT_S
+from coordinator.demo.plan import SERVICE
 from coordinator.demo.traces import JobOptions, Submission, read_jobs, submissions
 
 log = logging.getLogger(__name__)
@@ -93,6 +96,7 @@ class Run(Struct, frozen=True, kw_only=True):
     requests_refused: int
     requests_refused_total: int
     figures_age_s: float
+    why_none_lent: tuple[str, ...]
 
 
 class Busy(Struct, kw_only=True):
@@ -173,6 +177,7 @@ class Workload:
         self.submissions: Sequence[Submission] = submissions(read_jobs(), options)
         self.status: Status | None = None
         self.loans: tuple[LoanRow, ...] = ()
+        self.why_none_lent: tuple[str, ...] = ()
         self.requests = Requests()
         self._lent_until_s = -inf
         self._leases: set[str] = set()
@@ -219,17 +224,25 @@ class Workload:
             status = await self._client.ask(GetStatus(), Status)
             nodes = await self._client.ask(ListNodes(), Nodes)
             loans = await self._client.ask(ListLoans(is_live_only=False), Loans)
+            why = () if status.figures["loans"] else await self._why_none_lent()
         except ArylError as error:
             log.info("figures: %s", error)
             is_fresh = False
         else:
-            self.status, self.loans = status, loans.rows
+            self.status, self.loans, self.why_none_lent = status, loans.rows, why
             self._seen_at_s = self._clock.now_s()
             self._note_busy(nodes.rows)
             is_fresh = True
         self._note_loans()
         await self._count_requests()
         return is_fresh
+
+    async def _why_none_lent(self) -> tuple[str, ...]:
+        """What keeps the service's nodes, in the coordinator's words; errors as `Client.ask`."""
+        if not self._cell.plan.inference_nodes:
+            return ("the cell has no inference node, so there is nothing to lend",)
+        about = Describe(kind="service", name=SERVICE)
+        return (await self._client.ask(about, Description)).why
 
     @property
     def age_s(self) -> float:
@@ -312,6 +325,7 @@ class Workload:
             requests_refused=self.requests.refused_during_loans,
             requests_refused_total=self.requests.refused,
             figures_age_s=self.age_s,
+            why_none_lent=self.why_none_lent,
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from blocks import commands, life_cycles, pages, policies, settings, wire
+from blocks import commands, life_cycles, pages, policies, policy_code, settings, wire
 
 Blocks = Mapping[str, Callable[[], str]]
 
@@ -26,6 +26,7 @@ BLOCKS: Blocks = {
     "job file": settings.job_file,
     "policies": policies.policy_list,
     "policy parts": policies.policy_table,
+    "policy code": policy_code.policy_code,
     "joint knobs": policies.joint_knobs,
     "policy knobs": policies.knob_table,
     "sweep keys": policies.sweep_keys,

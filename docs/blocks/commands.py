@@ -10,7 +10,7 @@ import typer
 from blocks.source import one_line
 from common.api import ApiErrorCode
 from coordinator.cli import session
-from coordinator.cli.main import app
+from coordinator.cli.app import app
 from coordinator.cli.operate import DECLINED
 from coordinator.client import EXIT_CODES
 
@@ -33,11 +33,12 @@ def exit_code_table() -> str:
         0: "done",
         session.EXIT_ERROR: "any other error; also a question that was answered with no",
         session.EXIT_INTERRUPTED: "interrupted by Ctrl-C",
-        session.EXIT_UNREACHABLE: "nobody there: no cell, no NATS, or no coordinator that leads",
+        session.EXIT_UNREACHABLE: "nobody there: no NATS server answers, or no coordinator leads",
         session.EXIT_TIMEOUT: "asked, but not answered in time; what was asked may still happen",
     }
     meanings = {
-        ApiErrorCode.USAGE: "a wrong option, file or value; nothing was changed",
+        ApiErrorCode.USAGE: "a wrong option, file or value, or no cell is named and none runs "
+        "here; nothing was changed",
         ApiErrorCode.NOT_FOUND: "there is no such job, node, service or loan",
         ApiErrorCode.CONFLICT: "it cannot be done now; the text says what is in the way",
         ApiErrorCode.DENIED: "you may not",

@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-TOTAL_STEPS = 120
+TOTAL_STEPS = 2400
 STEP_S = 0.5
 CHECKPOINT = Path(os.environ["ARYL_CHECKPOINT_PATH"] or "checkpoint.json")
 
@@ -66,9 +66,16 @@ def save(step: int) -> None:
     draft.replace(CHECKPOINT)
 
 
+def first_step() -> int:
+    """Where this attempt begins; the first one of a job does not go on from what has ended."""
+    step = json.loads(CHECKPOINT.read_text())["step"] if CHECKPOINT.exists() else 0
+    is_another_run = os.environ["ARYL_ATTEMPT"] == "1" and step >= TOTAL_STEPS
+    return 0 if is_another_run else step
+
+
 def train(shim: Shim) -> None:
     """Worker 0: from the last checkpoint to the end, or until asked to leave."""
-    step = json.loads(CHECKPOINT.read_text())["step"] if CHECKPOINT.exists() else 0
+    step = first_step()
     sys.stdout.write(f"attempt {os.environ['ARYL_ATTEMPT']} begins at step {step}\n")
     while step < TOTAL_STEPS and not shim.is_leaving:
         shim.hear(STEP_S / shim.worker_count)

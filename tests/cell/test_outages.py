@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from pathlib import Path
 
 import pytest
 
 from common.model import JobState, NodeRole
+from coordinator.demo.cell import COORDINATOR
 from coordinator.demo.plan import Periods
 from tests.cell.house import PERIODS, is_alive, running_cell
 
@@ -85,6 +87,66 @@ async def test_a_coordinator_that_is_killed_and_started_again_costs_no_loan(tmp_
 
         await house.until("another leads for longer than a lease lasts", has_led_for_a_ttl)
         assert await house.until_role(NodeRole.ON_LOAN) == [lent]
+        [after] = await house.loans()
+        assert (after.lease_id, after.state) == (before.lease_id, "on loan")
+        row = await house.job(guest)
+        assert (row.state, row.attempt, row.nodes) == (JobState.RUNNING, 1, (lent,))
+
+
+async def test_a_hung_agent_does_not_keep_its_node_when_everybody_else_is_dead(
+    tmp_path: Path,
+) -> None:
+    """It is stopped and holds its node's lock, the coordinator and nats-server are killed: the
+    service has its node within its deadline, and the agent is another one after that."""
+    async with running_cell(tmp_path, training_nodes=1, inference_nodes=2) as house:
+        await house.submit(house.shell("steady", WAIT_FOR_GO, gpus=4))
+        guest = await house.submit(house.training("guest", work_s=600, gpus=4, save_every_s=600))
+        await house.until_job(guest, "computes", lambda row: (row.step or 0) > 0)
+        [lent] = await house.until_role(NodeRole.ON_LOAN)
+        unit = house.cell.agent_unit(lent)
+        hung = house.cell.units.pid(unit)
+        house.cell.units.signal(unit, signal.SIGSTOP)
+        await house.cell.units.kill(COORDINATOR)
+        await house.cell.kill_nats()
+
+        async def is_home() -> bool:
+            return await house.serving() == {"infer-1", "infer-2"}
+
+        await house.until("both serve", is_home, within_s=PERIODS.reclaim_deadline_s)
+        assert hung is not None
+        assert not is_alive(hung)
+
+
+async def test_an_agent_that_is_stopped_for_less_than_its_lease_loses_nothing(
+    tmp_path: Path,
+) -> None:
+    """It goes on with the same loan, the same guest and the same process."""
+    periods = Periods()
+    async with running_cell(
+        tmp_path, training_nodes=1, inference_nodes=2, periods=periods
+    ) as house:
+        await house.submit(house.shell("steady", WAIT_FOR_GO, gpus=4))
+        guest = await house.submit(house.training("guest", work_s=600, gpus=4))
+        await house.until_job(guest, "computes", lambda row: (row.step or 0) > 0)
+        [lent] = await house.until_role(NodeRole.ON_LOAN)
+        [before] = await house.loans()
+        unit = house.cell.agent_unit(lent)
+        stopped = house.cell.units.pid(unit)
+        house.cell.units.signal(unit, signal.SIGSTOP)
+
+        async def is_missed() -> bool:
+            row = await house.node(lent)
+            return (row.heard_ago_s or 0.0) > periods.lease_ttl_s / 4
+
+        await house.until("nothing was heard of it for a while", is_missed)
+        house.cell.units.signal(unit, signal.SIGCONT)
+        led_at_s = (await house.status()).up_s
+
+        async def has_outlived_a_ttl() -> bool:
+            return (await house.status()).up_s > led_at_s + periods.lease_ttl_s + 2.0
+
+        await house.until("longer than a lease lasts", has_outlived_a_ttl)
+        assert (house.cell.units.pid(unit), house.cell.units.starts(unit)) == (stopped, 1)
         [after] = await house.loans()
         assert (after.lease_id, after.state) == (before.lease_id, "on loan")
         row = await house.job(guest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,17 @@ from msgspec.structs import replace
 from common.model import JobState
 from coordinator.demo.cell import COORDINATOR
 from coordinator.demo.plan import coordinator_toml
+from coordinator.policies.bundles import COMPARED
 from tests.cell.house import House, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
+
+
+ELSEWHERE = {"themis", "tiresias", "qos", "afs", "gandiva"}
+"""Policies with a test of their own here, or of their turns."""
+SHORT = {"pollux": "pollux:round_s=1:generations=10"}
+"""Knobs for jobs of a second; the papers' rounds are a minute and more."""
+REST = tuple(SHORT.get(name, name) for name in COMPARED if name not in ELSEWHERE)
 
 
 def decided(house: House, kind: str) -> int:
@@ -33,9 +42,9 @@ def complaints(house: House) -> list[str]:
     ]
 
 
-async def submit_three(house: House, *, work_s: float) -> list[str]:
-    """Three jobs of half a node each, one of them with a deadline, two of them one app."""
-    specs = [house.training(f"j{n}", work_s=work_s, gpus=2, save_every_s=60) for n in range(3)]
+async def submit_three(house: House, *, work_s: float, gpus: int = 2) -> list[str]:
+    """Three jobs, of half a node each, one of them with a deadline, two of them one app."""
+    specs = [house.training(f"j{n}", work_s=work_s, gpus=gpus, save_every_s=60) for n in range(3)]
     specs[0] = replace(specs[0], deadline_s=30.0)
     specs[1:] = [replace(spec, app="search") for spec in specs[1:]]
     return list(await asyncio.gather(*(house.submit(spec) for spec in specs)))
@@ -51,10 +60,12 @@ async def switch(house: House, policy: str) -> None:
     plan = replace(house.cell.plan, policy=policy)
     config = house.cell.run_dir / f"{COORDINATOR}.toml"
     config.write_text(coordinator_toml(plan, name=COORDINATOR, nats_url=house.cell.nats.url))
-    await house.kill_coordinator()
+    starts = house.cell.units.starts(COORDINATOR)
+    house.cell.units.signal(COORDINATOR, signal.SIGTERM)
 
     async def leads() -> bool:
-        return (await house.status()).policy == policy
+        is_new = house.cell.units.starts(COORDINATOR) > starts
+        return is_new and (await house.status()).policy == policy
 
     await house.until(f"{policy} leads", leads)
 
@@ -83,6 +94,25 @@ async def test_deadlines_and_shares_decide_one_after_the_other(tmp_path: Path) -
         await until_finished(house, await submit_three(house, work_s=2.0))
         figures = await house.figures()
         assert (figures["jobs_finished"], figures["jobs_failed"]) == (6, 0)
+        assert complaints(house) == []
+
+
+@pytest.mark.parametrize(
+    "policies", [REST[: len(REST) // 2], REST[len(REST) // 2 :]], ids=("rules", "systems")
+)
+async def test_every_other_policy_leads_and_its_jobs_finish(
+    tmp_path: Path, policies: tuple[str, ...]
+) -> None:
+    """One after the other on one cell: each starts what is submitted under it, and all succeed."""
+    async with running_cell(
+        tmp_path, training_nodes=1, inference_nodes=0, policy=policies[0]
+    ) as house:
+        for policy in policies:
+            if policy != policies[0]:
+                await switch(house, policy)
+            await until_finished(house, await submit_three(house, work_s=0.3, gpus=1))
+        figures = await house.figures()
+        assert (figures["jobs_finished"], figures["jobs_failed"]) == (3 * len(policies), 0)
         assert complaints(house) == []
 
 

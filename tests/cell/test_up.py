@@ -29,6 +29,9 @@ PATIENCE_S = 60.0
 LOOK_S = 0.2
 EMPTY = ("--no-workload", "--nodes", "1+0")
 SMALL = ("--nodes", "1+1", "--gpus-per-node", "4")
+BUSY = ("--nodes", "2+2", "--gpus-per-node", "16", "--agents-per-process", "4", "--speed", "300")
+"""GPUs enough for the trace's jobs, so that some are free to grow into; a day in 48 seconds."""
+SHOWN = ("loans", "reclaims", "resizes", "jobs_finished", "jobs_finished_on_loan")
 
 FIGURES = {
     "jobs_finished", "queueing_s", "jct_s", "loans", "reclaims", "reclaim_s", "reclaims_late",
@@ -80,6 +83,32 @@ async def test_a_short_run_prints_its_figures_and_leaves_nothing(tmp_path: Path)
     assert run["queueing_s"]["mean"] > 0
     assert mentioning(tmp_path) == []
     assert files_in(tmp_path) == {"registry"}
+
+
+async def test_the_main_job_shows_what_aryl_is_for(tmp_path: Path) -> None:
+    """What `make up` is to show, on a smaller cell and a faster day: a loan, a reclaim in time, a
+    resize, a job that finished on a lent node, and not one request refused."""
+    cell = await aryl(tmp_path, "up", "--duration", str(2 * PATIENCE_S), "-o", "json", *BUSY)
+
+    async def has_shown_all() -> bool:
+        status, out, _ = await ended(await aryl(tmp_path, "status", "-o", "json"))
+        figures = json.loads(out)["status"]["figures"] if status == 0 else {}
+        is_back = figures.get("reclaim_s", {}).get("max") is not None  # not only ordered back
+        return is_back and all(figures[key] for key in SHOWN)
+
+    try:
+        await first_line(cell)
+        await until(has_shown_all, within_s=2 * PATIENCE_S)
+    finally:
+        cell.send_signal(signal.SIGINT)
+        status, out, err = await ended(cell)
+    assert status == 0, err
+    run: dict[str, Any] = json.loads(out)
+    assert all(run[key] > 0 for key in SHOWN), run
+    assert run["reclaims_late"] == 0
+    assert run["reclaim_s"]["max"] <= run["reclaim_deadline_s"]
+    assert run["requests_served"] > 0
+    assert (run["requests_refused"], run["requests_refused_total"]) == (0, 0)
 
 
 async def test_what_a_killed_cell_left_is_ended_by_the_next_one(tmp_path: Path) -> None:
@@ -236,9 +265,9 @@ def is_nats(pid: int) -> bool:
     return False
 
 
-async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
+async def until(is_so: Callable[[], Awaitable[bool]], *, within_s: float = PATIENCE_S) -> None:
     """Look again and again until it is so."""
-    end_s = asyncio.get_running_loop().time() + PATIENCE_S
+    end_s = asyncio.get_running_loop().time() + within_s
     while not await is_so():
         assert asyncio.get_running_loop().time() < end_s, f"never so: {is_so.__name__}"
         await asyncio.sleep(LOOK_S)

@@ -31,8 +31,8 @@ from common.errors import Unavailable
 from common.messages import Message, decode, encode
 from common.model import JobState, Mode, NodeRole, Pool
 from common.subjects import api_caller
+from coordinator.cli.app import app
 from coordinator.cli.connect import Target
-from coordinator.cli.main import app
 from coordinator.cli.session import Surroundings
 
 NOW_S = 1_700_000_000.0

@@ -42,7 +42,7 @@ from common.api import (
 from common.errors import ProtocolError
 from common.messages import Message
 from common.model import JobSpec, JobState, WorkerRange
-from coordinator.cli.main import app
+from coordinator.cli.app import app
 from coordinator.policies.bundles import POLICIES
 from tests.cli.fake_cell import (
     Answer,
@@ -319,14 +319,21 @@ def test_an_error_has_its_exit_code(answer: Answer, code: int, said: str, advice
     assert (f"next: {advice}" in run.err or advice in run.err) if advice else "next" not in run.err
 
 
-def test_no_event_of_somebody_is_said_in_words() -> None:
-    """An empty table looks like peace; a misspelled id must not."""
-    nothing = FakeCell({GetEvents: Events(rows=(), last=7)})
-    run = aryl(nothing, "events", "--for", "nope")
-    assert (run.code, run.err) == (
-        0,
-        "no event of 'nope'; see: aryl job list --all, aryl node list\n",
-    )
+def test_events_of_somebody_unknown_are_an_error_and_nothing_is_printed() -> None:
+    """An empty table looks like peace; a misspelled name must not, in no format."""
+    for form in ("table", "json", "name"):
+        cell = FakeCell({GetEvents: refusal(ApiErrorCode.NOT_FOUND, "no 'x'", "subject")})
+        run = aryl(cell, "events", "--for", "x", "-o", form)
+        assert (run.code, run.out) == (3, "")
+        assert "no 'x'" in run.err
+        assert "aryl node list" in run.err
+
+
+def test_no_event_of_somebody_known_is_said_in_words() -> None:
+    """Its lines may be forgotten; without --for an empty table needs no word."""
+    nothing = FakeCell({GetEvents: Events(rows=(), last=7, subject="job/jabc")})
+    run = aryl(nothing, "events", "--for", "train")
+    assert (run.code, run.err) == (0, "job/jabc is known, and nothing is remembered of it\n")
     assert aryl(nothing, "events").err == ""
 
 
@@ -350,6 +357,14 @@ def test_a_loan_tells_what_a_reclaim_took_of_its_deadline(
     answer = Description(kind="loan", name="l7", loan=row)
     run = aryl(FakeCell({Describe: answer}), "loan", "describe", "l7")
     assert re.findall(r"^took +(.+)$", run.out, re.MULTILINE) == [said]
+
+
+def test_a_loan_that_was_called_back_before_its_node_had_left_took_nothing() -> None:
+    """The node is there again and no time is told: there was no way home."""
+    row = loan_row(reclaim_s=None, reclaim_deadline_s=20.0, returned_at_s=9.0)
+    answer = Description(kind="loan", name="l7", loan=row)
+    run = aryl(FakeCell({Describe: answer}), "loan", "describe", "l7")
+    assert re.search(r"^took +- .called back before its node had left.$", run.out, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+from msgspec.structs import replace
+
 from common.api import Description, JobRow
 from common.failure_rules import read_rules
 from common.model import JobState
 from coordinator.cli import columns
-from coordinator.cli.describe import _facts
+from coordinator.cli.describe import _facts, _why
 
 ROW = JobRow(
     job_id="j1",
@@ -49,3 +52,19 @@ def test_a_wide_list_has_the_reason_in_a_column_of_its_own() -> None:
     [column] = [column for column in columns.jobs(100.0) if column.heading == "FAILURE"]
     assert column.is_wide
     assert column.value(ROW) == "GPU out of memory"
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        (JobState.SUCCEEDED, []),
+        (JobState.CANCELLED, []),
+        (JobState.RUNNING, ["- nothing more is known"]),
+    ],
+)
+def test_of_a_job_that_has_ended_nothing_is_called_unknown(
+    state: JobState, said: list[str]
+) -> None:
+    """Why it is where it is needs no guess then; of a job that goes on the gap is named."""
+    found = Description(kind="job", name="j1", job=replace(ROW, state=state))
+    assert list(_why(found)) == said

@@ -82,7 +82,23 @@ def test_following_a_log_ends_with_the_job() -> None:
     ]
     run = aryl(FakeCell({GetLogs: texts, Describe: rows}), "job", "logs", "jabc", "-f")
     assert (run.code, run.out) == (0, "a\nb\nc\n")
-    assert run.err.splitlines() == ["worker 0 on t0:", "worker 0 on t1:"]
+    assert run.err.splitlines() == ["waiting: no worker", "worker 0 on t0:", "worker 0 on t1:"]
+
+
+def test_following_a_log_by_name_follows_one_job() -> None:
+    """A second job of that name may be submitted meanwhile: from the first look its id is asked."""
+    texts: list[Answer] = [
+        Logs(text=text, node="t0", worker_index=0, attempt=1) for text in ("a\n", "a\nb\n")
+    ]
+    rows: list[Answer] = [
+        Description(kind="job", name="jabc", job=job_row(state=state))
+        for state in (JobState.RUNNING, JobState.SUCCEEDED)
+    ]
+    cell = FakeCell({GetLogs: texts, Describe: rows})
+    assert aryl(cell, "job", "logs", "train", "-f").out == "a\nb\n"
+    asked = [request.name for request in cell.asked if isinstance(request, Describe)]
+    assert asked == ["train", "jabc"]
+    assert {r.job_id for r in cell.asked if isinstance(r, GetLogs)} == {"jabc"}
 
 
 def test_an_earlier_attempt_is_asked_for_by_its_number() -> None:
@@ -137,21 +153,22 @@ def test_following_a_job_that_ended_without_logs_is_not_found() -> None:
 
 
 def test_following_events_goes_on_where_it_was() -> None:
-    """Each question carries the last number; headings come once; a break is waited out."""
+    """Each question carries the last number and the id; headings come once; it outwaits a break."""
     answers: list[Answer] = [
-        Events(rows=(story_row(4, subject="t0"),), last=4),
+        Events(rows=(story_row(4, subject="jabc"),), last=4, subject="job/jabc"),
         nobody(),
-        Events(rows=(), last=4),
-        Events(rows=(story_row(6, subject="t0"),), last=7),
+        Events(rows=(), last=4, subject="job/jabc"),
+        Events(rows=(story_row(6, subject="jabc"),), last=7, subject="job/jabc"),
         ProtocolError("the end of this test"),
     ]
     cell = FakeCell({GetEvents: answers})
-    run = aryl(cell, "events", "--follow", "--for", "node/t0", "--after", "3")
+    run = aryl(cell, "events", "--follow", "--for", "train", "--after", "3")
     assert run.code == 1
     assert run.out.startswith("WHEN")
     assert len(run.out.splitlines()) == 3
     assert run.err.count("waiting for the coordinator") == 1
-    assert cell.asked == [GetEvents(after=n, subject="t0") for n in (3, 4, 4, 4, 7)]
+    asked = [(3, "train"), *((n, "job/jabc") for n in (4, 4, 4, 7))]
+    assert cell.asked == [GetEvents(after=n, subject=name) for n, name in asked]
 
 
 def test_following_events_as_json_is_one_object_per_line() -> None:

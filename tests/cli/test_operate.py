@@ -81,6 +81,15 @@ def test_an_order_is_sent_as_it_was_given(line: str, sent: Operate) -> None:
     assert f"ordered: done as told {sent.value}".strip() in run.err
 
 
+def test_an_order_is_said_in_words() -> None:
+    """The verbs of the wire have underscores; a name that has one keeps it."""
+    here = FakeCell({Operate: lambda request: Done(detail=f"{request.action} {request.target}")})
+    run = aryl(here, "service", "mode", "my_chat", "act")
+    assert run.err == "ordered: set mode my_chat act\n"
+    found = aryl(here, "service", "mode", "my_chat", "act", "-o", "json").json
+    assert found["detail"] == "set_mode my_chat act"
+
+
 @pytest.mark.parametrize(("line", "sent"), AGAINST_JOBS, ids=[line for line, _ in AGAINST_JOBS])
 def test_what_stops_jobs_is_refused_where_nobody_can_answer(line: str, sent: Operate) -> None:
     """Off a terminal without --yes: exit 2, the hit job is named, nothing is ordered."""

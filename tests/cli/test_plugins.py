@@ -151,7 +151,7 @@ def test_a_simulation_runs_it_in_other_processes_too(
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("tiresia", "'tiresia' is not one of afs, "),
+        ("tiresia", "'tiresia' is not one of "),
         ("tiresias:promot=8", "expected KNOB=VALUE with one of limits, "),
         ("tiresias:promote=soon", "promote=soon"),
         ("tiresias:line=middle", "expected one of first-start, running, entry"),

@@ -118,6 +118,13 @@ def test_a_wide_column_is_shown_on_request() -> None:
     assert wide[0].split() == ["NAME", "WHY", "EXTRA", "MORE"]
 
 
+def test_who_asks_for_all_columns_gets_them_in_a_narrow_terminal_too() -> None:
+    """Its lines are longer then, and only elastic text gives way."""
+    rows = [Row(name="a" * 20, why="w" * 30, extra="e" * 20)]
+    heading = str(next(iter(table(rows, COLUMNS, width=20, is_wide=True))))
+    assert heading.split() == ["NAME", "WHY", "EXTRA"]
+
+
 class Terminal(io.StringIO):
     """A file that says it is a terminal."""
 

@@ -32,7 +32,7 @@ def run(**changes: Any) -> Run:
         "reclaim_deadline_s": 45.0, "reclaims_late": 0, "preemptions": 5, "lost_gpu_s": 7.0,
         "resizes": 4, "flexible_workers_released": 2, "jobs_finished_on_loan": 1,
         "requests_served": 80, "requests_refused": 1, "requests_refused_total": 4,
-        "figures_age_s": 0.0,
+        "figures_age_s": 0.0, "why_none_lent": (),
     }  # fmt: skip
     return Run(**{**values, **changes})
 
@@ -79,9 +79,9 @@ def test_the_way_home_after_a_lapse_is_a_figure_of_its_own() -> None:
 def test_what_nobody_measured_is_no_zero() -> None:
     """Of a run in which nothing has ended and nobody came home there are no times."""
     shown = table(run(jct_s=Quantiles(), reclaims=0, reclaim_s=ReclaimTimes()))
-    assert "|JCT|mean -, median -, p95 -|" in shown
+    assert "|JCT, finished jobs|mean -, median -, p95 -|" in shown
     assert "|reclaims|0, 0 late; median -, longest - of 45 s|" in shown
-    assert "|queueing time|mean 1.0 s, median 1.0 s, p95 2.0 s|" in shown
+    assert "|queueing time, all jobs|mean 1.0 s, median 1.0 s, p95 2.0 s|" in shown
 
 
 def test_what_was_refused_during_loans_stands_beside_all_that_was_refused() -> None:
@@ -95,12 +95,39 @@ def test_old_figures_are_called_old() -> None:
     assert "old" not in table(run())
 
 
+def test_a_run_that_lent_nothing_says_what_was_in_the_way() -> None:
+    """All reasons, and not a word of it where something was lent."""
+    kept = ("chat: 0 spare", "infer-1, the first to be lent: min_serving is 2")
+    shown = table(run(loans=0, why_none_lent=kept))
+    assert "|none lent|chat: 0 spare; infer-1, the first to be lent: min_serving is 2|" in shown
+    assert "none lent" not in table(run())
+
+
+def test_long_reasons_do_not_stretch_the_table() -> None:
+    """Into a file, where no terminal limits the width, it is as narrow as on a screen."""
+    paper = Console(width=10_000, file=io.StringIO(), record=True)
+    paper.print(run_table(run(loans=0, why_none_lent=("because " * 100,)), ()))
+    assert max(map(len, paper.export_text().splitlines())) <= 120
+
+
 def test_each_reclaim_names_its_realised_preemptions() -> None:
     """What a lent node's return did cost, not what was predicted."""
     loan = loan_row(
         reclaim_s=2.5, reclaim_deadline_s=45.0, predicted_preemptions=1, realised_preemptions=8
     )
     assert "|2.5 s|45 s|8|" in table(run(), loan)
+
+
+def test_a_loan_that_was_called_back_before_its_node_had_left_is_no_reclaim() -> None:
+    """The count of reclaims leaves it out, and so does the table below."""
+    loan = loan_row(reclaim_s=None, returned_at_s=9.0, reclaim_deadline_s=45.0, begun_at_s=None)
+    assert "|45 s|" not in table(run(reclaims=0), loan)
+
+
+def test_a_late_reclaim_of_a_loan_that_was_not_heard_to_begin_is_shown() -> None:
+    """What the count of reclaims holds, the table below shows as well."""
+    loan = loan_row(reclaim_s=101.0, reclaim_deadline_s=45.0, begun_at_s=None, is_late=True)
+    assert "|101.0 s late|45 s|" in table(run(reclaims_late=1), loan)
 
 
 @pytest.mark.parametrize("name", sorted({*Run.__struct_fields__, *Figures.__struct_fields__}))

@@ -144,7 +144,11 @@ BAD: list[tuple[str, str, list[str]]] = [
     ("empty command", FILE.replace('["python", "train.py"]', "[]"), ["field command"]),
     ("wrong type", FILE.replace('"1"', "1"), ["field env", "`str`"]),
     ("unknown signal", FILE.replace("SIGUSR1", "SIGX"), ["field checkpoint.signal", "SIGTERM"]),
-    ("unknown key below", FILE + "frace_s = 3\n", ["unknown field checkpoint.frace_s"]),
+    (
+        "unknown key below",
+        FILE + "frace_s = 3\n",
+        ["field checkpoint.frace_s; did you mean grace_s"],
+    ),
     ("not TOML", "name = x\n", ["is not TOML", "line 1"]),
 ]
 
@@ -262,11 +266,19 @@ def test_wait_returns_the_code_of_the_job(state: JobState, job_code: int | None,
     cell = FakeCell(waiting(JobState.PENDING, JobState.RUNNING, state, exit_code=job_code))
     run = aryl(cell, "job", "submit", "--wait", "--quiet", "--", "x")
     assert (run.code, run.out) == (code, "jabc\n")
+    why = f": exit code {job_code}" if state == JobState.FAILED and job_code is not None else ""
     assert [line for line in run.err.splitlines() if line.startswith("job ")] == [
         "job jabc is pending",
         "job jabc is running",
-        f"job jabc is {state}",
+        f"job jabc is {state}{why}",
     ]
+
+
+def test_wait_says_why_the_job_failed() -> None:
+    """A limit that it ran into or a program that is not there is the whole answer."""
+    cell = FakeCell(waiting(JobState.FAILED, error="ran into its time_limit_s of 2 s"))
+    run = aryl(cell, "job", "submit", "--wait", "--", "x")
+    assert "job jabc is failed: ran into its time_limit_s of 2 s" in run.err.splitlines()
 
 
 def test_wait_outlives_the_coordinator() -> None:

@@ -122,7 +122,7 @@ fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 from tests.cli.fake_cell import ENVIRON, FakeCell
 from tests.cli.test_top import ANSWERS
 from common.clock import SystemClock
-from coordinator.cli.main import app
+from coordinator.cli.app import app
 from coordinator.cli.session import Surroundings
 environ = {key: value for key, value in ENVIRON.items() if key != "COLUMNS"}
 app(["top"], obj=Surroundings(environ=environ, connect=FakeCell(ANSWERS).connect,

@@ -1,4 +1,4 @@
-"""Options of `aryl up` that no cell can be made from: refused by name, before anything starts."""
+"""Options of `aryl up`: what no cell can be made from is refused by name; and what its log says."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from math import inf
 import pytest
 
 from common.errors import ConfigError
-from coordinator.cli.up import make_plan
+from coordinator.cli.up import PLAIN_LINE_S, QUIET_LINE_S, ProgressLines, make_plan
 
 
 @pytest.mark.parametrize(
@@ -19,3 +19,18 @@ def test_an_option_that_fits_no_cell_is_named(nodes: str, speed: float, named: s
     """An endless speed would submit a whole trace at once."""
     with pytest.raises(ConfigError, match=named):
         make_plan(nodes, 8, 1, "aryl", speed=speed)
+
+
+@pytest.mark.parametrize(("nodes", "headroom"), [("2+2", 0), ("2+1", 0), ("2+3", 1), ("6+6", 1)])
+def test_a_small_service_keeps_no_node_of_headroom(nodes: str, headroom: int) -> None:
+    """Of two nodes one serves and one would be headroom: none could ever be lent."""
+    assert make_plan(nodes, 8, 1, "aryl", speed=120.0).headroom_nodes == headroom
+
+
+def test_a_log_gets_a_line_when_something_changes_and_else_a_minute_later() -> None:
+    """An empty cell may run for days; one that works is heard every ten seconds."""
+    lines = ProgressLines()
+    looks = [(float(at_s), "idle") for at_s in range(100)] + [(100.0, "busy"), (101.0, "idle")]
+    said = [at_s for at_s, words in looks if lines.at(at_s, words, None)]
+    assert said == [0.0, QUIET_LINE_S, 100.0]
+    assert lines.at(100.0 + PLAIN_LINE_S, "idle", 200.0) == " 110 s of 200: idle"

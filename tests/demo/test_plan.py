@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.fake_fleet import parse_fleet
-from agent.lease import RENEWALS_PER_TTL, RETRIES_PER_TTL
+from agent.holder import WATCH_S
+from agent.lease import LAST_RESORT_MARGIN_S, RENEWALS_PER_TTL, RETRIES_PER_TTL
 from agent.settings import AgentSettings
-from common.model import CheckpointSpec, Pool
+from common.model import CheckpointSpec, Pool, ServiceName
 from common.settings import load
 from coordinator.demo.plan import (
     SERVICE,
@@ -26,6 +27,8 @@ from coordinator.demo.plan import (
     toml,
 )
 from coordinator.demo.supervise import RESTART_S
+from coordinator.policies.loans.loaning import nodes_for
+from coordinator.policies.snapshot import ServiceView
 from coordinator.service.settings import CoordinatorSettings
 
 ROOT = Path(__file__).parents[2]
@@ -82,10 +85,11 @@ def test_the_coordinators_file_is_accepted(tmp_path: Path, inference_nodes: int)
 
 
 def test_a_lent_node_comes_home_in_time_by_the_plan() -> None:
-    """Lease, grace, device and warm-up together fit the deadline: else nothing is ever lent."""
+    """Lease, grace, device and warm-up together fit the deadline, else nothing is ever lent; and so
+    they do when the last resort has to fire, to start and to watch an agent that hangs."""
     periods = Periods()
     home_s = periods.lease_ttl_s + periods.grace_s + periods.device_free_s + periods.warm_up_s
-    assert home_s <= periods.reclaim_deadline_s
+    assert home_s + LAST_RESORT_MARGIN_S + START_S + WATCH_S <= periods.reclaim_deadline_s
     assert periods.loan_pass_s < periods.lease_ttl_s < periods.reclaim_deadline_s
 
 
@@ -112,10 +116,28 @@ def test_what_a_visitor_submits_may_run_on_lent_nodes(tmp_path: Path) -> None:
         assert settings.vacate_grace_s >= service.max_grace_s
 
 
-def test_the_peak_needs_all_nodes_but_one() -> None:
-    """Load above what the nodes are rated for would be refused with nobody lending at all."""
-    plan = CellPlan(inference_nodes=6, peak_req_per_s=30.0)
-    assert plan.capacity_per_node * (plan.inference_nodes - 1) == plan.peak_req_per_s
+@pytest.mark.parametrize(("inference_nodes", "headroom_nodes"), [(2, 0), (3, 1), (6, 1), (49, 1)])
+def test_the_peak_needs_every_node_and_a_quiet_hour_does_not(
+    tmp_path: Path, inference_nodes: int, headroom_nodes: int
+) -> None:
+    """By the coordinator's own rule for its settings: load above what the nodes are rated for
+    would be refused with nobody lending at all, and a demo that can lend nothing shows nothing."""
+    plan = CellPlan(inference_nodes=inference_nodes, headroom_nodes=headroom_nodes)
+    file = tmp_path / "coordinator.toml"
+    file.write_text(coordinator_toml(plan, nats_url=NATS_URL, name="c1"))
+    (service,) = load(file, CoordinatorSettings).engine.services
+    view = ServiceView(
+        name=ServiceName(service.name), mode=service.mode, min_serving=service.min_serving,
+        capacity_per_node=service.capacity_per_node, headroom_ratio=service.headroom_ratio,
+        reclaim_deadline_s=service.reclaim_deadline_s, return_s=48.0, max_grace_s=30.0,
+        hold_off_s=5.0, loan_period_s=2.0,
+    )  # fmt: skip
+    assert nodes_for(view, plan.peak_req_per_s, inference_nodes) == inference_nodes
+    assert nodes_for(view, 0.45 * plan.peak_req_per_s, inference_nodes) < inference_nodes
+
+
+def test_a_cell_without_a_service_still_has_a_plan() -> None:
+    """Nothing is divided by its nodes."""
     assert CellPlan(inference_nodes=0).capacity_per_node > 0
 
 

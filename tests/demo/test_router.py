@@ -12,6 +12,7 @@ import pytest
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer, unused_port
 
+from common.clock import SystemClock
 from coordinator.demo.load import LoadDriver, LoadSettings
 from coordinator.demo.router import Router, RouterSettings, Routes
 from coordinator.demo.server import InferenceServer, ServerSettings, UsageFile
@@ -250,6 +251,23 @@ async def test_a_router_that_was_killed_goes_on_where_it_was(tmp_path: Path) -> 
             assert await post(session, third.url) == 200
             stats = await get_json(session, f"{third.url}/stats")
             assert (stats["requests_total"], stats["refused_total"]) == (2, 0)
+
+
+async def test_a_router_goes_on_where_no_disk_takes_its_state(tmp_path: Path) -> None:
+    """And writes it as soon as there is room, so that the next router goes on with its routes."""
+    folder = tmp_path / "not-there-yet"
+    router = Router(RouterSettings(), state_path=folder / "router.json")
+    async with (
+        TestServer(router.application()) as site,
+        ClientSession() as session,
+        asyncio.timeout(LIMIT_S),
+    ):
+        async with session.put(site.make_url("/nodes/b"), params={"url": "http://b"}) as reply:
+            assert reply.status == 200
+        assert router.save_failures
+        folder.mkdir()
+        while not (folder / "router.json").exists():
+            await SystemClock().sleep(0.01)
 
 
 def test_what_was_under_way_at_a_crash_was_refused(tmp_path: Path) -> None:

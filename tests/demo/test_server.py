@@ -14,6 +14,7 @@ from aiohttp import ClientSession
 from aiohttp.test_utils import TestServer
 from prometheus_client.parser import text_string_to_metric_families
 
+from common.clock import SystemClock
 from coordinator.demo.server import InferenceServer, ServerSettings, UsageFile
 from coordinator.demo.server_ctl import boot_id, start_ticks
 from tests.demo.processes import LIMIT_S, listening, run_script
@@ -166,3 +167,20 @@ async def test_a_server_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     where = ("--node=n1", f"--state-dir={tmp_path}", "--stop-limit-s=0.05")
     assert (await run_script("server_ctl.py", "stop", *where))[0] == 0
     assert await stubborn.wait() == -signal.SIGKILL
+
+
+async def test_a_usage_file_that_no_disk_takes_ends_no_server(tmp_path: Path) -> None:
+    """It is written as soon as there is room: the server's requests are worth more."""
+    folder = tmp_path / "not-there-yet"
+    usage = UsageFile(folder / "usage.json")
+    usage.set(0.5, 1000)
+    writing = asyncio.create_task(usage.run())
+    async with asyncio.timeout(LIMIT_S):
+        while not usage.failure_count:
+            await SystemClock().sleep(0.01)
+        folder.mkdir()
+        while not (folder / "usage.json").exists():
+            assert not writing.done()
+            await SystemClock().sleep(0.01)
+    writing.cancel()
+    await asyncio.gather(writing, return_exceptions=True)

@@ -15,6 +15,8 @@ from common import subjects
 from common.api import (
     ApiError,
     ApiErrorCode,
+    Describe,
+    Description,
     GetStatus,
     ListLoans,
     ListNodes,
@@ -30,7 +32,7 @@ from common.bus import BusMessage
 from common.errors import Unavailable
 from common.messages import decode, encode
 from common.model import NodeRole, Pool
-from coordinator.cli.run_report import progress_line, progress_view
+from coordinator.cli.run_report import progress_view, progress_words
 from coordinator.client import Client
 from coordinator.demo.cell import Cell
 from coordinator.demo.load import TIMEOUT_S
@@ -91,6 +93,7 @@ class Api:
         self.nodes: tuple[NodeRow, ...] = ()
         self.loans: tuple[LoanRow, ...] = ()
         self.figures = FIGURES
+        self.why: tuple[str, ...] = ()
 
     async def open(self) -> None:
         await self._bus.subscribe(subjects.api_all(CELL), self._on_request)
@@ -105,6 +108,10 @@ class Api:
             await message.respond(encode(Nodes(rows=self.nodes)))
         elif verb == ListLoans.__struct_config__.tag:
             await message.respond(encode(Loans(rows=self.loans)))
+        elif verb == Describe.__struct_config__.tag:
+            request = decode(message.data, Describe)
+            answer = Description(kind=request.kind, name=request.name, why=self.why)
+            await message.respond(encode(answer))
 
     async def _on_submit(self, message: BusMessage) -> None:
         request = decode(message.data, Submit)
@@ -121,11 +128,11 @@ class Api:
 class House:
     """A workload at a great speed on an API of the test's."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, *, inference_nodes: int = 0) -> None:
         self.clock = FakeClock()
         self.bus = FakeBus(clock=self.clock)
         self.api = Api(self.bus)
-        plan = CellPlan(training_nodes=2, inference_nodes=0)
+        plan = CellPlan(training_nodes=2, inference_nodes=inference_nodes)
         self.run_dir = run_dir
         self.workload = Workload(
             Cell(plan, run_dir, clock=self.clock),
@@ -204,6 +211,28 @@ async def test_what_nobody_measured_is_no_zero(house: House) -> None:
         assert (times.mean, times.p50, times.p95) == (None, None, None)
     for way_home in (run.reclaim_s, run.lapse_s):
         assert (way_home.p50, way_home.max) == (None, None)
+
+
+async def test_why_nothing_was_lent_is_asked_until_something_is(tmp_path: Path) -> None:
+    """The coordinator's words of the last look; of a run with a loan there are none."""
+    house = House(tmp_path, inference_nodes=2)
+    await house.api.open()
+    house.api.figures = figures(ClusterState())
+    for why in (("chat: 0 spare", "min_serving is 2"), ("the cell is frozen",)):
+        house.api.why = why
+        await house.workload.observe()
+        assert house.workload.run().why_none_lent == why
+    house.api.figures = FIGURES
+    await house.workload.observe()
+    assert house.workload.run().why_none_lent == ()
+
+
+async def test_a_cell_without_inference_nodes_says_that_nothing_can_be_lent(house: House) -> None:
+    """It has no service that somebody could be asked about."""
+    house.api.figures = figures(ClusterState())
+    await house.workload.observe()
+    [why] = house.workload.run().why_none_lent
+    assert "no inference node" in why
 
 
 async def test_utilization_is_the_mean_over_the_run_for_each_kind_of_node(house: House) -> None:
@@ -292,10 +321,10 @@ async def test_without_an_answer_there_are_no_figures(house: House) -> None:
 async def test_what_is_shown_says_how_old_it_is(house: House) -> None:
     """With nobody answering, the line for a log and the live view carry the figures' age."""
     await house.workload.observe()
-    assert "old" not in progress_line(house.workload, 10.0, None)
+    assert "old" not in progress_words(house.workload)
     house.bus.cut()
     await house.clock.advance(42.0)
-    assert "52 s, 42 s old: no coordinator answers: " in progress_line(house.workload, 52.0, None)
+    assert "figures 42 s old: no coordinator answers; " in progress_words(house.workload)
     paper = Console(width=120, file=io.StringIO(), record=True)
     paper.print(progress_view(house.workload, 52.0, None))
     assert "42 s old: no coordinator answers" in paper.export_text()

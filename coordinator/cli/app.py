@@ -1,0 +1,96 @@
+"""All commands of `aryl`: puts them together, turns errors into exit codes. Must not decide."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from common.errors import ArylError
+from coordinator.cli import cell, events, jobs, loans, nodes, services, simulate, tenants, top, up
+from coordinator.cli.connect import Choice
+from coordinator.cli.session import EXIT_INTERRUPTED, Session, Surroundings, exit_code, report
+
+
+class Root(TyperGroup):
+    """Answers every foreseeable error with a message and an exit code, never with a traceback."""
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]  # its base is wider
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except ArylError as error:
+            report(error)
+            raise typer.Exit(exit_code(error)) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+app = typer.Typer(
+    cls=Root,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 ok, 2 usage, 3 not found, 4 conflict, 5 denied, 6 unreachable, 7 timeout",
+)
+app.add_typer(jobs.app, name="job")
+app.add_typer(nodes.app, name="node")
+app.add_typer(services.app, name="service")
+app.add_typer(loans.app, name="loan")
+app.add_typer(tenants.app, name="tenant")
+cell.register(app)
+top.register(app)
+events.register(app)
+up.register(app)
+simulate.register(app)
+
+
+def _version(is_asked: bool) -> None:
+    if is_asked:
+        try:
+            typer.echo(f"aryl {version('aryl')}")
+        except PackageNotFoundError:
+            typer.echo("aryl from source, not installed")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    ctx: typer.Context,
+    nats_url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="nats://host:port or tls://host:port [$ARYL_NATS_URL]"),
+    ] = None,
+    cell: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of the cell. [$ARYL_CELL]")
+    ] = None,
+    tenant: Annotated[
+        str | None, typer.Option(metavar="NAME", help="For whom you speak. [$ARYL_TENANT]")
+    ] = None,
+    user: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Who you are; else your login name. [$ARYL_USER]"),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Allow plain text over a network. [$ARYL_INSECURE]")
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, metavar="S", help="Seconds until an answer is given up.")
+    ] = 10.0,
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print it and leave."),
+    ] = False,
+) -> None:
+    """Aryl lends idle inference nodes to training and takes them back in time.
+
+    Without flags, variables and ~/.config/aryl/config.toml it talks to the cell on this machine.
+    """
+    flags = Choice(
+        nats_url=nats_url, cell=cell, tenant=tenant, user=user, insecure=insecure or None
+    )
+    around = ctx.find_object(Surroundings) or Surroundings.real()
+    ctx.obj = Session(around, flags=flags, timeout_s=timeout)

@@ -1,0 +1,63 @@
+"""`aryl` before its commands are there: Ctrl-C in the middle of the imports."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from coordinator.cli.interrupt import EXIT_INTERRUPTED
+
+PATIENCE_S = 60.0
+
+HALTS_AT = """
+import importlib.abc, signal, sys
+
+class Halt(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            print("importing", flush=True)
+            signal.pause()
+
+sys.meta_path.insert(0, Halt())
+from coordinator.cli.main import main
+sys.argv = ["aryl", "--version"]
+main()
+"""
+"""The real entry; the import of one module waits for a signal."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["typer", "coordinator.cli.up"], ids=["first", "late"])
+def test_ctrl_c_during_the_imports_is_one_line_and_the_documented_code(module: str) -> None:
+    """No traceback, no death by signal: a script can tell that it was interrupted."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HALTS_AT.format(module=module)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, err) == (EXIT_INTERRUPTED, "interrupted\n")
+
+
+@pytest.mark.slow
+def test_what_ignores_ctrl_c_goes_on_ignoring_it() -> None:
+    """In the background of a shell script Ctrl-C is not meant for it."""
+    program = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + HALTS_AT.format(
+        module="typer"
+    ).replace("signal.pause()", "signal.raise_signal(signal.SIGINT)")
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "aryl" in result.stdout

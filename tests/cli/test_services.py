@@ -1,0 +1,51 @@
+"""`aryl service describe` and `explain`: what an operator reads of a service."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from common.api import Describe, Description
+from tests.cli.fake_cell import NOW_S, FakeCell, aryl, loan_row, node_row, service_row
+
+
+def test_a_service_shows_its_nodes_its_loans_and_how_its_returns_went() -> None:
+    """What an operator asks first: who serves, what is out, was the promise kept."""
+    row = service_row(
+        running_requests=3.0, waiting_requests=1.0, reclaims=4, reclaims_late=1,
+        last_reclaim_s=12.5, last_returned_at_s=NOW_S - 300.0,
+    )  # fmt: skip
+    answer = Description(
+        kind="service", name="chat", service=row, nodes=(node_row("i0"), node_row("i1")),
+        loans=(loan_row(),), why=("chat: 0 spare",),
+    )  # fmt: skip
+    run = aryl(FakeCell({Describe: answer}), "service", "describe", "chat")
+    assert re.search(r"^requests +3 running, 1 waiting$", run.out, re.MULTILINE)
+    assert re.search(
+        r"^reclaims +4, 1 late; the last took 12s, home 5m ago$", run.out, re.MULTILINE
+    )
+    assert re.findall(r"^i\d", run.out, re.MULTILINE) == ["i0", "i1"]
+    assert re.search(r"^l7 +i0 +chat +on loan ", run.out, re.MULTILINE)
+    assert "- chat: 0 spare" in run.out
+
+
+def test_a_service_of_which_little_is_known_says_so_in_words() -> None:
+    """No number stands for what no server told and for what never happened."""
+    answer = Description(kind="service", name="chat", service=service_row())
+    run = aryl(FakeCell({Describe: answer}), "service", "describe", "chat")
+    assert re.search(r"^requests +no server tells its load$", run.out, re.MULTILINE)
+    assert re.search(r"^reclaims +none yet$", run.out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("words", ["explain service chat", "service explain chat"])
+def test_a_service_can_be_explained(words: str) -> None:
+    """Why, and no table: both ways to ask are one."""
+    answer = Description(
+        kind="service", name="chat", service=service_row(), nodes=(node_row("i0"),),
+        why=("chat: 0 spare",),
+    )  # fmt: skip
+    cell = FakeCell({Describe: answer})
+    run = aryl(cell, *words.split())
+    assert cell.asked == [Describe(kind="service", name="chat")]
+    assert run.out == "service chat is in mode act\n- chat: 0 spare\n"
