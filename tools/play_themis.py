@@ -19,21 +19,21 @@ import msgspec
 from msgspec import Struct
 
 from common.clock import SystemClock
-from coordinator.sim.fairness import Lived, ratios
 from coordinator.sim.inputs import read_workload
-from coordinator.sim.page import STYLE
 from coordinator.sim.plots import Axis, Line, distribution, lines
 from coordinator.sim.run import Run, play
 from coordinator.sim.runtime import Saves
 from coordinator.sim.stage import RunOptions
+from coordinator.sim.style import STYLE
 from coordinator.workloads.records import Workload
 
 KEPT = Path(__file__).parents[1] / "docs" / "results" / "themis"
 TRACE = "shockwave/120_0.2_5_100_40_25_0-0.5-0.5_0.6-0.3-0.09-0.01_multigpu_dynamic.trace.gz"
-CLUSTER, GPUS = "8x4/2", 32
+CLUSTER = "8x4/2"
 
 FS = (0.0, 0.2, 0.4, 0.6, 0.8, 0.9, 1.0)
-LEASES_MIN = (1, 2, 5, 10, 20, 30, 40)
+LEASES_MIN = (2, 5, 10, 20, 30, 40)
+"""One minute is less than a stop and a start take: no job would ever get further."""
 COMPARED = (
     "fifo",
     "fifo-skip",
@@ -88,7 +88,7 @@ def played(policy: str, workload: Workload, *, has_delays: bool, keeps_apps: boo
     began_s = time.process_time()
     run = play(workload, options, clock=SystemClock())
     cpu_s = time.process_time() - began_s
-    found, by_app = run.result, rho_by_app(run, workload)
+    found, by_app = run.result, rho_by_app(run)
     return Figures(
         policy=policy,
         jct_s=round(found.jct_s.mean, 3),
@@ -104,20 +104,9 @@ def played(policy: str, workload: Workload, *, has_delays: bool, keeps_apps: boo
     )
 
 
-def rho_by_app(run: Run, workload: Workload) -> dict[str, float]:
+def rho_by_app(run: Run) -> dict[str, float]:
     """Finish-time fairness of every app, in the order of their names."""
-    rows = {row.job_id: row for row in run.rows}
-    lived = [
-        Lived(
-            app=job.app or job.job_id,
-            submitted_at_s=rows[job.job_id].submitted_at_s,
-            finished_at_s=rows[job.job_id].finished_at_s,
-            alone_gpu_s=job.duration_s * job.gpus,
-            gpus=job.gpus,
-        )
-        for job in workload.jobs
-    ]
-    return dict(sorted(ratios(lived, GPUS).items()))
+    return dict(sorted((row.app, row.rho) for row in run.rows if row.rho is not None))
 
 
 def sweep(knob: str, policies: Mapping[str, str], *, has_delays: bool, keeps_apps: bool) -> Sweep:

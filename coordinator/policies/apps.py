@@ -18,7 +18,7 @@ from math import ceil, floor, inf, isfinite
 from msgspec import Struct, field
 
 from common.model import JobId, NodeName
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
 
 LEAST_S = 1e-3
 """No span is shorter: an app without work would divide by zero."""
@@ -95,17 +95,6 @@ def most_gpus(job: JobView) -> int:
 def left_gpu_s(job: JobView, now_s: float) -> float:
     """GPU-seconds of reference work left."""
     return job.work_left_s(now_s) * job.gpus_per_worker
-
-
-def held_now(job: JobView, racks: Mapping[NodeName, str]) -> Held:
-    """What it holds, but for workers that were told to stop."""
-    nodes = frozenset(worker.node for worker in job.placed if not worker.is_leaving)
-    return Held(
-        sum(not worker.is_leaving for worker in job.placed),
-        nodes,
-        len({racks.get(node, "") for node in nodes}),
-        job.gpu_type or "",
-    )
 
 
 # --- what is remembered -------------------------------------------------------------------------
@@ -305,7 +294,14 @@ def racks_of(snapshot: ClusterSnapshot) -> dict[NodeName, str]:
     return {node.name: node.rack for node in snapshot.nodes}
 
 
-def held_by(jobs: Iterable[JobView], racks: Mapping[NodeName, str]) -> dict[JobId, Held]:
-    """What each job holds that holds anything."""
-    found = {job.job_id: held_now(job, racks) for job in jobs}
-    return {job_id: held for job_id, held in found.items() if held.workers > 0}
+def held_by(
+    held: Iterable[tuple[JobView, Iterable[WorkerView]]], racks: Mapping[NodeName, str]
+) -> dict[JobId, Held]:
+    """What jobs hold by these workers of theirs, those not counted that were told to stop."""
+    found: dict[JobId, Held] = {}
+    for job, workers in held:
+        nodes = [worker.node for worker in workers if not worker.is_leaving]
+        if nodes:
+            spread = len({racks.get(node, "") for node in nodes})
+            found[job.job_id] = Held(len(nodes), frozenset(nodes), spread, job.gpu_type or "")
+    return found

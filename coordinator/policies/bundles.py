@@ -30,6 +30,7 @@ from coordinator.policies.systems.gandiva import policy as gandiva
 from coordinator.policies.systems.gandiva import sets as gandiva_sets
 from coordinator.policies.systems.qos import deadlines
 from coordinator.policies.systems.themis import policy as themis
+from coordinator.policies.systems.themis import simple as themis_simple
 from coordinator.policies.systems.tiresias import policy as tiresias
 
 __all__ = [
@@ -125,6 +126,7 @@ POLICIES: dict[str, Policy] = {
         *gavel.POLICIES,
         *philly.POLICIES,
         *themis.POLICIES,
+        *themis_simple.POLICIES,
         *tiresias.POLICIES,
         *drf.POLICIES,
         *mesos.POLICIES,
@@ -173,8 +175,11 @@ def unusable(each: Added) -> str:
     return f"policy {each.name!r} of {each.origin} cannot be used: {each.problem}"
 
 
-def policy(name: str) -> Policy:
+def policy(name: str, *, also: Iterable[str] = ()) -> Policy:
     """A policy by name, with knobs turned where it says so: `NAME:KNOB=VALUE:KNOB=VALUE`.
+
+    Args:
+        also: words that stand for something else where the name came from; listed with the names.
 
     Raises:
         ConfigError: an unknown name, which lists the valid ones; one of another distribution that
@@ -183,14 +188,20 @@ def policy(name: str) -> Policy:
     base, *texts = name.split(":")
     found = POLICIES.get(base)
     if found is None:
-        found = _added(base)
+        found = _added(base, also)
     return turned(found, name, texts)
 
 
-def _added(name: str) -> Policy:
+def _added(name: str, also: Iterable[str]) -> Policy:
     each = _ADDED.get(name)
     if each is None:
-        raise ConfigError(f"policy: {name!r} is not one of {', '.join(sorted(every()))}")
+        if "=" in name:
+            raise ConfigError(
+                f"policy: {name!r} is no policy; a knob stands behind its policy's name, and "
+                "behind other knobs, with a colon: aryl:reclaim=random:resize_cost_s=0"
+            )
+        known = ", ".join((*also, *sorted(every())))
+        raise ConfigError(f"policy: {name!r} is not one of {known}")
     if each.made is None:
         raise ConfigError(unusable(each))
     return each.made

@@ -149,3 +149,8 @@ class Allocation(Struct, frozen=True, kw_only=True):
     memory: bytes = b""
     wake_at_s: float | None = None
     waits: tuple[Wait, ...] = ()
+
+
+def earliest(*at_s: float | None) -> float | None:
+    """The first of some instants, in seconds; None where there is none."""
+    return min((each_s for each_s in at_s if each_s is not None), default=None)

@@ -5,7 +5,7 @@ Must not know the engine, nor who deserves what.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -61,6 +61,17 @@ class Floor:
             if worker.node in self.free and not worker.is_leaving:
                 self.free[worker.node] -= worker.gpus
 
+    def goes_on(self, workers: Sequence[WorkerView]) -> bool:
+        """Workers that were to go stay after all, if nobody was given what they hold."""
+        held: dict[NodeName, int] = {}
+        for worker in workers:
+            if not worker.is_leaving:
+                held[worker.node] = held.get(worker.node, 0) + worker.gpus
+        if any(self.free.get(name, gpus) < gpus for name, gpus in held.items()):
+            return False
+        self.stay(workers)
+        return True
+
     def take(self, placements: Iterable[Placement], gpus_per_worker: int) -> None:
         """Give GPUs away."""
         for placement in placements:
@@ -102,6 +113,36 @@ def consolidated(floor: Floor, job: JobView, gpu_type: str, count: int) -> tuple
         order.append(min(rest, key=lambda name: (-rooms[name], name)))
         left -= rooms[order[-1]]
     return fill(rooms, order, count)
+
+
+def fewest_nodes(floor: Floor, job: JobView, gpu_type: str, count: int) -> tuple[Placement, ...]:
+    """On as few nodes as it would have on empty ones, or not at all."""
+    sizes = [n.gpus // job.gpus_per_worker for n in floor.nodes.values() if n.gpu_type == gpu_type]
+    found = consolidated(floor, job, gpu_type, count)
+    return found if len(found) <= nodes_needed(sizes, count) else ()
+
+
+def nodes_needed(sizes: Iterable[int], count: int) -> int:
+    """How many nodes that take so many workers each are the fewest for all; else all of them."""
+    needed = 0
+    for size in sorted(sizes, reverse=True):
+        if count <= 0:
+            break
+        count -= size
+        needed += 1
+    return needed
+
+
+def first_fit(
+    floor: Floor, job: JobView, place: Place = best_fit
+) -> tuple[str, tuple[Placement, ...]] | None:
+    """Nodes for a whole base gang, of the first GPU type that has room for it."""
+    for gpu_type in job.gpu.types or floor.gpu_types:
+        count = job.workers_on(gpu_type).min
+        found = place(floor, job, gpu_type, count)
+        if sum(placement.worker_count for placement in found) == count:
+            return gpu_type, found
+    return None
 
 
 def fill(

@@ -10,7 +10,13 @@ are not kept idle for days on behalf of a job that arrived just now.
 The bound: let R be the longest that a job which runs has left on its base gang alone, and T the
 shortest running time of a job that is the oldest to have aged. It claims at the latest when it has
 waited for the larger of R / ratio and stretch x T (ten times that with one worker), and while
-estimates hold the claim never moves back, so it starts within R more.
+estimates hold the claim never moves back, so it starts within R more. Whoever has not aged yet, or
+is younger, waits for its turn before.
+
+By the knobs that `foresight` ships with (ratio 0.5, stretch 30) that is the larger of 2 R and 30 T,
+and R more; of 2 R and 300 T with one worker, however many GPUs it has; and never before `AGED_S`.
+The bound is in proportion to the job's length: it keeps wide short jobs from starving, and is no
+promise that long ones start soon.
 """
 
 from __future__ import annotations

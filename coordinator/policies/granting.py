@@ -8,14 +8,21 @@ Must not know the engine, nor why a job deserves what it gets.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from msgspec import Struct
 
 from common.model import JobId, JobState, NodeName
 from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Decision, Placement, Preempt, Resize, Start
-from coordinator.policies.floor import Floor, Place, best_fit, is_movable, present_workers
+from coordinator.policies.floor import (
+    Floor,
+    Place,
+    best_fit,
+    first_fit,
+    is_movable,
+    present_workers,
+)
 from coordinator.policies.placement import merge
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 
@@ -32,6 +39,26 @@ class Grant(Struct, frozen=True, kw_only=True):
     reason: str
     gpu_type: str | None = None
     placements: tuple[Placement, ...] | None = None
+
+
+def going_on(snapshot: ClusterSnapshot, *, but: Collection[JobId] = ()) -> list[Grant]:
+    """Everybody who has workers keeps as many as they are."""
+    return [
+        Grant(job=job, workers=present_workers(job), reason="it runs")
+        for job in snapshot.jobs
+        if job.placed and job.job_id not in but
+    ]
+
+
+def begin(floor: Floor, job: JobView, reason: str, place: Place = best_fit) -> Grant | None:
+    """Give a job that waits free GPUs for its whole base gang; None where it does not fit."""
+    found = first_fit(floor, job, place)
+    if found is None:
+        return None
+    gpu_type, placements = found
+    floor.take(placements, job.gpus_per_worker)
+    count = job.workers_on(gpu_type).min
+    return Grant(job=job, workers=count, gpu_type=gpu_type, placements=placements, reason=reason)
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -128,22 +155,10 @@ class _Carrying:
         self._floor.take(more, job.gpus_per_worker)
         staying: list[JobView] = []
         for other in self._staying:
-            (staying if self._spare(other) else self._going).append(other)
+            (staying if self._floor.goes_on(other.placed) else self._going).append(other)
         self._staying = staying
         self._floor.give(more, job.gpus_per_worker)
         return more
-
-    def _spare(self, job: JobView) -> bool:
-        """Nobody needs what it holds: it goes on."""
-        held: dict[NodeName, int] = {}
-        for worker in job.placed:
-            if not worker.is_leaving:
-                held[worker.node] = held.get(worker.node, 0) + worker.gpus
-        free = self._floor.free
-        if any(free.get(name, gpus) < gpus for name, gpus in held.items()):
-            return False
-        self._floor.stay(job.placed)
-        return True
 
     def _preempt(self, job: JobView) -> Decision:
         nodes = {worker.node for worker in job.placed}

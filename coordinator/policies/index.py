@@ -7,7 +7,7 @@ index up to date change by change; `index_of` makes one from nothing, and both a
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain
 from operator import attrgetter
 
@@ -20,6 +20,7 @@ from common.model import (
     NodeRole,
     ServiceName,
 )
+from coordinator.policies.service_nodes import ServiceSorter
 from coordinator.policies.snapshot import (
     ClusterSnapshot,
     Flexible,
@@ -34,6 +35,9 @@ from coordinator.policies.snapshot import (
     Tag,
     WorkerView,
 )
+
+_BASE, _FLEXIBLE, _EMPTY = Tag.BASE, Tag.FLEXIBLE, Tag.EMPTY
+"""Members of an enum are slow to look up, and placements ask for these all the time."""
 
 _BY_INDEX = attrgetter("worker_index")
 
@@ -65,8 +69,8 @@ def bits(mask: int) -> Iterator[int]:
 def tag_of(base_count: int, flexible_count: int) -> Tag:
     """The tag of a node by what stays on it."""
     if base_count:
-        return Tag.BASE
-    return Tag.FLEXIBLE if flexible_count else Tag.EMPTY
+        return _BASE
+    return _FLEXIBLE if flexible_count else _EMPTY
 
 
 def group_of(service: ServiceName | None, gpu_type: str, tag: Tag) -> Group:
@@ -78,7 +82,7 @@ class NodeSorter:
     """Keeps nodes sorted while they change one by one; a node once seen stays known."""
 
     def __init__(self) -> None:
-        self._names: list[NodeName] = []
+        self._names: tuple[NodeName, ...] = ()
         self._places: dict[NodeName, int] = {}
         self._nodes: list[Occupied | None] = []
         self._masks: dict[Group, Masks] = {}
@@ -88,9 +92,14 @@ class NodeSorter:
         """Nodes of which these two may be others by now."""
         self._resizable: tuple[JobView, ...] = ()
         """The jobs for which they were made."""
+        self._removable: Flexible = {}
+        self._room: dict[NodeName, Spot] = {}
+        """Copies of these two, which snapshots share until something of them changes."""
+        self._services = ServiceSorter()
 
     def put(self, view: NodeView) -> None:
         """Add or replace a node."""
+        self._services.put(view)
         place = self._places.get(view.name)
         if place is None:
             place = bisect_left(self._names, view.name)
@@ -101,7 +110,7 @@ class NodeSorter:
 
     def _insert(self, place: int, name: NodeName) -> None:
         self._stale.update(self._spots)  # whose places may be others now
-        self._names.insert(place, name)
+        self._names = (*self._names[:place], name, *self._names[place:])
         self._nodes.insert(place, None)
         # A new one: snapshots of before share the old one.
         self._places = {known: number for number, known in enumerate(self._names)}
@@ -139,15 +148,18 @@ class NodeSorter:
         parts = jobs.parts()
         self._find_removable(parts.resizable)
         return Index(
-            names=tuple(self._names),
+            names=self._names,
             places=self._places,
             nodes=tuple(self._nodes),
             masks=self.masks(),
-            flexible=dict(self._flexible),
-            spots=dict(self._spots),
+            flexible=self._removable,
+            spots=self._room,
             lines=parts.lines,
             resizable=parts.resizable,
+            growable=parts.growable,
+            preempted=parts.preempted,
             held=parts.held,
+            services=self._services.parts(),
         )
 
     def _find_removable(self, resizable: tuple[JobView, ...]) -> None:
@@ -173,6 +185,7 @@ class NodeSorter:
                 self._flexible[name] = mine
                 self._spots[name] = spot(occupied, mine, occupied.free, place)
         self._stale.clear()
+        self._removable, self._room = dict(self._flexible), dict(self._spots)
 
 
 def add_bit(masks: Masks, free: int, place: int) -> None:
@@ -212,6 +225,8 @@ class _Parts(Struct, frozen=True):
 
     lines: tuple[tuple[JobView, ...], ...]
     resizable: tuple[JobView, ...]
+    growable: tuple[JobView, ...]
+    preempted: tuple[JobView, ...]
     held: dict[JobId, tuple[WorkerView, ...]]
 
 
@@ -220,6 +235,14 @@ def workers_by_index(job: JobView) -> tuple[WorkerView, ...]:
     stay = [worker for worker in job.placed if worker.is_flexible and not worker.is_leaving]
     stay.sort(key=_BY_INDEX)
     return tuple(stay)
+
+
+def _can_grow(job: JobView, flexible_count: int) -> bool:
+    """Whether a running job could use more workers than it has, if there were room."""
+    if job.gpu_type is None or job.gpu.heterogeneous_speed_ratio:
+        return True
+    span = job.workers_on(job.gpu_type)
+    return flexible_count < span.max - span.min
 
 
 class JobSorter:
@@ -231,29 +254,42 @@ class JobSorter:
         self._parts: _Parts | None = None
         self._waiting: dict[JobId, tuple[JobShape, tuple[float, float, JobId]]] = {}
         self._resizable: dict[JobId, JobView] = {}
+        self._growable: dict[JobId, JobView] = {}
         self._held: dict[JobId, tuple[WorkerView, ...]] = {}
+        self._preempted: dict[JobId, JobView] = {}
 
     def put(self, job: JobView) -> None:
         """Add a job that is not there."""
-        self._parts = None
+        if job.preempted_at_s is not None:
+            self._parts = None
+            self._preempted[job.job_id] = job
         if job.state == JobState.PENDING:
+            self._parts = None
             key = (-job.priority, job.submitted_at_s, job.job_id)
             line = shape(job)
             self._waiting[job.job_id] = (line, key)
             insort(self._lines.setdefault(line, []), (*key, job), key=lambda entry: entry[:3])
             self._kept.pop(line, None)
         elif job.is_resizable and job.gpu_type is not None:
+            self._parts = None
+            held = workers_by_index(job)
             self._resizable[job.job_id] = job
-            self._held[job.job_id] = workers_by_index(job)
+            self._held[job.job_id] = held
+            if _can_grow(job, len(held)):
+                self._growable[job.job_id] = job
 
     def remove(self, job_id: JobId) -> None:
         """Forget a job."""
-        self._parts = None
-        self._resizable.pop(job_id, None)
-        self._held.pop(job_id, None)
+        if self._preempted.pop(job_id, None) is not None:
+            self._parts = None
+        if self._resizable.pop(job_id, None) is not None:
+            self._parts = None
+            self._growable.pop(job_id, None)
+            del self._held[job_id]
         found = self._waiting.pop(job_id, None)
         if found is None:
             return
+        self._parts = None
         line, key = found
         entries = self._lines[line]
         del entries[bisect_left(entries, key, key=lambda entry: entry[:3])]
@@ -275,15 +311,19 @@ class JobSorter:
             lines.append(self._kept[line])
         lines.sort(key=lambda jobs: jobs[0].job_id)
         resizable = tuple([self._resizable[job_id] for job_id in sorted(self._resizable)])
-        return _Parts(tuple(lines), resizable, dict(self._held))
+        growable = tuple([self._growable[job_id] for job_id in sorted(self._growable)])
+        preempted = tuple([self._preempted[job_id] for job_id in sorted(self._preempted)])
+        return _Parts(tuple(lines), resizable, growable, preempted, dict(self._held))
 
 
 Use = tuple[int, int, int]
 """Of one node: free GPUs, base workers, flexible workers."""
 
 
-def removable(index: Index, usable: Container[ServiceName | None]) -> Flexible:
+def removable(index: Index, usable: Set[ServiceName | None]) -> Flexible:
     """Flexible workers that stay, of jobs that can be resized, on nodes that may be used."""
+    if index.services.keys() <= usable:
+        return dict(index.flexible)  # no service is recalled
     spots = index.spots
     return {name: each for name, each in index.flexible.items() if spots[name][1] in usable}
 
@@ -299,7 +339,8 @@ def spots_now(index: Index, flexible: Flexible, used: Mapping[int, Use]) -> dict
     before = index.flexible
     stale = {name for name, workers in flexible.items() if workers is not before[name]}
     stale.update([name for place in used if (name := index.names[place]) in flexible])
-    found = {name: index.spots[name] for name in flexible}
+    is_all = len(flexible) == len(before)
+    found = dict(index.spots) if is_all else {name: index.spots[name] for name in flexible}
     for name in stale:
         place = index.places[name]
         occupied = index.nodes[place]
@@ -319,6 +360,14 @@ def open_jobs(snapshot: ClusterSnapshot) -> Sequence[JobView]:
     found = [*snapshot.index.resizable, *chain.from_iterable(snapshot.index.lines)]
     found.sort(key=attrgetter("job_id"))
     return found
+
+
+def open_kinds(snapshot: ClusterSnapshot) -> Iterator[JobView]:
+    """As `open_jobs`, in any order, and of waiting jobs of one shape only one."""
+    index = snapshot.index
+    if index is None:
+        return iter(snapshot.jobs)
+    return chain(index.resizable, (line[0] for line in index.lines))
 
 
 def index_of(nodes: Iterable[NodeView], jobs: Sequence[JobView]) -> Index:

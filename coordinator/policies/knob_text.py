@@ -6,7 +6,7 @@ Must not know policies by name, nor who shows it.
 from __future__ import annotations
 
 from enum import StrEnum
-from inspect import getdoc
+from inspect import cleandoc
 from math import inf
 from re import escape, split
 from typing import Any, cast
@@ -44,9 +44,18 @@ def knobs(made: Policy) -> tuple[Knob, ...]:
 
 
 def _notes(held: Struct, known: list[str]) -> dict[str, str]:
-    """The docstring's `name: text` and `name, name: text`, several of which may share a line."""
+    """What the docstrings say of knobs, those of the types that it builds on first."""
+    found: dict[str, str] = {}
+    for kind in reversed(type(held).__mro__):
+        if issubclass(kind, Struct):
+            found |= _notes_in(cleandoc(kind.__doc__ or ""), known)
+    return found
+
+
+def _notes_in(text: str, known: list[str]) -> dict[str, str]:
+    """A docstring's `name: text` and `name, name: text`, several of which may share a line."""
     names = "|".join(escape(name) for name in known)
-    parts = split(rf"\b((?:{names})(?:,\s+(?:{names}))*): ", getdoc(type(held)) or "")
+    parts = split(rf"\b((?:{names})(?:,\s+(?:{names}))*): ", text)
     return {
         name.strip(): " ".join(text.split()).rstrip(".")
         for group, text in zip(parts[1::2], parts[2::2], strict=True)

@@ -22,9 +22,10 @@ from coordinator.policies.decisions import (
 )
 from coordinator.policies.foresight_claims import Claims
 from coordinator.policies.index import index_of
-from coordinator.policies.loans.demand import Demand, Unmet, choose_loans
+from coordinator.policies.loans.covering import Unmet
+from coordinator.policies.loans.demand import Demand, choose_loans
 from coordinator.policies.loans.keeping import why_kept
-from coordinator.policies.loans.lifetime import UNKNOWN_LIFETIME_S, Lifetimes
+from coordinator.policies.loans.lifetime import Lifetimes
 from coordinator.policies.loans.loaning import Balance, balance, by_quantile, numbers
 from coordinator.policies.placement import Room, merge, placed_count
 from coordinator.policies.queueing import (
@@ -40,13 +41,16 @@ from coordinator.policies.reclaim.rules import ReclaimRule, TakeBack
 from coordinator.policies.scaling import (
     RESIZE_COST_S,
     Share,
+    Shares,
     give_back,
-    has_all,
+    rests_until_s,
     share_flexible,
     shares_of,
+    that_may_grow,
+    why_not_larger,
     work_on,
 )
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, ServiceView, Shadow
+from coordinator.policies.snapshot import ClusterSnapshot, ServiceView, Shadow
 from coordinator.policies.spanning import find_spanning, grow_spanning
 
 
@@ -73,8 +77,7 @@ class Rules(Struct, frozen=True, kw_only=True):
         has waited so many times its shortest running time. claims_most: so many jobs keep nodes of
         one GPU type at a time.
     lifetime_quantile: base workers go to lent nodes only if loans outlive them by this quantile
-        of the load; None: wherever there is room. unknown_lifetime_s: how long a loan is trusted
-        to last while nothing is known of the load's day.
+        of the load, where its day is known; None: wherever there is room.
     lend_quantile: lend and take back by this quantile of the load; None: by its last value, slope
         and day before.
     """
@@ -97,7 +100,6 @@ class Rules(Struct, frozen=True, kw_only=True):
     claim_stretch: NonNegativeFloat = 30.0
     claims_most: NonNegativeInt = 1
     lifetime_quantile: Ratio | None = None
-    unknown_lifetime_s: NonNegativeFloat = UNKNOWN_LIFETIME_S
     lend_quantile: Ratio | None = None
 
 
@@ -116,18 +118,18 @@ def allocate(rules: Rules, snapshot: ClusterSnapshot, memory: bytes) -> Allocati
     snapshot = replace(snapshot, index=index)
     decisions: tuple[Decision, ...] = ()
     jobs = index.resizable if rules.is_scaling else ()
-    if index.lines or not all(map(has_all, jobs)):  # else nobody wants anything: often so
+    if index.lines or (jobs and index.growable):  # else nobody wants anything: often so
         _, shares, new, admitted = _settled(rules, snapshot)
         gone, grown = _resizes(rules, shares, admitted)
         decisions = (*gone, *_starts(admitted, new), *grown)
-    wakes = (_rests_until_s(snapshot, job) for job in jobs)
+    wakes = (rests_until_s(snapshot, job) for job in jobs)
     wake_at_s = min((wake for wake in wakes if wake is not None), default=None)
     return Allocation(decisions=decisions, memory=memory, wake_at_s=wake_at_s)
 
 
 def _settled(
     rules: Rules, snapshot: ClusterSnapshot
-) -> tuple[Room, dict[JobId, Share], dict[JobId, Share], Admitted]:
+) -> tuple[Room, Shares, dict[JobId, Share], Admitted]:
     """Both phases: the room after them, the shares of running and of new jobs, and who starts."""
     room, shares, admitted = _admitted(rules, snapshot)
     new = {
@@ -135,14 +137,14 @@ def _settled(
         for gang in admitted.gangs
         if rules.is_scaling and gang.job.is_elastic
     }
-    ready = [s for s in shares.values() if _rests_until_s(snapshot, s.job) is None]
+    ready = that_may_grow(snapshot, shares, room.index.growable, new.values())
     for gang in admitted.gangs:
         if gang.spans_types and gang.job.job_id in new:
             new[gang.job.job_id].spans_types = True
     is_idle = sum(map(len, room.index.lines)) <= len(admitted.gangs)
     growing = [*ready, *new.values()] if is_idle or not rules.grows_when_idle else []
     share_flexible(room, growing, resize_cost_s=rules.resize_cost_s)
-    give_back(room, shares.values())
+    give_back(room, shares.made.values())
     grow_spanning(room, growing, resize_cost_s=rules.resize_cost_s)
     return room, shares, new, admitted
 
@@ -171,7 +173,7 @@ def _demand(rules: Rules, snapshot: ClusterSnapshot) -> Demand | None:
     return Demand(snapshot, lambda: _unmet(rules, snapshot), is_scaling=rules.is_scaling)
 
 
-def _admitted(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Room, dict[JobId, Share], Admitted]:
+def _admitted(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Room, Shares, Admitted]:
     """Phase 1: who starts, and the room and the shares after it."""
     room = Room(
         snapshot,
@@ -190,7 +192,6 @@ def _admitted(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Room, dict[JobId
                 room,
                 q=rules.lifetime_quantile,
                 lend_q=rules.lend_quantile,
-                unknown_s=rules.unknown_lifetime_s,
             )
         )
     claims = None
@@ -220,16 +221,19 @@ def hold(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Hold, ...]:
     return tuple(holds(snapshot, room, left, is_strict=rules.is_strict))
 
 
-def _rests_until_s(snapshot: ClusterSnapshot, job: JobView) -> float | None:
-    """When the job's cooldown after its last resize ends; None when it has."""
-    last_s = job.last_resized_at_s
-    if last_s is None or last_s + snapshot.resize_cooldown_s <= snapshot.now_s:
-        return None
-    return last_s + snapshot.resize_cooldown_s
+def tell(rules: Rules, snapshot: ClusterSnapshot, _: bytes, job_id: JobId) -> tuple[str, ...]:
+    """Why a running elastic job has no more workers than it has; nothing of any other job."""
+    job = next((job for job in snapshot.jobs if job.job_id == job_id), None)
+    if job is None or not rules.is_scaling or not job.is_resizable or snapshot.is_frozen:
+        return ()
+    room, shares, _new, admitted = _settled(rules, snapshot)
+    waits = sum(map(len, room.index.lines)) > len(admitted.gangs)
+    cost_s, is_barred = rules.resize_cost_s, rules.grows_when_idle and waits
+    return why_not_larger(snapshot, shares[job_id], resize_cost_s=cost_s, is_barred=is_barred)
 
 
 def _resizes(
-    rules: Rules, shares: dict[JobId, Share], admitted: Admitted
+    rules: Rules, shares: Shares, admitted: Admitted
 ) -> tuple[list[Decision], list[Decision]]:
     """Shrinking and growing jobs apart; one decision per job."""
     beneficiaries: dict[tuple[JobId, int], JobId] = {
@@ -239,13 +243,12 @@ def _resizes(
     }
     gone: list[Decision] = []
     grown: list[Decision] = []
-    for job_id in sorted(shares):
-        share = shares[job_id]
+    for _, share in sorted(shares.made.items()):
         if not share.removed and not share.added:
             continue
         stalled_gpus = len(share.job.placed) * share.job.gpus_per_worker
         decision = Resize(
-            job_id=job_id,
+            job_id=share.job.job_id,
             added=tuple(share.added),
             removed_workers=tuple(sorted(worker.worker_index for worker in share.removed)),
             predicted_cost_gpu_s=rules.resize_cost_s * stalled_gpus,

@@ -222,13 +222,16 @@ class Room:
         if barred is None:
             barred = self.avoided(job) | (0 if is_flexible else self.barred(job))
         for group, masks in self._masks.items():
-            if group.gpu_type == gpu_type and self.may_host(
-                job, group.service, is_flexible=is_flexible
-            ):
+            if group.gpu_type != gpu_type:
+                continue
+            service = group.service
+            if service is None or self.may_host(job, service, is_flexible=is_flexible):
                 yield group, [mask & ~barred for mask in masks] if barred else masks
 
     def avoided(self, job: JobView) -> int:
         """Places that all workers of a job leave alone, because it failed there, as bits."""
+        if not job.avoid_nodes:
+            return 0  # so of nearly all
         places = 0
         for name in job.avoid_nodes:
             if name in self.index.places:
@@ -259,12 +262,14 @@ class Room:
         """
         size = job.gpus_per_worker
         barred = self.avoided(job) | (0 if if_unbarred else self.barred(job))
+        if count <= 0:
+            return True
         for _, masks in self._groups(job, gpu_type, is_flexible=False, barred=barred):
             for free in range(size, len(masks)):
                 if masks[free]:
                     count -= masks[free].bit_count() * (free // size)
-        if count <= 0:
-            return True
+                    if count <= 0:
+                        return True  # mostly soon
         allowed = {
             service: self.may_host(job, service, is_flexible=False) for service in self._usable
         }
@@ -288,9 +293,10 @@ class Room:
     def tiers(self, job: JobView, gpu_type: str, *, is_flexible: bool) -> list[list[Masks]]:
         """Groups that may host workers of the job, best first; equally good ones together."""
         ranked: dict[tuple[int, bool], list[Masks]] = {}
+        empty = Tag.EMPTY
         for group, masks in self._groups(job, gpu_type, is_flexible=is_flexible):
             rank = self._rank(job, group.service, group.tag, is_flexible=is_flexible)
-            ranked.setdefault((rank, group.tag == Tag.EMPTY), []).append(masks)
+            ranked.setdefault((rank, group.tag == empty), []).append(masks)
         return [ranked[key] for key in sorted(ranked)]
 
     def _rank(

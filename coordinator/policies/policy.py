@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
-from typing import Any, TypeVar, get_origin
+from math import isfinite
+from typing import Any, TypeVar, cast, get_origin
 
 import msgspec
 from msgspec import Struct, structs
 
 from common.errors import ConfigError
-from common.model import NodeName
+from common.model import JobId, NodeName
 from coordinator.policies import resting
 from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Allocation, Decision
-from coordinator.policies.passes import Rules, allocate, hold, keep, lend
+from coordinator.policies.passes import Rules, allocate, hold, keep, lend, tell
 from coordinator.policies.queueing import submission_key
 from coordinator.policies.snapshot import ClusterSnapshot
 from coordinator.policies.tenants import rules as tenant_rules
@@ -50,6 +51,10 @@ def _nothing(snapshot: ClusterSnapshot, name: NodeName) -> tuple[str, ...]:
     return ()
 
 
+def _unsaid(snapshot: ClusterSnapshot, memory: bytes, job_id: JobId) -> tuple[str, ...]:
+    return ()
+
+
 Allocate = Callable[[ClusterSnapshot, bytes], Allocation]
 
 
@@ -60,6 +65,8 @@ class Policy(Struct, frozen=True, kw_only=True):
         start in a pass now, by the same; asked only when somebody wants to know, as that costs
         more than the pass.
     keep: why a node of a service that serves is not lent, the service's balance first.
+    tell: how a job that has GPUs stands by the policy's own measure, or why it has no more; most
+        have nothing to say.
     knobs: what can be turned of it. turn: the policy by a name of its own with other knobs.
     shares_gpus: it suspends jobs and resumes them; under any other one they go on when they can.
     """
@@ -70,6 +77,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     lend: Callable[[ClusterSnapshot], tuple[Decision, ...]]
     hold: Callable[[ClusterSnapshot, bytes], tuple[Hold, ...]] = _nobody
     keep: Callable[[ClusterSnapshot, NodeName], tuple[str, ...]] = _nothing
+    tell: Callable[[ClusterSnapshot, bytes, JobId], tuple[str, ...]] = _unsaid
     knobs: Struct = NoKnobs()
     turn: Callable[[str, Any], Policy] | None = None
     parts: Parts = Parts()
@@ -89,6 +97,7 @@ def bundle(name: str, description: str, rules: Rules) -> Policy:
         lend=partial(lend, rules),
         hold=partial(tenant_rules.held, lambda snapshot, _: hold(rules, snapshot)),
         keep=partial(keep, rules),
+        tell=partial(tell, rules),
         knobs=rules,
         turn=turn,
         parts=_parts_of(rules),
@@ -115,6 +124,7 @@ def _parts_of(rules: Rules) -> Parts:
 
 Decide = Callable[[K, ClusterSnapshot, bytes], Allocation]
 Explain = Callable[[K, ClusterSnapshot, bytes], tuple[Hold, ...]]
+Tell = Callable[[K, ClusterSnapshot, bytes, JobId], tuple[str, ...]]
 
 LENDS_NOTHING = Rules(order=submission_key)
 """It lends no node, and takes back in time what another policy has lent."""
@@ -129,10 +139,11 @@ def joint(
     hold: Explain[K],
     parts: Parts,
     shares_gpus: bool = False,
+    tell: Tell[K] | None = None,
 ) -> Policy:
     """A policy that decides jointly who runs, by the general hook; it lends nothing.
 
-    allocate, hold: get the knobs first. A frozen cell is not put to them: nothing is decided.
+    allocate, hold, tell: get the knobs first. A frozen cell is not put to them: nothing is decided.
     """
 
     def decide(snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
@@ -143,7 +154,7 @@ def joint(
     def turn(other: str, turned: K) -> Policy:
         return joint(
             other, description, knobs=turned, allocate=allocate, hold=hold, parts=parts,
-            shares_gpus=shares_gpus,
+            shares_gpus=shares_gpus, tell=tell,
         )  # fmt: skip
 
     return Policy(
@@ -153,6 +164,7 @@ def joint(
         lend=partial(lend, LENDS_NOTHING),
         hold=partial(tenant_rules.held, partial(hold, knobs)),
         keep=partial(keep, LENDS_NOTHING),
+        tell=_unsaid if tell is None else partial(tell, knobs),
         knobs=knobs,
         turn=turn,
         parts=parts,
@@ -172,16 +184,23 @@ def turned(made: Policy, name: str, texts: list[str]) -> Policy:
     """A policy with knobs turned, each by `KNOB=VALUE`.
 
     Raises:
-        ConfigError: a knob that it does not have, which lists those that it has, or a value that
-            is none of its.
+        ConfigError: a knob that it does not have, which lists those that it has, one that is
+            turned twice, or a value that is none of its; never NaN, never an infinity.
     """
     if not texts:
         return made
     known = knobs_of(made)
     if not known or made.turn is None:
         raise ConfigError(f"policy: {made.name} has no knobs")
-    values = dict(_knob(made.name, known, text) for text in texts)
-    return made.turn(name, structs.replace(made.knobs, **values))
+    found = [_knob(made.name, known, text) for text in texts]
+    names = [key for key, _ in found]
+    if twice := sorted({key for key in names if names.count(key) > 1}):
+        raise ConfigError(f"policy {made.name}: {', '.join(twice)} is turned twice")
+    try:
+        knobs = structs.replace(made.knobs, **dict(found))
+    except ConfigError as error:  # values that do not fit each other
+        raise ConfigError(f"policy {made.name}: {error}") from None
+    return made.turn(name, knobs)
 
 
 def _knob(policy: str, known: dict[str, Any], text: str) -> tuple[str, object]:
@@ -195,14 +214,26 @@ def _knob(policy: str, known: dict[str, Any], text: str) -> tuple[str, object]:
     is_list = get_origin(known[key]) is tuple
     parts = (value.split("/") if value else []) if is_list else value
     try:
-        return key, msgspec.convert(parts, known[key], strict=False)
+        found = msgspec.convert(parts, known[key], strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(
             f"policy {policy}: {key}={value}: {error}{_choices(known[key])}"
         ) from None
+    if not _is_finite(found):
+        raise ConfigError(f"policy {policy}: {key}={value}: expected a finite number")
+    return key, found
+
+
+def _is_finite(value: object) -> bool:
+    """Whether a value holds no NaN and no infinity: no arithmetic of a policy expects them."""
+    if isinstance(value, tuple):
+        return all(map(_is_finite, cast("tuple[object, ...]", value)))
+    return not isinstance(value, float) or isfinite(value)
 
 
 def _choices(kind: object) -> str:
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         return f"; expected one of {', '.join(member.value for member in kind)}"
+    if kind is bool:
+        return "; expected true or false"
     return ""

@@ -19,7 +19,7 @@ from coordinator.policies.decisions import Placement
 from coordinator.policies.foresight_claims import Claims
 from coordinator.policies.gpu_types import hold, types_in_order
 from coordinator.policies.placement import Room, Saved, fill, placed_count
-from coordinator.policies.scaling import Share, give_back
+from coordinator.policies.scaling import Share, Shares, give_back
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
 
 OrderKey = Callable[[JobView], tuple[float, ...]]
@@ -49,7 +49,10 @@ def fastest_s(job: JobView) -> float:
 
 def waiting(snapshot: ClusterSnapshot, key: OrderKey) -> list[JobView]:
     """Jobs that wait, in order; ties by job id."""
-    pending = [job for job in snapshot.jobs if job.state == JobState.PENDING]
+    if snapshot.index is not None:
+        pending = list(chain.from_iterable(snapshot.index.lines))
+    else:
+        pending = [job for job in snapshot.jobs if job.state == JobState.PENDING]
     return sorted(pending, key=lambda job: (key(job), job.job_id))
 
 
@@ -72,7 +75,7 @@ class Admitted(Struct, frozen=True, kw_only=True):
 def admit(
     room: Room,
     key: OrderKey,
-    shares: Mapping[JobId, Share],
+    shares: Shares,
     *,
     is_strict: bool = False,
     find_last: Find | None = None,
@@ -96,7 +99,7 @@ def admit(
     if find_last is not None and not is_strict and _has_spanning(room):
         taken = {gang.job.job_id for gang in gangs}
         gangs += _take_in_order(room, key, shares, is_strict=False, but=taken, find=find_last)
-    give_back(room, shares.values())  # a later gang may have left room for an earlier worker
+    give_back(room, shares.made.values())  # a later gang may have left room for an earlier worker
     return Admitted(gangs=tuple(gangs))
 
 
@@ -197,9 +200,7 @@ def _may_fit(room: Room, job: JobView) -> bool:
     )
 
 
-def _pack_again(
-    room: Room, gangs: list[Gang], shares: Mapping[JobId, Share], before: _Before
-) -> bool:
+def _pack_again(room: Room, gangs: list[Gang], shares: Shares, before: _Before) -> bool:
     """Place admitted gangs anew, the largest workers first (best-fit decreasing).
 
     Who starts and on which GPU type stays: that is the order's business. False, and nothing is
@@ -222,15 +223,15 @@ def _pack_again(
     return True
 
 
-def _save(room: Room, shares: Mapping[JobId, Share]) -> _Before:
+def _save(room: Room, shares: Shares) -> _Before:
     return room.save(), {
-        job_id: list(share.removed) for job_id, share in shares.items() if share.removed
+        job_id: list(share.removed) for job_id, share in shares.made.items() if share.removed
     }
 
 
-def _restore(room: Room, shares: Mapping[JobId, Share], saved: _Before) -> None:
+def _restore(room: Room, shares: Shares, saved: _Before) -> None:
     room.restore(saved[0])
-    for job_id, share in shares.items():
+    for job_id, share in shares.made.items():
         share.removed = saved[1].get(job_id, [])
 
 

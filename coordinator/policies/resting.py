@@ -22,11 +22,8 @@ def allocated(
     memory: bytes,
 ) -> Allocation:
     """One scheduling pass, by a snapshot that says whose turn cannot be ended yet."""
-    ends_s = [
-        end_s
-        for job in snapshot.jobs
-        if job.preempted_at_s is not None and (end_s := rests_until_s(snapshot, job)) is not None
-    ]
+    stopped = snapshot.jobs if snapshot.index is None else snapshot.index.preempted
+    ends_s = [end_s for job in stopped if (end_s := rests_until_s(snapshot, job)) is not None]
     if not ends_s:
         return decide(snapshot, memory)
     jobs = tuple(

@@ -8,7 +8,7 @@ job shrinks for another only when the net gain is positive after both have paid.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 from common.model import JobId
@@ -16,7 +16,7 @@ from coordinator.policies.decisions import Placement
 from coordinator.policies.index import workers_by_index
 from coordinator.policies.knapsack import Group, climb, jct_reduction_s, solve
 from coordinator.policies.placement import Room, fill, merge, placed_count
-from coordinator.policies.snapshot import JobView, WorkerView
+from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
 
 RESIZE_COST_S = 5.0
 
@@ -90,14 +90,6 @@ class Share:
             current=kept,
             change_cost_s=0.0 if self.is_new else resize_cost_s,
         )
-
-
-def has_all(job: JobView) -> bool:
-    """Whether a running job has all the workers that it can use, whatever room there is."""
-    if job.gpu_type is None or job.gpu.heterogeneous_speed_ratio:
-        return False
-    span = job.workers_on(job.gpu_type)
-    return len(workers_by_index(job)) >= span.max - span.min
 
 
 def work_on(job: JobView, gpu_type: str, now_s: float) -> float:
@@ -249,16 +241,105 @@ def give_back(room: Room, shares: Iterable[Share]) -> None:
             room.keep(worker)
 
 
+class Shares(Mapping[JobId, Share]):
+    """Every running job whose flexible workers may change now, by id.
+
+    Of most jobs nobody asks for the share in a pass, so it is made when somebody does.
+    """
+
+    def __init__(
+        self, jobs: Iterable[JobView], *, now_s: float, held: Mapping[JobId, Sequence[WorkerView]]
+    ) -> None:
+        self.jobs = {job.job_id: job for job in jobs}
+        """Those jobs."""
+        self._now_s = now_s
+        self._held = held
+        self._made: dict[JobId, Share] = {}
+
+    def __getitem__(self, job_id: JobId) -> Share:
+        share = self._made.get(job_id)
+        if share is None:
+            job = self.jobs[job_id]
+            assert job.gpu_type is not None, f"{job_id} can be resized and has no GPU type"
+            workers = self._held.get(job_id)
+            share = Share(job, job.gpu_type, now_s=self._now_s, workers=workers)
+            self._made[job_id] = share
+        return share
+
+    def __iter__(self) -> Iterator[JobId]:
+        return iter(self.jobs)
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    @property
+    def made(self) -> dict[JobId, Share]:
+        """Those that somebody asked for; nothing can have changed of any other."""
+        return self._made
+
+
 def shares_of(
     jobs: Iterable[JobView],
     *,
     now_s: float,
     held: Mapping[JobId, Sequence[WorkerView]] | None = None,
-) -> dict[JobId, Share]:
+) -> Shares:
     """Every running job whose flexible workers may change now; `held`: those, where known."""
-    known = held or {}
-    return {
-        job.job_id: Share(job, job.gpu_type, now_s=now_s, workers=known.get(job.job_id))
-        for job in jobs
-        if job.is_resizable and job.gpu_type is not None
-    }
+    resizable = [job for job in jobs if job.is_resizable and job.gpu_type is not None]
+    return Shares(resizable, now_s=now_s, held=held or {})
+
+
+def that_may_grow(
+    snapshot: ClusterSnapshot, shares: Shares, growable: Iterable[JobView], new: Iterable[Share]
+) -> list[Share]:
+    """Running jobs that have rested, on GPU types on which anybody at all could use more workers.
+
+    On any other type all have what they can use, and nobody would have to shrink for anybody.
+    """
+    types = {job.gpu_type for job in growable} | {share.gpu_type for share in new}
+    return [
+        shares[job_id]
+        for job_id, job in shares.jobs.items()
+        if job.gpu_type in types and rests_until_s(snapshot, job) is None
+    ]
+
+
+def why_not_larger(
+    snapshot: ClusterSnapshot, share: Share, *, resize_cost_s: float, is_barred: bool
+) -> tuple[str, ...]:
+    """Why a running job has no more workers after a pass that was tried; nothing of one that has
+    all that it can use.
+
+    is_barred: nobody grows, since jobs wait.
+    """
+    job, most = share.job, share.span.max - share.span.min
+    if share.current >= most:
+        return ()
+    if share.removed:
+        return (f"the next pass takes {len(share.removed)} of its flexible workers for others",)
+    if share.added:
+        return (f"the next pass gives it {placed_count(share.added)} workers more",)
+    rest_s = rests_until_s(snapshot, job)
+    if rest_s is not None:
+        return (f"it was resized a moment ago and rests for {rest_s - snapshot.now_s:.0f} s more",)
+    if is_barred:
+        return ("it does not grow while jobs wait",)
+    now_left_s = share.left_s(share.count, spans_types=share.spans_types)
+    saved_s = now_left_s - share.left_s(share.count + 1, spans_types=share.spans_types)
+    if saved_s <= resize_cost_s:
+        return (
+            f"it does not grow: one worker more would save {saved_s:.1f} s of what it is thought "
+            f"to have left, and a resize costs {resize_cost_s:g} s",
+        )
+    return (
+        f"it does not grow: no node that its flexible workers may use has {job.gpus_per_worker} "
+        f"free GPUs of type {share.gpu_type}, and no running job gains less by those that it has",
+    )
+
+
+def rests_until_s(snapshot: ClusterSnapshot, job: JobView) -> float | None:
+    """When the job's cooldown after its last resize ends; None when it has."""
+    last_s = job.last_resized_at_s
+    if last_s is None or last_s + snapshot.resize_cooldown_s <= snapshot.now_s:
+        return None
+    return last_s + snapshot.resize_cooldown_s

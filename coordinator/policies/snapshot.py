@@ -86,10 +86,13 @@ class JobView(Struct, frozen=True, kw_only=True):
     """One job that waits or runs.
 
     remaining_work_s: worker-seconds left at `as_of_s` by the best estimate, on its reference GPU
-        type; running time at n workers is that / n. It falls by `work_rate` a second, but not
-        below `least_work_s`: `work_left_s` says how much is left at an instant.
+        type; running time at n workers is that / n. It falls by `work_rate` a second, not below
+        `least_work_s`, and grows once its estimate is outlived: `work_left_s` says how it stands.
     lost_if_preempted_gpu_s: GPU-seconds since its last verified checkpoint at `as_of_s`; they grow
         by `unsaved_gpus` a second: `lost_gpu_s`.
+    has_saved: its present attempt has verified a checkpoint.
+    saves_when_asked: it says that it saves within its grace when it is stopped.
+    wasted_gpu_s: GPU-seconds that its stops so far threw away, for all that it says.
     grace_s: how long it may take to stop.
     whole_work_s: worker-seconds of the whole job by the estimate at its submission.
     attained_gpu_s: GPU-seconds that it has computed in all its attempts at `as_of_s`; they grow by
@@ -100,7 +103,7 @@ class JobView(Struct, frozen=True, kw_only=True):
     app: the group of trials that it belongs to; None: it stands for itself.
     cpus_per_worker, memory_bytes_per_worker: 0: not told.
     estimated_left_s: worker-seconds left at `as_of_s` by the estimate alone, below zero when it has
-        outlived it; `remaining_work_s` is never less than a share of the estimate.
+        outlived it; `remaining_work_s` is never less than that without its sign.
     step_time_s: seconds a step, measured with `step_time_workers` workers; None before two words of
         one worker count. steps_left: at `as_of_s`, by its last word.
 
@@ -129,6 +132,9 @@ class JobView(Struct, frozen=True, kw_only=True):
     work_rate: float = 0
     least_work_s: float = 0.0
     unsaved_gpus: float = 0
+    has_saved: bool = False
+    saves_when_asked: bool = False
+    wasted_gpu_s: float = 0.0
     last_resized_at_s: float | None = None
     tenant: str = ""
     user: str = ""
@@ -175,9 +181,10 @@ class JobView(Struct, frozen=True, kw_only=True):
         )
 
     def work_left_s(self, now_s: float) -> float:
-        """Worker-seconds left at an instant."""
-        left_s = self.remaining_work_s - self.work_rate * max(0.0, now_s - self.as_of_s)
-        return max(self.least_work_s, left_s)
+        """Worker-seconds left at an instant; what it has outlived its estimate by counts again."""
+        done_s = self.work_rate * max(0.0, now_s - self.as_of_s)
+        over_s = 0.0 if self.estimated_left_s is None else done_s - self.estimated_left_s
+        return max(self.least_work_s, self.remaining_work_s - done_s, over_s)
 
     def estimate_left_s(self, now_s: float) -> float:
         """Worker-seconds left at an instant by the estimate alone, while that is above zero.
@@ -305,6 +312,23 @@ Spot = tuple[str, ServiceName | None, int, int, int]
 """Of one node with such workers: GPU type, service, free GPUs, GPUs that those hold, its place."""
 
 
+class ServiceNodes(Struct, frozen=True, kw_only=True):
+    """The nodes of one service, in order of name.
+
+    count: all of them; those that are cordoned count in nothing else.
+    ready: serving. coming: on their way home. draining: on their way to training.
+    longest_serving: those ready that tell since when, the longest first.
+    gpu_types: of those ready.
+    """
+
+    count: int = 0
+    ready: tuple[NodeView, ...] = ()
+    coming: tuple[NodeView, ...] = ()
+    draining: tuple[NodeView, ...] = ()
+    longest_serving: tuple[NodeView, ...] = ()
+    gpu_types: frozenset[str] = frozenset()
+
+
 class Index(Struct, frozen=True, kw_only=True):
     """One snapshot, sorted.
 
@@ -314,7 +338,10 @@ class Index(Struct, frozen=True, kw_only=True):
     flexible, spots: of nodes with workers that may be taken back now, those and their room.
     lines: waiting jobs of one shape each, in order of priority and submission.
     resizable: jobs whose flexible workers may change now, by id.
-    held: of each of these its flexible workers that are not leaving, by index.
+    growable: those of them that do not have all the workers that they can use.
+    preempted: jobs that ever were, by id.
+    held: of each that is resizable its flexible workers that are not leaving, by index.
+    services: the nodes of each service.
     """
 
     names: tuple[NodeName, ...]
@@ -325,7 +352,10 @@ class Index(Struct, frozen=True, kw_only=True):
     spots: dict[NodeName, Spot]
     lines: tuple[tuple[JobView, ...], ...]
     resizable: tuple[JobView, ...]
+    growable: tuple[JobView, ...]
+    preempted: tuple[JobView, ...]
     held: dict[JobId, tuple[WorkerView, ...]]
+    services: dict[ServiceName, ServiceNodes]
 
     def place(self, name: NodeName) -> int | None:
         """Where a node stands; None when it takes no workers."""

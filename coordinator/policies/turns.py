@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from common.model import JobState, NodeName
+from common.model import JobState
 from coordinator.policies.decisions import Placement
 from coordinator.policies.floor import Floor, Place, best_fit, is_movable, present_workers
 from coordinator.policies.granting import Grant
@@ -70,14 +70,10 @@ class Turns:
 
     def _keep(self, job: JobView) -> None:
         """A running job stays where it is, unless a job before it took its GPUs."""
-        held: dict[NodeName, int] = {}
-        for worker in job.placed:
-            if not worker.is_leaving:
-                held[worker.node] = held.get(worker.node, 0) + worker.gpus
-        within = self._within.free
-        if all(within.get(name, gpus) >= gpus for name, gpus in held.items()):
-            self._within.stay(job.placed)
-            self._room -= sum(gpus for name, gpus in held.items() if name in within)
+        room = self._within.free
+        if self._within.goes_on(job.placed):
+            here = (worker for worker in job.placed if worker.node in room)
+            self._room -= sum(worker.gpus for worker in here if not worker.is_leaving)
             self.grants.append(Grant(job=job, workers=present_workers(job), reason="its turn"))
         else:
             self._free.vacate(job.placed)

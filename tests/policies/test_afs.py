@@ -12,9 +12,7 @@ from common.model import JobState
 from common.profile import JobProfile
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Preempt, Resize, Start
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
-from coordinator.policies.systems.afs import (
-    LEASE_S,
+from coordinator.policies.dividing.worker_shares import (
     Share,
     base_shares,
     beats_by_gain,
@@ -22,6 +20,8 @@ from coordinator.policies.systems.afs import (
     share_by_throughput,
     share_out,
 )
+from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.systems.afs import LEASE_S
 from tests.builders import (
     NOW_S,
     make_job_view,
@@ -168,6 +168,25 @@ def test_with_more_jobs_than_gpus_the_longest_waits_and_says_why() -> None:
     [hold] = policy("afs").hold(snapshot, b"")
     assert hold.job_id == "j8"
     assert "too few GPUs" in hold.blockers[0]
+
+
+@pytest.mark.parametrize(
+    ("left_s", "saves", "stopped"),
+    [(30.0, False, True), (50.0, False, False), (50.0, True, True), (110.0, True, False)],
+)
+def test_a_shorter_job_stops_one_only_for_more_than_that_has_to_make_up(
+    left_s: float, saves: bool, stopped: bool
+) -> None:
+    """100 s left and 60 s to lose: whoever is to go first needs less than 40 s, so that the mean
+    of both is better; with nothing to lose less than 100 s is enough."""
+    placed = [make_worker_view("long", 0, "n0", gpus=8)]
+    view = make_job_view(
+        "long", state=JobState.RUNNING, gpus_per_worker=8, placed=placed, remaining_work_s=100.0
+    )
+    long = replace(view, as_of_s=NOW_S, lost_if_preempted_gpu_s=480.0, saves_when_asked=saves)
+    short = make_job_view("short", gpus_per_worker=8, remaining_work_s=left_s)
+    found = policy("afs").allocate(one_node(long, short), b"").decisions
+    assert [type(each) for each in found] == ([Preempt, Start] if stopped else [])
 
 
 def test_who_had_its_turn_goes_behind_those_that_had_none() -> None:

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Allocation, Preempt, Resize
+from coordinator.policies.placing.vectors import Vector, wanted
 from coordinator.policies.snapshot import TenantView
-from coordinator.policies.systems.vectors import Vector, wanted
 from tests.builders import NOW_S
 from tests.policies.machines import cell, decide, job, machine, started
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from common.model import GpuRequest, JobId, JobState, Mode, NodeName, NodeRole, Preemptibility
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Loan, Recommend, Resize, Start
-from coordinator.policies.loans.loaning import balance, lendable
+from coordinator.policies.loans.loaning import balance, lendable, loan_limit
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView, ServiceView
 from tests.builders import (
     NOW_S,
@@ -353,12 +353,11 @@ def test_no_gang_waits_that_a_loan_would_start(snapshot: ClusterSnapshot) -> Non
     """Where nothing is lent, all the spare nodes together would not let one more job start."""
     if loans(snapshot):
         return
-    spare = {
-        node.name
-        for service in snapshot.services
-        if (have := balance(snapshot, service)).spare
-        for node in lendable(snapshot, service, have)[: have.spare]
-    }
+    spare: set[NodeName] = set()
+    for service in snapshot.services:
+        have = balance(snapshot, service)
+        nodes = lendable(snapshot, service, have)
+        spare |= {node.name for node in nodes[: loan_limit(have, nodes)]}
     _, without = put(handed_over(snapshot, set()))
     _, with_all = put(handed_over(snapshot, spare))
     assert with_all <= without

@@ -20,7 +20,7 @@ from tests.builders import (
     make_snapshot,
     make_worker_view,
 )
-from tests.policies.test_safety import Ledger
+from tests.policies.safety import Ledger
 from tests.strategies import snapshots
 
 

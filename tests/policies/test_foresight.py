@@ -114,7 +114,9 @@ def test_no_node_is_lent_that_nobody_may_hold() -> None:
     """A base gang that no loan is known to outlive wants no loan."""
     nodes = [make_node_view(f"s{number}", role=NodeRole.SERVING) for number in range(6)]
     long = make_job_view("long", gpus_per_worker=8, remaining_work_s=90_000.0)
-    snapshot = make_snapshot(nodes=nodes, jobs=[long], services=[make_service_view(load=25.0)])
+    season, samples = noon_and_midnight()
+    view = replace(make_service_view(capacity_per_node=15.0, load=samples), season=season)
+    snapshot = make_snapshot(nodes=nodes, jobs=[long], services=[view], now_s=samples[-1].at_s)
     assert policy("foresight").lend(snapshot) == ()
     assert policy("aryl").lend(snapshot) != ()
 
@@ -132,7 +134,8 @@ def test_a_short_service_gets_its_nodes_back(mode: Mode) -> None:
 
 def test_whoever_waits_is_told_what_keeps_it_away() -> None:
     """Both that loans end too early and for whom nodes are kept are among a job's blockers."""
-    now_s = 1_000_000.0
+    season, samples = noon_and_midnight()
+    now_s = samples[-1].at_s
     lent, busy = make_cluster({"l1": {}, "n2": {"base": 8}})
     lent = [lent[0], *make_cluster({"n1": {}, "n2": {"base": 8}}, role=NodeRole.TRAINING)[0]]
     gang = make_job_view(
@@ -145,9 +148,8 @@ def test_whoever_waits_is_told_what_keeps_it_away() -> None:
     late = make_job_view(
         "late", gpus_per_worker=8, remaining_work_s=90_000.0, submitted_at_s=now_s - 5.0
     )
-    snapshot = make_snapshot(
-        nodes=lent, jobs=[*busy, gang, late], services=[make_service_view(load=0.0)], now_s=now_s
-    )
+    view = replace(make_service_view(capacity_per_node=1.0, load=samples), season=season)
+    snapshot = make_snapshot(nodes=lent, jobs=[*busy, gang, late], services=[view], now_s=now_s)
     told = {
         str(hold.job_id): " ".join(hold.blockers)
         for hold in policy("foresight").hold(snapshot, b"")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from common.model import JobState
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Preempt, Start
+from coordinator.policies.foresight_claims import AGED_S, NARROW
+from coordinator.policies.passes import Rules
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
 from tests.builders import (
     NOW_S,
@@ -144,47 +147,75 @@ def test_flexible_workers_use_claimed_nodes() -> None:
     assert [placement.node for placement in resize.added] == ["n1"]  # type: ignore[union-attr]
 
 
-def play(name: str, *, hours: float, step_s: float = 60.0) -> float:
-    """How long a gang of three nodes waits on four, while jobs of one node come for ever.
+class Contest(Struct, frozen=True, kw_only=True):
+    """One job that needs many whole nodes, while jobs of one node come for ever.
 
-    One comes every 20 minutes and runs for an hour, so three of the four nodes are always busy.
+    every_s, short_s: how often one of them comes, and how long it runs. gang_s, workers: of the
+    job that waits. step_s: time between two passes.
     """
-    jobs = {
-        f"j{number}": (number * 1200.0, 3600.0) for number in range(int(hours * 3600.0 / 1200.0))
+
+    nodes: int
+    every_s: float
+    short_s: float
+    gang_s: float
+    workers: int
+    asked_at_s: float
+    step_s: float
+
+    def bound_s(self, *, ratio: float, stretch: float) -> float:
+        """The longest wait by the bound that the module states, to the next pass."""
+        ages_s = max(AGED_S, stretch * self.gang_s * (NARROW if self.workers == 1 else 1.0))
+        return max(self.short_s / ratio, ages_s) + self.short_s + self.step_s
+
+
+WIDE = Contest(
+    nodes=4, every_s=1200.0, short_s=3600.0, gang_s=7200.0, workers=3, asked_at_s=7300.0, step_s=120
+)
+"""Three of four nodes are always busy."""
+
+
+def play(name: str, contest: Contest, *, until_s: float) -> float:
+    """How long the job waits under a policy; without end if it does not start in time."""
+    step_s = contest.step_s
+    coming = {
+        f"j{number}": number * contest.every_s for number in range(int(until_s / contest.every_s))
     }
     ends: dict[str, tuple[str, float]] = {}
-    asked_at_s = 7300.0
     at_s = 0.0
-    while at_s < hours * 3600.0:
+    while at_s < until_s:
         ends = {job: held for job, held in ends.items() if held[1] > at_s}
-        nodes: list[NodeView] = []
-        views: list[JobView] = []
-        for index in range(4):
-            held_by = next((job for job, held in ends.items() if held[0] == f"n{index}"), None)
-            if held_by is None:
-                nodes.append(make_node_view(f"n{index}"))
-                continue
-            node, view = running(held_by, f"n{index}", ends[held_by][1] - at_s)
-            nodes.append(node)
-            views.append(view)
-        for job, (came_s, runtime_s) in list(jobs.items()):
-            if came_s <= at_s:
-                view = waiting(job, runtime_s=runtime_s)
-                views.append(replace(view, submitted_at_s=came_s))
-        if asked_at_s <= at_s:
-            wide = waiting("gang", runtime_s=7200.0, workers=3)
-            views.append(replace(wide, submitted_at_s=asked_at_s))
+        nodes, views = _now(contest, ends, at_s)
+        for job, came_s in coming.items():
+            if came_s > at_s:
+                break
+            views.append(replace(waiting(job, runtime_s=contest.short_s), submitted_at_s=came_s))
+        if contest.asked_at_s <= at_s:
+            gang = waiting("gang", runtime_s=contest.gang_s, workers=contest.workers)
+            views.append(replace(gang, submitted_at_s=contest.asked_at_s))
         snapshot = make_snapshot(nodes=nodes, jobs=views, now_s=at_s)
         for decision in policy(name).allocate(snapshot, b"").decisions:
             assert isinstance(decision, Start)
             if decision.job_id == "gang":
-                return at_s - asked_at_s
-            ends[decision.job_id] = (
-                decision.placements[0].node,
-                at_s + jobs.pop(decision.job_id)[1],
-            )
+                return at_s - contest.asked_at_s
+            del coming[decision.job_id]
+            ends[decision.job_id] = (decision.placements[0].node, at_s + contest.short_s)
         at_s += step_s
     return float("inf")
+
+
+def _now(
+    contest: Contest, ends: dict[str, tuple[str, float]], at_s: float
+) -> tuple[list[NodeView], list[JobView]]:
+    on = {node: job for job, (node, _) in ends.items()}
+    nodes, views = list[NodeView](), list[JobView]()
+    for name in (f"n{index}" for index in range(contest.nodes)):
+        if name in on:
+            node, view = running(on[name], name, ends[on[name]][1] - at_s)
+            nodes.append(node)
+            views.append(view)
+        else:
+            nodes.append(make_node_view(name))
+    return nodes, views
 
 
 @pytest.mark.slow
@@ -193,7 +224,28 @@ def test_no_gang_waits_longer_than_the_bound() -> None:
 
     With shortest first alone it waits for ever: one of its three nodes is always taken again.
     """
-    longest_s, step_s = 3600.0, 120.0
-    bound_s = longest_s / RATIO + longest_s + step_s
-    assert play(CLAIMING, hours=14.0, step_s=step_s) <= bound_s
-    assert play("aryl", hours=14.0, step_s=step_s) == float("inf")
+    assert play(CLAIMING, WIDE, until_s=50_400.0) <= WIDE.bound_s(ratio=RATIO, stretch=0.0)
+    assert play("aryl", WIDE, until_s=50_400.0) == float("inf")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "contest",
+    [
+        structs.replace(WIDE, gang_s=600.0),
+        Contest(
+            nodes=1, every_s=50.0, short_s=50.0, gang_s=60.0, workers=1, asked_at_s=100.0, step_s=50
+        ),
+    ],
+    ids=["wide", "one worker"],
+)
+def test_the_bound_holds_for_foresight_as_it_is_shipped(contest: Contest) -> None:
+    """A job waits 2 R or 30 times its length (300 times with one worker), whichever is the larger,
+    and R more, with R as above: no longer, and no less than half of it."""
+    rules = policy("foresight").knobs
+    assert isinstance(rules, Rules)
+    bound_s = contest.bound_s(ratio=rules.claim_ratio, stretch=rules.claim_stretch)
+    waited_s = play("foresight", contest, until_s=contest.asked_at_s + bound_s + contest.step_s)
+    assert 0.5 * bound_s <= waited_s <= bound_s
+    later_s = contest.asked_at_s + 2.0 * bound_s
+    assert play("foresight:claim_ratio=0", contest, until_s=later_s) == float("inf")

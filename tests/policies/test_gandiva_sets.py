@@ -20,7 +20,7 @@ from common.model import (
 from coordinator.engine.settings import EngineSettings
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Start
-from coordinator.policies.systems.gandiva.division import Class, Division, NodeSet
+from coordinator.policies.placing.node_sets import Class, Division, NodeSet
 from coordinator.sim.cluster import NodeSpec
 from coordinator.sim.simulation import Simulation, Submission
 from tests.builders import NOW_S

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 from common.model import NodeRole
 from coordinator.policies.decisions import Placement
 from coordinator.policies.index import JobSorter, NodeSorter, index_of
-from coordinator.policies.loans.demand import Demand, Unmet
+from coordinator.policies.loans.covering import Unmet
+from coordinator.policies.loans.demand import Demand
 from coordinator.policies.placement import Room
 from coordinator.policies.snapshot import ClusterSnapshot, Index, JobView, NodeView
 from tests.builders import make_cluster, make_snapshot

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from common.model import Mode, NodeName, NodeRole, Preemptibility
 from coordinator.policies.bundles import policy
@@ -119,6 +120,22 @@ def test_all_reasons_are_named_not_the_first() -> None:
     for text in ("mode observe", "400 s to come home", "never measured", "min_serving is 3",
                  "hold-off", "no job"):  # fmt: skip
         assert any(text in reason for reason in reasons), (text, reasons)
+
+
+def test_a_node_is_told_that_others_which_came_home_keep_it() -> None:
+    """As many nodes are within their hold-off as are spare: none of the others goes instead."""
+    snapshot = cell(load=15.0)
+    home = NOW_S - 20.0
+    nodes = [
+        replace(node, serving_since_s=home) if node.name == "n3" else node
+        for node in snapshot.nodes
+    ]
+    (reason,) = why(replace(snapshot, nodes=tuple(nodes)))
+    assert reason == (
+        "1 of chat are spare, and 1 became ready less than 60 s ago: until their hold-off is over, "
+        "no other one goes instead"
+    )
+    assert not policy("aryl").lend(replace(snapshot, nodes=tuple(nodes)))
 
 
 def test_a_node_that_is_next_is_told_so_and_others_who_goes_first() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import Struct
 
+from common.errors import ConfigError
 from coordinator.policies.bundles import POLICIES, policy
 from coordinator.policies.decisions import Allocation
 from coordinator.policies.knob_text import knobs
@@ -33,13 +34,74 @@ def test_every_default_can_be_written_as_it_is_shown(name: str) -> None:
 def test_values_say_kind_and_limits() -> None:
     """Of numbers, choices, switches, lists, and what may be nothing."""
     found = {(name, knob.name): knob.values for name in POLICIES for knob in knobs(POLICIES[name])}
-    assert found["las", "round_s"] == "number > 0 and <= 1e+09"
-    assert found["pollux", "population"] == "whole number >= 1"
+    assert found["las", "round_s"] == "number >= 0.001 and <= 1e+09"
+    assert found["pollux", "population"] == "whole number >= 1 and <= 10000"
     assert found["aryl", "lend_quantile"] == "number >= 0 and <= 1, null"
     assert found["aryl", "is_strict"] == "true, false"
     assert found["tiresias", "limits"].endswith("; several with / between")
     assert found["las", "spare"] == "fair, even"
     assert all(found.values())
+
+
+NUMBERS = [
+    (name, knob.name) for name in sorted(POLICIES) for knob in knobs(POLICIES[name])
+    if "number" in knob.values
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "knob"), NUMBERS)
+def test_no_number_is_endless_or_none_at_all(name: str, knob: str) -> None:
+    """Whatever its type says: a pass that compares with NaN or waits for ever decides nothing."""
+    for value in ("inf", "-inf", "nan", "1e999"):
+        with pytest.raises(ConfigError, match=f"^policy {name}: {knob}={value}: "):
+            policy(f"{name}:{knob}={value}")
+
+
+def test_every_number_says_from_where_on_it_makes_sense() -> None:
+    """A knob without a lower limit would take a negative time, weight or count."""
+    found = [(name, knob) for name in POLICIES for knob in knobs(POLICIES[name])]
+    open_ended = {
+        (name, knob.name)
+        for name, knob in found
+        if "number" in knob.values and ">" not in knob.values
+    }
+    assert not open_ended
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("tetris:srtf_weight=-1", "srtf_weight=-1: Expected `float` >= 0"),
+        ("tetris:remote_ratio=1.1", "remote_ratio=1.1: Expected `float` <= 1"),
+        ("gandiva:slice_s=1e-9", "slice_s=1e-9: Expected `float` >= 0.001"),
+        ("pollux:power=-51", "power=-51: Expected `float` >= -50"),
+        ("pollux:population=10001", "population=10001: Expected `int` <= 10000"),
+        ("tiresias:pack_limit=2", "pack_limit=2: Expected `float` <= 1"),
+        ("tiresias-gittins:history=0", "history=0: Expected `int` >= 1"),
+        ("tiresias:limits=5/-3", "limits=5/-3: Expected `float` > 0"),
+        ("tiresias:limits=5/inf", "limits=5/inf: expected a finite number"),
+        ("themis:seed=-1", "seed=-1: Expected `int` >= 0"),
+        ("fifo:is_strict=maybe", "is_strict=maybe: .*; expected true or false"),
+        ("aryl:reclaim=cost:reclaim=random", "reclaim is turned twice"),
+        ("aryl:reclaim=cost:reclaim=cost", "reclaim is turned twice"),
+    ],
+)
+def test_a_value_outside_its_limits_is_refused_by_name(text: str, said: str) -> None:
+    """Policy, knob, value and limit; the same knob twice is a mistake and no order of two."""
+    with pytest.raises(ConfigError, match=f"^policy {text.partition(':')[0]}: {said}"):
+        policy(text)
+
+
+def test_a_knob_behind_a_comma_is_told_where_knobs_stand() -> None:
+    """A comma parts policies, so `aryl:a=1,b=2` reads `b=2` as a policy."""
+    with pytest.raises(ConfigError, match=r"'resize_cost_s=0' is no policy; .* with a colon"):
+        policy("resize_cost_s=0")
+
+
+def test_every_knob_says_what_it_is() -> None:
+    """Also one that a policy's knobs have from the type that they build on."""
+    found = [(name, knob) for name in POLICIES for knob in knobs(POLICIES[name])]
+    assert not {(name, knob.name) for name, knob in found if not knob.says}
 
 
 def test_notes_are_those_of_the_source_alone_or_of_several_knobs() -> None:

@@ -6,11 +6,13 @@ from functools import cache
 from math import cos, pi
 
 import pytest
+from hypothesis import given, settings
 from msgspec.structs import replace
 
 from common.model import JobState, NodeRole
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Start
+from coordinator.policies.loans.lifetime import longest_runtime_s
 from coordinator.policies.loans.seasonal import DAY_S, Season
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
 from tests.builders import (
@@ -20,6 +22,7 @@ from tests.builders import (
     make_snapshot,
     make_worker_view,
 )
+from tests.strategies import snapshots
 
 MIDNIGHT_S = 10 * DAY_S
 HOUR_S = 3600.0
@@ -62,6 +65,24 @@ def lent_node(name: str, *jobs: str) -> NodeView:
     """A lent node with a base worker of 8 GPUs of each job."""
     workers = [make_worker_view(job, 0, name, gpus=8) for job in jobs]
     return make_node_view(name, role=NodeRole.ON_LOAN, gpu_type="H100", workers=workers)
+
+
+def half_held(count: int, *, hours_left: float) -> tuple[list[JobView], list[NodeView]]:
+    """So many jobs that run, and the lent nodes of which each holds half of one."""
+    jobs, nodes = list[JobView](), list[NodeView]()
+    for number in range(count):
+        worker = make_worker_view(f"old{number}", 0, f"l{number}", gpus=4)
+        job = make_job_view(
+            f"old{number}",
+            state=JobState.RUNNING,
+            gpus_per_worker=4,
+            remaining_work_s=hours_left * HOUR_S,
+            placed=[worker],
+        )
+        jobs.append(job)
+        role, name = NodeRole.ON_LOAN, f"l{number}"
+        nodes.append(make_node_view(name, role=role, gpu_type="H100", workers=[worker]))
+    return jobs, nodes
 
 
 def starts(snapshot: ClusterSnapshot, name: str = ONLY_LIFETIMES) -> list[str]:
@@ -139,11 +160,61 @@ def test_loans_outlive_what_nodes_are_taken_back_for() -> None:
     assert 1 <= len(careful) < len(gentle)
 
 
-@pytest.mark.parametrize(("count", "is_started"), [(0.9, True), (3.0, False)])
-def test_an_unknown_day_trusts_no_loan_for_long(count: float, *, is_started: bool) -> None:
-    """Before the first day was seen, base workers stay an hour at most by what they may take."""
-    snapshot = cell([hours("job", count)], [lent_node("l1")], season=Season())
-    assert bool(starts(snapshot)) == is_started
+@settings(max_examples=80, deadline=None)
+@given(snapshot=snapshots())
+def test_an_unknown_day_forbids_nothing(snapshot: ClusterSnapshot) -> None:
+    """Before the first day was seen, a pass decides to the last worker as without lifetimes."""
+    assert all(service.season == Season() for service in snapshot.services)
+    for name in ("aryl", "foresight"):
+        free, limited = (policy(f"{name}:lifetime_quantile={q}") for q in ("null", "0.9"))
+        assert limited.allocate(snapshot, b"") == free.allocate(snapshot, b"")
+        assert limited.lend(snapshot) == free.lend(snapshot)
+
+
+@pytest.mark.parametrize("count", [0.9, 3.0, 90.0])
+def test_before_the_first_day_a_job_of_any_length_may_run_on_lent_nodes(count: float) -> None:
+    """Beside others that end sooner and on nodes that nobody holds, like any job of `aryl`."""
+    old, half = half_held(3, hours_left=1.0)
+    new = [
+        make_job_view(f"new{number}", gpus_per_worker=4, remaining_work_s=count * HOUR_S)
+        for number in range(3)
+    ]
+    snapshot = cell([*old, *new], half, season=Season())
+    assert starts(snapshot) == starts(snapshot, "aryl") == ["new0", "new1", "new2"]
+
+
+def test_to_hold_a_node_for_longer_takes_no_more_nodes_now() -> None:
+    """Nine nodes are held for half an hour; about half of them may be held until six all the same.
+
+    Until then no more nodes are away than anyway, and afterwards as many as can stay away.
+    """
+    old, held = half_held(9, hours_left=0.5)
+    new = [
+        make_job_view(f"new{number}", gpus_per_worker=4, remaining_work_s=5.8 * HOUR_S)
+        for number in range(9)
+    ]
+    assert 3 <= len(starts(cell([*old, *new], held))) <= 5
+
+
+@pytest.mark.parametrize(
+    ("source", "longest_s"),
+    [
+        ("live progress", 1120.0),
+        ("length of its pre-run", 1120.0),
+        ("progress of an earlier attempt", 1120.0),
+        ("declared", 1120.0),
+        ("history of 5 runs", 1120.0),
+        ("median of 4 jobs of this size", 3120.0),
+        ("an earlier attempt that outlived the estimate (declared)", 3120.0),
+        ("recovered from a node's ledger", 3120.0),
+        ("default", 3120.0),
+    ],
+)
+def test_only_a_guess_is_taken_for_longer_than_it_says(source: str, longest_s: float) -> None:
+    """Of 1,000 s that were measured or declared a loan must outlive 1,000 s and a start; of a guess
+    three times as much."""
+    job = replace(make_job_view("job", remaining_work_s=1000.0), estimate_source=source)
+    assert longest_runtime_s(job, "H100", job.as_of_s) == longest_s
 
 
 def test_flexible_workers_use_any_lent_node() -> None:

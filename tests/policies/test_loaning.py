@@ -140,6 +140,16 @@ def test_a_node_that_became_ready_is_held_off() -> None:
     assert lent(serving(3, since_s=NOW_S - 599.0), service) == []
 
 
+def test_no_node_goes_in_the_place_of_one_that_is_held_off() -> None:
+    """A service that has just got nodes back keeps as many of what is spare, whichever they are."""
+    service = make_service_view(load=5.0, hold_off_s=600.0)  # one node needed
+    home = make_node_view("home", role=NodeRole.SERVING, serving_since_s=NOW_S)
+    assert lent([*serving(1), home], service) == []
+    assert lent([*serving(2), home], service) == ["n0"]
+    later = make_node_view("home", role=NodeRole.SERVING, serving_since_s=NOW_S - 600.0)
+    assert lent([*serving(1), later], service) == ["n0"]
+
+
 def test_only_what_can_come_back_in_time_is_lent() -> None:
     """TTL, grace, device and warm-up together must fit into the reclaim deadline."""
     nodes = serving(3)

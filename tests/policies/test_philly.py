@@ -12,8 +12,7 @@ from common.model import JobId, JobState, NodeName, Preemptibility
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Allocation, Preempt, Start
 from coordinator.policies.floor import Floor
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView, TenantView
-from coordinator.policies.systems.locality import (
+from coordinator.policies.placing.locality import (
     ANYWHERE,
     FEWEST_SERVERS,
     ONE_RACK,
@@ -21,6 +20,7 @@ from coordinator.policies.systems.locality import (
     part,
     whole,
 )
+from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView, TenantView
 from coordinator.policies.systems.philly import Attempted, Knobs
 from coordinator.policies.waits import FAIR_SHARE, FRAGMENTATION
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view

@@ -9,7 +9,7 @@ from common.model import JobState, NodeName, NodeRole, Preemptibility
 from coordinator.policies.bundles import POLICIES
 from coordinator.policies.decisions import Preempt, Start
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
-from coordinator.policies.systems.preemptive import by_least_left, remaining_service, remaining_time
+from coordinator.policies.systems.preemptive import remaining_service, remaining_time
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.strategies import snapshots
 
@@ -138,7 +138,7 @@ def test_a_waiting_job_is_told_what_it_lacks() -> None:
 @given(snapshot=snapshots())
 def test_nobody_is_stopped_in_vain(snapshot: ClusterSnapshot) -> None:
     """Each victim had GPUs on a node where its named beneficiary starts in the same pass."""
-    decisions = by_least_left(snapshot, remaining_time)
+    decisions = POLICIES["srtf"].allocate(snapshot, b"").decisions
     starts = {decision.job_id: decision for decision in decisions if isinstance(decision, Start)}
     for decision in decisions:
         if isinstance(decision, Preempt):
@@ -150,25 +150,32 @@ def test_nobody_is_stopped_in_vain(snapshot: ClusterSnapshot) -> None:
 
 @often
 @given(snapshot=snapshots())
-def test_victims_have_more_left_than_their_beneficiaries(snapshot: ClusterSnapshot) -> None:
-    """Within a priority nobody is stopped for a job with more left; a lower one never gains."""
-    for decision in by_least_left(snapshot, remaining_service):
-        if not isinstance(decision, Preempt):
-            continue
-        victim = job_of(snapshot, decision.job_id)
-        for name in decision.beneficiary.split(", "):
-            taker = job_of(snapshot, name)
-            assert taker.priority >= victim.priority
-            if taker.priority == victim.priority:
-                now_s = snapshot.now_s
-                assert remaining_service(taker, now_s) <= remaining_service(victim, now_s)
+def test_victims_have_more_left_than_a_beneficiary(snapshot: ClusterSnapshot) -> None:
+    """Who is stopped makes room for one of a higher priority, or of its own with no more left; who
+    else takes what it leaves over may have more."""
+    for decision in POLICIES["srsf"].allocate(snapshot, b"").decisions:
+        if isinstance(decision, Preempt):
+            victim = service_rank(snapshot, job_of(snapshot, decision.job_id))
+            takers = (job_of(snapshot, name) for name in decision.beneficiary.split(", "))
+            assert min(service_rank(snapshot, taker) for taker in takers) <= victim
+
+
+def service_rank(snapshot: ClusterSnapshot, job: JobView) -> tuple[int, float]:
+    """Where `srsf` sees a job."""
+    return -job.priority, remaining_service(job, snapshot.now_s)
+
+
+def test_what_a_victim_leaves_over_may_go_to_one_with_more_left() -> None:
+    """A long job starts on what a shorter one was stopped for and does not need."""
+    snapshot = cluster({"runs": ("n0", 8, 100.0)}, {"short": (2, 10.0), "long": (4, 1000.0)})
+    assert (stopped(snapshot), started(snapshot)) == (["runs"], ["short", "long"])
 
 
 @often
 @given(snapshot=snapshots())
 def test_gangs_are_whole_and_fit(snapshot: ClusterSnapshot) -> None:
     """Starts are whole base gangs, on GPUs that are free or vacated in the same pass."""
-    decisions = by_least_left(snapshot, remaining_time)
+    decisions = POLICIES["srtf"].allocate(snapshot, b"").decisions
     free: dict[NodeName, int] = {node.name: node.free_gpus for node in snapshot.nodes}
     training = {node.name for node in snapshot.nodes if node.role == NodeRole.TRAINING}
     for decision in decisions:

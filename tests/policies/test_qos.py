@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,19 +11,18 @@ from msgspec import structs
 from common.model import JobState
 from common.profile import JobProfile
 from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Decision, Resize, Start
-from coordinator.policies.snapshot import JobView
-from coordinator.policies.systems.qos.predict import (
+from coordinator.policies.deadlines.predict import (
     MODELS_KEPT,
     Memory,
     Prediction,
     Sample,
-    decoded,
-    encoded,
     fit,
     key_of,
     refitted,
 )
+from coordinator.policies.decisions import Decision, Preempt, Resize, Start
+from coordinator.policies.recall import recalled
+from coordinator.policies.snapshot import JobView
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
 
 EXACT = "qos:margin=1"
@@ -113,7 +113,7 @@ def test_step_times_are_learned_by_model() -> None:
     first = measured(view("a", 100.0, None, placed=1, model="m"), 1, 3.0)
     memory = refitted(Memory(), [first])
     memory = refitted(memory, [measured(first, 2, 2.0)])
-    memory = decoded(encoded(memory))
+    memory = recalled(msgspec.msgpack.encode(memory), Memory)
     fresh = view("b", 300.0, None, model="m")
     found = Prediction(fresh, memory.steps, NOW_S, 1.0)
     assert found.source == "step times of 2 sizes"
@@ -170,6 +170,32 @@ def test_a_job_whose_neighbours_go_lets_more_in() -> None:
     large = view("a", 800.0, 100.0)
     small = [view("b", 400.0, 101.0), view("c", 400.0, 102.0)]
     assert set(decide(large, *small)) == {"b", "c"}
+
+
+def test_a_long_job_that_runs_gives_way_to_a_short_one() -> None:
+    """Either can be in time, not both: who leaves more GPU-time to others is, though it waits."""
+    long, short = view("a", 8000.0, 1200.0, placed=8), view("b", 80.0, 12.0, workers=(8, 8))
+    stop, start = decide(long, short).values()
+    assert (type(stop), type(start)) == (Preempt, Start)
+
+
+def test_work_that_a_stop_would_throw_away_counts_for_who_runs() -> None:
+    """The same job with a day of unsaved work goes on: stopping it would not give time free."""
+    long = structs.replace(
+        view("a", 8000.0, 1200.0, workers=(8, 8), placed=8),
+        lost_if_preempted_gpu_s=86_400.0,
+        attained_gpu_s=86_400.0,
+    )
+    assert decide(long, view("b", 80.0, 12.0, workers=(8, 8))) == {}
+
+
+def test_a_job_without_time_to_spare_is_not_given_up() -> None:
+    """A margin of 1.2 would need nine of eight workers: eight are in time if all goes well, and a
+    job without a deadline waits for them."""
+    jobs = (view("a", 800.0, 105.0), view("b", 1e6, None))
+    found = decide(*jobs, text="qos:margin=1.2")
+    assert started(found["a"]) == 8
+    assert list(found) == ["a"]
 
 
 def test_a_hopeless_job_runs_on_what_is_left() -> None:

@@ -12,10 +12,10 @@ from common.clock import SystemClock
 from common.model import JobState, Pool
 from common.profile import JobProfile
 from coordinator.policies.bundles import policy
+from coordinator.policies.deadlines.promises import Book
+from coordinator.policies.deadlines.shares import Claim, Piece
 from coordinator.policies.decisions import Allocation, Reject, Start
 from coordinator.policies.snapshot import JobView
-from coordinator.policies.systems.qos.promises import Book
-from coordinator.policies.systems.qos.shares import Claim, Piece
 from coordinator.sim.run import Run, play
 from coordinator.sim.runtime import Saves
 from coordinator.sim.stage import RunOptions

@@ -7,7 +7,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.policies.systems.qos.shares import (
+from coordinator.policies.deadlines.shares import (
     GUARD_S,
     Claim,
     Piece,

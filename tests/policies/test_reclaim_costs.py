@@ -40,6 +40,7 @@ def ran(job: JobView, *, run_s: float, saved_s_ago: float | None, left_s: float 
         as_of_s=NOW_S,
         unsaved_gpus=gpus,
         lost_if_preempted_gpu_s=age_s * gpus,
+        has_saved=saved_s_ago is not None,
         remaining_work_s=left_s * len(job.placed),
         work_rate=len(job.placed),
     )

@@ -9,7 +9,14 @@ from msgspec.structs import replace
 
 from common.model import JobState, NodeName, NodeRole, Preemptibility
 from coordinator.policies.placement import Room
-from coordinator.policies.scaling import Share, give_back, share_flexible, shares_of, work_on
+from coordinator.policies.scaling import (
+    Share,
+    give_back,
+    share_flexible,
+    shares_of,
+    that_may_grow,
+    work_on,
+)
 from coordinator.policies.snapshot import JobView, NodeView
 from tests.builders import (
     make_job_view,
@@ -287,3 +294,16 @@ def test_a_job_never_grows_where_its_rules_forbid() -> None:
     lent = make_node_view("l1", role=NodeRole.ON_LOAN)
     shares, _ = phase_2([*nodes_of({"n1": 1}, [job]), lent], [job])
     assert counts(shares) == {"a": 1}
+
+
+def test_only_pools_in_which_somebody_can_grow_are_shared_anew() -> None:
+    """Full jobs beside one that is not may have to shrink for it; those of another type may not."""
+    full = running("full", workers=(1, 2), on=["n", "n"], gpu_type="V100")
+    short = running("short", workers=(1, 2), on=["n"], gpu_type="V100")
+    other = running("other", workers=(1, 2), on=["n", "n"], gpu_type="T4")
+    snapshot = make_snapshot(jobs=[full, other, short])
+    shares = shares_of(snapshot.jobs, now_s=0.0)
+    found = that_may_grow(snapshot, shares, [short], [])
+    assert [share.job.job_id for share in found] == ["full", "short"]
+    assert list(shares.made) == ["full", "short"]
+    assert that_may_grow(snapshot, shares, [], []) == []

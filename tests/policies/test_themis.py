@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from common.model import JobId, JobState, NodeRole
+from common.model import JobId, JobState, NodeRole, Preemptibility
 from common.profile import JobProfile
+from coordinator.policies.auctions.leases import Memory
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Allocation, Placement, Preempt, Resize, Start
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
-from coordinator.policies.systems.themis.arbiter import Memory
 from tests.builders import (
     NOW_S,
     make_job_view,
@@ -163,6 +163,67 @@ def test_leases_end_together_for_a_gang_that_found_too_little() -> None:
     assert leases == {JobId("late"): NOW_S + 900.0, JobId("over"): NOW_S + 900.0}
     at_the_meeting = cluster({"n1": 2, "n2": 2}, [late, over, gang], now_s=NOW_S + 900.0)
     assert started(patient.allocate(at_the_meeting, found.memory)) == {"gang": 2}
+
+
+def test_leases_end_together_for_no_more_than_a_gang_needs() -> None:
+    """Of four leases the next two to end make room; the others go on, so that leases stay apart."""
+    patient = policy("themis:patience=1")
+    holders = [
+        running(waiting(f"h{number}", gpus=2), [f"n{number}"], started_s_ago=1100.0 - 100 * number)
+        for number in range(4)
+    ]
+    gang = replace(waiting("gang", gpus=2, workers=(2, 2)), submitted_at_s=NOW_S - 1300.0)
+    snapshot = cluster({f"n{number}": 2 for number in range(4)}, [*holders, gang])
+    memory = msgspec.msgpack.decode(patient.allocate(snapshot, b"").memory, type=Memory)
+    assert memory.meets_at_s == pytest.approx(NOW_S + 200.0)
+    assert sorted(memory.leases.values()) == pytest.approx(
+        [NOW_S + 100.0, NOW_S + 200.0, NOW_S + 300.0, NOW_S + 400.0]
+    )
+    first = cluster({f"n{n}": 2 for n in range(4)}, [*holders, gang], now_s=NOW_S + 100.0)
+    again = patient.allocate(first, msgspec.msgpack.encode(memory))
+    leases = msgspec.msgpack.decode(again.memory, type=Memory).leases
+    assert leases[JobId("h0")] == pytest.approx(NOW_S + 200.0)
+
+
+def test_leases_do_not_meet_where_that_would_make_no_room() -> None:
+    """Room on two nodes is none for workers that need a whole one."""
+    patient = policy("themis:patience=1")
+    small = running(waiting("small", gpus=1), ["n1"], started_s_ago=300.0)
+    fixed = replace(
+        running(waiting("fixed", gpus=1), ["n2"], started_s_ago=300.0),
+        preemptibility=Preemptibility.NON,
+    )
+    whole = replace(waiting("whole", gpus=2, workers=(2, 2)), submitted_at_s=NOW_S - 1300.0)
+    found = patient.allocate(cluster({"n1": 2, "n2": 2}, [small, fixed, whole]), b"")
+    assert msgspec.msgpack.decode(found.memory, type=Memory).meets_at_s == 0.0
+
+
+def test_a_gang_that_waited_too_long_goes_first() -> None:
+    """Where there is room for it nobody who came since has its GPUs, whatever chance says."""
+    gang = waiting("gang", gpus=1, workers=(4, 4), waited_s=8 * 1200.0)
+    crowd = [waiting(f"j{number:02d}", waited_s=60.0) for number in range(30)]
+    for seed in range(1, 9):
+        found = policy(f"themis:f=0:seed={seed}").allocate(cluster({"n1": 5}, [gang, *crowd]), b"")
+        assert started(found)["gang"] == 4
+    patient = policy("themis:f=0:patience=1000")
+    assert "gang" not in started(patient.allocate(cluster({"n1": 5}, [gang, *crowd]), b""))
+
+
+def test_leases_of_one_pass_differ_where_they_are_told_to() -> None:
+    """Half a lease to one and a half with `spread=1`, each apart from those before it."""
+    jobs = [waiting(f"j{number}") for number in range(8)]
+    snapshot = cluster({"n1": 8}, jobs)
+    made = policy("themis:spread=1")
+
+    def ends(allocation: Allocation) -> list[float]:
+        leases = msgspec.msgpack.decode(allocation.memory, type=Memory).leases
+        return [end_s - NOW_S for end_s in leases.values()]
+
+    found = ends(made.allocate(snapshot, b""))
+    assert len(set(found)) == 8
+    assert all(600.0 <= length_s <= 1800.0 for length_s in found)
+    assert ends(made.allocate(snapshot, b"")) == found
+    assert set(ends(THEMIS.allocate(snapshot, b""))) == {1200.0}
 
 
 def test_what_everybody_paid_is_given_away_in_the_end() -> None:

@@ -177,7 +177,7 @@ def test_the_last_queue_is_by_first_start() -> None:
     ("text", "said"),
     [
         ("tiresias:limits=7200/3600", "ascend"),
-        ("tiresias:limits=0", "above 0"),
+        ("tiresias:limits=0", "> 0"),
         ("tiresias:limits=a/b", "limits=a/b"),
         ("tiresias:promote=0", "promote"),
         ("tiresias:mixes_units=true", "line=entry"),
@@ -187,14 +187,14 @@ def test_the_last_queue_is_by_first_start() -> None:
     ],
 )
 def test_knobs_that_make_no_sense_are_refused(text: str, said: str) -> None:
-    """The error names the knob and what was expected."""
-    with pytest.raises(ConfigError, match=said):
+    """The error names the policy, the knob and what was expected."""
+    with pytest.raises(ConfigError, match=f"^policy {text.partition(':')[0]}: .*{said}"):
         policy(text)
 
 
 def test_a_list_is_written_with_slashes() -> None:
     """`limits=3600/14400` are three queues, `limits=` is one."""
-    knobs = policy("tiresias:limits=3600/14400:promote=inf").knobs
+    knobs = policy("tiresias:limits=3600/14400:promote=null").knobs
     assert knobs == TiresiasKnobs(limits=(3600.0, 14400.0))
     assert policy("tiresias:limits=").knobs == TiresiasKnobs(limits=())
 

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from math import inf
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
 from common.model import JobId, JobState
-from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Preempt
-from coordinator.policies.snapshot import ClusterSnapshot
-from coordinator.policies.systems.tiresias.policy import TiresiasKnobs
-from coordinator.policies.systems.tiresias.queues import (
+from coordinator.policies.attained.queues import (
     Line,
     QueueKnobs,
     QueueMemory,
     Queues,
     gang_gpus,
 )
+from coordinator.policies.bundles import policy
+from coordinator.policies.decisions import Preempt
+from coordinator.policies.snapshot import ClusterSnapshot
+from coordinator.policies.systems.tiresias.policy import TiresiasKnobs
 from tests.builders import NOW_S
 from tests.served import cell, changed
 from tests.served import served_job as job
@@ -168,7 +166,7 @@ numbers = st.floats(0.0, 20_000.0)
 def queue_knobs(draw: st.DrawFn) -> QueueKnobs:
     """Up to three limits, with or without promotions."""
     limits = draw(st.sets(st.integers(1, 150).map(lambda n: 100.0 * n), max_size=3))
-    promote = draw(st.sampled_from((0.5, 1.0, 8.0, inf)))
+    promote = draw(st.sampled_from((0.5, 1.0, 8.0, None)))
     line = draw(st.sampled_from((Line.FIRST_START, Line.RUNNING, Line.ENTRY)))
     return QueueKnobs(limits=tuple(sorted(limits)), promote=promote, line=line)
 
@@ -217,12 +215,12 @@ def test_a_wait_is_bounded_by_promotion(
     queues = Queues(knobs, snapshot, QueueMemory())
     if queues.number(waits) == 0:
         return
-    ran_s = served / gang_gpus(waits)
-    assert waited_s < knobs.promote * ran_s
     wake_at_s = queues.wake_at_s([], [waits])
-    if knobs.promote == inf:
+    if knobs.promote is None:
         assert wake_at_s is None
         return
+    ran_s = served / gang_gpus(waits)
+    assert waited_s < knobs.promote * ran_s
     assert wake_at_s == pytest.approx(NOW_S - waited_s + knobs.promote * ran_s)
     assert wake_at_s is not None
     then = Queues(knobs, cell([waits], n0=1, now_s=wake_at_s), queues.memory)

@@ -7,8 +7,10 @@ themselves and look as far as the return of a node takes.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import combinations
+from operator import attrgetter
 from statistics import median
 
 from coordinator.policies.snapshot import LoadSample
@@ -16,6 +18,8 @@ from coordinator.policies.snapshot import LoadSample
 SLOPE_WINDOW_S = 1800.0
 SLOPE_SAMPLES_MAX = 32
 DAY_S = 86_400.0
+
+_AT_S = attrgetter("at_s")
 
 
 def slope_per_s(samples: Sequence[LoadSample], *, window_s: float = SLOPE_WINDOW_S) -> float:
@@ -25,7 +29,7 @@ def slope_per_s(samples: Sequence[LoadSample], *, window_s: float = SLOPE_WINDOW
     """
     if not samples:
         return 0.0
-    recent = [sample for sample in samples if sample.at_s >= samples[-1].at_s - window_s]
+    recent = samples[_first_at(samples, samples[-1].at_s - window_s) :]
     step = -(-len(recent) // SLOPE_SAMPLES_MAX)
     thinned = recent[::-1][::step]  # from the newest, which must be among them
     slopes = [
@@ -38,7 +42,13 @@ def slope_per_s(samples: Sequence[LoadSample], *, window_s: float = SLOPE_WINDOW
 
 def peak_between(samples: Sequence[LoadSample], from_s: float, to_s: float) -> float | None:
     """Highest load measured in a closed span; None when nothing was measured in it."""
-    return max((s.load for s in samples if from_s <= s.at_s <= to_s), default=None)
+    found = samples[_first_at(samples, from_s) : bisect_right(samples, to_s, key=_AT_S)]
+    return max([sample.load for sample in found], default=None)
+
+
+def _first_at(samples: Sequence[LoadSample], at_s: float) -> int:
+    """Number of the first sample of an instant or later; they come in order of time."""
+    return bisect_left(samples, at_s, key=_AT_S)
 
 
 def forecast_peak(samples: Sequence[LoadSample], *, now_s: float, horizon_s: float) -> float | None:

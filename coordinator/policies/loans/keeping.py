@@ -7,7 +7,14 @@ from math import inf
 
 from common.model import Mode, NodeName, NodeRole
 from coordinator.policies.loans.demand import Demand
-from coordinator.policies.loans.loaning import Balance, balance, numbers, rest_left_s
+from coordinator.policies.loans.loaning import (
+    Balance,
+    balance,
+    lendable,
+    loan_limit,
+    numbers,
+    rest_left_s,
+)
 from coordinator.policies.snapshot import ClusterSnapshot, NodeView, ServiceView
 
 
@@ -93,7 +100,23 @@ def _of_service(snapshot: ClusterSnapshot, service: ServiceView, have: Balance) 
         found.append(f"the load of {name} was last measured {ago_s:.0f} s ago, so it is unknown")
     if have.spare == 0:
         found.append(_why_none_spare(service, have))
+    else:
+        found += _why_all_held_off(snapshot, service, have)
     return tuple(found)
+
+
+def _why_all_held_off(
+    snapshot: ClusterSnapshot, service: ServiceView, have: Balance
+) -> tuple[str, ...]:
+    """That nodes which just came home keep the others: none goes in the place of one of them."""
+    rested = lendable(snapshot, service, have)
+    if not rested or loan_limit(have, rested):
+        return ()
+    held_count = len(have.longest_serving) - len(rested)
+    return (
+        f"{have.spare} of {service.name} are spare, and {held_count} became ready less than "
+        f"{service.hold_off_s:g} s ago: until their hold-off is over, no other one goes instead",
+    )
 
 
 def _why_none_spare(service: ServiceView, have: Balance) -> str:

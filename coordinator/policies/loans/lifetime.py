@@ -5,12 +5,13 @@ sections 4 and 6). But the load of a day is known before: by quantile, so many n
 can stay away until one instant, and fewer until a later one. A base gang may go to lent nodes only
 while at no instant before its end more of them are held by base workers than can stay away until
 then. Which node is held does not matter, as a reclaim takes those that nobody holds. Flexible
-workers go home without a preemption, and may use any.
+workers go home without a preemption, and may use any. What is not known forbids nothing: until the
+load's day was seen, base workers may go to any lent node, as without this rule.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from math import inf
 
@@ -18,15 +19,12 @@ from common.model import JobId
 from coordinator.policies.loans.loaning import nodes_for
 from coordinator.policies.loans.seasonal import BIN_S, LEADS
 from coordinator.policies.placement import Room
-from coordinator.policies.reclaim.costs import LATE_RATIOS
 from coordinator.policies.scaling import work_on
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, ServiceView
+from coordinator.policies.sources import late_ratio
 
 SLACK_S = 120.0
 """A job must be over so long before its node is wanted: starts and restarts take time."""
-
-UNKNOWN_LIFETIME_S = 3600.0
-"""How long a loan is trusted to last by default while nothing is known of the load's day."""
 
 SPANS_S = tuple(
     hours * 3600.0
@@ -51,8 +49,9 @@ def base_runtime_s(job: JobView, gpu_type: str, now_s: float) -> float:
 
 def longest_runtime_s(job: JobView, gpu_type: str, now_s: float) -> float:
     """The same, if the estimate is as far off as its source may be, and with time to start."""
-    late_ratio = 1.0 if job.estimate_source in LATE_RATIOS else GUESS_RATIO
-    return late_ratio * base_runtime_s(job, gpu_type, now_s) + SLACK_S
+    is_guess = late_ratio(job.estimate_source) is None
+    ratio = GUESS_RATIO if is_guess else 1.0
+    return ratio * base_runtime_s(job, gpu_type, now_s) + SLACK_S
 
 
 class _Loans:
@@ -64,40 +63,39 @@ class _Loans:
 
     def __init__(self, held_s: dict[int, float], away: Sequence[int], kinds: set[str]) -> None:
         self.kinds = kinds
-        self._held_s = held_s
+        self._order = sorted(held_s, key=lambda place: (-held_s[place], place))
+        self._ends_s = sorted(held_s.values())
         self._away = away
         self._known: dict[float, int] = {}
 
     def barred(self, runtime_s: float) -> int:
         """Places that a job of a running time must leave alone.
 
-        It may use nodes that are held as long anyway, and of the others, those held longest first,
-        as many as can stay away beside all that are held. Whatever its running time, it may use
-        the first so many in this one order: jobs of one pass therefore need not be told of each
-        other, since together they hold no more than the one that may use most.
+        All places stand in one order, those held longest first. A job may use the first so many
+        of them: those that are held as long anyway, and of the others as many as can stay away
+        beside these. To hold a node for longer takes no more nodes until its present holders end.
+        The longer a job runs, the fewer it may use of this one order: jobs of one pass therefore
+        need not be told of each other, since together they hold at any instant no more than those
+        held anyway, or than can stay away.
         """
         if runtime_s not in self._known:
-            self._known[runtime_s] = self._barred(runtime_s)
+            barred = self._order[self._usable(runtime_s) :]
+            self._known[runtime_s] = sum(1 << place for place in barred)
         return self._known[runtime_s]
 
-    def _barred(self, runtime_s: float) -> int:
-        shorter = sorted(
-            (-held_s, place) for place, held_s in self._held_s.items() if held_s < runtime_s
-        )
-        if not shorter:
-            return 0
-        return sum(1 << place for _, place in shorter[self.open_for(runtime_s) :])
+    def is_open_for(self, runtime_s: float) -> bool:
+        """Whether one more node, that nobody holds, can be held so long."""
+        return self._usable(runtime_s) > len(self._ends_s) - bisect_right(self._ends_s, 0.0)
 
-    def open_for(self, runtime_s: float) -> int:
-        """How many more nodes can be held so long."""
-        least, since_s, ends = inf, 0.0, sorted(self._held_s.values())
+    def _usable(self, runtime_s: float) -> int:
+        """How many places of the order: the least of any instant until then."""
+        least, held = inf, 0
         for span_s, away in zip(SPANS_S, self._away, strict=True):
-            held = len(ends) - bisect_right(ends, since_s)
-            least = min(least, away - held)
+            held = len(self._ends_s) - bisect_left(self._ends_s, min(span_s, runtime_s))
+            least = min(least, max(away, held))
             if span_s >= runtime_s:
                 break
-            since_s = span_s
-        return max(0, int(least))
+        return int(least)
 
 
 class Lifetimes:
@@ -106,7 +104,6 @@ class Lifetimes:
     Args:
         q: quantile of the load that loans are to outlive.
         lend_q: quantile by which nodes are taken back, a little ahead; None: without one.
-        unknown_s: how long a loan is trusted to last where the load's day is not known yet.
     """
 
     def __init__(
@@ -116,13 +113,11 @@ class Lifetimes:
         *,
         q: float,
         lend_q: float | None,
-        unknown_s: float,
     ) -> None:
         self._snapshot = snapshot
         self._room = room
         self._q = q
         self._lend_q = lend_q
-        self._unknown_s = unknown_s
         self._made: list[_Loans] | None = None
 
     def barred(self, job: JobView) -> int:
@@ -136,7 +131,7 @@ class Lifetimes:
     def may_use_loans(self, job: JobView) -> bool:
         """Whether some service has nodes that can stay away for as long as the job runs."""
         return any(
-            loans.open_for(self._runtime_s(job, loans)) > 0
+            loans.is_open_for(self._runtime_s(job, loans))
             for loans in self._loans()
             if any(job.accepts(kind) for kind in loans.kinds)
         )
@@ -210,15 +205,13 @@ class Lifetimes:
         margin = self._margin(service)
         was_seen = season.seen_ahead(int(now_s // BIN_S)) == inf
         away: list[int] = []
-        for span_s, horizon_s, quantile in zip(SPANS_S, horizons_s, peaks, strict=True):
+        for horizon_s, quantile in zip(horizons_s, peaks, strict=True):
             peak = quantile
             if peak is None and was_seen:
                 level = season.expected(now_s=now_s, horizon_s=horizon_s)
                 peak = None if level is None else level + CAUTION * season.scale
-            if peak is not None:
-                away.append(len(own) - nodes_for(service, peak + margin, len(own)))
-            elif span_s <= self._unknown_s:
+            if peak is None:
                 away.append(len(own))  # as without foresight: only the reclaim looks ahead
             else:
-                away.append(0)
+                away.append(len(own) - nodes_for(service, peak + margin, len(own)))
         return away

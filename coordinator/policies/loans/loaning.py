@@ -8,13 +8,15 @@ counts too, so a dip lends nothing; to reclaim, only last value and forecast cou
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from math import ceil, inf
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from common.model import NodeRole
 from coordinator.policies.loans.forecast import forecast_peak, peak_between
+from coordinator.policies.service_nodes import nodes_of
 from coordinator.policies.snapshot import ClusterSnapshot, NodeView, ServiceView
 
 
@@ -22,6 +24,7 @@ class Balance(Struct, frozen=True, kw_only=True):
     """What a service has and needs, in nodes.
 
     ready: serving and not cordoned. coming: on their way home.
+    longest_serving: those ready that tell since when, the longest first.
     forecast_load: None when nothing was measured.
     horizon_s: how far the forecast looks: a return and one loan period.
     needed: below that, nodes are reclaimed. needed_to_lend: above that, nodes are lent.
@@ -29,6 +32,7 @@ class Balance(Struct, frozen=True, kw_only=True):
 
     ready: tuple[NodeView, ...]
     coming: tuple[NodeView, ...]
+    longest_serving: tuple[NodeView, ...]
     forecast_load: float | None
     horizon_s: float
     needed: int
@@ -47,22 +51,19 @@ class Balance(Struct, frozen=True, kw_only=True):
 
 def balance(snapshot: ClusterSnapshot, service: ServiceView) -> Balance:
     """What a service has and needs now."""
-    name = service.name
-    own = [node for node in snapshot.nodes if node.service == name]
-    usable = [node for node in own if not node.is_drained_by_operator]
-    serving = NodeRole.SERVING  # a name of its own: members of an enum are slow to look up
-    away = [node for node in usable if node.role != serving]
+    own = nodes_of(snapshot, service.name)
     horizon_s = service.return_s + service.loan_period_s
     forecast = _foreseen(service, now_s=snapshot.now_s, horizon_s=horizon_s)
     recent = peak_between(service.load, snapshot.now_s - service.loan_period_s, snapshot.now_s)
-    needed = nodes_for(service, forecast or 0.0, len(own))
+    needed = nodes_for(service, forecast or 0.0, own.count)
     return Balance(
-        ready=tuple([node for node in usable if node.role == serving]),
-        coming=tuple([node for node in away if _is_coming(node)]),
+        ready=own.ready,
+        coming=own.coming,
+        longest_serving=own.longest_serving,
         forecast_load=forecast,
         horizon_s=horizon_s,
         needed=needed,
-        needed_to_lend=max(needed, nodes_for(service, recent or 0.0, len(own))),
+        needed_to_lend=max(needed, nodes_for(service, recent or 0.0, own.count)),
     )
 
 
@@ -81,12 +82,6 @@ def _foreseen(service: ServiceView, *, now_s: float, horizon_s: float) -> float 
         if foreseen is not None:
             return foreseen
     return forecast_peak(service.load, now_s=now_s, horizon_s=horizon_s)
-
-
-def _is_coming(node: NodeView) -> bool:
-    return node.role in (NodeRole.VACATING, NodeRole.WARMING) or (
-        node.role == NodeRole.ON_LOAN and node.is_reclaimed
-    )
 
 
 def nodes_for(service: ServiceView, load: float, node_count: int) -> int:
@@ -116,14 +111,20 @@ def lendable(
     hold-off; none of a service that lends nothing now."""
     if not is_lending(snapshot, service):
         return ()
-    hold_off_s, now_s = service.hold_off_s, snapshot.now_s
-    rested = [
-        (node.serving_since_s, number, node)
-        for number, node in enumerate(have.ready)  # in order of name
-        if node.serving_since_s is not None and node.serving_since_s + hold_off_s - now_s <= 0
-    ]
-    rested.sort()
-    return tuple([node for _, _, node in rested])
+    rested = bisect_left(
+        have.longest_serving, True, key=lambda node: rest_left_s(snapshot, service, node) > 0
+    )
+    return have.longest_serving[:rested]
+
+
+def loan_limit(have: Balance, nodes: Sequence[NodeView]) -> int:
+    """How many of the nodes that could be lent may be, at most: what is spare, less those within
+    their hold-off.
+
+    A node that has just come home was wanted. If another one went in its place, the hold-off would
+    keep the node and not the service's capacity, and a small service would swap nodes for ever.
+    """
+    return max(0, min(len(nodes), have.spare - (len(have.longest_serving) - len(nodes))))
 
 
 def rest_left_s(snapshot: ClusterSnapshot, service: ServiceView, node: NodeView) -> float:

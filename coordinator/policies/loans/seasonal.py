@@ -233,11 +233,12 @@ def _asked(known: Season, place: int) -> Season:
     """
     ahead = known.seen_ahead(place + 1)
     asked: list[Test] = []
+    scale = max(known.scale, known.peak)
     for lead, bins in enumerate(LEADS):
         if bins <= ahead and place % max(1, bins // OPEN_PER_LEAD) == 0:
             said = known.expected(now_s=(place + 1) * BIN_S, horizon_s=(bins - 0.5) * BIN_S)
             if said is not None:
-                asked.append(Test(lead, place + 1, said, max(known.scale, known.peak)))
+                asked.append(Test(lead, place + 1, said, scale))
     return structs.replace(known, tests=(*known.tests, *asked))
 
 

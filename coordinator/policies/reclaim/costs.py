@@ -16,14 +16,11 @@ from statistics import median
 
 from common.model import JobId, JobState
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.sources import late_ratio
 
 RESTART_S = 63.0
 """Mean time that a preemption costs apart from lost work: to save, stop, start elsewhere and load
 (Lyra, EuroSys'23, section 7.5, measured on its testbed)."""
-
-LATE_RATIOS = {"live progress": 1.25, "history": 2.0, "declared": 1.5}
-"""How many times its estimate a job may take and still be waited for, by the estimate's source.
-What is not named here is a guess, and nobody waits for it."""
 
 LEAST_WAIT_S = 5.0
 """A job at its very end still has to report; less than this is not waited."""
@@ -62,7 +59,7 @@ class Costs:
         gpus = _gpus(job)
         lost_gpu_s = job.lost_gpu_s(self._now_s)
         age_s = self._silent_age_s
-        if age_s is not None and _is_silent(job, self._now_s):
+        if age_s is not None and _is_silent(job):
             lost_gpu_s = min(lost_gpu_s, age_s * job.unsaved_gpus)
         return lost_gpu_s + gpus * (RESTART_S + self._requeue_wait_s(job))
 
@@ -72,7 +69,7 @@ class Costs:
         ages = [
             job.lost_gpu_s(self._now_s) / job.unsaved_gpus
             for job in self._snapshot.jobs
-            if job.unsaved_gpus and not _is_silent(job, self._now_s)
+            if job.unsaved_gpus and not _is_silent(job)
         ]
         return median(ages) if ages else None
 
@@ -106,10 +103,7 @@ class Costs:
         job = self._jobs.get(job_id)
         if job is None or job.state not in (JobState.RUNNING, JobState.RESIZING):
             return None
-        ratio = next(
-            (late for name, late in LATE_RATIOS.items() if job.estimate_source.startswith(name)),
-            None,
-        )
+        ratio = late_ratio(job.estimate_source)
         workers = job.work_rate or sum(1 for worker in job.placed if not worker.is_leaving)
         if ratio is None or not workers:
             return None
@@ -120,12 +114,9 @@ def _gpus(job: JobView) -> int:
     return sum(worker.gpus for worker in job.placed if not worker.is_leaving)
 
 
-def _is_silent(job: JobView, now_s: float) -> bool:
+def _is_silent(job: JobView) -> bool:
     """Whether all that its attempt has done would be lost: it has verified no checkpoint."""
-    if job.started_at_s is None or not job.unsaved_gpus:
-        return False
-    ran_gpu_s = job.unsaved_gpus * (now_s - job.started_at_s)
-    return job.lost_gpu_s(now_s) >= ran_gpu_s * (1 - 1e-9) - 1e-6
+    return job.started_at_s is not None and bool(job.unsaved_gpus) and not job.has_saved
 
 
 def prices(costs: Costs, model: CostModel, job_ids: Iterable[JobId]) -> dict[JobId, float]:

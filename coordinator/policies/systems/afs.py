@@ -1,138 +1,38 @@
-"""AFS: elastic sharing that weighs shortness against efficiency, pair by pair.
+"""AFS: elastic sharing that weighs shortness against efficiency, pair by pair (`worker_shares`).
 
-AFS-L knows how long jobs are, AFS-P does not (Hwang et al., NSDI'21, "Elastic Resource Sharing for
-Distributed Deep Learning", section 4; the rules as its author's simulator has them). A greedy rule
-is too sure that what it gives away comes back, so two jobs are compared as if it never did. The
-unit is one worker, the first share a whole base gang. Must not know the engine.
+AFS-L knows how long jobs are, AFS-P does not (Hwang et al., NSDI'21, section 4). Their base gangs
+come first, in an order that counts what a stop would throw away; the papers' jobs lose nothing.
+Must not know the engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from heapq import heapify, heappop, heappush
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 from msgspec import Struct, field
 
-from common.model import JobId, JobState, NonNegativeInt, PositiveFloat
+from common.model import JobId, JobState, NonNegativeInt
 from coordinator.policies.blockers import Hold
-from coordinator.policies.decisions import Allocation
+from coordinator.policies.decisions import Allocation, earliest
+from coordinator.policies.dividing.worker_shares import (
+    Share,
+    base_shares,
+    beats_by_gain,
+    beats_by_length,
+    share_by_throughput,
+    share_out,
+)
 from coordinator.policies.floor import Floor, pools
 from coordinator.policies.granting import Grant, carry_out
+from coordinator.policies.knob_types import Period
 from coordinator.policies.policy import NoKnobs, Parts, joint
+from coordinator.policies.recall import recalled
+from coordinator.policies.setbacks import keeps_gang, loss_s, told
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 
 LEASE_S = 7200.0
-
-
-class Share(Struct):
-    """A job and the workers that it has been given so far."""
-
-    job: JobView
-    left_s: float
-    """Worker-seconds left."""
-    workers: int = 0
-
-    @property
-    def rate(self) -> float:
-        """Speed at its present share."""
-        return self.job.rate(self.workers) if self.workers else 0.0
-
-    @property
-    def gain(self) -> float:
-        """Speed that one worker more adds."""
-        return self.job.rate(self.workers + 1) - self.rate
-
-    @property
-    def remaining_s(self) -> float:
-        """Running time left at its present share."""
-        return self.left_s / self.rate
-
-    def may_grow(self, gpus: int) -> bool:
-        """Whether one worker more fits its range and what is left, and makes it faster."""
-        job = self.job
-        return self.workers < job.workers.max and job.gpus_per_worker <= gpus and self.gain > 0
-
-
-Wins = Callable[[Share, Share], bool]
-"""Whether the second one takes the place of the first as candidate for the next worker."""
-
-
-def beats_by_length(candidate: Share, other: Share) -> bool:
-    """AFS-L: the shorter one takes it if its relative gain now exceeds what the longer one's is.
-
-    With l the one with less running time left at its present share, h the other:
-    (p_l(n+1) - p_l(n)) / p_l(n) > (p_h(n+1) - p_h(n)) / p_h(n+1).
-    """
-    is_shorter = (other.remaining_s, other.job.job_id) < (
-        candidate.remaining_s,
-        candidate.job.job_id,
-    )
-    low, high = (other, candidate) if is_shorter else (candidate, other)
-    low_wins = low.gain / low.rate > high.gain / (high.rate + high.gain)
-    return low_wins == is_shorter
-
-
-def beats_by_gain(random: np.random.Generator) -> Wins:
-    """AFS-P: who would win even if it were the longer one; chance where neither would."""
-
-    def beats(candidate: Share, other: Share) -> bool:
-        if (other.rate + other.gain) / other.gain <= candidate.rate / candidate.gain:
-            return True
-        if (candidate.rate + candidate.gain) / candidate.gain <= other.rate / other.gain:
-            return False
-        return bool(random.random() < 0.5)
-
-    return beats
-
-
-def base_shares(jobs: Sequence[JobView], gpus: int, now_s: float) -> tuple[list[Share], int]:
-    """A base gang each, in this order, skipping what does not fit; and the GPUs left."""
-    shares: list[Share] = []
-    for job in jobs:
-        need = job.workers.min * job.gpus_per_worker
-        if need <= gpus:
-            gpus -= need
-            shares.append(Share(job=job, left_s=job.work_left_s(now_s), workers=job.workers.min))
-    return shares, gpus
-
-
-def share_out(shares: Sequence[Share], gpus: int, wins: Wins) -> None:
-    """Give one worker after the other to whoever is left of all pairwise comparisons."""
-    while True:
-        growing = [share for share in shares if share.may_grow(gpus)]
-        if not growing:
-            return
-        candidate = growing[0]
-        for other in growing[1:]:
-            if wins(candidate, other):
-                candidate = other
-        candidate.workers += 1
-        gpus -= candidate.job.gpus_per_worker
-
-
-def share_by_throughput(shares: Sequence[Share], gpus: int) -> None:
-    """Lyra's cut-down AFS (EuroSys'23, section 7.4): always the most throughput per GPU."""
-
-    def value(share: Share) -> float:
-        # Relative to its base gang, so that the units of profiles do not matter.
-        return share.gain / (share.job.workers.min * share.job.gpus_per_worker)
-
-    queue = [(-value(share), place) for place, share in enumerate(shares) if share.may_grow(gpus)]
-    heapify(queue)
-    while queue:
-        _, place = heappop(queue)
-        share = shares[place]
-        if not share.may_grow(gpus):
-            continue
-        share.workers += 1
-        gpus -= share.job.gpus_per_worker
-        if share.may_grow(gpus):
-            heappush(queue, (-value(share), place))
-
-
-# --- the policies ---------------------------------------------------------------------------
 
 
 def _grants(shares: Sequence[Share], why: str) -> list[Grant]:
@@ -151,11 +51,13 @@ def _known(snapshot: ClusterSnapshot, *, is_exact: bool) -> Allocation:
     floor, now_s = Floor(snapshot), snapshot.now_s
     grants: list[Grant] = []
     for pool in pools(snapshot, floor):
+        # Whoever is stopped for a shorter one has its loss to make up as well: for the mean of both
+        # it makes room only where what it has left exceeds the other's by more than that.
         ordered = sorted(
             pool.jobs,
             key=lambda job: (
                 not is_exact and job.state == JobState.PENDING,
-                job.runtime_s(job.workers.min, now_s),
+                job.runtime_s(job.workers.min, now_s) - loss_s(job, now_s),
                 job.job_id,
             ),
         )
@@ -189,7 +91,7 @@ class UnknownKnobs(Struct, frozen=True, kw_only=True):
     seed: of the choice between two jobs of which neither would surely win.
     """
 
-    lease_s: PositiveFloat = LEASE_S
+    lease_s: Period = LEASE_S
     seed: NonNegativeInt = 0
 
 
@@ -209,7 +111,7 @@ def _turns(knobs: UnknownKnobs, snapshot: ClusterSnapshot, memory: _Memory) -> d
 
 
 def _unknown(knobs: UnknownKnobs, snapshot: ClusterSnapshot, blob: bytes) -> Allocation:
-    memory = msgspec.msgpack.decode(blob, type=_Memory) if blob else _Memory()
+    memory = recalled(blob, _Memory)
     turns = _turns(knobs, snapshot, memory)
     random = np.random.default_rng([knobs.seed, memory.passes])
     floor = Floor(snapshot)
@@ -218,6 +120,7 @@ def _unknown(knobs: UnknownKnobs, snapshot: ClusterSnapshot, blob: bytes) -> All
     def rank(job: JobView) -> tuple[object, ...]:
         first_s = job.first_started_at_s
         return (
+            not keeps_gang(job, snapshot.now_s),
             turns[job.job_id].count,
             first_s is None,
             first_s or 0.0,
@@ -230,14 +133,25 @@ def _unknown(knobs: UnknownKnobs, snapshot: ClusterSnapshot, blob: bytes) -> All
         share_out(shares, gpus, beats_by_gain(random))
         grants += _grants(shares, "fewest turns first, then efficiency")
     plan = carry_out(snapshot, grants, floor=floor)
-    ends_s = [turn.ends_at_s for turn in turns.values() if turn.ends_at_s is not None]
     kept = _Memory(turns=turns, passes=memory.passes + 1)
-    wakes_s = [*ends_s, *([plan.wake_at_s] if plan.wake_at_s is not None else [])]
     return Allocation(
         decisions=plan.decisions,
         memory=msgspec.msgpack.encode(kept),
-        wake_at_s=min(wakes_s, default=None),
+        wake_at_s=earliest(plan.wake_at_s, *(turn.ends_at_s for turn in turns.values())),
     )
+
+
+def _told(
+    knobs: UnknownKnobs, snapshot: ClusterSnapshot, blob: bytes, job_id: JobId
+) -> tuple[str, ...]:
+    """How many turns a job had, and until when it has its present one."""
+    turn = _turns(knobs, snapshot, recalled(blob, _Memory)).get(job_id)
+    if turn is None or turn.ends_at_s is None:
+        return ()
+    job = next(job for job in snapshot.jobs if job.job_id == job_id)
+    left_s = turn.ends_at_s - snapshot.now_s
+    said = f"it had {turn.count} turns before this one, which ends in {left_s:.0f} s"
+    return (said, *told(job, snapshot.now_s))
 
 
 def _held(snapshot: ClusterSnapshot, started: Allocation) -> tuple[Hold, ...]:
@@ -275,6 +189,7 @@ POLICIES = (
         knobs=UnknownKnobs(),
         allocate=_unknown,
         hold=lambda knobs, snapshot, memory: _held(snapshot, _unknown(knobs, snapshot, memory)),
+        tell=_told,
         parts=Parts(
             order="fewest leases, then first start",
             size="pairwise by efficiency, chance where open",

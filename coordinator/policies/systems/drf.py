@@ -21,17 +21,17 @@ from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Allocation, Placement
 from coordinator.policies.floor import Floor, is_movable, present_workers
 from coordinator.policies.granting import Grant, carry_out
-from coordinator.policies.policy import Parts, joint
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
-from coordinator.policies.systems.vectors import (
+from coordinator.policies.placing.vectors import (
     NEVER,
     Bins,
     Vector,
     dominant,
-    lines_by_tenant,
     wanted,
     weights_of,
 )
+from coordinator.policies.policy import Parts, joint
+from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
+from coordinator.policies.tenants.lines import lines
 
 
 class DrfKnobs(Struct, frozen=True, kw_only=True):
@@ -81,25 +81,25 @@ class Filling:
         self.used[job.tenant] = self.used.get(job.tenant, Vector()).plus(one, workers)
 
     def _fill(self) -> None:
-        lines = lines_by_tenant(self._snapshot)
-        while lines:
-            tenant = min(lines, key=lambda tenant: (self.share(tenant), tenant))
-            job = lines[tenant][0]
+        waiting = lines(self._snapshot)
+        while waiting:
+            tenant = min(waiting, key=lambda tenant: (self.share(tenant), tenant))
+            job = waiting[tenant][0]
             if self._start(job):
-                lines[tenant].pop(0)
+                waiting[tenant].pop(0)
             elif self._bins.never(job):
                 self.held.append((job, NEVER))
-                lines[tenant].pop(0)
+                waiting[tenant].pop(0)
             else:
                 first = f"its base gang does not fit; {tenant} has a share of"
                 self.held.append((job, f"{first} {self.share(tenant):.3f}"))
                 self.held += [
                     (other, f"behind {job.job_id} of its tenant, which does not fit")
-                    for other in lines[tenant][1:]
+                    for other in waiting[tenant][1:]
                 ]
-                lines[tenant] = []
-            if not lines[tenant]:
-                del lines[tenant]
+                waiting[tenant] = []
+            if not waiting[tenant]:
+                del waiting[tenant]
 
     def _start(self, job: JobView) -> bool:
         for makes_room in (False, True):

@@ -12,24 +12,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated
 
 import msgspec
-from msgspec import Meta, Struct, field
+from msgspec import Struct, field
 
 from common.model import JobId, JobState
 from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Allocation
+from coordinator.policies.dividing.time_shares import Gang, Spare, least_worst_finish, max_min
 from coordinator.policies.floor import Floor, consolidated, is_movable
 from coordinator.policies.granting import Grant, Plan, carry_out
+from coordinator.policies.knob_types import Period, Seconds
 from coordinator.policies.policy import Parts, Policy, joint
+from coordinator.policies.recall import recalled
+from coordinator.policies.setbacks import keeps_gang, told
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
-from coordinator.policies.systems.time_shares import Gang, Spare, least_worst_finish, max_min
 
 EARLY_S = 1e-6
 """A round is over so much before its end: sums of instants are not exact."""
 
-Seconds = Annotated[float, Meta(gt=0, le=1e9)]
 Solve = Callable[[Sequence[Gang], float, Spare], list[float]]
 
 
@@ -37,9 +38,9 @@ class RoundKnobs(Struct, frozen=True, kw_only=True):
     """round_s: length of a round. solve_s: the program is solved again after so long at the
     earliest, and only when jobs came or went. spare: which of its optima is taken."""
 
-    round_s: Seconds = 360.0
+    round_s: Period = 360.0
     spare: Spare = Spare.FAIR
-    solve_s: Annotated[float, Meta(ge=0, le=1e9)] = 1000.0
+    solve_s: Seconds = 1000.0
 
 
 class Turn(Struct, array_like=True):
@@ -71,14 +72,6 @@ class Rounds(Struct):
     is_stale: bool = True
     is_awaited: bool = False
     turns: dict[JobId, Turn] = field(default_factory=dict[JobId, Turn])
-
-
-def read(memory: bytes) -> Rounds:
-    """From bytes; those of another policy are none of ours."""
-    try:
-        return msgspec.msgpack.decode(memory, type=Rounds)
-    except msgspec.MsgspecError:
-        return Rounds()
 
 
 class RoundPass:
@@ -167,11 +160,15 @@ class RoundPass:
     # --- a round --------------------------------------------------------------------------------
 
     def ranked(self) -> list[JobView]:
-        """Those first that received least of what they should; of equal ones those owed most."""
+        """Those first that received least of what they should; of equal ones those owed most.
+
+        Before them stand those whose work a stop would throw away, and use up their share.
+        """
 
         def rank(job: JobView) -> tuple[float, ...]:
-            turn = self.rounds.turns[job.job_id]
-            return (-job.priority, -turn.share / turn.received_s, -turn.owed_s, -turn.share)
+            turn, keeps = self.rounds.turns[job.job_id], keeps_gang(job, self._now_s)
+            earned = (-turn.share / turn.received_s, -turn.owed_s, -turn.share)
+            return (not keeps, -job.priority, *earned)
 
         return sorted(self._snapshot.jobs, key=rank)
 
@@ -209,6 +206,15 @@ class RoundPass:
         )
         return Grant(job=job, workers=job.workers.min, reason=reason)
 
+    def due_text(self, job: JobView) -> str:
+        """What a job should have, and what it is owed."""
+        turn = self.rounds.turns[job.job_id]
+        return f"it should run {turn.share:.0%} of the time and is owed {turn.owed_s:.0f} s"
+
+    def told(self, job: JobView) -> tuple[str, ...]:
+        """How a job that runs stands."""
+        return (self.due_text(job), *told(job, self._now_s))
+
     def wake_at_s(self) -> float | None:
         """The next round, while anybody waits."""
         waiting = (job for job in self._snapshot.jobs if job.state == JobState.PENDING)
@@ -222,7 +228,7 @@ def allocate(
     solve: Solve, knobs: RoundKnobs, snapshot: ClusterSnapshot, memory: bytes
 ) -> Allocation:
     """One pass: nothing, or a round."""
-    turn = RoundPass(knobs, solve, snapshot, read(memory))
+    turn = RoundPass(knobs, solve, snapshot, recalled(memory, Rounds))
     decisions = turn.plan().decisions if turn.is_due else ()
     wake_at_s = turn.wake_at_s()
     return Allocation(
@@ -234,7 +240,7 @@ def hold(
     solve: Solve, knobs: RoundKnobs, snapshot: ClusterSnapshot, memory: bytes
 ) -> tuple[Hold, ...]:
     """Why each job that waits is not among those of the present round."""
-    turn = RoundPass(knobs, solve, snapshot, read(memory))
+    turn = RoundPass(knobs, solve, snapshot, recalled(memory, Rounds))
     if turn.is_due:
         return turn.plan().holds
     at_s = turn.rounds.begun_at_s + knobs.round_s
@@ -242,14 +248,21 @@ def hold(
         Hold(
             job_id=job.job_id,
             blockers=(
-                f"the next round begins in {max(0.0, at_s - snapshot.now_s):.0f} s; it should run "
-                f"{turn.rounds.turns[job.job_id].share:.0%} of the time and is owed "
-                f"{turn.rounds.turns[job.job_id].owed_s:.0f} s",
+                f"the next round begins in {max(0.0, at_s - snapshot.now_s):.0f} s; "
+                f"{turn.due_text(job)}",
             ),
         )
         for job in turn.ranked()
         if job.state == JobState.PENDING
     )
+
+
+def tell(
+    solve: Solve, knobs: RoundKnobs, snapshot: ClusterSnapshot, memory: bytes, job_id: JobId
+) -> tuple[str, ...]:
+    """What part of the time a job should run, and how far it is from that."""
+    turn = RoundPass(knobs, solve, snapshot, recalled(memory, Rounds))
+    return next((turn.told(job) for job in snapshot.jobs if job.job_id == job_id), ())
 
 
 def _rounds(name: str, description: str, solve: Solve, order: str) -> Policy:
@@ -259,6 +272,7 @@ def _rounds(name: str, description: str, solve: Solve, order: str) -> Policy:
         knobs=RoundKnobs(round_s=120.0) if name == "las" else RoundKnobs(),
         allocate=partial(allocate, solve),
         hold=partial(hold, solve),
+        tell=partial(tell, solve),
         parts=Parts(order=order, size="base demand", place="fewest nodes"),
     )
 

@@ -18,20 +18,22 @@ from zlib import crc32
 import msgspec
 from msgspec import Struct
 
-from common.model import JobState, NodeName, PositiveFloat
+from common.model import JobState, NodeName
 from coordinator.policies.blockers import Hold
-from coordinator.policies.decisions import Allocation, Placement
-from coordinator.policies.floor import Floor, best_fit, present_workers
-from coordinator.policies.granting import Grant, carry_out
-from coordinator.policies.policy import Parts, joint
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
-from coordinator.policies.systems.vectors import (
+from coordinator.policies.decisions import Allocation
+from coordinator.policies.floor import Floor
+from coordinator.policies.granting import Grant, begin, carry_out, going_on
+from coordinator.policies.knob_types import Period
+from coordinator.policies.placing.vectors import (
     Vector,
     dominant,
-    lines_by_tenant,
     shares,
     weights_of,
 )
+from coordinator.policies.policy import Parts, joint
+from coordinator.policies.recall import recalled
+from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.tenants.lines import lines
 
 
 class MesosKnobs(Struct, frozen=True, kw_only=True):
@@ -40,9 +42,9 @@ class MesosKnobs(Struct, frozen=True, kw_only=True):
     hoard_s: how long accepted offers wait for the rest of a gang; ours, as Mesos has no gangs.
     """
 
-    tick_s: PositiveFloat = 1.0
-    refuse_s: PositiveFloat = 5.0
-    hoard_s: PositiveFloat = 120.0
+    tick_s: Period = 1.0
+    refuse_s: Period = 5.0
+    hoard_s: Period = 120.0
 
 
 class Memory(Struct, frozen=True):
@@ -61,13 +63,6 @@ class Memory(Struct, frozen=True):
     same_since_s: float = 0.0
 
 
-def _read(memory: bytes) -> Memory:
-    try:
-        return msgspec.msgpack.decode(memory, type=Memory)
-    except msgspec.MsgspecError:
-        return Memory()
-
-
 class Offers:
     """One allocation: what is offered to whom, and what each makes of it."""
 
@@ -75,7 +70,7 @@ class Offers:
         self._knobs = knobs
         self._snapshot = snapshot
         self._floor = Floor(snapshot)
-        self._lines = lines_by_tenant(snapshot)
+        self._lines = lines(snapshot)
         self._weights = weights_of(snapshot)
         nodes = self._floor.nodes.values()
         self._total = Vector(
@@ -170,23 +165,11 @@ class Offers:
         self.refused.setdefault(name, {}).update(dict.fromkeys(sorted(nodes), until_s))
 
     def _start(self, job: JobView) -> bool:
-        for kind in job.gpu.types or self._floor.gpu_types:
-            count = job.workers_on(kind).min
-            found = best_fit(self._floor, job, kind, count)
-            if sum(placement.worker_count for placement in found) == count:
-                self._floor.take(found, job.gpus_per_worker)
-                self.since_s.pop(job.tenant, None)
-                self._grant(job, kind, count, found)
-                return True
-        return False
-
-    def _grant(
-        self, job: JobView, kind: str, count: int, placements: tuple[Placement, ...]
-    ) -> None:
-        why = f"framework {job.tenant} takes offers of {len(placements)} nodes for it"
-        self.grants.append(
-            Grant(job=job, workers=count, gpu_type=kind, placements=placements, reason=why)
-        )
+        grant = begin(self._floor, job, f"framework {job.tenant} takes offers of nodes for it")
+        if grant is not None:
+            self.since_s.pop(job.tenant, None)
+            self.grants.append(grant)
+        return grant is not None
 
     def why_held(self) -> tuple[Hold, ...]:
         """Why each job that waits on does."""
@@ -201,18 +184,13 @@ class Offers:
 
 
 def _allocate(knobs: MesosKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
-    before, now_s = _read(memory), snapshot.now_s
+    before, now_s = recalled(memory, Memory), snapshot.now_s
     next_s = before.allocated_at_s + knobs.tick_s
     waits = any(job.state == JobState.PENDING for job in snapshot.jobs)
     if now_s < next_s:
         return Allocation(decisions=(), memory=memory, wake_at_s=next_s if waits else None)
     offers = Offers(knobs, snapshot, before)
-    running = [
-        Grant(job=job, workers=present_workers(job), reason="it runs")
-        for job in snapshot.jobs
-        if job.placed
-    ]
-    plan = carry_out(snapshot, [*running, *offers.grants])
+    plan = carry_out(snapshot, [*going_on(snapshot), *offers.grants])
     seen = _seen(snapshot)
     after = Memory(
         seen=seen,
@@ -250,7 +228,7 @@ def _wake_at_s(knobs: MesosKnobs, after: Memory, now_s: float) -> float | None:
 
 
 def _hold(knobs: MesosKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
-    return Offers(knobs, snapshot, _read(memory)).why_held()
+    return Offers(knobs, snapshot, recalled(memory, Memory)).why_held()
 
 
 POLICIES = (

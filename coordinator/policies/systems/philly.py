@@ -18,36 +18,36 @@ and only those of tenants beyond theirs, the youngest first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from math import floor as round_down
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct, structs
 
-from common.model import JobId, JobState, NodeName, PositiveFloat, Ratio
+from common.model import JobId, JobState, NodeName, Ratio
 from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Allocation
-from coordinator.policies.floor import Floor, is_movable, present_workers
-from coordinator.policies.granting import Grant, carry_out
+from coordinator.policies.floor import Floor, is_movable
+from coordinator.policies.granting import Grant, carry_out, going_on
+from coordinator.policies.placing.locality import ANYWHERE, Gang, part, whole
+from coordinator.policies.placing.tries import Patience, Try, try_at
 from coordinator.policies.policy import Parts, joint
+from coordinator.policies.recall import recalled
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
-from coordinator.policies.systems.locality import ANYWHERE, Gang, part, whole
+from coordinator.policies.tenants.lines import lines
 from coordinator.policies.tenants.tenancy import WHOLE, Tenancy, base_gpus
 from coordinator.policies.waits import FAIR_SHARE, FRAGMENTATION, Wait
 
 LEVELS = ("fewest servers of one rack", "one rack", "anywhere")
 
 
-class Knobs(Struct, frozen=True, kw_only=True):
-    """Seconds and counts; the study gives 2 to 3 minutes, 2 minutes and no number of tries.
+class Knobs(Patience, frozen=True, kw_only=True):
+    """preempt_ratio: part of the GPUs in use from which on it preempts.
 
     holders: jobs of one tenant that hold GPUs at a time.
     """
 
-    hold_s: PositiveFloat = 150.0
-    back_off_s: PositiveFloat = 120.0
-    tries: Annotated[int, Meta(ge=1)] = 3
     preempt_ratio: Ratio = 0.9
     holders: Annotated[int, Meta(ge=0)] = 1
 
@@ -57,29 +57,6 @@ class Attempted(Struct, frozen=True):
 
     since_s: float
     held: dict[NodeName, int] = {}
-
-
-_memory = msgspec.msgpack.Decoder(dict[JobId, Attempted])
-
-
-class _Age(Struct, frozen=True):
-    """Where a job is in its tries. until_s: when that changes; at the loosest level never."""
-
-    level: int
-    may_hold: bool
-    timeouts: int
-    until_s: float
-
-
-def _age(knobs: Knobs, since_s: float, now_s: float) -> _Age:
-    cycle_s = knobs.hold_s + knobs.back_off_s
-    # Half a millisecond on: whoever is woken at an instant must not miss it by rounding.
-    passed_s = now_s - since_s + 5e-4
-    cycles = round_down(passed_s / cycle_s)
-    may_hold = passed_s - cycles * cycle_s < knobs.hold_s
-    timeouts = cycles if may_hold else cycles + 1
-    ends_s = since_s + cycles * cycle_s + (knobs.hold_s if may_hold else cycle_s)
-    return _Age(min(ANYWHERE, timeouts // knobs.tries), may_hold, timeouts, ends_s)
 
 
 class _Pass:
@@ -95,55 +72,54 @@ class _Pass:
         self._tenancy = Tenancy(snapshot)
         self._quotas = _quotas(snapshot, self._tenancy)
         self._floor = Floor(snapshot)
-        self._holders: dict[str, int] = {}
+        self._holders = Counter[str]()
         self._full: set[tuple[object, ...]] = set()
         self._stuck: set[tuple[object, ...]] = set()
         self._types = self._floor.gpu_types
         self.attempted: dict[JobId, Attempted] = {}
         self.grants: list[Grant] = []
         self.victims: set[JobId] = set()
-        self.waiting: list[tuple[JobView, _Age, Attempted, bool]] = []
+        self.waiting: list[tuple[JobView, Try, Attempted, bool]] = []
         self.kinds: dict[str, list[JobId]] = {FAIR_SHARE: [], FRAGMENTATION: []}
         self.wakes: list[float] = []
-        waiting = [job for job in snapshot.jobs if job.state == JobState.PENDING]
-        before = _memory.decode(memory) if memory else {}
-        self._before = {job.job_id: before[job.job_id] for job in waiting if job.job_id in before}
-        for job in waiting:
-            self._reserve(job)
-        for job in self._in_turn(waiting):
+        self._before = recalled(memory, dict[JobId, Attempted])
+        self._lines = lines(snapshot, self._tenancy.leaf)
+        for job in snapshot.jobs:
+            if job.state == JobState.PENDING and job.job_id in self._before:
+                self._reserve(job, self._before[job.job_id])
+        for job in self._in_turn():
             self._look_at(job)
 
-    def _reserve(self, job: JobView) -> None:
+    def _try(self, tried: Attempted) -> Try:
+        return try_at(self._knobs, tried.since_s, self._snapshot.now_s)
+
+    def _reserve(self, job: JobView, tried: Attempted) -> None:
         """Keep what it holds away from the others, as far as it is still there."""
-        tried = self._before.get(job.job_id)
-        if tried is None or not tried.held:
-            return
-        free, held = self._floor.free, dict[NodeName, int]()
-        if _age(self._knobs, tried.since_s, self._snapshot.now_s).may_hold:
-            held = {name: min(gpus, free.get(name, 0)) for name, gpus in tried.held.items()}
-        for name in [name for name, gpus in held.items() if gpus]:
-            free[name] -= held[name]
-        kept = {name: gpus for name, gpus in held.items() if gpus}
+        free, kept = self._floor.free, dict[NodeName, int]()
+        if self._try(tried).may_hold:
+            there = {name: min(gpus, free.get(name, 0)) for name, gpus in tried.held.items()}
+            kept = {name: gpus for name, gpus in there.items() if gpus}
+        self._hold(kept)
         self._before[job.job_id] = structs.replace(tried, held=kept)
         if kept:  # whoever holds goes on, before others of its tenant begin to
-            leaf = self._tenancy.leaf(job)
-            self._holders[leaf] = self._holders.get(leaf, 0) + 1
+            self._holders[self._tenancy.leaf(job)] += 1
 
-    def _in_turn(self, waiting: Sequence[JobView]) -> Iterator[JobView]:
+    def _hold(self, held: Mapping[NodeName, int], sign: int = 1) -> None:
+        """GPUs are held, or with sign -1 let go."""
+        for name, gpus in held.items():
+            self._floor.free[name] -= sign * gpus
+
+    def _in_turn(self) -> Iterator[JobView]:
         """The tenant with the least of its quota in use first; it may change with each start."""
-        lines: dict[str, list[JobView]] = {}
-        for job in sorted(waiting, key=lambda j: (j.priority, -j.submitted_at_s), reverse=True):
-            lines.setdefault(self._tenancy.leaf(job), []).append(job)
+        queues = {leaf: deque(line) for leaf, line in self._lines.items()}
         used = self._tenancy.used
-        for line in lines.values():
-            line.reverse()
-        while lines:
-            leaf = min(lines, key=lambda name: (used[name] / max(1.0, self._quotas[name]), name))
+        while queues:
+            leaf = min(queues, key=lambda name: (used[name] / max(1.0, self._quotas[name]), name))
             starts = len(self.grants)
-            while lines[leaf] and len(self.grants) == starts:  # until then it stays in front
-                yield lines[leaf].pop()
-            if not lines[leaf]:
-                del lines[leaf]
+            while queues[leaf] and len(self.grants) == starts:  # until then it stays in front
+                yield queues[leaf].popleft()
+            if not queues[leaf]:
+                del queues[leaf]
 
     def _is_within(self, job: JobView) -> bool:
         leaf = self._tenancy.leaf(job)
@@ -152,17 +128,16 @@ class _Pass:
     def _look_at(self, job: JobView) -> None:
         now_s = self._snapshot.now_s
         tried = self._before.get(job.job_id, Attempted(now_s))
-        age, is_within = _age(self._knobs, tried.since_s, now_s), self._is_within(job)
+        age, is_within = self._try(tried), self._is_within(job)
         shape = (job.gpus_per_worker, job.workers, job.gpu.types, job.avoid_nodes)
         alike = (self._tenancy.leaf(job), *shape, age.level, age.may_hold, is_within)
         if alike in self._stuck and not tried.held:
             self._wait(job, age, tried, is_within=is_within)
             return
         self._floor.avoided = job.avoid_nodes
-        for name, gpus in tried.held.items():
-            self._floor.free[name] += gpus
+        self._hold(tried.held, -1)
         if not self._start(job, age.level, tried) and not self._preempt_for(job, age.level):
-            held = self._hold(job, age, tried) if is_within and age.may_hold else {}
+            held = self._acquire(job, age, tried) if is_within and age.may_hold else {}
             self._wait(job, age, Attempted(tried.since_s, held), is_within=is_within)
             self._stuck.add(alike)
         self._floor.avoided = ()
@@ -213,22 +188,18 @@ class _Pass:
             self._full = {alike for alike in self._full if alike[0] == "preempt"}
             self._stuck = set()
             if self._start(job, level, Attempted(0.0)):
-                self.victims.update(each.job_id for each in gone if not self._spare(each))
+                self.victims.update(each.job_id for each in gone if not self._goes_on(each))
                 return True
         for victim in gone:
             self._tenancy.take(victim, sum(w.gpus for w in victim.placed))
             self._floor.stay(victim.placed)
         return False
 
-    def _spare(self, victim: JobView) -> bool:
-        """Nobody needs what it holds: it goes on."""
-        held: dict[NodeName, int] = {}
-        for worker in victim.placed:
-            held[worker.node] = held.get(worker.node, 0) + worker.gpus
-        if any(self._floor.free.get(name, gpus) < gpus for name, gpus in held.items()):
+    def _goes_on(self, victim: JobView) -> bool:
+        """Nobody needs what it holds."""
+        if not self._floor.goes_on(victim.placed):
             return False
-        self._floor.stay(victim.placed)
-        self._tenancy.take(victim, sum(held.values()))
+        self._tenancy.take(victim, sum(worker.gpus for worker in victim.placed))
         return True
 
     def _beyond_quota(self) -> list[JobView]:
@@ -243,20 +214,20 @@ class _Pass:
 
     # --- waiting ------------------------------------------------------------------------------
 
-    def _hold(self, job: JobView, age: _Age, tried: Attempted) -> dict[NodeName, int]:
+    def _acquire(self, job: JobView, age: Try, tried: Attempted) -> dict[NodeName, int]:
+        """What it holds from now on of the GPUs that it finds."""
         leaf = self._tenancy.leaf(job)
-        if not tried.held and self._holders.get(leaf, 0) >= self._knobs.holders:
+        if not tried.held and self._holders[leaf] >= self._knobs.holders:
             return {}
         for gang in self._kinds_of(job):
             held = part(self._floor, gang, age.level, tried.held)
             if held:
-                self._holders[leaf] = self._holders.get(leaf, 0) + (not tried.held)
-                for name, gpus in held.items():
-                    self._floor.free[name] -= gpus
+                self._holders[leaf] += not tried.held
+                self._hold(held)
                 return held
         return {}
 
-    def _wait(self, job: JobView, age: _Age, tried: Attempted, *, is_within: bool) -> None:
+    def _wait(self, job: JobView, age: Try, tried: Attempted, *, is_within: bool) -> None:
         self.attempted[job.job_id] = tried
         if tried.held or age.level < ANYWHERE:
             self.wakes.append(age.until_s)
@@ -270,7 +241,7 @@ class _Pass:
             for job, age, tried, is_within in self.waiting
         )
 
-    def _why(self, job: JobView, age: _Age, tried: Attempted, is_within: bool) -> str:
+    def _why(self, job: JobView, age: Try, tried: Attempted, is_within: bool) -> str:
         leaf = self._tenancy.leaf(job)
         if not is_within:
             return (
@@ -297,17 +268,9 @@ def _quotas(snapshot: ClusterSnapshot, tenancy: Tenancy) -> dict[str, float]:
     return dict.fromkeys(tenancy.views, tenancy.capacity / max(1, len(leaves)))
 
 
-def _keeping(snapshot: ClusterSnapshot, victims: Iterable[JobId]) -> Iterator[Grant]:
-    """Whoever runs and is no victim stays as it is."""
-    gone = set(victims)
-    for job in snapshot.jobs:
-        if job.state == JobState.RUNNING and job.job_id not in gone:
-            yield Grant(job=job, workers=present_workers(job), reason="it runs")
-
-
 def _allocate(knobs: Knobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
     walk = _Pass(knobs, snapshot, memory)
-    plan = carry_out(snapshot, [*_keeping(snapshot, walk.victims), *walk.grants])
+    plan = carry_out(snapshot, [*going_on(snapshot, but=walk.victims), *walk.grants])
     return Allocation(
         decisions=plan.decisions,
         memory=msgspec.msgpack.encode(walk.attempted),

@@ -1,11 +1,9 @@
-"""Pollux: goodput shared out by a genetic search, once a round.
+"""Pollux: goodput shared out by a genetic search, once a round (`goodput_search`).
 
 Qiao et al., OSDI'21, section 4.2. A job's goodput is what its profile says of so many workers: a
-job that tunes its batch size tells a curve with that in it. SPEEDUP is goodput over that of a fair
-share, FITNESS a power mean of it over jobs; whoever changes pays for its restart. The search is
-over workers per job; nodes come after it, as consolidated as there is room, so that the paper's
-rules of interference (at most one job over several nodes on each) hold only as far as that goes.
-Must not know the engine.
+job that tunes its batch size tells a curve with that in it. The search is over workers per job;
+nodes come after it, as consolidated as there is room, so that the paper's rules of interference (at
+most one job over several nodes on each) hold only as far as that goes. Must not know the engine.
 """
 
 from __future__ import annotations
@@ -17,42 +15,28 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
-from common.model import JobState, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from common.model import JobState, NonNegativeInt
 from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Allocation
+from coordinator.policies.dividing.goodput_search import Problem, SearchKnobs, search
 from coordinator.policies.floor import Floor, Pool, consolidated, pools, present_workers
 from coordinator.policies.granting import Grant, carry_out
+from coordinator.policies.knob_types import Period
 from coordinator.policies.policy import Parts, joint
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
-
-Genes = NDArray[np.int64]
-Values = NDArray[np.float64]
-Mask = NDArray[np.bool_]
-
-LEAST = 1e-3
-"""Added to each speed-up before the power, so that a job without GPUs counts and is finite."""
+from coordinator.policies.recall import recalled
+from coordinator.policies.snapshot import ClusterSnapshot
 
 
-class PolluxKnobs(Struct, frozen=True, kw_only=True):
-    """What the paper sets (section 4.2.1) and its artefact.
+class PolluxKnobs(SearchKnobs, frozen=True, kw_only=True):
+    """The search, and when there is one.
 
     round_s: GPUs are shared out anew so often.
-    power: of the mean; below 0 jobs that are badly off count more.
-    restart_s: what a change costs a job (delta).
-    population: allocations that are kept from one generation to the next.
-    generations: of one round, at most. patience: it ends after so many without a better one.
     rest_rounds: a round that changed nothing is good for so many more, while jobs and GPUs stay.
     seed: of the search.
     """
 
-    round_s: PositiveFloat = 60.0
-    power: float = -1.0
-    restart_s: NonNegativeFloat = 30.0
-    population: PositiveInt = 100
-    generations: PositiveInt = 100
-    patience: PositiveInt = 20
+    round_s: Period = 60.0
     rest_rounds: NonNegativeInt = 10
     seed: NonNegativeInt = 0
 
@@ -67,134 +51,6 @@ class _Memory(Struct, frozen=True, kw_only=True):
     rounds: int = 0
     settled: str = ""
     settled_round: int = 0
-
-
-class Problem:
-    """One round over the GPUs of one type: what each job gains by each number of workers.
-
-    values: jobs x workers (from none), SPEEDUP after the price of a change.
-    legal: for a wish of so many workers, how many it may have: none, or its range.
-    """
-
-    def __init__(self, knobs: PolluxKnobs, pool: Pool, now_s: float) -> None:
-        self.gpus = pool.gpus
-        self.power = knobs.power or LEAST  # the limit is the geometric mean
-        self.sizes = np.array([job.gpus_per_worker for job in pool.jobs], dtype=np.int64)
-        self.least = np.array([job.workers.min for job in pool.jobs], dtype=np.int64)
-        fits = self.gpus // self.sizes
-        self.most = np.minimum([job.workers.max for job in pool.jobs], fits)
-        self.most[self.most < self.least] = 0
-        self.now = np.array([present_workers(job) for job in pool.jobs], dtype=np.int64)
-        fair_gpus = self.gpus / len(pool.jobs)
-        width = int(self.most.max(initial=0)) + 1
-        self.values: Values = np.zeros((len(pool.jobs), width))
-        for row, job in enumerate(pool.jobs):
-            self._fill(row, job, fair_gpus, knobs.restart_s, now_s)
-
-    def _fill(
-        self, row: int, job: JobView, fair_gpus: float, restart_s: float, now_s: float
-    ) -> None:
-        fair_workers = min(fair_gpus / job.gpus_per_worker, float(job.workers.max))
-        fair = job.profile.rate(fair_workers, base=job.workers.min)
-        counts = np.arange(int(self.least[row]), int(self.most[row]) + 1)
-        self.values[row, counts] = [job.rate(int(count)) / fair for count in counts]
-        age_s = now_s - job.submitted_at_s
-        restarts = max(0, job.attempt - 1)
-        paid = max(0.0, (age_s - restarts * restart_s) / (age_s + restart_s)) if age_s else 1.0
-        width = np.arange(self.values.shape[1], dtype=np.int64)
-        changes: Mask = np.not_equal(width, self.now[row])
-        if job.state != JobState.PENDING:
-            self.values[row, changes] *= paid
-
-    def fitness(self, population: Genes) -> Values:
-        """Of each allocation: the power mean of its jobs' speed-ups."""
-        speedups = np.take_along_axis(self.values[None, :, :], population[:, :, None], axis=2)
-        powered = (speedups[:, :, 0] + LEAST) ** self.power
-        return np.asarray(powered.mean(axis=1) ** (1.0 / self.power))
-
-    def repaired(self, population: Genes, random: np.random.Generator) -> Genes:
-        """Each allocation made legal: jobs in an order by chance take what is left for them."""
-        order = np.argsort(random.random(population.shape), axis=1)
-        sizes, least = self.sizes[order], self.least[order]
-        wanted = np.minimum(np.take_along_axis(population, order, axis=1), self.most[order])
-        wanted[wanted < least] = 0
-        before = np.cumsum(wanted * sizes, axis=1) - wanted * sizes
-        had = np.minimum(wanted, np.maximum(0, self.gpus - before) // sizes)
-        had[had < least] = 0
-        legal = np.empty_like(population)
-        np.put_along_axis(legal, order, had, axis=1)
-        return legal
-
-    def filled(self, genes: Genes) -> Genes:
-        """An allocation with what is left of the GPUs given to whom it helps most, one by one."""
-        genes = genes.copy()
-        left = self.gpus - int((genes * self.sizes).sum())
-        while True:
-            steps = np.where(genes == 0, self.least, 1)
-            after = genes + steps
-            fits = (after <= self.most) & (steps * self.sizes <= left)
-            if not fits.any():
-                return genes
-            rows = np.flatnonzero(fits)
-            gain = (self.values[rows, after[rows]] + LEAST) ** self.power
-            gain -= (self.values[rows, genes[rows]] + LEAST) ** self.power
-            gain *= np.sign(self.power) / (steps[rows] * self.sizes[rows])
-            best = int(np.argmax(gain))
-            if gain[best] <= 0:
-                return genes
-            row = rows[best]
-            genes[row] = after[row]
-            left -= int(steps[row] * self.sizes[row])
-
-
-def search(problem: Problem, knobs: PolluxKnobs, random: np.random.Generator) -> Genes:
-    """The best allocation found: workers per job.
-
-    The present one and a greedy one are in the first generation, and the best is never lost: the
-    answer is at least as good as both.
-    """
-    jobs = len(problem.sizes)
-    present = problem.repaired(problem.now[None, :].copy(), random)[0]
-    seeds = [present, problem.filled(present), problem.filled(np.zeros(jobs, dtype=np.int64))]
-    wild = random.integers(0, problem.most + 1, size=(max(0, knobs.population - len(seeds)), jobs))
-    population = problem.repaired(np.vstack([np.array(seeds), wild]), random)
-    best, idle = -np.inf, 0
-    for _ in range(knobs.generations):
-        children = problem.repaired(_mutated(problem, _crossed(population, random), random), random)
-        everyone = np.vstack([population, children])
-        fitness = problem.fitness(everyone)
-        order = np.argsort(-fitness, kind="stable")[: knobs.population]
-        population = everyone[order]
-        idle = 0 if fitness[order[0]] > best else idle + 1
-        best = max(best, float(fitness[order[0]]))
-        if idle >= knobs.patience:
-            break
-    found: Genes = population[int(np.argmax(problem.fitness(population)))]
-    return found
-
-
-def _crossed(population: Genes, random: np.random.Generator) -> Genes:
-    """Each child has one parent's jobs up to a point, the other's from there."""
-    count, jobs = population.shape
-    parents: Genes = random.integers(0, count, size=(2, count))
-    points: Genes = random.integers(0, jobs + 1, size=(count, 1))
-    is_first: Mask = np.less(np.arange(jobs, dtype=np.int64), points)
-    crossed: Genes = np.where(is_first, population[parents[0]], population[parents[1]])
-    return crossed
-
-
-def _mutated(problem: Problem, population: Genes, random: np.random.Generator) -> Genes:
-    """One job with workers and one without change in the mean, to any number of workers."""
-    has_some: Mask = population > 0
-    some: Genes = has_some.sum(axis=1, keepdims=True)
-    none: Genes = population.shape[1] - some
-    chance: Values = np.where(has_some, 1.0 / np.maximum(some, 1), 1.0 / np.maximum(none, 1))
-    drawn = random.integers(0, problem.most + 1, size=population.shape)
-    is_drawn: Mask = random.random(population.shape) < chance
-    return np.where(is_drawn, drawn, population)
-
-
-# --- the policy -----------------------------------------------------------------------------
 
 
 def _grants(
@@ -216,7 +72,7 @@ def _grants(
 
 
 def _allocate(knobs: PolluxKnobs, snapshot: ClusterSnapshot, blob: bytes) -> Allocation:
-    memory = msgspec.msgpack.decode(blob, type=_Memory) if blob else _Memory()
+    memory = recalled(blob, _Memory)
     if not snapshot.jobs:
         return Allocation(decisions=(), memory=blob)
     if snapshot.now_s < memory.next_s:
@@ -251,7 +107,7 @@ def _fingerprint(shared: Sequence[Pool]) -> str:
 
 
 def _hold(knobs: PolluxKnobs, snapshot: ClusterSnapshot, blob: bytes) -> tuple[Hold, ...]:
-    memory = msgspec.msgpack.decode(blob, type=_Memory) if blob else _Memory()
+    memory = recalled(blob, _Memory)
     left_s = max(0.0, memory.next_s - snapshot.now_s)
     return tuple(
         Hold(

@@ -26,14 +26,12 @@ from statistics import fmean
 
 from msgspec import Struct
 
-from common.model import JobId, JobState, NodeName, PositiveFloat, Ratio
+from common.model import JobId, JobState, NodeName, NonNegativeFloat, Ratio
 from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Allocation, Placement
-from coordinator.policies.floor import present_workers
-from coordinator.policies.granting import Grant, carry_out
-from coordinator.policies.policy import Parts, joint
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
-from coordinator.policies.systems.vectors import (
+from coordinator.policies.granting import Grant, carry_out, going_on
+from coordinator.policies.knob_types import Part
+from coordinator.policies.placing.vectors import (
     NEVER,
     Bins,
     Vector,
@@ -42,6 +40,8 @@ from coordinator.policies.systems.vectors import (
     wanted,
     weights_of,
 )
+from coordinator.policies.policy import Parts, joint
+from coordinator.policies.snapshot import ClusterSnapshot, JobView
 
 
 class TetrisKnobs(Struct, frozen=True, kw_only=True):
@@ -52,8 +52,8 @@ class TetrisKnobs(Struct, frozen=True, kw_only=True):
     """
 
     fairness: Ratio = 0.25
-    remote_ratio: PositiveFloat = 0.9
-    srtf_weight: float = 1.0
+    remote_ratio: Part = 0.9
+    srtf_weight: NonNegativeFloat = 1.0
 
 
 class _Fit(Struct, frozen=True, kw_only=True):
@@ -239,12 +239,7 @@ def _allocate(knobs: TetrisKnobs, snapshot: ClusterSnapshot, memory: bytes) -> A
         )
         for job, fit, score in Packing(knobs, snapshot).starts
     ]
-    grants += [
-        Grant(job=job, workers=present_workers(job), reason="it runs")
-        for job in snapshot.jobs
-        if job.placed
-    ]
-    return Allocation(decisions=carry_out(snapshot, grants).decisions)
+    return Allocation(decisions=carry_out(snapshot, [*grants, *going_on(snapshot)]).decisions)
 
 
 def _hold(knobs: TetrisKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:

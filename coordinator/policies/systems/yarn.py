@@ -18,13 +18,16 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Struct
 
-from common.model import JobState, PositiveFloat, Ratio
+from common.model import Ratio
 from coordinator.policies.blockers import Hold
-from coordinator.policies.decisions import Allocation, Placement
-from coordinator.policies.floor import Floor, best_fit, consolidated, is_movable, present_workers
-from coordinator.policies.granting import Grant, carry_out
+from coordinator.policies.decisions import Allocation
+from coordinator.policies.floor import Floor, fewest_nodes, is_movable
+from coordinator.policies.granting import Grant, begin, carry_out, going_on
+from coordinator.policies.knob_types import Period
 from coordinator.policies.policy import NoKnobs, Parts, Policy, joint
+from coordinator.policies.recall import recalled
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.tenants.lines import line, lines
 from coordinator.policies.tenants.tenancy import WHOLE, Tenancy, base_gpus, waiting_gpus
 
 
@@ -38,21 +41,7 @@ class FairKnobs(Struct, frozen=True, kw_only=True):
 
     preempts: bool = False
     threshold: Ratio = 0.5
-    timeout_s: PositiveFloat = 60.0
-
-
-def fewest_nodes(floor: Floor, job: JobView, gpu_type: str, count: int) -> tuple[Placement, ...]:
-    """On as few nodes as it would have on empty ones, or not at all."""
-    sizes = sorted(
-        (n.gpus // job.gpus_per_worker for n in floor.nodes.values() if n.gpu_type == gpu_type),
-        reverse=True,
-    )
-    fewest, left = 0, count
-    while left > 0 and fewest < len(sizes):
-        left -= sizes[fewest]
-        fewest += 1
-    found = consolidated(floor, job, gpu_type, count)
-    return found if len(found) <= fewest else ()
+    timeout_s: Period = 60.0
 
 
 Next = Callable[[Tenancy, set[str]], str]
@@ -60,65 +49,37 @@ Next = Callable[[Tenancy, set[str]], str]
 
 
 class _Queues:
-    """One pass: queues are served one job at a time until each is empty or blocked.
+    """One pass: queues are served one job at a time until each is empty or blocked."""
 
-    is_consolidated: gangs take the fewest nodes or wait.
-    """
-
-    def __init__(self, snapshot: ClusterSnapshot, next_: Next, *, is_consolidated: bool) -> None:
+    def __init__(self, snapshot: ClusterSnapshot, next_: Next) -> None:
         self.tenancy = Tenancy(snapshot)
         self.grants: list[Grant] = []
         self.held: list[Hold] = []
         self._floor = Floor(snapshot)
-        self._place = fewest_nodes if is_consolidated else best_fit
-        lines: dict[str, list[JobView]] = {}
-        for job in snapshot.jobs:
-            if job.state == JobState.PENDING:
-                lines.setdefault(self.tenancy.leaf(job), []).append(job)
-        for line in lines.values():
-            line.sort(key=_submission)
-        while lines:
-            queue = next_(self.tenancy, set(lines))
-            if not self._start(lines[queue][0], queue):
-                self._block(lines.pop(queue))
+        queues = lines(snapshot, self.tenancy.leaf)
+        while queues:
+            queue = next_(self.tenancy, set(queues))
+            if not self._start(queues[queue][0], queue):
+                self._block(queues.pop(queue))
                 continue
-            lines[queue].pop(0)
-            if not lines[queue]:
-                del lines[queue]
+            queues[queue].pop(0)
+            if not queues[queue]:
+                del queues[queue]
 
     def _start(self, job: JobView, queue: str) -> bool:
-        for kind in job.gpu.types or self._floor.gpu_types:
-            count = job.workers_on(kind).min
-            found = self._place(self._floor, job, kind, count)
-            if sum(placement.worker_count for placement in found) == count:
-                self._floor.take(found, job.gpus_per_worker)
-                self.tenancy.take(job, count * job.gpus_per_worker)
-                why = f"first of queue {queue}, which is served next"
-                self.grants.append(
-                    Grant(job=job, workers=count, gpu_type=kind, placements=found, reason=why)
-                )
-                return True
-        return False
+        why = f"first of queue {queue}, which is served next"
+        grant = begin(self._floor, job, why)
+        if grant is not None:
+            self.tenancy.take(job, grant.workers * job.gpus_per_worker)
+            self.grants.append(grant)
+        return grant is not None
 
-    def _block(self, line: list[JobView]) -> None:
-        head = line[0]
+    def _block(self, jobs: list[JobView]) -> None:
+        head = jobs[0]
         first = f"{base_gpus(head)} GPUs in one piece are not free; it is the first of its queue"
         self.held.append(Hold(job_id=head.job_id, blockers=(first,)))
         behind = f"behind {head.job_id} in its queue, which does not fit (the order is strict)"
-        self.held += [Hold(job_id=job.job_id, blockers=(behind,)) for job in line[1:]]
-
-
-def _submission(job: JobView) -> tuple[object, ...]:
-    return (-job.priority, job.submitted_at_s, job.job_id)
-
-
-def _running(snapshot: ClusterSnapshot) -> list[Grant]:
-    """Everybody who runs goes on as they are."""
-    return [
-        Grant(job=job, workers=present_workers(job), reason="it runs")
-        for job in snapshot.jobs
-        if job.placed
-    ]
+        self.held += [Hold(job_id=job.job_id, blockers=(behind,)) for job in jobs[1:]]
 
 
 # --- one strict line ----------------------------------------------------------------------------
@@ -131,32 +92,21 @@ class _Line:
         self.grants: list[Grant] = []
         self.held: list[Hold] = []
         floor = Floor(snapshot)
-        line = sorted((j for j in snapshot.jobs if j.state == JobState.PENDING), key=_submission)
-        for place, job in enumerate(line):
-            if not self._start(floor, job):
+        jobs = line(snapshot)
+        for place, job in enumerate(jobs):
+            grant = begin(floor, job, "first in line, on the fewest nodes", fewest_nodes)
+            if grant is None:
                 first = f"{base_gpus(job)} GPUs on the fewest nodes are not free; it is the first"
                 self.held.append(Hold(job_id=job.job_id, blockers=(first,)))
                 why = f"behind {job.job_id}, which does not fit (the order is strict)"
-                rest = line[place + 1 :]
+                rest = jobs[place + 1 :]
                 self.held += [Hold(job_id=other.job_id, blockers=(why,)) for other in rest]
                 break
-
-    def _start(self, floor: Floor, job: JobView) -> bool:
-        for kind in job.gpu.types or floor.gpu_types:
-            count = job.workers_on(kind).min
-            found = fewest_nodes(floor, job, kind, count)
-            if sum(placement.worker_count for placement in found) == count:
-                floor.take(found, job.gpus_per_worker)
-                why = "first in line, on the fewest nodes"
-                self.grants.append(
-                    Grant(job=job, workers=count, gpu_type=kind, placements=found, reason=why)
-                )
-                return True
-        return False
+            self.grants.append(grant)
 
 
 def _strict(_: NoKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
-    grants = [*_running(snapshot), *_Line(snapshot).grants]
+    grants = [*going_on(snapshot), *_Line(snapshot).grants]
     return Allocation(decisions=carry_out(snapshot, grants).decisions)
 
 
@@ -195,8 +145,8 @@ def _has_jobs(tenancy: Tenancy, name: str, queues: set[str]) -> bool:
 
 
 def _capacity(_: NoKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
-    queues = _Queues(snapshot, least_of_capacity, is_consolidated=False)
-    plan = carry_out(snapshot, [*_running(snapshot), *queues.grants])
+    queues = _Queues(snapshot, least_of_capacity)
+    plan = carry_out(snapshot, [*going_on(snapshot), *queues.grants])
     return Allocation(decisions=plan.decisions)
 
 
@@ -207,9 +157,9 @@ class _Starved(Struct, frozen=True):
 
 
 def _fair(knobs: FairKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
-    queues = _Queues(snapshot, least_used, is_consolidated=False)
+    queues = _Queues(snapshot, least_used)
     if not knobs.preempts:
-        plan = carry_out(snapshot, [*_running(snapshot), *queues.grants])
+        plan = carry_out(snapshot, [*going_on(snapshot), *queues.grants])
         return Allocation(decisions=plan.decisions)
     return _preempting(knobs, snapshot, memory, queues)
 
@@ -218,10 +168,7 @@ def _preempting(
     knobs: FairKnobs, snapshot: ClusterSnapshot, memory: bytes, queues: _Queues
 ) -> Allocation:
     """Queues that were below their threshold for long get the first of their jobs started."""
-    try:
-        before = msgspec.msgpack.decode(memory, type=_Starved)
-    except msgspec.MsgspecError:
-        before = _Starved()
+    before = recalled(memory, _Starved)
     tenancy, now_s = queues.tenancy, snapshot.now_s
     fair = tenancy.fair_shares(waiting_gpus(snapshot, Tenancy(snapshot)))
     heads: dict[str, JobView] = {}
@@ -249,7 +196,7 @@ def _kept(
     snapshot: ClusterSnapshot, tenancy: Tenancy, fair: dict[str, float], may_stop: bool
 ) -> list[Grant]:
     """Everybody who runs, but the jobs by which a queue is above its fair share, newest first."""
-    kept = _running(snapshot)
+    kept = going_on(snapshot)
     if not may_stop:
         return kept
     used = dict(Tenancy(snapshot).used)
@@ -266,7 +213,7 @@ def _kept(
 
 def _family(name: str, description: str, next_: Next, parts: Parts) -> Policy:
     def hold(_: Struct, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
-        return tuple(_Queues(snapshot, next_, is_consolidated=False).held)
+        return tuple(_Queues(snapshot, next_).held)
 
     if next_ is least_used:
         return joint(name, description, knobs=FairKnobs(), allocate=_fair, hold=hold, parts=parts)

@@ -28,6 +28,7 @@ from coordinator.policies.decisions import (
     Recommend,
     Resize,
     Start,
+    Suspend,
 )
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
 from coordinator.policies.tenants.tenancy import Tenancy
@@ -282,10 +283,11 @@ class _Guard:
     # --- what is left of stops ----------------------------------------------------------------
 
     def spare_in_vain(self) -> None:
-        """Nobody is stopped for one that does not start: the last is spared first."""
+        """Nobody is stopped or suspended for one that does not start: the last is spared first."""
         for place in reversed(range(len(self.kept))):
             decision = self.kept[place]
-            if decision is None or not self._flow.left(decision):
+            stops = isinstance(decision, Suspend)
+            if decision is None or not (stops or self._flow.left(decision)):
                 continue
             if self._is_needed(place, self._before) and not self._is_needed(place, self.kept):
                 self.kept[place] = None
@@ -293,9 +295,11 @@ class _Guard:
                 self.dropped.append(Dropped(decision=decision, why=why))
 
     def _is_needed(self, place: int, decisions: Sequence[Decision | None]) -> bool:
-        """Whether others take what a decision vacates."""
+        """Whether others take what a decision vacates, or compute where one is suspended."""
         mine = decisions[place]
         there = [decision for decision in decisions if decision is not None]
+        if isinstance(mine, Suspend):
+            return any(mine.job_id in self._flow.beside(decision) for decision in there)
         taken = _sum_by_node(map(self._flow.taken, there))
         left = _sum_by_node(map(self._flow.left, there))
         own = {} if mine is None else self._flow.left(mine)

@@ -10,16 +10,19 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from common.model import JobId, JobState, NonNegativeFloat, PositiveFloat, PositiveInt, Ratio
+from common.model import JobId, JobState, PositiveInt, Ratio
 from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Allocation, Resume, Start
+from coordinator.policies.knob_types import Period, Seconds
 from coordinator.policies.policy import Parts, joint
+from coordinator.policies.recall import recalled
+from coordinator.policies.sharing.board import Board
+from coordinator.policies.sharing.growing import grow_all
+from coordinator.policies.sharing.moves import Moves
+from coordinator.policies.sharing.packing import Mark, Packing, Pair, measured
+from coordinator.policies.sharing.slices import Slices, tick
 from coordinator.policies.snapshot import ClusterSnapshot
-from coordinator.policies.systems.gandiva.board import Board
-from coordinator.policies.systems.gandiva.moves import Moves
-from coordinator.policies.systems.gandiva.packing import Mark, Packing, Pair, measured
-from coordinator.policies.systems.gandiva.places import grow_all, start_in_turns, start_on_free
-from coordinator.policies.systems.gandiva.turns import Turns, tick
+from coordinator.policies.systems.gandiva.places import start_in_turns, start_on_free
 
 
 class Knobs(Struct, frozen=True, kw_only=True):
@@ -35,14 +38,14 @@ class Knobs(Struct, frozen=True, kw_only=True):
     grow_after_s: GPUs are idle for so long before jobs grow.
     """
 
-    slice_s: PositiveFloat = 60.0
+    slice_s: Period = 60.0
     jobs_per_gpu: PositiveInt = 4
     packs: bool = True
     migrates: bool = True
     grows: bool = True
-    rest_s: NonNegativeFloat = 600.0
+    rest_s: Seconds = 600.0
     defrag_free_ratio: Ratio = 0.75
-    grow_after_s: NonNegativeFloat = 60.0
+    grow_after_s: Seconds = 60.0
 
 
 class Memory(Struct, frozen=True, kw_only=True):
@@ -57,11 +60,11 @@ class Memory(Struct, frozen=True, kw_only=True):
 
 
 def _pass(knobs: Knobs, snapshot: ClusterSnapshot, blob: bytes) -> tuple[Allocation, list[Hold]]:
-    memory = msgspec.msgpack.decode(blob, type=Memory) if blob else Memory()
+    memory = recalled(blob, Memory)
     board = Board(snapshot)
     marks = measured(board, memory.marks)
     packing = Packing(board, marks, memory.pairs)
-    turns = Turns(
+    turns = Slices(
         board,
         knobs.slice_s,
         began_s=memory.began_s,

@@ -11,15 +11,17 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from common.model import JobId, JobState, NodeName, NonNegativeFloat, PositiveFloat
+from common.model import JobId, JobState, NodeName
 from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Allocation, Placement
 from coordinator.policies.floor import Floor, fill, is_movable
 from coordinator.policies.granting import Grant, carry_out
+from coordinator.policies.knob_types import Period, Seconds
+from coordinator.policies.placing.node_sets import Class, Division, NodeSet
 from coordinator.policies.policy import Parts, joint
+from coordinator.policies.recall import recalled
+from coordinator.policies.sharing.board import COMPUTING_STATES
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
-from coordinator.policies.systems.gandiva.board import COMPUTING_STATES
-from coordinator.policies.systems.gandiva.division import Class, Division, NodeSet
 
 EARLY_S = 1e-6
 """A look is due despite rounding."""
@@ -35,8 +37,8 @@ class Knobs(Struct, frozen=True, kw_only=True):
         place stops, even where nobody comes.
     """
 
-    slice_s: PositiveFloat = 60.0
-    quiet_s: NonNegativeFloat = 0.0
+    slice_s: Period = 60.0
+    quiet_s: Seconds = 0.0
     counts_by_gang: bool = False
 
 
@@ -52,21 +54,13 @@ class Memory(Struct, frozen=True, kw_only=True):
     looked_at_s: float = float("-inf")
 
 
-def _read(blob: bytes) -> Memory:
-    """From bytes; those that another release wrote otherwise are forgotten."""
-    try:
-        return msgspec.msgpack.decode(blob, type=Memory)
-    except msgspec.MsgspecError:
-        return Memory()
-
-
 class _Pass:
     """One pass."""
 
     def __init__(self, knobs: Knobs, snapshot: ClusterSnapshot, blob: bytes) -> None:
         self._knobs = knobs
         self._snapshot = snapshot
-        self._before = _read(blob)
+        self._before = recalled(blob, Memory)
         self._floor = Floor(snapshot)
         self._jobs = {job.job_id: job for job in snapshot.jobs if self._is_ours(job)}
         gpus = dict(self._floor.free)

@@ -12,14 +12,14 @@ from math import inf
 from msgspec import Struct
 
 from common.model import JobId
+from coordinator.policies.answers import answers
 from coordinator.policies.blockers import Hold
+from coordinator.policies.deadlines.sizes import sizes_of
 from coordinator.policies.decisions import Allocation
 from coordinator.policies.floor import Floor, Pool, consolidated, pools
 from coordinator.policies.granting import Grant, carry_out
 from coordinator.policies.policy import Parts, Policy, joint
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
-from coordinator.policies.systems.qos.answers import answers
-from coordinator.policies.systems.qos.sizes import sizes_of
 
 
 class EdfKnobs(Struct, frozen=True, kw_only=True):

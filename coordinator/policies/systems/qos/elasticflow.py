@@ -11,25 +11,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import ceil, inf
-from typing import Annotated
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
-from common.model import JobId, JobState, NonNegativeFloat, PositiveFloat, Preemptibility
+from common.model import JobId, JobState, Preemptibility
+from coordinator.policies.answers import answers
 from coordinator.policies.blockers import Hold
+from coordinator.policies.deadlines.predict import Margin
+from coordinator.policies.deadlines.promises import Book, Plans, Sharing, by_deadline
+from coordinator.policies.deadlines.shares import Claim, Plan, next_change_s, now_of
+from coordinator.policies.deadlines.sizes import claim_of, sizes_of
 from coordinator.policies.decisions import Allocation, Reject
 from coordinator.policies.floor import Floor, consolidated, present_workers
 from coordinator.policies.granting import Grant, carry_out
+from coordinator.policies.knob_types import Period, Seconds
 from coordinator.policies.policy import Parts, Policy, joint
+from coordinator.policies.recall import recalled
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
-from coordinator.policies.systems.qos.answers import answers
-from coordinator.policies.systems.qos.promises import Book, Plans, Sharing, by_deadline
-from coordinator.policies.systems.qos.shares import Claim, Plan, next_change_s, now_of
-from coordinator.policies.systems.qos.sizes import claim_of, sizes_of
 
 IN_FLIGHT = (JobState.STARTING, JobState.RESIZING, JobState.PREEMPTING)
-Margin = Annotated[float, Meta(ge=1, le=10)]
 
 
 class ElasticFlowKnobs(Struct, frozen=True, kw_only=True):
@@ -45,10 +46,10 @@ class ElasticFlowKnobs(Struct, frozen=True, kw_only=True):
     """
 
     margin: Margin = 1.05
-    slot_s: PositiveFloat = 60.0
+    slot_s: Period = 60.0
     rejects: bool = True
     powers_of_two: bool = True
-    round_s: NonNegativeFloat = 0.0
+    round_s: Seconds = 0.0
     admits_together: bool = False
 
 
@@ -63,10 +64,6 @@ class _Memory(Struct, frozen=True, array_like=True):
     settled_at_s: float = -inf
     round_at_s: float = 0.0
     due_at_s: float = inf
-
-
-def _decoded(memory: bytes) -> _Memory:
-    return msgspec.msgpack.decode(memory, type=_Memory) if memory else _Memory()
 
 
 class _Outcome(Struct, frozen=True, kw_only=True):
@@ -87,7 +84,7 @@ class _Pass:
         self._now_s = snapshot.now_s
         self._jobs = snapshot.jobs
         self._floor = Floor(snapshot)
-        self._kept = _decoded(memory).promises
+        self._kept = recalled(memory, _Memory).promises
         self._grants: list[Grant] = []
         self._rejects: list[Reject] = []
         self._promises: Plans = {}
@@ -215,7 +212,7 @@ def _fixed_gpus(job: JobView) -> int:
 
 
 def _allocate(knobs: ElasticFlowKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
-    before = _decoded(memory)
+    before = recalled(memory, _Memory)
     if before.settled_at_s < snapshot.now_s < min(before.round_at_s, before.due_at_s):
         wake_at_s = min(before.round_at_s, before.due_at_s)
         return Allocation(decisions=(), memory=memory, wake_at_s=wake_at_s)

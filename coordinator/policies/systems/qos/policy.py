@@ -11,25 +11,27 @@ from __future__ import annotations
 
 from math import inf
 
+import msgspec
 from msgspec import Struct
 
-from common.model import JobState, NodeName, NonNegativeFloat, PositiveFloat, Ratio
+from common.model import JobState, NodeName, Ratio
+from coordinator.policies.answers import answers
 from coordinator.policies.blockers import Hold
-from coordinator.policies.decisions import Allocation, Placement
-from coordinator.policies.floor import Floor, Pool, fill, pools, present_workers
-from coordinator.policies.granting import Grant, carry_out
-from coordinator.policies.policy import Parts, Policy, joint
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
-from coordinator.policies.systems.qos.answers import answers
-from coordinator.policies.systems.qos.elasticflow import Margin
-from coordinator.policies.systems.qos.predict import (
+from coordinator.policies.deadlines.predict import (
+    Margin,
     Memory,
     Prediction,
     Steps,
-    decoded,
-    encoded,
     refitted,
 )
+from coordinator.policies.decisions import Allocation, Placement
+from coordinator.policies.floor import Floor, Pool, fill, pools, present_workers
+from coordinator.policies.granting import Grant, carry_out
+from coordinator.policies.knob_types import Period, Seconds
+from coordinator.policies.policy import Parts, Policy, joint
+from coordinator.policies.recall import recalled
+from coordinator.policies.setbacks import loss_gpu_s
+from coordinator.policies.snapshot import ClusterSnapshot, JobView
 
 
 class QosKnobs(Struct, frozen=True, kw_only=True):
@@ -44,10 +46,10 @@ class QosKnobs(Struct, frozen=True, kw_only=True):
     """
 
     margin: Margin = 1.1
-    tick_s: PositiveFloat = 30.0
+    tick_s: Period = 30.0
     slack_ratio: Ratio = 0.2
-    resize_every_s: NonNegativeFloat = 60.0
-    resize_cost_s: NonNegativeFloat = 5.0
+    resize_every_s: Seconds = 60.0
+    resize_cost_s: Seconds = 5.0
     fills_idle: bool = True
 
 
@@ -135,8 +137,8 @@ class _Pass:
     def _admitted(self) -> list[_Wish]:
         """The most jobs that can be in time together: Moore and Hodgson, with GPUs for time.
 
-        By deadline; when one more does not fit, the largest GPU-time among those so far goes, of
-        those that wait if there are any: to stop a job costs more than it is worth here.
+        By deadline; when one more does not fit, the one goes that gives the most GPU-time free,
+        whether it runs or waits: who leaves less room to others is in time in its place.
         """
         chosen: list[_Wish] = []
         used = 0
@@ -146,11 +148,18 @@ class _Pass:
             chosen.append(wish)
             used += wish.need * wish.gpus_each
             while used > self._gpus:
-                waiting = [each for each in chosen if each.job.state == JobState.PENDING]
-                out = max(waiting or chosen, key=lambda each: (_gpu_s(each), each.rank))
+                out = max(chosen, key=lambda each: (self._frees_gpu_s(each), each.rank))
                 chosen.remove(out)
                 used -= (out.need or 0) * out.gpus_each
         return chosen
+
+    def _frees_gpu_s(self, wish: _Wish) -> float:
+        """GPU-seconds that it still needs, less those that a stop would throw away."""
+        need = wish.need or 0
+        left_gpu_s = need * wish.gpus_each * wish.time.left_s(max(1, need))
+        if wish.job.state == JobState.PENDING:
+            return left_gpu_s
+        return left_gpu_s - loss_gpu_s(wish.job, self._now_s)
 
     def _keep(self, left: int, *, is_first: bool) -> int:
         """Running jobs keep what they have beyond their need, after those that wait for it.
@@ -206,11 +215,6 @@ class _Pass:
         return "its deadline cannot be met with the others': on what they leave"
 
 
-def _gpu_s(wish: _Wish) -> float:
-    need = wish.need or 0
-    return need * wish.gpus_each * wish.time.left_s(max(1, need))
-
-
 def spread(floor: Floor, job: JobView, gpu_type: str, count: int) -> tuple[Placement, ...]:
     """One node where the gang fits, the fullest such; else the emptiest nodes first."""
     rooms = floor.rooms(gpu_type, job.gpus_per_worker)
@@ -229,7 +233,7 @@ def _all(knobs: QosKnobs, snapshot: ClusterSnapshot, memory: Memory) -> tuple[li
 
 
 def _allocate(knobs: QosKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
-    passes, after = _all(knobs, snapshot, decoded(memory))
+    passes, after = _all(knobs, snapshot, recalled(memory, Memory))
     grants = [grant for each in passes for grant in each.grants()]
     plan = carry_out(snapshot, grants, place=spread)
     wakes_s = [] if plan.wake_at_s is None else [plan.wake_at_s]
@@ -237,13 +241,13 @@ def _allocate(knobs: QosKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allo
         wakes_s.append(snapshot.now_s + knobs.tick_s)
     return Allocation(
         decisions=plan.decisions,
-        memory=encoded(after),
+        memory=msgspec.msgpack.encode(after),
         wake_at_s=min(wakes_s, default=None),
     )
 
 
 def _hold(knobs: QosKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
-    passes, _ = _all(knobs, snapshot, decoded(memory))
+    passes, _ = _all(knobs, snapshot, recalled(memory, Memory))
     grants = [grant for each in passes for grant in each.grants()]
     plan = carry_out(snapshot, grants, place=spread)
     waiting = (wish for each in passes for wish in each.wishes if wish.workers == 0)

@@ -7,13 +7,14 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from common.model import NonNegativeInt
 from coordinator.policies.apps import Aim, Alone
+from coordinator.policies.knob_types import Period
 
 LEASE_S = 1200.0
 LEFT_OUT_RATIO = 0.8
 
 Share = Annotated[float, Meta(ge=0, le=1)]
-Seconds = Annotated[float, Meta(gt=0, le=1e9)]
 
 
 class Payment(StrEnum):
@@ -41,17 +42,19 @@ class Horizon(StrEnum):
 class ThemisKnobs(Struct, frozen=True, kw_only=True):
     """f: part of the apps that is left out of an auction. lease_s: how long GPUs are given for.
 
+    spread: part of it by which leases differ, so that they do not end together.
     payment: what becomes of the hidden payment. horizon: for how long a bid counts its bundle.
-    patience: leases that a gang of the worst off waits before all leases end together for it.
+    patience: leases that a gang waits before it goes first, and leases end together for it.
     aim: when an app of several trials is done. alone: what an app would have by itself.
     seed: of its chance.
     """
 
     f: Share = LEFT_OUT_RATIO
-    lease_s: Seconds = LEASE_S
+    lease_s: Period = LEASE_S
+    spread: Share = 0.0
     payment: Payment = Payment.WHOLE
     horizon: Horizon = Horizon.LEASE
     patience: Annotated[float, Meta(ge=0, le=1e6)] = 8.0
     aim: Aim = Aim.ALL
     alone: Alone = Alone.SHARE
-    seed: int = 1
+    seed: NonNegativeInt = 1

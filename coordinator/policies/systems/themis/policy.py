@@ -1,41 +1,43 @@
 """Themis (NSDI'20): GPUs on lease, auctioned to the apps with the worst finish-time fairness.
 
-Two levels: the agent of each app bids (`themis_bids`), the arbiter commits (`themis_arbiter`) by a
-partial-allocation auction (`themis_auction`). `themis-simple` is the form without an auction that
-others evaluate. Must not know the engine.
+Two levels: the agent of each app bids (`auctions.bids`), the arbiter commits (`arbiter`) by a
+partial-allocation auction. `themis-simple` is the form without one that others evaluate. Must not
+know the engine.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from common.model import JobState
+from common.model import JobId, JobState
 from coordinator.policies.apps import rho_text
+from coordinator.policies.auctions.leases import Memory
+from coordinator.policies.auctions.standing import Standing
 from coordinator.policies.blockers import Hold
-from coordinator.policies.decisions import Allocation
+from coordinator.policies.decisions import Allocation, earliest
 from coordinator.policies.policy import Parts, Policy, joint
+from coordinator.policies.recall import recalled
+from coordinator.policies.setbacks import told
 from coordinator.policies.snapshot import ClusterSnapshot
-from coordinator.policies.systems.themis import simple
-from coordinator.policies.systems.themis.arbiter import Arbiter, Standing, read
+from coordinator.policies.systems.themis.arbiter import Arbiter
 from coordinator.policies.systems.themis.knobs import ThemisKnobs
 
 
 def allocate(knobs: ThemisKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
     """One pass: what is free, or whose lease is over, is auctioned."""
-    arbiter = Arbiter(knobs, snapshot, read(memory))
+    arbiter = Arbiter(knobs, snapshot, recalled(memory, Memory))
     arbiter.run()
     plan = arbiter.plan()
-    wakes = [at_s for at_s in (plan.wake_at_s, arbiter.wake_at_s()) if at_s is not None]
     return Allocation(
         decisions=plan.decisions,
         memory=msgspec.msgpack.encode(arbiter.memory),
-        wake_at_s=min(wakes, default=None),
+        wake_at_s=earliest(plan.wake_at_s, arbiter.wake_at_s()),
     )
 
 
 def hold(knobs: ThemisKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
     """Why each job that waits would be given nothing now, the worst off first."""
-    arbiter = Arbiter(knobs, snapshot, read(memory))
+    arbiter = Arbiter(knobs, snapshot, recalled(memory, Memory))
     arbiter.run()
     plan = arbiter.plan()
     missed = {hold.job_id: hold for hold in plan.holds}
@@ -68,14 +70,32 @@ def _why(arbiter: Arbiter, standing: Standing, knobs: ThemisKnobs) -> tuple[str,
     )
 
 
+def tell(
+    knobs: ThemisKnobs, snapshot: ClusterSnapshot, memory: bytes, job_id: JobId
+) -> tuple[str, ...]:
+    """rho of a job's app with what it holds, and until when it holds it."""
+    arbiter = Arbiter(knobs, snapshot, recalled(memory, Memory))
+    for standing in arbiter.standings.values():
+        for job in standing.jobs:
+            if job.job_id == job_id:
+                left_s = arbiter.memory.leases.get(job_id, snapshot.now_s) - snapshot.now_s
+                return (
+                    f"rho of its {standing.app} is "
+                    f"{rho_text(standing.rho(snapshot.now_s, knobs.lease_s))} with what it holds; "
+                    f"its lease ends in {left_s:.0f} s",
+                    *told(job, snapshot.now_s),
+                )
+    return ()
+
+
 POLICIES: tuple[Policy, ...] = (
-    *simple.POLICIES,
     joint(
         "themis",
         "auctions of GPUs on lease to the apps with the worst finish-time fairness",
         knobs=ThemisKnobs(),
         allocate=allocate,
         hold=hold,
+        tell=tell,
         parts=Parts(
             order="finish-time fairness, worst first",
             size="partial-allocation auction",

@@ -8,12 +8,10 @@ same order. Must not know the engine.
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import msgspec
-from msgspec import Meta, Struct, field
+from msgspec import Struct, field
 
-from common.model import JobState
+from common.model import JobId, JobState
 from coordinator.policies.apps import (
     Aim,
     Alone,
@@ -23,10 +21,13 @@ from coordinator.policies.apps import (
     rho_text,
 )
 from coordinator.policies.blockers import Hold
-from coordinator.policies.decisions import Allocation, Start
+from coordinator.policies.decisions import Allocation, Start, earliest
 from coordinator.policies.floor import Floor, consolidated, is_movable, present_workers
 from coordinator.policies.granting import Grant, Plan, carry_out
+from coordinator.policies.knob_types import Period
 from coordinator.policies.policy import Parts, Policy, joint
+from coordinator.policies.recall import recalled
+from coordinator.policies.setbacks import keeps_gang, told
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 
 EARLY_S = 1e-6
@@ -38,7 +39,7 @@ class SimpleKnobs(Struct, frozen=True, kw_only=True):
     alone: what an app would have by itself.
     """
 
-    lease_s: Annotated[float, Meta(gt=0, le=1e9)] = 1200.0
+    lease_s: Period = 1200.0
     aim: Aim = Aim.ALL
     alone: Alone = Alone.SHARE
 
@@ -54,11 +55,9 @@ class Division:
     """One pass. is_due: whether all GPUs are divided anew. rhos: of each app, by its name."""
 
     def __init__(self, knobs: SimpleKnobs, snapshot: ClusterSnapshot, memory: bytes) -> None:
-        try:
-            self.memory = msgspec.msgpack.decode(memory, type=SimpleMemory)
-        except msgspec.MsgspecError:
-            self.memory = SimpleMemory()
+        self.memory = recalled(memory, SimpleMemory)
         self._snapshot = snapshot
+        self._now_s = snapshot.now_s
         self._lease_s = knobs.lease_s
         self._floor = Floor(snapshot)
         attendance = self.memory.attendance
@@ -97,7 +96,14 @@ class Division:
             Grant(job=job, workers=present_workers(job), reason="until the next division")
             for job in kept
         ]
+        own = {
+            job.job_id: job.workers.min * job.gpus_per_worker
+            for _, job in open_
+            if keeps_gang(job, self._now_s)
+        }
+        free -= sum(own.values())
         for app, job in open_:
+            free += own.get(job.job_id, 0)
             workers = min(job.workers.max, free // job.gpus_per_worker)
             if workers >= job.workers.min:
                 free -= workers * job.gpus_per_worker
@@ -114,11 +120,25 @@ class Division:
             return None
         return (self.memory.divided_at_s or 0.0) + self._lease_s
 
+    def told(self, job_id: JobId) -> tuple[str, ...]:
+        """How a job stands."""
+        return next(
+            (
+                (
+                    f"rho of its {app} on its share from now on is {rho_text(self.rhos[app])}",
+                    *told(job, self._now_s),
+                )
+                for app, job in self._line
+                if job.job_id == job_id
+            ),
+            (),
+        )
+
     def holds(self, plan: Plan) -> tuple[Hold, ...]:
         """Why each job that waits gets nothing now, in its order."""
         missed = {hold.job_id: hold for hold in plan.holds}
         decided = {start.job_id for start in plan.decisions if isinstance(start, Start)}
-        at_s = (self.memory.divided_at_s or 0.0) + self._lease_s - self._snapshot.now_s
+        at_s = (self.memory.divided_at_s or 0.0) + self._lease_s - self._now_s
         return tuple(
             missed.get(
                 job.job_id,
@@ -139,11 +159,10 @@ def allocate(knobs: SimpleKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Al
     """One pass."""
     division = Division(knobs, snapshot, memory)
     plan = division.plan()
-    wakes = [at_s for at_s in (plan.wake_at_s, division.wake_at_s()) if at_s is not None]
     return Allocation(
         decisions=plan.decisions,
         memory=msgspec.msgpack.encode(division.memory),
-        wake_at_s=min(wakes, default=None),
+        wake_at_s=earliest(plan.wake_at_s, division.wake_at_s()),
     )
 
 
@@ -153,6 +172,13 @@ def hold(knobs: SimpleKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[
     return division.holds(division.plan())
 
 
+def tell(
+    knobs: SimpleKnobs, snapshot: ClusterSnapshot, memory: bytes, job_id: JobId
+) -> tuple[str, ...]:
+    """rho of a job's app on its share from now on: by it the GPUs are divided the next time."""
+    return Division(knobs, snapshot, memory).told(job_id)
+
+
 POLICIES: tuple[Policy, ...] = (
     joint(
         "themis-simple",
@@ -160,6 +186,7 @@ POLICIES: tuple[Policy, ...] = (
         knobs=SimpleKnobs(),
         allocate=allocate,
         hold=hold,
+        tell=tell,
         parts=Parts(
             order="finish-time fairness, worst first", size="all it can use", place="fewest nodes"
         ),

@@ -15,16 +15,9 @@ from __future__ import annotations
 import msgspec
 from msgspec import Struct
 
-from common.errors import ConfigError
-from common.model import JobId, JobState
-from coordinator.policies.blockers import Hold
-from coordinator.policies.decisions import Allocation, Placement
-from coordinator.policies.floor import Floor, Place, best_fit, consolidated
-from coordinator.policies.granting import carry_out
-from coordinator.policies.policy import Parts, joint
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
-from coordinator.policies.systems.tiresias.gittins import GittinsTable, gittins_table
-from coordinator.policies.systems.tiresias.queues import (
+from common.model import JobId, JobState, PositiveFloat, PositiveInt, Ratio
+from coordinator.policies.attained.gittins import GittinsTable, gittins_table
+from coordinator.policies.attained.queues import (
     Line,
     QueueKnobs,
     QueueMemory,
@@ -32,6 +25,13 @@ from coordinator.policies.systems.tiresias.queues import (
     gang_gpus,
     submission,
 )
+from coordinator.policies.blockers import Hold
+from coordinator.policies.decisions import Allocation
+from coordinator.policies.floor import Place, best_fit, fewest_nodes
+from coordinator.policies.granting import carry_out
+from coordinator.policies.policy import Parts, joint
+from coordinator.policies.recall import recalled
+from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.turns import Turns, takes_turns
 
 MODELS_KEPT = 1000
@@ -44,31 +44,23 @@ class TiresiasKnobs(QueueKnobs, frozen=True, kw_only=True):
     The paper fits it to past runs and prints no value; 0.3 parts the models of its table 6.
     """
 
-    pack_limit: float = 0.3
+    pack_limit: Ratio = 0.3
 
 
 class GittinsKnobs(TiresiasKnobs, frozen=True, kw_only=True):
     """Tiresias' own, and what is known of the service of whole jobs.
 
-    services: GPU-seconds of past jobs; empty: those that leave are learned, the last `history`.
+    services: GPU-seconds of past jobs; empty: those that leave are learned.
+    history: so many of those that left last are remembered.
     subtracts_age: the index by its definition; false: as the public simulator estimates it, with
-        its fixed look-ahead of `delta_gpu_s`.
+        a fixed look-ahead.
+    delta_gpu_s: that look-ahead, in GPU-seconds of service.
     """
 
-    services: tuple[float, ...] = ()
-    history: int = 1000
+    services: tuple[PositiveFloat, ...] = ()
+    history: PositiveInt = 1000
     subtracts_age: bool = True
-    delta_gpu_s: float = 3250.0
-
-    def __post_init__(self) -> None:
-        """Refuse what is no service.
-
-        Raises:
-            ConfigError: with what is wrong.
-        """
-        super().__post_init__()
-        if min(self.services, default=1.0) <= 0 or self.history < 1 or not self.delta_gpu_s > 0:
-            raise ConfigError("services, history, delta_gpu_s: expected numbers above 0")
+    delta_gpu_s: PositiveFloat = 3250.0
 
 
 class Lived(Struct, frozen=True, array_like=True):
@@ -91,31 +83,11 @@ class Memory(Struct, frozen=True):
     served: tuple[float, ...] = ()
 
 
-def _read(memory: bytes) -> Memory:
-    """From bytes; those that an older release wrote otherwise are forgotten."""
-    try:
-        return msgspec.msgpack.decode(memory, type=Memory)
-    except msgspec.MsgspecError:
-        return Memory()
-
-
-def _fewest(floor: Floor, job: JobView, gpu_type: str, count: int) -> tuple[Placement, ...]:
-    """On as few nodes as the whole cluster would need, or not at all."""
-    whole = [node for node in floor.nodes.values() if node.gpu_type == gpu_type]
-    rooms = sorted((node.gpus // job.gpus_per_worker for node in whole), reverse=True)
-    fewest, left = 0, count
-    while left > 0 and fewest < len(rooms):
-        left -= rooms[fewest]
-        fewest += 1
-    placements = consolidated(floor, job, gpu_type, count)
-    return placements if len(placements) <= fewest else ()
-
-
 class _Pass:
     """One pass."""
 
     def __init__(self, knobs: TiresiasKnobs, snapshot: ClusterSnapshot, memory: bytes) -> None:
-        before = _read(memory)
+        before = recalled(memory, Memory)
         self._knobs = knobs
         self._snapshot = snapshot
         self._skews = _learned(snapshot, before.skews)
@@ -154,7 +126,7 @@ class _Pass:
         return f"queue {number} of {of}, {service_gpu_s:.0f} GPU-s served, priority {job.priority}"
 
     def _place_of(self, job: JobView) -> Place:
-        return _fewest if self._is_skewed(job) else best_fit
+        return fewest_nodes if self._is_skewed(job) else best_fit
 
     def _is_skewed(self, job: JobView) -> bool:
         told = job.profile.skew_ratio

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from common.model import JobState, NodeName
+from common.model import NodeName
 from coordinator.policies.decisions import Placement
 from coordinator.policies.floor import Floor
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView, WorkerView
@@ -178,14 +178,3 @@ def dominant(used: Vector, total: Vector, weight: float = 1.0) -> float:
 def weights_of(snapshot: ClusterSnapshot) -> dict[str, float]:
     """Weights of the tenants that have settings; the others count 1."""
     return {tenant.name: tenant.weight for tenant in snapshot.tenants}
-
-
-def lines_by_tenant(snapshot: ClusterSnapshot) -> dict[str, list[JobView]]:
-    """Waiting jobs of each tenant: priority first, then submission."""
-    lines: dict[str, list[JobView]] = {}
-    for job in snapshot.jobs:
-        if job.state == JobState.PENDING:
-            lines.setdefault(job.tenant, []).append(job)
-    for line in lines.values():
-        line.sort(key=lambda job: (-job.priority, job.submitted_at_s, job.job_id))
-    return lines

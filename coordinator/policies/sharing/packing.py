@@ -12,9 +12,9 @@ from msgspec import Struct, structs
 
 from common.model import JobId, JobState
 from coordinator.policies.decisions import Migrate, Resume
+from coordinator.policies.sharing.board import Board, is_willing
+from coordinator.policies.sharing.slices import Slices
 from coordinator.policies.snapshot import JobView
-from coordinator.policies.systems.gandiva.board import Board, is_willing
-from coordinator.policies.systems.gandiva.turns import Turns
 
 LEAST_GPU_S = 1.0
 """Attained between two words of a job from which its pace is taken."""
@@ -116,7 +116,7 @@ class Packing:
         tried = [key for key, pair in self.pairs.items() if pair.gain is None]
         return {JobId(name) for key in tried for name in key.split("|")}
 
-    def judge(self, turns: Turns, trial_s: float) -> None:
+    def judge(self, turns: Slices, trial_s: float) -> None:
         """Look at the trials that have lasted long enough; part those that do not pay."""
         for key, pair in sorted(self.pairs.items()):
             if pair.gain is not None or self._board.now_s < pair.since_s + trial_s:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from common.model import JobState, NodeName
 from coordinator.policies.decisions import Migrate, Placement
+from coordinator.policies.sharing.board import Board, Place, is_willing, node_count
 from coordinator.policies.snapshot import JobView
-from coordinator.policies.systems.gandiva.board import Board, Place, is_willing, node_count
 
 
 class Moves:

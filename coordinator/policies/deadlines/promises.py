@@ -12,7 +12,7 @@ from math import inf
 
 from msgspec import Struct, structs
 
-from coordinator.policies.systems.qos.shares import (
+from coordinator.policies.deadlines.shares import (
     Claim,
     Piece,
     Plan,

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 
 from common.model import JobId, JobState
 from coordinator.policies.decisions import Resume, Suspend
+from coordinator.policies.sharing.board import Board, is_willing
 from coordinator.policies.snapshot import JobView
-from coordinator.policies.systems.gandiva.board import Board, is_willing
 
 EARLY_S = 1e-6
 """Instants on the grid are met despite rounding."""
@@ -23,7 +23,7 @@ def tick(now_s: float, slice_s: float) -> int:
     return int((now_s + EARLY_S) // slice_s)
 
 
-class Turns:
+class Slices:
     """Who goes on and who gives way, in one pass.
 
     began_s: when each job's turn began. goes_with: whether two may compute side by side.

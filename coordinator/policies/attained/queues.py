@@ -20,7 +20,7 @@ from math import inf
 from msgspec import Struct
 
 from common.errors import ConfigError
-from common.model import JobId, JobState
+from common.model import JobId, JobState, PositiveFloat
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 
 SLACK_S = 1e-3
@@ -46,13 +46,14 @@ class QueueKnobs(Struct, frozen=True, kw_only=True):
     limits: GPU-seconds at which a job leaves a queue for the next one, ascending; one queue more
         than limits. The paper's traces: one limit of an hour of GPU time.
     promote: a job that waits this many times as long as it has run goes back to the first queue;
-        `inf`: never (PROMOTEKNOB, the paper's default).
+        None: never (PROMOTEKNOB; the paper's default is infinity).
+    line: the order in which the jobs of one queue stand.
     mixes_units: the public simulator's crossings, which are noticed only at events and at instants
         computed from GPU-seconds less seconds; with `line=entry` only.
     """
 
-    limits: tuple[float, ...] = (3600.0,)
-    promote: float = inf
+    limits: tuple[PositiveFloat, ...] = (3600.0,)
+    promote: PositiveFloat | None = None
     line: Line = Line.RUNNING
     mixes_units: bool = False
 
@@ -64,8 +65,6 @@ class QueueKnobs(Struct, frozen=True, kw_only=True):
         """
         if not all(low < high for low, high in pairwise((0.0, *self.limits))):
             raise ConfigError(f"limits: {self.limits}, expected GPU-seconds above 0 that ascend")
-        if not self.promote > 0:
-            raise ConfigError(f"promote: {self.promote:g}, expected more than 0, or inf for never")
         if self.mixes_units and self.line != Line.ENTRY:
             raise ConfigError("mixes_units: expected together with line=entry only")
 
@@ -152,12 +151,13 @@ class Queues:
 
     def _promotion_at_s(self, job: JobView) -> float | None:
         """When a long wait takes it back to the first queue; None: it is there or does not wait."""
-        if self._knobs.promote == inf or job.state != JobState.PENDING:
+        promote = self._knobs.promote
+        if promote is None or job.state != JobState.PENDING:
             return None
         if self._queue[job.job_id] == 0 or job.waiting_since_s is None:
             return None
         ran_s = self.service_gpu_s(job) / gang_gpus(job)
-        return job.waiting_since_s + self._knobs.promote * ran_s
+        return job.waiting_since_s + promote * ran_s
 
     def _return(self, job: JobView) -> None:
         self._queue[job.job_id] = 0

@@ -15,16 +15,15 @@ from msgspec import Struct, structs
 
 from common.model import JobId, JobState, NodeName
 from coordinator.policies.apps import Held, Measure, factor_on, left_gpu_s, pace
+from coordinator.policies.auctions.bundles import Bundle, Share
+from coordinator.policies.auctions.partial_allocation import Bid
+from coordinator.policies.auctions.places import MOST_PLACES, orders
 from coordinator.policies.decisions import Placement
 from coordinator.policies.floor import fill
 from coordinator.policies.snapshot import JobView, NodeView, WorkerView
-from coordinator.policies.systems.themis.auction import Bid
 
 MOST_SIZES = 8
 """Sizes that a table has; those of larger ladders are thinned, the smallest and largest stay."""
-
-MOST_PLACES = 3
-"""Sets of nodes on which a table offers one step."""
 
 
 class Offer(Struct, frozen=True, kw_only=True):
@@ -37,38 +36,6 @@ class Offer(Struct, frozen=True, kw_only=True):
     free: Mapping[NodeName, int]
     nodes: Mapping[NodeName, NodeView]
     back: frozenset[JobId]
-
-
-class Share(Struct, frozen=True, kw_only=True):
-    """Workers for one job.
-
-    more: beyond those whose lease goes on. held: with them. is_grown: it keeps others.
-    least: fewer of `more` are of no use.
-    """
-
-    job: JobView
-    gpu_type: str
-    more: tuple[Placement, ...]
-    held: Held
-    is_grown: bool
-    least: int
-
-    @property
-    def workers(self) -> int:
-        """How many."""
-        return sum(placement.worker_count for placement in self.more)
-
-    @property
-    def gpus(self) -> int:
-        """Of these workers."""
-        return self.workers * self.job.gpus_per_worker
-
-
-class Bundle(Struct, frozen=True, kw_only=True):
-    """One line of a table: shares of the app's jobs, and the bid that stands for them."""
-
-    shares: tuple[Share, ...]
-    bid: Bid
 
 
 class _Step(Struct, frozen=True):
@@ -280,42 +247,12 @@ class Agent:
     def _fill(
         self, rooms: Mapping[NodeName, int], count: int, near: frozenset[NodeName], start: int
     ) -> tuple[Placement, ...] | None:
-        orders = list(self._orders(rooms, count, near))
-        if start >= len(orders):
+        found = list(orders(rooms, count, self._offer.nodes, near))
+        if start >= len(found):
             return None
-        placements = fill(rooms, orders[start], count)
+        placements = fill(rooms, found[start], count)
         placed = sum(placement.worker_count for placement in placements)
         return placements if placed == count else None
-
-    def _orders(
-        self, rooms: Mapping[NodeName, int], count: int, near: frozenset[NodeName]
-    ) -> Iterator[list[NodeName]]:
-        """Orders of nodes to fill, the best one first: its own, one node, one rack, anywhere."""
-        nodes = self._offer.nodes
-        if near:
-            racks = {nodes[name].rack for name in near if name in nodes}
-            yield sorted(
-                rooms,
-                key=lambda n: (n not in near, nodes[n].rack not in racks, -rooms[n], n),
-            )
-        whole = sorted(
-            (name for name in rooms if rooms[name] >= count), key=lambda name: (rooms[name], name)
-        )
-        # The next worse level stands beside the best, so that others can have the whole node.
-        yield from ([name] for name in whole[: MOST_PLACES - 1])
-        yield from self._spread({n: rooms[n] for n in rooms if rooms[n] < count}, count)
-
-    def _spread(self, rooms: Mapping[NodeName, int], count: int) -> Iterator[list[NodeName]]:
-        """Over several nodes: those of one rack where it has room, the fewest of it."""
-        by_rack: dict[str, list[NodeName]] = {}
-        for name in sorted(rooms, key=lambda name: (-rooms[name], name)):
-            by_rack.setdefault(self._offer.nodes[name].rack, []).append(name)
-        room = {rack: sum(rooms[name] for name in names) for rack, names in by_rack.items()}
-        racks = sorted(by_rack, key=lambda rack: (room[rack], rack))
-        fitting = [rack for rack in racks if room[rack] >= count]
-        yield from (by_rack[rack] for rack in fitting)
-        if not fitting:
-            yield [name for rack in reversed(racks) for name in by_rack[rack]]
 
 
 def _oldest(job: JobView) -> list[WorkerView]:
@@ -332,34 +269,3 @@ def _thinned(ladder: Sequence[list[_Step]]) -> list[list[_Step]]:
     last = len(ladder) - 1
     kept = sorted({round(last * at / (MOST_SIZES - 1)) for at in range(MOST_SIZES)})
     return [ladder[at] for at in kept]
-
-
-def reduced(bundle: Bundle, gpus: int) -> Bundle:
-    """What is left of a bundle with so many GPUs: those go first whose loss hurts least.
-
-    Flexible workers on the node where the job has the fewest go before the others, so that it
-    spreads less; then whole gangs, the last one of the ladder first. A gang is whole or absent.
-    """
-    shares = list(bundle.shares)
-    while sum(share.gpus for share in shares) > gpus:
-        flexible = [at for at, share in enumerate(shares) if share.workers > share.least]
-        if not flexible:
-            shares.pop()
-            continue
-        at = max(flexible, key=lambda at: (shares[at].workers - shares[at].least, at))
-        shares[at] = _without_one(shares[at])
-    return structs.replace(bundle, shares=tuple(shares))
-
-
-def _without_one(share: Share) -> Share:
-    rarest = min(
-        range(len(share.more)), key=lambda at: (share.more[at].worker_count, -at)
-    )  # of equal ones the last: a running job's own nodes come first
-    more = tuple(
-        structs.replace(placement, worker_count=placement.worker_count - (at == rarest))
-        for at, placement in enumerate(share.more)
-    )
-    held = structs.replace(share.held, workers=share.held.workers - 1)
-    return structs.replace(
-        share, more=tuple(placement for placement in more if placement.worker_count), held=held
-    )

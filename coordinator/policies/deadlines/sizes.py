@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import inf
 
+from coordinator.policies.deadlines.shares import Claim
 from coordinator.policies.snapshot import JobView
-from coordinator.policies.systems.qos.shares import Claim
 
 
 def sizes_of(

@@ -11,14 +11,17 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from itertools import pairwise
+from typing import Annotated
 
-import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from common.profile import JobProfile
 from coordinator.policies.snapshot import JobView
 
 MODELS_KEPT, SIZES_KEPT = 256, 16
+
+Margin = Annotated[float, Meta(ge=1, le=10)]
+"""What is predicted to be left counts so many times."""
 
 
 class Sample(Struct, frozen=True, array_like=True):
@@ -36,16 +39,6 @@ class Memory(Struct, frozen=True, array_like=True):
     """What is remembered of step times; the latest models last."""
 
     steps: dict[str, tuple[Sample, ...]] = {}
-
-
-def decoded(memory: bytes) -> Memory:
-    """From what the policy wrote; nothing at first."""
-    return msgspec.msgpack.decode(memory, type=Memory) if memory else Memory()
-
-
-def encoded(memory: Memory) -> bytes:
-    """The opposite of `decoded`."""
-    return msgspec.msgpack.encode(memory)
 
 
 @lru_cache(maxsize=4096)
@@ -143,12 +136,19 @@ class Prediction:
         return a + b / workers
 
     def need(self, deadline_s: float, most: int) -> int | None:
-        """The fewest workers that meet a deadline; None: none up to `most` do."""
+        """The fewest workers that meet a deadline; None: none up to `most` do.
+
+        With the margin; where none do, those that are in time if all goes just as predicted: who
+        can still be in time is not given up for want of a margin.
+        """
         window_s = deadline_s - self._now_s
         least = self._job.workers.min
         counts = range(least, self.fastest(least, most) + 1) if most >= least else range(0)
-        at = bisect_left(counts, True, key=lambda count: self.left_s(count) <= window_s)
-        return counts[at] if at < len(counts) else None
+        for allowed_s in (window_s, window_s * self._margin):
+            at = bisect_left(counts, True, key=lambda count: self.left_s(count) <= allowed_s)
+            if at < len(counts):
+                return counts[at]
+        return None
 
     def fastest(self, least: int, most: int) -> int:
         """The count from which on one more worker is no gain."""

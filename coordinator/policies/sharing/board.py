@@ -153,10 +153,14 @@ class Board:
                     return placed
         return ()
 
+    def may_share(self, job: JobView, host: JobView) -> bool:
+        """Whether two jobs may have the same GPUs: where tenants have rules, only one tenant's."""
+        return not self.snapshot.tenants or job.tenant == host.tenant
+
     def on_seat(self, job: JobView, host: JobView) -> Place | None:
         """The GPUs of another gang for this one; None where its workers do not go there."""
         gpu_type = host.gpu_type
-        if gpu_type is None or not job.accepts(gpu_type):
+        if gpu_type is None or not (job.accepts(gpu_type) and self.may_share(job, host)):
             return None
         mine = self.gpus[host.job_id]
         if any(

@@ -1,0 +1,1 @@
+"""Orders by the service that jobs have attained. Must not know who decides."""

@@ -1,0 +1,50 @@
+"""Orders of nodes on which one job of a bid is put: its own, one node, one rack, anywhere. Pure.
+
+Must not know what a placement is worth, nor who else wants it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from common.model import NodeName
+from coordinator.policies.snapshot import NodeView
+
+MOST_PLACES = 3
+"""Sets of nodes on which a table offers one step."""
+
+
+def orders(
+    rooms: Mapping[NodeName, int],
+    count: int,
+    nodes: Mapping[NodeName, NodeView],
+    near: frozenset[NodeName],
+) -> Iterator[list[NodeName]]:
+    """Orders of nodes to fill with so many workers, the best one first.
+
+    rooms: workers that each node has room for. near: nodes where the job is already.
+    """
+    if near:
+        racks = {nodes[name].rack for name in near if name in nodes}
+        yield sorted(rooms, key=lambda n: (n not in near, nodes[n].rack not in racks, -rooms[n], n))
+    whole = sorted(
+        (name for name in rooms if rooms[name] >= count), key=lambda name: (rooms[name], name)
+    )
+    # The next worse level stands beside the best, so that others can have the whole node.
+    yield from ([name] for name in whole[: MOST_PLACES - 1])
+    yield from _spread({n: rooms[n] for n in rooms if rooms[n] < count}, count, nodes)
+
+
+def _spread(
+    rooms: Mapping[NodeName, int], count: int, nodes: Mapping[NodeName, NodeView]
+) -> Iterator[list[NodeName]]:
+    """Over several nodes: those of one rack where it has room, the fewest of it."""
+    by_rack: dict[str, list[NodeName]] = {}
+    for name in sorted(rooms, key=lambda name: (-rooms[name], name)):
+        by_rack.setdefault(nodes[name].rack, []).append(name)
+    room = {rack: sum(rooms[name] for name in names) for rack, names in by_rack.items()}
+    racks = sorted(by_rack, key=lambda rack: (room[rack], rack))
+    fitting = [rack for rack in racks if room[rack] >= count]
+    yield from (by_rack[rack] for rack in fitting)
+    if not fitting:
+        yield [name for rack in reversed(racks) for name in by_rack[rack]]

@@ -1,0 +1,70 @@
+"""How an app stands before an auction of Themis: its jobs, what it holds, and its rho. Pure.
+
+Must not know bids, nor who else is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf
+
+from msgspec import Struct
+
+from common.model import JobId, NodeName
+from coordinator.policies.apps import AppRecord, Held, Measure, held_by
+from coordinator.policies.auctions.leases import Leases
+from coordinator.policies.snapshot import JobView
+
+
+class Standing(Struct, kw_only=True):
+    """One app in a pass.
+
+    held: what its jobs hold and keep, or were given in this pass. back: what they held until now,
+    though its lease is over. least_gpus: with fewer of those that are given away it can do nothing.
+    """
+
+    app: str
+    jobs: Sequence[JobView]
+    record: AppRecord
+    measure: Measure
+    held: dict[JobId, Held]
+    back: dict[JobId, Held]
+    priority: int
+    least_gpus: int
+
+    def rho(self, now_s: float, lease_s: float) -> float:
+        """By which apps are chosen: infinite before its first GPUs; without any it grows.
+
+        That is the long-term compensation: by one of what it was, for each lease that it waits.
+        """
+        left_s = self.measure.left_s({**self.back, **self.held})
+        if left_s < inf:
+            return self.measure.rho(left_s)
+        if self.record.granted_at_s is None:
+            return inf
+        return self.record.rho * (1.0 + max(0.0, now_s - self.record.granted_at_s) / lease_s)
+
+
+def standing_of(
+    app: str,
+    jobs: Sequence[JobView],
+    record: AppRecord,
+    measure: Measure,
+    leases: Leases,
+    racks: Mapping[NodeName, str],
+) -> Standing:
+    """How an app stands before anything is auctioned."""
+    return Standing(
+        app=app,
+        jobs=jobs,
+        record=record,
+        measure=measure,
+        held=held_by(((job, leases.kept[job.job_id]) for job in jobs), racks),
+        back=held_by(((job, job.placed) for job in jobs if job.job_id in leases.back), racks),
+        priority=max(job.priority for job in jobs),
+        least_gpus=min(_least_gpus(job) for job in jobs),
+    )
+
+
+def _least_gpus(job: JobView) -> int:
+    return job.gpus_per_worker * (1 if job.is_elastic else job.workers.min)

@@ -1,0 +1,1 @@
+"""What meets a deadline: predictions, plans, promises. Must not know who decides."""

@@ -1,0 +1,123 @@
+"""Workers shared out one by one, pair by pair: the rules of AFS, and Lyra's cut of them. Pure.
+
+Hwang et al., NSDI'21, "Elastic Resource Sharing for Distributed Deep Learning", section 4; the
+rules as its author's simulator has them. A greedy rule is too sure that what it gives away comes
+back, so two jobs are compared as if it never did. The unit is one worker, the first share a whole
+base gang. Must not know nodes, nor who comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+from msgspec import Struct
+
+from coordinator.policies.snapshot import JobView
+
+
+class Share(Struct):
+    """A job and the workers that it has been given so far."""
+
+    job: JobView
+    left_s: float
+    """Worker-seconds left."""
+    workers: int = 0
+
+    @property
+    def rate(self) -> float:
+        """Speed at its present share."""
+        return self.job.rate(self.workers) if self.workers else 0.0
+
+    @property
+    def gain(self) -> float:
+        """Speed that one worker more adds."""
+        return self.job.rate(self.workers + 1) - self.rate
+
+    @property
+    def remaining_s(self) -> float:
+        """Running time left at its present share."""
+        return self.left_s / self.rate
+
+    def may_grow(self, gpus: int) -> bool:
+        """Whether one worker more fits its range and what is left, and makes it faster."""
+        job = self.job
+        return self.workers < job.workers.max and job.gpus_per_worker <= gpus and self.gain > 0
+
+
+Wins = Callable[[Share, Share], bool]
+"""Whether the second one takes the place of the first as candidate for the next worker."""
+
+
+def beats_by_length(candidate: Share, other: Share) -> bool:
+    """AFS-L: the shorter one takes it if its relative gain now exceeds what the longer one's is.
+
+    With l the one with less running time left at its present share, h the other:
+    (p_l(n+1) - p_l(n)) / p_l(n) > (p_h(n+1) - p_h(n)) / p_h(n+1).
+    """
+    is_shorter = (other.remaining_s, other.job.job_id) < (
+        candidate.remaining_s,
+        candidate.job.job_id,
+    )
+    low, high = (other, candidate) if is_shorter else (candidate, other)
+    low_wins = low.gain / low.rate > high.gain / (high.rate + high.gain)
+    return low_wins == is_shorter
+
+
+def beats_by_gain(random: np.random.Generator) -> Wins:
+    """AFS-P: who would win even if it were the longer one; chance where neither would."""
+
+    def beats(candidate: Share, other: Share) -> bool:
+        if (other.rate + other.gain) / other.gain <= candidate.rate / candidate.gain:
+            return True
+        if (candidate.rate + candidate.gain) / candidate.gain <= other.rate / other.gain:
+            return False
+        return bool(random.random() < 0.5)
+
+    return beats
+
+
+def base_shares(jobs: Sequence[JobView], gpus: int, now_s: float) -> tuple[list[Share], int]:
+    """A base gang each, in this order, skipping what does not fit; and the GPUs left."""
+    shares: list[Share] = []
+    for job in jobs:
+        need = job.workers.min * job.gpus_per_worker
+        if need <= gpus:
+            gpus -= need
+            shares.append(Share(job=job, left_s=job.work_left_s(now_s), workers=job.workers.min))
+    return shares, gpus
+
+
+def share_out(shares: Sequence[Share], gpus: int, wins: Wins) -> None:
+    """Give one worker after the other to whoever is left of all pairwise comparisons."""
+    while True:
+        growing = [share for share in shares if share.may_grow(gpus)]
+        if not growing:
+            return
+        candidate = growing[0]
+        for other in growing[1:]:
+            if wins(candidate, other):
+                candidate = other
+        candidate.workers += 1
+        gpus -= candidate.job.gpus_per_worker
+
+
+def share_by_throughput(shares: Sequence[Share], gpus: int) -> None:
+    """Lyra's cut-down AFS (EuroSys'23, section 7.4): always the most throughput per GPU."""
+
+    def value(share: Share) -> float:
+        # Relative to its base gang, so that the units of profiles do not matter.
+        return share.gain / (share.job.workers.min * share.job.gpus_per_worker)
+
+    queue = [(-value(share), place) for place, share in enumerate(shares) if share.may_grow(gpus)]
+    heapify(queue)
+    while queue:
+        _, place = heappop(queue)
+        share = shares[place]
+        if not share.may_grow(gpus):
+            continue
+        share.workers += 1
+        gpus -= share.job.gpus_per_worker
+        if share.may_grow(gpus):
+            heappush(queue, (-value(share), place))

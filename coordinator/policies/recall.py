@@ -1,0 +1,17 @@
+"""What a policy remembers between its passes, from the bytes that it wrote. Knows no policy."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+M = TypeVar("M")
+
+
+def recalled(memory: bytes, kind: type[M]) -> M:
+    """What was remembered; nothing at first, and of what another release wrote otherwise."""
+    try:
+        return msgspec.msgpack.decode(memory, type=kind)
+    except msgspec.MsgspecError:
+        return kind()

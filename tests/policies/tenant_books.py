@@ -1,0 +1,149 @@
+"""Cells that tenants share, by hand, and books of what decisions do to each. Tests nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from msgspec.structs import replace
+
+from common.model import JobId, JobState, NodeName
+from coordinator.policies.decisions import Decision, Placement, Preempt, Resize, Start
+from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
+from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
+
+A8 = TenantView(name="a", guarantee_gpus=8)
+B8 = TenantView(name="b", guarantee_gpus=8)
+
+
+def runs(name: str, tenant: str, node: str, gpus: int, *, lost_gpu_s: float = 0.0) -> JobView:
+    """A job of one worker that runs."""
+    made = make_job_view(
+        name,
+        state=JobState.RUNNING,
+        gpus_per_worker=gpus,
+        placed=(make_worker_view(name, 0, node, gpus=gpus),),
+        lost_if_preempted_gpu_s=lost_gpu_s,
+    )
+    return replace(made, tenant=tenant)
+
+
+def waits(name: str, tenant: str, gpus: int, *, submitted_at_s: float = 0.0) -> JobView:
+    """A job of one worker that waits."""
+    made = make_job_view(name, gpus_per_worker=gpus, submitted_at_s=submitted_at_s)
+    return replace(made, tenant=tenant)
+
+
+def cell(*jobs: JobView, tenants: tuple[TenantView, ...], nodes: int = 2) -> ClusterSnapshot:
+    """Nodes of eight GPUs."""
+    there = [
+        make_node_view(
+            f"n{n}", workers=[w for job in jobs for w in job.placed if w.node == f"n{n}"]
+        )
+        for n in range(nodes)
+    ]
+    return replace(make_snapshot(nodes=there, jobs=jobs), tenants=tenants)
+
+
+def start(name: str, node: str) -> Start:
+    """One worker there."""
+    return Start(
+        job_id=JobId(name),
+        gpu_type="H100",
+        placements=(Placement(node=NodeName(node), worker_count=1),),
+        estimated_runtime_s=1.0,
+        estimate_source="declared",
+        reason="test",
+    )
+
+
+def stop(name: str) -> Preempt:
+    """A preemption."""
+    return Preempt(job_id=JobId(name), reason="test")
+
+
+def names(decisions: tuple[Decision, ...], kind: type[Start | Preempt | Resize]) -> set[str]:
+    """Jobs of the decisions of a kind."""
+    return {d.job_id for d in decisions if isinstance(d, kind)}
+
+
+class Books:
+    """Decisions carried out on plain counts, independent of how the policies count."""
+
+    def __init__(self, snapshot: ClusterSnapshot) -> None:
+        self.jobs = {job.job_id: job for job in snapshot.jobs}
+        self.free = {node.name: node.free_gpus for node in snapshot.nodes}
+        self.tenants = {tenant.name: tenant for tenant in snapshot.tenants}
+        self.used: Counter[str] = Counter()
+        for job in snapshot.jobs:
+            self._count(job, sum(w.gpus for w in job.placed if not w.is_leaving))
+        self.stops: list[tuple[JobView, dict[NodeName, int]]] = []
+        self.takes: list[tuple[JobView, dict[NodeName, int]]] = []
+
+    def is_part(self, job: JobView, name: str) -> bool:
+        """Whether a job counts for a tenant."""
+        parent = self.tenants[job.tenant].parent if job.tenant in self.tenants else ""
+        return name in (job.tenant, parent)
+
+    def _count(self, job: JobView, gpus: int) -> None:
+        for name in (*self.tenants, "nobody"):
+            if self.is_part(job, name):
+                self.used[name] += gpus
+
+    def carry_out(self, decision: Decision) -> None:
+        """Apply one decision; the GPUs it asks for must be there."""
+        match decision:
+            case Start():
+                self._take(self.jobs[decision.job_id], decision.placements)
+            case Resize():
+                job = self.jobs[decision.job_id]
+                self._stop(job, set(decision.removed_workers))
+                self._take(job, decision.added)
+            case Preempt():
+                job = self.jobs[decision.job_id]
+                self._stop(job, {worker.worker_index for worker in job.placed})
+            case _:
+                pass
+
+    def _stop(self, job: JobView, indices: set[int]) -> None:
+        left: Counter[NodeName] = Counter()
+        for worker in job.placed:
+            if worker.worker_index in indices and not worker.is_leaving:
+                left[worker.node] += worker.gpus
+        self._count(job, -left.total())
+        self.stops.append((job, dict(left)))
+        for node, gpus in left.items():
+            self.free[node] += gpus
+
+    def _take(self, job: JobView, placements: tuple[Placement, ...]) -> None:
+        taken: Counter[NodeName] = Counter()
+        for placement in placements:
+            taken[placement.node] += placement.worker_count * job.gpus_per_worker
+        self._count(job, taken.total())
+        self.takes.append((job, dict(taken)))
+        for node, gpus in taken.items():
+            self.free[node] -= gpus
+            assert self.free[node] >= 0, f"{node} has not {gpus} GPUs"
+
+    def lost_to_others(self, name: str, free: dict[NodeName, int]) -> bool:
+        """Whether outsiders stand on GPUs that only the tenant's stops made free."""
+
+        def on(moves: list[tuple[JobView, dict[NodeName, int]]], node: NodeName) -> int:
+            return sum(gpus.get(node, 0) for job, gpus in moves if not self.is_part(job, name))
+
+        mine = {node for job, left in self.stops if self.is_part(job, name) for node in left}
+        return any(on(self.takes, node) > free[node] + on(self.stops, node) for node in mine)
+
+
+def check(snapshot: ClusterSnapshot, decisions: tuple[Decision, ...]) -> Books:
+    """Carry decisions out, and look whether each tenant keeps what it is promised."""
+    books = Books(snapshot)
+    free, before = dict(books.free), Counter(books.used)
+    for decision in decisions:
+        books.carry_out(decision)
+    for name, tenant in books.tenants.items():
+        after = books.used[name]
+        if tenant.borrow_limit_gpus is not None:
+            assert after <= max(before[name], tenant.guarantee_gpus + tenant.borrow_limit_gpus)
+        if before[name] <= tenant.guarantee_gpus and after < before[name]:
+            assert not books.lost_to_others(name, free), f"{name} lost its guarantee"
+    return books

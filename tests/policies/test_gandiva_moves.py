@@ -1,0 +1,156 @@
+"""Packs that must pay, and moves to better places."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+
+from common.model import (
+    GpuUuid,
+    JobState,
+    NodeName,
+)
+from coordinator.policies.decisions import Decision, Migrate, Resume, Suspend
+from coordinator.policies.sharing.board import Board
+from coordinator.policies.sharing.moves import Moves
+from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.policies.sharing_cell import Cell
+
+# --- packing ----------------------------------------------------------------------------------
+
+
+def packed(cell: Cell) -> list[Decision]:
+    """Trials and packs that were resumed."""
+    return [each for _, each in cell.made(Resume) if isinstance(each, Resume) and each.is_packed]
+
+
+def test_a_pack_that_pays_is_kept() -> None:
+    """Two that keep a GPU hardly busy run side by side at full speed once both were measured."""
+    cell = Cell(gpus=1)
+    cell.submit("a", gpus=1, work_s=1200.0, busy=0.1)
+    cell.submit("b", gpus=1, work_s=1200.0, busy=0.1)
+    cell.until(5000.0)
+    assert max(cell.end_s("a"), cell.end_s("b")) < 1700.0  # in turns: 2400
+    assert packed(cell)
+
+
+def test_a_pack_that_does_not_pay_is_undone_and_not_tried_again() -> None:
+    """What they make together was measured to be less than in turns (section 4.2)."""
+    cell = Cell(gpus=1)
+    cell.submit("a", gpus=1, work_s=1200.0, busy=0.94)
+    cell.submit("b", gpus=1, work_s=1200.0, busy=0.94)
+    cell.until(9000.0)
+    assert len(packed(cell)) == 1
+    parted = [each for _, each in cell.made(Suspend) if "0.87 of what" in each.reason]
+    assert len(parted) == 1
+    assert cell.state("a") == cell.state("b") == JobState.SUCCEEDED
+
+
+@pytest.mark.parametrize(
+    ("busy", "memory_bytes", "of_gpu"),
+    [(None, 10, 80), (0.1, 50, 80), (0.1, None, 80)],
+    ids=["not told how busy", "too large together", "not told how large"],
+)
+def test_what_is_not_known_to_fit_is_not_tried(
+    busy: float | None, memory_bytes: int | None, of_gpu: int
+) -> None:
+    """No trial without the use of both, nor beyond the memory of the GPU."""
+    cell = Cell(gpus=1, gpu_memory_bytes=of_gpu)
+    for name in ("a", "b"):
+        cell.submit(name, gpus=1, work_s=600.0, busy=busy, memory_bytes=memory_bytes)
+    cell.until(3000.0)
+    assert not packed(cell)
+    assert cell.state("a") == cell.state("b") == JobState.SUCCEEDED
+
+
+def test_without_overload_nobody_is_packed() -> None:
+    """Free GPUs are better than half of one."""
+    cell = Cell(gpus=2)
+    cell.submit("a", gpus=1, work_s=600.0, busy=0.1)
+    cell.submit("b", gpus=1, work_s=600.0, busy=0.1)
+    cell.until(2000.0)
+    assert not packed(cell)
+    assert not cell.made(Suspend)
+
+
+# --- moves ------------------------------------------------------------------------------------
+
+
+def spread(*, free_on_b: int, free_on_c: int = 0, began_s: float = 0.0) -> Board:
+    """A gang of two GPUs on nodes a and b, and so many GPUs free on b and c."""
+    mine = [make_worker_view("spread", number, node) for number, node in enumerate("ab")]
+    mine = [structs.replace(each, gpu_uuids=(GpuUuid(f"{each.node}-0"),)) for each in mine]
+    other = make_worker_view("other", 0, "b", gpus=3 - free_on_b)
+    job = make_job_view("spread", state=JobState.RUNNING, workers=(2, 2), placed=mine)
+    return Board(
+        make_snapshot(
+            nodes=[
+                make_node_view("a", gpus=4, workers=mine[:1], free_gpus=0),
+                make_node_view("b", gpus=4, workers=[mine[1], other], free_gpus=free_on_b),
+                make_node_view("c", gpus=4, free_gpus=free_on_c),
+            ],
+            jobs=[
+                structs.replace(job, started_at_s=began_s),
+                make_job_view(
+                    "other", state=JobState.RUNNING, gpus_per_worker=3 - free_on_b, placed=[other]
+                ),
+            ],
+            now_s=1000.0,
+        )
+    )
+
+
+def test_a_spread_gang_moves_to_where_it_stands_together() -> None:
+    """Only to fewer nodes, only where it fits whole, and only when it has rested."""
+    for found, moves in (
+        (spread(free_on_b=2), 1),
+        (spread(free_on_b=1), 0),
+        (spread(free_on_b=1, free_on_c=1), 0),
+        (spread(free_on_b=2, began_s=500.0), 0),
+    ):
+        Moves(found, rest_s=600.0).closer()
+        assert len(found.decisions) == moves
+        for each in found.decisions:
+            assert isinstance(each, Migrate)
+            assert [placement.node for placement in each.placements] == ["b"]
+            assert "2 nodes and fits on 1" in each.reason
+
+
+def test_in_a_cell_a_spread_gang_moves_when_a_node_comes_free() -> None:
+    """As soon as it has rested, and it ends where it stands together."""
+    cell = Cell(nodes=2, knobs=":rest_s=120")
+    cell.submit("x", gpus=3, gpus_per_worker=1, work_s=300.0)
+    cell.submit("y", gpus=3, gpus_per_worker=1, work_s=9000.0)
+    cell.submit("spread", at_s=2.0, gpus=2, gpus_per_worker=1, work_s=3000.0)
+    cell.until(200.0)
+    assert cell.nodes("spread") == ["t0", "t1"]
+    cell.until(400.0)
+    assert len(cell.nodes("spread")) == 1
+    assert cell.job("spread").migration_count == 1
+
+
+def test_a_suspended_job_takes_gpus_that_were_vacated() -> None:
+    """It need not take turns any more, and both compute (section 4.1, on departure)."""
+    cell = Cell(nodes=2, knobs=":rest_s=0")
+    cell.submit("short", work_s=300.0)
+    cell.submit("a", at_s=2.0, work_s=2000.0)
+    cell.submit("b", at_s=3.0, work_s=2000.0)
+    cell.until(600.0)
+    assert cell.state("short") == JobState.SUCCEEDED
+    assert cell.nodes("a") != cell.nodes("b")
+    assert {cell.state("a"), cell.state("b")} == {JobState.RUNNING}
+    [(_, move)] = cell.made(Migrate)
+    assert "vacated" in move.reason
+    assert cell.sim.engine.state.counters.preemptions == 0
+
+
+def test_a_node_that_is_almost_empty_is_emptied() -> None:
+    """Its one job goes where fewer GPUs are free, so that a whole node is free (section 4.2)."""
+    cell = Cell(nodes=2, knobs=":rest_s=100")
+    for number in range(4):
+        cell.submit(f"j{number}", gpus=1, work_s=200.0 if number == 0 else 3000.0)
+    cell.submit("pair", gpus=2, work_s=150.0)
+    cell.submit("alone", at_s=5.0, gpus=1, work_s=3000.0)
+    cell.until(900.0)
+    assert cell.nodes("alone") == ["t0"]
+    assert all(slot.holder is None for slot in cell.sim.engine.state.nodes[NodeName("t1")].gpus)

@@ -1,0 +1,61 @@
+"""What a policy says of a job that has GPUs: its own measure, and why it is not stopped."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.model import JobId
+from coordinator.engine.settings import EngineSettings
+from coordinator.policies.bundles import POLICIES, policy
+from coordinator.service import explain
+from tests.engine.house import House
+
+
+def house_of(name: str, *, path: str | None = None) -> House:
+    """A node whose GPUs one job has held for ten minutes while another one waits."""
+    house = House(training=1, inference=0, settings=EngineSettings(policy=name, min_runtime_s=0.0))
+    house.engine.policy = policy(name)
+    house.submit("runs", work_s=9000.0, path=path)
+    house.wait(1.0)
+    house.submit("waits", work_s=9000.0)
+    house.wait(599.0)
+    house.decide()
+    return house
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("themis", "rho of its job runs is 0.50 with what it holds"),
+        ("themis", "its lease ends in 600 s"),
+        ("themis-simple", "rho of its job runs on its share from now on is 0.97"),
+        ("las:round_s=7200", "it should run 100% of the time"),
+        ("themis-lp:round_s=7200", "it should run 100% of the time"),
+    ],
+)
+def test_a_running_job_is_told_how_it_stands(name: str, said: str) -> None:
+    """`explain` has the policy's own words beside the count of workers."""
+    house = house_of(name)
+    reasons = explain.job(house.engine, house.engine.state.jobs[JobId("runs")])
+    assert "1 workers run, 0 of them flexible" in reasons
+    assert [reason for reason in reasons if said in reason], reasons
+
+
+@pytest.mark.parametrize("name", ["themis", "themis-simple", "las:round_s=7200", "afs-p"])
+def test_it_is_told_that_its_work_keeps_it_where_it_does(name: str) -> None:
+    """A job that never saves has its GPU-seconds named; one that saves when asked does not."""
+    kept = "it keeps its base gang when its turn ends: a stop would lose 4800 GPU-s of work"
+    never, saves = (
+        house.engine.standing(JobId("runs"))
+        for house in (house_of(name), house_of(name, path="/saves"))
+    )
+    assert [reason for reason in never if reason.startswith(kept)], never
+    assert not [reason for reason in saves if reason.startswith("it keeps its base gang")]
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_who_is_not_there_has_no_standing(name: str) -> None:
+    """Of an unknown job no policy says anything, and none fails."""
+    assert house_of("fifo").engine.standing(JobId("nobody")) == ()
+    house = House(training=1, inference=0, settings=EngineSettings(policy=name))
+    assert policy(name).tell(house.engine.snapshot(), b"", JobId("nobody")) == ()

@@ -1,0 +1,127 @@
+"""Tenants below their guarantee by hand: who gives back, and how much."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from common.model import JobState
+from coordinator.policies.bundles import POLICIES
+from coordinator.policies.decisions import Preempt, Resize, Start
+from coordinator.policies.snapshot import TenantView
+from coordinator.policies.tenants.guarding import guarded
+from coordinator.policies.tenants.takeback import taken_back
+from tests.builders import make_job_view, make_worker_view
+from tests.policies.tenant_books import A8, B8, cell, check, names, runs, start, waits
+
+
+@pytest.mark.parametrize("policy", ["fifo", "aryl", "srtf"])
+def test_a_tenant_gets_its_guarantee_back(policy: str) -> None:
+    """Of two jobs of a borrower the one that loses less is stopped, and the owed job starts."""
+    snapshot = cell(
+        runs("dear", "a", "n0", 8, lost_gpu_s=900.0),
+        runs("cheap", "a", "n1", 8, lost_gpu_s=10.0),
+        waits("owed", "b", 8),
+        tenants=(A8, B8),
+    )
+    decisions = POLICIES[policy].allocate(snapshot, b"").decisions
+    check(snapshot, decisions)
+    assert names(decisions, Start) == {"owed"}
+    assert len(names(decisions, Preempt)) == 1
+    if policy != "srtf":  # which has a rule of its own
+        assert names(decisions, Preempt) == {"cheap"}
+
+
+def test_flexible_workers_are_given_back_before_a_job_is_stopped() -> None:
+    """As many as are needed, and nobody else is touched."""
+    elastic = replace(
+        make_job_view(
+            "e",
+            state=JobState.RUNNING,
+            workers=(2, 8),
+            placed=[make_worker_view("e", i, "n0", is_flexible=i >= 2) for i in range(8)],
+        ),
+        tenant="a",
+    )
+    snapshot = cell(
+        elastic,
+        runs("r", "a", "n1", 8),
+        waits("owed", "b", 4),
+        tenants=(A8, B8),
+    )
+    decisions = taken_back(snapshot, ())
+    assert names(decisions, Start) == {"owed"}
+    (shrunk,) = (d for d in decisions if isinstance(d, Resize))
+    assert len(shrunk.removed_workers) == 4
+    assert not names(decisions, Preempt)
+
+
+def test_a_borrower_does_not_start_where_a_guarantee_is_due() -> None:
+    """The pass would give the last node to a borrower: that start is dropped, nobody is stopped."""
+    snapshot = cell(
+        runs("r", "a", "n0", 8), waits("more", "a", 8), waits("owed", "b", 8), tenants=(A8, B8)
+    )
+    assert taken_back(snapshot, (start("more", "n1"),))[-1].reason.startswith("tenant b is due")
+    assert names(taken_back(snapshot, (start("more", "n1"),)), Start) == {"owed"}
+
+
+def test_only_borrowers_give_back_however_cheap_others_are() -> None:
+    """A stop of the third tenant's job would lose nothing, but it is within its guarantee."""
+    snapshot = cell(
+        runs("dear", "a", "n0", 8, lost_gpu_s=900.0),
+        runs("more", "a", "n1", 8, lost_gpu_s=950.0),
+        runs("cheap", "c", "n2", 8),
+        waits("owed", "b", 8),
+        tenants=(A8, B8, TenantView(name="c", guarantee_gpus=8)),
+        nodes=3,
+    )
+    assert names(taken_back(snapshot, ()), Preempt) == {"dear"}
+
+
+def test_nobody_is_stopped_in_vain_for_a_guarantee() -> None:
+    """The cheapest job is no help, as its node stays half full: only the next one is stopped."""
+    snapshot = cell(
+        runs("half", "a", "n0", 4),
+        runs("stays", "c", "n0", 4),
+        runs("whole", "a", "n1", 8, lost_gpu_s=5.0),
+        waits("owed", "b", 8),
+        tenants=(TenantView(name="a"), B8, TenantView(name="c", guarantee_gpus=4)),
+    )
+    decisions = taken_back(snapshot, ())
+    assert names(decisions, Preempt) == {"whole"}
+    assert names(decisions, Start) == {"owed"}
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "wants", "free_nodes"),
+    [(8, 8, 1), (4, 8, 0), (0, 4, 0)],
+    ids=["there is room", "larger than its guarantee", "promised nothing"],
+)
+def test_nothing_is_taken_back_without_right(guarantee: int, wants: int, free_nodes: int) -> None:
+    """Neither where there is room, nor beyond a guarantee: the borrower keeps what it has."""
+    snapshot = cell(
+        runs("r1", "a", "n0", 8),
+        runs("r2", "a", "n1", 8),
+        waits("w", "b", wants),
+        tenants=(A8, TenantView(name="b", guarantee_gpus=guarantee)),
+        nodes=2 + free_nodes,
+    )
+    assert taken_back(snapshot, ()) == ()
+
+
+def test_within_a_division_teams_give_each_other_back_first() -> None:
+    """A sibling that borrows of the division's guarantee gives it back; outsiders lose nothing."""
+    tenants = (
+        TenantView(name="p", guarantee_gpus=16),
+        TenantView(name="c", parent="p", guarantee_gpus=8),
+        TenantView(name="d", parent="p", guarantee_gpus=8),
+    )
+    snapshot = cell(
+        runs("d1", "d", "n0", 8),
+        runs("d2", "d", "n1", 8, lost_gpu_s=5.0),
+        waits("owed", "c", 8),
+        tenants=tenants,
+    )
+    decisions = taken_back(snapshot, ())
+    assert names(decisions, Preempt) == {"d1"}
+    assert guarded(snapshot, decisions) == (decisions, ())
