@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from common.failures import Failure
 from common.lifecycle import NODE_TRANSITIONS, NodeEvent, advance
@@ -24,7 +24,8 @@ from common.model import (
     StopReason,
     WorkerKey,
 )
-from coordinator.engine.events import GpuFact, NodeReported, WorkerFact
+from coordinator.engine.events import GpuFact, NodeReported
+from coordinator.sim.held import Held
 from coordinator.sim.loop import Loop
 
 
@@ -38,6 +39,7 @@ class Delays(Struct, frozen=True, kw_only=True):
     """From the order until its GPUs are left, and back below (Gandiva, OSDI'18, section 3.1)."""
     resume_s: float = 0.0
     stop_s: float = 0.0
+    """From the order until it has ended; a job that does not save computes on for so long."""
     checkpoint_s: float = 0.0
     """More for a worker that computed and whose job saves."""
     drain_s: float = 0.0
@@ -66,30 +68,8 @@ _SITTING = (
 _STARTED = (WorkerPhase.RUNNING, WorkerPhase.SUSPENDED)
 
 
-class _Held(Struct):
-    order: WorkerOrder
-    phase: WorkerPhase
-    exit_code: int | None = None
-    stop_reason: StopReason | None = None
-    failure: Failure | None = None
-    is_switching: bool = False
-    """It is about to be suspended or to be resumed."""
-    said: WorkerFact | None = None
-    """What was last reported of it."""
-
-    def fact(self, endpoint: str) -> WorkerFact:
-        """What is to be reported of it; the same value again while nothing changed."""
-        said = self.said
-        if said is None or said.phase != self.phase or said.stop_reason != self.stop_reason:
-            said = self.said = WorkerFact(
-                key=self.order.key,
-                phase=self.phase,
-                endpoint=endpoint,
-                exit_code=self.exit_code,
-                stop_reason=self.stop_reason,
-                failure=self.failure,
-            )
-        return said
+def _boot_id(boots: int) -> str:
+    return f"boot-{boots}"
 
 
 class PretendNode:
@@ -98,7 +78,9 @@ class PretendNode:
     Args:
         tell: where its reports go.
         started, stopped: told when a worker really begins and ceases to compute.
-        crashed: told instead of `stopped` when it ceases because power is lost.
+        asked: told before `stopped` when a worker is asked to stop, and why: one that saves, or
+            whose work is over, ceases then, and any other one when it ends.
+        crashed: told instead of `stopped` when nobody asked it to: its process or its node died.
         suspended, resumed: told when it ceases to compute for a while, and goes on.
     """
 
@@ -111,6 +93,7 @@ class PretendNode:
         tell: Callable[[NodeReported], None],
         started: Callable[[WorkerOrder], None],
         stopped: Callable[[WorkerKey], None],
+        asked: Callable[[WorkerKey, StopReason], None] = lambda key, reason: None,
         crashed: Callable[[WorkerKey], None] | None = None,
         suspended: Callable[[WorkerKey], None] | None = None,
         resumed: Callable[[WorkerOrder], None] | None = None,
@@ -121,6 +104,7 @@ class PretendNode:
         self._tell = tell
         self._started = started
         self._stopped = stopped
+        self._asked = asked
         self._crashed = crashed or stopped
         self._suspended = suspended or stopped
         self._resumed = resumed or started
@@ -131,19 +115,32 @@ class PretendNode:
         self._generation = 0
         self._desired_role = self.role
         self._lease_id: LeaseId | None = None
-        self._held: dict[WorkerKey, _Held] = {}
+        self._held: dict[WorkerKey, Held] = {}
         self._forgotten: set[WorkerKey] = set()
         self._has_suspended = False
         """Whether anybody here was ever ordered to be suspended."""
         self._boots = 1
-        self._gpus = tuple(
-            GpuFact(
-                GpuUuid(f"{spec.name}-{index}"),
-                spec.gpu_type,
-                memory_bytes=spec.gpu_memory_bytes,
-            )
-            for index in range(spec.gpus)
+        self._said = NodeReported(
+            node=spec.name,
+            boot_id=_boot_id(self._boots),
+            home_pool=home,
+            role=self.role,
+            epoch=0,
+            generation=0,
+            gpus=tuple(
+                GpuFact(
+                    GpuUuid(f"{spec.name}-{index}"),
+                    spec.gpu_type,
+                    memory_bytes=spec.gpu_memory_bytes,
+                )
+                for index in range(spec.gpus)
+            ),
+            service=spec.service,
+            rack=spec.rack,
+            cpus=spec.cpus,
+            memory_bytes=spec.memory_bytes,
         )
+        """Its last report; most of the next one is the same."""
         self._endpoint = f"{spec.name}:1"
         self._will_report = False
 
@@ -159,23 +156,16 @@ class PretendNode:
         self._will_report = False
         if not self.is_up:
             return
-        self._tell(
-            NodeReported(
-                node=self.spec.name,
-                boot_id=f"boot-{self._boots}",
-                home_pool=self.spec.home_pool,
-                role=self.role,
-                epoch=self._epoch,
-                generation=self._generation,
-                gpus=self._gpus,
-                service=self.spec.service,
-                rack=self.spec.rack,
-                cpus=self.spec.cpus,
-                memory_bytes=self.spec.memory_bytes,
-                lease_id=self._lease_id,
-                workers=tuple([self._held[key].fact(self._endpoint) for key in sorted(self._held)]),
-            )
+        held, now_s = self._held, self._loop.now_s
+        self._said = structs.replace(
+            self._said,
+            role=self.role,
+            epoch=self._epoch,
+            generation=self._generation,
+            lease_id=self._lease_id,
+            workers=tuple([held[key].fact(self._endpoint, now_s) for key in sorted(held)]),
         )
+        self._tell(self._said)
 
     # --- what it is told --------------------------------------------------------------------
 
@@ -190,7 +180,9 @@ class PretendNode:
             self._held.pop(key, None)
             self._forgotten.add(key)
         for order in desired.workers:
-            self._take_order(order)
+            held = self._held.get(order.key)
+            if held is None or held.order is not order:  # the engine repeats what did not change
+                self._take_order(order)
         for stop in desired.stops:
             self._stop(stop.key, stop.reason)
         self._switch_all()
@@ -207,7 +199,7 @@ class PretendNode:
         if held is None:
             if order.key in self._forgotten:
                 return
-            self._held[order.key] = _Held(order, WorkerPhase.RESERVING)
+            self._held[order.key] = Held(order, WorkerPhase.RESERVING)
             self._loop.after(self._delays.ready_s, lambda: self._make_ready(order.key))
             return
         held.order = order
@@ -226,7 +218,7 @@ class PretendNode:
         if held.order.phase == OrderPhase.RUN:
             self._take_order(held.order)
 
-    def _is_busy(self, wanting: _Held) -> bool:
+    def _is_busy(self, wanting: Held) -> bool:
         """Whether another live worker still sits on the GPUs that this one was promised.
 
         On shared ones only those are waited for that are leaving or about to be suspended.
@@ -240,7 +232,7 @@ class PretendNode:
             for held in self._held.values()
         )
 
-    def _gives_way(self, held: _Held) -> bool:
+    def _gives_way(self, held: Held) -> bool:
         is_going = held.phase == WorkerPhase.RUNNING and held.order.is_suspended
         return is_going or held.phase == WorkerPhase.STOPPING
 
@@ -259,11 +251,11 @@ class PretendNode:
                 held.is_switching = True
                 self._loop.after(self._delays.resume_s, partial(self._switched, key, held))
 
-    def _may_resume(self, held: _Held) -> bool:
+    def _may_resume(self, held: Held) -> bool:
         is_wanted = held.phase == WorkerPhase.SUSPENDED and not held.order.is_suspended
         return is_wanted and not self._is_busy(held)
 
-    def _switched(self, key: WorkerKey, held: _Held) -> None:
+    def _switched(self, key: WorkerKey, held: Held) -> None:
         """It has left its GPUs, or is back on them, whatever was ordered since."""
         if self._held.get(key) is not held:
             return
@@ -296,21 +288,29 @@ class PretendNode:
         was_running = held.phase in _STARTED
         held.phase = WorkerPhase.STOPPING
         if was_running:
-            self._stopped(key)
-        delay_s = self._stop_s(held) if was_running else 0.0
-        self._loop.after(delay_s, lambda: self.exited(key, -15 if was_running else None))
+            self._asked(key, reason)
+            self._loop.after(self._stop_s(held), partial(self._stop_now, key))
+        else:
+            self._loop.after(0.0, partial(self.exited, key, None))
         self.report_soon()
 
-    def _stop_s(self, held: _Held) -> float:
+    def _stop_now(self, key: WorkerKey) -> None:
+        self._stopped(key)
+        self.exited(key, -15)
+
+    def _stop_s(self, held: Held) -> float:
         saves = held.order.spec.checkpoint.path is not None
         return self._delays.stop_s + (self._delays.checkpoint_s if saves else 0.0)
 
     def exited(self, key: WorkerKey, exit_code: int | None, failure: Failure | None = None) -> None:
-        """A worker's process is gone."""
+        """A worker's process is gone; one that still computed has lost what it had not saved."""
         held = self._held.get(key)
         if held is None or held.phase == WorkerPhase.EXITED:
             return
+        if held.phase in _STARTED:
+            self._crashed(key)
         held.phase, held.exit_code, held.failure = WorkerPhase.EXITED, exit_code, failure
+        held.ended_at_s = self._loop.now_s
         for other in list(self._held):
             self._make_ready(other)
         self._switch_all()
@@ -336,6 +336,8 @@ class PretendNode:
 
     def _move(self) -> None:
         """Take the next step from the present role to the desired one."""
+        if self.role == self._desired_role:
+            return  # so of a training node at all times
         wants_loan = self._desired_role == NodeRole.ON_LOAN
         match self.role:
             case NodeRole.SERVING if wants_loan:
@@ -372,6 +374,7 @@ class PretendNode:
         """Power is back: a new boot id, no workers, the server restarts."""
         self.is_up = True
         self._boots += 1
+        self._said = structs.replace(self._said, boot_id=_boot_id(self._boots))
         self._held.clear()
         self._lease_id = None
         inference = self.spec.home_pool == Pool.INFERENCE

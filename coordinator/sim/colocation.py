@@ -30,7 +30,8 @@ class Colocation:
         met: set[JobId] = set()
         for uuid in order.gpu_uuids:
             here = self._on.setdefault(uuid, {})
-            met.update(key.job_id for key in here)
+            if here:
+                met.update([key.job_id for key in here])
             here[order.key] = order.spec.profile
             self._shared_count += len(here) == 2
         return met - {order.key.job_id}
@@ -42,7 +43,8 @@ class Colocation:
             here = self._on[uuid]
             self._shared_count -= len(here) == 2
             del here[key]
-            met.update(other.job_id for other in here)
+            if here:
+                met.update([other.job_id for other in here])
         return met - {key.job_id}
 
     def share(self, key: WorkerKey) -> float:

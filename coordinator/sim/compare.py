@@ -29,6 +29,14 @@ from coordinator.workloads.records import Workload
 
 LOCAL_BACKENDS = ("loky", "multiprocessing", "threading", "sequential")
 BACKENDS = (*LOCAL_BACKENDS, "dask", "ray")
+ALL_AT_ONCE = ("multiprocessing", "ray")
+"""Backends that give nothing back before the last run has ended."""
+KNOB = "policy."
+"""What the key of a swept knob begins with."""
+
+LEAST_GAP = 1e-9
+"""Of its own mean; what is less of a way from sjf to the bound is rounding."""
+
 INSTALLS = {"dask": "'dask[distributed]'", "ray": "'ray[default]'"}
 """What brings a backend that is not of joblib's own."""
 
@@ -39,6 +47,7 @@ class Task(Struct, frozen=True, kw_only=True):
     seed: None for a named trace that has its seed in its name.
     scenario: of the paper, by name; changes the workload only: `Scene` says under which policy.
     parameters: of the generator, where other than the fitted.
+    skip_zero_gpus: rows of a trace without a GPU are left out; else they are an error.
     swept: what a sweep changed, as a person wrote it; told with the results.
     curves: directory of measured scaling curves, for `RuntimeModel.TABLE`.
     progress: file that says how far the run is, as `jobs events`; None keeps quiet.
@@ -53,6 +62,7 @@ class Task(Struct, frozen=True, kw_only=True):
     shares: Shares = Shares()
     scenario: str | None = None
     parameters: PaperParameters | None = None
+    skip_zero_gpus: bool = False
     swept: dict[str, str] = {}
     curves: str | None = None
     progress: str | None = None
@@ -72,6 +82,7 @@ class Task(Struct, frozen=True, kw_only=True):
             load=self.load,
             shares=self.shares,
             parameters=self.parameters,
+            skip_zero_gpus=self.skip_zero_gpus,
         )
         if self.scenario is None:
             return found
@@ -146,8 +157,7 @@ def _results(tasks: Sequence[Task], cores: int, backend: str) -> Iterator[Run | 
         yield from map(_attempt, tasks)
         return
     joblib: Any = import_module("joblib")  # it has no types
-    # Ray's backend gives nothing back before the last run has ended.
-    return_as = "list" if backend == "ray" else "generator"
+    return_as = "list" if backend in ALL_AT_ONCE else "generator"
     with _configured(joblib, backend, cores):
         yield from joblib.Parallel(return_as=return_as)(
             joblib.delayed(_attempt)(task) for task in tasks
@@ -179,6 +189,44 @@ def _configured(joblib: Any, backend: str, cores: int) -> Generator[None]:
         raise ConfigError(f"backend {backend}: {error}") from None
     with config:
         yield
+
+
+# --- beside a bound -----------------------------------------------------------------------------
+
+YARDSTICK = "sjf"
+"""The policy from which the way to the bound is measured."""
+
+
+def with_gaps(runs: Sequence[Run]) -> list[Run]:
+    """The same runs, each with its part of the way from `sjf` to the bound, in mean JCT.
+
+    0 is no better than sjf, 1 is at the bound, below 0 is worse than sjf. sjf is that of the same
+    scenario, seed and swept options; a knob changes no jobs, so what has one turned is measured
+    from sjf without.
+    """
+    yardsticks = {
+        _same_jobs(run.result): run.result.jct_s.mean
+        for run in runs
+        if run.result.policy == YARDSTICK and not any(map(_is_knob, run.result.swept))
+    }
+    return [_with_gap(run, yardsticks.get(_same_jobs(run.result))) for run in runs]
+
+
+def _same_jobs(result: RunResult) -> tuple[object, ...]:
+    swept = tuple((key, value) for key, value in result.swept.items() if not _is_knob(key))
+    return result.scenario, result.seed, swept
+
+
+def _is_knob(key: str) -> bool:
+    return key.startswith(KNOB)
+
+
+def _with_gap(run: Run, sjf_s: float | None) -> Run:
+    result = run.result
+    if sjf_s is None or sjf_s - result.jct_bound_s <= LEAST_GAP * sjf_s:
+        return run
+    closed = (sjf_s - result.jct_s.mean) / (sjf_s - result.jct_bound_s)
+    return structs.replace(run, result=structs.replace(result, gap_closed_ratio=closed))
 
 
 # --- over seeds ---------------------------------------------------------------------------------
@@ -231,7 +279,8 @@ def means(results: Sequence[RunResult]) -> tuple[Means, ...]:
 
 
 def flat(result: RunResult) -> dict[str, float]:
-    """The figures of a run by dotted name: `jct_s.mean`; without those that it has not."""
+    """The figures of a run by dotted name: `jct_s.mean`; without those that it has not, and
+    without lists, whose parts differ from run to run."""
     return dict(_flat("", plain(result)))
 
 
@@ -241,5 +290,5 @@ def _flat(prefix: str, values: dict[str, object]) -> Iterator[tuple[str, float]]
             continue
         if isinstance(value, dict):
             yield from _flat(f"{prefix}{name}.", cast("dict[str, object]", value))
-        elif value is not None:
+        elif value is not None and not isinstance(value, list | tuple):
             yield f"{prefix}{name}", float(cast("float", value))

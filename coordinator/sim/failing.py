@@ -54,7 +54,6 @@ class Failing:
     Args:
         troubles: how jobs fail; those that are not named do not.
         failure_of: the failure of a reason, as a node would read it in the log.
-        crashed: told of a worker that computes no more, with what it had not saved.
     """
 
     def __init__(
@@ -63,13 +62,11 @@ class Failing:
         failure_of: Callable[[str], Failure],
         loop: Loop,
         nodes: Mapping[NodeName, PretendNode],
-        crashed: Callable[[WorkerKey], None],
     ) -> None:
         self._troubles = troubles
         self._failure_of = failure_of
         self._loop = loop
         self._nodes = nodes
-        self._crashed = crashed
         self._gangs: dict[JobId, _Gang] = {}
         self._trials: dict[JobId, int] = {}
         self._by_reason: dict[str, ReasonFigures] = {}
@@ -119,5 +116,4 @@ class Failing:
         self._by_reason[reason] = ReasonFigures(
             trials=known.trials + 1, gpu_s=known.gpu_s + spent_gpu_s
         )
-        self._crashed(key)
         node.exited(key, EXIT_CODE, self._failure_of(reason))

@@ -48,7 +48,7 @@ def failing(
         trouble = drawn.trouble(job.job_id, user, job.spec.base_demand_gpus)
         if trouble is not None:
             troubles[job.job_id] = trouble
-    return Failing(troubles, rules.failure, sim.loop, sim.nodes, sim.runtime.crashed)
+    return Failing(troubles, rules.failure, sim.loop, sim.nodes)
 
 
 def _hopeless(rules: FailureRules) -> frozenset[str]:

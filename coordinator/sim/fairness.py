@@ -3,16 +3,28 @@
 rho = T_shared / T_alone (Themis, NSDI'20, section 3): T_shared is from an app's first submission to
 the end of its last job; T_alone is how long it would have taken on a share of the cluster of its
 own, 1/N of the GPUs, where N is the time-weighted mean number of apps that were there meanwhile.
-Above 1 an app was worse off than with a private share. Must not know policies.
+Above 1 an app was worse off than with a private share: for it there was no sharing incentive.
+Both times are of the same nodes: what it takes to start once, a private share takes as well; being
+stopped, moved and started again is what sharing has cost. Must not know policies.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
+from operator import attrgetter
 
 from msgspec import Struct
+
+from coordinator.engine.accounting import quantile
+
+ROUNDING = 1e-6
+"""So little above 1 is rounding: instants are sums of many floating-point terms."""
+
+APPS_TOLD = 100
+"""Apps of several jobs that a run tells one by one, the worst first."""
 
 
 class Lived(Struct, frozen=True, kw_only=True):
@@ -21,6 +33,10 @@ class Lived(Struct, frozen=True, kw_only=True):
     app: its group; a job of its own has its own id there.
     alone_gpu_s: GPU-seconds of its work at its base gang, alone.
     gpus: the most that it can use.
+    worth: what so many GPUs are worth to it, in GPUs of its base gang: (GPUs, worth) from the base
+        gang to `gpus`, worth never falling. Empty: each GPU is worth one.
+    startup_s: what an idle cluster takes from its submission until it computes, and from its end
+        until that is known.
     """
 
     app: str
@@ -28,27 +44,66 @@ class Lived(Struct, frozen=True, kw_only=True):
     finished_at_s: float
     alone_gpu_s: float
     gpus: int
+    startup_s: float = 0.0
+    worth: tuple[tuple[int, float], ...] = ()
+
+    def running_s(self, share: float) -> float:
+        """Its running time on so many GPUs of its own, as many of them in use as help it.
+
+        On a share below its base gang that gang takes turns with nothing; between two worker
+        counts it has the one now and the other then.
+        """
+        if not self.worth:
+            return self.alone_gpu_s / min(share, self.gpus)
+        high = bisect_left(self.worth, (share, 0.0))
+        if high == 0:
+            return self.alone_gpu_s / share
+        if high == len(self.worth):
+            return self.alone_gpu_s / self.worth[-1][1]
+        (few, least), (many, most) = self.worth[high - 1], self.worth[high]
+        return self.alone_gpu_s / (least + (most - least) * (share - few) / (many - few))
+
+    @property
+    def least_gpu_s(self) -> float:
+        """GPU-seconds of its work where a GPU is worth most."""
+        best = max((worth / gpus for gpus, worth in self.worth), default=1.0)
+        return self.alone_gpu_s / best
 
 
 class FinishTimeFairness(Struct, frozen=True, kw_only=True):
-    """Of all apps; share_above_1 is the part that sharing has cost more than it gave."""
+    """rho of all apps; share_above_1 is the part that sharing has cost more than it gave.
+
+    p50, p95: of all apps. apps: how many there were, those of one job included.
+    """
 
     mean: float = 0.0
     max: float = 0.0
     share_above_1: float = 0.0
+    p50: float = 0.0
+    p95: float = 0.0
+    apps: int = 0
+
+
+class AppFairness(Struct, frozen=True, kw_only=True):
+    """rho of one app; jobs: of it that succeeded."""
+
+    app: str
+    jobs: int
+    rho: float
 
 
 def ratios(jobs: Iterable[Lived], cluster_gpus: int) -> dict[str, float]:
     """rho by app.
 
-    With a share below what its jobs can use, an app's work takes longer in proportion; with a
-    larger one it is bound by what they can use, and by the longest of them.
+    On a share of its own an app takes as long as the longest of its jobs would there, and no less
+    than all their work does on the GPUs of the share. Its first job's start comes on top; that
+    others of it start later on a small share is not counted.
     """
     by_app: dict[str, list[Lived]] = {}
     for job in jobs:
         by_app.setdefault(job.app, []).append(job)
     spans = {
-        app: (min(job.submitted_at_s for job in own), max(job.finished_at_s for job in own))
+        app: (min([job.submitted_at_s for job in own]), max([job.finished_at_s for job in own]))
         for app, own in by_app.items()
     }
     present = _Present(list(spans.values()))
@@ -56,25 +111,42 @@ def ratios(jobs: Iterable[Lived], cluster_gpus: int) -> dict[str, float]:
     for app, own in by_app.items():
         begun_s, ended_s = spans[app]
         share = cluster_gpus / present.mean(begun_s, ended_s)
-        work_gpu_s = sum(job.alone_gpu_s for job in own)
-        usable = min(share, sum(job.gpus for job in own))
-        longest_s = max(job.alone_gpu_s / min(share, job.gpus) for job in own)
-        alone_s = max(work_gpu_s / usable, longest_s)
+        work_gpu_s = sum([job.least_gpu_s for job in own])
+        longest_s = max([job.running_s(share) for job in own])
+        first = min(own, key=attrgetter("submitted_at_s"))
+        alone_s = first.startup_s + max(work_gpu_s / share, longest_s)
         if alone_s > 0:
             found[app] = (ended_s - begun_s) / alone_s
     return found
 
 
-def fairness(jobs: Iterable[Lived], cluster_gpus: int) -> FinishTimeFairness:
+def fairness(rhos: Mapping[str, float]) -> FinishTimeFairness:
     """rho over all apps; all zero of none."""
-    found = list(ratios(jobs, cluster_gpus).values())
+    found = list(rhos.values())
     if not found:
         return FinishTimeFairness()
     return FinishTimeFairness(
         mean=sum(found) / len(found),
         max=max(found),
-        share_above_1=sum(rho > 1.0 for rho in found) / len(found),
+        share_above_1=sum(rho > 1.0 + ROUNDING for rho in found) / len(found),
+        p50=quantile(found, 0.5),
+        p95=quantile(found, 0.95),
+        apps=len(found),
     )
+
+
+def of_several_jobs(
+    jobs: Iterable[Lived], rhos: Mapping[str, float], most: int = APPS_TOLD
+) -> tuple[AppFairness, ...]:
+    """The apps of more than one job, the worst first, so many at most."""
+    counts = Counter(job.app for job in jobs)
+    found = [
+        AppFairness(app=app, jobs=counts[app], rho=rho)
+        for app, rho in rhos.items()
+        if counts[app] > 1
+    ]
+    found.sort(key=lambda each: (-each.rho, each.app))
+    return tuple(found[:most])
 
 
 class _Present:

@@ -22,7 +22,7 @@ from coordinator.workloads.formats import find, from_first, read_jobs, read_node
 from coordinator.workloads.load_formats import read_load
 from coordinator.workloads.named import named
 from coordinator.workloads.paper import PaperParameters
-from coordinator.workloads.records import LoadSeries, NodeGroup, TraceJob, Workload
+from coordinator.workloads.records import LoadSeries, NodeGroup, Source, TraceJob, Workload
 from coordinator.workloads.shaping import (
     INFERENCE_GPU,
     TRAINING_GPU,
@@ -160,6 +160,7 @@ def read_workload(
     load: str | None = None,
     shares: Shares | None = None,
     parameters: PaperParameters | None = None,
+    skip_zero_gpus: bool = False,
 ) -> Workload:
     """A named workload or a trace file, with its cluster and its inference load.
 
@@ -168,6 +169,7 @@ def read_workload(
         cluster: None: the workload's own.
         load: a load file, `FILE:SERIES` where it has several; None: the workload's own.
         parameters: of the generator, for a named workload.
+        skip_zero_gpus: leave rows of a trace without a GPU out and count them; else an error.
 
     Raises:
         ConfigError: a bad value anywhere, a trace file without a cluster or with parameters, or
@@ -182,7 +184,7 @@ def read_workload(
     if found is None:
         if parameters is not None:
             raise ConfigError(f"workload {name}: a trace file has no generator's parameters")
-        found = _from_trace(name, cluster)
+        found = _from_trace(name, cluster, skip_zero_gpus=skip_zero_gpus)
     if cluster is not None:
         found = structs.replace(found, nodes=parse_cluster(cluster))
     if load is not None:
@@ -190,9 +192,9 @@ def read_workload(
     return structs.replace(found, jobs=_shared(found.jobs, shares or Shares(), seed or 1, found))
 
 
-def _from_trace(name: str, cluster: str | None) -> Workload:
+def _from_trace(name: str, cluster: str | None, *, skip_zero_gpus: bool) -> Workload:
     path = find(name)
-    trace = read_jobs(path, skip_zero_gpus=True)
+    trace = read_jobs(path, skip_zero_gpus=skip_zero_gpus)
     if cluster is None:
         raise ConfigError(
             f"workload {name}: a trace does not tell its cluster; add --cluster, {EXPECTED_CLUSTER}"
@@ -204,7 +206,28 @@ def _from_trace(name: str, cluster: str | None) -> Workload:
         loads=(),
         nodes=(),
         length_s=jobs[-1].submit_s,
+        source=Source(
+            file=str(path),
+            column=trace.gpus_column,
+            lines=trace.lines,
+            skipped_zero_gpus=trace.skipped_zero_gpus,
+            skipped_not_run=trace.skipped_not_run,
+        ),
     )
+
+
+def unused(workload: Workload, load: str | None) -> str | None:
+    """What was asked for and does nothing in a run of this workload, in one line; else None.
+
+    Args:
+        load: the load that was asked for; None: the workload's own.
+    """
+    lends = any(group.home_pool == Pool.INFERENCE for group in workload.nodes)
+    if load is not None and not lends:
+        return f"load {load}: not played: the cluster has no inference nodes"
+    if lends and not workload.loads:
+        return f"workload {workload.name}: without --load its inference nodes lend nothing"
+    return None
 
 
 def _read_load(text: str) -> LoadSeries:

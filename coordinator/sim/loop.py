@@ -28,11 +28,15 @@ class Loop:
     def at(self, when_s: float, call: Callable[[], None], *, priority: int = NORMAL) -> None:
         """Run `call` at an instant; one in the past runs now."""
         self._sequence += 1
-        heapq.heappush(self._heap, (max(when_s, self.now_s), priority, self._sequence, call))
+        if when_s < self.now_s:
+            when_s = self.now_s
+        heapq.heappush(self._heap, (when_s, priority, self._sequence, call))
 
     def after(self, delay_s: float, call: Callable[[], None], *, priority: int = NORMAL) -> None:
-        """Run `call` after a delay."""
-        self.at(self.now_s + delay_s, call, priority=priority)
+        """Run `call` after a delay; one below zero is none."""
+        self._sequence += 1
+        when_s = self.now_s + (delay_s if delay_s > 0.0 else 0.0)
+        heapq.heappush(self._heap, (when_s, priority, self._sequence, call))
 
     def step(self) -> bool:
         """Run the next call; False when there is none."""

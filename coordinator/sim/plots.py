@@ -1,7 +1,7 @@
-"""Plots as SVG text: lines over time, distributions, bars. Must not know what is plotted.
+"""Plots as SVG text: lines over time, distributions. Must not know what is plotted.
 
-No library and nothing from outside: a page of these opens anywhere, for ever. Colors come from
-the page's style sheet (`--c1` to `--c8`), so that light and dark pages share the plots.
+No library and nothing from outside: a page of these opens anywhere, for ever. Colors and dashes
+come from the page's style sheet (`style`), so that light and dark pages share the plots.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from math import ceil, floor, log10
 
 from msgspec import Struct
 
+from coordinator.sim.style import mark
+
 WIDTH, HEIGHT = 640, 240
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 10, 34
-COLORS = 8
 
 Text = Callable[[float], str]
 
@@ -22,7 +23,9 @@ Text = Callable[[float], str]
 class Line(Struct, frozen=True, kw_only=True):
     """One curve.
 
-    color: its place among the colors. is_step: constant between points. is_faint: background.
+    color: its place among colors and dashes. is_step: constant between points. is_faint: thin.
+    is_ground: the area below it, behind all lines.
+    key: classes of a page on which one picks what is in color.
     """
 
     name: str
@@ -31,6 +34,8 @@ class Line(Struct, frozen=True, kw_only=True):
     color: int
     is_step: bool = False
     is_faint: bool = False
+    is_ground: bool = False
+    key: str = ""
 
 
 class Axis(Struct, frozen=True, kw_only=True):
@@ -38,6 +43,7 @@ class Axis(Struct, frozen=True, kw_only=True):
 
     text: a value as people read it. top: its end; None is the largest value, rounded up.
     log_ticks: makes it logarithmic; ticks are those of these values that fall on it.
+    mark: a value of a horizontal axis at which a line stands.
     """
 
     title: str
@@ -45,15 +51,7 @@ class Axis(Struct, frozen=True, kw_only=True):
     top: float | None = None
     bottom: float = 0.0
     log_ticks: tuple[float, ...] = ()
-
-
-class Bar(Struct, frozen=True, kw_only=True):
-    """One bar; `half_width` is that of its confidence interval."""
-
-    name: str
-    value: float
-    color: int
-    half_width: float | None = None
+    mark: float | None = None
 
 
 class _Scale:
@@ -93,55 +91,49 @@ def _step(span: float) -> float:
 
 
 def lines(curves: Sequence[Line], *, x: Axis, y: Axis, label: str) -> str:
-    """Curves over a common axis, with their legend."""
+    """Curves over a common axis, the first on top, with their legend."""
     x_scale = _Scale(x, [value for curve in curves for value in curve.xs], LEFT, WIDTH - RIGHT)
     y_scale = _Scale(y, [value for curve in curves for value in curve.ys], HEIGHT - BOTTOM, TOP)
     parts = [_open(label), *_grid(x_scale, y_scale)]
-    for curve in curves:
-        kind = "faint" if curve.is_faint else "line"
+    above = [curve for curve in curves if not curve.is_ground]
+    for curve in [*(curve for curve in curves if curve.is_ground), *reversed(above)]:
+        path = _path(curve, x_scale, y_scale)
+        if curve.is_ground:
+            path += f"V{y_scale(y_scale.low)}H{x_scale(curve.xs[0])}Z"
         parts.append(
-            f'<path class="{kind} c{_color(curve.color)}" d="{_path(curve, x_scale, y_scale)}">'
-            f"<title>{escape(curve.name)}</title></path>"
+            f'<path class="{_kind(curve)}" d="{path}"><title>{escape(curve.name)}</title></path>'
         )
     parts.append("</svg>")
-    return "".join(parts) + _legend([(curve.name, curve.color) for curve in curves])
+    return "".join(parts) + _legend(curves)
 
 
-def bars(values: Sequence[Bar], *, y: Axis, label: str) -> str:
-    """A bar per value, its number above it and its name below."""
-    tops = [bar.value + (bar.half_width or 0.0) for bar in values]
-    y_scale = _Scale(y, [top * 1.1 for top in tops], HEIGHT - BOTTOM, TOP)
-    room = (WIDTH - LEFT - RIGHT) / max(1, len(values))
-    wide = min(64.0, 0.6 * room)
-    parts = [_open(label), *_y_grid(y_scale)]
-    for index, bar in enumerate(values):
-        middle = LEFT + room * (index + 0.5)
-        top, base = y_scale(bar.value), y_scale(y_scale.low)
-        parts.append(
-            f'<rect class="bar c{_color(bar.color)}" x="{middle - wide / 2:.1f}" y="{top}" '
-            f'width="{wide:.1f}" height="{max(0.0, base - top):.1f}"/>'
-        )
-        upper = top
-        if bar.half_width is not None:
-            upper = y_scale(bar.value + bar.half_width)
-            lower = y_scale(bar.value - bar.half_width)
-            parts.append(f'<path class="whisker" d="M{middle:.1f} {upper}V{lower}"/>')
-        parts.append(_text(middle, upper - 4, y.text(bar.value), "middle", "value"))
-        parts.append(_text(middle, HEIGHT - BOTTOM + 16, bar.name, "middle"))
-    parts.append("</svg>")
-    return "".join(parts)
+def swatch(kind: str) -> str:
+    """A short line, drawn as those of its classes are."""
+    return f'<svg viewBox="0 0 22 8" aria-hidden="true"><path class="{kind}" d="M0 4H22"/></svg>'
+
+
+def line_kind(color: int, key: str = "") -> str:
+    """The classes of a line of this place; with a key its color comes from the page."""
+    number, dash = mark(color)
+    return f"line d{dash} {key or f'c{number}'}"
 
 
 def distribution(values: Sequence[float], points: int = 200) -> tuple[list[float], list[float]]:
     """(values, share of all that are at most so large), thinned to so many points."""
+    if not values:
+        return [], []
     ordered = sorted(values)
     last = len(ordered) - 1
     places = sorted({round(last * index / points) for index in range(points + 1)})
     return [ordered[place] for place in places], [(place + 1) / (last + 1) for place in places]
 
 
-def _color(color: int) -> int:
-    return color % COLORS + 1
+def _kind(curve: Line) -> str:
+    if curve.is_ground:
+        return "ground"
+    if curve.is_faint:
+        return f"faint c{mark(curve.color)[0]}"
+    return line_kind(curve.color, curve.key)
 
 
 def _open(label: str) -> str:
@@ -168,6 +160,8 @@ def _grid(x_scale: _Scale, y_scale: _Scale) -> list[str]:
         parts.append(f'<path class="tick" d="M{at} {base}v4"/>')
         anchor = "end" if at > WIDTH - RIGHT - 20 else "middle"
         parts.append(_text(at, base + 16, x_scale.axis.text(tick), anchor))
+    if x_scale.axis.mark is not None:
+        parts.append(f'<path class="tick" d="M{x_scale(x_scale.axis.mark)} {TOP}V{base}"/>')
     parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 3, x_scale.axis.title, "middle"))
     return parts
 
@@ -191,8 +185,9 @@ def _text(x: float, y: float, text: str, anchor: str, kind: str = "") -> str:
     return f'<text{of} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-def _legend(names: Sequence[tuple[str, int]]) -> str:
-    items = "".join(
-        f'<li><i class="c{_color(color)}"></i>{escape(name)}</li>' for name, color in names
-    )
-    return f'<ul class="legend">{items}</ul>'
+def _legend(curves: Sequence[Line]) -> str:
+    items: list[str] = []
+    for curve in curves:
+        drawn = '<i class="block"></i>' if curve.is_ground else swatch(_kind(curve))
+        items.append(f'<li class="{curve.key}">{drawn}{escape(curve.name)}</li>')
+    return f'<ul class="legend">{"".join(items)}</ul>'

@@ -11,15 +11,15 @@ from coordinator.policies.decisions import Decision, Preempt, Reclaim
 
 
 class Toll(Struct, frozen=True, kw_only=True):
-    """All reclaims of a run.
+    """All reclaims of a run; None where there was none.
 
     gentle_ratio: nodes that were taken back without a preemption, over all that were.
     collateral_ratio: GPUs that preempted jobs left elsewhere, over the GPUs taken back: "collateral
         damage" (Lyra, EuroSys'23, section 7.3).
     """
 
-    gentle_ratio: float = 0.0
-    collateral_ratio: float = 0.0
+    gentle_ratio: float | None = None
+    collateral_ratio: float | None = None
 
 
 class TollKeeper:
@@ -59,7 +59,7 @@ class TollKeeper:
         )
 
     def toll(self) -> Toll:
-        """All of it so far; zero of no reclaim."""
+        """All of it so far."""
         if not self._nodes:
             return Toll()
         return Toll(

@@ -6,26 +6,32 @@ arguments alone: the same ones give the same bytes on every machine, whatever PY
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct, structs
 
 from common.clock import Clock
 from common.errors import ConfigError
-from common.model import JobState, Pool, ServiceName
-from coordinator.engine.accounting import Quantiles, deadlines, quantiles
+from common.model import JobState
+from coordinator.engine.accounting import Durations, Quantiles, deadlines, durations, quantiles
 from coordinator.engine.state import JobEntry
 from coordinator.policies.bundles import policy
-from coordinator.policies.loans.loaning import nodes_for
-from coordinator.sim.cluster import NodeSpec
 from coordinator.sim.failing import FailureFigures
-from coordinator.sim.fairness import FinishTimeFairness, Lived, fairness
+from coordinator.sim.fairness import (
+    AppFairness,
+    FinishTimeFairness,
+    fairness,
+    of_several_jobs,
+    ratios,
+)
+from coordinator.sim.lives import app_of, lived, training_gpus
 from coordinator.sim.memory import PeakMemory, collecting_rarely
 from coordinator.sim.reclaims import Toll, TollKeeper
-from coordinator.sim.series import Point, Recorder, Usage
-from coordinator.sim.stage import RunOptions, Stage, busy_nodes, for_ever
+from coordinator.sim.samples import Sample, ratio, samples, serving_of
+from coordinator.sim.series import Point, Recorder
+from coordinator.sim.stage import RunOptions, Stage
 from coordinator.sim.waits import Waits, waits_by_size
-from coordinator.workloads.records import LoadSeries, Workload
+from coordinator.workloads.records import Workload
 
 IDLE_EVENTS_PER_JOB = 100
 """Facts for each job, beyond `idle_events`, without the end of one: then there is no headway."""
@@ -36,11 +42,14 @@ class UnfinishedError(ConfigError):
 
 
 class OnLoanJobs(Struct, frozen=True, kw_only=True):
-    """The jobs that ran on a lent node, if only for a while (Lyra, EuroSys'23, table 7)."""
+    """The jobs that ran on a lent node, if only for a while (Lyra, EuroSys'23, table 7).
+
+    Times are None where no job did: nobody waited zero seconds there.
+    """
 
     jobs: int = 0
-    queueing_s: Quantiles = Quantiles()
-    jct_s: Quantiles = Quantiles()
+    queueing_s: Durations = Durations()
+    jct_s: Durations = Durations()
 
 
 class RunResult(Struct, frozen=True, kw_only=True):
@@ -66,6 +75,12 @@ class RunResult(Struct, frozen=True, kw_only=True):
     failures: what jobs that failed by themselves cost, where a source of failures is on.
     waits: what jobs waited for by the size of their gangs, where the policy says so.
     finish_time_fairness: how much longer apps took than on a share of their own (`fairness`).
+    suspensions, migrations: turns that ended, and moves of running jobs to other GPUs. suspended_s:
+        how long jobs were suspended; it is in `jct_s` and not in `queueing_s`.
+    apps: rho of the apps of several jobs, the worst first, `fairness.APPS_TOLD` at most.
+    skipped_zero_gpus, skipped_not_run: rows of the trace that were left out, by their reason.
+    gap_closed_ratio: part of the way in mean JCT from `sjf`, on the same jobs, to the bound
+        (`compare.with_gaps`); None where sjf was not played beside it or is at the bound.
     """
 
     policy: str
@@ -94,12 +109,22 @@ class RunResult(Struct, frozen=True, kw_only=True):
     jobs_failed: int = 0
     failures: FailureFigures = FailureFigures()
     waits: Waits = {}
+    suspensions: int = 0
+    suspended_s: Quantiles = Quantiles()
+    migrations: int = 0
+    apps: tuple[AppFairness, ...] = ()
+    skipped_zero_gpus: int = 0
+    skipped_not_run: int = 0
+    gap_closed_ratio: float | None = None
     scenario: str = ""
     swept: dict[str, str] = {}
 
 
 class JobRow(Struct, frozen=True, kw_only=True):
-    """One job that succeeded; `gpus` are those of its base gang on the reference type."""
+    """One job that succeeded; `gpus` are those of its base gang on the reference type.
+
+    app: the group that it belongs to, or its own id. rho: finish-time fairness of that app.
+    """
 
     job_id: str
     submitted_at_s: float
@@ -113,18 +138,11 @@ class JobRow(Struct, frozen=True, kw_only=True):
     preemptions: int
     resizes: int
     was_on_loan: bool
-
-
-class Sample(Struct, frozen=True, kw_only=True):
-    """One point for plots: ratios and loads are means since the point before."""
-
-    at_s: float
-    training_gpu_ratio: float
-    on_loan_gpu_ratio: float
-    lent_nodes: int
-    lendable_nodes: int
-    queue_jobs: int
-    queue_gpus: int
+    suspensions: int
+    suspended_s: float
+    migrations: int
+    app: str
+    rho: float | None
 
 
 class Run(Struct, frozen=True, kw_only=True):
@@ -156,16 +174,20 @@ def play(workload: Workload, options: RunOptions, *, clock: Clock, told: Told | 
     stage.sim.run_jobs(_Headway(stage, options))
     recorder.finish(stage.sim.loop.now_s)
     _check_ended(stage)
+    jobs = list(lived(stage, options))
+    rhos = ratios(jobs, training_gpus(stage))
     result = _result(workload, options, stage, recorder)
     return Run(
         result=structs.replace(
             result,
             reclaim=keeper.toll(),
+            finish_time_fairness=fairness(rhos),
+            apps=of_several_jobs(jobs, rhos),
             wall_s=clock.now_s() - began_s,
             peak_rss_bytes=memory.peak_bytes(),
         ),
-        rows=tuple(_rows(stage)),
-        samples=_samples(stage, recorder.points),
+        rows=tuple(_rows(stage, rhos)),
+        samples=samples(stage, recorder.points),
     )
 
 
@@ -235,11 +257,11 @@ def _result(workload: Workload, options: RunOptions, stage: Stage, recorder: Rec
         waits=waits_by_size(state.jobs.values()),
         queueing_s=quantiles([job.total_queueing_s for job in jobs]),
         jct_s=quantiles(_jcts(jobs)),
-        training_gpu_ratio=_ratio(usage.training_held_gpu_s, usage.training_gpu_s),
+        training_gpu_ratio=ratio(usage.training_held_gpu_s, usage.training_gpu_s),
         overall_gpu_ratio=_overall(stage, recorder.at_length),
-        on_loan_gpu_ratio=_ratio(usage.on_loan_held_gpu_s, usage.on_loan_gpu_s),
+        on_loan_gpu_ratio=ratio(usage.on_loan_held_gpu_s, usage.on_loan_gpu_s),
         preemptions=counters.preemptions,
-        preempted_jobs_ratio=_ratio(sum(job.preemption_count > 0 for job in jobs), len(state.jobs)),
+        preempted_jobs_ratio=ratio(sum(job.preemption_count > 0 for job in jobs), len(state.jobs)),
         lost_gpu_s=stage.sim.runtime.lost_gpu_s,
         reclaims=counters.reclaims,
         reclaims_late=counters.reclaims_late,
@@ -247,7 +269,11 @@ def _result(workload: Workload, options: RunOptions, stage: Stage, recorder: Rec
         on_loan_jobs=_on_loan(jobs),
         makespan_s=_makespan_s(jobs),
         deadlines_met_ratio=_deadlines_met(state.jobs.values(), stage.sim.loop.now_s),
-        finish_time_fairness=fairness(_lived(stage), _training_gpus(stage)),
+        suspensions=counters.suspensions,
+        suspended_s=quantiles([job.suspended_s for job in jobs]),
+        migrations=counters.migrations,
+        skipped_zero_gpus=workload.source.skipped_zero_gpus,
+        skipped_not_run=workload.source.skipped_not_run,
         events=stage.sim.events,
         wall_s=0.0,
         peak_rss_bytes=0,
@@ -269,67 +295,30 @@ def _deadlines_met(jobs: Iterable[JobEntry], now_s: float) -> float | None:
     return sum(met) / len(met) if met else None
 
 
-def _training_gpus(stage: Stage) -> int:
-    return sum(spec.gpus for spec in stage.specs if spec.home_pool == Pool.TRAINING)
-
-
-def _lived(stage: Stage) -> Iterator[Lived]:
-    """What each job that succeeded would have taken by itself, and what it took."""
-    entries = stage.sim.engine.state.jobs
-    for job in stage.jobs:
-        entry = entries[job.job_id]
-        if not _is_done(entry) or entry.finished_at_s is None:
-            continue
-        spec = job.spec
-        # A gang of k workers computes work / rate(k) seconds, on k workers' GPUs.
-        base_s = job.work_s / job.speedup.rates[0]
-        yield Lived(
-            app=spec.app or str(job.job_id),
-            submitted_at_s=entry.submitted_at_s,
-            finished_at_s=entry.finished_at_s,
-            alone_gpu_s=base_s * spec.base_demand_gpus,
-            gpus=spec.workers.max * spec.gpus_per_worker,
-        )
-
-
 def _on_loan(jobs: Iterable[JobEntry]) -> OnLoanJobs:
     guests = [job for job in jobs if job.was_on_loan]
     return OnLoanJobs(
         jobs=len(guests),
-        queueing_s=quantiles([job.total_queueing_s for job in guests]),
-        jct_s=quantiles(_jcts(guests)),
+        queueing_s=durations([job.total_queueing_s for job in guests]),
+        jct_s=durations(_jcts(guests)),
     )
 
 
 def _overall(stage: Stage, end: Point) -> float:
     """GPUs held by training anywhere, and GPUs that serve, over all GPUs."""
     gpus = sum(spec.gpus for spec in stage.specs)
-    serving_gpu_s = sum(
-        _busy_gpu_s(load, stage.nodes_of[ServiceName(load.name)], end.at_s) for load in stage.loads
-    )
+    serving_gpu_s = sum(service.gpu_s(end.at_s) for service in serving_of(stage))
     held_gpu_s = end.usage.training_held_gpu_s + end.usage.on_loan_held_gpu_s
-    return _ratio(held_gpu_s + serving_gpu_s, gpus * end.at_s)
+    return ratio(held_gpu_s + serving_gpu_s, gpus * end.at_s)
 
 
-def _busy_gpu_s(load: LoadSeries, nodes: Sequence[NodeSpec], length_s: float) -> float:
-    """GPU-seconds of serving in [0, length_s]; a step counts from its own instant on."""
-    if not nodes:
-        return 0.0
-    gpus = sum(node.gpus for node in nodes) / len(nodes)
-    total = 0.0
-    for at_s, busy in for_ever(load, len(nodes)):
-        if at_s >= length_s:
-            break
-        total += min(len(nodes), busy) * gpus * min(load.step_s, length_s - at_s)
-    return total
-
-
-def _rows(stage: Stage) -> Iterator[JobRow]:
+def _rows(stage: Stage, rhos: Mapping[str, float]) -> Iterator[JobRow]:
     for job in filter(_is_done, stage.sim.engine.state.jobs.values()):
         assert job.started_at_s is not None
         assert job.finished_at_s is not None
+        name = stage.names[job.job_id]
         yield JobRow(
-            job_id=stage.names[job.job_id],
+            job_id=name,
             submitted_at_s=job.submitted_at_s,
             started_at_s=job.started_at_s,
             finished_at_s=job.finished_at_s,
@@ -341,45 +330,9 @@ def _rows(stage: Stage) -> Iterator[JobRow]:
             preemptions=job.preemption_count,
             resizes=job.resize_count,
             was_on_loan=job.was_on_loan,
+            suspensions=job.suspension_count,
+            suspended_s=job.suspended_s,
+            migrations=job.migration_count,
+            app=job.spec.app or name,
+            rho=rhos.get(app_of(job.spec, job.job_id)),
         )
-
-
-def _samples(stage: Stage, points: Sequence[Point]) -> tuple[Sample, ...]:
-    samples: list[Sample] = []
-    before = Usage()
-    for point in points:
-        usage = point.usage
-        held = usage.training_held_gpu_s - before.training_held_gpu_s
-        lent = usage.on_loan_gpu_s - before.on_loan_gpu_s
-        samples.append(
-            Sample(
-                at_s=point.at_s,
-                training_gpu_ratio=_ratio(held, usage.training_gpu_s - before.training_gpu_s),
-                on_loan_gpu_ratio=_ratio(
-                    usage.on_loan_held_gpu_s - before.on_loan_held_gpu_s, lent
-                ),
-                lent_nodes=point.lent_nodes,
-                lendable_nodes=_lendable(stage, point.at_s),
-                queue_jobs=point.queue_jobs,
-                queue_gpus=point.queue_gpus,
-            )
-        )
-        before = usage
-    return tuple(samples)
-
-
-def _lendable(stage: Stage, at_s: float) -> int:
-    """Nodes that the load of this instant leaves over, headroom and least kept."""
-    spare = 0
-    views = {view.name: view for view in stage.sim.engine.snapshot().services}
-    for load in stage.loads:
-        name = ServiceName(load.name)
-        count = len(stage.nodes_of[name])
-        if name in views:
-            value = load.values[int(at_s / load.step_s) % len(load.values)]
-            spare += count - nodes_for(views[name], busy_nodes(load, value, count), count)
-    return spare
-
-
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else 0.0

@@ -11,12 +11,12 @@ from enum import StrEnum
 from functools import partial
 from math import floor
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from common.messages import WorkerOrder
-from common.model import Checkpoint, JobId, NodeName, Progress, WorkerKey
-from common.profile import NO_PROFILE, JobProfile
+from common.model import Checkpoint, JobId, NodeName, Progress, StopReason, WorkerKey
 from coordinator.engine.events import ProgressReported
+from coordinator.sim.attempts import Attempt
 from coordinator.sim.colocation import Colocation
 from coordinator.sim.loop import Loop
 from coordinator.workloads.records import SpeedUp
@@ -63,33 +63,6 @@ class RunRules(Struct, frozen=True, kw_only=True):
     has passed while it computes beside others: whoever lets it can see whether that pays."""
 
 
-class _Attempt(Struct):
-    """A gang that computes, or waits for its missing workers."""
-
-    number: int
-    multiplier: int
-    at_s: float
-    """Until when its work is counted."""
-    paused_until_s: float = 0.0
-    whole_at_s: float | None = None
-    workers: dict[WorkerKey, NodeName] = field(default_factory=dict[WorkerKey, NodeName])
-    elsewhere: dict[WorkerKey, int] = field(default_factory=dict[WorkerKey, int])
-    """GPUs of workers on another GPU type than the attempt's: one slows the whole gang down."""
-    profile: JobProfile = NO_PROFILE
-    rate: float = 0.0
-    """Reference work per second now."""
-    is_whole: bool = False
-    """The workers of a gang are there, if perhaps suspended."""
-    suspended: set[WorkerKey] = field(default_factory=set[WorkerKey])
-    pause_left_s: float = 0.0
-    """Of the pause in which it was suspended."""
-    share: float = 1.0
-    """Part of its GPUs' time that is its own."""
-    is_packed: bool = False
-    computed_s: float = 0.0
-    version: int = 0
-
-
 class _Job(Struct):
     """The truth about one job."""
 
@@ -101,8 +74,9 @@ class _Job(Struct):
     heterogeneous_speed_ratio: float = 0.0
     done_s: float = 0.0
     saved_s: float = 0.0
+    saved_at_s: float = 0.0
     unsaved_gpu_s: float = 0.0
-    attempt: _Attempt | None = None
+    attempt: Attempt | None = None
 
 
 class Runtime:
@@ -164,6 +138,8 @@ class Runtime:
         job = self._jobs[order.key.job_id]
         attempt = job.attempt
         if attempt is None or attempt.number != order.key.attempt:
+            for key in () if attempt is None else tuple(attempt.workers):
+                self._leave(key, is_asked=False)  # on a node that was given up
             attempt = job.attempt = self._begin(job, order)
         self._advance(job, attempt)
         attempt.workers[order.key] = node
@@ -174,10 +150,10 @@ class Runtime:
         self._changed(order.key.job_id, job, attempt)
         self._retune(met | {order.key.job_id} if met else met)
 
-    def _begin(self, job: _Job, order: WorkerOrder) -> _Attempt:
+    def _begin(self, job: _Job, order: WorkerOrder) -> Attempt:
         now_s = self._loop.now_s
         is_again = order.key.attempt > 1
-        return _Attempt(
+        return Attempt(
             number=order.key.attempt,
             multiplier=order.spec.gpu.worker_multiplier.get(order.gpu_type, 1),
             profile=order.spec.profile,
@@ -185,8 +161,24 @@ class Runtime:
             paused_until_s=now_s + (self._rules.restart_s if is_again else 0.0),
         )
 
+    def asked(self, key: WorkerKey, reason: StopReason) -> None:
+        """A worker is asked to stop.
+
+        One that saves when it is asked to ceases to compute then, as does one whose work is over
+        or that its gang goes on without. A preempted job that cannot answer goes on, all of it,
+        until `stopped`: it makes no regular save meanwhile, and does not finish.
+        """
+        job = self._jobs[key.job_id]
+        attempt = job.attempt
+        if reason != StopReason.PREEMPT or job.saves == Saves.ON_REQUEST:
+            self._leave(key, is_asked=True)
+        elif attempt is not None and key in attempt.workers:
+            self._advance(job, attempt)
+            attempt.is_leaving = True
+            attempt.version += 1
+
     def stopped(self, key: WorkerKey) -> None:
-        """A worker was asked to stop and computes no more."""
+        """A worker that was asked to stop has ended."""
         self._leave(key, is_asked=True)
 
     def crashed(self, key: WorkerKey) -> None:
@@ -251,30 +243,33 @@ class Runtime:
             self._say_now(job_id, job, attempt)
             self._run_on(job_id, job, attempt)
 
-    def _break(self, job_id: JobId, job: _Job, attempt: _Attempt, *, is_asked: bool) -> None:
+    def _break(self, job_id: JobId, job: _Job, attempt: Attempt, *, is_asked: bool) -> None:
         """The gang is whole no more: its attempt is over, what was saved stays."""
         if job.saves == Saves.ON_REQUEST and is_asked:
             job.saved_s, job.unsaved_gpu_s = job.done_s, 0.0
+            job.saved_at_s = self._loop.now_s
         self.lost_gpu_s += job.unsaved_gpu_s
         if job.saved_s > 0:
-            done, total = self._steps(job.done_s), self._steps(job.work_s)
-            progress = Progress(step=done, total_steps=total)
-            self._say_saved(job_id, job, attempt, progress)
+            self._say_saved(job_id, job, attempt, self._progress(job))
         job.done_s, job.unsaved_gpu_s = job.saved_s, 0.0
 
     def _say_saved(
-        self, job_id: JobId, job: _Job, attempt: _Attempt, progress: Progress | None = None
+        self, job_id: JobId, job: _Job, attempt: Attempt, progress: Progress | None = None
     ) -> None:
         saved = Checkpoint(step=self._steps(job.saved_s), path=job.path, is_verified=True)
         self._tell(
             ProgressReported(
-                job_id=job_id, attempt=attempt.number, checkpoint=saved, progress=progress
+                job_id=job_id,
+                attempt=attempt.number,
+                checkpoint=saved,
+                progress=progress,
+                saved_ago_s=self._loop.now_s - job.saved_at_s,
             )
         )
 
     # --- time passes --------------------------------------------------------------------------
 
-    def _advance(self, job: _Job, attempt: _Attempt) -> None:
+    def _advance(self, job: _Job, attempt: Attempt) -> None:
         """Count the work up to now; a gang that is not whole makes none."""
         now_s = self._loop.now_s
         computed_s = max(0.0, now_s - max(attempt.at_s, attempt.paused_until_s))
@@ -286,15 +281,16 @@ class Runtime:
         until_s = attempt.computed_s + computed_s
         job.done_s += computed_s * attempt.rate
         job.unsaved_gpu_s += computed_s * gpus
-        if job.saves == Saves.PERIODIC:
+        if job.saves == Saves.PERIODIC and not attempt.is_leaving:
             period_s = self._rules.save_period_s
             since_s = until_s - floor(until_s / period_s) * period_s
             if since_s < computed_s:
                 job.saved_s = job.done_s - since_s * attempt.rate
                 job.unsaved_gpu_s = since_s * gpus
+                job.saved_at_s = now_s - since_s
         attempt.computed_s = until_s
 
-    def _changed(self, job_id: JobId, job: _Job, attempt: _Attempt) -> None:
+    def _changed(self, job_id: JobId, job: _Job, attempt: Attempt) -> None:
         """Its worker count is another: pace, rendezvous, and when it will be done."""
         now_s = self._loop.now_s
         was_whole = attempt.is_whole
@@ -302,11 +298,10 @@ class Runtime:
         if attempt.is_whole and attempt.whole_at_s is None:
             attempt.whole_at_s = now_s
         elif attempt.is_whole and was_whole and now_s > (attempt.whole_at_s or 0.0):
-            paused_until_s = now_s + self._rules.resize_s
-            attempt.paused_until_s = max(attempt.paused_until_s, paused_until_s)
+            attempt.paused_until_s = max(attempt.paused_until_s, now_s + self._rules.resize_s)
         self._run_on(job_id, job, attempt)
 
-    def _set_pace(self, job: _Job, attempt: _Attempt) -> None:
+    def _set_pace(self, job: _Job, attempt: Attempt) -> None:
         """By workers, where they stand, and who else computes on their GPUs."""
         count, multiplier = len(attempt.workers), attempt.multiplier
         attempt.rate = job.speedup.rate(count, multiplier=multiplier) / multiplier
@@ -324,10 +319,10 @@ class Runtime:
         if attempt.suspended:
             attempt.rate = 0.0
 
-    def _run_on(self, job_id: JobId, job: _Job, attempt: _Attempt) -> None:
+    def _run_on(self, job_id: JobId, job: _Job, attempt: Attempt) -> None:
         """From here on at its present pace: when it will be done, speak and save."""
         attempt.version += 1
-        if attempt.rate == 0:
+        if attempt.rate == 0 or attempt.is_leaving:
             return
         wait_s = max(0.0, attempt.paused_until_s - self._loop.now_s)
         left_s = wait_s + max(0.0, job.work_s - job.done_s) / attempt.rate
@@ -339,18 +334,18 @@ class Runtime:
         if job.saves == Saves.PERIODIC:
             self._save_later(job_id, attempt, attempt.version, wait_s)
 
-    def _locality_ratio(self, attempt: _Attempt) -> float:
+    def _locality_ratio(self, attempt: Attempt) -> float:
         nodes = set(attempt.workers.values())
         racks = {self._rack_of.get(node, "") for node in nodes}
         return attempt.profile.locality_ratio(len(nodes), len(racks))
 
-    def _save_later(self, job_id: JobId, attempt: _Attempt, version: int, wait_s: float) -> None:
+    def _save_later(self, job_id: JobId, attempt: Attempt, version: int, wait_s: float) -> None:
         """Say of the next regular save that it is there, a moment after it was made."""
         period_s = self._rules.save_period_s
         next_s = period_s - attempt.computed_s % period_s + SAID_AFTER_S
         self._loop.after(wait_s + next_s, partial(self._saved, job_id, attempt, version))
 
-    def _saved(self, job_id: JobId, attempt: _Attempt, version: int) -> None:
+    def _saved(self, job_id: JobId, attempt: Attempt, version: int) -> None:
         """As a live job's shim would tell it; asked for or not, it says nothing of its progress."""
         if self._is_now(job_id, attempt, version):
             job = self._jobs[job_id]
@@ -358,43 +353,45 @@ class Runtime:
             self._say_saved(job_id, job, attempt)
             self._save_later(job_id, attempt, version, 0.0)
 
-    def _is_now(self, job_id: JobId, attempt: _Attempt, version: int) -> bool:
+    def _is_now(self, job_id: JobId, attempt: Attempt, version: int) -> bool:
         return self._jobs[job_id].attempt is attempt and attempt.version == version
 
-    def _finish(self, job_id: JobId, attempt: _Attempt, version: int) -> None:
+    def _finish(self, job_id: JobId, attempt: Attempt, version: int) -> None:
         if self._is_now(job_id, attempt, version):
             self._jobs[job_id].attempt = None
             met = {other for key in attempt.workers for other in self._colocation.leave(key)}
             self._finished(job_id, attempt.workers)
             self._retune(met)
 
-    def _say(self, job_id: JobId, attempt: _Attempt, version: int, after_s: float) -> None:
+    def _say(self, job_id: JobId, attempt: Attempt, version: int, after_s: float) -> None:
         if not self._is_now(job_id, attempt, version):
             return
         job = self._jobs[job_id]
         self._advance(job, attempt)
-        done, total = self._steps(job.done_s), self._steps(job.work_s)
-        progress = Progress(step=done, total_steps=total)
         if self._rules.is_progress_repeated:
             say = partial(self._say, job_id, attempt, version, 2.0 * after_s)
             self._loop.after(after_s, say)
-        self._tell(ProgressReported(job_id=job_id, attempt=attempt.number, progress=progress))
+        said = self._progress(job)
+        self._tell(ProgressReported(job_id=job_id, attempt=attempt.number, progress=said))
 
-    def _say_now(self, job_id: JobId, job: _Job, attempt: _Attempt) -> None:
+    def _say_now(self, job_id: JobId, job: _Job, attempt: Attempt) -> None:
         """What it has done before its pace changed, and again while it computes beside others."""
         if not attempt.is_whole:
             return
-        progress = Progress(step=self._steps(job.done_s), total_steps=self._steps(job.work_s))
-        self._tell(ProgressReported(job_id=job_id, attempt=attempt.number, progress=progress))
+        said = self._progress(job)
+        self._tell(ProgressReported(job_id=job_id, attempt=attempt.number, progress=said))
         if attempt.is_packed and not attempt.suspended:
             again = partial(self._say_again, job_id, attempt)
             self._loop.after(self._rules.shared_progress_s, again)
 
-    def _say_again(self, job_id: JobId, attempt: _Attempt) -> None:
+    def _say_again(self, job_id: JobId, attempt: Attempt) -> None:
         job = self._jobs[job_id]
         if job.attempt is attempt and attempt.is_packed and not attempt.suspended:
             self._advance(job, attempt)
             self._say_now(job_id, job, attempt)
+
+    def _progress(self, job: _Job) -> Progress:
+        return Progress(step=self._steps(job.done_s), total_steps=self._steps(job.work_s))
 
     def _steps(self, work_s: float) -> int:
         return max(1, round(work_s * STEPS_PER_WORKER_S))

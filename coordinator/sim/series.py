@@ -95,8 +95,8 @@ class Recorder:
 
     def _look(self, at_s: float) -> Point:
         state = self._engine.state
-        waiting = [job for job in state.live() if job.state == JobState.PENDING]
-        on_loan = NodeRole.ON_LOAN
+        pending, on_loan = JobState.PENDING, NodeRole.ON_LOAN
+        waiting = [job for job in state.live() if job.state == pending]
         lent = sum([node.role == on_loan for node in state.nodes.values()])
         return Point(
             at_s=at_s,

@@ -20,7 +20,14 @@ from coordinator.sim.outages import Crash
 from coordinator.sim.runtime import RunRules, Saves
 from coordinator.sim.simulation import Passes, Simulation, Submission
 from coordinator.sim.wire import WireRules
-from coordinator.workloads.records import LoadSeries, LoadUnit, Workload, WorkloadJob
+from coordinator.workloads.records import (
+    LoadSeries,
+    LoadUnit,
+    Source,
+    TraceJob,
+    Workload,
+    WorkloadJob,
+)
 from coordinator.workloads.shaping import Curves, RuntimeModel, ShapeOptions, to_workload_jobs
 
 
@@ -48,6 +55,12 @@ class TimesTaken(Struct, frozen=True, kw_only=True):
         """Those of nodes."""
         names = Delays.__struct_fields__
         return Delays(**{name: getattr(self, name) for name in names})
+
+    @property
+    def startup_s(self) -> float:
+        """What a gang takes on idle GPUs, from the pass that starts it to its first step, and from
+        its last step until that is known; what is ready, and that it is over, is reported."""
+        return self.ready_s + self.report_s + self.start_s + self.report_s
 
 
 PROGRESS_AFTER_S = 60.0
@@ -125,15 +138,16 @@ class Stage:
             self.jobs = that_may_fail(
                 self.jobs, restarts=options.restarts, prerun_s=options.prerun_s
             )
-        _check_fits(self.jobs, self.names, self.specs)
+        _check_fits(self.jobs, self.names, self.specs, workload.source)
         self.settings = self._settings(options)
+        self.passes = _passes(workload, options)
         self.sim = Simulation(
             self.settings,
             self.specs,
             delays=options.times.delays() if options.has_delays else Delays(),
             rules=_rules(options),
             wire=WireRules(loss_ratio=options.loss_ratio, seed=options.seed),
-            passes=_passes(workload, options),
+            passes=self.passes,
             check=options.check,
             keep_decisions=False,
         )
@@ -194,7 +208,12 @@ def _shaped(
     """
     training, inference = gpu_types(workload.nodes)
     numbered = tuple(
-        structs.replace(job, job_id=f"{number:07d}", name="" if options.is_oracle else job.name)
+        structs.replace(
+            job,
+            job_id=f"{number:07d}",
+            name="" if options.is_oracle else job.name,
+            has_checkpoints=_saves_when_asked(job, options),
+        )
         for number, job in enumerate(workload.jobs)
     )
     shape = ShapeOptions(
@@ -210,6 +229,11 @@ def _shaped(
     _check_curves(workload, options)
     names = {JobId(f"{number:07d}"): job.job_id for number, job in enumerate(workload.jobs)}
     return to_workload_jobs(numbered, shape), names
+
+
+def _saves_when_asked(job: TraceJob, options: RunOptions) -> bool:
+    """What a job says of itself is what it does, also where the run says it in its place."""
+    return job.has_checkpoints if options.saves is None else options.saves == Saves.ON_REQUEST
 
 
 def _check_curves(workload: Workload, options: RunOptions) -> None:
@@ -286,7 +310,10 @@ def for_ever(load: LoadSeries, nodes: int) -> Iterator[tuple[float, float]]:
 
 
 def _check_fits(
-    jobs: Sequence[WorkloadJob], names: dict[JobId, str], specs: Sequence[NodeSpec]
+    jobs: Sequence[WorkloadJob],
+    names: dict[JobId, str],
+    specs: Sequence[NodeSpec],
+    source: Source,
 ) -> None:
     """Raises:
     ConfigError: a job whose base gang would not fit the empty cluster.
@@ -304,8 +331,9 @@ def _check_fits(
             continue
         asked = f"{job.spec.workers.min} workers of {size} GPUs"
         of = " or ".join(job.spec.gpu.types) or "any type"
+        name = names[job.job_id]
         raise ConfigError(
-            f"job {names[job.job_id]}: {asked} ({of}) never fit this cluster, which has "
+            f"{source.place(name)}job {name}: {asked} ({of}) never fit this cluster, which has "
             + ", ".join(f"{counts[key]} nodes of {key[1]} {key[0]}" for key in sorted(counts))
         )
 

@@ -19,12 +19,14 @@ from msgspec import Struct, structs
 from common.errors import ConfigError
 from coordinator.engine.settings import EngineSettings, ServiceSettings
 from coordinator.policies.bundles import KNOBS, policy
-from coordinator.sim.compare import Task
+from coordinator.policies.policy import knobs_of
+from coordinator.sim.compare import KNOB, Task
 from coordinator.sim.runtime import Saves
 from coordinator.sim.stage import TimesTaken
 from coordinator.workloads.formats import TRACES_VARIABLE
 from coordinator.workloads.paper import PaperParameters
 from coordinator.workloads.shaping import RuntimeModel
+from coordinator.workloads.table import digits
 
 DEFAULT_SAVE_PERIOD_S = 1800.0
 
@@ -55,7 +57,7 @@ def parse_saves(text: str | None) -> tuple[Saves | None, float]:
             return Saves.ON_REQUEST, DEFAULT_SAVE_PERIOD_S
         case _:
             try:
-                period_s = float(text)
+                period_s = float(digits(text))
             except ValueError:
                 period_s = 0.0
             if not 0 < period_s < float("inf"):
@@ -88,7 +90,7 @@ def parse_speedup(text: str) -> tuple[RuntimeModel, str | None]:
 
 def _number(key: str, text: str, low: float, high: float) -> float:
     try:
-        value = float(text)
+        value = float(digits(text))
     except ValueError:
         value = float("nan")
     if not low <= value <= high:
@@ -198,6 +200,11 @@ def _service(task: Task, name: str, text: str) -> Task:
 
 
 def _times(task: Task, name: str, text: str) -> Task:
+    if not task.options.has_delays:
+        raise ConfigError(
+            f"sweep: delays.{name} says nothing of a run without delays; without --no-delays, or "
+            "with --delays beside --scenario"
+        )
     found = converted("delays", TimesTaken, [(name, text)], task.options.times)
     if not 0.0 <= getattr(found, name) <= DAY_S:
         raise ConfigError(f"delays.{name}: {text!r}, expected 0 to {DAY_S:g} seconds")
@@ -258,19 +265,37 @@ def parse_sweep(text: str) -> tuple[str, tuple[str, ...]]:
 def sweep(tasks: Sequence[Task], texts: Sequence[str]) -> list[Task]:
     """Every task at every combination of the swept values, the last key's turning fastest.
 
+    A knob is turned of the policies that have it, and the others are run once.
+
     Raises:
-        ConfigError: as `parse_sweep` and `vary`, or a key twice.
+        ConfigError: as `parse_sweep` and `vary`, a key twice, or a knob that no policy here has.
     """
     axes = [parse_sweep(text) for text in texts]
     names = [key for key, _ in axes]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigError(f"sweep: {', '.join(twice)} stands twice")
+    for key in names:
+        if not any(_has(task, key) for task in tasks):
+            policies = ", ".join(dict.fromkeys(task.options.policy for task in tasks))
+            knob = key.removeprefix(KNOB)
+            raise ConfigError(f"sweep: none of {policies} has a knob {knob}")
     varied: list[Task] = []
     for values in product(*(values for _, values in axes)):
         for task in tasks:
             made = task
             for key, value in zip(names, values, strict=True):
-                made = vary(made, key, value)
-            varied.append(made)
+                made = vary(made, key, value) if _has(task, key) else made
+            if made not in varied:
+                varied.append(made)
     return varied
+
+
+def _has(task: Task, key: str) -> bool:
+    """Whether a key says something of a task: only knobs are of some policies alone.
+
+    A key that is none counts as one that does: `vary` says what is wrong with it.
+    """
+    name = key.removeprefix(KNOB)
+    is_knob = key.startswith(KNOB) and name in KNOBS
+    return not is_knob or name in knobs_of(policy(task.options.policy))

@@ -38,11 +38,8 @@ class Wire:
         self._rules = rules
         self._random = Random(rules.seed)
         self.lost = 0
-
-    @property
-    def is_lossy(self) -> bool:
+        self.is_lossy = rules.loss_ratio > 0.0
         """Whether anything is ever lost."""
-        return self._rules.loss_ratio > 0.0
 
     @property
     def push_retry_s(self) -> float:

@@ -39,6 +39,12 @@ REFERENCE_WORKER = "v100"
 
 NODE_COLUMNS = ("sn", "gpu", "model")
 
+ZERO_GPUS = "0, expected at least 1; --skip-zero-gpus leaves such rows out"
+"""Of a job; the option is that of `aryl simulate`."""
+
+HISTORY_COLUMNS = ("duration",)
+"""The whole header of a list of attained service: no trace of jobs."""
+
 
 def find(name: str, directory: str | None = None) -> Path:
     """A trace file by path, or by name below `directory` or `$ARYL_TRACES`.
@@ -95,11 +101,11 @@ def parse_jobs(
 def _collect(table: Table, found: JobFormat, context: Context, *, skip_zero_gpus: bool) -> JobTrace:
     jobs: list[TraceJob] = []
     zero_gpus = not_run = 0
-    seen: set[str] = set()
+    lines: dict[str, int] = {}
     for row in table.rows():
         if row.whole(found.gpus, least=0) == 0:
             if not skip_zero_gpus:
-                raise row.wrong(found.gpus, "0, expected at least 1 (or ask to skip such rows)")
+                raise row.wrong(found.gpus, ZERO_GPUS)
             zero_gpus += 1
             continue
         job = found.read(row, context)
@@ -109,16 +115,23 @@ def _collect(table: Table, found: JobFormat, context: Context, *, skip_zero_gpus
         if found.is_sorted and jobs and job.submit_s < jobs[-1].submit_s:
             text = row.text(found.submit)
             raise row.wrong(found.submit, f"{text} is before the row above: not sorted")
-        if job.job_id in seen:
+        if job.job_id in lines:
             raise row.wrong("job_id", f"{job.job_id} stands twice")
-        seen.add(job.job_id)
+        lines[job.job_id] = row.line
         jobs.append(job)
+    if not jobs:
+        raise table.wrong(
+            f"column {found.gpus}: no job is left: {zero_gpus} rows have no GPU, and {not_run} "
+            "never ran"
+        )
     return JobTrace(
         name=table.name,
         format=found.name,
         jobs=tuple(sorted(jobs, key=lambda job: job.submit_s)),
         skipped_zero_gpus=zero_gpus,
         skipped_not_run=not_run,
+        gpus_column=found.gpus,
+        lines=lines,
     )
 
 
@@ -146,6 +159,12 @@ def _by_header(table: Table, formats: Sequence[JobFormat]) -> JobFormat:
         have, need = set(table.columns), set(found.columns)
         if have == need or (need < have and not found.is_whole_header):
             return found
+
+    if table.columns == HISTORY_COLUMNS:
+        raise table.wrong(
+            "column duration: stands alone: a history of attained service, as Gittins reads it, "
+            "and no trace of jobs"
+        )
 
     def near(known: JobFormat) -> float:
         if known.is_whole_header:
@@ -192,7 +211,7 @@ def read_throughputs(path: Path, *, worker: str = REFERENCE_WORKER) -> dict[tupl
     for key, rates in tables[worker].items():
         kind, _, gpus = key.strip("()").rpartition(", ")
         rate = rates.get("null")
-        if not gpus.isdigit() or not isinstance(rate, float):
+        if not gpus.isdecimal() or not isinstance(rate, float):
             raise ConfigError(f"{path}: column {worker}: {key}: no throughput of the job alone")
         alone[kind.strip("'"), int(gpus)] = rate
     return alone
@@ -211,7 +230,7 @@ def read_nodes(path: Path, *, skip_zero_gpus: bool = False) -> tuple[tuple[NodeG
     for row in table.rows():
         gpus = row.whole("gpu", least=0)
         if gpus == 0 and not skip_zero_gpus:
-            raise row.wrong("gpu", "0, expected at least 1 (or ask to skip such rows)")
+            raise row.wrong("gpu", "0, expected at least 1")
         if gpus == 0:
             skipped += 1
             continue
@@ -241,7 +260,7 @@ def read_service_gpu_s(path: Path) -> tuple[float, ...]:
         ConfigError: as `read_jobs`.
     """
     table = Table.open(path)
-    table.require(("duration",))
+    table.require(HISTORY_COLUMNS)
     return tuple(row.number("duration", least=0) for row in table.rows())
 
 
@@ -257,7 +276,7 @@ def read_curves(path: Path, *, gpu_type: str) -> tuple[ScalingCurve, ...]:
     table.require(("global_batch_size",))
     sizes = [column for column in table.columns if column != "global_batch_size"]
     for size in sizes:
-        if not size.isdigit() or int(size) < 1:
+        if not size.isdecimal() or int(size) < 1:
             raise table.wrong(f"column {size}: expected a number of GPUs")
     curves: list[ScalingCurve] = []
     for row in table.rows():

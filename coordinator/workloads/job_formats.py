@@ -125,7 +125,7 @@ def _chronus(row: Row, _: Context) -> TraceJob:
     deadline_s = None
     if kind != "best":
         last = row.text("expect_time_list").rpartition("-")[2]
-        if not last.isdigit():
+        if not last.isdecimal():
             raise row.wrong("expect_time_list", f"{last!r} is not a whole number of minutes")
         deadline_s = int(last) * MINUTE_S
     model = row.text("model_name")
@@ -169,7 +169,7 @@ def _gavel_like(row: Row, duration_s: float) -> TraceJob:
         model=kind.partition(" (")[0],
         deadline_s=slo * duration_s if slo > 0 else None,
         iterations=row.number("total steps", least=0),
-        batch_size=int(batch) if batch.isdigit() else None,  # A3C and CycleGAN have none
+        batch_size=int(batch) if batch.isdecimal() else None,  # A3C and CycleGAN have none
     )
 
 

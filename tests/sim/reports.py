@@ -1,4 +1,4 @@
-"""Three small runs as reports; run as a program it writes them to `golden/`. Asserts nothing."""
+"""Small runs as reports; run as a program it writes them to `golden/`. Asserts nothing."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from msgspec import structs
 
 from common.clock import SystemClock
 from common.model import NodeName
+from coordinator import demo
 from coordinator.engine.accounting import plain
-from coordinator.sim.inputs import parse_cluster
+from coordinator.sim.compare import Task
+from coordinator.sim.inputs import Shares, parse_cluster
 from coordinator.sim.outages import Crash
 from coordinator.sim.run import play
 from coordinator.sim.runtime import Saves
@@ -20,6 +22,7 @@ from coordinator.workloads.records import Workload
 from tests.sim.small import small
 
 GOLDEN = Path(__file__).parent / "golden"
+DEMO = Path(demo.__file__).parent / "data"
 
 DIGITS = 6
 """Of a written figure; the rest is rounding."""
@@ -28,6 +31,21 @@ DIGITS = 6
 def _pool() -> Workload:
     """Half of the GPUs, nothing lent, so that jobs compete."""
     return structs.replace(small(120), nodes=parse_cluster("4x8"), loads=())
+
+
+def demo_task(policy: str, *, seed: int) -> Task:
+    """The demo's slice of a trace and its day of load, beside as many nodes that serve.
+
+    Nothing is known of the load's day until all of its jobs have come.
+    """
+    return Task(
+        workload=str(DEMO / "elasticflow_itp_slice.csv"),
+        load=str(DEMO / "servegen_m_small_day.csv"),
+        cluster="8x8+8x8",
+        shares=Shares(elastic=0.3),
+        options=RunOptions(policy=policy, seed=seed),
+        seed=seed,
+    )
 
 
 REPORTS: dict[str, tuple[Workload, tuple[RunOptions, ...]]] = {
@@ -53,6 +71,14 @@ REPORTS: dict[str, tuple[Workload, tuple[RunOptions, ...]]] = {
             )
             for policy in ("fifo", "aryl")
         ),
+    ),
+    "unknown-day": (
+        demo_task("aryl", seed=1).read(),
+        tuple(RunOptions(policy=policy) for policy in ("aryl", "foresight")),
+    ),
+    "foresight": (
+        small(120, is_dense=False),
+        tuple(RunOptions(policy=policy) for policy in ("aryl", "foresight")),
     ),
 }
 """Name: workload and runs."""

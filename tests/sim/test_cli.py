@@ -43,23 +43,41 @@ def test_json_has_one_run_per_policy_and_seed() -> None:
 
 
 def test_the_table_has_a_row_per_policy_and_intervals_over_seeds() -> None:
-    """One seed has no interval, several have one."""
+    """One seed has no interval, several have one; what is zero throughout is said below."""
     one = simulate(*POOL, "--policy", "fifo,sjf")
     lines = one.out.splitlines()
-    assert [line.split()[0] for line in lines] == ["POLICY", "fifo", "sjf"]
-    assert "56,318 s" in one.out
+    assert [line.split()[0] for line in lines[:3]] == ["POLICY", "fifo", "sjf"]
+    assert "JCT h" in lines[0]
+    assert "15.64" in lines[1]
+    assert lines[3] == ""
+    assert lines[4].startswith("zero throughout: Preemptions; ")
     assert "±" not in one.out
     assert "±" in simulate(*POOL, "--policy", "fifo", "--seeds", "1..3", "--elastic", "0.5").out
 
 
-def test_a_narrow_terminal_keeps_what_matters_most() -> None:
-    """Mean queueing and JCT are there when nothing else fits."""
-    args = ("simulate", *POOL, "--policy", "fifo", "--seeds", "1..2")
-    narrow = aryl(FakeCell({}), *args, environ={"COLUMNS": "60"})
-    heading = narrow.out.splitlines()[0]
-    assert "QUEUEING MEAN" in heading
-    assert "JCT MEAN" in heading
-    assert "RECLAIMS" not in heading
+SHORT = ("JCT", "QUEUEING", "MAKESPAN", "HELD", "RHO", "RHO MAX", "RHO >1")
+
+
+@pytest.mark.parametrize("width", [40, 80, 160])
+@pytest.mark.parametrize("seeds", ["1..1", "1..2"])
+def test_at_any_width_all_that_was_asked_for_is_there_and_no_line_wraps(
+    width: int, seeds: str
+) -> None:
+    """Tables below each other where one is too wide, each with its policies, and a word of more."""
+    args = ("--policy", "fifo,aryl-elastic:is_strict=true", "--seeds", seeds, "--elastic", "0.5")
+    done = aryl(FakeCell({}), "simulate", *POOL, *args, environ={"COLUMNS": str(width)})
+    lines = done.out.splitlines()
+    assert done.code == 0, done.err
+    assert max(len(line) for line in lines) <= width
+    tables = done.out.split("\n\n")[:-1]
+    headings = [table.splitlines()[0] for table in tables]
+    assert all(heading.startswith("POLICY") for heading in headings)
+    assert all(len(table.splitlines()) == 3 for table in tables)
+    together = "  ".join(headings)
+    for name in SHORT:
+        assert re.search(rf"  {name}( [h%]| min)?(  |$)", together), name
+    assert "zero throughout: Preemptions; " in done.out
+    assert "more measures: a wider terminal" in " ".join(lines)
 
 
 def test_csv_has_a_row_per_job_of_each_run() -> None:
@@ -71,6 +89,35 @@ def test_csv_has_a_row_per_job_of_each_run() -> None:
         float(row["jct_s"]) == float(row["finished_at_s"]) - float(row["submitted_at_s"])
         for row in rows
     )
+    assert all(row["app"] == row["job_id"] for row in rows)  # the trace names no app
+    assert all(float(row["rho"]) > 0 for row in rows)
+    assert all((row["suspensions"], row["suspended_s"]) == ("0", "0") for row in rows)
+
+
+def test_what_did_not_happen_is_null_and_not_zero() -> None:
+    """Nobody ran on loan, nothing was reclaimed: no time, no ratio."""
+    done = simulate(*POOL, "--policy", "fifo", "-o", "json")
+    [run] = json.loads(done.out)["runs"]
+    nothing = {"mean": None, "p50": None, "p95": None}
+    assert run["on_loan_jobs"] == {"jobs": 0, "queueing_s": nothing, "jct_s": nothing}
+    assert run["reclaim"] == {"gentle_ratio": None, "collateral_ratio": None}
+    assert (run["suspensions"], run["migrations"], run["apps"]) == (0, 0, [])
+
+
+def test_apps_of_several_jobs_are_in_json(tmp_path: Path) -> None:
+    """Each with its jobs and its rho."""
+    file = tmp_path / "trace.csv"
+    file.write_text("job_id,submit_s,duration_s,gpus,app\na,0,100,8,x\nb,0,100,8,x\nc,5,9,1,\n")
+    done = simulate(
+        *("--workload", str(file), "--cluster", "1x8", "--no-delays", "--policy", "fifo"),
+        *("-o", "json", "--backend", "sequential"),
+    )
+    [run] = json.loads(done.out)["runs"]
+    [app] = run["apps"]
+    assert (app["app"], app["jobs"]) == ("x", 2)
+    # Both trials are done after 200 s; c is there for 195 of them, so 1.975 apps in the mean.
+    assert app["rho"] == pytest.approx(200.0 / (1600.0 / (8 / 1.975)))
+    assert run["finish_time_fairness"]["apps"] == 2
 
 
 def test_the_same_seed_prints_the_same_bytes() -> None:
@@ -106,7 +153,7 @@ def test_the_page_is_whole_and_needs_nothing_from_outside(tmp_path: Path) -> Non
     assert (done.code, done.err) == (0, f"wrote {file}\n")
     text = file.read_text()
     page = Page(text)
-    assert page.tags.count("svg") == 15
+    assert page.tags.count("figure") == 11 + 6
     assert page.outside == []
     assert not {"script", "link", "img", "iframe"} & set(page.tags)
     assert "@import" not in text
@@ -115,14 +162,30 @@ def test_the_page_is_whole_and_needs_nothing_from_outside(tmp_path: Path) -> Non
 
 
 def test_the_page_shows_what_was_lent(tmp_path: Path) -> None:
-    """With inference nodes there are two plots more: their use, and lent against lendable."""
+    """With inference nodes there are three plots more: their whole use, what is held of those on
+    loan, and lent against lendable.
+
+    One policy has no bars: three distributions and three plots over time are the others.
+    """
     file = tmp_path / "report.html"
     load = tmp_path / "load.csv"
     load.write_text("t_s,busy_ratio\n0,0.2\n300,0.3\n600,0.2\n")
     lending = ("--cluster", "4x8+4x8", "--load", str(load), "--policy", "aryl-loan")
     done = simulate("--workload", str(SLICE), *lending, "--html", str(file))
     assert done.code == 0, done.err
-    assert Page(file.read_text()).tags.count("svg") == 17
+    assert Page(file.read_text()).tags.count("figure") == 9
+    assert "Inference GPUs that serve or are held on loan" in file.read_text()
+
+
+def test_the_page_does_not_say_of_all_what_was_swept(tmp_path: Path) -> None:
+    """Runs with 10 and with 30 % of elastic jobs are no runs with 10 %."""
+    file = tmp_path / "report.html"
+    swept = simulate(*POOL, "--policy", "fifo", "--sweep", "elastic=0.1,0.3", "--html", str(file))
+    assert swept.code == 0, swept.err
+    assert "are elastic" not in file.read_text()
+    assert "fifo elastic=0.3" in file.read_text()
+    simulate(*POOL, "--policy", "fifo", "--elastic", "0.1", "--html", str(file))
+    assert "10 % of the jobs, drawn by seed, are elastic." in file.read_text()
 
 
 # --- mistakes -----------------------------------------------------------------------------------
@@ -134,6 +197,14 @@ def test_the_page_shows_what_was_lent(tmp_path: Path) -> None:
         (("--policy", "magic"), "policy: 'magic' is not one of"),
         (("--policy", "fifo,fifo"), "policy: fifo stands twice"),
         (("--policy", ","), "policy: none named"),
+        (("--policy", ""), "policy: none named"),
+        (("--policy", "magic"), "is not one of all, afs"),
+        (
+            ("--policy", "all,fifo"),
+            "policy: 'all' stands for one of each system; it is named alone",
+        ),
+        (("--policy", "all:f=1"), "policy: 'all' stands for one of each system; it is named alone"),
+        (("--policy", "aryl:reclaim=cost,is_strict=true"), "behind other knobs, with a colon"),
         (("--cluster", "8"), "cluster 8: no such file and no shape"),
         (("--cluster", "1x2"), "never fit this cluster"),
         (("--seeds", "5..1"), "seeds 5..1"),
@@ -176,6 +247,91 @@ def test_a_bad_trace_is_named_with_file_line_and_column(
     done = simulate("--workload", str(file), "--cluster", "1x8", "--policy", "fifo")
     assert done.code == 2
     assert f"{file}: {said}" in done.err
+
+
+def test_rows_without_a_gpu_are_an_error_unless_they_are_skipped_and_then_counted(
+    tmp_path: Path,
+) -> None:
+    """A trace that says zero GPUs is a bad one; who asks for it learns how many rows are gone."""
+    file = tmp_path / "trace.csv"
+    file.write_text("submit_s,duration_s,gpus\n0,5,0\n1,5,1\n2,5,0\n")
+    html = tmp_path / "report.html"
+    args = ("--workload", str(file), "--cluster", "1x8", "--policy", "fifo", "--no-delays")
+    refused = simulate(*args)
+    assert refused.code == 2
+    assert f"{file}: line 2: column gpus: 0, expected at least 1; --skip-zero-gpus" in refused.err
+    done = simulate(*args, "--skip-zero-gpus", "-o", "json", "--html", str(html))
+    [run] = json.loads(done.out)["runs"]
+    assert (run["jobs"], run["skipped_zero_gpus"], run["skipped_not_run"]) == (1, 2, 0)
+    told = "rows of the trace that have no GPU and are left out: 2"
+    assert f"aryl: {told}" in done.err.splitlines()
+    assert told in html.read_text().replace("Rows", "rows")
+    assert told not in simulate(*POOL, "--policy", "fifo").err
+
+
+def test_a_trace_without_any_gpu_is_one_error_also_when_such_rows_are_skipped(
+    tmp_path: Path,
+) -> None:
+    """Then no job is left to play."""
+    file = tmp_path / "trace.csv"
+    file.write_text("submit_s,duration_s,gpus\n0,5,0\n")
+    done = simulate(
+        "--workload", str(file), "--cluster", "1x8", "--policy", "fifo", "--skip-zero-gpus"
+    )
+    assert done.code == 2
+    assert f"{file}: line 1: column gpus: no job is left" in done.err
+
+
+def test_a_job_that_never_fits_is_named_with_its_place_in_the_trace(tmp_path: Path) -> None:
+    """Its name alone may be one that the reader of the file made up."""
+    file = tmp_path / "trace.csv"
+    file.write_text("submit_s,duration_s,gpus\n0,5,1\n\n1,5,64\n")
+    done = simulate("--workload", str(file), "--cluster", "1x8", "--policy", "fifo")
+    assert done.code == 2
+    assert f"{file}: line 4: column gpus: job 3: 8 workers of 8 GPUs" in done.err
+
+
+@pytest.mark.parametrize(
+    ("cluster", "has_load", "said"),
+    [
+        ("8x8", True, "not played: the cluster has no inference nodes"),
+        ("8x8+2x8", False, "without --load its inference nodes lend nothing"),
+        ("8x8+2x8", True, ""),
+        ("8x8", False, ""),
+    ],
+)
+def test_what_does_nothing_is_said_in_one_line(
+    tmp_path: Path, cluster: str, has_load: bool, said: str
+) -> None:
+    """A load needs nodes that serve, and nodes that serve need a load; else nothing is lent."""
+    file = tmp_path / "load.csv"
+    file.write_text("t_s,busy_ratio\n0,0.2\n300,0.3\n")
+    load = ("--load", str(file)) if has_load else ()
+    given = ("--workload", str(SLICE), "--cluster", cluster, "--backend", "sequential", "--seed")
+    done = simulate(*given, "1", *load, "--policy", "fifo,sjf", "--no-delays")
+    assert done.code == 0, done.err
+    assert [line for line in done.err.splitlines() if line.startswith("aryl: ")] == [
+        line for line in done.err.splitlines() if said and said in line
+    ]
+    assert done.err.count(said) == 1 or not said
+
+
+def test_the_part_of_the_way_to_the_bound_stands_beside_every_policy() -> None:
+    """Where sjf is among them: 0 for it, and for the others what they add; else null."""
+    done = simulate(*POOL, "--policy", "fifo,sjf,srtf", "--checkpoints", "on-request", "-o", "json")
+    fifo, sjf, srtf = json.loads(done.out)["runs"]
+    assert sjf["gap_closed_ratio"] == 0.0
+    assert fifo["gap_closed_ratio"] < 0.0
+    way_s = sjf["jct_s"]["mean"] - sjf["jct_bound_s"]
+    gained_s = sjf["jct_s"]["mean"] - srtf["jct_s"]["mean"]
+    assert srtf["gap_closed_ratio"] == pytest.approx(gained_s / way_s)
+    given = ("--policy", "fifo,sjf", "--checkpoints", "on-request")
+    table = aryl(FakeCell({}), "simulate", *POOL, *given, environ={"COLUMNS": "400"})
+    heading, first, *_ = table.out.splitlines()
+    end = heading.index("GAP CLOSED %") + len("GAP CLOSED %")
+    assert first[:end].split()[-1] == f"{100 * fifo['gap_closed_ratio']:.1f}"
+    [alone] = json.loads(simulate(*POOL, "--policy", "fifo", "-o", "json").out)["runs"]
+    assert alone["gap_closed_ratio"] is None
 
 
 # --- progress -----------------------------------------------------------------------------------

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from msgspec import structs
 
 from common.errors import ConfigError
-from coordinator.sim.compare import Task, compare, flat, means
+from coordinator.engine.accounting import Quantiles
+from coordinator.sim.compare import LOCAL_BACKENDS, Task, compare, flat, means, with_gaps
 from coordinator.sim.run import Run, RunResult, UnfinishedError
 from coordinator.sim.stage import RunOptions
 from coordinator.sim.statistics import estimate, student_t
@@ -29,13 +31,27 @@ def tasks(*policies: str, seeds: tuple[int, ...] = (1,)) -> list[Task]:
     ]
 
 
+def is_installed(module: str) -> bool:
+    """Whether a backend that is not of joblib's own can be played here."""
+    return find_spec(module) is not None
+
+
+INSTALLED = [
+    *LOCAL_BACKENDS,
+    pytest.param(
+        "ray", marks=pytest.mark.skipif(not is_installed("ray"), reason="ray is not installed")
+    ),
+]
+"""Each that is listed; dask needs a scheduler's address besides."""
+
+
 def figures(runs: list[Run]) -> list[RunResult]:
     """What does not depend on the machine."""
     return [structs.replace(run.result, wall_s=0.0, peak_rss_bytes=0) for run in runs]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["loky", "threading"])
+@pytest.mark.parametrize("backend", INSTALLED)
 def test_where_it_runs_changes_no_figure(backend: str) -> None:
     """Other processes or threads give what this one gives, in the order of the tasks."""
     here = figures(list(compare(tasks("fifo", "sjf"), backend="sequential")))
@@ -64,7 +80,7 @@ def endless(tmp_path: Path) -> list[Task]:
             cluster="1x8",
             options=RunOptions(policy=policy, idle_events=500),
         )
-        for policy in ("fifo", "themis-simple:lease_s=600", "sjf")
+        for policy in ("fifo", "tiresias:promote=1", "sjf")
     ]
 
 
@@ -74,7 +90,7 @@ def test_a_run_that_never_ends_does_not_cost_the_others(tmp_path: Path) -> None:
     runs = list(compare(endless(tmp_path), unfinished=told.append))
     assert [run.result.policy for run in runs] == ["fifo", "sjf"]
     [why] = told
-    assert "themis-simple:lease_s=600 makes no headway" in why
+    assert "tiresias:promote=1 makes no headway" in why
     with pytest.raises(UnfinishedError, match="no headway"):
         list(compare(endless(tmp_path)))
 
@@ -144,3 +160,52 @@ def test_each_policy_is_averaged_over_its_own_seeds() -> None:
     mean_s = (results[0].jct_s.mean + results[1].jct_s.mean) / 2
     assert rows[0].figures["jct_s.mean"].mean == pytest.approx(mean_s)
     assert set(rows[0].figures) == set(flat(results[0]))
+
+
+# --- the way to the bound -----------------------------------------------------------------------
+
+
+def beside(policy: str, jct_s: float, *, seed: int = 1, scenario: str = "", **swept: str) -> Run:
+    """A run with this mean JCT, whose bound is 100 s."""
+    [base] = compare(tasks("fifo"))
+    keys = {key.replace("__", "."): value for key, value in swept.items()}
+    result = structs.replace(
+        base.result,
+        policy=policy,
+        seed=seed,
+        scenario=scenario,
+        jct_s=Quantiles(mean=jct_s),
+        jct_bound_s=100.0,
+        swept=keys,
+    )
+    return Run(result=result, rows=(), samples=())
+
+
+def closed(*runs: Run) -> list[float | None]:
+    """Of each run, the part of the way from sjf to the bound."""
+    return [run.result.gap_closed_ratio for run in with_gaps(runs)]
+
+
+def test_the_way_from_sjf_to_the_bound_is_told_where_sjf_was_played() -> None:
+    """sjf itself is at 0, the bound at 1, what is worse than sjf below 0; without sjf none is."""
+    runs = [beside("aryl", 125.0), beside("sjf", 200.0), beside("fifo", 300.0), beside("x", 100.0)]
+    assert closed(*runs) == [0.75, 0.0, -1.0, 1.0]
+    assert closed(runs[0], runs[2]) == [None, None]
+
+
+def test_only_sjf_on_the_same_jobs_is_a_yardstick() -> None:
+    """Another seed, scenario or swept option has other jobs; a knob has not."""
+    sjf = beside("sjf", 200.0, elastic="0.2")
+    assert closed(sjf, beside("aryl", 150.0, elastic="0.2")) == [0.0, 0.5]
+    assert closed(sjf, beside("aryl", 150.0, elastic="0.2", policy__margin="2")) == [0.0, 0.5]
+    others = (
+        beside("aryl", 150.0, elastic="0.4"),
+        beside("aryl", 150.0, elastic="0.2", seed=2),
+        beside("aryl", 150.0, elastic="0.2", scenario="basic"),
+    )
+    assert closed(sjf, *others) == [0.0, None, None, None]
+
+
+def test_where_sjf_is_at_the_bound_there_is_no_way_to_go() -> None:
+    """Nothing is a share of nothing."""
+    assert closed(beside("sjf", 100.0), beside("aryl", 100.0)) == [None, None]

@@ -6,9 +6,10 @@ from msgspec import structs
 
 from common.clock import SystemClock
 from common.model import JobId, NodeName, Pool, ServiceName
+from coordinator.engine.accounting import Durations
 from coordinator.policies.decisions import Preempt, Reclaim
 from coordinator.sim.reclaims import Toll, TollKeeper
-from coordinator.sim.run import Run, play
+from coordinator.sim.run import OnLoanJobs, Run, play
 from coordinator.sim.stage import RunOptions, Stage
 from coordinator.workloads.records import LoadSeries, LoadUnit, NodeGroup, TraceJob, Workload
 
@@ -67,7 +68,8 @@ def test_nodes_that_nobody_needs_go_home_gently() -> None:
     assert found.reclaims == 4
     assert found.reclaim.gentle_ratio == 1.0
     assert found.reclaim.collateral_ratio == 0.0
-    assert found.on_loan_jobs.jobs == 0
+    assert found.on_loan_jobs == OnLoanJobs(jobs=0, queueing_s=Durations(), jct_s=Durations())
+    assert found.on_loan_jobs.jct_s.mean is None
 
 
 def test_what_a_victim_leaves_elsewhere_is_collateral() -> None:

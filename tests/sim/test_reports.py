@@ -1,4 +1,4 @@
-"""Golden reports: three small runs whose figures are in the repository.
+"""Golden reports: small runs whose figures are in the repository.
 
 Who changes a policy or the engine sees here what it does to them. To accept a change, run
 `python -m tests.sim.reports` and review the difference.

@@ -35,6 +35,8 @@ FIELDS = [
     *("jct_bound_s", "events", "wall_s", "peak_rss_bytes"),
     *("reclaim", "on_loan_jobs", "makespan_s", "deadlines_met_ratio", "finish_time_fairness"),
     *("jobs_rejected", "jobs_failed", "failures", "waits"),
+    *("suspensions", "suspended_s", "migrations", "apps"),
+    *("skipped_zero_gpus", "skipped_not_run", "gap_closed_ratio"),
     *("scenario", "swept"),
 ]
 
@@ -91,6 +93,50 @@ def test_makespan_deadlines_and_fairness_are_of_the_whole_run() -> None:
     assert result.finish_time_fairness.max == pytest.approx(max(rhos))
     assert result.finish_time_fairness.mean == pytest.approx(sum(rhos) / 2)
     assert result.finish_time_fairness.share_above_1 == sum(rho > 1 for rho in rhos) / 2
+
+
+@pytest.mark.parametrize(
+    ("submit_s", "pass_period_s"), [(3.3, None), (3.3, 60.0), (0.0, None), (0.0, 60.0)]
+)
+@pytest.mark.parametrize("has_delays", [False, True])
+@pytest.mark.parametrize("policy", ["fifo", "aryl", "themis", "gandiva"])
+def test_who_has_the_cluster_to_itself_is_as_fast_as_alone(
+    policy: str, has_delays: bool, submit_s: float, pass_period_s: float | None
+) -> None:
+    """Alone one starts as well, and waits for the pass: rho is 1 with delays as without."""
+    alone = workload(job("a", submit_s, 100.0, 8, app="search"))
+    alone = structs.replace(alone, pass_period_s=pass_period_s)
+    run = played(alone, policy, has_delays=has_delays)
+    assert (run.rows[0].jct_s > 100.0) == has_delays or pass_period_s
+    assert run.rows[0].app == "search"
+    assert run.rows[0].rho == pytest.approx(1.0, abs=1e-9)
+    assert run.result.finish_time_fairness.share_above_1 == 0.0
+
+
+def test_apps_of_several_jobs_are_told_one_by_one() -> None:
+    """Two trials one after the other, and a job by itself, which is no app of several."""
+    trials = (job("a", 0.0, 100.0, 8, app="x"), job("b", 0.0, 100.0, 8, app="x"))
+    run = played(workload(*trials, job("c", 0.0, 50.0, 8)))
+    [app] = run.result.apps
+    assert (app.app, app.jobs) == ("x", 2)
+    rows = {row.job_id: row for row in run.rows}
+    assert rows["a"].rho == rows["b"].rho == app.rho
+    assert (rows["c"].app, rows["c"].rho) == ("c", run.result.finish_time_fairness.max)
+    assert run.result.finish_time_fairness.apps == 2
+
+
+def test_turns_are_counted_and_their_time_is_neither_queueing_nor_computing() -> None:
+    """Two jobs in turns on one node: what a job took is its wait, its turns off and its work."""
+    jobs = (job("a", 0.0, 600.0, 8), job("b", 0.0, 600.0, 8))
+    run = played(workload(*jobs), "gandiva:packs=false:migrates=false", saves=Saves.ON_REQUEST)
+    result = run.result
+    assert result.suspensions == sum(row.suspensions for row in run.rows) > 2
+    assert result.suspended_s.mean == pytest.approx(sum(row.suspended_s for row in run.rows) / 2)
+    assert (result.migrations, result.preemptions) == (0, 0)
+    assert [row.migrations for row in run.rows] == [0, 0]
+    for row in run.rows:
+        assert row.suspended_s > 0
+        assert row.jct_s == pytest.approx(row.queueing_s + row.suspended_s + 600.0)
 
 
 def test_without_deadlines_there_is_no_ratio_of_them() -> None:

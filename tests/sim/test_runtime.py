@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.messages import OrderPhase, WorkerOrder
-from common.model import GpuRequest, JobId, JobSpec, NodeName, WorkerKey, WorkerRange
+from common.model import GpuRequest, GpuUuid, JobId, JobSpec, NodeName, WorkerKey, WorkerRange
 from coordinator.engine.events import ProgressReported
 from coordinator.sim.loop import Loop
 from coordinator.sim.runtime import STEPS_PER_WORKER_S, RunRules, Runtime, Saves
@@ -55,7 +55,7 @@ class Bench:
     def _finished(self, job_id: JobId, workers: dict[WorkerKey, NodeName]) -> None:
         self.finished_at_s = self.loop.now_s
 
-    def start(self, *indices: int, attempt: int = 1) -> None:
+    def start(self, *indices: int, attempt: int = 1, gpus: tuple[GpuUuid, ...] = ()) -> None:
         """Workers compute from now on."""
         for index in indices:
             order = WorkerOrder(
@@ -64,7 +64,7 @@ class Bench:
                 tenant="t",
                 user="u",
                 submitted_at_s=0.0,
-                gpu_uuids=(),
+                gpu_uuids=gpus,
                 gpu_type="T4",
                 is_flexible=False,
                 phase=OrderPhase.RUN,
@@ -237,6 +237,19 @@ def test_an_old_attempt_has_no_say() -> None:
     bench.stop(0, attempt=1)
     bench.wait(2000.0)
     assert bench.finished_at_s == 1000.0
+
+
+def test_an_attempt_that_follows_a_lost_one_has_its_gpus_and_its_work_for_itself() -> None:
+    """Whoever sits on a node that was given up does no work that counts, and slows nobody down."""
+    bench = Bench()
+    gpus = (GpuUuid("g0"),)
+    bench.start(0, attempt=1, gpus=gpus)
+    bench.wait(100.0)
+    bench.start(0, attempt=2, gpus=gpus)
+    assert bench.runtime.lost_gpu_s == 100.0 * GPUS
+    bench.stop(0, attempt=1)
+    bench.wait(2000.0)
+    assert bench.finished_at_s == 100.0 + 1000.0
 
 
 # --- what it says -------------------------------------------------------------------------------

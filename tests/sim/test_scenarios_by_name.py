@@ -172,7 +172,8 @@ def test_a_scenario_brings_its_own_policy_unless_one_is_named() -> None:
 
 def test_the_table_names_scenarios_without_their_knobs() -> None:
     """A row is found by its name, not by twenty words of rules."""
-    heading, *lines = simulate("--scenario", "baseline,elastic-aryl").out.splitlines()
+    table, _ = simulate("--scenario", "baseline,elastic-aryl").out.split("\n\n")
+    heading, *lines = table.splitlines()
     assert heading.split()[:2] == ["SCENARIO", "POLICY"]
     assert [line.split()[:2] for line in lines] == [
         ["baseline", "fifo"],

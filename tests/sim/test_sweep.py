@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,8 @@ def test_settings_and_delays_reach_the_run() -> None:
         ("elastic=", "expected KEY=VALUE"),
         ("elastic=0.1,0.1", "a value stands twice"),
         ("elastic=2", "elastic: '2', expected a number from 0 to 1"),
+        ("elastic=0_1", "elastic: '0_1', expected a number from 0 to 1"),
+        ("checkpoints=1_800", "checkpoints: '1_800', expected"),
         ("loss=nan", "loss: 'nan', expected a number from 0 to 0.9"),
         ("workload.load=x", "workload.load: 'x': Expected `float`"),
         ("workload.load=nan", "workload.load: 'nan'"),
@@ -126,6 +129,60 @@ def test_a_mistake_names_key_and_value(text: str, said: str) -> None:
     """One line that says what was expected, or lists the keys."""
     with pytest.raises(ConfigError, match=said):
         sweep([BASE], [text])
+
+
+def test_delays_of_a_run_without_delays_are_a_mistake() -> None:
+    """They would print the same row again and again; with them each is a run of its own."""
+    instant = structs.replace(BASE, options=structs.replace(BASE.options, has_delays=False))
+    with pytest.raises(ConfigError, match=r"delays\.drain_s says nothing of a run without delays"):
+        sweep([instant], ["delays.drain_s=1,100"])
+    assert len(sweep([BASE], ["delays.drain_s=1,100"])) == 2
+
+
+def of(*policies: str) -> list[Task]:
+    """The same under several policies."""
+    return [
+        structs.replace(BASE, options=structs.replace(BASE.options, policy=policy))
+        for policy in policies
+    ]
+
+
+def test_a_knob_is_swept_of_those_that_have_it() -> None:
+    """A policy without it stands beside them once, and not once for each value."""
+    made = sweep(of("srtf", "themis", "sjf"), ["policy.f=0.2,0.8"])
+    shown = [(task.options.policy, task.options.knobs, task.swept) for task in made]
+    assert shown == [
+        ("srtf", (), {}),
+        ("themis", ("f=0.2",), {"policy.f": "0.2"}),
+        ("sjf", (), {}),
+        ("themis", ("f=0.8",), {"policy.f": "0.8"}),
+    ]
+
+
+def test_two_keys_are_told_apart_by_who_has_them() -> None:
+    """The one that is everybody's is swept of those, too, that do not have the other."""
+    made = sweep(of("srtf", "themis"), ["policy.f=0.2,0.8", "loss=0,0.1"])
+    counts = Counter(task.options.policy for task in made)
+    assert counts == {"themis": 4, "srtf": 2}
+    assert len({tuple(task.swept.items()) for task in made if task.options.policy == "srtf"}) == 2
+
+
+def test_a_knob_that_no_policy_has_is_an_error() -> None:
+    """Nothing would be swept; it says of whom it was asked."""
+    with pytest.raises(ConfigError, match=r"^sweep: none of srtf, sjf has a knob f$"):
+        sweep(of("srtf", "sjf"), ["policy.f=0.2"])
+
+
+def test_a_value_that_one_of_the_policies_refuses_is_an_error() -> None:
+    """Its row would be missing without a word."""
+    with pytest.raises(ConfigError, match="policy qos: resize_cost_s=2e9"):
+        sweep(of("aryl", "qos"), ["policy.resize_cost_s=2e9"])
+
+
+def test_a_knob_that_is_turned_already_is_not_swept() -> None:
+    """Two values of one knob: nobody can tell which of them the row is of."""
+    with pytest.raises(ConfigError, match="resize_cost_s is turned twice"):
+        sweep(of("aryl:resize_cost_s=1"), ["policy.resize_cost_s=2"])
 
 
 def test_a_key_is_swept_once() -> None:
@@ -163,7 +220,7 @@ def test_rows_carry_what_was_swept() -> None:
     assert [row["swept"]["elastic"] for row in runs["means"]] == ["0", "0.5"]
     one, other = (row["figures"]["jct_s.mean"]["mean"] for row in runs["means"])
     assert one != other
-    heading, *lines = simulate(*args).out.splitlines()
+    heading, *lines = simulate(*args).out.split("\n\n")[0].splitlines()
     assert heading.split()[:2] == ["POLICY", "ELASTIC"]
     assert [line.split()[:2] for line in lines] == [["aryl-elastic", "0"], ["aryl-elastic", "0.5"]]
     rows = list(csv.DictReader(io.StringIO(simulate(*args, "-o", "csv").out)))

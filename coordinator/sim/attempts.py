@@ -1,0 +1,39 @@
+"""One attempt of a simulated job as it really is: workers, pace, pauses. Data only; must not know
+why workers come and go.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct, field
+
+from common.model import NodeName, WorkerKey
+from common.profile import NO_PROFILE, JobProfile
+
+
+class Attempt(Struct):
+    """A gang that computes, or waits for its missing workers."""
+
+    number: int
+    multiplier: int
+    at_s: float
+    """Until when its work is counted."""
+    paused_until_s: float = 0.0
+    whole_at_s: float | None = None
+    workers: dict[WorkerKey, NodeName] = field(default_factory=dict[WorkerKey, NodeName])
+    elsewhere: dict[WorkerKey, int] = field(default_factory=dict[WorkerKey, int])
+    """GPUs of workers on another GPU type than the attempt's: one slows the whole gang down."""
+    profile: JobProfile = NO_PROFILE
+    rate: float = 0.0
+    """Reference work per second now."""
+    is_whole: bool = False
+    """The workers of a gang are there, if perhaps suspended."""
+    suspended: set[WorkerKey] = field(default_factory=set[WorkerKey])
+    pause_left_s: float = 0.0
+    """Of the pause in which it was suspended."""
+    share: float = 1.0
+    """Part of its GPUs' time that is its own."""
+    is_packed: bool = False
+    computed_s: float = 0.0
+    is_leaving: bool = False
+    """It was asked to stop, cannot save and computes on for nothing until it ends."""
+    version: int = 0

@@ -1,0 +1,78 @@
+"""What plots over time show of a run: the use of both pools, point by point."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.clock import SystemClock
+from common.model import NodeName, Pool
+from coordinator.sim.cluster import NodeSpec
+from coordinator.sim.run import play
+from coordinator.sim.samples import Serving
+from coordinator.sim.stage import RunOptions
+from coordinator.workloads.records import LoadSeries, LoadUnit, NodeGroup, TraceJob, Workload
+
+STEPS = LoadSeries(name="chat", step_s=100.0, values=(0.5, 0.25), unit=LoadUnit.BUSY)
+
+
+def nodes(count: int, gpus: int) -> list[NodeSpec]:
+    """Inference nodes."""
+    return [
+        NodeSpec(name=NodeName(f"i{number}"), home_pool=Pool.INFERENCE, gpu_type="T4", gpus=gpus)
+        for number in range(count)
+    ]
+
+
+def test_what_serves_is_the_integral_of_the_load_again_and_again() -> None:
+    """Two nodes of four GPUs: 4 GPUs for 100 s, 2 for 100 s, and from the start."""
+    serving = Serving(STEPS, nodes(2, 4))
+    found = [serving.gpu_s(at_s) for at_s in (0.0, 50.0, 100.0, 150.0, 200.0, 250.0, 1000.0)]
+    assert found == pytest.approx([0.0, 200.0, 400.0, 500.0, 600.0, 800.0, 3000.0])
+    assert Serving(STEPS, []).gpu_s(1000.0) == 0.0
+
+
+def test_a_load_beyond_all_nodes_keeps_no_more_than_them_busy() -> None:
+    """Whoever waits for an answer occupies no GPU."""
+    beyond = LoadSeries(name="chat", step_s=10.0, values=(2.0,), unit=LoadUnit.BUSY)
+    assert Serving(beyond, nodes(2, 4)).gpu_s(10.0) == pytest.approx(80.0)
+
+
+def test_the_inference_pool_is_in_use_by_its_load_and_by_what_is_held_on_loan() -> None:
+    """A quarter serves; under a policy without loans that is all, under one with them more."""
+    quiet = LoadSeries(name="chat", step_s=300.0, values=(0.25,), unit=LoadUnit.BUSY)
+    of = Workload(
+        name="w",
+        jobs=tuple(
+            TraceJob(
+                job_id=f"j{number}",
+                submit_s=float(number),
+                duration_s=4000.0,
+                gpus=8,
+                gpu_types=("V100", "T4"),
+            )
+            for number in range(4)
+        ),
+        loads=(quiet,),
+        nodes=(
+            NodeGroup(count=1, gpus=8, gpu_type="V100"),
+            NodeGroup(count=4, gpus=8, gpu_type="T4", home_pool=Pool.INFERENCE),
+        ),
+        length_s=4000.0,
+    )
+    at_home, on_loan = (
+        play(of, RunOptions(policy=policy, has_delays=False), clock=SystemClock())
+        for policy in ("fifo", "aryl-loan")
+    )
+    assert all(
+        sample.serving_gpu_ratio == pytest.approx(0.25)
+        for run in (at_home, on_loan)
+        for sample in run.samples
+    )
+    assert at_home.samples[-1].training_gpu_ratio == pytest.approx(1.0)  # no drop at the end
+    assert all(
+        sample.inference_gpu_ratio == pytest.approx(sample.serving_gpu_ratio)
+        for sample in at_home.samples
+    )
+    assert on_loan.result.on_loan_jobs.jobs > 0
+    assert max(sample.inference_gpu_ratio for sample in on_loan.samples) > 0.4
+    assert all(sample.inference_gpu_ratio <= 1.0 + 1e-9 for sample in on_loan.samples)
