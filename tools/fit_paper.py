@@ -5,14 +5,14 @@
     .venv/bin/python tools/fit_paper.py seeds --last 200        which seeds come near enough
     .venv/bin/python tools/fit_paper.py search --tries 200
 
-Must not know the engine: it has a strict FIFO of its own, so that a fault of ours in the scheduler
-cannot be fitted away, and so that one trial takes a second. Looks at no other row of the paper.
+Must not know the engine: it has a strict FIFO of its own (`tools/fit_fifo.py`), so that a fault of
+ours in the scheduler cannot be fitted away, and so that one trial takes half a second. A test holds
+the two against each other, job by job. Looks at no other row of the paper.
 """
 
 from __future__ import annotations
 
 import argparse
-import heapq
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -20,20 +20,16 @@ from random import Random
 
 import numpy as np
 from msgspec import Struct, structs
-from numpy.typing import NDArray
 
 from coordinator.workloads.named import DRAW_SEEDS
 from coordinator.workloads.paper import (
-    GPUS_PER_NODE,
     LENGTH_S,
-    NODES,
     TRAINING_GPUS,
     Drawn,
     PaperParameters,
     draw,
 )
-
-Floats = NDArray[np.float64]
+from tools.fit_fifo import fifo_starts
 
 
 class Row(Struct, frozen=True, kw_only=True):
@@ -69,99 +65,6 @@ PAPER = Row(
 
 FITTED = ("queue_mean", "queue_p50", "queue_p95", "jct_mean", "jct_p50", "jct_p95", "use")
 """What the search looks at; p75 and p99 are shown and not fitted."""
-
-
-# --- strict FIFO ----------------------------------------------------------------------------------
-
-
-class Nodes:
-    """Nodes of eight GPUs by how many are free; each worker goes where it fits best."""
-
-    def __init__(self, count: int) -> None:
-        self._by_free: list[list[int]] = [[] for _ in range(GPUS_PER_NODE + 1)]
-        self._by_free[GPUS_PER_NODE] = list(range(count))
-        self._free = [GPUS_PER_NODE] * count
-        self._place = list(range(count))
-
-    def take(self, size: int, count: int) -> list[int] | None:
-        """Nodes for `count` workers of `size` GPUs; None and no change when they do not all fit."""
-        room = sum(len(nodes) * (free // size) for free, nodes in enumerate(self._by_free) if nodes)
-        if room < count:
-            return None
-        return [self._take_one(size) for _ in range(count)]
-
-    def _take_one(self, size: int) -> int:
-        free = size
-        while not self._by_free[free]:
-            free += 1
-        node = self._by_free[free][-1]
-        self._move(node, free - size)
-        return node
-
-    def give(self, node: int, size: int) -> None:
-        """A worker left."""
-        self._move(node, self._free[node] + size)
-
-    def _move(self, node: int, free: int) -> None:
-        bucket = self._by_free[self._free[node]]
-        last = bucket.pop()
-        if last != node:
-            place = self._place[node]
-            bucket[place] = last
-            self._place[last] = place
-        self._free[node] = free
-        self._place[node] = len(self._by_free[free])
-        self._by_free[free].append(node)
-
-
-class _Line:
-    """One line in front of one kind of nodes."""
-
-    def __init__(self, drawn: Drawn, jobs: Sequence[int], nodes: int) -> None:
-        self._drawn = drawn
-        self._jobs = jobs
-        self._nodes = Nodes(nodes)
-
-    def run(self, period_s: int) -> tuple[list[int], list[float]]:
-        """When each job starts, in order; only passes that can start something are looked at."""
-        submit_s: list[float] = self._drawn.submit_s.tolist()
-        duration_s: list[float] = self._drawn.duration_s.tolist()
-        gpus: list[int] = self._drawn.gpus.tolist()
-        size: list[int] = self._drawn.size.tolist()
-        ends: list[tuple[float, int, list[int]]] = []
-        starts_s: list[float] = []
-        now_s = 0.0
-        for job in self._jobs:
-            now_s = max(now_s, math.ceil(submit_s[job] / period_s) * period_s)
-            self._leave(ends, now_s, size)
-            while (held := self._nodes.take(size[job], gpus[job] // size[job])) is None:
-                now_s = max(now_s, math.ceil(ends[0][0] / period_s) * period_s)
-                self._leave(ends, now_s, size)
-            starts_s.append(now_s)
-            heapq.heappush(ends, (now_s + duration_s[job], job, held))
-        return list(self._jobs), starts_s
-
-    def _leave(
-        self, ends: list[tuple[float, int, list[int]]], now_s: float, size: list[int]
-    ) -> None:
-        while ends and ends[0][0] <= now_s:
-            _, job, held = heapq.heappop(ends)
-            for node in held:
-                self._nodes.give(node, size[job])
-
-
-def fifo_starts(drawn: Drawn, parameters: PaperParameters) -> Floats:
-    """When each job starts under strict FIFO: the head of a line holds up all behind it.
-
-    One line for each kind of nodes: a job that accepts the rare type alone waits with its like.
-    """
-    starts_s = np.zeros(len(drawn.gpus))
-    rare = np.flatnonzero(drawn.is_rare).tolist()
-    rest = np.flatnonzero(~drawn.is_rare).tolist()
-    for jobs, nodes in ((rest, NODES - parameters.rare_nodes), (rare, parameters.rare_nodes)):
-        order, at_s = _Line(drawn, jobs, nodes).run(parameters.pass_period_s)
-        starts_s[order] = at_s
-    return starts_s
 
 
 def fifo_row(drawn: Drawn, parameters: PaperParameters) -> Row:

@@ -45,6 +45,8 @@ WITHOUT = {
     "claims": "foresight:claim_ratio=0",
     "lifetimes": "foresight:lifetime_quantile=null",
     "quantile-lending": "foresight:lend_quantile=null",
+    "waiting-for-finish": "foresight:waits_for_finish=false",
+    "resize-cost": "foresight:resize_cost_s=0",
 }
 
 

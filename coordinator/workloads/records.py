@@ -86,6 +86,7 @@ class JobTrace(Struct, frozen=True, kw_only=True):
     """The jobs of one file in order of submission; ties in the order of the file.
 
     skipped_zero_gpus, skipped_not_run: rows left out, by their reason.
+    gpus_column: that with the GPUs. lines: where each job stood, by its id.
     """
 
     name: str
@@ -93,6 +94,8 @@ class JobTrace(Struct, frozen=True, kw_only=True):
     jobs: tuple[TraceJob, ...]
     skipped_zero_gpus: int = 0
     skipped_not_run: int = 0
+    gpus_column: str = ""
+    lines: dict[str, int] = {}
 
 
 class LoadUnit(StrEnum):
@@ -219,12 +222,32 @@ class WorkloadJob(Struct, frozen=True, kw_only=True):
     heterogeneous_speed_ratio: float = 0.0
 
 
+class Source(Struct, frozen=True, kw_only=True):
+    """The file that a workload's jobs came from; nothing of it is set where they were generated.
+
+    column: that with the GPUs. lines: where each job stood, by its id.
+    skipped_zero_gpus, skipped_not_run: rows left out, by their reason.
+    """
+
+    file: str = ""
+    column: str = ""
+    lines: dict[str, int] = {}
+    skipped_zero_gpus: int = 0
+    skipped_not_run: int = 0
+
+    def place(self, job_id: str) -> str:
+        """What an error about a job's size begins with: file, line and column; else nothing."""
+        line = self.lines.get(job_id)
+        return f"{self.file}: line {line}: column {self.column}: " if line else ""
+
+
 class Workload(Struct, frozen=True, kw_only=True):
     """A named trace with all that its run needs.
 
     length_s: the span of submissions and of utilization figures; jobs may end later.
     pass_period_s: when set, scheduling passes happen at its multiples only, as in the paper's
         periodic scheduler; None: whenever something changed.
+    source: the file of the jobs, for errors and for what was left out of it.
     """
 
     name: str
@@ -233,3 +256,4 @@ class Workload(Struct, frozen=True, kw_only=True):
     nodes: tuple[NodeGroup, ...]
     length_s: float
     pass_period_s: float | None = None
+    source: Source = Source()

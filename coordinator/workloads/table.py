@@ -67,6 +67,17 @@ def _whole_part(data: bytes) -> bytes:
     return bytes(whole)
 
 
+def digits(text: str) -> str:
+    """The text of a number as other tools read it too.
+
+    Raises:
+        ValueError: Python alone takes `1_00` for 100, and digits of other scripts.
+    """
+    if "_" in text or not text.isascii():
+        raise ValueError(text)
+    return text
+
+
 class Row:
     """One row: its values by column, checked as they are read."""
 
@@ -100,7 +111,7 @@ class Row:
         """
         text = self.text(column)
         try:
-            value = float(text)
+            value = float(digits(text))
         except ValueError:
             raise self.wrong(column, f"{text!r} is not a number") from None
         if value - value != 0.0:
@@ -111,7 +122,7 @@ class Row:
         """A whole number, not below `least`."""
         text = self.text(column)
         try:
-            value = int(text)
+            value = int(digits(text))
         except ValueError:
             raise self.wrong(column, f"{text!r} is not a whole number") from None
         self._bounded(column, value, text, least)

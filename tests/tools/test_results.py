@@ -152,6 +152,7 @@ def test_guests_are_compared_with_themselves() -> None:
         return JobRow(
             job_id=name, submitted_at_s=0, started_at_s=0, finished_at_s=0, jct_s=queueing_s + 10,
             queueing_s=queueing_s, gpus=1, min_workers=1, max_workers=1, preemptions=0, resizes=0,
+            suspensions=0, suspended_s=0, migrations=0, app=name, rho=None,
             was_on_loan=was_on_loan,
         )  # fmt: skip
 

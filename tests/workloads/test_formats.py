@@ -85,6 +85,14 @@ def test_of_several_deadlines_the_last_counts_and_best_effort_has_none() -> None
     assert [job.deadline_s for job in jobs] == [2_400, None]
 
 
+def test_a_digit_that_is_no_number_is_one_clear_error() -> None:
+    """A superscript counts as a digit and is none to calculate with."""
+    header = (DATA / "chronus.csv").read_text().splitlines()[0]
+    row = "1,vc,1,0,10,bert,5,1,20-\u00b2,9,0,soft\n"
+    with pytest.raises(ConfigError, match=r"line 2: column expect_time_list: .* whole number of"):
+        parse_jobs("t", f"{header}\n{row}")
+
+
 def test_gavel_steps_become_seconds_by_the_throughput_of_the_job_alone(tmp_path: Path) -> None:
     """925,982 steps at 69.95 a second; without the file beside it there is no duration."""
     jobs = read_jobs(DATA / "gavel.trace").jobs
@@ -205,6 +213,11 @@ def test_three_columns_are_enough() -> None:
         (OWN + "0,1,1.5\n", "line 2: column gpus: '1.5' is not a whole number"),
         (OWN + "0,1,-4\n", "line 2: column gpus: -4, expected at least 0"),
         (OWN + "0,1,0\n", "line 2: column gpus: 0, expected at least 1"),
+        (OWN + "0,1,0\n", "--skip-zero-gpus leaves such rows out"),
+        (OWN + "0,1_00,1\n", "line 2: column duration_s: '1_00' is not a number"),
+        (OWN + "0,1,1_0\n", "line 2: column gpus: '1_0' is not a whole number"),
+        (OWN + "0,\u0663,1\n", "line 2: column duration_s: '\u0663' is not a number"),
+        ("duration\n5\n6\n", "line 1: column duration: stands alone: a history of attained"),
         (OWN + "0,1\n", "line 2: column gpus: missing"),
         (OWN + "0,1,1,1\n", "line 2: column 4: 4 values, expected 3"),
         (OWN + "5,1,1\n4,1,1\n", "line 3: column submit_s: 4 is before the row above"),
@@ -241,6 +254,22 @@ def test_rows_without_a_gpu_can_be_skipped_and_are_counted() -> None:
     """Nothing of such a row is looked at."""
     trace = parse_jobs("own", OWN + "0,1,0\n0,nan,0\n3,1,2\n", skip_zero_gpus=True)
     assert ([job.gpus for job in trace.jobs], trace.skipped_zero_gpus) == ([2], 2)
+
+
+def test_a_trace_of_nothing_but_such_rows_has_no_jobs(tmp_path: Path) -> None:
+    """Skipping all of a trace is one clear error too."""
+    path = tmp_path / "jobs.csv"
+    path.write_text(OWN + "0,1,0\n5,1,0\n")
+    with pytest.raises(ConfigError) as caught:
+        read_jobs(path, skip_zero_gpus=True)
+    assert f"{path}: line 1: column gpus: no job is left: 2 rows have no GPU" in str(caught.value)
+
+
+def test_each_job_is_known_by_its_line() -> None:
+    """Errors about a job's size, which come later, lead to its place too."""
+    trace = parse_jobs("own", OWN + "0,1,0\n0,1,1\n\n3,1,2\n", skip_zero_gpus=True)
+    assert [trace.lines[job.job_id] for job in trace.jobs] == [3, 5]
+    assert trace.gpus_column == "gpus"
 
 
 def test_a_cut_off_gzip_names_the_last_line_that_can_be_read(tmp_path: Path) -> None:

@@ -37,12 +37,12 @@ from coordinator.workloads.shaping import to_workload_jobs
 PARAMETERS = PaperParameters()
 
 FROZEN = {
-    "paper-1": "aaa00d6c83809a8923e6d7c09cee1a961c51c5d8261f50ee98f048f3a1d6c5b0",
+    "paper-1": "dd2164fdc0d19c38f54df16a547eaab3d8a7611df70c0b268150614e1fc526f1",
     "paper-2": "082769d57616a36d72330b53cb03dbacc957c63ec3cd5f082337bde35cb0fc8b",
-    "paper-3": "7955a12a085bf08e2d7e106995042f89f2ded00f8d1b4d642cc50347d4eb46e7",
+    "paper-3": "c5530f9a979ede225046d45444f1292d6660f5ec43878a1533fcfd9e0e6ab703",
     "paper-4": "90ea3815c3ef0efb29fc50e6bb9a9e5bc67ec8f27a5b34b009e6c930c285089d",
-    "paper-5": "627c37e6e82efeffb6430e857bc8b8e10b38143bfb6e5c4c9febf8368fd69679",
-    "paper-overload": "21825135dd44bd14f91d1bc7aadd0352d674a12c8ae2bf7657cc7dcfa1767650",
+    "paper-5": "53aa0ab61d8619376e6339d163bb70b01a58304d01e8fe330ae33b2382b6ccd0",
+    "paper-overload": "5a97161864d0da7461084b0091bbc57546e71b62e73be7f365c8856276884917",
 }
 
 
