@@ -88,6 +88,14 @@ gives a bound. On `paper-1` to `paper-5` these two are nearly all of `aryl`'s me
 is no contention left that a scheduler could remove, so 1.3 is out of reach of *any* policy there.
 Under overload the same line leaves hardly more than 1.05 for the mean JCT at the very best; the
 column says how much. `body` shows what is left when that line is set aside.
+
+**Where it is worse than `aryl`.** On three of the five seeds of cluster06 jobs wait longer, on one
+of them 1.8 times as long, for a sixth of the preemptions. On that one (18,734 s against `aryl`'s
+10,338) no single part is the cause: it is 12,758 s without whole nodes, 14,863 without lending by
+quantile, 15,705 without lifetimes, 19,176 without claims (these four runs are not kept). A cluster
+of 13 nodes that is full for hours has nothing to spare for what these parts keep free. Under
+overload it stops more jobs than `aryl`, though few of either: what it puts on lent nodes that
+outlive the median load is preempted when the load does not.
 """
 
 ABLATION = """
