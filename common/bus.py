@@ -1,7 +1,7 @@
 """The bus: a protocol that drivers take as an argument, and NATS behind it.
 
-An edge: with `coordinator.service.store` the only importer of `nats`. Must not know what a
-message means.
+An edge: with `common.natscalls` and `coordinator.service.store` the only importer of `nats`. Must
+not know what a message means.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 import nats.errors
@@ -24,6 +24,7 @@ from common.clock import Clock
 from common.errors import Unavailable
 from common.log import Throttle
 from common.model import NatsAccess
+from common.natscalls import as_unavailable, heeded_cancellation, round_trip, text
 from common.natsrules import BusCounters
 
 log = logging.getLogger(__name__)
@@ -147,7 +148,7 @@ class NatsMessage:
 
     async def respond(self, data: bytes) -> None:
         if self._message.reply:
-            with _as_unavailable(self._message.subject):
+            with as_unavailable(self._message.subject):
                 await self._message.respond(data)
 
 
@@ -232,14 +233,14 @@ class NatsBus:
         except TimeoutError:
             raise Unavailable(f"NATS at {self._urls}: {self._why_not}") from None
         except (nats.errors.Error, OSError) as error:
-            self._why_not.note(_text(error), was_cut_off=isinstance(error, OSError))
+            self._why_not.note(text(error), was_cut_off=isinstance(error, OSError))
             raise Unavailable(f"NATS at {self._urls}: {self._why_not}") from error
 
     async def publish(self, subject: str, data: bytes) -> None:
         """Send and forget; buffered for a while when the connection is down."""
         if self._client is None:
             raise Unavailable(f"{subject}: not connected to NATS")
-        with _as_unavailable(subject):
+        with as_unavailable(subject):
             await self._client.publish(subject, data)
 
     async def subscribe(self, subject: str, handler: Handler) -> NatsSubscription:
@@ -250,10 +251,10 @@ class NatsBus:
         if client is None or client.is_closed:
             return subscription  # made with the connection
         try:
-            with _as_unavailable(subject):
+            with as_unavailable(subject):
                 await subscription.attach(client)
                 if client.is_connected:
-                    await _round_trip(client)  # the server knows of it before the caller goes on
+                    await round_trip(client)  # the server knows of it before the caller goes on
         except Unavailable:
             self.forget(subscription)
             raise
@@ -261,7 +262,7 @@ class NatsBus:
 
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
         """Send and wait for one answer; waits for the connection, never sends late."""
-        with _as_unavailable(subject):
+        with as_unavailable(subject):
             async with self._clock.timeout(timeout_s):
                 client = await self._live_client()
                 # The clock's timeout decides; nats-py's would run on another clock.
@@ -280,7 +281,7 @@ class NatsBus:
             return
         if client.is_connected:
             with contextlib.suppress(nats.errors.Error, OSError):
-                await _round_trip(client)
+                await round_trip(client)
         await client.close()
 
     def forget(self, subscription: NatsSubscription) -> None:
@@ -298,19 +299,20 @@ class NatsBus:
         """One new client that works, or an exception and none."""
         client = Client()
         try:
-            await client.connect(
-                **self._options,
-                error_cb=self._on_error,
-                disconnected_cb=self._on_disconnected,
-                reconnected_cb=self._on_reconnected,
-                closed_cb=self._on_closed,
-                reconnect_to_server_handler=self._next_server,
-            )
+            with heeded_cancellation():
+                await client.connect(
+                    **self._options,
+                    error_cb=self._on_error,
+                    disconnected_cb=self._on_disconnected,
+                    reconnected_cb=self._on_reconnected,
+                    closed_cb=self._on_closed,
+                    reconnect_to_server_handler=self._next_server,
+                )
             version = client.connected_server_version
             natsrules.check_version((version.major, version.minor, version.patch))
             for subscription in list(self._subscriptions):
                 await subscription.attach(client)
-            await _round_trip(client)
+            await round_trip(client)
             if client.is_closed:
                 raise nats.errors.ConnectionClosedError  # noqa: TRY301 - undone below like the rest
         except BaseException:
@@ -350,9 +352,9 @@ class NatsBus:
         self.counters.error_count += 1
         if isinstance(error, nats.errors.SlowConsumerError):
             self.counters.dropped_message_count += 1
-        self._why_not.note(_text(error), was_cut_off=isinstance(error, OSError))
-        if self._warn.is_due(_text(error)):
-            log.warning("NATS: %s (error %d)", _text(error), self.counters.error_count)
+        self._why_not.note(text(error), was_cut_off=isinstance(error, OSError))
+        if self._warn.is_due(text(error)):
+            log.warning("NATS: %s (error %d)", text(error), self.counters.error_count)
 
     async def _on_disconnected(self) -> None:
         self._connected.clear()
@@ -369,31 +371,3 @@ class NatsBus:
         if self._client is not None and self._client.is_closed:
             self._client = None
             self._reopen()
-
-
-async def _round_trip(client: Client) -> None:
-    """Until the server has read everything that was sent before.
-
-    nats-py writes the PING of a flush past commands that still wait for its writer task, so the
-    first answer only says that the writer has run; the second one is behind them all.
-    """
-    for _ in range(2):
-        await client.flush(timeout=2)
-
-
-@contextlib.contextmanager
-def _as_unavailable(subject: str) -> Generator[None]:
-    """nats-py's errors as what they mean to a caller."""
-    try:
-        yield
-    except nats.errors.NoRespondersError:
-        raise Unavailable(f"{subject}: nobody listens") from None
-    except TimeoutError as error:
-        # With its cause: a caller that was perhaps heard must know it from one that was not.
-        raise Unavailable(f"{subject}: no answer in time") from error
-    except (nats.errors.Error, OSError) as error:
-        raise Unavailable(f"{subject}: {_text(error)}") from error
-
-
-def _text(error: Exception) -> str:
-    return str(error) or type(error).__name__

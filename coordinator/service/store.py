@@ -1,8 +1,8 @@
 """Journal, snapshots and leader lease on JetStream: what survives a coordinator.
 
-With `common.bus` the only importer of `nats`. Must not know what a record or a snapshot holds.
-Streams are made when they are missing and never changed: a site that wants three replicas says so
-in `journal_replicas` before the first start, or edits the streams with NATS's own tools.
+Must not know what a record or a snapshot holds. Streams are made when they are missing and never
+changed: a site that wants three replicas says so in `journal_replicas` before the first start, or
+edits the streams with NATS's own tools.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from common import subjects
 from common.bus import NatsBus
 from common.clock import Clock
 from common.errors import ConfigError, Fenced, Unavailable
+from common.natscalls import heeded_cancellation, text
 from coordinator.service import leader
 from coordinator.service.chunks import Chunk, join, split
 from coordinator.service.leader import KeyEntry
@@ -380,12 +381,10 @@ async def _consumer(
 
 @contextlib.contextmanager
 def _as_unavailable(what: str, *, are_api_errors_too: bool = False) -> Generator[None]:
-    """nats-py's errors as what they mean to the coordinator.
-
-    JetStream's own refusals pass unless `are_api_errors_too`, for callers that tell them apart.
-    """
+    """nats-py's errors in our terms; JetStream's own pass unless `are_api_errors_too`."""
     try:
-        yield
+        with heeded_cancellation():
+            yield
     except nats.js.errors.ServiceUnavailableError as error:
         why = f": {error.description}" if error.description else ""
         raise Unavailable(f"{what}: JetStream does not answer{why}") from error
@@ -396,4 +395,4 @@ def _as_unavailable(what: str, *, are_api_errors_too: bool = False) -> Generator
     except TimeoutError:
         raise Unavailable(f"{what}: no answer in time") from None
     except (nats.errors.Error, OSError) as error:
-        raise Unavailable(f"{what}: {str(error) or type(error).__name__}") from error
+        raise Unavailable(f"{what}: {text(error)}") from error

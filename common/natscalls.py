@@ -1,0 +1,70 @@
+"""Calls of nats-py: their errors as what they mean to a caller, no cancellation lost in them.
+
+Must not know what is sent, nor keep a connection: `common.bus` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Generator
+
+import nats.errors
+from nats.aio.client import Client
+
+from common.errors import Unavailable
+
+
+@contextlib.contextmanager
+def heeded_cancellation() -> Generator[None]:
+    """Leave this block with the cancellation that came while it ran, whatever the block made of it.
+
+    On Python 3.11 `asyncio.wait_for` returns a result that arrives in the same turn of the loop as
+    a cancellation, and the cancellation is gone: a loop that was told to end would go on for ever.
+    Libraries wait by it. A timeout of the block's own that is over when the block is left has taken
+    its cancellation back, and is none.
+
+    Raises:
+        asyncio.CancelledError: the task was cancelled inside, and no exception says so yet.
+    """
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
+    try:
+        yield
+    except Exception as error:
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError from error
+        raise
+    if task is not None and task.cancelling() > before:
+        raise asyncio.CancelledError
+
+
+async def round_trip(client: Client) -> None:
+    """Until the server has read everything that was sent before.
+
+    nats-py writes the PING of a flush past commands that still wait for its writer task, so the
+    first answer only says that the writer has run; the second one is behind them all.
+    """
+    with heeded_cancellation():
+        for _ in range(2):
+            await client.flush(timeout=2)
+
+
+@contextlib.contextmanager
+def as_unavailable(subject: str) -> Generator[None]:
+    """nats-py's errors as what they mean to a caller, and no cancellation lost in it."""
+    try:
+        with heeded_cancellation():
+            yield
+    except nats.errors.NoRespondersError:
+        raise Unavailable(f"{subject}: nobody listens") from None
+    except TimeoutError as error:
+        # With its cause: a caller that was perhaps heard must know it from one that was not.
+        raise Unavailable(f"{subject}: no answer in time") from error
+    except (nats.errors.Error, OSError) as error:
+        raise Unavailable(f"{subject}: {text(error)}") from error
+
+
+def text(error: Exception) -> str:
+    """What it says; its kind where it says nothing."""
+    return str(error) or type(error).__name__
