@@ -3,13 +3,16 @@ PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
 
+# A cell is dozens of interpreters; each would compile all that it imports again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: up test lint env clean
 
 up: env
 	$(VENV)/bin/aryl up
 
 test: env
-	$(VENV)/bin/pytest -n 2 --dist worksteal
+	$(VENV)/bin/pytest -n 5 --dist worksteal
 
 lint: env
 	$(VENV)/bin/ruff format --check .

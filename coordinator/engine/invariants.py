@@ -22,20 +22,22 @@ TOLERANCE = 1e-6
 def gpu_faults(state: ClusterState) -> list[str]:
     """Every GPU is claimed by exactly the workers that hold it or were promised it."""
     faults: list[str] = []
-    claims: dict[str, list[str]] = {}
-    for job in state.jobs.values():
+    claims: dict[str, list[WorkerKey]] = {}
+    for job in state.live():
         for worker in job.workers.values():
             for uuid in worker.gpu_uuids:
-                claims.setdefault(uuid, []).append(str(worker.key))
+                claims.setdefault(uuid, []).append(worker.key)
     for key in _held_for_migrations(state):
         for held in _uuids_of(state, key):
-            claims.setdefault(held, []).append(str(key))
+            claims.setdefault(held, []).append(key)
     for node in state.nodes.values():
         for slot in node.gpus:
             keys = (slot.holder, slot.nominee, *slot.guests)
-            holders = sorted(str(k) for k in keys if k is not None)
-            if sorted(claims.get(slot.uuid, [])) != holders:
-                faults.append(f"GPU {slot.uuid}: {claims.get(slot.uuid)} claim, {holders} hold it")
+            holders = [key for key in keys if key is not None]
+            claimants = claims.get(slot.uuid, [])
+            if claimants != holders and sorted(claimants) != sorted(holders):
+                claim, hold = (sorted(map(str, keys)) for keys in (claimants, holders))
+                faults.append(f"GPU {slot.uuid}: {claim} claim, {hold} hold it")
     return faults
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from enum import StrEnum
+from math import isfinite
 
 from msgspec import Struct
 
@@ -62,7 +63,7 @@ class TraceJob(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Refuse what no job can be; readers have named line and column before."""
         times = (self.submit_s, self.duration_s, self.deadline_s or 0.0, self.estimate_s or 0.0)
-        if any(time_s - time_s != 0.0 for time_s in times) or min(times[1:]) < 0:
+        if not isfinite(sum(times)) or min(times[1:]) < 0:
             raise ValueError(f"job {self.job_id}: times must be finite and not negative: {times}")
         if self.gpus < 1:
             raise ValueError(f"job {self.job_id}: gpus: {self.gpus}, expected at least 1")
