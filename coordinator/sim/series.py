@@ -47,7 +47,8 @@ class Recorder:
     """Looks at an engine on a grid of instants while a simulation runs.
 
     Args:
-        length_s: the span of submissions; its end is looked at exactly.
+        length_s: the span of submissions; its end is looked at exactly. Where all jobs come at one
+            instant that is no span: the whole run is.
         progress: told (jobs that ended, events) now and then.
     """
 
@@ -72,7 +73,7 @@ class Recorder:
         self._events += 1
         if self._progress is not None and self._events % EVENTS_PER_LOOK == 0:
             self._progress(self._ended(), self._events)
-        if now_s >= self._length_s and self.at_length is None:
+        if now_s >= self._length_s > 0 and self.at_length is None:
             self.at_length = self._look(self._length_s)
         while self._next_s <= now_s:
             self.points.append(self._look(self._next_s))

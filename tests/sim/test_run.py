@@ -150,6 +150,14 @@ def test_use_is_of_the_span_of_submissions() -> None:
     assert played(workload(*jobs)).result.training_gpu_ratio == pytest.approx(0.25)
 
 
+def test_use_of_jobs_that_come_at_once_is_of_the_whole_run() -> None:
+    """A batch has no span of submissions: eight GPUs, then four, each for half of the run."""
+    jobs = (job("a", 0.0, 50.0, 8), job("b", 0.0, 50.0, 4))
+    result = played(workload(*jobs, length_s=0.0)).result
+    assert result.training_gpu_ratio == pytest.approx(0.75)
+    assert result.overall_gpu_ratio == pytest.approx(0.75)
+
+
 def test_overall_use_counts_gpus_that_serve() -> None:
     """Training 8 of 8, serving 25 % of 24, of 32 GPUs in all."""
     nodes = (
