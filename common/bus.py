@@ -213,6 +213,17 @@ class NatsBus:
         """Whether messages sent now have somewhere to go."""
         return self._client is not None and self._client.is_connected
 
+    @property
+    def max_payload_bytes(self) -> int:
+        """The largest message that the server takes.
+
+        Raises:
+            Unavailable: not connected.
+        """
+        if self._client is None:
+            raise Unavailable("not connected to NATS")
+        return self._client.max_payload
+
     def jetstream(self, *, timeout_s: float) -> JetStreamContext:
         """JetStream on the present connection; only `coordinator.service.store` may ask.
 

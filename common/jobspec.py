@@ -18,6 +18,9 @@ import msgspec
 from common.errors import ConfigError
 from common.model import JobSpec
 
+MAX_SPEC_BYTES = 16 * 1024
+"""A job as it is sent. Each worker's order carries it, and a node's orders are one message: 60
+workers of the largest job fit (`common.messages.MAX_MESSAGE_BYTES`)."""
 _ABOUT = re.compile(r"Object (?P<what>contains unknown|missing required) field `(?P<field>.+)`")
 
 
@@ -103,6 +106,20 @@ def _misfits(spec: JobSpec) -> Iterator[tuple[str, str]]:
             "checkpoint.signal",
             f"{spec.checkpoint.signal!r}, expected a signal name such as SIGTERM or SIGUSR1",
         )
+    yield _size_misfit(spec)
+
+
+def _size_misfit(spec: JobSpec) -> tuple[str, str]:
+    """Its largest field, where the job as a whole is too large to be ordered."""
+    size_bytes = len(msgspec.msgpack.encode(spec))
+    if size_bytes <= MAX_SPEC_BYTES:
+        return "", ""
+    fields = msgspec.structs.asdict(spec)
+    largest = max(fields, key=lambda name: len(msgspec.msgpack.encode(fields[name])))
+    return largest, (
+        f"with it the job has {size_bytes} bytes, expected at most {MAX_SPEC_BYTES}; "
+        "keep scripts and data in files that the job reads"
+    )
 
 
 def _command_misfits(field: str, command: tuple[str, ...]) -> Iterator[tuple[str, str]]:

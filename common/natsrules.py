@@ -20,6 +20,8 @@ from common.model import NatsAccess
 
 MIN_SERVER_VERSION = (2, 14, 5)
 """Older servers lose acknowledged writes after a power cut or do not know `sync_interval`."""
+MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
+"""What the journal's server must take as one message; NATS's own default is an eighth of it."""
 RECONNECT_CAP_S = 4.0
 """Longest wait between two attempts to connect."""
 PING_PERIOD_S = 10
@@ -164,6 +166,31 @@ def check_version(found: tuple[int, int, int]) -> None:
         raise ConfigError(
             f"NATS server is version {'.'.join(map(str, found))}, expected {floor} or later: "
             "older ones lose acknowledged writes"
+        )
+
+
+def check_max_payload(found_bytes: int) -> None:
+    """Refuse a server that would refuse a journal record, after a flood of events and not before.
+
+    Raises:
+        ConfigError: its `max_payload` is too small.
+    """
+    if found_bytes < MAX_PAYLOAD_BYTES:
+        raise ConfigError(
+            f"nats-server: max_payload is {found_bytes}, expected at least {MAX_PAYLOAD_BYTES}"
+        )
+
+
+def check_fits(what: str, size_bytes: int, max_payload_bytes: int) -> None:
+    """Refuse to send what the server would refuse each time.
+
+    Raises:
+        ConfigError: it is larger than the server's `max_payload`.
+    """
+    if size_bytes > max_payload_bytes:
+        raise ConfigError(
+            f"nats-server: max_payload is {max_payload_bytes}, expected at least {size_bytes} "
+            f"for one {what}"
         )
 
 

@@ -13,8 +13,19 @@ import pytest
 from common.clock import SystemClock
 from common.errors import ConfigError
 from coordinator.service.natsserver import NatsServer, find_binary
+from tests.inbox import PATIENCE_S
 
 OnConnected = Callable[[int, asyncio.StreamWriter], Awaitable[None]]
+
+
+async def client_url(directory: Path) -> str:
+    """What the server's ports file says, once it is there."""
+    clock = SystemClock()
+    async with clock.timeout(PATIENCE_S):
+        while not (found := list(directory.glob("*.ports"))):  # noqa: ASYNC240 - a local file
+            await clock.sleep(0.01)
+    url: str = json.loads(found[0].read_text())["nats"][0]
+    return url
 
 
 @contextlib.asynccontextmanager

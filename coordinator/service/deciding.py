@@ -29,6 +29,9 @@ from coordinator.service.settings import CoordinatorSettings
 log = logging.getLogger(__name__)
 
 JOURNAL_RETRY_S = 0.2
+BATCH_BYTES = 512 * 1024
+"""Events of one record at most, but for the last one; the rest is the next record's. No flood, such
+as a whole fleet's first reports, makes a record that nats-server refuses (`MAX_PAYLOAD_BYTES`)."""
 
 
 class _Waiting(Struct):
@@ -210,7 +213,7 @@ class Decider:
                 future.set_exception(Unavailable("the coordinator is stopping"))
 
     async def _batch(self, *, is_pass_time: bool) -> None:
-        inbox, self._inbox = self._inbox, []
+        inbox = self._take()
         entries: list[Entry] = []
         try:
             outcomes = [self._handle(waiting.event, entries) for waiting in inbox]
@@ -243,6 +246,18 @@ class Decider:
             log.info("decided %s", describe(decision))
         if self._records_since_snapshot >= self._settings.snapshot_records:
             await self.save_snapshot()
+
+    def _take(self) -> list[_Waiting]:
+        """Of the inbox what one record holds, in order; the rest comes at once after it."""
+        count = size_bytes = 0
+        while count < len(self._inbox) and size_bytes < BATCH_BYTES:
+            size_bytes += len(msgspec.msgpack.encode(self._inbox[count].event))
+            count += 1
+        taken, self._inbox = self._inbox[:count], self._inbox[count:]
+        if self._inbox:
+            self._urgent.set()
+            self.wake()
+        return taken
 
     def _tell_written(self) -> None:
         self._is_ahead = False

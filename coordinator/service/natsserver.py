@@ -19,8 +19,8 @@ from msgspec import Struct
 
 from common.clock import Clock
 from common.errors import ConfigError, Unavailable
+from common.natsrules import MAX_PAYLOAD_BYTES
 
-MAX_PAYLOAD_BYTES = 8 * 1024 * 1024
 START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 10.0
 _POLL_S = 0.005

@@ -18,7 +18,7 @@ import nats.js.errors
 from nats.js import JetStreamContext, api
 from nats.js.kv import KeyValue
 
-from common import subjects
+from common import natsrules, subjects
 from common.bus import NatsBus
 from common.clock import Clock
 from common.errors import ConfigError, Fenced, Unavailable
@@ -80,13 +80,13 @@ class Journal:
         """Create the stream if it is missing and find the end.
 
         Raises:
-            ConfigError: there is a stream of this name that may forget records.
+            ConfigError: the stream may forget records, or the server's `max_payload` is too small.
             Unavailable: JetStream does not answer.
         """
         config = _stream_config(self._stream, self._subject, self._replicas)
-        config.deny_delete = True
-        config.deny_purge = True
+        config.deny_delete = config.deny_purge = True
         info = await _ensure_stream(self._bus, config)
+        natsrules.check_max_payload(self._bus.max_payload_bytes)
         self._last_sequence = info.state.last_seq
         self._identity = "" if info.created is None else info.created.isoformat()
 
@@ -98,9 +98,11 @@ class Journal:
         that no coordinator wrote fences nobody: the next try comes after it.
 
         Raises:
+            ConfigError: the server's `max_payload` is smaller than the record.
             Fenced: another coordinator wrote in between.
             Unavailable: not known to be written.
         """
+        natsrules.check_fits("journal record", len(record), self._bus.max_payload_bytes)
         headers = {
             api.Header.EXPECTED_STREAM.value: self._stream,
             api.Header.EXPECTED_LAST_SEQUENCE.value: str(self._last_sequence),

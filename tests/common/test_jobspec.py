@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from common.errors import ConfigError
-from common.jobspec import misfit, parse
-from common.model import MAX_WORKERS, JobSpec, WorkerRange
+from common.jobspec import MAX_SPEC_BYTES, misfit, parse
+from common.messages import DesiredState, OrderPhase, WorkerOrder, decode, encode
+from common.model import MAX_WORKERS, GpuUuid, JobId, JobSpec, NodeRole, WorkerKey, WorkerRange
 
 GOOD: dict[str, Any] = {"name": "j", "command": ["train"], "workers": {"min": 1, "max": 2}}
 
@@ -80,3 +81,42 @@ def test_the_check_holds_for_a_job_that_came_decoded() -> None:
     found = misfit(decoded)
     assert found is not None
     assert found.field == "command"
+
+
+def large(size_bytes: int) -> JobSpec:
+    """A job that has so many bytes as it is sent, nearly all of them in its environment."""
+    small = parse({**GOOD, "env": {"X": "x" * 1000}}, source="f")
+    more = size_bytes - len(msgspec.msgpack.encode(small))
+    return msgspec.structs.replace(small, env={"X": "x" * (1000 + more)})
+
+
+def test_a_job_too_large_to_be_ordered_is_refused_by_its_largest_field() -> None:
+    """A node's orders are one message: what does not fit would take the node out of the cell."""
+    assert misfit(large(MAX_SPEC_BYTES)) is None
+    found = misfit(large(MAX_SPEC_BYTES + 1))
+    assert found is not None
+    assert found.field == "env"
+    assert str(MAX_SPEC_BYTES) in found.what
+    with pytest.raises(ConfigError, match=r"field command: .*files that the job reads"):
+        parse({**GOOD, "command": ["sh", "-c", "true;" * 10_000]}, source="f")
+
+
+def test_a_full_node_can_be_told_of_the_largest_jobs() -> None:
+    """Sixty workers of them, and the message is within its bound."""
+    node = "n" * 20
+    order = WorkerOrder(
+        key=WorkerKey(job_id=JobId("j" * 40), attempt=1, worker_index=0),
+        spec=large(MAX_SPEC_BYTES),
+        tenant="team",
+        user="ann",
+        submitted_at_s=1e9,
+        gpu_uuids=(GpuUuid("GPU-" + "0" * 36),),
+        gpu_type="H100",
+        is_flexible=False,
+        phase=OrderPhase.RUN,
+        worker_count=100,
+    )
+    state = DesiredState(
+        node=node, epoch=1, generation=1, role=NodeRole.TRAINING, workers=(order,) * 60
+    )
+    assert decode(encode(state), DesiredState) == state

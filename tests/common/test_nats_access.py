@@ -22,6 +22,7 @@ from common.model import NatsAccess
 from coordinator.service.natsserver import find_binary
 from tests.fakes import FakeClock
 from tests.inbox import PATIENCE_S, echo
+from tests.servers import client_url
 
 
 def write_seed(path: Path) -> str:
@@ -29,16 +30,6 @@ def write_seed(path: Path) -> str:
     seed = nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER)
     path.write_bytes(seed)
     return bytes(nkeys.from_seed(bytearray(seed)).public_key).decode()
-
-
-async def client_url(directory: Path) -> str:
-    """What the server's ports file says, once it is there."""
-    clock = SystemClock()
-    async with clock.timeout(PATIENCE_S):
-        while not (found := list(directory.glob("*.ports"))):  # noqa: ASYNC240 - a local file
-            await clock.sleep(0.01)
-    url: str = json.loads(found[0].read_text())["nats"][0]
-    return url
 
 
 @pytest.fixture
