@@ -185,13 +185,17 @@ class Ledger:
 
 
 def last_record(data: bytes) -> tuple[bytes, int]:
-    """(payload, end) of the last whole record before the first broken one; (b"", 0) of none."""
+    """(payload, end) of the last whole record before the first broken one; (b"", 0) of none.
+
+    No record is empty: zeros are what a power cut leaves where a file was made longer and not yet
+    written, and their checksum would be right.
+    """
     payload, offset = b"", 0
     while offset + _FRAME.size <= len(data):
         size, checksum = _FRAME.unpack_from(data, offset)
         start = offset + _FRAME.size
         body = data[start : start + size]
-        if len(body) < size or zlib.crc32(body) != checksum:
+        if size == 0 or len(body) < size or zlib.crc32(body) != checksum:
             break
         payload, offset = body, start + size
     return payload, offset

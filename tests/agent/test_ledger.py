@@ -46,6 +46,21 @@ async def test_a_torn_last_record_costs_only_itself(tmp_path: Path, cut: int) ->
     assert Ledger(tmp_path).load() == memory(3)
 
 
+@pytest.mark.parametrize("zeros", [7, 8, 20, 4096])
+async def test_zeros_at_the_end_cost_nothing(tmp_path: Path, zeros: int) -> None:
+    """What a power cut leaves of a write whose length reached the disk and whose bytes did not."""
+    ledger = Ledger(tmp_path)
+    await ledger.save(memory(1))
+    ledger.close()
+    path = tmp_path / "ledger"
+    path.write_bytes(path.read_bytes() + bytes(zeros))
+    again = Ledger(tmp_path)
+    assert again.load() == memory(1)
+    await again.save(memory(2))
+    again.close()
+    assert Ledger(tmp_path).load() == memory(2)
+
+
 async def test_a_flipped_bit_is_seen(tmp_path: Path) -> None:
     """A record that does not match its checksum never becomes the truth."""
     ledger = Ledger(tmp_path)
