@@ -74,12 +74,20 @@ class Ledger:
     """The ledger in a file of the state directory; `load` comes before the first `save`.
 
     Args:
-        write: `os.write`; a test puts a full disk in its place.
+        write, sync: `os.write` and `os.fsync`; a test puts a full disk in their place, or one that
+            tells what would outlive a power cut.
     """
 
-    def __init__(self, state_dir: Path, *, write: Callable[[int, bytes], int] = os.write) -> None:
+    def __init__(
+        self,
+        state_dir: Path,
+        *,
+        write: Callable[[int, bytes], int] = os.write,
+        sync: Callable[[int], None] = os.fsync,
+    ) -> None:
         self._path = state_dir / "ledger"
         self._write_some = write
+        self._sync = sync
         self._fd: int | None = None
         self._end = 0
         """Where the last whole record ends; what a write that failed left is cut off there."""
@@ -152,7 +160,9 @@ class Ledger:
             os.lseek(self._fd, self._end, os.SEEK_SET)
         record = frame(payload)
         self._write_all(self._fd, record)
-        os.fdatasync(self._fd)
+        self._sync(self._fd)
+        if self._end == 0:  # it may be new: its name has to be on disk too
+            self._sync_dir()
         self._end += len(record)
 
     def _write_all(self, fd: int, data: bytes) -> None:
@@ -165,7 +175,7 @@ class Ledger:
         fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
             self._write_all(fd, record)
-            os.fsync(fd)
+            self._sync(fd)
         except OSError:
             with contextlib.suppress(OSError):  # a full disk needs what it took
                 fresh.unlink()
@@ -175,7 +185,14 @@ class Ledger:
         fresh.replace(self._path)
         self.close()
         self._end = len(record)
-        _sync_dir(self._path.parent)
+        self._sync_dir()
+
+    def _sync_dir(self) -> None:
+        directory = os.open(self._path.parent, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._sync(directory)
+        finally:
+            os.close(directory)
 
     def close(self) -> None:
         """Let the file go; the next save opens it again."""
@@ -203,14 +220,6 @@ def last_record(data: bytes) -> tuple[bytes, int]:
 
 def frame(payload: bytes) -> bytes:
     return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
-
-
-def _sync_dir(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,47 @@ async def test_a_torn_last_record_costs_only_itself(tmp_path: Path, cut: int) ->
     await again.save(memory(3))
     again.close()
     assert Ledger(tmp_path).load() == memory(3)
+
+
+class Disk:
+    """A disk that says what was done to it, in order; names are those of files and directories."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[str, str]] = []
+
+    def write(self, fd: int, data: bytes) -> int:
+        """As `os.write`."""
+        self.done.append(("write", self._name(fd)))
+        return os.write(fd, data)
+
+    def sync(self, fd: int) -> None:
+        """As `os.fsync`."""
+        self.done.append(("sync", self._name(fd)))
+        os.fsync(fd)
+
+    def said(self) -> list[tuple[str, str]]:
+        """What was done since somebody asked."""
+        done, self.done = self.done, []
+        return done
+
+    @staticmethod
+    def _name(fd: int) -> str:
+        return Path(f"/proc/self/fd/{fd}").readlink().name
+
+
+async def test_what_was_saved_is_on_disk_with_its_name(tmp_path: Path) -> None:
+    """Bytes are synced before anybody relies on them, and so is the directory that a file is new
+    in: the first ledger, and the fresh one that takes the place of the old."""
+    disk, home = Disk(), tmp_path / "node"
+    ledger = Ledger(home, write=disk.write, sync=disk.sync)
+    await ledger.save(memory(1))
+    assert disk.said() == [("write", "ledger"), ("sync", "ledger"), ("sync", "node")]
+    await ledger.save(memory(2))
+    assert disk.said() == [("write", "ledger"), ("sync", "ledger")]
+    ledger.close()
+    again = Ledger(home, write=disk.write, sync=disk.sync)
+    assert again.load() == memory(2)
+    assert disk.said() == [("write", "ledger.new"), ("sync", "ledger.new"), ("sync", "node")]
 
 
 @pytest.mark.parametrize("zeros", [7, 8, 20, 4096])

@@ -42,6 +42,35 @@ async def test_a_renewal_counts_from_when_it_was_sent(place: Place) -> None:
         assert lease.valid_until_s == clock.now_s() + TTL_S - MARGIN_S
 
 
+class SlowKey(MemoryKey):
+    """A key whose answer takes a while after the value was written."""
+
+    def __init__(self, clock: FakeClock, answer_s: float) -> None:
+        super().__init__()
+        self._clock = clock
+        self._answer_s = answer_s
+
+    async def put(self, value: bytes, *, last_revision: int) -> int | None:
+        """Compare-and-set; the revision comes late."""
+        revision = await super().put(value, last_revision=last_revision)
+        await self._clock.sleep(self._answer_s)
+        return revision
+
+
+async def test_the_time_of_an_answer_is_no_time_to_lead() -> None:
+    """The others count from when the value was written: a lease that counted from its answer would
+    outlive their patience, and two would lead."""
+    clock = FakeClock()
+    lease = memory_lease(SlowKey(clock, MARGIN_S), clock=clock, ttl_s=TTL_S, margin_s=MARGIN_S)
+    asked_s = clock.now_s()
+    assert await while_time_passes(clock, lease.acquire("a", 0)) == 1
+    assert clock.now_s() >= asked_s + MARGIN_S
+    assert lease.valid_until_s == asked_s + TTL_S - MARGIN_S
+    renewed_s = clock.now_s()
+    await while_time_passes(clock, lease.renew())
+    assert lease.valid_until_s == renewed_s + TTL_S - MARGIN_S
+
+
 async def test_a_standby_waits_until_the_holder_is_silent(place: Place) -> None:
     """While the holder renews nobody else leads; when it stops, its own time ends first."""
     clock = FakeClock()
