@@ -160,7 +160,15 @@ async def test_a_request_waits_for_the_first_routed_node() -> None:
 async def test_a_removed_node_ends_its_running_requests_and_gets_no_new_ones() -> None:
     """The hook `drained` says 1 while a removed node still serves, and 0 after."""
     async with house() as home:
-        await home.node("a", service_time_s=0.5)
+        may_answer = asyncio.Event()
+
+        async def complete(request: web.Request) -> web.Response:
+            await may_answer.wait()
+            return web.json_response({"node": "a"})
+
+        busy = web.Application()
+        busy.router.add_post("/v1/completions", complete)
+        await home.route("a", str((await home.serve(busy)).make_url("")))
         running = asyncio.create_task(home.ask())
         async with asyncio.timeout(LIMIT_S):
             while home.router.routes.nodes["a"].in_flight != 1:
@@ -169,6 +177,7 @@ async def test_a_removed_node_ends_its_running_requests_and_gets_no_new_ones() -
         await home.node("b")
         assert await home.ask() == (200, "b")
         assert (await run_script("route.py", "drained", home.url, "a"))[0] == 1
+        may_answer.set()
         assert await running == (200, "a")
         assert (await run_script("route.py", "drained", home.url, "a"))[0] == 0
         assert (await run_script("route.py", "drained", home.url, "unheard-of"))[0] == 0
@@ -310,7 +319,7 @@ async def test_the_processes_serve_a_load_while_a_node_dies_without_a_refusal(
         for name, running in (("a", first), ("b", second)):
             assert (await run_script("route.py", "add", router.url, name, running.url))[0] == 0
         load = LoadSlice(samples=(LoadSample(0, 10), LoadSample(600, 10)), step_s=600)
-        settings = LoadSettings(router_url=router.url, speed=600, peak_req_per_s=50)
+        settings = LoadSettings(router_url=router.url, speed=600, peak_req_per_s=10)
         driver = LoadDriver(settings, load)
         stop = asyncio.Event()
         driving = asyncio.create_task(driver.run(stop))
