@@ -80,6 +80,12 @@ def descendants(root_pid: int) -> list[int]:
     return [pid for pid in found if pid in alive]
 
 
+def _encoded(value: dict[str, object]) -> bytes:
+    """As JSON that every reader takes: `\\ud800` is none, so half a surrogate pair becomes `?`."""
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return text.encode(errors="replace")
+
+
 def write_json(path: str, value: dict[str, object], *, is_durable: bool) -> None:
     """Replace a file in one step; durable means that it survives a power cut as well.
 
@@ -89,7 +95,7 @@ def write_json(path: str, value: dict[str, object], *, is_durable: bool) -> None
     temporary = f"{path}.new"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
     try:
-        data = json.dumps(value, separators=(",", ":")).encode()
+        data = _encoded(value)
         while data:
             data = data[os.write(fd, data) :]
         if is_durable:
@@ -126,7 +132,7 @@ def write_spare(spare: str, path: str, value: dict[str, object]) -> None:
     """
     fd = os.open(spare, os.O_WRONLY | os.O_CLOEXEC)
     try:
-        data = json.dumps(value, separators=(",", ":")).encode()
+        data = _encoded(value)
         size = len(data)
         while data:
             data = data[os.write(fd, data) :]

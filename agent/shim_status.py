@@ -52,7 +52,10 @@ def read_checkpoint(message: dict[str, object]) -> tuple[int, str] | None:
     step, path = _read_step(message.get("step")), message.get("path")
     if step is None or not isinstance(path, str) or not path or "\0" in path:
         return None
-    return (step, path) if len(path.encode(errors="replace")) <= MAX_PATH_BYTES else None
+    try:
+        return (step, path) if len(path.encode()) <= MAX_PATH_BYTES else None
+    except UnicodeEncodeError:  # half a surrogate pair: JSON may hold it, no file may be named so
+        return None
 
 
 class Status:

@@ -124,16 +124,26 @@ def kill_leftovers(directory: Path, record: WorkerRecord) -> int:
     processes of the directory's owner, so that a forged record cannot aim a root agent.
     """
     uid = directory.stat().st_uid
-    left = _marked(directory, uid)
+    left = kill_marked(directory)
     is_main = 0 < shim_files.start_ticks(record.pid) == record.start_ticks
     if is_main and _owner(record.pid) == uid:
         left.add(record.pid)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(record.pid, signal.SIGKILL)
+            os.kill(record.pid, signal.SIGKILL)
+    return len(left)
+
+
+def kill_marked(directory: Path) -> set[int]:
+    """SIGKILL to whoever has the worker's directory in its environment; who was still there.
+
+    What needs no record: a worker whose record cannot be read may live, and nobody could stop it.
+    """
+    left = _marked(directory, directory.stat().st_uid)
     for pid in left:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
-    return len(left)
+    return left
 
 
 def _owner(pid: int) -> int:

@@ -39,6 +39,7 @@ from agent.worker_record import (
     file_tail,
     is_shim_alive,
     key_of,
+    kill_marked,
     read_record,
     tail,
 )
@@ -263,7 +264,8 @@ class ShimRunner:
                 record = bury(directory, record, boot_id=self._boot_id, now_s=now_s)
         except msgspec.DecodeError as error:
             text = f"{SHIM_LOST}: its status cannot be read: {error}"
-            return WorkerStatus(key=key, phase=WorkerPhase.EXITED, pid=0, error=text)
+            phase = WorkerPhase.STOPPING if kill_marked(directory) else WorkerPhase.EXITED
+            return WorkerStatus(key=key, phase=phase, pid=0, error=text)
         if record.phase != WorkerPhase.EXITED:
             self._tell_contact(key)
         return self._as_status(key, record)

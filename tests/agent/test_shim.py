@@ -197,6 +197,7 @@ async def test_garbage_is_counted_and_changes_nothing(house: WorkerHouse) -> Non
     body = r"""
 for junk in [b"\xff\n", b"[1]\n", b'{"type":"no"}\n', b'{"type":"progress","step":-1}\n',
              b'{"type":"progress","step":1.5}\n', b'{"type":"checkpoint","stage":"saved"}\n',
+             b'{"type":"checkpoint","stage":"saved","step":1,"path":"/tmp/\\ud800"}\n',
              b"x" * 200000 + b"\n", b"[" * 60000 + b"\n"]:
     link.sendall(junk)
 say(type="progress", step=1)
@@ -210,8 +211,8 @@ hear.readline()
     ):
         for junk in (b"", b"{", b'{"op":"stop"}', b'{"op":"stop","grace_s":"x"}', b'{"op":1}'):
             control.sendto(junk, str(directory / shim_files.CONTROL_SOCKET))
-    status = await house.until_status(key, lambda s: s.garbage_count >= 13, "13 counted")
-    assert (status.garbage_count, status.phase) == (13, WorkerPhase.RUNNING)
+    status = await house.until_status(key, lambda s: s.garbage_count >= 14, "14 counted")
+    assert (status.garbage_count, status.phase) == (14, WorkerPhase.RUNNING)
     assert status.checkpoint is None
 
 

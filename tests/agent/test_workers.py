@@ -242,6 +242,31 @@ async def test_a_damaged_status_is_an_ended_worker_with_an_error(house: WorkerHo
     assert "pid" in status.error
 
 
+async def test_a_worker_whose_status_cannot_be_read_is_over_when_it_has_been_ended(
+    house: WorkerHouse,
+) -> None:
+    """It may live, and compute: while it is not dead nobody may take its GPUs for free."""
+    key = await house.start(make_order(*WAIT))
+    pid = (await house.status(key)).pid
+    path = house.directory(key) / shim_files.STATUS_FILE
+    path.write_text('{"phase": "running"')
+    status = await house.status(key)
+    assert status.phase == WorkerPhase.STOPPING
+    assert "cannot be read" in status.error
+    await house.until_exited(key)
+    assert not is_alive(pid)
+
+
+async def test_a_status_can_be_read_whatever_texts_are_in_it(house: WorkerHouse) -> None:
+    """A path that is not UTF-8 comes as half surrogate pairs, which no JSON may hold."""
+    key = await house.start(make_order("true"))
+    await house.until_exited(key)
+    path = house.directory(key) / shim_files.STATUS_FILE
+    told = house.raw(key) | {"error": "no file /tmp/\udcff, nor /tmp/\xe9"}
+    shim_files.write_json(str(path), told, is_durable=False)
+    assert (await house.status(key)).error == "no file /tmp/?, nor /tmp/\xe9"
+
+
 async def test_a_job_id_cannot_name_another_place(house: WorkerHouse) -> None:
     """A key that is no token is refused before anything is written."""
     order = msgspec.structs.replace(make_order("true"), key=WorkerKey(JobId("../x"), 1, 0))
