@@ -136,6 +136,8 @@ class Bench:
         self.workers: dict[WorkerKey, WorkerFact] = {}
         self.listening_ports: frozenset[int] = frozenset()
         self.contact_at_s: float | None = None
+        self.sampled_at_s: float | None = None
+        """When the newest sample of the GPUs was begun; None: each look has one of its own."""
         self.answers_hooks = True
         self.hooks: list[HookKind] = []
         self.generation = self.memory.generation
@@ -147,7 +149,7 @@ class Bench:
             Facts(
                 now_s=self.now_s,
                 gpus=two_gpus(self.pids),
-                gpus_at_s=self.now_s,
+                gpus_at_s=self.now_s if self.sampled_at_s is None else self.sampled_at_s,
                 inference=self.page,
                 is_healthy=self.is_healthy,
                 probed_at_s=self.now_s,

@@ -107,6 +107,23 @@ def test_a_reservation_waits_for_the_worker_before_it() -> None:
     assert [type(action) for action in bench.step()] == [StartWorker]
 
 
+def test_a_sample_from_before_the_last_worker_left_says_nothing_of_its_gpu() -> None:
+    """It may show the GPU free because that worker had not begun to use it yet."""
+    bench = training()
+    ready(bench, OrderPhase.RUN)
+    later = key(job="j2")
+    bench.want(R.TRAINING, order(), order(later, phase=OrderPhase.RESERVE))
+    bench.step()
+    bench.sampled_at_s = bench.now_s
+    bench.ends(key())
+    assert not any(isinstance(action, CheckReserve) for action in bench.steps(3))
+    waits = report(bench, later)
+    assert waits.phase == P.RESERVING
+    assert "sample" in waits.error
+    bench.sampled_at_s = None
+    assert [type(action) for action in bench.step()] == [CheckReserve]
+
+
 def test_absence_from_the_desired_state_stops_nothing() -> None:
     """Only an explicit stop does: a coordinator that lost its journal harms nobody."""
     bench = training()
