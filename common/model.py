@@ -19,8 +19,10 @@ TOKEN_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
 Token = Annotated[str, Meta(pattern=TOKEN_PATTERN)]
 """A name that is one NATS subject token: no dots, blanks or wildcards."""
 
-PositiveInt = Annotated[int, Meta(ge=1)]
-NonNegativeInt = Annotated[int, Meta(ge=0)]
+MAX_INT = 2**53
+"""Above it a float, and so a reader of JSON, cannot count; nothing here comes near it."""
+PositiveInt = Annotated[int, Meta(ge=1, le=MAX_INT)]
+NonNegativeInt = Annotated[int, Meta(ge=0, le=MAX_INT)]
 NonNegativeFloat = Annotated[float, Meta(ge=0)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
 Ratio = Annotated[float, Meta(ge=0, le=1)]

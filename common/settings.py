@@ -16,6 +16,7 @@ import msgspec
 from msgspec import inspect
 
 from common.errors import ConfigError
+from common.model import MAX_INT
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -263,7 +264,7 @@ def _type_text(info: inspect.Type) -> str:
 def _number_text(info: inspect.IntType | inspect.FloatType) -> str:
     name = "integer" if isinstance(info, inspect.IntType) else "number"
     bounds = ((">=", info.ge), (">", info.gt), ("<=", info.le), ("<", info.lt))
-    limits = [f"{sign} {bound:g}" for sign, bound in bounds if bound is not None]
+    limits = [f"{sign} {bound:g}" for sign, bound in bounds if bound not in (None, MAX_INT)]
     return " ".join([name, " and ".join(limits)]).strip()
 
 

@@ -12,16 +12,20 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import NamedTuple, Protocol
+from typing import Annotated, NamedTuple, Protocol
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from common.clock import Clock
 from common.errors import ConfigError, Fenced, Unavailable
+from common.model import NonNegativeInt
 
 log = logging.getLogger(__name__)
 
+MAX_TTL_S = 3600.0
+"""No coordinator asks for so long; a key that says more was written by none, and nobody would lead
+until it is over."""
 MAX_POLL_S = 0.5
 """A standby looks at least this often, so a planned takeover is done within a second."""
 
@@ -62,8 +66,8 @@ class LeaseValue(Struct, frozen=True, kw_only=True):
     """For people."""
     nonce: str
     """Who it really is: two processes may have one name, and a name may come back."""
-    epoch: int
-    ttl_s: float
+    epoch: NonNegativeInt
+    ttl_s: Annotated[float, Meta(gt=0, le=MAX_TTL_S)]
     is_released: bool = False
 
 
@@ -209,7 +213,7 @@ class LeaderLease:
 
 
 def _decode(value: bytes) -> LeaseValue | None:
-    """None for what this version cannot read: it is waited out like any other lease."""
+    """None for what no coordinator of this version wrote: it is waited out like any other lease."""
     try:
         return msgspec.msgpack.decode(value, type=LeaseValue)
     except msgspec.DecodeError:

@@ -11,6 +11,7 @@ from common.errors import ConfigError
 from common.model import NatsAccess, NonNegativeFloat, PositiveFloat, PositiveInt, Token
 from coordinator.engine.settings import EngineSettings, check_tenants
 from coordinator.policies.bundles import policy
+from coordinator.service.leader import MAX_TTL_S
 
 
 class CoordinatorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,7 +46,12 @@ class CoordinatorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         PositiveFloat, Meta(description="time between two pushes to a node that lags")
     ] = 2.0
     leader_ttl_s: Annotated[
-        PositiveFloat, Meta(description="a leader that does not renew for this long is replaced")
+        float,
+        Meta(
+            gt=0,
+            le=MAX_TTL_S,
+            description="a leader that does not renew for this long is replaced",
+        ),
     ] = 8.0
     leader_margin_s: Annotated[
         NonNegativeFloat, Meta(description="a leader stops acting this long before its TTL ends")

@@ -13,7 +13,7 @@ from msgspec import inspect as types
 from blocks.source import doc_of, enum_table, member_notes, one_line
 from common import api, messages, subjects
 from common.messages import Message
-from common.model import TOKEN_PATTERN
+from common.model import MAX_INT, TOKEN_PATTERN
 
 
 def anchor(kind: type) -> str:
@@ -34,11 +34,11 @@ def own_fields(kind: type[msgspec.Struct]) -> Iterator[types.Field]:
 
 
 def bounds(kind: types.IntType | types.FloatType) -> str:
-    """The range that a number must lie in."""
+    """The range that a number must lie in; the page says once what all counts are below."""
     parts = [
         f"{sign} {limit:g}"
         for sign, limit in ((">=", kind.ge), (">", kind.gt), ("<=", kind.le), ("<", kind.lt))
-        if limit is not None
+        if limit is not None and limit != MAX_INT
     ]
     return f" {' and '.join(parts)}" if parts else ""
 

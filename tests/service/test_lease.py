@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from math import inf, nan
 
+import msgspec
 import pytest
 
 from common.errors import ConfigError, Fenced, Unavailable
@@ -69,6 +71,24 @@ async def test_the_time_of_an_answer_is_no_time_to_lead() -> None:
     renewed_s = clock.now_s()
     await while_time_passes(clock, lease.renew())
     assert lease.valid_until_s == renewed_s + TTL_S - MARGIN_S
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{"ttl_s": inf}, {"ttl_s": nan}, {"ttl_s": 1e300}, {"ttl_s": -1.0}, {"epoch": 2**64 - 1}],
+    ids=str,
+)
+async def test_a_value_that_no_coordinator_wrote_is_waited_out_like_a_lease(
+    odd: dict[str, float],
+) -> None:
+    """Nobody would ever lead after an endless one, nor after the last epoch there is."""
+    clock, key = FakeClock(), MemoryKey()
+    value = {"holder": "x", "nonce": "n", "epoch": 7, "ttl_s": TTL_S} | odd
+    await key.put(msgspec.msgpack.encode(value), last_revision=0)
+    lease = memory_lease(key, clock=clock, ttl_s=TTL_S, margin_s=MARGIN_S)
+    began_s = clock.now_s()
+    assert await while_time_passes(clock, lease.acquire("a", 41)) == 42
+    assert began_s + TTL_S <= clock.now_s() < began_s + 2 * TTL_S
 
 
 async def test_a_standby_waits_until_the_holder_is_silent(place: Place) -> None:
