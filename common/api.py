@@ -62,13 +62,16 @@ class Done(Message, frozen=True, kw_only=True, tag="done"):
 
 
 class ListJobs(Message, frozen=True, kw_only=True, tag="list_jobs"):
-    """All jobs, newest last; `is_live_only` leaves out the ended ones."""
+    """All jobs behind `after`, newest last; `is_live_only` leaves out the ended ones."""
 
     is_live_only: bool = False
+    after: str = ""
 
 
 class ListNodes(Message, frozen=True, kw_only=True, tag="list_nodes"):
-    """All nodes."""
+    """All nodes behind `after`."""
+
+    after: str = ""
 
 
 class ListServices(Message, frozen=True, kw_only=True, tag="list_services"):
@@ -80,9 +83,10 @@ class ListTenants(Message, frozen=True, kw_only=True, tag="list_tenants"):
 
 
 class ListLoans(Message, frozen=True, kw_only=True, tag="list_loans"):
-    """All loans; `is_live_only` leaves out the ones that came home."""
+    """All loans behind `after`; `is_live_only` leaves out the ones that came home."""
 
     is_live_only: bool = True
+    after: str = ""
 
 
 class Describe(Message, frozen=True, kw_only=True, tag="describe"):
@@ -258,15 +262,17 @@ class StoryRow(Part, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class Jobs(Message, frozen=True, kw_only=True, tag="jobs"):
-    """Answer to `ListJobs`."""
+    """Answer to `ListJobs`: a page, where one message does not carry all."""
 
     rows: tuple[JobRow, ...]
+    has_more: bool = False
 
 
 class Nodes(Message, frozen=True, kw_only=True, tag="nodes"):
-    """Answer to `ListNodes`."""
+    """Answer to `ListNodes`: a page, where one message does not carry all."""
 
     rows: tuple[NodeRow, ...]
+    has_more: bool = False
 
 
 class TenantRow(Part, frozen=True, kw_only=True, omit_defaults=False):
@@ -301,9 +307,10 @@ class Services(Message, frozen=True, kw_only=True, tag="services"):
 
 
 class Loans(Message, frozen=True, kw_only=True, tag="loans"):
-    """Answer to `ListLoans`."""
+    """Answer to `ListLoans`: a page, where one message does not carry all."""
 
     rows: tuple[LoanRow, ...]
+    has_more: bool = False
 
 
 class Events(Message, frozen=True, kw_only=True, tag="events"):
@@ -312,6 +319,7 @@ class Events(Message, frozen=True, kw_only=True, tag="events"):
     rows: tuple[StoryRow, ...]
     last: int
     subject: str = ""
+    has_more: bool = False
 
 
 class Logs(Message, frozen=True, kw_only=True, tag="logs"):

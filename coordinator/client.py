@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TypeVar, cast
+
+from msgspec import structs
 
 from common import subjects
-from common.api import ApiError, ApiErrorCode
+from common.api import ApiError, ApiErrorCode, Events, Jobs, Loans, Nodes
 from common.bus import Bus
 from common.errors import ArylError, Unavailable
 from common.messages import Message, decode, encode
 
 M = TypeVar("M", bound=Message)
+Paged = Jobs | Nodes | Loans | Events
+ROW_NAMES: dict[type[Message], str] = {
+    Jobs: "job_id",
+    Nodes: "node",
+    Loans: "lease_id",
+    Events: "number",
+}
+"""What names a row, and so where the next page begins."""
 
 
 class ApiRefused(ArylError):  # noqa: N818 - an answer, not a mistake of ours
@@ -45,13 +55,28 @@ class Client:
         )
 
     async def ask(self, request: Message, kind: type[M]) -> M:
-        """Send a request; its answer.
+        """Send a request; its answer, of a list all pages.
+
+        A page is of its own instant: of what changed between two of them the later is told.
 
         Raises:
             ApiRefused: the coordinator refused it; nothing changed.
             Unavailable: no coordinator answers.
             ProtocolError: the answer does not fit this version.
         """
+        answer = await self._ask(request, kind)
+        if not isinstance(answer, Paged) or not answer.has_more:
+            return answer
+        name = ROW_NAMES[type(answer)]
+        rows = {getattr(row, name): row for row in answer.rows}
+        last: Paged = answer
+        while last.has_more:
+            request = structs.replace(request, after=getattr(last.rows[-1], name))
+            last = cast("Paged", await self._ask(request, kind))
+            rows |= {getattr(row, name): row for row in last.rows}
+        return cast("M", structs.replace(last, rows=tuple(rows.values())))
+
+    async def _ask(self, request: Message, kind: type[M]) -> M:
         verb = str(request.__struct_config__.tag)
         subject = subjects.api(self._cell, self._tenant, self._user, verb)
         try:

@@ -34,6 +34,7 @@ from coordinator.engine.state import EndedWorker, JobEntry
 from coordinator.service import explain, finding, rows, services, trust
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.finding import Refusal, Subject, unknown
+from coordinator.service.paging import after, page
 
 
 class Looks:
@@ -46,18 +47,16 @@ class Looks:
         c = self._coordinator
         state = c.engine.state
         match request:
-            case ListJobs(is_live_only=is_live_only):
-                jobs = state.live() if is_live_only else list(state.jobs.values())
-                return Jobs(
-                    rows=tuple(rows.job_row(c.engine, job, now_s=self._now_s()) for job in jobs)
-                )
+            case ListJobs():
+                return self._jobs(request)
             case ListNodes():
-                return Nodes(
-                    rows=tuple(
-                        rows.node_row(state.nodes[name], c.folder, boot_now_s=c.clock.now_s())
-                        for name in sorted(state.nodes)
-                    )
+                by_name = {name: state.nodes[name] for name in sorted(state.nodes)}
+                boot_now_s = c.clock.now_s()
+                nodes, has_more = page(
+                    rows.node_row(node, c.folder, boot_now_s=boot_now_s)
+                    for node in after(by_name, request.after)
                 )
+                return Nodes(rows=nodes, has_more=has_more)
             case ListServices():
                 names = sorted(s.name for s in c.engine.settings.services)
                 return Services(
@@ -65,20 +64,16 @@ class Looks:
                 )
             case ListTenants():
                 return Tenants(rows=rows.tenant_rows(c.engine.snapshot()))
-            case ListLoans(is_live_only=is_live_only):
-                loans = [
-                    rows.loan_row(loan, now_s=self._now_s())
-                    for loan in state.loans.values()
-                    if not (is_live_only and loan.returned_at_s is not None)
-                ]
-                return Loans(rows=(*loans, *trust.recommended(c.engine)))
+            case ListLoans():
+                return self._loans(request)
             case GetEvents():
                 about = finding.about(state, request.subject)
-                found = rows.story_rows(
+                all_rows = rows.story_rows(
                     state.stories, state.stories_dropped, after=request.after, about=about
                 )
-                last = state.stories_dropped + len(state.stories)
-                return Events(rows=found, last=last, subject=about.name)
+                found, has_more = page(all_rows)
+                last = found[-1].number if has_more else state.stories_dropped + len(state.stories)
+                return Events(rows=found, last=last, subject=about.name, has_more=has_more)
             case _:
                 assert isinstance(request, GetStatus)
                 return rows.status(
@@ -89,6 +84,26 @@ class Looks:
                     up_s=c.clock.now_s() - c.started_at_s,
                     now_s=self._now_s(),
                 )
+
+    def _jobs(self, request: ListJobs) -> Jobs:
+        engine, now_s = self._coordinator.engine, self._now_s()
+        live = engine.state.live_jobs
+        found, has_more = page(
+            rows.job_row(engine, job, now_s=now_s)
+            for job in after(engine.state.jobs, request.after)
+            if not request.is_live_only or job.job_id in live
+        )
+        return Jobs(rows=found, has_more=has_more)
+
+    def _loans(self, request: ListLoans) -> Loans:
+        engine, now_s = self._coordinator.engine, self._now_s()
+        found, has_more = page(
+            rows.loan_row(loan, now_s=now_s)
+            for loan in after(engine.state.loans, request.after)
+            if not request.is_live_only or loan.returned_at_s is None
+        )
+        recommended = () if has_more else trust.recommended(engine)
+        return Loans(rows=(*found, *recommended), has_more=has_more)
 
     def _now_s(self) -> float:
         return max(self._coordinator.clock.wall_s(), self._coordinator.engine.state.now_s)

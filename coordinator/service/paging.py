@@ -1,0 +1,38 @@
+"""Lists in pages: as many rows as one message carries. Must not know what a row is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import TypeVar
+
+import msgspec
+
+K = TypeVar("K", bound=str)
+E = TypeVar("E")
+R = TypeVar("R")
+
+PAGE_BYTES = 800_000
+"""Rows of one answer; below `MAX_MESSAGE_BYTES` by more than the largest row."""
+
+
+def page(rows: Iterable[R]) -> tuple[tuple[R, ...], bool]:
+    """The first rows that one message carries, at least one, and whether there are more."""
+    taken: list[R] = []
+    size_bytes = 0
+    for row in rows:
+        size_bytes += len(msgspec.msgpack.encode(row))
+        if taken and size_bytes > PAGE_BYTES:
+            return tuple(taken), True
+        taken.append(row)
+    return tuple(taken), False
+
+
+def after(entries: Mapping[K, E], name: str) -> Iterable[E]:
+    """Entries behind the one of this name; from the first on where it is gone.
+
+    Whoever asks for page after page then sees some again, and misses none.
+    """
+    names = list(map(str, entries))
+    begin = names.index(name) + 1 if name in names else 0
+    return islice(entries.values(), begin, None)
