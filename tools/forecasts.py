@@ -3,8 +3,9 @@
     ARYL_TRACES=... .venv/bin/python tools/forecasts.py measure    figures to docs/results/
     .venv/bin/python tools/forecasts.py page                       the page from the figures
 
-Must not know nodes beyond their number: a forecast is judged as a lender would, by what it lets one
-lend and by how often that was too much. Every method sees the series up to an instant and no more.
+Must not judge: `tools/forecasts_judged.py` does, and `tools/forecasts_text.py` writes. Every method
+sees the series up to an instant and no more. With OPENBLAS_NUM_THREADS=1 nets learn faster, and do
+not wait for whoever else is busy.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from coordinator.workloads.formats import find
 from coordinator.workloads.load_formats import read_loads
 from coordinator.workloads.named import inference_load
 from coordinator.workloads.records import LoadSeries
+from tools.forecasts_judged import HORIZONS_S, Score, judged
+from tools.forecasts_lstm import WAYS, forecasts
+from tools.forecasts_text import page
 
 ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "docs" / "results" / "forecasts.json"
@@ -32,20 +36,12 @@ PAGE = ROOT / "docs" / "forecasts.md"
 SERVEGEN = "servegen/aggregate_rate_10min.csv.gz"
 SERVEGEN_SERIES = ("m-small", "m-mid", "m-large")
 PAPER_SEED = 55
-"""That of paper-1."""
+"""Of the noise on the paper's week."""
 
 WARM_UP_S = 3 * DAY_S
 """Before that nothing is counted: all methods have seen three days."""
 
-LEND_S = 460.0
-"""A return (30 s TTL, 60 s grace, 10 s device, 60 s warm-up) and a loan period of 300 s."""
-
-HORIZONS_S = (LEND_S, 3600.0, 4 * 3600.0, 12 * 3600.0, DAY_S)
 QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.99)
-NODES = 520
-PEAK_RATIO = 0.95
-HEADROOM_RATIO = 0.02
-"""Nodes of a service, the part of them that its highest load needs, and what is never lent."""
 
 
 class View(Struct, frozen=True, kw_only=True):
@@ -54,29 +50,6 @@ class View(Struct, frozen=True, kw_only=True):
     now_s: float
     samples: Sequence[LoadSample]
     season: Season
-
-
-class Score(Struct, frozen=True, kw_only=True):
-    """One method on one series and horizon; loads are parts of the series' highest.
-
-    mae, mse: of the forecast as a point. pinball: at 0.9, the loss of a 90 % quantile.
-    exceeded: how often the load rose above the forecast.
-    lent_ratio: nodes that it lets one lend, over those that perfect knowledge would.
-    late_ratio: loan passes whose loans left fewer nodes than the load came to need.
-    short_nodes: mean nodes missing in these.
-    """
-
-    series: str
-    horizon_s: float
-    method: str
-    instants: int
-    mae: float
-    mse: float
-    pinball: float
-    exceeded: float
-    lent_ratio: float
-    late_ratio: float
-    short_nodes: float
 
 
 Method = Callable[[View, float], float]
@@ -143,142 +116,52 @@ def _views(series: LoadSeries) -> Iterator[tuple[int, View]]:
             yield place, View(now_s=at_s, samples=tuple(samples), season=season)
 
 
+Told = dict[tuple[float, str], list[tuple[float, float]]]
+"""Per horizon and method: what it said, and what came."""
+
+
 def measure() -> list[Score]:
     """Every method on every series and horizon."""
     scores: list[Score] = []
     for series in _series():
-        said: dict[tuple[float, str], list[tuple[float, float]]] = {}
+        told: Told = {}
         highest = max(series.values)
+        learned = _learned(series, highest)
         for place, view in _views(series):
-            for horizon_s in HORIZONS_S:
-                ahead = place + max(1, ceil(horizon_s / series.step_s))
+            for column, horizon_s in enumerate(HORIZONS_S):
+                ahead = place + _samples(horizon_s, series)
                 if ahead >= len(series.values):
                     continue
                 came = max(series.values[place : ahead + 1]) / highest
-                for name, method in METHODS.items():
-                    pairs = said.setdefault((horizon_s, name), [])
-                    pairs.append((method(view, horizon_s), came))
-        scores += [_score(series.name, *key, pairs) for key, pairs in said.items()]
+                found = {name: method(view, horizon_s) for name, method in METHODS.items()}
+                found |= {name: peaks[place][column] for name, peaks in learned.items()}
+                for name, said in found.items():
+                    told.setdefault((horizon_s, name), []).append((said, came))
+        scores += [judged(series.name, *key, pairs) for key, pairs in told.items()]
     return scores
 
 
-def _score(
-    series: str, horizon_s: float, method: str, pairs: Sequence[tuple[float, float]]
-) -> Score:
-    count = len(pairs)
-    errors = [came - told for told, came in pairs]
-    lent = [NODES - _needed(told, HEADROOM_RATIO) for told, _ in pairs]
-    could = [NODES - _needed(came, 0.0) for _, came in pairs]
-    short = [away - most for away, most in zip(lent, could, strict=True) if away > most]
-    return Score(
-        series=series,
-        horizon_s=horizon_s,
-        method=method,
-        instants=count,
-        mae=sum(map(abs, errors)) / count,
-        mse=sum(error * error for error in errors) / count,
-        pinball=sum(max(0.9 * error, -0.1 * error) for error in errors) / count,
-        exceeded=sum(error > 1e-9 for error in errors) / count,
-        lent_ratio=sum(lent) / max(1, sum(could)),
-        late_ratio=len(short) / count,
-        short_nodes=sum(short) / max(1, len(short)),
-    )
+def _samples(span_s: float, series: LoadSeries) -> int:
+    return max(1, ceil(span_s / series.step_s))
 
 
-def _needed(load: float, headroom_ratio: float) -> int:
-    nodes = ceil(load * PEAK_RATIO * NODES - 1e-9) + ceil(headroom_ratio * NODES - 1e-9)
-    return min(NODES, max(1, nodes))
-
-
-# --- the page -----------------------------------------------------------------------------------
-
-HEAD = f"""# Forecasts of load
-
-How good our forecasts of inference load are, and what they are worth to a lender. Written by
-`tools/forecasts.py` from `docs/results/forecasts.json`; nothing here is typed in but the sentences.
-
-A lender needs no point but a bound: the *highest* load until a node that goes now could be home
-again. Each method says that peak, at every step from the fourth day on, with what it has seen by
-then. Loads are parts of the series' highest; the highest needs {PEAK_RATIO:.0%} of {NODES} nodes,
-and {HEADROOM_RATIO:.0%} of them are never lent, as in the paper.
-
-- **MAE**, **MSE**: of the forecast as a point. **pinball**: the loss of a 90 % quantile.
-- **exceeded**: how often the load rose above what was said. A 90 % quantile should be exceeded in
-  10 % of the cases.
-- **lent**: node-hours that it lets one lend, over those that perfect knowledge would without any
-  headroom. **late**: loan passes after which fewer nodes were left than the load came to need;
-  **short**: the mean number of nodes missing then.
-
-Methods: *last value*; *last value + slope* (Theil-Sen over 30 minutes); *seasonal naive*, the same
-span of the day before; the largest of the three, which is what `aryl` uses
-(`coordinator/policies/loans/forecast.py`); and quantiles of the seasonal model, which `foresight`
-uses (`coordinator/policies/loans/seasonal.py`). Where the model knows too little, it says what
-`aryl` says.
-
-Series: `inference` is the paper's digitised week, repeated with a little noise of our own (that of
-`paper-1`): it is as regular as our generator makes it, and so it flatters every seasonal method.
-The others are real: request rates of three models over two weeks (ServeGen).
-
-**The paper's LSTM.** It predicts the use of the next five minutes, with a mean squared error of
-0.00048 on a private curve. That number and ours are not comparable, as the curves differ; on a
-curve this smooth the last value alone is near it (MSE below). An LSTM would have to be trained per
-service and looks five minutes ahead, which is less than a node's way home; we have built none. What
-a forecast is worth here is decided further ahead, where the day's course counts and the last value
-says nothing.
-"""
-
-NOTE = """
-## What to read from it
-
-Over the minutes of a node's way home the 90 % quantile lets one lend more than `aryl`'s rule does
-and is late no more often; what is left are bursts, so when it is late more nodes may be missing:
-
-{table}
-From an hour on the last value and its slope are of no use, the day before is, and the quantile
-model says as well how far to trust it. On the real series, which drift over their two weeks, the
-90 % quantile is exceeded in {least:.0%} to {most:.0%} of the cases, by series and horizon:
-it is calibrated for minutes, and too sure of itself for half a day and more.
-"""
-
-
-def _note(scores: Sequence[Score]) -> str:
-    names = [name for name in METHODS if "aryl" in name or "0.9 " in name]
-    rows = ["| series | method | lent | late | short |", "|---|---|---|---|---|"]
-    rows += [
-        f"| {score.series} | {score.method} | {score.lent_ratio:.1%} | {score.late_ratio:.2%} | "
-        f"{score.short_nodes:.1f} |"
-        for score in scores
-        if score.horizon_s == LEND_S and score.method in names
-    ]
-    real = [s.exceeded for s in scores if s.series in SERVEGEN_SERIES and s.method == names[-1]]
-    return NOTE.format(table="\n".join([*rows, ""]), least=min(real), most=max(real))
-
-
-def page(scores: Sequence[Score]) -> str:
-    """The page as Markdown."""
-    parts = [HEAD]
-    for series in dict.fromkeys(score.series for score in scores):
-        parts.append(f"\n## {series}\n")
-        for horizon_s in HORIZONS_S:
-            rows = [s for s in scores if s.series == series and s.horizon_s == horizon_s]
-            if not rows:
-                continue
-            parts.append(
-                f"\nThe next {_span(horizon_s)}, {rows[0].instants} instants:\n\n"
-                "| method | MAE | MSE | pinball | exceeded | lent | late | short |\n"
-                "|---|---|---|---|---|---|---|---|\n"
-            )
-            parts += [
-                f"| {row.method} | {row.mae:.4f} | {row.mse:.5f} | {row.pinball:.4f} | "
-                f"{row.exceeded:.1%} | {row.lent_ratio:.1%} | {row.late_ratio:.2%} | "
-                f"{row.short_nodes:.1f} |\n"
-                for row in rows
-            ]
-    return "".join([*parts, _note(scores)])
-
-
-def _span(horizon_s: float) -> str:
-    return f"{horizon_s:.0f} s" if horizon_s < 3600.0 else f"{horizon_s / 3600.0:.0f} h"
+def _learned(series: LoadSeries, highest: float) -> dict[str, dict[int, list[float]]]:
+    """What each net says of all horizons, by sample; it learns from the samples up to there."""
+    first = ceil(WARM_UP_S / series.step_s)
+    loads = [value / highest for value in series.values]
+    found: dict[str, dict[int, list[float]]] = {}
+    for name, way in WAYS.items():
+        rows = forecasts(
+            loads,
+            way,
+            first=first,
+            day=_samples(DAY_S, series),
+            horizons=[_samples(horizon_s, series) for horizon_s in HORIZONS_S],
+        )
+        found[name] = {
+            first + place: [float(peak) for peak in row] for place, row in enumerate(rows)
+        }
+    return found
 
 
 def main(arguments: Sequence[str]) -> int:

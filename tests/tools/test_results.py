@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from coordinator.sim.run import JobRow
-from coordinator.sim.scenarios import find_scene
+from coordinator.workloads.paper_runs import find_scene
 from tools.golden_elasticflow import ROWS as BARS
 from tools.paper_figures import FIGURES_5, GOLDEN, TABLE_5, TABLE_6, TABLE_8, TABLE_9
 from tools.play_results import GOLDEN as PLAYED
