@@ -1,4 +1,4 @@
-"""What the paper and public simulators print, by our row names. Data only; computes nothing.
+"""What the paper and public simulators print, by our row names. Data only; measures nothing.
 
 Lyra, "Elastic Scheduling for Deep Learning Clusters", EuroSys'23 (Aryl in its preprint), and the
 output of Tiresias' and Alibaba PAI's simulators on the ITP traces of microsoft/elasticflow-traces.
@@ -6,7 +6,9 @@ output of Tiresias' and Alibaba PAI's simulators on the ITP traces of microsoft/
 
 from __future__ import annotations
 
-from msgspec import Struct
+from collections.abc import Iterator
+
+from msgspec import Struct, structs
 
 FIGURES_5 = (
     ("queueing_s.mean", "queueing mean", "s"),
@@ -126,7 +128,7 @@ class Published(Struct, frozen=True, kw_only=True):
     tolerance: float = 1e-3
 
 
-GOLDEN: dict[str, Published] = {
+_GOLDEN: dict[str, Published] = {
     "golden-cluster01-fifo": Published(
         simulator="Tiresias", policy="fifo", jct_s=144176.149, time="2.2 s wall"
     ),
@@ -175,22 +177,9 @@ GOLDEN: dict[str, Published] = {
         jct_s=29812.344,
         time="3.2 s wall",
     ),
-    "golden-cluster01-tiresias-exact": Published(
-        simulator="Tiresias",
-        policy="dlas-gpu; ours without its late crossings",
-        has_our_rules=True,
-        jct_s=29812.344,
-        time="3.2 s wall",
-    ),
     "golden-cluster06-tiresias": Published(
         simulator="Tiresias",
         policy="dlas-gpu",
-        jct_s=38548.362,
-    ),
-    "golden-cluster06-tiresias-exact": Published(
-        simulator="Tiresias",
-        policy="dlas-gpu; ours without its late crossings",
-        has_our_rules=True,
         jct_s=38548.362,
     ),
     "golden-cluster02-tiresias": Published(
@@ -199,26 +188,9 @@ GOLDEN: dict[str, Published] = {
         jct_s=26896.731,
         time="24.3 s wall",
     ),
-    "golden-cluster02-tiresias-exact": Published(
-        simulator="Tiresias",
-        policy="dlas-gpu; ours without its late crossings",
-        has_our_rules=True,
-        jct_s=26896.731,
-        time="24.3 s wall",
-    ),
     "golden-cluster04-tiresias": Published(
         simulator="Tiresias",
         policy="dlas-gpu",
-        jct_s=21363.479,
-        queueing_s=1381.416,
-        makespan_s=5175866,
-        preemptions=6712,
-        time="161 s CPU",
-    ),
-    "golden-cluster04-tiresias-exact": Published(
-        simulator="Tiresias",
-        policy="dlas-gpu; ours without its late crossings",
-        has_our_rules=True,
         jct_s=21363.479,
         queueing_s=1381.416,
         makespan_s=5175866,
@@ -241,4 +213,16 @@ GOLDEN: dict[str, Published] = {
         tolerance=0.05,
     ),
 }
+
+
+def _golden() -> Iterator[tuple[str, Published]]:
+    """Every row; behind Tiresias' own the same beside our run without that simulator's fault."""
+    for name, row in _GOLDEN.items():
+        yield name, row
+        if name.endswith("-tiresias"):
+            policy = f"{row.policy}; ours without its late crossings"
+            yield f"{name}-exact", structs.replace(row, policy=policy, has_our_rules=True)
+
+
+GOLDEN: dict[str, Published] = dict(_golden())
 """Run on one machine with two cores, which was busy: wall times are upper bounds."""

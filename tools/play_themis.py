@@ -1,6 +1,7 @@
 """Play Themis against others and over its knobs, keep the figures, draw them. Must not decide.
 
     ARYL_TRACES=DIRECTORY python tools/play_themis.py
+    python tools/play_themis.py page                    the page alone, from what is kept
 
 Shockwave's 120-job trace on 8 nodes of 4 GPUs in racks of two, where spreading slows known models
 down; with delays unless a row says otherwise. Figures go to docs/results/themis/*.json, the plot of
@@ -24,10 +25,11 @@ from coordinator.sim.plots import Axis, Line, distribution, lines
 from coordinator.sim.run import Run, play
 from coordinator.sim.runtime import Saves
 from coordinator.sim.stage import RunOptions
-from coordinator.sim.style import STYLE
+from coordinator.sim.style import document
 from coordinator.workloads.records import Workload
 
 KEPT = Path(__file__).parents[1] / "docs" / "results" / "themis"
+PAGE = KEPT / "knobs.html"
 TRACE = "shockwave/120_0.2_5_100_40_25_0-0.5-0.5_0.6-0.3-0.09-0.01_multigpu_dynamic.trace.gz"
 CLUSTER = "8x4/2"
 
@@ -202,15 +204,30 @@ def page(by_f: Sweep, by_lease: Sweep, compared: Sweep) -> str:
         knob_plots(by_lease, "Lease", "minutes"),
         app_plot(compared, shown),
     )
-    return (
-        "<!doctype html><html lang=en><head><meta charset=utf-8><meta name=viewport "
-        f'content="width=device-width"><title>Themis: f and lease</title><style>{STYLE}</style>'
-        f"</head><body><h1>Themis: f and lease</h1>{''.join(parts)}</body></html>\n"
+    return document("Themis: f and lease", "".join(parts))
+
+
+def draw() -> None:
+    """The page, from what is kept."""
+    by_f, by_lease, delayed = (
+        msgspec.json.decode((KEPT / f"{name}.json").read_bytes(), type=Sweep)
+        for name in ("f", "lease", "delays")
     )
+    PAGE.write_text(page(by_f, by_lease, delayed), "utf-8")
 
 
-def main() -> None:
-    """Play, keep and draw."""
+def main(arguments: Sequence[str]) -> int:
+    """Play, keep and draw; or draw alone."""
+    if list(arguments) not in ([], ["page"]):
+        sys.stderr.write("usage: play_themis.py [page]\n")
+        return 2
+    if not arguments:
+        _play()
+    draw()
+    return 0
+
+
+def _play() -> None:
     compared = {name: name for name in COMPARED}
     keep("ideal", sweep("policy", compared, has_delays=False, keeps_apps=True))
     delayed = sweep("policy", compared, has_delays=True, keeps_apps=True)
@@ -223,8 +240,7 @@ def main() -> None:
     )
     for name, found in (("delays", delayed), ("f", by_f), ("lease", by_lease)):
         keep(name, found)
-    (KEPT / "knobs.html").write_text(page(by_f, by_lease, delayed), "utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

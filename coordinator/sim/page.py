@@ -16,7 +16,7 @@ from coordinator.sim.measures import HOUR_S, Group
 from coordinator.sim.panels import Cast, bars, cast, chips, table, zeros
 from coordinator.sim.plots import Axis, Line, distribution, lines
 from coordinator.sim.run import JobRow, Run
-from coordinator.sim.style import STYLE, picked
+from coordinator.sim.style import document, picked
 
 DAY_S = 86_400.0
 SHORTEST_S = 1.0
@@ -24,12 +24,16 @@ TIME_TICKS = (1.0, 10.0, 60.0, 600.0, HOUR_S, 10 * HOUR_S, DAY_S, 10 * DAY_S, 10
 
 
 class Heading(Struct, frozen=True, kw_only=True):
-    """What was compared, in words."""
+    """What was compared, in words.
+
+    notes: before all figures. alike: whose rows are equal, below the first of them.
+    """
 
     workload: str
     cluster: str
     jobs: int
     notes: tuple[str, ...] = ()
+    alike: str = ""
 
 
 class _Shown(Struct, frozen=True, kw_only=True):
@@ -50,25 +54,21 @@ def page(heading: Heading, runs: Sequence[Run]) -> str:
     seeds = max(row.seeds for row in who.rows)
     over = f"{seeds} seeds" if seeds > 1 else "1 seed"
     first = f" Of the first of {seeds} seeds." if seeds > 1 else ""
-    title = f"aryl simulate: {heading.workload}"
     notes = "".join(f"<p>{escape(note)}</p>" for note in heading.notes)
     hint = "Pick who is in color; the tables mark the best number." if len(who.rows) > 1 else ""
+    alike = f"<p>{escape(heading.alike)}</p>" if heading.alike else ""
     shown = _drawn(who, runs)
     rest = "".join(table(who, group) for group in Group if group != Group.SHORT)
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}{picked(len(who.rows))}</style></head><body>"
-        f"<h1>{escape(title)}</h1>"
+    body = (
         f"<p>{heading.jobs:,} jobs on {escape(heading.cluster)}; {over}. {hint}</p>{notes}"
         f"{chips(who)}"
-        f"<h2>{Group.SHORT}</h2>{table(who, Group.SHORT, has_caption=False)}"
+        f"<h2>{Group.SHORT}</h2>{table(who, Group.SHORT, has_caption=False)}{alike}"
         f"{bars(who)}"
         f"<h2>Distributions</h2><p>{RHO}{first}</p>{_distributions(shown)}"
         f"<h2>Over time</h2>{_times(shown)}"
         f'<h2>More figures</h2><div class="tables">{rest}</div>{zeros(who)}'
-        "</body></html>\n"
     )
+    return document(f"aryl simulate: {heading.workload}", body, style=picked(len(who.rows)))
 
 
 RHO = (

@@ -1,4 +1,4 @@
-"""The style sheet of pages with plots: light, dark, narrow, and who is shown in color.
+"""The frame and style sheet of pages with plots: light, dark, narrow, and who is shown in color.
 
 Must not know what is plotted. Everything is CSS: a page has no script, so that it opens anywhere,
 from a mail or an archive as well. Who is in color is what is ticked in the page's list (`:has`).
@@ -8,6 +8,8 @@ their color vision, less the yellow that no white page shows; beyond seven, dash
 """
 
 from __future__ import annotations
+
+from html import escape
 
 COLORS = 7
 DASHES = ("none", "7 3", "2 3")
@@ -107,6 +109,17 @@ tr.one th:first-child{border-left:4px solid var(--own);padding-left:8px}
 thead th:first-child{padding-left:12px}
 """
 """Of a page on which one picks who is in color: whatever has the class `one`."""
+
+
+def document(title: str, body: str, *, style: str = "") -> str:
+    """A whole page under its title: this style sheet, more of it if needed, and what is shown."""
+    name = escape(title)
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>{name}</title><style>{STYLE}{style}</style></head><body>"
+        f"<h1>{name}</h1>{body}</body></html>\n"
+    )
 
 
 def picked(count: int) -> str:
