@@ -20,6 +20,7 @@ from msgspec import structs
 from rich.cells import cell_len
 
 from common.api import GetStatus, Jobs, ListJobs, ListLoans, ListNodes, Loans, NodeRow, Nodes
+from common.messages import Message
 from common.model import JobState, NodeRole
 from coordinator.cli.top import View, frame, shares
 from tests.cli.fake_cell import (
@@ -90,7 +91,7 @@ def _of(row: NodeRow) -> View:
     return structs.replace(view(), nodes=Nodes(rows=(row,)))
 
 
-ANSWERS = {
+ANSWERS: dict[type[Message], Message] = {
     GetStatus: status(),
     ListNodes: Nodes(rows=(node_row(),)),
     ListLoans: Loans(rows=(loan_row(),)),
