@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 import msgspec
 
@@ -17,6 +16,7 @@ from common import subjects
 from common.bus import Bus, BusMessage
 from common.clock import Clock
 from common.errors import ArylError, ProtocolError, Unavailable
+from common.log import Throttle
 from common.messages import (
     AgentReport,
     DesiredReply,
@@ -41,7 +41,6 @@ class Agent:
     """One agent.
 
     Args:
-        progress: called each time that a step was completed, for the watchdog.
         bus_counters: what went wrong on the bus, where it counts; told in each report.
     """
 
@@ -53,16 +52,16 @@ class Agent:
         clock: Clock,
         last_resort: LastResort,
         lease_ttl_margin_s: float = LAST_RESORT_MARGIN_S,
-        progress: Callable[[], None] = lambda: None,
         bus_counters: BusCounters | None = None,
     ) -> None:
         self.node = node
         self.bad_messages = 0
+        self._warn = Throttle(clock)
         self._life = node.life
         self._settings = node.settings
         self._bus = bus
         self._clock = clock
-        self._progress = progress
+        self._duties = node.duties
         self._bus_counters = bus_counters
         self._keeper = LeaseKeeper(
             node.life,
@@ -97,8 +96,9 @@ class Agent:
         while True:
             await self._wait_for_change()
             await self.node.step()
-            await self._report()
-            self._progress()
+            with self._duties.leg("report"):
+                await self._report()
+            self._duties.progressed()
 
     async def _wait_for_change(self) -> None:
         try:
@@ -112,7 +112,8 @@ class Agent:
 
     async def _keep_lease(self) -> None:
         while True:
-            await self._keeper.step()
+            with self._duties.leg("lease", within_s=self._keeper.step_limit_s):
+                await self._keeper.step()
             wait_s = self._keeper.wait_s
             period_s = self._settings.step_period_s
             await self._clock.sleep(period_s if wait_s is None else min(wait_s, period_s))
@@ -136,7 +137,9 @@ class Agent:
                 look_s = max(MIN_REPORT_GAP_S, min(look_s, period_s))
                 contact_at_s = self.node.contact_at_s
                 if contact_at_s is None or self._clock.now_s() - contact_at_s >= period_s:
-                    await self._ask_contact(timeout_s=max(look_s, period_s))
+                    timeout_s = max(look_s, period_s)
+                    with self._duties.leg("contact", within_s=timeout_s):
+                        await self._ask_contact(timeout_s=timeout_s)
             await self._clock.sleep(look_s)
 
     async def _ask_contact(self, *, timeout_s: float) -> None:
@@ -189,6 +192,7 @@ class Agent:
             trespasses=self._life.trespasses,
             detail=self._life.detail,
             is_server_down=self._life.is_server_down,
+            ledger_error=self._life.ledger_error,
             stage_durations_s=memory.stage_durations_s,
         )
 
@@ -296,4 +300,6 @@ class Agent:
 
     def _count_bad(self, message: BusMessage, error: Exception) -> None:
         self.bad_messages += 1
-        log.warning("message on %s dropped: %s", message.subject, error)
+        if self._warn.is_due(message.subject):
+            dropped = "message on %s dropped: %s (%d)"
+            log.warning(dropped, message.subject, error, self.bad_messages)

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import cast
 
 from agent.agent import Agent
+from agent.duties import Duties
 from agent.fake_fleet import load_fleet
 from agent.go_home import go_home, hung_after_s, is_away, lease_left_s
-from agent.holder import END_S, Heartbeat, beating, end_if_hung
+from agent.holder import END_S, Heartbeat, beating, end_if_hung, monotonic_s
 from agent.hooks import SystemCommands
+from agent.inference import checked_url, engine_named
 from agent.ledger import Ledger, exclusive, is_disk_error, peek
 from agent.life import Life
 from agent.machine import ThisMachine
@@ -25,10 +27,11 @@ from agent.sampling import make_sampler
 from agent.settings import AgentSettings
 from agent.state import first_memory
 from agent.workers import make_runner
-from common import systemd
-from common.bus import connect_nats
+from common import natsrules, systemd
+from common.bus import Bus, connect_nats
 from common.clock import Clock, SystemClock
 from common.errors import ArylError, ConfigError, Unavailable
+from common.failure_rules import read_rules
 from common.log import set_up
 from common.model import NodeRole
 from common.settings import load
@@ -36,12 +39,16 @@ from common.settings import load
 log = logging.getLogger(__name__)
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+GOODBYE_S = 1.0
+"""A NATS server that hangs takes no leave; one that is well needs a round trip."""
 LOCK_RETRY_S = 0.5
 LOCK_LOOK_S = 0.05
 """Of a `--go-home` that has just ended a hung agent: before another one is started."""
 
 
-def make_node(settings: AgentSettings, *, clock: Clock, fake_nvml: Path | None) -> Node:
+def make_node(
+    settings: AgentSettings, *, clock: Clock, fake_nvml: Path | None, duties: Duties
+) -> Node:
     """A node on this machine's processes, files and GPUs.
 
     Raises:
@@ -70,10 +77,13 @@ def make_node(settings: AgentSettings, *, clock: Clock, fake_nvml: Path | None) 
         ),
         commands=SystemCommands(clock),
         machine=ThisMachine(),
+        duties=duties,
     )
 
 
-async def run_agent(settings: AgentSettings, *, config: Path, fake_nvml: Path | None) -> None:
+async def run_agent(
+    settings: AgentSettings, *, config: Path, fake_nvml: Path | None, duties: Duties
+) -> None:
     """One agent until cancelled.
 
     Raises:
@@ -83,8 +93,9 @@ async def run_agent(settings: AgentSettings, *, config: Path, fake_nvml: Path | 
     clock = SystemClock()
     async with contextlib.AsyncExitStack() as stack:
         heartbeat = await _take_node(stack, Path(settings.state_dir), clock)
-        node = make_node(settings, clock=clock, fake_nvml=fake_nvml)
+        node = make_node(settings, clock=clock, fake_nvml=fake_nvml, duties=duties)
         heartbeat.is_needed = lambda: is_away(node.life.memory)
+        heartbeat.is_well = lambda: not duties.overdue()
         stack.push_async_callback(node.close)
         adopted = await node.runner.adopt()
         if adopted:
@@ -97,17 +108,23 @@ async def run_agent(settings: AgentSettings, *, config: Path, fake_nvml: Path | 
             access=settings.access,
             timeout_s=None,
         )
-        stack.push_async_callback(bus.close)
+        stack.push_async_callback(leave_bus, bus, clock)
         agent = Agent(
             node,
             bus=bus,
             clock=clock,
             last_resort=last_resort(settings, config=config, fake_nvml=fake_nvml, clock=clock),
-            progress=systemd.watchdog,
             bus_counters=bus.counters,
         )
         systemd.ready(f"node {settings.node}")
         await agent.run()
+
+
+async def leave_bus(bus: Bus, clock: Clock) -> None:
+    """Close it within `GOODBYE_S`; what a server that hangs has not taken by then is dropped."""
+    with contextlib.suppress(TimeoutError):
+        async with clock.timeout(GOODBYE_S):
+            await bus.close()
 
 
 async def _take_node(
@@ -148,15 +165,17 @@ async def bring_home(settings: AgentSettings, *, fake_nvml: Path | None) -> None
     state_dir = Path(settings.state_dir)
     async with contextlib.AsyncExitStack() as stack:
         try:
-            await _take_node(stack, state_dir, clock, within_s=0.0)
+            heartbeat = await _take_node(stack, state_dir, clock, within_s=0.0)
         except Unavailable:
             if _is_home(state_dir):
                 log.info("node %s: it is not away, and its agent is there", settings.node)
                 return
             patience_s = _patience_s(settings, state_dir, clock.now_s())
             await end_if_hung(state_dir, patience_s=patience_s, clock=clock)
-            await _take_node(stack, state_dir, clock, within_s=END_S)
-        node = make_node(settings, clock=clock, fake_nvml=fake_nvml)
+            heartbeat = await _take_node(stack, state_dir, clock, within_s=END_S)
+        duties = Duties(monotonic_s)
+        node = make_node(settings, clock=clock, fake_nvml=fake_nvml, duties=duties)
+        heartbeat.is_well = lambda: not duties.overdue()
         stack.push_async_callback(node.close)
         await node.runner.adopt()
         said = await go_home(node, clock=clock)
@@ -192,12 +211,20 @@ async def run_all(
     assert me is not None
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, me.cancel)
+    nodes: list[Duties] = []
+
+    def progress() -> None:
+        """They share the unit's watchdog: one that gets nowhere must not be fed by the others."""
+        if not any(duties.overdue() for duties in nodes):
+            systemd.watchdog()
+
     async with asyncio.TaskGroup() as group:
         for path, settings in configs:
             if is_going_home:
                 doing = bring_home(settings, fake_nvml=fake_nvml)
             else:
-                doing = run_agent(settings, config=path, fake_nvml=fake_nvml)
+                nodes.append(Duties(monotonic_s, progress=progress))
+                doing = run_agent(settings, config=path, fake_nvml=fake_nvml, duties=nodes[-1])
             group.create_task(doing, name=f"agent {settings.node}")
 
 
@@ -218,7 +245,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     set_up(level=args.log_level, style=args.log_format)
     try:
-        configs = [(path, _checked(path)) for path in args.config]
+        configs = [(path, _checked(path, is_going_home=args.go_home)) for path in args.config]
         if args.fake_nvml is not None:
             load_fleet(args.fake_nvml)  # the child that reads it could only fail again and again
         if args.check:
@@ -240,13 +267,30 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _checked(path: Path) -> AgentSettings:
+def _checked(path: Path, *, is_going_home: bool) -> AgentSettings:
     settings = load(path, AgentSettings)
     try:
         settings.check()
+        if not is_going_home:  # which needs none of this, and must not fail for it
+            _check_outside(settings)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     return settings
+
+
+def _check_outside(settings: AgentSettings) -> None:
+    """What an agent would refuse later, or never have an answer from.
+
+    Raises:
+        ConfigError: names the field.
+    """
+    natsrules.server_urls(settings.nats_url, access=settings.access, insecure=settings.insecure)
+    read_rules(settings.failure_rules)
+    server = settings.server
+    if server is not None:
+        engine_named(server.engine)
+        checked_url(server.metrics_url, "server.metrics_url")
+        checked_url(server.health_url, "server.health_url")
 
 
 def _flat(error: BaseException) -> list[BaseException]:

@@ -1,10 +1,11 @@
 """Who holds a node and whether it is alive, in a file beside the node's lock, and the end of a
 holder that hangs. Must not know leases, nor when a node must be at home.
 
-The holder says pid and start time, and beats: a count that grows while its event loop turns.
-Whoever finds the lock taken watches that count. No instant of the wall clock is compared: the age
-of a beat is told by CLOCK_MONOTONIC, which stands still while the machine is suspended, and a
-watcher that was held up itself begins to watch anew: what held it up may have held up the holder.
+The holder says pid and start time, and beats: a count that grows while its event loop turns and
+nothing that it has begun is overdue. Whoever finds the lock taken watches that count. No instant of
+the wall clock is compared: the age of a beat is told by CLOCK_MONOTONIC, which stands still while
+the machine is suspended, and a watcher that was held up itself begins to watch anew: what held it
+up may have held up the holder.
 A disk that is full or read-only stops no holder, and where no beat can be written silence proves
 nothing.
 """
@@ -90,10 +91,19 @@ class Heartbeat:
     Args:
         is_needed: asked before each beat. A node at home is never looked at, and need not wear its
             disk.
+        is_well: asked before each beat. A holder with a duty that gets nowhere is to be ended as
+            one whose loop does not turn: it would keep the node for ever.
     """
 
-    def __init__(self, state_dir: Path, *, is_needed: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self,
+        state_dir: Path,
+        *,
+        is_needed: Callable[[], bool] = lambda: True,
+        is_well: Callable[[], bool] = lambda: True,
+    ) -> None:
         self.is_needed = is_needed
+        self.is_well = is_well
         self._path = path_in(state_dir)
         self._count = 0
         # One line of constant length, written in place: neither a rename nor a sync per beat, and
@@ -123,7 +133,7 @@ class Heartbeat:
         os.pwrite(self._fd, line, 0)
 
     async def beat_for_ever(self, clock: Clock) -> None:
-        """Beat each `BEAT_S` for as long as the event loop turns.
+        """Beat each `BEAT_S` for as long as the event loop turns and the holder is well.
 
         The write has a thread of its own: a disk that stalls must not stall the agent.
         """
@@ -131,6 +141,10 @@ class Heartbeat:
             loop = asyncio.get_running_loop()
             while True:
                 await clock.sleep(BEAT_S)
+                while self.is_needed() and not self.is_well():
+                    # One that was stopped is well again as soon as its timers have run, and must
+                    # beat before whoever watches it gives it up.
+                    await clock.sleep(LOOK_S)
                 if not self.is_needed():
                     continue
                 await loop.run_in_executor(writer, self._try_write)

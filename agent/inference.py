@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from common.clock import Clock
 from common.errors import ConfigError, ProtocolError, Unavailable
 from common.messages import InferenceReport
+from common.model import MAX_INT
 
 MAX_PAGE_BYTES = 4_000_000
 
@@ -116,7 +117,8 @@ def parse_metrics(text: str, engine: str) -> InferenceReport:
 
     Raises:
         ConfigError: there is no such engine.
-        ProtocolError: the page is not one of this engine; names what is missing.
+        ProtocolError: the page is not one of this engine, names what is missing; or a value or a
+            sum is no count, which the coordinator would refuse the whole report for.
     """
     table = engine_named(engine)
     values = _values_by_series(text, _all_series(table))
@@ -188,7 +190,7 @@ class _Fetch:
     """
 
     def __init__(self, url: str, timeout_s: float) -> None:
-        parts = _checked(url)
+        parts = checked_url(url)
         secure = parts.scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         self._url = url
@@ -229,14 +231,19 @@ class _Fetch:
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
 
-def _checked(url: str) -> SplitResult:
+def checked_url(url: str, field: str = "metrics_url") -> SplitResult:
+    """The parts of a URL that can be fetched.
+
+    Raises:
+        ConfigError: no http or https URL; names the field.
+    """
     try:
         parts = urlsplit(url)
         is_fit = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError as error:
-        raise ConfigError(f"metrics_url: {url!r}: {error}") from None
+        raise ConfigError(f"{field}: {url!r}: {error}") from None
     if not is_fit:
-        raise ConfigError(f"metrics_url: {url!r} is no http or https URL")
+        raise ConfigError(f"{field}: {url!r} is no http or https URL")
     return parts
 
 
@@ -260,9 +267,16 @@ def _values_by_series(text: str, wanted: tuple[Series, ...]) -> dict[Series, lis
     except (ValueError, KeyError, IndexError) as error:
         raise ProtocolError(f"metrics page: {error}") from error
     for series, found in values.items():
-        if not all(math.isfinite(value) and value >= 0 for value in found):
-            raise ProtocolError(f"metrics page: {series.name}: {found}, expected numbers from 0")
+        for value in found:
+            _check_count(series, value)
     return values
+
+
+def _check_count(series: Series, value: float) -> None:
+    if not (math.isfinite(value) and 0 <= value <= MAX_INT):
+        raise ProtocolError(
+            f"metrics page: {series.name}: {value:g}, expected a number from 0 to {MAX_INT:g}"
+        )
 
 
 def _has_labels(labels: Mapping[str, str], series: Series) -> bool:
@@ -272,6 +286,8 @@ def _has_labels(labels: Mapping[str, str], series: Series) -> bool:
 def _sum(quantity: Quantity, values: Mapping[Series, list[float]]) -> float:
     for series in quantity.aliases:
         if series in values:
-            return sum(values[series])
+            total = sum(values[series])
+            _check_count(series, total)
+            return total
     assert quantity.default is not None, "checked before"
     return quantity.default

@@ -25,6 +25,8 @@ RETRIES_PER_TTL = 12
 change of the leader that takes longer than that third could cost a loan."""
 LAST_RESORT_MARGIN_S = 1.0
 """So long after the lease the last resort fires: an agent that is alive is first."""
+RESORT_LIMIT_S = 30.0
+"""No last resort takes longer to arm: systemd's is three commands with a limit of 10 s each."""
 DISARM_RETRY_S = 10.0
 """A last resort that could not be disarmed does no harm at home: it finds nothing to do."""
 
@@ -85,6 +87,14 @@ class LeaseKeeper:
         if self._lease() is None:
             return None
         return max(0.0, self._next_at_s - self._clock.now_s())
+
+    @property
+    def step_limit_s(self) -> float:
+        """What the time limits inside a step add up to: of one renewal, and of the last resort,
+        which it may arm twice or disarm once."""
+        lease = self._lease()
+        asking_s = 0.0 if lease is None else lease.ttl_s / (RENEWALS_PER_TTL + 1)
+        return asking_s + 2 * RESORT_LIMIT_S
 
     def _lease(self) -> Lease | None:
         memory = self._life.memory

@@ -14,12 +14,15 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
+from agent.duties import Duties
 from agent.gpu_xids import UntoldXids
 from agent.hooks import Commands
 from agent.ledger import LedgerPort
 from agent.life import Life
 from agent.machine import Machine
+from agent.reserve import CHECK_TIMEOUT_S
 from agent.settings import AgentSettings
+from agent.starters import START_TIMEOUT_S
 from agent.state import (
     NODE_FAULT,
     Action,
@@ -79,6 +82,9 @@ class Node:
     """One node without its coordinator.
 
     Everything that touches the world is an argument, so that a test can put a model in its place.
+
+    Args:
+        duties: gets each leg of the way; by default one on this clock.
     """
 
     def __init__(
@@ -92,11 +98,13 @@ class Node:
         sampler: Sampler,
         commands: Commands,
         machine: Machine,
+        duties: Duties | None = None,
     ) -> None:
         self.settings = settings
         self.life = life
         self.runner = runner
         self.clock = clock
+        self.duties = Duties(clock.now_s) if duties is None else duties
         self.last_sample = Sample(began_at_s=clock.now_s())
         self.contact_at_s: float | None = None
         self.changed = asyncio.Event()
@@ -117,7 +125,8 @@ class Node:
 
     async def sample(self) -> None:
         """Look at the machine."""
-        sample = await self._sampler.sample()
+        with self.duties.leg("sample", within_s=self.settings.collect_deadline_s):
+            sample = await self._sampler.sample()
         if sample.gpus is not None:
             sample = msgspec.structs.replace(sample, gpus=self._xids.saw(sample.gpus))
         self.last_sample = sample
@@ -191,7 +200,8 @@ class Node:
         answer, and the next save tries again.
         """
         try:
-            await self._ledger.save(self.life.memory)
+            with self.duties.leg("ledger"):
+                await self._ledger.save(self.life.memory)
         except Unavailable as error:
             if not self.life.ledger_error:
                 log.error("%s; nothing new begins here until it can be written", error)
@@ -207,12 +217,15 @@ class Node:
 
         What cannot be written down is done only where it gives something back.
         """
-        statuses = await self.runner.statuses()
+        with self.duties.leg("statuses"):
+            statuses = await self.runner.statuses()
         actions = self.life.step(self._facts(statuses))
         is_saved = await self.save()
         for action in actions:
             if is_saved or not _needs_ledger(action):
-                await self._do(action)
+                with self.duties.leg(type(action).__name__, within_s=_limit_s(action)):
+                    await self._do(action)
+                self.duties.progressed()
             else:
                 self._put_off(action)
         if actions:
@@ -275,7 +288,8 @@ class Node:
         }
         timeout_s = server.hook_timeout_s
         try:
-            error = await self._commands.run(argv, timeout_s=timeout_s, variables=variables)
+            with self.duties.leg(f"{kind} command", within_s=timeout_s):
+                error = await self._commands.run(argv, timeout_s=timeout_s, variables=variables)
         except OSError as failure:  # a hook that never answered would never be tried again
             error = str(failure)
         if error:
@@ -306,6 +320,17 @@ def _needs_ledger(action: Action) -> bool:
             return kind in (HookKind.UNROUTE, HookKind.STOP)
         case StopWorker() | ResizeWorker() | PauseWorker():
             return False
+
+
+def _limit_s(action: Action) -> float:
+    """What the time limits inside an action add up to."""
+    match action:
+        case StartWorker():
+            return 2 * START_TIMEOUT_S  # of its unit, and of its shim's first word
+        case CheckReserve():
+            return CHECK_TIMEOUT_S
+        case _:
+            return 0.0
 
 
 def _fact(status: WorkerStatus) -> WorkerFact:

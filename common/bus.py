@@ -94,7 +94,6 @@ class Bus(Protocol):
 
 MAX_PENDING_MESSAGES = 65_536
 MAX_PENDING_BYTES = 64 * 1024 * 1024
-_ERROR_LOG_PERIOD_S = 30.0
 
 
 async def connect_nats(
@@ -205,7 +204,7 @@ class NatsBus:
         self._reopening: asyncio.Task[None] | None = None
         self._is_closing = False
         self._why_not = natsrules.WhyNot()
-        self._warn = Throttle(clock, _ERROR_LOG_PERIOD_S)
+        self._warn = Throttle(clock)
         self._random = random.Random()  # jitter only: it decides when to knock again
 
     @property

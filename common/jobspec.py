@@ -46,6 +46,10 @@ def parse(
             path = path[: max(path.rfind("."), path.rfind("["), 0)]
         return place_by_path[path] if path else source
 
+    untext = next(_untexts(values), None)
+    if untext is not None:
+        field = f"field {untext.field}: " if untext.field else ""
+        raise ConfigError(f"{place(untext.field)}: {field}{untext.what}")
     _known_keys(values, place)
     try:
         spec = msgspec.convert(dict(values), JobSpec)
@@ -68,10 +72,12 @@ class Misfit(NamedTuple):
 def misfit(spec: JobSpec) -> Misfit | None:
     """The first field of a job that does not fit and whose type could not say so.
 
-    Wherever a job enters it must pass here: no process can be given a NUL, and no name of a
-    variable may hold `=` (POSIX, "Environment Variables").
+    Wherever a job enters it must pass here: no process can be given a NUL, no name of a variable
+    may hold `=` (POSIX, "Environment Variables"), and no message can hold what is not UTF-8.
     """
-    return next((Misfit(field, what) for field, what in _misfits(spec) if what), None)
+    # Texts first: the rest may encode them.
+    untext = next(_untexts(spec), None)
+    return untext or next((Misfit(field, what) for field, what in _misfits(spec) if what), None)
 
 
 def _misfits(spec: JobSpec) -> Iterator[tuple[str, str]]:
@@ -127,6 +133,42 @@ def _command_misfits(field: str, command: tuple[str, ...]) -> Iterator[tuple[str
         yield field, f"its program is {command[0]!r}, expected a name or a path"
     for argument in command:
         yield field, _nul(argument)
+
+
+def utf8_misfit(text: str) -> str:
+    """What is wrong with a text that no message can hold; empty where it can.
+
+    Python keeps bytes of arguments, variables and file names that are no UTF-8 as lone surrogates
+    (PEP 383), and JSON and YAML can name one as `\\ud800`.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return f"{text!r} is not UTF-8"
+    return ""
+
+
+def _untexts(whole: object) -> Iterator[Misfit]:
+    """Every text below a mapping or a struct that is not UTF-8, keys included, by its field."""
+    # No recursion: what a person wrote may lie deeper than the stack.
+    rest: list[tuple[str, object]] = [("", whole)]
+    while rest:
+        path, value = rest.pop()
+        texts: list[object] = [value]
+        below: list[tuple[str, object]] = []
+        if isinstance(value, msgspec.Struct):
+            value = msgspec.structs.asdict(value)
+        if isinstance(value, Mapping):
+            items = cast("Mapping[object, object]", value)
+            texts = list(items)
+            below = [(f"{path}.{key}" if path else str(key), items[key]) for key in items]
+        elif isinstance(value, list | tuple):
+            many = cast("list[object]", value)
+            below = [(f"{path}[{index}]", item) for index, item in enumerate(many)]
+        for text in texts:
+            if isinstance(text, str) and (what := utf8_misfit(text)):
+                yield Misfit(path, what)
+        rest += reversed(below)
 
 
 def _nul(text: str) -> str:

@@ -79,10 +79,14 @@ def fields_of(record: logging.LogRecord) -> dict[str, Any]:
     return {k: v for k, v in vars(record).items() if k not in _STANDARD_FIELDS}
 
 
+REPEAT_PERIOD_S = 30.0
+"""What goes on being wrong is a line as often as this: some 3,000 a day, and each with a count."""
+
+
 class Throttle:
     """Lets one line of each text through per period, so that an outage does not fill a disk."""
 
-    def __init__(self, clock: Clock, period_s: float) -> None:
+    def __init__(self, clock: Clock, period_s: float = REPEAT_PERIOD_S) -> None:
         self._clock = clock
         self._period_s = period_s
         self._quiet_until_s: dict[str, float] = {}

@@ -202,6 +202,8 @@ class NodeReport(Message, frozen=True, kw_only=True, tag="node_report"):
     """Why the node is where it is, in words, where there is something to say."""
     is_server_down: bool = False
     """Its inference server misses its health checks: the node serves nobody."""
+    ledger_error: str = ""
+    """Why its ledger cannot be written, as on a full disk: nothing new begins on it meanwhile."""
     stage_durations_s: dict[str, float] = {}
     """Stages of the last return: vacate, device_free, server_ready; and unattended, which is what
     else passed since the lease was over, because nobody worked on it. Kept over a restart."""

@@ -77,7 +77,7 @@ def client_options(
         ConfigError: a URL or a file does not fit.
     """
     return {
-        "servers": checked(urls, may_be_plain=insecure or access.tls_ca_path is not None),
+        "servers": server_urls(urls, access=access, insecure=insecure),
         "name": name,
         "inbox_prefix": inbox_prefix,
         "max_reconnect_attempts": -1,
@@ -101,6 +101,14 @@ def options(access: NatsAccess) -> dict[str, object]:
         "user_credentials": credentials_file(access.credentials_path, "credentials_path"),
         "tls": _trust(access.tls_ca_path),
     }
+
+
+def server_urls(urls: str, *, access: NatsAccess, insecure: bool) -> list[str]:
+    """The URLs that a client with these settings may connect to; errors as `checked`.
+
+    A plain `nats://` with `tls_ca_path` is encrypted all the same, or not connected at all.
+    """
+    return checked(urls, may_be_plain=insecure or access.tls_ca_path is not None)
 
 
 def checked(urls: str, *, may_be_plain: bool) -> list[str]:

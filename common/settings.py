@@ -125,6 +125,8 @@ def _explain(text: str, data: _Table, kind: type[msgspec.Struct]) -> tuple[_Key,
     missing = _MISSING.search(problem)
     if missing:
         return (*key, missing["field"]), "is required and missing"
+    if problem.startswith("Invalid enum value"):  # msgspec does not say which ones there are
+        problem += f", expected {_type_text(info)}"
     return key, problem[:1].lower() + problem[1:]
 
 

@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from common.errors import ArylError
 from coordinator.cli import cell, events, jobs, loans, nodes, services, simulate, tenants, top, up
+from coordinator.cli.arguments import check_text, in_our_words
 from coordinator.cli.connect import Choice
 from coordinator.cli.session import EXIT_INTERRUPTED, Session, Surroundings, exit_code, report
 
@@ -17,10 +18,18 @@ from coordinator.cli.session import EXIT_INTERRUPTED, Session, Surroundings, exi
 class Root(TyperGroup):
     """Answers every foreseeable error with a message and an exit code, never with a traceback."""
 
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # its base is wider
+        """Look at the whole line before any part of it is taken apart."""
+        if not ctx.resilient_parsing:  # a line that a person is still typing is only completed
+            check_text(ctx, args)
+        with in_our_words():
+            return super().parse_args(ctx, args)
+
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]  # its base is wider
         """Run a command."""
         try:
-            return super().invoke(ctx)
+            with in_our_words():
+                return super().invoke(ctx)
         except ArylError as error:
             report(error)
             raise typer.Exit(exit_code(error)) from None

@@ -41,6 +41,7 @@ from coordinator.engine.events import OperatorAction
 from coordinator.policies.bundles import every
 from coordinator.policies.knob_text import Knob, knobs
 from coordinator.policies.policy import Parts
+from coordinator.policies.words import counted
 
 
 class Kind(StrEnum):
@@ -110,8 +111,9 @@ def glance(found: Status) -> list[tuple[str, str]]:
         ),
         (
             "on loan",
-            f"{_nodes(found.on_loan_nodes)}, {found.on_loan_gpus_held} of {found.on_loan_gpus} "
-            f"GPUs held; {_nodes(found.coming_home_nodes)} coming home{_recall(found)}",
+            f"{counted(found.on_loan_nodes, 'node')}, {found.on_loan_gpus_held} of "
+            f"{found.on_loan_gpus} GPUs held; {counted(found.coming_home_nodes, 'node')} "
+            f"coming home{_recall(found)}",
         ),
         ("jobs", f"{found.running_jobs} running, {found.pending_jobs} pending"),
         ("bad messages", str(found.bad_messages)),
@@ -121,10 +123,6 @@ def glance(found: Status) -> list[tuple[str, str]]:
 def _recall(found: Status) -> str:
     names = ", ".join(found.recalled_services)
     return f"; RECALLED: {names} (aryl recall --all --off)" if names else ""
-
-
-def _nodes(count: int) -> str:
-    return f"{count} node" if count == 1 else f"{count} nodes"
 
 
 def _flat(values: dict[str, object], prefix: str = "") -> list[tuple[str, object]]:

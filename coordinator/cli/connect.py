@@ -110,16 +110,13 @@ def resolve(
     tenant = _first(*(choice.tenant for choice in choices))
     user = _first(*(choice.user for choice in choices))
     insecure = next((c.insecure for c in choices if c.insecure is not None), False)
-    if nats_url is None and cell is None:
-        info = find()
-        if info is None:
-            raise ConfigError(
-                "no cell is named and none runs on this machine; start one with `aryl up`, or "
-                f"name one with --nats-url and --cell, ARYL_NATS_URL and ARYL_CELL, or in {file}"
-            )
+    if cell is not None:
+        token(cell, what="cell")  # before its server is looked for: it would be blamed for this
+    if nats_url is None:
+        info = _of_this_machine(find(), cell, file)
         nats_url, cell, tenant = info.nats_url, info.cell, tenant or LOCAL_TENANT
     return Target(
-        nats_url=_named(nats_url, "nats_url", file),
+        nats_url=nats_url,
         cell=token(_named(cell, "cell", file), what="cell"),
         tenant=token(_named(tenant, "tenant", file), what="tenant"),
         user=token(user or login_token(), what="user"),
@@ -146,6 +143,22 @@ def login_token() -> str:
 def _first(*values: str | None) -> str | None:
     """The first that says something; an empty variable says nothing."""
     return next((value for value in values if value), None)
+
+
+def _of_this_machine(found: CellInfo | None, cell: str | None, file: Path) -> CellInfo:
+    """The cell that runs here, where it is the one that is meant; `cell` None means any."""
+    if found is None and cell is None:
+        raise ConfigError(
+            "no cell is named and none runs on this machine; start one with `aryl up`, or "
+            f"name one with --nats-url and --cell, ARYL_NATS_URL and ARYL_CELL, or in {file}"
+        )
+    if found is None or cell not in (None, found.cell):
+        here = "no cell does" if found is None else f"cell {found.cell} does"
+        raise ConfigError(
+            f"cell {cell} does not run on this machine, {here}; name its NATS server too, "
+            f"with --nats-url, ARYL_NATS_URL, or nats_url in {file}"
+        )
+    return found
 
 
 def _named(value: str | None, field: str, file: Path) -> str:

@@ -17,6 +17,7 @@ from coordinator.cli import columns, render
 from coordinator.cli.output import Format, Show, put, put_json, put_one
 from coordinator.cli.output import fields as plain_fields
 from coordinator.cli.session import Session
+from coordinator.policies.words import counted
 
 Pairs = list[tuple[str, str]]
 
@@ -50,14 +51,15 @@ def explain(session: Session, show: Show, kind: str, name: str) -> None:
     found = ask(session, kind, name)
     if show.form == Format.JSON:
         reasons = {"kind": found.kind, "name": found.name, "why": found.why}
+        waited = {} if found.job is None else {"waited_s": found.job.waited_s}
         story = plain_fields(found.story)
-        put_json({"explanation": {**reasons, "estimate": found.estimate, "story": story}})
+        put_json({"explanation": {**reasons, **waited, "estimate": found.estimate, "story": story}})
         return
     if show.form == Format.NAME:
         put(session, [found.name])
         return
     now_s = session.clock.wall_s()
-    put(session, [_headline(found), *_why(found)])
+    put(session, [_headline(found), *_why(found), *_waits(found)])
     if found.story:
         width = session.out.width
         put(session, ["", *render.table(found.story, columns.events(now_s), width=width)])
@@ -86,6 +88,12 @@ def _why(found: Description) -> Iterator[Text | str]:
     has_ended = found.job is not None and found.job.state in FINAL_JOB_STATES
     if not found.why and not found.estimate and not has_ended:  # of an end the story has it all
         yield "- nothing more is known"
+
+
+def _waits(found: Description) -> Iterator[str]:
+    """How long for what, also of a job that has ended; `describe` has it among its facts."""
+    if found.job is not None and found.job.waited_s:
+        yield f"- up to now it has waited for: {render.plain(_waited(found.job))}"
 
 
 def _facts(found: Description, now_s: float, *, is_wide: bool) -> Iterator[Text | str]:
@@ -288,7 +296,7 @@ def hit_line(hit: Hit) -> str:
     row = hit.row
     on = ", ".join(hit.nodes)
     elsewhere = len(row.nodes) - len(hit.nodes)
-    rest = f" (and on {elsewhere} other nodes)" if elsewhere else ""
+    rest = f" (and on {counted(elsewhere, 'other node')})" if elsewhere else ""
     return (
         f"  {row.job_id} {render.plain(row.name)} of {row.tenant}/{row.user}: {row.state}, "
         f"{row.gpus} {'GPU' if row.gpus == 1 else 'GPUs'}, on {on}{rest}"

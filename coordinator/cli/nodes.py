@@ -11,7 +11,7 @@ from coordinator.cli import columns
 from coordinator.cli.complete import complete_nodes
 from coordinator.cli.operate import ReasonOption, YesOption, order_against_jobs
 from coordinator.cli.output import Format, OutputOption
-from coordinator.cli.session import session
+from coordinator.cli.session import say, session
 from coordinator.cli.shared import add_describe, add_explain, add_list, add_order
 from coordinator.client import ApiRefused, Client
 from coordinator.engine.events import OperatorAction
@@ -105,6 +105,7 @@ def _against_jobs(
             is_missing = refused.error.code == ApiErrorCode.NOT_FOUND
             if is_missing and action == OperatorAction.CONFIRM_DEAD:
                 # Gangs may wait for a node that nobody has heard of; the coordinator knows.
+                say(f"node {node} was never heard here: only a gang that waits for it knows it")
                 return node, {node}
             raise
         return found.name, {found.name}

@@ -18,6 +18,7 @@ from coordinator.cli.output import Format, put_json
 from coordinator.cli.session import Session, say
 from coordinator.client import Client
 from coordinator.engine.events import OperatorAction
+from coordinator.policies.words import counted
 
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 ReasonOption = Annotated[str, typer.Option(metavar="TEXT", help="Told to everybody whom it hits.")]
@@ -89,7 +90,7 @@ def show_hits(found: list[Hit], what: str) -> None:
     if not found:
         say(f"{what}: no job runs there")
         return
-    say(f"{what} hits {len(found)} {'job' if len(found) == 1 else 'jobs'}:")
+    say(f"{what} hits {counted(len(found), 'job')}:")
     for hit in found:
         say(hit_line(hit))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -11,6 +12,7 @@ from rich.text import Text
 from common.api import LoanRow, Status
 from coordinator.cli.render import MISSING, percent
 from coordinator.demo.workload import Quantiles, Run, Workload
+from coordinator.policies.words import counted
 
 BAR_WIDTH = 30
 VALUE_WIDTH = 90
@@ -42,6 +44,11 @@ def progress_words(workload: Workload) -> str:
     )
 
 
+def _counted(figures: dict[str, object], one: str) -> str:
+    """A figure that is named after what it counts."""
+    return counted(msgspec.convert(figures[f"{one}s"], int), one)
+
+
 def _kept(workload: Workload) -> str:
     """What keeps the nodes, while none was ever lent: the last of the reasons, behind numbers."""
     return workload.why_none_lent[-1] if workload.why_none_lent else ""
@@ -71,9 +78,9 @@ def progress_view(workload: Workload, elapsed_s: float, length_s: float | None) 
     figures = status.figures
     table.add_row(
         "so far",
-        f"{figures['loans']} loans, {figures['reclaims']} reclaims "
-        f"({figures['reclaims_late']} late), {figures['resizes']} resizes, "
-        f"{figures['preemptions']} preemptions",
+        f"{_counted(figures, 'loan')}, {_counted(figures, 'reclaim')} "
+        f"({figures['reclaims_late']} late), {_counted(figures, 'resize')}, "
+        f"{_counted(figures, 'preemption')}",
     )
     if kept := _kept(workload):
         table.add_row("none lent", kept)

@@ -27,9 +27,9 @@ from coordinator.sim.inputs import (
     read_tenants,
     unused,
 )
-from coordinator.sim.scenarios import Scene, find_scene
 from coordinator.sim.stage import RunOptions
 from coordinator.sim.sweep import parse_saves, parse_speedup, sweep
+from coordinator.workloads.paper_runs import Scene, find_scene
 from coordinator.workloads.records import Workload
 from coordinator.workloads.shaping import RuntimeModel
 

@@ -16,11 +16,13 @@ from common.model import Pool
 from coordinator.cli.output import fields, put, put_json
 from coordinator.cli.render import MISSING, Column, table
 from coordinator.cli.session import Session, say
+from coordinator.policies.words import counted
+from coordinator.sim.alike import alike, alike_text, lacks
 from coordinator.sim.compare import Means, Task, means
 from coordinator.sim.measures import Group, Shown, told
 from coordinator.sim.page import Heading, page
 from coordinator.sim.run import JobRow, Run, RunResult
-from coordinator.sim.scenarios import find_scene
+from coordinator.workloads.paper_runs import find_scene
 from coordinator.workloads.records import Workload
 
 
@@ -41,6 +43,7 @@ LEAST_KEY_WIDTH = 16
 def put_runs(here: Session, output: Output, workload: Workload, runs: Sequence[Run]) -> None:
     """All runs on standard output."""
     averages = means([run.result for run in runs])
+    equal = alike(runs)
     match output:
         case Output.JSON:
             put_json(
@@ -49,12 +52,14 @@ def put_runs(here: Session, output: Output, workload: Workload, runs: Sequence[R
                     "cluster": cluster_text(workload),
                     "runs": [fields(run.result) for run in runs],
                     "means": [fields(row) for row in averages],
+                    "alike": equal,
                 }
             )
         case Output.CSV:
             _put_csv(runs)
         case Output.TABLE:
-            put(here, _lines(averages, here.out.width))
+            said = alike_text(equal, lacks(workload, [run.result for run in runs]))
+            put(here, _lines(averages, here.out.width, said))
 
 
 def say_skipped(runs: Sequence[Run]) -> None:
@@ -78,8 +83,11 @@ def _skipped(runs: Sequence[Run]) -> list[str]:
     return list(found)
 
 
-def _lines(rows: Sequence[Means], width: int) -> Iterator[Text | str]:
-    """The measures in short, in as many tables as the width asks for, and what fits beside them."""
+def _lines(rows: Sequence[Means], width: int, same: str) -> Iterator[Text | str]:
+    """The measures in short, in as many tables as the width asks for, and what fits beside them.
+
+    same: whose rows are equal, said below.
+    """
     measures, zero = told(rows)
     keys = _keys(rows)
     short = [each for each in measures if each.measure.group == Group.SHORT]
@@ -96,9 +104,10 @@ def _lines(rows: Sequence[Means], width: int) -> Iterator[Text | str]:
             yield ""
         yield from table(rows, [*keys, *block], width=width)
         left -= len(block)
-    notes = [f"zero throughout: {'; '.join(zero)}"] if zero else []
+    notes = [same] if same else []
+    notes += [f"zero throughout: {'; '.join(zero)}"] if zero else []
     if left:
-        notes.append(f"{left} more measures: a wider terminal, -o json, --html FILE")
+        notes.append(f"{counted(left, 'more measure')}: a wider terminal, -o json, --html FILE")
     if notes:
         yield ""
     for note in notes:
@@ -214,13 +223,18 @@ def write_page(path: Path, workload: Workload, task: Task, runs: Sequence[Run]) 
         workload=workload.name,
         cluster=cluster_text(workload),
         jobs=len(workload.jobs),
-        notes=(*_notes(task), *(f"{line[0].upper()}{line[1:]}." for line in _skipped(runs))),
+        notes=(*_notes(task), *map(_sentence, _skipped(runs))),
+        alike=_sentence(alike_text(alike(runs), lacks(workload, [run.result for run in runs]))),
     )
     try:
         path.write_text(page(heading, runs), "utf-8")
     except OSError as error:
         raise ConfigError(f"html {path}: {error.strerror or error}") from None
     say(f"wrote {path}")
+
+
+def _sentence(line: str) -> str:
+    return f"{line[0].upper()}{line[1:]}." if line else ""
 
 
 def _notes(task: Task) -> tuple[str, ...]:
@@ -247,5 +261,5 @@ def _notes(task: Task) -> tuple[str, ...]:
     if options.loss_ratio and "loss" not in task.swept:
         said.append(f"{100 * options.loss_ratio:g} % of all messages are lost.")
     if options.crashes:
-        said.append(f"{len(options.crashes)} nodes crash.")
+        said.append(f"{counted(len(options.crashes), 'node crashes', 'nodes crash')}.")
     return (" ".join(said),)

@@ -34,6 +34,7 @@ from coordinator.demo.plan import CELL, CellPlan
 from coordinator.demo.supervise import sweep
 from coordinator.demo.workload import Run, Workload, play
 from coordinator.policies.bundles import policy as find_policy
+from coordinator.policies.words import counted
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +173,7 @@ async def _running_cell(
         with registry.register(info) as entry:
             try:
                 entry.show(nats_url=await cell.start_nats())
-                say(f"starting {len(cell.nodes)} agents; logs are in {run_dir / 'logs'}")
+                say(f"starting {counted(len(cell.nodes), 'agent')}; logs are in {run_dir / 'logs'}")
                 await cell.start()
                 is_ready = await _is_ready(cell, stop)
                 if not is_ready:
@@ -209,8 +210,8 @@ async def _end_predecessor(clock: Clock) -> None:
     count = await sweep(Path(dead.run_dir), clock=clock)
     if count:
         say(
-            f"ended {count} processes of cell {dead.cell}, which process {dead.pid} left behind "
-            f"when it was killed; its files are in {dead.run_dir}"
+            f"ended {counted(count, 'process', 'processes')} of cell {dead.cell}, which process "
+            f"{dead.pid} left behind when it was killed; its files are in {dead.run_dir}"
         )
 
 

@@ -5,8 +5,6 @@ All of them are real processes. Must not know what work is run on it.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import logging
 import shutil
@@ -22,6 +20,7 @@ from common.clock import Clock
 from common.errors import ArylError, Unavailable
 from common.model import NodeRole
 from coordinator.client import Client
+from coordinator.demo.nats_keeper import NatsKeeper
 from coordinator.demo.plan import (
     CELL,
     CellPlan,
@@ -31,7 +30,7 @@ from coordinator.demo.plan import (
     free_ports,
     node_plans,
 )
-from coordinator.demo.supervise import RESTART_S, Supervisor, Unit, sweep
+from coordinator.demo.supervise import Supervisor, Unit, sweep
 from coordinator.service.natsserver import NatsServer
 
 log = logging.getLogger(__name__)
@@ -60,46 +59,25 @@ class Cell:
         self.run_dir = run_dir
         self.nodes = node_plans(plan, run_dir)
         self.nats = NatsServer(run_dir / "nats", clock=clock)
+        self._nats_keeper = NatsKeeper(self.nats, clock=clock)
         self.units = Supervisor(run_dir / "logs", clock=clock)
         self.checkpoint_root = run_dir / "checkpoints"
         (router_port,) = free_ports(1)
         self.router_url = f"http://127.0.0.1:{router_port}"
         self._clock = clock
         self._bus: NatsBus | None = None
-        self._keeping_nats: asyncio.Task[None] | None = None
 
     async def start_nats(self) -> str:
         """Start nats-server and keep it running, as systemd would; its URL.
 
         What is started again has the same port and the same store.
         """
-        url = await self.nats.start()
-        if self._keeping_nats is None:
-            self._keeping_nats = asyncio.create_task(self._keep_nats(), name="unit nats")
-        return url
-
-    async def _keep_nats(self) -> None:
-        while True:
-            await self._clock.sleep(RESTART_S)
-            if self.nats.pid is not None:
-                continue
-            log.warning("nats-server ended; it is started again")
-            try:
-                await self.nats.start()
-            except (ArylError, OSError) as error:  # the next try may find it better
-                log.error("nats-server cannot be started: %s", error)
+        return await self._nats_keeper.start()
 
     async def kill_nats(self) -> None:
         """SIGKILL and no other start, as a power cut would be; `start_nats` ends that."""
-        await self._leave_nats_alone()
+        await self._nats_keeper.leave_alone()
         await self.nats.kill()
-
-    async def _leave_nats_alone(self) -> None:
-        keeping, self._keeping_nats = self._keeping_nats, None
-        if keeping is not None:
-            keeping.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await keeping
 
     async def start(self) -> None:
         """Start everything else; returns at once."""
@@ -227,7 +205,7 @@ class Cell:
             await self._bus.close()
             self._bus = None
         await self.units.stop()
-        await self._leave_nats_alone()
+        await self._nats_keeper.leave_alone()
         await sweep(self.run_dir, clock=self._clock)
         await self.nats.stop()
 

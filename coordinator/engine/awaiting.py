@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from common.model import NodeName, NodeRole, StopReason
 from coordinator.engine import jobs, loans
 from coordinator.engine.context import Context
-from coordinator.engine.state import Awaited, ClusterState, NodeEntry
+from coordinator.engine.loan_entries import Awaited
+from coordinator.engine.state import ClusterState, NodeEntry
 from coordinator.policies.decisions import Reclaim
 
 

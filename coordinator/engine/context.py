@@ -10,15 +10,9 @@ from collections.abc import Collection
 from common.messages import GpuHealth
 from common.model import GpuUuid, JobId, NodeName, WorkerKey
 from coordinator.engine.commands import Refused
+from coordinator.engine.loan_entries import LoanEntry
 from coordinator.engine.settings import EngineSettings, ServiceSettings
-from coordinator.engine.state import (
-    ClusterState,
-    GpuSlot,
-    JobEntry,
-    LoanEntry,
-    NodeEntry,
-    StoryLine,
-)
+from coordinator.engine.state import ClusterState, GpuSlot, JobEntry, NodeEntry, StoryLine
 from coordinator.policies.decisions import Decision
 
 STORY_LINES_KEPT = 5000

@@ -107,6 +107,7 @@ class NodeReported(Fact, frozen=True, kw_only=True, tag="node_reported"):
     trespasses: tuple[TrespassFact, ...] = ()
     detail: str = ""
     is_server_down: bool = False
+    ledger_error: str = ""
     stage_durations_s: dict[str, float] = {}
 
 

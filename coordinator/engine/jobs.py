@@ -24,14 +24,9 @@ from coordinator.engine import (
 )
 from coordinator.engine.context import Context, hold_gpus, release_gpus
 from coordinator.engine.events import JobCancelRequested, JobSubmitted
+from coordinator.engine.loan_entries import LoanEntry
 from coordinator.engine.marks import Ending
-from coordinator.engine.state import (
-    AfterVacating,
-    JobEntry,
-    LoanEntry,
-    NodeEntry,
-    WorkerEntry,
-)
+from coordinator.engine.state import AfterVacating, JobEntry, NodeEntry, WorkerEntry
 
 PORT_TAKEN_EXIT_CODE = 75
 """EX_TEMPFAIL of sysexits.h: how a rendezvous store says that its port is somebody else's."""
@@ -203,7 +198,7 @@ def _run_when_ready(ctx: Context, job: JobEntry) -> None:
     for worker in job.workers.values():
         worker.order = OrderPhase.RUN
         ctx.touch(worker.node)
-    fire(ctx, job, JobEvent.GANG_READY, f"all {len(job.workers)} workers ready")
+    fire(ctx, job, JobEvent.GANG_READY, f"workers ready: {len(job.workers)}")
 
 
 def grow_when_ready(ctx: Context, job: JobEntry) -> None:

@@ -6,7 +6,8 @@ from common.model import Lease, LeaseId, NodeRole, StopReason
 from coordinator.engine import jobs, pruning
 from coordinator.engine.context import Context, keys_on
 from coordinator.engine.events import NodeReported
-from coordinator.engine.state import JobEntry, LoanEntry, NodeEntry, WorkerEntry
+from coordinator.engine.loan_entries import LoanEntry
+from coordinator.engine.state import JobEntry, NodeEntry, WorkerEntry
 from coordinator.policies.decisions import Loan, Reclaim
 
 _ON_LOAN, _SERVING = NodeRole.ON_LOAN, NodeRole.SERVING
@@ -28,6 +29,8 @@ def lend(ctx: Context, decision: Loan) -> str:
         return f"{decision.node} is {node.role}"
     if node.is_cordoned:
         return f"{decision.node} is cordoned"
+    if node.ledger_error:
+        return f"{decision.node} takes nothing new: {node.ledger_error}"
     lease_id = LeaseId(f"l{ctx.state.epoch}-{ctx.state.next_lease_number}")
     ctx.state.next_lease_number += 1
     node.lease = Lease(lease_id=lease_id, service=decision.service, ttl_s=ctx.settings.lease_ttl_s)

@@ -23,7 +23,8 @@ from common.messages import WorkerPhase
 from common.model import StopReason
 from coordinator.engine import estimates
 from coordinator.engine.context import Context
-from coordinator.engine.state import JobEntry, LoanEntry, LossEntry, WorkerEntry
+from coordinator.engine.loan_entries import LoanEntry
+from coordinator.engine.state import JobEntry, LossEntry, WorkerEntry
 
 COMPUTING = (WorkerPhase.RUNNING, WorkerPhase.STOPPING)
 """Phases in which a worker may compute: in its grace nobody knows what it does but itself."""

@@ -40,6 +40,7 @@ def reported(ctx: Context, event: NodeReported, said: Said) -> None:
     node.cpus, node.memory_bytes = event.cpus, event.memory_bytes
     node.heard_at_s, node.is_heard = ctx.now_s, True
     node.reported_epoch, node.reported_generation = event.epoch, event.generation
+    _fold_ledger_error(ctx, node, event)
     _fold_gpus(ctx, node, event, said)
     _fold_role(ctx, node, event, is_new_boot=is_new_boot)
     if event.trespasses or is_new_boot:
@@ -66,9 +67,9 @@ def _is_elsewhere(node: NodeEntry, event: NodeReported) -> bool:
     )
 
 
-def _standing(node: NodeEntry) -> tuple[NodeRole, float | None, bool]:
+def _standing(node: NodeEntry) -> tuple[NodeRole, float | None, bool, bool]:
     """What else a report can change of a node as policies see it, its GPUs and workers aside."""
-    return node.role, node.serving_since_s, bool(node.unknown_workers)
+    return node.role, node.serving_since_s, bool(node.unknown_workers), bool(node.ledger_error)
 
 
 def _join(ctx: Context, event: NodeReported) -> NodeEntry:
@@ -83,6 +84,15 @@ def _join(ctx: Context, event: NodeReported) -> NodeEntry:
     ctx.state.nodes[event.node] = node
     ctx.tell(event.node, "node joined", f"{event.home_pool}, {len(event.gpus)} GPUs")
     return node
+
+
+def _fold_ledger_error(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
+    """A node that cannot write down what it begins takes nothing new; told when that changes."""
+    if bool(node.ledger_error) != bool(event.ledger_error):
+        what = "takes nothing new" if event.ledger_error else "takes new work again"
+        ctx.tell(node.name, what, event.ledger_error)
+        ctx.needs_pass = ctx.needs_loan_pass = True
+    node.ledger_error = event.ledger_error
 
 
 def _fold_gpus(ctx: Context, node: NodeEntry, event: NodeReported, said: Said) -> None:

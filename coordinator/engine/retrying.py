@@ -79,7 +79,8 @@ def _fits_without(ctx: Context, job: JobEntry, avoided: NodeName) -> bool:
 
 def _may_take(job: JobEntry, node: NodeEntry) -> bool:
     is_training = node.role == node.home_role and node.service is None
-    return is_training and not node.is_cordoned and job.spec.accepts(node.gpu_type)
+    is_open = not node.is_cordoned and not node.ledger_error
+    return is_training and is_open and job.spec.accepts(node.gpu_type)
 
 
 def _suspect(ctx: Context, job: JobEntry, name: NodeName, failure: Failure) -> None:

@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 
 from common.errors import ConfigError
 from common.model import Mode, NonNegativeFloat, NonNegativeInt, PositiveFloat, Ratio, Token
+from coordinator.policies.names import DEFAULT
 
 
 class ServiceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,7 +69,7 @@ class TenantSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the engine decides."""
 
-    policy: Annotated[str, Meta(description="policy bundle; `aryl policies` lists them")] = "aryl"
+    policy: Annotated[str, Meta(description="policy bundle; `aryl policies` lists them")] = DEFAULT
     gang_ready_timeout_s: Annotated[
         PositiveFloat, Meta(description="a gang that is not ready by then queues again, free")
     ] = 300.0

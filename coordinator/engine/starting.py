@@ -17,6 +17,7 @@ def is_schedulable(node: NodeEntry) -> bool:
     return (
         node.is_heard
         and not node.is_cordoned
+        and not node.ledger_error
         and not node.unknown_workers
         and not node.is_awaited
         and (

@@ -136,6 +136,7 @@ def node_view(ctx: Context, node: NodeEntry) -> NodeView:
         is_reclaimed=node.role == NodeRole.ON_LOAN
         and (node.is_awaited or node.desired_role != NodeRole.ON_LOAN),
         is_drained_by_operator=node.is_cordoned,
+        takes_nothing=bool(node.ledger_error),
         serving_since_s=node.serving_since_s,
         shadow=_shadow(ctx, node),
         workers=tuple(_worker_view(worker) for _, worker in loans.workers_on(ctx, node)),

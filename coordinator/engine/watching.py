@@ -11,7 +11,8 @@ from collections.abc import Iterable
 
 from common.model import Mode, NodeName, NodeRole, ServiceName
 from coordinator.engine.context import Context
-from coordinator.engine.state import Recommendation, ServiceEntry, ShadowLoan
+from coordinator.engine.loan_entries import Recommendation, ShadowLoan
+from coordinator.engine.state import ServiceEntry
 from coordinator.policies.decisions import Decision, Recommend
 
 LEND = "lend"

@@ -36,6 +36,7 @@ from coordinator.engine.events import (
     OperatorAsked,
 )
 from coordinator.engine.rebuilding import is_awaited
+from coordinator.policies.words import counted
 from coordinator.service import finding
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.finding import Refusal, unknown
@@ -160,7 +161,8 @@ class Api:
         if nodes and spec.gpus_per_worker > largest:
             raise Refusal(
                 ApiErrorCode.USAGE,
-                f"{spec.gpus_per_worker} GPUs on one node, the largest node has {largest}",
+                f"{counted(spec.gpus_per_worker, 'GPU')} on one node, the largest node has "
+                f"{largest}",
                 "gpus_per_worker",
             )
 
@@ -242,7 +244,7 @@ def _fitting(data: bytes, verb: str) -> bytes:
         ApiError(
             code=ApiErrorCode.UNAVAILABLE,
             message=f"the answer to {verb} has {len(data)} bytes, a message carries "
-            f"{MAX_MESSAGE_BYTES}; ask for less: live ones only, or one by its id",
+            f"{MAX_MESSAGE_BYTES}",
             field=verb,
         )
     )

@@ -15,6 +15,7 @@ from common import subjects
 from common.bus import Bus, BusMessage, Handler, Subscription
 from common.clock import Clock
 from common.errors import Fenced, ProtocolError, Unavailable
+from common.log import Throttle
 from common.messages import NodeReport
 from common.model import NodeName
 from coordinator.engine.commands import AskLedger, Command, Outcome, PushDesired
@@ -27,6 +28,7 @@ from coordinator.engine.events import (
     OrdersRecovered,
 )
 from coordinator.service import intake
+from coordinator.service.bounded import until_told
 from coordinator.service.deciding import Decider
 from coordinator.service.dispatch import Dispatcher
 from coordinator.service.folding import Folder
@@ -36,6 +38,11 @@ from coordinator.service.requests import Requests
 from coordinator.service.settings import CoordinatorSettings
 
 log = logging.getLogger(__name__)
+
+STOP_S = 2.5
+"""Time for the batch in hand, its answers, a snapshot and the lease once it is told to stop. A NATS
+that hangs would hold up each of them; what was not acknowledged by then never is, and whoever leads
+next needs no more than the journal."""
 
 
 class Coordinator:
@@ -63,6 +70,7 @@ class Coordinator:
             progress_period_s=settings.progress_period_s,
         )
         self.bad_reports = 0
+        self._warn = Throttle(clock)
         self.bad_requests = 0
         self.is_leading = False
         self._leads_since_s = float("inf")
@@ -71,6 +79,7 @@ class Coordinator:
         self.leading = asyncio.Event()
         self._lease = lease
         self._stopping = asyncio.Event()
+        self._stop_by_s: float | None = None
         self._fenced: Fenced | None = None
         self._highest_reported_epoch = 0
         self._subscriptions: list[Subscription] = []
@@ -87,6 +96,7 @@ class Coordinator:
             progress=progress,
         )
         self.renewals = Renewals(
+            clock=clock,
             doubt=self._doubt,
             refusal=lambda node, lease_id: self.engine.may_renew(node, lease_id),
             ttl_s=lambda: self.engine.settings.lease_ttl_s,
@@ -123,7 +133,12 @@ class Coordinator:
         return self.is_leading and self.clock.now_s() < self._lease.valid_until_s
 
     def stop(self) -> None:
-        """Finish the batch in hand, save a snapshot, give the lease up, and return from `run`."""
+        """Finish the batch in hand, save a snapshot, give the lease up, and return from `run`.
+
+        Within `STOP_S`, whether or not NATS answers.
+        """
+        if self._stop_by_s is None:
+            self._stop_by_s = self.clock.now_s() + STOP_S
         self._stopping.set()
         self.decider.stop()
 
@@ -137,6 +152,11 @@ class Coordinator:
             ProtocolError: a journal record cannot be read.
             Unavailable: the journal did not answer; what was not acknowledged may be lost.
         """
+        doing = self._run(serve)
+        if not await until_told(doing, told=self._stopping, limit_s=STOP_S, clock=self.clock):
+            log.warning("NATS did not answer while this coordinator stopped")
+
+    async def _run(self, serve: Handler) -> None:
         await self._subscribe(subjects.node_report(self.settings.cell), self._on_report)
         listening = asyncio.create_task(self._listen(), name="listen")
         try:
@@ -229,8 +249,10 @@ class Coordinator:
     async def _leave(self) -> None:
         if self._fenced is not None:
             raise self._fenced
-        with contextlib.suppress(Unavailable, Fenced):
-            await self._lease.release()
+        left_s = None if self._stop_by_s is None else self._stop_by_s - self.clock.now_s()
+        with contextlib.suppress(Unavailable, Fenced, TimeoutError):
+            async with self.clock.timeout(left_s):
+                await self._lease.release()
 
     async def _keep_lease(self) -> None:
         """Renew from the first moment on: a rebuild may take longer than the TTL."""
@@ -278,7 +300,8 @@ class Coordinator:
             report = intake.node_report(message.data, message.subject)
         except ProtocolError as error:
             self.bad_reports += 1
-            log.warning("bad report on %s: %s", message.subject, error)
+            if self._warn.is_due(message.subject):
+                log.warning("bad report on %s: %s (%d)", message.subject, error, self.bad_reports)
             return
         self._highest_reported_epoch = max(self._highest_reported_epoch, report.epoch)
         self._take_facts(self.folder.fold(report, now_s=self.clock.now_s()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
@@ -22,13 +23,15 @@ from common.settings import load
 from coordinator import plugins
 from coordinator.service.api import Api
 from coordinator.service.coordinator import Coordinator
-from coordinator.service.settings import CoordinatorSettings, check
+from coordinator.service.settings import CoordinatorSettings, check, warnings
 from coordinator.service.store import Journal, LeaderLease, Snapshots
 
 log = logging.getLogger(__name__)
 
 EXIT_FENCED = 75
 """Somebody else leads: start again as a standby (systemd restarts it)."""
+GOODBYE_S = 1.0
+"""A NATS server that hangs takes no leave; one that is well needs a round trip."""
 
 
 async def run(settings: CoordinatorSettings) -> None:
@@ -85,7 +88,9 @@ async def run(settings: CoordinatorSettings) -> None:
             ready.cancel()
             systemd.stopping()
     finally:
-        await bus.close()
+        with contextlib.suppress(TimeoutError):
+            async with clock.timeout(GOODBYE_S):
+                await bus.close()
 
 
 async def _say_ready(coordinator: Coordinator) -> None:
@@ -111,6 +116,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         settings = load(args.config, CoordinatorSettings)
         check(settings)
+        for warning in warnings(settings):
+            log.warning("%s", warning)
         if args.check:
             return 0
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:

@@ -16,6 +16,7 @@ from common import subjects
 from common.bus import Bus
 from common.clock import Clock
 from common.errors import Fenced, ProtocolError, Unavailable
+from common.log import Throttle
 from common.messages import DesiredReply, DesiredState, LedgerReply, LedgerRequest, decode, encode
 from common.model import NodeName
 
@@ -78,6 +79,7 @@ class Dispatcher:
         self.pushes = 0
         self.refusals = 0
         self.bad_messages = 0
+        self._warn = Throttle(clock)
 
     def push(self, desired: DesiredState) -> None:
         """A node's desired state is in the journal; send it when its last push is answered."""
@@ -135,11 +137,14 @@ class Dispatcher:
             return
         except ProtocolError as error:
             self.bad_messages += 1
-            log.warning("push to %s: bad answer: %s", node, error)
+            if self._warn.is_due(node):
+                log.warning("push to %s: bad answer: %s (%d)", node, error, self.bad_messages)
             return
         if not reply.is_accepted:
             self.refusals += 1
-            log.warning("node %s refused generation %d: %s", node, desired.generation, reply.error)
+            why = f"node {node} refused generation {desired.generation}: {reply.error}"
+            if self._warn.is_due(why):  # it is asked again for as long as it refuses
+                log.warning("%s", why)
             if reply.epoch > desired.epoch:
                 self._fenced(
                     Fenced(f"node {node} has epoch {reply.epoch}, ours is {desired.epoch}")

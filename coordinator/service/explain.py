@@ -6,8 +6,10 @@ from common.model import JobState, NodeRole
 from coordinator.engine import estimates, loans, silence
 from coordinator.engine.context import Context
 from coordinator.engine.engine import Engine
-from coordinator.engine.state import JobEntry, LoanEntry, NodeEntry
+from coordinator.engine.loan_entries import LoanEntry
+from coordinator.engine.state import JobEntry, NodeEntry
 from coordinator.policies.decisions import Decision
+from coordinator.policies.words import counted
 from coordinator.service import rows
 
 
@@ -82,13 +84,14 @@ def _pending(engine: Engine, entry: JobEntry) -> list[str]:
     if not blockers and not engine.state.is_frozen:
         reasons.append("nothing: it starts in the next scheduling pass")
     if entry.preemption_count:
-        reasons.append(f"it was preempted {entry.preemption_count} times")
+        reasons.append(f"it was preempted {counted(entry.preemption_count, 'time')}")
     return reasons
 
 
 def _running(engine: Engine, entry: JobEntry) -> tuple[str, ...]:
     flexible = sum(1 for worker in entry.workers.values() if worker.is_flexible)
-    said = [f"{entry.running_workers} workers run, {flexible} of them flexible"]
+    running = counted(entry.running_workers, "worker runs", "workers run")
+    said = [f"{running}, {flexible} of them flexible"]
     lent = sorted(
         {
             worker.node
@@ -135,7 +138,7 @@ def estimate(engine: Engine, entry: JobEntry) -> str:
         source = (
             f"{source}; it has outlived that by {over_s / pace:.0f} s, and as much again is assumed"
         )
-    return f"{work_s / pace:.0f} s left with {workers} workers (source: {source})"
+    return f"{work_s / pace:.0f} s left with {counted(workers, 'worker')} (source: {source})"
 
 
 def node(engine: Engine, entry: NodeEntry) -> tuple[str, ...]:
@@ -154,7 +157,9 @@ def node(engine: Engine, entry: NodeEntry) -> tuple[str, ...]:
     if entry.lease is not None:
         said.append(f"lent by {entry.lease.service} under lease {entry.lease.lease_id}")
     if entry.unknown_workers:
-        said.append(f"holds {len(entry.unknown_workers)} workers that its ledger must explain")
+        said.append(
+            f"holds {counted(len(entry.unknown_workers), 'worker')} that its ledger must explain"
+        )
     ctx = Context(engine.state, engine.settings, engine.state.now_s)
     for job_entry, worker in loans.held_on(ctx, entry):
         if worker.key.is_store:
@@ -190,7 +195,7 @@ def loan(entry: LoanEntry) -> tuple[str, ...]:
     if entry.reclaim_reason:
         said.append(f"taken back because {entry.reclaim_reason}")
         said.append(
-            f"predicted {entry.predicted_preemptions} preemptions and "
+            f"predicted {counted(entry.predicted_preemptions, 'preemption')} and "
             f"{entry.predicted_cost_gpu_s:.0f} GPU-s lost, realised "
             f"{entry.realised_preemptions} and {entry.realised_cost_gpu_s:.0f}"
         )

@@ -9,7 +9,8 @@ from msgspec import Struct
 
 from common.api import ApiError, ApiErrorCode
 from common.model import JobId, LeaseId, NodeName, ServiceName
-from coordinator.engine.state import ClusterState, JobEntry, LoanEntry, NodeEntry, StoryLine
+from coordinator.engine.loan_entries import LoanEntry
+from coordinator.engine.state import ClusterState, JobEntry, NodeEntry, StoryLine
 
 CELL = "cell"
 """The subject of what happens to the whole cell."""
@@ -48,7 +49,7 @@ ANYTHING = Subject()
 def unknown(kind: str, name: str, known: Sequence[str]) -> Refusal:
     """There is none of this name; says which there are."""
     some = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
-    hint = f"; there are {some}" if known else "; there are none"
+    hint = f"; known: {some}" if known else "; none is known"
     return Refusal(ApiErrorCode.NOT_FOUND, f"no {kind} {name!r}{hint}", kind)
 
 
@@ -70,7 +71,8 @@ def job(state: ClusterState, name: str) -> JobEntry:
         raise Refusal(
             ApiErrorCode.CONFLICT, f"{len(named)} jobs are named {name!r}: {ids}", "job_id"
         )
-    raise unknown("job", name, list(state.live_jobs))
+    ended = [job_id for job_id in reversed(state.jobs) if job_id not in state.live_jobs]
+    raise unknown("job", name, [*state.live_jobs, *ended])
 
 
 def node(state: ClusterState, name: str) -> NodeEntry:

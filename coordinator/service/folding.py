@@ -253,6 +253,7 @@ def facts_of(report: NodeReport) -> NodeReported:
         ),
         detail=report.detail,
         is_server_down=report.is_server_down,
+        ledger_error=report.ledger_error,
         stage_durations_s=report.stage_durations_s,
     )
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from common import subjects
 from common.errors import ProtocolError
 from common.messages import InferenceReport, NodeReport, decode
-from common.model import STORE_INDEX, NodeRole
+from common.model import MAX_INT, STORE_INDEX, NodeRole
 
-MAX_COUNT = 2.0**53
+MAX_COUNT = float(MAX_INT)
 """Above it a counter kept as a float cannot count; a rate made of infinities is no rate."""
 
 

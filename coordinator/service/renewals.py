@@ -10,7 +10,9 @@ from collections.abc import Callable
 
 from common import subjects
 from common.bus import BusMessage
+from common.clock import Clock
 from common.errors import ProtocolError
+from common.log import Throttle
 from common.messages import RenewReply, RenewRequest, decode, encode
 from common.model import NodeName
 
@@ -29,11 +31,13 @@ class Renewals:
     def __init__(
         self,
         *,
+        clock: Clock,
         doubt: Callable[[NodeName], str],
         refusal: Callable[[NodeName, str], str],
         ttl_s: Callable[[], float],
         epoch: Callable[[], int],
     ) -> None:
+        self._warn = Throttle(clock)
         self._doubt = doubt
         self._refusal = refusal
         self._ttl_s = ttl_s
@@ -51,12 +55,10 @@ class Renewals:
         try:
             request = decode(message.data, RenewRequest)
         except ProtocolError as error:
-            self.bad_messages += 1
-            log.warning("bad renewal on %s: %s", message.subject, error)
+            self._count_bad(message.subject, str(error))
             return
         if request.node != subjects.node_of(message.subject):
-            self.bad_messages += 1
-            log.warning("renewal on %s is signed %s", message.subject, request.node)
+            self._count_bad(message.subject, f"it is signed {request.node}")
             return
         doubt = self._doubt(NodeName(request.node))
         if doubt:
@@ -74,3 +76,8 @@ class Renewals:
             reason=refusal,
         )
         await message.respond(encode(reply))
+
+    def _count_bad(self, subject: str, why: str) -> None:
+        self.bad_messages += 1
+        if self._warn.is_due(subject):
+            log.warning("bad renewal on %s: %s (%d)", subject, why, self.bad_messages)

@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 256
 """Far more than fit into one journal record's wait; each holds one message in memory."""
-FINISH_S = 5.0
-"""What is in flight when the coordinator stops is answered within this; longer than a node takes
-to send a log."""
+FINISH_S = 1.5
+"""What is in flight when the coordinator stops is answered within this: longer than a node that is
+well takes to send a log, and less than a coordinator has for its end."""
 
 
 class Requests:

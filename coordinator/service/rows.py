@@ -20,8 +20,9 @@ from common.messages import NodeReport
 from common.model import JobState, NodeName, NodeRole, Pool
 from coordinator.engine import accounting, waiting
 from coordinator.engine.engine import Engine
+from coordinator.engine.loan_entries import LoanEntry
 from coordinator.engine.loans import has_left, is_late
-from coordinator.engine.state import JobEntry, LoanEntry, NodeEntry, StoryLine
+from coordinator.engine.state import JobEntry, NodeEntry, StoryLine
 from coordinator.policies.snapshot import ClusterSnapshot
 from coordinator.policies.tenants.tenancy import Tenancy, waiting_gpus
 from coordinator.service.finding import ANYTHING, Subject

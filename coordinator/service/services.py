@@ -10,7 +10,9 @@ from math import inf
 
 from common.model import NodeRole, ServiceName
 from coordinator.engine.engine import Engine
-from coordinator.engine.state import LoanEntry, NodeEntry
+from coordinator.engine.loan_entries import LoanEntry
+from coordinator.engine.state import NodeEntry
+from coordinator.policies.words import counted
 from coordinator.service import rows, trust
 
 COUNTED = 8
@@ -51,11 +53,11 @@ def _lending(engine: Engine, nodes: Sequence[NodeEntry]) -> tuple[str, ...]:
         return ("it has no node here: none whose agent names it was ever heard",)
     if not serving:
         return ("none of its nodes serves now, so none can be lent",)
-    # As a loan pass takes them: the longest serving first, none that an operator keeps.
+    # As a loan pass takes them: the longest serving first, none that an operator or its disk keeps.
     first = min(
         serving,
         key=lambda n: (
-            n.is_cordoned,
+            n.is_cordoned or bool(n.ledger_error),
             inf if n.serving_since_s is None else n.serving_since_s,
             n.name,
         ),
@@ -66,7 +68,8 @@ def _lending(engine: Engine, nodes: Sequence[NodeEntry]) -> tuple[str, ...]:
 
 def _recalled(engine: Engine, name: str) -> list[str]:
     entry = engine.state.services[ServiceName(name)]
-    return ["recalled: it lends nothing until aryl recall --off"] if entry.is_recalled else []
+    undo = f"aryl recall --service {name} --off"
+    return [f"recalled: it lends nothing until {undo}"] if entry.is_recalled else []
 
 
 def _wanted_back(engine: Engine, name: str, *, now_s: float) -> list[str]:
@@ -106,8 +109,14 @@ def _unwell(nodes: Sequence[NodeEntry]) -> list[str]:
             said.append(_with_detail(f"the server of {node.name} is down", node.detail))
         elif node.is_cordoned:
             said.append(_with_detail(f"{node.name} is cordoned", node.cordon_reason))
+        elif node.ledger_error:
+            said.append(_with_detail(f"{node.name} takes nothing new", node.ledger_error))
     left = len(said) - COUNTED
-    return said if left <= 0 else [*said[:COUNTED], f"and {left} more nodes are not well"]
+    return (
+        said
+        if left <= 0
+        else [*said[:COUNTED], f"and {counted(left, 'more node is', 'more nodes are')} not well"]
+    )
 
 
 def _with_detail(said: str, detail: str) -> str:

@@ -81,7 +81,7 @@ def check(settings: CoordinatorSettings) -> None:
     Raises:
         ConfigError: names the field, and what was expected.
     """
-    natsrules.checked(settings.nats_url, may_be_plain=settings.insecure)
+    natsrules.server_urls(settings.nats_url, access=settings.access, insecure=settings.insecure)
     policy(settings.engine.policy)
     if settings.leader_margin_s >= settings.leader_ttl_s:
         raise ConfigError(
@@ -93,3 +93,20 @@ def check(settings: CoordinatorSettings) -> None:
     if twice:
         raise ConfigError(f"engine.services: {', '.join(twice)} is there twice")
     check_tenants(settings.engine.tenants)
+
+
+def warnings(settings: CoordinatorSettings) -> list[str]:
+    """What fits and is hardly meant: services that can never lend (design 6, the way home).
+
+    The sum is the one that loan passes go by, so no pass would ever lend a node of theirs.
+    """
+    ttl_s = settings.engine.lease_ttl_s
+    return [
+        f"engine.services: {one.name} never lends a node: it may need "
+        f"{settings.engine.return_s(one):g} s to come home (lease_ttl_s {ttl_s:g} + max_grace_s "
+        f"{one.max_grace_s:g} + device_free_p99_s {one.device_free_p99_s:g} + warm_up_p99_s "
+        f"{one.warm_up_p99_s:g}), more than its reclaim_deadline_s, which is "
+        f"{one.reclaim_deadline_s:g}"
+        for one in settings.engine.services
+        if settings.engine.return_s(one) > one.reclaim_deadline_s
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from common.api import LoanRow
 from common.model import Mode, ServiceName
 from coordinator.engine.engine import Engine
+from coordinator.policies.words import counted
 
 RECOMMENDED = "recommended"
 
@@ -16,7 +17,7 @@ def why(engine: Engine, name: str) -> tuple[str, ...]:
     if entry.mode == Mode.OBSERVE:
         away = [n for n, s in engine.state.shadow_loans.items() if s.service == name]
         said.append(
-            f"only watched: {entry.shadow_loan_count} loans would have been made and "
+            f"only watched: {counted(entry.shadow_loan_count, 'loan')} would have been made and "
             f"{entry.shadow_reclaim_count} taken back, {entry.shadow_late_count} of them late"
         )
         if away:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from agent.agent import Agent
+from agent.duties import Duties
 from agent.life import Life
 from agent.machine import Machine, ThisMachine
 from agent.node import Node, Sample
@@ -35,6 +36,7 @@ from common.messages import (
 from common.model import Lease, NodeRole, StopReason, WorkerKey
 from common.natsrules import BusCounters
 from tests.agent.bench import lease, page, settings, two_gpus
+from tests.agent.stall import Stall
 from tests.fakes import FakeBus, FakeClock, FakeNetwork
 
 ANSWER_S = 5.0
@@ -47,12 +49,14 @@ class MemoryLedger:
 
     def __init__(self, saved: bytes = b"") -> None:
         self.saved = saved
+        self.stall = Stall()
         self.is_full = False
 
     def load(self) -> Memory | None:
         return msgspec.msgpack.decode(self.saved, type=Memory) if self.saved else None
 
     async def save(self, memory: Memory) -> None:
+        await self.stall.at("ledger")
         if self.is_full:
             raise Unavailable("ledger: no space left on device")
         self.saved = msgspec.msgpack.encode(memory)
@@ -77,6 +81,7 @@ class ModelRunner:
         """Called before each call that acts."""
         self.failures: list[Exception] = []
         """Raised by the next calls that act, one each."""
+        self.stall = Stall()
 
     def _call(self, name: str, key: WorkerKey) -> None:
         self.watch(name, key)
@@ -86,6 +91,7 @@ class ModelRunner:
 
     async def start(self, order: WorkerOrder, *, endpoint: str) -> None:
         self._call("start", order.key)
+        await self.stall.at("start")
         self.known.setdefault(order.key, running(order.key))
 
     async def stop(self, key: WorkerKey, reason: StopReason, grace_s: float) -> None:
@@ -106,6 +112,7 @@ class ModelRunner:
         self.contacts_s.append(at_s)
 
     async def statuses(self) -> tuple[WorkerStatus, ...]:
+        await self.stall.at("statuses")
         return tuple(self.known[key] for key in sorted(self.known))
 
     async def forget(self, key: WorkerKey) -> None:
@@ -156,11 +163,13 @@ class ModelMachine:
         """What the last command was told."""
         self.gate: asyncio.Event | None = None
         """Commands end when it is set."""
+        self.stall = Stall()
         self.command_errors: list[str] = []
         """What the next commands say, one each; then they succeed."""
         self._clock = clock
 
     async def sample(self) -> Sample:
+        await self.stall.at("sample")
         return Sample(
             began_at_s=self._clock.now_s(),
             gpus=None if self.is_blind else self.gpus(),
@@ -203,6 +212,7 @@ class ModelLastResort:
         self.fires_at_s: float | None = None
         self.arm_count = 0
         self.failures: list[Exception] = []
+        self.stall = Stall()
         self.fired_count = 0
         self._clock = clock
 
@@ -211,6 +221,7 @@ class ModelLastResort:
         return self.fires_at_s is not None and self._clock.now_s() < self.fires_at_s
 
     async def arm(self, after_s: float) -> None:
+        await self.stall.at("arm")
         self.arm_count += 1
         if self.failures:
             raise self.failures.pop(0)
@@ -256,8 +267,12 @@ class AgentHouse:
             before.last_resort if before else ModelLastResort(self.clock)
         )
         self.ledger: MemoryLedger = MemoryLedger(before.ledger.saved if before else b"")
+        self.stall = Stall()
+        for model in (self.runner, self.machine, self.last_resort, self.ledger):
+            model.stall = self.stall
         memory = self.ledger.load() or first_memory(self.settings, boot_id)
         self.life = Life(self.settings, memory, boot_id=boot_id, now_s=self.clock.now_s())
+        self.steps = 0
         self.node = Node(
             self.settings,
             self.life,
@@ -267,17 +282,16 @@ class AgentHouse:
             sampler=self.machine,
             commands=self.machine,
             machine=world or ThisMachine(),
+            duties=Duties(self.clock.now_s, progress=self._count_step),
         )
         self.bus = FakeBus(self.network, clock=self.clock)
         self.peer = FakeBus(self.network, clock=self.clock)
-        self.steps = 0
         self.bus_counters = BusCounters()
         self.agent = Agent(
             self.node,
             bus=self.bus,
             clock=self.clock,
             last_resort=self.last_resort,
-            progress=self._count_step,
             bus_counters=self.bus_counters,
         )
         self.reports: list[NodeReport] = []

@@ -75,6 +75,10 @@ class PageServer:
     async def _nonsense(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await self._say(writer, VLLM.replace(b"2.0\n", b"two\n"))
 
+    async def _absurd(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Each is a number, and no load: a server that forgot to clear a field."""
+        await self._say(writer, VLLM.replace(b"40.0\n", b"1e308\n").replace(b"2.0\n", b"1e308\n"))
+
     async def _huge(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await self._say(writer, VLLM + b"#" * MAX_PAGE_BYTES)
 

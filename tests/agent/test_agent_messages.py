@@ -96,6 +96,25 @@ async def test_a_bad_message_is_counted_and_dropped_and_changes_nothing(
         await house.until(lambda: house.report.generation == house.generation)
 
 
+async def test_a_peer_that_goes_on_being_wrong_fills_no_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """All it says is counted and reported; the log has a line each period and subject."""
+    async with AgentHouse() as house:
+        for number in range(50):
+            for subject in _good():
+                data = msgpack.packb({"v": number + 2})  # each error has other words
+                await house.peer.publish(subject, bytes(data))
+        await house.clock.advance(3.0)
+        assert house.report.agent == AgentReport(bad_messages=150)
+        dropped = [line for line in caplog.messages if " dropped: " in line]
+        assert [line.split()[2].rpartition(".")[2] for line in dropped] == [
+            "desired",
+            "ledger",
+            "logs",
+        ]
+
+
 async def test_every_subject_that_an_agent_listens_to_is_tried_with_bad_messages() -> None:
     """A new subject without such a test fails here."""
     async with AgentHouse() as house:

@@ -188,6 +188,7 @@ async def test_the_page_of_a_server_is_its_load(pages: PageServer) -> None:
         ("html", "no vllm:num_requests_running"),
         ("missing", "no vllm:num_requests_waiting"),
         ("nonsense", "two"),
+        ("absurd", "1e+308"),
         ("binary", "UTF-8"),
         ("huge", str(MAX_PAGE_BYTES)),
         ("broken", "broke off"),

@@ -44,12 +44,12 @@ async def waiting_worker(house: DaemonHouse) -> int:
     [
         ({"report_perod_s": 1.0}, ("report_perod_s", "report_period_s")),
         ({"step_period_s": -1.0}, ("step_period_s",)),
-        ({"home_pool": "traning"}, ("home_pool",)),
         ({"node": "two words"}, ("node",)),
         ({"state_dir": None}, ("state_dir",)),
         ({"home_pool": "inference"}, ("service", "inference")),
         ({"kept_logs_count": "many"}, ("kept_logs_count",)),
         ({"hung_after_s": 1.5}, ("hung_after_s", "at least 2")),
+        ({"home_pool": "traning"}, ("home_pool", "'traning', expected one of training, inference")),
     ],
 )
 async def test_a_mistake_in_the_settings_names_the_field_and_ends_with_2(
@@ -103,12 +103,52 @@ async def test_checking_reads_the_fake_fleet_too(house: DaemonHouse, tmp_path: P
 async def test_an_address_that_does_not_fit_ends_the_agent_with_2(
     house: DaemonHouse, changes: dict[str, Any], words: str
 ) -> None:
-    """Plain text off loopback is refused, and so is what is no NATS URL."""
+    """Plain text off loopback is refused, and so is what is no NATS URL; `--check` says the same.
+
+    Nothing is touched before.
+    """
     config = house.config(**changes)
-    status, text = await house.run("--config", str(config), "--fake-nvml", str(house.fleet))
-    assert status == 2
-    assert "Traceback" not in text
-    assert words in text
+    for check in (("--check",), ()):
+        arguments = (*check, "--config", str(config), "--fake-nvml", str(house.fleet))
+        status, text = await house.run(*arguments)
+        assert status == 2
+        assert "Traceback" not in text
+        assert words in text
+        assert str(config) in text
+    assert not house.state_dir.exists()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ('health_url = "http', 'health_url = "htp', "server.health_url: 'htp"),
+        ('metrics_url = "http', 'metrics_url = "htp', "server.metrics_url: 'htp"),
+        ("[server]", '[server]\nengine = "vlm"', "engine: 'vlm' is not known"),
+        ("[server]", 'failure_rules = "/nowhere"\n[server]', "failure rules: /nowhere"),
+    ],
+)
+async def test_checking_finds_what_an_agent_would_find_later_or_never(
+    house: DaemonHouse, before: str, after: str, words: str
+) -> None:
+    """A page that can never be fetched is no server that is down, and is said at once."""
+    config = house.config(inference=True)
+    text = config.read_text()
+    assert before in text
+    config.write_text(text.replace(before, after))
+    for check in (("--check",), ()):
+        arguments = (*check, "--config", str(config), "--fake-nvml", str(house.fleet))
+        status, said = await house.run(*arguments)
+        assert (status, words in said) == (2, True), said
+        assert str(config) in said
+    assert not house.state_dir.exists()
+
+
+async def test_going_home_needs_no_address_that_fits(house: DaemonHouse) -> None:
+    """A file that was spoilt while the node is lent must not keep it away."""
+    config = house.config(inference=True, nats_url="nats://192.0.2.1:4222")
+    arguments = ("--go-home", "--config", str(config), "--fake-nvml", str(house.fleet))
+    status, text = await house.run(*arguments)
+    assert (status, "serving again" in text) == (0, True), text
 
 
 async def test_a_file_of_fake_gpus_that_does_not_fit_ends_the_agent_with_2(

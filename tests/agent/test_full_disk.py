@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.ledger import COMPACT_BYTES, Ledger
+from agent.ledger import COMPACT_BYTES, Ledger, peek
 from agent.state import Held, Memory, first_memory
 from common.errors import Unavailable
 from common.messages import OrderPhase, WorkerPhase
@@ -110,20 +110,23 @@ async def test_a_long_ledger_on_a_full_disk_keeps_its_last_record(tmp_path: Path
     """It cannot be made short there, and is not made empty either."""
     writes = Writes()
     ledger = Ledger(tmp_path, write=writes)
-    await ledger.save(memory(0))
-    one = (tmp_path / "ledger").stat().st_size
-    count = COMPACT_BYTES // one + 1
-    for generation in range(1, count):
+    generation, path = 0, tmp_path / "ledger"
+    await ledger.save(memory(generation))
+    while path.stat().st_size <= COMPACT_BYTES:
+        generation += 1
         await ledger.save(memory(generation))
+    long_bytes = path.stat().st_size
     writes.room_bytes = 10
     with pytest.raises(Unavailable):
-        await ledger.save(memory(count + 1))
+        await ledger.save(memory(generation + 1))
     assert not (tmp_path / "ledger.new").exists()
-    assert Ledger(tmp_path).load() == memory(count - 1)
+    assert path.stat().st_size == long_bytes
+    assert peek(tmp_path) == memory(generation)
     writes.room_bytes = None
-    await ledger.save(memory(count + 2))
+    await ledger.save(memory(generation + 2))
+    assert path.stat().st_size < long_bytes
     ledger.close()
-    assert Ledger(tmp_path).load() == memory(count + 2)
+    assert Ledger(tmp_path).load() == memory(generation + 2)
 
 
 # --- the node ---------------------------------------------------------------------------------
@@ -281,3 +284,16 @@ async def test_a_loan_that_a_full_disk_refuses_is_told_to_the_coordinator() -> N
         await house.until(lambda: house.report.lease is None)
         assert house.report.role == R.SERVING
         assert R.DRAINING not in {report.role for report in house.reports}
+
+
+async def test_a_report_says_that_the_disk_is_full_until_it_is_not() -> None:
+    """Whoever places workers and lends nodes need not find out by trying."""
+    async with AgentHouse() as house:
+        await house.until(lambda: bool(house.reports))
+        assert house.report.ledger_error == ""
+        house.ledger.is_full = True
+        refused = await house.want(R.TRAINING, order())
+        assert not refused.is_accepted
+        await house.until(lambda: "no space left" in house.report.ledger_error)
+        house.ledger.is_full = False
+        await house.until(lambda: house.report.ledger_error == "")

@@ -70,7 +70,7 @@ async def test_a_node_on_a_read_only_disk_is_held_by_one_process(disk: SmallDisk
     with exclusive(disk.path):
         pass
     assert disk.freeze()
-    with exclusive(disk.path), pytest.raises(Unavailable, match="another agent"):  # noqa: SIM117
+    with exclusive(disk.path), pytest.raises(Unavailable, match="another agent"):  # noqa: SIM117 - shows which of the two fails
         with exclusive(disk.path):
             pass
 

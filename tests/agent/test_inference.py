@@ -18,6 +18,7 @@ from agent.inference import ENGINES, MAX_PAGE_BYTES, fetch_page, page_fetcher, p
 from common.clock import SystemClock
 from common.errors import ConfigError, ProtocolError, Unavailable
 from common.messages import InferenceReport
+from common.model import MAX_INT
 from tests.fakeclock import FakeClock
 
 PAGES = Path(__file__).parents[1] / "data/metrics"
@@ -73,12 +74,22 @@ def test_a_page_of_another_engine_is_refused() -> None:
         parse_metrics(page("sglang"), "vllm")
 
 
-@pytest.mark.parametrize("value", ["NaN", "-1", "+Inf"])
+@pytest.mark.parametrize("value", ["NaN", "-1", "+Inf", "1e300", "1e17"])
 def test_a_number_that_cannot_be_a_count_is_refused(value: str) -> None:
-    """Load that is no number from zero up would poison a forecast, so the page is refused."""
+    """Load that no counter counts to would poison a forecast, so the page is refused."""
     text = page("tgi").replace("tgi_queue_size 2", f"tgi_queue_size {value}")
     with pytest.raises(ProtocolError, match="tgi_queue_size"):
         parse_metrics(text, "tgi")
+
+
+def test_counts_whose_sum_is_none_are_refused() -> None:
+    """Each label set may be a count, and all of them together none that a coordinator takes."""
+    largest = f"{MAX_INT}.0"
+    running = "tgi_batch_current_size 1\n"
+    one = f'tgi_queue_size{{shard="0"}} {largest}\n{running}'
+    assert parse_metrics(one, "tgi").waiting_count == MAX_INT
+    with pytest.raises(ProtocolError, match=r"tgi_queue_size: 1\.8.*e\+16, expected a number"):
+        parse_metrics(f'{one}tgi_queue_size{{shard="1"}} {largest}\n', "tgi")
 
 
 def test_an_unknown_engine_is_the_operators_mistake() -> None:

@@ -149,7 +149,7 @@ async def test_a_ledger_of_something_else_is_refused(tmp_path: Path) -> None:
 
 def test_two_agents_never_work_on_one_node(tmp_path: Path) -> None:
     """The second one is told; after the first has left it may."""
-    with exclusive(tmp_path), pytest.raises(Unavailable, match="another agent"):  # noqa: SIM117
+    with exclusive(tmp_path), pytest.raises(Unavailable, match="another agent"):  # noqa: SIM117 - shows which of the two fails
         with exclusive(tmp_path):
             pass
     with exclusive(tmp_path):

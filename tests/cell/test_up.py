@@ -182,7 +182,7 @@ async def assert_next_one_ends(home: Path, killed: int, left: int) -> None:
     assert mentioning(home) == [left]
     status, _, err = await ended(await aryl(home, "up", "--duration", "1", *EMPTY))
     assert status == 0, err
-    assert f"ended 1 processes of cell local, which process {killed} left behind" in err
+    assert f"ended 1 process of cell local, which process {killed} left behind" in err
     assert mentioning(home) == []
 
 

@@ -255,7 +255,7 @@ def test_an_explanation_has_all_blockers_and_the_estimate(cell: FakeCell, words:
     ]
     assert "head of the line" in out
     explanation = aryl(cell, *words.split(), "-o", "json").json["explanation"]
-    assert set(explanation) == {"kind", "name", "why", "estimate", "story"}
+    assert set(explanation) == {"kind", "name", "why", "waited_s", "estimate", "story"}
     assert len(explanation["why"]) == 2
 
 

@@ -67,6 +67,27 @@ def test_no_cell_at_all_says_how_to_name_one() -> None:
         resolve(Choice(), {"XDG_CONFIG_HOME": "/nonexistent"}, lambda: None)
 
 
+def test_the_cell_of_this_machine_may_be_named() -> None:
+    """Its name alone is enough: it is found, and its server with it."""
+    found = resolve(Choice(cell="demo"), {"XDG_CONFIG_HOME": "/nonexistent"}, lambda: HERE)
+    assert (found.cell, found.nats_url, found.tenant) == ("demo", HERE.nats_url, "ops")
+
+
+@pytest.mark.parametrize(("runs", "said"), [(HERE, "cell demo does"), (None, "no cell does")])
+def test_another_cell_than_that_of_this_machine_needs_its_server(
+    runs: CellInfo | None, said: str
+) -> None:
+    """The error is about the cell that was named, and says what runs here instead."""
+    with pytest.raises(ConfigError, match=rf"cell other does not run .*, {said}.*--nats-url"):
+        resolve(Choice(cell="other"), {"XDG_CONFIG_HOME": "/nonexistent"}, lambda: runs)
+
+
+def test_a_cell_that_is_no_name_is_named_before_its_server_is_missed() -> None:
+    """What was written wrong is the error, not what is missing beside it."""
+    with pytest.raises(ConfigError, match="cell: 'a b'"):
+        resolve(Choice(cell="a b"), {"XDG_CONFIG_HOME": "/nonexistent"}, lambda: HERE)
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from common.api import Description, JobRow
+from common.api import Describe, Description, JobRow
 from common.failure_rules import read_rules
 from common.model import JobState
 from coordinator.cli import columns
 from coordinator.cli.describe import _facts, _why
+from tests.cli.fake_cell import FakeCell, aryl
 
 ROW = JobRow(
     job_id="j1",
@@ -45,6 +46,26 @@ def test_a_job_in_full_says_what_failed_with_its_class_and_what_it_waited_for() 
     )
     [waited] = [line for line in lines if line.startswith("waited for")]
     assert waited.split("  ", 1)[1].strip() == "fair_share 1h, fragmentation 1m 30s"
+
+
+@pytest.mark.parametrize("state", [JobState.PENDING, JobState.SUCCEEDED])
+def test_an_explanation_says_what_a_job_waited_for(state: JobState) -> None:
+    """Each kind with its own sum, in text and in JSON, of jobs that wait and that have ended."""
+    row = replace(ROW, state=state)
+    cell = FakeCell({Describe: Description(kind="job", name="j1", job=row)})
+    lines = aryl(cell, "explain", "job", "j1").out.splitlines()
+    assert "- up to now it has waited for: fair_share 1h, fragmentation 1m 30s" in lines
+    told = aryl(cell, "explain", "job", "j1", "-o", "json").json["explanation"]
+    assert told["waited_s"] == {"fair_share": 3600.0, "fragmentation": 90.0}
+
+
+def test_where_nothing_is_told_apart_nothing_is_said() -> None:
+    """Most policies say no kinds: then there is no line, and the sums of JSON are empty."""
+    row = replace(ROW, state=JobState.PENDING, waited_s={})
+    cell = FakeCell({Describe: Description(kind="job", name="j1", job=row)})
+    assert "waited for" not in aryl(cell, "explain", "job", "j1").out
+    told = aryl(cell, "explain", "job", "j1", "-o", "json").json["explanation"]
+    assert told["waited_s"] == {}
 
 
 def test_a_wide_list_has_the_reason_in_a_column_of_its_own() -> None:

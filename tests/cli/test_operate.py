@@ -139,6 +139,17 @@ def test_an_unknown_node_is_not_found_before_anything_is_asked() -> None:
     assert "next: aryl node list" in run.err
 
 
+def test_a_node_that_nobody_has_heard_may_be_declared_dead_and_is_told_to_be_unknown() -> None:
+    """A gang that was rebuilt from ledgers may wait for it; a misspelt name is noticed."""
+    here = cell()
+    here.answers[Describe] = refusal(ApiErrorCode.NOT_FOUND, "no node 'x'", "node")
+    run = aryl(here, "node", "confirm-dead", "x")
+    assert (run.code, orders(here)) == (2, [])
+    assert "node x was never heard here" in run.err
+    run = aryl(here, "node", "confirm-dead", "x", "--yes")
+    assert (run.code, orders(here)) == (0, [Operate(action=A.CONFIRM_DEAD, target="x")])
+
+
 def test_a_recall_says_who_is_hit_and_does_not_ask() -> None:
     """An emergency order works off a terminal; the jobs on lent nodes are named."""
     here = cell()
@@ -186,3 +197,13 @@ def test_an_order_as_json_has_its_detail() -> None:
 def test_a_hit_is_counted_in_words(gpus: int, said: str) -> None:
     """One GPU is one GPU."""
     assert said in hit_line(Hit(row=job_row(gpus=gpus, nodes=("t0",)), nodes=("t0",)))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "said"),
+    [(("t0",), "on t0"), (("t0", "t1"), "on t0 (and on 1 other node)"),
+     (("t0", "t1", "t2"), "on t0 (and on 2 other nodes)")],
+)  # fmt: skip
+def test_what_a_hit_job_has_elsewhere_is_counted(nodes: tuple[str, ...], said: str) -> None:
+    """Whoever drains one node knows how much of a gang ends with it."""
+    assert hit_line(Hit(row=job_row(nodes=nodes), nodes=("t0",))).endswith(said)

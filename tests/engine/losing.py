@@ -16,7 +16,8 @@ from coordinator.engine.events import (
     ProgressReported,
     WorkerFact,
 )
-from coordinator.engine.state import JobEntry, LoanEntry
+from coordinator.engine.loan_entries import LoanEntry
+from coordinator.engine.state import JobEntry
 from coordinator.policies.decisions import Loan, Preempt, Reclaim
 from coordinator.sim.cluster import Delays
 from tests.engine.house import CHAT, House, state

@@ -8,8 +8,8 @@ from common.model import NodeName, NodeRole
 from coordinator.engine.accounting import figures
 from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.events import GpuFact, NodeReported
+from coordinator.engine.loan_entries import LoanEntry
 from coordinator.engine.loans import is_late
-from coordinator.engine.state import LoanEntry
 from coordinator.policies.decisions import Loan, Reclaim
 from coordinator.service import rows
 from coordinator.sim.cluster import Delays

@@ -8,7 +8,7 @@ from common.model import NodeName, NodeRole
 from coordinator.engine import loans
 from coordinator.engine.accounting import ReclaimTimes, figures
 from coordinator.engine.events import GpuFact, NodeReported
-from coordinator.engine.state import LoanEntry
+from coordinator.engine.loan_entries import LoanEntry
 from coordinator.policies.decisions import Loan
 from coordinator.sim.cluster import Delays
 from tests.engine.house import CHAT, House

@@ -19,7 +19,7 @@ from coordinator.engine.events import (
     OrdersRecovered,
     WorkerFact,
 )
-from coordinator.engine.state import LoanEntry
+from coordinator.engine.loan_entries import LoanEntry
 from coordinator.policies.decisions import Loan, Placement, Preempt, Reclaim, Resize
 from coordinator.sim.cluster import Delays
 from tests.engine.house import CHAT, House, state

@@ -8,8 +8,9 @@ from msgspec.structs import replace
 from common.model import JobState, NodeName, NodeRole
 from coordinator.engine import estimates
 from coordinator.engine.engine import Engine, decode_state
+from coordinator.engine.loan_entries import LoanEntry
 from coordinator.engine.settings import EngineSettings
-from coordinator.engine.state import ClusterState, LoanEntry
+from coordinator.engine.state import ClusterState
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Allocation, Loan, Reclaim
 from coordinator.policies.snapshot import ClusterSnapshot

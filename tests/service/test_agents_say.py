@@ -23,6 +23,7 @@ from common.api import (
 )
 from common.bus import BusMessage
 from common.errors import Unavailable
+from common.log import REPEAT_PERIOD_S
 from common.messages import (
     DesiredReply,
     GpuReport,
@@ -236,6 +237,70 @@ async def test_bad_messages_are_in_the_status() -> None:
         status = await cell.ask(GetStatus())
         assert isinstance(status, Status)
         assert status.bad_messages == 3
+
+
+@pytest.mark.parametrize("subject", [*TOLD, subjects.node_desired])
+async def test_a_peer_that_goes_on_being_wrong_fills_no_log(
+    subject: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """All it says is counted; the log has a line and the count each period, whatever the words."""
+    async with Cell() as cell:
+        coordinator = await cell.lead()
+        await cell.agents["t0"].bus.close()
+        said: list[bytes] = []
+
+        async def answer(message: BusMessage) -> None:
+            said.append(of_version(len(said) + 2))
+            await message.respond(said[-1])
+
+        await cell.caller.subscribe(subjects.node_desired(CELL, "t0"), answer)
+
+        async def be_wrong(times: int) -> None:
+            for number in range(times):
+                if subject is subjects.node_desired:
+                    coordinator.dispatcher.push(coordinator.engine.desired(NodeName("t0")))
+                else:
+                    await cell.caller.publish(subject(CELL, "t0"), of_version(number + 2))
+                await cell.clock.settle()
+
+        await be_wrong(50)
+        assert coordinator.bad_messages == 50
+        assert [line[-3:] for line in warnings_in(caplog)] == ["(1)"]
+        await cell.clock.advance(REPEAT_PERIOD_S)
+        caplog.clear()
+        await be_wrong(1)
+        assert len([line for line in warnings_in(caplog) if line.endswith("(51)")]) == 1
+
+
+async def test_a_node_that_refuses_its_orders_is_told_of_once_a_period(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is asked again every few seconds, for as long as it refuses."""
+    async with Cell() as cell:
+        coordinator = await cell.lead()
+        await cell.agents["t0"].bus.close()
+        refusal = DesiredReply(is_accepted=False, epoch=0, generation=0, error="no room")
+
+        async def answer(message: BusMessage) -> None:
+            await message.respond(encode(refusal))
+
+        await cell.caller.subscribe(subjects.node_desired(CELL, "t0"), answer)
+        before = coordinator.dispatcher.refusals
+        for _ in range(20):
+            coordinator.dispatcher.push(coordinator.engine.desired(NodeName("t0")))
+            await cell.clock.settle()
+        assert coordinator.dispatcher.refusals == before + 20
+        assert len([line for line in caplog.messages if line.endswith(": no room")]) == 1
+
+
+def of_version(number: int) -> bytes:
+    """A message of a version that nobody here speaks; the error says the number."""
+    return msgspec.msgpack.encode({"v": number})
+
+
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the log says of what agents sent."""
+    return [line for line in caplog.messages if line.startswith(("bad ", "push to "))]
 
 
 async def test_a_renewal_of_a_lease_that_is_none_is_refused() -> None:

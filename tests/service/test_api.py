@@ -15,8 +15,8 @@ from common.api import (
     Description,
     GetEvents,
     GetLogs,
-    Jobs,
-    ListJobs,
+    ListNodes,
+    Nodes,
     Operate,
     Submit,
     Submitted,
@@ -188,7 +188,25 @@ async def test_what_does_not_exist_is_not_found(kind: str) -> None:
         reply = await cell.ask(Describe(kind=kind, name="nowhere"))
         assert isinstance(reply, ApiError)
         assert (reply.code, reply.field) == (ApiErrorCode.NOT_FOUND, kind)
-        assert "there are" in reply.message
+        assert "known" in reply.message
+
+
+async def test_jobs_that_have_ended_are_known_too() -> None:
+    """They can be described, so a name that is none is answered with them, live ones first."""
+    async with Cell(training=0) as cell:
+        coordinator = await cell.lead()
+        jobs = coordinator.engine.state.jobs
+        submitted = await cell.ask(Submit(spec=make_spec(), request_id="r"))
+        assert isinstance(submitted, Submitted)
+        for number in range(3):
+            job_id = JobId(f"old{number}")
+            jobs[job_id] = msgspec.structs.replace(
+                jobs[JobId(submitted.job_id)], job_id=job_id, state=JobState.SUCCEEDED
+            )
+        reply = await cell.ask(Describe(kind="job", name="nowhere"))
+        assert isinstance(reply, ApiError)
+        known = f"{submitted.job_id}, old2, old1, old0"
+        assert reply.message == f"no job 'nowhere'; known: {known}"
 
 
 async def test_a_job_that_never_started_has_no_log() -> None:
@@ -229,14 +247,8 @@ async def test_an_answer_that_no_message_carries_is_refused_at_once() -> None:
         coordinator = await cell.lead()
         first = await cell.ask(Submit(spec=make_spec(), request_id="r"))
         assert isinstance(first, Submitted)
-        jobs = coordinator.engine.state.jobs
-        entry = jobs[JobId(first.job_id)]
-        for number in range(5000):
-            job_id = JobId(f"old{number}")
-            jobs[job_id] = msgspec.structs.replace(
-                entry, job_id=job_id, state=JobState.SUCCEEDED, finished_at_s=1.0
-            )
-        reply = await cell.ask(ListJobs())
+        coordinator.engine.state.jobs[JobId(first.job_id)].error = "x" * MAX_MESSAGE_BYTES
+        reply = await cell.ask(Describe(kind="job", name=first.job_id))
         assert isinstance(reply, ApiError)
         assert str(MAX_MESSAGE_BYTES) in reply.message
-        assert isinstance(await cell.ask(ListJobs(is_live_only=True)), Jobs)
+        assert isinstance(await cell.ask(ListNodes()), Nodes)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from common.api import Describe, Description, Submit, Submitted
 from common.model import CheckpointSpec, GpuRequest, JobSpec
-from tests.service.cell import Cell, make_spec
+from coordinator.policies.waits import FAIR_SHARE, FRAGMENTATION
+from tests.service.cell import Cell, make_settings, make_spec
 
 
 async def submit(cell: Cell, spec: JobSpec) -> str:
@@ -21,6 +23,14 @@ async def why(cell: Cell, kind: str, name: str) -> tuple[str, ...]:
     answer = await cell.ask(Describe(kind=kind, name=name))
     assert isinstance(answer, Description), answer
     return answer.why
+
+
+async def waited_s(cell: Cell, name: str) -> dict[str, float]:
+    """What a job has waited for, in seconds by kind."""
+    answer = await cell.ask(Describe(kind="job", name=name))
+    assert isinstance(answer, Description), answer
+    assert answer.job is not None
+    return answer.job.waited_s
 
 
 def lasting(name: str, runtime_s: float) -> JobSpec:
@@ -78,3 +88,20 @@ async def test_an_estimate_counts_a_type_that_needs_more_workers() -> None:
         left_s, words = answer.estimate.split(" s left ")
         assert words == "with 2 workers (source: declared)"
         assert 500 < int(left_s) <= 600
+
+
+async def test_a_waiting_job_is_told_how_long_it_waited_for_what() -> None:
+    """The seconds by kind go on between passes, and none is counted for a job that runs."""
+    async with Cell() as cell:
+        await cell.lead(settings=make_settings(policy="philly"))
+        runs = await submit(cell, make_spec("runs"))
+        await cell.until(lambda: len(cell.agents["t0"].running()) == 1)
+        job_id = await submit(cell, make_spec("waits"))
+        await cell.clock.advance(30.0)
+        first = await waited_s(cell, job_id)
+        await cell.clock.advance(3.0)
+        second = await waited_s(cell, job_id)
+        assert set(second) <= {FAIR_SHARE, FRAGMENTATION}
+        assert sum(first.values()) > 0
+        assert sum(second.values()) - sum(first.values()) == pytest.approx(3.0)
+        assert await waited_s(cell, runs) == {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from common.api import Describe, Description, Operate, ServiceRow
 from common.model import NodeName, NodeRole
 from coordinator.engine.events import LoadMeasured
-from coordinator.engine.state import Awaited
+from coordinator.engine.loan_entries import Awaited
 from coordinator.policies.decisions import Reclaim
 from tests.service.cell import CHAT, Cell, make_settings
 from tests.service.steps import on_loan, submit
@@ -94,7 +94,8 @@ async def test_a_recalled_service_says_how_to_end_it() -> None:
         coordinator = await cell.lead()
         await on_loan(cell, coordinator)
         await cell.ask(Operate(action="recall", target=CHAT), tenant="ops")
-        assert "recalled: it lends nothing until aryl recall --off" in (await described(cell)).why
+        said = "recalled: it lends nothing until aryl recall --service chat --off"
+        assert said in (await described(cell)).why
 
 
 async def test_a_node_that_nobody_counts_on_is_named_with_the_reason() -> None:

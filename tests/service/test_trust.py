@@ -88,7 +88,7 @@ async def test_a_watched_service_says_what_would_have_been() -> None:
         service = await cell.ask(Describe(kind="service", name=CHAT))
         assert isinstance(service, Description)
         assert service.why[-2:] == (
-            "only watched: 1 loans would have been made and 0 taken back, 0 of them late",
+            "only watched: 1 loan would have been made and 0 taken back, 0 of them late",
             "would be lent now: i0",
         )
         listed = await cell.ask(ListLoans())

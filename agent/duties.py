@@ -1,0 +1,54 @@
+"""Whether every duty of an agent gets on: what it has begun must end by the time that it said.
+
+Must not know what the duties do. An event loop that turns proves little: one duty may wait for ever
+while the others go on. So whoever awaits the world says by when that will be over, and an agent
+with anything overdue neither beats nor feeds its watchdog.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Generator
+
+SPARE_S = 10.0
+"""On top of what the time limits inside a leg add up to: the limits are what must end it, so one
+that is not over by then never ends, or the machine is so busy that nobody is served by waiting."""
+
+
+class Duties:
+    """What an agent has begun and not ended.
+
+    Args:
+        now_s: seconds on a clock that stands still while the machine is suspended, as the time
+            limits of an event loop do.
+        progress: called when something was done and nothing is overdue.
+    """
+
+    def __init__(
+        self, now_s: Callable[[], float], *, progress: Callable[[], None] = lambda: None
+    ) -> None:
+        self._now_s = now_s
+        self._progress = progress
+        self._legs: dict[int, tuple[str, float]] = {}
+        self._count = itertools.count()
+
+    @contextlib.contextmanager
+    def leg(self, name: str, *, within_s: float = 0.0) -> Generator[None]:
+        """A block that is over within `within_s` and some spare time; overdue until it is."""
+        key = next(self._count)
+        self._legs[key] = (name, self._now_s() + within_s + SPARE_S)
+        try:
+            yield
+        finally:
+            del self._legs[key]
+
+    def overdue(self) -> tuple[str, ...]:
+        """Names of what should be over and is not, in the order in which it was begun."""
+        now_s = self._now_s()
+        return tuple(name for name, by_s in self._legs.values() if now_s >= by_s)
+
+    def progressed(self) -> None:
+        """Something was done; it counts as long as nothing else is overdue."""
+        if not self.overdue():
+            self._progress()

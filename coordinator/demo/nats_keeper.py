@@ -1,0 +1,136 @@
+"""A nats-server kept running, as systemd and an operator would keep it. Must not know who uses it.
+
+An edge. One that ended is started again. One whose disk was full is started anew when there is
+room: JetStream holds on to the error of a write and takes no record again before that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import aiohttp
+import msgspec
+from msgspec import Struct
+
+from common.clock import Clock
+from common.errors import ArylError
+from coordinator.demo.supervise import RESTART_S
+from coordinator.service.natsserver import NatsServer
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 3.0
+"""Between two looks at its health; it logs each one that finds it ill."""
+ANSWER_S = 2.0
+ROOM_BYTES = 1024 * 1024
+"""As much must fit onto the disk before it is worth a start."""
+WRITE_ERROR = "write error"
+"""What the health page of nats-server (2.14) calls a stream that could not be written."""
+
+
+class _Health(Struct, frozen=True):
+    error: str = ""
+
+
+class NatsKeeper:
+    """Keeps one nats-server running until told to leave it alone.
+
+    Args:
+        has_room: whether its disk takes writes again; by default it is tried.
+    """
+
+    def __init__(
+        self,
+        server: NatsServer,
+        *,
+        clock: Clock,
+        has_room: Callable[[Path], bool] | None = None,
+    ) -> None:
+        self._server = server
+        self._clock = clock
+        self._has_room = has_room or takes_writes
+        self._keeping: asyncio.Task[None] | None = None
+        self._is_told = False
+
+    async def start(self) -> str:
+        """Start the server and keep it; its URL. What is started again has the same port and store.
+
+        Raises:
+            ConfigError: as `NatsServer.start`.
+            Unavailable: it does not come up in time.
+        """
+        url = await self._server.start()
+        if self._keeping is None:
+            self._keeping = asyncio.create_task(self._keep(), name="unit nats")
+        return url
+
+    async def leave_alone(self) -> None:
+        """Start it no more; it runs on if it runs."""
+        keeping, self._keeping = self._keeping, None
+        if keeping is not None:
+            keeping.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await keeping
+
+    async def _keep(self) -> None:
+        look_at_s = self._clock.now_s() + LOOK_S
+        while True:
+            await self._clock.sleep(RESTART_S)
+            try:
+                if self._server.pid is None:
+                    log.warning("nats-server ended; it is started again")
+                    await self._server.start()
+                elif self._clock.now_s() >= look_at_s:
+                    look_at_s = self._clock.now_s() + LOOK_S
+                    await self._look()
+            except (ArylError, OSError) as error:  # the next try may find it better
+                log.error("nats-server cannot be started: %s", error)
+
+    async def _look(self) -> None:
+        error = await write_error(self._server.monitoring_url)
+        if not error:
+            self._is_told = False
+            return
+        if not self._is_told:
+            log.error("nats-server takes no record; it is started anew when it can: %s", error)
+            self._is_told = True
+        if await asyncio.to_thread(self._has_room, self._server.directory):
+            log.warning("nats-server is started anew: its disk has room again")
+            await self._server.restart()
+
+
+async def write_error(monitoring_url: str) -> str:
+    """Which stream could not be written and why, as the server's health page says it.
+
+    Empty when all is well and when nobody answers: whoever hangs is not judged here.
+    """
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S)) as session,
+            session.get(f"{monitoring_url}/healthz") as answer,
+        ):
+            error = msgspec.json.decode(await answer.read(), type=_Health).error
+    except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError):
+        return ""
+    return error if WRITE_ERROR in error else ""
+
+
+def takes_writes(directory: Path) -> bool:
+    """Whether `ROOM_BYTES` can be written there and reach the disk; nothing of it stays."""
+    path = directory / "room"
+    try:
+        with path.open("wb") as file:
+            file.write(bytes(ROOM_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        return False
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
+    return True

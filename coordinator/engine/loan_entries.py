@@ -1,0 +1,67 @@
+"""The tables' entries of loans: those made, awaited, only watched, or recommended. Data only.
+
+Like all of `coordinator.engine.state` they are the engine's; nothing else may write them.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct, field
+
+from common.model import LeaseId, NodeName, ServiceName
+from coordinator.policies.decisions import Reclaim
+
+
+class LoanEntry(Struct, kw_only=True):
+    """One loan, from the decision to the node serving again."""
+
+    lease_id: LeaseId
+    node: NodeName
+    service: ServiceName
+    decided_at_s: float
+    reason: str
+    begun_at_s: float | None = None
+    is_server_stopped: bool = False
+    """Its node stopped its server for it, and was called back or turned back before it was heard to
+    be on loan; `coordinator.engine.loans.has_left`."""
+    reclaim_ordered_at_s: float | None = None
+    reclaim_deadline_s: float | None = None
+    reclaim_reason: str = ""
+    returned_at_s: float | None = None
+    is_lapsed: bool = False
+    """It ended by its own TTL, without an order."""
+    lapsed_at_s: float | None = None
+    """When that was heard."""
+    lapse_s: float | None = None
+    """From the lease's end to serving again, once it does; None of a node that had not left."""
+    lapse_deadline_s: float | None = None
+    """The longest that may be: what the lease's TTL leaves of the service's reclaim deadline."""
+    predicted_preemptions: int = 0
+    predicted_cost_gpu_s: float = 0.0
+    realised_preemptions: int = 0
+    realised_cost_gpu_s: float = 0.0
+    stage_durations_s: dict[str, float] = field(default_factory=dict[str, float])
+
+
+class ShadowLoan(Struct, kw_only=True):
+    """A loan that a watched service would have made; see `coordinator.engine.watching`."""
+
+    service: ServiceName
+    lent_at_s: float
+    reclaimed_at_s: float | None = None
+    is_late: bool = False
+
+
+class Awaited(Struct, frozen=True, kw_only=True):
+    """A lent node that goes home when its jobs have ended, at `until_s` in any case."""
+
+    decision: Reclaim
+    began_at_s: float
+    until_s: float
+
+
+class Recommendation(Struct, frozen=True, kw_only=True):
+    """A loan that waits for an operator."""
+
+    service: ServiceName
+    at_s: float
+    reason: str

@@ -1,0 +1,14 @@
+"""Words in what people read: a count and what is counted. Must not know what the words are for."""
+
+from __future__ import annotations
+
+
+def counted(count: int, one: str, many: str = "") -> str:
+    """`1 node`, `2 nodes`, `0 nodes`.
+
+    Args:
+        one: what is counted, as one of it is called, with all that changes with the number:
+            `counted(1, "node takes", "nodes take")`.
+        many: the same of several; by default with an s.
+    """
+    return f"{count} {one}" if count == 1 else f"{count} {many or one + 's'}"

@@ -1,0 +1,27 @@
+"""Places in a model of a machine at which a test lets nobody get on. Knows no machine."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class Stall:
+    """Places at which nobody gets on: what is awaited there never ends, and nothing else waits."""
+
+    def __init__(self) -> None:
+        self._gates: dict[str, asyncio.Event] = {}
+
+    def begin(self, place: str) -> None:
+        """Whoever comes there from now on waits."""
+        self._gates[place] = asyncio.Event()
+
+    def end(self) -> None:
+        """Everybody gets on."""
+        for gate in self._gates.values():
+            gate.set()
+        self._gates.clear()
+
+    async def at(self, place: str) -> None:
+        """Pass this place."""
+        if place in self._gates:
+            await self._gates[place].wait()

@@ -1,0 +1,94 @@
+"""An agent that is told to end does so although its NATS server hangs; real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE
+
+import pytest
+
+from common.model import NodeRole
+from coordinator.demo.supervise import TERM_S
+from tests.agent.daemon_house import KEY, ROOT, DaemonHouse, end, lend, make_daemon_house
+from tests.agent.worker_house import is_alive
+
+pytestmark = [pytest.mark.nats, pytest.mark.slow]
+house = pytest.fixture(make_daemon_house)
+
+
+def halt_nats(house: DaemonHouse) -> int:
+    """Its server takes connections and answers nobody; its pid."""
+    assert house.nats is not None
+    pid = house.nats.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    return pid
+
+
+async def test_an_agent_told_to_end_while_nats_hangs_leaves_all_as_it_is(
+    house: DaemonHouse,
+) -> None:
+    """Before whoever supervises it loses patience, with 0: the loan stands in its ledger, its
+    worker runs, and what brings the node home in time is still armed."""
+    agent = await house.start(house.config(inference=True))
+    worker = await lend(house, ttl_s=600.0)
+    nats = halt_nats(house)
+    try:
+        async with asyncio.timeout(TERM_S):
+            assert await end(agent) == 0
+    finally:
+        os.kill(nats, signal.SIGCONT)
+    memory = house.memory()
+    assert memory is not None
+    assert memory.role == NodeRole.ON_LOAN
+    assert memory.lease is not None
+    assert [held.order.key for held in memory.workers.values()] == [KEY]
+    assert is_alive(worker)
+    assert (house.state_dir / "last-resort.json").exists()
+
+
+FILLER = """
+import asyncio, contextlib, sys
+from agent.daemon import leave_bus
+from common.bus import connect_nats
+from common.clock import SystemClock
+
+async def main():
+    clock = SystemClock()
+    bus = await connect_nats(sys.argv[1], identity="n2", clock=clock)
+    print("connected", flush=True)
+    sys.stdin.readline()
+    with contextlib.suppress(TimeoutError):
+        async with clock.timeout(1.0):
+            while True:
+                await bus.publish("aryl.v1.c1.node.n2.report", bytes(1 << 20))
+    await leave_bus(bus, clock)
+
+asyncio.run(main())
+"""
+"""A client of a server that is halted once it is connected: it sends until nothing more fits in."""
+
+
+async def test_a_bus_full_of_what_nobody_takes_is_left_all_the_same(house: DaemonHouse) -> None:
+    """More than all buffers on the way hold is dropped: a report that late says what was."""
+    client = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", FILLER, house.nats_url, cwd=ROOT, stdin=PIPE, stdout=PIPE
+    )
+    nats = None
+    try:
+        assert client.stdin is not None
+        assert client.stdout is not None
+        assert await client.stdout.readline() == b"connected\n"
+        nats = halt_nats(house)
+        client.stdin.write(b"\n")
+        async with asyncio.timeout(TERM_S):
+            assert await client.wait() == 0
+    finally:
+        if nats is not None:
+            os.kill(nats, signal.SIGCONT)
+        if client.returncode is None:
+            client.kill()
+        await client.communicate()
