@@ -18,13 +18,14 @@ from common.clock import SystemClock
 from common.errors import ConfigError
 from coordinator import plugins
 from coordinator.engine.accounting import plain
+from coordinator.policies.names import YARDSTICK
 from coordinator.sim.inputs import Shares, read_workload
 from coordinator.sim.run import Run, RunResult, UnfinishedError, play
-from coordinator.sim.scenarios import find_scene
 from coordinator.sim.stage import RunOptions
 from coordinator.sim.statistics import Estimate, estimate
 from coordinator.workloads.formats import read_all_curves
 from coordinator.workloads.paper import PaperParameters
+from coordinator.workloads.paper_runs import find_scene
 from coordinator.workloads.records import Workload
 
 LOCAL_BACKENDS = ("loky", "multiprocessing", "threading", "sequential")
@@ -107,7 +108,7 @@ def play_task(task: Task) -> Run:
     result = structs.replace(run.result, scenario=task.scenario or "", swept=task.swept)
     if task.keeps_jobs:
         return structs.replace(run, result=result)
-    return Run(result=result, rows=(), samples=())
+    return structs.replace(run, result=result, rows=(), samples=())
 
 
 def _teller(path: Path) -> Callable[[int, int], None]:
@@ -192,9 +193,6 @@ def _configured(joblib: Any, backend: str, cores: int) -> Generator[None]:
 
 
 # --- beside a bound -----------------------------------------------------------------------------
-
-YARDSTICK = "sjf"
-"""The policy from which the way to the bound is measured."""
 
 
 def with_gaps(runs: Sequence[Run]) -> list[Run]:

@@ -54,6 +54,8 @@ class Failing:
     Args:
         troubles: how jobs fail; those that are not named do not.
         failure_of: the failure of a reason, as a node would read it in the log.
+        runs_s: how long the base gang of each of these jobs runs in all. Its pre-run does not show
+            a failure that comes later: the gang would end before.
     """
 
     def __init__(
@@ -62,11 +64,13 @@ class Failing:
         failure_of: Callable[[str], Failure],
         loop: Loop,
         nodes: Mapping[NodeName, PretendNode],
+        runs_s: Mapping[JobId, float],
     ) -> None:
         self._troubles = troubles
         self._failure_of = failure_of
         self._loop = loop
         self._nodes = nodes
+        self._runs_s = runs_s
         self._gangs: dict[JobId, _Gang] = {}
         self._trials: dict[JobId, int] = {}
         self._by_reason: dict[str, ReasonFigures] = {}
@@ -93,6 +97,9 @@ class Failing:
         gang.gpus += len(order.gpu_uuids)
         base = order.spec.workers_on(order.gpu_type).min
         after_s = trouble.after_s(self._trials.get(job_id, 0))
+        is_prerun = order.spec.prerun.gang is not None
+        if is_prerun and after_s is not None and after_s >= self._runs_s[job_id]:
+            return
         if after_s is not None and gang.whole_at_s is None and len(gang.workers) >= base:
             gang.whole_at_s = self._loop.now_s
             self._loop.after(after_s, partial(self._fail, job_id, gang))

@@ -48,7 +48,8 @@ def failing(
         trouble = drawn.trouble(job.job_id, user, job.spec.base_demand_gpus)
         if trouble is not None:
             troubles[job.job_id] = trouble
-    return Failing(troubles, rules.failure, sim.loop, sim.nodes)
+    runs_s = {job.job_id: job.work_s / job.speedup.rate(job.spec.workers.min) for job in jobs}
+    return Failing(troubles, rules.failure, sim.loop, sim.nodes, runs_s)
 
 
 def _hopeless(rules: FailureRules) -> frozenset[str]:

@@ -7,6 +7,7 @@ arguments alone: the same ones give the same bytes on every machine, whatever PY
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
 
 from msgspec import Struct, structs
 
@@ -146,11 +147,16 @@ class JobRow(Struct, frozen=True, kw_only=True):
 
 
 class Run(Struct, frozen=True, kw_only=True):
-    """A run with all that plots and tables need."""
+    """A run with all that plots and tables need.
+
+    fingerprint: equal for two runs if their rows are, to the millisecond; it stays where the rows
+        do not. Empty where no job succeeded.
+    """
 
     result: RunResult
     rows: tuple[JobRow, ...]
     samples: tuple[Sample, ...]
+    fingerprint: str = ""
 
 
 Told = Callable[[int, int], None]
@@ -177,6 +183,7 @@ def play(workload: Workload, options: RunOptions, *, clock: Clock, told: Told | 
     jobs = list(lived(stage, options))
     rhos = ratios(jobs, training_gpus(stage))
     result = _result(workload, options, stage, recorder)
+    rows = tuple(_rows(stage, rhos))
     return Run(
         result=structs.replace(
             result,
@@ -186,9 +193,22 @@ def play(workload: Workload, options: RunOptions, *, clock: Clock, told: Told | 
             wall_s=clock.now_s() - began_s,
             peak_rss_bytes=memory.peak_bytes(),
         ),
-        rows=tuple(_rows(stage, rhos)),
+        rows=rows,
         samples=samples(stage, recorder.points),
+        fingerprint=fingerprint_of(rows),
     )
+
+
+def fingerprint_of(rows: Sequence[JobRow]) -> str:
+    """Of all that is told of each job; see `Run`."""
+    if not rows:
+        return ""
+    digest = sha256()
+    for row in sorted(rows, key=lambda row: row.job_id):
+        for value in structs.astuple(row):
+            text = f"{value:.3f}" if isinstance(value, float) else str(value)
+            digest.update(f"{text} ".encode())
+    return digest.hexdigest()
 
 
 class _Headway:

@@ -35,6 +35,7 @@ def shared_cells(draw: st.DrawFn) -> ClusterSnapshot:
             TenantView(
                 name=name,
                 parent="p" if name in inner else "",
+                weight=draw(st.sampled_from((1.0, 1.0, 3.0))),
                 guarantee_gpus=inner[name] if name in inner else draw(few),
                 borrow_limit_gpus=draw(limit),
                 lend_limit_gpus=draw(limit),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from common.model import JobState
+from common.model import JobState, NodeName
 from coordinator.policies.bundles import POLICIES
 from coordinator.policies.decisions import Preempt, Resize, Start
 from coordinator.policies.snapshot import TenantView
@@ -76,6 +76,21 @@ def test_only_borrowers_give_back_however_cheap_others_are() -> None:
         nodes=3,
     )
     assert names(taken_back(snapshot, ()), Preempt) == {"dear"}
+
+
+def test_nothing_is_taken_back_where_the_owed_job_may_not_go() -> None:
+    """It failed on one of the nodes and avoids it: the borrower on the other one gives back."""
+    owed = replace(waits("owed", "b", 8), avoid_nodes=(NodeName("n0"),))
+    snapshot = cell(
+        runs("cheap", "a", "n0", 8),
+        runs("dear", "a", "n1", 8, lost_gpu_s=900.0),
+        owed,
+        tenants=(TenantView(name="a"), B8),
+    )
+    decisions = POLICIES["fifo"].allocate(snapshot, b"").decisions
+    assert names(decisions, Preempt) == {"dear"}
+    [started] = [each for each in decisions if isinstance(each, Start)]
+    assert [placement.node for placement in started.placements] == ["n1"]
 
 
 def test_nobody_is_stopped_in_vain_for_a_guarantee() -> None:

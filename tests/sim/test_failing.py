@@ -106,27 +106,31 @@ def test_hopeless_reasons_fail_every_attempt_at_the_same_time() -> None:
 # --- runs ---------------------------------------------------------------------------------------
 
 
-def run(**options: object) -> RunResult:
-    """Two hundred jobs of 1 to 16 GPUs, an hour each, on 8 nodes of 8 GPUs."""
+def workload(duration_s: float) -> Workload:
+    """Two hundred jobs of 1 to 16 GPUs, so long each, on 8 nodes of 8 GPUs."""
     jobs = tuple(
         TraceJob(
             job_id=f"j{n}",
             submit_s=300.0 * n,
-            duration_s=3600.0,
+            duration_s=duration_s,
             gpus=(1, 1, 4, 8, 16)[n % 5],
             user=f"u{n % 40}",
         )
         for n in range(200)
     )
     nodes = (NodeGroup(count=8, gpus=8, gpu_type="V100", home_pool=Pool.TRAINING),)
-    workload = Workload(name="w", jobs=jobs, nodes=nodes, loads=(), length_s=60_000.0)
+    return Workload(name="w", jobs=jobs, nodes=nodes, loads=(), length_s=60_000.0)
+
+
+def run(jobs: Workload | None = None, **options: object) -> RunResult:
+    """These jobs, or ones of an hour."""
     played = RunOptions(policy="fifo-skip", seed=2, has_delays=False, **options)  # type: ignore[arg-type]
-    return play(workload, played, clock=SystemClock()).result
+    return play(jobs or workload(3600.0), played, clock=SystemClock()).result
 
 
 def without_classes(**options: object) -> RunResult:
     """The same where the job's own budget decides alone."""
-    return run(engine={"retry_by_failure_class": False}, **options)
+    return run(None, engine={"retry_by_failure_class": False}, **options)
 
 
 def test_without_a_source_nothing_fails() -> None:
@@ -167,6 +171,14 @@ def test_a_pre_run_spares_gangs_the_failures_of_their_first_minutes() -> None:
     tried = run(failures=FailureSource.PHILLY, prerun_s=600.0, check=True)
     assert tried.failures.jobs == plain.failures.jobs
     assert tried.failures.gpu_s < plain.failures.gpu_s
+
+
+def test_a_pre_run_makes_nobody_fail_that_would_not() -> None:
+    """A gang that ends before its failure would come does not fail in a longer pre-run either."""
+    short = workload(60.0)
+    plain = run(short, failures=FailureSource.PHILLY)
+    tried = run(short, failures=FailureSource.PHILLY, prerun_s=600.0)
+    assert 0 < tried.failures.jobs == plain.failures.jobs
 
 
 def test_half_of_a_lognormal_lies_below_its_median() -> None:

@@ -13,8 +13,8 @@ from coordinator.policies.bundles import policy
 from coordinator.policies.passes import Rules
 from coordinator.policies.reclaim.rules import ReclaimRule
 from coordinator.sim.run import play
-from coordinator.sim.scenarios import FAMILIES, SCENES, find_scene
 from coordinator.sim.stage import RunOptions
+from coordinator.workloads.paper_runs import FAMILIES, SCENES, find_scene
 from coordinator.workloads.records import Workload
 from tests.cli.fake_cell import FakeCell, Run, aryl
 from tests.sim.small import SLICE, small

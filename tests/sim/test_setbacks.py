@@ -15,8 +15,12 @@ from coordinator.sim.runtime import Saves
 from coordinator.sim.stage import RunOptions, Stage
 from coordinator.workloads.records import TraceJob, Workload
 
-IN_TURNS = ("themis", "themis-simple", "themis-lp", "las", "afs-p")
-"""Policies that end leases, turns or rounds: nobody else's arrival is needed for a stop."""
+IN_TURNS = (
+    *("themis", "themis-simple", "themis-lp", "las", "afs-p"),
+    *("gandiva-sets", "tiresias:promote=1"),
+)
+"""Policies that end leases, turns or rounds, or promote whoever waits: nobody else's arrival is
+needed for a stop."""
 
 EVERY = (*COMPARED, *(name for name in IN_TURNS if name not in COMPARED))
 

@@ -1,11 +1,12 @@
 """Jobs that wait, one line for each tenant: priority first, then submission. Knows no policy.
 
-Must not know which line is served next.
+Must not know what decides which line is served next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from common.model import JobState
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
@@ -34,3 +35,23 @@ def lines(
     for job in line(snapshot):
         found.setdefault(whose(job), []).append(job)
     return found
+
+
+def in_turn(
+    waiting: Mapping[str, Sequence[JobView]],
+    rank: Callable[[str], object],
+    served: Callable[[], int],
+) -> Iterator[JobView]:
+    """Jobs of several lines, each time of the one that ranks least, until all were looked at.
+
+    rank: of a line by name; asked again whenever somebody was served, ties go by name.
+    served: how many jobs were so far. A line whose job is not stays in front.
+    """
+    queues = {name: deque(jobs) for name, jobs in waiting.items()}
+    while queues:
+        name = min(queues, key=lambda each: (rank(each), each))
+        before = served()
+        while queues[name] and served() == before:
+            yield queues[name].popleft()
+        if not queues[name]:
+            del queues[name]

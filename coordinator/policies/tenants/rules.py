@@ -1,24 +1,27 @@
 """A pass under the rules of tenants: what every policy's decisions go through. Knows no policy.
 
 Must not know the engine. Without tenants nothing is looked at. With them a policy does not see the
-waiting jobs whose tenant has no room, so that they block nobody; what it decides is guarded; and
-tenants below their guarantee get GPUs back from those that borrow.
+waiting jobs whose tenant has no room, so that they block nobody; what it decides is guarded; by
+weight tenants below their fair share start first; and those below their guarantee get GPUs back
+from those that borrow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from typing import TypeVar
+from functools import partial
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from common.model import JobId
 from coordinator.policies.blockers import Hold
-from coordinator.policies.decisions import Allocation, Start
-from coordinator.policies.snapshot import ClusterSnapshot
+from coordinator.policies.decisions import Allocation, Decision, Preempt, Start, earliest
+from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.tenants.guarding import blocked, guarded
 from coordinator.policies.tenants.takeback import taken_back
 from coordinator.policies.tenants.tenancy import Tenancy
+from coordinator.policies.tenants.weighing import Scale, are_weighed, why_behind
 from coordinator.policies.waits import FAIR_SHARE, Wait
 
 MOST_TRIES = 4
@@ -28,18 +31,55 @@ Two do in nearly all cases: the first tells which jobs of a tenant the policy pr
 gives what the others would have had to other tenants.
 """
 
-T = TypeVar("T")
+SHARES_AGAIN_S = 1.0
+"""Where tenants took turns by weight and GPUs are left, a pass follows after so many seconds."""
+
+Decide = Callable[[ClusterSnapshot, bytes], Allocation]
+
+
+class _Pass(Struct, frozen=True, kw_only=True):
+    """A pass as it would be: `kept` of it is allowed, `hidden` jobs the policy did not see."""
+
+    allocation: Allocation
+    kept: tuple[Decision, ...]
+    hidden: frozenset[JobId]
+
+    def started(self) -> set[JobId]:
+        """Jobs that start."""
+        return {each.job_id for each in self.kept if isinstance(each, Start)}
+
+    def stopped(self) -> set[JobId]:
+        """Jobs that are preempted."""
+        return {each.job_id for each in self.kept if isinstance(each, Preempt)}
 
 
 def allocated(
-    decide: Callable[[ClusterSnapshot, bytes], Allocation],
-    snapshot: ClusterSnapshot,
-    memory: bytes,
+    decide: Decide, snapshot: ClusterSnapshot, memory: bytes, *, by_weight: bool = True
 ) -> Allocation:
-    """One scheduling pass of a policy, as far as tenants allow it."""
+    """One scheduling pass of a policy, as far as tenants allow it.
+
+    by_weight: tenants take turns by their weights; not where the policy sees to that itself.
+    """
     if not snapshot.tenants or snapshot.is_frozen:
         return decide(snapshot, memory)
-    hidden = set(blocked(snapshot, Tenancy(snapshot)))
+    within = partial(_within_quotas, decide, snapshot, memory)
+    tenancy = Tenancy(snapshot)
+    best = within(frozenset(blocked(snapshot, tenancy)))
+    if by_weight and are_weighed(tenancy):
+        best = _by_weight(within, snapshot, best)
+    allocation = best.allocation
+    kept, _ = guarded(snapshot, taken_back(snapshot, best.kept))
+    waits = allocation.waits
+    hidden = best.hidden - {each.job_id for each in kept if isinstance(each, Start)}
+    if hidden:  # of them the policy could say nothing
+        waits = (*waits, Wait(kind=FAIR_SHARE, jobs=tuple(sorted(hidden))))
+    return replace(allocation, decisions=kept, waits=waits)
+
+
+def _within_quotas(
+    decide: Decide, snapshot: ClusterSnapshot, memory: bytes, hidden: frozenset[JobId]
+) -> _Pass:
+    """A pass that is taken anew without the jobs that quotas refuse."""
     tries = 0
     while True:
         tries += 1
@@ -52,29 +92,68 @@ def allocated(
         }
         refused -= {each.job_id for each in kept if isinstance(each, Start)}
         if not refused or tries == MOST_TRIES:
-            break
+            return _Pass(allocation=allocation, kept=kept, hidden=hidden)
         hidden |= refused
-    kept, _ = guarded(snapshot, taken_back(snapshot, kept))
-    waits = allocation.waits
-    hidden -= {each.job_id for each in kept if isinstance(each, Start)}
-    if hidden:  # of them the policy could say nothing
-        waits = (*waits, Wait(kind=FAIR_SHARE, jobs=tuple(sorted(hidden))))
-    return replace(allocation, decisions=kept, waits=waits)
+
+
+def _by_weight(
+    within: Callable[[frozenset[JobId]], _Pass], snapshot: ClusterSnapshot, first: _Pass
+) -> _Pass:
+    """The pass in which tenants below their shares start first, where that makes a difference.
+
+    The policy does not see the jobs behind theirs; but where that neither starts one of theirs
+    more nor leaves one running, it is no use, and the pass stays as it was. What is then still
+    free, the others may have.
+    """
+    best, scale, behind = first, Scale(snapshot), dict[JobId, JobView]()
+    for level in scale.levels:
+        for _ in range(MOST_TRIES):
+            found = scale.weighed(best.kept, best.hidden, level=level)
+            if not (found.beyond and found.behind):
+                break
+            other = within(best.hidden | {job.job_id for job in found.behind})
+            spared = best.stopped() - other.stopped()
+            if found.short.isdisjoint(other.started() | spared):
+                break
+            behind |= {job.job_id: job for job in found.behind}
+            best = other
+    fits = scale.that_fit(best.kept, behind.values())
+    if not fits:
+        return best
+    other = within(best.hidden - fits)
+    if best.started() <= other.started() and other.stopped() <= best.stopped():
+        return other
+    again_s = snapshot.now_s + SHARES_AGAIN_S
+    wake_at_s = earliest(best.allocation.wake_at_s, again_s)
+    return replace(best, allocation=replace(best.allocation, wake_at_s=wake_at_s))
 
 
 def held(
     explain: Callable[[ClusterSnapshot, bytes], tuple[Hold, ...]],
     snapshot: ClusterSnapshot,
     memory: bytes,
+    *,
+    by_weight: bool = True,
 ) -> tuple[Hold, ...]:
-    """Why each job that waits would not start in a pass now: quotas, then the policy's reasons."""
+    """Why each job that waits would not start in a pass now: quotas, or the policy's reasons, and
+    that others go first by weight. by_weight: as for `allocated`.
+    """
     if not snapshot.tenants:
         return explain(snapshot, memory)
     why = blocked(snapshot, Tenancy(snapshot))
+    behind = why_behind(snapshot, why.keys()) if by_weight else {}
+    holds = explain(without(snapshot, why), memory)
     return (
-        *explain(without(snapshot, why), memory),
+        *(_and(hold, behind.get(hold.job_id)) for hold in holds),
         *(Hold(job_id=job_id, blockers=(reason,)) for job_id, reason in why.items()),
     )
+
+
+def _and(hold: Hold, reason: str | None) -> Hold:
+    """With one reason more; whom the policy has no reason to hold starts, whatever its share."""
+    if reason is None or not hold.blockers:
+        return hold
+    return replace(hold, blockers=(*hold.blockers, reason))
 
 
 def without(snapshot: ClusterSnapshot, hidden: Container[JobId]) -> ClusterSnapshot:

@@ -17,6 +17,7 @@ from common.model import JobId, JobState, NodeName, NodeRole
 from coordinator.policies.decisions import Decision, Placement, Preempt, Resize, Start
 from coordinator.policies.floor import is_movable
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
+from coordinator.policies.tenants.fitting import gang_on
 from coordinator.policies.tenants.guarding import Flow, Gpus, job_of
 from coordinator.policies.tenants.tenancy import Tenancy
 
@@ -113,16 +114,8 @@ class _TakeBack:
         return any(self._serve_on(job, kind) for kind in kinds)
 
     def _placed(self, job: JobView, gpu_type: str) -> tuple[Placement, ...]:
-        """Its base gang on the fullest nodes that take a worker; empty where it does not fit."""
-        size, left = job.gpus_per_worker, job.workers_on(gpu_type).min
-        found: list[Placement] = []
-        nodes = (n for n in self._free if self._flow.nodes[n].gpu_type == gpu_type)
-        for name in sorted(nodes, key=lambda name: (self._free[name], name)):
-            here = min(left, self._free[name] // size)
-            if here > 0:
-                found.append(Placement(node=name, worker_count=here))
-                left -= here
-        return tuple(sorted(found, key=lambda each: each.node)) if left <= 0 else ()
+        """Its base gang; empty where it does not fit."""
+        return gang_on(self._free, self._flow.nodes, job, gpu_type)
 
     def _serve_on(self, job: JobView, gpu_type: str) -> bool:
         wanted = job.workers_on(gpu_type).min * job.gpus_per_worker

@@ -1,8 +1,9 @@
 """The paper's runs by name: what each changes of a workload, and under which policy. Runs nothing.
 
-Tables and figures are of Lyra, EuroSys'23. A scenario is played as the paper's simulator plays:
-nothing takes time by itself, growing costs nothing, and whatever is spare is lent (`PAPER_KNOBS`;
-`aryl` by itself is more careful, docs/simulate.md).
+They are data about the paper and so stand with the workloads: no engine and no simulator names a
+policy. Tables and figures are of Lyra, EuroSys'23. A scenario is played as the paper's simulator
+plays: nothing takes time by itself, growing costs nothing, and whatever is spare is lent
+(`PAPER_KNOBS`; `aryl` by itself is more careful, docs/simulate.md).
 """
 
 from __future__ import annotations

@@ -1,0 +1,66 @@
+"""Who may name a policy: neither the engine nor the simulator."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator.policies.bundles import POLICIES
+from coordinator.policies.names import DEFAULT, YARDSTICK
+from coordinator.sim.failure_sources import FailureSource
+
+ROOT = Path(__file__).parents[2] / "coordinator"
+SOURCES = sorted(path for floor in ("engine", "sim") for path in (ROOT / floor).rglob("*.py"))
+
+NO_POLICIES = {("failure_sources.py", FailureSource.PHILLY.value)}
+"""What is spelled like a policy and is none: the table of failures of the Philly study."""
+
+
+def names_in(source: str) -> Iterator[str]:
+    """Texts of a module that are a policy's name, with or without knobs, and systems imported."""
+    tree = ast.parse(source)
+    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+    for node in ast.walk(tree):
+        match node:
+            case ast.Constant(value=str(text)) if id(node) not in said:
+                if text.partition(":")[0] in POLICIES:
+                    yield text
+            case ast.ImportFrom(module=str(module)):
+                if module.startswith("coordinator.policies.systems"):
+                    yield module
+            case _:
+                pass
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_no_engine_and_no_simulator_names_a_policy(path: Path) -> None:
+    """One that is added, renamed or brought by a plug-in changes nothing there."""
+    found = {(path.name, name) for name in names_in(path.read_text())}
+    assert found <= NO_POLICIES
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'if policy == "themis":\n    pass',
+        'made = policy("pollux:round_s=300")',
+        'name = f"aryl{knobs}"',
+        "from coordinator.policies.systems.themis import policy",
+    ],
+)
+def test_a_name_is_found_where_there_is_one(source: str) -> None:
+    """As a value, with knobs, as a part of a text, and as an import of its module."""
+    assert list(names_in(source))
+
+
+def test_a_docstring_may_name_policies() -> None:
+    """Explaining by an example is not deciding by a name."""
+    assert not list(names_in('"""fifo"""\n\ndef f():\n    """sjf"""'))
+
+
+def test_the_policies_that_drivers_mean_exist() -> None:
+    """The one that decides where nothing is said, and the one that others are measured by."""
+    assert {DEFAULT, YARDSTICK} <= POLICIES.keys()
