@@ -101,6 +101,13 @@ ROWS = {
         change_s=8.0,
         is_comparable=False,
     ),
+    "ElasticFlow, a margin of 2 %": Row(
+        published=0.7282,
+        published_cpu_s=12.4,
+        policy=f"qos-elasticflow:margin=1.02:{ROUNDS}",
+        change_s=8.0,
+        is_comparable=False,
+    ),
     "ElasticFlow, free changes": Row(
         published=0.7282,
         published_cpu_s=12.4,

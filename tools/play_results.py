@@ -24,8 +24,8 @@ from coordinator.sim.compare import Task, play_task
 from coordinator.sim.inputs import parse_seeds
 from coordinator.sim.run import JobRow, Run, RunResult
 from coordinator.sim.runtime import Saves
-from coordinator.sim.scenarios import find_scene
 from coordinator.sim.stage import RunOptions, TimesTaken
+from coordinator.workloads.paper_runs import find_scene
 from tools import golden_elasticflow
 
 ELASTICFLOW = "elasticflow-8a"

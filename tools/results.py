@@ -33,7 +33,13 @@ from tools.paper_figures import (
     TABLE_9,
 )
 from tools.play_results import KEPT, ROOT, Kept, read_kept
-from tools.results_known import elasticflow_text, fair_shares_text, golden_text, read_bars
+from tools.results_known import (
+    elasticflow_text,
+    fair_shares_text,
+    golden_text,
+    margins_text,
+    read_bars,
+)
 from tools.results_text import AFTER, BEFORE, HEAD, LACKING, WHY, WHY_OF_ROW
 
 PAGE = ROOT / "docs" / "results.md"
@@ -318,7 +324,8 @@ def page(kept: Mapping[str, Kept]) -> str:
     parts += ["## Rows that the paper lacks", "\n".join(lacking_text(rows)), AFTER["lacking"]]
     parts += ["## Known numbers of other simulators", "\n".join(golden_text(rows))]
     parts += [AFTER["golden"], "### ElasticFlow's Figure 8(a)", BEFORE["elasticflow"]]
-    parts += ["\n".join(elasticflow_text(read_bars())), AFTER["elasticflow"]]
+    bars = read_bars()
+    parts += ["\n".join(elasticflow_text(bars)), f"{margins_text(bars)} {AFTER['elasticflow']}"]
     parts += ["### KAI-Scheduler's fair shares", BEFORE["fair shares"]]
     parts += [
         "\n".join(fair_shares_text()),

@@ -242,11 +242,8 @@ AFTER: dict[str, str] = {
         "`mixes_units` do so too, those without do not; see [Tiresias](policies/tiresias.md)."
     ),
     "elasticflow": (
-        "`margin=1.01` of ElasticFlow is a free choice of ours, made with the published figure in "
-        "sight: it stands for the seconds of a change, which our predictions do not hold, and the "
-        "row without it shows what it adds. What of theirs ours still lacks stands in "
-        "[qos](policies/qos.md). Both sides' times are CPU seconds on a machine of two "
-        "cores."
+        "What of theirs ours still lacks stands in [qos](policies/qos.md). Both sides' times are "
+        "CPU seconds on a machine of two cores."
     ),
     "cost": (
         "CPU seconds of one core of a shared machine, drawing the workload included; Baseline's "

@@ -10,7 +10,9 @@ from common.model import JobId, NodeRole, Preemptibility, ServiceName
 from coordinator.policies.gpu_types import types_in_order
 from coordinator.policies.index import shape
 from coordinator.policies.placement import Room
-from coordinator.policies.snapshot import ClusterSnapshot, JobShape, JobView, NodeView
+from coordinator.policies.shapes import JobShape
+from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
+from coordinator.policies.words import counted
 
 
 class Hold(Struct, frozen=True, kw_only=True):
@@ -74,17 +76,18 @@ def _of_type(snapshot: ClusterSnapshot, room: Room, job: JobView, gpu_type: str)
     open_count = sum(1 for gpus in available.values() if gpus)
     slots = sum(gpus // size for gpus in available.values())
     found = [
-        f"needs {count * size} GPUs of type {gpu_type}, {count} workers of {size}; "
-        f"{sum(available.values())} free on {open_count} nodes, "
-        f"room for {min(slots, count)} workers"
+        f"needs {counted(count * size, 'GPU')} of type {gpu_type}, "
+        f"{counted(count, 'worker')} of {size}; "
+        f"{sum(available.values())} free on {counted(open_count, 'node')}, "
+        f"room for {counted(min(slots, count), 'worker')}"
     ]
     found += _never(nodes, room, job, gpu_type)
     cordoned = sum(1 for node in nodes if node.is_drained_by_operator)
     if cordoned:
-        found.append(f"{cordoned} nodes of type {gpu_type} cordoned")
+        found.append(f"{counted(cordoned, 'node')} of type {gpu_type} cordoned")
     serving = sum(1 for node in nodes if node.service and node.role != NodeRole.ON_LOAN)
     if serving:
-        found.append(f"{serving} nodes of type {gpu_type} not lent to training")
+        found.append(f"{counted(serving, 'node')} of type {gpu_type} not lent to training")
     silent = sum(
         1
         for node in nodes
@@ -94,7 +97,7 @@ def _of_type(snapshot: ClusterSnapshot, room: Room, job: JobView, gpu_type: str)
         and not (node.service and node.role != NodeRole.ON_LOAN)
     )
     if silent:
-        found.append(f"{silent} nodes of type {gpu_type} take no workers now")
+        found.append(f"{counted(silent, 'node')} of type {gpu_type} closed to workers now")
     return found
 
 
@@ -104,18 +107,21 @@ def _never(nodes: list[NodeView], room: Room, job: JobView, gpu_type: str) -> li
     largest = max(node.gpus for node in nodes)
     if largest < size:
         return [
-            f"can never run here: no node of type {gpu_type} has {size} GPUs; "
+            f"can never run here: no node of type {gpu_type} has {counted(size, 'GPU')}; "
             f"the largest has {largest}"
         ]
     usable = [node for node in nodes if room.may_host(job, node.service, is_flexible=False)]
     places = sum(node.gpus // size for node in usable)
     if places >= count:
         return []
-    which = "all" if len(usable) == len(nodes) else "the"
-    limit = "" if len(usable) == len(nodes) else " that it may use"
+    is_all = len(usable) == len(nodes)
+    which = "all" if is_all and len(nodes) > 1 else "the"
+    limit = "" if is_all else " that it may use"
+    has = "has" if len(usable) == 1 else "have"
+    gpus = sum(node.gpus for node in usable)
     return [
-        f"can never run here: {which} {len(usable)} nodes of type {gpu_type}{limit} have "
-        f"{sum(node.gpus for node in usable)} GPUs together, room for {places} workers"
+        f"can never run here: {which} {counted(len(usable), 'node')} of type {gpu_type}{limit} "
+        f"{has} {counted(gpus, 'GPU')} together, room for {counted(places, 'worker')}"
     ]
 
 

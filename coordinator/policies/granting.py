@@ -25,6 +25,7 @@ from coordinator.policies.floor import (
 )
 from coordinator.policies.placement import merge
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.words import counted
 
 
 class Grant(Struct, frozen=True, kw_only=True):
@@ -238,8 +239,8 @@ class _Carrying:
             Hold(
                 job_id=job.job_id,
                 blockers=(
-                    f"it is its turn, but of {job.workers.min} workers of {job.gpus_per_worker} "
-                    f"GPUs only {most} can be placed",
+                    f"it is its turn, but of {counted(job.workers.min, 'worker')} of "
+                    f"{counted(job.gpus_per_worker, 'GPU')} only {most} can be placed",
                 ),
             )
         )

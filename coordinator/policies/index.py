@@ -21,18 +21,15 @@ from common.model import (
     ServiceName,
 )
 from coordinator.policies.service_nodes import ServiceSorter
+from coordinator.policies.shapes import Group, JobShape, Masks, Tag
 from coordinator.policies.snapshot import (
     ClusterSnapshot,
     Flexible,
-    Group,
     Index,
-    JobShape,
     JobView,
-    Masks,
     NodeView,
     Occupied,
     Spot,
-    Tag,
     WorkerView,
 )
 

@@ -23,6 +23,7 @@ class Group(Struct, frozen=True, kw_only=True):
 
     work_s: worker-seconds left, in workers of the GPU type it runs on.
     current: flexible workers it has now; each one more or less costs `change_cost_s`.
+    weight: how much a second of its running time counts; above 1 where others wait for its end.
     """
 
     work_s: float
@@ -31,11 +32,13 @@ class Group(Struct, frozen=True, kw_only=True):
     gpus_per_worker: int
     current: int = 0
     change_cost_s: float = 0.0
+    weight: float = 1.0
 
     def value_s(self, extra: int) -> float:
-        """Seconds of running time that `extra` workers save, less what the change costs."""
+        """Seconds of running time, by weight, that `extra` workers save, less what the change
+        costs."""
         saved_s = jct_reduction_s(self.work_s, self.base_workers, extra)
-        return saved_s - self.change_cost_s * abs(extra - self.current)
+        return self.weight * saved_s - self.change_cost_s * abs(extra - self.current)
 
 
 def jct_reduction_s(work_s: float, base_workers: int, extra: int) -> float:

@@ -15,25 +15,22 @@ from coordinator.policies.decisions import (
     Allocation,
     Decision,
     Loan,
-    Placement,
     Recommend,
-    Resize,
-    Start,
 )
 from coordinator.policies.foresight_claims import Claims
 from coordinator.policies.index import index_of
+from coordinator.policies.line_weight import line_weight
 from coordinator.policies.loans.covering import Unmet
 from coordinator.policies.loans.demand import Demand, choose_loans
 from coordinator.policies.loans.keeping import why_kept
 from coordinator.policies.loans.lifetime import Lifetimes
 from coordinator.policies.loans.loaning import Balance, balance, by_quantile, numbers
-from coordinator.policies.placement import Room, merge, placed_count
+from coordinator.policies.pass_decisions import resizes, starts
+from coordinator.policies.placement import Room
 from coordinator.policies.queueing import (
     Admitted,
-    Gang,
     OrderKey,
     admit,
-    fastest_s,
     waiting,
 )
 from coordinator.policies.reclaim.costs import CostModel
@@ -48,7 +45,6 @@ from coordinator.policies.scaling import (
     shares_of,
     that_may_grow,
     why_not_larger,
-    work_on,
 )
 from coordinator.policies.snapshot import ClusterSnapshot, ServiceView, Shadow
 from coordinator.policies.spanning import find_spanning, grow_spanning
@@ -76,8 +72,12 @@ class Rules(Struct, frozen=True, kw_only=True):
         the time it has waited; 0: none is kept. claim_stretch: a job keeps nodes only once it
         has waited so many times its shortest running time. claims_most: so many jobs keep nodes of
         one GPU type at a time.
+    queue_weight: how much what a flexible worker saves those who wait counts beside what it saves
+        its own job (`line_weight`); 0: nothing, as in the paper.
     lifetime_quantile: base workers go to lent nodes only if loans outlive them by this quantile
-        of the load, where its day is known; None: wherever there is room.
+        of the load, where its day is known; None: wherever there is room. near_quantile: a job
+        that would have room at home but for a claim goes by this one; None: by that for all.
+    lifetime_saves: a job that saves may go to lent nodes that come home before it is over.
     lend_quantile: lend and take back by this quantile of the load; None: by its last value, slope
         and day before.
     """
@@ -99,7 +99,10 @@ class Rules(Struct, frozen=True, kw_only=True):
     claim_ratio: NonNegativeFloat = 0.0
     claim_stretch: NonNegativeFloat = 30.0
     claims_most: NonNegativeInt = 1
+    queue_weight: NonNegativeFloat = 0.0
     lifetime_quantile: Ratio | None = None
+    near_quantile: Ratio | None = None
+    lifetime_saves: bool = False
     lend_quantile: Ratio | None = None
 
 
@@ -120,8 +123,8 @@ def allocate(rules: Rules, snapshot: ClusterSnapshot, memory: bytes) -> Allocati
     jobs = index.resizable if rules.is_scaling else ()
     if index.lines or (jobs and index.growable):  # else nobody wants anything: often so
         _, shares, new, admitted = _settled(rules, snapshot)
-        gone, grown = _resizes(rules, shares, admitted)
-        decisions = (*gone, *_starts(admitted, new), *grown)
+        gone, grown = resizes(shares, admitted, resize_cost_s=rules.resize_cost_s)
+        decisions = (*gone, *starts(admitted, new), *grown)
     wakes = (rests_until_s(snapshot, job) for job in jobs)
     wake_at_s = min((wake for wake in wakes if wake is not None), default=None)
     return Allocation(decisions=decisions, memory=memory, wake_at_s=wake_at_s)
@@ -133,7 +136,7 @@ def _settled(
     """Both phases: the room after them, the shares of running and of new jobs, and who starts."""
     room, shares, admitted = _admitted(rules, snapshot)
     new = {
-        gang.job.job_id: Share(gang.job, gang.gpu_type, now_s=snapshot.now_s, is_new=True)
+        gang.job.job_id: shares.of_new(gang.job, gang.gpu_type)
         for gang in admitted.gangs
         if rules.is_scaling and gang.job.is_elastic
     }
@@ -184,14 +187,17 @@ def _admitted(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Room, Shares, Ad
         separates_at_home=rules.separates_at_home,
     )
     running = room.index.resizable if rules.is_scaling else ()
-    shares = shares_of(running, now_s=snapshot.now_s, held=room.index.held)
+    weigh = line_weight(room, rules.queue_weight)
+    shares = shares_of(running, now_s=snapshot.now_s, held=room.index.held, weigh=weigh)
     if rules.lifetime_quantile is not None:
         room.bars.append(
             Lifetimes(
                 snapshot,
                 room,
                 q=rules.lifetime_quantile,
+                near_q=rules.near_quantile,
                 lend_q=rules.lend_quantile,
+                counts_saves=rules.lifetime_saves,
             )
         )
     claims = None
@@ -230,76 +236,6 @@ def tell(rules: Rules, snapshot: ClusterSnapshot, _: bytes, job_id: JobId) -> tu
     waits = sum(map(len, room.index.lines)) > len(admitted.gangs)
     cost_s, is_barred = rules.resize_cost_s, rules.grows_when_idle and waits
     return why_not_larger(snapshot, shares[job_id], resize_cost_s=cost_s, is_barred=is_barred)
-
-
-def _resizes(
-    rules: Rules, shares: Shares, admitted: Admitted
-) -> tuple[list[Decision], list[Decision]]:
-    """Shrinking and growing jobs apart; one decision per job."""
-    beneficiaries: dict[tuple[JobId, int], JobId] = {
-        (worker.job_id, worker.worker_index): gang.job.job_id
-        for gang in admitted.gangs
-        for worker in gang.evicted
-    }
-    gone: list[Decision] = []
-    grown: list[Decision] = []
-    for _, share in sorted(shares.made.items()):
-        if not share.removed and not share.added:
-            continue
-        stalled_gpus = len(share.job.placed) * share.job.gpus_per_worker
-        decision = Resize(
-            job_id=share.job.job_id,
-            added=tuple(share.added),
-            removed_workers=tuple(sorted(worker.worker_index for worker in share.removed)),
-            predicted_cost_gpu_s=rules.resize_cost_s * stalled_gpus,
-            reason=_why_resized(share, beneficiaries),
-        )
-        (gone if share.removed else grown).append(decision)
-    return gone, grown
-
-
-def _why_resized(share: Share, beneficiaries: dict[tuple[JobId, int], JobId]) -> str:
-    base = share.job.workers_on(share.gpu_type).min
-    before_s = share.left_s(share.current, spans_types=share.job.spans_types)
-    after_s = share.left_s(share.count, spans_types=share.spans_types)
-    change = f"{base + share.current} to {base + share.count} workers, "
-    times = f"{before_s:.0f} s left become {after_s:.0f} s"
-    if share.added:
-        return f"grows from {change}{times}: the most time saved for the GPUs that are free"
-    keys = [(worker.job_id, worker.worker_index) for worker in share.removed]
-    jobs = sorted({beneficiaries[key] for key in keys if key in beneficiaries})
-    if jobs:
-        return f"shrinks from {change}{times}: room for the base gang of {', '.join(jobs)}"
-    return f"shrinks from {change}{times}: other jobs save more time with these GPUs"
-
-
-def _starts(admitted: Admitted, new: dict[JobId, Share]) -> list[Decision]:
-    starts: list[Decision] = []
-    for gang in admitted.gangs:
-        share = new.get(gang.job.job_id)
-        placements = merge([*gang.placements, *(share.added if share else ())])
-        spans_types = gang.spans_types or (share is not None and share.spans_types)
-        starts.append(_start(gang, placements, spans_types=spans_types))
-    return starts
-
-
-def _start(gang: Gang, placements: tuple[Placement, ...], *, spans_types: bool) -> Start:
-    job, count = gang.job, placed_count(placements)
-    nodes = sorted({placement.node for placement in placements})
-    ratio = job.gpu.heterogeneous_speed_ratio if spans_types else 1.0
-    what = f"{count * job.gpus_per_worker} GPUs of type {gang.gpu_type}"
-    if spans_types:
-        what = f"{what}, or what stands for them on other types,"
-    room = ", flexible workers make room" if gang.evicted else ""
-    return Start(
-        job_id=job.job_id,
-        gpu_type=gang.gpu_type,
-        placements=placements,
-        estimated_runtime_s=work_on(job, gang.gpu_type, job.as_of_s) / (count * ratio),
-        estimate_source=job.estimate_source,
-        reason=f"its turn (at least {fastest_s(job):.0f} s by {job.estimate_source}, priority "
-        f"{job.priority}): {what} on {len(nodes)} nodes{room}",
-    )
 
 
 # --- what is lent and what comes home -------------------------------------------------------

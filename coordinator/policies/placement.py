@@ -28,16 +28,14 @@ from coordinator.policies.index import (
     tag_of,
     trimmed,
 )
+from coordinator.policies.shapes import Group, Masks, Tag
 from coordinator.policies.snapshot import (
     ClusterSnapshot,
     Flexible,
-    Group,
     JobView,
-    Masks,
     NodeView,
     Occupied,
     Spot,
-    Tag,
     WorkerView,
 )
 
@@ -254,14 +252,15 @@ class Room:
         return [self.index.names[place] for place in bits(found)]
 
     def has_places(
-        self, job: JobView, gpu_type: str, count: int, *, if_unbarred: bool = False
+        self, job: JobView, gpu_type: str, count: int, *, if_unbarred: bool = False, but: int = 0
     ) -> bool:
         """Whether that many base workers would find a place, flexible workers making room.
 
         if_unbarred: if no node were; to whom one is depends on more than a job's shape.
+        but: places that do not count, as bits.
         """
         size = job.gpus_per_worker
-        barred = self.avoided(job) | (0 if if_unbarred else self.barred(job))
+        barred = but | self.avoided(job) | (0 if if_unbarred else self.barred(job))
         if count <= 0:
             return True
         for _, masks in self._groups(job, gpu_type, is_flexible=False, barred=barred):

@@ -104,9 +104,10 @@ def bundle(name: str, description: str, rules: Rules) -> Policy:
     )
 
 
-def _within(decide: Allocate) -> Allocate:
+def _within(decide: Allocate, *, by_weight: bool = True) -> Allocate:
     """A pass within what holds for every policy: promises to tenants, and rest after a stop."""
-    return partial(resting.allocated, partial(tenant_rules.allocated, decide))
+    within = partial(tenant_rules.allocated, decide, by_weight=by_weight)
+    return partial(resting.allocated, within)
 
 
 def _parts_of(rules: Rules) -> Parts:
@@ -139,11 +140,14 @@ def joint(
     hold: Explain[K],
     parts: Parts,
     shares_gpus: bool = False,
+    by_weight: bool = True,
     tell: Tell[K] | None = None,
 ) -> Policy:
     """A policy that decides jointly who runs, by the general hook; it lends nothing.
 
     allocate, hold, tell: get the knobs first. A frozen cell is not put to them: nothing is decided.
+    by_weight: tenants take turns by their weights; not where it divides by them itself, by a
+        measure of its own, or has promised jobs their time.
     """
 
     def decide(snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
@@ -154,15 +158,15 @@ def joint(
     def turn(other: str, turned: K) -> Policy:
         return joint(
             other, description, knobs=turned, allocate=allocate, hold=hold, parts=parts,
-            shares_gpus=shares_gpus, tell=tell,
+            shares_gpus=shares_gpus, by_weight=by_weight, tell=tell,
         )  # fmt: skip
 
     return Policy(
         name=name,
         description=description,
-        allocate=_within(decide),
+        allocate=_within(decide, by_weight=by_weight),
         lend=partial(lend, LENDS_NOTHING),
-        hold=partial(tenant_rules.held, partial(hold, knobs)),
+        hold=partial(tenant_rules.held, partial(hold, knobs), by_weight=by_weight),
         keep=partial(keep, LENDS_NOTHING),
         tell=_unsaid if tell is None else partial(tell, knobs),
         knobs=knobs,

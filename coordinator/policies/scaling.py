@@ -8,7 +8,7 @@ job shrinks for another only when the net gain is positive after both have paid.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 from common.model import JobId
@@ -17,8 +17,12 @@ from coordinator.policies.index import workers_by_index
 from coordinator.policies.knapsack import Group, climb, jct_reduction_s, solve
 from coordinator.policies.placement import Room, fill, merge, placed_count
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
+from coordinator.policies.words import counted
 
 RESIZE_COST_S = 5.0
+
+Weigh = Callable[[JobView, str], float]
+"""How much a second of a job's running time on a GPU type counts, its own being 1."""
 
 
 class Share:
@@ -37,6 +41,7 @@ class Share:
         now_s: float,
         is_new: bool = False,
         workers: Sequence[WorkerView] | None = None,
+        weight: float = 1.0,
     ) -> None:
         self.job = job
         self.gpu_type = gpu_type
@@ -48,6 +53,8 @@ class Share:
         self.current = len(self.workers)
         """Flexible workers as the pass began."""
         self.span = job.workers_on(gpu_type)
+        self.weight = weight
+        """How much a second of its running time counts."""
         self.removed: list[WorkerView] = []
         self.added: list[Placement] = []
 
@@ -72,11 +79,11 @@ class Share:
         return self.work_s / (ratio * (self.span.min + count))
 
     def loss_s(self, worker_count: int) -> float:
-        """Running time lost by taking that many more of its flexible workers."""
+        """Running time, by weight, lost by taking that many more of its flexible workers."""
         base = self.span.min
         left = max(0, self.count - worker_count)
         saved_s = jct_reduction_s(self.work_s, base, self.count)
-        return saved_s - jct_reduction_s(self.work_s, base, left)
+        return self.weight * (saved_s - jct_reduction_s(self.work_s, base, left))
 
     def group(self, resize_cost_s: float) -> Group:
         """The knapsack's view; what base demand has taken cannot come back in this pass."""
@@ -89,6 +96,7 @@ class Share:
             gpus_per_worker=self.job.gpus_per_worker,
             current=kept,
             change_cost_s=0.0 if self.is_new else resize_cost_s,
+            weight=self.weight,
         )
 
 
@@ -149,6 +157,7 @@ def _above(group: Group, fixed: int) -> Group:
         gpus_per_worker=group.gpus_per_worker,
         current=group.current - fixed,
         change_cost_s=group.change_cost_s,
+        weight=group.weight,
     )
 
 
@@ -248,12 +257,18 @@ class Shares(Mapping[JobId, Share]):
     """
 
     def __init__(
-        self, jobs: Iterable[JobView], *, now_s: float, held: Mapping[JobId, Sequence[WorkerView]]
+        self,
+        jobs: Iterable[JobView],
+        *,
+        now_s: float,
+        held: Mapping[JobId, Sequence[WorkerView]],
+        weigh: Weigh | None = None,
     ) -> None:
         self.jobs = {job.job_id: job for job in jobs}
         """Those jobs."""
         self._now_s = now_s
         self._held = held
+        self._weigh = weigh
         self._made: dict[JobId, Share] = {}
 
     def __getitem__(self, job_id: JobId) -> Share:
@@ -262,9 +277,18 @@ class Shares(Mapping[JobId, Share]):
             job = self.jobs[job_id]
             assert job.gpu_type is not None, f"{job_id} can be resized and has no GPU type"
             workers = self._held.get(job_id)
-            share = Share(job, job.gpu_type, now_s=self._now_s, workers=workers)
+            weight = self._weight(job, job.gpu_type)
+            share = Share(job, job.gpu_type, now_s=self._now_s, workers=workers, weight=weight)
             self._made[job_id] = share
         return share
+
+    def of_new(self, job: JobView, gpu_type: str) -> Share:
+        """The share of a job that starts in this pass."""
+        weight = self._weight(job, gpu_type)
+        return Share(job, gpu_type, now_s=self._now_s, is_new=True, weight=weight)
+
+    def _weight(self, job: JobView, gpu_type: str) -> float:
+        return 1.0 if self._weigh is None else self._weigh(job, gpu_type)
 
     def __iter__(self) -> Iterator[JobId]:
         return iter(self.jobs)
@@ -283,10 +307,12 @@ def shares_of(
     *,
     now_s: float,
     held: Mapping[JobId, Sequence[WorkerView]] | None = None,
+    weigh: Weigh | None = None,
 ) -> Shares:
-    """Every running job whose flexible workers may change now; `held`: those, where known."""
+    """Every running job whose flexible workers may change now; `held`: those, where known; `weigh`:
+    how much a second of a job's running time counts."""
     resizable = [job for job in jobs if job.is_resizable and job.gpu_type is not None]
-    return Shares(resizable, now_s=now_s, held=held or {})
+    return Shares(resizable, now_s=now_s, held=held or {}, weigh=weigh)
 
 
 def that_may_grow(
@@ -318,7 +344,7 @@ def why_not_larger(
     if share.removed:
         return (f"the next pass takes {len(share.removed)} of its flexible workers for others",)
     if share.added:
-        return (f"the next pass gives it {placed_count(share.added)} workers more",)
+        return (f"the next pass gives it {counted(placed_count(share.added), 'worker')} more",)
     rest_s = rests_until_s(snapshot, job)
     if rest_s is not None:
         return (f"it was resized a moment ago and rests for {rest_s - snapshot.now_s:.0f} s more",)
@@ -326,7 +352,7 @@ def why_not_larger(
         return ("it does not grow while jobs wait",)
     now_left_s = share.left_s(share.count, spans_types=share.spans_types)
     saved_s = now_left_s - share.left_s(share.count + 1, spans_types=share.spans_types)
-    if saved_s <= resize_cost_s:
+    if share.weight * saved_s <= resize_cost_s:
         return (
             f"it does not grow: one worker more would save {saved_s:.1f} s of what it is thought "
             f"to have left, and a resize costs {resize_cost_s:g} s",

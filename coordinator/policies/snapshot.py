@@ -5,7 +5,7 @@ Must not know who took the snapshot or what becomes of a decision.
 
 from __future__ import annotations
 
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 
 from msgspec import Struct
 
@@ -24,6 +24,7 @@ from common.model import (
 )
 from common.profile import NO_PROFILE, JobProfile
 from coordinator.policies.loans.seasonal import Season
+from coordinator.policies.shapes import Group
 
 
 class WorkerView(Struct, frozen=True, kw_only=True):
@@ -58,6 +59,7 @@ class NodeView(Struct, frozen=True, kw_only=True):
     free_gpus: healthy GPUs that nobody holds or was promised, counting those that leaving
         workers will free and that are not yet promised to another worker.
     is_schedulable: workers may start here (training or on loan, heard, not cordoned, not leaving).
+    takes_nothing: it cannot write down what would begin here, neither a worker nor a loan.
     is_reclaimed: on loan, but told to come home.
     """
 
@@ -71,6 +73,7 @@ class NodeView(Struct, frozen=True, kw_only=True):
     service: ServiceName | None = None
     is_reclaimed: bool = False
     is_drained_by_operator: bool = False
+    takes_nothing: bool = False
     serving_since_s: float | None = None
     """When it last became ready to serve; None when it does not serve."""
     shadow: Shadow = Shadow.NONE
@@ -257,26 +260,6 @@ class ServiceView(Struct, frozen=True, kw_only=True):
     is_recalled: bool = False
 
 
-class Tag(IntEnum):
-    """What is on a node: base workers (or any, on a training node), only flexible ones, nothing."""
-
-    BASE = 0
-    FLEXIBLE = 1
-    EMPTY = 2
-
-
-class Group(Struct, frozen=True, cache_hash=True):
-    """Nodes that are alike to a placement, free GPUs aside. `service` is None in training."""
-
-    gpu_type: str
-    service: ServiceName | None
-    tag: Tag
-
-
-Masks = list[int]
-"""By number of free GPUs: a set of places of nodes, as the bits of an integer."""
-
-
 class Occupied(Struct, frozen=True):
     """What a placement wants to know of one node that takes workers."""
 
@@ -287,21 +270,6 @@ class Occupied(Struct, frozen=True):
     base_count: int
     flexible: tuple[WorkerView, ...]
     """Flexible workers that are not leaving, by job and index."""
-
-
-class JobShape(Struct, frozen=True, cache_hash=True):
-    """All that decides whether a base gang fits; jobs of equal shape fit or fail together."""
-
-    gpus_per_worker: int
-    min_workers: int
-    is_elastic: bool
-    gpu_types: tuple[str, ...]
-    multipliers: tuple[tuple[str, int], ...]
-    preemptibility: Preemptibility
-    grace_s: float
-    spans_types: bool = False
-    was_preempted: bool = False
-    avoid_nodes: tuple[NodeName, ...] = ()
 
 
 Flexible = dict[NodeName, tuple[WorkerView, ...]]
@@ -317,7 +285,7 @@ class ServiceNodes(Struct, frozen=True, kw_only=True):
 
     count: all of them; those that are cordoned count in nothing else.
     ready: serving. coming: on their way home. draining: on their way to training.
-    longest_serving: those ready that tell since when, the longest first.
+    longest_serving: those ready that tell since when and can be lent, the longest first.
     gpu_types: of those ready.
     """
 

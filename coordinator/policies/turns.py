@@ -14,6 +14,7 @@ from coordinator.policies.decisions import Placement
 from coordinator.policies.floor import Floor, Place, best_fit, is_movable, present_workers
 from coordinator.policies.granting import Grant
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.words import counted
 
 PlaceOf = Callable[[JobView], Place]
 """How the workers of a job are placed; jobs of one shape and one answer fit or fail together."""
@@ -114,7 +115,8 @@ class Turns:
                 workers=count,
                 gpu_type=gpu_type,
                 placements=tuple(sorted(placements, key=lambda placement: placement.node)),
-                reason=f"its turn ({self._why(job)}): {count * job.gpus_per_worker} GPUs of type "
-                f"{gpu_type} on {len(placements)} nodes",
+                reason=f"its turn ({self._why(job)}): "
+                f"{counted(count * job.gpus_per_worker, 'GPU')} of type {gpu_type} on "
+                f"{counted(len(placements), 'node')}",
             )
         )

@@ -8,8 +8,8 @@ from blocks.source import one_line
 from coordinator.policies.bundles import POLICIES
 from coordinator.policies.knob_text import Knob, knobs
 from coordinator.policies.passes import Rules
-from coordinator.sim.scenarios import FAMILIES, SCENES
 from coordinator.sim.sweep import OPTIONS, PARTS
+from coordinator.workloads.paper_runs import FAMILIES, SCENES
 
 SHOWN_OF = "aryl"
 PAGES_DIR = Path(__file__).parents[1] / "policies"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import io
 import tokenize
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
@@ -33,14 +34,24 @@ _NO_CODE = {
 
 
 def policy_code() -> str:
-    """Own lines and shared parts of the published schedulers; the others are made of rules."""
+    """Own lines and shared parts of the published schedulers; the others are made of rules.
+
+    Parts that no other line of the table has are in italics.
+    """
     lines = ["| policy | own lines | shared parts |", "|---|---|---|"]
-    for names, modules in _families():
-        parts = {_part(each) for module in modules for each in _imports(module)} - NOUNS - {""}
+    families = [(names, modules, _parts(modules)) for names, modules in _families()]
+    users = Counter(part for _, _, parts in families for part in parts)
+    for names, modules, parts in families:
         count = sum(map(code_lines, modules))
-        shown = ", ".join(f"`{name}`" for name in names)
-        lines.append(f"| {shown} | {count} | {', '.join(f'`{part}`' for part in sorted(parts))} |")
+        policies = ", ".join(f"`{name}`" for name in names)
+        shown = (f"`{part}`" if users[part] > 1 else f"_`{part}`_" for part in sorted(parts))
+        lines.append(f"| {policies} | {count} | {', '.join(shown)} |")
     return "\n".join(lines)
+
+
+def _parts(modules: tuple[str, ...]) -> set[str]:
+    """Shared modules that these import, but for the nouns."""
+    return {_part(each) for module in modules for each in _imports(module)} - NOUNS - {""}
 
 
 def _families() -> list[tuple[list[str], tuple[str, ...]]]:

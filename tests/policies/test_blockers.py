@@ -42,7 +42,7 @@ def test_the_need_is_named_beside_what_is_free() -> None:
         "needs 6 GPUs of type H100, 3 workers of 2; 6 free on 2 nodes, room for 2 workers",
     )
     fits = why(make_job_view("fits"), *nodes)
-    assert fits[0].endswith("1 workers of 1; 6 free on 2 nodes, room for 1 workers")
+    assert fits[0].endswith("1 worker of 1; 6 free on 2 nodes, room for 1 worker")
 
 
 def test_flexible_workers_that_can_go_count_as_free() -> None:
@@ -51,7 +51,7 @@ def test_flexible_workers_that_can_go_count_as_free() -> None:
         {"n1": {"wide": 4}}, flexible={"n1": {"wide": 4}}, role=NodeRole.TRAINING
     )
     found = why(make_job_view("j", gpus_per_worker=8), *nodes, jobs=jobs)
-    assert "4 free on 1 nodes, room for 0 workers" in found[0]
+    assert "4 free on 1 node, room for 0 workers" in found[0]
 
 
 def test_every_blocker_is_named_not_the_first() -> None:
@@ -68,11 +68,11 @@ def test_every_blocker_is_named_not_the_first() -> None:
     ]
     found = why(make_job_view("j", gpus_per_worker=8, preemptibility=Preemptibility.NON), *nodes)
     assert found == (
-        "needs 8 GPUs of type H100, 1 workers of 8; 4 free on 1 nodes, room for 0 workers",
+        "needs 8 GPUs of type H100, 1 worker of 8; 4 free on 1 node, room for 0 workers",
         "can never run here: no node of type H100 has 8 GPUs; the largest has 4",
-        "1 nodes of type H100 cordoned",
+        "1 node of type H100 cordoned",
         "3 nodes of type H100 not lent to training",
-        "1 nodes of type H100 take no workers now",
+        "1 node of type H100 closed to workers now",
         "service chat: preemptibility non excludes the job from nodes that it lends",
     )
 
@@ -83,9 +83,9 @@ def test_each_accepted_type_is_explained() -> None:
     job = make_job_view("j", types=("A100", "B200", "H100"), gpus_per_worker=8)
     found = why(job, *nodes)
     assert [line for line in found if line.startswith(("needs", "GPU type"))] == [
-        "needs 8 GPUs of type A100, 1 workers of 8; 2 free on 1 nodes, room for 0 workers",
+        "needs 8 GPUs of type A100, 1 worker of 8; 2 free on 1 node, room for 0 workers",
         "GPU type B200 not present",
-        "needs 8 GPUs of type H100, 1 workers of 8; 4 free on 1 nodes, room for 0 workers",
+        "needs 8 GPUs of type H100, 1 worker of 8; 4 free on 1 node, room for 0 workers",
     ]
 
 
@@ -99,7 +99,7 @@ def test_a_fungible_job_is_told_of_types_that_take_nobody() -> None:
     assert (
         "needs 16 GPUs of type T4, 2 workers of 8; 0 free on 0 nodes, room for 0 workers" in found
     )
-    assert "1 nodes of type T4 not lent to training" in found
+    assert "1 node of type T4 not lent to training" in found
 
 
 @pytest.mark.parametrize("role", [LENT, NodeRole.SERVING])

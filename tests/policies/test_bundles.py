@@ -151,7 +151,7 @@ def test_a_start_records_its_estimate_and_where_it_came_from() -> None:
     assert isinstance(start, Start)
     assert (start.estimated_runtime_s, start.estimate_source) == (300.0, "history of 7 runs")
     assert start.reason == (
-        "its turn (at least 300 s by history of 7 runs, priority 3): 4 GPUs of type H100 on 1 nodes"
+        "its turn (at least 300 s by history of 7 runs, priority 3): 4 GPUs of type H100 on 1 node"
     )
     counts = [(p.worker_count, p.is_flexible) for p in start.placements]
     assert counts == [(2, False), (2, True)]

@@ -57,6 +57,15 @@ def gang(name: str = "gang", *, nodes: int, **changes: Any) -> JobView:
     return make_job_view(name, workers=(nodes, nodes), gpus_per_worker=FULL, **changes)
 
 
+def test_a_node_that_takes_nothing_serves_on_while_another_one_is_lent() -> None:
+    """It is as ready as the others, so it keeps none of them at home either."""
+    stuck, *others = serving(3)
+    nodes = [replace(stuck, takes_nothing=True), *others]
+    service = make_service_view(load=5.0, capacity_per_node=10.0, min_serving=0)
+    assert lent(nodes, [gang(nodes=2)], services=[service]) == ["n1", "n2"]
+    assert lent(nodes, [gang(nodes=3)], services=[service]) == []
+
+
 def test_nothing_is_lent_while_nobody_waits() -> None:
     """Spare alone is no reason."""
     assert lent(serving(4), []) == []

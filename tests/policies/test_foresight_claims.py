@@ -244,6 +244,7 @@ def test_the_bound_holds_for_foresight_as_it_is_shipped(contest: Contest) -> Non
     and R more, with R as above: no longer, and no less than half of it."""
     rules = policy("foresight").knobs
     assert isinstance(rules, Rules)
+    assert (rules.claim_ratio, rules.claim_stretch) == (0.5, 30.0)
     bound_s = contest.bound_s(ratio=rules.claim_ratio, stretch=rules.claim_stretch)
     waited_s = play("foresight", contest, until_s=contest.asked_at_s + bound_s + contest.step_s)
     assert 0.5 * bound_s <= waited_s <= bound_s

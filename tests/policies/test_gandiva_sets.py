@@ -256,7 +256,7 @@ def test_whoever_waits_is_told_why() -> None:
     ]
     holds = policy("gandiva-sets").hold(cell(jobs, n0=4), b"")
     assert {hold.job_id: hold.blockers[0] for hold in holds} == {
-        "waits": "waits for its turn in the set n0: 1 jobs before it, room for 1",
+        "waits": "waits for its turn in the set n0: 1 job before it, room for 1",
         "wide": "no set of nodes for gangs of 8 GPUs, and 0 nodes in no set",
     }
 

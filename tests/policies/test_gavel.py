@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from common.model import JobState
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Allocation, Preempt, Start
+from coordinator.policies.dividing.rounds import Rounds
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
-from coordinator.policies.systems.gavel import Rounds
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
 
 LAS = policy("las")

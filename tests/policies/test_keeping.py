@@ -27,17 +27,21 @@ def cell(
     jobs: tuple[JobView, ...] = (WANTS,),
     is_frozen: bool = False,
     is_cordoned: bool = False,
+    takes_nothing: bool = False,
     since_s: float = 0.0,
     **service: Any,
 ) -> ClusterSnapshot:
     """Three serving nodes of ten requests per second, one of them needed; n1 is looked at."""
     values: dict[str, Any] = {"load": 5.0, "hold_off_s": 60.0, **service}
     nodes = [
-        make_node_view(
-            "n1",
-            role=NodeRole.SERVING,
-            serving_since_s=since_s,
-            is_drained_by_operator=is_cordoned,
+        replace(
+            make_node_view(
+                "n1",
+                role=NodeRole.SERVING,
+                serving_since_s=since_s,
+                is_drained_by_operator=is_cordoned,
+            ),
+            takes_nothing=takes_nothing,
         ),
         make_node_view("n2", role=NodeRole.SERVING, serving_since_s=since_s),
         make_node_view("n3", role=NodeRole.SERVING, serving_since_s=since_s),
@@ -80,10 +84,11 @@ REASONS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "hold-off": ({"since_s": NOW_S - 20.0}, "its hold-off lasts 40 s more"),
     "cordoned": ({"is_cordoned": True}, "cordoned"),
+    "full disk": ({"takes_nothing": True}, "until its disk can be written"),
     "no demand": ({"jobs": ()}, "no job that waits or could grow"),
     "wrong type": (
         {"jobs": (make_job_view("j", types=("T4",)),)},
-        "none of the 1 jobs that want GPUs could use it",
+        "of 1 job in want of GPUs none could use it",
     ),
     "grace": (
         {"jobs": (make_job_view("j", grace_s=90.0),)},
@@ -91,7 +96,7 @@ REASONS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "too wide": (
         {"jobs": (make_job_view("j", gpus_per_worker=16),)},
-        "none of the 1 jobs that want GPUs could use it",
+        "of 1 job in want of GPUs none could use it",
     ),
     "not preemptible": (
         {"jobs": (make_job_view("j", preemptibility=Preemptibility.NON),)},

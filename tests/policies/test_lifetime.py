@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from msgspec.structs import replace
 
-from common.model import JobState, NodeRole
+from common.model import JobState, NodeRole, Preemptibility
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Start
 from coordinator.policies.loans.lifetime import longest_runtime_s
@@ -158,6 +158,107 @@ def test_loans_outlive_what_nodes_are_taken_back_for() -> None:
     gentle = starts(snapshot, "aryl:lifetime_quantile=0.1:lend_quantile=0.1")
     careful = starts(snapshot, "aryl:lifetime_quantile=0.1:lend_quantile=0.99")
     assert 1 <= len(careful) < len(gentle)
+
+
+def with_home(*, is_claimed: bool) -> ClusterSnapshot:
+    """Nine lent nodes, a load with bursts, nine jobs of two hours, and two training nodes.
+
+    Both are busy for ten hours; or one is free and kept for a gang that waited long.
+    """
+    left_s = {"t1": 10 * HOUR_S, "t2": 10 * HOUR_S}
+    waiting = [
+        replace(hours(f"j{number}", 1.8), submitted_at_s=MIDNIGHT_S - 5.0) for number in range(9)
+    ]
+    if is_claimed:
+        left_s = {"t2": 0.3 * HOUR_S}
+        waiting.append(replace(hours("gang", 1.0, workers=2), preemptibility=Preemptibility.NON))
+    busy = [
+        make_job_view(
+            f"busy-{name}",
+            state=JobState.RUNNING,
+            gpus_per_worker=8,
+            remaining_work_s=each_s,
+            placed=[make_worker_view(f"busy-{name}", 0, name, gpus=8)],
+        )
+        for name, each_s in left_s.items()
+    ]
+    home = [
+        make_node_view(
+            name, workers=[worker for job in busy for worker in job.placed if worker.node == name]
+        )
+        for name in ("t1", "t2")
+    ]
+    lent = [lent_node(f"l{number}") for number in range(9)]
+    found = cell([*busy, *waiting], lent, season=ten_days(bursts=20.0))
+    return make_snapshot(
+        nodes=[*home, *found.nodes], jobs=found.jobs, services=found.services, now_s=found.now_s
+    )
+
+
+def test_who_is_kept_from_home_by_a_claim_alone_takes_no_chances() -> None:
+    """Where training nodes have room but for a claim, loans must surely outlive a job; where they
+    are full, low odds do."""
+    claiming = "aryl:lifetime_quantile=0.1:claim_ratio=0.5:claim_stretch=0"
+    bold, careful = (f"{claiming}:near_quantile={q}" for q in ("null", "0.99"))
+    full, claimed = with_home(is_claimed=False), with_home(is_claimed=True)
+    assert starts(full, bold) == starts(full, careful) == starts(claimed, bold)
+    assert 1 <= len(starts(claimed, careful)) < len(starts(claimed, bold))
+
+
+SAVING = "aryl:lifetime_quantile=0.9:lifetime_saves=true"
+
+
+@pytest.mark.parametrize(
+    ("job", "starts_there"),
+    [
+        ({}, False),
+        ({"saves_when_asked": True}, True),
+        ({"saves_when_asked": True, "wasted_gpu_s": 6e4, "attained_gpu_s": 1e5}, False),
+        ({"preemption_count": 2, "wasted_gpu_s": 8e4, "attained_gpu_s": 1e5}, False),
+        ({"preemption_count": 2, "wasted_gpu_s": 2e3, "attained_gpu_s": 1e5}, True),
+        ({"preemption_count": 1, "wasted_gpu_s": 1e5, "attained_gpu_s": 1e5}, False),
+    ],
+    ids=["silent", "asked", "no longer believed", "old saves", "young saves", "saved nothing"],
+)
+def test_what_saves_need_not_be_over(job: dict[str, float], *, starts_there: bool) -> None:
+    """Over the noon a job goes to a lent node if a stop is known to cost it little of the loan; by
+    its end alone none does."""
+    long = replace(hours("long", 14.0), **job)
+    snapshot = cell([long], [lent_node("l1")])
+    assert (starts(snapshot, SAVING) == ["long"]) == starts_there
+    assert starts(snapshot) == []
+
+
+def test_a_loan_that_ends_at_once_is_worth_nothing_to_what_saves() -> None:
+    """Where the load is about to come back, nobody starts there for the sake of a restart."""
+    saves = replace(hours("saves", 14.0), saves_when_asked=True)
+    later = replace(
+        cell([saves], [lent_node(f"l{number}") for number in range(9)]),
+        now_s=MIDNIGHT_S + 11.5 * HOUR_S,
+    )
+    assert starts(later, "aryl") == ["saves"]
+    assert starts(later, SAVING) == []
+
+
+def test_what_saves_holds_a_node_no_longer_than_it_needs_it() -> None:
+    """Nine nodes are held over the noon by jobs that save: others may use those that can stay away
+    until six beside them."""
+    old, held = half_held(9, hours_left=14.0)
+    saving = [replace(job, saves_when_asked=True) for job in old]
+    new = [
+        make_job_view(f"new{number}", gpus_per_worker=4, remaining_work_s=5.8 * HOUR_S)
+        for number in range(9)
+    ]
+    assert len(starts(cell([*old, *new], held), SAVING)) == 9
+    assert 3 <= len(starts(cell([*saving, *new], held), SAVING)) <= 5
+
+
+def test_a_job_that_saves_is_told_why_it_waits() -> None:
+    """Not that it would have to be over, but that the loan is too short for its restart."""
+    saves = replace(hours("saves", 14.0), saves_when_asked=True)
+    later = replace(cell([saves], [lent_node("l1")]), now_s=MIDNIGHT_S + 11.5 * HOUR_S)
+    (hold,) = policy(SAVING).hold(later, b"")
+    assert "too soon for what a stop costs the job" in " ".join(hold.blockers)
 
 
 @settings(max_examples=80, deadline=None)

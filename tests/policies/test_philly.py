@@ -12,6 +12,7 @@ from common.model import JobId, JobState, NodeName, Preemptibility
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Allocation, Preempt, Start
 from coordinator.policies.floor import Floor
+from coordinator.policies.placing.holding import Attempted
 from coordinator.policies.placing.locality import (
     ANYWHERE,
     FEWEST_SERVERS,
@@ -21,7 +22,7 @@ from coordinator.policies.placing.locality import (
     whole,
 )
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView, TenantView
-from coordinator.policies.systems.philly import Attempted, Knobs
+from coordinator.policies.systems.philly import Knobs
 from coordinator.policies.waits import FAIR_SHARE, FRAGMENTATION
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 
@@ -228,6 +229,17 @@ def test_the_last_level_crosses_racks() -> None:
         assert bool(starts(play(seen, {"g": Attempted(0.0)}))) == fits
 
 
+def test_at_the_last_level_the_end_of_a_back_off_is_waited_for() -> None:
+    """From then on it may hold; while it may and finds nothing, time alone changes nothing."""
+    servers = [node("a", free=0)]
+    job = waiting("g", 4)
+    for into_s, wakes_in_s in ((HOLD_S + 50.0, BACK_OFF_S - 50.0), (HOLD_S - 50.0, None)):
+        now_s = 6 * CYCLE_S + into_s
+        seen = snapshot(servers, job, now_s=now_s, quotas={"vc": 8})
+        done = play(seen, {"g": Attempted(0.0)})
+        assert done.wake_at_s == (None if wakes_in_s is None else now_s + wakes_in_s)
+
+
 # --- quotas -------------------------------------------------------------------------------------
 
 
@@ -319,6 +331,6 @@ def test_what_a_waiting_job_is_told() -> None:
     [hold] = policy("philly").hold(seen, memory)
     [why] = hold.blockers
     assert why == (
-        "fragmentation: within quota, but 1 workers of 8 GPUs find no place (fewest servers of "
-        "one rack; 0 tries timed out); holds 6 on a, for 50 s more"
+        "fragmentation: within quota, but no place for 1 worker of 8 GPUs (fewest servers of one "
+        "rack; 0 tries timed out); holds 6 on a, for 50 s more"
     )

@@ -16,17 +16,21 @@ from tests.strategies import snapshots
 SERVICES = (ServiceName("chat"), ServiceName("search"))
 NAMES = tuple(NodeName(f"n{number}") for number in range(4))
 VIEWS = st.builds(
-    lambda name, service, role, is_cordoned, is_reclaimed, since_s, gpu_type: replace(
-        make_node_view(name, role=role),
-        service=service,
-        is_drained_by_operator=is_cordoned,
-        is_reclaimed=is_reclaimed,
-        serving_since_s=since_s,
-        gpu_type=gpu_type,
+    lambda name, service, role, is_cordoned, is_reclaimed, takes_nothing, since_s, gpu_type: (
+        replace(
+            make_node_view(name, role=role),
+            service=service,
+            is_drained_by_operator=is_cordoned,
+            is_reclaimed=is_reclaimed,
+            takes_nothing=takes_nothing,
+            serving_since_s=since_s,
+            gpu_type=gpu_type,
+        )
     ),
     st.sampled_from(NAMES),
     st.sampled_from((None, *SERVICES)),
     st.sampled_from(NodeRole),
+    st.booleans(),
     st.booleans(),
     st.booleans(),
     st.sampled_from((None, 1.0, 2.0)),
@@ -40,7 +44,7 @@ def looked_up(nodes: list[NodeView], service: ServiceName) -> ServiceNodes:
     usable = [node for node in own if not node.is_drained_by_operator]
     ready = [node for node in usable if node.role == NodeRole.SERVING]
     homing = (NodeRole.VACATING, NodeRole.WARMING)
-    told = [node for node in ready if node.serving_since_s is not None]
+    told = [node for node in ready if node.serving_since_s is not None and not node.takes_nothing]
     return ServiceNodes(
         count=len(own),
         ready=tuple(ready),

@@ -18,7 +18,10 @@ from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from tests.builders import NOW_S, make_cluster, make_job_view, make_snapshot, make_worker_view
 from tests.engine.house import House
 
-IN_TURNS = ("themis", "themis-simple", "las", "themis-lp", "afs-p:lease_s=1200")
+IN_TURNS = (
+    *("themis", "themis-simple", "las", "themis-lp", "afs-p:lease_s=1200"),
+    *("gandiva-sets", "tiresias:promote=1"),
+)
 RAN_S = 3600.0
 
 

@@ -37,7 +37,7 @@ def test_a_running_job_is_told_how_it_stands(name: str, said: str) -> None:
     """`explain` has the policy's own words beside the count of workers."""
     house = house_of(name)
     reasons = explain.job(house.engine, house.engine.state.jobs[JobId("runs")])
-    assert "1 workers run, 0 of them flexible" in reasons
+    assert "1 worker runs, 0 of them flexible" in reasons
     assert [reason for reason in reasons if said in reason], reasons
 
 

@@ -160,6 +160,14 @@ def test_gittins_orders_a_queue_by_what_is_likely_to_end() -> None:
     assert changed(cell([close, new, far], n0=8), "tiresias-gittins") == ([], ["far"])
 
 
+def test_a_return_to_the_first_queue_does_not_make_a_job_younger() -> None:
+    """Its index is by all that it attained: 100 GPU-s may end it, whoever else is in that queue."""
+    knobs = "tiresias-gittins:services=100/100/3000:limits=50:promote=1"
+    back = job("back", 8, served=2900.0, first_s=9.0, waits_since_s=NOW_S - 400.0)
+    young = job("young", 8, served=20.0, first_s=1.0, waits_since_s=NOW_S)
+    assert changed(cell([back, young], n0=8), knobs) == ([], ["back"])
+
+
 def test_the_last_queue_is_by_first_start() -> None:
     """Beyond the last limit the index does not count."""
     knobs = "tiresias-gittins:services=100/100/3000/90000:limits=50"

@@ -1,4 +1,4 @@
-"""Orders of nodes on which one job of a bid is put: its own, one node, one rack, anywhere. Pure.
+"""Where one job of a bid may be put: its own nodes, one node, one rack, anywhere. Pure.
 
 Must not know what a placement is worth, nor who else wants it.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from common.model import NodeName
-from coordinator.policies.snapshot import NodeView
+from coordinator.policies.snapshot import JobView, NodeView
 
 MOST_PLACES = 3
 """Sets of nodes on which a table offers one step."""
@@ -48,3 +48,18 @@ def _spread(
     yield from (by_rack[rack] for rack in fitting)
     if not fitting:
         yield [name for rack in reversed(racks) for name in by_rack[rack]]
+
+
+def has_room(
+    job: JobView, free: Mapping[NodeName, int], nodes: Mapping[NodeName, NodeView]
+) -> bool:
+    """Whether a whole base gang could start on this many GPUs by node, of one type it accepts."""
+    workers: dict[str, int] = {}
+    for name, gpus in free.items():
+        if name not in job.avoid_nodes:
+            gpu_type = nodes[name].gpu_type
+            workers[gpu_type] = workers.get(gpu_type, 0) + gpus // job.gpus_per_worker
+    return any(
+        job.accepts(gpu_type) and count >= job.workers_on(gpu_type).min
+        for gpu_type, count in workers.items()
+    )

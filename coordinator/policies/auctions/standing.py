@@ -5,12 +5,12 @@ Must not know bids, nor who else is there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
 from msgspec import Struct
 
-from common.model import JobId, NodeName
+from common.model import JobId, JobState, NodeName
 from coordinator.policies.apps import AppRecord, Held, Measure, held_by
 from coordinator.policies.auctions.leases import Leases
 from coordinator.policies.snapshot import JobView
@@ -68,3 +68,18 @@ def standing_of(
 
 def _least_gpus(job: JobView) -> int:
     return job.gpus_per_worker * (1 if job.is_elastic else job.workers.min)
+
+
+def starved(standings: Iterable[Standing], since_s: float) -> tuple[Standing, JobView] | None:
+    """Of the jobs that have waited since an instant or longer the first in line, and its app.
+
+    By priority, then by how long it has waited.
+    """
+    waiting = (
+        (-job.priority, job.waiting_since_s or job.submitted_at_s, job.job_id, standing, job)
+        for standing in standings
+        for job in standing.jobs
+        if job.state == JobState.PENDING
+    )
+    first = min((each for each in waiting if each[1] <= since_s), default=None)
+    return None if first is None else first[3:]

@@ -21,7 +21,8 @@ from coordinator.policies.knapsack import jct_reduction_s
 from coordinator.policies.placement import Room, fill, placed_count
 from coordinator.policies.queueing import Gang, find_gang
 from coordinator.policies.scaling import Share
-from coordinator.policies.snapshot import JobShape, JobView, NodeView
+from coordinator.policies.shapes import JobShape
+from coordinator.policies.snapshot import JobView, NodeView
 
 
 class Unmet(Struct, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from coordinator.policies.loans.loaning import (
     rest_left_s,
 )
 from coordinator.policies.snapshot import ClusterSnapshot, NodeView, ServiceView
+from coordinator.policies.words import counted
 
 
 def why_kept(
@@ -87,7 +88,9 @@ def _of_service(snapshot: ClusterSnapshot, service: ServiceView, have: Balance) 
     name = service.name
     found: list[str] = []
     if service.is_recalled:
-        found.append(f"{name} is recalled: nothing of it is lent (aryl recall --off)")
+        found.append(
+            f"{name} is recalled: nothing of it is lent (aryl recall --service {name} --off)"
+        )
     if service.return_s > service.reclaim_deadline_s:
         found.append(
             f"a lent node may need {service.return_s:g} s to come home, more than the deadline "
@@ -139,6 +142,8 @@ def _of_node(
     found: list[str] = []
     if node.is_drained_by_operator:
         found.append("it is cordoned: an operator keeps it from being lent")
+    if node.takes_nothing:
+        found.append("it cannot write down a loan, so it takes none until its disk can be written")
     left_s = rest_left_s(snapshot, service, node)
     if 0 < left_s < inf:
         found.append(
@@ -149,7 +154,8 @@ def _of_node(
         found.append("no job that waits or could grow wants more GPUs on lent nodes")
     elif demand is not None and not demand.accepts(node):
         found.append(
-            f"none of the {len(demand.wanting)} jobs that want GPUs could use it: GPU type, GPUs "
-            f"per worker, or a grace above the {service.max_grace_s:g} s that {service.name} allows"
+            f"of {counted(len(demand.wanting), 'job')} in want of GPUs none could use it: GPU "
+            f"type, GPUs per worker, or a grace above the {service.max_grace_s:g} s that "
+            f"{service.name} allows"
         )
     return tuple(found)

@@ -7,19 +7,34 @@ while at no instant before its end more of them are held by base workers than ca
 then. Which node is held does not matter, as a reclaim takes those that nobody holds. Flexible
 workers go home without a preemption, and may use any. What is not known forbids nothing: until the
 load's day was seen, base workers may go to any lent node, as without this rule.
+
+How surely a loan must outlive a job follows from what a preemption would take from it. With p the
+chance that it is over in time, L its length and W how long it would wait for training nodes, it
+wins W or loses the up to L that it could have run at home meanwhile: that pays from p = L / (L + W)
+on. Where training is full W is long, and whoever stays there keeps others waiting too: low odds
+will do. A job that would have room at home, were it not for a claim (`foresight_claims`), waits for
+less than its own length, as a claim bars none that is over before it is ready: p must be high.
+
+What saves loses little by a stop. Where saves count, it need not be over before the load comes
+back: a loan does that is many times as long as what a stop would cost it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from math import inf
+
+from msgspec import Struct
 
 from common.model import JobId
 from coordinator.policies.loans.loaning import nodes_for
 from coordinator.policies.loans.seasonal import BIN_S, LEADS
 from coordinator.policies.placement import Room
+from coordinator.policies.reclaim.costs import RESTART_S
 from coordinator.policies.scaling import work_on
+from coordinator.policies.setbacks import MOST_LOST_RATIO
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, ServiceView
 from coordinator.policies.sources import late_ratio
 
@@ -41,6 +56,10 @@ CAUTION = 0.1
 GUESS_RATIO = 3.0
 """How many times its estimate a job may take whose estimate is a guess."""
 
+STAY_RATIO = 10.0
+"""A loan is long enough for a job that saves if it lasts for so many times what a stop costs the
+job: a tenth of its time there is the most that a preemption takes."""
+
 
 def base_runtime_s(job: JobView, gpu_type: str, now_s: float) -> float:
     """Running time left with the base gang alone on a GPU type, in seconds."""
@@ -54,15 +73,42 @@ def longest_runtime_s(job: JobView, gpu_type: str, now_s: float) -> float:
     return ratio * base_runtime_s(job, gpu_type, now_s) + SLACK_S
 
 
-class _Loans:
+def stop_cost_s(job: JobView) -> float | None:
+    """What a stop later on is expected to cost a job, in seconds of its base gang, its restart
+    counted; None: all that it will have done, as far as is known.
+
+    Nothing but the restart of one that saves when it is asked, unless stops have cost it so much
+    already that its word is worth nothing. When another one saves is its own business; that it does
+    is known once a stop left it something, and what stops took from it so far, on average, tells
+    how old its saves are.
+    """
+    gpus = job.workers.min * job.gpus_per_worker
+    if job.saves_when_asked and job.wasted_gpu_s <= MOST_LOST_RATIO * job.attained_gpu_s:
+        return RESTART_S
+    if job.preemption_count and job.wasted_gpu_s < job.attained_gpu_s:
+        return RESTART_S + job.wasted_gpu_s / job.preemption_count / gpus
+    return None
+
+
+class _Lent(Struct, frozen=True, kw_only=True):
     """What one service has lent.
 
+    kinds: GPU types of all its nodes.
     held_s: per place of a usable lent node, for how long base workers hold it yet.
+    """
+
+    service: ServiceView
+    kinds: frozenset[str]
+    held_s: Mapping[int, float]
+
+
+class _Loans:
+    """What one service has lent, and for how long by one quantile of its load.
+
     away: for each of `SPANS_S` how many nodes can stay away so long; the last one also beyond.
     """
 
-    def __init__(self, held_s: dict[int, float], away: Sequence[int], kinds: set[str]) -> None:
-        self.kinds = kinds
+    def __init__(self, held_s: Mapping[int, float], away: Sequence[int]) -> None:
         self._order = sorted(held_s, key=lambda place: (-held_s[place], place))
         self._ends_s = sorted(held_s.values())
         self._away = away
@@ -103,7 +149,9 @@ class Lifetimes:
 
     Args:
         q: quantile of the load that loans are to outlive.
+        near_q: that for a job which has room at home but for a claim; None: as for all.
         lend_q: quantile by which nodes are taken back, a little ahead; None: without one.
+        counts_saves: a job that saves need not be over before the load comes back.
     """
 
     def __init__(
@@ -112,57 +160,98 @@ class Lifetimes:
         room: Room,
         *,
         q: float,
-        lend_q: float | None,
+        near_q: float | None = None,
+        lend_q: float | None = None,
+        counts_saves: bool = False,
     ) -> None:
         self._snapshot = snapshot
         self._room = room
         self._q = q
+        self._near_q = near_q
         self._lend_q = lend_q
-        self._made: list[_Loans] | None = None
+        self._counts_saves = counts_saves
+        self._made: dict[tuple[str, float], _Loans] = {}
 
     def barred(self, job: JobView) -> int:
         """Places on lent nodes that base workers of a job must leave alone."""
         places = 0
-        for loans in self._loans():
-            if any(job.accepts(kind) for kind in loans.kinds):
-                places |= loans.barred(self._runtime_s(job, loans))
+        for runtime_s, loans in self._open_to(job):
+            places |= loans.barred(runtime_s)
         return places
 
     def may_use_loans(self, job: JobView) -> bool:
         """Whether some service has nodes that can stay away for as long as the job runs."""
-        return any(
-            loans.is_open_for(self._runtime_s(job, loans))
-            for loans in self._loans()
-            if any(job.accepts(kind) for kind in loans.kinds)
-        )
+        return any(loans.is_open_for(runtime_s) for runtime_s, loans in self._open_to(job))
 
     def why(self, job: JobView) -> str:
         """That no loan outlives a job, in a sentence; empty when it is kept from no node."""
         if not self.barred(job):
             return ""
-        left_s = max(
-            self._runtime_s(job, loans)
-            for loans in self._loans()
-            if any(job.accepts(kind) for kind in loans.kinds)
-        )
+        stays_s = max(runtime_s for runtime_s, _ in self._open_to(job))
+        if stays_s < self._longest_s(job):
+            return (
+                f"lent nodes are expected home within {stays_s:.0f} s, which is too soon for what "
+                f"a stop costs the job, though it saves"
+            )
         return (
             f"lent nodes are expected home before the job would be over, which may take "
-            f"{left_s:.0f} s"
+            f"{stays_s:.0f} s"
         )
 
-    def _runtime_s(self, job: JobView, loans: _Loans) -> float:
+    def _longest_s(self, job: JobView) -> float:
         now_s = self._snapshot.now_s
-        return max(longest_runtime_s(job, kind, now_s) for kind in loans.kinds if job.accepts(kind))
+        kinds = {kind for lent in self._lent for kind in lent.kinds if job.accepts(kind)}
+        return max(longest_runtime_s(job, kind, now_s) for kind in kinds)
 
-    def _loans(self) -> list[_Loans]:
+    def _open_to(self, job: JobView) -> list[tuple[float, _Loans]]:
+        """Loans of GPU types that a job accepts, and for how long it needs them, in seconds."""
+        found = [(lent, [kind for kind in lent.kinds if job.accepts(kind)]) for lent in self._lent]
+        if not any(kinds for _, kinds in found):
+            return []
+        q = self._quantile(job)
+        return [
+            (max(self._stays_s(job, kind) for kind in kinds), self._at(lent, q))
+            for lent, kinds in found
+            if kinds
+        ]
+
+    def _quantile(self, job: JobView) -> float:
+        if self._near_q is None or self._near_q == self._q:
+            return self._q
+        return self._near_q if self._is_near_home(job) else self._q
+
+    def _is_near_home(self, job: JobView) -> bool:
+        """Whether training nodes have room for a job that is kept for another one."""
+        room, lent = self._room, self._lent_places
+        return any(
+            room.has_places(job, kind, job.workers_on(kind).min, if_unbarred=True, but=lent)
+            for kind in room.home_types
+            if job.accepts(kind)
+        )
+
+    @cached_property
+    def _lent_places(self) -> int:
+        return sum(1 << place for lent in self._lent for place in lent.held_s)
+
+    def _stays_s(self, job: JobView, gpu_type: str) -> float:
+        """For how long a job needs a node that it holds with base workers."""
+        longest_s = longest_runtime_s(job, gpu_type, self._snapshot.now_s)
+        cost_s = stop_cost_s(job) if self._counts_saves else None
+        return longest_s if cost_s is None else min(longest_s, STAY_RATIO * cost_s)
+
+    def _at(self, lent: _Lent, q: float) -> _Loans:
         """Worked out when first asked for: most passes place nothing on lent nodes."""
-        if self._made is None:
-            jobs = {job.job_id: job for job in self._snapshot.jobs if job.gpu_type is not None}
-            self._made = [self._of(service, jobs) for service in self._snapshot.services]
-        return self._made
+        key = (lent.service.name, q)
+        if key not in self._made:
+            self._made[key] = _Loans(lent.held_s, self._away(lent.service, q))
+        return self._made[key]
 
-    def _of(self, service: ServiceView, jobs: dict[JobId, JobView]) -> _Loans:
-        now_s = self._snapshot.now_s
+    @cached_property
+    def _lent(self) -> list[_Lent]:
+        jobs = {job.job_id: job for job in self._snapshot.jobs if job.gpu_type is not None}
+        return [self._of(service, jobs) for service in self._snapshot.services]
+
+    def _of(self, service: ServiceView, jobs: dict[JobId, JobView]) -> _Lent:
         held_s: dict[int, float] = {}
         kinds = {node.gpu_type for node in self._snapshot.nodes if node.service == service.name}
         for place, occupied in enumerate(self._room.index.nodes):
@@ -170,16 +259,16 @@ class Lifetimes:
                 continue
             held_s[place] = max(
                 (
-                    longest_runtime_s(job, occupied.node.gpu_type, now_s)
+                    self._stays_s(job, occupied.node.gpu_type)
                     for worker in occupied.node.workers
                     if not worker.is_flexible and not worker.is_leaving
                     if (job := jobs.get(worker.job_id)) is not None
                 ),
                 default=0.0,
             )
-        return _Loans(held_s, self._away(service), kinds)
+        return _Lent(service=service, kinds=frozenset(kinds), held_s=held_s)
 
-    def _margin(self, service: ServiceView) -> float:
+    def _margin(self, service: ServiceView, q: float) -> float:
         """How much more load than is expected a node is taken back for already.
 
         A reclaim does not wait for the load: it comes when the quantile that lending goes by asks
@@ -190,10 +279,10 @@ class Lifetimes:
         horizon_s = (service.return_s + service.loan_period_s,)
         now_s, season = self._snapshot.now_s, service.season
         (asked,) = season.quantiles(self._lend_q, now_s=now_s, horizons_s=horizon_s)
-        (outlived,) = season.quantiles(self._q, now_s=now_s, horizons_s=horizon_s)
+        (outlived,) = season.quantiles(q, now_s=now_s, horizons_s=horizon_s)
         return 0.0 if asked is None or outlived is None else max(0.0, asked - outlived)
 
-    def _away(self, service: ServiceView) -> list[int]:
+    def _away(self, service: ServiceView, q: float) -> list[int]:
         own = [
             node
             for node in self._snapshot.nodes
@@ -201,8 +290,8 @@ class Lifetimes:
         ]
         season, now_s = service.season, self._snapshot.now_s
         horizons_s = [min(span_s + service.return_s, MOST_S) for span_s in SPANS_S]
-        peaks = season.quantiles(self._q, now_s=now_s, horizons_s=horizons_s)
-        margin = self._margin(service)
+        peaks = season.quantiles(q, now_s=now_s, horizons_s=horizons_s)
+        margin = self._margin(service, q)
         was_seen = season.seen_ahead(int(now_s // BIN_S)) == inf
         away: list[int] = []
         for horizon_s, quantile in zip(horizons_s, peaks, strict=True):

@@ -18,13 +18,14 @@ from msgspec.structs import replace
 from coordinator.policies.loans.forecast import forecast_peak, peak_between
 from coordinator.policies.service_nodes import nodes_of
 from coordinator.policies.snapshot import ClusterSnapshot, NodeView, ServiceView
+from coordinator.policies.words import counted
 
 
 class Balance(Struct, frozen=True, kw_only=True):
     """What a service has and needs, in nodes.
 
     ready: serving and not cordoned. coming: on their way home.
-    longest_serving: those ready that tell since when, the longest first.
+    longest_serving: those ready that tell since when and can be lent, the longest first.
     forecast_load: None when nothing was measured.
     horizon_s: how far the forecast looks: a return and one loan period.
     needed: below that, nodes are reclaimed. needed_to_lend: above that, nodes are lent.
@@ -139,6 +140,7 @@ def numbers(service: ServiceView, have: Balance) -> str:
     load = "unknown" if have.forecast_load is None else f"{have.forecast_load:.4g}"
     return (
         f"load forecast {load} over {have.horizon_s:.0f} s at {service.capacity_per_node:g} per "
-        f"node needs {have.needed} nodes with headroom ({have.needed_to_lend} before lending); "
+        f"node needs {counted(have.needed, 'node')} with headroom "
+        f"({have.needed_to_lend} before lending); "
         f"{len(have.ready)} ready, {len(have.coming)} coming"
     )

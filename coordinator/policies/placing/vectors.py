@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from common.model import NodeName
 from coordinator.policies.decisions import Placement
-from coordinator.policies.floor import Floor
+from coordinator.policies.floor import Floor, present_workers
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView, WorkerView
 
 SLACK = 1e-9
@@ -178,3 +178,34 @@ def dominant(used: Vector, total: Vector, weight: float = 1.0) -> float:
 def weights_of(snapshot: ClusterSnapshot) -> dict[str, float]:
     """Weights of the tenants that have settings; the others count 1."""
     return {tenant.name: tenant.weight for tenant in snapshot.tenants}
+
+
+class DominantShares:
+    """What each tenant has in a pass, and its dominant share by that over its weight.
+
+    Whoever runs is counted at first; `count` adds whom the pass starts, and takes whom it stops.
+    """
+
+    def __init__(self, snapshot: ClusterSnapshot, total: Vector) -> None:
+        self._total = total
+        self._weights = weights_of(snapshot)
+        self._used: dict[str, Vector] = {}
+        for job in snapshot.jobs:
+            self.count(job, present_workers(job))
+
+    def count(self, job: JobView, workers: int) -> None:
+        """So many workers of a job come, or with a negative number go."""
+        used = self._used.get(job.tenant, Vector())
+        self._used[job.tenant] = used.plus(wanted(job, self._total), workers)
+
+    def of(self, tenant: str) -> float:
+        """As things stand."""
+        return self._share(tenant, self._used.get(tenant, Vector()))
+
+    def with_more(self, job: JobView, workers: int) -> float:
+        """Of a job's tenant if so many workers of it came, or with a negative number went."""
+        more = Vector().plus(wanted(job, self._total), workers)
+        return self._share(job.tenant, self._used.get(job.tenant, Vector()).plus(more))
+
+    def _share(self, tenant: str, used: Vector) -> float:
+        return dominant(used, self._total, self._weights.get(tenant, 1.0))

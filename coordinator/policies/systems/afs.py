@@ -31,6 +31,7 @@ from coordinator.policies.policy import NoKnobs, Parts, joint
 from coordinator.policies.recall import recalled
 from coordinator.policies.setbacks import keeps_gang, loss_s, told
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.words import counted
 
 LEASE_S = 7200.0
 
@@ -161,8 +162,9 @@ def _held(snapshot: ClusterSnapshot, started: Allocation) -> tuple[Hold, ...]:
         Hold(
             job_id=job.job_id,
             blockers=(
-                f"its base gang of {job.workers.min} workers of {job.gpus_per_worker} GPUs is "
-                "behind those of jobs that come before it, which leave too few GPUs",
+                f"its base gang of {counted(job.workers.min, 'worker')} of "
+                f"{counted(job.gpus_per_worker, 'GPU')} is behind those of jobs that come "
+                "before it, which leave too few GPUs",
             ),
         )
         for job in snapshot.jobs

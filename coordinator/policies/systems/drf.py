@@ -21,14 +21,8 @@ from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Allocation, Placement
 from coordinator.policies.floor import Floor, is_movable, present_workers
 from coordinator.policies.granting import Grant, carry_out
-from coordinator.policies.placing.vectors import (
-    NEVER,
-    Bins,
-    Vector,
-    dominant,
-    wanted,
-    weights_of,
-)
+from coordinator.policies.placing.vectors import NEVER, Bins, DominantShares
+from coordinator.policies.placing.victims import fewest_victims
 from coordinator.policies.policy import Parts, joint
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
 from coordinator.policies.tenants.lines import lines
@@ -49,19 +43,13 @@ class _Victim(Struct, frozen=True, kw_only=True):
 
 
 class Filling:
-    """One pass of progressive filling.
-
-    used: what each tenant has, the jobs that this pass starts included. held: jobs that wait on.
-    """
+    """One pass of progressive filling. held: jobs that wait on, and why."""
 
     def __init__(self, knobs: DrfKnobs, snapshot: ClusterSnapshot) -> None:
         self._knobs = knobs
         self._snapshot = snapshot
         self._bins = Bins(snapshot)
-        self._weights = weights_of(snapshot)
-        self.used: dict[str, Vector] = {}
-        for job in snapshot.jobs:
-            self._count(job, present_workers(job))
+        self._shares = DominantShares(snapshot, self._bins.total)
         self._starts: dict[JobId, tuple[JobView, str, list[Placement]]] = {}
         self._grown: dict[JobId, list[Placement]] = {}
         self._shrunk: dict[JobId, int] = {}
@@ -70,20 +58,10 @@ class Filling:
         self._fill()
         self._grow()
 
-    def share(self, tenant: str, more: Vector | None = None) -> float:
-        """Dominant share over the weight; `more` is added first."""
-        used = self.used.get(tenant, Vector())
-        used = used if more is None else used.plus(more)
-        return dominant(used, self._bins.total, self._weights.get(tenant, 1.0))
-
-    def _count(self, job: JobView, workers: int) -> None:
-        one = wanted(job, self._bins.total)
-        self.used[job.tenant] = self.used.get(job.tenant, Vector()).plus(one, workers)
-
     def _fill(self) -> None:
         waiting = lines(self._snapshot)
         while waiting:
-            tenant = min(waiting, key=lambda tenant: (self.share(tenant), tenant))
+            tenant = min(waiting, key=lambda tenant: (self._shares.of(tenant), tenant))
             job = waiting[tenant][0]
             if self._start(job):
                 waiting[tenant].pop(0)
@@ -92,7 +70,7 @@ class Filling:
                 waiting[tenant].pop(0)
             else:
                 first = f"its base gang does not fit; {tenant} has a share of"
-                self.held.append((job, f"{first} {self.share(tenant):.3f}"))
+                self.held.append((job, f"{first} {self._shares.of(tenant):.3f}"))
                 self.held += [
                     (other, f"behind {job.job_id} of its tenant, which does not fit")
                     for other in waiting[tenant][1:]
@@ -110,7 +88,7 @@ class Filling:
                 found = self._bins.pick(job, kind, base, self._bins.fullest)
                 if found:
                     self._bins.move(job, found)
-                    self._count(job, base)
+                    self._shares.count(job, base)
                     self._starts[job.job_id] = (job, kind, list(found))
                     return True
         return False
@@ -120,23 +98,16 @@ class Filling:
     def _make_room(self, job: JobView, kind: str) -> bool:
         """Let workers of tenants that stay above the job's go; nobody goes in vain."""
         base = job.workers_on(kind).min
-        after = self.share(job.tenant, Vector().plus(wanted(job, self._bins.total), base))
-        gone: list[_Victim] = []
-        fits = False
-        for victim in self._victims(job, kind):
-            left = Vector().plus(wanted(victim.job, self._bins.total), -len(victim.workers))
-            if self.share(victim.job.tenant, left) <= after:
-                continue
-            self._go(victim, 1)
-            gone.append(victim)
-            if fits := bool(self._bins.pick(job, kind, base, self._bins.fullest)):
-                break
-        for victim in reversed(gone):
-            self._go(victim, -1)
-            if fits and not self._bins.pick(job, kind, base, self._bins.fullest):
-                self._go(victim, 1)
-                self._note(victim)
-        return fits
+        after = self._shares.with_more(job, base)
+        found = fewest_victims(
+            self._victims(job, kind),
+            may_go=lambda each: self._shares.with_more(each.job, -len(each.workers)) > after,
+            move=self._move,
+            fits=lambda: bool(self._bins.pick(job, kind, base, self._bins.fullest)),
+        )
+        for victim in found or ():
+            self._note(victim)
+        return found is not None
 
     def _victims(self, job: JobView, kind: str) -> Iterable[_Victim]:
         """Those of the tenants with most first; flexible workers, the newest first, then gangs."""
@@ -148,7 +119,7 @@ class Filling:
             and other.job_id not in self._stopped
             and other.job_id not in self._shrunk
         ]
-        others.sort(key=lambda other: (-self.share(other.tenant), other.job_id))
+        others.sort(key=lambda other: (-self._shares.of(other.tenant), other.job_id))
         for other in others:
             flexible = (w for w in other.placed if w.is_flexible and not w.is_leaving)
             for worker in sorted(flexible, key=lambda worker: -worker.worker_index):
@@ -159,15 +130,19 @@ class Filling:
         now_s = self._snapshot.now_s
         for other in sorted(
             filter(is_movable, others),
-            key=lambda other: (-self.share(other.tenant), other.lost_gpu_s(now_s), other.job_id),
+            key=lambda other: (
+                -self._shares.of(other.tenant),
+                other.lost_gpu_s(now_s),
+                other.job_id,
+            ),
         ):
             if not other.is_resizable:
                 stay = tuple(worker for worker in other.placed if not worker.is_leaving)
                 yield _Victim(job=other, workers=stay, is_whole=True)
 
-    def _go(self, victim: _Victim, sign: int) -> None:
+    def _move(self, victim: _Victim, sign: int) -> None:
         self._bins.vacate(victim.job, victim.workers, sign)
-        self._count(victim.job, -sign * len(victim.workers))
+        self._shares.count(victim.job, -sign * len(victim.workers))
 
     def _note(self, victim: _Victim) -> None:
         if victim.is_whole:
@@ -191,7 +166,7 @@ class Filling:
         for line in lines.values():
             line.sort(key=lambda each: (each[0].submitted_at_s, each[0].job_id))
         while lines:
-            tenant = min(lines, key=lambda tenant: (self.share(tenant), tenant))
+            tenant = min(lines, key=lambda tenant: (self._shares.of(tenant), tenant))
             if not self._grow_one(*lines[tenant][0]):
                 lines[tenant].pop(0)
             if not lines[tenant]:
@@ -206,7 +181,7 @@ class Filling:
         found = self._bins.pick(job, kind, 1, self._bins.fullest)
         if found:
             self._bins.move(job, found)
-            self._count(job, 1)
+            self._shares.count(job, 1)
             mine += found
         return bool(found)
 
@@ -221,7 +196,7 @@ class Filling:
                 gpu_type=kind,
                 placements=tuple(placements),
                 reason=f"tenant {job.tenant} has the smallest dominant share, "
-                f"{self.share(job.tenant):.3f} with it",
+                f"{self._shares.of(job.tenant):.3f} with it",
             )
             for job, kind, placements in self._starts.values()
         ]
@@ -229,7 +204,9 @@ class Filling:
             if job.placed and job.job_id not in self._stopped:
                 more = sum(each.worker_count for each in self._grown.get(job.job_id, ()))
                 count = present_workers(job) + more - self._shrunk.get(job.job_id, 0)
-                why = f"tenant {job.tenant} has a dominant share of {self.share(job.tenant):.3f}"
+                why = (
+                    f"tenant {job.tenant} has a dominant share of {self._shares.of(job.tenant):.3f}"
+                )
                 grants.append(Grant(job=job, workers=count, reason=why))
         plan = carry_out(self._snapshot, grants, place=self._planned)
         return Allocation(decisions=plan.decisions, wake_at_s=self._wake_at_s())
@@ -267,6 +244,7 @@ POLICIES = (
         knobs=DrfKnobs(),
         allocate=_allocate,
         hold=_hold,
+        by_weight=False,
         parts=Parts(
             order="smallest dominant share",
             size="base, then worker by worker by the same order",

@@ -14,11 +14,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct
 
 from common.model import JobId, JobState
 from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Allocation
+from coordinator.policies.dividing.rounds import Rounds
 from coordinator.policies.dividing.time_shares import Gang, Spare, least_worst_finish, max_min
 from coordinator.policies.floor import Floor, consolidated, is_movable
 from coordinator.policies.granting import Grant, Plan, carry_out
@@ -27,9 +28,6 @@ from coordinator.policies.policy import Parts, Policy, joint
 from coordinator.policies.recall import recalled
 from coordinator.policies.setbacks import keeps_gang, told
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
-
-EARLY_S = 1e-6
-"""A round is over so much before its end: sums of instants are not exact."""
 
 Solve = Callable[[Sequence[Gang], float, Spare], list[float]]
 
@@ -41,37 +39,6 @@ class RoundKnobs(Struct, frozen=True, kw_only=True):
     round_s: Period = 360.0
     spare: Spare = Spare.FAIR
     solve_s: Seconds = 1000.0
-
-
-class Turn(Struct, array_like=True):
-    """One job in the memory of rounds.
-
-    share: part of the time that it should run; 0 until the next solving.
-    received_s: time that it ran since the last one, and half a round. owed_s: by earlier ones.
-    alone_s: time alone on its part of the GPUs that the work done until `left_s` would have taken.
-    left_s: running time left when the program was solved last; alone_rate: its speed alone then.
-    """
-
-    share: float = 0.0
-    received_s: float = 0.0
-    owed_s: float = 0.0
-    alone_s: float = 0.0
-    left_s: float | None = None
-    alone_rate: float = 1.0
-
-
-class Rounds(Struct):
-    """What is remembered. begun_at_s: of the present round. noted_at_s: of the last pass.
-
-    is_awaited: somebody waits for the next round, which begins however late the pass for it comes.
-    """
-
-    begun_at_s: float = 0.0
-    noted_at_s: float = 0.0
-    solved_at_s: float | None = None
-    is_stale: bool = True
-    is_awaited: bool = False
-    turns: dict[JobId, Turn] = field(default_factory=dict[JobId, Turn])
 
 
 class RoundPass:
@@ -90,38 +57,8 @@ class RoundPass:
         self.rounds = rounds
         self._floor = Floor(snapshot)
         self._gpus = max(1, self._floor.total_gpus())
-        self._note()
-        self.is_due = self._begin()
-
-    def _note(self) -> None:
-        """Jobs came and went, those that ran have received time."""
-        rounds = self.rounds
-        noted_at_s, rounds.noted_at_s = rounds.noted_at_s, self._now_s
-        before = rounds.turns
-        rounds.turns = {
-            job.job_id: before.get(job.job_id, Turn(received_s=self._knobs.round_s / 2.0))
-            for job in self._snapshot.jobs
-        }
-        rounds.is_stale |= rounds.turns.keys() != before.keys()
-        for job in self._snapshot.jobs:
-            if job.placed and job.started_at_s is not None:
-                since_s = max(noted_at_s, job.started_at_s)
-                rounds.turns[job.job_id].received_s += max(0.0, self._now_s - since_s)
-
-    def _begin(self) -> bool:
-        """Rounds follow one another; where nobody runs one begins at once."""
-        passed_s = self._now_s - self.rounds.begun_at_s
-        is_idle = not any(job.placed for job in self._snapshot.jobs)
-        if is_idle:
-            self.rounds.begun_at_s = self._now_s
-            return True
-        count = int((passed_s + EARLY_S) // self._knobs.round_s)
-        if count == 0:
-            return False
-        self.rounds.begun_at_s += count * self._knobs.round_s
-        # A pass within a round that nobody asked for at its begin leaves that round alone.
-        is_in_time = self._now_s - self.rounds.begun_at_s <= EARLY_S
-        return is_in_time or self.rounds.is_awaited
+        rounds.note(snapshot, knobs.round_s)
+        self.is_due = rounds.begins(snapshot, knobs.round_s)
 
     # --- shares ---------------------------------------------------------------------------------
 
@@ -140,21 +77,17 @@ class RoundPass:
 
     def _gang(self, job: JobView, solved_at_s: float | None) -> Gang:
         """Its account is closed: what it was owed, and what its work would have taken alone."""
-        turn, half_s = self.rounds.turns[job.job_id], self._knobs.round_s / 2.0
+        turn = self.rounds.turns[job.job_id]
         since_s = self._now_s - (self._now_s if solved_at_s is None else solved_at_s)
-        turn.owed_s += turn.share * since_s - (turn.received_s - half_s)
-        turn.received_s = half_s
-        left_s = job.work_left_s(self._now_s) / job.workers.min
-        if turn.left_s is not None:
-            turn.alone_s += max(0.0, turn.left_s - left_s) / turn.alone_rate
+        turn.settle(since_s, self._knobs.round_s / 2.0)
         gpus = job.workers.min * job.gpus_per_worker
-        turn.left_s = left_s
-        turn.alone_rate = min(1.0, self._gpus / len(self._snapshot.jobs) / gpus)
+        left_s = job.work_left_s(self._now_s) / job.workers.min
+        alone_rate = min(1.0, self._gpus / len(self._snapshot.jobs) / gpus)
         return Gang(
             gpus=gpus,
             left_s=left_s,
             passed_s=self._now_s - job.submitted_at_s,
-            alone_s=turn.alone_s + left_s / turn.alone_rate,
+            alone_s=turn.progress(left_s, alone_rate),
         )
 
     # --- a round --------------------------------------------------------------------------------

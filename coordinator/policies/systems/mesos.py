@@ -238,6 +238,7 @@ POLICIES = (
         knobs=MesosKnobs(),
         allocate=_allocate,
         hold=_hold,
+        by_weight=False,
         parts=Parts(
             order="smallest dominant share of offers, FIFO inside",
             size="base demand",

@@ -1,7 +1,7 @@
 """The scheduler of the Philly study (ATC'19, section 2.3): quotas, gangs that are acquired piece by
 piece, and locality that is given up step by step. Must not know the engine.
 
-A virtual cluster is a tenant. Its quota is its guarantee, or an equal part of the cell where no
+A virtual cluster is a tenant. Its quota is its guarantee, or its weight's part of the cell where no
 tenant has one; what a tenant leaves idle others use. The tenant with the smallest part of its quota
 in use comes first, and in it who was submitted first; later jobs that fit start before an earlier
 one that does not.
@@ -18,26 +18,26 @@ and only those of tenants beyond theirs, the youngest first.
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Iterator, Mapping
-from typing import Annotated
+from collections.abc import Iterator
 
 import msgspec
-from msgspec import Meta, Struct, structs
 
-from common.model import JobId, JobState, NodeName, Ratio
+from common.model import JobId, JobState, NodeName, NonNegativeInt, Ratio
 from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Allocation
 from coordinator.policies.floor import Floor, is_movable
 from coordinator.policies.granting import Grant, carry_out, going_on
-from coordinator.policies.placing.locality import ANYWHERE, Gang, part, whole
-from coordinator.policies.placing.tries import Patience, Try, try_at
+from coordinator.policies.placing.holding import Attempted, Holding
+from coordinator.policies.placing.locality import ANYWHERE, Gang, whole
+from coordinator.policies.placing.prerun_pool import PrerunPool, is_prerun
+from coordinator.policies.placing.tries import Patience, Try
 from coordinator.policies.policy import Parts, joint
 from coordinator.policies.recall import recalled
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
-from coordinator.policies.tenants.lines import lines
+from coordinator.policies.tenants.lines import in_turn, lines
 from coordinator.policies.tenants.tenancy import WHOLE, Tenancy, base_gpus
 from coordinator.policies.waits import FAIR_SHARE, FRAGMENTATION, Wait
+from coordinator.policies.words import counted
 
 LEVELS = ("fewest servers of one rack", "one rack", "anywhere")
 
@@ -46,17 +46,12 @@ class Knobs(Patience, frozen=True, kw_only=True):
     """preempt_ratio: part of the GPUs in use from which on it preempts.
 
     holders: jobs of one tenant that hold GPUs at a time.
+    prerun_gpus: GPUs that only pre-runs of gangs are given, whatever their tenants have in use.
     """
 
     preempt_ratio: Ratio = 0.9
-    holders: Annotated[int, Meta(ge=0)] = 1
-
-
-class Attempted(Struct, frozen=True):
-    """A job that does not fit: since when, and the GPUs that it holds, by node."""
-
-    since_s: float
-    held: dict[NodeName, int] = {}
+    holders: NonNegativeInt = 1
+    prerun_gpus: NonNegativeInt = 0
 
 
 class _Pass:
@@ -72,7 +67,8 @@ class _Pass:
         self._tenancy = Tenancy(snapshot)
         self._quotas = _quotas(snapshot, self._tenancy)
         self._floor = Floor(snapshot)
-        self._holders = Counter[str]()
+        self._pool = PrerunPool(snapshot, self._floor, knobs.prerun_gpus)
+        self._holding = Holding(self._floor, knobs, snapshot.now_s, knobs.holders)
         self._full: set[tuple[object, ...]] = set()
         self._stuck: set[tuple[object, ...]] = set()
         self._types = self._floor.gpu_types
@@ -83,43 +79,17 @@ class _Pass:
         self.kinds: dict[str, list[JobId]] = {FAIR_SHARE: [], FRAGMENTATION: []}
         self.wakes: list[float] = []
         self._before = recalled(memory, dict[JobId, Attempted])
-        self._lines = lines(snapshot, self._tenancy.leaf)
         for job in snapshot.jobs:
             if job.state == JobState.PENDING and job.job_id in self._before:
-                self._reserve(job, self._before[job.job_id])
-        for job in self._in_turn():
+                tried = self._before[job.job_id]
+                self._before[job.job_id] = self._holding.resume(self._tenancy.leaf(job), tried)
+        waiting = lines(snapshot, self._tenancy.leaf)
+        for job in in_turn(waiting, self._part_in_use, lambda: len(self.grants)):
             self._look_at(job)
 
-    def _try(self, tried: Attempted) -> Try:
-        return try_at(self._knobs, tried.since_s, self._snapshot.now_s)
-
-    def _reserve(self, job: JobView, tried: Attempted) -> None:
-        """Keep what it holds away from the others, as far as it is still there."""
-        free, kept = self._floor.free, dict[NodeName, int]()
-        if self._try(tried).may_hold:
-            there = {name: min(gpus, free.get(name, 0)) for name, gpus in tried.held.items()}
-            kept = {name: gpus for name, gpus in there.items() if gpus}
-        self._hold(kept)
-        self._before[job.job_id] = structs.replace(tried, held=kept)
-        if kept:  # whoever holds goes on, before others of its tenant begin to
-            self._holders[self._tenancy.leaf(job)] += 1
-
-    def _hold(self, held: Mapping[NodeName, int], sign: int = 1) -> None:
-        """GPUs are held, or with sign -1 let go."""
-        for name, gpus in held.items():
-            self._floor.free[name] -= sign * gpus
-
-    def _in_turn(self) -> Iterator[JobView]:
-        """The tenant with the least of its quota in use first; it may change with each start."""
-        queues = {leaf: deque(line) for leaf, line in self._lines.items()}
-        used = self._tenancy.used
-        while queues:
-            leaf = min(queues, key=lambda name: (used[name] / max(1.0, self._quotas[name]), name))
-            starts = len(self.grants)
-            while queues[leaf] and len(self.grants) == starts:  # until then it stays in front
-                yield queues[leaf].popleft()
-            if not queues[leaf]:
-                del queues[leaf]
+    def _part_in_use(self, leaf: str) -> float:
+        """Of a tenant's quota; it may change with each start."""
+        return self._tenancy.used[leaf] / max(1.0, self._quotas[leaf])
 
     def _is_within(self, job: JobView) -> bool:
         leaf = self._tenancy.leaf(job)
@@ -128,26 +98,39 @@ class _Pass:
     def _look_at(self, job: JobView) -> None:
         now_s = self._snapshot.now_s
         tried = self._before.get(job.job_id, Attempted(now_s))
-        age, is_within = self._try(tried), self._is_within(job)
-        shape = (job.gpus_per_worker, job.workers, job.gpu.types, job.avoid_nodes)
+        age, is_within = self._holding.age(tried), self._is_within(job)
+        shape = (job.gpus_per_worker, job.workers, job.gpu.types, job.avoid_nodes, is_prerun(job))
         alike = (self._tenancy.leaf(job), *shape, age.level, age.may_hold, is_within)
         if alike in self._stuck and not tried.held:
             self._wait(job, age, tried, is_within=is_within)
             return
         self._floor.avoided = job.avoid_nodes
-        self._hold(tried.held, -1)
-        if not self._start(job, age.level, tried) and not self._preempt_for(job, age.level):
-            held = self._acquire(job, age, tried) if is_within and age.may_hold else {}
+        self._holding.let_go(tried)
+        is_started = self._start_in_pool(job) or self._start(job, age.level, tried)
+        if not is_started and not self._preempt_for(job, age.level):
+            held = dict[NodeName, int]()
+            if is_within and age.may_hold:
+                leaf = self._tenancy.leaf(job)
+                held = self._holding.acquire(leaf, self._gangs(job), tried)
             self._wait(job, age, Attempted(tried.since_s, held), is_within=is_within)
             self._stuck.add(alike)
         self._floor.avoided = ()
 
-    def _kinds_of(self, job: JobView) -> Iterator[Gang]:
+    def _start_in_pool(self, job: JobView) -> bool:
+        """A pre-run starts where nobody else does, in its turn but without regard to quotas."""
+        why = f"its pre-run, in the pool of {self._pool.gpus} GPUs that are kept for them"
+        grant = self._pool.begin(job, why)
+        if grant is not None:
+            self._tenancy.take(job, grant.workers * job.gpus_per_worker)
+            self.grants.append(grant)
+        return grant is not None
+
+    def _gangs(self, job: JobView) -> Iterator[Gang]:
         for gpu_type in job.gpu.types or self._types:
             yield Gang(job.workers_on(gpu_type).min, job.gpus_per_worker, gpu_type)
 
     def _start(self, job: JobView, level: int, tried: Attempted) -> bool:
-        for gang in self._kinds_of(job):
+        for gang in self._gangs(job):
             alike = (gang, level, job.avoid_nodes)
             if alike in self._full and not tried.held:
                 continue  # room only shrinks along the line
@@ -171,7 +154,7 @@ class _Pass:
 
     def _preempt_for(self, job: JobView, level: int) -> bool:
         """Start it on GPUs of tenants beyond their quota, where the cell is full."""
-        used, capacity = self._tenancy.used, self._tenancy.capacity
+        used, capacity = self._tenancy.used, self._tenancy.capacity - self._pool.idle_gpus
         is_full = used[WHOLE] >= self._knobs.preempt_ratio * capacity
         asks = ("preempt", base_gpus(job), level, self._tenancy.leaf(job), job.avoid_nodes)
         if not (is_full and self._is_within(job)) or asks in self._full:
@@ -204,7 +187,7 @@ class _Pass:
 
     def _beyond_quota(self) -> list[JobView]:
         used, leaf = self._tenancy.used, self._tenancy.leaf
-        jobs = (job for job in self._snapshot.jobs if is_movable(job))
+        jobs = (job for job in self._snapshot.jobs if is_movable(job) and not self._pool.has(job))
         found = [
             job
             for job in jobs
@@ -214,22 +197,10 @@ class _Pass:
 
     # --- waiting ------------------------------------------------------------------------------
 
-    def _acquire(self, job: JobView, age: Try, tried: Attempted) -> dict[NodeName, int]:
-        """What it holds from now on of the GPUs that it finds."""
-        leaf = self._tenancy.leaf(job)
-        if not tried.held and self._holders[leaf] >= self._knobs.holders:
-            return {}
-        for gang in self._kinds_of(job):
-            held = part(self._floor, gang, age.level, tried.held)
-            if held:
-                self._holders[leaf] += not tried.held
-                self._hold(held)
-                return held
-        return {}
-
     def _wait(self, job: JobView, age: Try, tried: Attempted, *, is_within: bool) -> None:
         self.attempted[job.job_id] = tried
-        if tried.held or age.level < ANYWHERE:
+        holds_later = is_within and not age.may_hold
+        if tried.held or holds_later or age.level < ANYWHERE:
             self.wakes.append(age.until_s)
         self.kinds[FRAGMENTATION if is_within else FAIR_SHARE].append(job.job_id)
         self.waiting.append((job, age, tried, is_within))
@@ -245,13 +216,14 @@ class _Pass:
         leaf = self._tenancy.leaf(job)
         if not is_within:
             return (
-                f"fair share: tenant {leaf} uses {self._tenancy.used[leaf]} GPUs of its quota of "
-                f"{self._quotas[leaf]:.0f}, the job needs {base_gpus(job)}, and no idle GPUs of "
-                f"others fit it ({LEVELS[age.level]})"
+                f"fair share: tenant {leaf} uses {counted(self._tenancy.used[leaf], 'GPU')} of its "
+                f"quota of {self._quotas[leaf]:.0f}, the job needs {base_gpus(job)}, and no idle "
+                f"GPUs of others fit it ({LEVELS[age.level]})"
             )
         why = (
-            f"fragmentation: within quota, but {job.workers.min} workers of {job.gpus_per_worker} "
-            f"GPUs find no place ({LEVELS[age.level]}; {age.timeouts} tries timed out)"
+            "fragmentation: within quota, but no place for "
+            f"{counted(job.workers.min, 'worker')} of {counted(job.gpus_per_worker, 'GPU')} "
+            f"({LEVELS[age.level]}; {counted(age.timeouts, 'try', 'tries')} timed out)"
         )
         left_s = age.until_s - self._snapshot.now_s
         if tried.held:
@@ -261,11 +233,12 @@ class _Pass:
 
 
 def _quotas(snapshot: ClusterSnapshot, tenancy: Tenancy) -> dict[str, float]:
-    """GPUs by tenant: its guarantee, or an equal part where nobody has one."""
+    """GPUs by tenant: its guarantee, or its weight's part where nobody has one."""
     if any(view.guarantee_gpus for view in snapshot.tenants):
         return {name: float(view.guarantee_gpus) for name, view in tenancy.views.items()}
     leaves = {tenancy.leaf(job) for job in snapshot.jobs}
-    return dict.fromkeys(tenancy.views, tenancy.capacity / max(1, len(leaves)))
+    each = tenancy.capacity / (sum(tenancy.views[leaf].weight for leaf in leaves) or 1.0)
+    return {name: view.weight * each for name, view in tenancy.views.items()}
 
 
 def _allocate(knobs: Knobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:

@@ -16,6 +16,7 @@ from coordinator.policies.granting import carry_out
 from coordinator.policies.policy import NoKnobs, Parts, Policy, joint
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.turns import Turns, takes_turns
+from coordinator.policies.words import counted
 
 RANK_DIGITS = 3
 """Ranks are compared to the millisecond: rounding must not preempt anybody."""
@@ -54,8 +55,8 @@ def why_waiting(snapshot: ClusterSnapshot, left: Left) -> tuple[Hold, ...]:
         Hold(
             job_id=job.job_id,
             blockers=(
-                f"needs {job.workers.min} workers of {job.gpus_per_worker} GPUs; jobs with less "
-                f"left leave room for {room}",
+                f"needs {counted(job.workers.min, 'worker')} of "
+                f"{counted(job.gpus_per_worker, 'GPU')}; jobs with less left leave room for {room}",
             ),
         )
         for job, room in walk(snapshot, left).held

@@ -42,6 +42,7 @@ from coordinator.policies.placing.vectors import (
 )
 from coordinator.policies.policy import Parts, joint
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.words import counted
 
 
 class TetrisKnobs(Struct, frozen=True, kw_only=True):
@@ -103,8 +104,9 @@ class Packing:
         if self._bins.never(job):
             return NEVER
         return (
-            f"its gang of {job.workers.min} workers of {job.gpus_per_worker} GPUs does not fit in "
-            "GPUs, CPUs and memory of what is free"
+            f"its gang of {counted(job.workers.min, 'worker')} of "
+            f"{counted(job.gpus_per_worker, 'GPU')} does not fit in GPUs, CPUs and memory of "
+            "what is free"
         )
 
     # --- the score ------------------------------------------------------------------------------

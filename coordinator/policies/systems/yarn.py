@@ -216,8 +216,14 @@ def _family(name: str, description: str, next_: Next, parts: Parts) -> Policy:
         return tuple(_Queues(snapshot, next_).held)
 
     if next_ is least_used:
-        return joint(name, description, knobs=FairKnobs(), allocate=_fair, hold=hold, parts=parts)
-    return joint(name, description, knobs=NoKnobs(), allocate=_capacity, hold=hold, parts=parts)
+        return joint(
+            name, description, knobs=FairKnobs(), allocate=_fair, hold=hold, parts=parts,
+            by_weight=False,
+        )  # fmt: skip
+    return joint(
+        name, description, knobs=NoKnobs(), allocate=_capacity, hold=hold, parts=parts,
+        by_weight=False,
+    )  # fmt: skip
 
 
 POLICIES = (

@@ -13,6 +13,7 @@ from coordinator.policies.sharing.board import Board, Place
 from coordinator.policies.sharing.growing import make_room, shrink_hosts
 from coordinator.policies.sharing.slices import Slices
 from coordinator.policies.snapshot import JobView
+from coordinator.policies.words import counted
 
 
 def start_on_free(board: Board) -> None:
@@ -45,9 +46,9 @@ def _start(board: Board, turns: Slices, job: JobView, jobs_per_gpu: int) -> str:
     if host is None:
         shrink_hosts(board, job)
         return (
-            f"of {job.workers.min} workers of {job.gpus_per_worker} GPUs not all have free GPUs, "
-            f"and no gang of this size has a turn that is over and less than {jobs_per_gpu} jobs "
-            "on its GPUs"
+            f"of {counted(job.workers.min, 'worker')} of {counted(job.gpus_per_worker, 'GPU')} not "
+            f"all have free GPUs, and no gang of this size has a turn that is over and less than "
+            f"{counted(jobs_per_gpu, 'job')} on its GPUs"
         )
     place = board.on_seat(job, host)
     assert place is not None
@@ -70,8 +71,8 @@ def _begin(board: Board, job: JobView, place: Place, where: str) -> None:
             placements=placements,
             estimated_runtime_s=job.work_left_s(board.now_s) * factor / count,
             estimate_source=job.estimate_source,
-            reason=f"{count * job.gpus_per_worker} GPUs of type {gpu_type} on {len(placements)} "
-            f"nodes: {where}",
+            reason=f"{counted(count * job.gpus_per_worker, 'GPU')} of type {gpu_type} on "
+            f"{counted(len(placements), 'node')}: {where}",
         ),
     )
 

@@ -3,7 +3,8 @@
 From Gandiva (OSDI'18) it has the affinity of nodes to one gang size and the turns (sections 3.1 and
 4.1), and nothing else: no packing, no growing, no move but where a set comes or goes. ElasticFlow's
 artefact (pkusys/ElasticFlow, figure 8a) compares with such a one; its two faults are knobs here. A
-turn that is over is a preemption, as a job of a set gets any GPUs of it. Must not know the engine.
+turn that is over is a preemption, as a job of a set gets any GPUs of it; whoever would lose most of
+its work by that keeps its GPUs (`setbacks`). Must not know the engine.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from msgspec import Struct
 from common.model import JobId, JobState, NodeName
 from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Allocation, Placement
-from coordinator.policies.floor import Floor, fill, is_movable
+from coordinator.policies.floor import Floor, fill, is_movable, present_workers
 from coordinator.policies.granting import Grant, carry_out
 from coordinator.policies.knob_types import Period, Seconds
 from coordinator.policies.placing.node_sets import Class, Division, NodeSet
 from coordinator.policies.policy import Parts, joint
 from coordinator.policies.recall import recalled
+from coordinator.policies.setbacks import keeps_gang, told
 from coordinator.policies.sharing.board import COMPUTING_STATES
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.words import counted
 
 EARLY_S = 1e-6
 """A look is due despite rounding."""
@@ -103,11 +106,12 @@ class _Pass:
         )
 
     def _stay(self) -> set[JobId]:
-        """Who runs and may not be stopped now."""
+        """Who runs and may not be stopped now, or shall not for its work's sake."""
+        now_s = self._snapshot.now_s
         return {
             job.job_id
             for job in self._jobs.values()
-            if job.state in COMPUTING_STATES and not is_movable(job)
+            if job.state in COMPUTING_STATES and (not is_movable(job) or keeps_gang(job, now_s))
         }
 
     def _welcome(self) -> None:
@@ -161,11 +165,16 @@ class _Pass:
         return tuple(job_id for job_id in self._jobs if job_id in known - settled.keys())
 
     def _grants(self) -> list[Grant]:
-        grants: list[Grant] = []
+        grants = [
+            Grant(job=job, workers=present_workers(job), reason="a stop would lose its work")
+            for job in self._jobs.values()
+            if keeps_gang(job, self._snapshot.now_s)
+        ]
+        kept = {grant.job.job_id for grant in grants}
         self._nodes: dict[JobId, tuple[NodeName, ...]] = {}
         for each in self.division.sets:
-            turn = [job_id for job_id in self.division.computing(each) if job_id in self._jobs]
-            for job in (self._jobs[job_id] for job_id in turn):
+            turn = [job_id for job_id in self.division.computing(each) if job_id not in kept]
+            for job in (self._jobs[job_id] for job_id in turn if job_id in self._jobs):
                 self._nodes[job.job_id] = each.nodes
                 away = any(worker.node not in each.nodes for worker in job.placed)
                 if away and is_movable(job):
@@ -216,12 +225,14 @@ class _Pass:
     def _why(self, job: JobView, mine: NodeSet | None) -> str:
         if mine is None:
             return (
-                f"no set of nodes for gangs of {job.workers.min * job.gpus_per_worker} GPUs, and "
-                f"{len(self.division.loose())} nodes in no set"
+                f"no set of nodes for gangs of "
+                f"{counted(job.workers.min * job.gpus_per_worker, 'GPU')}, and "
+                f"{counted(len(self.division.loose()), 'node')} in no set"
             )
         return (
             f"waits for its turn in the set {', '.join(mine.nodes)}: "
-            f"{mine.jobs.index(job.job_id)} jobs before it, room for {self.division.room(mine)}"
+            f"{counted(mine.jobs.index(job.job_id), 'job')} before it, room for "
+            f"{self.division.room(mine)}"
         )
 
 
@@ -240,6 +251,11 @@ def hold(knobs: Knobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, 
     return _Pass(knobs, snapshot, memory).holds()
 
 
+def tell(knobs: Knobs, snapshot: ClusterSnapshot, memory: bytes, job_id: JobId) -> tuple[str, ...]:
+    """Of a job whose turn does not end, why."""
+    return next((told(job, snapshot.now_s) for job in snapshot.jobs if job.job_id == job_id), ())
+
+
 POLICIES = (
     joint(
         "gandiva-sets",
@@ -247,6 +263,7 @@ POLICIES = (
         knobs=Knobs(),
         allocate=allocate,
         hold=hold,
+        tell=tell,
         parts=Parts(
             order="submission, then turns",
             size="base demand",

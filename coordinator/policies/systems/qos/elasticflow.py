@@ -242,6 +242,7 @@ ELASTICFLOW: Policy = joint(
     knobs=ElasticFlowKnobs(),
     allocate=_allocate,
     hold=_hold,
+    by_weight=False,  # a job that was promised its deadline waits for no tenant's turn
     parts=Parts(
         order="deadline",
         size="minimum satisfactory share, then marginal return",

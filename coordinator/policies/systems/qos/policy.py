@@ -9,28 +9,21 @@ Must not know nodes: who gets how many workers is carried out by the floor.
 
 from __future__ import annotations
 
-from math import inf
-
 import msgspec
 from msgspec import Struct
 
-from common.model import JobState, NodeName, Ratio
+from common.model import JobState, Ratio
 from coordinator.policies.answers import answers
 from coordinator.policies.blockers import Hold
-from coordinator.policies.deadlines.predict import (
-    Margin,
-    Memory,
-    Prediction,
-    Steps,
-    refitted,
-)
-from coordinator.policies.decisions import Allocation, Placement
-from coordinator.policies.floor import Floor, Pool, fill, pools, present_workers
+from coordinator.policies.deadlines.predict import Margin, Memory, Steps, refitted
+from coordinator.policies.deadlines.wishes import Wish, most_in_time, wish_of
+from coordinator.policies.decisions import Allocation
+from coordinator.policies.floor import Floor, Pool, pools
 from coordinator.policies.granting import Grant, carry_out
 from coordinator.policies.knob_types import Period, Seconds
+from coordinator.policies.placing.one_node import one_node_or_spread
 from coordinator.policies.policy import Parts, Policy, joint
 from coordinator.policies.recall import recalled
-from coordinator.policies.setbacks import loss_gpu_s
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 
 
@@ -53,36 +46,6 @@ class QosKnobs(Struct, frozen=True, kw_only=True):
     fills_idle: bool = True
 
 
-class _Wish(Struct, kw_only=True):
-    """One job in a pass. need: fewest workers that meet its deadline; None: none do, or it has no
-    deadline. workers: what it gets."""
-
-    job: JobView
-    time: Prediction
-    need: int | None
-    gpus_each: int
-    factor: int
-    workers: int = 0
-    why: str = ""
-
-    @property
-    def is_urgent(self) -> bool:
-        """Class A of the reconstruction: it has a deadline that can be met."""
-        return self.need is not None
-
-    @property
-    def rank(self) -> tuple[float, float, float, str]:
-        """By deadline, ties by laxity; who has none, or misses it in any case, comes last."""
-        job = self.job
-        deadline_s = inf if job.deadline_at_s is None or not self.is_urgent else job.deadline_at_s
-        return (deadline_s, self.time.laxity_s(job), job.submitted_at_s, job.job_id)
-
-    @property
-    def present(self) -> int:
-        """Workers that it has, in workers of the reference type."""
-        return present_workers(self.job) // self.factor
-
-
 class _Pass:
     """One GPU type."""
 
@@ -91,20 +54,15 @@ class _Pass:
         self._now_s = snapshot.now_s
         self._gpus = pool.gpus
         self._kind = pool.gpu_type
-        wishes = [self._wish(job, steps) for job in pool.jobs]
+        wishes = [
+            wish_of(job, pool, steps, now_s=snapshot.now_s, margin=knobs.margin)
+            for job in pool.jobs
+        ]
         self.wishes = sorted(wishes, key=lambda wish: wish.rank)
-
-    def _wish(self, job: JobView, steps: Steps) -> _Wish:
-        time = Prediction(job, steps, self._now_s, self._knobs.margin)
-        factor = job.gpu.worker_multiplier.get(self._kind, 1)
-        each = job.gpus_per_worker * factor
-        most = min(job.workers.max, self._gpus // each)
-        need = None if job.deadline_at_s is None else time.need(job.deadline_at_s, most)
-        return _Wish(job=job, time=time, need=need, gpus_each=each, factor=factor)
 
     def grants(self) -> list[Grant]:
         """Who runs with how many workers, in order of precedence."""
-        admitted = self._admitted()
+        admitted = most_in_time(self.wishes, self._gpus, self._now_s)
         left = self._gpus - sum((wish.need or 0) * wish.gpus_each for wish in admitted)
         for wish in admitted:
             wish.workers = wish.need or 0
@@ -133,33 +91,6 @@ class _Pass:
             for wish in (*admitted, *rest)
             if wish.workers > 0
         ]
-
-    def _admitted(self) -> list[_Wish]:
-        """The most jobs that can be in time together: Moore and Hodgson, with GPUs for time.
-
-        By deadline; when one more does not fit, the one goes that gives the most GPU-time free,
-        whether it runs or waits: who leaves less room to others is in time in its place.
-        """
-        chosen: list[_Wish] = []
-        used = 0
-        for wish in self.wishes:
-            if wish.need is None:
-                continue
-            chosen.append(wish)
-            used += wish.need * wish.gpus_each
-            while used > self._gpus:
-                out = max(chosen, key=lambda each: (self._frees_gpu_s(each), each.rank))
-                chosen.remove(out)
-                used -= (out.need or 0) * out.gpus_each
-        return chosen
-
-    def _frees_gpu_s(self, wish: _Wish) -> float:
-        """GPU-seconds that it still needs, less those that a stop would throw away."""
-        need = wish.need or 0
-        left_gpu_s = need * wish.gpus_each * wish.time.left_s(max(1, need))
-        if wish.job.state == JobState.PENDING:
-            return left_gpu_s
-        return left_gpu_s - loss_gpu_s(wish.job, self._now_s)
 
     def _keep(self, left: int, *, is_first: bool) -> int:
         """Running jobs keep what they have beyond their need, after those that wait for it.
@@ -195,7 +126,7 @@ class _Pass:
         last_s = job.last_resized_at_s
         return last_s is not None and self._now_s < last_s + self._knobs.resize_every_s
 
-    def _is_early(self, wish: _Wish) -> bool:
+    def _is_early(self, wish: Wish) -> bool:
         deadline_s = wish.job.deadline_at_s
         if deadline_s is None:
             return True
@@ -203,26 +134,16 @@ class _Pass:
         early_s = deadline_s - self._now_s - wish.time.left_s(max(1, wish.present))
         return early_s > self._knobs.slack_ratio * window_s
 
-    def _in_time(self, wish: _Wish) -> str:
+    def _in_time(self, wish: Wish) -> str:
         return (
             f"{wish.time.left_s(wish.workers):.0f} s predicted by {wish.time.source}, deadline in "
             f"{(wish.job.deadline_at_s or 0.0) - self._now_s:.0f} s"
         )
 
-    def _leftover(self, wish: _Wish) -> str:
+    def _leftover(self, wish: Wish) -> str:
         if wish.job.deadline_at_s is None:
             return "no deadline: on what jobs with deadlines leave"
         return "its deadline cannot be met with the others': on what they leave"
-
-
-def spread(floor: Floor, job: JobView, gpu_type: str, count: int) -> tuple[Placement, ...]:
-    """One node where the gang fits, the fullest such; else the emptiest nodes first."""
-    rooms = floor.rooms(gpu_type, job.gpus_per_worker)
-    if any(room >= count for room in rooms.values()):
-        whole = {name: room for name, room in rooms.items() if room >= count}
-        return fill(whole, sorted(whole, key=lambda name: (floor.free[name], name)), count)
-    order: list[NodeName] = sorted(rooms, key=lambda name: (-floor.free[name], name))
-    return fill(rooms, order, count)
 
 
 def _all(knobs: QosKnobs, snapshot: ClusterSnapshot, memory: Memory) -> tuple[list[_Pass], Memory]:
@@ -235,7 +156,7 @@ def _all(knobs: QosKnobs, snapshot: ClusterSnapshot, memory: Memory) -> tuple[li
 def _allocate(knobs: QosKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
     passes, after = _all(knobs, snapshot, recalled(memory, Memory))
     grants = [grant for each in passes for grant in each.grants()]
-    plan = carry_out(snapshot, grants, place=spread)
+    plan = carry_out(snapshot, grants, place=one_node_or_spread)
     wakes_s = [] if plan.wake_at_s is None else [plan.wake_at_s]
     if any(job.deadline_at_s is not None for job in snapshot.jobs):
         wakes_s.append(snapshot.now_s + knobs.tick_s)
@@ -249,13 +170,13 @@ def _allocate(knobs: QosKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allo
 def _hold(knobs: QosKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
     passes, _ = _all(knobs, snapshot, recalled(memory, Memory))
     grants = [grant for each in passes for grant in each.grants()]
-    plan = carry_out(snapshot, grants, place=spread)
+    plan = carry_out(snapshot, grants, place=one_node_or_spread)
     waiting = (wish for each in passes for wish in each.wishes if wish.workers == 0)
     notes = {wish.job.job_id: _why(wish) for wish in waiting}
     return answers(snapshot, plan.decisions, plan.holds, notes)
 
 
-def _why(wish: _Wish) -> str:
+def _why(wish: Wish) -> str:
     if wish.need is None and wish.job.deadline_at_s is not None:
         return f"no size meets its deadline ({wish.time.source}); it waits for idle GPUs"
     if wish.need is None:

@@ -51,7 +51,7 @@ def hold(knobs: ThemisKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[
                 continue
             if job.job_id in missed:
                 found.append(missed[job.job_id])
-            elif job.job_id not in arbiter.given:
+            elif job.job_id not in arbiter.sale.given:
                 found.append(Hold(job_id=job.job_id, blockers=_why(arbiter, standing, knobs)))
     return tuple(found)
 
@@ -66,7 +66,8 @@ def _why(arbiter: Arbiter, standing: Standing, knobs: ThemisKnobs) -> tuple[str,
         f"rho of its {standing.app} is {rho_text(rho)} now, {rho_text(incentive)} if it had its "
         f"share of {standing.measure.share_gpus:.1f} GPUs from now on (above 1 it is worse off "
         "than with a private share)",
-        arbiter.outcome.get(standing.app, "it is not among the bidders that are worst off") + when,
+        arbiter.sale.outcome.get(standing.app, "it is not among the bidders that are worst off")
+        + when,
     )
 
 

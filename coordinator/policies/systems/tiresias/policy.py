@@ -26,13 +26,18 @@ from coordinator.policies.attained.queues import (
     submission,
 )
 from coordinator.policies.blockers import Hold
-from coordinator.policies.decisions import Allocation
+from coordinator.policies.decisions import Allocation, earliest
 from coordinator.policies.floor import Place, best_fit, fewest_nodes
 from coordinator.policies.granting import carry_out
 from coordinator.policies.policy import Parts, joint
 from coordinator.policies.recall import recalled
+from coordinator.policies.setbacks import keeps_gang, told
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.turns import Turns, takes_turns
+from coordinator.policies.words import counted
+
+LOOK_AGAIN_S = 300.0
+"""Whoever goes on for its work's sake while others wait is looked at so often: it may save."""
 
 MODELS_KEPT = 1000
 """Models whose skew is remembered; the latest seen stay."""
@@ -110,15 +115,32 @@ class _Pass:
         if self._table is not None and not self.queues.is_last(job):
             index = self.index(self._table, job)
         rank = self.queues.rank(job)
-        return (-job.priority, self.queues.number(job), -index, rank, submission(job))
+        return (
+            not self._keeps(job),
+            -job.priority,
+            self.queues.number(job),
+            -index,
+            rank,
+            submission(job),
+        )
+
+    def _keeps(self, job: JobView) -> bool:
+        """Whether it goes on for its work's sake: promoted jobs could stop one another for ever.
+
+        Without promotions each job leaves a queue once, and nobody is stopped without end.
+        """
+        return self._knobs.promote is not None and keeps_gang(job, self._snapshot.now_s)
 
     def index(self, table: GittinsTable, job: JobView) -> float:
-        """The Gittins index of a job."""
-        knobs, service_gpu_s = self._knobs, self.queues.service_gpu_s(job)
+        """The Gittins index of a job, by all that it has attained, as the history has it.
+
+        A return to the first queue counts its service from 0 for the queues alone (section 3.2.5).
+        """
+        knobs, attained_gpu_s = self._knobs, job.attained_service_gpu_s(self._snapshot.now_s)
         assert isinstance(knobs, GittinsKnobs)
         if knobs.subtracts_age:
-            return table.index(service_gpu_s)
-        return table.static_index(service_gpu_s, knobs.delta_gpu_s)
+            return table.index(attained_gpu_s)
+        return table.static_index(attained_gpu_s, knobs.delta_gpu_s)
 
     def _why(self, job: JobView) -> str:
         number, of = self.queues.number(job) + 1, len(self._knobs.limits) + 1
@@ -146,10 +168,10 @@ class _Pass:
             served=self._served if is_learning else (),
         )
         wake_at_s = self.queues.wake_at_s(runs, (job for job, _ in self.turns.held))
+        if self.turns.held and any(map(self._keeps, runs)):
+            wake_at_s = earliest(wake_at_s, self._snapshot.now_s + LOOK_AGAIN_S)
         return Allocation(
-            decisions=decisions,
-            memory=msgspec.msgpack.encode(after),
-            wake_at_s=wake_at_s,
+            decisions=decisions, memory=msgspec.msgpack.encode(after), wake_at_s=wake_at_s
         )
 
     def _lived(self) -> dict[JobId, Lived]:
@@ -175,8 +197,8 @@ class _Pass:
     def _hold(self, job: JobView, room: int) -> str:
         where = " on the fewest nodes, as its model is skewed" if self._is_skewed(job) else ""
         return (
-            f"needs {job.workers.min} workers of {job.gpus_per_worker} GPUs{where}; jobs before it "
-            f"leave room for at most {room} ({self._why(job)})"
+            f"needs {counted(job.workers.min, 'worker')} of {counted(job.gpus_per_worker, 'GPU')}"
+            f"{where}; jobs before it leave room for at most {room} ({self._why(job)})"
         )
 
 
@@ -209,6 +231,14 @@ def _hold(knobs: TiresiasKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tup
     return _Pass(knobs, snapshot, memory).holds()
 
 
+def _tell(
+    knobs: TiresiasKnobs, snapshot: ClusterSnapshot, memory: bytes, job_id: JobId
+) -> tuple[str, ...]:
+    """Of a job that goes on whoever is promoted, why."""
+    mine = (job for job in snapshot.jobs if job.job_id == job_id and knobs.promote is not None)
+    return next((told(job, snapshot.now_s) for job in mine), ())
+
+
 PLACING = "fewest nodes for skewed models, else best fit"
 
 POLICIES = (
@@ -218,6 +248,7 @@ POLICIES = (
         knobs=TiresiasKnobs(),
         allocate=_allocate,
         hold=_hold,
+        tell=_tell,
         parts=Parts(
             order="queues by attained service, then who runs, then first start",
             size="base demand",
@@ -230,6 +261,7 @@ POLICIES = (
         knobs=TiresiasKnobs(limits=(3250.0, 7200.0), line=Line.ENTRY, mixes_units=True),
         allocate=_allocate,
         hold=_hold,
+        tell=_tell,
         parts=Parts(
             order="queues by attained service, then entry", size="base demand", place=PLACING
         ),
@@ -240,6 +272,7 @@ POLICIES = (
         knobs=GittinsKnobs(),
         allocate=_allocate,
         hold=_hold,
+        tell=_tell,
         parts=Parts(
             order="queues by attained service, then Gittins index",
             size="base demand",

@@ -1,0 +1,120 @@
+"""GPUs that are given away in one pass: by auction, or the least that helps to whoever is next.
+
+What is sold is free, or its lease is over. Bids come from the agents of apps, who gets what from
+the partial-allocation auction (Themis, NSDI'20, section 4), and what was given counts as held from
+then on. Must not know who is asked to bid, nor in which order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf
+
+from common.model import JobId
+from coordinator.policies.apps import Held, rho_text
+from coordinator.policies.auctions.bids import Agent, Offer
+from coordinator.policies.auctions.bundles import Bundle
+from coordinator.policies.auctions.chance import Chance
+from coordinator.policies.auctions.committing import NOTHING, Given
+from coordinator.policies.auctions.leases import Leases
+from coordinator.policies.auctions.partial_allocation import partial_allocation
+from coordinator.policies.auctions.standing import Standing
+from coordinator.policies.auctions.terms import Horizon, Terms, paid
+from coordinator.policies.floor import Floor
+from coordinator.policies.snapshot import ClusterSnapshot
+
+
+class Sale:
+    """One pass.
+
+    free: GPUs by node that nobody was given yet. given: what each job was.
+    outcome: of each app that bid, its last result in words.
+    """
+
+    def __init__(
+        self, snapshot: ClusterSnapshot, leases: Leases, terms: Terms, chance: Chance
+    ) -> None:
+        self._now_s = snapshot.now_s
+        self._leases = leases
+        self._terms = terms
+        self._chance = chance
+        self._nodes = {node.name: node for node in snapshot.nodes}
+        self.free = leases.offered(Floor(snapshot)).free
+        self.given: dict[JobId, Given] = {}
+        self.outcome: dict[str, str] = {}
+        self._stuck: set[str] = set()
+        """Apps that found nothing: what is free only becomes less."""
+
+    def is_wanted_by(self, standing: Standing) -> bool:
+        """Whether an app would take GPUs of those that are left."""
+        if standing.app in self._stuck or not standing.least_gpus <= sum(self.free.values()) > 0:
+            return False
+        return self._agent(standing).wants_any
+
+    def auction(self, bidders: Sequence[Standing]) -> bool:
+        """One partial-allocation auction; whether anybody was given anything."""
+        names = sorted(self.free)
+        tables = [self._table(standing) for standing in bidders]
+        awards = partial_allocation(
+            [[bundle.bid for bundle in table] for table in tables],
+            [self.free[name] for name in names],
+        )
+        gave = False
+        for standing, table, award in zip(bidders, tables, awards, strict=True):
+            if len(table) == 1:
+                continue
+            won = table[award.bid]
+            kept = paid(won, award, self._terms.payment, self._chance, standing.app)
+            price = won.bid.gpus - sum(share.gpus for share in kept.shares)
+            self.outcome[standing.app] = f"won {won.bid.gpus} GPUs among {len(bidders)} bidders" + (
+                f" and paid {price} of them for the harm to others" if price else ""
+            )
+            if kept.shares:
+                gave = True
+                self._give(standing, kept, self.outcome[standing.app])
+        return gave
+
+    def give_least(self, standing: Standing, how: str) -> bool:
+        """The smallest bundle that makes an app better off, where it already runs if it can."""
+        table = [] if standing.app in self._stuck else self._table(standing)
+        if len(table) <= 1:
+            return False
+        self._give(standing, table[1], how)
+        return True
+
+    def _table(self, standing: Standing) -> list[Bundle]:
+        """An app's bids, the first of them for nothing; one that has no other is out of it."""
+        places = {name: at for at, name in enumerate(sorted(self.free))}
+        table = self._agent(standing).table(places)
+        if len(table) == 1:
+            self._stuck.add(standing.app)
+        return table
+
+    def _agent(self, standing: Standing) -> Agent:
+        offer = Offer(free=self.free, nodes=self._nodes, back=frozenset(self._leases.back))
+        measure, lease_s = standing.measure, self._terms.lease_s
+
+        def left_s(held: Mapping[JobId, Held]) -> float:
+            for_good_s = measure.left_s(held)
+            if self._terms.horizon == Horizon.GOOD and for_good_s < inf:
+                return min(for_good_s, lease_s + measure.share_left_s)
+            return measure.left_by_lease_s(held, lease_s)
+
+        return Agent(standing.jobs, measure, standing.held, offer, left_s)
+
+    def _give(self, standing: Standing, bundle: Bundle, how: str) -> None:
+        for share in bundle.shares:
+            for placement in share.more:
+                gpus = placement.worker_count * share.job.gpus_per_worker
+                self.free[placement.node] -= gpus
+            standing.held[share.job.job_id] = share.held
+        rho = standing.measure.rho(standing.measure.left_s(standing.held))
+        why = f"{how}; rho of its {standing.app} {rho_text(rho)} with them"
+        for share in bundle.shares:
+            before = self.given.get(share.job.job_id, NOTHING).more
+            self.given[share.job.job_id] = Given(
+                gpu_type=share.gpu_type, more=(*before, *share.more), why=why
+            )
+            if not share.is_grown:
+                self._leases.renew(share.job.job_id)
+        standing.record.granted_at_s, standing.record.rho = self._now_s, rho

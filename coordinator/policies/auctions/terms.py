@@ -1,0 +1,63 @@
+"""On what terms GPUs are auctioned: for how long, what a bid counts, what is paid. Pure.
+
+Must not know who bids, nor who is asked to.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from coordinator.policies.auctions.bundles import Bundle, reduced
+from coordinator.policies.auctions.chance import Chance
+from coordinator.policies.auctions.partial_allocation import Award
+from coordinator.policies.knob_types import Period
+
+Part = Annotated[float, Meta(ge=0, le=1)]
+
+
+class Payment(StrEnum):
+    """What becomes of the part 1 - c of a bundle that its bidder pays."""
+
+    WHOLE = "whole"
+    """Whole GPUs, rounded up; where no gang fits what is left, all of it with chance c."""
+    FLOOR = "floor"
+    """Whole GPUs, rounded up: gangs that no longer fit get nothing from the auction."""
+    LOTTERY = "lottery"
+    """All of the bundle with chance c, else nothing: c of its value on the average."""
+    NONE = "none"
+    """Nothing is paid: the proportionally fair choice, which is not proof against lies."""
+
+
+class Horizon(StrEnum):
+    """For how long a bid takes it that its bundle is held."""
+
+    LEASE = "lease"
+    """For one lease, and the app's share of the GPUs from then on: what is really given."""
+    GOOD = "good"
+    """For good, as in the paper's formula of rho; nothing at all is still had for a lease only."""
+
+
+class Terms(Struct, frozen=True, kw_only=True):
+    """lease_s: how long GPUs are given for.
+
+    spread: part of it by which leases differ, so that they do not end together.
+    payment: what becomes of the hidden payment. horizon: for how long a bid counts its bundle.
+    """
+
+    lease_s: Period = 1200.0
+    spread: Part = 0.0
+    payment: Payment = Payment.WHOLE
+    horizon: Horizon = Horizon.LEASE
+
+
+def paid(won: Bundle, award: Award, payment: Payment, chance: Chance, bidder: str) -> Bundle:
+    """What is left of a bundle after its payment (Themis, NSDI'20, section 4: hidden payments)."""
+    if award.kept_ratio >= 1.0 or payment == Payment.NONE:
+        return won
+    kept = reduced(won, 0 if payment == Payment.LOTTERY else award.kept_gpus(won.bid))
+    if kept.shares or payment == Payment.FLOOR:
+        return kept
+    return won if chance.ratio(bidder) < award.kept_ratio else kept

@@ -1,0 +1,88 @@
+"""Rounds of one length: when one begins, and how long each job ran since shares were set. Pure.
+
+Who decides in rounds remembers this between passes (Gavel, OSDI'20, section 5: time received since
+the shares were computed last). Must not know what a share is for, nor who runs in a round.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct, field
+
+from common.model import JobId
+from coordinator.policies.snapshot import ClusterSnapshot
+
+EARLY_S = 1e-6
+"""A round is over so much before its end: sums of instants are not exact."""
+
+
+class Turn(Struct, array_like=True):
+    """One job in the memory of rounds.
+
+    share: part of the time that it should run; 0 until the next solving.
+    received_s: time that it ran since the last one, and half a round. owed_s: by earlier ones.
+    alone_s: time alone on its part of the GPUs that the work done until `left_s` would have taken.
+    left_s: running time left when the program was solved last; alone_rate: its speed alone then.
+    """
+
+    share: float = 0.0
+    received_s: float = 0.0
+    owed_s: float = 0.0
+    alone_s: float = 0.0
+    left_s: float | None = None
+    alone_rate: float = 1.0
+
+    def settle(self, since_s: float, half_s: float) -> None:
+        """Close the account of so many seconds: what it did not receive of its share is owed.
+
+        half_s: half a round, from which the next account begins.
+        """
+        self.owed_s += self.share * since_s - (self.received_s - half_s)
+        self.received_s = half_s
+
+    def progress(self, left_s: float, alone_rate: float) -> float:
+        """Note what is left now; returns what all of its work takes alone, in seconds."""
+        if self.left_s is not None:
+            self.alone_s += max(0.0, self.left_s - left_s) / self.alone_rate
+        self.left_s, self.alone_rate = left_s, alone_rate
+        return self.alone_s + left_s / alone_rate
+
+
+class Rounds(Struct):
+    """What is remembered. begun_at_s: of the present round. noted_at_s: of the last pass.
+
+    is_awaited: somebody waits for the next round, which begins however late the pass for it comes.
+    """
+
+    begun_at_s: float = 0.0
+    noted_at_s: float = 0.0
+    solved_at_s: float | None = None
+    is_stale: bool = True
+    is_awaited: bool = False
+    turns: dict[JobId, Turn] = field(default_factory=dict[JobId, Turn])
+
+    def note(self, snapshot: ClusterSnapshot, round_s: float) -> None:
+        """Jobs came and went, those that ran have received time."""
+        noted_at_s, self.noted_at_s = self.noted_at_s, snapshot.now_s
+        before = self.turns
+        self.turns = {
+            job.job_id: before.get(job.job_id, Turn(received_s=round_s / 2.0))
+            for job in snapshot.jobs
+        }
+        self.is_stale |= self.turns.keys() != before.keys()
+        for job in snapshot.jobs:
+            if job.placed and job.started_at_s is not None:
+                since_s = max(noted_at_s, job.started_at_s)
+                self.turns[job.job_id].received_s += max(0.0, snapshot.now_s - since_s)
+
+    def begins(self, snapshot: ClusterSnapshot, round_s: float) -> bool:
+        """Whether a round begins now: one follows another; where nobody runs one begins at once."""
+        is_idle = not any(job.placed for job in snapshot.jobs)
+        if is_idle:
+            self.begun_at_s = snapshot.now_s
+            return True
+        count = int((snapshot.now_s - self.begun_at_s + EARLY_S) // round_s)
+        if count == 0:
+            return False
+        self.begun_at_s += count * round_s
+        # A pass within a round that nobody asked for at its begin leaves that round alone.
+        return snapshot.now_s - self.begun_at_s <= EARLY_S or self.is_awaited

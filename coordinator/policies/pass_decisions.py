@@ -1,0 +1,83 @@
+"""What a scheduling pass settled, as decisions with their reasons. Must not choose anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from common.model import JobId
+from coordinator.policies.decisions import Decision, Placement, Resize, Start
+from coordinator.policies.placement import merge, placed_count
+from coordinator.policies.queueing import Admitted, Gang, fastest_s
+from coordinator.policies.scaling import Share, Shares, work_on
+from coordinator.policies.words import counted
+
+
+def resizes(
+    shares: Shares, admitted: Admitted, *, resize_cost_s: float
+) -> tuple[list[Decision], list[Decision]]:
+    """Shrinking and growing jobs apart; one decision per job."""
+    beneficiaries: dict[tuple[JobId, int], JobId] = {
+        (worker.job_id, worker.worker_index): gang.job.job_id
+        for gang in admitted.gangs
+        for worker in gang.evicted
+    }
+    gone: list[Decision] = []
+    grown: list[Decision] = []
+    for _, share in sorted(shares.made.items()):
+        if not share.removed and not share.added:
+            continue
+        stalled_gpus = len(share.job.placed) * share.job.gpus_per_worker
+        decision = Resize(
+            job_id=share.job.job_id,
+            added=tuple(share.added),
+            removed_workers=tuple(sorted(worker.worker_index for worker in share.removed)),
+            predicted_cost_gpu_s=resize_cost_s * stalled_gpus,
+            reason=_why_resized(share, beneficiaries),
+        )
+        (gone if share.removed else grown).append(decision)
+    return gone, grown
+
+
+def _why_resized(share: Share, beneficiaries: dict[tuple[JobId, int], JobId]) -> str:
+    base = share.job.workers_on(share.gpu_type).min
+    before_s = share.left_s(share.current, spans_types=share.job.spans_types)
+    after_s = share.left_s(share.count, spans_types=share.spans_types)
+    change = f"{base + share.current} to {base + share.count} workers, "
+    times = f"{before_s:.0f} s left become {after_s:.0f} s"
+    if share.added:
+        return f"grows from {change}{times}: the most time saved for the GPUs that are free"
+    keys = [(worker.job_id, worker.worker_index) for worker in share.removed]
+    jobs = sorted({beneficiaries[key] for key in keys if key in beneficiaries})
+    if jobs:
+        return f"shrinks from {change}{times}: room for the base gang of {', '.join(jobs)}"
+    return f"shrinks from {change}{times}: other jobs save more time with these GPUs"
+
+
+def starts(admitted: Admitted, new: Mapping[JobId, Share]) -> list[Decision]:
+    """One decision per gang that starts, with the flexible workers that it starts with."""
+    found: list[Decision] = []
+    for gang in admitted.gangs:
+        share = new.get(gang.job.job_id)
+        placements = merge([*gang.placements, *(share.added if share else ())])
+        spans_types = gang.spans_types or (share is not None and share.spans_types)
+        found.append(_start(gang, placements, spans_types=spans_types))
+    return found
+
+
+def _start(gang: Gang, placements: tuple[Placement, ...], *, spans_types: bool) -> Start:
+    job, count = gang.job, placed_count(placements)
+    nodes = sorted({placement.node for placement in placements})
+    ratio = job.gpu.heterogeneous_speed_ratio if spans_types else 1.0
+    what = f"{counted(count * job.gpus_per_worker, 'GPU')} of type {gang.gpu_type}"
+    if spans_types:
+        what = f"{what}, or what stands for them on other types,"
+    room = ", flexible workers make room" if gang.evicted else ""
+    return Start(
+        job_id=job.job_id,
+        gpu_type=gang.gpu_type,
+        placements=placements,
+        estimated_runtime_s=work_on(job, gang.gpu_type, job.as_of_s) / (count * ratio),
+        estimate_source=job.estimate_source,
+        reason=f"its turn (at least {fastest_s(job):.0f} s by {job.estimate_source}, priority "
+        f"{job.priority}): {what} on {counted(len(nodes), 'node')}{room}",
+    )

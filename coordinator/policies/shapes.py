@@ -1,0 +1,47 @@
+"""What is alike to a placement: groups of nodes, and jobs of one shape. Values only.
+
+Must not know a snapshot, nor which nodes and jobs there are.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from msgspec import Struct
+
+from common.model import NodeName, Preemptibility, ServiceName
+
+
+class Tag(IntEnum):
+    """What is on a node: base workers (or any, on a training node), only flexible ones, nothing."""
+
+    BASE = 0
+    FLEXIBLE = 1
+    EMPTY = 2
+
+
+class Group(Struct, frozen=True, cache_hash=True):
+    """Nodes that are alike to a placement, free GPUs aside. `service` is None in training."""
+
+    gpu_type: str
+    service: ServiceName | None
+    tag: Tag
+
+
+Masks = list[int]
+"""By number of free GPUs: a set of places of nodes, as the bits of an integer."""
+
+
+class JobShape(Struct, frozen=True, cache_hash=True):
+    """All that decides whether a base gang fits; jobs of equal shape fit or fail together."""
+
+    gpus_per_worker: int
+    min_workers: int
+    is_elastic: bool
+    gpu_types: tuple[str, ...]
+    multipliers: tuple[tuple[str, int], ...]
+    preemptibility: Preemptibility
+    grace_s: float
+    spans_types: bool = False
+    was_preempted: bool = False
+    avoid_nodes: tuple[NodeName, ...] = ()

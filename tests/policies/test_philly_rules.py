@@ -1,0 +1,101 @@
+"""Philly's rules of order and of victims (ATC'19, section 2.3), one decision each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from msgspec.structs import replace
+
+from coordinator.policies.decisions import Preempt
+from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
+from tests.policies.machines import cell, decide, job, machine, placed, started
+
+
+def since(job: JobView, started_at_s: float) -> JobView:
+    """The same job, begun then."""
+    return replace(job, started_at_s=started_at_s)
+
+
+def with_quotas(snapshot: ClusterSnapshot, quotas: Mapping[str, int]) -> ClusterSnapshot:
+    """Tenants with these guarantees."""
+    tenants = [TenantView(name=name, guarantee_gpus=gpus) for name, gpus in sorted(quotas.items())]
+    return replace(snapshot, tenants=tuple(tenants))
+
+
+def stopped(snapshot: ClusterSnapshot, knobs: str = "") -> list[str]:
+    """Who is preempted in a pass."""
+    found = decide(f"philly{knobs}", snapshot)
+    return [each.job_id for each in found.decisions if isinstance(each, Preempt)]
+
+
+@pytest.mark.parametrize(("quotas", "first"), [((2, 8), "big"), ((8, 2), "small")])
+def test_turns_go_by_the_part_of_a_quota_in_use(quotas: tuple[int, int], first: str) -> None:
+    """One of two GPUs is half of a quota, two of eight are a quarter: not GPUs count but parts."""
+    small, big = quotas
+    jobs = (
+        job("s", "small", nodes=("n0",)),
+        job("b", "big", gpus=2, nodes=("n0",)),
+        job("small-next", "small", gpus=1),
+        job("big-next", "big", gpus=1),
+    )
+    snapshot = cell(machine("n0", gpus=4, jobs=jobs), jobs=jobs)
+    found = started(decide("philly", with_quotas(snapshot, {"small": small, "big": big})))
+    assert found == [f"{first}-next"]
+
+
+@pytest.mark.parametrize(("in_use", "stops"), [(17, []), (18, ["b"])])
+def test_preemption_begins_at_nine_tenths_of_all_gpus(in_use: int, stops: list[str]) -> None:
+    """Of twenty GPUs eighteen, as in the study; the others are free, but not three on one server.
+
+    Four tenants, so that each is due five.
+    """
+    jobs = (
+        since(job("a", "rich", gpus=4, nodes=("n0",)), 1.0),
+        since(job("b", "rich", gpus=4, nodes=("n0",)), 2.0),
+        job("c", "rich", gpus=4, nodes=("n1",)),
+        job("third", "third", gpus=1, nodes=("n1",)),
+        job("fourth", "fourth", gpus=in_use - 15, nodes=("n2",)),
+        job("poor", "poor", gpus=2, nodes=("n2",)),
+        job("asks", "poor", gpus=3),
+    )
+    sizes = {"n0": 8, "n1": 6, "n2": 6}
+    nodes = [machine(name, gpus=gpus, jobs=jobs) for name, gpus in sizes.items()]
+    assert stopped(cell(*nodes, jobs=jobs)) == stops
+    assert stopped(cell(*nodes, jobs=jobs), ":preempt_ratio=1") == []
+
+
+def test_the_youngest_job_beyond_quota_goes_first() -> None:
+    """Least work is lost with it; neither names nor sizes decide."""
+    begun = {"a": 5.0, "b": 9.0, "c": 1.0, "d": 7.0}
+    jobs = (
+        *(since(job(name, "rich", nodes=("n0",)), at_s) for name, at_s in begun.items()),
+        job("asks", "poor"),
+    )
+    snapshot = cell(machine("n0", gpus=4, jobs=jobs), jobs=jobs)
+    assert stopped(with_quotas(snapshot, {"rich": 2, "poor": 2})) == ["b"]
+
+
+def test_whoever_made_room_in_vain_goes_on() -> None:
+    """The youngest is on a server where the gang does not fit: the next one alone is stopped."""
+    jobs = (
+        since(job("young", "rich", nodes=("n0",)), 9.0),
+        since(job("old", "rich", gpus=2, nodes=("n1",)), 5.0),
+        since(job("poor", "poor", gpus=1, nodes=("n0",)), 0.0),
+        job("asks", "poor", gpus=2),
+    )
+    nodes = [machine(name, gpus=2, jobs=jobs) for name in ("n0", "n1")]
+    snapshot = with_quotas(cell(*nodes, jobs=jobs), {"rich": 0, "poor": 4})
+    assert stopped(snapshot) == ["old"]
+    assert placed(decide("philly", snapshot)) == {"asks": {"n1": 1}}
+
+
+def test_nobody_is_stopped_for_a_tenant_beyond_its_quota() -> None:
+    """A full cell and a victim beyond quota are not enough: who asks must be within its own."""
+    jobs = (
+        since(job("rich", "rich", gpus=4, nodes=("n0",)), 1.0),
+        job("asks", "poor", gpus=4),
+    )
+    snapshot = cell(machine("n0", gpus=4, jobs=jobs), jobs=jobs)
+    assert stopped(with_quotas(snapshot, {"rich": 0, "poor": 4})) == ["rich"]
+    assert stopped(with_quotas(snapshot, {"rich": 0, "poor": 3})) == []
