@@ -53,7 +53,7 @@ ROWS = {
         published=0.1179, published_cpu_s=0.75, policy="qos-edf", is_comparable=False
     ),
     "Tiresias": Row(published=0.2872, published_cpu_s=1.1, policy="tiresias-dlas", is_rigid=True),
-    "Tiresias by its paper": Row(
+    "Tiresias as it is here by default": Row(
         published=0.2872,
         published_cpu_s=1.1,
         policy="tiresias:limits=3250/7200",
