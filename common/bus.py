@@ -24,7 +24,7 @@ from common.clock import Clock
 from common.errors import Unavailable
 from common.log import Throttle
 from common.model import NatsAccess
-from common.natscalls import as_unavailable, heeded_cancellation, round_trip, text
+from common.natscalls import TlsClient, as_unavailable, heeded_cancellation, round_trip, text
 from common.natsrules import BusCounters
 
 log = logging.getLogger(__name__)
@@ -307,7 +307,7 @@ class NatsBus:
 
     async def _connect(self) -> None:
         """One new client that works, or an exception and none."""
-        client = Client()
+        client = TlsClient()
         try:
             with heeded_cancellation():
                 await client.connect(

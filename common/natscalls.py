@@ -8,11 +8,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Generator
+from typing import Any
 
 import nats.errors
 from nats.aio.client import Client
 
 from common.errors import Unavailable
+
+
+class TlsClient(Client):
+    """A client that was told of TLS and speaks nothing without it, least of all its password.
+
+    nats-py begins TLS when the server's INFO demands it, and only then: to `tls://` too it would
+    say who it is in plain text, where a server, or somebody in between, does not demand it.
+    """
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        """What a server says first, on each connection, and before it is told anything."""
+        server = self._current_server
+        is_tls = (server is not None and server.uri.scheme == "tls") or "tls" in self.options
+        if initial_connection and is_tls and not info.get("tls_required"):
+            # An error of its own kind: the client goes on with the next server, or tries again.
+            raise nats.errors.Error(
+                "nats: this server demands no TLS, and was to be spoken to in it"
+            )
+        await super()._process_info(info, initial_connection)
 
 
 @contextlib.contextmanager

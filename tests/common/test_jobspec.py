@@ -10,7 +10,17 @@ import pytest
 from common.errors import ConfigError
 from common.jobspec import MAX_SPEC_BYTES, misfit, parse
 from common.messages import DesiredState, OrderPhase, WorkerOrder, decode, encode
-from common.model import MAX_WORKERS, GpuUuid, JobId, JobSpec, NodeRole, WorkerKey, WorkerRange
+from common.model import (
+    MAX_WORKERS,
+    CheckpointSpec,
+    GpuUuid,
+    JobId,
+    JobSpec,
+    NodeRole,
+    RendezvousSpec,
+    WorkerKey,
+    WorkerRange,
+)
 
 GOOD: dict[str, Any] = {"name": "j", "command": ["train"], "workers": {"min": 1, "max": 2}}
 
@@ -37,6 +47,16 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "NUL in the checkpoint": ({"checkpoint": {"path": "a\0"}}, "checkpoint.path"),
     "empty checkpoint": ({"checkpoint": {"path": ""}}, "checkpoint.path"),
     "no such signal": ({"checkpoint": {"signal": "SIGNONE"}}, "checkpoint.signal"),
+    "name that is no text": ({"name": "\ud800"}, "name"),
+    "argument that is no text": ({"command": ["train", "\udcff"]}, "command"),
+    "choice that is no text": ({"launcher": "\ud800"}, "launcher"),
+    "env name that is no text": ({"env": {"\udcff": "1"}}, "env"),
+    "env value that is no text": ({"env": {"A": "\udcff"}}, "env"),
+    "GPU type that is no text": ({"gpu": {"types": ["\ud800"]}}, "gpu.types"),
+    "multiplier that is no text": (
+        {"gpu": {"worker_multiplier": {"\ud800": 1}}},
+        "gpu.worker_multiplier",
+    ),
     "min above max": ({"workers": {"min": 3, "max": 2}}, "workers"),
     "workers without end": ({"workers": {"min": 1, "max": 100_000_000}}, "workers.max"),
     "too many GPUs": ({"gpus_per_worker": 10**9}, "gpus_per_worker"),
@@ -52,6 +72,7 @@ def test_a_job_that_no_node_could_run_is_refused_by_its_field(why: str) -> None:
     change, field = BAD[why]
     with pytest.raises(ConfigError, match=rf"^job\.toml: .*field {field}[\[.:]") as caught:
         parse({**GOOD, **change}, source="job.toml")
+    str(caught.value).encode()
     assert "\0" not in str(caught.value)
 
 
@@ -81,6 +102,24 @@ def test_the_check_holds_for_a_job_that_came_decoded() -> None:
     found = misfit(decoded)
     assert found is not None
     assert found.field == "command"
+
+
+@pytest.mark.parametrize("field", ["command", "workdir", "env", "checkpoint", "rendezvous"])
+def test_what_is_no_text_is_found_in_a_job_that_is_none_of_a_file(field: str) -> None:
+    """A caller who makes a job in code hears of the field, before it fails to be encoded."""
+    bad = "/\ud800"
+    values: dict[str, Any] = {
+        "command": ("train", bad),
+        "workdir": bad,
+        "env": {"A": bad},
+        "checkpoint": CheckpointSpec(path=bad),
+        "rendezvous": RendezvousSpec(command=(bad,)),
+    }
+    spec = JobSpec(name="j", command=("train",), workers=WorkerRange(min=1, max=1))
+    found = misfit(msgspec.structs.replace(spec, **{field: values[field]}))
+    assert found is not None
+    assert found.field.startswith(field)
+    assert found.what == "'/\\ud800' is not UTF-8"
 
 
 def large(size_bytes: int) -> JobSpec:

@@ -73,6 +73,22 @@ async def test_a_stranger_stays_outside(guarded_url: str, tmp_path: Path, has_ke
         )
 
 
+CERTIFICATE = """
+-----BEGIN CERTIFICATE-----
+MIIBjzCCATagAwIBAgIUEmWaFrVIS+sieCDBOA/WbZI/dpAwCgYIKoZIzj0EAwIw
+FDESMBAGA1UEAwwJYXJ5bCB0ZXN0MCAXDTI2MTEyMTIxNDUxNFoYDzIxMjYxMDI4
+MjE0NTE0WjAUMRIwEAYDVQQDDAlhcnlsIHRlc3QwWTATBgcqhkjOPQIBBggqhkjO
+PQMBBwNCAAT/5pnt1Oi5yMSrEkJ/ixFR52XBoGSIVCAZV+3mbs81Lh11I2tESvjn
+fzzXaVOV522a3mADHlmDXf8asRpdwedjo2QwYjAdBgNVHQ4EFgQU9eRHJQHlN8Rg
+5xoc6WqfVaVNwOwwHwYDVR0jBBgwFoAU9eRHJQHlN8Rg5xoc6WqfVaVNwOwwDwYD
+VR0TAQH/BAUwAwEB/zAPBgNVHREECDAGhwR/AAABMAoGCCqGSM49BAMCA0cAMEQC
+ICVrg0DS9UamQEDXCoZcjFg9iR9jLx2aVFCS+cdfhr1XAiBv8p6nEsegJFwFREDl
+wBdorjMrumdQk4LvpbJmykxU3Q==
+-----END CERTIFICATE-----
+"""
+"""Of nobody; its key was thrown away."""
+
+
 @contextlib.asynccontextmanager
 async def curt_server(connections: list[int]) -> AsyncIterator[str]:
     """A server that says once why it refuses, and only hangs up on whoever knocks again."""
@@ -93,6 +109,37 @@ async def curt_server(connections: list[int]) -> AsyncIterator[str]:
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
         yield f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+@pytest.mark.parametrize("has_ca", [False, True], ids=["tls url", "plain url and a CA"])
+async def test_nothing_is_said_in_plain_text_where_tls_was_meant(
+    has_ca: bool, tmp_path: Path
+) -> None:
+    """A server, or who stands in for it, that demands no TLS gets no name and no password."""
+    heard: list[bytes] = []
+    clock = FakeClock()
+
+    async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"version":"2.99.0","max_payload":8388608,"proto":1}\r\n')
+        heard.append(await reader.read(1000))
+        writer.close()
+
+    server = await asyncio.start_server(plain, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    url = f"{'nats' if has_ca else 'tls'}://ada:secret@127.0.0.1:{port}"
+    (tmp_path / "ca.pem").write_text(CERTIFICATE)
+    access = NatsAccess(tls_ca_path=str(tmp_path / "ca.pem") if has_ca else None)
+    async with server:
+        connecting = asyncio.create_task(
+            connect_nats(url, identity="a", clock=clock, access=access, timeout_s=5.0)
+        )
+        async with asyncio.timeout(PATIENCE_S):
+            while len(heard) < 2 and not connecting.done():  # by then the first was noted
+                await SystemClock().sleep(0.01)
+        await clock.advance(6.0)
+        with pytest.raises(Unavailable, match="demands no TLS"):
+            await connecting
+    assert heard == [b""] * len(heard)
 
 
 async def test_a_refusal_is_told_although_later_attempts_were_only_cut() -> None:

@@ -94,7 +94,7 @@ def test_drop_ins_are_laid_over_in_order_of_name(file: Path) -> None:
         ("report_period_s = '1 s'", "report_period_s", "expected `float`, got `str`"),
         ("report_period_s = 0", "report_period_s", "expected `float` > 0"),
         ("[tank]\nsize_bytes = true", "tank.size_bytes", "expected `int`, got `bool`"),
-        ("[tank]\ncolor = 'blue'", "tank.color", "blue"),
+        ("[tank]\ncolor = 'blue'", "tank.color", "'blue', expected one of red, green"),
         ("[[pumps]]\nname = 'a'\n[[pumps]]\n", "pumps[1].name", "required and missing"),
         (
             "[[pumps]]\nname = 'a'\n[[pumps]]\nname = 'b'\nflow_ratio = 2",
