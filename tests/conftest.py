@@ -29,7 +29,7 @@ CELLS = Path(__file__).parent / "cell"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of whole cells begin first, in three workers of five; the others compute meanwhile.
+    """Tests of whole cells begin first, in three workers of four or five; the others compute.
 
     A cell waits more than it computes, and a long one that began last would be waited for alone.
     pytest-xdist with `--dist worksteal` gives each worker a part of the list without gaps to begin
@@ -40,12 +40,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     cells = [item for item in items if CELLS in item.path.parents]
     others = iter([item for item in items if CELLS not in item.path.parents])
     length = -(-len(items) // parts)
-    items[:] = [
-        item
-        for part in range(parts)
-        for begun in (cells[part::with_cells] if part < with_cells else [],)
-        for item in (*begun, *islice(others, length - len(begun)))
-    ]
+    ordered: list[pytest.Item] = []
+    for part in range(parts):
+        begun = cells[part::with_cells] if part < with_cells else []
+        ordered += [*begun, *islice(others, max(0, length - len(begun)))]
+    items[:] = [*ordered, *others]
 
 
 @pytest.fixture
