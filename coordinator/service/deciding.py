@@ -228,7 +228,7 @@ class Decider:
         except BaseException as error:
             # The engine is ahead of the journal now: nothing of this batch may leave.
             self._inbox = inbox + self._inbox
-            if not isinstance(error, Fenced | Unavailable):
+            if not isinstance(error, Fenced | Unavailable | ConfigError):
                 raise
             self._is_stopping = True
             self._fenced(error if isinstance(error, Fenced) else Fenced(f"journal: {error}"))

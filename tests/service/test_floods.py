@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from common.api import Submit, Submitted
+from common.api import ApiError, ApiErrorCode, Submit, Submitted
 from common.bus import NatsBus, connect_nats
 from common.clock import SystemClock
-from common.errors import ConfigError
+from common.errors import ConfigError, Fenced
 from common.jobspec import MAX_SPEC_BYTES
 from common.messages import decode
 from common.model import JobId, JobState
@@ -21,6 +21,7 @@ from coordinator.engine.events import JobSubmitted
 from coordinator.service import store
 from coordinator.service.deciding import BATCH_BYTES
 from coordinator.service.natsserver import find_binary
+from tests.fakes import MemoryJournal
 from tests.servers import client_url
 from tests.service.cell import CELL, Cell, make_spec
 from tests.service.steps import job
@@ -63,6 +64,27 @@ async def test_a_flood_of_submits_is_written_in_several_records_in_order() -> No
         assert max(map(len, cell.records)) < BATCH_BYTES + 2 * MAX_SPEC_BYTES < MAX_PAYLOAD_BYTES
         entries = [job(coordinator, JobId(job_id)) for job_id in ids]
         await cell.until(lambda: any(entry.state == JobState.RUNNING for entry in entries))
+
+
+class SmallJournal(MemoryJournal):
+    """A journal whose server takes no record of a job."""
+
+    async def append(self, record: bytes) -> int:
+        """As the real one, which looks before it sends."""
+        if b"job_submitted" in record:
+            raise ConfigError("nats-server: max_payload is 1, expected at least 2")
+        return await super().append(record)
+
+
+async def test_who_cannot_write_a_record_steps_down_and_says_why() -> None:
+    """Trying again would be for ever; whoever asked hears that nothing was promised."""
+    async with Cell() as cell:
+        await cell.lead(journal=SmallJournal(cell.records))
+        reply = await cell.ask(Submit(spec=make_spec(), request_id="r"))
+        assert isinstance(reply, ApiError)
+        assert reply.code == ApiErrorCode.UNAVAILABLE
+        with pytest.raises(Fenced, match="max_payload is 1"):
+            await cell.meanwhile(cell.leaders[0].task)
 
 
 @pytest.mark.nats
