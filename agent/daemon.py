@@ -28,7 +28,7 @@ from agent.settings import AgentSettings
 from agent.state import first_memory
 from agent.workers import make_runner
 from common import natsrules, systemd
-from common.bus import Bus, connect_nats
+from common.bus import connect_nats, leave
 from common.clock import Clock, SystemClock
 from common.errors import ArylError, ConfigError, Unavailable
 from common.failure_rules import read_rules
@@ -39,8 +39,8 @@ from common.settings import load
 log = logging.getLogger(__name__)
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-GOODBYE_S = 1.0
-"""A NATS server that hangs takes no leave; one that is well needs a round trip."""
+ADOPT_S = 60.0
+"""Looking at all workers once; a disk may have to be waited for."""
 LOCK_RETRY_S = 0.5
 LOCK_LOOK_S = 0.05
 """Of a `--go-home` that has just ended a hung agent: before another one is started."""
@@ -97,7 +97,8 @@ async def run_agent(
         heartbeat.is_needed = lambda: is_away(node.life.memory)
         heartbeat.is_well = lambda: not duties.overdue()
         stack.push_async_callback(node.close)
-        adopted = await node.runner.adopt()
+        with duties.leg("adopt", within_s=ADOPT_S):
+            adopted = await node.runner.adopt()
         if adopted:
             log.info("adopted %s", ", ".join(str(key) for key in adopted))
         bus = await connect_nats(
@@ -108,7 +109,7 @@ async def run_agent(
             access=settings.access,
             timeout_s=None,
         )
-        stack.push_async_callback(leave_bus, bus, clock)
+        stack.push_async_callback(leave, bus, clock=clock)
         agent = Agent(
             node,
             bus=bus,
@@ -118,13 +119,6 @@ async def run_agent(
         )
         systemd.ready(f"node {settings.node}")
         await agent.run()
-
-
-async def leave_bus(bus: Bus, clock: Clock) -> None:
-    """Close it within `GOODBYE_S`; what a server that hangs has not taken by then is dropped."""
-    with contextlib.suppress(TimeoutError):
-        async with clock.timeout(GOODBYE_S):
-            await bus.close()
 
 
 async def _take_node(
@@ -177,7 +171,8 @@ async def bring_home(settings: AgentSettings, *, fake_nvml: Path | None) -> None
         node = make_node(settings, clock=clock, fake_nvml=fake_nvml, duties=duties)
         heartbeat.is_well = lambda: not duties.overdue()
         stack.push_async_callback(node.close)
-        await node.runner.adopt()
+        with duties.leg("adopt", within_s=ADOPT_S):
+            await node.runner.adopt()
         said = await go_home(node, clock=clock)
         log.info("node %s: %s", settings.node, said or "it is not away")
 

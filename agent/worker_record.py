@@ -130,6 +130,7 @@ def kill_leftovers(directory: Path, record: WorkerRecord) -> int:
         left.add(record.pid)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(record.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(record.pid, signal.SIGKILL)
     return len(left)
 

@@ -94,6 +94,15 @@ class Bus(Protocol):
 
 MAX_PENDING_MESSAGES = 65_536
 MAX_PENDING_BYTES = 64 * 1024 * 1024
+GOODBYE_S = 1.0
+"""A NATS server that hangs takes no leave; one that is well needs a round trip."""
+
+
+async def leave(bus: Bus, *, clock: Clock) -> None:
+    """Close it within `GOODBYE_S`; what a server that hangs has not taken by then is dropped."""
+    with contextlib.suppress(TimeoutError):
+        async with clock.timeout(GOODBYE_S):
+            await bus.close()
 
 
 async def connect_nats(

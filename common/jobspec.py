@@ -20,7 +20,8 @@ from common.model import JobSpec
 
 MAX_SPEC_BYTES = 16 * 1024
 """A job as it is sent. Each worker's order carries it, and a node's orders are one message: 60
-workers of the largest job fit (`common.messages.MAX_MESSAGE_BYTES`)."""
+workers of the largest job fit (`common.messages.MAX_MESSAGE_BYTES`), or 16 of a gang over 1,250
+nodes, whose names each order carries too."""
 _ABOUT = re.compile(r"Object (?P<what>contains unknown|missing required) field `(?P<field>.+)`")
 
 

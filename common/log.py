@@ -96,7 +96,9 @@ class Throttle:
         now_s = self._clock.now_s()
         if now_s < self._quiet_until_s.get(text, now_s):
             return False
-        self._quiet_until_s = {t: s for t, s in self._quiet_until_s.items() if s > now_s}
+        self._quiet_until_s.pop(text, None)
+        while self._quiet_until_s and next(iter(self._quiet_until_s.values())) <= now_s:
+            del self._quiet_until_s[next(iter(self._quiet_until_s))]
         self._quiet_until_s[text] = now_s + self._period_s
         return True
 

@@ -22,6 +22,7 @@ from common.model import (
     NodeRole,
     NonNegativeFloat,
     NonNegativeInt,
+    Ordinal,
     Pool,
     Progress,
     Ratio,
@@ -179,12 +180,12 @@ class NodeReport(Message, frozen=True, kw_only=True, tag="node_report"):
 
     node: Token
     boot_id: str
-    sequence: NonNegativeInt
+    sequence: Ordinal
     home_pool: Pool
     role: NodeRole
-    epoch: NonNegativeInt
+    epoch: Ordinal
     """Highest epoch that this agent has accepted."""
-    generation: NonNegativeInt
+    generation: Ordinal
     """Generation of the desired state that this agent acts on."""
     service: Token | None = None
     rack: str = ""
@@ -258,8 +259,8 @@ class DesiredState(Message, frozen=True, kw_only=True, tag="desired"):
     """What a node should be; complete each time, so the last one is enough."""
 
     node: Token
-    epoch: NonNegativeInt
-    generation: NonNegativeInt
+    epoch: Ordinal
+    generation: Ordinal
     role: NodeRole
     """TRAINING, SERVING, ON_LOAN or QUARANTINED; the node goes there by its life cycle."""
     lease: Lease | None = None
@@ -275,8 +276,8 @@ class DesiredReply(Message, frozen=True, kw_only=True, tag="desired_reply"):
     """Whether the agent took the desired state; a refusal says why."""
 
     is_accepted: bool
-    epoch: NonNegativeInt
-    generation: NonNegativeInt
+    epoch: Ordinal
+    generation: Ordinal
     error: str = ""
 
 
@@ -294,7 +295,7 @@ class RenewReply(Message, frozen=True, kw_only=True, tag="renew_reply"):
     lease_id: Token
     nonce: NonNegativeInt
     is_granted: bool
-    epoch: NonNegativeInt
+    epoch: Ordinal
     ttl_s: NonNegativeFloat = 0.0
     reason: str = ""
 

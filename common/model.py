@@ -21,8 +21,10 @@ Token = Annotated[str, Meta(pattern=TOKEN_PATTERN)]
 
 MAX_INT = 2**53
 """Above it a float, and so a reader of JSON, cannot count; nothing here comes near it."""
-PositiveInt = Annotated[int, Meta(ge=1, le=MAX_INT)]
-NonNegativeInt = Annotated[int, Meta(ge=0, le=MAX_INT)]
+Ordinal = Annotated[int, Meta(ge=0, le=MAX_INT)]
+"""A number that only grows, and fences what is older: the last one there is would for ever."""
+PositiveInt = Annotated[int, Meta(ge=1)]
+NonNegativeInt = Annotated[int, Meta(ge=0)]
 NonNegativeFloat = Annotated[float, Meta(ge=0)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
 Ratio = Annotated[float, Meta(ge=0, le=1)]

@@ -43,6 +43,8 @@ STOP_S = 2.5
 """Time for the batch in hand, its answers, a snapshot and the lease once it is told to stop. A NATS
 that hangs would hold up each of them; what was not acknowledged by then never is, and whoever leads
 next needs no more than the journal."""
+RELEASE_S = 0.5
+"""Of that for the lease alone: where it is not given up the next one waits for its TTL."""
 
 
 class Coordinator:
@@ -153,8 +155,9 @@ class Coordinator:
             Unavailable: the journal did not answer; what was not acknowledged may be lost.
         """
         doing = self._run(serve)
-        if not await until_told(doing, told=self._stopping, limit_s=STOP_S, clock=self.clock):
-            log.warning("NATS did not answer while this coordinator stopped")
+        limit_s = STOP_S - RELEASE_S
+        if not await until_told(doing, told=self._stopping, limit_s=limit_s, clock=self.clock):
+            log.warning("not everything was done when %g s of stopping were over", STOP_S)
 
     async def _run(self, serve: Handler) -> None:
         await self._subscribe(subjects.node_report(self.settings.cell), self._on_report)
@@ -230,7 +233,10 @@ class Coordinator:
                 for task in [*tasks, *self._asking.values()]:
                     task.cancel()
         if self._fenced is None:
-            await self.decider.save_snapshot()
+            # Only the next start is longer without it; the lease must be given up in any case.
+            with contextlib.suppress(TimeoutError):
+                async with self.clock.timeout(self._left_s(but_s=RELEASE_S)):
+                    await self.decider.save_snapshot()
 
     def _hear_everybody_again(self) -> None:
         """What was reported while somebody else led, and who has not reported for too long.
@@ -249,10 +255,14 @@ class Coordinator:
     async def _leave(self) -> None:
         if self._fenced is not None:
             raise self._fenced
-        left_s = None if self._stop_by_s is None else self._stop_by_s - self.clock.now_s()
+        left_s = self._left_s()
         with contextlib.suppress(Unavailable, Fenced, TimeoutError):
-            async with self.clock.timeout(left_s):
+            async with self.clock.timeout(None if left_s is None else max(RELEASE_S, left_s)):
                 await self._lease.release()
+
+    def _left_s(self, *, but_s: float = 0.0) -> float | None:
+        """Time for the rest of a stop; None of one that nobody asked for."""
+        return None if self._stop_by_s is None else self._stop_by_s - but_s - self.clock.now_s()
 
     async def _keep_lease(self) -> None:
         """Renew from the first moment on: a rebuild may take longer than the TTL."""

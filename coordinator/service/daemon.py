@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import logging
 import os
 import secrets
@@ -15,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from common import systemd
-from common.bus import connect_nats
+from common.bus import connect_nats, leave
 from common.clock import SystemClock
 from common.errors import ArylError, Fenced
 from common.log import set_up
@@ -30,8 +29,6 @@ log = logging.getLogger(__name__)
 
 EXIT_FENCED = 75
 """Somebody else leads: start again as a standby (systemd restarts it)."""
-GOODBYE_S = 1.0
-"""A NATS server that hangs takes no leave; one that is well needs a round trip."""
 
 
 async def run(settings: CoordinatorSettings) -> None:
@@ -88,9 +85,7 @@ async def run(settings: CoordinatorSettings) -> None:
             ready.cancel()
             systemd.stopping()
     finally:
-        with contextlib.suppress(TimeoutError):
-            async with clock.timeout(GOODBYE_S):
-                await bus.close()
+        await leave(bus, clock=clock)
 
 
 async def _say_ready(coordinator: Coordinator) -> None:

@@ -19,7 +19,7 @@ from msgspec import Meta, Struct
 
 from common.clock import Clock
 from common.errors import ConfigError, Fenced, Unavailable
-from common.model import NonNegativeInt
+from common.model import Ordinal
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class LeaseValue(Struct, frozen=True, kw_only=True):
     """For people."""
     nonce: str
     """Who it really is: two processes may have one name, and a name may come back."""
-    epoch: NonNegativeInt
+    epoch: Ordinal
     ttl_s: Annotated[float, Meta(gt=0, le=MAX_TTL_S)]
     is_released: bool = False
 

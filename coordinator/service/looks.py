@@ -103,6 +103,8 @@ class Looks:
             if not request.is_live_only or loan.returned_at_s is None
         )
         recommended = () if has_more else trust.recommended(engine)
+        if found and page((*found, *recommended))[1]:  # a page of their own
+            return Loans(rows=found, has_more=True)
         return Loans(rows=(*found, *recommended), has_more=has_more)
 
     def _now_s(self) -> float:

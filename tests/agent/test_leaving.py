@@ -52,8 +52,7 @@ async def test_an_agent_told_to_end_while_nats_hangs_leaves_all_as_it_is(
 
 FILLER = """
 import asyncio, contextlib, sys
-from agent.daemon import leave_bus
-from common.bus import connect_nats
+from common.bus import connect_nats, leave
 from common.clock import SystemClock
 
 async def main():
@@ -65,7 +64,7 @@ async def main():
         async with clock.timeout(1.0):
             while True:
                 await bus.publish("aryl.v1.c1.node.n2.report", bytes(1 << 20))
-    await leave_bus(bus, clock)
+    await leave(bus, clock=clock)
 
 asyncio.run(main())
 """

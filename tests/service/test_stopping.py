@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from common.errors import Fenced
 from coordinator.engine.events import PassDue
 from coordinator.service.coordinator import STOP_S, Coordinator
-from coordinator.service.leader import KeyEntry
+from coordinator.service.leader import KeyEntry, LeaseValue
 from tests.fakes import MemoryJournal, MemoryKey, MemorySnapshots
 from tests.service.cell import Cell, Leader
 from tests.service.steps import submit
@@ -108,6 +109,19 @@ async def test_a_coordinator_that_is_told_to_stop_ends_although_nats_hangs(stall
         assert leader.task.done()
         assert leader.task.exception() is None
         assert sum(cell.stalls[name].waiting for name in stalled.split()) > 0
+
+
+async def test_the_lease_is_given_up_although_the_snapshot_hangs() -> None:
+    """A snapshot makes the next start shorter; a lease that is kept makes it wait for the TTL."""
+    async with StalledCell() as cell:
+        leader, coordinator = await cell.leader()
+        cell.stalls["snapshot"].is_on = True
+        coordinator.stop()
+        await cell.clock.advance(STOP_S)
+        assert leader.task.done()
+        assert cell.stalls["snapshot"].waiting == 1
+        assert cell.key.entry is not None
+        assert msgspec.msgpack.decode(cell.key.entry.value, type=LeaseValue).is_released
 
 
 async def test_a_coordinator_that_lost_its_lease_ends_although_the_journal_hangs() -> None:
