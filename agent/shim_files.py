@@ -6,6 +6,7 @@ Standard library only and without `typing`, because a shim must stay under 12 MB
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -93,7 +94,10 @@ def write_json(path: str, value: dict[str, object], *, is_durable: bool) -> None
         OSError: the disk does not take it; the old file is whole.
     """
     temporary = f"{path}.new"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+    # Never into what is there: the agent writes too, and a job could lead it to any file by a link.
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
     try:
         data = _encoded(value)
         while data:

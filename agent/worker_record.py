@@ -5,10 +5,13 @@ not know orders, sockets or how a worker is started.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import signal
+import stat
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 from msgspec import Struct
@@ -19,6 +22,8 @@ from common.messages import WorkerPhase
 from common.model import STORE_INDEX, TOKEN_PATTERN, Checkpoint, JobId, Progress, WorkerKey
 
 SHIM_LOST = "shim lost"
+MAX_RECORD_BYTES = 1024 * 1024
+"""Far more than a shim writes; a job may write what it likes there."""
 
 
 class WorkerRecord(Struct, frozen=True, kw_only=True):
@@ -76,12 +81,18 @@ def read_record(directory: Path) -> WorkerRecord | None:
     """What the shim says; None when nothing has run yet.
 
     Raises:
-        msgspec.DecodeError: the file is damaged.
+        msgspec.DecodeError: the file is damaged, or is none any more.
     """
     try:
-        return _decoder.decode((directory / shim_files.STATUS_FILE).read_bytes())
+        with _plain(directory / shim_files.STATUS_FILE) as file:
+            data = file.read(MAX_RECORD_BYTES + 1)
     except FileNotFoundError:
         return None
+    except NotPlainError as error:
+        raise msgspec.DecodeError(str(error)) from error
+    if len(data) > MAX_RECORD_BYTES:
+        raise msgspec.DecodeError(f"more than {MAX_RECORD_BYTES} bytes")
+    return _decoder.decode(data)
 
 
 def is_shim_alive(record: WorkerRecord, boot_id: str) -> bool:
@@ -177,11 +188,37 @@ def tail(directory: Path, max_bytes: int) -> bytes:
 
 
 def file_tail(path: Path, max_bytes: int) -> bytes:
-    """The end of a file; empty when there is none."""
+    """The end of a file; empty when there is none, or something else in its place."""
     try:
-        with path.open("rb") as file:
+        with _plain(path) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - max_bytes))
             return file.read(max_bytes)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotPlainError):
         return b""
+
+
+class NotPlainError(OSError):
+    """A link, a fifo, a device: what a job can put where a file of its directory was."""
+
+
+def _plain(path: Path) -> BinaryIO:
+    """A file of a directory that is its job's, open to be read; never waited for, never followed.
+
+    The job could have its agent wait for a fifo for ever, or read any file of the machine to it.
+
+    Raises:
+        FileNotFoundError: there is nothing.
+        NotPlainError: there is something else.
+        OSError: it cannot be read.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a socket
+            raise NotPlainError(error.errno, "no plain file", str(path)) from error
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise NotPlainError(errno.EINVAL, "no plain file", str(path))
+    return os.fdopen(fd, "rb")

@@ -124,10 +124,12 @@ class DaemonHouse:
 
     # --- processes ----------------------------------------------------------------------------
 
-    async def spawn(self, *arguments: str, cwd: Path = ROOT) -> asyncio.subprocess.Process:
+    async def spawn(
+        self, *arguments: str, cwd: Path = ROOT, program: str = "agent.daemon"
+    ) -> asyncio.subprocess.Process:
         """The daemon with these arguments."""
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "agent.daemon", *arguments,
+            sys.executable, "-m", program, *arguments,
             cwd=cwd,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdin=asyncio.subprocess.DEVNULL,
@@ -136,10 +138,14 @@ class DaemonHouse:
         self._processes.append(process)
         return process
 
-    async def start(self, config: Path, *, cwd: Path = ROOT) -> asyncio.subprocess.Process:
+    async def start(
+        self, config: Path, *, cwd: Path = ROOT, program: str = "agent.daemon"
+    ) -> asyncio.subprocess.Process:
         """An agent, as soon as it has reported for the first time."""
         known = len(self.reports)
-        process = await self.spawn("--config", str(config), "--fake-nvml", str(self.fleet), cwd=cwd)
+        process = await self.spawn(
+            "--config", str(config), "--fake-nvml", str(self.fleet), cwd=cwd, program=program
+        )
         await self.until(
             lambda: len(self.reports) > known or process.returncode is not None, "a first report"
         )

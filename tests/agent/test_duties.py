@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 
 import pytest
 
-from agent import holder, shim_files
+from agent import holder
 from agent.duties import SPARE_S, Duties
 from agent.lease import RESORT_LIMIT_S
 from agent.starters import START_TIMEOUT_S
 from common.model import NodeRole
 from tests.agent.agent_house import AgentHouse
 from tests.agent.bench import lease, order
-from tests.agent.daemon_house import KEY, DaemonHouse, lend, make_daemon_house
+from tests.agent.daemon_house import DaemonHouse, lend, make_daemon_house
+from tests.agent.stalling_agent import STALL
 from tests.fakes import FakeClock
 
 R = NodeRole
@@ -100,15 +100,13 @@ async def test_a_lent_node_comes_home_from_an_agent_with_a_step_that_never_ends(
 ) -> None:
     """Its loop turns, so that only what it has begun tells: the last resort ends it like one that
     hangs, and goes on."""
-    agent = await house.start(house.config(inference=True))
+    config = house.config(inference=True)
+    agent = await house.start(config, program="tests.agent.stalling_agent")
     await lend(house, ttl_s=6.0)
-    log = house.workers.directory(KEY) / shim_files.OLD_LOG_FILE
-    os.mkfifo(log)  # whoever reads it waits until somebody writes, as on a mount that is gone
-    house.mark("go").touch()
+    (config.parent / STALL).touch()  # as on a mount that is gone
     await house.until(lambda: is_silent(house), "it reports no more")
     beat = holder.read(house.state_dir)
     await house.until(lambda: holder.read(house.state_dir) != beat, "it beats all the same")
-    log.unlink()
     house.is_renewing = False  # as a coordinator that hears no report
     await house.until(lambda: house.mark("routed").exists(), "the node is routed again")
     assert house.mark("up").exists()
