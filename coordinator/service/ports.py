@@ -32,6 +32,7 @@ class JournalPort(Protocol):
         """Write one record after the last one known here; returns its sequence.
 
         Raises:
+            ConfigError: it is larger than whoever keeps it takes, now and later.
             Fenced: somebody else wrote in between.
             Unavailable: not known to be written.
         """
