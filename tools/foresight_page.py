@@ -15,20 +15,35 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from math import ceil
 from pathlib import Path
+from statistics import fmean
 
+from coordinator.sim.compare import with_gaps
+from coordinator.sim.run import Run
 from coordinator.sim.statistics import Estimate, estimate
 from coordinator.workloads.named import named
 from coordinator.workloads.paper import RARE_GPU
 from coordinator.workloads.records import TraceJob, Workload
-from tools.foresight_text import ABLATION, BOUNDS, CURVE, HEAD, TAIL, TITLES
-from tools.play_foresight import WITHOUT, Kept, read_kept
+from tools.foresight_text import (
+    ABLATION,
+    ABLATION_REAL,
+    BOUNDS,
+    HEAD,
+    SAVING,
+    TAIL,
+    TITLES,
+    TRADE,
+    TRADE_REAL,
+)
+from tools.play_foresight import CURVE, SAVES, WITH, WITHOUT, Kept, read_kept
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "foresight.md"
 
 POLICIES = ("sjf", "aryl", "foresight")
 FAMILY = re.compile(r"-(\d+)$")
-ABLATED = "paper-overload-1"
+OVERLOADED = ("paper-overload-1",)
+REAL = tuple(f"itp-cluster06-{seed}" for seed in range(1, 6))
+SAVED = tuple(f"itp-cluster06-saving-{seed}" for seed in range(1, 6))
 
 Figure = Callable[[Kept], float]
 Runs = Mapping[tuple[str, str], Kept]
@@ -130,11 +145,13 @@ def _complete(runs: Runs, name: str) -> list[str]:
     return [each for each in there if all((each, policy) in runs for policy in POLICIES)]
 
 
-def _closed(runs: Runs, workload: str, policy: str) -> float:
-    """Share of the gap in mean JCT between sjf and the bound that a policy closes."""
-    sjf = runs[workload, "sjf"].result
-    gap_s = sjf.jct_s.mean - sjf.jct_bound_s
-    return (sjf.jct_s.mean - runs[workload, policy].result.jct_s.mean) / gap_s
+def _closed(runs: Runs, workload: str) -> dict[str, float]:
+    """Per policy the share of the gap in mean JCT between sjf and the bound that it closes."""
+    played = [Run(result=runs[workload, policy].result, rows=(), samples=()) for policy in POLICIES]
+    ratios = [run.result.gap_closed_ratio for run in with_gaps(played)]
+    return {
+        policy: ratio for policy, ratio in zip(POLICIES, ratios, strict=True) if ratio is not None
+    }
 
 
 def _absolute(runs: Runs, workloads: Sequence[str]) -> str:
@@ -150,14 +167,17 @@ def _absolute(runs: Runs, workloads: Sequence[str]) -> str:
     ]
     bound = estimate([runs[w, "aryl"].result.jct_bound_s for w in workloads])
     rows.append(["JCT bound (mean T_min)", *([_shown(bound)] * 3)])
-    closed = [estimate([100 * _closed(runs, w, p) for w in workloads]) for p in POLICIES]
+    gaps = [_closed(runs, w) for w in workloads]
+    closed = [estimate([100 * gap[p] for gap in gaps]) for p in POLICIES]
     rows.append(["gap from sjf to it closed, %", *(_shown(each, 1) for each in closed)])
     return _table(["", *POLICIES], rows)
 
 
-def _ratio(runs: Runs, workloads: Sequence[str], figure: Figure) -> Estimate:
+def _ratio(
+    runs: Runs, workloads: Sequence[str], figure: Figure, policy: str = "foresight"
+) -> Estimate:
     return estimate(
-        [figure(runs[w, "aryl"]) / max(1e-9, figure(runs[w, "foresight"])) for w in workloads]
+        [figure(runs[w, "aryl"]) / max(1e-9, figure(runs[w, policy])) for w in workloads]
     )
 
 
@@ -189,21 +209,25 @@ def _against(runs: Runs, workloads: Sequence[str]) -> str:
     return _table(["aryl / foresight", "measured", "possible at most", "aim"], rows)
 
 
-def _single(runs: Runs, policies: Mapping[str, str]) -> str:
-    """Rows of one workload: each policy with its main figures, and all against aryl."""
+def _parts(runs: Runs, workloads: Sequence[str], policies: Mapping[str, str]) -> str:
+    """Means over workloads: each policy that played all with its main figures, and aryl over it."""
     names = ("queueing", "body", "queueing p95", "JCT", "preemptions", "lost GPU-h", "reclaims")
-    aryl = runs[ABLATED, "aryl"]
     rows: list[list[str]] = []
     for name, policy in policies.items():
-        if (ABLATED, policy) not in runs:
+        if not all((each, policy) in runs for each in workloads):
             continue
-        run = runs[ABLATED, policy]
-        ratios = [FIGURES[key](aryl) / FIGURES[key](run) for key in ("queueing", "body", "JCT")]
+        means = {
+            key: fmean(FIGURES[key](runs[each, policy]) for each in workloads) for key in names
+        }
+        ratios = [
+            _shown(_ratio(runs, workloads, FIGURES[key], policy), 3 if key == "JCT" else 2)
+            for key in ("queueing", "body", "JCT")
+        ]
         rows.append(
             [
                 name,
-                *(f"{FIGURES[key](run):,.{_digits(key)}f}" for key in names),
-                f"{ratios[0]:.2f} / {ratios[1]:.2f} / {ratios[2]:.3f}",
+                *(f"{mean:,.{_digits(key)}f}" for key, mean in means.items()),
+                " / ".join(ratios),
             ]
         )
     return _table(["", *names, "aryl / it: queueing, body, JCT"], rows)
@@ -211,25 +235,25 @@ def _single(runs: Runs, policies: Mapping[str, str]) -> str:
 
 def page(runs: Runs) -> str:
     """The page as Markdown."""
-    parts = [HEAD]
+    told = [HEAD]
     for name, title in TITLES.items():
         workloads = _complete(runs, name)
         if not workloads:
             continue
-        told = ", ".join(f"`{each}`" for each in workloads)
-        parts += [f"\n## {title}\n\nPlayed: {told}.\n\n", _against(runs, workloads)]
-        parts += ["\n", _absolute(runs, workloads)]
+        played = ", ".join(f"`{each}`" for each in workloads)
+        told += [f"\n## {title}\n\nPlayed: {played}.\n\n", _against(runs, workloads)]
+        told += ["\n", _absolute(runs, workloads)]
     rows = {"aryl": "aryl", "foresight": "foresight"}
-    without = {f"without {part}": policy for part, policy in WITHOUT.items()}
-    parts += [BOUNDS, ABLATION, _single(runs, {**rows, **without}), CURVE]
-    curve = {
-        "0.25": "foresight:lifetime_quantile=0.25",
-        "0.5 (default)": "foresight",
-        "0.75": "foresight:lifetime_quantile=0.75",
-        "0.9": "foresight:lifetime_quantile=0.9",
-        "off": WITHOUT["lifetimes"],
-    }
-    return "".join([*parts, _single(runs, curve), TAIL])
+    parts = {f"without {part}": policy for part, policy in WITHOUT.items()}
+    parts |= {f"with {part}": policy for part, policy in WITH.items()}
+    told += [BOUNDS, ABLATION, _parts(runs, OVERLOADED, {**rows, **parts})]
+    told += [ABLATION_REAL, _parts(runs, REAL, {**rows, **parts})]
+    told += [SAVING, _parts(runs, SAVED, {**rows, "with saves": SAVES})]
+    curve = {policy.rpartition("=")[2]: policy for policy in CURVE}
+    curve |= {"0.25 (default)": "foresight", "off": WITHOUT["lifetimes"]}
+    curve = {name: curve[name] for name in sorted(curve)}
+    told += [TRADE, _parts(runs, OVERLOADED, curve), TRADE_REAL, _parts(runs, REAL, curve), TAIL]
+    return "".join(told)
 
 
 def main() -> int:

@@ -44,10 +44,23 @@ WITHOUT = {
     "whole-nodes": "foresight:separates_at_home=false",
     "claims": "foresight:claim_ratio=0",
     "lifetimes": "foresight:lifetime_quantile=null",
+    "caution-beside-claims": "foresight:near_quantile=null",
     "quantile-lending": "foresight:lend_quantile=null",
     "waiting-for-finish": "foresight:waits_for_finish=false",
     "resize-cost": "foresight:resize_cost_s=0",
 }
+"""Parts of it, one by one switched off."""
+
+WITH = {"the-line's-wait": "foresight:queue_weight=1"}
+"""What it can do and does not unless it is asked to."""
+
+CURVE = tuple(f"foresight:lifetime_quantile={q}" for q in (0.1, 0.5, 0.75, 0.9))
+"""Beside the default quantile, and none."""
+
+SAVING = structs.replace(SHARES, checkpoint=0.5)
+"""The same with half of the jobs saving when they are asked to stop."""
+
+SAVES = "foresight:lifetime_saves=true"
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
@@ -92,16 +105,28 @@ def _wanted() -> Iterator[Wanted]:
     for name, workload in (*paper, *overload):
         for policy in ("sjf", "aryl", "foresight"):
             yield Wanted(workload=name, policy=policy, task=_task(workload, policy, seed=None))
-    curve = [f"foresight:lifetime_quantile={q}" for q in (0.25, 0.75, 0.9)]
-    for policy in (*WITHOUT.values(), *curve):
+    for policy in (*WITHOUT.values(), *WITH.values(), *CURVE):
         task = _task("paper-overload", policy, seed=None)
         yield Wanted(workload="paper-overload-1", policy=policy, task=task)
-    for name, (file, cluster) in REAL.items():
+    for name in REAL:
         for seed in range(1, 6):
             for policy in ("sjf", "aryl", "foresight"):
-                task = _task(file, policy, seed=seed)
-                task = structs.replace(task, cluster=cluster, load=LOAD, shares=SHARES)
-                yield Wanted(workload=f"{name}-{seed}", policy=policy, task=task)
+                yield _real(name, policy, seed=seed)
+    for seed in range(1, 6):
+        for policy in (*WITHOUT.values(), *WITH.values(), *CURVE):
+            yield _real("itp-cluster06", policy, seed=seed)
+        for policy in ("aryl", "foresight", SAVES):
+            yield _real("itp-cluster06", policy, seed=seed, is_saving=True)
+
+
+def _real(name: str, policy: str, *, seed: int, is_saving: bool = False) -> Wanted:
+    file, cluster = REAL[name]
+    shares = SAVING if is_saving else SHARES
+    task = structs.replace(
+        _task(file, policy, seed=seed), cluster=cluster, load=LOAD, shares=shares
+    )
+    told = f"{name}-saving-{seed}" if is_saving else f"{name}-{seed}"
+    return Wanted(workload=told, policy=policy, task=task)
 
 
 def _task(workload: str, policy: str, *, seed: int | None) -> Task:
@@ -151,7 +176,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--again", action="store_true", help="also what is there already")
     parser.add_argument("--list", action="store_true", help="only name them")
     asked = parser.parse_args(arguments)
-    only = set(filter(None, asked.policies.split(",")))
+    only = {str(name) for name in asked.policies.split(",") if name}
     for wanted in _wanted():
         if asked.match not in wanted.name or (only and wanted.policy not in only):
             continue
