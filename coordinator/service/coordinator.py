@@ -40,9 +40,8 @@ from coordinator.service.settings import CoordinatorSettings
 log = logging.getLogger(__name__)
 
 STOP_S = 2.5
-"""Time for the batch in hand, its answers, a snapshot and the lease once it is told to stop. A NATS
-that hangs would hold up each of them; what was not acknowledged by then never is, and whoever leads
-next needs no more than the journal."""
+"""Time for the batch in hand, its answers, a snapshot and the lease once it is told to stop, though
+NATS hangs; what was not acknowledged by then never is, and the next leader needs the journal."""
 RELEASE_S = 0.5
 """Of that for the lease alone: where it is not given up the next one waits for its TTL."""
 
@@ -233,7 +232,6 @@ class Coordinator:
                 for task in [*tasks, *self._asking.values()]:
                     task.cancel()
         if self._fenced is None:
-            # Only the next start is longer without it; the lease must be given up in any case.
             with contextlib.suppress(TimeoutError):
                 async with self.clock.timeout(self._left_s(but_s=RELEASE_S)):
                     await self.decider.save_snapshot()
