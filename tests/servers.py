@@ -19,13 +19,15 @@ OnConnected = Callable[[int, asyncio.StreamWriter], Awaitable[None]]
 
 
 async def client_url(directory: Path) -> str:
-    """What the server's ports file says, once it is there."""
+    """What the server's ports file says, once it is there and whole."""
     clock = SystemClock()
     async with clock.timeout(PATIENCE_S):
-        while not (found := list(directory.glob("*.ports"))):  # noqa: ASYNC240 - a local file
+        while True:
+            for path in directory.glob("*.ports"):  # noqa: ASYNC240 - a local file
+                with contextlib.suppress(json.JSONDecodeError):  # half written
+                    url: str = json.loads(path.read_text())["nats"][0]
+                    return url
             await clock.sleep(0.01)
-    url: str = json.loads(found[0].read_text())["nats"][0]
-    return url
 
 
 @contextlib.asynccontextmanager
