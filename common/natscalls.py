@@ -11,6 +11,7 @@ from collections.abc import Generator
 from typing import Any
 
 import nats.errors
+import nats.js.errors
 from nats.aio.client import Client
 
 from common.errors import Unavailable
@@ -83,6 +84,25 @@ def as_unavailable(subject: str) -> Generator[None]:
         raise Unavailable(f"{subject}: no answer in time") from error
     except (nats.errors.Error, OSError) as error:
         raise Unavailable(f"{subject}: {text(error)}") from error
+
+
+@contextlib.contextmanager
+def jetstream_as_unavailable(what: str, *, are_api_errors_too: bool = False) -> Generator[None]:
+    """The same for calls of JetStream; its own errors pass unless `are_api_errors_too`."""
+    try:
+        with heeded_cancellation():
+            yield
+    except nats.js.errors.ServiceUnavailableError as error:
+        why = f": {error.description}" if error.description else ""
+        raise Unavailable(f"{what}: JetStream does not answer{why}") from error
+    except nats.js.errors.APIError as error:
+        if not are_api_errors_too:
+            raise
+        raise Unavailable(f"{what}: {error.description or type(error).__name__}") from error
+    except TimeoutError:
+        raise Unavailable(f"{what}: no answer in time") from None
+    except (nats.errors.Error, OSError) as error:
+        raise Unavailable(f"{what}: {text(error)}") from error
 
 
 def text(error: Exception) -> str:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass, field
 
 from common.bus import BusMessage, Handler
 from common.clock import Clock, SystemClock
 from common.errors import Fenced, Unavailable
 from coordinator.service.leader import KeyEntry, KeyPort, LeaderLease
+from coordinator.service.process import ProcessId
 from tests.fakeclock import FakeClock as FakeClock  # so that a test needs one import
 
 log = logging.getLogger(__name__)
@@ -334,8 +335,24 @@ _NONCES = itertools.count()
 
 
 def memory_lease(
-    key: KeyPort, *, clock: Clock, ttl_s: float = 8.0, margin_s: float = 1.0
+    key: KeyPort,
+    *,
+    clock: Clock,
+    ttl_s: float = 8.0,
+    margin_s: float = 1.0,
+    process: ProcessId | None = None,
+    ended: Collection[ProcessId] = (),
 ) -> LeaderLease:
-    """The real lease rules on a key in memory; leases on one key compete."""
-    nonce = f"nonce-{next(_NONCES)}"
-    return LeaderLease(key, clock=clock, ttl_s=ttl_s, margin_s=margin_s, nonce=nonce)
+    """The real lease rules on a key in memory; leases on one key compete.
+
+    ended: processes that this one knows to have ended.
+    """
+    return LeaderLease(
+        key,
+        clock=clock,
+        ttl_s=ttl_s,
+        margin_s=margin_s,
+        nonce=f"nonce-{next(_NONCES)}",
+        process=process,
+        has_ended=ended.__contains__,
+    )

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from common.errors import ConfigError
+from coordinator.service.process import start_ticks
 
 SCHEMA_VERSION = 1
 
@@ -58,20 +59,6 @@ def home(environ: Mapping[str, str] = os.environ) -> Path:
     if environ.get("XDG_RUNTIME_DIR"):
         return Path(environ["XDG_RUNTIME_DIR"]) / "aryl"
     return Path(f"/tmp/aryl-{os.getuid()}")
-
-
-def start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None when there is no such process.
-
-    Field 22 of /proc/<pid>/stat, proc(5). A zombie has ended and counts as none.
-    """
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    # The command name stands in parentheses and may hold anything, parentheses too.
-    fields = text.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else int(fields[19])
 
 
 def find(directory: Path | None = None) -> CellInfo | None:

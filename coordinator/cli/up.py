@@ -35,6 +35,7 @@ from coordinator.demo.supervise import sweep
 from coordinator.demo.workload import Run, Workload, play
 from coordinator.policies.bundles import policy as find_policy
 from coordinator.policies.words import counted
+from coordinator.service.process import start_ticks
 
 log = logging.getLogger(__name__)
 
@@ -163,7 +164,7 @@ async def _running_cell(
         cell=CELL,
         nats_url="",
         pid=os.getpid(),
-        start_ticks=registry.start_ticks(os.getpid()) or 0,
+        start_ticks=start_ticks(os.getpid()) or 0,
         run_dir=str(run_dir),
         started_at_s=clock.wall_s(),
     )

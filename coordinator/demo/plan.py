@@ -27,9 +27,8 @@ class Periods(Struct, frozen=True, kw_only=True):
         whatever a visitor submits can be lent to. With it a node may need 48 s to come home.
     reclaim_deadline_s: that, and 4 s for the last resort of a node whose agent is dead or hangs: it
         fires after the lease, must start, and looks at an agent that hangs before it ends it.
-    lease_ttl_s: so long that a coordinator that is killed and started again, which takes the rest
-        of `leader_ttl_s` and a start, renews every lease before it ends, even if the last renewal
-        was a third of it ago.
+    lease_ttl_s: so long that a coordinator that is killed and started again, on a busy machine
+        too, renews every lease before it ends, even if the last renewal was a third of it ago.
     trace_grace_s: what the trace's jobs ask for, which save in far less.
     """
 

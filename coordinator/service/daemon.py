@@ -22,8 +22,9 @@ from common.settings import load
 from coordinator import plugins
 from coordinator.service.api import Api
 from coordinator.service.coordinator import Coordinator
+from coordinator.service.leaderkey import LeaderLease
 from coordinator.service.settings import CoordinatorSettings, check, warnings
-from coordinator.service.store import Journal, LeaderLease, Snapshots
+from coordinator.service.store import Journal, Snapshots
 
 log = logging.getLogger(__name__)
 

@@ -1,17 +1,19 @@
 """The leader's lease: who may act, until when, on one key with compare-and-set.
 
-Must not know where the key is kept (`coordinator.service.store` has it on JetStream).
+Must not know where the key is kept (`coordinator.service.leaderkey` has it on JetStream).
 
 The rules (design 9): clocks of two machines are never compared. A holder counts its TTL from the
 moment that it *sent* the write that succeeded; everybody else counts the same TTL from the moment
 that they first *saw* that revision, which is later. So the holder always stops before another one
-starts, as long as their clocks run at the same speed to within the margin.
+starts, as long as their clocks run at the same speed to within the margin. A holder that ended is
+not waited for where that is known: on its own machine, by those that look for its process.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from typing import Annotated, NamedTuple, Protocol
 
 import msgspec
@@ -20,6 +22,7 @@ from msgspec import Meta, Struct
 from common.clock import Clock
 from common.errors import ConfigError, Fenced, Unavailable
 from common.model import Ordinal
+from coordinator.service.process import ProcessId
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +72,7 @@ class LeaseValue(Struct, frozen=True, kw_only=True):
     epoch: Ordinal
     ttl_s: Annotated[float, Meta(gt=0, le=MAX_TTL_S)]
     is_released: bool = False
+    process: ProcessId | None = None
 
 
 class _Seen(NamedTuple):
@@ -83,13 +87,23 @@ class LeaderLease:
         ttl_s: a holder that does not renew for this long is replaced.
         margin_s: it stops acting this long before.
         nonce: who it really is; no other holder, past or present, has the same.
+        process: in which process it is, so that those beside it see when it has ended.
+        has_ended: whether a process is known to have ended; what is not known is waited out.
 
     Raises:
         ConfigError: the margin eats the TTL.
     """
 
     def __init__(
-        self, key: KeyPort, *, clock: Clock, ttl_s: float, margin_s: float, nonce: str
+        self,
+        key: KeyPort,
+        *,
+        clock: Clock,
+        ttl_s: float,
+        margin_s: float,
+        nonce: str,
+        process: ProcessId | None = None,
+        has_ended: Callable[[ProcessId], bool] = lambda _: False,
     ) -> None:
         if not 0 <= margin_s < ttl_s:
             raise ConfigError(f"leader_margin_s: {margin_s:g} is not less than the TTL, {ttl_s:g}")
@@ -98,6 +112,8 @@ class LeaderLease:
         self._ttl_s = ttl_s
         self._margin_s = margin_s
         self._nonce = nonce
+        self._process = process
+        self._has_ended = has_ended
         self._held: LeaseValue | None = None
         self._seen = _Seen(-1, -math.inf)
         self._revision = 0
@@ -186,6 +202,8 @@ class LeaderLease:
         if value.is_released or value.nonce == self._nonce:
             # Our own: a take whose answer was lost. Nobody else acts on it, and we do not yet.
             return True
+        if value.process is not None and self._has_ended(value.process):
+            return True
         return asked_s - seen.at_s >= value.ttl_s
 
     async def _take(self, entry: KeyEntry | None, holder: str, reported: int) -> int | None:
@@ -195,6 +213,7 @@ class LeaderLease:
             nonce=self._nonce,
             epoch=1 + max(previous.epoch if previous is not None else 0, reported),
             ttl_s=self._ttl_s,
+            process=self._process,
         )
         self._revision = entry.revision if entry is not None else 0
         if not await self._write(value):

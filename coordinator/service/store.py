@@ -1,4 +1,4 @@
-"""Journal, snapshots and leader lease on JetStream: what survives a coordinator.
+"""Journal and snapshots on JetStream: what survives a coordinator.
 
 Must not know what a record or a snapshot holds. Streams are made when they are missing and never
 changed: a site that wants three replicas says so in `journal_replicas` before the first start, or
@@ -9,23 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Generator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, NamedTuple, cast
 
 import msgspec
-import nats.errors
 import nats.js.errors
 from nats.js import JetStreamContext, api
-from nats.js.kv import KeyValue
 
 from common import natsrules, subjects
 from common.bus import NatsBus
 from common.clock import Clock
 from common.errors import ConfigError, Fenced, Unavailable
-from common.natscalls import heeded_cancellation, text
-from coordinator.service import leader
+from common.natscalls import jetstream_as_unavailable
 from coordinator.service.chunks import Chunk, join, split
-from coordinator.service.leader import KeyEntry
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +106,7 @@ class Journal:
         }
         stream = self._bus.jetstream(timeout_s=TIMEOUT_S)
         try:
-            with _as_unavailable("journal"):
+            with jetstream_as_unavailable("journal"):
                 ack = await stream.publish(self._subject, record, headers=headers)
             self._last_sequence = ack.seq
         except Unavailable as error:
@@ -144,7 +140,7 @@ class Journal:
         sequence = self._last_sequence + 1
         stream = self._bus.jetstream(timeout_s=TIMEOUT_S)
         try:
-            with _as_unavailable("journal"):
+            with jetstream_as_unavailable("journal"):
                 # Not a direct get: a replica that lags would say that nothing is there.
                 found = await stream.get_msg(self._stream, seq=sequence)
         except nats.js.errors.NotFoundError:
@@ -191,7 +187,7 @@ class Snapshots:
         await _ensure_stream(self._bus, config)
         stream = self._bus.jetstream(timeout_s=TIMEOUT_S)
         first = 0
-        with _as_unavailable("snapshot", are_api_errors_too=True):
+        with jetstream_as_unavailable("snapshot", are_api_errors_too=True):
             for chunk in split(sequence, data, name=self._new_name()):
                 ack = await stream.publish(self._subject, msgspec.msgpack.encode(chunk))
                 first = first or ack.seq
@@ -208,76 +204,6 @@ class Snapshots:
             with contextlib.suppress(msgspec.DecodeError):  # then its set is not whole
                 chunks.append(msgspec.msgpack.decode(message.data, type=Chunk))
         return join(chunks)
-
-
-class LeaderLease(leader.LeaderLease):
-    """`LeasePort` on one key of a KV bucket of its own; the rules are in `leader`."""
-
-    def __init__(
-        self,
-        bus: NatsBus,
-        *,
-        cell: str,
-        clock: Clock,
-        ttl_s: float,
-        margin_s: float,
-        nonce: str,
-        replicas: int = 1,
-    ) -> None:
-        # Two attempts fit between the last renewal and the end of the lease.
-        key = NatsKey(bus, cell=cell, timeout_s=min(TIMEOUT_S, ttl_s / 4), replicas=replicas)
-        super().__init__(key, clock=clock, ttl_s=ttl_s, margin_s=margin_s, nonce=nonce)
-
-
-class NatsKey:
-    """`KeyPort` on a KV bucket.
-
-    Plain compare-and-set by revision: in nats-py 2.16 a per-message TTL is lost at each update, and
-    a watch is blind for seconds after a server restart.
-    """
-
-    def __init__(self, bus: NatsBus, *, cell: str, timeout_s: float, replicas: int = 1) -> None:
-        self._bus = bus
-        self._bucket = f"leader_{subjects.token(cell, what='cell')}"
-        self._timeout_s = timeout_s
-        self._replicas = replicas
-
-    async def get(self) -> KeyEntry | None:
-        """The newest value, or None if there never was one."""
-        with _as_unavailable("leader lease", are_api_errors_too=True):
-            bucket = await self._open()
-            try:
-                entry = await bucket.get("leader")
-            except nats.js.errors.KeyDeletedError as error:
-                # Somebody deleted it by hand: its revision still fences.
-                deleted = cast("KeyValue.Entry", error.entry)  # pyright: ignore[reportUnknownMemberType]
-                return KeyEntry(b"", deleted.revision or 0)
-            except nats.js.errors.KeyNotFoundError:
-                return None
-        return KeyEntry(entry.value or b"", entry.revision or 0)
-
-    async def put(self, value: bytes, *, last_revision: int) -> int | None:
-        """Write if the revision is still this one (0: there is none); the new revision."""
-        with _as_unavailable("leader lease", are_api_errors_too=True):
-            bucket = await self._open()
-            try:
-                return await bucket.update("leader", value, last=last_revision)
-            except nats.js.errors.KeyWrongLastSequenceError:
-                return None
-
-    async def _open(self) -> KeyValue:
-        stream = self._bus.jetstream(timeout_s=self._timeout_s)
-        try:
-            return await stream.key_value(self._bucket)
-        except nats.js.errors.BucketNotFoundError:
-            config = api.KeyValueConfig(
-                bucket=self._bucket,
-                description="Aryl: who leads this cell",
-                history=1,
-                storage=api.StorageType.FILE,
-                replicas=self._replicas,
-            )
-            return await stream.create_key_value(config)  # pyright: ignore[reportUnknownMemberType]
 
 
 # --- streams --------------------------------------------------------------------------------
@@ -299,7 +225,7 @@ def _stream_config(name: str, subject: str, replicas: int) -> api.StreamConfig:
 async def _ensure_stream(bus: NatsBus, config: api.StreamConfig) -> api.StreamInfo:
     assert config.name is not None
     stream = bus.jetstream(timeout_s=TIMEOUT_S)
-    with _as_unavailable(config.name, are_api_errors_too=True):
+    with jetstream_as_unavailable(config.name, are_api_errors_too=True):
         try:
             info = await stream.stream_info(config.name)
         except nats.js.errors.NotFoundError:
@@ -343,7 +269,7 @@ async def _read(
     """
     stream = bus.jetstream(timeout_s=TIMEOUT_S)
     try:
-        with _as_unavailable(name):
+        with jetstream_as_unavailable(name):
             state = (await stream.stream_info(name)).state
     except nats.js.errors.NotFoundError:
         return
@@ -351,7 +277,7 @@ async def _read(
     if state.messages == 0 or sequence > state.last_seq:
         return
     count = max(1, min(_FETCH_COUNT, _FETCH_BYTES * state.messages // max(1, state.bytes)))
-    with _as_unavailable(name, are_api_errors_too=True):
+    with jetstream_as_unavailable(name, are_api_errors_too=True):
         consumer = await _consumer(stream, name, subject, sequence)
         try:
             while sequence <= state.last_seq:
@@ -379,22 +305,3 @@ async def _consumer(
     )
     options: dict[str, Any] = {"stream": name, "config": config}
     return await stream.pull_subscribe(subject, **options)
-
-
-@contextlib.contextmanager
-def _as_unavailable(what: str, *, are_api_errors_too: bool = False) -> Generator[None]:
-    """nats-py's errors in our terms; JetStream's own pass unless `are_api_errors_too`."""
-    try:
-        with heeded_cancellation():
-            yield
-    except nats.js.errors.ServiceUnavailableError as error:
-        why = f": {error.description}" if error.description else ""
-        raise Unavailable(f"{what}: JetStream does not answer{why}") from error
-    except nats.js.errors.APIError as error:
-        if not are_api_errors_too:
-            raise
-        raise Unavailable(f"{what}: {error.description or type(error).__name__}") from error
-    except TimeoutError:
-        raise Unavailable(f"{what}: no answer in time") from None
-    except (nats.errors.Error, OSError) as error:
-        raise Unavailable(f"{what}: {text(error)}") from error

@@ -25,8 +25,9 @@ from coordinator.engine.events import JobSubmitted
 from coordinator.engine.record import decode_record
 from coordinator.service.api import Api
 from coordinator.service.coordinator import Coordinator
+from coordinator.service.leaderkey import LeaderLease
 from coordinator.service.settings import CoordinatorSettings
-from coordinator.service.store import TIMEOUT_S, Journal, LeaderLease, Snapshots
+from coordinator.service.store import TIMEOUT_S, Journal, Snapshots
 
 
 class Point(StrEnum):

@@ -9,16 +9,18 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from common.api import ApiErrorCode
+from common.api import ApiErrorCode, GetStatus, Status
+from common.bus import connect_nats
 from common.clock import SystemClock
-from coordinator.client import EXIT_CODES
+from coordinator.cli import registry
+from coordinator.client import EXIT_CODES, Client
 from coordinator.demo.supervise import mentioning, sweep
 from coordinator.service.natsserver import find_binary
 
@@ -90,15 +92,10 @@ async def test_the_main_job_shows_what_aryl_is_for(tmp_path: Path) -> None:
     resize, a job that finished on a lent node, and not one request refused."""
     cell = await aryl(tmp_path, "up", "--duration", str(2 * PATIENCE_S), "-o", "json", *BUSY)
 
-    async def has_shown_all() -> bool:
-        status, out, _ = await ended(await aryl(tmp_path, "status", "-o", "json"))
-        figures = json.loads(out)["status"]["figures"] if status == 0 else {}
-        is_back = figures.get("reclaim_s", {}).get("max") is not None  # not only ordered back
-        return is_back and all(figures[key] for key in SHOWN)
-
     try:
         await first_line(cell)
-        await until(has_shown_all, within_s=2 * PATIENCE_S)
+        async with client_of(tmp_path) as client:
+            await until_shown(client)
     finally:
         cell.send_signal(signal.SIGINT)
         status, out, err = await ended(cell)
@@ -109,6 +106,33 @@ async def test_the_main_job_shows_what_aryl_is_for(tmp_path: Path) -> None:
     assert run["reclaim_s"]["max"] <= run["reclaim_deadline_s"]
     assert run["requests_served"] > 0
     assert (run["requests_refused"], run["requests_refused_total"]) == (0, 0)
+
+
+async def until_shown(client: Client) -> None:
+    """Wait until a cell's figures tell of all that it is to show."""
+    figures: dict[str, Any] = {}
+
+    async def has_shown_all() -> bool:
+        figures.update((await client.ask(GetStatus(), Status)).figures)
+        is_back = figures["reclaim_s"]["max"] is not None  # not only ordered back
+        return is_back and all(figures[key] for key in SHOWN)
+
+    try:
+        await until(has_shown_all, within_s=2 * PATIENCE_S)
+    except AssertionError as error:
+        raise AssertionError(f"{error}; last seen: {figures}") from None
+
+
+@contextlib.asynccontextmanager
+async def client_of(home: Path) -> AsyncIterator[Client]:
+    """An operator of the cell that runs there, without an interpreter for each question."""
+    info = registry.find(home / "registry")
+    assert info is not None
+    bus = await connect_nats(info.nats_url, identity="test", clock=SystemClock())
+    try:
+        yield Client(bus, cell=info.cell, tenant="ops", user="test")
+    finally:
+        await bus.close()
 
 
 async def test_what_a_killed_cell_left_is_ended_by_the_next_one(tmp_path: Path) -> None:
@@ -242,15 +266,6 @@ async def first_halted(home: Path) -> int:
 def has_ports(home: Path) -> bool:
     """Whether the nats-server of a cell has said where it listens."""
     return any(home.glob("aryl-cell-*/nats/ports/*.ports"))
-
-
-async def until_alone(home: Path, *pids: int) -> None:
-    """Look until nothing of a cell is left but these."""
-
-    async def is_alone() -> bool:
-        return mentioning(home) == sorted(pids)
-
-    await until(is_alone)
 
 
 def has_load_stats(home: Path) -> bool:

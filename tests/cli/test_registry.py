@@ -17,11 +17,12 @@ from coordinator.cli import registry
 from coordinator.cli.registry import CellInfo
 from coordinator.cli.session import exit_code
 from coordinator.client import EXIT_CODES
+from coordinator.service.process import start_ticks
 
 
 def info(**changes: object) -> CellInfo:
     """A cell whose process is this one."""
-    ticks = registry.start_ticks(os.getpid())
+    ticks = start_ticks(os.getpid())
     assert ticks is not None
     values: dict[str, object] = {
         "cell": "demo",
@@ -134,7 +135,7 @@ def test_start_ticks_survive_an_odd_process_name() -> None:
         assert child.stdout is not None
         line = child.stdout.readline()
         assert ") 1 2 (" in line
-        assert registry.start_ticks(child.pid) == int(line.rpartition(")")[2].split()[19])
+        assert start_ticks(child.pid) == int(line.rpartition(")")[2].split()[19])
         child.communicate("\n")
 
 

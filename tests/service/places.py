@@ -13,7 +13,7 @@ from common import subjects
 from common.bus import NatsBus, connect_nats
 from common.clock import SystemClock
 from common.errors import Unavailable
-from coordinator.service import store
+from coordinator.service import leaderkey, store
 from coordinator.service.leader import KeyPort
 from coordinator.service.natsserver import NatsServer
 from coordinator.service.ports import JournalPort, LeasePort, SnapshotsPort
@@ -103,7 +103,7 @@ class JetStream:
         )
 
     async def lease(self, clock: FakeClock) -> LeasePort:
-        return store.LeaderLease(
+        return leaderkey.LeaderLease(
             await self.bus(),
             cell=CELL,
             clock=clock,
@@ -113,7 +113,7 @@ class JetStream:
         )
 
     async def key(self) -> KeyPort:
-        return store.NatsKey(await self.bus(), cell=CELL, timeout_s=PATIENCE_S)
+        return leaderkey.NatsKey(await self.bus(), cell=CELL, timeout_s=PATIENCE_S)
 
     async def stray(self, data: bytes) -> None:
         stranger = (await self.bus()).jetstream(timeout_s=PATIENCE_S)

@@ -10,6 +10,7 @@ import pytest
 
 from common.errors import ConfigError, Fenced, Unavailable
 from coordinator.service.leader import KeyEntry, LeaderLease
+from coordinator.service.process import ProcessId
 from tests.fakes import FakeClock, MemoryKey, memory_lease
 from tests.inbox import PATIENCE_S
 from tests.service.places import (
@@ -104,6 +105,30 @@ async def test_a_standby_waits_until_the_holder_is_silent(place: Place) -> None:
     assert await while_time_passes(clock, waiting) == 2
     assert clock.now_s() >= holder.valid_until_s + MARGIN_S
     assert standby.valid_until_s > clock.now_s()
+
+
+FIRST = ProcessId(boot_id="b", pid_namespace="n", pid=7, start_ticks=70)
+
+
+async def test_a_holder_whose_process_has_ended_is_not_waited_for() -> None:
+    """A coordinator that was killed and started again leads at once, with the next epoch."""
+    clock, key = FakeClock(), MemoryKey()
+    killed = memory_lease(key, clock=clock, ttl_s=TTL_S, process=FIRST)
+    assert await killed.acquire("a", 0) == 1
+    again = memory_lease(key, clock=clock, ttl_s=TTL_S, ended={FIRST})
+    async with asyncio.timeout(PATIENCE_S):
+        assert await again.acquire("a", 0) == 2
+
+
+async def test_a_holder_whose_process_is_not_known_to_have_ended_is_waited_for() -> None:
+    """Another one's end says nothing about it: it may act until its TTL is over."""
+    clock, key = FakeClock(), MemoryKey()
+    holder = memory_lease(key, clock=clock, ttl_s=TTL_S, process=FIRST)
+    await holder.acquire("a", 0)
+    others = {msgspec.structs.replace(FIRST, pid=8), msgspec.structs.replace(FIRST, boot_id="c")}
+    standby = memory_lease(key, clock=clock, ttl_s=TTL_S, ended=others)
+    assert await while_time_passes(clock, standby.acquire("b", 0)) == 2
+    assert clock.now_s() >= holder.valid_until_s
 
 
 async def test_the_ttl_of_another_counts_from_the_first_look_at_it(place: Place) -> None:
