@@ -311,7 +311,8 @@ class Coordinator:
             if self._warn.is_due(message.subject):
                 log.warning("bad report on %s: %s (%d)", message.subject, error, self.bad_reports)
             return
-        self._highest_reported_epoch = max(self._highest_reported_epoch, report.epoch)
+        known = intake.trusted_epoch(report.epoch)
+        self._highest_reported_epoch = max(self._highest_reported_epoch, known)
         self._take_facts(self.folder.fold(report, now_s=self.clock.now_s()))
         self._compare(report)
         if self.may_act():
@@ -395,6 +396,5 @@ class Coordinator:
 
 
 async def _end(task: asyncio.Future[Any]) -> None:
-    """Cancel a task and wait until it is gone."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -19,6 +19,7 @@ from common.errors import Fenced, ProtocolError, Unavailable
 from common.log import Throttle
 from common.messages import DesiredReply, DesiredState, LedgerReply, LedgerRequest, decode, encode
 from common.model import NodeName
+from coordinator.service import intake
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +146,7 @@ class Dispatcher:
             why = f"node {node} refused generation {desired.generation}: {reply.error}"
             if self._warn.is_due(why):  # it is asked again for as long as it refuses
                 log.warning("%s", why)
-            if reply.epoch > desired.epoch:
+            if intake.trusted_epoch(reply.epoch) > desired.epoch:
                 self._fenced(
                     Fenced(f"node {node} has epoch {reply.epoch}, ours is {desired.epoch}")
                 )

@@ -15,6 +15,9 @@ from common.model import MAX_INT, STORE_INDEX, NodeRole
 MAX_COUNT = float(MAX_INT)
 """Above it a counter kept as a float cannot count; a rate made of infinities is no rate."""
 
+MAX_TRUSTED_EPOCH = MAX_INT // 2
+"""No cell has had so many leaders, and above it are as many again: a wrong word uses up none."""
+
 
 def node_report(data: bytes, subject: str) -> NodeReport:
     """A report from its bytes and the subject that it came on.
@@ -37,6 +40,11 @@ def node_report(data: bytes, subject: str) -> NodeReport:
     if report.inference is not None:
         _check_counts(report.inference)
     return report
+
+
+def trusted_epoch(said: int) -> int:
+    """The epoch that an agent obeys, by what it says; 0 of one that nobody can have given."""
+    return said if said <= MAX_TRUSTED_EPOCH else 0
 
 
 def _check_unique(field: str, names: Iterable[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
+import pytest
 
 from common.api import (
     ApiError,
@@ -15,7 +16,7 @@ from common.api import (
     Submit,
     Submitted,
 )
-from common.model import JobId, JobState
+from common.model import MAX_INT, JobId, JobState
 from coordinator.engine.events import LeaderStarted
 from tests.service.cell import Cell, Leader, make_settings, make_spec
 from tests.service.steps import job, running, starts, submit
@@ -46,6 +47,18 @@ async def test_it_listens_before_it_takes_its_epoch() -> None:
         assert not leader.coordinator.is_leading
         await cell.until(lambda: agent.epoch == 42)
         assert [start.epoch for start in starts(cell)] == [42]
+
+
+@pytest.mark.parametrize("epoch", [MAX_INT, MAX_INT - 1])
+async def test_an_epoch_that_nobody_can_have_given_keeps_nobody_from_leading(epoch: int) -> None:
+    """There is none above it: with one such report no cell would have a leader again."""
+    async with Cell(training=2) as cell:
+        honest, odd = cell.agents["t0"], cell.agents["t1"]
+        honest.epoch, odd.epoch = 41, epoch
+        leader = cell.launch()
+        await cell.until(lambda: honest.epoch == 42)
+        assert leader.coordinator.is_leading
+        assert odd.epoch == epoch
 
 
 async def test_leadership_is_in_the_journal_first() -> None:
