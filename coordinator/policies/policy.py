@@ -104,9 +104,9 @@ def bundle(name: str, description: str, rules: Rules) -> Policy:
     )
 
 
-def _within(decide: Allocate, *, by_weight: bool = True) -> Allocate:
+def _within(decide: Allocate, *, by_weight: bool = True, keeps_quotas: bool = False) -> Allocate:
     """A pass within what holds for every policy: promises to tenants, and rest after a stop."""
-    within = partial(tenant_rules.allocated, decide, by_weight=by_weight)
+    within = partial(tenant_rules.allocated, decide, by_weight=by_weight, keeps_quotas=keeps_quotas)
     return partial(resting.allocated, within)
 
 
@@ -141,6 +141,7 @@ def joint(
     parts: Parts,
     shares_gpus: bool = False,
     by_weight: bool = True,
+    keeps_quotas: bool = False,
     tell: Tell[K] | None = None,
 ) -> Policy:
     """A policy that decides jointly who runs, by the general hook; it lends nothing.
@@ -148,6 +149,7 @@ def joint(
     allocate, hold, tell: get the knobs first. A frozen cell is not put to them: nothing is decided.
     by_weight: tenants take turns by their weights; not where it divides by them itself, by a
         measure of its own, or has promised jobs their time.
+    keeps_quotas: it reckons with them itself, and sees the jobs that its tenants have no room for.
     """
 
     def decide(snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
@@ -158,15 +160,20 @@ def joint(
     def turn(other: str, turned: K) -> Policy:
         return joint(
             other, description, knobs=turned, allocate=allocate, hold=hold, parts=parts,
-            shares_gpus=shares_gpus, by_weight=by_weight, tell=tell,
+            shares_gpus=shares_gpus, by_weight=by_weight, keeps_quotas=keeps_quotas, tell=tell,
         )  # fmt: skip
 
     return Policy(
         name=name,
         description=description,
-        allocate=_within(decide, by_weight=by_weight),
+        allocate=_within(decide, by_weight=by_weight, keeps_quotas=keeps_quotas),
         lend=partial(lend, LENDS_NOTHING),
-        hold=partial(tenant_rules.held, partial(hold, knobs), by_weight=by_weight),
+        hold=partial(
+            tenant_rules.held,
+            partial(hold, knobs),
+            by_weight=by_weight,
+            keeps_quotas=keeps_quotas,
+        ),
         keep=partial(keep, LENDS_NOTHING),
         tell=_unsaid if tell is None else partial(tell, knobs),
         knobs=knobs,

@@ -19,16 +19,20 @@ MOST_LOST_RATIO = 0.5
 """Of all that a job has computed, this part at most may be lost by stops."""
 
 
-def loss_gpu_s(job: JobView, now_s: float) -> float:
-    """GPU-seconds of work that a stop now is expected to throw away.
+def is_resumed(job: JobView, now_s: float) -> bool:
+    """Whether it goes on after a stop from where it was: it saves when it is asked to.
 
-    None of a job that saves when it is asked to, unless stops have cost it so much already that
-    its word is worth nothing.
+    Unless stops have cost it so much already that its word is worth nothing.
     """
     spent_gpu_s = job.attained_service_gpu_s(now_s)
-    if job.saves_when_asked and job.wasted_gpu_s <= MOST_LOST_RATIO * spent_gpu_s:
-        return 0.0
-    return job.lost_gpu_s(now_s)
+    return job.saves_when_asked and job.wasted_gpu_s <= MOST_LOST_RATIO * spent_gpu_s
+
+
+def loss_gpu_s(job: JobView, now_s: float) -> float:
+    """GPU-seconds of work that a stop now is expected to throw away; none of a job that is resumed
+    where it was.
+    """
+    return 0.0 if is_resumed(job, now_s) else job.lost_gpu_s(now_s)
 
 
 def loss_s(job: JobView, now_s: float) -> float:
@@ -51,9 +55,9 @@ def keeps_gang(job: JobView, now_s: float) -> bool:
     return is_movable(job) and is_set_back(job, now_s)
 
 
-def told(job: JobView, now_s: float) -> tuple[str, ...]:
+def told(job: JobView, now_s: float, when: str = "when its turn ends") -> tuple[str, ...]:
     """To whoever asks: that a job is not stopped for others, and why; nothing where it may be."""
     if not keeps_gang(job, now_s):
         return ()
     lost = f"{loss_gpu_s(job, now_s):.0f} GPU-s of work"
-    return (f"it keeps its base gang when its turn ends: a stop would lose {lost}, most of it",)
+    return (f"it keeps its base gang {when}: a stop would lose {lost}, most of it",)

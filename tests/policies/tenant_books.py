@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeName
 from coordinator.policies.decisions import Decision, Placement, Preempt, Resize, Start
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.strategies import snapshots
 
 A8 = TenantView(name="a", guarantee_gpus=8)
 B8 = TenantView(name="b", guarantee_gpus=8)
@@ -64,6 +66,35 @@ def stop(name: str) -> Preempt:
 def names(decisions: tuple[Decision, ...], kind: type[Start | Preempt | Resize]) -> set[str]:
     """Jobs of the decisions of a kind."""
     return {d.job_id for d in decisions if isinstance(d, kind)}
+
+
+NAMES = ("a", "b", "c", "d", "nobody")
+"""`c` and `d` are part of `p`; nothing is promised to `nobody`."""
+
+
+@st.composite
+def shared_cells(draw: st.DrawFn) -> ClusterSnapshot:
+    """Generated clusters whose jobs belong to tenants in two levels."""
+    snapshot = draw(snapshots())
+    jobs = tuple(replace(job, tenant=draw(st.sampled_from(NAMES))) for job in snapshot.jobs)
+    few = st.integers(0, 12)
+    limit = st.one_of(st.none(), st.integers(0, 8))
+    inner = {name: draw(few) for name in "cd"}
+    tenants = [
+        TenantView(name="p", guarantee_gpus=sum(inner.values()) + draw(few)),
+        *(
+            TenantView(
+                name=name,
+                parent="p" if name in inner else "",
+                weight=draw(st.sampled_from((1.0, 1.0, 3.0))),
+                guarantee_gpus=inner[name] if name in inner else draw(few),
+                borrow_limit_gpus=draw(limit),
+                lend_limit_gpus=draw(limit),
+            )
+            for name in "abcd"
+        ),
+    ]
+    return replace(snapshot, jobs=jobs, tenants=tuple(sorted(tenants, key=lambda t: t.name)))
 
 
 class Books:

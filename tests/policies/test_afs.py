@@ -203,6 +203,18 @@ def test_who_had_its_turn_goes_behind_those_that_had_none() -> None:
     assert [type(decision) for decision in later.decisions] == [Preempt, Start]
 
 
+def test_whose_work_a_stop_would_throw_away_is_told_that_it_stays() -> None:
+    """Beside its turns its owner reads that it keeps its gang, and what for; who saves does not."""
+    made = policy("afs-p")
+    loses = replace(
+        running("old", 1), as_of_s=NOW_S, lost_if_preempted_gpu_s=900.0, attained_gpu_s=900.0
+    )
+    saves = replace(loses, saves_when_asked=True)
+    said = [made.tell(one_node(each), b"", each.job_id) for each in (loses, saves)]
+    assert [len(each) for each in said] == [2, 1]
+    assert "keeps its base gang when its turn ends: a stop would lose 900 GPU-s" in said[0][1]
+
+
 def test_the_same_memory_gives_the_same_decisions() -> None:
     """Chance is in the memory: a pass can be replayed."""
     jobs = [make_job_view(f"j{number}", workers=(1, 8)) for number in range(3)]

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from common.model import JobState
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Allocation, Preempt, Start
-from coordinator.policies.dividing.rounds import Rounds
+from coordinator.policies.dividing.rounds import Rounds, Turn
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
 
@@ -88,6 +88,43 @@ def test_the_worst_finish_is_raised_first() -> None:
     found = rounds_of(policy("themis-lp").allocate(pool(jobs, gpus=1), b""))
     shares = {job_id: turn.share for job_id, turn in found.turns.items()}
     assert shares[jobs[0].job_id] > shares[jobs[1].job_id] > 0.0
+
+
+@pytest.mark.parametrize(
+    ("later", "first"),
+    [
+        (
+            Turn(share=0.5, received_s=60.0, owed_s=1.0),
+            Turn(share=0.5, received_s=60.0, owed_s=2.0),
+        ),
+        (Turn(share=0.5, received_s=60.0), Turn(share=1.0, received_s=120.0)),
+        (Turn(share=0.5, received_s=60.0, owed_s=9.0), Turn(share=0.5, received_s=59.0)),
+        (Turn(share=0.5, received_s=60.0), Turn(share=0.5, received_s=60.0)),
+    ],
+    ids=["owed more", "greater share", "received less of it", "equal: by id"],
+)
+def test_among_equals_whoever_is_owed_more_runs(later: Turn, first: Turn) -> None:
+    """By share over time received, then by what earlier accounts owe, then by share, then by id."""
+    jobs = [a_job("a"), a_job("b")]
+    # By its id the other one would come first, but where all else is equal.
+    turns = {jobs[0].job_id: later, jobs[1].job_id: first}
+    expected = "b" if later != first else "a"
+    begun_at_s = NOW_S - 120.0
+    memory = Rounds(
+        begun_at_s=begun_at_s, noted_at_s=NOW_S, solved_at_s=NOW_S, is_stale=False, turns=turns
+    )
+    snapshot = pool(jobs, gpus=1)
+    assert started(LAS.allocate(snapshot, msgspec.msgpack.encode(memory))) == {expected}
+
+
+def test_priority_comes_before_what_is_owed() -> None:
+    """A job of higher priority has the round, however much it received."""
+    jobs = [replace(a_job("a"), priority=1), a_job("b")]
+    turns = {jobs[0].job_id: Turn(share=0.1, received_s=900.0), jobs[1].job_id: Turn(share=1.0)}
+    turns[jobs[1].job_id].received_s = 60.0
+    memory = Rounds(noted_at_s=NOW_S, solved_at_s=NOW_S, is_stale=False, turns=turns)
+    found = LAS.allocate(pool(jobs, gpus=1), msgspec.msgpack.encode(memory))
+    assert started(found) == {"a"}
 
 
 def test_another_policys_memory_is_no_obstacle() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -188,6 +189,34 @@ def test_between_rounds_nothing_changes() -> None:
     between = made.allocate(snapshot, first.memory)
     assert (between.decisions, between.wake_at_s) == ((), NOW_S + 60.0)
     assert "next in 50 s" in made.hold(snapshot, first.memory)[0].blockers[0]
+
+
+def test_a_round_that_changed_nothing_is_good_for_so_many_more() -> None:
+    """`rest_rounds=2`: the two rounds after it search for nothing, the third does, and so on; a
+    job that comes ends the rest."""
+    made = policy("pollux:generations=2:population=4:rest_rounds=2")
+    placed = [make_worker_view("a", index, "n0") for index in range(8)]
+    whole = replace(
+        make_job_view("a", state=JobState.RUNNING, workers=(8, 8), placed=placed),
+        submitted_at_s=NOW_S - 3600.0,
+        attempt=1,
+    )
+    memory, searched = b"", list[bool]()
+    for number in range(7):
+        snapshot = node_with(whole, now_s=NOW_S + 60.0 * number)
+        before = settled_round(memory)
+        allocation = made.allocate(snapshot, memory)
+        assert (allocation.decisions, allocation.wake_at_s) == ((), snapshot.now_s + 60.0)
+        memory = allocation.memory
+        searched.append(settled_round(memory) != before)
+    assert searched == [True, False, False, True, False, False, True]
+    other = node_with(whole, job("b", least=8), now_s=NOW_S + 420.0)
+    assert settled_round(made.allocate(other, memory).memory) == 7
+
+
+def settled_round(memory: bytes) -> int | None:
+    """The last round that searched and changed nothing, as a pass remembers it."""
+    return msgspec.msgpack.decode(memory)["settled_round"] if memory else None
 
 
 def test_a_round_grows_a_job_into_gpus_that_came_free() -> None:

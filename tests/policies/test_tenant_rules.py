@@ -11,39 +11,11 @@ from coordinator.policies.bundles import POLICIES, Policy
 from coordinator.policies.decisions import Start
 from coordinator.policies.snapshot import ClusterSnapshot, TenantView
 from coordinator.policies.tenants.guarding import guarded
-from tests.policies.tenant_books import Books, check
+from tests.policies.tenant_books import Books, check, shared_cells
 from tests.strategies import snapshots
 
 slow = pytest.mark.slow
 often = settings(max_examples=150, deadline=None)
-
-NAMES = ("a", "b", "c", "d", "nobody")
-"""`c` and `d` are part of `p`; nothing is promised to `nobody`."""
-
-
-@st.composite
-def shared_cells(draw: st.DrawFn) -> ClusterSnapshot:
-    """Generated clusters whose jobs belong to tenants in two levels."""
-    snapshot = draw(snapshots())
-    jobs = tuple(replace(job, tenant=draw(st.sampled_from(NAMES))) for job in snapshot.jobs)
-    few = st.integers(0, 12)
-    limit = st.one_of(st.none(), st.integers(0, 8))
-    inner = {name: draw(few) for name in "cd"}
-    tenants = [
-        TenantView(name="p", guarantee_gpus=sum(inner.values()) + draw(few)),
-        *(
-            TenantView(
-                name=name,
-                parent="p" if name in inner else "",
-                weight=draw(st.sampled_from((1.0, 1.0, 3.0))),
-                guarantee_gpus=inner[name] if name in inner else draw(few),
-                borrow_limit_gpus=draw(limit),
-                lend_limit_gpus=draw(limit),
-            )
-            for name in "abcd"
-        ),
-    ]
-    return replace(snapshot, jobs=jobs, tenants=tuple(sorted(tenants, key=lambda t: t.name)))
 
 
 @slow

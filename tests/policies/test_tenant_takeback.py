@@ -140,3 +140,15 @@ def test_within_a_division_teams_give_each_other_back_first() -> None:
     decisions = taken_back(snapshot, ())
     assert names(decisions, Preempt) == {"d1"}
     assert guarded(snapshot, decisions) == (decisions, ())
+
+
+def test_nothing_is_taken_back_beyond_the_owed_job_s_own_limit() -> None:
+    """Its division is due the GPUs, but its team may not use them: nobody is stopped for it."""
+    division = TenantView(name="p", guarantee_gpus=8)
+    team = TenantView(name="c", parent="p", borrow_limit_gpus=8)
+    tenants = (division, team, TenantView(name="a"))
+    jobs = (runs("r", "a", "n0", 8), waits("owed", "c", 8))
+    allowed = taken_back(cell(*jobs, tenants=tenants, nodes=1), ())
+    assert (names(allowed, Preempt), names(allowed, Start)) == ({"r"}, {"owed"})
+    tenants = (division, replace(team, borrow_limit_gpus=7), TenantView(name="a"))
+    assert taken_back(cell(*jobs, tenants=tenants, nodes=1), ()) == ()

@@ -100,12 +100,14 @@ def fragmented(wide: JobView, **jobs: str) -> ClusterSnapshot:
 
 
 def test_skewed_models_wait_for_the_fewest_nodes() -> None:
-    """Above the pack limit a gang that one node could hold is not spread; below it is."""
+    """Above the pack limit a gang that one node could hold is not spread; at and below it is."""
     for profile, nodes in ((SKEWED, []), (EVEN, ["n0", "n1"]), (JobProfile(), ["n0", "n1"])):
         wide = job("wide", 1, workers=4, profile=profile)
         assert nodes_of(fragmented(wide, a="n0", b="n1"), "tiresias") == nodes
     wide = job("wide", 1, workers=4, profile=SKEWED)
     assert nodes_of(fragmented(wide, a="n0", b="n1"), "tiresias:pack_limit=0.8") == ["n0", "n1"]
+    at_it = fragmented(wide, a="n0", b="n1"), "tiresias:pack_limit=0.743"
+    assert nodes_of(*at_it) == ["n0", "n1"]
     assert nodes_of(fragmented(wide, a="n0"), "tiresias") == ["n1"]
 
 

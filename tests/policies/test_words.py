@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
+import re
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.policies.bundles import POLICIES
+from coordinator.policies.snapshot import ClusterSnapshot
 from coordinator.policies.words import counted
+from tests.policies.tenant_books import shared_cells
+
+MANY = "GPUs|nodes|servers|workers|jobs|gangs|turns|tries|bidders"
+ONE_AS_MANY = re.compile(rf"(?<![\d.,-])1 ({MANY})\b")
 
 
 @pytest.mark.parametrize(
@@ -20,3 +30,16 @@ def test_words_whose_plural_is_irregular_are_given_both() -> None:
     assert counted(1, "process", "processes") == "1 process"
     assert counted(2, "process", "processes") == "2 processes"
     assert counted(1, "worker runs", "workers run") == "1 worker runs"
+
+
+@pytest.mark.slow
+@settings(max_examples=250, deadline=None)
+@given(policy=st.sampled_from(sorted(POLICIES)), snapshot=shared_cells())
+def test_no_reason_of_any_policy_counts_one_as_many(policy: str, snapshot: ClusterSnapshot) -> None:
+    """What people read of decisions and of waiting says one GPU, one node, one job."""
+    made = POLICIES[policy]
+    found = made.allocate(snapshot, b"")
+    said = [decision.reason for decision in found.decisions]
+    said += [why for hold in made.hold(snapshot, b"") for why in hold.blockers]
+    said += [why for job in snapshot.jobs for why in made.tell(snapshot, b"", job.job_id)]
+    assert [text for text in said if ONE_AS_MANY.search(text)] == []

@@ -22,7 +22,10 @@ IN_TURNS = (
 """Policies that end leases, turns or rounds, or promote whoever waits: nobody else's arrival is
 needed for a stop."""
 
-EVERY = (*COMPARED, *(name for name in IN_TURNS if name not in COMPARED))
+BY_VALUE = ("qos-elasticflow", "qos-edf")
+"""Policies that settle anew in each pass what everybody's GPUs are worth."""
+
+EVERY = (*COMPARED, *(name for name in (*IN_TURNS, *BY_VALUE) if name not in COMPARED))
 
 RESTART_S = 600.0
 """More than one stop and start take, with delays, a resize and the pass before it included."""
@@ -96,7 +99,7 @@ def test_jobs_that_never_save_end_under_every_policy(
 @example(workload=ALTERNATING, saves=Saves.NEVER)
 @example(workload=ALTERNATING, saves=Saves.PERIODIC)
 @given(workload=workloads(), saves=st.sampled_from((Saves.NEVER, Saves.PERIODIC)))
-@pytest.mark.parametrize("policy", IN_TURNS)
+@pytest.mark.parametrize("policy", (*IN_TURNS, *BY_VALUE))
 def test_turns_cost_no_more_work_than_they_leave(
     policy: str, workload: Workload, saves: Saves
 ) -> None:

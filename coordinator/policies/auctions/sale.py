@@ -22,6 +22,7 @@ from coordinator.policies.auctions.standing import Standing
 from coordinator.policies.auctions.terms import Horizon, Terms, paid
 from coordinator.policies.floor import Floor
 from coordinator.policies.snapshot import ClusterSnapshot
+from coordinator.policies.words import counted
 
 
 class Sale:
@@ -66,7 +67,8 @@ class Sale:
             won = table[award.bid]
             kept = paid(won, award, self._terms.payment, self._chance, standing.app)
             price = won.bid.gpus - sum(share.gpus for share in kept.shares)
-            self.outcome[standing.app] = f"won {won.bid.gpus} GPUs among {len(bidders)} bidders" + (
+            among = counted(len(bidders), "bidder")
+            self.outcome[standing.app] = f"won {counted(won.bid.gpus, 'GPU')} among {among}" + (
                 f" and paid {price} of them for the harm to others" if price else ""
             )
             if kept.shares:

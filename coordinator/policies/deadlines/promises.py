@@ -6,12 +6,14 @@ algorithm 2). Must not know jobs beyond their claims, nor nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
 from math import inf
+from typing import NamedTuple
 
 from msgspec import Struct, structs
 
+from coordinator.policies.deadlines.quotas import Quotas, Room
 from coordinator.policies.deadlines.shares import (
     Claim,
     Piece,
@@ -19,8 +21,14 @@ from coordinator.policies.deadlines.shares import (
     Timeline,
     fill,
     greedily,
+    is_whole,
     now_of,
 )
+
+ROUNDING = 1e-9
+"""Of GPU-seconds: what is less than this part of them is rounding."""
+
+NO_QUOTAS = Quotas()
 
 Plans = dict[str, Plan]
 """By job."""
@@ -30,66 +38,132 @@ class Book:
     """Promises on the GPUs of one type.
 
     plans: of the claims that meet their deadline. late: those that cannot any more.
+    spared: jobs without a promise that a stop would set back, and that no promise needs to stop.
     """
 
-    def __init__(self, now_s: float, gpus: int, kept: Plans) -> None:
+    def __init__(self, now_s: float, gpus: int, kept: Plans, quotas: Quotas = NO_QUOTAS) -> None:
+        self._quotas = quotas
         self._now_s = now_s
         self._gpus = gpus
         self._kept = kept
         self.claims: list[Claim] = []
         self.plans: Plans = {}
         self.late: list[Claim] = []
+        self.spared: list[Claim] = []
 
-    def promise(self, claims: Sequence[Claim]) -> None:
-        """Plan for jobs that were promised their deadline: anew, or as before if that is more."""
-        self.claims = sorted(claims, key=by_deadline)
-        self.plans = self._planned(self.claims, {})
-        if len(self.plans) < len(self.claims):
-            kept = self._planned(self.claims, self._kept)
-            if len(kept) > len(self.plans):
-                self.plans = kept
-        self.late = [claim for claim in self.claims if claim.job_id not in self.plans]
-        self.claims = [claim for claim in self.claims if claim.job_id in self.plans]
+    def promise(self, claims: Sequence[Claim], soft: Sequence[Claim] = ()) -> None:
+        """Plan for jobs that were promised their deadline: anew, or as before if that is more.
 
-    def _planned(self, claims: Iterable[Claim], kept: Plans) -> Plans:
-        """Plans in order of deadline; first those that are kept, where they still do."""
-        line = Timeline(self._now_s, self._gpus)
-        plans: Plans = {}
-        rest: list[Claim] = []
+        soft: those without a promise; with the late ones they are planned around where they can be.
+        """
+        everyone = sorted(claims, key=by_deadline)
+        self.plans = self._most(everyone, ())
+        self.late = [claim for claim in everyone if claim.job_id not in self.plans]
+        self.claims = [claim for claim in everyone if claim.job_id in self.plans]
+        keeping = (claim for claim in (*self.late, *soft) if claim.keeps)
+        self.spared = sorted(keeping, key=lambda claim: (-claim.stop_gpu_s, claim.job_id))
+        self._spare(self.plans, self._around)
+
+    def _most(self, claims: Sequence[Claim], spared: Sequence[Claim]) -> Plans:
+        """Plans for most of them: the first that does for all.
+
+        Nobody who was promised something is stopped for one that was not.
+        """
+        best: Plans = {}
+        for stops in (False,) if spared else (False, True):
+            for kept in ({}, self._kept):
+                plans = self._planned(claims, kept, spared, stops=stops)
+                if len(plans) == len(claims):
+                    return plans
+                best = plans if len(plans) > len(best) else best
+        return best
+
+    def _around(self, spared: Sequence[Claim]) -> Plans | None:
+        """Plans for all that were promised, beside others that go on; None: there are none."""
+        plans = self._most(self.claims, spared)
+        return plans if len(plans) == len(self.claims) else None
+
+    def _spare(self, plans: Plans, plan: Callable[[Sequence[Claim]], Plans | None]) -> None:
+        """As many of those whose stop costs most as there are plans beside.
+
+        plans: those if none is.
+        """
+        self.plans = plans
+        most, least, tried = len(self.spared), 0, len(self.spared)
+        while least < most:
+            found = plan(self.spared[:tried])
+            if found is None:
+                most = tried - 1
+            else:
+                least, self.plans = tried, found
+            tried = (least + most + 1) // 2
+        self.spared = self.spared[:least]
+
+    def _planned(
+        self, claims: Sequence[Claim], kept: Plans, spared: Iterable[Claim], *, stops: bool
+    ) -> Plans:
+        """Plans in order of deadline; first those that are kept, where they still do.
+
+        stops: running jobs that do not pause may be stopped and do their work over, if they are in
+        time all the same. Else they have at least their base gangs; not if they are late.
+        """
+        room = self._beside(spared)
+        held: Plans = {}
+        if not stops:
+            held = {each.job_id: each.hold(self._now_s) for each in claims if not each.pauses}
         for claim in claims:
-            plan = kept.get(claim.job_id)
-            if plan is None or not self._still_does(claim, plan, line):
-                rest.append(claim)
-                continue
-            line.take(plan, claim.gpus_per_worker)
-            plans[claim.job_id] = plan
-        for claim in rest:
-            plan = fill(line, claim, self._now_s)
-            if plan is not None:
-                line.take(plan, claim.gpus_per_worker)
-                plans[claim.job_id] = plan
-        return plans
+            room.take(held.get(claim.job_id, ()), claim)
+        plans: Plans = {}
+        for is_kept in (True, False):
+            for claim in claims:
+                if claim.job_id in plans:
+                    continue
+                hold = held.get(claim.job_id, ())
+                room.give(hold, claim)
+                line = room.line(claim)
+                plan = self._again(claim, kept, line) if is_kept else self._anew(claim, line, stops)
+                room.take(hold if plan is None else plan, claim)
+                if plan is not None:
+                    plans[claim.job_id] = plan
+        rest = [each for each in claims if each.job_id in plans or not held.get(each.job_id)]
+        if len(rest) == len(claims):
+            return plans
+        return self._planned(rest, kept, spared, stops=stops)
+
+    def _anew(self, claim: Claim, line: Timeline, stops: bool) -> Plan | None:
+        plan = fill(line, claim, self._now_s)
+        if plan is None and stops and claim.runs and not claim.pauses:
+            return fill(line, claim.anew(), self._now_s)
+        return plan
+
+    def _again(self, claim: Claim, kept: Plans, line: Timeline) -> Plan | None:
+        plan = kept.get(claim.job_id)
+        return plan if plan is not None and self._still_does(claim, plan, line) else None
 
     def _still_does(self, claim: Claim, plan: Plan, line: Timeline) -> bool:
+        if claim.runs and not claim.pauses and not now_of(plan, self._now_s):
+            claim = claim.anew()
         return (
             all(piece.workers in claim.sizes for piece in plan)
+            and (claim.pauses or is_whole(plan))
             and claim.done_by(plan, self._now_s) >= claim.work_s * (1.0 - 1e-6)
             and line.has_room(plan, claim.gpus_per_worker)
         )
 
-    def with_more(self, newcomers: Sequence[Claim]) -> Plans | None:
+    def with_more(self, newcomers: Sequence[Claim], spared: Sequence[Claim] = ()) -> Plans | None:
         """Plans for all that were promised and for newcomers; None: some promise would break."""
         claims = sorted((*self.claims, *newcomers), key=by_deadline)
-        plans = self._planned(claims, {})
-        if len(plans) == len(claims):
-            return plans
+        for stops in (False,) if spared else (False, True):
+            plans = self._planned(claims, {}, spared, stops=stops)
+            if len(plans) == len(claims):
+                return plans
         # The greedy order is not the only one: newcomers may fit around the plans that hold.
-        line, around = self.line(), {**self.plans}
+        room, around = self.room(spared), {**self.plans}
         for claim in sorted(newcomers, key=by_deadline):
-            plan = fill(line, claim, self._now_s)
+            plan = fill(room.line(claim), claim, self._now_s)
             if plan is None:
                 return None
-            line.take(plan, claim.gpus_per_worker)
+            room.take(plan, claim)
             around[claim.job_id] = plan
         return around
 
@@ -98,7 +172,7 @@ class Book:
         plans = self.with_more(newcomers)
         if plans is None:
             return False
-        self.plans = plans
+        self._spare(plans, lambda spared: self.with_more(newcomers, spared))
         self.claims = sorted((*self.claims, *newcomers), key=by_deadline)
         return True
 
@@ -108,7 +182,10 @@ class Book:
             return inf
         low_s = max(self._now_s, claim.deadline_s)
         ends_s = (piece.end_s for plan in self.plans.values() for piece in plan)
-        high_s = max(low_s, max(ends_s, default=low_s)) + claim.work_s / claim.rates[-1] + 1.0
+        rate = claim.rates[0 if claim.tenant else -1]  # a quota may hold its largest size for ever
+        high_s = max(low_s, max(ends_s, default=low_s)) + claim.work_s / rate + 1.0
+        if self.with_more((structs.replace(claim, deadline_s=high_s),)) is None:
+            return inf
         while high_s - low_s > 0.5:
             middle_s = (low_s + high_s) / 2.0
             if self.with_more((structs.replace(claim, deadline_s=middle_s),)) is None:
@@ -117,12 +194,18 @@ class Book:
                 high_s = middle_s
         return high_s
 
-    def line(self) -> Timeline:
-        """What the plans leave free."""
-        line = Timeline(self._now_s, self._gpus)
+    def room(self, spared: Iterable[Claim] | None = None) -> Room:
+        """What the plans leave free beside those that are spared; None: all that are."""
+        room = self._beside(self.spared if spared is None else spared)
         for claim in self.claims:
-            line.take(self.plans[claim.job_id], claim.gpus_per_worker)
-        return line
+            room.take(self.plans[claim.job_id], claim)
+        return room
+
+    def _beside(self, spared: Iterable[Claim]) -> Room:
+        room = Room(self._now_s, self._gpus, self._quotas)
+        for claim in spared:
+            room.take(claim.hold(self._now_s), claim)
+        return room
 
 
 def by_deadline(claim: Claim) -> tuple[float, str]:
@@ -141,12 +224,26 @@ class _Step(Struct, frozen=True):
     plan: Plan
 
 
+class _Offer(NamedTuple):
+    """One step in the queue. Of equals the base gang of one comes before more workers of another.
+
+    key: saved GPU-seconds per GPU, below zero. had: workers before it.
+    """
+
+    key: float
+    deadline_s: float
+    grows: bool
+    name: str
+    had: int
+
+
 class Sharing:
     """What the minimum shares leave, GPU by GPU (section 4.2, algorithm 2).
 
     The priority of one more step is what the whole plan then needs less in GPU-seconds, per GPU;
     it counts only if the job ends earlier. Jobs without a promise are in the same queue, with
-    nothing as their share; they hold GPUs for a slot at a time.
+    nothing as their share; they hold GPUs for a slot at a time. Where that is a stop less, it saves
+    what the stop would cost (ours: the paper's jobs save, and at once).
     """
 
     def __init__(
@@ -154,12 +251,13 @@ class Sharing:
     ) -> None:
         self._now_s = now_s
         self._slot_s = slot_s
-        self._line = book.line()
-        self._plans: Plans = {**book.plans}
-        self._held: Plans = {**book.plans}
+        self._room = book.room()
+        going_on = {claim.job_id: claim.hold(now_s) for claim in book.spared}
+        self._plans: Plans = {**book.plans, **going_on}
+        self._held: Plans = {**self._plans}
         self._soft = {claim.job_id for claim in soft}
         self._claims = {claim.job_id: claim for claim in (*book.claims, *soft)}
-        self._queue: list[tuple[float, float, str, int]] = []
+        self._queue: list[_Offer] = []
         self.given = {name: now_of(self._plans.get(name, ()), now_s) for name in self._claims}
         self._left = gpus - sum(
             workers * self._claims[name].gpus_per_worker for name, workers in self.given.items()
@@ -170,22 +268,30 @@ class Sharing:
         for name in self._claims:
             self._offer(name)
         while self._queue and self._left > 0:
-            key, _, name, had = heappop(self._queue)
-            step = self._step(name) if had == self.given[name] else None
-            if step is None or step.gpus > self._left:
+            offer = heappop(self._queue)
+            step = self._step(offer.name) if offer.had == self.given[offer.name] else None
+            if step is None or not self._fits(step, offer.name):
                 continue
-            if -step.saved_gpu_s > key and self._queue and -step.saved_gpu_s > self._queue[0][0]:
-                self._offer(name)  # others' plans have changed what it is worth
+            if (
+                -step.saved_gpu_s > offer.key
+                and self._queue
+                and -step.saved_gpu_s > self._queue[0].key
+            ):
+                self._offer(offer.name)  # others' plans have changed what it is worth
                 continue
-            self._take(name, step)
-            self._offer(name)
+            self._take(offer.name, step)
+            self._offer(offer.name)
         return self.given
 
     def _offer(self, name: str) -> None:
         step = self._step(name)
-        if step is not None and step.gpus <= self._left:
+        if step is not None and self._fits(step, name):
+            had = self.given[name]
             deadline_s = self._claims[name].deadline_s
-            heappush(self._queue, (-step.saved_gpu_s, deadline_s, name, self.given[name]))
+            heappush(self._queue, _Offer(-step.saved_gpu_s, deadline_s, had > 0, name, had))
+
+    def _fits(self, step: _Step, name: str) -> bool:
+        return step.gpus <= self._left and step.gpus <= self._room.now(self._claims[name])
 
     def _step(self, name: str) -> _Step | None:
         claim, had = self._claims[name], self.given[name]
@@ -193,27 +299,42 @@ class Sharing:
         if at >= len(claim.sizes):
             return None
         own = self._plans.get(name, ())
-        if name in self._soft:
-            end_s = self._now_s + claim.work_s / claim.rates[at]
-            plan: Plan = (Piece(self._now_s, end_s, claim.sizes[at]),)
-        else:
-            self._line.give(self._held[name], claim.gpus_per_worker)
-            plan = greedily(self._line, claim, self._now_s, self._slot_s, at)
-            self._line.take(self._held[name], claim.gpus_per_worker)
-        if own and plan[-1].end_s >= own[-1].end_s:
+        plan = self._plan(name, at)
+        if plan is None or (own and plan[-1].end_s >= own[-1].end_s):
             return None
         least_gpu_s = claim.work_s / claim.rates[0] * claim.sizes[0] * claim.gpus_per_worker
         before_gpu_s = claim.gpu_s(own) if own else least_gpu_s
         gpus = (claim.sizes[at] - had) * claim.gpus_per_worker
-        saved_gpu_s = (before_gpu_s - claim.gpu_s(plan)) / gpus
-        return _Step(saved_gpu_s, gpus, claim.sizes[at], plan)
+        saved_gpu_s = before_gpu_s - claim.gpu_s(plan)
+        if abs(saved_gpu_s) <= ROUNDING * before_gpu_s:
+            saved_gpu_s = (
+                0.0  # equals stay equal from pass to pass: chance would stop one for another
+            )
+        if had == 0:
+            saved_gpu_s += claim.stop_gpu_s
+        return _Step(saved_gpu_s / gpus, gpus, claim.sizes[at], plan)
+
+    def _plan(self, name: str, at: int) -> Plan | None:
+        """With one more step now; None: it must not begin, as it would have to pause."""
+        claim = self._claims[name]
+        if name in self._soft:
+            end_s = self._now_s + claim.work_s / claim.rates[at]
+            return (Piece(self._now_s, end_s, claim.sizes[at]),)
+        self._room.give(self._held[name], claim)
+        line = self._room.line(claim)
+        plan = greedily(line, claim, self._now_s, self._slot_s, at)
+        begins = plan is not None and not claim.pauses and self.given[name] == 0
+        if begins and not line.has_room(plan or (), claim.gpus_per_worker):
+            plan = None
+        self._room.take(self._held[name], claim)
+        return plan
 
     def _take(self, name: str, step: _Step) -> None:
         claim, held = self._claims[name], step.plan
         if name in self._soft:
             held = (Piece(self._now_s, self._now_s + self._slot_s, step.workers),)
-        self._line.give(self._held.get(name, ()), claim.gpus_per_worker)
-        self._line.take(held, claim.gpus_per_worker)
+        self._room.give(self._held.get(name, ()), claim)
+        self._room.take(held, claim)
         self._plans[name], self._held[name] = step.plan, held
         self.given[name] = step.workers
         self._left -= step.gpus

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from math import inf
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 GUARD_S = 1e-3
 """Plans end so long before their deadline: sums of floats must not miss it."""
@@ -36,6 +37,13 @@ class Claim(Struct, frozen=True, kw_only=True):
 
     sizes: worker counts that it may have, growing; rates: work a second with each, growing.
     work_s: what is left, in the unit of the rates. deadline_s: inf: none.
+    runs: it has its base gang now. pauses: it goes on after a stop from where it was; else a plan
+        of it has no gap, as its work would begin anew behind it.
+    redo_s: work that a stop now would add to what is left; inf: it cannot be stopped now.
+    stop_gpu_s: GPU-seconds that a stop now costs, of work and of the restart.
+    keeps: that is most of what it has done, or it cannot be stopped now: it goes on unless that
+        would break a promise.
+    tenant: whose quota it counts against; empty: nobody's.
     """
 
     job_id: str
@@ -44,6 +52,22 @@ class Claim(Struct, frozen=True, kw_only=True):
     gpus_per_worker: int
     work_s: float
     deadline_s: float = inf
+    runs: bool = False
+    pauses: bool = True
+    redo_s: float = 0.0
+    stop_gpu_s: float = 0.0
+    keeps: bool = False
+    tenant: str = ""
+
+    def hold(self, now_s: float) -> Plan:
+        """Its base gang from now to its end: what it has at least if nobody stops it."""
+        if not self.runs or not self.sizes:
+            return ()
+        return (Piece(now_s, now_s + self.work_s / self.rates[0], self.sizes[0]),)
+
+    def anew(self) -> Claim:
+        """The same job after a stop."""
+        return structs.replace(self, runs=False, work_s=self.work_s + self.redo_s)
 
     def size_within(self, gpus: int) -> int:
         """Index of its largest size that so many GPUs hold; -1: none."""
@@ -98,6 +122,10 @@ class Timeline:
             )
         )
 
+    def at(self, at_s: float) -> int:
+        """Free GPUs at an instant."""
+        return self.free[max(0, bisect_right(self.times, at_s) - 1)]
+
     def spans(self, start_s: float, end_s: float) -> list[tuple[float, float, int]]:
         """(from, to, free GPUs) within a time, in order."""
         first = max(0, bisect_right(self.times, start_s) - 1)
@@ -132,23 +160,46 @@ def fill(timeline: Timeline, claim: Claim, start_s: float) -> Plan | None:
 
     Sizes are tried from the smallest. Before the point from which a size has to run, the next
     smaller one does, as in the authors' artefact, and the smallest from the start: so a plan ends
-    early rather than late.
+    early rather than late. Who does not pause is planned within one stretch without a gap (ours:
+    the paper's jobs save), and from the start if it runs.
     """
     end_s = claim.deadline_s - GUARD_S
     if end_s <= start_s:
         return None
     spans = timeline.spans(start_s, end_s)
     fits = [claim.size_within(gpus) for _, _, gpus in spans]
+    stretches = _stretches(claim, fits)
     for size in range(len(claim.sizes)):
-        left_s = claim.work_s * (1.0 - TOLERANCE)
-        for at in range(len(spans) - 1, -1, -1):
-            if fits[at] >= 0:
-                from_s, to_s, _ = spans[at]
-                left_s -= claim.rates[min(size, fits[at])] * (to_s - from_s)
-            if left_s <= 0:
-                wanted = [max(0, size - 1)] * at + [size] * (len(spans) - at)
-                return _forward(claim, spans, list(map(min, wanted, fits)))
+        for first, last in stretches:
+            left_s = claim.work_s * (1.0 - TOLERANCE)
+            for at in range(last - 1, first - 1, -1):
+                if fits[at] >= 0:
+                    from_s, to_s, _ = spans[at]
+                    left_s -= claim.rates[min(size, fits[at])] * (to_s - from_s)
+                if left_s <= 0:
+                    wanted = [max(0, size - 1)] * (at - first) + [size] * (last - at)
+                    found = map(min, wanted, fits[first:last])
+                    return _forward(claim, spans[first:last], found)
     return None
+
+
+def _stretches(claim: Claim, fits: Sequence[int]) -> list[tuple[int, int]]:
+    """Spans (from, to) within which a plan has to be: all, or each row of them without a gap."""
+    if claim.pauses:
+        return [(0, len(fits))]
+    found: list[tuple[int, int]] = []
+    first = 0
+    for at, fit in enumerate((*fits, -1)):
+        if fit < 0:
+            if at > first:
+                found.append((first, at))
+            first = at + 1
+    return [each for each in found if each[0] == 0] if claim.runs else found
+
+
+def is_whole(plan: Plan) -> bool:
+    """Whether a plan has no gap."""
+    return all(before.end_s == after.start_s for before, after in pairwise(plan))
 
 
 def _forward(claim: Claim, spans: Sequence[tuple[float, float, int]], sizes: Iterable[int]) -> Plan:
@@ -170,24 +221,22 @@ def _forward(claim: Claim, spans: Sequence[tuple[float, float, int]], sizes: Ite
     return tuple(plan)
 
 
-def greedily(timeline: Timeline, claim: Claim, start_s: float, slot_s: float, size: int) -> Plan:
+def greedily(
+    timeline: Timeline, claim: Claim, start_s: float, slot_s: float, size: int
+) -> Plan | None:
     """A size now, the minimum satisfactory share after a slot (section 4.2, algorithm 2).
 
-    A job that is late or has no deadline goes on with that size.
+    A job that is late or has no deadline goes on with that size. None: it does not pause, and would
+    have to before its end.
     """
     rate, workers = claim.rates[size], claim.sizes[size]
     end_s = start_s + claim.work_s / rate
     rest = None
     if claim.deadline_s < inf and end_s > start_s + slot_s:
-        left = Claim(
-            job_id=claim.job_id,
-            sizes=claim.sizes,
-            rates=claim.rates,
-            gpus_per_worker=claim.gpus_per_worker,
-            work_s=claim.work_s - rate * slot_s,
-            deadline_s=claim.deadline_s,
-        )
+        left = structs.replace(claim, work_s=claim.work_s - rate * slot_s, runs=True)
         rest = fill(timeline, left, start_s + slot_s)
+        if rest is None and not claim.pauses:
+            return None
     if rest is None:
         return (Piece(start_s, end_s, workers),)
     return (Piece(start_s, start_s + slot_s, workers), *rest)

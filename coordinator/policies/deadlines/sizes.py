@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from math import inf
 
+from common.model import JobState
 from coordinator.policies.deadlines.shares import Claim
+from coordinator.policies.floor import is_movable, present_workers
+from coordinator.policies.setbacks import is_resumed, is_set_back, loss_gpu_s
 from coordinator.policies.snapshot import JobView
 
 
@@ -29,12 +32,25 @@ def sizes_of(
 
 
 def claim_of(
-    job: JobView, now_s: float, sizes: tuple[int, ...], *, margin: float, factor: int = 1
+    job: JobView,
+    now_s: float,
+    sizes: tuple[int, ...],
+    *,
+    margin: float,
+    restart_s: float,
+    factor: int = 1,
+    tenant: str = "",
 ) -> Claim:
-    """What a job needs: its work left times a margin, until its deadline.
+    """What a job needs: its work left times a margin, until its deadline; and what its stop costs.
 
-    factor: workers on the GPU type at hand that stand for one.
+    factor: workers on the GPU type at hand that stand for one. restart_s: to stop and start again.
+    tenant: whose quota it counts against.
     """
+    runs = job.state not in (JobState.PENDING, JobState.PREEMPTING)
+    gang_gpus = job.workers.min * job.gpus_per_worker * factor
+    workers = max(job.workers.min, present_workers(job) // factor)
+    lost_s = loss_gpu_s(job, now_s) / (workers * job.gpus_per_worker * factor)
+    redo_s = margin * lost_s * job.rate(workers) + restart_s * job.rate(job.workers.min)
     return Claim(
         job_id=job.job_id,
         sizes=sizes,
@@ -42,4 +58,10 @@ def claim_of(
         gpus_per_worker=job.gpus_per_worker * factor,
         work_s=max(1e-6, job.estimate_left_s(now_s) * margin),
         deadline_s=inf if job.deadline_at_s is None else job.deadline_at_s,
+        runs=runs,
+        pauses=is_resumed(job, now_s),
+        redo_s=redo_s if not runs or is_movable(job) else inf,
+        stop_gpu_s=loss_gpu_s(job, now_s) + restart_s * gang_gpus if runs else 0.0,
+        keeps=runs and (not is_movable(job) or is_set_back(job, now_s)),
+        tenant=tenant,
     )

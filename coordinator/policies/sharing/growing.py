@@ -11,6 +11,7 @@ from coordinator.policies.decisions import Placement, Resize
 from coordinator.policies.floor import present_workers
 from coordinator.policies.sharing.board import Board, Place, gang_of
 from coordinator.policies.snapshot import JobView, WorkerView
+from coordinator.policies.words import counted
 
 
 def make_room(board: Board, job: JobView) -> Place | None:
@@ -84,5 +85,5 @@ def grow_all(board: Board) -> None:
         if more > 0:
             added = Placement(node=node, worker_count=more, is_flexible=True)
             board.floor.take((added,), job.gpus_per_worker)
-            why = f"{more} workers more: GPUs of {node} have been idle and nobody waits"
+            why = f"{counted(more, 'worker')} more: GPUs of {node} have been idle and nobody waits"
             board.decide(job, Resize(job_id=job.job_id, added=(added,), reason=why))

@@ -41,7 +41,7 @@ def _grants(shares: Sequence[Share], why: str) -> list[Grant]:
         Grant(
             job=share.job,
             workers=share.workers,
-            reason=f"{share.workers} workers are its share: {why}",
+            reason=f"{counted(share.workers, 'worker is', 'workers are')} its share: {why}",
         )
         for share in shares
     ]
@@ -151,7 +151,7 @@ def _told(
         return ()
     job = next(job for job in snapshot.jobs if job.job_id == job_id)
     left_s = turn.ends_at_s - snapshot.now_s
-    said = f"it had {turn.count} turns before this one, which ends in {left_s:.0f} s"
+    said = f"it had {counted(turn.count, 'turn')} before this one, which ends in {left_s:.0f} s"
     return (said, *told(job, snapshot.now_s))
 
 

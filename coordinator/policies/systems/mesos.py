@@ -34,6 +34,7 @@ from coordinator.policies.policy import Parts, joint
 from coordinator.policies.recall import recalled
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.tenants.lines import lines
+from coordinator.policies.words import counted
 
 
 class MesosKnobs(Struct, frozen=True, kw_only=True):
@@ -177,7 +178,9 @@ class Offers:
         for name, line in sorted(self._lines.items()):
             for place, job in enumerate(line):
                 gpus = sum(self.hoards.get(name, {}).values())
-                first = f"framework {name} has offers of {gpus} GPUs, too few for its gang"
+                first = (
+                    f"framework {name} has offers of {counted(gpus, 'GPU')}, too few for its gang"
+                )
                 behind = f"behind {line[0].job_id} of its framework, whose gang is not offered"
                 held.append(Hold(job_id=job.job_id, blockers=(behind if place else first,)))
         return tuple(held)

@@ -118,7 +118,8 @@ class _Pass:
 
     def _start_in_pool(self, job: JobView) -> bool:
         """A pre-run starts where nobody else does, in its turn but without regard to quotas."""
-        why = f"its pre-run, in the pool of {self._pool.gpus} GPUs that are kept for them"
+        kept = ("GPU that is kept", "GPUs that are kept")
+        why = f"its pre-run, in the pool of {counted(self._pool.gpus, *kept)} for them"
         grant = self._pool.begin(job, why)
         if grant is not None:
             self._tenancy.take(job, grant.workers * job.gpus_per_worker)
@@ -139,7 +140,7 @@ class _Pass:
                 self._floor.take(placements, gang.gpus_per_worker)
                 self._tenancy.take(job, gang.workers * gang.gpus_per_worker)
                 nodes = len({placement.node for placement in placements})
-                reason = f"its gang fits: {LEVELS[level]}, {nodes} servers"
+                reason = f"its gang fits: {LEVELS[level]}, {counted(nodes, 'server')}"
                 self.grants.append(
                     Grant(
                         job=job, workers=gang.workers, reason=reason, gpu_type=gang.gpu_type,

@@ -26,6 +26,7 @@ from coordinator.policies.knob_types import Period
 from coordinator.policies.policy import Parts, joint
 from coordinator.policies.recall import recalled
 from coordinator.policies.snapshot import ClusterSnapshot
+from coordinator.policies.words import counted
 
 
 class PolluxKnobs(SearchKnobs, frozen=True, kw_only=True):
@@ -64,7 +65,8 @@ def _grants(
             job=job,
             workers=int(count),
             gpu_type=pool.gpu_type,
-            reason=f"{int(count)} workers are its share of this round: most goodput for all",
+            reason=f"{counted(int(count), 'worker is', 'workers are')} its share of this round: "
+            "most goodput for all",
         )
         for job, count in zip(pool.jobs, found, strict=True)
         if count

@@ -29,6 +29,7 @@ from coordinator.policies.recall import recalled
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.tenants.lines import line, lines
 from coordinator.policies.tenants.tenancy import WHOLE, Tenancy, base_gpus, waiting_gpus
+from coordinator.policies.words import counted
 
 
 class FairKnobs(Struct, frozen=True, kw_only=True):
@@ -76,7 +77,8 @@ class _Queues:
 
     def _block(self, jobs: list[JobView]) -> None:
         head = jobs[0]
-        first = f"{base_gpus(head)} GPUs in one piece are not free; it is the first of its queue"
+        gang = counted(base_gpus(head), "GPU in one piece is", "GPUs in one piece are")
+        first = f"{gang} not free; it is the first of its queue"
         self.held.append(Hold(job_id=head.job_id, blockers=(first,)))
         behind = f"behind {head.job_id} in its queue, which does not fit (the order is strict)"
         self.held += [Hold(job_id=job.job_id, blockers=(behind,)) for job in jobs[1:]]
@@ -96,7 +98,8 @@ class _Line:
         for place, job in enumerate(jobs):
             grant = begin(floor, job, "first in line, on the fewest nodes", fewest_nodes)
             if grant is None:
-                first = f"{base_gpus(job)} GPUs on the fewest nodes are not free; it is the first"
+                fewest = ("GPU is", "GPUs on the fewest nodes are")
+                first = f"{counted(base_gpus(job), *fewest)} not free; it is the first"
                 self.held.append(Hold(job_id=job.job_id, blockers=(first,)))
                 why = f"behind {job.job_id}, which does not fit (the order is strict)"
                 rest = jobs[place + 1 :]

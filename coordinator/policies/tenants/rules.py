@@ -8,7 +8,7 @@ from those that borrow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Set
 from functools import partial
 
 from msgspec import Struct
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from common.model import JobId
 from coordinator.policies.blockers import Hold
-from coordinator.policies.decisions import Allocation, Decision, Preempt, Start, earliest
+from coordinator.policies.decisions import Allocation, Decision, Preempt, Reject, Start, earliest
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.tenants.guarding import blocked, guarded
 from coordinator.policies.tenants.takeback import taken_back
@@ -54,23 +54,50 @@ class _Pass(Struct, frozen=True, kw_only=True):
 
 
 def allocated(
-    decide: Decide, snapshot: ClusterSnapshot, memory: bytes, *, by_weight: bool = True
+    decide: Decide,
+    snapshot: ClusterSnapshot,
+    memory: bytes,
+    *,
+    by_weight: bool = True,
+    keeps_quotas: bool = False,
 ) -> Allocation:
     """One scheduling pass of a policy, as far as tenants allow it.
 
     by_weight: tenants take turns by their weights; not where the policy sees to that itself.
+    keeps_quotas: the policy sees to quotas itself and has all jobs before it, as it remembers what
+        it has promised to those that wait; what it gets wrong is refused all the same.
     """
     if not snapshot.tenants or snapshot.is_frozen:
         return decide(snapshot, memory)
-    within = partial(_within_quotas, decide, snapshot, memory)
     tenancy = Tenancy(snapshot)
+    if keeps_quotas:
+        return _kept_by_itself(decide(snapshot, memory), snapshot, tenancy)
+    within = partial(_within_quotas, decide, snapshot, memory)
     best = within(frozenset(blocked(snapshot, tenancy)))
     if by_weight and are_weighed(tenancy):
         best = _by_weight(within, snapshot, best)
-    allocation = best.allocation
-    kept, _ = guarded(snapshot, taken_back(snapshot, best.kept))
+    return _given_back(best.allocation, best.kept, best.hidden, snapshot)
+
+
+def _kept_by_itself(
+    allocation: Allocation, snapshot: ClusterSnapshot, tenancy: Tenancy
+) -> Allocation:
+    """A pass of a policy that keeps quotas itself."""
+    kept, _ = guarded(snapshot, allocation.decisions)
+    gone = {each.job_id for each in kept if isinstance(each, Reject)}
+    return _given_back(allocation, kept, blocked(snapshot, tenancy).keys() - gone, snapshot)
+
+
+def _given_back(
+    allocation: Allocation,
+    decisions: tuple[Decision, ...],
+    hidden: Set[JobId],
+    snapshot: ClusterSnapshot,
+) -> Allocation:
+    """With what tenants below their guarantee get back; `hidden` have no room by quota."""
+    kept, _ = guarded(snapshot, taken_back(snapshot, decisions))
     waits = allocation.waits
-    hidden = best.hidden - {each.job_id for each in kept if isinstance(each, Start)}
+    hidden = hidden - {each.job_id for each in kept if isinstance(each, Start)}
     if hidden:  # of them the policy could say nothing
         waits = (*waits, Wait(kind=FAIR_SHARE, jobs=tuple(sorted(hidden))))
     return replace(allocation, decisions=kept, waits=waits)
@@ -134,13 +161,17 @@ def held(
     memory: bytes,
     *,
     by_weight: bool = True,
+    keeps_quotas: bool = False,
 ) -> tuple[Hold, ...]:
     """Why each job that waits would not start in a pass now: quotas, or the policy's reasons, and
-    that others go first by weight. by_weight: as for `allocated`.
+    that others go first by weight. by_weight, keeps_quotas: as for `allocated`.
     """
     if not snapshot.tenants:
         return explain(snapshot, memory)
     why = blocked(snapshot, Tenancy(snapshot))
+    if keeps_quotas:
+        found = [_and(hold, why.pop(hold.job_id, None)) for hold in explain(snapshot, memory)]
+        return (*found, *(Hold(job_id=each, blockers=(reason,)) for each, reason in why.items()))
     behind = why_behind(snapshot, why.keys()) if by_weight else {}
     holds = explain(without(snapshot, why), memory)
     return (

@@ -20,6 +20,7 @@ from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
 from coordinator.policies.tenants.fitting import gang_on
 from coordinator.policies.tenants.guarding import Flow, Gpus, job_of
 from coordinator.policies.tenants.tenancy import Tenancy
+from coordinator.policies.words import counted
 
 
 class _Source(Struct, frozen=True, kw_only=True):
@@ -233,8 +234,8 @@ class _TakeBack:
             placements=placements,
             estimated_runtime_s=job.work_left_s(self._snapshot.now_s) * factor / count,
             estimate_source=job.estimate_source,
-            reason=f"tenant {tenant} is due its guarantee: {count * job.gpus_per_worker} GPUs "
-            f"back from {', '.join(lenders)}",
+            reason=f"tenant {tenant} is due its guarantee: "
+            f"{counted(count * job.gpus_per_worker, 'GPU')} back from {', '.join(lenders)}",
         )
         self._starts.append(start)
         self._busy.add(job.job_id)

@@ -13,6 +13,7 @@ from math import inf
 
 from common.model import GpuUuid, JobState
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.words import counted
 
 WHOLE = ""
 """The parent of those that have none: the cell."""
@@ -163,17 +164,16 @@ class Tenancy:
             view, used = self.views[name], self.used[name]
             if used + gpus > self.limit_gpus(name):
                 return (
-                    f"tenant {name}: {gpus} GPUs on top of the {used} that it uses exceed its "
-                    f"guarantee of {view.guarantee_gpus} and its borrow limit of "
-                    f"{view.borrow_limit_gpus}"
+                    f"{_exceeds(name, gpus, used)} its guarantee of {view.guarantee_gpus} and its "
+                    f"borrow limit of {view.borrow_limit_gpus}"
                 )
         name = self.leaf(job)
         guarantee = self.views[name].guarantee_gpus
         keepers = [other for other in self._keepers if self._kept(other)]
+        lend = "lends no more of its own" if len(keepers) == 1 else "lend no more of theirs"
         return (
-            f"tenant {name}: {gpus} GPUs on top of the {self.used[name]} that it uses exceed its "
-            f"guarantee of {guarantee}, and it may take {max(0, int(room))}"
-            + (f": {', '.join(keepers)} lend no more of theirs" if keepers else "")
+            f"{_exceeds(name, gpus, self.used[name])} its guarantee of {guarantee}, and it may "
+            f"take {max(0, int(room))}" + (f": {', '.join(keepers)} {lend}" if keepers else "")
         )
 
     # --- fair shares ------------------------------------------------------------------------
@@ -194,6 +194,11 @@ class Tenancy:
             whole = float(self.capacity) if parent == WHOLE else shares[parent]
             shares |= fair_split(whole, views, asked)
         return shares
+
+
+def _exceeds(name: str, gpus: int, used: int) -> str:
+    which = counted(gpus, "GPU on top of", "GPUs on top of")
+    return f"tenant {name}: {which} the {used} that it uses {'exceeds' if gpus == 1 else 'exceed'}"
 
 
 def _limit(view: TenantView) -> int:

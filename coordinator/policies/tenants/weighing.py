@@ -18,6 +18,7 @@ from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.tenants.fitting import gang_on
 from coordinator.policies.tenants.guarding import Flow, job_of
 from coordinator.policies.tenants.tenancy import Tenancy, waiting_gpus
+from coordinator.policies.words import counted
 
 EPSILON_GPUS = 1e-9
 """Shares are sums of parts: this little below a share is at it."""
@@ -139,8 +140,8 @@ def why_behind(snapshot: ClusterSnapshot, hidden: Set[JobId]) -> dict[JobId, str
         for job in scale.weighed((), hidden, level=level).behind:
             name = tenancy.path(job)[-1 - level]
             why = (
-                f"tenant {name} uses {tenancy.used[name]} GPUs, and its share by weight is "
-                f"{scale.shares[name]:.1f}: jobs of tenants below theirs go first"
+                f"tenant {name} uses {counted(tenancy.used[name], 'GPU')}, and its share by "
+                f"weight is {scale.shares[name]:.1f}: jobs of tenants below theirs go first"
             )
             found.setdefault(job.job_id, why)
     return found

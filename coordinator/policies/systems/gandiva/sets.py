@@ -185,8 +185,8 @@ class _Pass:
                         workers=each.kind.workers,
                         gpu_type=each.kind.gpu_type,
                         reason=f"its turn in the set {', '.join(each.nodes)} for gangs of "
-                        f"{each.kind.gpus} GPUs: {len(each.jobs)} jobs, room for "
-                        f"{self.division.room(each)}",
+                        f"{counted(each.kind.gpus, 'GPU')}: {counted(len(each.jobs), 'job')}, room "
+                        f"for {self.division.room(each)}",
                     )
                 )
         return grants

@@ -20,6 +20,7 @@ from coordinator.policies.floor import Floor, Pool, consolidated, pools
 from coordinator.policies.granting import Grant, carry_out
 from coordinator.policies.policy import Parts, Policy, joint
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.words import counted
 
 
 class EdfKnobs(Struct, frozen=True, kw_only=True):
@@ -51,7 +52,7 @@ def _grants(knobs: EdfKnobs, pool: Pool) -> tuple[list[Grant], dict[JobId, str]]
             job, left // each, powers_of_two=knobs.powers_of_two, largest=knobs.largest
         )
         if not sizes:
-            why = f"jobs with earlier deadlines leave {left} GPUs, its base gang needs "
+            why = f"jobs with earlier deadlines leave {counted(left, 'GPU')}, its base gang needs "
             notes[job.job_id] = f"{why}{job.workers.min * each}"
             continue
         left -= sizes[-1] * each
@@ -61,7 +62,8 @@ def _grants(knobs: EdfKnobs, pool: Pool) -> tuple[list[Grant], dict[JobId, str]]
                 job=job,
                 workers=sizes[-1] * factor,
                 gpu_type=pool.gpu_type,
-                reason=f"{when}: {sizes[-1]} workers are the most that help of what is left",
+                reason=f"{when}: {counted(sizes[-1], 'worker is', 'workers are')} the most that "
+                "help of what is left",
             )
         )
     return grants, notes

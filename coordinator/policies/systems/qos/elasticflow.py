@@ -4,12 +4,14 @@ A job is admitted only if it and all that were admitted before can have their mi
 shares (section 4.1); what these leave goes where one more step costs the fewest GPU-seconds (4.2).
 The plan of every promise is remembered: where a new greedy plan would break one, the old plans
 hold. So no newcomer and no replanning breaks a promise, as long as jobs run as predicted and no
-node is lost. Must not know nodes: who gets how many workers is carried out by the floor.
+node is lost. Ours is what stops cost: the paper's jobs save, and who does not is planned without a
+pause and goes on as long as no promise needs its GPUs. Must not know nodes: who gets how many
+workers is carried out by the floor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from math import ceil, inf
 
 import msgspec
@@ -19,7 +21,14 @@ from common.model import JobId, JobState, Preemptibility
 from coordinator.policies.answers import answers
 from coordinator.policies.blockers import Hold
 from coordinator.policies.deadlines.predict import Margin
-from coordinator.policies.deadlines.promises import Book, Plans, Sharing, by_deadline
+from coordinator.policies.deadlines.promises import (
+    NO_QUOTAS,
+    Book,
+    Plans,
+    Sharing,
+    by_deadline,
+)
+from coordinator.policies.deadlines.quotas import Quotas, has_quotas, quotas_beside
 from coordinator.policies.deadlines.shares import Claim, Plan, next_change_s, now_of
 from coordinator.policies.deadlines.sizes import claim_of, sizes_of
 from coordinator.policies.decisions import Allocation, Reject
@@ -28,8 +37,12 @@ from coordinator.policies.granting import Grant, carry_out
 from coordinator.policies.knob_types import Period, Seconds
 from coordinator.policies.policy import Parts, Policy, joint
 from coordinator.policies.recall import recalled
+from coordinator.policies.setbacks import told
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.tenants.tenancy import Tenancy
+from coordinator.policies.words import counted
 
+UNLESS = "unless a promised deadline needs it"
 IN_FLIGHT = (JobState.STARTING, JobState.RESIZING, JobState.PREEMPTING)
 
 
@@ -38,6 +51,7 @@ class ElasticFlowKnobs(Struct, frozen=True, kw_only=True):
 
     margin: plans reckon with so many times the work that is predicted to be left.
     slot_s: how long a grant beyond the minimum share is reckoned with before it is planned anew.
+    restart_s: what a stop costs a job beside its work, until it computes again.
     rejects: whether a job that cannot be promised its deadline is refused; else it runs without.
     powers_of_two: sizes double; else any size in the job's range.
     round_s: shares are settled no more often than this, but where a plan says so; 0: whenever
@@ -47,6 +61,7 @@ class ElasticFlowKnobs(Struct, frozen=True, kw_only=True):
 
     margin: Margin = 1.05
     slot_s: Period = 60.0
+    restart_s: Seconds = 30.0
     rejects: bool = True
     powers_of_two: bool = True
     round_s: Seconds = 0.0
@@ -84,6 +99,7 @@ class _Pass:
         self._now_s = snapshot.now_s
         self._jobs = snapshot.jobs
         self._floor = Floor(snapshot)
+        self._tenancy = Tenancy(snapshot) if has_quotas(snapshot.tenants) else None
         self._kept = recalled(memory, _Memory).promises
         self._grants: list[Grant] = []
         self._rejects: list[Reject] = []
@@ -109,8 +125,8 @@ class _Pass:
         by_id = {job.job_id: job for job in jobs if not _fixed_gpus(job)}
         claims = {name: self._claim(job, kind, gpus) for name, job in by_id.items()}
         promised, newcomers, soft = self._sorted(by_id, claims)
-        book = Book(self._now_s, gpus, self._kept)
-        book.promise(promised)
+        book = Book(self._now_s, gpus, self._kept, self._quotas(by_id))
+        book.promise(promised, soft)
         groups = [newcomers] if self._knobs.admits_together else [[each] for each in newcomers]
         for group in groups:
             if group and not book.admit(group):
@@ -128,7 +144,23 @@ class _Pass:
         factor = job.gpu.worker_multiplier.get(kind, 1)
         most = gpus // (job.gpus_per_worker * factor)
         sizes = sizes_of(job, most, powers_of_two=self._knobs.powers_of_two)
-        return claim_of(job, self._now_s, sizes, margin=self._knobs.margin, factor=factor)
+        return claim_of(
+            job,
+            self._now_s,
+            sizes,
+            margin=self._knobs.margin,
+            restart_s=self._knobs.restart_s,
+            factor=factor,
+            tenant="" if self._tenancy is None else self._tenancy.leaf(job),
+        )
+
+    def _quotas(self, here: Container[JobId]) -> Quotas:
+        if self._tenancy is None:
+            return NO_QUOTAS
+        elsewhere = [job for job in self._jobs if job.job_id not in here]
+        plans = {**self._kept, **self._promises}
+        gpus = self._floor.total_gpus()
+        return quotas_beside(self._tenancy, gpus, elsewhere, plans, self._now_s)
 
     def _sorted(
         self, jobs: dict[JobId, JobView], claims: dict[JobId, Claim]
@@ -162,12 +194,13 @@ class _Pass:
         if earliest_s < inf:
             earliest_s = float(ceil(earliest_s))
             which = f"the earliest that can be promised is {earliest_s:.0f} s after submission"
+        within = f" or within what tenant {claim.tenant} may be promised" if claim.tenant else ""
         self._rejects.append(
             Reject(
                 job_id=job.job_id,
                 earliest_s=earliest_s if earliest_s < inf else None,
                 reason=f"its deadline {asked_s:.0f} s after submission cannot be met without "
-                f"breaking a promise to another job; {which}",
+                f"breaking a promise to another job{within}; {which}",
             )
         )
         return []
@@ -182,7 +215,7 @@ class _Pass:
             why = "without a promise, on what the promised shares leave"
         else:
             early_s = (job.deadline_at_s or 0.0) - plan[-1].end_s
-            why = f"minimum share {share} workers, {early_s:.0f} s before its deadline"
+            why = f"minimum share {counted(share, 'worker')}, {early_s:.0f} s before its deadline"
         factor = job.gpu.worker_multiplier.get(kind, 1)
         self._grants.append(
             Grant(job=job, workers=workers * factor, gpu_type=kind, reason=f"{workers} now: {why}")
@@ -194,7 +227,8 @@ class _Pass:
         first = plan[0]
         return (
             f"it was promised its deadline and starts in {first.start_s - self._now_s:.0f} s at "
-            f"the latest, with {first.workers} workers; until then others need the GPUs more"
+            f"the latest, with {counted(first.workers, 'worker')}; until then others need the "
+            "GPUs more"
         )
 
 
@@ -236,13 +270,22 @@ def _hold(knobs: ElasticFlowKnobs, snapshot: ClusterSnapshot, memory: bytes) -> 
     return answers(snapshot, plan.decisions, plan.holds, {**found.notes, **rejects})
 
 
+def _told(
+    _: ElasticFlowKnobs, snapshot: ClusterSnapshot, __: bytes, job_id: JobId
+) -> tuple[str, ...]:
+    found = (told(job, snapshot.now_s, UNLESS) for job in snapshot.jobs if job.job_id == job_id)
+    return next(found, ())
+
+
 ELASTICFLOW: Policy = joint(
     "qos-elasticflow",
     "deadlines promised on admission: minimum shares, the rest by marginal return (ElasticFlow)",
     knobs=ElasticFlowKnobs(),
     allocate=_allocate,
     hold=_hold,
+    tell=_told,
     by_weight=False,  # a job that was promised its deadline waits for no tenant's turn
+    keeps_quotas=True,  # nor is its promise forgotten while its tenant has no room
     parts=Parts(
         order="deadline",
         size="minimum satisfactory share, then marginal return",

@@ -25,6 +25,7 @@ from coordinator.policies.placing.one_node import one_node_or_spread
 from coordinator.policies.policy import Parts, Policy, joint
 from coordinator.policies.recall import recalled
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.words import counted
 
 
 class QosKnobs(Struct, frozen=True, kw_only=True):
@@ -86,7 +87,7 @@ class _Pass:
                 job=wish.job,
                 workers=wish.workers * wish.factor,
                 gpu_type=self._kind,
-                reason=f"{wish.workers} workers: {wish.why}",
+                reason=f"{counted(wish.workers, 'worker')}: {wish.why}",
             )
             for wish in (*admitted, *rest)
             if wish.workers > 0
@@ -182,8 +183,8 @@ def _why(wish: Wish) -> str:
     if wish.need is None:
         return "it has no deadline; jobs with deadlines leave no room for its base gang"
     return (
-        f"it needs {wish.need} workers to be in time ({wish.time.source}); jobs with earlier "
-        "deadlines or less GPU-time hold them"
+        f"it needs {counted(wish.need, 'worker')} to be in time ({wish.time.source}); jobs with "
+        "earlier deadlines or less GPU-time hold them"
     )
 
 
