@@ -25,7 +25,9 @@ settings.register_profile("explore", settings.get_profile("gate"), derandomize=F
 settings.load_profile("gate")
 
 
-CELLS = Path(__file__).parent / "cell"
+HERE = Path(__file__).parent
+COMPUTING = tuple(HERE / area for area in ("engine", "policies", "sim", "workloads"))
+"""Tests that wait for nothing."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -37,14 +39,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     parts = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     with_cells = -(-3 * parts // 5)
-    cells = [item for item in items if CELLS in item.path.parents]
-    others = iter([item for item in items if CELLS not in item.path.parents])
+    cells = [item for item in items if HERE / "cell" in item.path.parents]
+    computing = [item for item in items if not set(COMPUTING).isdisjoint(item.path.parents)]
+    dealt = {*cells, *computing}
+    others = [item for item in items if item not in dealt]
     length = -(-len(items) // parts)
+    at = min(len(computing), length * (parts - with_cells))
+    first, rest = computing[:at], iter([*others, *computing[at:]])
     ordered: list[pytest.Item] = []
-    for part in range(parts):
-        begun = cells[part::with_cells] if part < with_cells else []
-        ordered += [*begun, *islice(others, max(0, length - len(begun)))]
-    items[:] = [*ordered, *others]
+    for part in range(with_cells):
+        begun = cells[part::with_cells]
+        ordered += [*begun, *islice(rest, max(0, length - len(begun)))]
+    items[:] = [*ordered, *first, *rest]
 
 
 @pytest.fixture

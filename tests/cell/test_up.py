@@ -31,8 +31,9 @@ PATIENCE_S = 60.0
 LOOK_S = 0.2
 EMPTY = ("--no-workload", "--nodes", "1+0")
 SMALL = ("--nodes", "1+1", "--gpus-per-node", "4")
-BUSY = ("--nodes", "2+2", "--gpus-per-node", "16", "--agents-per-process", "4", "--speed", "300")
-"""GPUs enough for the trace's jobs, so that some are free to grow into; a day in 48 seconds."""
+BUSY = ("--nodes", "4+2", "--gpus-per-node", "16", "--agents-per-process", "6", "--speed", "300")
+"""A day in 48 seconds, and GPUs enough that some are free to grow into, on a busy machine too, where
+jobs take longer to start and to stop than to run."""
 SHOWN = ("loans", "reclaims", "resizes", "jobs_finished", "jobs_finished_on_loan")
 
 FIGURES = {
@@ -90,7 +91,7 @@ async def test_a_short_run_prints_its_figures_and_leaves_nothing(tmp_path: Path)
 async def test_the_main_job_shows_what_aryl_is_for(tmp_path: Path) -> None:
     """What `make up` is to show, on a smaller cell and a faster day: a loan, a reclaim in time, a
     resize, a job that finished on a lent node, and not one request refused."""
-    cell = await aryl(tmp_path, "up", "--duration", str(2 * PATIENCE_S), "-o", "json", *BUSY)
+    cell = await aryl(tmp_path, "up", "--duration", str(4 * PATIENCE_S), "-o", "json", *BUSY)
 
     try:
         await first_line(cell)
