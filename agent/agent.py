@@ -9,6 +9,7 @@ import asyncio
 import logging
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from agent.lease import LAST_RESORT_MARGIN_S, LastResort, LeaseKeeper
 from agent.node import Node
@@ -42,6 +43,7 @@ class Agent:
 
     Args:
         bus_counters: what went wrong on the bus, where it counts; told in each report.
+        instance: names this start of the agent, so that two that report as one node are told apart.
     """
 
     def __init__(
@@ -53,7 +55,9 @@ class Agent:
         last_resort: LastResort,
         lease_ttl_margin_s: float = LAST_RESORT_MARGIN_S,
         bus_counters: BusCounters | None = None,
+        instance: str | None = None,
     ) -> None:
+        self._instance = instance
         self.node = node
         self.bad_messages = 0
         self._warn = Throttle(clock)
@@ -180,6 +184,7 @@ class Agent:
             generation=memory.generation,
             service=settings.service,
             rack=settings.rack,
+            instance=self._instance,
             lease=memory.lease,
             lease_remaining_s=remaining_s,
             gpus=sample.gpus or (),
@@ -253,6 +258,8 @@ class Agent:
         memory = self._life.memory
         try:
             desired = decode(message.data, DesiredState)
+            if self._is_for_another(desired.instance):
+                return
             reply = self._life.accept(desired, now_s=self._clock.now_s())
         except ProtocolError as error:
             self._count_bad(message, error)
@@ -271,7 +278,10 @@ class Agent:
 
     async def _on_ledger(self, message: BusMessage) -> None:
         try:
-            self._check_node(decode(message.data, LedgerRequest).node)
+            request = decode(message.data, LedgerRequest)
+            self._check_node(request.node)
+            if self._is_for_another(request.instance):
+                return
         except ProtocolError as error:
             self._count_bad(message, error)
             return
@@ -293,6 +303,13 @@ class Agent:
         except (ArylError, OSError) as error:
             reply = LogReply(error=f"worker {request.key} has no log here: {error}")
         await message.respond(encode(reply))
+
+    def _is_for_another(self, instance: str | UnsetType) -> bool:
+        """Whether the coordinator means another agent of this name, or the one before this one.
+
+        That one answers; of this one it hears by its next report, if it hears it at all.
+        """
+        return instance is not UNSET and instance != self._instance
 
     def _check_node(self, name: str) -> None:
         if name != self._settings.node:

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import secrets
 import signal
 import sys
 from pathlib import Path
@@ -41,6 +42,8 @@ log = logging.getLogger(__name__)
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 ADOPT_S = 60.0
 """Looking at all workers once; a disk may have to be waited for."""
+INSTANCE_BYTES = 8
+"""Of chance, so that no two starts of an agent are taken for one."""
 LOCK_RETRY_S = 0.5
 LOCK_LOOK_S = 0.05
 """Of a `--go-home` that has just ended a hung agent: before another one is started."""
@@ -116,6 +119,7 @@ async def run_agent(
             clock=clock,
             last_resort=last_resort(settings, config=config, fake_nvml=fake_nvml, clock=clock),
             bus_counters=bus.counters,
+            instance=secrets.token_hex(INSTANCE_BYTES),
         )
         systemd.ready(f"node {settings.node}")
         await agent.run()

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from msgspec import structs
 
+from agent import handover
 from agent.state import (
     FORGOTTEN_KEPT,
     NODE_FAULT,
@@ -128,17 +129,6 @@ class Holding:
     def gpu_left_at_s(self, gpus: Iterable[GpuUuid]) -> float:
         """When the last worker known here left one of these GPUs."""
         return max((self._gpu_left_at_s.get(uuid, 0.0) for uuid in gpus), default=0.0)
-
-    def busy_gpu(self, gpu: GpuReport) -> str:
-        """Why a GPU is not free, by what the device says; empty when it is."""
-        if gpu.health != GpuHealth.OK:
-            return f"GPU {gpu.uuid} is {gpu.health}"
-        if gpu.processes:
-            return f"GPU {gpu.uuid} is used by process {gpu.processes[0].pid}"
-        used = gpu.memory_used_bytes or 0
-        if used > self._free_memory_ratio * gpu.memory_total_bytes:
-            return f"GPU {gpu.uuid} has {used / 2**20:.0f} MiB in use"
-        return ""
 
     def reports(self, now_s: float = 0.0) -> tuple[WorkerReport, ...]:
         """What the node's report of an instant says of them."""
@@ -375,15 +365,19 @@ class Holding:
         known = {gpu.uuid: gpu for gpu in facts.gpus}
         missing = sorted(wanted - set(known))
         if missing:
-            held.phase, held.error = P.REFUSED, f"GPU {missing[0]} is not on this node"
+            why = f"{NODE_FAULT}: GPU {missing[0]} is not on this node"
+            held.phase, held.error = P.REFUSED, why
             return held.error
         why = self._who_holds(held)
         if why or held.order.is_sharing:  # what the others have there is no sign of anything
             bad = (gpu for gpu in known.values() if gpu.health != GpuHealth.OK)
-            return why or next((self.busy_gpu(gpu) for gpu in bad if gpu.uuid in wanted), "")
+            return why or next((self._busy(gpu) for gpu in bad if gpu.uuid in wanted), "")
         if facts.gpus_at_s <= self.gpu_left_at_s(wanted):
             return "waits for a GPU sample after the last worker left"
-        return next((why for uuid in sorted(wanted) if (why := self.busy_gpu(known[uuid]))), "")
+        return next((why for uuid in sorted(wanted) if (why := self._busy(known[uuid]))), "")
+
+    def _busy(self, gpu: GpuReport) -> str:
+        return handover.busy(gpu, free_memory_ratio=self._free_memory_ratio)
 
 
 def _ago_s(at_s: float | None, now_s: float) -> float:

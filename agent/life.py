@@ -6,18 +6,18 @@ world must do comes back as actions. Roles move by `common.lifecycle.NODE_TRANSI
 
 from __future__ import annotations
 
-from agent import trespasses, way_home
+from msgspec import UNSET, UnsetType
+
+from agent import handover, moving, trespasses, way_home
 from agent.holding import Holding
+from agent.server import Health, Idleness, ServerCommands
 from agent.settings import AgentSettings
-from agent.state import ENDED_LEASES_KEPT, Action, Facts, HookKind, Memory, RunHook
+from agent.state import ENDED_LEASES_KEPT, Action, Facts, HookKind, Memory
 from common.lifecycle import NODE_TRANSITIONS, NodeEvent, advance
-from common.messages import DesiredReply, DesiredState, GpuHealth, InferenceReport, Trespass
+from common.messages import DesiredReply, DesiredState, Trespass
 from common.model import LeaseId, NodeRole, Pool
 
 R = NodeRole
-HOOK_RETRY_S = 1.0
-PROBES_MISSED_WHEN_DOWN = 3
-"""So many health checks in a row must fail before a server counts as down."""
 
 
 class Life:
@@ -34,25 +34,24 @@ class Life:
         self.memory = memory
         self.workers = Holding(memory, free_memory_ratio=settings.device_free_memory_ratio)
         self._reclaim_at_s: float | None = None
-        self._missed_probes = 0
-        self._missed_at_s: float | None = None
+        self._health = Health()
         self._why = ""
         self.trespasses: tuple[Trespass, ...] = ()
         self.ledger_error = ""
         """Why the memory is not on disk; until it is, what was begun goes on or home, no more."""
         self._role_at_s = now_s
         self._emptied_at_s: float | None = None
-        self._hook: HookKind | None = None
-        self._hook_role_at_s = now_s
-        self._hook_error = ""
-        self._hook_retry_at_s = now_s
-        self._hook_done_at_s: dict[HookKind, float] = {}
-        self._quiet: InferenceReport | None = None
-        self._quiet_at_s = -1.0
-        self._quiet_samples = 0
+        self._commands = ServerCommands(now_s)
+        self._stop_began_at_s: float | None = None
+        self._idleness = Idleness()
+        self._kept_by = ""
+        """What a node in quarantine waits for."""
         self._refusal = ""
         if memory.boot_id != boot_id:
             self._booted(boot_id, now_s)
+        elif old := moving.left_pool(memory, settings.home_pool):
+            self._moved(old, now_s)
+        memory.home_pool = settings.home_pool
 
     def _booted(self, boot_id: str, now_s: float) -> None:
         memory = self.memory
@@ -60,9 +59,27 @@ class Life:
         self.workers.end_all("the node rebooted", now_s=now_s)
         way_home.booted(memory)
         self._end_lease()
-        inference = self.settings.home_pool == Pool.INFERENCE
-        memory.desired_role = R.SERVING if inference else R.TRAINING
+        inference = self._goes_home()
         self._fire(NodeEvent.BOOTED if inference else NodeEvent.BOOTED_TRAINING, now_s, "rebooted")
+
+    def _moved(self, old: Pool, now_s: float) -> None:
+        """Its settings put it into another pool, without the boot that ends all of the old one.
+
+        What was begun there ends first: it is in quarantine until its workers have left and nobody
+        is seen on its GPUs, such as a server that nobody stopped.
+        """
+        way_home.forget(self.memory)
+        self._end_lease()
+        self._goes_home()
+        why = f"moved from the {old} pool to the {self.settings.home_pool} pool"
+        self._fire(NodeEvent.FAULT, now_s, why)
+        self.memory.is_quarantine_over = True
+
+    def _goes_home(self) -> bool:
+        """Nothing else is wanted of it; whether home is a service."""
+        is_inference = self.settings.home_pool == Pool.INFERENCE
+        self.memory.desired_role = R.SERVING if is_inference else R.TRAINING
+        return is_inference
 
     # --- what is wanted -----------------------------------------------------------------------
 
@@ -84,6 +101,7 @@ class Life:
                 None if desired.reclaim_in_s is None else now_s + desired.reclaim_in_s
             )
             self._take_lease(desired, now_s)
+            self._take_validation(desired.validation)
         return DesiredReply(
             is_accepted=not error, epoch=memory.epoch, generation=memory.generation, error=error
         )
@@ -99,6 +117,13 @@ class Life:
             self._refusal = ""
             way_home.forget(memory)
 
+    def _take_validation(self, validation: int | UnsetType) -> None:
+        """An operator holds that what brought the node into quarantine is mended; said once."""
+        memory = self.memory
+        if validation is not UNSET and validation != memory.validation:
+            memory.validation = validation
+            memory.is_quarantine_over = True  # elsewhere it means nothing: see `_fire`
+
     # --- the lease ----------------------------------------------------------------------------
 
     def renewed(self, lease_id: LeaseId, until_s: float) -> None:
@@ -111,16 +136,12 @@ class Life:
         """The coordinator wants the node back."""
         lease = self.memory.lease
         if lease is not None and lease.lease_id == lease_id:
-            self._refusal = reason or "no reason given"
+            self._refusal = f"the lease was refused: {reason or 'no reason given'}"
 
     @property
     def lease_ends_at_s(self) -> float | None:
-        """When the lease is over unless the coordinator answers; None without a lease."""
-        memory = self.memory
-        if memory.lease is None:
-            return None
-        until_s = memory.lease_until_s
-        return memory.lease_unconfirmed_until_s if until_s is None else until_s
+        """As of the memory."""
+        return self.memory.lease_ends_at_s
 
     def _lease_is_over(self, now_s: float) -> str:
         """Why the node must not be lent any longer; empty while it may."""
@@ -130,7 +151,7 @@ class Life:
         if memory.desired_role != R.ON_LOAN:
             return "the coordinator asked for it back"
         if self._refusal:
-            return f"the lease was refused: {self._refusal}"
+            return self._refusal
         ends_at_s = self.lease_ends_at_s
         if ends_at_s is not None and now_s >= ends_at_s:
             return "the lease ran out without an answer"
@@ -154,32 +175,22 @@ class Life:
 
     @property
     def is_server_down(self) -> bool:
-        """Whether the node is there to serve, and its server missed several checks in a row.
-
-        One missed check may be a server that is busy; to be counted out costs its service a node.
-        """
-        return self.memory.role == R.SERVING and self._missed_probes >= PROBES_MISSED_WHEN_DOWN
+        """Whether the node is there to serve, and its server missed several checks in a row."""
+        return self.memory.role == R.SERVING and self._health.is_down
 
     @property
     def detail(self) -> str:
         """Why the node is where it is, in words."""
         trespass = trespasses.in_words(self.trespasses)
-        parts = (self._why, self._hook_error, trespass, self.ledger_error)
+        kept = f"kept in quarantine: {self._kept_by}" if self._kept_by else ""
+        parts = (self._why, kept, self._commands.error, trespass, self.ledger_error)
         return "; ".join(part for part in parts if part)
 
     def hook_done(self, kind: HookKind, *, error: str, now_s: float) -> None:
         """The answer to `RunHook`."""
-        self._hook = None
         if kind == HookKind.START and not error:
             self.memory.is_server_stopped = False
-        if self._hook_role_at_s != self._role_at_s:
-            return  # begun in a role that is over: the present one asks for itself
-        if error:
-            self._hook_error = f"{kind} command: {error}"
-            self._hook_retry_at_s = now_s + HOOK_RETRY_S
-            return
-        self._hook_error = ""
-        self._hook_done_at_s[kind] = now_s
+        self._commands.answered(kind, error=error, now_s=now_s)
 
     def step(self, facts: Facts) -> list[Action]:
         """Everything that should happen now, given what is."""
@@ -195,35 +206,27 @@ class Life:
         memory = self.memory
         memory.role = advance(NODE_TRANSITIONS, memory.role, event, who=f"node {memory.node}")
         self._role_at_s, self._why = now_s, why
-        self._hook_done_at_s = {}
-        self._hook_error = ""
-        self._hook_retry_at_s = now_s
-        self._quiet, self._quiet_samples = None, 0
-        self._emptied_at_s = None
+        self._commands.new_role(now_s)
+        self._idleness = Idleness()
+        self._emptied_at_s = self._stop_began_at_s = None
+        self._kept_by, memory.is_quarantine_over = "", False
 
     def _role_step(self, facts: Facts) -> list[Action]:
         if self.memory.desired_role == R.QUARANTINED and self.memory.role != R.QUARANTINED:
             self.workers.vacate(grace_s=self.settings.vacate_grace_s, now_s=facts.now_s)
             if self.memory.lease is not None:
-                ends_at_s = self.lease_ends_at_s
-                way_home.began(self.memory, now_s=facts.now_s, lease_ends_at_s=ends_at_s)
+                way_home.began(self.memory, now_s=facts.now_s)
             self._fire(NodeEvent.FAULT, facts.now_s, "quarantined by the coordinator")
-        match self.memory.role:
-            case R.SERVING:
-                return self._serving(facts)
-            case R.DRAINING:
-                return self._draining(facts)
-            case R.ON_LOAN:
-                return self._on_loan(facts)
-            case R.VACATING:
-                return self._vacating(facts)
-            case R.WARMING:
-                return self._warming(facts)
-            case R.QUARANTINED:
-                self._quarantined(facts)
-            case _:
-                pass
-        return []
+        steps = {
+            R.SERVING: self._serving,
+            R.DRAINING: self._draining,
+            R.ON_LOAN: self._on_loan,
+            R.VACATING: self._vacating,
+            R.WARMING: self._warming,
+            R.QUARANTINED: self._quarantined,
+        }
+        found = steps.get(self.memory.role)
+        return [] if found is None else found(facts)
 
     def _serving(self, facts: Facts) -> list[Action]:
         if self.memory.lease is not None:
@@ -233,27 +236,43 @@ class Life:
             else:
                 self._fire(NodeEvent.LEND, facts.now_s, f"lease {self.memory.lease.lease_id}")
                 return self._draining(facts)
-        is_down = facts.probed_at_s > self._role_at_s and not facts.is_healthy
-        if not is_down:
-            self._missed_probes = 0
-        elif facts.probed_at_s != self._missed_at_s:
-            self._missed_probes, self._missed_at_s = self._missed_probes + 1, facts.probed_at_s
+        is_down = self._health.saw(facts, since_s=self._role_at_s)
         self._why = "the server does not answer its health check" if is_down else ""
         return []
 
     def _draining(self, facts: Facts) -> list[Action]:
         over = self._lease_is_over(facts.now_s) or self.ledger_error
+        if not (over or self.memory.is_server_stopped):
+            over = handover.unusable(facts)  # nobody could use what its service would give up
         if over:
+            self._refusal = over  # for good: on its way back nothing is as a drain left it
             return self._back_from_draining(facts, over)
-        if HookKind.UNROUTE not in self._hook_done_at_s:
-            return self._run(HookKind.UNROUTE, facts.now_s)
+        unrouted_at_s = self._commands.done_at_s(HookKind.UNROUTE)
+        if unrouted_at_s is None:
+            return self._commands.run(HookKind.UNROUTE, facts.now_s)
         if not self.memory.is_server_stopped:
-            if not self._is_idle(facts):
+            is_idle = self._idleness.saw(facts, since_s=unrouted_at_s)
+            self._why = self._idleness.why
+            if not is_idle:
                 return []
             self.memory.is_server_stopped = True
-        if HookKind.STOP not in self._hook_done_at_s:
-            return self._run(HookKind.STOP, facts.now_s)
-        self._why = self._device_busy(facts, since_s=self._hook_done_at_s[HookKind.STOP])
+        return self._stopped(facts)
+
+    def _stopped(self, facts: Facts) -> list[Action]:
+        """Hand the GPUs over once nobody has them; a server must not wait for ever."""
+        stopped_at_s = self._commands.done_at_s(HookKind.STOP)
+        if self._stop_began_at_s is None:
+            self._stop_began_at_s = facts.now_s
+        since_s = self._stop_began_at_s if stopped_at_s is None else stopped_at_s
+        busy = self._commands.error
+        if stopped_at_s is not None:
+            busy = self._busy(facts, since_s=stopped_at_s)
+        waited_s = facts.now_s - since_s
+        if busy and self._commands.is_idle and waited_s > self.settings.device_free_timeout_s:
+            return self._turn_home(facts, busy)
+        if stopped_at_s is None:
+            return self._commands.run(HookKind.STOP, facts.now_s)
+        self._why = busy
         until_s = self.memory.lease_until_s
         if not self._why and until_s is None:
             self._why = "the lease was not confirmed yet"
@@ -263,44 +282,22 @@ class Life:
         return []
 
     def _back_from_draining(self, facts: Facts, why: str) -> list[Action]:
-        if self._hook is not None:
+        if not self._commands.is_idle:
             return []
         if self.memory.is_server_stopped:
             return self._turn_home(facts, why)
-        if HookKind.ROUTE not in self._hook_done_at_s:
-            return self._run(HookKind.ROUTE, facts.now_s)
+        if self._commands.done_at_s(HookKind.ROUTE) is None:
+            return self._commands.run(HookKind.ROUTE, facts.now_s)
         self._end_lease()
         self._fire(NodeEvent.LOAD_ROSE, facts.now_s, why)
         return []
-
-    def _is_idle(self, facts: Facts) -> bool:
-        """Nothing running, nothing waiting, the success counter still, two samples in a row.
-
-        A server whose page and health check are both gone serves nobody either.
-        """
-        since_s = max(self._hook_done_at_s[HookKind.UNROUTE], self._quiet_at_s)
-        if facts.probed_at_s <= since_s:
-            return False
-        self._quiet_at_s = facts.probed_at_s
-        page, last = facts.inference, self._quiet
-        self._quiet = page
-        if page is None:
-            is_quiet = not facts.is_healthy
-            self._why = "" if is_quiet else "waits for the server's metrics page"
-        else:
-            in_flight = page.running_count + page.waiting_count
-            is_still = last is not None and last.success_total == page.success_total
-            is_quiet = in_flight == 0 and (is_still or self._quiet_samples == 0)
-            self._why = f"waits for {in_flight:g} requests" if in_flight else ""
-        self._quiet_samples = self._quiet_samples + 1 if is_quiet else 0
-        return self._quiet_samples >= 2
 
     def _on_loan(self, facts: Facts) -> list[Action]:
         over = self._lease_is_over(facts.now_s)
         return self._turn_home(facts, over) if over else []
 
     def _turn_home(self, facts: Facts, why: str) -> list[Action]:
-        way_home.began(self.memory, now_s=facts.now_s, lease_ends_at_s=self.lease_ends_at_s)
+        way_home.began(self.memory, now_s=facts.now_s)
         self._end_lease()
         self._fire(NodeEvent.VACATE, facts.now_s, why)
         return self._vacating(facts)
@@ -322,67 +319,81 @@ class Life:
             return []
         if self._emptied_at_s is None:
             self._emptied_at_s = facts.now_s
-        busy = self._device_busy(facts, since_s=self._emptied_at_s)
-        # A server that answers has the GPUs: it was started on a way home that the ledger missed,
-        # or never stopped.
-        is_served = facts.is_healthy and facts.probed_at_s > self._emptied_at_s
-        if is_served or not busy:
-            way_home.vacated(
-                self.memory,
-                vacate_s=self._emptied_at_s - self._role_at_s,
-                device_free_s=facts.now_s - self._emptied_at_s,
-            )
+        device_free_s = facts.now_s - self._emptied_at_s
+        is_out_of_time = device_free_s > self.settings.device_free_timeout_s
+        busy = self._kept_out(facts, since_s=self._emptied_at_s, is_patient=not is_out_of_time)
+        if not busy:
+            vacate_s = self._emptied_at_s - self._role_at_s
+            way_home.vacated(self.memory, vacate_s=vacate_s, device_free_s=device_free_s)
             self._fire(NodeEvent.DEVICE_FREE, facts.now_s, "")
             return self._warming(facts)
-        if facts.now_s - self._emptied_at_s > self.settings.device_free_timeout_s:
+        if is_out_of_time:
             self._fire(NodeEvent.DEVICE_STUCK, facts.now_s, busy)
         return []
 
-    def _device_busy(self, facts: Facts, *, since_s: float) -> str:
-        """Why the GPUs cannot be handed over; a sample from before `since_s` proves nothing."""
-        if facts.gpus is None or facts.gpus_at_s <= since_s:
-            return "waits for a GPU sample"
-        return next((why for gpu in facts.gpus if (why := self.workers.busy_gpu(gpu))), "")
+    def _busy(self, facts: Facts, *, since_s: float) -> str:
+        """Why workers cannot have the GPUs."""
+        ratio = self.settings.device_free_memory_ratio
+        return handover.to_workers(facts, since_s=since_s, free_memory_ratio=ratio)
+
+    def _kept_out(self, facts: Facts, *, since_s: float, is_patient: bool = False) -> str:
+        """Why the server cannot be started; not by one that answers already: it has the GPUs.
+
+        It was started on a way home that the ledger missed, or by hand, or never stopped.
+        """
+        if facts.is_healthy and facts.probed_at_s > since_s:
+            return ""
+        ratio = self.settings.device_free_memory_ratio
+        return handover.to_server(
+            facts, since_s=since_s, free_memory_ratio=ratio, is_patient=is_patient
+        )
 
     def _warming(self, facts: Facts) -> list[Action]:
         if facts.gpus is None:
             actions: list[Action] = []  # commands are told the GPUs
-        elif HookKind.START not in self._hook_done_at_s:
-            actions = self._run(HookKind.START, facts.now_s)
-        elif facts.probed_at_s <= self._hook_done_at_s[HookKind.START] or not facts.is_healthy:
+        elif (started_at_s := self._commands.done_at_s(HookKind.START)) is None:
+            actions = self._commands.run(HookKind.START, facts.now_s)
+        elif facts.probed_at_s <= started_at_s or not facts.is_healthy:
             actions = []
-        elif HookKind.ROUTE not in self._hook_done_at_s:
-            actions = self._run(HookKind.ROUTE, facts.now_s)
+        elif self._commands.done_at_s(HookKind.ROUTE) is None:
+            actions = self._commands.run(HookKind.ROUTE, facts.now_s)
         else:
             server_ready_s = facts.now_s - self._role_at_s
             way_home.arrived(self.memory, now_s=facts.now_s, server_ready_s=server_ready_s)
             self._fire(NodeEvent.HEALTHY, facts.now_s, "")
             return []
-        if self._hook is None and facts.now_s - self._role_at_s > self.settings.warm_up_timeout_s:
-            why = self._hook_error or "the server did not become healthy"
+        is_late = facts.now_s - self._role_at_s > self.settings.warm_up_timeout_s
+        if is_late and self._commands.is_idle:
+            why = self._commands.error or "the server did not become healthy"
             self._fire(NodeEvent.WARM_UP_FAILED, facts.now_s, why)
             return []
         return actions
 
-    def _quarantined(self, facts: Facts) -> None:
-        """Home again once it was quiet, empty and healthy for `quarantine_s`."""
-        if self.memory.desired_role == R.QUARANTINED or self.workers.live():
-            return
-        if facts.gpus is None or any(gpu.health != GpuHealth.OK for gpu in facts.gpus):
-            return
-        if facts.now_s - self._role_at_s < self.settings.quarantine_s:
-            return
+    def _quarantined(self, facts: Facts) -> list[Action]:
+        """Home again once it was quiet and empty for `quarantine_s`, or an operator said so.
+
+        Whether a server can do without a GPU that is lost, its health check says.
+        """
         inference = self.settings.home_pool == Pool.INFERENCE
-        is_served = inference and facts.is_healthy and facts.probed_at_s > self._role_at_s
-        if not is_served and self._device_busy(facts, since_s=self._role_at_s):
-            return
+        self._kept_by = self._kept_in_quarantine(facts, is_inference=inference)
+        if self._kept_by:
+            return []
         event = NodeEvent.VALIDATED if inference else NodeEvent.VALIDATED_TRAINING
         self._end_lease()
         self._fire(event, facts.now_s, "left quarantine")
+        return []
 
-    def _run(self, kind: HookKind, now_s: float) -> list[Action]:
-        """Start a command, unless one runs or the last failure is too fresh."""
-        if self._hook is not None or now_s < self._hook_retry_at_s:
-            return []
-        self._hook, self._hook_role_at_s = kind, self._role_at_s
-        return [RunHook(kind)]
+    def _kept_in_quarantine(self, facts: Facts, *, is_inference: bool) -> str:
+        memory, settings = self.memory, self.settings
+        self.workers.vacate(grace_s=settings.vacate_grace_s, now_s=facts.now_s)
+        if memory.desired_role == R.QUARANTINED:
+            return "the coordinator wants it there"
+        if live := self.workers.live():
+            return f"worker {live[0].order.key} has not ended, {len(live)} in all"
+        keeps = self._kept_out if is_inference else self._busy
+        if busy := keeps(facts, since_s=self._role_at_s):
+            return busy
+        is_over = facts.now_s - self._role_at_s >= settings.quarantine_s
+        if not (is_over or memory.is_quarantine_over):
+            return f"for {settings.quarantine_s:g} s, or until aryl node uncordon {memory.node}"
+        return ""

@@ -22,6 +22,7 @@ from agent.life import Life
 from agent.machine import Machine
 from agent.reserve import CHECK_TIMEOUT_S
 from agent.settings import AgentSettings
+from agent.shim_paths import NODE_ERROR
 from agent.starters import START_TIMEOUT_S
 from agent.state import (
     NODE_FAULT,
@@ -185,10 +186,7 @@ class Node:
         ]
         if not used:
             return ()
-        unknown = self._machine.strangers(
-            {pid for pid, _ in used},
-            [status.pid for status in statuses if status.pid and not status.key.is_store],
-        )
+        unknown = self._machine.strangers({pid for pid, _ in used}, _owners(statuses))
         return tuple((pid, uuid) for pid, uuid in used if pid in unknown)
 
     # --- doing --------------------------------------------------------------------------------
@@ -333,12 +331,21 @@ def _limit_s(action: Action) -> float:
             return 0.0
 
 
+def _owners(statuses: Sequence[WorkerStatus]) -> list[int]:
+    """Ancestors of all that was granted GPUs; a store was granted none.
+
+    A shim is one: what daemonizes leaves its worker's session and comes to it, to be ended by it.
+    """
+    granted = [status for status in statuses if not status.key.is_store]
+    return [pid for status in granted for pid in (status.pid, status.shim_pid) if pid]
+
+
 def _fact(status: WorkerStatus) -> WorkerFact:
     return WorkerFact(
         key=status.key,
         phase=WorkerPhase(status.phase),
         exit_code=status.exit_code,
-        error=f"{NODE_FAULT}: {status.error}" if _is_lost(status) else status.error,
+        error=f"{NODE_FAULT}: {status.error}" if _is_nodes_fault(status) else status.error,
         stop_reason=status.stop_reason,
         progress=status.progress,
         checkpoint=status.checkpoint,
@@ -349,6 +356,7 @@ def _fact(status: WorkerStatus) -> WorkerFact:
     )
 
 
-def _is_lost(status: WorkerStatus) -> bool:
-    """Whether the worker's supervisor died on it: its node's fault, not its job's."""
-    return status.error.startswith(SHIM_LOST)
+def _is_nodes_fault(status: WorkerStatus) -> bool:
+    """Whether the worker's supervisor died on it, or its command could not be started for reasons
+    that lie in the node: not its job's fault."""
+    return status.error.startswith((SHIM_LOST, NODE_ERROR))

@@ -1,22 +1,27 @@
 """Whether a worker could start here: its paths and its command, asked as the job's user. Must not
 know GPUs or gangs.
+
+What the job names wrong is its own fault. When the look itself fails, its node is to blame: any
+other job would be refused as well, and the coordinator charges no job for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import sys
 from pathlib import Path
 from typing import Protocol
 
+from agent.state import NODE_FAULT
 from agent.worker_spec import Account
 from common.clock import Clock
 
 CHECK_TIMEOUT_S = 10.0
-CHECKER = Path(__file__).with_name("shim_files.py")
+CHECKER = Path(__file__).with_name("shim_paths.py")
 
 
 class Refuse(Protocol):
@@ -37,10 +42,10 @@ async def refusal(
     timeout_s: float = CHECK_TIMEOUT_S,
     checker: Path = CHECKER,
 ) -> str:
-    """Why not, or the empty string. Asked in a process of its own: storage may hang for ever, and
-    only a process can be somebody else.
+    """Why not, or the empty string; begins with `NODE_FAULT` where the node is to blame. Asked in a
+    process of its own: storage may hang for ever, and only a process can be somebody else.
 
-    question: the arguments of `agent.shim_files.refusal`.
+    question: the arguments of `agent.shim_paths.refusal`.
     checker: the program that looks.
     """
     try:
@@ -57,16 +62,21 @@ async def refusal(
             else os.getgrouplist(account.name, account.gid),
         )  # fmt: skip
     except OSError as error:
-        return f"cannot look as the job's user: {error}"
+        said = f"cannot look as the job's user: {error}"
+        # What is asked is too long to be handed to a process, which the job's own would find too.
+        return said if error.errno == errno.E2BIG else f"{NODE_FAULT}: {said}"
     try:
         async with clock.timeout(timeout_s):
             answer, _ = await process.communicate()
     except TimeoutError:
-        return f"workdir or checkpoint.path: the storage did not answer in {timeout_s:g} s"
+        what = f"the storage did not answer in {timeout_s:g} s"
+        return f"{NODE_FAULT}: workdir or checkpoint.path: {what}"
     finally:
         if process.returncode is None:  # an agent that ends leaves nobody behind who looks
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
+    said = answer.decode(errors="replace")
     if process.returncode != 0:
-        return f"cannot look as the job's user: exit code {process.returncode}"
-    return answer.decode(errors="replace")
+        said = said or f"exit code {process.returncode}"
+        return f"{NODE_FAULT}: cannot look as the job's user: {said}"
+    return said

@@ -7,12 +7,10 @@ Standard library only and without `typing`, because a shim must stay under 12 MB
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
 import stat
-import sys
 import time
 
 SPEC_FILE = "spec.json"
@@ -26,6 +24,8 @@ JOB_SOCKET = "job.sock"
 
 SPARE_BYTES = 16_384
 """More than any status has: its texts are short, and a path may have 4096 bytes."""
+COPY_BYTES = 256 * 1024
+"""Of a log at a time; a shim stays small."""
 MAX_PROBED_FILES = 100_000
 UNFINISHED_SUFFIXES = (".tmp", ".temp", ".part", ".partial", ".incomplete")
 SETTLE_S = 0.1
@@ -147,15 +147,6 @@ def write_spare(spare: str, path: str, value: dict[str, object]) -> None:
     os.replace(spare, path)
 
 
-def read_object(text: str | bytes) -> dict[str, object]:
-    """The JSON object that a text is; empty for anything else."""
-    try:
-        value: object = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return as_object(value) or {}
-
-
 def read_json(path: str) -> dict[str, object] | None:
     """The object in a file; None when there is no such file or it holds no object."""
     try:
@@ -224,6 +215,30 @@ def cap_log(log_fd: int, path: str, old_path: str, max_bytes: int) -> bool:
     return True
 
 
+def cut_log(path: str, max_bytes: int) -> bool:
+    """Keep only the end of a log that nobody writes any more; whether it was too long.
+
+    In place, front to back: it needs no room on the disk, which that very log may have filled.
+
+    Raises:
+        OSError: the file cannot be read or written.
+    """
+    note = f"[aryl: log cut at {max_bytes} bytes]\n".encode()
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        ahead = os.fstat(fd).st_size - max_bytes
+        if ahead <= 0:
+            return False
+        at = len(note)
+        while data := os.pread(fd, COPY_BYTES, ahead + at):
+            at += os.pwrite(fd, data, at)
+        os.pwrite(fd, note, 0)
+        os.ftruncate(fd, at)
+    finally:
+        os.close(fd)
+    return True
+
+
 # --- checkpoints ----------------------------------------------------------------------------
 
 
@@ -283,48 +298,3 @@ def is_below(path: str, root: str) -> bool:
     """Whether a path is `root` or lies in it, links resolved."""
     path, root = os.path.realpath(path), os.path.realpath(root)
     return path == root or path.startswith(root.rstrip("/") + "/")
-
-
-# --- what a worker needs before it can start ------------------------------------------------
-
-
-def find_command(command: str, search_path: str, workdir: str) -> str:
-    """The program that a command names, as execvpe would find it; empty when there is none."""
-    candidates = (
-        [os.path.join(workdir, command)]
-        if "/" in command
-        else [os.path.join(folder or ".", command) for folder in search_path.split(":")]
-    )
-    for candidate in candidates:
-        if os.path.isfile(candidate) and os.access(candidate, os.X_OK):
-            return candidate
-    return ""
-
-
-def refusal(workdir: str, checkpoint_path: str, command: str, search_path: str) -> str:
-    """Why this node cannot run a worker, or the empty string; asks as whoever calls it."""
-    if not os.path.isdir(workdir):
-        return f"workdir {workdir!r} is not a directory on this node"
-    if not os.access(workdir, os.R_OK | os.X_OK):
-        return f"workdir {workdir!r} cannot be entered by the job's user"
-    if checkpoint_path:
-        place = os.path.join(workdir, checkpoint_path)
-        if not os.path.isdir(place):
-            place = os.path.dirname(place.rstrip("/"))
-        if not os.path.isdir(place):
-            return f"checkpoint.path {checkpoint_path!r}: {place!r} is not a directory on this node"
-        if not os.access(place, os.W_OK | os.X_OK):
-            return f"checkpoint.path {checkpoint_path!r}: the job's user cannot write {place!r}"
-    if not find_command(command, search_path, workdir):
-        return f"command {command!r} was not found on PATH {search_path!r}"
-    return ""
-
-
-def error_text(number: int) -> str:
-    """An error number as people know it."""
-    return f"{errno.errorcode.get(number, number)}: {os.strerror(number)}"
-
-
-if __name__ == "__main__":  # agent.reserve asks this way, as the job's user
-    question = read_object(sys.argv[1])
-    sys.stdout.write(refusal(**{name: str(value) for name, value in question.items()}))

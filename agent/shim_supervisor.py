@@ -110,6 +110,8 @@ class Supervisor:
         self._job.close()
         with contextlib.suppress(OSError):
             os.unlink(shim_files.CONTROL_SOCKET)
+        with contextlib.suppress(OSError):  # it may have written a lot since the last look
+            shim_files.cut_log(shim_files.LOG_FILE, self._log_max_bytes)
         # The very last act: whoever reads it may remove the directory.
         self._status.end(self._worker.exit_code, self._worker.error)
 

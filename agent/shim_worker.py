@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 
-from agent import shim_files
+from agent import shim_files, shim_paths
 
 NOT_FOUND_EXIT_CODE = 127
 NOT_EXECUTABLE_EXIT_CODE = 126
@@ -104,8 +104,10 @@ def _become(argv: list[str], env: dict[str, str], workdir: str, log_fd: int, err
     except OSError as error:
         if isinstance(error, FileNotFoundError):
             exit_code = NOT_FOUND_EXIT_CODE
-        reason = shim_files.error_text(error.errno or 0)
-        os.write(error_fd, f"cannot start {argv[0]!r}: {reason}".encode())
+        reason = shim_paths.error_text(error.errno or 0)
+        is_its_own = error.errno in shim_paths.JOB_ERRNOS
+        what = "cannot start" if is_its_own else f"{shim_paths.NODE_ERROR}:"
+        os.write(error_fd, f"{what} {argv[0]!r}: {reason}".encode())
     except (ValueError, TypeError) as error:  # a zero byte in an argument or variable
         os.write(error_fd, f"cannot start {argv[0]!r}: {error}".encode())
     finally:

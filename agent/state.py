@@ -86,6 +86,12 @@ class Memory(Struct, kw_only=True):
     epoch: int = 0
     generation: int = 0
     desired_role: NodeRole
+    home_pool: Pool | None = None
+    """That of its settings; None: written by an older version. See `agent.moving`."""
+    validation: int = 0
+    """The latest order to leave quarantine that it obeyed."""
+    is_quarantine_over: bool = False
+    """It need not stay there for `quarantine_s`."""
     lease: Lease | None = None
     lease_until_s: float | None = None
     """End of the TTL on the boot clock; None before the first renewal was answered."""
@@ -101,6 +107,14 @@ class Memory(Struct, kw_only=True):
     workers: dict[str, Held] = field(default_factory=dict[str, Held])
     forgotten: list[WorkerKey] = field(default_factory=list[WorkerKey])
 
+    @property
+    def lease_ends_at_s(self) -> float | None:
+        """When the lease is over unless the coordinator answers; None without a lease."""
+        if self.lease is None:
+            return None
+        until_s = self.lease_until_s
+        return self.lease_unconfirmed_until_s if until_s is None else until_s
+
 
 def first_memory(settings: AgentSettings, boot_id: str) -> Memory:
     """A node that was never seen before."""
@@ -110,6 +124,7 @@ def first_memory(settings: AgentSettings, boot_id: str) -> Memory:
         boot_id=boot_id,
         role=NodeRole.WARMING if inference else NodeRole.TRAINING,
         desired_role=NodeRole.SERVING if inference else NodeRole.TRAINING,
+        home_pool=settings.home_pool,
     )
 
 

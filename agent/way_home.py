@@ -18,13 +18,14 @@ def forget(memory: Memory) -> None:
     memory.home_due_at_s = None
 
 
-def began(memory: Memory, *, now_s: float, lease_ends_at_s: float | None) -> None:
+def began(memory: Memory, *, now_s: float) -> None:
     """The node turns home: from now on, or from the end of its lease if that is past already.
 
     An agent that hung, or a machine that slept, turns late; the service has waited since.
     """
     forget(memory)
-    memory.home_due_at_s = now_s if lease_ends_at_s is None else min(now_s, lease_ends_at_s)
+    ends_at_s = memory.lease_ends_at_s
+    memory.home_due_at_s = now_s if ends_at_s is None else min(now_s, ends_at_s)
 
 
 def booted(memory: Memory) -> None:

@@ -31,6 +31,7 @@ from agent.starters import (
     ShimStarter,
     SystemdStarter,
 )
+from agent.state import NODE_FAULT
 from agent.worker_record import (
     SHIM_LOST,
     WorkerRecord,
@@ -58,6 +59,7 @@ class WorkerStatus(Struct, frozen=True, kw_only=True):
     """What is known of one worker.
 
     pid: of its main process; its descendants are the worker's as well.
+    shim_pid: of its shim while it has one, which takes in whoever left the main process; else 0.
     running_s: since its start, until its end.
     ended_at_s, saved_at_s: of its end and of its claim of the checkpoint, on this boot's clock; of
         an earlier boot only the end is known, which is 0.
@@ -69,6 +71,7 @@ class WorkerStatus(Struct, frozen=True, kw_only=True):
     key: WorkerKey
     phase: WorkerPhase
     pid: int
+    shim_pid: int = 0
     exit_code: int | None = None
     error: str = ""
     stop_reason: StopReason | None = None
@@ -222,10 +225,6 @@ class ShimRunner:
         self._hung.told_to_stop(key, grace_s, now_s=self._clock.now_s())
         self._tell(key, {"op": "stop", "reason": reason.value, "grace_s": grace_s})
 
-    async def kill(self, key: WorkerKey) -> None:
-        """End a worker now, without grace."""
-        self._tell(key, {"op": "kill"})
-
     async def resize(self, key: WorkerKey, worker_count: int) -> None:
         """As `WorkerRunner.resize`."""
         self._tell(key, {"op": "resize", "worker_count": worker_count})
@@ -287,6 +286,7 @@ class ShimRunner:
             key=key,
             phase=record.phase,
             pid=record.pid,
+            shim_pid=record.shim_pid if is_now and ended_s is None else 0,
             exit_code=record.exit_code,
             error=record.error,
             stop_reason=StopReason(record.stop_reason) if record.stop_reason in reasons else None,
@@ -342,6 +342,9 @@ class ShimRunner:
         """As `WorkerRunner.check_reserve`; asks as the job's user, in a process of its own."""
         try:
             self._check_not_root()
+        except ConfigError as error:  # of its settings: every job would be refused here
+            return f"{NODE_FAULT}: {error}"
+        try:
             directory_name(order.key)
         except ConfigError as error:
             return str(error)

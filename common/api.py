@@ -9,11 +9,17 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated
 
-from msgspec import Meta, field
+from msgspec import Meta
 
-from common.failures import Failure
-from common.messages import AgentReport, CollectorReport, CostReport, Message, Part
-from common.model import JobSpec, JobState, Mode, NodeRole, Pool, Token
+from common.apirows import JobRow as JobRow
+from common.apirows import LoanRow as LoanRow
+from common.apirows import NodeRow as NodeRow
+from common.apirows import ServiceRow as ServiceRow
+from common.apirows import StoryRow as StoryRow
+from common.apirows import TenantRow as TenantRow
+from common.apirows import WorkerRow as WorkerRow
+from common.messages import AgentReport, CollectorReport, CostReport, Message
+from common.model import JobSeconds, JobSpec, Token
 
 SCHEMA_VERSION = 1
 
@@ -97,12 +103,17 @@ class Describe(Message, frozen=True, kw_only=True, tag="describe"):
 
 
 class Operate(Message, frozen=True, kw_only=True, tag="operate"):
-    """A human action: see `coordinator.engine.events.OperatorAction` for the verbs."""
+    """A human action: see `coordinator.engine.events.OperatorAction` for the verbs.
+
+    deadline_s: of a drain: what runs on the node may go on for so long, and is preempted then;
+        None: at once.
+    """
 
     action: str
     target: str = ""
     value: str = ""
     reason: str = ""
+    deadline_s: JobSeconds | None = None
 
 
 class GetStatus(Message, frozen=True, kw_only=True, tag="get_status"):
@@ -132,135 +143,6 @@ class GetLogs(Message, frozen=True, kw_only=True, tag="get_logs"):
     max_bytes: Annotated[int, Meta(ge=1, le=500_000)] = 65_536
 
 
-class WorkerRow(Part, frozen=True, kw_only=True):
-    """One worker of a job."""
-
-    worker_index: int
-    node: str
-    gpus: int
-    is_flexible: bool
-    phase: str
-    stop_reason: str = ""
-
-
-class JobRow(Part, frozen=True, kw_only=True, omit_defaults=False):
-    """One job."""
-
-    job_id: str
-    name: str
-    tenant: str
-    user: str
-    state: JobState
-    attempt: int
-    worker_count: int
-    min_workers: int
-    max_workers: int
-    gpus_per_worker: int
-    gpus: int
-    nodes: tuple[str, ...]
-    submitted_at_s: float
-    started_at_s: float | None
-    finished_at_s: float | None
-    queueing_s: float
-    preemption_count: int
-    step: int | None = None
-    total_steps: int | None = None
-    exit_code: int | None = None
-    error: str = ""
-    failure: Failure | None = None
-    """Why its latest own fault came, as the worker's log says."""
-    waited_s: dict[str, float] = field(default_factory=dict[str, float])
-    """What it has waited for, by kind, under a policy that says so."""
-    blockers: tuple[str, ...] = ()
-
-
-class NodeRow(Part, frozen=True, kw_only=True, omit_defaults=False):
-    """One node."""
-
-    node: str
-    home_pool: Pool
-    role: NodeRole
-    desired_role: NodeRole
-    service: str
-    gpu_type: str
-    gpus: int
-    gpus_held: int
-    gpu_busy_ratio: float | None
-    jobs: tuple[str, ...]
-    is_cordoned: bool
-    is_heard: bool
-    heard_ago_s: float | None
-    rack: str
-    detail: str
-
-
-class ServiceRow(Part, frozen=True, kw_only=True, omit_defaults=False):
-    """One inference service.
-
-    running_requests, waiting_requests: what the servers of its serving nodes say; None: none does.
-    reclaims: those of the loans that are remembered, and how many of them were late.
-    last_reclaim_s: what the last of them took, from the order to serving again, and when it ended.
-    """
-
-    service: str
-    mode: Mode
-    is_recalled: bool
-    nodes: int
-    serving: int
-    on_loan: int
-    coming_home: int
-    load_per_s: float | None
-    capacity_per_node: float
-    min_serving: int
-    reclaim_deadline_s: float
-    return_s: float
-    running_requests: float | None = None
-    waiting_requests: float | None = None
-    reclaims: int = 0
-    reclaims_late: int = 0
-    last_reclaim_s: float | None = None
-    last_returned_at_s: float | None = None
-
-
-class LoanRow(Part, frozen=True, kw_only=True, omit_defaults=False):
-    """One loan.
-
-    begun_at_s: when its node was heard to be on loan; None too where a call home overtook that.
-    reclaim_s: from the order to come home to serving again; None without an order, of a node that
-        is not home yet, and of one that had not stopped its server.
-    """
-
-    lease_id: str
-    node: str
-    service: str
-    state: str
-    decided_at_s: float
-    begun_at_s: float | None
-    reclaim_ordered_at_s: float | None
-    returned_at_s: float | None
-    reclaim_deadline_s: float | None
-    reclaim_s: float | None
-    lapse_s: float | None
-    """From the end of its lease without an order to serving again; None of any other loan."""
-    is_late: bool
-    reason: str
-    reclaim_reason: str
-    predicted_preemptions: int
-    realised_preemptions: int
-    predicted_cost_gpu_s: float
-    realised_cost_gpu_s: float
-
-
-class StoryRow(Part, frozen=True, kw_only=True, omit_defaults=False):
-    """One thing that happened."""
-
-    number: int
-    at_s: float
-    subject: str
-    what: str
-    reason: str
-
-
 class Jobs(Message, frozen=True, kw_only=True, tag="jobs"):
     """Answer to `ListJobs`: a page, where one message does not carry all."""
 
@@ -273,25 +155,6 @@ class Nodes(Message, frozen=True, kw_only=True, tag="nodes"):
 
     rows: tuple[NodeRow, ...]
     has_more: bool = False
-
-
-class TenantRow(Part, frozen=True, kw_only=True, omit_defaults=False):
-    """One tenant with all below it; GPUs whatever their type.
-
-    borrowed_gpus: what it uses beyond its guarantee. waiting_gpus: base demand of its jobs that
-        wait. fair_share_gpus: what guarantees, and then weights, give it of what is there.
-    """
-
-    tenant: str
-    parent: str
-    weight: float
-    guarantee_gpus: int
-    used_gpus: int
-    borrowed_gpus: int
-    borrow_limit_gpus: int | None
-    lend_limit_gpus: int | None
-    waiting_gpus: int
-    fair_share_gpus: float
 
 
 class Tenants(Message, frozen=True, kw_only=True, tag="tenants"):

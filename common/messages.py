@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from common.errors import ProtocolError
 from common.failures import Failure
@@ -181,6 +181,7 @@ class NodeReport(Message, frozen=True, kw_only=True, tag="node_report"):
     node: Token
     boot_id: str
     sequence: Ordinal
+    """Milliseconds of its boot clock, or one more than that of the report before."""
     home_pool: Pool
     role: NodeRole
     epoch: Ordinal
@@ -189,6 +190,8 @@ class NodeReport(Message, frozen=True, kw_only=True, tag="node_report"):
     """Generation of the desired state that this agent acts on."""
     service: Token | None = None
     rack: str = ""
+    instance: Token | None = None
+    """This start of the agent: another one each time. None: an agent of an older version."""
     lease: Lease | None = None
     lease_remaining_s: float | None = None
     gpus: tuple[GpuReport, ...] = ()
@@ -263,7 +266,11 @@ class DesiredState(Message, frozen=True, kw_only=True, tag="desired"):
     generation: Ordinal
     role: NodeRole
     """TRAINING, SERVING, ON_LOAN or QUARANTINED; the node goes there by its life cycle."""
+    instance: Token | UnsetType = UNSET
+    """The agent that is meant, as its report says; another one of this name does not answer."""
     lease: Lease | None = None
+    validation: Ordinal | UnsetType = UNSET
+    """To a node in quarantine: check now whether it may leave; one that it obeyed says no more."""
     reclaim_in_s: NonNegativeFloat | None = None
     """Time left, when this was sent, until the node must be serving again."""
     workers: tuple[WorkerOrder, ...] = ()
@@ -304,6 +311,8 @@ class LedgerRequest(Message, frozen=True, kw_only=True, tag="ledger"):
     """The coordinator asks what a node holds in full, to rebuild lost state."""
 
     node: Token
+    instance: Token | UnsetType = UNSET
+    """As in `desired`."""
 
 
 class LedgerReply(Message, frozen=True, kw_only=True, tag="ledger_reply"):

@@ -32,6 +32,13 @@ class ApiRefused(ArylError):  # noqa: N818 - an answer, not a mistake of ours
         self.error = error
 
 
+class ApiAway(ApiRefused, Unavailable):
+    """A coordinator said that it cannot answer now, such as one that is stopping.
+
+    To whoever waits for one it is as if none had answered.
+    """
+
+
 class Client:
     """Speaks for one person: the subject says who.
 
@@ -61,7 +68,7 @@ class Client:
 
         Raises:
             ApiRefused: the coordinator refused it; nothing changed.
-            Unavailable: no coordinator answers.
+            Unavailable: no coordinator answers, or one that cannot do it now (`ApiAway`).
             ProtocolError: the answer does not fit this version.
         """
         answer = await self._ask(request, kind)
@@ -88,7 +95,8 @@ class Client:
             ) from error
         refused = _refusal(answer)
         if refused is not None:
-            raise ApiRefused(refused)
+            is_away = refused.code == ApiErrorCode.UNAVAILABLE
+            raise ApiAway(refused) if is_away else ApiRefused(refused)
         return decode(answer, kind)
 
 

@@ -43,6 +43,10 @@ class FakeClock:
         """Virtual Unix time."""
         return self._now_s + self._offset_s
 
+    def step_wall(self, delta_s: float) -> None:
+        """Somebody sets the wall clock, or a time server does; the boot clock is as it was."""
+        self._offset_s += delta_s
+
     async def sleep(self, delay_s: float) -> None:
         """Return when virtual time has passed."""
         if delay_s <= 0:

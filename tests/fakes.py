@@ -213,13 +213,22 @@ class Foreign(bytes):
     """A message on the journal's subject that no coordinator wrote."""
 
 
+class Dropped(bytes):
+    """What stands at the place of a record that was dropped."""
+
+
 class MemoryJournal:
-    """`JournalPort` on a list; journals on one list fence each other."""
+    """`JournalPort` on a list; journals on one list fence each other.
+
+    Each record counts as written a second after the one before.
+    """
 
     def __init__(self, records: list[bytes] | None = None) -> None:
         self.records = records if records is not None else []
         self.is_down = False
         """While set, every call is `Unavailable`."""
+        self.cannot_shorten = False
+        """While set, that call is `Unavailable`."""
         self.faults = FakeFaults()
         self._last_sequence = 0
         self._foreign: set[int] = set()
@@ -228,6 +237,11 @@ class MemoryJournal:
     def identity(self) -> str:
         """Which list it is."""
         return f"list-{id(self.records)}"
+
+    @property
+    def first_sequence(self) -> int:
+        """Sequence of the first record that is still there."""
+        return 1 + sum(isinstance(record, Dropped) for record in self.records)
 
     @property
     def last_sequence(self) -> int:
@@ -267,11 +281,20 @@ class MemoryJournal:
     async def read(self, from_sequence: int) -> AsyncIterator[tuple[int, bytes]]:
         """Records from a sequence on, to the end as it is now."""
         self._check()
-        for sequence in range(max(1, from_sequence), len(self.records) + 1):
+        for sequence in range(max(self.first_sequence, from_sequence), len(self.records) + 1):
             if isinstance(self.records[sequence - 1], Foreign):
                 self._foreign.add(sequence)
             else:
                 yield sequence, self.records[sequence - 1]
+
+    async def shorten(self, up_to: int, *, kept_s: float) -> None:
+        """Drop records up to a sequence that are more than `kept_s` older than the last."""
+        self._check()
+        if self.cannot_shorten:
+            raise Unavailable("journal: no answer")
+        for sequence in range(1, min(up_to + 1, self._last_sequence)):
+            if self._last_sequence - sequence > kept_s:
+                self.records[sequence - 1] = Dropped()
 
     def _check(self) -> None:
         if self.is_down:

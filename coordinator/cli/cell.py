@@ -94,7 +94,8 @@ def status(
 
 def glance(found: Status) -> list[tuple[str, str]]:
     """The cell in a few lines of name and value."""
-    frozen = "; FROZEN, decides nothing (aryl freeze --off)" if found.is_frozen else ""
+    only = "decides only what services get back"
+    frozen = f"; FROZEN, {only} (aryl freeze --off)" if found.is_frozen else ""
     return [
         ("cell", f"{found.cell}, up {render.duration(found.up_s)}, epoch {found.epoch}"),
         ("policy", f"{found.policy}{frozen}"),
@@ -170,7 +171,11 @@ def freeze(
     reason: ReasonOption = "",
     output: OutputOption = Format.TABLE,
 ) -> None:
-    """Stop all decisions; jobs go on, leases still end by themselves, a recall still works."""
+    """Stop all decisions but one: services still get back the nodes that their load needs.
+
+    Nothing is started, resized or lent. Jobs go on, leases are renewed, and what an operator orders
+    is done: a recall, a revoke, a drain.
+    """
     action = OperatorAction.THAW if off else OperatorAction.FREEZE
     order(session(ctx), action, reason=reason, output=output)
 

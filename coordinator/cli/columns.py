@@ -87,8 +87,11 @@ def nodes_of_service() -> list[Column[NodeRow]]:
 
 
 def role(row: NodeRow) -> str:
-    """The role, and whether new work stays away."""
-    return f"{row.role} (cordoned)" if row.is_cordoned else str(row.role)
+    """The role, whether new work stays away, and whether what runs has to leave or has left."""
+    if not row.is_cordoned:
+        return str(row.role)
+    drained = "draining" if row.jobs else "drained"
+    return f"{row.role} ({drained if row.is_draining else 'cordoned'})"
 
 
 def heard(row: NodeRow) -> str:

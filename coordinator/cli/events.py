@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from common.api import Events, GetEvents, StoryRow
-from common.errors import Unavailable
 from coordinator.cli import columns
 from coordinator.cli.complete import complete_subjects
 from coordinator.cli.output import (
@@ -22,6 +21,7 @@ from coordinator.cli.output import (
     put_json,
     put_rows,
 )
+from coordinator.cli.patience import Patience
 from coordinator.cli.session import Session, say, session
 from coordinator.client import Client
 
@@ -79,18 +79,10 @@ def _put(here: Session, show: Show, rows: Sequence[StoryRow]) -> None:
 
 async def _follow(here: Session, show: Show, client: Client, request: GetEvents) -> None:
     """Ask for what came after the last number, for ever; a coordinator that is away is awaited."""
-    is_first, is_away = True, False
+    is_first, patience = True, Patience()
     while True:
-        try:
-            found = await client.ask(request, Events)
-        except Unavailable as error:
-            if is_first:
-                raise
-            if not is_away:
-                say(f"waiting for the coordinator ({error})")
-            is_away = True
-        else:
-            is_away = False
+        found = await patience.answer(client.ask(request, Events))
+        if found is not None:
             if show.form == Format.JSON:
                 for row in found.rows:
                     put_json({"event": fields(row)})

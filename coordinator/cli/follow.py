@@ -1,4 +1,4 @@
-"""Watching a job until something happens: its end, or more of its log. Must not print data twice.
+"""Watching a job or a node: its end, or more of a log. Must not print data twice.
 
 Everything here asks again and again; a coordinator that is away for a while is waited for, since
 the job it runs goes on without it.
@@ -12,9 +12,9 @@ import msgspec
 
 from common.api import ApiErrorCode, Describe, Description, GetLogs, JobRow, Logs
 from common.clock import Clock
-from common.errors import Unavailable
 from common.model import FINAL_JOB_STATES, JobState
 from coordinator.cli import columns, render
+from coordinator.cli.patience import Patience
 from coordinator.cli.session import EXIT_ERROR, say
 from coordinator.client import ApiRefused, Client
 
@@ -28,16 +28,10 @@ async def until_ended(client: Client, clock: Clock, job_id: str) -> JobRow:
         ApiRefused: there is no such job.
     """
     state: JobState | None = None
-    is_away = False
+    patience = Patience(is_first_awaited=True)
     while True:
-        try:
-            row = await _row(client, job_id)
-        except Unavailable as error:
-            if not is_away:
-                say(f"waiting for the coordinator ({error})")
-            is_away = True
-        else:
-            is_away = False
+        row = await patience.answer(_row(client, job_id))
+        if row is not None:
             if row.state != state:
                 why = columns.why(row) if row.state in FINAL_JOB_STATES else ""
                 say(f"job {row.job_id} is {row.state}" + (f": {render.plain(why)}" if why else ""))
@@ -60,6 +54,29 @@ def exit_code_of(row: JobRow) -> int:
     return 128 - row.exit_code if row.exit_code < 0 else row.exit_code
 
 
+async def until_vacated(client: Client, clock: Clock, node: str) -> bool:
+    """Wait until no job has anything on a node that is drained; False when the drain was ended.
+
+    Who is still there is said on stderr whenever that changes.
+
+    Raises:
+        ApiRefused: there is no such node.
+    """
+    patience, told = Patience(is_first_awaited=True), ""
+    while True:
+        found = await patience.answer(client.ask(Describe(kind="node", name=node), Description))
+        if found is not None:
+            row = found.node
+            assert row is not None, "a node's description has its row"
+            if not row.is_draining or not row.jobs:
+                return row.is_draining
+            still = f"node {node} is {columns.role(row)}, with {', '.join(row.jobs)}"
+            if still != told:
+                say(still)
+            told = still
+        await clock.sleep(POLL_S)
+
+
 async def follow_logs(
     client: Client,
     clock: Clock,
@@ -69,45 +86,71 @@ async def follow_logs(
 ) -> None:
     """Show a worker's log as it grows, until the job ends.
 
-    A worker that is not there yet, or not now (its job waits or restarts), is waited for. Of an
-    attempt that was asked for by number, until another one begins.
+    A worker that is not there yet, or not now (its job waits or restarts), is waited for, and so
+    is a node or a coordinator that does not answer while the job goes on. Of an attempt that was
+    asked for by number, until another one begins.
 
     Args:
         show: told what is new each time, with whose it is.
 
     Raises:
-        ApiRefused: there is no such job.
+        ApiRefused: there is no such job, or no log of one that ended.
+        Unavailable: no coordinator answers from the start, or no node has the log of a job that
+            ended.
     """
-    shown = ""
-    of_worker: tuple[str, int, int] | None = None
+    told = _Told(show)
     is_told = False
+    patience, for_log = Patience(), Patience(whom="the log", is_first_awaited=True)
     while True:
-        row = await _row(client, request.job_id)
+        row = await patience.answer(_row(client, request.job_id))
+        if row is None:
+            await clock.sleep(POLL_S)
+            continue
         # By its id from now on: its name may pass to another one.
         request = msgspec.structs.replace(request, job_id=row.job_id)
         has_ended = row.state in FINAL_JOB_STATES or row.attempt > (request.attempt or row.attempt)
+        asked = client.ask(request, Logs)
         try:
-            answer = await client.ask(request, Logs)
+            # A log that grows no more may lie on a node that is never heard again.
+            answer = await (asked if has_ended else for_log.answer(asked))
         except ApiRefused as refused:
             if refused.error.code != ApiErrorCode.NOT_FOUND:
                 raise
-            if has_ended and of_worker is None:
+            if has_ended and told.of_worker is None:
                 raise
-            if of_worker is None and not is_told:
+            if told.of_worker is None and not is_told:
                 is_told = True
                 say(f"waiting: {refused.error.message}")
         else:
-            worker = (answer.node, answer.attempt, answer.worker_index)
-            if worker != of_worker:
-                shown, of_worker = "", worker
-                say(f"worker {answer.worker_index} on {answer.node}:")
-            more = _more(shown, answer.text)
-            if more:
-                show(msgspec.structs.replace(answer, text=more))
-            shown = answer.text
+            if answer is not None:
+                told.take(answer)
         if has_ended:
             return
         await clock.sleep(POLL_S)
+
+
+class _Told:
+    """What was shown of a log so far.
+
+    Args:
+        show: told what is new.
+    """
+
+    def __init__(self, show: Callable[[Logs], None]) -> None:
+        self.of_worker: tuple[str, int, int] | None = None
+        self._show = show
+        self._text = ""
+
+    def take(self, answer: Logs) -> None:
+        """Show what the log has more than before; that of another worker, or attempt, is new."""
+        worker = (answer.node, answer.attempt, answer.worker_index)
+        if worker != self.of_worker:
+            self._text, self.of_worker = "", worker
+            say(f"worker {answer.worker_index} on {answer.node}:")
+        more = _more(self._text, answer.text)
+        if more:
+            self._show(msgspec.structs.replace(answer, text=more))
+        self._text = answer.text
 
 
 def _more(shown: str, text: str) -> str:

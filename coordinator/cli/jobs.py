@@ -26,6 +26,7 @@ from coordinator.cli.output import (
     put_json,
     put_rows,
 )
+from coordinator.cli.patience import Patience
 from coordinator.cli.session import Session, is_timeout, say, session
 from coordinator.cli.shared import add_describe, add_explain
 from coordinator.cli.submit import SubmitFlags, job_spec
@@ -195,12 +196,15 @@ def list_(
     show = Show(output=output, has_headings=not no_headers, is_quiet=quiet)
 
     async def work(client: Client) -> None:
+        patience = Patience()
         while True:
-            rows = (await client.ask(ListJobs(is_live_only=not is_all), Jobs)).rows
-            if watch:
-                here.out.clear()
-            table = columns.jobs(here.clock.wall_s())
-            put_rows(here, show, "jobs", rows, table, lambda row: row.job_id)
+            request = ListJobs(is_live_only=not is_all)
+            found = await patience.answer(client.ask(request, Jobs))
+            if found is not None:
+                if watch:
+                    here.out.clear()
+                table = columns.jobs(here.clock.wall_s())
+                put_rows(here, show, "jobs", found.rows, table, lambda row: row.job_id)
             if not watch:
                 return
             await here.clock.sleep(WATCH_PERIOD_S)

@@ -7,11 +7,12 @@ started, so nothing has to be stopped. Must import nothing itself that takes tim
 from __future__ import annotations
 
 from coordinator.cli.interrupt import leaving_at_once
+from coordinator.service.extras import needing_extras
 
 
 def main() -> None:
     """Entry point."""
-    with leaving_at_once():
+    with leaving_at_once(), needing_extras("aryl"):
         from coordinator.cli.app import app
     app(prog_name="aryl")
 

@@ -9,10 +9,13 @@ import typer
 from common.api import ApiErrorCode, Describe, Description, ListNodes, Nodes
 from coordinator.cli import columns
 from coordinator.cli.complete import complete_nodes
+from coordinator.cli.follow import until_vacated
 from coordinator.cli.operate import ReasonOption, YesOption, order_against_jobs
 from coordinator.cli.output import Format, OutputOption
-from coordinator.cli.session import say, session
+from coordinator.cli.render import duration
+from coordinator.cli.session import EXIT_ERROR, say, session
 from coordinator.cli.shared import add_describe, add_explain, add_list, add_order
+from coordinator.cli.submit import deadline_s
 from coordinator.client import ApiRefused, Client
 from coordinator.engine.events import OperatorAction
 
@@ -47,7 +50,7 @@ add_order(
     "uncordon",
     OperatorAction.UNCORDON,
     NodeArgument,
-    about="A node may be used again; ends a drain and a quarantine too.",
+    about="A node may be used again; ends a drain, and a quarantine once nothing is amiss.",
 )
 
 
@@ -55,14 +58,38 @@ add_order(
 def drain(
     ctx: typer.Context,
     node: NodeArgument,
+    deadline: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="What runs there may go on for so long, such as 30m."),
+    ] = None,
     reason: ReasonOption = "",
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Return when no job has anything there any more.")
+    ] = False,
     yes: YesOption = False,
     output: OutputOption = Format.TABLE,
 ) -> None:
-    """Cordon a node and stop its workers, with their grace; preempted jobs queue again."""
-    _against_jobs(
-        ctx, OperatorAction.DRAIN, node, f"draining {node}", reason=reason, yes=yes, output=output
+    """Cordon a node and stop its workers, with their grace; preempted jobs queue again.
+
+    With --deadline only flexible workers leave at once, and what has not ended by then is
+    preempted. An order that comes later takes the place of an earlier one.
+    """
+    limit_s = deadline_s(deadline)
+    within = "" if limit_s is None else f" within {duration(limit_s)}"
+    name = _against_jobs(
+        ctx,
+        OperatorAction.DRAIN,
+        node,
+        f"draining {node}{within}",
+        reason=reason,
+        yes=yes,
+        output=output,
+        limit_s=limit_s,
     )
+    here = session(ctx)
+    if wait and not here.run(lambda client: until_vacated(client, here.clock, name)):
+        say(f"node {name} is not drained any more: somebody ended that")
+        raise typer.Exit(EXIT_ERROR)
 
 
 @app.command("confirm-dead")
@@ -97,7 +124,8 @@ def _against_jobs(
     reason: str,
     yes: bool,
     output: Format,
-) -> None:
+    limit_s: float | None = None,
+) -> str:
     async def find(client: Client) -> tuple[str, set[str]]:
         try:
             found = await client.ask(Describe(kind="node", name=node), Description)
@@ -110,6 +138,13 @@ def _against_jobs(
             raise
         return found.name, {found.name}
 
-    order_against_jobs(
-        session(ctx), action, find=find, what=what, reason=reason, is_yes=yes, output=output
+    return order_against_jobs(
+        session(ctx),
+        action,
+        find=find,
+        what=what,
+        reason=reason,
+        is_yes=yes,
+        output=output,
+        deadline_s=limit_s,
     )

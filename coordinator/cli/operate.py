@@ -59,12 +59,14 @@ def order_against_jobs(
     reason: str,
     is_yes: bool,
     output: Format,
-) -> None:
-    """Show which jobs an order hits, ask, then give it.
+    deadline_s: float | None = None,
+) -> str:
+    """Show which jobs an order hits, ask, then give it; returns its target.
 
     Args:
         find: the order's target, and the nodes that it takes from jobs.
         what: the order in words, as a question needs it.
+        deadline_s: how long the jobs may go on; None: not at all.
 
     Raises:
         ConfigError: nobody can be asked and `is_yes` is not set; nothing was sent.
@@ -78,11 +80,13 @@ def order_against_jobs(
         return target
 
     async def act(client: Client) -> Done:
-        return await client.ask(Operate(action=action, target=target, reason=reason), Done)
+        request = Operate(action=action, target=target, reason=reason, deadline_s=deadline_s)
+        return await client.ask(request, Done)
 
     target = session.run(look)
     confirm(session, what, is_yes=is_yes)
     done(session.run(act), output)
+    return target
 
 
 def show_hits(found: list[Hit], what: str) -> None:

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from common.errors import ConfigError
 from common.jobspec import parse
-from common.model import JobSpec
+from common.model import MAX_JOB_S, JobSpec
 from coordinator.cli import job_file
 from coordinator.cli.job_file import FileKind
 
@@ -99,6 +99,18 @@ def seconds(text: str, *, flag: str) -> float:
     if found is None:
         raise ConfigError(f"--{flag}: {text!r}, expected seconds, or a number with s, m, h or d")
     return float(found[1]) * _UNITS_S[found[2]]
+
+
+def deadline_s(text: str | None) -> float | None:
+    """What `--deadline` of an order says, in seconds; ConfigError names the flag."""
+    if text is None:
+        return None
+    found_s = seconds(text, flag="deadline")
+    if not 0 < found_s <= MAX_JOB_S:
+        raise ConfigError(
+            f"--deadline: {text!r}, expected more than 0 and at most {MAX_JOB_S:g} seconds"
+        )
+    return found_s
 
 
 def worker_range(text: str) -> dict[str, int]:

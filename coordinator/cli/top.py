@@ -33,8 +33,9 @@ from common.model import JobState
 from coordinator.cli import columns, render
 from coordinator.cli.cell import glance
 from coordinator.cli.output import Format, OutputOption, fields, put, put_json
+from coordinator.cli.patience import Patience
 from coordinator.cli.render import STYLES, Column
-from coordinator.cli.session import Session, say, session
+from coordinator.cli.session import Session, session
 from coordinator.client import Client
 
 REFRESH_S = 1.0
@@ -96,18 +97,10 @@ async def look(client: Client, now_s: float) -> View:
 
 async def _frames(here: Session, client: Client, *, is_one: bool) -> None:
     """Frames for programs until the end; a coordinator that went away is waited for."""
-    is_first, is_away = True, False
+    patience = Patience()
     while True:
-        try:
-            view = await look(client, here.clock.wall_s())
-        except Unavailable as error:
-            if is_first:
-                raise
-            if not is_away:
-                say(f"waiting for the coordinator ({error})")
-            is_away = True
-        else:
-            is_first = is_away = False
+        view = await patience.answer(look(client, here.clock.wall_s()))
+        if view is not None:
             put_json(
                 {
                     "at_s": view.now_s,

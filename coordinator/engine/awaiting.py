@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from common.model import NodeName, NodeRole, StopReason
-from coordinator.engine import jobs, loans
+from common.model import NodeName, NodeRole
+from coordinator.engine import loans
 from coordinator.engine.context import Context
 from coordinator.engine.loan_entries import Awaited
 from coordinator.engine.state import ClusterState, NodeEntry
@@ -31,9 +31,7 @@ def begin(ctx: Context, decision: Reclaim) -> str:
         decision=decision, began_at_s=ctx.now_s, until_s=ctx.now_s + decision.wait_s
     )
     ctx.changed_nodes[node.name] = None
-    for job, worker in loans.workers_on(ctx, node):
-        if worker.is_flexible and worker.stop is None and job.after_vacating is None:
-            jobs.stop_workers(ctx, job, StopReason.RELEASE, only=(worker.key.worker_index,))
+    loans.release_flexible(ctx, node)
     ctx.tell(node.name, f"waits for its jobs, up to {decision.wait_s:.0f} s", decision.reason)
     return ""
 

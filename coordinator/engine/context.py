@@ -109,7 +109,7 @@ def free_slots(ctx: Context, node: NodeEntry) -> list[GpuSlot]:
     last: WorkerKey | None = None
     last_leaves, healthy = False, GpuHealth.OK
     for slot in node.gpus:
-        if slot.nominee is not None or slot.health != healthy:
+        if slot.nominee is not None or slot.health != healthy or slot.is_gone:
             continue
         if slot.holder is None:
             free.append(slot)
@@ -119,6 +119,12 @@ def free_slots(ctx: Context, node: NodeEntry) -> list[GpuSlot]:
         if last_leaves and all(is_leaving(ctx, guest) for guest in slot.guests):
             vacated.append(slot)
     return free + vacated
+
+
+def sick_slots(node: NodeEntry) -> list[GpuSlot]:
+    """GPUs of a node that are not well, or that it does not report any more."""
+    healthy = GpuHealth.OK
+    return [slot for slot in node.gpus if slot.health != healthy or slot.is_gone]
 
 
 def hold_gpus(
@@ -173,5 +179,6 @@ def release_gpus(ctx: Context, node_name: NodeName, key: WorkerKey) -> None:
             slot.holder = slot.guests.pop(0)
         elif slot.holder == key:
             slot.holder, slot.nominee = slot.nominee, None
+    node.gpus = [slot for slot in node.gpus if slot.holder is not None or not slot.is_gone]
     ctx.changed_nodes[node_name] = None
     ctx.needs_pass = True

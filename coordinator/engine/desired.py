@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 
 from common.messages import DesiredState, OrderPhase, StopOrder, WorkerOrder
-from common.model import GpuUuid, JobId, JobState, NodeName, StopReason
+from common.model import GpuUuid, JobId, JobState, NodeName, NodeRole, StopReason
 from coordinator.engine import loans, rebuilding
 from coordinator.engine.context import Context
 from coordinator.engine.state import JobEntry, NodeEntry, WorkerEntry
@@ -80,11 +80,18 @@ def desired_state(ctx: Context, node: NodeEntry, orders: Orders) -> DesiredState
         generation=node.generation,
         role=node.desired_role,
         lease=node.lease,
+        validation=_validation(node),
         reclaim_in_s=reclaim_in_s,
         workers=orders.of(placed, _shared(ctx, node)),
         stops=tuple(stops),
         acknowledged=tuple(node.acknowledged),
     )
+
+
+def _validation(node: NodeEntry) -> int | UnsetType:
+    """Only where it says something: agents of an older version refuse it."""
+    is_meant = node.role == NodeRole.QUARANTINED and node.validation > 0
+    return node.validation if is_meant else UNSET
 
 
 def _shared(ctx: Context, node: NodeEntry) -> frozenset[GpuUuid]:

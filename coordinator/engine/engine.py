@@ -15,6 +15,8 @@ from common.model import JobId, NodeName, ServiceName
 from coordinator.engine import (
     accounting,
     awaiting,
+    belonging,
+    draining,
     invariants,
     jobs,
     ledgers,
@@ -22,6 +24,7 @@ from coordinator.engine import (
     nodes,
     operator,
     progress,
+    refusals,
     retrying,
     sharing,
     silence,
@@ -86,6 +89,7 @@ class Engine:
                 self.state.services[name] = entry
             elif entry.configured_mode != service.mode:
                 entry.mode = entry.configured_mode = service.mode
+            entry.reclaim_deadline_s = service.reclaim_deadline_s
 
     def handle(self, event: Event, *, now_s: float) -> Outcome:
         """Take one fact; return what to order and what was decided.
@@ -99,6 +103,10 @@ class Engine:
         self._dispatch(ctx, event)
         if self.state.awaited:
             awaiting.settle(ctx)
+        if self.state.drains:
+            draining.settle(ctx)
+        if self.state.closed_until_s:
+            refusals.settle(ctx)
         if self.state.migrating_jobs:
             migrating.settle(ctx)
         if self.state.shared_nodes or self.state.suspended_jobs:
@@ -125,9 +133,10 @@ class Engine:
         policy_s = self._policy_wake_at_s
         if policy_s is not None and (wake_at_s is None or policy_s < wake_at_s):
             wake_at_s = policy_s
-        awaited_s = awaiting.next_s(self.state) if self.state.awaited else None
-        if awaited_s is not None and (wake_at_s is None or awaited_s < wake_at_s):
-            wake_at_s = awaited_s
+        if self.state.awaited or self.state.drains or self.state.closed_until_s:
+            each = (awaiting.next_s, draining.next_s, refusals.next_s)
+            ends_s = (wake_at_s, *(next_s(self.state) for next_s in each))
+            wake_at_s = min(end_s for end_s in ends_s if end_s is not None)
         return wake_at_s
 
     def _dispatch(self, ctx: Context, event: Event) -> None:  # noqa: C901 - one flat table
@@ -168,6 +177,7 @@ class Engine:
                 node.silent_since_s = ctx.now_s
         self._views.forget(self.state)
         ctx.tell("cell", f"epoch {self.state.epoch}", f"{event.holder} leads")
+        belonging.leader_started(ctx)
 
     def _load_measured(self, ctx: Context, event: LoadMeasured) -> None:
         service = self.state.services.get(event.service)
@@ -290,19 +300,25 @@ class Engine:
             }
         return self._holds
 
-    def check(self) -> list[str]:
-        """Broken invariants, as sentences; empty when all is well. Tests call it often."""
+    def check(self, *, are_copies_too: bool = True) -> list[str]:
+        """Broken invariants, as sentences; empty when all is well. Tests call it often.
+
+        are_copies_too: whether also what is kept beside the state (tally, views, orders) is what it
+            would be if it were made anew, which takes several times as long.
+        """
         ctx = Context(self.state, self.settings, self.state.now_s)
-        fresh = view.Views(self.state).snapshot(ctx)
-        return [
+        faults = [
             *invariants.gpu_faults(self.state),
+            *invariants.lease_faults(ctx),
             *invariants.job_faults(self.state),
             *invariants.store_faults(self.state),
             *invariants.sharing_faults(ctx),
-            *invariants.tally_faults(self._tally, accounting.GpuTally(self.state)),
-            *invariants.view_faults(self._views.snapshot(ctx), fresh),
-            *invariants.order_faults(ctx, self._orders),
         ]
+        if are_copies_too:
+            faults += invariants.tally_faults(self._tally, accounting.GpuTally(self.state))
+            faults += invariants.view_faults(self._views.snapshot(ctx), *view.made_anew(ctx))
+            faults += invariants.order_faults(ctx, self._orders)
+        return faults
 
     def encode_state(self) -> bytes:
         """The whole state as one blob, for a snapshot."""

@@ -108,6 +108,8 @@ class NodeReported(Fact, frozen=True, kw_only=True, tag="node_reported"):
     detail: str = ""
     is_server_down: bool = False
     ledger_error: str = ""
+    rival: str = ""
+    """That another agent reports as this node and is not heard, in words."""
     stage_durations_s: dict[str, float] = {}
 
 
@@ -167,13 +169,17 @@ class OperatorAction(StrEnum):
 
 
 class OperatorAsked(Fact, frozen=True, kw_only=True, tag="operator_asked"):
-    """A human action; `target` is a node, a service or empty for the whole cell."""
+    """A human action; `target` is a node, a service or empty for the whole cell.
+
+    deadline_s: of a drain, how long what runs there may go on; None: not at all.
+    """
 
     action: OperatorAction
     by: str
     target: str = ""
     value: str = ""
     reason: str = ""
+    deadline_s: float | None = None
 
 
 class PassDue(Fact, frozen=True, kw_only=True, tag="pass_due"):

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import isclose
 
 from msgspec import structs
 
 from common.messages import OrderPhase
-from common.model import FINAL_JOB_STATES, JobState, NodeName, WorkerKey
-from coordinator.engine import estimates, sharing
+from common.model import FINAL_JOB_STATES, JobState, NodeName, NodeRole, Pool, WorkerKey
+from coordinator.engine import belonging, estimates, sharing
 from coordinator.engine.accounting import GpuTally
 from coordinator.engine.context import Context
 from coordinator.engine.desired import Orders, desired_state
-from coordinator.engine.state import ClusterState
+from coordinator.engine.loan_entries import LoanEntry
+from coordinator.engine.state import ClusterState, NodeEntry
 from coordinator.policies.index import index_of
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
 
 TOLERANCE = 1e-6
 
@@ -38,6 +40,8 @@ def gpu_faults(state: ClusterState) -> list[str]:
             if claimants != holders and sorted(claimants) != sorted(holders):
                 claim, hold = (sorted(map(str, keys)) for keys in (claimants, holders))
                 faults.append(f"GPU {slot.uuid}: {claim} claim, {hold} hold it")
+            if slot.is_gone and slot.holder is None:
+                faults.append(f"GPU {slot.uuid} is gone from {node.name} and kept for nobody")
     return faults
 
 
@@ -96,6 +100,33 @@ def _overcharges(state: ClusterState) -> list[str]:
     ]
 
 
+def lease_faults(ctx: Context) -> list[str]:
+    """A node is wanted where it belongs, or on loan under one open loan of a service that the cell
+    knows; nobody else has a loan that is not over."""
+    faults: list[str] = []
+    for node in ctx.state.nodes.values():
+        if node.lease is None:
+            if node.desired_role not in (node.home_role, NodeRole.QUARANTINED):
+                faults.append(f"{node.name} is wanted {node.desired_role} without a lease")
+            continue
+        loan = ctx.state.loans.get(node.lease.lease_id)
+        if loan is None or loan.returned_at_s is not None or node.last_lease_id != loan.lease_id:
+            faults.append(f"{node.name} has lease {node.lease.lease_id} without an open loan")
+        if node.desired_role != NodeRole.ON_LOAN or node.home_pool != Pool.INFERENCE:
+            faults.append(f"{node.name} of {node.home_pool} has a lease: {node.desired_role}")
+        if not node.is_awaited and (why := belonging.estranged(ctx, node)):
+            faults.append(f"{node.name} is lent on: {why}")
+    for loan in ctx.state.loans.values():
+        node_of = ctx.state.nodes.get(loan.node)
+        if loan.returned_at_s is None and (node_of is None or not _is_of(loan, node_of)):
+            faults.append(f"loan {loan.lease_id} of {loan.node} is open, and nothing will end it")
+    return faults
+
+
+def _is_of(loan: LoanEntry, node: NodeEntry) -> bool:
+    return node.last_lease_id == loan.lease_id
+
+
 def job_faults(state: ClusterState) -> list[str]:
     """Ended and waiting jobs hold nothing and have nothing at stake that is not booked, and nobody
     runs before its gang is ready."""
@@ -136,19 +167,21 @@ def tally_faults(kept: GpuTally, fresh: GpuTally) -> list[str]:
     return []
 
 
-def view_faults(kept: ClusterSnapshot, fresh: ClusterSnapshot) -> list[str]:
+def view_faults(
+    kept: ClusterSnapshot, nodes: Sequence[NodeView], jobs: Sequence[JobView]
+) -> list[str]:
     """Views that snapshots share are what they would be if they were made anew now."""
-    if len(kept.nodes) != len(fresh.nodes) or len(kept.jobs) != len(fresh.jobs):
+    if len(kept.nodes) != len(nodes) or len(kept.jobs) != len(jobs):
         return ["a view is missing, or one too many is kept"]
     faults = [
         f"stale view of {old.name}: {old}, now {new}"
-        for old, new in zip(kept.nodes, fresh.nodes, strict=True)
+        for old, new in zip(kept.nodes, nodes, strict=True)
         if old != new
     ]
     faults += [
         f"stale view of {old.job_id}: {old}, now {new}"
-        for old, new in zip(kept.jobs, fresh.jobs, strict=True)
-        if not _is_alike(old, new, fresh.now_s)
+        for old, new in zip(kept.jobs, jobs, strict=True)
+        if not _is_alike(old, new, kept.now_s)
     ]
     if kept.index != index_of(kept.nodes, kept.jobs):
         faults.append("the index is not that of the snapshot")

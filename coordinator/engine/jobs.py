@@ -75,6 +75,8 @@ def cancel(ctx: Context, event: JobCancelRequested) -> None:
     if job is None or job.state in FINAL_JOB_STATES:
         return
     job.after_vacating = AfterVacating.CANCEL
+    job.cancelled_by = job.cancelled_by or event.by
+    ctx.changed_jobs[job.job_id] = None
     if job.workers:
         stop_workers(ctx, job, StopReason.CANCEL)
         ctx.tell(job.job_id, "cancelling", f"asked by {event.by}")
@@ -125,7 +127,7 @@ def stop_workers(
     for index, worker in job.workers.items():
         if worker.stop is not None or (only is not None and index not in only):
             continue
-        worker.stop = reason
+        worker.stop, worker.stop_ordered_at_s = reason, ctx.now_s
         worker.stop_grace_s = job.spec.checkpoint.grace_s
         ctx.touch(worker.node)
     for worker in job.workers.values():
@@ -305,6 +307,7 @@ def _fault(ctx: Context, job: JobEntry, node: NodeName, ending: Ending) -> None:
     job.exit_code, job.error = ending.exit_code, ending.error
     if ending.is_node_fault:
         job.node_fault_count += 1
+        retrying.node_fault(ctx, job, node)
         may_retry = True
     else:
         may_retry = retrying.own_fault(ctx, job, node, ending)
@@ -349,7 +352,7 @@ def requeue_if_vacated(ctx: Context, job: JobEntry) -> None:
     elif after == AfterVacating.FAIL:
         end(ctx, job, JobEvent.FAIL, job.error or f"exit code {job.exit_code}")
     elif after == AfterVacating.CANCEL:
-        end(ctx, job, JobEvent.CANCEL)
+        end(ctx, job, JobEvent.CANCEL, f"asked by {job.cancelled_by}" if job.cancelled_by else "")
     else:
         _requeue(ctx, job)
 

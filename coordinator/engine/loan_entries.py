@@ -27,6 +27,8 @@ class LoanEntry(Struct, kw_only=True):
     reclaim_deadline_s: float | None = None
     reclaim_reason: str = ""
     returned_at_s: float | None = None
+    ended_reason: str = ""
+    """Why it is over although its node did not come back to the service that had lent it."""
     is_lapsed: bool = False
     """It ended by its own TTL, without an order."""
     lapsed_at_s: float | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common.model import Lease, LeaseId, NodeRole, StopReason
 from coordinator.engine import jobs, pruning
-from coordinator.engine.context import Context, keys_on
+from coordinator.engine.context import Context, keys_on, sick_slots
 from coordinator.engine.events import NodeReported
 from coordinator.engine.loan_entries import LoanEntry
 from coordinator.engine.state import JobEntry, NodeEntry, WorkerEntry
@@ -25,12 +25,9 @@ def lend(ctx: Context, decision: Loan) -> str:
     node = ctx.state.nodes.get(decision.node)
     if node is None or not node.is_heard:
         return f"{decision.node} was not heard"
-    if node.role != NodeRole.SERVING or node.desired_role != NodeRole.SERVING:
-        return f"{decision.node} is {node.role}"
-    if node.is_cordoned:
-        return f"{decision.node} is cordoned"
-    if node.ledger_error:
-        return f"{decision.node} takes nothing new: {node.ledger_error}"
+    why = _why_not(ctx, node)
+    if why:
+        return why
     lease_id = LeaseId(f"l{ctx.state.epoch}-{ctx.state.next_lease_number}")
     ctx.state.next_lease_number += 1
     node.lease = Lease(lease_id=lease_id, service=decision.service, ttl_s=ctx.settings.lease_ttl_s)
@@ -47,6 +44,30 @@ def lend(ctx: Context, decision: Loan) -> str:
     ctx.tell(node.name, f"lend (lease {lease_id})", decision.reason)
     ctx.touch(node.name)
     return ""
+
+
+def _why_not(ctx: Context, node: NodeEntry) -> str:
+    """Why a node that was heard is not lent; empty when it may be."""
+    if node.role != NodeRole.SERVING or node.desired_role != NodeRole.SERVING:
+        return f"{node.name} is {node.role}"
+    if node.is_cordoned:
+        return f"{node.name} is cordoned"
+    if node.ledger_error or node.closed_reason:
+        return f"{node.name} takes nothing new: {node.ledger_error or node.closed_reason}"
+    for slot in sick_slots(node):
+        # Its server runs beside it. Once stopped it might never be healthy again, and no deadline
+        # could be kept: the agent waits for each GPU to be free.
+        what = "gone" if slot.is_gone else slot.health
+        return f"{node.name} is not lent: its GPU {slot.uuid} is {what}"
+    if node.last_lease_id is not None and _is_open(ctx, node.last_lease_id):
+        # It may not know yet that it was called back: two loans of a node could not be told apart.
+        return f"{node.name} was not heard to have ended loan {node.last_lease_id}"
+    return ""
+
+
+def _is_open(ctx: Context, lease_id: LeaseId) -> bool:
+    loan = ctx.state.loans.get(lease_id)
+    return loan is not None and loan.returned_at_s is None
 
 
 def reclaim(ctx: Context, decision: Reclaim) -> str:
@@ -75,6 +96,21 @@ def note_order(ctx: Context, loan: LoanEntry, decision: Reclaim) -> None:
     loan.predicted_cost_gpu_s = decision.predicted_cost_gpu_s
 
 
+def close(ctx: Context, node: NodeEntry, why: str) -> None:
+    """End the open loan of a node that will not come back to its service by it.
+
+    What is wanted of the node from now on is the caller's to say.
+    """
+    loan = None if node.last_lease_id is None else ctx.state.loans.get(node.last_lease_id)
+    node.lease = node.last_lease_id = node.reclaim_at_s = None
+    if loan is None or loan.returned_at_s is not None:
+        return
+    loan.returned_at_s, loan.ended_reason = ctx.now_s, why
+    ctx.state.counters.reclaims_late += is_late(loan)
+    ctx.tell(node.name, f"loan {loan.lease_id} ended", why)
+    pruning.forget_loans(ctx)
+
+
 def has_left(loan: LoanEntry) -> bool:
     """Whether its node is known to have left its service, so that its way home is a return.
 
@@ -87,7 +123,8 @@ def is_late(loan: LoanEntry) -> bool:
     """Whether a returned node took longer than its reclaim deadline; never one that had not left.
 
     A lapse has what the TTL leaves of it: nobody asked the node back, but its service has the
-    promise from the last renewal on (design 6: TTL + way home fit into the deadline).
+    promise from the last renewal on (design 6: TTL + way home fit into the deadline). One that
+    ended otherwise was late if its deadline was over by then.
     """
     if loan.lapse_s is not None and loan.lapse_deadline_s is not None:
         return loan.lapse_s > loan.lapse_deadline_s
@@ -122,6 +159,13 @@ def held_on(ctx: Context, node: NodeEntry) -> list[tuple[JobEntry, WorkerEntry]]
         if job is not None and job.store is not None and job.store.key == key:
             found.append((job, job.store))
     return found
+
+
+def release_flexible(ctx: Context, node: NodeEntry) -> None:
+    """Release the flexible workers of a node, and leave the others where they are."""
+    for job, worker in workers_on(ctx, node):
+        if worker.is_flexible and worker.stop is None and job.after_vacating is None:
+            jobs.stop_workers(ctx, job, StopReason.RELEASE, only=(worker.key.worker_index,))
 
 
 def clear_node(ctx: Context, node: NodeEntry, reason: str, loan: LoanEntry | None = None) -> None:

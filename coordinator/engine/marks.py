@@ -33,6 +33,7 @@ class RetryEntry(Struct, kw_only=True):
     at_s: it is not tried again before; None: at once.
     is_prerun_over: its pre-run went well and is being stopped; see `prerun`.
     avoid_nodes: nodes that its next attempt leaves alone, until `avoid_until_s` while it waits.
+    node_faults: its latest so many faults were its nodes', in a row; 0: the latest was its own.
     """
 
     failure: Failure | None = None
@@ -43,6 +44,7 @@ class RetryEntry(Struct, kw_only=True):
     avoid_nodes: list[NodeName] = field(default_factory=list[NodeName])
     avoid_until_s: float = 0.0
     is_prerun_over: bool = False
+    node_faults: int = 0
 
 
 class WaitEntry(Struct, kw_only=True):

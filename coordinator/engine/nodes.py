@@ -8,11 +8,21 @@ from __future__ import annotations
 from common.lifecycle import HEARD, NODE_TRANSITIONS, NodeEvent, advance, node_path
 from common.messages import OrderPhase, WorkerPhase
 from common.model import FINAL_JOB_STATES, JobState, NodeName, NodeRole, Pool, WorkerKey
-from coordinator.engine import jobs, loans, losses, progress, rebuilding, silence
+from coordinator.engine import (
+    belonging,
+    jobs,
+    loans,
+    losses,
+    progress,
+    rebuilding,
+    refusals,
+    silence,
+)
 from coordinator.engine.context import Context, keys_on
 from coordinator.engine.events import GpuFact, NodeReported, WorkerFact
 from coordinator.engine.marks import Ending
 from coordinator.engine.state import GpuSlot, JobEntry, NodeEntry, WorkerEntry
+from coordinator.policies.words import counted
 
 ENDED_PHASES = (WorkerPhase.EXITED, WorkerPhase.REFUSED)
 
@@ -30,6 +40,7 @@ Said = dict[NodeName, tuple[GpuFact, ...]]
 def reported(ctx: Context, event: NodeReported, said: Said) -> None:
     """Fold one node's news into the tables."""
     node = ctx.state.nodes.get(event.node)
+    old_pool, old_service = (None, None) if node is None else (node.home_pool, node.service)
     if node is None:
         node = _join(ctx, event)
     before, is_elsewhere = _standing(node), _is_elsewhere(node, event)
@@ -43,10 +54,16 @@ def reported(ctx: Context, event: NodeReported, said: Said) -> None:
     _fold_ledger_error(ctx, node, event)
     _fold_gpus(ctx, node, event, said)
     _fold_role(ctx, node, event, is_new_boot=is_new_boot)
+    if is_new_boot:
+        refusals.forget(ctx, node, "it booted anew")
     if event.trespasses or is_new_boot:
         _tell_trespasses(ctx, node, event, is_new_boot=is_new_boot)
     _fold_workers(ctx, node, event, is_new_boot=is_new_boot)
+    if old_pool != node.home_pool or old_service != node.service:
+        belonging.moved(ctx, node, old_pool=old_pool, old_service=old_service)
     loans.role_reported(ctx, node, event, old_role=old_role)
+    if node.lease is not None:
+        belonging.settle(ctx, node)
     if is_elsewhere or _standing(node) != before:
         ctx.changed_nodes[node.name] = None
     if not was_heard or old_role != node.role:
@@ -87,12 +104,13 @@ def _join(ctx: Context, event: NodeReported) -> NodeEntry:
 
 
 def _fold_ledger_error(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
-    """A node that cannot write down what it begins takes nothing new; told when that changes."""
-    if bool(node.ledger_error) != bool(event.ledger_error):
-        what = "takes nothing new" if event.ledger_error else "takes new work again"
-        ctx.tell(node.name, what, event.ledger_error)
+    """A node that cannot write down what it begins takes nothing new, nor one for which two agents
+    answer: nobody knows which machine that would be. Told when it changes."""
+    error = event.rival or event.ledger_error
+    if bool(node.ledger_error) != bool(error):
+        ctx.tell(node.name, "takes nothing new" if error else "takes new work again", error)
         ctx.needs_pass = ctx.needs_loan_pass = True
-    node.ledger_error = event.ledger_error
+    node.ledger_error = error
 
 
 def _fold_gpus(ctx: Context, node: NodeEntry, event: NodeReported, said: Said) -> None:
@@ -101,20 +119,39 @@ def _fold_gpus(ctx: Context, node: NodeEntry, event: NodeReported, said: Said) -
     said[node.name] = event.gpus
     ctx.changed_nodes[node.name] = None
     known = {slot.uuid: slot for slot in node.gpus}
-    if tuple(known) != tuple(gpu.uuid for gpu in event.gpus):
+    were_there = [slot.uuid for slot in node.gpus if not slot.is_gone]
+    if were_there != [gpu.uuid for gpu in event.gpus]:
         ctx.needs_pass = True
+        if known:
+            _tell_other_gpus(ctx, node, event)
     slots: list[GpuSlot] = []
     for gpu in event.gpus:
         slot = known.get(gpu.uuid) or GpuSlot(gpu.uuid, gpu.gpu_type)
         slot.gpu_type, slot.memory_bytes = gpu.gpu_type, gpu.memory_bytes
+        slot.is_gone = False
         if slot.health != gpu.health:
             ctx.tell(node.name, f"GPU {gpu.uuid} is {gpu.health}", f"was {slot.health}")
             slot.health = gpu.health
             ctx.needs_pass = True
         slots.append(slot)
     seen = {gpu.uuid for gpu in event.gpus}
-    slots += [slot for slot in node.gpus if slot.uuid not in seen and slot.holder is not None]
+    for slot in node.gpus:
+        if slot.uuid not in seen and slot.holder is not None:
+            # Its holder has an account of its own, and may end long after; `release_gpus` ends it.
+            slot.is_gone = True
+            slots.append(slot)
     node.gpus = slots
+
+
+def _tell_other_gpus(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
+    """A GPU that fell out of its node, or was put in, is told once."""
+    before = {slot.uuid for slot in node.gpus if not slot.is_gone}
+    now = {gpu.uuid for gpu in event.gpus}
+    count = counted(len(now), "GPU")
+    for uuid in sorted(before - now):
+        ctx.tell(node.name, f"GPU {uuid} is gone", f"its node reports {count} without it")
+    for uuid in sorted(now - before):
+        ctx.tell(node.name, f"GPU {uuid} is there", f"its node reports {count} with it")
 
 
 def _fold_role(ctx: Context, node: NodeEntry, event: NodeReported, *, is_new_boot: bool) -> None:
@@ -284,6 +321,9 @@ def _fold_live_worker(
     ended_at_s = ctx.ago(fact.ended_ago_s) if is_over else ctx.now_s
     if old_phase in losses.COMPUTING and fact.phase not in losses.COMPUTING:
         losses.ceased(job, worker, ended_at_s)
+    is_node_fault = is_over and _is_node_fault(node, worker, fact)
+    if old_phase != fact.phase:
+        refusals.heard(ctx, node, worker, fact, is_node_fault=is_node_fault)
     if is_over:
         acknowledge(ctx, node, worker.key)
         progress.last_word(ctx, job, fact)
@@ -296,12 +336,23 @@ def _fold_live_worker(
                 exit_code=fact.exit_code,
                 error=fact.error,
                 said_reason=fact.stop_reason,
-                is_node_fault=fact.error.startswith(silence.NODE_FAULT_PREFIX),
+                is_node_fault=is_node_fault,
                 failure=fact.failure,
             ),
         )
     elif old_phase != fact.phase:
         jobs.worker_phase_changed(ctx, job, worker)
+
+
+def _is_node_fault(node: NodeEntry, worker: WorkerEntry, fact: WorkerFact) -> bool:
+    """Whether its node is to blame: it says so, or refused the worker for want of a GPU that it had
+    when the worker was placed."""
+    if fact.error.startswith(silence.NODE_FAULT_PREFIX):
+        return True
+    if fact.phase != WorkerPhase.REFUSED:
+        return False
+    there = {slot.uuid for slot in node.gpus if not slot.is_gone}
+    return not there.issuperset(worker.gpu_uuids)
 
 
 def acknowledge(ctx: Context, node: NodeEntry, key: WorkerKey) -> None:

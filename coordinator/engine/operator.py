@@ -6,18 +6,18 @@ The driver has checked the caller and the names; here an unknown target changes 
 from __future__ import annotations
 
 from common.model import LeaseId, Mode, NodeName, NodeRole, ServiceName
-from coordinator.engine import loans, rebuilding, silence
+from coordinator.engine import draining, homeward, loans, rebuilding, refusals, silence
 from coordinator.engine.context import Context
 from coordinator.engine.events import OperatorAction, OperatorAsked
 from coordinator.engine.state import NodeEntry
-from coordinator.policies.decisions import Loan, Reclaim
+from coordinator.policies.decisions import Loan
 
 A = OperatorAction
 
 
 def act(ctx: Context, event: OperatorAsked) -> None:
     """Carry out one human action and tell it."""
-    ctx.tell(event.target or "cell", f"{event.action} {event.value}".strip(), _said(event))
+    ctx.tell(event.target or "cell", _ordered(event), _said(event))
     match event.action:
         case A.FREEZE | A.THAW:
             ctx.state.is_frozen = event.action == A.FREEZE
@@ -37,6 +37,11 @@ def act(ctx: Context, event: OperatorAsked) -> None:
     ctx.needs_loan_pass = True
 
 
+def _ordered(event: OperatorAsked) -> str:
+    within = "" if event.deadline_s is None else f"within {event.deadline_s:.0f} s"
+    return " ".join(word for word in (event.action, event.value, within) if word)
+
+
 def _said(event: OperatorAsked) -> str:
     return f"by {event.by}" + (f": {event.reason}" if event.reason else "")
 
@@ -52,26 +57,13 @@ def _services(ctx: Context, event: OperatorAsked) -> None:
     if event.action == A.RECALL:
         for node in list(ctx.state.nodes.values()):
             if event.target in ("", ServiceName(node.service or "")):
-                _take_back(ctx, node, f"recalled {_said(event)}")
-
-
-def _take_back(ctx: Context, node: NodeEntry, reason: str) -> None:
-    """A recall is an order, not a decision: it also holds while frozen."""
-    if node.lease is None:
-        return
-    service = ctx.service_settings(node.lease.service)
-    deadline_s = service.reclaim_deadline_s if service else ctx.settings.lease_ttl_s
-    decision = Reclaim(
-        node=node.name, service=node.lease.service, deadline_s=deadline_s, reason=reason
-    )
-    if not loans.reclaim(ctx, decision):
-        ctx.decisions.append(decision)
+                homeward.call_home(ctx, node, f"recalled {_said(event)}")
 
 
 def _revoke(ctx: Context, event: OperatorAsked) -> None:
     loan = ctx.state.loans.get(LeaseId(event.target))
     if loan is not None and loan.returned_at_s is None:
-        _take_back(ctx, ctx.state.nodes[loan.node], f"revoked {_said(event)}")
+        homeward.call_home(ctx, ctx.state.nodes[loan.node], f"revoked {_said(event)}")
 
 
 def _approve(ctx: Context, event: OperatorAsked) -> None:
@@ -94,10 +86,14 @@ def _approve(ctx: Context, event: OperatorAsked) -> None:
 def _node(ctx: Context, node: NodeEntry, event: OperatorAsked) -> None:
     match event.action:
         case A.UNCORDON:
-            node.is_cordoned = node.is_draining = False
+            draining.end(ctx, node)
+            refusals.forget(ctx, node, _said(event))
+            node.is_cordoned = False
             node.cordon_reason = ""
             if node.desired_role == NodeRole.QUARANTINED:
                 node.desired_role = node.home_role
+            if node.role == NodeRole.QUARANTINED:
+                node.validation = max(node.validation + 1, int(ctx.now_s))
         case A.CONFIRM_DEAD:
             if node.role == NodeRole.LOST:
                 silence.confirm_dead(ctx, node.name, event.by)
@@ -105,6 +101,5 @@ def _node(ctx: Context, node: NodeEntry, event: OperatorAsked) -> None:
             node.is_cordoned = True
             node.cordon_reason = _said(event)
             if event.action == A.DRAIN:
-                node.is_draining = True
-                loans.clear_node(ctx, node, f"{node.name} is drained {_said(event)}")
+                draining.begin(ctx, node, _said(event), event.deadline_s)
     ctx.touch(node.name)

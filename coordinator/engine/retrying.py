@@ -1,18 +1,22 @@
-"""Whether, when and where a job is tried again after a fault of its own. Must not know how it was
-recognised what failed.
+"""Whether, when and where a job is tried again after a fault. Must not know how it was recognised
+what failed.
 
 The job's own budget is its user's word; what kind of failure it was decides within it, by the retry
 classes that follow from the Philly study (ATC'19, section 5): never, on another node, or after a
 while. Exit codes that a user listed are tried again in any case: the class then only says where and
-when. docs/decisions/0015-failure-classes.md has the reasons.
+when. docs/decisions/0015-failure-classes.md has the reasons. A fault of its node costs the job
+nothing, and for that very reason is never tried again at once in the same place.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 from common.failures import Failure, RetryClass, is_more_telling
 from common.model import JobState, NodeName
 from coordinator.engine.context import Context
 from coordinator.engine.marks import Ending
+from coordinator.engine.settings import EngineSettings
 from coordinator.engine.state import AfterVacating, JobEntry, NodeEntry
 
 REVISABLE = frozenset({AfterVacating.REQUEUE, AfterVacating.FAIL})
@@ -27,7 +31,7 @@ def own_fault(
     """Count a fault of the job's own, on a node; whether the job is tried again."""
     retry, uses_class, failure = job.retry, ctx.settings.retry_by_failure_class, ending.failure
     retry.failure, retry.attempt = failure, job.attempt
-    retry.at_s, retry.avoid_nodes = None, []
+    retry.at_s, retry.avoid_nodes, retry.node_faults = None, [], 0
     # Only a word of the log makes a fault free: any program can end by a signal of its own.
     retry.is_charged = not (uses_class and failure and failure.is_free and failure.is_explicit)
     job.own_fault_count += retry.is_charged
@@ -57,21 +61,51 @@ def _prepare(ctx: Context, job: JobEntry, node: NodeName, failure: Failure) -> N
     """Where and when the next try is made."""
     retry, settings = job.retry, ctx.settings
     if failure.retry == RetryClass.BACK_OFF:
-        count = retry.counts[failure.reason]
-        wait_s = settings.retry_backoff_s
-        for _ in range(1, count):
-            wait_s = min(2.0 * wait_s, settings.retry_backoff_max_s)
-        retry.at_s = ctx.now_s + min(wait_s, settings.retry_backoff_max_s)
-    elif failure.retry == RetryClass.ELSEWHERE and _fits_without(ctx, job, node):
+        retry.at_s = ctx.now_s + _back_off_s(settings, retry.counts[failure.reason])
+    elif failure.retry == RetryClass.ELSEWHERE and _fits_without(ctx, job, [node]):
         retry.avoid_nodes = [node]
         retry.avoid_until_s = ctx.now_s + settings.retry_avoid_s
 
 
-def _fits_without(ctx: Context, job: JobEntry, avoided: NodeName) -> bool:
+def node_fault(ctx: Context, job: JobEntry, node: NodeName) -> None:
+    """After a fault of a node the next try is made elsewhere, or else later: nothing else keeps a
+    node that starts no worker from taking the same job again and again.
+
+    The node is left alone for the back-off, which grows with each such fault in a row, and not for
+    `retry_avoid_s`: it may be well again by then, as after a boot, and the only one that is free. A
+    gang that fits nowhere else waits so long only if it ran for less: nothing turns in a circle
+    faster than that, and others would take the nodes that a large gang needs together.
+    """
+    retry, settings = job.retry, ctx.settings
+    ran_s = 0.0 if job.attempt_ran_at_s is None else ctx.now_s - job.attempt_ran_at_s
+    if ran_s > settings.retry_backoff_max_s:
+        retry.node_faults = 0  # it was well there for long: this is another matter
+    before = retry.avoid_nodes if retry.node_faults else []
+    retry.node_faults += 1
+    wait_s = _back_off_s(settings, retry.node_faults)
+    until_s = ctx.now_s + wait_s
+    retry.at_s, retry.avoid_nodes = None, []
+    for names in (sorted({*before, node}), [node]):
+        if _fits_without(ctx, job, names):
+            retry.avoid_nodes, retry.avoid_until_s = names, until_s
+            return
+    if ran_s < wait_s:
+        retry.at_s = until_s
+
+
+def _back_off_s(settings: EngineSettings, count: int) -> float:
+    """Seconds to wait after so many faults in a row: doubled each time, up to the longest."""
+    wait_s = settings.retry_backoff_s
+    for _ in range(1, count):
+        wait_s = min(2.0 * wait_s, settings.retry_backoff_max_s)
+    return min(wait_s, settings.retry_backoff_max_s)
+
+
+def _fits_without(ctx: Context, job: JobEntry, avoided: Collection[NodeName]) -> bool:
     """Whether the other nodes, with nobody on them, would take the base gang."""
     places: dict[str, int] = {}
     for node in ctx.state.nodes.values():
-        if node.name != avoided and _may_take(job, node):
+        if node.name not in avoided and _may_take(job, node):
             slots = len(node.gpus) // job.spec.gpus_per_worker
             places[node.gpu_type] = places.get(node.gpu_type, 0) + slots
     return any(count >= job.spec.workers_on(kind).min for kind, count in places.items())
@@ -79,7 +113,7 @@ def _fits_without(ctx: Context, job: JobEntry, avoided: NodeName) -> bool:
 
 def _may_take(job: JobEntry, node: NodeEntry) -> bool:
     is_training = node.role == node.home_role and node.service is None
-    is_open = not node.is_cordoned and not node.ledger_error
+    is_open = not (node.is_cordoned or node.ledger_error or node.closed_reason)
     return is_training and is_open and job.spec.accepts(node.gpu_type)
 
 
@@ -125,31 +159,40 @@ def rests(job: JobEntry) -> bool:
 
 
 def deadline_s(job: JobEntry) -> float | None:
-    """When time alone changes where or when a waiting job is tried again."""
-    if job.state != JobState.PENDING:
-        return None
-    if job.retry.at_s is not None:
-        return job.retry.at_s
-    return job.retry.avoid_until_s if job.retry.avoid_nodes else None
+    """When time alone changes where or when a job may have workers again.
+
+    A job that runs leaves the node of its own fault alone for good, and that of another's only
+    until it may be well again: it may grow there.
+    """
+    retry = job.retry
+    is_pending = job.state == JobState.PENDING
+    if is_pending and retry.at_s is not None:
+        return retry.at_s
+    is_for_now = is_pending or retry.node_faults > 0
+    return retry.avoid_until_s if retry.avoid_nodes and is_for_now else None
 
 
 def time_is_up(ctx: Context, job: JobEntry) -> None:
     """It has waited long enough, or avoided a node for long enough."""
     retry = job.retry
-    if job.state != JobState.PENDING:
+    end_s = deadline_s(job)
+    if end_s is None or end_s > ctx.now_s:
         return
-    if retry.at_s is not None and retry.at_s <= ctx.now_s:
+    ctx.changed_jobs[job.job_id] = None
+    if retry.at_s is not None:
         retry.at_s = None
-        ctx.changed_jobs[job.job_id] = None
-    if retry.avoid_nodes and retry.avoid_until_s <= ctx.now_s:
+    elif job.state != JobState.PENDING:
+        retry.avoid_nodes = []
+    else:
         others = f"it has waited for others than {', '.join(retry.avoid_nodes)}"
         ctx.tell(job.job_id, "avoids no node any more", others)
         retry.avoid_nodes = []
-        ctx.changed_jobs[job.job_id] = None
 
 
 def why_resting(job: JobEntry, now_s: float) -> str:
     """In words, why nobody is to start it now."""
     assert job.retry.at_s is not None
     what = str(job.retry.failure) if job.retry.failure else "it failed"
+    if job.retry.node_faults:
+        what = job.error
     return f"tries again in {max(0.0, job.retry.at_s - now_s):.0f} s: {what}"

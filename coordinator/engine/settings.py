@@ -93,10 +93,17 @@ class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = True
     retry_backoff_s: Annotated[
         NonNegativeFloat,
-        Meta(description="wait before the first retry of a failure that passes; doubles each time"),
+        Meta(
+            description="wait before the first retry after a failure that passes, or a node fault; "
+            "doubles each time"
+        ),
     ] = 30.0
     retry_backoff_max_s: Annotated[
-        NonNegativeFloat, Meta(description="and is never longer than this")
+        NonNegativeFloat,
+        Meta(
+            description="and is never longer than this; a node that refused three starts in a row "
+            "takes nothing new for so long"
+        ),
     ] = 600.0
     retry_avoid_s: Annotated[
         NonNegativeFloat,

@@ -89,6 +89,8 @@ def why_not_on(ctx: Context, job: JobEntry, placement: Placement, gpus: int) -> 
     for slot in slots:
         if slot.health != GpuHealth.OK or slot.nominee is not None:
             return f"GPU {slot.uuid} is {slot.health} or promised to {slot.nominee}"
+        if slot.is_gone:
+            return f"GPU {slot.uuid} is gone from {node.name}"
         if any(key.job_id == job.job_id for key in keys_of(slot)):
             return f"{job.job_id} has GPU {slot.uuid} already"
     return ""

@@ -82,9 +82,12 @@ def awaited(state: ClusterState, settings: EngineSettings) -> dict[NodeName, flo
 
 
 def confirm_dead(ctx: Context, node_name: NodeName, by: str) -> None:
-    """An operator vouches that a LOST node runs nothing: its workers are node faults now."""
+    """An operator vouches that a LOST node runs nothing: its workers are node faults now, and it
+    will not come home from a loan. If it is heard again, it holds a lease that is over."""
     node = ctx.state.nodes[node_name]
     ctx.tell(node_name, "confirmed dead", f"by {by}")
+    loans.close(ctx, node, f"its node was confirmed dead by {by}")
+    node.desired_role = node.home_role
     for job, worker in loans.held_on(ctx, node):
         node_fault(ctx, job, worker, f"{node.name} was confirmed dead by {by}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from common.lifecycle import JobEvent
-from common.model import GpuUuid, JobState, NodeName, NodeRole, WorkerKey
+from common.model import GpuUuid, JobState, NodeName, NodeRole, Pool, WorkerKey
 from coordinator.engine import jobs, losses, sharing, stores
 from coordinator.engine.context import Context, free_slots
 from coordinator.engine.state import JobEntry, NodeEntry
@@ -18,10 +18,11 @@ def is_schedulable(node: NodeEntry) -> bool:
         node.is_heard
         and not node.is_cordoned
         and not node.ledger_error
+        and not node.closed_reason
         and not node.unknown_workers
         and not node.is_awaited
         and (
-            node.role == NodeRole.TRAINING
+            (node.role == NodeRole.TRAINING and node.home_pool == Pool.TRAINING)
             or (node.role == NodeRole.ON_LOAN and node.lease is not None)
         )
     )

@@ -42,6 +42,8 @@ class GpuSlot(Struct):
 
     guests: workers that have it together with the holder, packed or in turns; see `sharing`.
     memory_bytes: 0: not told.
+    is_gone: its node does not report it any more. It is kept while somebody holds it, and nobody
+        else gets it.
     """
 
     uuid: GpuUuid
@@ -51,6 +53,7 @@ class GpuSlot(Struct):
     nominee: WorkerKey | None = None
     guests: list[WorkerKey] = field(default_factory=list[WorkerKey])
     memory_bytes: int = 0
+    is_gone: bool = False
 
 
 class NodeEntry(Struct, kw_only=True):
@@ -68,7 +71,14 @@ class NodeEntry(Struct, kw_only=True):
     gpus: list[GpuSlot] = field(default_factory=list[GpuSlot])
     detail: str = ""
     ledger_error: str = ""
-    """Why nothing new may begin on it: it could not be written down there."""
+    """Why nothing new may begin on it: it could not be written down there, or two agents answer for
+    it."""
+    refused_starts: int = 0
+    """Starts of workers that it refused in a row, by its own fault; see `refusals`."""
+    refused_last: WorkerKey | None = None
+    """The latest of them."""
+    closed_reason: str = ""
+    """Why nothing new may begin on it until `ClusterState.closed_until_s`: it refused too many."""
     heard_at_s: float = 0.0
     is_heard: bool = False
     """Reported since this leader started; it is not ordered anything before."""
@@ -76,6 +86,9 @@ class NodeEntry(Struct, kw_only=True):
     reported_generation: int = 0
     generation: int = 0
     desired_role: NodeRole
+    validation: int = 0
+    """The latest order to leave quarantine: its second, or one more than the one before; so it is
+    new to an agent even where a journal was lost. 0: none."""
     lease: Lease | None = None
     last_lease_id: LeaseId | None = None
     """Its latest loan, which it may be on its way home from."""
@@ -110,6 +123,14 @@ class NodeEntry(Struct, kw_only=True):
         return NodeRole.TRAINING if self.home_pool == Pool.TRAINING else NodeRole.SERVING
 
 
+class DrainEntry(Struct, frozen=True, kw_only=True):
+    """A drain whose deadline is not over: until when base workers may go on, and why they then end;
+    see `draining`."""
+
+    until_s: float
+    reason: str
+
+
 class WorkerEntry(Struct, kw_only=True):
     """One worker of a job's current attempt, or its rendezvous store, which has no GPUs."""
 
@@ -123,6 +144,8 @@ class WorkerEntry(Struct, kw_only=True):
     phase: WorkerPhase | None = None
     """What its node says; None before the node has said anything."""
     stop: StopReason | None = None
+    stop_ordered_at_s: float = 0.0
+    """When it was told to stop, while `stop` is set."""
     stop_grace_s: float = 0.0
     endpoint: str = ""
     generation: int = 0
@@ -195,6 +218,8 @@ class JobEntry(Struct, kw_only=True):
     gpu_type: str | None = None
     endpoint: str = ""
     after_vacating: AfterVacating | None = None
+    cancelled_by: str = ""
+    """Who asked for its end; empty: nobody."""
     pending_since_s: float
     started_at_s: float | None = None
     """First start of its first attempt that ran."""
@@ -285,6 +310,9 @@ class ServiceEntry(Struct, kw_only=True):
     mode: Mode
     configured_mode: Mode
     """What the file said last; `service mode` overrides it until the file changes."""
+    reclaim_deadline_s: float | None = None
+    """The last promise of the file: what was lent under it comes home by it, whatever became of the
+    service since."""
     is_recalled: bool = False
     load: list[LoadSample] = field(default_factory=list[LoadSample])
     season: Season = Season()
@@ -316,6 +344,9 @@ class ClusterState(Struct, kw_only=True):
         default_factory=dict[ServiceName, ServiceEntry]
     )
     awaited: dict[NodeName, Awaited] = field(default_factory=dict[NodeName, Awaited])
+    drains: dict[NodeName, DrainEntry] = field(default_factory=dict[NodeName, DrainEntry])
+    closed_until_s: dict[NodeName, float] = field(default_factory=dict[NodeName, float])
+    """Nodes that could start no worker, and until when they are left alone; see `refusals`."""
     shadow_loans: dict[NodeName, ShadowLoan] = field(default_factory=dict[NodeName, ShadowLoan])
     recommendations: dict[NodeName, Recommendation] = field(
         default_factory=dict[NodeName, Recommendation]

@@ -16,11 +16,17 @@ def deadline_s(job: JobEntry) -> float | None:
     """The next instant at which time alone changes something about a job."""
     if job.gang_deadline_s is not None:
         return job.gang_deadline_s
+    retry_s = retrying.deadline_s(job)
     if job.state == JobState.PENDING:
-        return retrying.deadline_s(job)
-    prerun_s = prerun.deadline_s(job)
-    if prerun_s is not None:
-        return prerun_s
+        return retry_s
+    end_s = prerun.deadline_s(job)
+    if end_s is None:
+        end_s = _limit_s(job)
+    return min((at_s for at_s in (retry_s, end_s) if at_s is not None), default=None)
+
+
+def _limit_s(job: JobEntry) -> float | None:
+    """When a job runs into its own limit."""
     if job.spec.time_limit_s is None or job.attempt_ran_at_s is None or job.after_vacating:
         return None
     return job.attempt_ran_at_s + job.spec.time_limit_s

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeName, NodeRole
 from coordinator.engine import estimates, loans, prerun_shape, retrying, tenants
-from coordinator.engine.context import Context, free_slots
+from coordinator.engine.context import Context, free_slots, sick_slots
 from coordinator.engine.starting import is_schedulable
 from coordinator.engine.state import ClusterState, JobEntry, NodeEntry, WorkerEntry
 from coordinator.policies.index import JobSorter, NodeSorter
@@ -82,6 +82,13 @@ class Views:
         )
 
 
+def made_anew(ctx: Context) -> tuple[list[NodeView], list[JobView]]:
+    """The views of a snapshot, sorted, from nothing but the state."""
+    nodes = [node_view(ctx, ctx.state.nodes[name]) for name in sorted(ctx.state.nodes)]
+    jobs = [_seen_job(ctx, job_id) for job_id in sorted(ctx.state.live_jobs)]
+    return nodes, [job for job in jobs if job is not None]
+
+
 class _Sorted(Generic[K, V]):
     """Views in the order of their keys, and which of them are stale."""
 
@@ -136,7 +143,8 @@ def node_view(ctx: Context, node: NodeEntry) -> NodeView:
         is_reclaimed=node.role == NodeRole.ON_LOAN
         and (node.is_awaited or node.desired_role != NodeRole.ON_LOAN),
         is_drained_by_operator=node.is_cordoned,
-        takes_nothing=bool(node.ledger_error),
+        takes_nothing=bool(node.ledger_error or node.closed_reason),
+        sick_gpus=len(sick_slots(node)),
         serving_since_s=node.serving_since_s,
         shadow=_shadow(ctx, node),
         workers=tuple(_worker_view(worker) for _, worker in loans.workers_on(ctx, node)),

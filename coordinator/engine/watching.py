@@ -58,7 +58,8 @@ def tidy(ctx: Context) -> None:
     for name, shadow in list(ctx.state.shadow_loans.items()):
         node = ctx.state.nodes.get(name)
         service = ctx.state.services.get(shadow.service)
-        is_watched = service is not None and service.mode == Mode.OBSERVE
+        is_known = ctx.service_settings(shadow.service) is not None
+        is_watched = is_known and service is not None and service.mode == Mode.OBSERVE
         is_there = node is not None and node.role == NodeRole.SERVING
         if not is_watched or not is_there or (service is not None and service.is_recalled):
             _end(ctx, name)

@@ -74,17 +74,22 @@ def _of_type(snapshot: ClusterSnapshot, room: Room, job: JobView, gpu_type: str)
         name: room.available(name) for name in room.hosts(job, gpu_type, is_flexible=False)
     }
     open_count = sum(1 for gpus in available.values() if gpus)
+    held = sum(available.values()) - sum(room.free[name] for name in available)
+    from_flexible = f" and {held} held by flexible workers that can be released," if held else ""
     slots = sum(gpus // size for gpus in available.values())
     found = [
         f"needs {counted(count * size, 'GPU')} of type {gpu_type}, "
         f"{counted(count, 'worker')} of {size}; "
-        f"{sum(available.values())} free on {counted(open_count, 'node')}, "
+        f"{sum(available.values()) - held} free{from_flexible} on {counted(open_count, 'node')}, "
         f"room for {counted(min(slots, count), 'worker')}"
     ]
     found += _never(nodes, room, job, gpu_type)
     cordoned = sum(1 for node in nodes if node.is_drained_by_operator)
     if cordoned:
         found.append(f"{counted(cordoned, 'node')} of type {gpu_type} cordoned")
+    avoided = [node.name for node in nodes if node.name in job.avoid_nodes]
+    if avoided:
+        found.append(f"{', '.join(avoided)} left alone for now: an attempt of it failed there")
     serving = sum(1 for node in nodes if node.service and node.role != NodeRole.ON_LOAN)
     if serving:
         found.append(f"{counted(serving, 'node')} of type {gpu_type} not lent to training")

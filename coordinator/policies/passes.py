@@ -76,7 +76,9 @@ class Rules(Struct, frozen=True, kw_only=True):
         its own job (`line_weight`); 0: nothing, as in the paper.
     lifetime_quantile: base workers go to lent nodes only if loans outlive them by this quantile
         of the load, where its day is known; None: wherever there is room. near_quantile: a job
-        that would have room at home but for a claim goes by this one; None: by that for all.
+        that would have room at home but for a claim or flexible workers goes by this one; None: by
+        that for all. lifetime_odds: a job goes by a higher quantile where it has less to gain by a
+        loan than to lose, and where it has room at home to no loan of which nothing is known.
     lifetime_saves: a job that saves may go to lent nodes that come home before it is over.
     lend_quantile: lend and take back by this quantile of the load; None: by its last value, slope
         and day before.
@@ -101,6 +103,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     claims_most: NonNegativeInt = 1
     queue_weight: NonNegativeFloat = 0.0
     lifetime_quantile: Ratio | None = None
+    lifetime_odds: bool = False
     near_quantile: Ratio | None = None
     lifetime_saves: bool = False
     lend_quantile: Ratio | None = None
@@ -195,6 +198,7 @@ def _admitted(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Room, Shares, Ad
                 snapshot,
                 room,
                 q=rules.lifetime_quantile,
+                weighs_odds=rules.lifetime_odds,
                 near_q=rules.near_quantile,
                 lend_q=rules.lend_quantile,
                 counts_saves=rules.lifetime_saves,
@@ -246,9 +250,12 @@ def lend(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Decision, ...]:
 
     In mode recommend each loan is proposed for an operator to approve; in mode observe both loans
     and reclaims are followed as if they had been made. What a service has really lent comes home
-    as in mode act. A recalled service gets all its nodes back, in every mode
-    and also in a frozen cell. A bundle without loans lends nothing, but takes back in time what
-    another one has lent.
+    as in mode act. A recalled service gets all its nodes back, in every mode. A bundle without
+    loans lends nothing, but takes back in time what another one has lent.
+
+    A frozen cell lends nothing and notes nothing, but a service gets back what its load needs, as
+    in any other: its promise comes before an operator's wish for quiet (design, promise 1), and
+    leases that are renewed would keep its nodes away for as long as the freeze lasts.
     """
     snapshot = by_quantile(snapshot, rules.lend_quantile)
     take_back = TakeBack(
@@ -259,7 +266,7 @@ def lend(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Decision, ...]:
     for service in snapshot.services:
         if service.is_recalled:
             decisions += take_back.all_of(service)
-        elif not snapshot.is_frozen:
+        else:
             decisions += _balance_service(rules, snapshot, service, take_back, demand)
     return tuple(decisions)
 
@@ -273,14 +280,14 @@ def _balance_service(
 ) -> tuple[Decision, ...]:
     have = balance(snapshot, service)
     because = numbers(service, have)
-    if service.mode == Mode.OBSERVE:
+    if service.mode == Mode.OBSERVE and not snapshot.is_frozen:
         watched = _watched(rules, snapshot, service, have, demand)
     else:
         watched = ()
     if have.shortfall:
         # In every mode: what is lent was lent in mode act, and the promise outlives the mode.
         return (*take_back(service, have.shortfall, because), *watched)
-    if not rules.is_loaning or service.mode == Mode.OBSERVE:
+    if not rules.is_loaning or service.mode == Mode.OBSERVE or snapshot.is_frozen:
         return watched
     names = choose_loans(snapshot, service, have, demand)
     if service.mode == Mode.ACT:

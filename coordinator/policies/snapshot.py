@@ -59,7 +59,10 @@ class NodeView(Struct, frozen=True, kw_only=True):
     free_gpus: healthy GPUs that nobody holds or was promised, counting those that leaving
         workers will free and that are not yet promised to another worker.
     is_schedulable: workers may start here (training or on loan, heard, not cordoned, not leaving).
-    takes_nothing: it cannot write down what would begin here, neither a worker nor a loan.
+    takes_nothing: neither a worker nor a loan: it cannot write down what would begin here, or could
+        not start what began last.
+    sick_gpus: so many of its GPUs are not well, or not there any more. It is not lent then: its
+        server runs on them, and might not come back once it was stopped.
     is_reclaimed: on loan, but told to come home.
     """
 
@@ -74,6 +77,7 @@ class NodeView(Struct, frozen=True, kw_only=True):
     is_reclaimed: bool = False
     is_drained_by_operator: bool = False
     takes_nothing: bool = False
+    sick_gpus: int = 0
     serving_since_s: float | None = None
     """When it last became ready to serve; None when it does not serve."""
     shadow: Shadow = Shadow.NONE

@@ -121,7 +121,7 @@ class Api:
         # What was looked at may stand in the record that is being written: until it is, nobody
         # may hear of it.
         await self._coordinator.settled()
-        return reply
+        return self._coordinator.decider.time.shown(reply)
 
     # --- what changes something -------------------------------------------------------------
 
@@ -188,6 +188,10 @@ class Api:
             raise Refusal(
                 ApiErrorCode.USAGE, f"{request.action!r} is not one of {known}", "action"
             ) from None
+        if request.deadline_s is not None and action != OperatorAction.DRAIN:
+            raise Refusal(
+                ApiErrorCode.USAGE, f"{action} has no deadline_s, only drain has", "deadline_s"
+            )
         self._check_target(action, request)
         event = OperatorAsked(
             action=action,
@@ -195,9 +199,11 @@ class Api:
             target=request.target,
             value=request.value,
             reason=request.reason,
+            deadline_s=request.deadline_s,
         )
         await self._coordinator.record(event)
-        return Done(detail=f"{action} {request.target}".strip())
+        within = "" if request.deadline_s is None else f" within {request.deadline_s:.0f} s"
+        return Done(detail=f"{action} {request.target}".strip() + within)
 
     def _check_node(self, action: OperatorAction, name: NodeName) -> None:
         state = self._coordinator.engine.state

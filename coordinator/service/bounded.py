@@ -1,9 +1,10 @@
-"""A deed that ends soon once it is told to, whatever it waits for. Must not know what it does."""
+"""Deeds that end soon once they are told to, whatever they wait for. Must not know what they do."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from typing import Any
 
 from common.clock import Clock
 
@@ -36,3 +37,9 @@ async def until_told(
     if not running.cancelled():
         running.result()
     return not is_late
+
+
+async def end(task: asyncio.Future[Any]) -> None:
+    """Cancel a task and wait until it has ended, however it does."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

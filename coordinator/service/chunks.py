@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import binascii
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -40,15 +41,23 @@ def split(sequence: int, data: bytes, *, name: str) -> list[Chunk]:
     ]
 
 
-def join(chunks: list[Chunk]) -> tuple[int, bytes] | None:
+class Whole(NamedTuple):
+    """A snapshot of which nothing is missing."""
+
+    name: str
+    sequence: int
+    data: bytes
+
+
+def join(chunks: list[Chunk]) -> Whole | None:
     """The set that was completed last and is whole, out of chunks in the order of the stream."""
     sets: dict[str, dict[int, Chunk]] = {}
-    newest: tuple[int, bytes] | None = None
+    newest: Whole | None = None
     for chunk in chunks:
         found = sets.setdefault(chunk.snapshot, {})
         found[chunk.index] = chunk
         if len(found) == chunk.count:
             data = b"".join(found[index].data for index in sorted(found))
             if binascii.crc32(data) == chunk.checksum:
-                newest = (chunk.sequence, data)
+                newest = Whole(chunk.snapshot, chunk.sequence, data)
     return newest

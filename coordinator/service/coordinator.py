@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import Any
 
 from common import subjects
 from common.bus import Bus, BusMessage, Handler, Subscription
@@ -24,14 +23,14 @@ from coordinator.engine.events import (
     Event,
     LeaderStarted,
     NodeReported,
-    NodeSilent,
     OrdersRecovered,
 )
 from coordinator.service import intake
-from coordinator.service.bounded import until_told
+from coordinator.service.bounded import end, until_told
 from coordinator.service.deciding import Decider
 from coordinator.service.dispatch import Dispatcher
 from coordinator.service.folding import Folder
+from coordinator.service.listening import Listening
 from coordinator.service.ports import JournalPort, LeasePort, SnapshotsPort
 from coordinator.service.renewals import Renewals
 from coordinator.service.requests import Requests
@@ -78,6 +77,11 @@ class Coordinator:
         self._tick_s = min(settings.pass_period_s, settings.load_period_s, 1.0)
         self.started_at_s = clock.now_s()
         self.leading = asyncio.Event()
+        self._progress = progress
+        self._is_standby = True
+        self._listening = Listening(
+            self.folder, clock=clock, period_s=self._tick_s, looked=self._stand_by
+        )
         self._lease = lease
         self._stopping = asyncio.Event()
         self._stop_by_s: float | None = None
@@ -111,6 +115,7 @@ class Coordinator:
             retry_s=settings.push_retry_s,
             may_act=self.may_act,
             fenced=self._on_fenced,
+            instance=self.folder.instance,
         )
 
     @property
@@ -124,6 +129,7 @@ class Coordinator:
         return (
             self.bad_reports
             + self.bad_requests
+            + self.folder.rivals.dropped_count
             + self.renewals.bad_messages
             + self.dispatcher.bad_messages
             + self.decider.foreign_count
@@ -160,7 +166,7 @@ class Coordinator:
 
     async def _run(self, serve: Handler) -> None:
         await self._subscribe(subjects.node_report(self.settings.cell), self._on_report)
-        listening = asyncio.create_task(self._listen(), name="listen")
+        listening = asyncio.create_task(self._listening.run(), name="listen")
         try:
             # What the last leader left of its TTL runs out while the nodes are listened to.
             with contextlib.suppress(Unavailable):
@@ -169,45 +175,39 @@ class Coordinator:
             epoch = await self._take_lease()
             if epoch is None:
                 return
+            self._is_standby = False
             keeping = asyncio.create_task(self._keep_lease(), name="lease")
             try:
                 await self.decider.rebuild()
                 if not self._stopping.is_set():
                     await self._lead(epoch, serve)
             finally:
-                await _end(keeping)
+                await end(keeping)
                 await self._leave()
         finally:
-            await _end(listening)
+            await end(listening)
             for subscription in self._subscriptions:
                 await subscription.unsubscribe()
 
-    async def _listen(self) -> None:
-        """Know from when to when nodes could be heard, also while somebody else leads."""
-        while True:
-            self._listened()
-            await self.clock.sleep(self._tick_s)
-
-    def _listened(self) -> None:
-        """Call it before silence is judged: this process may just have been asleep itself."""
-        missed_s = self.folder.listened(now_s=self.clock.now_s(), period_s=self._tick_s)
-        if missed_s:
-            log.warning("nobody listened here for %.1f s: that is no silence of nodes", missed_s)
+    def _stand_by(self) -> None:
+        """To wait well is a standby's part; whoever has the lease must show more than that."""
+        if self._is_standby:
+            self._progress()
 
     async def _subscribe(self, subject: str, handler: Handler) -> None:
         self._subscriptions.append(await self.bus.subscribe(subject, handler))
 
     async def _take_lease(self) -> int | None:
         acquiring = asyncio.ensure_future(
-            self._lease.acquire(self.holder, self._highest_reported_epoch)
+            self._lease.acquire(self.holder, lambda: self._highest_reported_epoch)
         )
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
             await asyncio.wait({acquiring, stopping}, return_when=asyncio.FIRST_COMPLETED)
             return acquiring.result() if acquiring.done() else None
         finally:
-            await _end(stopping)
-            await _end(acquiring)
+            await end(stopping)
+            await end(acquiring)
 
     async def _lead(self, epoch: int, serve: Handler) -> None:
         cell = self.settings.cell
@@ -241,9 +241,11 @@ class Coordinator:
 
         A node that died while nobody led would else be neither heard nor lost, for ever.
         """
-        self._listened()
+        self._listening.look()
         now_s = self.clock.now_s()
         self.folder.forget_facts()
+        for entry in self.engine.state.nodes.values():
+            self.folder.prefer(entry.name, entry.boot_id)
         for report in list(self.folder.reports.values()):
             if self.folder.silent_s(NodeName(report.node), now_s=now_s) <= self.folder.lost_after_s:
                 self._take_facts(self.folder.say_again(report, now_s=now_s))
@@ -314,12 +316,20 @@ class Coordinator:
         known = intake.trusted_epoch(report.epoch)
         self._highest_reported_epoch = max(self._highest_reported_epoch, known)
         self._take_facts(self.folder.fold(report, now_s=self.clock.now_s()))
+        if not self.folder.rivals.speaks(report):
+            self._warn_of_rival(NodeName(report.node))
+            return  # neither ordered nor answered: what it runs is nobody's
         self._compare(report)
         if self.may_act():
             # A job with `stop_after_s` runs on for it: only of a report that was heard, and only
             # by the one who counts the silence that follows (coordinator.engine.silence).
             with contextlib.suppress(Unavailable):
                 await message.respond(b"")
+
+    def _warn_of_rival(self, node: NodeName) -> None:
+        why = self.folder.rivals.told(node, now_s=self.clock.now_s())
+        if why and self._warn.is_due(why):
+            log.warning("%s (%d reports dropped)", why, self.folder.rivals.dropped_count)
 
     def _take_facts(self, facts: NodeReported | None) -> None:
         if facts is not None and self.is_leading:
@@ -354,21 +364,14 @@ class Coordinator:
         """Time passes: folding windows close and passes fall due."""
         while True:
             await self.clock.sleep(self._tick_s)
-            self._listened()
+            self._listening.look()
             now_s = self.clock.now_s()
-            for event in (*self.folder.due(now_s=now_s), *self._proving_silences(now_s)):
+            proving = self.folder.proving(
+                self.engine.awaited_silence_s(), since_s=self._leads_since_s, now_s=now_s
+            )
+            for event in (*self.folder.due(now_s=now_s), *proving):
                 self.decider.post(event)
             self.decider.wake()
-
-    def _proving_silences(self, now_s: float) -> list[NodeSilent]:
-        """LOST nodes whose silence is now so long that it says something of their workers."""
-        found: list[NodeSilent] = []
-        for node, awaited_s in sorted(self.engine.awaited_silence_s().items()):
-            silent_s = self.folder.silent_s(node, now_s=now_s)
-            unanswered_s = min(silent_s, now_s - self._leads_since_s)
-            if unanswered_s >= awaited_s:
-                found.append(NodeSilent(node=node, silent_s=silent_s, unanswered_s=unanswered_s))
-        return found
 
     # --- what leaves ------------------------------------------------------------------------
 
@@ -393,8 +396,3 @@ class Coordinator:
             self.folder.forget_node(node)  # its next report asks again
             return
         self.decider.post(OrdersRecovered(node=node, orders=reply.orders))
-
-
-async def _end(task: asyncio.Future[Any]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

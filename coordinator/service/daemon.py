@@ -50,7 +50,14 @@ async def run(settings: CoordinatorSettings) -> None:
     )
     try:
         replicas = settings.journal_replicas
-        journal = Journal(bus, cell=settings.cell, writer=holder, clock=clock, replicas=replicas)
+        journal = Journal(
+            bus,
+            cell=settings.cell,
+            writer=holder,
+            clock=clock,
+            replicas=replicas,
+            is_shortened=settings.journal_kept_days > 0,
+        )
         lease = LeaderLease(
             bus,
             cell=settings.cell,

@@ -16,11 +16,13 @@ from msgspec import Struct
 
 from common.clock import Clock
 from common.errors import ConfigError, Fenced, Unavailable
+from coordinator.engine.belonging import unknown_services
 from coordinator.engine.commands import Command, Outcome
 from coordinator.engine.engine import Engine
 from coordinator.engine.events import Event, LoanPassDue, PassDue
 from coordinator.engine.record import Entry, Record, encode_record
 from coordinator.policies.decisions import Decision
+from coordinator.service.enginetime import EngineTime
 from coordinator.service.explain import describe
 from coordinator.service.ports import JournalPort, SnapshotsPort
 from coordinator.service.rebuilding import Saved, rebuild
@@ -32,6 +34,9 @@ JOURNAL_RETRY_S = 0.2
 BATCH_BYTES = 512 * 1024
 """Events of one record at most, but for the last one; the rest is the next record's. No flood, such
 as a whole fleet's first reports, makes a record that nats-server refuses (`MAX_PAYLOAD_BYTES`)."""
+
+
+DAY_S = 86_400.0
 
 
 class _Waiting(Struct):
@@ -49,7 +54,7 @@ class Decider:
         may_act: whether this coordinator's lease still holds.
         let_out: told every command, once the record that it came of is in the journal.
         fenced: told that nothing more may be written, and why.
-        progress: called after each batch.
+        progress: called after each batch, each step of a rebuild, and each try to append.
     """
 
     def __init__(
@@ -66,6 +71,7 @@ class Decider:
         progress: Callable[[], None],
     ) -> None:
         self.engine = Engine(settings.engine)
+        self.time = EngineTime(clock)
         self.passed_at_s = float("-inf")
         """When the last pass was in the journal, on the boot clock."""
         self._settings = settings
@@ -89,6 +95,8 @@ class Decider:
         self._readers: list[asyncio.Future[None]] = []
         self._is_stopping = self._has_ended = False
         self._records_since_snapshot = 0
+        self._snapshot_sequence = 0
+        """Of the newest snapshot; 0: there is none."""
         self._pass_at_s = 0.0
         self._loan_pass_at_s = 0.0
         self._wake_at_s: float | None = None
@@ -157,11 +165,15 @@ class Decider:
             Unavailable: the journal does not answer.
         """
         await self._journal.open()
-        rebuilt = await rebuild(self._journal, self._snapshots)
+        rebuilt = await rebuild(self._journal, self._snapshots, progress=self._progress)
         self.engine = rebuilt.engine
+        self.time.begin(self.engine.state.now_s)
+        for service, by in unknown_services(self.engine.state, self._settings.engine):
+            log.warning("service %s is in no settings, so it is not lent; named by %s", service, by)
         # Counted on: one that dies often would else never write a snapshot, and each start of it
         # would take longer than the one before.
         self._records_since_snapshot = rebuilt.records
+        self._snapshot_sequence = rebuilt.snapshot_sequence
 
     # --- the loop ---------------------------------------------------------------------------
 
@@ -170,6 +182,7 @@ class Decider:
         try:
             while True:
                 is_pass_time = await self._gather()
+                self.time.look()
                 if self._may_act():
                     await self._batch(is_pass_time=is_pass_time)
                 if self._is_stopping:
@@ -267,17 +280,13 @@ class Decider:
                 reader.set_result(None)
 
     def _handle(self, event: Event, entries: list[Entry]) -> Outcome:
-        now_s = self._engine_now_s()
+        now_s = self.time.now_s()
         entries.append(Entry(now_s, event))
         outcome = self.engine.handle(event, now_s=now_s)
         self._wake_at_s = outcome.wake_at_s
         for refused in outcome.refused:
             log.info("refused %s: %s", describe(refused.decision), refused.why)
         return outcome
-
-    def _engine_now_s(self) -> float:
-        """Wall time, which outlives a boot; it never goes back, whatever somebody sets."""
-        return max(self._clock.wall_s(), self.engine.state.now_s)
 
     def _passes(self, entries: list[Entry], outcomes: list[Outcome]) -> bool:
         """Run the passes that are due or asked for; a loan pass first, since it frees nodes."""
@@ -288,7 +297,7 @@ class Decider:
             outcomes.append(self._handle(LoanPassDue(), entries))
             self._wants_pass |= outcomes[-1].needs_pass
         # Asked again of each batch: the outcome that wished for it may be long gone.
-        is_woken = self._wake_at_s is not None and self._wake_at_s <= self._engine_now_s()
+        is_woken = self._wake_at_s is not None and self._wake_at_s <= self.time.now_s()
         if now_s < self._pass_at_s and not is_woken and not self._wants_pass:
             return False
         self._pass_at_s = now_s + self._settings.pass_period_s
@@ -317,6 +326,7 @@ class Decider:
                 if not self._may_act() or self._is_stopping:
                     raise
                 log.warning("journal: %s; trying again", error)
+                self._progress()  # the lease may last longer than the patience of a watchdog
                 await self._clock.sleep(JOURNAL_RETRY_S)
             else:
                 self._records_since_snapshot += 1
@@ -334,7 +344,22 @@ class Decider:
             journal=self._journal.identity,
         )
         self._records_since_snapshot = 0
+        sequence = self._journal.last_sequence
         try:
-            await self._snapshots.save(self._journal.last_sequence, msgspec.msgpack.encode(saved))
+            await self._snapshots.save(sequence, msgspec.msgpack.encode(saved))
         except (Unavailable, ConfigError) as error:
             log.warning("no snapshot: %s", error)
+            return
+        before, self._snapshot_sequence = self._snapshot_sequence, sequence
+        if self._settings.journal_kept_days > 0:
+            await self._shorten(before)
+
+    async def _shorten(self, up_to: int) -> None:
+        """Drop what is old and in two snapshots: were the newest spoilt, the other would do.
+
+        The next snapshot tries again, so one that cannot be shortened is no reason to stop.
+        """
+        try:
+            await self._journal.shorten(up_to, kept_s=self._settings.journal_kept_days * DAY_S)
+        except Unavailable as error:
+            log.warning("journal not shortened: %s", error)

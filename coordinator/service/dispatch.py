@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
+from msgspec import UnsetType
 
 from common import subjects
 from common.bus import Bus
@@ -52,6 +53,7 @@ class Dispatcher:
     Args:
         may_act: whether this coordinator's lease still holds.
         fenced: told when an agent knows a higher epoch.
+        instance: which start of a node's agent is meant, when a message leaves; unset: any.
     """
 
     def __init__(
@@ -64,7 +66,9 @@ class Dispatcher:
         retry_s: float,
         may_act: Callable[[], bool],
         fenced: Callable[[Fenced], None],
+        instance: Callable[[NodeName], str | UnsetType],
     ) -> None:
+        self._instance = instance
         self._cell = cell
         self._bus = bus
         self._clock = clock
@@ -126,6 +130,7 @@ class Dispatcher:
 
     async def _push_once(self, node: NodeName) -> None:
         desired = self._ordered[node].at(self._clock.now_s())
+        desired = msgspec.structs.replace(desired, instance=self._instance(node))
         self._pushed_at_s[node] = self._clock.now_s()
         self.pushes += 1
         try:
@@ -160,7 +165,7 @@ class Dispatcher:
         """
         answer = await self._bus.request(
             subjects.node_ledger(self._cell, node),
-            encode(LedgerRequest(node=node)),
+            encode(LedgerRequest(node=node, instance=self._instance(node))),
             timeout_s=self._timeout_s,
         )
         try:

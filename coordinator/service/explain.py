@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from common.model import JobState, NodeRole
-from coordinator.engine import estimates, loans, silence
+from common.messages import GpuHealth
+from common.model import JobState, NodeRole, Pool
+from coordinator.engine import belonging, estimates, loans, refusals, silence
 from coordinator.engine.context import Context
 from coordinator.engine.engine import Engine
 from coordinator.engine.loan_entries import LoanEntry
 from coordinator.engine.state import JobEntry, NodeEntry
 from coordinator.policies.decisions import Decision
 from coordinator.policies.words import counted
-from coordinator.service import rows
+from coordinator.service import drains, ending, rows
 
 
-def job(engine: Engine, entry: JobEntry) -> tuple[str, ...]:
-    """All blockers of a waiting job, or what a running one is doing."""
+def job(engine: Engine, entry: JobEntry, *, now_s: float | None = None) -> tuple[str, ...]:
+    """All blockers of a waiting job, or what a running one is doing.
+
+    now_s: engine time; None: of the last event.
+    """
+    if ends := ending.said(entry, now_s=engine.state.now_s if now_s is None else now_s):
+        return (*ends, *_unknown(engine, entry))
     match entry.state:
         case JobState.PENDING:
             return (*_pending(engine, entry),)
@@ -28,14 +34,14 @@ def job(engine: Engine, entry: JobEntry) -> tuple[str, ...]:
                 phase = entry.store.phase or "not yet taken"
                 waiting.append(f"its rendezvous store on {entry.store.node} is {phase}")
             return ("its gang waits until every node is ready", *waiting, *_awaited(entry))
-        case JobState.PREEMPTING:
-            left = sorted({w.node for w in entry.workers.values()})
-            stopping = f"its workers are stopping on {', '.join(left)}; then it waits again"
-            return (stopping, *_unknown(engine, entry))
         case JobState.RUNNING | JobState.RESIZING:
-            return (*_running(engine, entry), *_unknown(engine, entry), *_awaited(entry))
+            drained = drains.of_job(engine, entry)
+            return (*_running(engine, entry), *drained, *_unknown(engine, entry), *_awaited(entry))
         case JobState.SUSPENDED:
-            return (_suspended(engine, entry), *_unknown(engine, entry))
+            drained = drains.of_job(engine, entry)
+            return (_suspended(engine, entry), *drained, *_unknown(engine, entry))
+        case JobState.CANCELLED:
+            return (f"cancelled by {entry.cancelled_by}",) if entry.cancelled_by else ()
         case _:
             return (entry.error,) if entry.error else ()
 
@@ -148,11 +154,13 @@ def node(engine: Engine, entry: NodeEntry) -> tuple[str, ...]:
         said.append("this coordinator has not heard it yet, so it is ordered nothing")
     if entry.role == NodeRole.LOST:
         said.append("silence proves nothing: its workers count as running until it is heard")
-    if entry.is_cordoned:
-        said.append(f"cordoned {entry.cordon_reason}")
+    said += drains.of_node(engine, entry)
+    if closed := refusals.why(engine.state, entry):
+        said.append(closed)
     if entry.detail:
         said.append(entry.detail)
     said += _overdue(engine, entry)
+    said += _belongs(engine, entry)
     said += engine.why_kept(entry.name)
     if entry.lease is not None:
         said.append(f"lent by {entry.lease.service} under lease {entry.lease.lease_id}")
@@ -161,6 +169,7 @@ def node(engine: Engine, entry: NodeEntry) -> tuple[str, ...]:
             f"holds {counted(len(entry.unknown_workers), 'worker')} that its ledger must explain"
         )
     ctx = Context(engine.state, engine.settings, engine.state.now_s)
+    said += _sick_gpus(entry)
     for job_entry, worker in loans.held_on(ctx, entry):
         if worker.key.is_store:
             said.append(f"rendezvous store of {job_entry.job_id}")
@@ -168,6 +177,43 @@ def node(engine: Engine, entry: NodeEntry) -> tuple[str, ...]:
         kind = "flexible" if worker.is_flexible else "base"
         said.append(f"{kind} worker {worker.key.worker_index} of {job_entry.job_id}")
     return tuple(said)
+
+
+def _belongs(engine: Engine, entry: NodeEntry) -> list[str]:
+    """What keeps a node out of its pool's work, by its agent's settings and the cell's."""
+    if entry.home_pool == Pool.TRAINING:
+        if entry.role not in (NodeRole.TRAINING, NodeRole.LOST, NodeRole.QUARANTINED):
+            return [f"it is of the training pool now, and still {entry.role}: it takes no workers"]
+        return []
+    said: list[str] = []
+    if entry.role == NodeRole.TRAINING:
+        said.append("it is of the inference pool now, and still training: it takes no workers")
+    ctx = Context(engine.state, engine.settings, engine.state.now_s)
+    if belonging.is_unknown(ctx, entry):
+        known = ", ".join(sorted(s.name for s in engine.settings.services)) or "none"
+        said.append(
+            f"its service {entry.service} is in no settings of this cell (services: {known}), so "
+            "it is not lent"
+        )
+    found = None if entry.last_lease_id is None else engine.state.loans.get(entry.last_lease_id)
+    if found is not None and found.returned_at_s is None and found.reclaim_reason:
+        since_s = engine.state.now_s - (found.reclaim_ordered_at_s or 0.0)
+        said.append(
+            f"{found.service} wants it back since {since_s:.0f} s, of "
+            f"{found.reclaim_deadline_s or 0.0:g} s: {found.reclaim_reason}"
+        )
+    return said
+
+
+def _sick_gpus(entry: NodeEntry) -> list[str]:
+    """GPUs that nobody new gets, and whether they are still there."""
+    return [
+        f"GPU {slot.uuid} is gone from it, and {slot.holder} was not heard to have ended"
+        if slot.is_gone
+        else f"GPU {slot.uuid} is {slot.health}: nothing new is placed on it"
+        for slot in entry.gpus
+        if slot.is_gone or slot.health != GpuHealth.OK
+    ]
 
 
 def _overdue(engine: Engine, entry: NodeEntry) -> list[str]:
@@ -199,6 +245,8 @@ def loan(entry: LoanEntry) -> tuple[str, ...]:
             f"{entry.predicted_cost_gpu_s:.0f} GPU-s lost, realised "
             f"{entry.realised_preemptions} and {entry.realised_cost_gpu_s:.0f}"
         )
+    if entry.ended_reason:
+        said.append(f"it ended: {entry.ended_reason}")
     if entry.is_lapsed:
         said.append("it ended by itself: the node heard no renewal until its TTL ran out")
     said += [f"stage {name}: {took:.2f} s" for name, took in entry.stage_durations_s.items()]

@@ -8,7 +8,9 @@ the folder from there on. Clocks of two machines are never compared, and an age 
 
 from __future__ import annotations
 
-from msgspec import Struct, structs
+from collections.abc import Mapping
+
+from msgspec import UNSET, Struct, UnsetType, structs
 
 from common.messages import InferenceReport, NodeReport, WorkerPhase, WorkerReport
 from common.model import JobId, LeaseId, NodeName, NodeRole, Progress, ServiceName
@@ -22,6 +24,7 @@ from coordinator.engine.events import (
     TrespassFact,
     WorkerFact,
 )
+from coordinator.service.rivals import Rivals
 
 
 class _Counter(Struct):
@@ -54,6 +57,7 @@ class Folder:
         """When a node was heard last, later by the time in which nobody listened since."""
         self._listened_at_s: float | None = None
         self.stale_count = 0
+        self.rivals = Rivals(patience_s=lost_after_s)
         self._facts: dict[NodeName, NodeReported] = {}
         self._silent: set[NodeName] = set()
         self._progress: dict[JobId, ProgressReported] = {}
@@ -72,9 +76,20 @@ class Folder:
 
     def say_again(self, report: NodeReport, *, now_s: float) -> NodeReported:
         """The facts of a report that was folded before."""
-        facts = facts_of(report)
+        rival = self.rivals.told(NodeName(report.node), now_s=now_s)
+        facts = facts_of(report, rival=rival)
         self._facts[facts.node] = facts
         return _dated(facts, report, late_s=now_s - self.heard_at_s[facts.node])
+
+    def prefer(self, node: NodeName, boot_id: str) -> None:
+        """A new leader knows by which boot a node was heard last; of rivals that one is heard."""
+        if self.rivals.prefer(node, boot_id):
+            self.reports.pop(node, None)
+
+    def instance(self, node: NodeName) -> str | UnsetType:
+        """Which start of its agent reported last; unset where it does not say."""
+        report = self.reports.get(node)
+        return UNSET if report is None or report.instance is None else report.instance
 
     def expect(self, node: NodeName, *, now_s: float) -> None:
         """A node that should report from now on; silence is counted from here if it never did."""
@@ -104,9 +119,13 @@ class Folder:
         """The node's facts, if they differ from the last ones said.
 
         A report that was overtaken by a later one of the same boot is counted and dropped; an
-        agent numbers its reports by its boot clock, so a restart never goes backwards.
+        agent numbers its reports by its boot clock, so a restart never goes backwards. So is one of
+        a rival, which says nothing of the node: neither that it lives nor what it holds.
         """
         node = NodeName(report.node)
+        silent_s = self.silent_s(node, now_s=now_s)
+        if not self.rivals.admit(report, now_s=now_s, silent_s=silent_s):
+            return None
         last = self.reports.get(node)
         if last is not None and last.boot_id == report.boot_id and report.sequence <= last.sequence:
             self.stale_count += 1
@@ -116,7 +135,7 @@ class Folder:
         was_silent = node in self._silent
         self._silent.discard(node)
         self._fold_load(node, report, now_s)
-        facts = facts_of(report)
+        facts = facts_of(report, rival=self.rivals.told(node, now_s=now_s))
         if facts == self._facts.get(node) and not was_silent:
             return None
         self._facts[node] = facts
@@ -202,6 +221,21 @@ class Folder:
                 events.append(NodeSilent(node=node, silent_s=silent_s))
         return events
 
+    def proving(
+        self, awaited_s: Mapping[NodeName, float], *, since_s: float, now_s: float
+    ) -> list[NodeSilent]:
+        """LOST nodes whose silence is now so long that it says something of their workers.
+
+        awaited_s: how long, by node. since_s: since when reports are answered.
+        """
+        found: list[NodeSilent] = []
+        for node, enough_s in sorted(awaited_s.items()):
+            silent_s = self.silent_s(node, now_s=now_s)
+            unanswered_s = min(silent_s, now_s - since_s)
+            if unanswered_s >= enough_s:
+                found.append(NodeSilent(node=node, silent_s=silent_s, unanswered_s=unanswered_s))
+        return found
+
 
 def _completed(last: _Counter, inference: InferenceReport) -> float:
     """Requests completed since the last sample; a counter that fell has restarted from zero."""
@@ -216,8 +250,11 @@ def _is_further(progress: Progress | None, fact: ProgressReported, attempt: int)
     return step > (fact.progress.step if fact.progress else -1)
 
 
-def facts_of(report: NodeReport) -> NodeReported:
-    """What matters of a report to a scheduler, without ages; see `_dated`."""
+def facts_of(report: NodeReport, *, rival: str = "") -> NodeReported:
+    """What matters of a report to a scheduler, without ages; see `_dated`.
+
+    rival: that another agent reports as this node, in words.
+    """
     return NodeReported(
         node=NodeName(report.node),
         boot_id=report.boot_id,
@@ -251,7 +288,8 @@ def facts_of(report: NodeReport) -> NodeReported:
         trespasses=tuple(
             sorted(TrespassFact(found.pid, found.gpu_uuid) for found in report.trespasses)
         ),
-        detail=report.detail,
+        detail="; ".join(said for said in (rival, report.detail) if said),
+        rival=rival,
         is_server_down=report.is_server_down,
         ledger_error=report.ledger_error,
         stage_durations_s=report.stage_durations_s,

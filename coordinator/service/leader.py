@@ -137,10 +137,11 @@ class LeaderLease:
         if revision != self._seen.revision:
             self._seen = _Seen(revision, self._clock.now_s())
 
-    async def acquire(self, holder: str, highest_reported_epoch: int) -> int:
+    async def acquire(self, holder: str, highest_reported_epoch: Callable[[], int]) -> int:
         """Wait until this holder leads; returns its epoch.
 
-        The epoch is one more than every epoch that the key or any agent has seen.
+        The epoch is one more than every epoch that the key or any agent has seen by then
+        (design 9): agents go on reporting while a standby waits.
         """
         while True:
             asked_s = self._clock.now_s()
@@ -148,7 +149,7 @@ class LeaderLease:
                 entry = await self._key.get()
                 self._see(entry)
                 if self._may_take(entry, self._seen, asked_s):
-                    epoch = await self._take(entry, holder, highest_reported_epoch)
+                    epoch = await self._take(entry, holder, highest_reported_epoch())
                     if epoch is not None:
                         return epoch
             except Unavailable as error:

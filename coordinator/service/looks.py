@@ -21,6 +21,7 @@ from common.api import (
     ListTenants,
     Loans,
     Logs,
+    NodeRow,
     Nodes,
     Services,
     StoryRow,
@@ -30,10 +31,10 @@ from common.errors import ProtocolError, Unavailable
 from common.messages import LogReply, LogRequest, Message, decode, encode
 from common.model import FINAL_JOB_STATES, STORE_INDEX
 from coordinator.engine import ended, prerun_shape
-from coordinator.engine.state import EndedWorker, JobEntry
+from coordinator.engine.state import EndedWorker, JobEntry, NodeEntry
 from coordinator.service import explain, finding, rows, services, trust
 from coordinator.service.coordinator import Coordinator
-from coordinator.service.finding import Refusal, Subject, unknown
+from coordinator.service.finding import Refusal, Subject
 from coordinator.service.paging import after, page
 
 
@@ -51,10 +52,8 @@ class Looks:
                 return self._jobs(request)
             case ListNodes():
                 by_name = {name: state.nodes[name] for name in sorted(state.nodes)}
-                boot_now_s = c.clock.now_s()
                 nodes, has_more = page(
-                    rows.node_row(node, c.folder, boot_now_s=boot_now_s)
-                    for node in after(by_name, request.after)
+                    self._node_row(node) for node in after(by_name, request.after)
                 )
                 return Nodes(rows=nodes, has_more=has_more)
             case ListServices():
@@ -107,8 +106,18 @@ class Looks:
             return Loans(rows=found, has_more=True)
         return Loans(rows=(*found, *recommended), has_more=has_more)
 
+    def _node_row(self, node: NodeEntry) -> NodeRow:
+        c = self._coordinator
+        drain = c.engine.state.drains.get(node.name)
+        return rows.node_row(
+            node,
+            c.folder,
+            boot_now_s=c.clock.now_s(),
+            drain_left_s=None if drain is None else max(0.0, drain.until_s - self._now_s()),
+        )
+
     def _now_s(self) -> float:
-        return max(self._coordinator.clock.wall_s(), self._coordinator.engine.state.now_s)
+        return self._coordinator.decider.time.now_s()
 
     def describe(self, request: Describe) -> Description:
         describers: dict[str, Callable[[str], Description]] = {
@@ -127,7 +136,7 @@ class Looks:
             name=job.job_id,
             job=rows.job_row(engine, job, now_s=self._now_s()),
             workers=rows.worker_rows(job),
-            why=explain.job(engine, job),
+            why=explain.job(engine, job, now_s=self._now_s()),
             estimate="" if job.state in FINAL_JOB_STATES else explain.estimate(engine, job),
             story=self._story(finding.about_job(engine.state, job.job_id)),
             spec=prerun_shape.submitted(job),
@@ -143,7 +152,7 @@ class Looks:
             agent=report.agent if report else None,
             cost=report.cost if report else None,
             collectors=report.collectors if report else (),
-            node=rows.node_row(node, c.folder, boot_now_s=c.clock.now_s()),
+            node=self._node_row(node),
             why=explain.node(c.engine, node),
             story=self._story(finding.about_node(c.engine.state, name)),
         )
@@ -152,17 +161,14 @@ class Looks:
         c = self._coordinator
         names = sorted(s.name for s in c.engine.settings.services)
         if name not in names:
-            raise unknown("service", name, names)
+            raise services.not_there(c.engine, name, names)
         now_s = self._now_s()
         story = self._story(finding.about_service(c.engine.state, name))
         return Description(
             kind="service",
             name=name,
             service=rows.service_row(c.engine, c.folder, name),
-            nodes=tuple(
-                rows.node_row(node, c.folder, boot_now_s=c.clock.now_s())
-                for node in services.nodes_of(c.engine, name)
-            ),
+            nodes=tuple(self._node_row(node) for node in services.nodes_of(c.engine, name)),
             loans=tuple(
                 rows.loan_row(loan, now_s=now_s) for loan in services.loans_of(c.engine, name)
             ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 
@@ -12,6 +12,11 @@ class JournalPort(Protocol):
     @property
     def identity(self) -> str:
         """Which log it is, once opened: another one than before if it was lost and made anew."""
+        ...
+
+    @property
+    def first_sequence(self) -> int:
+        """Sequence of the first record that is still there, once opened; 1 if none was dropped."""
         ...
 
     @property
@@ -39,7 +44,18 @@ class JournalPort(Protocol):
         ...
 
     def read(self, from_sequence: int) -> AsyncIterator[tuple[int, bytes]]:
-        """Records from a sequence on, to the end as it is now; foreign messages are left out."""
+        """Records from a sequence on, to the end as it is now; foreign messages are left out.
+
+        Those that were dropped are left out as well.
+        """
+        ...
+
+    async def shorten(self, up_to: int, *, kept_s: float) -> None:
+        """Drop records up to a sequence, as far as they are more than `kept_s` older than the last.
+
+        Raises:
+            Unavailable: not known to be dropped.
+        """
         ...
 
 
@@ -71,8 +87,11 @@ class LeasePort(Protocol):
         """
         ...
 
-    async def acquire(self, holder: str, highest_reported_epoch: int) -> int:
-        """Wait until this holder leads; returns its epoch."""
+    async def acquire(self, holder: str, highest_reported_epoch: Callable[[], int]) -> int:
+        """Wait until this holder leads; returns its epoch.
+
+        highest_reported_epoch: asked when the lease is taken, which may be days from now.
+        """
         ...
 
     async def renew(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 import msgspec
 from msgspec import Struct
@@ -40,23 +40,34 @@ class Rebuilt(Struct, frozen=True, kw_only=True):
     engine: Engine
     records: int
     """How many of the journal it took: those after the newest snapshot."""
+    snapshot_sequence: int
+    """Of the last record that is in that snapshot; 0: there was none."""
 
 
-async def rebuild(journal: JournalPort, snapshots: SnapshotsPort) -> Rebuilt:
+async def rebuild(
+    journal: JournalPort, snapshots: SnapshotsPort, *, progress: Callable[[], None]
+) -> Rebuilt:
     """Newest snapshot + journal tail, of a journal that was opened.
+
+    Args:
+        progress: called after the snapshot and after each record.
 
     Raises:
         ConfigError: a record was decided by a policy that is not here any more; names both.
-        ProtocolError: a record of a coordinator cannot be read; names its sequence.
+        ProtocolError: a record of a coordinator cannot be read; names its sequence. Or records were
+            dropped that no snapshot has.
         Unavailable: the journal does not answer.
     """
     engine, after = await _from_snapshot(journal, snapshots)
+    progress()
+    _check_reaches(after, journal)
     records = mismatches = 0
     async for sequence, data in journal.read(after + 1):
         record = _decoded(data, sequence)
         with _decided_by_what_is_here(f"journal record {sequence}"):
             mismatches += not replay(engine, record)
         records += 1
+        progress()
         await asyncio.sleep(0)  # the lease must be renewed meanwhile: one that ran out is lost
     log.info(
         "rebuilt from snapshot %d and %d records, %d decided otherwise now",
@@ -64,7 +75,17 @@ async def rebuild(journal: JournalPort, snapshots: SnapshotsPort) -> Rebuilt:
         records,
         mismatches,
     )
-    return Rebuilt(engine=engine, records=records)
+    return Rebuilt(engine=engine, records=records, snapshot_sequence=after)
+
+
+def _check_reaches(after: int, journal: JournalPort) -> None:
+    """Without the records between a snapshot and the first one left, jobs would be lost unseen."""
+    if after + 1 < journal.first_sequence:
+        raise ProtocolError(
+            f"journal: records before {journal.first_sequence} were dropped (journal_kept_days) "
+            "and no snapshot of them can be used: start the version that wrote the last one, or "
+            "put back a backup of NATS's store (docs/operations.md says what else can be done)"
+        )
 
 
 def _decoded(data: bytes, sequence: int) -> Record:
@@ -92,7 +113,7 @@ async def _from_snapshot(journal: JournalPort, snapshots: SnapshotsPort) -> tupl
                 return Engine(saved.settings, state), sequence
         log.error("snapshot %d is left aside: %s", sequence, why_not)
     except msgspec.DecodeError as error:
-        # The journal forgets nothing: without the snapshot it only takes longer.
+        # A journal that forgets nothing only takes longer without the snapshot.
         log.warning("snapshot %d cannot be read: %s", sequence, error)
     return Engine(EngineSettings()), 0
 

@@ -22,13 +22,15 @@ from coordinator.engine import accounting, waiting
 from coordinator.engine.engine import Engine
 from coordinator.engine.loan_entries import LoanEntry
 from coordinator.engine.loans import has_left, is_late
+from coordinator.engine.sharing import keys_of
 from coordinator.engine.state import JobEntry, NodeEntry, StoryLine
 from coordinator.policies.snapshot import ClusterSnapshot
 from coordinator.policies.tenants.tenancy import Tenancy, waiting_gpus
+from coordinator.service import ending
 from coordinator.service.finding import ANYTHING, Subject
 from coordinator.service.folding import Folder
 
-FROZEN = "the cell is frozen: no decisions are taken (aryl freeze --off)"
+FROZEN = "the cell is frozen: nothing is started, resized or lent (aryl freeze --off)"
 
 
 def job_row(engine: Engine, job: JobEntry, *, now_s: float) -> JobRow:
@@ -57,7 +59,9 @@ def job_row(engine: Engine, job: JobEntry, *, now_s: float) -> JobRow:
         error=job.error,
         failure=job.retry.failure,
         waited_s=waiting.spent_s(job, now_s),
-        blockers=_blockers(engine, job) if job.state == JobState.PENDING else (),
+        blockers=_blockers(engine, job)
+        if job.state == JobState.PENDING
+        else ending.said(job, now_s=now_s),
     )
 
 
@@ -93,11 +97,14 @@ def busy_ratio(reports: list[NodeReport]) -> float | None:
     return fmean(ratios) if ratios else None
 
 
-def node_row(node: NodeEntry, folder: Folder, *, boot_now_s: float) -> NodeRow:
+def node_row(
+    node: NodeEntry, folder: Folder, *, boot_now_s: float, drain_left_s: float | None = None
+) -> NodeRow:
     """One node."""
     report = folder.reports.get(node.name)
     heard_at_s = folder.heard_at_s.get(node.name)
-    holders = {slot.holder.job_id for slot in node.gpus if slot.holder is not None}
+    holders = {key.job_id for slot in node.gpus for key in keys_of(slot)}
+    holders |= {key.job_id for key in node.stores}
     return NodeRow(
         node=node.name,
         home_pool=node.home_pool,
@@ -114,6 +121,8 @@ def node_row(node: NodeEntry, folder: Folder, *, boot_now_s: float) -> NodeRow:
         heard_ago_s=None if heard_at_s is None else max(0.0, boot_now_s - heard_at_s),
         rack=node.rack,
         detail=node.detail or node.cordon_reason,
+        is_draining=node.is_draining,
+        drain_left_s=drain_left_s,
     )
 
 
@@ -225,7 +234,7 @@ def loan_row(loan: LoanEntry, *, now_s: float) -> LoanRow:
         lapse_s=loan.lapse_s,
         is_late=is_late(loan) or overdue_s(loan, now_s) > 0,
         reason=loan.reason,
-        reclaim_reason=loan.reclaim_reason,
+        reclaim_reason=loan.ended_reason or loan.reclaim_reason,
         predicted_preemptions=loan.predicted_preemptions,
         realised_preemptions=loan.realised_preemptions,
         predicted_cost_gpu_s=loan.predicted_cost_gpu_s,
@@ -236,7 +245,7 @@ def loan_row(loan: LoanEntry, *, now_s: float) -> LoanRow:
 def _reclaim_s(loan: LoanEntry) -> float | None:
     """From the order to serving again; None without an order, of a node that is not home, and of
     one that had not left."""
-    if not has_left(loan):
+    if loan.ended_reason or not has_left(loan):
         return None
     if loan.reclaim_ordered_at_s is None or loan.returned_at_s is None:
         return None
@@ -244,6 +253,8 @@ def _reclaim_s(loan: LoanEntry) -> float | None:
 
 
 def _loan_state(loan: LoanEntry) -> str:
+    if loan.ended_reason:
+        return "ended"
     if loan.returned_at_s is not None:
         return "lapsed" if loan.is_lapsed else "returned"
     if loan.reclaim_ordered_at_s is not None or loan.is_lapsed:

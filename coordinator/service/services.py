@@ -9,16 +9,30 @@ from collections.abc import Sequence
 from math import inf
 
 from common.model import NodeRole, ServiceName
+from coordinator.engine.belonging import unknown_services
+from coordinator.engine.context import sick_slots
 from coordinator.engine.engine import Engine
 from coordinator.engine.loan_entries import LoanEntry
 from coordinator.engine.state import NodeEntry
 from coordinator.policies.words import counted
 from coordinator.service import rows, trust
+from coordinator.service.finding import Refusal, unknown
 
 COUNTED = 8
 """More nodes than these are counted and not named."""
 RETURNED_SHOWN = 3
 STORY_LINES = 30
+
+
+def not_there(engine: Engine, name: str, known: Sequence[str]) -> Refusal:
+    """That the cell has no settings of a service; of one that nodes name, which these are."""
+    naming = dict(unknown_services(engine.state, engine.settings))
+    refusal = unknown("service", name, known)
+    by = naming.get(ServiceName(name))
+    if by is None:
+        return refusal
+    why = f"{name} is in no settings of this cell, so it is not lent; named by {by}"
+    return Refusal(refusal.error.code, f"{refusal.error.message}; {why}", refusal.error.field)
 
 
 def nodes_of(engine: Engine, name: str) -> list[NodeEntry]:
@@ -38,12 +52,21 @@ def why(engine: Engine, name: str, *, now_s: float) -> tuple[str, ...]:
     """What it needs, what keeps its nodes, which it wants back, and which are not well."""
     nodes = nodes_of(engine, name)
     return (
+        *_frozen(engine),
         *_lending(engine, nodes),
         *trust.why(engine, name),
         *_recalled(engine, name),
         *_wanted_back(engine, name, now_s=now_s),
         *_unwell(nodes),
     )
+
+
+def _frozen(engine: Engine) -> list[str]:
+    """That its promise holds all the same."""
+    if not engine.state.is_frozen:
+        return []
+    said = "nothing more is lent, and nodes that its load needs still come home"
+    return [f"the cell is frozen: {said} (aryl freeze --off)"]
 
 
 def _lending(engine: Engine, nodes: Sequence[NodeEntry]) -> tuple[str, ...]:
@@ -53,11 +76,11 @@ def _lending(engine: Engine, nodes: Sequence[NodeEntry]) -> tuple[str, ...]:
         return ("it has no node here: none whose agent names it was ever heard",)
     if not serving:
         return ("none of its nodes serves now, so none can be lent",)
-    # As a loan pass takes them: the longest serving first, none that an operator or its disk keeps.
+    # As a loan pass takes them: the longest serving first, none that something of its own keeps.
     first = min(
         serving,
         key=lambda n: (
-            n.is_cordoned or bool(n.ledger_error),
+            n.is_cordoned or bool(n.ledger_error or n.closed_reason or sick_slots(n)),
             inf if n.serving_since_s is None else n.serving_since_s,
             n.name,
         ),
@@ -109,8 +132,10 @@ def _unwell(nodes: Sequence[NodeEntry]) -> list[str]:
             said.append(_with_detail(f"the server of {node.name} is down", node.detail))
         elif node.is_cordoned:
             said.append(_with_detail(f"{node.name} is cordoned", node.cordon_reason))
-        elif node.ledger_error:
-            said.append(_with_detail(f"{node.name} takes nothing new", node.ledger_error))
+        elif why := node.ledger_error or node.closed_reason:
+            said.append(_with_detail(f"{node.name} takes nothing new", why))
+        elif sick := sick_slots(node):
+            said.append(f"{node.name} has {counted(len(sick), 'GPU')} not well: it is not lent")
     left = len(said) - COUNTED
     return (
         said

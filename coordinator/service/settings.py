@@ -59,6 +59,13 @@ class CoordinatorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     snapshot_records: Annotated[
         PositiveInt, Meta(description="journal records between two snapshots")
     ] = 500
+    journal_kept_days: Annotated[
+        NonNegativeFloat,
+        Meta(
+            description="journal records older than this are dropped when two later snapshots are "
+            "there; 0: none ever. Of a stream that is made anew"
+        ),
+    ] = 0.0
     journal_replicas: Annotated[
         int,
         Meta(

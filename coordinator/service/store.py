@@ -40,15 +40,23 @@ _CONSUMER_IDLE_S = 30.0
 
 
 class Journal:
-    """`JournalPort` on one stream: file storage, nothing is ever taken out, writes are fenced.
+    """`JournalPort` on one stream: file storage, writes are fenced, no single record is taken out.
 
     Args:
         writer: who writes; a message that names nobody is no record.
         replicas: of a stream that is made here.
+        is_shortened: whether its begin may be dropped; nobody can then be kept from dropping all.
     """
 
     def __init__(
-        self, bus: NatsBus, *, cell: str, writer: str, clock: Clock, replicas: int = 1
+        self,
+        bus: NatsBus,
+        *,
+        cell: str,
+        writer: str,
+        clock: Clock,
+        replicas: int = 1,
+        is_shortened: bool = False,
     ) -> None:
         self._bus = bus
         self._clock = clock
@@ -56,6 +64,8 @@ class Journal:
         self._subject = subjects.journal(cell)
         self._writer = writer
         self._replicas = replicas
+        self._is_shortened = is_shortened
+        self._first_sequence = 1
         self._last_sequence: int = 0
         self._identity = ""
         self._foreign_until = 0
@@ -66,6 +76,11 @@ class Journal:
     def identity(self) -> str:
         """When the stream was made; a stream of the same name that is made again has another."""
         return self._identity
+
+    @property
+    def first_sequence(self) -> int:
+        """Sequence of the first record that is still there; 1 if none was dropped."""
+        return self._first_sequence
 
     @property
     def last_sequence(self) -> int:
@@ -80,9 +95,15 @@ class Journal:
             Unavailable: JetStream does not answer.
         """
         config = _stream_config(self._stream, self._subject, self._replicas)
-        config.deny_delete = config.deny_purge = True
+        config.deny_delete = True
+        config.deny_purge = not self._is_shortened
         info = await _ensure_stream(self._bus, config)
+        if self._is_shortened and info.config.deny_purge:
+            # NATS never takes that back, so it is no setting of a stream that is there.
+            log.warning("journal_kept_days: %s was made to keep all, and does", self._stream)
+            self._is_shortened = False
         natsrules.check_max_payload(self._bus.max_payload_bytes)
+        self._first_sequence = max(1, info.state.first_seq)
         self._last_sequence = info.state.last_seq
         self._identity = "" if info.created is None else info.created.isoformat()
 
@@ -123,7 +144,7 @@ class Journal:
         Raises:
             Unavailable: JetStream does not answer, or a record is missing.
         """
-        expected = max(from_sequence, 1)
+        expected = max(from_sequence, self._first_sequence)
         foreign: list[int] = []
         async for message in _read(self._bus, self._stream, self._subject, expected):
             if message.sequence != expected:
@@ -135,6 +156,41 @@ class Journal:
                 foreign.append(message.sequence)
             expected = message.sequence + 1
         self._pass_over(foreign)
+
+    async def shorten(self, up_to: int, *, kept_s: float) -> None:
+        """Drop records up to a sequence, as far as they are more than `kept_s` older than the last.
+
+        Ages are by one clock, the server's. The last record always stays, and so does all of a
+        stream that was made to keep it.
+
+        Raises:
+            Unavailable: not known to be dropped.
+        """
+        low, high = self._first_sequence, min(up_to + 1, self._last_sequence)
+        if not self._is_shortened or low >= high:
+            return
+        now_s = await self._written_at_s(self._last_sequence)
+        while low < high:  # the first one to keep is no lower than low, and no higher than high
+            middle = (low + high) // 2
+            if now_s - await self._written_at_s(middle) > kept_s:
+                low = middle + 1
+            else:
+                high = middle
+        if low > self._first_sequence:
+            with jetstream_as_unavailable("journal", are_api_errors_too=True):
+                stream = self._bus.jetstream(timeout_s=TIMEOUT_S)
+                await stream.purge_stream(self._stream, seq=low)
+            log.info("journal: dropped records %d to %d", self._first_sequence, low - 1)
+            self._first_sequence = low
+
+    async def _written_at_s(self, sequence: int) -> float:
+        """When a record was written, by the server's clock."""
+        stream = self._bus.jetstream(timeout_s=TIMEOUT_S)
+        with jetstream_as_unavailable("journal", are_api_errors_too=True):
+            found = await stream.get_msg(self._stream, seq=sequence)
+        if found.time is None:
+            raise Unavailable(f"journal: record {sequence} has no time")
+        return found.time.timestamp()
 
     async def _settle(self, record: bytes, otherwise: Unavailable) -> None:
         sequence = self._last_sequence + 1
@@ -176,12 +232,14 @@ class Snapshots:
         self._subject = subjects.snapshots(cell)
         self._new_name = new_name
         self._replicas = replicas
+        self._newest_from = 0
+        """Where in the stream the newest whole snapshot that is known here begins; 0: nowhere."""
 
     async def save(self, sequence: int, data: bytes) -> None:
-        """Write the state after the record with this sequence, then drop what is older.
+        """Write the state after the record with this sequence; the one before stays, none older.
 
         Raises:
-            Unavailable: not known to be whole; the one before is still there.
+            Unavailable: not known to be whole; those before are still there.
         """
         config = _stream_config(self._stream, self._subject, self._replicas)
         await _ensure_stream(self._bus, config)
@@ -191,7 +249,8 @@ class Snapshots:
             for chunk in split(sequence, data, name=self._new_name()):
                 ack = await stream.publish(self._subject, msgspec.msgpack.encode(chunk))
                 first = first or ack.seq
-            await stream.purge_stream(self._stream, seq=first)
+            await stream.purge_stream(self._stream, seq=self._newest_from or first)
+        self._newest_from = first
 
     async def load(self) -> tuple[int, bytes] | None:
         """The last whole snapshot and its sequence.
@@ -200,10 +259,16 @@ class Snapshots:
             Unavailable: JetStream does not answer.
         """
         chunks: list[Chunk] = []
+        begins: dict[str, int] = {}
         async for message in _read(self._bus, self._stream, self._subject, 1):
             with contextlib.suppress(msgspec.DecodeError):  # then its set is not whole
                 chunks.append(msgspec.msgpack.decode(message.data, type=Chunk))
-        return join(chunks)
+                begins.setdefault(chunks[-1].snapshot, message.sequence)
+        found = join(chunks)
+        if found is None:
+            return None
+        self._newest_from = begins[found.name]
+        return found.sequence, found.data
 
 
 # --- streams --------------------------------------------------------------------------------

@@ -89,7 +89,8 @@ def default_text(item: types.Field) -> str:
         return "required"
     value = item.default
     if value is msgspec.NODEFAULT:
-        assert item.default_factory is not msgspec.NODEFAULT
+        if item.default_factory is msgspec.NODEFAULT:
+            return "left out"  # `UNSET`
         value = item.default_factory()
     if value is None:
         return "nil"

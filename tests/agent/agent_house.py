@@ -255,7 +255,7 @@ class AgentHouse:
 
     def __init__(
         self, *, inference: bool = False, before: AgentHouse | None = None, boot_id: str = "boot-1",
-        world: Machine | None = None,
+        world: Machine | None = None, instance: str | None = None,
         **changes: object,
     ) -> None:  # fmt: skip
         self.settings = settings(inference=inference, **changes)
@@ -293,6 +293,7 @@ class AgentHouse:
             clock=self.clock,
             last_resort=self.last_resort,
             bus_counters=self.bus_counters,
+            instance=instance,
         )
         self.reports: list[NodeReport] = []
         self.renewal: Renewal = grant

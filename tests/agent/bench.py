@@ -103,16 +103,22 @@ def lease(name: str = "l1-1", *, ttl_s: float = 30.0) -> Lease:
     return Lease(lease_id=LeaseId(name), service=CHAT, ttl_s=ttl_s)
 
 
-def two_gpus(pids: Mapping[int, int], *, health: GpuHealth = GpuHealth.OK) -> tuple[GpuReport, ...]:
-    """Two GPUs; those in `pids` have a process."""
+def two_gpus(
+    pids: Mapping[int, int],
+    *,
+    health: GpuHealth = GpuHealth.OK,
+    sick: Mapping[int, GpuHealth] | None = None,
+) -> tuple[GpuReport, ...]:
+    """Two GPUs; those in `pids` have a process. sick: those that are in another health."""
+    sick = sick or {}
     return tuple(
         GpuReport(
             uuid=GpuUuid(f"GPU-{index}"),
             index=index,
             gpu_type="H100",
             memory_total_bytes=1000,
-            health=health,
-            memory_used_bytes=0,
+            health=sick.get(index, health),
+            memory_used_bytes=None if index in sick else 0,
             processes=(GpuProcess(pid=pids[index]),) if index in pids else (),
         )
         for index in range(2)
@@ -131,6 +137,7 @@ class Bench:
         self.now_s = at_s
         self.life = Life(self.settings, self.memory, boot_id=boot_id, now_s=at_s)
         self.pids: dict[int, int] = {}
+        self.sick: dict[int, GpuHealth] = {}
         self.page: InferenceReport | None = None
         self.is_healthy = False
         self.workers: dict[WorkerKey, WorkerFact] = {}
@@ -148,7 +155,7 @@ class Bench:
         actions = self.life.step(
             Facts(
                 now_s=self.now_s,
-                gpus=two_gpus(self.pids),
+                gpus=two_gpus(self.pids, sick=self.sick),
                 gpus_at_s=self.now_s if self.sampled_at_s is None else self.sampled_at_s,
                 inference=self.page,
                 is_healthy=self.is_healthy,

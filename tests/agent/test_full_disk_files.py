@@ -149,6 +149,21 @@ def test_a_log_that_cannot_be_moved_aside_stays_as_it_is(disk: SmallDisk) -> Non
     assert old.stat().st_size == 0
 
 
+def test_the_log_of_a_worker_that_ended_is_cut_on_the_disk_that_it_filled(disk: SmallDisk) -> None:
+    """Nobody writes it any more, so its end takes the place of its beginning."""
+    log = disk.path / "log"
+    log.write_bytes(b"".join(b"line %07d\n" % number for number in range(300_000)))
+    disk.fill()
+    assert shim_files.cut_log(str(log), 1_000_000)
+    assert not shim_files.cut_log(str(log), 1_000_000)
+    said = log.read_bytes()
+    assert len(said) == 1_000_000
+    assert said.startswith(b"[aryl: log cut at 1000000 bytes]\n")
+    lines = said.split(b"\n")[2:-1]
+    assert lines == [b"line %07d" % number for number in range(300_000 - len(lines), 300_000)]
+    assert len(lines) > 76_000
+
+
 # --- commands ---------------------------------------------------------------------------------
 
 

@@ -69,11 +69,12 @@ def test_a_worker_that_can_never_run_here_is_refused_with_the_reason(refusal: st
 
 
 def test_an_order_for_a_gpu_that_is_not_here_is_refused() -> None:
-    """No process is ever given a GPU of another node."""
+    """No process is ever given a GPU of another node; one that fell out is no fault of the job."""
     bench = training()
     bench.want(R.TRAINING, order(gpus=(0, 7)))
     bench.step()
     assert report(bench).phase == P.REFUSED
+    assert report(bench).error.startswith("node fault: GPU ")
     assert "GPU-7" in report(bench).error
 
 

@@ -261,3 +261,29 @@ def test_the_same_order_twice_is_accepted_and_changes_nothing() -> None:
 
 def _desired(*orders: WorkerOrder) -> DesiredState:
     return DesiredState(node="n1", epoch=3, generation=7, role=R.TRAINING, workers=orders)
+
+
+def test_a_command_that_was_begun_in_a_role_that_is_over_counts_for_nothing() -> None:
+    """The role after it asks for itself: what has happened since may have undone it."""
+    bench = Bench(quarantine_s=5.0)
+    bench.answers_hooks = False
+    bench.step()
+    bench.want(R.QUARANTINED)
+    bench.step()
+    bench.want(R.SERVING)
+    bench.steps(7)
+    assert (bench.role(), bench.hooks) == (R.WARMING, [H.START])
+    bench.answer(H.START)
+    bench.step()
+    assert bench.hooks == [H.START, H.START]
+
+
+def test_a_failure_of_a_role_that_is_over_is_not_told_of_the_next_one() -> None:
+    """Nor does it delay the next try."""
+    bench = Bench(quarantine_s=5.0)
+    bench.answers_hooks = False
+    bench.step()
+    bench.want(R.QUARANTINED)
+    bench.step()
+    bench.answer(H.START, error="no such unit")
+    assert "no such unit" not in bench.life.detail

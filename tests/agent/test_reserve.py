@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from agent import reserve
+from agent.state import NODE_FAULT
 from common.clock import SystemClock
 from tests.agent.worker_house import PATIENCE_S
 from tests.fakeclock import FakeClock
@@ -70,5 +71,7 @@ async def test_storage_that_does_not_answer_is_a_refusal(tmp_path: Path) -> None
     )
     process = await hanging.begun()
     await clock.advance(reserve.CHECK_TIMEOUT_S)
-    assert "did not answer in 10 s" in await looking
+    said = await looking
+    assert "did not answer in 10 s" in said
+    assert said.startswith(NODE_FAULT)
     await until_ended(process)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agent import shim_files, starters
+from agent import shim_files, starters, worker_spec
 from agent.workers import WorkerStatus
 from common.errors import Unavailable
 from common.messages import WorkerPhase
@@ -300,6 +300,21 @@ def test_a_log_is_cut_with_a_note_and_its_end_is_kept(tmp_path: Path) -> None:
     assert Path(old).read_bytes() == b"b" * 1000
     assert Path(path).read_text().startswith("[aryl: log cut at 1000 bytes")
     assert Path(path).read_text().endswith("more")
+
+
+async def test_the_log_of_a_worker_that_ends_is_cut_too(
+    house: WorkerHouse, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It may write much and end before its shim looks at its log again; the last words are kept."""
+    monkeypatch.setattr(worker_spec, "LOG_MAX_BYTES", 10_000)
+    script = "until [ -e go ]; do sleep 0.05; done; seq 100000; echo the end; exit 3"
+    key = await house.start(make_order("sh", "-c", script, workdir=tmp_path))
+    (tmp_path / "go").touch()
+    assert (await house.until_exited(key)).exit_code == 3
+    files = [house.directory(key) / name for name in (shim_files.LOG_FILE, shim_files.OLD_LOG_FILE)]
+    assert sum(file.stat().st_size for file in files if file.exists()) <= 20_000
+    assert house.log(key).startswith("[aryl: log cut at 10000 bytes")
+    assert b"99999\n100000\nthe end\n" in await house.runner.log_tail(key, 200)
 
 
 async def test_a_shim_is_small(house: WorkerHouse) -> None:

@@ -150,7 +150,7 @@ def test_a_reboot_of_a_node_at_home_is_no_way_home() -> None:
 def test_readings_of_the_clock_are_no_stage() -> None:
     """What only rounding left over is not told."""
     bench = Bench()
-    way_home.began(bench.memory, now_s=10.0, lease_ends_at_s=None)
+    way_home.began(bench.memory, now_s=10.0)
     way_home.vacated(bench.memory, vacate_s=1.0, device_free_s=2.0)
     way_home.arrived(bench.memory, now_s=14.0 + way_home.LEAST_S / 2, server_ready_s=1.0)
     assert set(stages(bench)) == {"vacate", "device_free", "server_ready"}

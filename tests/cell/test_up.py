@@ -32,8 +32,8 @@ LOOK_S = 0.2
 EMPTY = ("--no-workload", "--nodes", "1+0")
 SMALL = ("--nodes", "1+1", "--gpus-per-node", "4")
 BUSY = ("--nodes", "4+2", "--gpus-per-node", "16", "--agents-per-process", "6", "--speed", "300")
-"""A day in 48 seconds, and GPUs enough that some are free to grow into, on a busy machine too, where
-jobs take longer to start and to stop than to run."""
+"""A day in 48 seconds, and GPUs enough that some are free to grow into; on a busy machine too,
+where jobs take longer to start and to stop than to run."""
 SHOWN = ("loans", "reclaims", "resizes", "jobs_finished", "jobs_finished_on_loan")
 
 FIGURES = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from common.api import (
@@ -13,12 +14,24 @@ from common.api import (
     ListJobs,
     ListLoans,
     Loans,
+    NodeRow,
     Operate,
 )
+from common.errors import ProtocolError
 from common.model import JobState
+from coordinator.cli import columns
 from coordinator.cli.describe import Hit, hit_line
 from coordinator.engine.events import OperatorAction
-from tests.cli.fake_cell import FakeCell, aryl, job_row, loan_row, node_row, refusal
+from tests.cli.fake_cell import (
+    Answer,
+    FakeCell,
+    aryl,
+    job_row,
+    loan_row,
+    nobody,
+    node_row,
+    refusal,
+)
 
 A = OperatorAction
 
@@ -65,6 +78,7 @@ PLAIN = [
 
 AGAINST_JOBS = [
     ("node drain t0", Operate(action=A.DRAIN, target="t0")),
+    ("node drain t0 --deadline 30m", Operate(action=A.DRAIN, target="t0", deadline_s=1800.0)),
     ("node confirm-dead t0", Operate(action=A.CONFIRM_DEAD, target="t0")),
     ("loan revoke l7", Operate(action=A.REVOKE_LOAN, target="l7")),
     ("loan revoke i0", Operate(action=A.REVOKE_LOAN, target="l7")),
@@ -108,7 +122,7 @@ def test_yes_goes_ahead_and_still_says_who_is_hit(line: str, sent: Operate) -> N
     run = aryl(here, *line.split(), "--yes", "--reason", "fan")
     assert run.code == 0
     [order] = orders(here)
-    assert (order.action, order.target, order.reason) == (sent.action, sent.target, "fan")
+    assert order == msgspec.structs.replace(sent, reason="fan")
     assert "hits 1 job:" in run.err
 
 
@@ -120,6 +134,74 @@ def test_on_a_terminal_the_person_decides(line: str, answer: str, code: int, cou
     run = aryl(here, *line.split(), is_interactive=True, types=answer)
     assert (run.code, len(orders(here)), run.out) == (code, count, "")
     assert run.err.index("jabc") < run.err.index("[y/N]")
+
+
+def test_how_long_jobs_may_go_on_is_in_the_question() -> None:
+    """Whoever is asked sees what they are asked for, in the words that they gave."""
+    run = aryl(cell(), "node", "drain", "t0", "--deadline", "90m", is_interactive=True, types="n\n")
+    assert "draining t0 within 1h 30m hits 1 job:" in run.err
+    assert "draining t0 within 1h 30m? [y/N]" in run.err
+
+
+@pytest.mark.parametrize("deadline", ["soon", "-5m", "0", "0s", "1e9", "9999999d", ""])
+def test_a_deadline_that_is_none_is_refused_before_anything_is_asked(deadline: str) -> None:
+    """Exit 2, the option is named with what was said, and nobody is asked or told."""
+    here = cell()
+    run = aryl(here, "node", "drain", "t0", f"--deadline={deadline}", "--yes")
+    assert (run.code, run.out, here.asked) == (2, "", [])
+    assert f"--deadline: {deadline!r}, expected" in run.err
+
+
+def vacating(*looks: NodeRow | Answer) -> FakeCell:
+    """A cell that shows a node so, one look after the other; the first is before the order."""
+    here = cell()
+    here.answers[Describe] = [
+        Description(kind="node", name="t0", node=look) if isinstance(look, NodeRow) else look
+        for look in looks
+    ]
+    return here
+
+
+def drained(*jobs: str) -> NodeRow:
+    """A node that is drained, with what is still there."""
+    return node_row(is_cordoned=True, is_draining=True, jobs=jobs)
+
+
+def test_a_drain_that_is_waited_for_ends_when_nothing_is_left() -> None:
+    """Who is still there is said when it changes; a coordinator that is away is outwaited."""
+    both, last = drained("ja", "jb"), drained("jb")
+    end = ProtocolError("it waited on")
+    here = vacating(node_row(), both, both, nobody(), last, drained(), end)
+    run = aryl(here, "node", "drain", "t0", "--wait", "--yes")
+    assert (run.code, run.out) == (0, "")
+    assert [line for line in run.err.splitlines() if line.startswith("node t0 is")] == [
+        "node t0 is training (draining), with ja, jb",
+        "node t0 is training (draining), with jb",
+    ]
+    assert len(orders(here)) == 1
+    assert here.answers[Describe] == [end]
+
+
+def test_a_drain_that_somebody_ended_is_not_waited_for() -> None:
+    """The node is in use again: whoever waits must not switch it off. Exit 1, and why."""
+    here = vacating(node_row(), drained("ja"), node_row(), ProtocolError("it waited on"))
+    run = aryl(here, "node", "drain", "t0", "--wait", "-y")
+    assert run.code == 1
+    assert "node t0 is not drained any more" in run.err
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (drained("ja"), "training (draining)"),
+        (drained(), "training (drained)"),
+        (node_row(is_cordoned=True), "training (cordoned)"),
+        (node_row(), "training"),
+    ],
+)
+def test_the_list_of_nodes_tells_a_drain_from_a_cordon(row: NodeRow, said: str) -> None:
+    """And whether anything is left there."""
+    assert columns.role(row) == said
 
 
 def test_an_empty_node_is_said_to_be_empty() -> None:

@@ -151,3 +151,19 @@ def test_that_a_server_was_stopped_is_remembered_by_the_next_leader() -> None:
     passes(house, 30.0)
     says(house, NodeRole.SERVING)
     assert counted(house) == (0, 1, 0, 30.0)
+
+
+def test_a_node_that_has_not_let_go_of_one_loan_is_not_lent_again() -> None:
+    """Else the first would stay open for ever, as a late way home: nothing tells two apart."""
+    house = House()
+    house.toggle_deaf(I0)
+    lend = Loan(node=I0, service=CHAT, reason="idle")
+    house.decide(lend, lend=True)
+    house.decide(RECLAIM, lend=True)
+    house.decide(lend, lend=True)
+    assert loan_of(house).reclaim_ordered_at_s is not None
+    house.toggle_deaf(I0)
+    house.wait(1.0)
+    assert loan_of(house).returned_at_s is not None
+    house.decide(lend, lend=True)
+    assert len(house.engine.state.loans) == 2

@@ -89,8 +89,8 @@ def running_again() -> Engine:
     )
     engine.handle(JobSubmitted(job_id=JOB, spec=spec, tenant="t", user="u"), now_s=2.0)
     run(engine, "n1")
-    engine.handle(rebooted(), now_s=6.0)
-    engine.handle(report("n2", generation=0), now_s=7.0)
+    engine.handle(report("n2", generation=0), now_s=6.0)
+    engine.handle(rebooted(), now_s=7.0)
     run(engine, "n2")
     job = engine.state.jobs[JOB]
     assert (job.state, job.attempt, job.node_fault_count) == (JobState.RUNNING, 2, 1)

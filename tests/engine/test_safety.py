@@ -201,7 +201,11 @@ def happen(house: House, op: Op, node: NodeName) -> None:
         # An operator who vouches for a node that still runs would lie; that is not our bug.
         case what if what in ASKED and not (what == "confirm" and pretend.is_up):
             target = "" if what == "recall" else node
-            house.sim.handle(OperatorAsked(action=ASKED[what], by="ops/me", target=target))
+            later_s = 20.0 if what == "drain" and op.c % 2 else None
+            asked = OperatorAsked(
+                action=ASKED[what], by="ops/me", target=target, deadline_s=later_s
+            )
+            house.sim.handle(asked)
         case _:
             pass
 

@@ -8,14 +8,22 @@ from hypothesis import strategies as st
 from msgspec import Struct
 
 from common.messages import WorkerPhase
-from common.model import CheckpointSpec, JobSpec, JobState, NodeName, WorkerRange
-from coordinator.engine.events import LeaderStarted, NodeSilent, PassDue
+from common.model import CheckpointSpec, JobSpec, JobState, NodeName, NodeRole, WorkerRange
+from coordinator.engine.events import (
+    LeaderStarted,
+    NodeSilent,
+    OperatorAction,
+    OperatorAsked,
+    PassDue,
+)
 from coordinator.engine.settings import EngineSettings
 from coordinator.engine.silence import certain_end_s
 from coordinator.engine.state import JobEntry
+from coordinator.policies.decisions import Loan
 from coordinator.service.explain import job as explain_job
+from coordinator.service.rows import loan_row
 from coordinator.sim.outages import LOST_AFTER_S, Crash
-from tests.engine.house import House, state
+from tests.engine.house import CHAT, House, state
 
 STOP_AFTER_S, GRACE_S = 60.0, 30.0
 DAY_S = 86_400.0
@@ -211,3 +219,26 @@ def test_the_engine_ends_nothing_below_the_bound_and_everything_at_it() -> None:
     assert house.engine.awaited_silence_s() == {NodeName("t0"): bound_s}
     say(house, silent_s=bound_s, unanswered_s=bound_s)
     assert state(job) == JobState.PENDING
+
+
+@pytest.mark.parametrize("is_heard_again", [False, True])
+def test_a_lent_node_that_is_dead_for_certain_ends_its_loan(*, is_heard_again: bool) -> None:
+    """Nobody waits for it for ever; should it be alive, it goes home without that loan."""
+    house = House()
+    node = NodeName("i0")
+    house.decide(Loan(node=node, service=CHAT, reason="idle"), lend=True)
+    house.wait(10.0)
+    [loan] = house.engine.state.loans.values()
+    assert loan.begun_at_s is not None
+    house.sim.handle(NodeSilent(node=node, silent_s=20.0))
+    dead = OperatorAsked(action=OperatorAction.CONFIRM_DEAD, by="ops/ada", target=node)
+    house.sim.handle(dead)
+    row = loan_row(loan, now_s=DAY_S)
+    assert (row.state, row.is_late) == ("ended", False)
+    assert row.reclaim_reason == "its node was confirmed dead by ops/ada"
+    assert house.node("i0").lease is None
+    if is_heard_again:
+        house.sim.nodes[node].report_soon()
+        house.wait(DAY_S / 24.0)
+        assert house.node("i0").role == NodeRole.SERVING
+        assert len(house.engine.state.loans) == 1

@@ -45,13 +45,16 @@ def test_the_need_is_named_beside_what_is_free() -> None:
     assert fits[0].endswith("1 worker of 1; 6 free on 2 nodes, room for 1 worker")
 
 
-def test_flexible_workers_that_can_go_count_as_free() -> None:
-    """What base demand could take is no blocker."""
+def test_gpus_of_flexible_workers_that_can_go_are_told_apart_from_free_ones() -> None:
+    """What base demand could take is no blocker, and nobody sees it free in the list of nodes."""
     nodes, jobs = make_cluster(
         {"n1": {"wide": 4}}, flexible={"n1": {"wide": 4}}, role=NodeRole.TRAINING
     )
     found = why(make_job_view("j", gpus_per_worker=8), *nodes, jobs=jobs)
-    assert "4 free on 1 node, room for 0 workers" in found[0]
+    assert found[0].endswith(
+        "1 worker of 8; 0 free and 4 held by flexible workers that can be released, on 1 node, "
+        "room for 0 workers"
+    )
 
 
 def test_every_blocker_is_named_not_the_first() -> None:

@@ -28,6 +28,7 @@ def cell(
     is_frozen: bool = False,
     is_cordoned: bool = False,
     takes_nothing: bool = False,
+    sick_gpus: int = 0,
     since_s: float = 0.0,
     **service: Any,
 ) -> ClusterSnapshot:
@@ -42,6 +43,7 @@ def cell(
                 is_drained_by_operator=is_cordoned,
             ),
             takes_nothing=takes_nothing,
+            sick_gpus=sick_gpus,
         ),
         make_node_view("n2", role=NodeRole.SERVING, serving_since_s=since_s),
         make_node_view("n3", role=NodeRole.SERVING, serving_since_s=since_s),
@@ -84,7 +86,8 @@ REASONS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "hold-off": ({"since_s": NOW_S - 20.0}, "its hold-off lasts 40 s more"),
     "cordoned": ({"is_cordoned": True}, "cordoned"),
-    "full disk": ({"takes_nothing": True}, "until its disk can be written"),
+    "full disk": ({"takes_nothing": True}, "it takes nothing new now"),
+    "sick GPU": ({"sick_gpus": 1}, "1 of its GPUs is not well"),
     "no demand": ({"jobs": ()}, "no job that waits or could grow"),
     "wrong type": (
         {"jobs": (make_job_view("j", types=("T4",)),)},

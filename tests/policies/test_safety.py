@@ -155,14 +155,15 @@ def test_no_scaling_means_none(policy: Policy, snapshot: ClusterSnapshot) -> Non
 @often
 @every_policy
 def test_a_frozen_cell_is_left_alone(policy: Policy, snapshot: ClusterSnapshot) -> None:
-    """Frozen: no decisions, and memory is kept; only recalled services get their nodes back."""
+    """Frozen: memory is kept and nothing is decided but what comes home, as in any other cell."""
     frozen = replace(snapshot, is_frozen=True)
     allocation = policy.allocate(frozen, b"kept")
     assert (allocation.decisions, allocation.memory) == ((), b"kept")
-    recalled = {service.name for service in snapshot.services if service.is_recalled}
     decisions = policy.lend(frozen)
-    services = {d.service for d in decisions if isinstance(d, Reclaim | Loan | Recommend)}
-    assert services <= recalled
+    assert not [d for d in decisions if isinstance(d, Loan | Recommend)]
+    unfrozen = policy.lend(snapshot)
+    assert decisions == tuple(d for d in unfrozen if not isinstance(d, Loan | Recommend))
+    recalled = {service.name for service in snapshot.services if service.is_recalled}
     home = {
         node.name
         for node in snapshot.nodes
@@ -172,8 +173,7 @@ def test_a_frozen_cell_is_left_alone(policy: Policy, snapshot: ClusterSnapshot) 
             or (node.role == NodeRole.ON_LOAN and not node.is_reclaimed)
         )
     }
-    assert {d.node for d in decisions if isinstance(d, Reclaim)} == home
-    assert not [d for d in decisions if isinstance(d, Loan)]
+    assert {d.node for d in decisions if isinstance(d, Reclaim)} >= home
 
 
 @often

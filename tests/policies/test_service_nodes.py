@@ -16,13 +16,14 @@ from tests.strategies import snapshots
 SERVICES = (ServiceName("chat"), ServiceName("search"))
 NAMES = tuple(NodeName(f"n{number}") for number in range(4))
 VIEWS = st.builds(
-    lambda name, service, role, is_cordoned, is_reclaimed, takes_nothing, since_s, gpu_type: (
+    lambda name, service, role, is_cordoned, is_reclaimed, takes_nothing, sick, since_s, gpu_type: (
         replace(
             make_node_view(name, role=role),
             service=service,
             is_drained_by_operator=is_cordoned,
             is_reclaimed=is_reclaimed,
             takes_nothing=takes_nothing,
+            sick_gpus=sick,
             serving_since_s=since_s,
             gpu_type=gpu_type,
         )
@@ -33,6 +34,7 @@ VIEWS = st.builds(
     st.booleans(),
     st.booleans(),
     st.booleans(),
+    st.sampled_from((0, 0, 1)),
     st.sampled_from((None, 1.0, 2.0)),
     st.sampled_from(("T4", "A10")),
 )
@@ -44,7 +46,8 @@ def looked_up(nodes: list[NodeView], service: ServiceName) -> ServiceNodes:
     usable = [node for node in own if not node.is_drained_by_operator]
     ready = [node for node in usable if node.role == NodeRole.SERVING]
     homing = (NodeRole.VACATING, NodeRole.WARMING)
-    told = [node for node in ready if node.serving_since_s is not None and not node.takes_nothing]
+    fit = [node for node in ready if not (node.takes_nothing or node.sick_gpus)]
+    told = [node for node in fit if node.serving_since_s is not None]
     return ServiceNodes(
         count=len(own),
         ready=tuple(ready),

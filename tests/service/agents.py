@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar
 
+from msgspec import UNSET
+
 from common import subjects
 from common.bus import BusMessage
 from common.messages import (
@@ -59,10 +61,27 @@ async def meanwhile(clock: FakeClock, awaitable: Awaitable[T]) -> T:
 
 
 class Agent:
-    """A pretend node behind the wire; persists nothing, reports each second."""
+    """A pretend node behind the wire; persists nothing, reports each second.
 
-    def __init__(self, network: FakeNetwork, clock: FakeClock, spec: NodeSpec) -> None:
+    Args:
+        boot_id: of its machine; None is the pretend node's own.
+        instance: which start of an agent this is; None is an older agent, which does not say.
+        up_s: how long its machine has been up.
+    """
+
+    def __init__(
+        self,
+        network: FakeNetwork,
+        clock: FakeClock,
+        spec: NodeSpec,
+        *,
+        boot_id: str | None = None,
+        instance: str | None = None,
+        up_s: float = 0.0,
+    ) -> None:
         self.name = spec.name
+        self.boot_id = boot_id
+        self.instance = instance
         self.spec = spec
         self.bus = FakeBus(network, clock=clock)
         self.epoch = 0
@@ -78,7 +97,7 @@ class Agent:
         self._loop = Loop()
         self._loop.now_s = clock.now_s()
         self._facts: NodeReported | None = None
-        self._sequence = 0
+        self._sequence = int(up_s * 1000)
         self._nonce = 0
         self._served = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -133,7 +152,8 @@ class Agent:
         is_serving = facts.role == NodeRole.SERVING
         return NodeReport(
             node=self.name,
-            boot_id=facts.boot_id,
+            boot_id=self.boot_id or facts.boot_id,
+            instance=self.instance,
             sequence=self._sequence,
             home_pool=facts.home_pool,
             role=facts.role,
@@ -193,6 +213,8 @@ class Agent:
 
     async def _on_desired(self, message: BusMessage) -> None:
         desired = decode(message.data, DesiredState)
+        if desired.instance not in (UNSET, self.instance):
+            return
         is_newer = (desired.epoch, desired.generation) >= (self.epoch, self.generation)
         (self.desired if is_newer else self.refused).append(desired)
         if is_newer:
@@ -208,6 +230,8 @@ class Agent:
 
     async def _on_ledger(self, message: BusMessage) -> None:
         request = decode(message.data, LedgerRequest)
+        if request.instance not in (UNSET, self.instance):
+            return
         await message.respond(encode(LedgerReply(node=request.node, orders=self.node.orders())))
 
     async def _on_logs(self, message: BusMessage) -> None:

@@ -47,6 +47,7 @@ from coordinator.service.leader import KeyEntry
 from coordinator.service.settings import CoordinatorSettings
 from coordinator.sim.cluster import NodeSpec
 from tests.fakes import (
+    Dropped,
     FakeBus,
     FakeClock,
     FakeNetwork,
@@ -78,7 +79,11 @@ Reply = (
 
 
 def make_settings(
-    *, mode: Mode = Mode.ACT, policy: str = "aryl", snapshot_records: int = 500
+    *,
+    mode: Mode = Mode.ACT,
+    policy: str = "aryl",
+    snapshot_records: int = 500,
+    leader_ttl_s: float = 8.0,
 ) -> CoordinatorSettings:
     """Short periods, one service."""
     service = ServiceSettings(
@@ -101,6 +106,7 @@ def make_settings(
         progress_period_s=2.0,
         lost_after_s=5.0,
         snapshot_records=snapshot_records,
+        leader_ttl_s=leader_ttl_s,
         engine=EngineSettings(
             policy=policy,
             services=(service,),
@@ -158,6 +164,7 @@ class Leader:
         name: str,
         settings: CoordinatorSettings,
         journal: MemoryJournal | None = None,
+        progress: Callable[[], None] = lambda: None,
     ) -> None:
         self.bus = FakeBus(cell.network, clock=cell.clock)
         self.journal = journal or MemoryJournal(cell.records)
@@ -175,6 +182,7 @@ class Leader:
                 ttl_s=settings.leader_ttl_s,
                 margin_s=settings.leader_margin_s,
             ),
+            progress=progress,
         )
         self.task = asyncio.create_task(
             self.coordinator.run(Api(self.coordinator).serve), name=name
@@ -234,9 +242,10 @@ class Cell:
         name: str = "one",
         settings: CoordinatorSettings | None = None,
         journal: MemoryJournal | None = None,
+        progress: Callable[[], None] = lambda: None,
     ) -> Leader:
-        """Start a coordinator; it may have to stand by."""
-        leader = Leader(self, name, settings or make_settings(), journal)
+        """Start a coordinator; it may have to stand by. progress: as of `Coordinator`."""
+        leader = Leader(self, name, settings or make_settings(), journal, progress)
         self.leaders.append(leader)
         return leader
 
@@ -303,4 +312,5 @@ class Cell:
         return [
             (sequence, decode_record(data, sequence=sequence))
             for sequence, data in enumerate(self.records, start=1)
+            if not isinstance(data, Dropped)
         ]

@@ -30,6 +30,9 @@ T = TypeVar("T")
 class Place(Protocol):
     """Where coordinators of one cell keep things; each call is another coordinator."""
 
+    is_shortened: bool
+    """Whether a stream that is made for a journal from now on may lose its begin."""
+
     async def journal(self) -> JournalPort:
         """A journal that was not opened yet."""
         ...
@@ -53,6 +56,8 @@ class Place(Protocol):
 
 class Memory:
     """The fakes."""
+
+    is_shortened = False
 
     def __init__(self) -> None:
         self._records: list[bytes] = []
@@ -78,6 +83,8 @@ class Memory:
 class JetStream:
     """A real nats-server; every coordinator has a connection of its own."""
 
+    is_shortened = False
+
     def __init__(self, server: NatsServer, stack: AsyncExitStack) -> None:
         self._server = server
         self._stack = stack
@@ -92,7 +99,13 @@ class JetStream:
 
     async def journal(self) -> JournalPort:
         bus = await self.bus()
-        return store.Journal(bus, cell=CELL, writer=f"w{self._count}", clock=SystemClock())
+        return store.Journal(
+            bus,
+            cell=CELL,
+            writer=f"w{self._count}",
+            clock=SystemClock(),
+            is_shortened=self.is_shortened,
+        )
 
     async def snapshots(self) -> SnapshotsPort:
         return store.Snapshots(

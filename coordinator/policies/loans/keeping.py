@@ -47,7 +47,7 @@ def why_kept(
     if name in lent_next:
         return (*found, "nothing keeps it: the next loan pass lends it")
     if snapshot.is_frozen:
-        found.append("the cell is frozen: nothing is lent")
+        found.append("the cell is frozen: nothing is lent (aryl freeze --off)")
     if not is_loaning:
         found.append("the policy of this cell lends nothing")
     if service.mode != Mode.ACT:
@@ -143,7 +143,10 @@ def _of_node(
     if node.is_drained_by_operator:
         found.append("it is cordoned: an operator keeps it from being lent")
     if node.takes_nothing:
-        found.append("it cannot write down a loan, so it takes none until its disk can be written")
+        found.append("it takes nothing new now, so no loan either")
+    if node.sick_gpus:
+        what = counted(node.sick_gpus, "of its GPUs is", "of its GPUs are")
+        found.append(f"{what} not well: once stopped, its server might not come back on it")
     left_s = rest_left_s(snapshot, service, node)
     if 0 < left_s < inf:
         found.append(

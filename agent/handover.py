@@ -1,0 +1,62 @@
+"""When GPUs may go from a server to workers, and back to it. Pure; must not know roles or time
+limits.
+"""
+
+from __future__ import annotations
+
+from agent.state import Facts
+from common.messages import GpuHealth, GpuReport
+
+_UNUSABLE = (GpuHealth.LOST, GpuHealth.FAULTY)
+
+
+def busy(gpu: GpuReport, *, free_memory_ratio: float) -> str:
+    """Why a GPU is not free for a worker, by what the device says; empty when it is."""
+    if gpu.health != GpuHealth.OK:
+        return _sick(gpu)
+    return _used(gpu, free_memory_ratio)
+
+
+def _sick(gpu: GpuReport) -> str:
+    return f"GPU {gpu.uuid} is {gpu.health}"
+
+
+def _used(gpu: GpuReport, free_memory_ratio: float) -> str:
+    if gpu.processes:
+        return f"GPU {gpu.uuid} is used by process {gpu.processes[0].pid}"
+    used = gpu.memory_used_bytes or 0
+    if used > free_memory_ratio * gpu.memory_total_bytes:
+        return f"GPU {gpu.uuid} has {used / 2**20:.0f} MiB in use"
+    return ""
+
+
+def unusable(facts: Facts) -> str:
+    """Which GPU no worker could have, however long one waits for it; empty when there is none."""
+    return next((_sick(gpu) for gpu in facts.gpus or () if gpu.health in _UNUSABLE), "")
+
+
+def to_workers(facts: Facts, *, since_s: float, free_memory_ratio: float) -> str:
+    """Why workers cannot have all GPUs; a sample from before `since_s` proves nothing."""
+    if facts.gpus is None or facts.gpus_at_s <= since_s:
+        return "waits for a GPU sample"
+    found = (busy(gpu, free_memory_ratio=free_memory_ratio) for gpu in facts.gpus)
+    return next((why for why in found if why), "")
+
+
+def to_server(
+    facts: Facts, *, since_s: float, free_memory_ratio: float, is_patient: bool = False
+) -> str:
+    """Why the server cannot be started: somebody else is seen on a GPU. Else as `to_workers`.
+
+    A GPU that is lost, and one of which nothing more is told, keep nobody out: the server may do
+    without, and its health check says so. is_patient: wait for those that do not answer; they may
+    yet tell of somebody.
+    """
+    if facts.gpus is None or facts.gpus_at_s <= since_s:
+        return "waits for a GPU sample"
+    for gpu in facts.gpus:
+        if is_patient and gpu.health == GpuHealth.UNRESPONSIVE:
+            return _sick(gpu)
+        if why := _used(gpu, free_memory_ratio):
+            return why
+    return ""

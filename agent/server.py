@@ -1,0 +1,118 @@
+"""A node's inference server as its life sees it: its commands, its health, whether it is at rest.
+Pure; must not know roles, GPUs or how a command is run.
+"""
+
+from __future__ import annotations
+
+from agent.state import Action, Facts, HookKind, RunHook
+from common.messages import InferenceReport
+
+RETRY_S = 1.0
+PROBES_MISSED_WHEN_DOWN = 3
+"""So many health checks in a row must fail before a server counts as down."""
+SAMPLES_AT_REST = 2
+"""So many samples in a row show that a server has come to rest."""
+
+
+class ServerCommands:
+    """The commands that move a server, one at a time; each role of the node begins them anew."""
+
+    def __init__(self, now_s: float) -> None:
+        self._running: HookKind | None = None
+        self._role_count = self._running_role_count = 0
+        self._done_at_s: dict[HookKind, float] = {}
+        self._retry_at_s = now_s
+        self.error = ""
+        """Of the latest one of this role, in words."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether none runs."""
+        return self._running is None
+
+    def done_at_s(self, kind: HookKind) -> float | None:
+        """When it succeeded in this role; None: not yet."""
+        return self._done_at_s.get(kind)
+
+    def new_role(self, now_s: float) -> None:
+        """What was done in the one before proves nothing in this one."""
+        self._role_count += 1
+        self._done_at_s, self.error, self._retry_at_s = {}, "", now_s
+
+    def run(self, kind: HookKind, now_s: float) -> list[Action]:
+        """Start a command, unless one runs or the last failure is too fresh."""
+        if self._running is not None or now_s < self._retry_at_s:
+            return []
+        self._running, self._running_role_count = kind, self._role_count
+        return [RunHook(kind)]
+
+    def answered(self, kind: HookKind, *, error: str, now_s: float) -> None:
+        """The one that runs has ended; one of a role that is over counts for nothing: the present
+        one asks for itself."""
+        self._running = None
+        if self._running_role_count != self._role_count:
+            return
+        if error:
+            self.error = f"{kind} command: {error}"
+            self._retry_at_s = now_s + RETRY_S
+        else:
+            self.error = ""
+            self._done_at_s[kind] = now_s
+
+
+class Health:
+    """Whether a server that should serve is down.
+
+    One missed check may be a server that is busy; to be counted out costs its service a node.
+    """
+
+    def __init__(self) -> None:
+        self._missed = 0
+        self._missed_at_s: float | None = None
+
+    @property
+    def is_down(self) -> bool:
+        """Whether it missed several checks in a row."""
+        return self._missed >= PROBES_MISSED_WHEN_DOWN
+
+    def saw(self, facts: Facts, *, since_s: float) -> bool:
+        """Whether it missed the newest check; each counts once, and none from before `since_s`."""
+        is_missed = facts.probed_at_s > since_s and not facts.is_healthy
+        if not is_missed:
+            self._missed = 0
+        elif facts.probed_at_s != self._missed_at_s:
+            self._missed, self._missed_at_s = self._missed + 1, facts.probed_at_s
+        return is_missed
+
+
+class Idleness:
+    """Whether a server that gets no new requests has come to rest: nothing running, nothing
+    waiting, the success counter still, two samples in a row.
+
+    A server whose page and health check are both gone serves nobody either.
+    """
+
+    def __init__(self) -> None:
+        self._page: InferenceReport | None = None
+        self._probed_at_s = -1.0
+        self._samples = 0
+        self.why = ""
+        """What it waits for, in words."""
+
+    def saw(self, facts: Facts, *, since_s: float) -> bool:
+        """Whether it is at rest; a sample counts once, and not from before `since_s`."""
+        if facts.probed_at_s <= max(since_s, self._probed_at_s):
+            return False
+        self._probed_at_s = facts.probed_at_s
+        page, last = facts.inference, self._page
+        self._page = page
+        if page is None:
+            is_quiet = not facts.is_healthy
+            self.why = "" if is_quiet else "waits for the server's metrics page"
+        else:
+            in_flight = page.running_count + page.waiting_count
+            is_still = last is not None and last.success_total == page.success_total
+            is_quiet = in_flight == 0 and (is_still or self._samples == 0)
+            self.why = f"waits for {in_flight:g} requests" if in_flight else ""
+        self._samples = self._samples + 1 if is_quiet else 0
+        return self._samples >= SAMPLES_AT_REST

@@ -1,0 +1,167 @@
+"""What an answer of the API shows of a job, a node, a service, a loan. Must not know requests.
+
+Rows are for people and scripts; a field is only ever added (`common.api`).
+"""
+
+from __future__ import annotations
+
+from msgspec import field
+
+from common.failures import Failure
+from common.messages import Part
+from common.model import JobState, Mode, NodeRole, Pool
+
+
+class WorkerRow(Part, frozen=True, kw_only=True):
+    """One worker of a job."""
+
+    worker_index: int
+    node: str
+    gpus: int
+    is_flexible: bool
+    phase: str
+    stop_reason: str = ""
+
+
+class JobRow(Part, frozen=True, kw_only=True, omit_defaults=False):
+    """One job."""
+
+    job_id: str
+    name: str
+    tenant: str
+    user: str
+    state: JobState
+    attempt: int
+    worker_count: int
+    min_workers: int
+    max_workers: int
+    gpus_per_worker: int
+    gpus: int
+    nodes: tuple[str, ...]
+    submitted_at_s: float
+    started_at_s: float | None
+    finished_at_s: float | None
+    queueing_s: float
+    preemption_count: int
+    step: int | None = None
+    total_steps: int | None = None
+    exit_code: int | None = None
+    error: str = ""
+    failure: Failure | None = None
+    """Why its latest own fault came, as the worker's log says."""
+    waited_s: dict[str, float] = field(default_factory=dict[str, float])
+    """What it has waited for, by kind, under a policy that says so."""
+    blockers: tuple[str, ...] = ()
+
+
+class NodeRow(Part, frozen=True, kw_only=True, omit_defaults=False):
+    """One node.
+
+    jobs: those that have something there, if only their rendezvous store.
+    drain_left_s: for how long what runs on a node that is drained may go on; None: not any more, or
+        it is not drained.
+    """
+
+    node: str
+    home_pool: Pool
+    role: NodeRole
+    desired_role: NodeRole
+    service: str
+    gpu_type: str
+    gpus: int
+    gpus_held: int
+    gpu_busy_ratio: float | None
+    jobs: tuple[str, ...]
+    is_cordoned: bool
+    is_heard: bool
+    heard_ago_s: float | None
+    rack: str
+    detail: str
+    is_draining: bool = False
+    drain_left_s: float | None = None
+
+
+class ServiceRow(Part, frozen=True, kw_only=True, omit_defaults=False):
+    """One inference service.
+
+    running_requests, waiting_requests: what the servers of its serving nodes say; None: none does.
+    reclaims: those of the loans that are remembered, and how many of them were late.
+    last_reclaim_s: what the last of them took, from the order to serving again, and when it ended.
+    """
+
+    service: str
+    mode: Mode
+    is_recalled: bool
+    nodes: int
+    serving: int
+    on_loan: int
+    coming_home: int
+    load_per_s: float | None
+    capacity_per_node: float
+    min_serving: int
+    reclaim_deadline_s: float
+    return_s: float
+    running_requests: float | None = None
+    waiting_requests: float | None = None
+    reclaims: int = 0
+    reclaims_late: int = 0
+    last_reclaim_s: float | None = None
+    last_returned_at_s: float | None = None
+
+
+class LoanRow(Part, frozen=True, kw_only=True, omit_defaults=False):
+    """One loan.
+
+    begun_at_s: when its node was heard to be on loan; None too where a call home overtook that.
+    reclaim_s: from the order to come home to serving again; None without an order, of a node that
+        is not home yet, and of one that had not stopped its server.
+    """
+
+    lease_id: str
+    node: str
+    service: str
+    state: str
+    decided_at_s: float
+    begun_at_s: float | None
+    reclaim_ordered_at_s: float | None
+    returned_at_s: float | None
+    reclaim_deadline_s: float | None
+    reclaim_s: float | None
+    lapse_s: float | None
+    """From the end of its lease without an order to serving again; None of any other loan."""
+    is_late: bool
+    reason: str
+    reclaim_reason: str
+    predicted_preemptions: int
+    realised_preemptions: int
+    predicted_cost_gpu_s: float
+    realised_cost_gpu_s: float
+
+
+class StoryRow(Part, frozen=True, kw_only=True, omit_defaults=False):
+    """One thing that happened."""
+
+    number: int
+    at_s: float
+    subject: str
+    what: str
+    reason: str
+
+
+class TenantRow(Part, frozen=True, kw_only=True, omit_defaults=False):
+    """One tenant with all below it; GPUs whatever their type.
+
+    borrowed_gpus: what it uses beyond its guarantee. waiting_gpus: base demand of its jobs that
+        wait. fair_share_gpus: what guarantees, and then weights, give it of what is there.
+    """
+
+    tenant: str
+    parent: str
+    weight: float
+    guarantee_gpus: int
+    used_gpus: int
+    borrowed_gpus: int
+    borrow_limit_gpus: int | None
+    lend_limit_gpus: int | None
+    waiting_gpus: int
+    fair_share_gpus: float

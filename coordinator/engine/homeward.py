@@ -1,0 +1,62 @@
+"""Calling a lent node home by order, which is no policy's choice: when it must be back, and at what
+price. Must not know who ordered it, nor why.
+"""
+
+from __future__ import annotations
+
+from math import fsum
+
+from common.model import JobId, ServiceName
+from coordinator.engine import estimates, jobs, loans
+from coordinator.engine.context import Context
+from coordinator.engine.state import JobEntry, NodeEntry
+from coordinator.policies.decisions import Reclaim
+
+
+def call_home(ctx: Context, node: NodeEntry, reason: str) -> None:
+    """Take a lent node back; one that is not lent stays as it is.
+
+    An order, not a decision: it also holds while the cell is frozen.
+    """
+    if node.lease is None:
+        return
+    hit, released = _hit(ctx, node)
+    decision = Reclaim(
+        node=node.name,
+        service=node.lease.service,
+        deadline_s=promised_s(ctx, node.lease.service),
+        predicted_preemptions=len(hit),
+        predicted_cost_gpu_s=fsum(estimates.lost_if_preempted(job, ctx.now_s) for job in hit),
+        released_workers=released,
+        reason=reason,
+    )
+    if not loans.reclaim(ctx, decision):
+        ctx.decisions.append(decision)
+
+
+def promised_s(ctx: Context, service: ServiceName) -> float:
+    """The reclaim deadline of a service, in seconds: of one that is in no settings any more, the
+    last one that it had; of one that never was in any, the TTL of its leases."""
+    settings = ctx.service_settings(service)
+    if settings is not None:
+        return settings.reclaim_deadline_s
+    entry = ctx.state.services.get(service)
+    known_s = None if entry is None else entry.reclaim_deadline_s
+    return ctx.settings.lease_ttl_s if known_s is None else known_s
+
+
+def _hit(ctx: Context, node: NodeEntry) -> tuple[list[JobEntry], int]:
+    """Jobs that an order now would preempt, each once, and how many workers it would release.
+
+    As they count when it is carried out: a gang that has not run yet is no preemption.
+    """
+    hit: dict[JobId, JobEntry] = {}
+    released = 0
+    for job, worker in loans.held_on(ctx, node):
+        if worker.stop is not None or job.after_vacating is not None:
+            continue
+        if worker.is_flexible:
+            released += 1
+        elif job.state in jobs.ACTIVE_JOB_STATES and job.attempt_ran_at_s is not None:
+            hit[job.job_id] = job
+    return list(hit.values()), released

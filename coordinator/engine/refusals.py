@@ -1,0 +1,102 @@
+"""Nodes that refuse to start one worker after the other: they are left alone for a while. Must not
+know policies, nor how a node starts anything.
+
+A node that can start nothing is idle, so it is what every policy takes first: it would draw one job
+after the other of the whole cell ("black hole node"), each free of charge and none of them told. A
+job leaves such a node alone by itself (`retrying.node_fault`); here the node is closed to all of
+them. It is tried again after `retry_backoff_max_s`, with one job, and opens for good once a worker
+has started on it; also when it boots anew, or when an operator says so (uncordon).
+"""
+
+from __future__ import annotations
+
+from common.messages import OrderPhase, WorkerPhase
+from coordinator.engine.context import Context
+from coordinator.engine.events import WorkerFact
+from coordinator.engine.state import ClusterState, NodeEntry, WorkerEntry
+from coordinator.policies.words import counted
+
+MOST = 3
+"""So many refusals in a row close a node: a single one may be chance, as while systemd reloads."""
+
+
+def heard(
+    ctx: Context, node: NodeEntry, worker: WorkerEntry, fact: WorkerFact, *, is_node_fault: bool
+) -> None:
+    """Learn from the news of one worker whether its node can start any."""
+    if fact.phase == WorkerPhase.REFUSED:
+        if is_node_fault and worker.stop is None and not _wants_gone_gpu(node, worker):
+            _refused(ctx, node, worker, fact.error)
+        return
+    has_run = fact.phase == WorkerPhase.RUNNING or fact.exit_code is not None
+    if node.refused_starts and has_run and not is_node_fault:
+        forget(ctx, node, f"{worker.key} has started there")
+
+
+def _wants_gone_gpu(node: NodeEntry, worker: WorkerEntry) -> bool:
+    """Whether it was placed on what is not there: that says nothing of the rest of the node."""
+    there = {slot.uuid for slot in node.gpus if not slot.is_gone}
+    return not there.issuperset(worker.gpu_uuids)
+
+
+def _refused(ctx: Context, node: NodeEntry, worker: WorkerEntry, why: str) -> None:
+    """An attempt counts once, however many workers it has there. A job that is refused again counts
+    only where its gang was ready: what a node says of a reserve may come of the job's own storage,
+    and one such job shall not close one node after the other.
+    """
+    key, last = worker.key, node.refused_last
+    is_same_job = last is not None and key.job_id == last.job_id
+    is_same_attempt = is_same_job and last is not None and key.attempt == last.attempt
+    if is_same_attempt or (is_same_job and worker.order != OrderPhase.RUN):
+        return
+    node.refused_starts, node.refused_last = node.refused_starts + 1, key
+    rest_s = ctx.settings.retry_backoff_max_s
+    if node.refused_starts < MOST or node.closed_reason or rest_s <= 0:
+        return
+    times = counted(node.refused_starts, "start")
+    node.closed_reason = f"it refused {times} in a row, the last: {why}"
+    ctx.state.closed_until_s[node.name] = ctx.now_s + rest_s
+    ctx.tell(node.name, "takes nothing new", f"{node.closed_reason}; for {rest_s:.0f} s")
+    _changed(ctx, node)
+
+
+def forget(ctx: Context, node: NodeEntry, why: str) -> None:
+    """What kept it from starting workers is gone, or may be."""
+    _open(ctx, node, why)
+    node.refused_starts, node.refused_last = 0, None
+
+
+def settle(ctx: Context) -> None:
+    """Try nodes again that were left alone for long enough; one more refusal closes them again."""
+    for name, until_s in sorted(ctx.state.closed_until_s.items()):
+        if ctx.now_s >= until_s:
+            _open(ctx, ctx.state.nodes[name], "it is tried again")
+
+
+def next_s(state: ClusterState) -> float | None:
+    """When the first of them is tried again."""
+    return min(state.closed_until_s.values(), default=None)
+
+
+def why(state: ClusterState, node: NodeEntry) -> str:
+    """In words, why nothing new begins on a node, and how long yet; empty for one that is open."""
+    if not node.closed_reason:
+        return ""
+    left_s = max(0.0, state.closed_until_s[node.name] - state.now_s)
+    return (
+        f"nothing new is placed on it for {left_s:.0f} s, and it is not lent: {node.closed_reason} "
+        f"(aryl node uncordon {node.name} when that is mended)"
+    )
+
+
+def _open(ctx: Context, node: NodeEntry, why: str) -> None:
+    if node.closed_reason:
+        node.closed_reason = ""
+        del ctx.state.closed_until_s[node.name]
+        ctx.tell(node.name, "takes new work again", why)
+        _changed(ctx, node)
+
+
+def _changed(ctx: Context, node: NodeEntry) -> None:
+    ctx.changed_nodes[node.name] = None
+    ctx.needs_pass = ctx.needs_loan_pass = True

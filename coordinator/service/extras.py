@@ -1,0 +1,33 @@
+"""What an install may lack: a GPU node has no more than its agent needs, but all commands.
+
+Must import nothing that such an install lacks, and must not know what any command does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Generator
+
+EXIT_LACKING = 2
+"""Usage, as `aryl` has it: it is called where it cannot run."""
+_OURS = frozenset({"agent", "common", "coordinator"})
+
+
+@contextlib.contextmanager
+def needing_extras(program: str) -> Generator[None]:
+    """Around the imports of a program: what is not installed ends it with one line that says so.
+
+    A module of our own that is missing is a broken install or a bug, and shows its traceback.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if not missing or missing in _OURS:
+            raise
+        sys.stderr.write(
+            f"{program}: module {missing} is not installed. A GPU node needs only aryl-agent; "
+            f"where {program} is to run: pip install 'aryl[coordinator]'\n"
+        )
+        raise SystemExit(EXIT_LACKING) from None

@@ -1,0 +1,160 @@
+"""Who speaks for a node, where several agents report under its name. Pure.
+
+Must not know what a report holds but who made it, nor the engine; `now_s` is an argument.
+
+An agent is one start of the program (`instance`) on one boot of a machine. On one machine another
+one comes after it or not at all: one that was replaced never speaks again, and a boot that ended
+never comes back. Nor has a machine been up for longer than its boot before was silent. Whoever
+breaks that is a second machine (a cloned image, a copied agent.toml) or a second agent with a
+state_dir of its own: a rival. It is heard only when the other one has fallen silent.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct, field
+
+from common.messages import NodeReport
+from common.model import NodeName
+
+REPLACED_KEPT = 8
+"""Of one node; who came before that and is back would be taken for a new one, once more."""
+NUMBER_S = 1e-3
+"""An agent numbers its reports by its boot clock, in milliseconds."""
+
+
+class _Rival(Struct):
+    """Who is not heard, since when, and when it reported last."""
+
+    boot_id: str
+    instance: str
+    since_s: float
+    at_s: float
+
+
+class _Speaker(Struct):
+    """Who is heard, when it reported last, and whom it came after."""
+
+    boot_id: str
+    instance: str
+    at_s: float
+    boots: list[str] = field(default_factory=list[str])
+    """Boots that ended, oldest first."""
+    instances: list[str] = field(default_factory=list[str])
+    """Of this boot: agents that ended, oldest first."""
+    rival: _Rival | None = None
+
+
+class Rivals:
+    """Admits the reports of one agent per node.
+
+    Args:
+        patience_s: a speaker that is silent so long is replaced by a rival; a rival that reports
+            for so long is told, and one that is silent so long is forgotten. What was only late,
+            or came in one heap, is thus dropped without a word.
+    """
+
+    def __init__(self, *, patience_s: float) -> None:
+        self.dropped_count = 0
+        """Reports of rivals, and late ones of agents that were replaced."""
+        self._patience_s = patience_s
+        self._speakers: dict[NodeName, _Speaker] = {}
+
+    def admit(self, report: NodeReport, *, now_s: float, silent_s: float) -> bool:
+        """Whether a report is of the agent that speaks for its node, as it may from now on.
+
+        silent_s: since the speaker's last report, as far as anybody listened.
+        """
+        node, instance = NodeName(report.node), report.instance or ""
+        speaker = self._speakers.get(node)
+        if speaker is None:
+            self._speakers[node] = _Speaker(report.boot_id, instance, now_s)
+            return True
+        if not self.speaks(report):
+            is_possible = self._may_follow(report, speaker, now_s)
+            if not is_possible and silent_s <= self._patience_s:
+                self.dropped_count += 1
+                self._met(speaker, report, now_s)
+                return False
+            _replace(speaker, report.boot_id, instance)
+        speaker.at_s = now_s
+        return True
+
+    def speaks(self, report: NodeReport) -> bool:
+        """Whether a report is of the agent that speaks for its node."""
+        speaker = self._speakers.get(NodeName(report.node))
+        said = (report.boot_id, report.instance or "")
+        return speaker is not None and (speaker.boot_id, speaker.instance) == said
+
+    def prefer(self, node: NodeName, boot_id: str) -> bool:
+        """Of rivals the one speaks whose boot a node was of when somebody else listened.
+
+        Returns:
+            Whether that changed who speaks.
+        """
+        speaker = self._speakers.get(node)
+        rival = None if speaker is None else speaker.rival
+        if speaker is None or rival is None or rival.boot_id != boot_id:
+            return False
+        if speaker.boot_id == boot_id:
+            return False
+        _replace(speaker, rival.boot_id, rival.instance)
+        return True
+
+    def _may_follow(self, report: NodeReport, speaker: _Speaker, now_s: float) -> bool:
+        """Whether one machine can have made this report after those of the speaker.
+
+        An agent of an older version does not say which start of it this is.
+        """
+        if report.boot_id == speaker.boot_id:
+            return report.instance not in speaker.instances
+        up_s = report.sequence * NUMBER_S
+        silent_s = now_s - speaker.at_s
+        return report.boot_id not in speaker.boots and up_s <= silent_s + self._patience_s
+
+    def _met(self, speaker: _Speaker, report: NodeReport, now_s: float) -> None:
+        """Of several rivals the first one is told, so that the words do not change each second."""
+        rival = speaker.rival
+        if rival is None or now_s - rival.at_s > self._patience_s:
+            instance = report.instance or ""
+            rival = speaker.rival = _Rival(report.boot_id, instance, since_s=now_s, at_s=now_s)
+        rival.at_s = now_s
+
+    def told(self, node: NodeName, *, now_s: float) -> str:
+        """That several agents report as a node, in words; empty where it is not so, or not yet."""
+        speaker = self._speakers.get(node)
+        rival = None if speaker is None else speaker.rival
+        if speaker is None or rival is None or now_s - rival.at_s > self._patience_s:
+            return ""
+        if rival.at_s - rival.since_s <= self._patience_s:
+            return ""
+        if rival.boot_id == speaker.boot_id:
+            who = (
+                f"on one machine (boot {_short(rival.boot_id)}), each with a state_dir of its own, "
+                "and only one is heard; stop the other"
+            )
+        else:
+            who = (
+                f"and the one of boot {_short(speaker.boot_id)} is heard, the one of boot "
+                f"{_short(rival.boot_id)} is not; give that machine a name of its own"
+            )
+        return f"two agents report as {node}, {who}: nothing new starts here until then"
+
+
+def _replace(speaker: _Speaker, boot_id: str, instance: str) -> None:
+    if boot_id == speaker.boot_id:
+        speaker.instances = _kept(speaker.instances, speaker.instance, back=instance)
+    else:
+        speaker.boots = _kept(speaker.boots, speaker.boot_id, back=boot_id)
+        speaker.instances = []
+    if speaker.rival is not None and speaker.rival.boot_id == boot_id:
+        speaker.rival = None
+    speaker.boot_id, speaker.instance = boot_id, instance
+
+
+def _kept(replaced: list[str], last: str, *, back: str) -> list[str]:
+    return [one for one in (*replaced, last) if one != back][-REPLACED_KEPT:]
+
+
+def _short(boot_id: str) -> str:
+    """Enough of it to tell two machines apart (/proc/sys/kernel/random/boot_id)."""
+    return boot_id[:8]

@@ -1,0 +1,87 @@
+"""Two agents of one name: each does what is meant for it, and keeps quiet about the rest."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from msgspec import UNSET, UnsetType
+
+from common import subjects
+from common.errors import Unavailable
+from common.messages import (
+    DesiredReply,
+    DesiredState,
+    LedgerReply,
+    LedgerRequest,
+    NodeReport,
+    decode,
+    encode,
+)
+from common.model import NodeRole
+from tests.agent.agent_house import AgentHouse
+from tests.agent.bench import key, order
+from tests.service.agents import meanwhile
+from tests.service.wire import example
+
+CELL, NODE = "c1", "n1"
+
+
+def desired(instance: str | UnsetType) -> bytes:
+    """An order for one worker."""
+    return encode(
+        DesiredState(
+            node=NODE, epoch=1, generation=1, role=NodeRole.TRAINING, workers=(order(),),
+            instance=instance,
+        )
+    )  # fmt: skip
+
+
+def ledger(instance: str | UnsetType) -> bytes:
+    """The question what the node holds."""
+    return encode(LedgerRequest(node=NODE, instance=instance))
+
+
+async def test_each_start_says_which_one_it_is() -> None:
+    """In every report, so that the coordinator can tell two agents apart."""
+    async with AgentHouse(instance="a1") as house:
+        await house.until_role(NodeRole.TRAINING)
+        assert house.report.instance == "a1"
+
+
+@pytest.mark.parametrize("instance", [UNSET, "a1"])
+async def test_it_obeys_what_is_meant_for_it_or_for_any(instance: str | UnsetType) -> None:
+    """A coordinator that has not heard it yet names nobody."""
+    async with AgentHouse(instance="a1") as house:
+        answer = await house.ask(subjects.node_desired(CELL, NODE), desired(instance))
+        assert decode(answer, DesiredReply).is_accepted
+        assert [held.order.key for held in house.life.workers.held()] == [key()]
+        answer = await house.ask(subjects.node_ledger(CELL, NODE), ledger(instance))
+        assert [held.key for held in decode(answer, LedgerReply).orders] == [key()]
+
+
+async def test_it_neither_obeys_nor_answers_what_is_meant_for_another() -> None:
+    """Its answer could come before that of the one that was asked, and its start would be a second
+    one of the same worker."""
+    async with AgentHouse(instance="a1") as house:
+        for subject, data in (
+            (subjects.node_desired(CELL, NODE), desired("b2")),
+            (subjects.node_ledger(CELL, NODE), ledger("b2")),
+        ):
+            with pytest.raises(Unavailable):
+                await meanwhile(house.clock, house.peer.request(subject, data, timeout_s=2.0))
+        assert house.life.workers.held() == []
+        assert (house.life.memory.epoch, house.runner.calls) == (0, [])
+
+
+def test_what_is_meant_for_any_agent_names_none_on_the_wire() -> None:
+    """An agent of an older version refuses a field that it does not know."""
+    assert "instance" not in msgspec.msgpack.decode(desired(UNSET))
+    assert "instance" not in msgspec.msgpack.decode(ledger(UNSET))
+
+
+def test_a_report_of_an_older_agent_is_taken() -> None:
+    """It does not say which start of it this is."""
+    report = msgspec.convert(example(NodeReport), NodeReport)
+    plain = msgspec.to_builtins(report)
+    del plain["instance"]
+    assert decode(msgspec.msgpack.encode(plain), NodeReport).instance is None

@@ -1,0 +1,57 @@
+"""Whose a GPU process is: real shims and real processes, seen by a node's driver (design 7)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from common.messages import WorkerPhase
+from tests.agent.bench import key
+from tests.agent.node_house import House
+from tests.agent.worker_house import WorkerHouse, is_alive, kill, make_house, make_order
+
+pytestmark = pytest.mark.slow
+
+DAEMONIZES = "(setsid sh -c 'echo $$ >> pids; exec sleep 600' &); exec sleep 600"
+"""The process in `pids` is no child of the worker, nor of its session or group."""
+
+
+@pytest.fixture
+async def workers(tmp_path: Path) -> AsyncGenerator[WorkerHouse, None]:
+    """A run directory with a runner."""
+    async for house in make_house(tmp_path / "workers"):
+        yield house
+
+
+async def test_a_process_that_leaves_its_worker_is_still_the_workers(
+    workers: WorkerHouse, tmp_path: Path
+) -> None:
+    """It comes to the worker's shim, which ends it; nobody has to look for its owner."""
+    house = House()
+    await house.run_one()
+    order = make_order("sh", "-c", DAEMONIZES, workdir=tmp_path, job_id=key().job_id)
+    assert await workers.start(order) == key()
+    pids = tmp_path / "pids"
+    await workers.until(lambda: pids.exists() and pids.read_text().endswith("\n"), "it is up")
+    daemon_pid = int(pids.read_text())
+    house.runner.known[key()] = status = await workers.status(key())
+    house.machine.pids[0] = daemon_pid
+    await house.turn()
+    assert list(house.life.trespasses) == []
+    house.runner.known[key()] = msgspec.structs.replace(status, shim_pid=0)
+    await house.turn()
+    assert [found.pid for found in house.life.trespasses] == [daemon_pid]  # no other kin of it
+    kill(status.pid)
+    assert (await workers.until_exited(key())).shim_pid == 0
+    assert not is_alive(daemon_pid)
+
+
+async def test_the_shim_of_a_worker_that_ended_owns_nothing(workers: WorkerHouse) -> None:
+    """Its number may be anybody's by now."""
+    order = make_order("true")
+    await workers.start(order)
+    status = await workers.until_exited(order.key)
+    assert (status.phase, status.shim_pid) == (WorkerPhase.EXITED, 0)

@@ -1,0 +1,137 @@
+"""The NATS users of docs/operations.md on a real server: each may do its part, and no other's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from common.clock import SystemClock
+from coordinator.cli.session import EXIT_TIMEOUT, EXIT_UNREACHABLE
+from coordinator.service.natsserver import find_binary
+from tests.agent.daemon_house import DaemonHouse
+from tests.servers import client_url
+from tests.test_docs_examples import OPERATIONS, block_with
+
+pytestmark = [pytest.mark.nats, pytest.mark.slow]
+
+PATIENCE_S = 60.0
+CELL = "prod"
+
+
+def nats_conf(directory: Path) -> str:
+    """The page's configuration; only where it listens and stores is of this machine."""
+    text = block_with(OPERATIONS, "jetstream")
+    text = re.sub(r"^tls .*$", "", text, flags=re.MULTILINE)
+    text = re.sub(r'listen: "[^"]*"', 'listen: "127.0.0.1:-1"', text)
+    text = re.sub(r'store_dir: "[^"]*"', f"store_dir: {json.dumps(str(directory / 'js'))}", text)
+    return f"{text}\nports_file_dir: {json.dumps(str(directory))}\n"
+
+
+class Site(NamedTuple):
+    """A nats-server with the page's users, the page's coordinator, and where both are."""
+
+    directory: Path
+    address: str
+
+    def url(self, user: str) -> str:
+        """The URL that the page gives to a user."""
+        [password] = re.findall(rf'user: {user}, password: "([^"]*)"', OPERATIONS)
+        return f"nats://{user}:{password}@{self.address}"
+
+    async def aryl(self, *arguments: str, tenant: str = "ops") -> tuple[int | None, str]:
+        """The real command as Ada gives it; exit code, and what it printed."""
+        who = ("--nats-url", self.url("ada"), "--cell", CELL, "--tenant", tenant, "--user", "ada")
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "coordinator.cli.main", *who, *arguments,
+            env={**os.environ, "HOME": str(self.directory)},
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                out, error = await process.communicate()
+        except TimeoutError:
+            process.kill()
+            await process.communicate()
+            raise
+        return process.returncode, (out or error).decode()
+
+    async def asked(self, *arguments: str) -> Any:
+        """An answer as JSON, as soon as somebody leads who can give it."""
+        async with asyncio.timeout(2 * PATIENCE_S):
+            while True:
+                code, text = await self.aryl(*arguments)
+                if code != EXIT_UNREACHABLE:
+                    break
+                await SystemClock().sleep(0.2)
+        assert code == 0, text
+        return json.loads(text)
+
+    async def until(self, *arguments: str, has: dict[str, object]) -> None:
+        """Ask until some row of the answer has these fields."""
+        async with asyncio.timeout(2 * PATIENCE_S):
+            while True:
+                rows = (await self.asked(*arguments, "-o", "json"))[f"{arguments[0]}s"]
+                if any(has.items() <= row.items() for row in rows):
+                    return
+                await SystemClock().sleep(0.2)
+
+
+@contextlib.asynccontextmanager
+async def program(*argv: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A process for the block."""
+    process = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.DEVNULL)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    """The page, followed."""
+    (tmp_path / "nats.conf").write_text(nats_conf(tmp_path))
+    async with program(str(find_binary()), "-c", str(tmp_path / "nats.conf")):
+        site = Site(tmp_path, (await client_url(tmp_path)).removeprefix("nats://"))
+        config = tmp_path / "coordinator.toml"
+        config.write_text(
+            f'cell = "{CELL}"\nnats_url = "{site.url("coordinator")}"\nrebuild_wait_s = 0.0\n'
+            "pass_period_s = 1.0\n"
+        )
+        module = ("-m", "coordinator.service.daemon", "--config", str(config))
+        async with program(sys.executable, *module):
+            yield site
+
+
+async def test_a_person_a_node_and_the_coordinator_speak_as_documented(site: Site) -> None:
+    """Ada's questions are answered, her job runs on the node, and the node says that it ended."""
+    house = DaemonHouse(site.directory, nats_url=site.url("train-1"))
+    config = house.config(cell=CELL, node="train-1")
+    try:
+        await house.spawn("--config", str(config), "--fake-nvml", str(house.fleet))
+        await site.until("node", "list", has={"node": "train-1", "role": "training"})
+        job = await site.asked(
+            "job", "submit", "--name", "hello", "--gpus-per-worker", "1", "-o", "json", "--", "true"
+        )
+        await site.until(
+            "job", "list", "--all", has={"job_id": job["job_id"], "state": "succeeded"}
+        )
+    finally:
+        await house.close()
+
+
+async def test_a_person_speaks_for_no_other_tenant(site: Site) -> None:
+    """The server lets nothing of it through: it looks as if nobody answered."""
+    await site.asked("status", "-o", "json")
+    code, text = await site.aryl("--timeout", "2", "status", tenant="team")
+    assert (code, "Traceback" in text) == (EXIT_TIMEOUT, False), text

@@ -1,0 +1,118 @@
+"""Nodes that refuse to start workers, and an engine that is told so: a helper of tests."""
+
+from __future__ import annotations
+
+from common.messages import WorkerPhase
+from common.model import GpuUuid, JobId, JobSpec, NodeName, NodeRole, Pool, WorkerRange
+from coordinator.engine.commands import Outcome
+from coordinator.engine.engine import Engine
+from coordinator.engine.events import (
+    Event,
+    GpuFact,
+    JobSubmitted,
+    LeaderStarted,
+    NodeReported,
+    OperatorAction,
+    OperatorAsked,
+    PassDue,
+    WorkerFact,
+)
+from coordinator.engine.settings import EngineSettings
+from coordinator.engine.state import JobEntry, NodeEntry, WorkerEntry
+from tests.engine.reporting import GPUS
+
+FAULT = "node fault: cannot start the worker: systemd-run failed"
+SETTINGS = EngineSettings()
+REST_S, BACK_OFF_S = SETTINGS.retry_backoff_max_s, SETTINGS.retry_backoff_s
+
+
+class BlackHole:
+    """Training nodes of two GPUs whose reports a test writes; those that are `bad` start no worker.
+
+    What the engine holds is checked after each event.
+    """
+
+    def __init__(self, nodes: int = 2) -> None:
+        self.engine = Engine(SETTINGS)
+        self.now_s = 0.0
+        self.bad = {"t0"}
+        self.boots = {NodeName(f"t{number}"): "b1" for number in range(nodes)}
+        self.handle(LeaderStarted(epoch=1, holder="t", settings=SETTINGS))
+        for name in self.boots:
+            self.report(name)
+
+    def handle(self, event: Event) -> Outcome:
+        """One event, a tenth of a second after the one before it."""
+        self.now_s += 0.1
+        outcome = self.engine.handle(event, now_s=self.now_s)
+        assert self.engine.check() == []
+        return outcome
+
+    def node(self, name: str) -> NodeEntry:
+        """A node as the engine sees it."""
+        return self.engine.state.nodes[NodeName(name)]
+
+    def report(self, name: str, *workers: WorkerFact, gpus: tuple[str, ...] = GPUS) -> None:
+        """A node says what it holds."""
+        known = self.engine.state.nodes.get(NodeName(name))
+        self.handle(
+            NodeReported(
+                node=NodeName(name),
+                boot_id=self.boots[NodeName(name)],
+                home_pool=Pool.TRAINING,
+                role=NodeRole.TRAINING,
+                epoch=1,
+                generation=known.generation if known else 0,
+                gpus=tuple(GpuFact(GpuUuid(f"{name}-{uuid}"), "H100") for uuid in gpus),
+                workers=workers,
+            )
+        )
+
+    def submit(self, name: str, *, workers: int = 1, gpus: int = 2, most: int = 0) -> JobEntry:
+        """A job that waits."""
+        span = WorkerRange(min=workers, max=max(workers, most))
+        spec = JobSpec(name=name, command=("x",), workers=span, gpus_per_worker=gpus)
+        self.handle(JobSubmitted(job_id=JobId(name), spec=spec, tenant="t", user="u"))
+        return self.engine.state.jobs[JobId(name)]
+
+    def passes(self) -> None:
+        """A scheduling pass, and what comes of it: gangs get ready, and begin or are refused."""
+        self.handle(PassDue())
+        self.say(WorkerPhase.READY)
+        self.say(WorkerPhase.RUNNING)
+        self.say(WorkerPhase.RUNNING)
+        for name in self.boots:
+            if not self._held(name):
+                self.report(name)
+
+    def _held(self, name: str) -> list[WorkerEntry]:
+        workers = [w for job in self.engine.state.live() for w in job.workers.values()]
+        return [worker for worker in workers if worker.node == name]
+
+    def say(self, phase: WorkerPhase) -> None:
+        """Every node says this of all that it holds."""
+        for name in self.boots:
+            held = self._held(name)
+            if held:
+                self.report(name, *(self.fact(worker, phase) for worker in held))
+
+    def fact(self, worker: WorkerEntry, phase: WorkerPhase) -> WorkerFact:
+        """What its node says of a worker that should be so far."""
+        if worker.stop is not None:
+            return WorkerFact(key=worker.key, phase=WorkerPhase.EXITED, stop_reason=worker.stop)
+        if phase == WorkerPhase.RUNNING and worker.node in self.bad:
+            return WorkerFact(key=worker.key, phase=WorkerPhase.REFUSED, error=FAULT)
+        return WorkerFact(key=worker.key, phase=phase, endpoint="h:1")
+
+    def wait(self, seconds: float) -> None:
+        """Time passes; then a pass."""
+        self.now_s += seconds
+        self.passes()
+
+    def operate(self, action: OperatorAction, name: str) -> None:
+        """An operator's order of a node."""
+        self.handle(OperatorAsked(action=action, by="ops/ada", target=name))
+
+    def told(self, subject: str) -> list[str]:
+        """What was told of a node or a job."""
+        return [line.what for line in self.engine.state.stories if line.subject == subject]

@@ -1,0 +1,289 @@
+"""Two agents of one name: one is heard, the other one is told, and no job pays for it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from common import subjects
+from common.api import Describe, Description
+from common.errors import Unavailable
+from common.messages import NodeReport, encode
+from common.model import JobState, NodeName
+from coordinator.service.folding import Folder
+from coordinator.service.rivals import REPLACED_KEPT, Rivals
+from tests.service.agents import Agent
+from tests.service.cell import CELL, Cell
+from tests.service.steps import job, running, submit
+from tests.service.test_reports import LOST_AFTER_S, make_folder, make_report
+
+NODE = NodeName("i0")
+DAY_S = 86_400.0
+
+
+class Bench:
+    """A folder and a clock; who reports is said by (boot, instance)."""
+
+    def __init__(self) -> None:
+        self.folder: Folder = make_folder()
+        self.now_s = DAY_S
+        self.boots_s: dict[str, float] = {}
+        """When each machine was booted."""
+
+    def hear(self, boot_id: str, instance: str | None = None, **changes: object) -> NodeReport:
+        """One report; a machine that was not heard before has just been booted."""
+        up_s = self.now_s - self.boots_s.setdefault(boot_id, self.now_s)
+        report = make_report(
+            int(up_s * 1000), boot_id=boot_id, instance=instance, service=None, **changes
+        )
+        self.folder.fold(report, now_s=self.now_s)
+        return report
+
+    def is_heard(self, boot_id: str, instance: str | None = None) -> bool:
+        """Whether one more report of an agent counts; a second passes."""
+        self.now_s += 1.0
+        report = self.hear(boot_id, instance)
+        return self.folder.reports[NODE] is report
+
+    def both(self, first: tuple[str, str], second: tuple[str, str], *, for_s: float) -> list[str]:
+        """Two agents report each second; who was heard, each time that this changed."""
+        heard: list[str] = []
+        until_s = self.now_s + for_s
+        while self.now_s < until_s:
+            for boot_id, instance in (first, second):
+                if self.is_heard(boot_id, instance) and heard[-1:] != [instance]:
+                    heard.append(instance)
+        return heard
+
+    def told(self) -> str:
+        """What the engine is told of rivals."""
+        return self.folder.say_again(self.folder.reports[NODE], now_s=self.now_s).rival
+
+
+def test_an_agent_that_is_restarted_is_heard_at_once() -> None:
+    """However often; nobody is told of rivals, nor of a report that was on its way meanwhile."""
+    bench = Bench()
+    for instance in ("a", "b", "c"):
+        assert bench.is_heard("boot", instance)
+    assert not bench.is_heard("boot", "b")
+    assert bench.is_heard("boot", "c")
+    assert bench.told() == ""
+    assert bench.folder.rivals.dropped_count == 1
+
+
+def test_a_machine_that_is_rebooted_is_heard_at_once() -> None:
+    """What its last boot had on its way comes late, and is dropped without a word."""
+    bench = Bench()
+    assert bench.is_heard("first", "a")
+    assert bench.is_heard("second", "b")
+    assert not bench.is_heard("first", "a")
+    assert bench.is_heard("second", "b")
+    assert bench.told() == ""
+
+
+def test_an_agent_of_an_older_version_is_heard() -> None:
+    """It does not say which start of it this is; before and after one that does."""
+    bench = Bench()
+    for instance in (None, "a", None):
+        assert bench.is_heard("boot", instance)
+    assert bench.is_heard("second", None)
+
+
+@pytest.mark.parametrize("second", [("two", "b"), ("one", "b")], ids=["machines", "state_dirs"])
+def test_of_two_agents_one_is_heard_all_the_time(second: tuple[str, str]) -> None:
+    """The one that came last, if it can have come after the other; the other one never again."""
+    bench = Bench()
+    assert bench.is_heard("one", "a")
+    assert bench.both(second, ("one", "a"), for_s=10 * LOST_AFTER_S) == ["b"]
+    assert f"two agents report as {NODE}" in bench.told()
+
+
+def test_a_machine_that_was_up_all_the_time_is_no_reboot_of_another() -> None:
+    """It is not heard for a second, so that no job of the first one is called lost."""
+    bench = Bench()
+    bench.boots_s = {"one": DAY_S - 500.0, "two": DAY_S - 100.0}
+    assert bench.is_heard("one", "a")
+    assert bench.both(("one", "a"), ("two", "b"), for_s=60.0) == ["a"]
+    assert "boot two is not" in bench.told()
+
+
+def test_a_rival_is_told_when_it_stays_and_no_longer_than_that() -> None:
+    """What comes in one heap after a pause of the coordinator is no rival."""
+    bench = Bench()
+    bench.is_heard("one", "a")
+    bench.is_heard("two", "b")
+    bench.both(("one", "a"), ("two", "b"), for_s=LOST_AFTER_S - 3.0)
+    assert bench.told() == ""
+    bench.both(("one", "a"), ("two", "b"), for_s=6.0)
+    assert bench.told() != ""
+    for _ in range(int(LOST_AFTER_S) + 1):
+        assert bench.is_heard("two", "b")
+    assert bench.told() == ""
+
+
+def test_a_rival_is_no_sign_of_life_and_is_heard_when_the_other_is_gone() -> None:
+    """Switching off the wrong machine leaves the right one, though it was not heard before."""
+    bench = Bench()
+    bench.is_heard("one", "a")
+    bench.is_heard("two", "b")
+    heard_at_s = bench.now_s
+    for _ in range(int(LOST_AFTER_S)):
+        assert not bench.is_heard("one", "a")
+        assert bench.folder.heard_at_s[NODE] == heard_at_s
+    assert bench.is_heard("one", "a")
+    assert not bench.is_heard("two", "b")
+    assert bench.is_heard("one", "a")
+
+
+def test_of_many_rivals_the_same_one_is_told() -> None:
+    """The words of a fact that does not change do not change, or each would be news."""
+    bench = Bench()
+    bench.is_heard("one", "a")
+    bench.boots_s |= {"two": 0.0, "three": 0.0}
+    said: set[str] = set()
+    for _ in range(20):
+        bench.is_heard("one", "a")
+        bench.is_heard("two", "b")
+        bench.is_heard("three", "c")
+        said.add(bench.told())
+    assert len(said - {""}) == 1
+
+
+def test_a_new_leader_hears_the_machine_that_the_last_one_heard() -> None:
+    """Whichever of them happened to report first to it."""
+    bench = Bench()
+    bench.boots_s = {"one": 0.0, "two": 0.0}
+    bench.is_heard("two", "b")
+    assert not bench.is_heard("one", "a")
+    bench.folder.prefer(NODE, "elsewhere")
+    assert bench.is_heard("two", "b")
+    bench.folder.prefer(NODE, "one")
+    assert NODE not in bench.folder.reports
+    assert bench.is_heard("one", "a")
+    assert not bench.is_heard("two", "b")
+
+
+def test_an_agent_that_is_restarted_for_ever_fills_no_memory() -> None:
+    """Only the latest that were replaced are remembered."""
+    rivals = Rivals(patience_s=1.0)
+    for number in range(10 * REPLACED_KEPT):
+        report = make_report(1, boot_id=f"boot-{number // 20}", instance=f"i{number}")
+        assert rivals.admit(report, now_s=float(number), silent_s=0.0)
+    [speaker] = rivals._speakers.values()
+    assert len(speaker.instances) <= REPLACED_KEPT
+    assert len(speaker.boots) <= REPLACED_KEPT
+
+
+# --- a whole coordinator ----------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def twin(cell: Cell, *, up_s: float) -> AsyncGenerator[Agent]:
+    """A second machine that reports as `t0`, from now on."""
+    agent = Agent(
+        cell.network, cell.clock, cell.agents["t0"].spec, boot_id="clone", instance="b", up_s=up_s
+    )
+    await agent.start()
+    try:
+        yield agent
+    finally:
+        await agent.stop()
+
+
+def make_cell() -> Cell:
+    """One node, whose agent says which start of it this is."""
+    cell = Cell(training=1)
+    cell.agents["t0"].instance = "a"
+    cell.agents["t0"].boot_id = "original"
+    return cell
+
+
+async def test_a_cloned_machine_costs_no_job_anything(caplog: pytest.LogCaptureFixture) -> None:
+    """It is ordered nothing and stops nothing; while it is there, nothing new starts on its node,
+    and `explain`, `events` and the log say why."""
+    async with make_cell() as cell:
+        leader = await cell.lead()
+        ids = [await running(cell, leader, name, gpus_per_worker=4) for name in ("first", "other")]
+        with caplog.at_level(logging.WARNING):
+            async with twin(cell, up_s=DAY_S) as clone:
+                await cell.clock.advance(60.0)
+                why = await cell.ask(Describe(kind="node", name="t0"))
+                entry = job(leader, ids[0])
+                assert (entry.state, entry.attempt, entry.node_fault_count) == ("running", 1, 0)
+                assert (clone.desired, clone.refused, clone.started) == ([], [], [])
+                node = leader.engine.state.nodes[NodeName("t0")]
+                cell.agents["t0"].node.exited(leader.engine.state.jobs[ids[1]].workers[0].key, 0)
+                await cell.until(lambda: job(leader, ids[1]).state == JobState.SUCCEEDED)
+                waiting = await submit(cell, "waiting", gpus_per_worker=4)
+                await cell.clock.advance(30.0)
+                assert job(leader, waiting).state == JobState.PENDING
+        assert isinstance(why, Description)
+        assert any("two agents report as t0" in line for line in why.why)
+        told = [line.what for line in leader.engine.state.stories if line.subject == "t0"]
+        assert told.count("takes nothing new") == 1
+        assert not any(what.startswith("rebooted") for what in told)
+        assert 1 <= sum("two agents report" in record.message for record in caplog.records) <= 3
+        assert leader.bad_messages >= 60
+        await cell.until(lambda: job(leader, waiting).state == JobState.RUNNING)
+        assert node.ledger_error == ""
+        assert leader.engine.check() == []
+
+
+async def test_a_clone_that_looks_like_a_reboot_is_one_fault_and_no_more() -> None:
+    """The first machine is not heard any more, however long it goes on."""
+    async with make_cell() as cell:
+        leader = await cell.lead()
+        ids = [await running(cell, leader)]
+        original = cell.agents["t0"]
+        orders = len(original.desired)
+        async with twin(cell, up_s=0.0) as clone:
+            await cell.clock.advance(90.0)
+            entry = job(leader, ids[0])
+            assert (entry.node_fault_count, entry.own_fault_count) == (1, 0)
+            assert len(original.desired) == orders
+            assert len(clone.started) <= 1
+            assert leader.engine.state.nodes[NodeName("t0")].boot_id == "clone"
+            assert leader.engine.check() == []
+
+
+async def test_a_new_leader_goes_on_with_the_machine_of_the_journal() -> None:
+    """Two leaders, and no reboot between them, whoever speaks first to the second one."""
+    async with make_cell() as cell:
+        leader = await cell.lead()
+        ids = [await running(cell, leader)]
+        async with twin(cell, up_s=DAY_S):
+            await cell.clock.advance(20.0)
+            await cell.leaders[0].crash()
+            cell.key.entry = None
+            cell.agents["t0"].is_silent = True
+            second = cell.launch("two").coordinator
+            await cell.clock.advance(1.5)
+            cell.agents["t0"].is_silent = False
+            await cell.until(lambda: second.is_leading)
+            await cell.clock.advance(30.0)
+            entry = job(second, ids[0])
+            assert (entry.state, entry.attempt, entry.node_fault_count) == ("running", 1, 0)
+            assert second.engine.state.nodes[NodeName("t0")].boot_id == "original"
+
+
+async def test_a_rival_is_neither_answered_nor_ordered_anything() -> None:
+    """An answer would let a job with `stop_after_s` run on there; whoever is heard gets one."""
+    async with make_cell() as cell:
+        leader = await cell.lead()
+        async with twin(cell, up_s=DAY_S) as clone:
+            await cell.clock.advance(5.0)
+            pushes = leader.dispatcher.pushes
+            answers: list[bytes] = []
+            for agent in (clone, cell.agents["t0"]):
+                asking = cell.caller.request(
+                    subjects.node_report(CELL, "t0"), encode(agent.make_report()), timeout_s=2.0
+                )
+                with suppress(Unavailable):
+                    answers.append(await cell.meanwhile(asking))
+                    assert agent is not clone
+            assert answers == [b""]
+            await cell.clock.advance(30.0)
+            assert leader.dispatcher.pushes == pushes

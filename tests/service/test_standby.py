@@ -1,0 +1,25 @@
+"""A standby that waited long takes over what is, not what was when it began to wait."""
+
+from __future__ import annotations
+
+from tests.service.cell import Cell
+from tests.service.steps import running, starts, submit
+
+
+async def test_the_epoch_of_a_standby_is_above_all_that_was_reported_while_it_waited() -> None:
+    """All of JetStream is lost hours later: agents refuse nothing of it, and it stays leader."""
+    async with Cell() as cell:
+        cell.launch("one")
+        standby = cell.launch("two").coordinator  # asks for the lease before any agent has an epoch
+        await cell.until(lambda: cell.leaders[0].coordinator.is_leading)
+        await running(cell, cell.leaders[0].coordinator)
+        await cell.leaders[0].crash()
+        cell.records.clear()
+        cell.key.entry = cell.snapshots.saved = None
+        await cell.until(lambda: standby.is_leading)
+        await submit(cell, "after")
+        assert [start.epoch for start in starts(cell)] == [2]
+        agent = cell.agents["t0"]
+        await cell.until(lambda: agent.epoch == 2)
+        assert not agent.refused
+        assert not cell.leaders[1].task.done()
