@@ -33,6 +33,8 @@ ELASTICFLOW = "elasticflow-8a"
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "docs" / "results" / "paper"
+SENTENCES = "sentences"
+"""Files there of that name hold what `tools/results_sentences.py` measured, and no run."""
 
 
 class Guests(Struct, frozen=True, kw_only=True):
@@ -136,8 +138,12 @@ GOLDEN |= {
 
 
 def scenario_task(row: str, seed: int) -> Task:
-    """A row on `paper-SEED`."""
-    wanted = ROWS[row]
+    """A row, or a scenario that is none, on `paper-SEED`.
+
+    Raises:
+        ConfigError: neither a row nor a scenario.
+    """
+    wanted = ROWS.get(row) or Wanted(scenario=row)
     scene = find_scene(wanted.scenario)
     return Task(
         workload=f"paper-{seed}",
@@ -216,15 +222,17 @@ def _tail(values: Sequence[float]) -> tuple[float, float]:
 def keep(kept: Kept, name: str) -> None:
     """Write one run to its file."""
     KEPT.mkdir(parents=True, exist_ok=True)
-    rounded = msgspec.convert(_rounded(msgspec.to_builtins(kept)), Kept)
-    text = msgspec.json.format(msgspec.json.encode(rounded), indent=1)
+    short = msgspec.convert(rounded(msgspec.to_builtins(kept)), Kept)
+    text = msgspec.json.format(msgspec.json.encode(short), indent=1)
     (KEPT / f"{name}.json").write_bytes(text + b"\n")
 
 
-def _rounded(value: Any) -> Any:
-    """Ten digits: the rest is noise in a diff."""
+def rounded(value: Any) -> Any:
+    """Plain values with ten digits in each float: the rest is noise in a diff."""
     if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in cast("dict[str, Any]", value).items()}
+        return {key: rounded(item) for key, item in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list):
+        return [rounded(item) for item in cast("Sequence[Any]", value)]
     return float(f"{value:.10g}") if isinstance(value, float) else value
 
 
@@ -233,6 +241,7 @@ def read_kept(directory: Path = KEPT) -> dict[str, Kept]:
     return {
         path.stem: msgspec.json.decode(path.read_bytes(), type=Kept)
         for path in sorted(directory.glob("*.json"))
+        if not path.name.startswith(SENTENCES)
     }
 
 

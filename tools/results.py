@@ -3,8 +3,8 @@
     .venv/bin/python tools/results.py            write the page
     .venv/bin/python tools/results.py --check    fail when the page is not what it would write
 
-Must not run anything: `tools/play_results.py` does. Every cell that is off by more than 15 % has a
-sentence in `tools/results_text.py`, or the page is not written.
+Must not run anything: `tools/play_results.py` and `tools/results_sentences.py` do. Every cell that
+is off by more than 15 % has a sentence in `tools/results_text.py`, or the page is not written.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from tools.paper_figures import (
     TABLE_9,
 )
 from tools.play_results import KEPT, ROOT, Kept, read_kept
+from tools.results_figures import Named, filled, sentence_figures, text_of
 from tools.results_known import (
     elasticflow_text,
     fair_shares_text,
@@ -40,6 +41,7 @@ from tools.results_known import (
     margins_text,
     read_bars,
 )
+from tools.results_sentences import Measured, read_measured
 from tools.results_text import AFTER, BEFORE, HEAD, LACKING, WHY, WHY_OF_ROW
 
 PAGE = ROOT / "docs" / "results.md"
@@ -187,17 +189,6 @@ def tables(rows: Mapping[str, list[Kept]]) -> list[Table]:
 # --- as text ------------------------------------------------------------------------------------
 
 
-def text_of(value: float, unit: str) -> str:
-    """A figure as people read it."""
-    match unit:
-        case "%":
-            return f"{100 * value:.2f} %" if abs(value) < 0.1 else f"{100 * value:.1f} %"
-        case "x":
-            return f"{value:.2f}"
-        case _:
-            return f"{value:,.0f}"
-
-
 def is_off(ours: float, published: float) -> bool:
     """Whether two figures differ by more than the tolerance, of the published one."""
     return abs(ours - published) > TOLERANCE * abs(published)
@@ -235,11 +226,15 @@ class UnexplainedError(ValueError):
     """A cell is off and nobody says why."""
 
 
-def sentences(table: Table) -> list[str]:
+def sentences(table: Table, figures: Named) -> list[str]:
     """One line per reason: which figures are off, in which rows, and why.
+
+    Args:
+        figures: what sentences are filled with, by name.
 
     Raises:
         UnexplainedError: no sentence for a figure that is off.
+        KeyError, OppositeError: as `filled`.
     """
     reasons: dict[tuple[str, str], list[str]] = {}
     for place, (figure, heading, _) in enumerate(table.figures):
@@ -254,7 +249,8 @@ def sentences(table: Table) -> list[str]:
             for why, of_rows in _by_reason(table.name, heading, off).items():
                 reasons.setdefault((", ".join(of_rows), why), []).append(heading)
     return [
-        f"- **{', '.join(headings)}** ({rows}): {why}" for (rows, why), headings in reasons.items()
+        f"- **{', '.join(headings)}** ({rows}): {filled(why, figures)}"
+        for (rows, why), headings in reasons.items()
     ]
 
 
@@ -307,17 +303,21 @@ def cost_text(rows: Mapping[str, list[Kept]]) -> list[str]:
 # --- the page -----------------------------------------------------------------------------------
 
 
-def page(kept: Mapping[str, Kept]) -> str:
+def page(kept: Mapping[str, Kept], seen: Mapping[str, Measured]) -> str:
     """The whole page.
 
+    Args:
+        seen: what was measured for sentences, by run.
+
     Raises:
-        UnexplainedError: as `sentences`.
+        UnexplainedError, KeyError, OppositeError: as `sentences`.
     """
     rows = by_row(kept)
+    figures = sentence_figures(all_values(rows), seen)
     seeds = {row: seeds_text(runs) for row, runs in rows.items()}
     parts = [HEAD]
     for table in tables(rows):
-        said = sentences(table)
+        said = sentences(table, figures)
         parts += [f"## {table.title}", BEFORE.get(table.name, ""), *_block(table, seeds)]
         if said:
             parts.append("\n".join(["More than 15 % apart:", "", *said]))
@@ -345,7 +345,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true")
     asked = parser.parse_args()
-    text = page(read_kept(KEPT))
+    text = page(read_kept(KEPT), read_measured())
     if asked.check:
         is_same = PAGE.exists() and PAGE.read_text("utf-8") == text
         sys.stderr.write("" if is_same else f"stale: {PAGE.name}; run tools/results.py\n")

@@ -1,4 +1,8 @@
-"""The sentences of docs/results.md: how to read it, and why a figure is off. Data only."""
+"""The sentences of docs/results.md: how to read it, and why a figure is off. Data only.
+
+No sentence about our runs holds a figure: names in braces stand for them, see
+`tools/results_figures.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,11 @@ What `aryl simulate` gives for the runs of the paper (*Lyra*, EuroSys 2023; *Ary
 beside what the paper prints.
 
 Written by `tools/results.py` from the runs in `docs/results/paper/`, which `tools/play_results.py`
-played; nothing here is typed in but the published figures and the sentences. A cell is *ours / the
+played; nothing here is typed in but the published figures and the words. A cell is *ours / the
 paper's*; a star marks those more than 15 % apart, and below each table a sentence for each such
 figure says why. A row on one seed (that of `paper-N`) has no interval; on several it is the mean
-with its 95 % interval.
+with its 95 % interval. Figures in such sentences are those of the tables, or
+`tools/results_sentences.py` measured them on the same jobs, `paper-1`.
 
 Three things to know before reading:
 
@@ -22,12 +27,8 @@ Three things to know before reading:
   were fitted to one row, Baseline, and to nothing else; every other row is a prediction.
 - **Rules are the paper's**, not our defaults: see scenarios in [simulate](simulate.md).
   `aryl-default`, further below, is `aryl` as it is shipped.
-- **The paper contradicts itself in places**: overall use of Baseline (its own parts put it at
-  0.68), what a preemption ratio is counted over, Table 9's population. Such figures are printed and
-  not chased.
-
-Figures that stand in a sentence below a table and in no table were measured on another draw of the
-same generator (its seed 55), not on `paper-1`.
+- **The paper contradicts itself in places**: overall use of Baseline (see below Table 5), what a
+  preemption ratio is counted over, Table 9's population. Such figures are printed and not chased.
 
 The rows of other systems are as Lyra compares with them: Gandiva grows jobs while nobody waits, AFS
 gives base demand first, Pollux' and TunedJobs' elastic jobs tune their batch size by the goodput of
@@ -35,20 +36,31 @@ gives base demand first, Pollux' and TunedJobs' elastic jobs tune their batch si
 """
 
 TAIL = (
-    "504 jobs insist on a rare GPU type and wait for 37 to 40 h on average whatever the order, "
-    "1,336 s of Basic's mean; the others wait for 43 s in Basic, less than in the paper, as to "
-    "let jobs pass a gang that does not fit is enough to empty our queue: 67 s under `fifo-skip` "
-    "below, 1,829 s in Baseline."
+    "{trace.rare_jobs} jobs insist on a rare GPU type and wait for {least.rare_queueing_s h} to "
+    "{most.rare_queueing_s h} on average, be the order strict FIFO, `fifo-skip` or Aryl's: "
+    "{seen.basic.rare_part_s} s of Basic's mean. The others wait for "
+    "{seen.basic.others_queueing_s} s in Basic, less than in the paper, as to let jobs pass a gang "
+    "that does not fit is enough to empty our queue: {seen.fifo-skip.others_queueing_s} s under "
+    "`fifo-skip` below, {seen.baseline.others_queueing_s} s in Baseline."
 )
 PASS = (
-    "Most jobs wait for nothing but the next pass; the figure is our pass period of 82 s, fitted "
-    "to Baseline, and not the policy's."
+    "Most jobs wait for nothing but the next pass; the figure is a part of our pass period of "
+    "{trace.pass_s} s, which is fitted to Baseline, and not the policy's."
+)
+TWENTIETH = (
+    "Where the order is not strict, nineteen of twenty of our jobs wait for at most "
+    "{most.queueing_p95_s} s, with a pass every {trace.pass_s} s; in the paper the twentieth waits "
+    "for {least.theirs_queueing_p95_s} s and more."
+)
+HALF = (
+    "An elastic job saves at most half of its run here (w_max is twice w_min, and the mean of "
+    "{trace.elastic_s h} is at w_min), and loans shorten no run: Basic's jobs run for "
+    "{basic.running_s} s on average, where {basic.jct_bound_s} s are the least possible."
 )
 FULL = (
-    "An elastic job saves at most half of its run here (w_max = 2 w_min, 14.2 h at w_min), and "
-    "loans shorten no run: Basic's jobs run for 12,285 s on average, where 12,229 s are the least "
-    "possible. The paper's run for 9,226 s in Basic (JCT less queueing), less than the 12,260 s "
-    "that its own Baseline's 13,538 s leave by this reading."
+    HALF + " The paper's run for {theirs.basic.running_s} s in Basic (JCT less queueing), less "
+    "than the {theirs.least_running_s} s that its own Baseline's {theirs.baseline.running_s} s "
+    "leave by this reading."
 )
 USE = (
     "Work is the same, and with loans capacity is larger: with as many GPU-hours asked for as in "
@@ -56,114 +68,126 @@ USE = (
     "the paper does not say what else ran."
 )
 PREEMPTED = (
-    "Nodes go home often enough, but empty: of 7,471 in Basic 87 % are idle and 10 % hold flexible "
-    "workers alone, as only 507 jobs are ever on one, 488 of them elastic; inelastic fungible jobs "
-    "find room on training nodes. Were these to try lent nodes first, `loan-aryl` would have 9,530 "
-    "guests instead of 552 and preempt 3.3 % instead of 0.4 %; more load does not do it (Basic on "
-    "`paper-overload`: 0.3 %). The paper's lent nodes are 96 % held."
+    "Nodes go home often enough, but empty: of {basic.reclaims} in Basic "
+    "{seen.basic.idle_ratio %} are idle and {seen.basic.flexible_alone_ratio %} hold flexible "
+    "workers alone, as only {basic.on_loan_jobs.jobs} jobs are ever on one, "
+    "{seen.basic.guests_elastic} of them elastic; inelastic fungible jobs find room on training "
+    "nodes. Were these to try lent nodes first, `loan-aryl` would have {seen.guests-first.guests} "
+    "guests instead of {loan-aryl.on_loan_jobs.jobs} and preempt "
+    "{seen.guests-first.preemption_ratio %} instead of {loan-aryl.preemption_ratio %}; more load "
+    "does not do it (Basic on `paper-overload`: {seen.overload.preemption_ratio %}). The paper's "
+    "lent nodes are {theirs.lent_use %} held."
 )
 GUESTS = (
-    "535 of our 552 guests are elastic jobs, which prefer lent nodes and run for hours, and start "
-    "over when preempted; inelastic ones that could be guests find room on training nodes. The "
-    "paper's guests are shorter, and waited longer before."
+    "{seen.loan-aryl.guests_elastic} of our {loan-aryl.on_loan_jobs.jobs} guests are elastic jobs, "
+    "which prefer lent nodes and run for hours, and start over when preempted; inelastic ones that "
+    "could be guests find room on training nodes. The paper's guests are shorter, and waited "
+    "longer before."
+)
+SHORT = (
+    "{trace.short_ratio %} of our jobs are shorter than {trace.short_s} s, so the median job runs "
+    "for minutes and waits for one pass, "
+)
+LONGEST = (
+    "The longest twentieth runs for {trace.longest_s} s and more by construction, and only the "
+    "elastic ones among it, {trace.longest_elastic_ratio %}, can be shortened."
 )
 
 WHY: dict[tuple[str, str], str] = {
     ("5", "queueing mean"): TAIL,
     ("5", "queueing p50"): PASS,
     ("5", "queueing p95"): (
-        "Under every policy but strict FIFO fewer than one of our jobs in twenty waits beyond a "
-        "pass; in the paper the twentieth still waits for most of an hour. In Baseline no fitted "
-        "figure varies more between draws (docs/workload-paper.md)."
+        TWENTIETH + " In Baseline no fitted figure varies more between draws "
+        "(docs/workload-paper.md)."
     ),
     ("5", "JCT mean"): FULL,
-    ("5", "JCT p50"): (
-        "71 % of our jobs are shorter than 800 s, so the median job runs for minutes and waits for "
-        "one pass, but where the order is strict."
-    ),
-    ("5", "JCT p95"): (
-        "The longest twentieth runs for 82,000 s and more by construction, and only the elastic "
-        "ones among it, 14 %, can be shortened."
-    ),
+    ("5", "JCT p50"): SHORT + "but where the order is strict.",
+    ("5", "JCT p95"): LONGEST,
     ("8", "queueing p50"): PASS,
     ("8", "queueing p75"): PASS,
-    ("8", "queueing p95"): (
-        "As in Table 5: where the order is not strict, fewer than one of our jobs in twenty waits "
-        "beyond a pass."
-    ),
+    ("8", "queueing p95"): TWENTIETH,
     ("8", "queueing p99"): (
-        "One job in a hundred insists on the rare GPU type and waits for 37 h and more on "
-        "average. This quantile lies right below these, in what every order but the strict one "
-        "has emptied here (see `fifo-skip` and `sjf` below) and has not in the paper."
+        "{trace.rare_ratio %} of our jobs insist on the rare GPU type and wait for "
+        "{least.rare_queueing_s h} and more on average. This quantile lies right below these, in "
+        "what every order but the strict one has emptied here (see `fifo-skip` and `sjf` below) "
+        "and has not in the paper."
     ),
-    ("8", "JCT p50"): (
-        "As in Table 5: 71 % of our jobs are shorter than 800 s, so the median job runs for "
-        "minutes and waits for one pass, under Pollux for one round."
-    ),
+    ("8", "JCT p50"): "As in Table 5: " + SHORT + "under Pollux for one round.",
     ("8", "JCT p75"): (
-        "71 % of our jobs run for less than 800 s and 27 % for 20,000 s and more: this quantile is "
-        "one of the shortest of the long ones, and lower only where elastic ones among them end "
-        "sooner. The fit gives it up for mean and p95 (docs/workload-paper.md)."
+        "{trace.short_ratio %} of our jobs run for less than {trace.short_s} s and "
+        "{trace.long_ratio %} for {trace.long_s} s and more: this quantile is one of the shortest "
+        "of the long ones, and lower only where elastic ones among them end sooner. The fit gives "
+        "it up for mean and p95 (docs/workload-paper.md)."
     ),
-    ("8", "JCT p95"): (
-        "The longest twentieth runs for 82,000 s and more by construction, and only the elastic "
-        "ones among it, 14 %, can be shortened."
-    ),
+    ("8", "JCT p95"): LONGEST,
     ("8", "JCT p99"): (
-        "The hundredth longest of our jobs run for about 252,000 s, which no row shortens; the "
-        "paper's is half as long again under Baseline and about half of that under TunedJobs. "
-        "The fit gives it up for mean and p95 (docs/workload-paper.md)."
+        "The hundredth longest of our jobs take {least.jct_p99_s} to {most.jct_p99_s} s, "
+        "whatever the row; the paper's take {theirs.baseline.p99_over_ours x} times ours under "
+        "Baseline, and under TunedJobs {theirs.elastic-tuned.p99_ratio x} of that. The fit gives "
+        "it up for mean and p95 (docs/workload-paper.md)."
     ),
     ("5", "training use"): USE,
     ("5", "overall use"): (
-        "The paper's 0.52 in Baseline does not follow from its own parts (0.72 of training and "
-        "about 0.65 of inference give 0.68); ours do."
+        "The paper's {theirs.baseline.overall_gpu_ratio x} in Baseline does not follow from its "
+        "own parts ({theirs.baseline.training_gpu_ratio x} of training and about "
+        "{theirs.inference_use x} of inference give {theirs.overall_use_by_parts x}); ours do."
     ),
     ("5", "preempted"): PREEMPTED,
     ("5 gains", "queueing gain"): TAIL,
     ("5 gains", "JCT gain"): FULL,
     ("6", "queueing mean"): TAIL,
     ("6", "JCT mean"): (
-        "Naive placement ends 888 s earlier than Ideal itself here, not later: to favor lent "
-        "nodes is what gets elastic jobs preempted (2,719 times against 16), and without "
-        "checkpoints they start over, which makes up 743 s of it: with checkpoints "
-        "(`checkpoint-100`) Ideal's mean is 8,333 s."
+        "Naive placement ends {naive-ideal.sooner_s} s earlier than Ideal itself here, not later: "
+        "to favor lent nodes is what gets elastic jobs preempted ({ideal.preemptions} times "
+        "against {naive-ideal.preemptions}), and without checkpoints they start over, which makes "
+        "up {checkpoints.sooner_s} s of it: with checkpoints (`checkpoint-100`) Ideal's mean is "
+        "{seen.checkpoint-100.jct_s} s."
     ),
     ("6", "preempted"): (
         "Naive placement fills training nodes first, and in our trace these mostly have room: lent "
-        "nodes are 2 % held under `naive-basic`, by 45 jobs in all, and 7 % under `naive-ideal`."
+        "nodes are {naive-basic.on_loan_gpu_ratio %} held under `naive-basic`, by "
+        "{naive-basic.on_loan_jobs.jobs} jobs in all, and {naive-ideal.on_loan_gpu_ratio %} under "
+        "`naive-ideal`."
     ),
     **{("7", heading): GUESTS for _, heading, _ in FIGURES_7},
     ("9", "queueing gain"): (
-        "The paper's gains with wrong estimates exceed its own with right ones (1.53 and 1.48), so "
-        "its run is of another population; ours is Basic, where order within an empty queue "
-        "hardly matters."
+        "The paper's gains with wrong estimates ({theirs.wrong-20.queueing_gain x} at best) exceed "
+        "its own with right ones ({theirs.basic.queueing_gain x}), so its run is of another "
+        "population; ours is Basic, where order within an empty queue hardly matters."
     ),
-    ("9", "JCT gain"): "As for queueing: another population in the paper.",
+    ("9", "JCT gain"): (
+        HALF + " That our estimates are wrong costs little ({basic.jct_s.mean} s with right ones, "
+        "{wrong-60.jct_s.mean} s in `wrong-60`); the paper's run is of another population, as "
+        "its queueing gains ({theirs.wrong-20.queueing_gain x} at best) exceed its own with right "
+        "ones ({theirs.basic.queueing_gain x})."
+    ),
     ("10", "preempted"): PREEMPTED,
     ("10", "collateral damage"): (
-        "By cost, mostly idle nodes go home here (87 % in Basic) and little is vacated for them; "
-        "at random, a job on several nodes is hit as soon as one of them is, and what it held on "
-        "the others is vacated in vain. Compare the order of the rules only."
+        "By cost, mostly idle nodes go home here ({seen.basic.idle_ratio %} in Basic) and little "
+        "is vacated for them; at random, a job on several nodes is hit as soon as one of them is, "
+        "and what it held on the others is vacated in vain. Compare the order of the rules only."
     ),
 }
 """By table and heading."""
 
 ROUND = (
-    "Pollux shares GPUs out once in 300 s, which with passes at multiples of 82 s is once in "
-    "328 s; most jobs wait for nothing but that."
+    "Pollux shares GPUs out once in {pollux.round_s} s, which with passes at multiples of "
+    "{trace.pass_s} s is once in {pollux.passes_s} s; most jobs wait for nothing but that."
 )
 LAST_HUNDREDTH = (
-    "Under Pollux 95 % of our jobs wait for at most 315 s, less than in the paper; the mean is "
-    "mostly that of the last hundredth, which insists on the rare GPU type."
+    "Under Pollux nineteen of twenty of our jobs wait for at most {elastic-pollux.queueing_s.p95} "
+    "s, less than in the paper; at least {pollux.last_hundredth_s} s of the mean are of the "
+    "hundredth that waits longest, and {trace.rare_ratio %} insist on the rare GPU type."
 )
 TUNED_USE = (
     "Jobs that tune their batch size need fewer GPU-hours for the same work, and nothing here asks "
     "for what they leave; the paper does not say what else ran."
 )
 TUNED_GAIN = (
-    "Elastic jobs are 5 % of all and 14.2 h long: if they took no time at all, the mean would fall "
-    "by 2,556 s. The paper's falls by 6,381 s, of which 1,018 s are queueing."
+    "Elastic jobs are {trace.elastic_ratio %} of all and {trace.elastic_s h} long: if they took no "
+    "time at all, the mean running time would fall by {trace.elastic_part_s} s. The paper's JCT "
+    "falls by {theirs.elastic-tuned.sooner_s} s, of which {theirs.elastic-tuned.queueing_less_s} s "
+    "are queueing."
 )
 IN_LINE = (
     "Strict order, as in Baseline: jobs wait behind large gangs, and the upper quantiles of such a "
@@ -179,9 +203,13 @@ WHY_OF_ROW: dict[tuple[str, str, str], str] = {
     ("5", "training use", "elastic-pollux"): TUNED_USE,
     ("5", "training use", "elastic-tuned"): TUNED_USE,
     ("5", "preempted", "loan-opportunistic"): (
-        "Here all fungible jobs are guests, 10,582 of them, and are preempted 0.55 times each; the "
-        "paper's 19.4 % of submissions are 0.92 times for each of its 21 %. 71 % of ours are over "
-        "within 800 s, and lent nodes are 43 % held."
+        "Here {loan-opportunistic.on_loan_jobs.jobs} of the {trace.fungible_jobs} fungible jobs "
+        "are guests, and are preempted {loan-opportunistic.preemptions_each x} times each; the "
+        "paper's "
+        "{theirs.loan-opportunistic.preemption_ratio %} of submissions are "
+        "{theirs.loan-opportunistic.preemptions_each x} times for each of its "
+        "{theirs.fungible_ratio %}. {trace.fungible_short_ratio %} of ours run for less than "
+        "{trace.short_s} s, and lent nodes are {loan-opportunistic.on_loan_gpu_ratio %} held."
     ),
     ("5 gains", "queueing gain", "elastic-gandiva"): IN_LINE,
     ("5 gains", "queueing gain", "elastic-pollux"): LAST_HUNDREDTH,
@@ -190,7 +218,7 @@ WHY_OF_ROW: dict[tuple[str, str, str], str] = {
     ("8", "queueing p75", "elastic-pollux"): ROUND,
     ("8", "queueing p95", "elastic-pollux"): ROUND,
     ("8", "queueing p75", "baseline"): (
-        "Where the queue begins; not fitted: 710 to 1,920 s on the frozen traces "
+        "Where the queue begins; it was not fitted and differs much between draws "
         "(docs/workload-paper.md)."
     ),
     ("8", "queueing p75", "elastic-gandiva"): IN_LINE,

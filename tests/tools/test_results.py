@@ -29,14 +29,16 @@ from tools.results_known import (
     fair_shares_text,
     read_bars,
 )
+from tools.results_sentences import read_measured
 from tools.results_text import WHY_OF_ROW
 
 RUNS = read_kept()
+SEEN = read_measured()
 
 
 def test_the_page_is_what_the_script_makes_of_the_runs() -> None:
     """Nobody edited a figure, and no run came without the page."""
-    assert PAGE.read_text("utf-8") == page(RUNS)
+    assert PAGE.read_text("utf-8") == page(RUNS, SEEN)
 
 
 def test_every_run_is_kept_under_its_own_name_and_finished() -> None:
@@ -88,12 +90,12 @@ def test_a_figure_that_is_off_without_a_sentence_stops_the_page() -> None:
     [table, *_] = tables({"baseline": [changed]})
     unexplained = structs.replace(table, name="no such table")
     with pytest.raises(UnexplainedError, match=r"table no such table, .*: off in baseline"):
-        sentences(unexplained)
+        sentences(unexplained, {})
 
 
 def test_every_star_on_the_page_has_its_sentence_below() -> None:
     """Rows with a star in a column are the rows that the column's sentence names."""
-    for section in page(RUNS).split("\n## ")[1:]:
+    for section in page(RUNS, SEEN).split("\n## ")[1:]:
         if "| row | seeds |" not in section or "More than 15 % apart" not in section:
             assert " * |" not in section
             continue
@@ -176,9 +178,10 @@ def test_known_numbers_are_met() -> None:
 
 def test_kept_runs_are_small() -> None:
     """Figures only: the repository is no store of traces."""
-    sizes = [path.stat().st_size for path in Path(KEPT).glob("*.json")]
-    assert sizes
-    assert max(sizes) < 4096
+    sizes = {path.stem: path.stat().st_size for path in Path(KEPT).glob("*.json")}
+    assert RUNS.keys() < sizes.keys()
+    assert max(sizes[name] for name in RUNS) < 4096
+    assert max(sizes.values()) < 8192  # all that sentences need is one file
 
 
 def cells_of(lines: list[str]) -> list[list[str]]:
@@ -194,7 +197,7 @@ def test_every_bar_of_figure_8a_that_can_be_played_is_on_the_page() -> None:
         (row.policy, row.published) for row in BARS.values()
     ]
     found = cells_of(elasticflow_text(bars))
-    text = page(RUNS)
+    text = page(RUNS, SEEN)
     for bar, cells in zip(bars, found, strict=True):
         assert "| " + " | ".join(cells) + " |" in text
         assert cells[:2] == [bar.row, f"`{bar.policy}`"]
