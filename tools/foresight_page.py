@@ -28,13 +28,14 @@ from tools.foresight_text import (
     ABLATION_REAL,
     BOUNDS,
     HEAD,
+    ODDS_TEXT,
     SAVING,
     TAIL,
     TITLES,
     TRADE,
     TRADE_REAL,
 )
-from tools.play_foresight import CURVE, SAVES, WITH, WITHOUT, Kept, read_kept
+from tools.play_foresight import CURVE, ODDS, SAVES, WITH, WITHOUT, Kept, read_kept
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "foresight.md"
@@ -233,6 +234,18 @@ def _parts(runs: Runs, workloads: Sequence[str], policies: Mapping[str, str]) ->
     return _table(["", *names, "aryl / it: queueing, body, JCT"], rows)
 
 
+def _odds(runs: Runs) -> str:
+    """Per family the means over the seeds that were played with odds by the job, and without."""
+    told = [ODDS_TEXT]
+    for name, title in TITLES.items():
+        workloads = [each for each in _complete(runs, name) if (each, ODDS) in runs]
+        if workloads:
+            rows = {"aryl": "aryl", "foresight": "foresight", "with odds": ODDS}
+            told += [f"\n{title}, means of {len(workloads)} seeds:\n\n"]
+            told += [_parts(runs, workloads, rows)]
+    return "".join(told)
+
+
 def page(runs: Runs) -> str:
     """The page as Markdown."""
     told = [HEAD]
@@ -248,7 +261,7 @@ def page(runs: Runs) -> str:
     parts |= {f"with {part}": policy for part, policy in WITH.items()}
     told += [BOUNDS, ABLATION, _parts(runs, OVERLOADED, {**rows, **parts})]
     told += [ABLATION_REAL, _parts(runs, REAL, {**rows, **parts})]
-    told += [SAVING, _parts(runs, SAVED, {**rows, "with saves": SAVES})]
+    told += [_odds(runs), SAVING, _parts(runs, SAVED, {**rows, "with saves": SAVES})]
     curve = {policy.rpartition("=")[2]: policy for policy in CURVE}
     curve |= {"0.25 (default)": "foresight", "off": WITHOUT["lifetimes"]}
     curve = {name: curve[name] for name in sorted(curve)}

@@ -40,6 +40,9 @@ REAL = {
 }
 """Files and clusters: training nodes for the mean demand of the trace at 80 to 90 % use."""
 
+ABLATED = "itp-cluster06"
+"""Of the real traces the one whose parts are switched off one by one."""
+
 WITHOUT = {
     "whole-nodes": "foresight:separates_at_home=false",
     "claims": "foresight:claim_ratio=0",
@@ -51,7 +54,10 @@ WITHOUT = {
 }
 """Parts of it, one by one switched off."""
 
-WITH = {"the-line's-wait": "foresight:queue_weight=1"}
+ODDS = "foresight:lifetime_odds=true"
+"""Odds by the job; played on all that is overloaded and on all real traces."""
+
+WITH = {"the-line's-wait": "foresight:queue_weight=1", "odds": ODDS}
 """What it can do and does not unless it is asked to."""
 
 CURVE = tuple(f"foresight:lifetime_quantile={q}" for q in (0.1, 0.5, 0.75, 0.9))
@@ -108,15 +114,22 @@ def _wanted() -> Iterator[Wanted]:
     for policy in (*WITHOUT.values(), *WITH.values(), *CURVE):
         task = _task("paper-overload", policy, seed=None)
         yield Wanted(workload="paper-overload-1", policy=policy, task=task)
+    for name, workload in overload[1:]:
+        yield Wanted(workload=name, policy=ODDS, task=_task(workload, ODDS, seed=None))
+    yield from _wanted_real()
+
+
+def _wanted_real() -> Iterator[Wanted]:
     for name in REAL:
+        also = () if name == ABLATED else (ODDS,)
         for seed in range(1, 6):
-            for policy in ("sjf", "aryl", "foresight"):
+            for policy in ("sjf", "aryl", "foresight", *also):
                 yield _real(name, policy, seed=seed)
     for seed in range(1, 6):
         for policy in (*WITHOUT.values(), *WITH.values(), *CURVE):
-            yield _real("itp-cluster06", policy, seed=seed)
+            yield _real(ABLATED, policy, seed=seed)
         for policy in ("aryl", "foresight", SAVES):
-            yield _real("itp-cluster06", policy, seed=seed, is_saving=True)
+            yield _real(ABLATED, policy, seed=seed, is_saving=True)
 
 
 def _real(name: str, policy: str, *, seed: int, is_saving: bool = False) -> Wanted:

@@ -28,7 +28,7 @@ from msgspec import Struct
 
 from common.model import JobId, NodeName
 from coordinator.policies.gpu_types import types_in_order
-from coordinator.policies.loans.lifetime import base_runtime_s
+from coordinator.policies.loans.odds import base_runtime_s
 from coordinator.policies.placement import Room
 from coordinator.policies.scaling import work_on
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, Occupied

@@ -25,8 +25,8 @@ from tests.builders import (
 from tests.strategies import snapshots
 
 ALL_OFF = (
-    "foresight:separates_at_home=false:claim_ratio=0:lifetime_quantile=null:near_quantile=null"
-    ":lend_quantile=null:waits_for_finish=false"
+    "foresight:separates_at_home=false:claim_ratio=0:lifetime_quantile=null"
+    ":lifetime_odds=false:near_quantile=null:lend_quantile=null:waits_for_finish=false"
 )
 
 

@@ -2,69 +2,31 @@
 
 from __future__ import annotations
 
-from functools import cache
-from math import cos, pi
-
 import pytest
 from hypothesis import given, settings
 from msgspec.structs import replace
 
-from common.model import JobState, NodeRole, Preemptibility
+from common.model import JobState, NodeRole
 from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Start
 from coordinator.policies.loans.lifetime import longest_runtime_s
-from coordinator.policies.loans.seasonal import DAY_S, Season
+from coordinator.policies.loans.seasonal import Season
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
 from tests.builders import (
     make_job_view,
     make_node_view,
-    make_service_view,
-    make_snapshot,
     make_worker_view,
 )
+from tests.policies.midnight import (
+    HOUR_S,
+    MIDNIGHT_S,
+    ONLY_LIFETIMES,
+    cell,
+    hours,
+    lent_node,
+    starts,
+    ten_days,
+)
 from tests.strategies import snapshots
-
-MIDNIGHT_S = 10 * DAY_S
-HOUR_S = 3600.0
-ONLY_LIFETIMES = "aryl:lifetime_quantile=0.9"
-
-
-@cache
-def ten_days(*, bursts: float = 0.0) -> Season:
-    """Loads from 10 at midnight to 90 at noon, ten days alike.
-
-    bursts: so much more in half an hour of every three, another one on every second day.
-    """
-    season = Season()
-    for step in range(10 * 288 + 1):
-        at_s = step * 300.0
-        is_burst = step % 36 < 6 if step // 288 % 2 else 6 <= step % 36 < 12
-        load = 50.0 - 40.0 * cos(2.0 * pi * at_s / DAY_S) + bursts * is_burst
-        season = season.after(at_s, load)
-    return season
-
-
-def cell(jobs: list[JobView], lent: list[NodeView], *, season: Season | None = None) -> (
-    ClusterSnapshot
-):  # fmt: skip
-    """Midnight: a service of ten nodes of 10 requests per second, some of them lent."""
-    serving = [
-        make_node_view(f"s{number}", role=NodeRole.SERVING, gpu_type="H100")
-        for number in range(10 - len(lent))
-    ]
-    service = replace(
-        make_service_view(capacity_per_node=10.0, load=10.0, return_s=120.0),
-        season=ten_days() if season is None else season,
-    )
-    return make_snapshot(
-        nodes=[*serving, *lent], jobs=jobs, services=[service], now_s=MIDNIGHT_S
-    )  # fmt: skip
-
-
-def lent_node(name: str, *jobs: str) -> NodeView:
-    """A lent node with a base worker of 8 GPUs of each job."""
-    workers = [make_worker_view(job, 0, name, gpus=8) for job in jobs]
-    return make_node_view(name, role=NodeRole.ON_LOAN, gpu_type="H100", workers=workers)
 
 
 def half_held(count: int, *, hours_left: float) -> tuple[list[JobView], list[NodeView]]:
@@ -83,22 +45,6 @@ def half_held(count: int, *, hours_left: float) -> tuple[list[JobView], list[Nod
         role, name = NodeRole.ON_LOAN, f"l{number}"
         nodes.append(make_node_view(name, role=role, gpu_type="H100", workers=[worker]))
     return jobs, nodes
-
-
-def starts(snapshot: ClusterSnapshot, name: str = ONLY_LIFETIMES) -> list[str]:
-    """Who starts."""
-    decisions = policy(name).allocate(snapshot, b"").decisions
-    return [decision.job_id for decision in decisions if isinstance(decision, Start)]
-
-
-def hours(job_id: str, count: float, *, workers: int = 1) -> JobView:
-    """A waiting job of that many hours."""
-    return make_job_view(
-        job_id,
-        workers=(workers, workers),
-        gpus_per_worker=8,
-        remaining_work_s=count * HOUR_S * workers,
-    )
 
 
 def test_a_job_that_ends_before_the_load_comes_back_may_run_on_lent_nodes() -> None:
@@ -160,51 +106,6 @@ def test_loans_outlive_what_nodes_are_taken_back_for() -> None:
     assert 1 <= len(careful) < len(gentle)
 
 
-def with_home(*, is_claimed: bool) -> ClusterSnapshot:
-    """Nine lent nodes, a load with bursts, nine jobs of two hours, and two training nodes.
-
-    Both are busy for ten hours; or one is free and kept for a gang that waited long.
-    """
-    left_s = {"t1": 10 * HOUR_S, "t2": 10 * HOUR_S}
-    waiting = [
-        replace(hours(f"j{number}", 1.8), submitted_at_s=MIDNIGHT_S - 5.0) for number in range(9)
-    ]
-    if is_claimed:
-        left_s = {"t2": 0.3 * HOUR_S}
-        waiting.append(replace(hours("gang", 1.0, workers=2), preemptibility=Preemptibility.NON))
-    busy = [
-        make_job_view(
-            f"busy-{name}",
-            state=JobState.RUNNING,
-            gpus_per_worker=8,
-            remaining_work_s=each_s,
-            placed=[make_worker_view(f"busy-{name}", 0, name, gpus=8)],
-        )
-        for name, each_s in left_s.items()
-    ]
-    home = [
-        make_node_view(
-            name, workers=[worker for job in busy for worker in job.placed if worker.node == name]
-        )
-        for name in ("t1", "t2")
-    ]
-    lent = [lent_node(f"l{number}") for number in range(9)]
-    found = cell([*busy, *waiting], lent, season=ten_days(bursts=20.0))
-    return make_snapshot(
-        nodes=[*home, *found.nodes], jobs=found.jobs, services=found.services, now_s=found.now_s
-    )
-
-
-def test_who_is_kept_from_home_by_a_claim_alone_takes_no_chances() -> None:
-    """Where training nodes have room but for a claim, loans must surely outlive a job; where they
-    are full, low odds do."""
-    claiming = "aryl:lifetime_quantile=0.1:claim_ratio=0.5:claim_stretch=0"
-    bold, careful = (f"{claiming}:near_quantile={q}" for q in ("null", "0.99"))
-    full, claimed = with_home(is_claimed=False), with_home(is_claimed=True)
-    assert starts(full, bold) == starts(full, careful) == starts(claimed, bold)
-    assert 1 <= len(starts(claimed, careful)) < len(starts(claimed, bold))
-
-
 SAVING = "aryl:lifetime_quantile=0.9:lifetime_saves=true"
 
 
@@ -264,9 +165,10 @@ def test_a_job_that_saves_is_told_why_it_waits() -> None:
 @settings(max_examples=80, deadline=None)
 @given(snapshot=snapshots())
 def test_an_unknown_day_forbids_nothing(snapshot: ClusterSnapshot) -> None:
-    """Before the first day was seen, a pass decides to the last worker as without lifetimes."""
+    """Before the first day was seen, a pass decides to the last worker as without lifetimes, unless
+    odds are weighed: jobs that have room at home then stay there."""
     assert all(service.season == Season() for service in snapshot.services)
-    for name in ("aryl", "foresight"):
+    for name in ("aryl", "foresight:lifetime_odds=false"):
         free, limited = (policy(f"{name}:lifetime_quantile={q}") for q in ("null", "0.9"))
         assert limited.allocate(snapshot, b"") == free.allocate(snapshot, b"")
         assert limited.lend(snapshot) == free.lend(snapshot)

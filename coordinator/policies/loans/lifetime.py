@@ -8,12 +8,11 @@ then. Which node is held does not matter, as a reclaim takes those that nobody h
 workers go home without a preemption, and may use any. What is not known forbids nothing: until the
 load's day was seen, base workers may go to any lent node, as without this rule.
 
-How surely a loan must outlive a job follows from what a preemption would take from it. With p the
-chance that it is over in time, L its length and W how long it would wait for training nodes, it
-wins W or loses the up to L that it could have run at home meanwhile: that pays from p = L / (L + W)
-on. Where training is full W is long, and whoever stays there keeps others waiting too: low odds
-will do. A job that would have room at home, were it not for a claim (`foresight_claims`), waits for
-less than its own length, as a claim bars none that is over before it is ready: p must be high.
+How surely a loan must outlive a job is a matter of odds: where training is full and the job would
+wait for long, low ones will do. A job that would have room at home, were it not for flexible
+workers or for a claim (`foresight_claims`), waits for nothing or for less than its own length, as a
+claim bars none that is over before it is ready: its loan must surely outlive it. `odds` says for
+each job how surely; then, of a day that nobody has seen, nothing is sure.
 
 What saves loses little by a stop. Where saves count, it need not be over before the load comes
 back: a loan does that is many times as long as what a stop would cost it.
@@ -24,16 +23,16 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from math import inf
+from math import ceil, inf
 
 from msgspec import Struct
 
 from common.model import JobId
 from coordinator.policies.loans.loaning import nodes_for
+from coordinator.policies.loans.odds import Odds, base_runtime_s
 from coordinator.policies.loans.seasonal import BIN_S, LEADS
 from coordinator.policies.placement import Room
 from coordinator.policies.reclaim.costs import RESTART_S
-from coordinator.policies.scaling import work_on
 from coordinator.policies.setbacks import MOST_LOST_RATIO
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, ServiceView
 from coordinator.policies.sources import late_ratio
@@ -56,14 +55,13 @@ CAUTION = 0.1
 GUESS_RATIO = 3.0
 """How many times its estimate a job may take whose estimate is a guess."""
 
+ODDS_MOST = 0.9
+"""However sure a loan should be, no higher quantile is asked for: of rarer errors too few were
+seen."""
+
 STAY_RATIO = 10.0
 """A loan is long enough for a job that saves if it lasts for so many times what a stop costs the
 job: a tenth of its time there is the most that a preemption takes."""
-
-
-def base_runtime_s(job: JobView, gpu_type: str, now_s: float) -> float:
-    """Running time left with the base gang alone on a GPU type, in seconds."""
-    return work_on(job, gpu_type, now_s) / job.workers_on(gpu_type).min
 
 
 def longest_runtime_s(job: JobView, gpu_type: str, now_s: float) -> float:
@@ -149,7 +147,10 @@ class Lifetimes:
 
     Args:
         q: quantile of the load that loans are to outlive.
-        near_q: that for a job which has room at home but for a claim; None: as for all.
+        weighs_odds: they are to outlive a higher one where that pays (`odds`), and a job that has
+            room at home takes none of which nothing is known.
+        near_q: quantile for a job which has room at home but for a claim or flexible workers; None:
+            as for all.
         lend_q: quantile by which nodes are taken back, a little ahead; None: without one.
         counts_saves: a job that saves need not be over before the load comes back.
     """
@@ -160,6 +161,7 @@ class Lifetimes:
         room: Room,
         *,
         q: float,
+        weighs_odds: bool = False,
         near_q: float | None = None,
         lend_q: float | None = None,
         counts_saves: bool = False,
@@ -170,7 +172,8 @@ class Lifetimes:
         self._near_q = near_q
         self._lend_q = lend_q
         self._counts_saves = counts_saves
-        self._made: dict[tuple[str, float], _Loans] = {}
+        self._odds = Odds(snapshot, room) if weighs_odds else None
+        self._made: dict[tuple[str, float, bool], _Loans] = {}
 
     def barred(self, job: JobView) -> int:
         """Places on lent nodes that base workers of a job must leave alone."""
@@ -188,6 +191,11 @@ class Lifetimes:
         if not self.barred(job):
             return ""
         stays_s = max(runtime_s for runtime_s, _ in self._open_to(job))
+        if not any(self._was_seen(lent.service) for lent in self._lent):
+            return (
+                "for how long lent nodes stay away is not known before their load was seen for a "
+                "day, and training nodes would do once flexible workers or a claim make room"
+            )
         if stays_s < self._longest_s(job):
             return (
                 f"lent nodes are expected home within {stays_s:.0f} s, which is too soon for what "
@@ -205,23 +213,27 @@ class Lifetimes:
 
     def _open_to(self, job: JobView) -> list[tuple[float, _Loans]]:
         """Loans of GPU types that a job accepts, and for how long it needs them, in seconds."""
-        found = [(lent, [kind for kind in lent.kinds if job.accepts(kind)]) for lent in self._lent]
-        if not any(kinds for _, kinds in found):
-            return []
-        q = self._quantile(job)
-        return [
-            (max(self._stays_s(job, kind) for kind in kinds), self._at(lent, q))
-            for lent, kinds in found
-            if kinds
+        needs = [
+            (lent, max(self._stays_s(job, kind) for kind in kinds))
+            for lent in self._lent
+            if (kinds := [kind for kind in lent.kinds if job.accepts(kind)])
         ]
+        if not needs:
+            return []
+        q, is_shy = self._caution(job, max(stays_s for _, stays_s in needs))
+        return [(stays_s, self._at(lent, q, is_shy=is_shy)) for lent, stays_s in needs]
 
-    def _quantile(self, job: JobView) -> float:
-        if self._near_q is None or self._near_q == self._q:
-            return self._q
-        return self._near_q if self._is_near_home(job) else self._q
+    def _caution(self, job: JobView, stays_s: float) -> tuple[float, bool]:
+        """The quantile that a job goes by, and whether what is unknown keeps it away."""
+        if self._near_q is not None and self._is_near_home(job):
+            return self._near_q, self._odds is not None
+        if self._odds is None:
+            return self._q, False
+        needed = ceil(10.0 * self._odds.needed(job, stays_s)) / 10.0
+        return max(self._q, min(needed, ODDS_MOST)), False
 
     def _is_near_home(self, job: JobView) -> bool:
-        """Whether training nodes have room for a job that is kept for another one."""
+        """Whether training nodes have room for a job: flexible workers make it, or it is kept."""
         room, lent = self._room, self._lent_places
         return any(
             room.has_places(job, kind, job.workers_on(kind).min, if_unbarred=True, but=lent)
@@ -239,11 +251,11 @@ class Lifetimes:
         cost_s = stop_cost_s(job) if self._counts_saves else None
         return longest_s if cost_s is None else min(longest_s, STAY_RATIO * cost_s)
 
-    def _at(self, lent: _Lent, q: float) -> _Loans:
+    def _at(self, lent: _Lent, q: float, *, is_shy: bool) -> _Loans:
         """Worked out when first asked for: most passes place nothing on lent nodes."""
-        key = (lent.service.name, q)
+        key = (lent.service.name, q, is_shy)
         if key not in self._made:
-            self._made[key] = _Loans(lent.held_s, self._away(lent.service, q))
+            self._made[key] = _Loans(lent.held_s, self._away(lent.service, q, is_shy=is_shy))
         return self._made[key]
 
     @cached_property
@@ -268,6 +280,10 @@ class Lifetimes:
             )
         return _Lent(service=service, kinds=frozenset(kinds), held_s=held_s)
 
+    def _was_seen(self, service: ServiceView) -> bool:
+        """Whether its load was watched for a day."""
+        return service.season.seen_ahead(int(self._snapshot.now_s // BIN_S)) == inf
+
     def _margin(self, service: ServiceView, q: float) -> float:
         """How much more load than is expected a node is taken back for already.
 
@@ -282,7 +298,12 @@ class Lifetimes:
         (outlived,) = season.quantiles(q, now_s=now_s, horizons_s=horizon_s)
         return 0.0 if asked is None or outlived is None else max(0.0, asked - outlived)
 
-    def _away(self, service: ServiceView, q: float) -> list[int]:
+    def _away(self, service: ServiceView, q: float, *, is_shy: bool) -> list[int]:
+        """For each of `SPANS_S` how many nodes can stay away so long.
+
+        Of what is unknown all that there are, as without foresight: only the reclaim looks ahead
+        then. None for whom waiting costs little.
+        """
         own = [
             node
             for node in self._snapshot.nodes
@@ -292,7 +313,7 @@ class Lifetimes:
         horizons_s = [min(span_s + service.return_s, MOST_S) for span_s in SPANS_S]
         peaks = season.quantiles(q, now_s=now_s, horizons_s=horizons_s)
         margin = self._margin(service, q)
-        was_seen = season.seen_ahead(int(now_s // BIN_S)) == inf
+        was_seen = self._was_seen(service)
         away: list[int] = []
         for horizon_s, quantile in zip(horizons_s, peaks, strict=True):
             peak = quantile
@@ -300,7 +321,7 @@ class Lifetimes:
                 level = season.expected(now_s=now_s, horizon_s=horizon_s)
                 peak = None if level is None else level + CAUTION * season.scale
             if peak is None:
-                away.append(len(own))  # as without foresight: only the reclaim looks ahead
+                away.append(0 if is_shy else len(own))
             else:
                 away.append(len(own) - nodes_for(service, peak + margin, len(own)))
         return away
