@@ -174,6 +174,7 @@ class Agent:
         now_s = self._clock.now_s()
         self._sequence = max(self._sequence + 1, int(now_s * 1000))
         remaining_s = None if memory.lease_until_s is None else memory.lease_until_s - now_s
+        home_ago_s = None if memory.home_at_s is None else now_s - memory.home_at_s
         return NodeReport(
             node=settings.node,
             boot_id=memory.boot_id,
@@ -199,6 +200,7 @@ class Agent:
             is_server_down=self._life.is_server_down,
             ledger_error=self._life.ledger_error,
             stage_durations_s=memory.stage_durations_s,
+            home_ago_s=home_ago_s,
         )
 
     def _own(self) -> AgentReport:

@@ -41,6 +41,7 @@ class Life:
         """Why the memory is not on disk; until it is, what was begun goes on or home, no more."""
         self._role_at_s = now_s
         self._emptied_at_s: float | None = None
+        self._saved_at_s = 0.0
         self._commands = ServerCommands(now_s)
         self._stop_began_at_s: float | None = None
         self._idleness = Idleness()
@@ -307,6 +308,7 @@ class Life:
         if self._reclaim_at_s is not None:
             grace_s = min(grace_s, max(0.0, self._reclaim_at_s - facts.now_s))
         self.workers.vacate(grace_s=grace_s, now_s=facts.now_s)
+        self._saved_at_s = max(self._saved_at_s, way_home.saved_at_s(facts))
         live = self.workers.live()
         if live:
             self._emptied_at_s = None
@@ -319,12 +321,11 @@ class Life:
             return []
         if self._emptied_at_s is None:
             self._emptied_at_s = facts.now_s
-        device_free_s = facts.now_s - self._emptied_at_s
-        is_out_of_time = device_free_s > self.settings.device_free_timeout_s
+        is_out_of_time = facts.now_s - self._emptied_at_s > self.settings.device_free_timeout_s
         busy = self._kept_out(facts, since_s=self._emptied_at_s, is_patient=not is_out_of_time)
         if not busy:
-            vacate_s = self._emptied_at_s - self._role_at_s
-            way_home.vacated(self.memory, vacate_s=vacate_s, device_free_s=device_free_s)
+            instants_s = (self._role_at_s, self._saved_at_s, self._emptied_at_s, facts.now_s)
+            way_home.vacated(self.memory, *instants_s)
             self._fire(NodeEvent.DEVICE_FREE, facts.now_s, "")
             return self._warming(facts)
         if is_out_of_time:

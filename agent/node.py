@@ -352,6 +352,7 @@ def _fact(status: WorkerStatus) -> WorkerFact:
         running_s=status.running_s,
         ended_at_s=status.ended_at_s,
         saved_at_s=status.saved_at_s,
+        save_over_at_s=status.save_over_at_s,
         failure=status.failure,
     )
 

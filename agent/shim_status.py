@@ -85,6 +85,7 @@ class Status:
             "checkpoint_boot_s": None,
             "stop_reason": None,
             "stop_stage": "",
+            "stop_boot_s": None,
             "stop_stages_s": {},
             "garbage_count": 0,
         }
@@ -120,6 +121,7 @@ class Status:
             phase=STOPPING,
             stop_reason=stop.reason,
             stop_stage=stop.stage,
+            stop_boot_s=stop.started_at_s,
             stop_stages_s={stage: round(after_s, 3) for stage, after_s in stop.stages.items()},
         )
 

@@ -102,6 +102,8 @@ class Memory(Struct, kw_only=True):
     """The server of an inference node was told to stop and not yet to start again."""
     home_due_at_s: float | None = None
     """While it is on its way home: when its lease was over, on the boot clock."""
+    home_at_s: float | None = None
+    """When its latest way home was over, on the boot clock."""
     stage_durations_s: dict[str, float] = field(default_factory=dict[str, float])
     """Of its latest way home; see `agent.way_home`."""
     workers: dict[str, Held] = field(default_factory=dict[str, Held])
@@ -144,6 +146,7 @@ class WorkerFact(Struct, frozen=True, kw_only=True):
     running_s: float = 0.0
     ended_at_s: float | None = None
     saved_at_s: float | None = None
+    save_over_at_s: float | None = None
     failure: Failure | None = None
 
 

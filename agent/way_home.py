@@ -6,7 +6,7 @@ on it, a `--go-home` after that, and the next agent, which tells of it.
 
 from __future__ import annotations
 
-from agent.state import Memory
+from agent.state import Facts, Memory
 
 LEAST_S = 0.01
 """Less than this is what the clock's readings differ by, and no stage."""
@@ -15,7 +15,7 @@ LEAST_S = 0.01
 def forget(memory: Memory) -> None:
     """There is no way home to tell of."""
     memory.stage_durations_s = {}
-    memory.home_due_at_s = None
+    memory.home_due_at_s = memory.home_at_s = None
 
 
 def began(memory: Memory, *, now_s: float) -> None:
@@ -35,9 +35,30 @@ def booted(memory: Memory) -> None:
     memory.home_due_at_s = 0.0 if was_away else None
 
 
-def vacated(memory: Memory, *, vacate_s: float, device_free_s: float) -> None:
-    """The last worker is gone, and then the GPUs were seen free; in seconds each."""
-    memory.stage_durations_s |= {"vacate": vacate_s, "device_free": device_free_s}
+def saved_at_s(facts: Facts) -> float:
+    """When the last worker had saved, or it was plain that it would not; 0 without any.
+
+    One that says neither was asked until it ended. A rendezvous store has nothing to save.
+    """
+    workers = [fact for fact in facts.statuses if not fact.key.is_store]
+    ended = [fact.ended_at_s for fact in workers if fact.save_over_at_s is None]
+    known = [fact.save_over_at_s for fact in workers]
+    return max((at_s for at_s in (*known, *ended) if at_s is not None), default=0.0)
+
+
+def vacated(
+    memory: Memory, began_at_s: float, saved_at_s: float, emptied_at_s: float, free_at_s: float
+) -> None:
+    """The workers were asked to save, had saved or refused, were gone, the GPUs were seen free.
+
+    Instants on the boot clock. Who had saved before it was asked needed no time for it.
+    """
+    over_at_s = min(max(began_at_s, saved_at_s), emptied_at_s)
+    memory.stage_durations_s |= {
+        "checkpoint": over_at_s - began_at_s,
+        "exit": emptied_at_s - over_at_s,
+        "device_free": free_at_s - emptied_at_s,
+    }
 
 
 def arrived(memory: Memory, *, now_s: float, server_ready_s: float) -> None:
@@ -53,4 +74,4 @@ def arrived(memory: Memory, *, now_s: float, server_ready_s: float) -> None:
     rest_s = now_s - memory.home_due_at_s - sum(stages_s.values())
     if rest_s > LEAST_S:
         stages_s["unattended"] = rest_s
-    memory.home_due_at_s = None
+    memory.home_due_at_s, memory.home_at_s = None, now_s

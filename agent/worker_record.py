@@ -16,7 +16,7 @@ from typing import BinaryIO
 import msgspec
 from msgspec import Struct
 
-from agent import shim_files
+from agent import shim_files, shim_stop
 from common.errors import ConfigError
 from common.messages import WorkerPhase
 from common.model import STORE_INDEX, TOKEN_PATTERN, Checkpoint, JobId, Progress, WorkerKey
@@ -46,8 +46,26 @@ class WorkerRecord(Struct, frozen=True, kw_only=True):
     checkpoint_boot_s: float | None = None
     stop_reason: str | None = None
     stop_stage: str = ""
+    stop_boot_s: float | None = None
+    """When it was told to stop; None: never, or not known of a shim of an older version."""
     stop_stages_s: dict[str, float] = {}
     garbage_count: int = 0
+
+    @property
+    def save_over_at_s(self) -> float | None:
+        """When a worker that was told to stop had saved, or it was plain that it would not.
+
+        It left without, got its signal or was killed: whatever it then does, nobody waits for its
+        save. A job that says, after its signal, that it saves is waited for again.
+        """
+        stages_s = self.stop_stages_s
+        working_s = stages_s.get(shim_stop.WORKING, 0.0)
+        gave_up = (shim_stop.RELEASED, shim_stop.SIGNALLED, shim_stop.KILLED)
+        after_s = [stages_s[name] for name in gave_up if stages_s.get(name, -1.0) >= working_s]
+        over_s = stages_s.get(shim_stop.SAVED, min(after_s, default=None))
+        if over_s is None or self.stop_boot_s is None:
+            return None
+        return self.stop_boot_s + over_s
 
 
 _decoder = msgspec.json.Decoder(WorkerRecord)

@@ -64,7 +64,7 @@ class WorkerStatus(Struct, frozen=True, kw_only=True):
     ended_at_s, saved_at_s: of its end and of its claim of the checkpoint, on this boot's clock; of
         an earlier boot only the end is known, which is 0.
     stop_stage: how far its stop has come: requested, working, saved, released, signalled, killed.
-    stop_stages_s: seconds from the order to stop until each stage.
+    stop_stages_s: seconds from the order to stop until each stage. save_over_at_s: see its record.
     failure: why it ended by itself without success.
     """
 
@@ -82,6 +82,7 @@ class WorkerStatus(Struct, frozen=True, kw_only=True):
     saved_at_s: float | None = None
     stop_stage: str = ""
     stop_stages_s: dict[str, float] = {}
+    save_over_at_s: float | None = None
     detail: str = ""
     garbage_count: int = 0
     failure: Failure | None = None
@@ -297,6 +298,7 @@ class ShimRunner:
             saved_at_s=saved_s if is_now or saved_s is None else 0.0,
             stop_stage=record.stop_stage,
             stop_stages_s=record.stop_stages_s,
+            save_over_at_s=record.save_over_at_s if is_now else None,
             detail=record.detail,
             garbage_count=record.garbage_count,
         )

@@ -136,6 +136,9 @@ class LoanRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     realised_preemptions: int
     predicted_cost_gpu_s: float
     realised_cost_gpu_s: float
+    stage_durations_s: dict[str, float] = field(default_factory=dict[str, float])
+    """Of its way home, in order; beside `decide`, which is before the order, they add up to
+    `reclaim_s`, or to `lapse_s`."""
 
 
 class StoryRow(Part, frozen=True, kw_only=True, omit_defaults=False):

@@ -209,8 +209,12 @@ class NodeReport(Message, frozen=True, kw_only=True, tag="node_report"):
     ledger_error: str = ""
     """Why its ledger cannot be written, as on a full disk: nothing new begins on it meanwhile."""
     stage_durations_s: dict[str, float] = {}
-    """Stages of the last return: vacate, device_free, server_ready; and unattended, which is what
-    else passed since the lease was over, because nobody worked on it. Kept over a restart."""
+    """Stages of the last return: checkpoint, exit, device_free, server_ready; and unattended, which
+    is what else passed since the lease was over, because nobody worked on it. Kept over a restart.
+    Agents of an older version tell checkpoint and exit as one, vacate."""
+    home_ago_s: float | None = None
+    """How long before this report that return was over. None: none that was timed to its end, or an
+    agent of an older version."""
 
 
 # --- desired state --------------------------------------------------------------------------

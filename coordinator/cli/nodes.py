@@ -115,6 +115,15 @@ def confirm_dead(
     )
 
 
+add_order(
+    app,
+    "remove",
+    OperatorAction.REMOVE,
+    NodeArgument,
+    about="Take a lost node out of the cell for good; one that reports again joins anew.",
+)
+
+
 def _against_jobs(
     ctx: typer.Context,
     action: OperatorAction,

@@ -136,9 +136,7 @@ class GpuTally:
         """Count the named nodes again."""
         for name in names:
             node = state.nodes.get(name)
-            if node is None:
-                continue
-            new = _counts(node)
+            new = _NOTHING if node is None else _counts(node)
             old = self._by_node.get(name, _NOTHING)
             if new != old:
                 self._by_node[name] = new

@@ -11,7 +11,16 @@ from msgspec import structs
 
 from common.lifecycle import JobEvent
 from common.model import JobState, StopReason
-from coordinator.engine import awaiting, jobs, loans, migrating, sharing, starting, watching
+from coordinator.engine import (
+    awaiting,
+    jobs,
+    loans,
+    migrating,
+    sharing,
+    stages,
+    starting,
+    watching,
+)
 from coordinator.engine.commands import Refused
 from coordinator.engine.context import Context
 from coordinator.policies.decisions import (
@@ -56,16 +65,24 @@ def _try(ctx: Context, decision: Decision) -> str:  # noqa: C901 - one flat tabl
             return migrating.migrate(ctx, decision)
         case Loan():
             return loans.lend(ctx, decision)
-        case Reclaim() if decision.wait_s > 0:
-            return awaiting.begin(ctx, decision)
         case Reclaim():
-            return loans.reclaim(ctx, decision)
+            return _reclaim(ctx, decision)
         case Reject():
             return _reject(ctx, decision)
         case Recommend():
             return watching.take(ctx, decision)
         case _:
             assert_never(decision)
+
+
+def _reclaim(ctx: Context, decision: Reclaim) -> str:
+    """As a policy decided it, which looked at the load; an operator's order comes another way."""
+    loan = ctx.loan_of(decision.node)
+    take_back = awaiting.begin if decision.wait_s > 0 else loans.reclaim
+    why = take_back(ctx, decision)
+    if loan is not None and not why:
+        loan.decide_s = stages.load_age_s(ctx, loan)
+    return why
 
 
 def _reject(ctx: Context, decision: Reject) -> str:

@@ -111,6 +111,8 @@ class NodeReported(Fact, frozen=True, kw_only=True, tag="node_reported"):
     rival: str = ""
     """That another agent reports as this node and is not heard, in words."""
     stage_durations_s: dict[str, float] = {}
+    home_ago_s: float | None = None
+    """How long before this fact its latest way home was over; None: not known."""
 
 
 class ProgressReported(Fact, frozen=True, kw_only=True, tag="progress_reported"):
@@ -163,6 +165,7 @@ class OperatorAction(StrEnum):
     UNCORDON = "uncordon"
     DRAIN = "drain"
     CONFIRM_DEAD = "confirm_dead"
+    REMOVE = "remove"
     REVOKE_LOAN = "revoke_loan"
     APPROVE_LOAN = "approve_loan"
     SET_MODE = "set_mode"

@@ -26,6 +26,12 @@ class LoanEntry(Struct, kw_only=True):
     reclaim_ordered_at_s: float | None = None
     reclaim_deadline_s: float | None = None
     reclaim_reason: str = ""
+    decide_s: float = 0.0
+    """How old the load was that the policy decided the order by; 0 of an operator's order."""
+    called_home_at_s: float | None = None
+    """When its node was told, which is after the order if the order waits for jobs."""
+    called_home_boot_id: str = ""
+    """That of its node then."""
     returned_at_s: float | None = None
     ended_reason: str = ""
     """Why it is over although its node did not come back to the service that had lent it."""
@@ -42,6 +48,7 @@ class LoanEntry(Struct, kw_only=True):
     realised_preemptions: int = 0
     realised_cost_gpu_s: float = 0.0
     stage_durations_s: dict[str, float] = field(default_factory=dict[str, float])
+    """Of its way home; see `coordinator.engine.stages`."""
 
 
 class ShadowLoan(Struct, kw_only=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from common.model import Lease, LeaseId, NodeRole, StopReason
-from coordinator.engine import jobs, pruning
+from coordinator.engine import jobs, pruning, stages
 from coordinator.engine.context import Context, keys_on, sick_slots
 from coordinator.engine.events import NodeReported
 from coordinator.engine.loan_entries import LoanEntry
@@ -77,6 +77,7 @@ def reclaim(ctx: Context, decision: Reclaim) -> str:
         return f"{decision.node} is not lent"
     loan = ctx.state.loans[node.lease.lease_id]
     note_order(ctx, loan, decision)
+    loan.called_home_at_s, loan.called_home_boot_id = ctx.now_s, node.boot_id
     node.desired_role = NodeRole.SERVING
     node.lease = None
     node.reclaim_at_s = ctx.now_s + decision.deadline_s
@@ -92,6 +93,7 @@ def note_order(ctx: Context, loan: LoanEntry, decision: Reclaim) -> None:
     loan.reclaim_ordered_at_s = ctx.now_s
     loan.reclaim_deadline_s = decision.deadline_s
     loan.reclaim_reason = decision.reason
+    loan.decide_s = 0.0
     loan.predicted_preemptions = decision.predicted_preemptions
     loan.predicted_cost_gpu_s = decision.predicted_cost_gpu_s
 
@@ -315,6 +317,7 @@ def _home(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
         counters.loans_cancelled += 1
         return
     took_s = ctx.now_s - loan.reclaim_ordered_at_s
+    loan.stage_durations_s = stages.of_reclaim(loan, event, home_at_s=ctx.now_s)
     _keep_duration(counters.reclaim_s, took_s)
     counters.reclaims_late += is_late(loan)
     ctx.tell(

@@ -97,6 +97,7 @@ def _join(ctx: Context, event: NodeReported) -> NodeEntry:
         role=event.role,
         boot_id=event.boot_id,
         desired_role=home,
+        generation=ctx.state.least_generation,
     )
     ctx.state.nodes[event.node] = node
     ctx.tell(event.node, "node joined", f"{event.home_pool}, {len(event.gpus)} GPUs")

@@ -1,4 +1,4 @@
-"""What humans order: freeze, recall, cordon, drain, confirm-dead, revoke, mode.
+"""What humans order: freeze, recall, cordon, drain, confirm-dead, remove, revoke, mode.
 
 The driver has checked the caller and the names; here an unknown target changes nothing.
 """
@@ -6,7 +6,7 @@ The driver has checked the caller and the names; here an unknown target changes 
 from __future__ import annotations
 
 from common.model import LeaseId, Mode, NodeName, NodeRole, ServiceName
-from coordinator.engine import draining, homeward, loans, rebuilding, refusals, silence
+from coordinator.engine import draining, homeward, loans, rebuilding, refusals, removing, silence
 from coordinator.engine.context import Context
 from coordinator.engine.events import OperatorAction, OperatorAsked
 from coordinator.engine.state import NodeEntry
@@ -27,7 +27,7 @@ def act(ctx: Context, event: OperatorAsked) -> None:
             _revoke(ctx, event)
         case A.APPROVE_LOAN:
             _approve(ctx, event)
-        case A.CORDON | A.UNCORDON | A.DRAIN | A.CONFIRM_DEAD:
+        case A.CORDON | A.UNCORDON | A.DRAIN | A.CONFIRM_DEAD | A.REMOVE:
             node = ctx.state.nodes.get(NodeName(event.target))
             if node is not None:
                 _node(ctx, node, event)
@@ -97,6 +97,8 @@ def _node(ctx: Context, node: NodeEntry, event: OperatorAsked) -> None:
         case A.CONFIRM_DEAD:
             if node.role == NodeRole.LOST:
                 silence.confirm_dead(ctx, node.name, event.by)
+        case A.REMOVE:
+            removing.remove(ctx, node, _said(event))
         case _:
             node.is_cordoned = True
             node.cordon_reason = _said(event)

@@ -88,6 +88,7 @@ def confirm_dead(ctx: Context, node_name: NodeName, by: str) -> None:
     ctx.tell(node_name, "confirmed dead", f"by {by}")
     loans.close(ctx, node, f"its node was confirmed dead by {by}")
     node.desired_role = node.home_role
+    node.unknown_workers = []
     for job, worker in loans.held_on(ctx, node):
         node_fault(ctx, job, worker, f"{node.name} was confirmed dead by {by}")
 

@@ -353,6 +353,8 @@ class ClusterState(Struct, kw_only=True):
     )
     counters: Counters = field(default_factory=Counters)
     next_lease_number: int = 1
+    least_generation: int = 0
+    """The highest of a node that was removed: whoever joins is ordered nothing that is older."""
     pass_id: int = 0
     policy_memory: bytes = b""
     policy_memory_of: str = ""

@@ -60,7 +60,12 @@ class Views:
         self.note(ctx)
         state = ctx.state
         for name in self._nodes.take_stale():
-            seen = node_view(ctx, state.nodes[name])
+            node = state.nodes.get(name)
+            if node is None:
+                self._nodes.put(name, None)
+                self._node_sorter.remove(name)
+                continue
+            seen = node_view(ctx, node)
             self._nodes.put(name, seen)
             self._node_sorter.put(seen)
         for job_id in self._jobs.take_stale():

@@ -76,7 +76,7 @@ def group_of(service: ServiceName | None, gpu_type: str, tag: Tag) -> Group:
 
 
 class NodeSorter:
-    """Keeps nodes sorted while they change one by one; a node once seen stays known."""
+    """Keeps nodes sorted while they change one by one."""
 
     def __init__(self) -> None:
         self._names: tuple[NodeName, ...] = ()
@@ -114,6 +114,21 @@ class NodeSorter:
         low = (1 << place) - 1
         for masks in self._masks.values():
             masks[:] = [mask & low | (mask & ~low) << 1 for mask in masks]
+
+    def remove(self, name: NodeName) -> None:
+        """Forget a node."""
+        self._services.remove(name)
+        place = self._places.get(name)
+        if place is None:
+            return
+        self._take_out(place)
+        self._stale.update(self._spots)  # whose places may be others now
+        self._names = (*self._names[:place], *self._names[place + 1 :])
+        del self._nodes[place]
+        self._places = {known: number for number, known in enumerate(self._names)}
+        low = (1 << place) - 1
+        for masks in self._masks.values():
+            masks[:] = [mask & low | (mask >> 1) & ~low for mask in masks]
 
     def _take_out(self, place: int) -> None:
         old = self._nodes[place]

@@ -27,7 +27,7 @@ class _Kept(Struct):
 
 
 class ServiceSorter:
-    """Keeps the nodes of services apart by what they do; a node once seen stays known."""
+    """Keeps the nodes of services apart by what they do."""
 
     def __init__(self) -> None:
         self._seen: dict[NodeName, NodeView] = {}
@@ -46,6 +46,17 @@ class ServiceSorter:
             self._change(kept, view, is_there=True)
         if old is not None and old.service is not None and not self._services[old.service].count:
             del self._services[old.service]  # as if it had never had a node
+
+    def remove(self, name: NodeName) -> None:
+        """Forget a node."""
+        old = self._seen.pop(name, None)
+        if old is None or old.service is None:
+            return
+        kept = self._services[old.service]
+        kept.count -= 1
+        self._change(kept, old, is_there=False)
+        if not kept.count:
+            del self._services[old.service]
 
     def _change(self, kept: _Kept, view: NodeView, *, is_there: bool) -> None:
         if view.is_drained_by_operator:

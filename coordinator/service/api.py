@@ -28,7 +28,7 @@ from common.errors import ProtocolError, Unavailable
 from common.jobspec import misfit
 from common.messages import MAX_MESSAGE_BYTES, Message, decode, encode
 from common.model import FINAL_JOB_STATES, JobId, JobSpec, Mode, NodeName, ServiceName
-from coordinator.engine import prerun_shape
+from coordinator.engine import prerun_shape, removing
 from coordinator.engine.events import (
     JobCancelRequested,
     JobSubmitted,
@@ -202,8 +202,19 @@ class Api:
             deadline_s=request.deadline_s,
         )
         await self._coordinator.record(event)
+        if action == OperatorAction.REMOVE:
+            self._forget_node(NodeName(request.target))
         within = "" if request.deadline_s is None else f" within {request.deadline_s:.0f} s"
         return Done(detail=f"{action} {request.target}".strip() + within)
+
+    def _forget_node(self, name: NodeName) -> None:
+        """Of a node that was removed nothing is told any more, not even what it reported last."""
+        state = self._coordinator.engine.state
+        node = state.nodes.get(name)
+        if node is not None:  # it was heard while the order was on its way
+            why = removing.why_not(state, node) or f"node {name} has joined anew"
+            raise Refusal(ApiErrorCode.CONFLICT, why, "node")
+        self._coordinator.folder.remove_node(name)
 
     def _check_node(self, action: OperatorAction, name: NodeName) -> None:
         state = self._coordinator.engine.state
@@ -216,11 +227,13 @@ class Api:
             raise Refusal(
                 ApiErrorCode.CONFLICT, f"node {node.name} is {node.role}, not lost", "node"
             )
+        if action == OperatorAction.REMOVE and (why := removing.why_not(state, node)):
+            raise Refusal(ApiErrorCode.CONFLICT, why, "node")
 
     def _check_target(self, action: OperatorAction, request: Operate) -> None:
         state = self._coordinator.engine.state
         a = OperatorAction
-        if action in (a.CORDON, a.UNCORDON, a.DRAIN, a.CONFIRM_DEAD):
+        if action in (a.CORDON, a.UNCORDON, a.DRAIN, a.CONFIRM_DEAD, a.REMOVE):
             self._check_node(action, NodeName(request.target))
         elif action == a.APPROVE_LOAN:
             if NodeName(request.target) not in state.recommendations:

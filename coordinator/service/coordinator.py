@@ -378,7 +378,8 @@ class Coordinator:
     def _let_out(self, command: Command) -> None:
         match command:
             case PushDesired():
-                self.dispatcher.push(self.engine.desired(command.node))
+                if command.node in self.engine.state.nodes:  # else removed since, in one record
+                    self.dispatcher.push(self.engine.desired(command.node))
             case AskLedger():
                 self._ask_ledger(command.node)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common.messages import GpuHealth
 from common.model import JobState, NodeRole, Pool
-from coordinator.engine import belonging, estimates, loans, refusals, silence
+from coordinator.engine import belonging, estimates, loans, refusals, removing, silence
 from coordinator.engine.context import Context
 from coordinator.engine.engine import Engine
 from coordinator.engine.loan_entries import LoanEntry
@@ -154,6 +154,10 @@ def node(engine: Engine, entry: NodeEntry) -> tuple[str, ...]:
         said.append("this coordinator has not heard it yet, so it is ordered nothing")
     if entry.role == NodeRole.LOST:
         said.append("silence proves nothing: its workers count as running until it is heard")
+        if not removing.why_not(engine.state, entry):
+            said.append(
+                f"it holds nothing; if it will not come back: aryl node remove {entry.name}"
+            )
     said += drains.of_node(engine, entry)
     if closed := refusals.why(engine.state, entry):
         said.append(closed)

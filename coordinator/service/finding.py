@@ -10,6 +10,7 @@ from msgspec import Struct
 from common.api import ApiError, ApiErrorCode
 from common.model import JobId, LeaseId, NodeName, ServiceName
 from coordinator.engine.loan_entries import LoanEntry
+from coordinator.engine.removing import REMOVED
 from coordinator.engine.state import ClusterState, JobEntry, NodeEntry, StoryLine
 
 CELL = "cell"
@@ -100,7 +101,8 @@ def about_job(state: ClusterState, name: str) -> Subject:
         job_id = str(job(state, name).job_id)
     except Refusal as refusal:
         others = {CELL, *state.nodes, *state.services}
-        is_gone = name not in others and any(line.subject == name for line in state.stories)
+        is_told_of = any(line.subject == name for line in state.stories)
+        is_gone = is_told_of and name not in others and not _was_node(state, name)
         if refusal.error.code != ApiErrorCode.NOT_FOUND or not is_gone:
             raise
         job_id = name
@@ -108,8 +110,13 @@ def about_job(state: ClusterState, name: str) -> Subject:
 
 
 def about_node(state: ClusterState, name: str) -> Subject:
-    """The lines of a node."""
-    return Subject(name=f"node/{name}", words=frozenset({node(state, name).name}))
+    """The lines of a node, also of one that was removed while lines of it are kept."""
+    known = name if _was_node(state, name) else node(state, name).name
+    return Subject(name=f"node/{name}", words=frozenset({known}))
+
+
+def _was_node(state: ClusterState, name: str) -> bool:
+    return any(line.subject == name and line.what == REMOVED for line in state.stories)
 
 
 def about_service(state: ClusterState, name: str) -> Subject:

@@ -74,6 +74,15 @@ class Folder:
         """Say this node's facts again with its next report."""
         self._facts.pop(node, None)
 
+    def remove_node(self, node: NodeName) -> None:
+        """It is no node of the cell any more; with its next report it is a new one."""
+        self._facts.pop(node, None)
+        self.reports.pop(node, None)
+        self.heard_at_s.pop(node, None)
+        self._silent_since_s.pop(node, None)
+        self._counters.pop(node, None)
+        self._silent.discard(node)
+
     def say_again(self, report: NodeReport, *, now_s: float) -> NodeReported:
         """The facts of a report that was folded before."""
         rival = self.rivals.told(NodeName(report.node), now_s=now_s)
@@ -301,6 +310,8 @@ _ENDED = frozenset({WorkerPhase.EXITED, WorkerPhase.REFUSED})
 
 def _dated(facts: NodeReported, report: NodeReport, *, late_s: float) -> NodeReported:
     """The facts of a report with the ages in it, which grew by `late_s` since it was heard."""
+    if report.home_ago_s is not None:
+        facts = structs.replace(facts, home_ago_s=max(0.0, report.home_ago_s) + late_s)
     if all(worker.phase not in _ENDED for worker in report.workers):
         return facts
     pairs = zip(facts.workers, report.workers, strict=True)

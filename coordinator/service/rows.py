@@ -239,6 +239,7 @@ def loan_row(loan: LoanEntry, *, now_s: float) -> LoanRow:
         realised_preemptions=loan.realised_preemptions,
         predicted_cost_gpu_s=loan.predicted_cost_gpu_s,
         realised_cost_gpu_s=loan.realised_cost_gpu_s,
+        stage_durations_s=loan.stage_durations_s,
     )
 
 

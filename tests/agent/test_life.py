@@ -151,7 +151,7 @@ def test_an_on_loan_node_goes_home_when_asked_refused_or_left_alone(how: str) ->
     bench.steps(4)
     assert (bench.role(), bench.hooks) == (R.SERVING, [H.START, H.ROUTE])
     stages = set(bench.memory.stage_durations_s)
-    assert stages - {"unattended"} == {"vacate", "device_free", "server_ready"}
+    assert stages - {"unattended"} == {"checkpoint", "exit", "device_free", "server_ready"}
 
 
 def test_the_grace_of_a_return_is_cut_to_the_time_that_is_left() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from msgspec import structs
 
 from agent.go_home import HUNG_TTL_RATIO, go_home, hung_after_s, lease_left_s
 from agent.lease import RENEWALS_PER_TTL
@@ -14,7 +15,7 @@ from common.messages import (
     StopOrder,
     WorkerPhase,
 )
-from common.model import NodeRole, StopReason
+from common.model import STORE_INDEX, JobId, NodeRole, StopReason, WorkerKey
 from tests.agent.bench import key, lease, order, settings
 from tests.agent.node_house import House
 
@@ -48,6 +49,26 @@ async def test_a_stop_that_is_under_way_is_shortened_when_the_node_must_go_home(
         (key(), StopReason.RELEASE, 600.0),
         (key(), StopReason.RELEASE, 10.0),
     ]
+
+
+async def test_what_a_shim_says_of_a_save_is_told_as_a_stage() -> None:
+    """The worker had saved long before it left; the store that it left behind saved nothing."""
+    house = House(inference=True)
+    store = WorkerKey(JobId("j1"), 1, STORE_INDEX)
+    await house.lend_with(order())
+    house.runner.is_deaf = True
+    house.accept(R.SERVING)
+    await house.turn()
+    assert house.role() == R.VACATING
+    began_at_s = house.clock.now_s()
+    await house.turn(4)
+    house.runner.end(key())
+    left = structs.replace(house.runner.known[key()], save_over_at_s=began_at_s + 1.5)
+    house.runner.known[key()] = left
+    house.runner.known[store] = structs.replace(left, key=store, save_over_at_s=began_at_s + 3.0)
+    await house.turn(8)
+    assert house.role() == R.SERVING
+    assert house.life.memory.stage_durations_s["checkpoint"] == pytest.approx(1.5)
 
 
 # --- go home ----------------------------------------------------------------------------------

@@ -70,6 +70,11 @@ async def test_a_job_saves_on_request_and_leaves(house: WorkerHouse, tmp_path: P
     assert status.checkpoint == Checkpoint(step=42, path=str(path), is_verified=True)
     assert {"requested", "working", "saved"} <= set(status.stop_stages_s)
     assert "signalled" not in status.stop_stages_s
+    assert status.saved_at_s is not None
+    assert status.ended_at_s is not None
+    assert status.save_over_at_s is not None
+    assert status.save_over_at_s == pytest.approx(status.saved_at_s, abs=0.5)
+    assert status.save_over_at_s <= status.ended_at_s + 0.001  # as stages are rounded
     assert '"checkpoint_request"' in house.log(key)
 
 

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from agent import way_home
-from agent.state import Memory
-from common.messages import OrderPhase
+from agent.state import Memory, WorkerFact
+from common.messages import OrderPhase, WorkerPhase
 from common.model import NodeRole, StopReason
 from tests.agent.bench import Bench, key, lease, order
 
@@ -74,7 +74,7 @@ def test_a_node_that_is_asked_back_in_time_was_never_unattended() -> None:
     bench.ends(key(), -15, StopReason.PREEMPT)
     while bench.role() != R.SERVING:
         bench.step()
-    assert set(stages(bench)) == {"vacate", "device_free", "server_ready"}
+    assert set(stages(bench)) == {"checkpoint", "exit", "device_free", "server_ready"}
 
 
 def test_quarantine_on_the_way_is_part_of_it() -> None:
@@ -151,6 +151,49 @@ def test_readings_of_the_clock_are_no_stage() -> None:
     """What only rounding left over is not told."""
     bench = Bench()
     way_home.began(bench.memory, now_s=10.0)
-    way_home.vacated(bench.memory, vacate_s=1.0, device_free_s=2.0)
+    way_home.vacated(bench.memory, 10.0, 10.5, 11.0, 13.0)
     way_home.arrived(bench.memory, now_s=14.0 + way_home.LEAST_S / 2, server_ready_s=1.0)
-    assert set(stages(bench)) == {"vacate", "device_free", "server_ready"}
+    assert set(stages(bench)) == {"checkpoint", "exit", "device_free", "server_ready"}
+
+
+@pytest.mark.parametrize(
+    ("save_over_after_s", "checkpoint_s"), [(3.0, 3.0), (-5.0, 0.0), (None, 6.0)]
+)
+def test_what_its_workers_take_to_save_is_told_from_what_they_take_to_leave(
+    save_over_after_s: float | None, checkpoint_s: float
+) -> None:
+    """Whoever had saved before it was asked needed no time; who never said so saved to its end."""
+    bench = Bench()
+    lent(bench)
+    bench.now_s = LEASE_ENDS_AT_S - 1.0
+    bench.step()
+    began_at_s = bench.now_s
+    bench.steps(5)
+    bench.workers[key()] = WorkerFact(
+        key=key(),
+        phase=WorkerPhase.EXITED,
+        ended_at_s=began_at_s + 6.0,
+        save_over_at_s=None if save_over_after_s is None else began_at_s + save_over_after_s,
+    )
+    bench.step()
+    bench.workers.clear()  # its end is known, and its traces are gone
+    while bench.role() != R.SERVING:
+        bench.step()
+    found = stages(bench)
+    assert found["checkpoint"] == pytest.approx(checkpoint_s)
+    assert found["checkpoint"] + found["exit"] == pytest.approx(7.0)  # seen gone by the next look
+    assert sum(found.values()) == pytest.approx(bench.now_s - LEASE_ENDS_AT_S)
+
+
+def test_when_the_way_home_was_over_outlives_the_agent_until_the_next_loan() -> None:
+    """Its report may come late, from another process."""
+    bench = Bench()
+    lent(bench)
+    bench.now_s = LEASE_ENDS_AT_S
+    bench.step()
+    bench.ends(key(), -15, StopReason.PREEMPT)
+    while bench.role() != R.SERVING:
+        bench.step()
+    assert from_disk(bench).home_at_s == bench.now_s
+    bench.want(R.ON_LOAN, lease=lease("l1-2"))
+    assert bench.memory.home_at_s is None

@@ -60,6 +60,10 @@ async def test_an_inelastic_job_on_a_lent_node_is_preempted_and_finishes(tmp_pat
         assert (figures["preemptions"], figures["reclaims_late"]) == (1, 0)
         (loan,) = await house.loans()
         assert (loan.realised_preemptions, loan.realised_cost_gpu_s) == (1, 0.0)  # it had saved
+        stages_s = loan.stage_durations_s
+        way = {"notify", "checkpoint", "exit", "device_free", "server_ready", "heard"}
+        assert set(stages_s) - {"unattended"} == {"decide"} | way
+        assert sum(stages_s.values()) - stages_s["decide"] == pytest.approx(loan.reclaim_s)
         assert figures["lost_gpu_s"] == 0.0
         assert (await house.cell.router_stats())["refused_total"] == 0
 

@@ -71,6 +71,7 @@ PLAIN = [
     ("recall --service chat --off", Operate(action=A.END_RECALL, target="chat")),
     ("node cordon t0 --reason fan", Operate(action=A.CORDON, target="t0", reason="fan")),
     ("node uncordon t0", Operate(action=A.UNCORDON, target="t0")),
+    ("node remove t0 --reason sold", Operate(action=A.REMOVE, target="t0", reason="sold")),
     ("service mode chat observe", Operate(action=A.SET_MODE, target="chat", value="observe")),
     ("service mode chat recommend", Operate(action=A.SET_MODE, target="chat", value="recommend")),
     ("service mode chat act", Operate(action=A.SET_MODE, target="chat", value="act")),

@@ -60,12 +60,14 @@ WEIGHTS = {
     "drain": 1,
     "uncordon": 2,
     "confirm": 1,
+    "remove": 2,
 }
 ASKED = {
     "recall": OperatorAction.RECALL,
     "drain": OperatorAction.DRAIN,
     "uncordon": OperatorAction.UNCORDON,
     "confirm": OperatorAction.CONFIRM_DEAD,
+    "remove": OperatorAction.REMOVE,
 }
 
 

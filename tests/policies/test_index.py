@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from common.model import NodeRole
+from common.model import NodeName, NodeRole
 from coordinator.policies.decisions import Placement
 from coordinator.policies.index import JobSorter, NodeSorter, index_of
 from coordinator.policies.loans.covering import Unmet
@@ -33,6 +33,11 @@ class Kept:
         """A node changes."""
         self.nodes[node.name] = node
         self._node_sorter.put(node)
+
+    def remove_node(self, name: NodeName) -> None:
+        """A node is not there any more."""
+        self.nodes.pop(name, None)
+        self._node_sorter.remove(name)
 
     def put_job(self, job: JobView) -> None:
         """A job changes."""
@@ -66,6 +71,25 @@ def test_an_index_that_is_kept_up_is_one_from_nothing(
         kept.put_node(replace(node, is_schedulable=not node.is_schedulable))
         if data.draw(st.booleans()):
             assert kept.index() == kept.fresh()
+    assert kept.index() == kept.fresh()
+
+
+@given(snapshots(), st.data())
+def test_nodes_that_leave_are_as_if_they_had_never_been_there(
+    snapshot: ClusterSnapshot, data: st.DataObject
+) -> None:
+    """The places of the others close up; a node that was never there is no matter."""
+    kept = Kept(snapshot)
+    kept.index()
+    gone: list[NodeView] = []
+    for node in data.draw(st.lists(st.sampled_from(snapshot.nodes), max_size=4)):
+        kept.remove_node(node.name)
+        gone.append(node)
+        if data.draw(st.booleans()):
+            assert kept.index() == kept.fresh()
+    assert kept.index() == kept.fresh()
+    for node in gone:
+        kept.put_node(node)
     assert kept.index() == kept.fresh()
 
 

@@ -1,0 +1,85 @@
+"""Taking a node out of the cell for good: when it may be, and what is forgotten of it. Must not
+know who ordered it.
+
+Only what nobody hears may go, and only when nothing hangs on it: a worker that may still run, a
+loan, or work that the cell knows from it alone. Whoever vouches for the end of these says so by
+`confirm_dead` first. What is removed is no ban: a node of this name that reports again has joined
+anew, and is told nothing of before.
+"""
+
+from __future__ import annotations
+
+from common.model import JobId, NodeRole
+from coordinator.engine.context import Context, keys_on
+from coordinator.engine.state import ClusterState, NodeEntry
+
+REMOVED = "removed from the cell"
+"""How the last line of a node's story begins."""
+NAMED = 4
+"""Jobs that a refusal names; more are counted."""
+
+
+def why_not(state: ClusterState, node: NodeEntry) -> str:
+    """Why a node may not be removed, and what to do first; empty when it may be."""
+    name = node.name
+    if node.role != NodeRole.LOST:
+        return (
+            f"node {name} is {node.role}, not lost: let it end its work (aryl node drain {name}), "
+            "stop its agent, and try again when it is lost"
+        )
+    open_now = _held(state, node) or _loan(state, node) or _unread(state, node)
+    if not open_now:
+        return ""
+    return f"node {name}: {open_now}; if it is off for certain: aryl node confirm-dead {name}"
+
+
+def _held(state: ClusterState, node: NodeEntry) -> str:
+    job_ids = {key.job_id for key in keys_on(node)}  # also of those that are to come
+    for job in state.live():
+        workers = (*job.workers.values(), *(() if job.store is None else (job.store,)))
+        if any(worker.node == node.name for worker in workers):
+            job_ids.add(job.job_id)
+    return f"it may still run {_some(job_ids)}" if job_ids else ""
+
+
+def _loan(state: ClusterState, node: NodeEntry) -> str:
+    for loan in state.loans.values():
+        if loan.node == node.name and loan.returned_at_s is None:
+            return f"its loan {loan.lease_id} is open"
+    return ""
+
+
+def _unread(state: ClusterState, node: NodeEntry) -> str:
+    """Work that only its ledger tells of: the journal was lost, and it fell silent since."""
+    job_ids = {key.job_id for key in node.unknown_workers}
+    for job in state.live():
+        if node.name in job.awaited_nodes:
+            job_ids.add(job.job_id)
+    return f"only its ledger tells what it runs of {_some(job_ids)}" if job_ids else ""
+
+
+def _some(job_ids: set[JobId]) -> str:
+    named = sorted(job_ids)
+    more = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
+    return f"{', '.join(named[:NAMED])}{more}"
+
+
+def remove(ctx: Context, node: NodeEntry, said: str) -> None:
+    """Carry out the order, or tell why nothing was changed.
+
+    Args:
+        said: by whom, and why.
+    """
+    why = why_not(ctx.state, node)
+    if why:
+        ctx.tell(node.name, "not removed", why)
+        return
+    state, name = ctx.state, node.name
+    # An agent of this name may be alive after all, and obeys nothing that is older than its orders.
+    state.least_generation = max(state.least_generation, node.generation)
+    del state.nodes[name]
+    # What was said of lending it goes with the next loan pass, as of any node that is lost.
+    state.drains.pop(name, None)
+    state.closed_until_s.pop(name, None)
+    ctx.changed_nodes[name] = None
+    ctx.tell(name, REMOVED, said)
