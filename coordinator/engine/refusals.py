@@ -40,14 +40,14 @@ def _wants_gone_gpu(node: NodeEntry, worker: WorkerEntry) -> bool:
 
 
 def _refused(ctx: Context, node: NodeEntry, worker: WorkerEntry, why: str) -> None:
-    """An attempt counts once, however many workers it has there. A job that is refused again counts
-    only where its gang was ready: what a node says of a reserve may come of the job's own storage,
-    and one such job shall not close one node after the other.
+    """An attempt counts once, however many workers it has there, and only where its gang was ready:
+    what a node says of a reserve may come of the job's own storage, and the jobs of one user would
+    close one node after the other.
     """
     key, last = worker.key, node.refused_last
-    is_same_job = last is not None and key.job_id == last.job_id
-    is_same_attempt = is_same_job and last is not None and key.attempt == last.attempt
-    if is_same_attempt or (is_same_job and worker.order != OrderPhase.RUN):
+    if worker.order != OrderPhase.RUN:
+        return
+    if last is not None and (key.job_id, key.attempt) == (last.job_id, last.attempt):
         return
     node.refused_starts, node.refused_last = node.refused_starts + 1, key
     rest_s = ctx.settings.retry_backoff_max_s

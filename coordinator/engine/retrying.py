@@ -73,8 +73,9 @@ def node_fault(ctx: Context, job: JobEntry, node: NodeName) -> None:
 
     The node is left alone for the back-off, which grows with each such fault in a row, and not for
     `retry_avoid_s`: it may be well again by then, as after a boot, and the only one that is free. A
-    gang that fits nowhere else waits so long only if it ran for less: nothing turns in a circle
-    faster than that, and others would take the nodes that a large gang needs together.
+    gang that fits nowhere else, or only where it was refused before, waits so long only if it ran
+    for less: nothing turns in a circle faster than that, and others would take the nodes that a
+    large gang needs together.
     """
     retry, settings = job.retry, ctx.settings
     ran_s = 0.0 if job.attempt_ran_at_s is None else ctx.now_s - job.attempt_ran_at_s
@@ -85,11 +86,12 @@ def node_fault(ctx: Context, job: JobEntry, node: NodeName) -> None:
     wait_s = _back_off_s(settings, retry.node_faults)
     until_s = ctx.now_s + wait_s
     retry.at_s, retry.avoid_nodes = None, []
-    for names in (sorted({*before, node}), [node]):
+    every = sorted({*before, node})
+    for names in (every, [node]):
         if _fits_without(ctx, job, names):
             retry.avoid_nodes, retry.avoid_until_s = names, until_s
-            return
-    if ran_s < wait_s:
+            break
+    if retry.avoid_nodes != every and ran_s < wait_s:
         retry.at_s = until_s
 
 

@@ -204,6 +204,8 @@ def test_a_lent_node_that_refused_its_jobs_is_not_lent_again_at_once() -> None:
     cell.lend()
     for job in jobs:
         cell.passes()
+        cell.workers = facts(job.workers.values(), WorkerPhase.READY)
+        cell.report()
         cell.workers = facts(job.workers.values(), WorkerPhase.REFUSED, error=FAULT)
         cell.report()
         cell.workers = ()
@@ -282,17 +284,35 @@ def reserve_refused(cell: BlackHole, job: JobEntry) -> None:
     cell.report("t0")
 
 
-def test_one_job_whose_storage_hangs_closes_no_node() -> None:
-    """Refused at its reserve it counts once; other jobs that are refused there count as well."""
+def test_jobs_whose_storage_hangs_close_no_node() -> None:
+    """They are refused at their reserve, one after the other and in turns, wherever they come."""
     cell = BlackHole(nodes=1)
-    job = cell.submit("hangs")
-    for _ in range(2 * MOST):
+    jobs = [cell.submit(f"hangs{number}") for number in range(2 * MOST)]
+    for job in [*jobs, *jobs]:
         cell.now_s += REST_S
         reserve_refused(cell, job)
-    assert (job.node_fault_count, cell.node("t0").refused_starts) == (2 * MOST, 1)
-    for number in range(MOST - 1):
-        reserve_refused(cell, cell.submit(f"j{number}"))
-    assert cell.node("t0").closed_reason
+    assert cell.node("t0").refused_starts == 0
+    assert "takes nothing new" not in cell.told("t0")
+
+
+def test_a_job_that_every_node_refuses_waits_between_two_tries() -> None:
+    """It may go back to the one that refused it first, but not at once."""
+    cell = BlackHole(nodes=2)
+    job = cell.submit("hangs")
+    tried: list[NodeName] = []
+    for _ in range(2):
+        cell.handle(PassDue())
+        [worker] = job.workers.values()
+        tried.append(worker.node)
+        error = "node fault: no answer"
+        said = WorkerFact(key=worker.key, phase=WorkerPhase.REFUSED, error=error)
+        cell.report(worker.node, said)
+        cell.report(worker.node)
+    assert sorted(tried) == ["t0", "t1"]
+    assert job.retry.at_s is not None
+    assert job.retry.at_s > cell.now_s
+    cell.handle(PassDue())
+    assert (state(job), job.attempt) == (JobState.PENDING, 2)
 
 
 def test_a_gpu_that_is_gone_closes_no_node() -> None:
