@@ -62,7 +62,8 @@ class ServiceSorter:
         if view.is_drained_by_operator:
             into = None
         elif view.role == NodeRole.SERVING:
-            into = kept.ready
+            # Where the server is down the role alone serves nobody: another node is wanted for it.
+            into = kept.ready if view.serving_since_s is not None else None
         elif view.role == NodeRole.DRAINING:
             into = kept.draining
         else:

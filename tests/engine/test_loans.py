@@ -21,6 +21,7 @@ from coordinator.engine.events import (
 )
 from coordinator.engine.loan_entries import LoanEntry
 from coordinator.policies.decisions import Loan, Placement, Preempt, Reclaim, Resize
+from coordinator.policies.service_nodes import nodes_of
 from coordinator.sim.cluster import Delays
 from tests.engine.house import CHAT, House, state
 
@@ -73,15 +74,18 @@ def says(
 
 
 def test_a_node_whose_server_is_down_is_not_one_to_spare() -> None:
-    """A dead server measures as no load: its node neither counts as ready nor is lent."""
+    """A dead server measures as no load: its node neither counts as ready nor is lent, and the
+    last one that serves is not lent for it."""
     house = House()
     assert house.node("i0").serving_since_s is not None
     down = replace(says(house, "i0", NodeRole.SERVING), is_server_down=True)
     outcome = house.engine.handle(down, now_s=house.engine.state.now_s)
     assert house.node("i0").serving_since_s is None
     assert outcome.needs_loan_pass
-    [view] = [node for node in house.engine.snapshot().nodes if node.name == "i0"]
+    seen = house.engine.snapshot()
+    [view] = [node for node in seen.nodes if node.name == "i0"]
     assert view.serving_since_s is None
+    assert "i0" not in [node.name for node in nodes_of(seen, CHAT).ready]
     assert any(line.what == "server down" for line in house.engine.state.stories)
     house.engine.handle(says(house, "i0", NodeRole.SERVING), now_s=house.engine.state.now_s)
     assert house.node("i0").serving_since_s == house.engine.state.now_s

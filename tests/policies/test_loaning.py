@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from common.model import NodeRole
 from coordinator.policies.loans.demand import choose_loans
@@ -90,6 +91,18 @@ def test_spare_is_what_is_ready_beyond_the_need() -> None:
     assert [node.name for node in found.ready] == ["n0", "n1", "n2", "n3"]
     assert [node.name for node in found.coming] == ["x2", "x3", "x4"]
     assert (found.needed, found.spare, found.shortfall) == (3, 1, 0)
+
+
+def test_a_node_whose_server_is_down_serves_nobody() -> None:
+    """Another one is not lent as if it did, and one that is lent is called home in its place."""
+    service = make_service_view(load=25.0)
+    [down, *others] = serving(4)
+    down = replace(down, serving_since_s=None)
+    assert have([down, *others], service).spare == 0
+    assert lent([down, *others], service) == []
+    away = make_node_view("l1", role=NodeRole.ON_LOAN)
+    assert have([*others, away], service).shortfall == 0
+    assert have([down, *others[1:], away], service).shortfall == 1
 
 
 def test_shortfall_counts_what_is_already_coming() -> None:

@@ -44,10 +44,10 @@ def looked_up(nodes: list[NodeView], service: ServiceName) -> ServiceNodes:
     """What a service has, straight from the meaning of each word."""
     own = [node for node in nodes if node.service == service]
     usable = [node for node in own if not node.is_drained_by_operator]
-    ready = [node for node in usable if node.role == NodeRole.SERVING]
+    serve = [node for node in usable if node.role == NodeRole.SERVING]
+    ready = [node for node in serve if node.serving_since_s is not None]
     homing = (NodeRole.VACATING, NodeRole.WARMING)
-    fit = [node for node in ready if not (node.takes_nothing or node.sick_gpus)]
-    told = [node for node in fit if node.serving_since_s is not None]
+    told = [node for node in ready if not (node.takes_nothing or node.sick_gpus)]
     return ServiceNodes(
         count=len(own),
         ready=tuple(ready),
