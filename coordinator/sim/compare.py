@@ -200,12 +200,15 @@ def with_gaps(runs: Sequence[Run]) -> list[Run]:
 
     0 is no better than sjf, 1 is at the bound, below 0 is worse than sjf. sjf is that of the same
     scenario, seed and swept options; a knob changes no jobs, so what has one turned is measured
-    from sjf without.
+    from sjf without. There is none where either run did not finish all jobs: their means and
+    bounds are of different ones.
     """
     yardsticks = {
         _same_jobs(run.result): run.result.jct_s.mean
         for run in runs
-        if run.result.policy == YARDSTICK and not any(map(_is_knob, run.result.swept))
+        if run.result.policy == YARDSTICK
+        and _finished_all(run.result)
+        and not any(map(_is_knob, run.result.swept))
     }
     return [_with_gap(run, yardsticks.get(_same_jobs(run.result))) for run in runs]
 
@@ -215,13 +218,19 @@ def _same_jobs(result: RunResult) -> tuple[object, ...]:
     return result.scenario, result.seed, swept
 
 
+def _finished_all(result: RunResult) -> bool:
+    return result.jobs_rejected == result.jobs_failed == 0
+
+
 def _is_knob(key: str) -> bool:
     return key.startswith(KNOB)
 
 
 def _with_gap(run: Run, sjf_s: float | None) -> Run:
     result = run.result
-    if sjf_s is None or sjf_s - result.jct_bound_s <= LEAST_GAP * sjf_s:
+    if sjf_s is None or not _finished_all(result):
+        return run
+    if sjf_s - result.jct_bound_s <= LEAST_GAP * sjf_s:
         return run
     closed = (sjf_s - result.jct_s.mean) / (sjf_s - result.jct_bound_s)
     return structs.replace(run, result=structs.replace(result, gap_closed_ratio=closed))

@@ -65,7 +65,8 @@ class RunResult(Struct, frozen=True, kw_only=True):
     overall_gpu_ratio: those and GPUs that serve, over all GPUs.
     preemptions: of jobs that had run. preempted_jobs_ratio: jobs that had one, over all jobs.
     lost_gpu_s: GPU-seconds of computing that were thrown away.
-    jct_bound_s: no schedule has a lower mean JCT: the mean running time alone, at most workers.
+    jct_bound_s: no schedule has a lower mean JCT of the jobs that finished: their mean running time
+        alone, at most workers.
     reclaim: what taking nodes back did to jobs. on_loan_jobs: those that ran on lent nodes.
     events: facts that the engine took.
     makespan_s: from the first submission to the end of the last job.
@@ -266,7 +267,8 @@ def _result(workload: Workload, options: RunOptions, stage: Stage, recorder: Rec
     counters, jobs = state.counters, [job for job in state.jobs.values() if _is_done(job)]
     assert recorder.at_length is not None
     usage = recorder.at_length.usage
-    bounds = [job.work_s / max(job.speedup.rates) for job in stage.jobs]
+    done = {job.job_id for job in jobs}
+    bounds = [job.work_s / max(job.speedup.rates) for job in stage.jobs if job.job_id in done]
     return RunResult(
         policy=options.policy,
         seed=options.seed,
@@ -285,7 +287,7 @@ def _result(workload: Workload, options: RunOptions, stage: Stage, recorder: Rec
         lost_gpu_s=stage.sim.runtime.lost_gpu_s,
         reclaims=counters.reclaims,
         reclaims_late=counters.reclaims_late,
-        jct_bound_s=sum(bounds) / len(bounds),
+        jct_bound_s=sum(bounds) / len(bounds) if bounds else 0.0,
         on_loan_jobs=_on_loan(jobs),
         makespan_s=_makespan_s(jobs),
         deadlines_met_ratio=_deadlines_met(state.jobs.values(), stage.sim.loop.now_s),

@@ -1,6 +1,6 @@
 """Near-optimum reclaim at the size of a real loan: how near by HiGHS, and how much work it takes.
 
-Issue 3 asks for 2 % on average up to 1,000 lent nodes with 300 to return, in 150 ms. Time is for
+The aim is 2 % on average up to 1,000 lent nodes with 300 to return, in 150 ms. Time is for
 the benchmark (`tests/benchmarks/bench_reclaim.py`); here work is counted, which no busy machine
 changes.
 """

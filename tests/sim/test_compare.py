@@ -206,6 +206,17 @@ def test_only_sjf_on_the_same_jobs_is_a_yardstick() -> None:
     assert closed(sjf, *others) == [0.0, None, None, None]
 
 
+@pytest.mark.parametrize("lacking", ["jobs_rejected", "jobs_failed"])
+def test_a_run_that_did_not_finish_all_jobs_is_on_no_way(lacking: str) -> None:
+    """Its mean and its bound are of other jobs than those of sjf, whichever run lacks one."""
+    runs = [beside("sjf", 200.0), beside("aryl", 150.0)]
+    for number, other in ((0, [None, None]), (1, [0.0, None])):
+        changed = list(runs)
+        result = structs.replace(runs[number].result, **{lacking: 1})
+        changed[number] = Run(result=result, rows=(), samples=())
+        assert closed(*changed) == other
+
+
 def test_where_sjf_is_at_the_bound_there_is_no_way_to_go() -> None:
     """Nothing is a share of nothing."""
     assert closed(beside("sjf", 100.0), beside("aryl", 100.0)) == [None, None]

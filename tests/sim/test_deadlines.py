@@ -92,6 +92,16 @@ def test_refused_jobs_count_as_missed_and_in_no_time() -> None:
     assert found.result.deadlines_met_ratio == (asked - rejected) / asked
 
 
+def test_no_run_beats_the_bound_of_the_jobs_that_it_finished() -> None:
+    """The long ones among those that were refused bound nothing."""
+    found = run("qos-elasticflow", workload(tightness=0.2, is_rigid=True), has_delays=False)
+    assert found.result.jobs_rejected > 0
+    ran = {row.job_id for row in found.rows}
+    bounds = [job.duration_s for job in workload().jobs if job.job_id in ran]
+    assert found.result.jct_bound_s == pytest.approx(sum(bounds) / len(bounds))
+    assert found.result.jct_bound_s <= found.result.jct_s.mean
+
+
 def test_the_same_run_twice_is_the_same() -> None:
     """Decisions follow from snapshot and memory alone: two runs are equal to the last digit."""
     for policy in POLICIES:
