@@ -11,7 +11,7 @@ from common.model import JobState, NodeRole
 from coordinator.engine.record import decision_bytes
 from coordinator.policies.decisions import Decision, Loan, Reclaim, Resize, Start
 from coordinator.sim.replay import replay
-from tests.cell.house import House, running_cell
+from tests.cell.house import PERIODS, House, running_cell
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 
@@ -24,6 +24,10 @@ COUNTED = (
     "resizes",
     "flexible_workers_released",
 )
+
+
+PATIENT = msgspec.structs.replace(PERIODS, lease_ttl_s=12.0, reclaim_deadline_s=25.0)
+"""Leases outlive the takeover on a busy machine too: nodes come home because they are reclaimed."""
 
 
 async def a_life_with_loans_and_reclaims(house: House) -> None:
@@ -43,7 +47,9 @@ async def a_life_with_loans_and_reclaims(house: House) -> None:
 
 async def test_the_journal_of_a_real_cell_is_replayed_without_a_difference(tmp_path: Path) -> None:
     """Real agents, jobs, loans, reclaims and a killed coordinator: the same bytes are decided."""
-    async with running_cell(tmp_path, training_nodes=1, inference_nodes=2) as house:
+    async with running_cell(
+        tmp_path, training_nodes=1, inference_nodes=2, periods=PATIENT
+    ) as house:
         await a_life_with_loans_and_reclaims(house)
         known = await house.figures()
         records = await house.journal()
