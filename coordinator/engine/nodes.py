@@ -350,10 +350,7 @@ def _is_node_fault(node: NodeEntry, worker: WorkerEntry, fact: WorkerFact) -> bo
     when the worker was placed."""
     if fact.error.startswith(silence.NODE_FAULT_PREFIX):
         return True
-    if fact.phase != WorkerPhase.REFUSED:
-        return False
-    there = {slot.uuid for slot in node.gpus if not slot.is_gone}
-    return not there.issuperset(worker.gpu_uuids)
+    return fact.phase == WorkerPhase.REFUSED and refusals.wants_gone_gpu(node, worker)
 
 
 def acknowledge(ctx: Context, node: NodeEntry, key: WorkerKey) -> None:

@@ -25,7 +25,7 @@ def heard(
 ) -> None:
     """Learn from the news of one worker whether its node can start any."""
     if fact.phase == WorkerPhase.REFUSED:
-        if is_node_fault and worker.stop is None and not _wants_gone_gpu(node, worker):
+        if is_node_fault and worker.stop is None and not wants_gone_gpu(node, worker):
             _refused(ctx, node, worker, fact.error)
         return
     has_run = fact.phase == WorkerPhase.RUNNING or fact.exit_code is not None
@@ -33,7 +33,7 @@ def heard(
         forget(ctx, node, f"{worker.key} has started there")
 
 
-def _wants_gone_gpu(node: NodeEntry, worker: WorkerEntry) -> bool:
+def wants_gone_gpu(node: NodeEntry, worker: WorkerEntry) -> bool:
     """Whether it was placed on what is not there: that says nothing of the rest of the node."""
     there = {slot.uuid for slot in node.gpus if not slot.is_gone}
     return not there.issuperset(worker.gpu_uuids)
