@@ -27,9 +27,10 @@ from coordinator.demo.plan import (
     agent_toml,
     coordinator_toml,
     fleet_toml,
-    free_ports,
     node_plans,
 )
+from coordinator.demo.ports import HeldPorts
+from coordinator.demo.server_keeper import ServerKeeper
 from coordinator.demo.supervise import Supervisor, Unit, sweep
 from coordinator.service.natsserver import NatsServer
 
@@ -48,7 +49,7 @@ _HOME = (NodeRole.TRAINING, NodeRole.SERVING)
 
 
 class Cell:
-    """One cell in a directory of its own.
+    """One cell in a directory of its own; from now until `stop` its ports are nobody else's.
 
     Args:
         run_dir: made if missing; everything that the cell writes is below it.
@@ -57,13 +58,18 @@ class Cell:
     def __init__(self, plan: CellPlan, run_dir: Path, *, clock: Clock) -> None:
         self.plan = plan
         self.run_dir = run_dir
-        self.nodes = node_plans(plan, run_dir)
+        self._ports = HeldPorts()
+        server_ports = self._ports.hold(plan.inference_nodes)
+        self.nodes = node_plans(plan, run_dir, server_ports=server_ports)
         self.nats = NatsServer(run_dir / "nats", clock=clock)
         self._nats_keeper = NatsKeeper(self.nats, clock=clock)
         self.units = Supervisor(run_dir / "logs", clock=clock)
         self.checkpoint_root = run_dir / "checkpoints"
-        (router_port,) = free_ports(1)
+        (router_port,) = self._ports.hold(1)
         self.router_url = f"http://127.0.0.1:{router_port}"
+        env = {MARKER: str(run_dir)}
+        servers = {node.name: node.server_directory for node in self.nodes if node.server_port}
+        self._server_keeper = ServerKeeper(servers, env=env, clock=clock)
         self._clock = clock
         self._bus: NatsBus | None = None
 
@@ -86,8 +92,9 @@ class Cell:
         fleet.write_text(fleet_toml(self.plan, name=str(self.run_dir)))
         if self.plan.inference_nodes:
             port = self.router_url.rpartition(":")[2]
+            held = ("--port", port, "--port-is-held")
             state = str(self.run_dir / "router.json")
-            self._start(ROUTER, "coordinator.demo.router", "--port", port, "--state", state)
+            self._start(ROUTER, "coordinator.demo.router", *held, "--state", state)
         self.start_coordinator(COORDINATOR)
         for number, names in enumerate(self._groups(), start=1):
             configs: list[str] = []
@@ -100,6 +107,7 @@ class Cell:
                 str(fleet),
                 *configs,
             )
+        self._server_keeper.start()
 
     def start_coordinator(self, name: str) -> None:
         """Start a coordinator under a unit's name; all but one of them stand by."""
@@ -204,10 +212,12 @@ class Cell:
         if self._bus is not None:
             await self._bus.close()
             self._bus = None
+        await self._server_keeper.leave_alone()
         await self.units.stop()
         await self._nats_keeper.leave_alone()
         await sweep(self.run_dir, clock=self._clock)
         await self.nats.stop()
+        self._ports.close()
 
     def remove(self) -> None:
         """Delete its files."""

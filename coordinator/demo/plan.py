@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -90,12 +89,19 @@ class NodePlan(Struct, frozen=True, kw_only=True):
         """Its agent's settings file."""
         return self.directory / "agent.toml"
 
+    @property
+    def server_directory(self) -> Path:
+        """Where its server's hooks keep their files."""
+        return self.directory / "server"
 
-def node_plans(plan: CellPlan, run_dir: Path) -> tuple[NodePlan, ...]:
-    """Every node of a cell, training nodes first; ports are free ones of this moment."""
+
+def node_plans(
+    plan: CellPlan, run_dir: Path, *, server_ports: Sequence[int]
+) -> tuple[NodePlan, ...]:
+    """Every node of a cell, training nodes first; one port for each inference node."""
     names = [(f"train-{i}", Pool.TRAINING) for i in range(1, plan.training_nodes + 1)]
     names += [(f"infer-{i}", Pool.INFERENCE) for i in range(1, plan.inference_nodes + 1)]
-    ports = iter(free_ports(plan.inference_nodes))
+    ports = iter(server_ports)
     return tuple(
         NodePlan(
             name=name,
@@ -182,14 +188,14 @@ def _server(node: NodePlan, router_url: str) -> dict[str, object]:
     python = (sys.executable, "-I", "-S")
     url = f"http://127.0.0.1:{node.server_port}"
     ctl = [*python, str(HERE / "server_ctl.py")]
-    files = ["--node", node.name, "--state-dir", str(node.directory / "server")]
+    files = ["--node", node.name, "--state-dir", str(node.server_directory)]
     usage = node.directory / "gpu-usage.json"
     # The agent tells a command the node's GPUs in ARYL_GPU_UUIDS; a server wants them under CUDA's
     # name, and `sh` is the shortest way from one to the other.
     start = [
         "/bin/sh",
         "-c",
-        'exec "$@" --env "CUDA_VISIBLE_DEVICES=$ARYL_GPU_UUIDS" -- --warm-up-s 1.5',
+        'exec "$@" --env "CUDA_VISIBLE_DEVICES=$ARYL_GPU_UUIDS" -- --port-is-held --warm-up-s 1.5',
         "start",
         *ctl,
         "start",
@@ -226,15 +232,3 @@ def _toml(value: object) -> str:
         return "[" + ", ".join(_toml(item) for item in parts) + "]"
     # JSON's numbers, booleans and strings are TOML's, as long as nothing is escaped as \/.
     return json.dumps(value, ensure_ascii=False)
-
-
-def free_ports(count: int) -> list[int]:
-    """TCP ports on loopback that nobody uses at this moment."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()

@@ -18,7 +18,7 @@ import msgspec
 from aiohttp import ClientConnectionError, ClientSession, ClientTimeout, TCPConnector, web
 from msgspec import Struct
 
-from coordinator.demo.serving import serve, set_up_log, stop_event, write_json
+from coordinator.demo.serving import PORT_IS_HELD, serve, set_up_log, stop_event, write_json
 
 log = logging.getLogger(__name__)
 
@@ -327,7 +327,12 @@ class Router:
 
 
 async def run(
-    settings: RouterSettings, *, host: str, port: int, state_path: Path | None = None
+    settings: RouterSettings,
+    *,
+    host: str,
+    port: int,
+    is_port_held: bool = False,
+    state_path: Path | None = None,
 ) -> None:
     """Route until SIGTERM, let running requests end, leave.
 
@@ -336,7 +341,14 @@ async def run(
     """
     stop = stop_event()
     router = Router(settings, state_path=state_path)
-    await serve(router.application(), host=host, port=port, stop=stop, drain_s=DRAIN_S)
+    await serve(
+        router.application(),
+        host=host,
+        port=port,
+        stop=stop,
+        drain_s=DRAIN_S,
+        is_port_held=is_port_held,
+    )
     log.info(
         "stopped requests=%d refused=%d retried=%d",
         router.requests_total,
@@ -350,6 +362,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="coordinator.demo.router", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True, help="0 takes a free one")
+    parser.add_argument("--port-is-held", action="store_true", help=PORT_IS_HELD)
     parser.add_argument("--wait-s", type=float, default=2.0, help="before a request is refused")
     parser.add_argument("--request-timeout-s", type=float, default=30.0)
     parser.add_argument(
@@ -358,8 +371,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     settings = RouterSettings(wait_s=given.wait_s, request_timeout_s=given.request_timeout_s)
     set_up_log()
+    running = run(
+        settings,
+        host=given.host,
+        port=given.port,
+        is_port_held=given.port_is_held,
+        state_path=given.state,
+    )
     try:
-        asyncio.run(run(settings, host=given.host, port=given.port, state_path=given.state))
+        asyncio.run(running)
     except OSError as error:
         log.error("%s", error)
         return 1

@@ -21,7 +21,7 @@ from msgspec import Struct
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from coordinator.demo.serving import serve, set_up_log, stop_event, write_json
+from coordinator.demo.serving import PORT_IS_HELD, serve, set_up_log, stop_event, write_json
 
 log = logging.getLogger(__name__)
 
@@ -219,7 +219,9 @@ class InferenceServer:
             self._usage.set(busy_ratio, self._settings.memory_bytes)
 
 
-async def run(settings: ServerSettings, *, host: str, port: int, usage_path: Path | None) -> None:
+async def run(
+    settings: ServerSettings, *, host: str, port: int, is_port_held: bool, usage_path: Path | None
+) -> None:
     """Serve until SIGTERM, answer what runs, leave.
 
     Raises:
@@ -231,7 +233,14 @@ async def run(settings: ServerSettings, *, host: str, port: int, usage_path: Pat
     async with asyncio.TaskGroup() as group:
         warming = group.create_task(server.warm_up(), name="warm-up")
         writing = group.create_task(usage.run(), name="usage")
-        await serve(server.application(), host=host, port=port, stop=stop, drain_s=DRAIN_S)
+        await serve(
+            server.application(),
+            host=host,
+            port=port,
+            stop=stop,
+            drain_s=DRAIN_S,
+            is_port_held=is_port_held,
+        )
         warming.cancel()
         writing.cancel()
     log.info("stopped node=%s", settings.node)
@@ -242,6 +251,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="coordinator.demo.server", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True, help="0 takes a free one")
+    parser.add_argument("--port-is-held", action="store_true", help=PORT_IS_HELD)
     parser.add_argument("--node", required=True)
     parser.add_argument("--model", default="demo")
     parser.add_argument("--max-running", type=int, default=8)
@@ -263,10 +273,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     set_up_log()
     usage_name = os.environ.get("ARYL_FAKE_GPU_USAGE_FILE")
-    usage_path = Path(usage_name) if usage_name else None
+    running = run(
+        settings,
+        host=given.host,
+        port=given.port,
+        is_port_held=given.port_is_held,
+        usage_path=Path(usage_name) if usage_name else None,
+    )
     status = 0
     try:
-        asyncio.run(run(settings, host=given.host, port=given.port, usage_path=usage_path))
+        asyncio.run(running)
     except* OSError as group:
         status = 1
         for error in group.exceptions:

@@ -1,4 +1,4 @@
-"""Hooks that start, stop and probe a node's pretend inference server; for the agent's settings.
+"""Hooks that start, stop, revive and probe a node's pretend inference server.
 
 Must not know Aryl's packages and stays on the standard library: a hook runs for every loan, so
 `python -I -S server_ctl.py` must cost tens of milliseconds. A server is known by pid *and* start
@@ -8,6 +8,7 @@ time (and boot): a recycled pid is never signalled.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import json
 import os
@@ -15,7 +16,6 @@ import select
 import signal
 import sys
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
 
 EXIT_NOT_RUNNING = 3
 """What `status` says of a stopped service, as init scripts do (LSB)."""
@@ -33,12 +33,12 @@ class Files:
         self.log = os.path.join(directory, f"server-{node}.log")  # noqa: PTH118 - as above
 
 
-@contextmanager
-def locked(files: Files) -> Generator[None, None, None]:
+@contextlib.contextmanager
+def locked(files: Files, how: int = fcntl.LOCK_EX) -> Generator[None, None, None]:
     """One hook at a time per node: two starts at once must not make two servers."""
     number = os.open(files.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(number, fcntl.LOCK_EX)
+        fcntl.flock(number, how)
         yield
     finally:
         os.close(number)
@@ -78,27 +78,60 @@ def running_pid(files: Files) -> int | None:
     return pid if boot == boot_id() and start_ticks(pid) == ticks else None
 
 
+def has_died(files: Files) -> bool:
+    """Whether the server was started, is gone, and nobody has stopped it or is about to."""
+    if not _is_dead(files):
+        return False
+    try:
+        with locked(files, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            return _is_dead(files)
+    except BlockingIOError:
+        return False
+
+
+def _is_dead(files: Files) -> bool:
+    return bool(_content(files.pid)) and running_pid(files) is None
+
+
 def start(files: Files, arguments: Sequence[str], variables: Sequence[str]) -> int:
     """Spawn the server in a session of its own unless it runs; returns before it is warm."""
     with locked(files):
-        if running_pid(files) is not None:
-            return 0
-        here = os.path.abspath(__file__)  # noqa: PTH100 - as above
-        root = os.path.dirname(os.path.dirname(os.path.dirname(here)))  # noqa: PTH120 - as above
-        environment = dict(os.environ)
-        for variable in variables:
-            name, _, environment[name] = variable.partition("=")
-        paths = (root, environment.get("PYTHONPATH", ""))
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        environment["PYTHONSAFEPATH"] = "1"
-        command = (sys.executable, "-m", "coordinator.demo.server", *arguments)
-        pid = _spawn(files, command, environment)
-        noted = {"pid": pid, "start_ticks": start_ticks(pid), "boot_id": boot_id()}
-        scratch = f"{files.pid}.new"
-        with open(scratch, "w", encoding="utf-8") as file:  # noqa: PTH123 - as above
-            json.dump(noted, file)
-        os.replace(scratch, files.pid)  # noqa: PTH105 - as above
+        if running_pid(files) is None:
+            _start(files, arguments, variables)
         return 0
+
+
+def revive(files: Files) -> int:
+    """Start the server as it was started last, if it has died; one that was stopped stays so."""
+    with locked(files):
+        if _is_dead(files):
+            noted = json.loads(_content(files.pid))
+            _start(files, noted["arguments"], noted["variables"])
+        return 0
+
+
+def _start(files: Files, arguments: Sequence[str], variables: Sequence[str]) -> None:
+    here = os.path.abspath(__file__)  # noqa: PTH100 - as above
+    root = os.path.dirname(os.path.dirname(os.path.dirname(here)))  # noqa: PTH120 - as above
+    environment = dict(os.environ)
+    for variable in variables:
+        name, _, environment[name] = variable.partition("=")
+    paths = (root, environment.get("PYTHONPATH", ""))
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    environment["PYTHONSAFEPATH"] = "1"
+    command = (sys.executable, "-m", "coordinator.demo.server", *arguments)
+    pid = _spawn(files, command, environment)
+    noted = {
+        "pid": pid,
+        "start_ticks": start_ticks(pid),
+        "boot_id": boot_id(),
+        "arguments": list(arguments),
+        "variables": list(variables),
+    }
+    scratch = f"{files.pid}.new"
+    with open(scratch, "w", encoding="utf-8") as file:  # noqa: PTH123 - as above
+        json.dump(noted, file)
+    os.replace(scratch, files.pid)  # noqa: PTH105 - as above
 
 
 def _spawn(files: Files, command: tuple[str, ...], environment: dict[str, str]) -> int:
@@ -121,20 +154,26 @@ def stop(files: Files, limit_s: float) -> int:
     """End the server: SIGTERM, after `limit_s` SIGKILL; returns when it is gone."""
     with locked(files):
         pid = running_pid(files)
-        if pid is None:
-            return 0
-        try:
-            handle = os.pidfd_open(pid)
-        except ProcessLookupError:
-            return 0
-        try:
-            # The handle pins the process; looking again closes the gap before it was opened.
-            if running_pid(files) != pid:
-                return 0
-            is_gone = _end(handle, signal.SIGTERM, limit_s) or _end(handle, signal.SIGKILL, 5.0)
-        finally:
-            os.close(handle)
-        return 0 if is_gone else EXIT_STILL_RUNNING
+        if pid is not None and not _end_process(files, pid, limit_s):
+            return EXIT_STILL_RUNNING
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(files.pid)  # noqa: PTH108 - as above
+        return 0
+
+
+def _end_process(files: Files, pid: int, limit_s: float) -> bool:
+    """Whether this process is gone, first asked to and then made to."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        # The handle pins the process; looking again closes the gap before it was opened.
+        if running_pid(files) != pid:
+            return True
+        return _end(handle, signal.SIGTERM, limit_s) or _end(handle, signal.SIGKILL, 5.0)
+    finally:
+        os.close(handle)
 
 
 def _end(handle: int, number: signal.Signals, limit_s: float) -> bool:
@@ -154,9 +193,9 @@ def status(files: Files) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """`server_ctl.py start|stop|status`; 0 done, 1 still running, 2 usage, 3 not running."""
+    """`server_ctl.py start|stop|revive|status`; 0 done, 1 still running, 2 usage, 3 not running."""
     parser = argparse.ArgumentParser(prog="server_ctl.py", description=__doc__)
-    parser.add_argument("action", choices=("start", "stop", "status"))
+    parser.add_argument("action", choices=("start", "stop", "revive", "status"))
     parser.add_argument("--node", required=True)
     parser.add_argument("--state-dir", required=True, help="pid file, lock and log")
     parser.add_argument("--port", type=int, help="where the server listens; start needs it")
@@ -171,6 +210,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     files = Files(given.state_dir, given.node)
     if given.action == "stop":
         return stop(files, given.stop_limit_s)
+    if given.action == "revive":
+        return revive(files)
     if given.action == "status":
         return status(files)
     if given.port is None:

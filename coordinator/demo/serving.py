@@ -6,6 +6,7 @@ Must not know what the applications serve.
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import logging
 import os
@@ -17,6 +18,8 @@ from pathlib import Path
 from aiohttp import web
 
 log = logging.getLogger(__name__)
+
+PORT_IS_HELD = "the port is kept for this process by whoever starts it"
 
 
 def set_up_log() -> None:
@@ -36,24 +39,46 @@ def stop_event() -> asyncio.Event:
 
 
 async def serve(
-    application: web.Application, *, host: str, port: int, stop: asyncio.Event, drain_s: float
+    application: web.Application,
+    *,
+    host: str,
+    port: int,
+    stop: asyncio.Event,
+    drain_s: float,
+    is_port_held: bool = False,
 ) -> None:
     """Listen until `stop`, then let running requests end for at most `drain_s`.
 
     Port 0 takes a free one; the line `listening host=... port=...` on stderr says which.
 
+    Args:
+        is_port_held: somebody keeps this port for whoever is told of it, as `ports.HeldPorts` does.
+
     Raises:
         OSError: the address is taken.
     """
+    if is_port_held:
+        await _check_nobody_listens(host, port)
     # An access log would cost more than the requests themselves.
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=drain_s)
     await runner.setup()
     try:
-        await web.TCPSite(runner, host, port, backlog=512).start()
+        await web.TCPSite(runner, host, port, backlog=512, reuse_port=is_port_held).start()
         log.info("listening host=%s port=%d", host, runner.addresses[0][1])
         await stop.wait()
     finally:
         await runner.cleanup()
+
+
+async def _check_nobody_listens(host: str, port: int) -> None:
+    """A held port may be listened on twice, and each of the two would have half of the requests."""
+    try:
+        _, writer = await asyncio.open_connection(host, port)
+    except ConnectionRefusedError:
+        return
+    writer.close()
+    await writer.wait_closed()
+    raise OSError(errno.EADDRINUSE, f"somebody listens on {host}:{port} already")
 
 
 def write_json(path: Path, values: Mapping[str, object]) -> None:

@@ -22,7 +22,6 @@ from coordinator.demo.plan import (
     agent_toml,
     coordinator_toml,
     fleet_toml,
-    free_ports,
     node_plans,
     toml,
 )
@@ -34,6 +33,7 @@ from coordinator.service.settings import CoordinatorSettings
 ROOT = Path(__file__).parents[2]
 NATS_URL = "nats://127.0.0.1:4222"
 ROUTER_URL = "http://127.0.0.1:8000"
+SERVER_PORTS = range(8001, 8021)
 START_S = 2.0
 """For a process to start, to look at the lease and to pass once."""
 ODD_DIRECTORY = 'a "quoted" \\ näme'
@@ -42,7 +42,7 @@ ODD_DIRECTORY = 'a "quoted" \\ näme'
 def agents(plan: CellPlan, directory: Path) -> list[AgentSettings]:
     """Every agent's settings, read as the agent reads them."""
     found: list[AgentSettings] = []
-    for node in node_plans(plan, directory):
+    for node in node_plans(plan, directory, server_ports=SERVER_PORTS):
         node.directory.mkdir(parents=True)
         node.config.write_text(
             agent_toml(plan, node, nats_url=NATS_URL, router_url=ROUTER_URL), encoding="utf-8"
@@ -68,10 +68,12 @@ def test_every_agents_file_is_accepted_whatever_the_directory_is_called(tmp_path
 
 def test_no_two_servers_share_a_port_or_a_file(tmp_path: Path) -> None:
     """Twenty inference nodes on one machine keep out of each other's way."""
-    nodes = node_plans(CellPlan(training_nodes=1, inference_nodes=20), tmp_path)
+    plan = CellPlan(training_nodes=1, inference_nodes=20)
+    nodes = node_plans(plan, tmp_path, server_ports=SERVER_PORTS)
     ports = [node.server_port for node in nodes if node.server_port]
     assert len(set(ports)) == 20
     assert len({node.config for node in nodes}) == 21
+    assert len({node.server_directory for node in nodes}) == 21
 
 
 @pytest.mark.parametrize("inference_nodes", [0, 1, 6])
@@ -147,12 +149,6 @@ def test_the_fleet_is_one_that_the_fake_nvml_reads() -> None:
     one, other = (parse_fleet(fleet_toml(plan, name=name)) for name in ("/a", "/b"))
     assert one.gpu_count == 4
     assert one.uuid_of("train-1", 0) != other.uuid_of("train-1", 0)
-
-
-def test_ports_that_are_offered_are_free_and_different() -> None:
-    """All of them at once, so that none is offered twice."""
-    assert len(set(free_ports(50))) == 50
-    assert free_ports(0) == []
 
 
 PRINTABLE = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), max_size=20)

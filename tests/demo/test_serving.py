@@ -10,17 +10,20 @@ from pathlib import Path
 import pytest
 from aiohttp import ClientSession, web
 
-from coordinator.demo.plan import free_ports
+from coordinator.demo.ports import HeldPorts
 from coordinator.demo.serving import serve, write_json
 from tests.demo.processes import LIMIT_S, ROOT, get_json, listening
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("held", [(), ("--port-is-held",)])
 @pytest.mark.parametrize(("module", "more"), [("router", ()), ("server", ("--node=n1",))])
 async def test_a_port_that_is_taken_ends_the_process_with_a_word(
-    module: str, more: tuple[str, ...]
+    module: str, more: tuple[str, ...], held: tuple[str, ...]
 ) -> None:
-    """Exit status 1 and the address in the log, instead of a traceback."""
+    """Exit status 1 and the address in the log, instead of a traceback; on a held port too, which
+    the kernel would give twice."""
+    more += held
     async with listening(module, *more) as first:
         port = first.url.rpartition(":")[2]
         second = await asyncio.create_subprocess_exec(
@@ -48,10 +51,18 @@ async def test_a_stop_lets_requests_under_way_end_and_takes_no_new_ones() -> Non
 
     application = web.Application()
     application.router.add_get("/", slow)
-    [port] = free_ports(1)
+    ports = HeldPorts()
+    [port] = ports.hold(1)
     url = f"http://127.0.0.1:{port}/"
     serving = asyncio.create_task(
-        serve(application, host="127.0.0.1", port=port, stop=stop, drain_s=LIMIT_S)
+        serve(
+            application,
+            host="127.0.0.1",
+            port=port,
+            stop=stop,
+            drain_s=LIMIT_S,
+            is_port_held=True,
+        )
     )
     async with asyncio.timeout(LIMIT_S), ClientSession() as session:
         asking = asyncio.create_task(until_answered(session, url))
@@ -63,6 +74,7 @@ async def test_a_stop_lets_requests_under_way_end_and_takes_no_new_ones() -> Non
         await serving
         with pytest.raises(OSError, match=str(port)):
             await get_json(session, url)
+    ports.close()
 
 
 async def until_answered(session: ClientSession, url: str) -> dict[str, object]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -134,8 +136,9 @@ class House:
         self.api = Api(self.bus)
         plan = CellPlan(training_nodes=2, inference_nodes=inference_nodes)
         self.run_dir = run_dir
+        self.cell = Cell(plan, run_dir, clock=self.clock)
         self.workload = Workload(
-            Cell(plan, run_dir, clock=self.clock),
+            self.cell,
             Client(self.bus, cell=CELL, tenant="ops", user="trace"),
             speed=120.0,
             clock=self.clock,
@@ -148,12 +151,22 @@ class House:
         return task
 
 
-@pytest.fixture
-async def house(tmp_path: Path) -> House:
-    """A house whose API listens."""
-    made = House(tmp_path)
+@asynccontextmanager
+async def open_house(run_dir: Path, *, inference_nodes: int = 0) -> AsyncIterator[House]:
+    """A house whose API listens; its cell holds ports until the end."""
+    made = House(run_dir, inference_nodes=inference_nodes)
     await made.api.open()
-    return made
+    try:
+        yield made
+    finally:
+        await made.cell.stop()
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    """A house without a service."""
+    async with open_house(tmp_path) as made:
+        yield made
 
 
 async def end(task: asyncio.Task[None]) -> None:
@@ -215,16 +228,15 @@ async def test_what_nobody_measured_is_no_zero(house: House) -> None:
 
 async def test_why_nothing_was_lent_is_asked_until_something_is(tmp_path: Path) -> None:
     """The coordinator's words of the last look; of a run with a loan there are none."""
-    house = House(tmp_path, inference_nodes=2)
-    await house.api.open()
-    house.api.figures = figures(ClusterState())
-    for why in (("chat: 0 spare", "min_serving is 2"), ("the cell is frozen",)):
-        house.api.why = why
+    async with open_house(tmp_path, inference_nodes=2) as house:
+        house.api.figures = figures(ClusterState())
+        for why in (("chat: 0 spare", "min_serving is 2"), ("the cell is frozen",)):
+            house.api.why = why
+            await house.workload.observe()
+            assert house.workload.run().why_none_lent == why
+        house.api.figures = FIGURES
         await house.workload.observe()
-        assert house.workload.run().why_none_lent == why
-    house.api.figures = FIGURES
-    await house.workload.observe()
-    assert house.workload.run().why_none_lent == ()
+        assert house.workload.run().why_none_lent == ()
 
 
 async def test_a_cell_without_inference_nodes_says_that_nothing_can_be_lent(house: House) -> None:

@@ -1,0 +1,45 @@
+"""TCP ports that a cell keeps for its processes. Must not know who listens on them.
+
+A port that was free a moment ago is anybody's while its process is away. Here a socket stays bound
+to each one and never listens: whoever connects in the meantime is refused at once, as by any port
+that nobody serves.
+"""
+
+from __future__ import annotations
+
+import socket
+
+HOST = "127.0.0.1"
+
+
+class HeldPorts:
+    """Ports on loopback that nobody else gets.
+
+    socket(7), SO_REUSEPORT: another socket gets such a port only if it sets that option itself and
+    belongs to the same user. Of the two only the one that listens has connections. SO_REUSEADDR is
+    not set: with it, any socket that sets it too could listen here.
+    """
+
+    def __init__(self) -> None:
+        self._sockets: list[socket.socket] = []
+
+    def hold(self, count: int) -> list[int]:
+        """So many more, all different.
+
+        Raises:
+            OSError: there are no more, or no more files may be open.
+        """
+        ports: list[int] = []
+        for _ in range(count):
+            holder = socket.socket()
+            self._sockets.append(holder)
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            holder.bind((HOST, 0))
+            ports.append(holder.getsockname()[1])
+        return ports
+
+    def close(self) -> None:
+        """Leave them to everybody."""
+        for holder in self._sockets:
+            holder.close()
+        self._sockets.clear()
