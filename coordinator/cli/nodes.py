@@ -71,6 +71,8 @@ def drain(
 ) -> None:
     """Cordon a node and stop its workers, with their grace; preempted jobs queue again.
 
+    Where no job runs nothing is asked: then this is a cordon, which `uncordon` ends.
+
     With --deadline only flexible workers leave at once, and what has not ended by then is
     preempted. An order that comes later takes the place of an earlier one.
     """
@@ -102,7 +104,8 @@ def confirm_dead(
 ) -> None:
     """Promise that a lost node is powered off, so that its jobs may start elsewhere.
 
-    If it still runs, its workers and their successors write the same checkpoints.
+    If it still runs, its workers and their successors write the same checkpoints. No other order
+    takes that back.
     """
     _against_jobs(
         ctx,
@@ -112,6 +115,8 @@ def confirm_dead(
         reason=reason,
         yes=yes,
         output=output,
+        promise=f"you promise that {node} is powered off: if it still runs, its workers and their "
+        "successors write the same checkpoints",
     )
 
 
@@ -134,6 +139,7 @@ def _against_jobs(
     yes: bool,
     output: Format,
     limit_s: float | None = None,
+    promise: str = "",
 ) -> str:
     async def find(client: Client) -> tuple[str, set[str]]:
         try:
@@ -156,4 +162,5 @@ def _against_jobs(
         is_yes=yes,
         output=output,
         deadline_s=limit_s,
+        promise=promise,
     )

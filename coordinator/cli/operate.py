@@ -1,6 +1,7 @@
 """Orders of an operator: who is hit, whether they are meant, and the order itself. Must not parse.
 
-What stops jobs shows them first, asks where somebody can answer, and otherwise wants --yes.
+What stops jobs shows them first, asks where somebody can answer, and otherwise wants --yes. So does
+what rests on an operator's word alone, whoever it hits.
 """
 
 from __future__ import annotations
@@ -60,31 +61,38 @@ def order_against_jobs(
     is_yes: bool,
     output: Format,
     deadline_s: float | None = None,
+    promise: str = "",
 ) -> str:
-    """Show which jobs an order hits, ask, then give it; returns its target.
+    """Show which jobs an order hits, ask if there are any, then give it; returns its target.
 
     Args:
         find: the order's target, and the nodes that it takes from jobs.
         what: the order in words, as a question needs it.
         deadline_s: how long the jobs may go on; None: not at all.
+        promise: what an operator warrants with this order, which nobody else can know; said before
+            the question, and then it is asked of an order that hits no job, too.
 
     Raises:
         ConfigError: nobody can be asked and `is_yes` is not set; nothing was sent.
         ApiRefused: there is no such target, or it cannot be done now.
     """
 
-    async def look(client: Client) -> str:
+    async def look(client: Client) -> tuple[str, list[Hit]]:
         target, nodes = await find(client)
         jobs = (await client.ask(ListJobs(is_live_only=True), Jobs)).rows
-        show_hits(hits(jobs, nodes), what)
-        return target
+        found = hits(jobs, nodes)
+        show_hits(found, what)
+        return target, found
 
     async def act(client: Client) -> Done:
         request = Operate(action=action, target=target, reason=reason, deadline_s=deadline_s)
         return await client.ask(request, Done)
 
-    target = session.run(look)
-    confirm(session, what, is_yes=is_yes)
+    target, found = session.run(look)
+    if promise:
+        say(promise)
+    if found or promise:
+        confirm(session, what, is_yes=is_yes)
     done(session.run(act), output)
     return target
 

@@ -205,12 +205,32 @@ def test_the_list_of_nodes_tells_a_drain_from_a_cordon(row: NodeRow, said: str) 
     assert columns.role(row) == said
 
 
-def test_an_empty_node_is_said_to_be_empty() -> None:
-    """An order that hits nobody says so, and is still asked about."""
+@pytest.mark.parametrize("is_interactive", [False, True])
+@pytest.mark.parametrize("line", ["node drain t9", "loan revoke l8"])
+def test_an_order_that_hits_no_job_is_not_asked_about(line: str, is_interactive: bool) -> None:
+    """It says that nobody is hit, and is given: with or without a terminal, and without --yes."""
     here = cell()
-    run = aryl(here, "node", "drain", "t9")
-    assert run.code == 2
+    here.answers[Describe] = lambda request: Description(
+        kind=request.kind, name=request.name, node=node_row("t9"), loan=loan_row("l8", node="t9")
+    )
+    run = aryl(here, *line.split(), is_interactive=is_interactive)
+    assert (run.code, len(orders(here))) == (0, 1), run.err
     assert "no job runs there" in run.err
+    assert "[y/N]" not in run.err
+
+
+@pytest.mark.parametrize(("answer", "code", "count"), [("y\n", 0, 1), ("n\n", 1, 0)])
+def test_a_death_is_asked_about_whoever_it_hits(answer: str, code: int, count: int) -> None:
+    """Nobody but the operator knows that the machine is off: what they promise is said first."""
+    here = cell()
+    run = aryl(here, "node", "confirm-dead", "t9", is_interactive=True, types=answer)
+    assert (run.code, len(orders(here))) == (code, count)
+    said = ["no job runs there", "you promise that t9 is powered off", "[y/N]"]
+    assert [run.err.index(text) for text in said] == sorted(run.err.index(text) for text in said)
+    here = cell()
+    run = aryl(here, "node", "confirm-dead", "t9")
+    assert (run.code, orders(here)) == (2, [])
+    assert "declaring t9 dead: nobody to ask here; add --yes if it is meant" in run.err
 
 
 def test_an_unknown_node_is_not_found_before_anything_is_asked() -> None:
