@@ -160,10 +160,7 @@ def _lines(run: Run) -> list[tuple[str, str]]:
             f"{run.leases_lapsed} that ended by their TTL without an order",
         ),
         *_none_lent(run),
-        (
-            "lapses",
-            f"home again in median {_s(run.lapse_s.p50)}, longest {_s(run.lapse_s.max)}",
-        ),
+        *_lapses(run),
         (
             "reclaims",
             f"{run.reclaims}, {run.reclaims_late} late; median {_s(run.reclaim_s.p50)}, "
@@ -192,6 +189,14 @@ def _deadlines(run: Run) -> list[tuple[str, str]]:
 def _none_lent(run: Run) -> list[tuple[str, str]]:
     """Only where none was: a demo of lending that lends nothing has to say what was in the way."""
     return [("none lent", "; ".join(run.why_none_lent))] if run.why_none_lent else []
+
+
+def _lapses(run: Run) -> list[tuple[str, str]]:
+    """Only where a lease ended by its TTL: of none there is nothing to be told."""
+    if not run.leases_lapsed:
+        return []
+    times = f"median {_s(run.lapse_s.p50)}, longest {_s(run.lapse_s.max)}"
+    return [("lapses", f"home again in {times}")]
 
 
 def _quantiles(found: Quantiles) -> str:

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Generator
 from math import inf
 from pathlib import Path
 from typing import Annotated
@@ -79,7 +79,7 @@ def up(
 ) -> None:
     """Start a whole cell here, run the main job on it, print one table, stop it all."""
     plan = make_plan(nodes, gpus_per_node, agents_per_process, policy, speed=speed)
-    set_up(level="WARNING", style="plain")
+    _log_to_stderr()
     length_s = duration if duration is not None or no_workload else 120.0
     try:
         asyncio.run(_up(plan, speed=speed, length_s=length_s, is_empty=no_workload,
@@ -134,7 +134,8 @@ async def _up(
         if is_empty:
             say("the cell is ready: aryl status, aryl job submit -- COMMAND; Ctrl-C here ends it")
         client = await cell.client(user=USER)
-        workload = Workload(cell, client, speed=speed, clock=clock)
+        # What a visitor submits to an empty cell takes as long as it takes.
+        workload = Workload(cell, client, speed=1.0 if is_empty else speed, clock=clock)
         playing = None if is_empty else asyncio.create_task(play(cell, workload, speed=speed))
         try:
             await _watch(workload, clock, stop=stop, length_s=length_s, output=output)
@@ -228,7 +229,8 @@ async def _watch(
     lines = ProgressLines()
     async with contextlib.AsyncExitStack() as block:
         await block.enter_async_context(_looking(workload, clock))
-        block.enter_context(live or contextlib.nullcontext())
+        if live is not None:
+            block.enter_context(above(live))
         while not stop.is_set():
             elapsed_s = clock.now_s() - began_at_s
             if length_s is not None and elapsed_s >= length_s:
@@ -241,6 +243,24 @@ async def _watch(
             with contextlib.suppress(TimeoutError):
                 async with clock.timeout(max(0.01, left_s)):
                     await stop.wait()
+
+
+@contextlib.contextmanager
+def above(live: Live) -> Generator[None]:
+    """Show a live view; what is logged meanwhile stands above it.
+
+    The view takes standard error over while it shows, and would paint over what is written past it.
+    """
+    try:
+        with live:
+            _log_to_stderr()
+            yield
+    finally:
+        _log_to_stderr()
+
+
+def _log_to_stderr() -> None:
+    set_up(level="WARNING", style="plain")
 
 
 class ProgressLines:

@@ -73,6 +73,7 @@ def test_the_way_home_after_a_lapse_is_a_figure_of_its_own() -> None:
     assert "2 that ended by their TTL without an order|" in shown
     assert "|lapses|home again in median 4.0 s, longest 9.5 s|" in shown
     assert "|9.5 s|3|" in shown
+    assert "lapses" not in table(run()), "of a run without any there is no line of dashes"
     assert "|reclaims|1, 0 late; median 3.0 s, longest 3.0 s of 45 s|" in shown
 
 

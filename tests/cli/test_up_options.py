@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import io
+import logging
+from collections.abc import Iterator
 from math import inf
 
 import pytest
+from rich.console import Console
+from rich.live import Live
 
 from common.errors import ConfigError
-from coordinator.cli.up import PLAIN_LINE_S, QUIET_LINE_S, ProgressLines, make_plan
+from coordinator.cli.up import PLAIN_LINE_S, QUIET_LINE_S, ProgressLines, above, make_plan
+
+
+@pytest.fixture
+def logging_as_it_was() -> Iterator[None]:
+    """Whoever sets logging up replaces the root's handlers; the next test gets pytest's back."""
+    root = logging.getLogger()
+    handlers, level, nats_level = root.handlers[:], root.level, logging.getLogger("nats").level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.getLogger("nats").setLevel(nats_level)
 
 
 @pytest.mark.parametrize(
@@ -34,3 +50,19 @@ def test_a_log_gets_a_line_when_something_changes_and_else_a_minute_later() -> N
     said = [at_s for at_s, words in looks if lines.at(at_s, words, None)]
     assert said == [0.0, QUIET_LINE_S, 100.0]
     assert lines.at(100.0 + PLAIN_LINE_S, "idle", 200.0) == " 110 s of 200: idle"
+
+
+@pytest.mark.usefixtures("logging_as_it_was")
+def test_what_is_logged_during_a_live_view_is_not_painted_over(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It is written through the view, which keeps it above itself; afterwards to standard error."""
+    screen = io.StringIO()
+    terminal = Console(file=screen, force_terminal=True, width=120)
+    with above(Live("the view", console=terminal, auto_refresh=False)):
+        logging.getLogger("any").warning("a server ended")
+    logging.getLogger("any").warning("the view is over")
+    assert "a server ended" in screen.getvalue()
+    said = capsys.readouterr().err
+    assert "the view is over" in said
+    assert "a server ended" not in said
