@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common.model import JobState
 from coordinator.engine.settings import EngineSettings, TenantSettings
-from coordinator.policies.decisions import Preempt
+from coordinator.policies.decisions import Preempt, Resize
 from tests.engine.house import House, start, state
 
 
@@ -33,4 +33,30 @@ def test_a_guaranteed_job_is_not_stopped_for_another_tenant() -> None:
         "tenant a is within its guarantee and loses nothing to another tenant",
         "nobody starts on what it would leave",
     ]
+    assert state(safe) == JobState.RUNNING
+
+
+def test_a_shrink_for_nobody_gives_another_tenant_nothing_a_pass_later() -> None:
+    """Under any policy: the job keeps its workers, and the other's start finds no room."""
+    house = house_of(TenantSettings(name="a", guarantee_gpus=16))
+    wide = house.submit("j1", tenant="a", workers=(1, 2))
+    other = house.submit("j2", tenant="b")
+    house.start(wide, "t0", flexible=("t1",))
+    house.wait(1.0)
+    leaves = Resize(job_id=wide.job_id, removed_workers=(1,), reason="test")
+    (why,) = house.refusals(leaves)
+    assert why == "tenant a is within its guarantee, and none of its jobs takes all of this"
+    assert house.refusals(start(other, "t1")) != []
+    house.wait(60.0)
+    assert wide.running_workers == 2
+    assert state(other) == JobState.PENDING
+
+
+def test_a_stop_for_nobody_gives_another_tenant_nothing_a_pass_later() -> None:
+    """Neither does a job go that has to wait for its turn again behind the other's."""
+    house = house_of(TenantSettings(name="a", guarantee_gpus=8))
+    safe, other = house.submit("j1", tenant="a"), house.submit("j2", tenant="b")
+    house.start(safe, "t0")
+    assert len(house.refusals(Preempt(job_id=safe.job_id, reason="test"))) == 1
+    assert len(house.refusals(start(other, "t0"))) == 1
     assert state(safe) == JobState.RUNNING

@@ -164,6 +164,22 @@ class Books:
         mine = {node for job, left in self.stops if self.is_part(job, name) for node in left}
         return any(on(self.takes, node) > free[node] + on(self.stops, node) for node in mine)
 
+    def left_for_nobody(self, name: str) -> list[JobId]:
+        """Jobs of a tenant that could go on with more of what they had, as nobody took it."""
+        found: list[JobId] = []
+        took = {job.job_id for job, _ in self.takes}
+        for job, left in self.stops:
+            if not self.is_part(job, name) or job.job_id in took or not left:
+                continue
+            staying = sum(w.gpus for w in job.placed if not w.is_leaving) - sum(left.values())
+            if staying:  # flexible workers, each by itself
+                is_free = any(self.free[node] >= job.gpus_per_worker for node in left)
+            else:
+                is_free = all(self.free[node] >= gpus for node, gpus in left.items())
+            if is_free:
+                found.append(job.job_id)
+        return found
+
 
 def check(snapshot: ClusterSnapshot, decisions: tuple[Decision, ...]) -> Books:
     """Carry decisions out, and look whether each tenant keeps what it is promised."""
@@ -177,4 +193,5 @@ def check(snapshot: ClusterSnapshot, decisions: tuple[Decision, ...]) -> Books:
             assert after <= max(before[name], tenant.guarantee_gpus + tenant.borrow_limit_gpus)
         if before[name] <= tenant.guarantee_gpus and after < before[name]:
             assert not books.lost_to_others(name, free), f"{name} lost its guarantee"
+            assert not books.left_for_nobody(name), f"{name} left of its guarantee for nobody"
     return books

@@ -7,124 +7,43 @@ decided; `takeback` gives a tenant below its guarantee GPUs back.
 The second rule counts node by node: what outsiders of a tenant take there beyond what is free and
 what others leave, they take from it. Stops count one after the other, as in Kueue and KAI: a stop
 is no loss of a guarantee while the tenant still holds more than that before it. Who stops its own
-jobs for its own jobs, or for nobody, loses nothing to another.
+jobs for its own jobs loses nothing to another; for nobody it does not (`keeping`), as others would
+take in the next pass what was left in this one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from common.model import GpuUuid, JobId, JobState, NodeName
-from coordinator.policies.decisions import (
-    Decision,
-    Loan,
-    Migrate,
-    Placement,
-    Preempt,
-    Reclaim,
-    Recommend,
-    Resize,
-    Start,
-    Suspend,
+from common.model import JobId, JobState, NodeName
+from coordinator.policies.decisions import Decision, Placement, Resize, Start, Suspend
+from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.tenants.flow import (
+    Flow,
+    Gpus,
+    Move,
+    are_borrowed,
+    job_of,
+    moves_of,
+    sum_by_node,
 )
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
+from coordinator.policies.tenants.keeping import Keeping
 from coordinator.policies.tenants.tenancy import Tenancy
-
-Gpus = dict[NodeName, int]
 
 
 class Dropped(Struct, frozen=True, kw_only=True):
     """A decision, or the part of it, that tenants do not allow, and why.
 
     is_quota: its own tenant has no room; else it would take from another's guarantee, or it was
-        a stop for one that did.
+        a stop for one that did, or for nobody.
     """
 
     decision: Decision
     why: str
     is_quota: bool = False
-
-
-class Flow:
-    """What decisions move on real nodes, in GPUs."""
-
-    def __init__(self, snapshot: ClusterSnapshot) -> None:
-        self.jobs: dict[JobId, JobView] = {job.job_id: job for job in snapshot.jobs}
-        self.nodes = {node.name: node for node in snapshot.nodes}
-        self.free: Gpus = {n.name: n.free_gpus for n in snapshot.nodes if n.is_schedulable}
-        self.sharers: dict[GpuUuid, set[JobId]] = {}
-        for job in snapshot.jobs:
-            for worker in job.placed:
-                for uuid in () if worker.is_leaving else worker.gpu_uuids:
-                    self.sharers.setdefault(uuid, set()).add(job.job_id)
-
-    def taken(self, decision: Decision) -> Gpus:
-        """GPUs that it takes, by node."""
-        match decision:
-            case Start():
-                return self._of(
-                    self.jobs.get(decision.job_id), decision.gpu_type, decision.placements
-                )
-            case Migrate():
-                job = self.jobs.get(decision.job_id)
-                return self._of(job, (job and job.gpu_type) or "", decision.placements)
-            case Resize():
-                job = self.jobs.get(decision.job_id)
-                return self._of(job, (job and job.gpu_type) or "", decision.added)
-            case _:
-                return {}
-
-    def left(self, decision: Decision) -> Gpus:
-        """GPUs that it vacates, by node."""
-        match decision:
-            case Preempt() | Migrate():
-                job = self.jobs.get(decision.job_id)
-                gone = set[int]() if job is None else {w.worker_index for w in job.placed}
-            case Resize():
-                job, gone = self.jobs.get(decision.job_id), set(decision.removed_workers)
-            case _:
-                return {}
-        found: Gpus = {}
-        for worker in job.placed if job is not None else ():
-            if worker.worker_index in gone and not worker.is_leaving:
-                found[worker.node] = found.get(worker.node, 0) + self._own(worker)
-        return found
-
-    def _own(self, worker: WorkerView) -> int:
-        """GPUs that come free when a worker goes: those that nobody shares with it."""
-        if not worker.gpu_uuids:
-            return worker.gpus
-        return sum(len(self.sharers[uuid]) == 1 for uuid in worker.gpu_uuids)
-
-    def beside(self, decision: Decision) -> set[JobId]:
-        """Jobs on the GPUs that a decision names for its own."""
-        if not isinstance(decision, Start | Migrate):
-            return set()
-        named = (uuid for placement in decision.placements for uuid in placement.gpu_uuids)
-        return {job_id for uuid in named for job_id in self.sharers.get(uuid, ())}
-
-    def _of(self, job: JobView | None, gpu_type: str, placements: Iterable[Placement]) -> Gpus:
-        found: Gpus = {}
-        if job is None:
-            return found
-        for placement in placements:
-            if placement.gpu_uuids:
-                continue  # they stay what they are: its tenant's
-            node = self.nodes.get(placement.node)
-            each = None if node is None else job.gpu.gpus_for_one(node.gpu_type, gpu_type)
-            gpus = placement.worker_count * job.gpus_per_worker * (each or 1)
-            found[placement.node] = found.get(placement.node, 0) + gpus
-        return found
-
-
-def job_of(flow: Flow, decision: Decision) -> JobView | None:
-    """The job that it is about; None where it is about a node."""
-    if isinstance(decision, Loan | Reclaim | Recommend):
-        return None
-    return flow.jobs.get(decision.job_id)
 
 
 def guarded(
@@ -141,20 +60,12 @@ def guarded(
         count = len(guard.dropped)
         guard.keep_quotas()
         guard.keep_guarantees()
+        if guard.dropped:
+            guard.spare_in_vain()
+        guard.keep_unused()
         if len(guard.dropped) == count:
-            break
-        guard.spare_in_vain()  # whoever goes on counts against the quota again
+            break  # else whoever goes on counts against the quota again
     return tuple(d for d in guard.kept if d is not None), tuple(guard.dropped)
-
-
-class _Move(Struct, frozen=True, kw_only=True):
-    """One decision in GPUs; is_whole: it stops a whole job."""
-
-    place: int
-    path: tuple[str, ...]
-    left: Gpus
-    taken: Gpus
-    is_whole: bool
 
 
 class _Guard:
@@ -163,6 +74,7 @@ class _Guard:
     def __init__(self, snapshot: ClusterSnapshot, decisions: Sequence[Decision]) -> None:
         self._snapshot = snapshot
         self._flow = Flow(snapshot)
+        self._tenancy = Tenancy(snapshot)
         self._before = list(decisions)
         self.kept: list[Decision | None] = list(decisions)
         self.dropped: list[Dropped] = []
@@ -233,20 +145,8 @@ class _Guard:
 
     def _taker(self) -> tuple[int, str] | None:
         """The last decision that takes from a guarantee, and whose."""
-        tenancy = Tenancy(self._snapshot)
-        moves: list[_Move] = []
-        for place, decision in enumerate(self.kept):
-            job = None if decision is None else job_of(self._flow, decision)
-            if decision is not None and job is not None:
-                moves.append(
-                    _Move(
-                        place=place,
-                        path=tenancy.path(job),
-                        left=self._flow.left(decision),
-                        taken=self._flow.taken(decision),
-                        is_whole=isinstance(decision, Preempt),
-                    )
-                )
+        tenancy = self._tenancy
+        moves = moves_of(self._flow, tenancy, self.kept)
         for name in sorted({name for move in moves if move.left for name in move.path}):
             guarantee = tenancy.views[name].guarantee_gpus
             for node in self._robbed(name, tenancy.used[name], guarantee, moves):
@@ -256,29 +156,33 @@ class _Guard:
         return None
 
     def _robbed(
-        self, name: str, used: int, guarantee: int, moves: Sequence[_Move]
+        self, name: str, used: int, guarantee: int, moves: Sequence[Move]
     ) -> list[NodeName]:
         """Nodes where outsiders take what a tenant may not lose."""
         mine = [move for move in moves if name in move.path]
-        net = sum(sum(move.taken.values()) - sum(move.left.values()) for move in mine)
-        if used + net >= min(used, guarantee):
+        if used + sum(move.net for move in mine) >= min(used, guarantee):
             return []
         lost: set[NodeName] = set()
         given: list[Gpus] = [self._flow.free]
-        for move in moves:
-            if name not in move.path:
-                given.append(move.left)
-                continue
-            whole = sum(move.left.values())
-            borrows = used > guarantee if move.is_whole else used - whole >= guarantee
-            used -= whole
-            if borrows:
+        given += [move.left for move in moves if name not in move.path]
+        for move, is_borrowed in zip(mine, are_borrowed(mine, used, guarantee), strict=True):
+            if is_borrowed:
                 given.append(move.left)
             else:
                 lost.update(move.left)
-        there = _sum_by_node(given)
-        outside = _sum_by_node(move.taken for move in moves if name not in move.path)
+        there = sum_by_node(given)
+        outside = sum_by_node(move.taken for move in moves if name not in move.path)
         return sorted(node for node in lost if outside.get(node, 0) > there.get(node, 0))
+
+    def keep_unused(self) -> None:
+        """Nobody within its guarantee leaves what none of its own takes: others would, later."""
+        keeping = Keeping(self._flow, self._tenancy, self.kept)
+        for place, name in sorted(keeping.keep().items()):
+            decision = self.kept[place]
+            assert decision is not None
+            why = f"tenant {name} is within its guarantee, and none of its jobs takes all of this"
+            self.dropped.append(Dropped(decision=decision, why=why))
+        self.kept = keeping.decisions
 
     # --- what is left of stops ----------------------------------------------------------------
 
@@ -300,21 +204,13 @@ class _Guard:
         there = [decision for decision in decisions if decision is not None]
         if isinstance(mine, Suspend):
             return any(mine.job_id in self._flow.beside(decision) for decision in there)
-        taken = _sum_by_node(map(self._flow.taken, there))
-        left = _sum_by_node(map(self._flow.left, there))
+        taken = sum_by_node(map(self._flow.taken, there))
+        left = sum_by_node(map(self._flow.left, there))
         own = {} if mine is None else self._flow.left(mine)
         return any(
             taken.get(node, 0) > self._flow.free.get(node, 0) + left[node] - gpus
             for node, gpus in own.items()
         )
-
-
-def _sum_by_node(many: Iterable[Mapping[NodeName, int]]) -> Gpus:
-    found: Gpus = {}
-    for each in many:
-        for node, gpus in each.items():
-            found[node] = found.get(node, 0) + gpus
-    return found
 
 
 def _one_less(placements: Sequence[Placement], place: int) -> list[Placement]:

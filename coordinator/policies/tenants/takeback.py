@@ -18,7 +18,7 @@ from coordinator.policies.decisions import Decision, Placement, Preempt, Resize,
 from coordinator.policies.floor import is_movable
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
 from coordinator.policies.tenants.fitting import gang_on
-from coordinator.policies.tenants.guarding import Flow, Gpus, job_of
+from coordinator.policies.tenants.flow import Flow, Gpus, job_of
 from coordinator.policies.tenants.tenancy import Tenancy
 from coordinator.policies.words import counted
 

@@ -16,7 +16,7 @@ from common.model import JobId, JobState
 from coordinator.policies.decisions import Decision, Preempt, Start
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.tenants.fitting import gang_on
-from coordinator.policies.tenants.guarding import Flow, job_of
+from coordinator.policies.tenants.flow import Flow, job_of
 from coordinator.policies.tenants.tenancy import Tenancy, waiting_gpus
 from coordinator.policies.words import counted
 

@@ -1,0 +1,163 @@
+"""What decisions move between tenants, in GPUs of real nodes. Knows no policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import Struct
+
+from common.model import GpuUuid, JobId, NodeName
+from coordinator.policies.decisions import (
+    Decision,
+    Loan,
+    Migrate,
+    Placement,
+    Preempt,
+    Reclaim,
+    Recommend,
+    Resize,
+    Start,
+)
+from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
+from coordinator.policies.tenants.tenancy import Tenancy
+
+Gpus = dict[NodeName, int]
+
+
+class Flow:
+    """What decisions move on real nodes, in GPUs."""
+
+    def __init__(self, snapshot: ClusterSnapshot) -> None:
+        self.jobs: dict[JobId, JobView] = {job.job_id: job for job in snapshot.jobs}
+        self.nodes = {node.name: node for node in snapshot.nodes}
+        self.free: Gpus = {n.name: n.free_gpus for n in snapshot.nodes if n.is_schedulable}
+        self.sharers: dict[GpuUuid, set[JobId]] = {}
+        for job in snapshot.jobs:
+            for worker in job.placed:
+                for uuid in () if worker.is_leaving else worker.gpu_uuids:
+                    self.sharers.setdefault(uuid, set()).add(job.job_id)
+
+    def taken(self, decision: Decision) -> Gpus:
+        """GPUs that it takes, by node."""
+        match decision:
+            case Start():
+                return self._of(
+                    self.jobs.get(decision.job_id), decision.gpu_type, decision.placements
+                )
+            case Migrate():
+                job = self.jobs.get(decision.job_id)
+                return self._of(job, (job and job.gpu_type) or "", decision.placements)
+            case Resize():
+                job = self.jobs.get(decision.job_id)
+                return self._of(job, (job and job.gpu_type) or "", decision.added)
+            case _:
+                return {}
+
+    def left(self, decision: Decision) -> Gpus:
+        """GPUs that it vacates, by node."""
+        match decision:
+            case Preempt() | Migrate():
+                job = self.jobs.get(decision.job_id)
+                gone = set[int]() if job is None else {w.worker_index for w in job.placed}
+            case Resize():
+                job, gone = self.jobs.get(decision.job_id), set(decision.removed_workers)
+            case _:
+                return {}
+        found: Gpus = {}
+        for worker in job.placed if job is not None else ():
+            if worker.worker_index in gone and not worker.is_leaving:
+                found[worker.node] = found.get(worker.node, 0) + self.own(worker)
+        return found
+
+    def own(self, worker: WorkerView) -> int:
+        """GPUs that come free when a worker goes: those that nobody shares with it."""
+        if not worker.gpu_uuids:
+            return worker.gpus
+        return sum(len(self.sharers[uuid]) == 1 for uuid in worker.gpu_uuids)
+
+    def beside(self, decision: Decision) -> set[JobId]:
+        """Jobs on the GPUs that a decision names for its own."""
+        if not isinstance(decision, Start | Migrate):
+            return set()
+        named = (uuid for placement in decision.placements for uuid in placement.gpu_uuids)
+        return {job_id for uuid in named for job_id in self.sharers.get(uuid, ())}
+
+    def _of(self, job: JobView | None, gpu_type: str, placements: Iterable[Placement]) -> Gpus:
+        found: Gpus = {}
+        if job is None:
+            return found
+        for placement in placements:
+            if placement.gpu_uuids:
+                continue  # they stay what they are: its tenant's
+            node = self.nodes.get(placement.node)
+            each = None if node is None else job.gpu.gpus_for_one(node.gpu_type, gpu_type)
+            gpus = placement.worker_count * job.gpus_per_worker * (each or 1)
+            found[placement.node] = found.get(placement.node, 0) + gpus
+        return found
+
+
+def job_of(flow: Flow, decision: Decision) -> JobView | None:
+    """The job that it is about; None where it is about a node."""
+    if isinstance(decision, Loan | Reclaim | Recommend):
+        return None
+    return flow.jobs.get(decision.job_id)
+
+
+class Move(Struct, frozen=True, kw_only=True):
+    """One decision about a job, in GPUs.
+
+    place: among the decisions. path: the job's tenant, that one's parent, and so on.
+    is_whole: it stops a whole job.
+    """
+
+    place: int
+    path: tuple[str, ...]
+    left: Gpus
+    taken: Gpus
+    is_whole: bool
+
+    @property
+    def net(self) -> int:
+        """GPUs that its tenants have more after it."""
+        return sum(self.taken.values()) - sum(self.left.values())
+
+
+def moves_of(flow: Flow, tenancy: Tenancy, decisions: Sequence[Decision | None]) -> list[Move]:
+    """All of the decisions that are about a job; None among them was dropped."""
+    found: list[Move] = []
+    for place, decision in enumerate(decisions):
+        job = None if decision is None else job_of(flow, decision)
+        if decision is not None and job is not None:
+            found.append(
+                Move(
+                    place=place,
+                    path=tenancy.path(job),
+                    left=flow.left(decision),
+                    taken=flow.taken(decision),
+                    is_whole=isinstance(decision, Preempt),
+                )
+            )
+    return found
+
+
+def are_borrowed(mine: Iterable[Move], used: int, guarantee: int) -> list[bool]:
+    """Of a tenant's own moves, one after the other, whether what each leaves was only borrowed.
+
+    used: before the first. A job is whole: its stop is no loss of a guarantee while the tenant
+    holds more than that before it (as in Kueue and KAI); of workers so many go as are beyond.
+    """
+    found: list[bool] = []
+    for move in mine:
+        gone = sum(move.left.values())
+        found.append(used > guarantee if move.is_whole else used - gone >= guarantee)
+        used -= gone
+    return found
+
+
+def sum_by_node(many: Iterable[Mapping[NodeName, int]]) -> Gpus:
+    """GPUs of all of them together."""
+    found: Gpus = {}
+    for each in many:
+        for node, gpus in each.items():
+            found[node] = found.get(node, 0) + gpus
+    return found
