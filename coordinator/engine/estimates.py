@@ -145,6 +145,7 @@ def measure(job: JobEntry, now_s: float) -> None:
         now_s,
         of=(job.attempt, job.resize_count + job.suspension_count),
         workers=job.running_workers if job.state == JobState.RUNNING else 0,
+        gpu_type=job.gpu_type or "",
     )
     steps = progress.step - job.progress_at_start
     if steps <= 0 or job.worker_s <= 0:

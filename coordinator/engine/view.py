@@ -239,6 +239,7 @@ def job_view(ctx: Context, job: JobEntry) -> JobView:
         estimated_left_s=estimates.estimated_left(job, ctx.now_s),
         step_time_s=job.steps.step_time_s,
         step_time_workers=job.steps.workers,
+        step_time_gpu_type=job.steps.gpu_type,
         steps_left=estimates.steps_left(job, ctx.now_s),
         is_resizable=(
             job.state == JobState.RUNNING and spec.is_elastic and job.after_vacating is None

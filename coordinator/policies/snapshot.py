@@ -111,8 +111,9 @@ class JobView(Struct, frozen=True, kw_only=True):
     cpus_per_worker, memory_bytes_per_worker: 0: not told.
     estimated_left_s: worker-seconds left at `as_of_s` by the estimate alone, below zero when it has
         outlived it; `remaining_work_s` is never less than that without its sign.
-    step_time_s: seconds a step, measured with `step_time_workers` workers; None before two words of
-        one worker count. steps_left: at `as_of_s`, by its last word.
+    step_time_s: seconds a step, measured with `step_time_workers` workers on `step_time_gpu_type`
+        (empty: not known); None before two words of one worker count. steps_left: at `as_of_s`, by
+        its last word.
 
     A view is good until something happens to the job, however much time passes: snapshots share
     the views of jobs that nothing happened to.
@@ -169,6 +170,7 @@ class JobView(Struct, frozen=True, kw_only=True):
     estimated_left_s: float | None = None
     step_time_s: float | None = None
     step_time_workers: int = 0
+    step_time_gpu_type: str = ""
     steps_left: float | None = None
     is_resizable: bool = False
     """Running, elastic, and no resize of it is under way."""

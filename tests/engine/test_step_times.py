@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from coordinator.engine.step_times import StepTimes
+from tests.engine.house import House
+from tests.engine.losing import says
 
 
 def test_step_times_are_measured_within_one_worker_count() -> None:
@@ -25,3 +29,27 @@ def test_a_word_during_a_resize_measures_nothing() -> None:
     times.told(140, 30.0, of=(1, 0), workers=0)
     times.told(150, 35.0, of=(1, 0), workers=2)
     assert [times.step_time_s, times.anchor_step] == [0.5, 140]
+
+
+def test_a_measurement_names_the_gpus_of_its_attempt() -> None:
+    """An attempt on another type keeps what was measured, under its type, until its second word."""
+    times = StepTimes()
+    times.told(100, 10.0, of=(1, 0), workers=2, gpu_type="V100")
+    times.told(140, 30.0, of=(1, 0), workers=2, gpu_type="V100")
+    times.told(140, 90.0, of=(2, 0), workers=2, gpu_type="T4")
+    assert (times.step_time_s, times.gpu_type) == (0.5, "V100")
+    times.told(150, 100.0, of=(2, 0), workers=2, gpu_type="T4")
+    assert (times.step_time_s, times.gpu_type) == (1.0, "T4")
+
+
+def test_a_snapshot_says_where_a_step_time_was_measured() -> None:
+    """Policies learn by GPU type, so they are told the type with the seconds and the workers."""
+    house = House(training=1, inference=0)
+    job = house.submit("a", work_s=1e6)
+    house.start(job, "t0")
+    for step in (100, 300):
+        house.wait(50.0)
+        says(house, job, step, total_steps=1000)
+    [seen] = house.engine.snapshot().jobs
+    assert seen.step_time_s == pytest.approx(0.25)
+    assert (seen.step_time_workers, seen.step_time_gpu_type) == (1, "H100")

@@ -20,7 +20,9 @@ from coordinator.policies.deadlines.predict import (
     key_of,
     refitted,
 )
+from coordinator.policies.deadlines.wishes import wish_of
 from coordinator.policies.decisions import Decision, Preempt, Resize, Start
+from coordinator.policies.floor import Pool
 from coordinator.policies.recall import recalled
 from coordinator.policies.snapshot import JobView
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
@@ -103,9 +105,18 @@ def test_steps_that_grow_with_workers_are_taken_as_constant() -> None:
     assert fit([Sample(1, 1.0), Sample(2, 3.0)]) == (2.0, 0.0)
 
 
-def measured(job: JobView, workers: int, step_s: float) -> JobView:
+HERE = "H100"
+
+
+def measured(job: JobView, workers: int, step_s: float, *, on: str = HERE) -> JobView:
     """A running job that has measured a step time."""
-    return structs.replace(job, step_time_s=step_s, step_time_workers=workers, steps_left=100.0)
+    return structs.replace(
+        job,
+        step_time_s=step_s,
+        step_time_workers=workers,
+        step_time_gpu_type=on,
+        steps_left=100.0,
+    )
 
 
 def test_step_times_are_learned_by_model() -> None:
@@ -115,7 +126,7 @@ def test_step_times_are_learned_by_model() -> None:
     memory = refitted(memory, [measured(first, 2, 2.0)])
     memory = recalled(msgspec.msgpack.encode(memory), Memory)
     fresh = view("b", 300.0, None, model="m")
-    found = Prediction(fresh, memory.steps, NOW_S, 1.0)
+    found = Prediction(fresh, memory.steps, NOW_S, 1.0, gpu_type=HERE)
     assert found.source == "step times of 2 sizes"
     assert found.left_s(1) == pytest.approx(300.0)
     assert found.left_s(2) == pytest.approx(200.0)
@@ -126,8 +137,8 @@ def test_step_times_are_learned_by_model() -> None:
 def test_a_running_job_is_predicted_by_its_own_steps() -> None:
     """Steps left times seconds a step, scaled by the fit to other sizes, with the margin."""
     job = measured(view("a", 1e9, None, placed=2, model="m"), 2, 2.0)
-    memory = Memory({key_of(job): (Sample(1, 3.0), Sample(2, 2.0))})
-    found = Prediction(job, memory.steps, NOW_S + 50.0, 1.1)
+    memory = Memory({key_of(job, HERE): (Sample(1, 3.0), Sample(2, 2.0))})
+    found = Prediction(job, memory.steps, NOW_S + 50.0, 1.1, gpu_type=HERE)
     assert found.left_s(2) == pytest.approx(1.1 * (200.0 - 50.0))
     assert found.left_s(1) == pytest.approx(1.1 * 150.0 * 1.5)
 
@@ -136,8 +147,90 @@ def test_without_measurements_the_profile_counts() -> None:
     """A job that tells how it scales is predicted by that; any other one in proportion."""
     profile = JobProfile(speedup=((1, 1.0), (2, 1.5)))
     told = structs.replace(view("a", 300.0, None), profile=profile)
-    assert Prediction(told, {}, NOW_S, 1.0).left_s(2) == pytest.approx(200.0)
-    assert Prediction(view("b", 300.0, None), {}, NOW_S, 1.0).left_s(2) == pytest.approx(150.0)
+    for job, left_s in ((told, 200.0), (view("b", 300.0, None), 150.0)):
+        found = Prediction(job, {}, NOW_S, 1.0, gpu_type=HERE)
+        assert found.left_s(2) == pytest.approx(left_s)
+
+
+def test_a_step_time_of_one_gpu_type_says_nothing_of_another() -> None:
+    """Two sizes of V100 are learned: on T4 the job is as fast as its profile says, not as they."""
+    profile = JobProfile(model="m", speedup=((1, 1.0), (2, 1.9)))
+    seen = structs.replace(view("a", 100.0, None, placed=1), profile=profile)
+    memory = refitted(Memory(), [measured(seen, 1, 3.0, on="V100")])
+    memory = refitted(memory, [measured(seen, 2, 3.0, on="V100")])
+    fresh = structs.replace(view("b", 380.0, None), profile=profile)
+    there, here = (
+        Prediction(fresh, memory.steps, NOW_S, 1.0, gpu_type=kind) for kind in ("V100", "T4")
+    )
+    assert (there.left_s(2), here.left_s(2)) == pytest.approx((380.0, 200.0))
+    assert (there.source, here.source) == ("step times of 2 sizes", "its profile")
+
+
+def test_a_job_that_moved_is_not_as_fast_as_where_it_was_measured() -> None:
+    """Its steps left times its seconds a step hold on V100 only; else its estimate counts."""
+    job = measured(view("a", 800.0, None, placed=2, model="m"), 2, 2.0, on="V100")
+    steps = {key_of(job, kind): (Sample(1, 3.0), Sample(2, 2.0)) for kind in ("V100", "T4")}
+    left_s = [
+        Prediction(job, steps, NOW_S, 1.0, gpu_type=kind).left_s(2) for kind in ("V100", "T4")
+    ]
+    assert left_s == pytest.approx([200.0, 800.0 * 2.0 / 3.0])
+
+
+def test_a_step_time_of_no_known_type_is_not_learned() -> None:
+    """Who measured it did not say where: it would be taken for any type."""
+    job = measured(view("a", 800.0, None, placed=2, model="m"), 2, 2.0, on="")
+    assert refitted(Memory(), [job]) == Memory()
+
+
+def test_workers_that_stand_for_one_are_counted_as_the_type_has_them() -> None:
+    """On a type of which two workers stand for one, one of the reference type is measured as two.
+
+    A step takes 1 + 8 / n there: 5 s with two workers, 3 s with four.
+    """
+    job = measured(view("a", 1e9, None, placed=4, model="m"), 4, 3.0, on="T4")
+    steps = {key_of(job, "T4"): (Sample(2, 5.0), Sample(4, 3.0))}
+    found = Prediction(job, steps, NOW_S, 1.0, gpu_type="T4", factor=2)
+    assert [found.left_s(count) for count in (1, 2, 4)] == pytest.approx([500.0, 300.0, 200.0])
+    fresh = Prediction(view("b", 50.0, None, model="m"), steps, NOW_S, 1.0, gpu_type="T4", factor=2)
+    assert [fresh.left_s(count) for count in (1, 2)] == pytest.approx([50.0, 30.0])
+
+
+def test_what_a_job_needs_of_a_pool_counts_workers_as_its_type_has_them() -> None:
+    """A step takes 1 + 8 / n on T4, of which two stand for one: 50 s of work takes 30 s with two.
+
+    Were two workers taken for two T4, they would be in time after 28 s.
+    """
+    fresh = view("b", 50.0, 29.0, model="m")
+    job = structs.replace(fresh, gpu=structs.replace(fresh.gpu, worker_multiplier={"T4": 2}))
+    steps = {key_of(job, "T4"): (Sample(2, 5.0), Sample(4, 3.0))}
+    pool = Pool(gpu_type="T4", gpus=16, jobs=(job,))
+    found = wish_of(job, pool, steps, now_s=NOW_S, margin=1.0)
+    assert found.time.left_s(2) == pytest.approx(30.0)
+    assert (found.need, found.gpus_each) == (3, 2)
+
+
+def test_each_pool_learns_from_its_own_gpus() -> None:
+    """100 s of work in 60 s: two V100 are twice as fast as one, two T4 are no faster than one."""
+    jobs = [
+        structs.replace(
+            view(f"{kind}-{count}", 1e6, None, placed=count, model="m"),
+            gpu_type=kind,
+            step_time_s=step_s,
+            step_time_workers=count,
+            step_time_gpu_type=kind,
+            steps_left=100.0,
+        )
+        for kind, rows in (("V100", ((1, 2.0), (2, 1.0))), ("T4", ((1, 2.0), (2, 2.0))))
+        for count, step_s in rows
+    ]
+    memory = refitted(Memory(), jobs)
+    asks = view("new", 100.0, 60.0, model="m")
+    pools = {kind: Pool(gpu_type=kind, gpus=8, jobs=(asks,)) for kind in ("V100", "T4")}
+    needs = {
+        kind: wish_of(asks, pool, memory.steps, now_s=NOW_S, margin=1.0).need
+        for kind, pool in pools.items()
+    }
+    assert needs == {"V100": 2, "T4": None}
 
 
 def test_what_is_remembered_is_bounded() -> None:
@@ -147,7 +240,7 @@ def test_what_is_remembered_is_bounded() -> None:
         job = measured(view("a", 1.0, None, placed=1, model=f"m{number}"), 1, 1.0)
         memory = refitted(memory, [job])
     assert len(memory.steps) == MODELS_KEPT
-    assert "m4/0/1" not in memory.steps
+    assert f"m4/0/1/{HERE}" not in memory.steps
 
 
 # --- who runs, with how many workers --------------------------------------------------------------

@@ -25,14 +25,14 @@ Margin = Annotated[float, Meta(ge=1, le=10)]
 
 
 class Sample(Struct, frozen=True, array_like=True):
-    """Seconds a step with so many workers; the newest measurement counts."""
+    """Seconds a step with so many workers of one GPU type; the newest measurement counts."""
 
     workers: int
     step_s: float
 
 
 Steps = Mapping[str, tuple[Sample, ...]]
-"""By what is trained: model and batch, else the job itself."""
+"""By what is trained, model and batch, else the job itself; and on which GPU type."""
 
 
 class Memory(Struct, frozen=True, array_like=True):
@@ -50,19 +50,22 @@ def _useful(profile: JobProfile, base: int, most: int) -> int:
     return next((low for low, high in rising if profile.speed(high) <= profile.speed(low)), most)
 
 
-def key_of(job: JobView) -> str:
-    """Jobs of one model, batch and worker size share what is learned."""
+def key_of(job: JobView, gpu_type: str) -> str:
+    """Jobs of one model, batch and worker size share what is learned on GPUs of one type."""
     model = job.profile.model or job.job_id
-    return f"{model}/{job.profile.batch_size or 0}/{job.gpus_per_worker}"
+    return f"{model}/{job.profile.batch_size or 0}/{job.gpus_per_worker}/{gpu_type}"
 
 
 def refitted(memory: Memory, jobs: Iterable[JobView]) -> Memory:
     """The step times that running jobs measured since; the same object where none did."""
     steps = dict(memory.steps)
     for job in jobs:
-        if job.step_time_s is None or not job.step_time_workers:
+        if job.step_time_s is None or not job.step_time_workers or not job.step_time_gpu_type:
             continue
-        key, sample = key_of(job), Sample(job.step_time_workers, job.step_time_s)
+        key, sample = (
+            key_of(job, job.step_time_gpu_type),
+            Sample(job.step_time_workers, job.step_time_s),
+        )
         seen = steps.get(key, ())
         if sample in seen:
             continue
@@ -104,13 +107,28 @@ class Prediction:
 
     By measured step times where they are of at least two sizes, or the job has no profile; else by
     its profile, else in proportion. source: which of these.
+
+    Args:
+        gpu_type: where it is to run: only what was measured there tells how fast it is.
+        factor: workers there that stand for one of its reference type, in which all are counted.
     """
 
-    def __init__(self, job: JobView, steps: Steps, now_s: float, margin: float) -> None:
+    def __init__(
+        self,
+        job: JobView,
+        steps: Steps,
+        now_s: float,
+        margin: float,
+        *,
+        gpu_type: str,
+        factor: int = 1,
+    ) -> None:
         self._job = job
         self._now_s = now_s
         self._margin = margin
-        samples = steps.get(key_of(job), ())
+        self._factor = factor
+        self._is_measured_here = bool(job.step_time_workers) and job.step_time_gpu_type == gpu_type
+        samples = steps.get(key_of(job, gpu_type), ())
         has_fit = len(samples) >= 2 or (len(samples) == 1 and not job.profile.speedup)
         self._fit = fit(samples) if has_fit else None
         self.source = "its profile" if job.profile.speedup else job.estimate_source
@@ -122,18 +140,19 @@ class Prediction:
         job = self._job
         if self._fit is None:
             return self._margin * job.estimate_left_s(self._now_s) / job.rate(workers)
-        if job.steps_left is not None and job.step_time_workers:
+        if job.steps_left is not None and self._is_measured_here:
             since_s = self._now_s - job.as_of_s if job.computing_gpus else 0.0
             here_s = job.step_time_s or 0.0
             left_s = max(0.0, job.steps_left * here_s - since_s)
-            return self._margin * left_s * self._step(workers) / self._step(job.step_time_workers)
+            here = job.step_time_workers / self._factor
+            return self._margin * left_s * self._step(workers) / self._step(here)
         # What it has to do is only known in work of its base gang.
         base_s = job.estimate_left_s(self._now_s) / job.workers.min
         return self._margin * base_s * self._step(workers) / self._step(job.workers.min)
 
-    def _step(self, workers: int) -> float:
+    def _step(self, workers: float) -> float:
         a, b = self._fit or (0.0, 1.0)
-        return a + b / workers
+        return a + b / (workers * self._factor)
 
     def need(self, deadline_s: float, most: int) -> int | None:
         """The fewest workers that meet a deadline; None: none up to `most` do.

@@ -6,13 +6,15 @@ algorithm 2). Must not know jobs beyond their claims, nor nodes.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop, heappush
-from math import inf
+from math import ceil, inf
 from typing import NamedTuple
 
 from msgspec import Struct, structs
 
+from coordinator.policies.deadlines.dates import earliest, spread
 from coordinator.policies.deadlines.quotas import Quotas, Room
 from coordinator.policies.deadlines.shares import (
     Claim,
@@ -27,6 +29,9 @@ from coordinator.policies.deadlines.shares import (
 
 ROUNDING = 1e-9
 """Of GPU-seconds: what is less than this part of them is rounding."""
+
+PLANS_TRIED, LEAST_TRIES = 2048, 32
+"""Plans of single jobs that a search for a date makes, about; dates that it tries at least."""
 
 NO_QUOTAS = Quotas()
 
@@ -176,23 +181,36 @@ class Book:
         self.claims = sorted((*self.claims, *newcomers), key=by_deadline)
         return True
 
-    def earliest_s(self, claim: Claim) -> float:
-        """The earliest deadline at which a newcomer would be admitted; inf: it never fits."""
+    def earliest_s(self, claim: Claim, since_s: float = 0.0) -> float:
+        """The earliest deadline at which a newcomer would be admitted; inf: it never fits.
+
+        One that `admit` accepts, not before its own, in whole seconds after `since_s`. What fits by
+        a date need not fit by a later one: others have to make room at another time then. So
+        whole seconds are tried one by one, from the first by which it could be done alone to that
+        by which it fits around all plans. Where these are too far apart (`PLANS_TRIED`) dates with
+        equal gaps are, and then the gap in front: an earlier date can hide within one of the gaps.
+        """
         if not claim.sizes:
             return inf
-        low_s = max(self._now_s, claim.deadline_s)
-        ends_s = (piece.end_s for plan in self.plans.values() for piece in plan)
-        rate = claim.rates[0 if claim.tenant else -1]  # a quota may hold its largest size for ever
-        high_s = max(low_s, max(ends_s, default=low_s)) + claim.work_s / rate + 1.0
-        if self.with_more((structs.replace(claim, deadline_s=high_s),)) is None:
-            return inf
-        while high_s - low_s > 0.5:
-            middle_s = (low_s + high_s) / 2.0
-            if self.with_more((structs.replace(claim, deadline_s=middle_s),)) is None:
-                low_s = middle_s
-            else:
-                high_s = middle_s
-        return high_s
+
+        def at(date: int) -> Claim:
+            return structs.replace(claim, deadline_s=since_s + date)
+
+        def least(line: Timeline, first: int, last: int) -> int:
+            dates = range(first, last + 1)  # one plan on a line is the easier the later it ends
+            return first + bisect_left(
+                dates, True, key=lambda date: fill(line, at(date), self._now_s) is not None
+            )
+
+        alone, around = self._beside(()).line(claim), self.room(()).line(claim)
+        first = ceil(max(self._now_s, claim.deadline_s) - since_s)
+        settled_s = max(at_s for at_s in around.times if at_s < inf)  # nothing changes after it
+        last = max(first, ceil(settled_s - since_s)) + ceil(claim.work_s / claim.rates[0]) + 1
+        first = least(alone, first, last)
+        last = min(last, least(around, first, last))
+        dates = spread(first, last, max(LEAST_TRIES, PLANS_TRIED // (1 + len(self.claims))))
+        found = earliest(dates, lambda date: self.with_more((at(date),)) is not None)
+        return inf if found is None else since_s + found
 
     def room(self, spared: Iterable[Claim] | None = None) -> Room:
         """What the plans leave free beside those that are spared; None: all that are."""

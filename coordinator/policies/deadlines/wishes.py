@@ -59,8 +59,8 @@ class Wish(Struct, kw_only=True):
 
 def wish_of(job: JobView, pool: Pool, steps: Steps, *, now_s: float, margin: float) -> Wish:
     """What a job needs of a pool, with predictions taken so many times."""
-    time = Prediction(job, steps, now_s, margin)
     factor = job.gpu.worker_multiplier.get(pool.gpu_type, 1)
+    time = Prediction(job, steps, now_s, margin, gpu_type=pool.gpu_type, factor=factor)
     each = job.gpus_per_worker * factor
     most = min(job.workers.max, pool.gpus // each)
     need = None if job.deadline_at_s is None else time.need(job.deadline_at_s, most)

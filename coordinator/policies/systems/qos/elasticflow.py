@@ -12,7 +12,7 @@ workers is carried out by the floor.
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from math import ceil, inf
+from math import inf
 
 import msgspec
 from msgspec import Struct
@@ -189,10 +189,10 @@ class _Pass:
         if not self._knobs.rejects or job.deadline_at_s is None:
             return [claim]
         asked_s = job.deadline_at_s - job.submitted_at_s
-        earliest_s = book.earliest_s(claim) - job.submitted_at_s
+        earliest_s = book.earliest_s(claim, job.submitted_at_s) - job.submitted_at_s
         which = "none can be promised: its base gang never fits"
         if earliest_s < inf:
-            earliest_s = float(ceil(earliest_s))
+            earliest_s = float(round(earliest_s))  # it is whole, but for sums of floats
             which = f"the earliest that can be promised is {earliest_s:.0f} s after submission"
         within = f" or within what tenant {claim.tenant} may be promised" if claim.tenant else ""
         self._rejects.append(

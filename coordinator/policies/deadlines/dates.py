@@ -1,0 +1,41 @@
+"""The earliest date that is accepted, where a later one may be refused. Pure arithmetic.
+
+A search by halves is wrong there: it finds an edge, not the first one. Must not know what is asked
+for, nor who accepts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+
+def spread(first: int, last: int, tries: int) -> list[int]:
+    """Dates to try, growing: all from the first to the last, else so many gaps of equal length."""
+    span = last - first
+    if span <= tries:
+        return list(range(first, last + 1))
+    return [first + span * step // tries for step in range(tries + 1)]
+
+
+def earliest(dates: Iterable[int], accepts: Callable[[int], bool]) -> int | None:
+    """An accepted date before which no other of these dates is; None: none is.
+
+    Between two of them it may be earlier than both: the gap before it is searched by halves.
+    """
+    refused: int | None = None
+    for date in dates:
+        if accepts(date):
+            return date if refused is None else _edge(refused, date, accepts)
+        refused = date
+    return None
+
+
+def _edge(refused: int, accepted: int, accepts: Callable[[int], bool]) -> int:
+    """An accepted date right behind one that is refused, between two such."""
+    while accepted - refused > 1:
+        middle = (refused + accepted) // 2
+        if accepts(middle):
+            accepted = middle
+        else:
+            refused = middle
+    return accepted
