@@ -5,6 +5,7 @@ search), or a job by itself. T_shared is the time since its submission and what 
 that it would hold; T_alone is what it would take on a share of the cluster of its own, 1/N of its
 GPUs, where N is the time-weighted mean number of apps since its submission (Themis, NSDI'20,
 section 3). Above 1 an app is worse off than with a private share: the sharing incentive is broken.
+N is counted from when an app was first seen: who was there before that, nobody remembers.
 
 Work is in GPU-seconds of base gangs on the reference type: that of `JobView` times its GPUs.
 """
@@ -110,7 +111,8 @@ class Work(Struct, frozen=True, array_like=True):
 class AppRecord(Struct, array_like=True):
     """An app with a job that waits or runs.
 
-    area_s: integral of the number of apps at its submission.
+    area_s: integral of the number of apps when it was first seen. seen_at_s: when that was; None:
+        at its submission, which is how records without it were counted.
     jobs: all of its jobs so far, also those that have ended.
     granted_at_s: when it was last given GPUs; None: never. rho: as it was then.
     """
@@ -120,6 +122,7 @@ class AppRecord(Struct, array_like=True):
     jobs: dict[JobId, Work] = field(default_factory=dict[JobId, Work])
     granted_at_s: float | None = None
     rho: float = inf
+    seen_at_s: float | None = None
 
 
 class Attendance(Struct):
@@ -147,7 +150,7 @@ class Attendance(Struct):
         record = self.apps.get(app)
         if record is None:
             since_s = min(job.submitted_at_s for job in jobs)
-            record = AppRecord(since_s, self.area_s)
+            record = AppRecord(since_s, self.area_s, seen_at_s=self.at_s)
         for job in jobs:
             if job.job_id not in record.jobs:
                 work_s = max(job.whole_work_s, job.work_left_s(self.at_s))
@@ -155,8 +158,9 @@ class Attendance(Struct):
         return record
 
     def mean_apps(self, record: AppRecord) -> float:
-        """N: time-weighted mean of apps since a submission; how many are there in its instant."""
-        passed_s = self.at_s - record.submitted_at_s
+        """N: time-weighted mean of apps since one was seen; how many are there in that instant."""
+        seen_at_s = record.submitted_at_s if record.seen_at_s is None else record.seen_at_s
+        passed_s = self.at_s - seen_at_s
         if passed_s <= LEAST_S:
             return float(max(1, len(self.apps)))
         return max(1.0, (self.area_s - record.area_s) / passed_s)

@@ -10,6 +10,7 @@ from common.profile import JobProfile
 from coordinator.policies.apps import (
     Aim,
     Alone,
+    AppRecord,
     Attendance,
     Held,
     Measure,
@@ -70,6 +71,29 @@ def test_the_number_of_apps_is_their_mean_over_time() -> None:
     found = measured(more, replace(yard, now_s=200.0), attendance)
     assert attendance.mean_apps(attendance.apps["job a"]) == pytest.approx(2.0)
     assert found["job a"].share_gpus == pytest.approx(3.0)
+
+
+def test_apps_that_nobody_counted_do_not_count_as_none() -> None:
+    """Who begins to count late, after a restart, has the mean of what it saw: two apps, not one.
+
+    T_shared is counted from the submission all the same.
+    """
+    attendance = Attendance()
+    jobs = [job("a", work_s=1000.0), job("b", work_s=1000.0, at_s=100.0)]
+    for now_s in (900.0, 950.0, 1000.0):
+        found = measured(jobs, Yardstick(gpus=4, now_s=now_s), attendance)
+        for app in ("job a", "job b"):
+            assert attendance.mean_apps(attendance.apps[app]) == pytest.approx(2.0)
+            assert found[app].share_gpus == pytest.approx(2.0)
+            assert found[app].alone_s == pytest.approx(500.0)
+    assert found["job a"].rho(500.0) == pytest.approx(1500.0 / 500.0)
+
+
+def test_a_record_without_the_instant_was_seen_at_its_submission() -> None:
+    """What an older coordinator remembers is read as it meant it."""
+    record = AppRecord(submitted_at_s=100.0, area_s=50.0)
+    attendance = Attendance(at_s=300.0, area_s=650.0, apps={"job a": record})
+    assert attendance.mean_apps(record) == pytest.approx(3.0)
 
 
 def test_trials_add_up_or_race() -> None:
