@@ -108,6 +108,8 @@ class PretendNode:
         self._crashed = crashed or stopped
         self._suspended = suspended or stopped
         self._resumed = resumed or started
+        self.left: Callable[[WorkerKey], None] = lambda key: None
+        """Told when a worker's process is gone, however it ended."""
         home = spec.home_pool
         self.role = NodeRole.TRAINING if home == Pool.TRAINING else NodeRole.SERVING
         self.is_up = True
@@ -311,6 +313,7 @@ class PretendNode:
             self._crashed(key)
         held.phase, held.exit_code, held.failure = WorkerPhase.EXITED, exit_code, failure
         held.ended_at_s = self._loop.now_s
+        self.left(key)
         for other in list(self._held):
             self._make_ready(other)
         self._switch_all()
@@ -369,6 +372,7 @@ class PretendNode:
         self._held.clear()  # what was about to become ready or to start never does
         for key in running:
             self._crashed(key)
+            self.left(key)
 
     def boot(self) -> None:
         """Power is back: a new boot id, no workers, the server restarts."""

@@ -32,7 +32,7 @@ class FailureFigures(Struct, frozen=True, kw_only=True):
     """What failures cost.
 
     trials: attempts that failed by themselves. jobs: that had one. gpu_s: GPU-seconds that failed
-    attempts held their GPUs for, from the start of the gang on.
+    attempts held their GPUs for, each worker while it was there, from the start of the gang on.
     """
 
     trials: int = 0
@@ -42,10 +42,25 @@ class FailureFigures(Struct, frozen=True, kw_only=True):
 
 
 class _Gang(Struct):
+    """One attempt. workers: those there now, where, on how many GPUs each.
+
+    gpu_s: held by the whole gang until `counted_at_s`.
+    """
+
     attempt: int
-    workers: dict[WorkerKey, NodeName] = field(default_factory=dict[WorkerKey, NodeName])
-    gpus: int = 0
-    whole_at_s: float | None = None
+    workers: dict[WorkerKey, tuple[NodeName, int]] = field(
+        default_factory=dict[WorkerKey, tuple[NodeName, int]]
+    )
+    gpu_s: float = 0.0
+    counted_at_s: float = 0.0
+    is_whole: bool = False
+
+    def count(self, now_s: float) -> None:
+        """Time has passed with these workers."""
+        if self.is_whole:
+            gpus = sum(count for _, count in self.workers.values())
+            self.gpu_s += gpus * (now_s - self.counted_at_s)
+        self.counted_at_s = now_s
 
 
 class Failing:
@@ -74,6 +89,8 @@ class Failing:
         self._gangs: dict[JobId, _Gang] = {}
         self._trials: dict[JobId, int] = {}
         self._by_reason: dict[str, ReasonFigures] = {}
+        for node in nodes.values():
+            node.left = self._left
 
     def figures(self) -> FailureFigures:
         """What has failed up to now."""
@@ -93,34 +110,46 @@ class Failing:
         gang = self._gangs.get(job_id)
         if gang is None or gang.attempt != attempt:
             gang = self._gangs[job_id] = _Gang(attempt)
-        gang.workers[order.key] = node
-        gang.gpus += len(order.gpu_uuids)
+        gang.count(self._loop.now_s)
+        gang.workers[order.key] = (node, len(order.gpu_uuids))
         base = order.spec.workers_on(order.gpu_type).min
         after_s = trouble.after_s(self._trials.get(job_id, 0))
         is_prerun = order.spec.prerun.gang is not None
         if is_prerun and after_s is not None and after_s >= self._runs_s[job_id]:
             return
-        if after_s is not None and gang.whole_at_s is None and len(gang.workers) >= base:
-            gang.whole_at_s = self._loop.now_s
+        if after_s is not None and not gang.is_whole and len(gang.workers) >= base:
+            gang.is_whole = True
             self._loop.after(after_s, partial(self._fail, job_id, gang))
+
+    def _left(self, key: WorkerKey) -> None:
+        """A worker is gone: the rest of its gang goes on, or is being stopped as well."""
+        gang = self._gangs.get(key.job_id)
+        if gang is not None and key in gang.workers:
+            gang.count(self._loop.now_s)
+            del gang.workers[key]
 
     def _fail(self, job_id: JobId, gang: _Gang) -> None:
         if self._gangs.get(job_id) is not gang:
             return  # another attempt runs
-        key = min(gang.workers)
-        node = self._nodes[gang.workers[key]]
-        if key in node.keys(WorkerPhase.SUSPENDED):
+        phases = {key: self._phase(key, node) for key, (node, _) in gang.workers.items()}
+        if WorkerPhase.SUSPENDED in phases.values():
             self._loop.after(AGAIN_S, partial(self._fail, job_id, gang))
             return
-        if key not in node.keys(WorkerPhase.RUNNING):
+        running = [key for key, phase in phases.items() if phase == WorkerPhase.RUNNING]
+        if not running:
             return  # it has ended, or is being stopped
-        assert gang.whole_at_s is not None
+        key = min(running)
+        node = self._nodes[gang.workers[key][0]]
+        gang.count(self._loop.now_s)
         del self._gangs[job_id]
         reason = self._troubles[job_id].reason
         self._trials[job_id] = self._trials.get(job_id, 0) + 1
         known = self._by_reason.get(reason, ReasonFigures())
-        spent_gpu_s = gang.gpus * (self._loop.now_s - gang.whole_at_s)
         self._by_reason[reason] = ReasonFigures(
-            trials=known.trials + 1, gpu_s=known.gpu_s + spent_gpu_s
+            trials=known.trials + 1, gpu_s=known.gpu_s + gang.gpu_s
         )
         node.exited(key, EXIT_CODE, self._failure_of(reason))
+
+    def _phase(self, key: WorkerKey, name: NodeName) -> WorkerPhase | None:
+        phases = (WorkerPhase.RUNNING, WorkerPhase.SUSPENDED)
+        return next((each for each in phases if key in self._nodes[name].keys(each)), None)

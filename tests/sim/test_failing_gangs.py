@@ -1,0 +1,105 @@
+"""What a gang that fails has held: each worker counts while it was there."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.failure_rules import read_rules
+from common.model import JobId, NodeName, WorkerRange
+from coordinator.engine.state import JobEntry
+from coordinator.policies.decisions import Placement, Preempt, Resize
+from coordinator.sim.cluster import Delays
+from coordinator.sim.failing import Failing, FailureFigures
+from coordinator.sim.failure_table import Trouble
+from tests.engine.house import House
+
+REASON = "cuda_failure"
+AFTER_S = 300.0
+
+
+def failing_house(delays: Delays | None = None) -> tuple[House, JobEntry]:
+    """A job of one worker of two GPUs and up to three more, which fails 300 s after its start."""
+    house = House(training=2, inference=0, delays=delays)
+    trouble = Trouble(reason=REASON, trials=1, times_s=(AFTER_S,))
+    troubles = {JobId("j"): trouble}
+    sim = house.sim
+    sim.failing = Failing(troubles, read_rules().failure, sim.loop, sim.nodes, {JobId("j"): 1e6})
+    job = house.submit("j", workers=(1, 4), gpus_per_worker=2, work_s=1e6)
+    assert job.spec.workers == WorkerRange(min=1, max=4)
+    return house, job
+
+
+def figures(house: House) -> FailureFigures:
+    """What has failed up to now."""
+    assert house.sim.failing is not None
+    return house.sim.failing.figures()
+
+
+def grow(job: JobEntry) -> Resize:
+    """One worker more."""
+    more = Placement(node=NodeName("t1"), worker_count=1)
+    return Resize(job_id=job.job_id, added=(more,), reason="room")
+
+
+def shrink(job: JobEntry, *removed: int) -> Resize:
+    """These workers less."""
+    return Resize(job_id=job.job_id, removed_workers=removed, reason="needed")
+
+
+def test_a_worker_given_back_is_not_held_any_more() -> None:
+    """Three workers of two GPUs for 100 s, one for 200 s: 1000 GPU-seconds, not 1800."""
+    house, job = failing_house()
+    house.start(job, "t0", flexible=("t1", "t1"))
+    house.wait(100.0)
+    house.decide(shrink(job, 1, 2))
+    house.wait(199.0)
+    assert figures(house).trials == 0
+    house.wait(1.0)
+    assert figures(house).trials == 1
+    assert figures(house).gpu_s == pytest.approx(6 * 100.0 + 2 * 200.0)
+
+
+def test_a_worker_that_joins_counts_from_then_on() -> None:
+    """One worker for 100 s, two for 100 s and one again for 100 s: 800 GPU-seconds."""
+    house, job = failing_house()
+    house.start(job, "t0")
+    house.wait(100.0)
+    house.decide(grow(job))
+    house.wait(100.0)
+    house.decide(shrink(job, 1))
+    house.wait(100.0)
+    assert figures(house).gpu_s == pytest.approx(2 * 300.0 + 2 * 100.0)
+
+
+def test_gpus_are_held_until_a_worker_has_ended() -> None:
+    """One that was told to stop holds its GPUs for the 30 s that this takes."""
+    house, job = failing_house(Delays(stop_s=30.0))
+    house.start(job, "t0", flexible=("t1",))
+    house.wait(100.0)
+    house.decide(shrink(job, 1))
+    house.wait(200.0)
+    assert figures(house).gpu_s == pytest.approx(2 * 300.0 + 2 * 130.0)
+
+
+def test_a_node_that_dies_takes_its_flexible_worker() -> None:
+    """The gang goes on without it, and fails at its time."""
+    house, job = failing_house()
+    house.start(job, "t0", flexible=("t1",))
+    house.wait(100.0)
+    house.sim.nodes[NodeName("t1")].crash()
+    house.wait(200.0)
+    assert figures(house).gpu_s == pytest.approx(2 * 300.0 + 2 * 100.0)
+
+
+def test_an_attempt_that_was_stopped_does_not_fail() -> None:
+    """Its time comes and nobody is there; the next attempt has all of its own, from its start."""
+    house, job = failing_house()
+    house.start(job, "t0", flexible=("t1",))
+    house.wait(100.0)
+    house.decide(Preempt(job_id=job.job_id, reason="others first"))
+    house.wait(100.0)
+    house.start(job, "t0")
+    house.wait(299.0)
+    assert figures(house).trials == 0
+    house.wait(1.0)
+    assert figures(house).gpu_s == pytest.approx(2 * 300.0)
