@@ -28,7 +28,13 @@ from coordinator.workloads.records import (
     Workload,
     WorkloadJob,
 )
-from coordinator.workloads.shaping import Curves, RuntimeModel, ShapeOptions, to_workload_jobs
+from coordinator.workloads.shaping import (
+    Curves,
+    RuntimeModel,
+    ShapeOptions,
+    to_workload_jobs,
+    worker_size,
+)
 
 
 class TimesTaken(Struct, frozen=True, kw_only=True):
@@ -133,6 +139,7 @@ class Stage:
         self.nodes_of = {
             name: [spec for spec in self.specs if spec.service == name] for name in names
         }
+        _check_ranges(workload)
         self.jobs, self.names = _shaped(workload, options)
         if options.failures != FailureSource.NONE:
             self.jobs = that_may_fail(
@@ -307,6 +314,24 @@ def for_ever(load: LoadSeries, nodes: int) -> Iterator[tuple[float, float]]:
         value = load.values[step % len(load.values)]
         yield step * load.step_s, busy_nodes(load, value, nodes)
         step += 1
+
+
+def _check_ranges(workload: Workload) -> None:
+    """Raises:
+    ConfigError: a job that could not have had its GPUs with a number of workers in its range. Where
+        it tells the size of a worker the reader has seen to it; else that size is the cluster's.
+    """
+    of_node = gpus_per_node(workload.nodes)
+    for job in workload.jobs:
+        if job.min_workers is None or job.max_workers is None or job.gpus_per_worker is not None:
+            continue
+        size = worker_size(job.gpus, of_node)
+        if not job.min_workers <= job.gpus // size <= job.max_workers:
+            raise ConfigError(
+                f"{workload.source.place(job.job_id)}job {job.job_id}: {job.gpus} GPUs are "
+                f"{job.gpus // size} x {size} on nodes of {of_node}, expected {job.min_workers} to "
+                f"{job.max_workers} workers; gpus_per_worker tells the size of one"
+            )
 
 
 def _check_fits(

@@ -9,6 +9,7 @@ Every fault of a file is one `ConfigError` with file, line and column (`table`).
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import msgspec
 from msgspec import structs
 
 from common.errors import ConfigError
-from common.model import Pool
+from common.model import MAX_WORKERS, Pool
 from coordinator.workloads.job_formats import (
     GAVEL,
     HEADERLESS,
@@ -25,8 +26,8 @@ from coordinator.workloads.job_formats import (
     JobFormat,
     Throughputs,
 )
-from coordinator.workloads.records import MIB, JobTrace, NodeGroup, ScalingCurve, TraceJob
-from coordinator.workloads.table import Row, Table, read_text
+from coordinator.workloads.records import MAX_MIB, MIB, JobTrace, NodeGroup, ScalingCurve, TraceJob
+from coordinator.workloads.table import Row, Table, listed, read_text
 
 TRACES_VARIABLE = "ARYL_TRACES"
 """Environment variable that names the directory in which bare names are looked up."""
@@ -55,10 +56,18 @@ def find(name: str, directory: str | None = None) -> Path:
     root = directory or os.environ.get(TRACES_VARIABLE)
     places = [Path(name)] + ([Path(root) / name] if root else [])
     for place in places:
-        if place.is_file():
+        if _is_file(place):
             return place
     hint = "" if root else f"; {TRACES_VARIABLE} may name the directory of traces"
     raise ConfigError(f"trace {name}: no such file: {', '.join(map(str, places))}{hint}")
+
+
+def _is_file(place: Path) -> bool:
+    """A name that is too long for the file system is none of a file."""
+    try:
+        return place.is_file()
+    except OSError:
+        return False
 
 
 # --- jobs ---------------------------------------------------------------------------------------
@@ -103,7 +112,7 @@ def _collect(table: Table, found: JobFormat, context: Context, *, skip_zero_gpus
     zero_gpus = not_run = 0
     lines: dict[str, int] = {}
     for row in table.rows():
-        if row.whole(found.gpus, least=0) == 0:
+        if row.whole(found.gpus, most=MAX_WORKERS) == 0:
             if not skip_zero_gpus:
                 raise row.wrong(found.gpus, ZERO_GPUS)
             zero_gpus += 1
@@ -149,7 +158,9 @@ def _recognize(name: str, text: str) -> tuple[Table, JobFormat]:
     if found.may_have is not None:
         for column in table.columns:
             if column not in found.may_have:
-                raise table.wrong(f"column {column}: unknown; docs/traces.md lists the columns")
+                raise table.wrong(
+                    f"column {listed([column])}: unknown; docs/traces.md lists the columns"
+                )
     return table, found
 
 
@@ -157,7 +168,8 @@ def _by_header(table: Table, formats: Sequence[JobFormat]) -> JobFormat:
     """The first format whose columns are all there; else say what the nearest one lacks."""
     for found in formats:
         have, need = set(table.columns), set(found.columns)
-        if have == need or (need < have and not found.is_whole_header):
+        is_there = have == need or (need < have and not found.is_whole_header)
+        if is_there and not have & found.has_not:
             return found
 
     if table.columns == HISTORY_COLUMNS:
@@ -167,7 +179,7 @@ def _by_header(table: Table, formats: Sequence[JobFormat]) -> JobFormat:
         )
 
     def near(known: JobFormat) -> float:
-        if known.is_whole_header:
+        if known.is_whole_header or known.has_not & set(table.columns):
             return 0.0
         return len(set(known.columns) & set(table.columns)) / len(known.columns)
 
@@ -175,8 +187,8 @@ def _by_header(table: Table, formats: Sequence[JobFormat]) -> JobFormat:
     if near(nearest) == 0.0:
         names = ", ".join(known.name for known in formats)
         raise table.wrong(
-            f"column {table.columns[0]}: no known trace begins so; columns are "
-            f"{', '.join(table.columns)}; known with a header: {names}"
+            f"column {listed(table.columns[:1])}: no known trace begins so; columns are "
+            f"{listed(table.columns)}; known with a header: {names}"
         )
     missing = [column for column in nearest.columns if column not in table.columns]
     raise table.wrong(f"column {missing[0]}: missing from a trace in {nearest.name} format")
@@ -204,15 +216,19 @@ def read_throughputs(path: Path, *, worker: str = REFERENCE_WORKER) -> dict[tupl
             read_text(path), type=dict[str, dict[str, dict[str, float | list[float]]]]
         )
     except msgspec.DecodeError as error:
-        raise ConfigError(f"{path}: line 1: column 1: {error}") from None
+        raise ConfigError(f"{path}: line 1: column {worker}: {error}") from None
     if worker not in tables:
-        raise ConfigError(f"{path}: column {worker}: missing; there are: {', '.join(tables)}")
+        raise ConfigError(
+            f"{path}: line 1: column {worker}: missing; there are: {listed([*tables])}"
+        )
     alone: dict[tuple[str, int], float] = {}
     for key, rates in tables[worker].items():
         kind, _, gpus = key.strip("()").rpartition(", ")
         rate = rates.get("null")
-        if not gpus.isdecimal() or not isinstance(rate, float):
-            raise ConfigError(f"{path}: column {worker}: {key}: no throughput of the job alone")
+        if not re.fullmatch(r"[1-9][0-9]{0,4}", gpus) or not isinstance(rate, float) or rate < 0:
+            raise ConfigError(
+                f"{path}: line 1: column {worker}: {key}: no throughput of the job alone"
+            )
         alone[kind.strip("'"), int(gpus)] = rate
     return alone
 
@@ -228,15 +244,15 @@ def read_nodes(path: Path, *, skip_zero_gpus: bool = False) -> tuple[tuple[NodeG
     counts: dict[tuple[str, int, int, int], int] = {}
     skipped = 0
     for row in table.rows():
-        gpus = row.whole("gpu", least=0)
+        gpus = row.whole("gpu", most=MAX_WORKERS)
         if gpus == 0 and not skip_zero_gpus:
             raise row.wrong("gpu", "0, expected at least 1")
         if gpus == 0:
             skipped += 1
             continue
         kind = row.text("model") or "GPU"
-        cpus = row.whole("cpu_milli", least=0) // 1000 if "cpu_milli" in table.columns else 0
-        mib = row.whole("memory_mib", least=0) if "memory_mib" in table.columns else 0
+        cpus = row.whole("cpu_milli") // 1000 if "cpu_milli" in table.columns else 0
+        mib = row.whole("memory_mib", most=MAX_MIB) if "memory_mib" in table.columns else 0
         key = (kind, gpus, cpus, mib)
         counts[key] = counts.get(key, 0) + 1
     groups = tuple(
@@ -261,7 +277,7 @@ def read_service_gpu_s(path: Path) -> tuple[float, ...]:
     """
     table = Table.open(path)
     table.require(HISTORY_COLUMNS)
-    return tuple(row.number("duration", least=0) for row in table.rows())
+    return tuple(row.count("duration") for row in table.rows())
 
 
 def read_curves(path: Path, *, gpu_type: str) -> tuple[ScalingCurve, ...]:
@@ -276,20 +292,21 @@ def read_curves(path: Path, *, gpu_type: str) -> tuple[ScalingCurve, ...]:
     table.require(("global_batch_size",))
     sizes = [column for column in table.columns if column != "global_batch_size"]
     for size in sizes:
-        if not size.isdecimal() or int(size) < 1:
-            raise table.wrong(f"column {size}: expected a number of GPUs")
-    curves: list[ScalingCurve] = []
+        if not re.fullmatch(r"[1-9][0-9]{0,4}", size):
+            raise table.wrong(f"column {listed([size])}: expected a number of GPUs")
+    curves: dict[int, ScalingCurve] = {}
     for row in table.rows():
+        batch_size = row.whole("global_batch_size", least=1)
+        if batch_size in curves:
+            raise row.wrong("global_batch_size", f"{batch_size} stands twice")
         rates = ((int(size), _measured(row, size)) for size in sorted(sizes, key=int))
-        curves.append(
-            ScalingCurve(
-                model=path.name.partition(".")[0],
-                gpu_type=gpu_type,
-                batch_size=row.whole("global_batch_size", least=1),
-                points=tuple((gpus, rate) for gpus, rate in rates if rate > 0),
-            )
+        curves[batch_size] = ScalingCurve(
+            model=path.name.partition(".")[0],
+            gpu_type=gpu_type,
+            batch_size=batch_size,
+            points=tuple((gpus, rate) for gpus, rate in rates if rate > 0),
         )
-    return tuple(curves)
+    return tuple(curves.values())
 
 
 def _measured(row: Row, column: str) -> float:

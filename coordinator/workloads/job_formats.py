@@ -5,17 +5,21 @@ Origins, licences and what each column means: docs/traces.md. Units end here: se
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from math import ceil
 
 from msgspec import Struct
 
+from common.model import MAX_JOB_S
 from coordinator.workloads.own import COLUMNS as OWN_COLUMNS
 from coordinator.workloads.own import read_own
-from coordinator.workloads.records import MIB, TraceJob
-from coordinator.workloads.table import Row
+from coordinator.workloads.records import MAX_MIB, MIB, TraceJob
+from coordinator.workloads.table import MAX_CLOCK_S, Row, shown
 
 MINUTE_S = 60.0
+MINUTES = re.compile(r"[0-9]{1,9}")
+BATCH = re.compile(r"[1-9][0-9]{0,9}")
 
 Throughputs = Mapping[tuple[str, int], float]
 """Steps per second of (job type, GPUs), alone on its GPUs."""
@@ -39,6 +43,7 @@ class JobFormat(Struct, frozen=True, kw_only=True):
     read: the row as a job; None when it never ran.
     may_have: columns beyond `columns`, when others are errors.
     is_whole_header: recognized only where nothing but these columns is there.
+    has_not: columns of a format that contains this one; where one stands it is that, or damaged.
     width: of a headerless table, how many columns it has.
     """
 
@@ -50,6 +55,7 @@ class JobFormat(Struct, frozen=True, kw_only=True):
     is_sorted: bool = True
     may_have: frozenset[str] | None = None
     is_whole_header: bool = False
+    has_not: frozenset[str] = frozenset()
 
 
 def _elasticflow(row: Row, _: Context) -> TraceJob:
@@ -60,8 +66,8 @@ def _elasticflow_cut(row: Row, _: Context) -> TraceJob:
     """What was measured; the columns that its authors made up are cut away."""
     return TraceJob(
         job_id=str(row.line - 1),
-        submit_s=row.number("submission_time"),
-        duration_s=row.number("duration", least=0),
+        submit_s=row.clock_s("submission_time"),
+        duration_s=row.seconds("duration"),
         gpus=row.whole("num_gpu"),
     )
 
@@ -72,20 +78,22 @@ def _elasticflow_pollux(row: Row, _: Context) -> TraceJob:
 
 def _itp(row: Row, submit: str, iterations: str, deadline: str) -> TraceJob:
     """Deadlines are instants on the clock of the submissions."""
-    submit_s = row.number(submit)
-    deadline_s = row.number(deadline)
+    submit_s = row.clock_s(submit)
+    deadline_s = row.clock_s(deadline)
     if deadline_s < submit_s:
         raise row.wrong(deadline, f"{deadline_s:g} is before the submission, {submit_s:g}")
+    if deadline_s > submit_s + MAX_JOB_S:
+        raise row.wrong(deadline, f"{deadline_s:g}, expected at most {submit_s + MAX_JOB_S:g}")
     model = row.text("model_name")
     return TraceJob(
-        job_id=row.text("job_id"),
+        job_id=row.named("job_id"),
         submit_s=submit_s,
-        duration_s=row.number("duration", least=0),
+        duration_s=row.seconds("duration"),
         gpus=row.whole("num_gpu"),
         name=model,
         model=model,
         deadline_s=deadline_s - submit_s,
-        iterations=row.number(iterations, least=0),
+        iterations=row.count(iterations),
         batch_size=row.whole("batch_size", least=1),
     )
 
@@ -95,7 +103,7 @@ def _philly(row: Row, _: Context) -> TraceJob:
     return TraceJob(
         job_id=f"philly-{row.line - 1}",
         submit_s=row.instant("timestamp"),
-        duration_s=row.number("duration", least=0),
+        duration_s=row.seconds("duration"),
         gpus=row.whole("num_gpus"),
         tenant=f"vc_{tenant}",
     )
@@ -104,13 +112,13 @@ def _philly(row: Row, _: Context) -> TraceJob:
 def _tiresias(row: Row, _: Context) -> TraceJob:
     model = row.text("model_name")
     return TraceJob(
-        job_id=row.text("job_id"),
-        submit_s=row.number("submit_time"),
-        duration_s=row.number("duration", least=0),
+        job_id=row.named("job_id"),
+        submit_s=row.clock_s("submit_time"),
+        duration_s=row.seconds("duration"),
         gpus=row.whole("num_gpu"),
         name=model,
         model=model,
-        iterations=row.number("iterations", least=0),
+        iterations=row.count("iterations"),
     )
 
 
@@ -125,25 +133,27 @@ def _chronus(row: Row, _: Context) -> TraceJob:
     deadline_s = None
     if kind != "best":
         last = row.text("expect_time_list").rpartition("-")[2]
-        if not last.isdecimal():
-            raise row.wrong("expect_time_list", f"{last!r} is not a whole number of minutes")
+        if not MINUTES.fullmatch(last) or int(last) * MINUTE_S > MAX_JOB_S:
+            raise row.wrong(
+                "expect_time_list", f"{shown(last)} is not a whole number of minutes of a job"
+            )
         deadline_s = int(last) * MINUTE_S
     model = row.text("model_name")
     return TraceJob(
-        job_id=row.text("job_id"),
-        submit_s=row.number("submit_time") * MINUTE_S,
-        duration_s=row.number("duration", least=0) * MINUTE_S,
+        job_id=row.named("job_id"),
+        submit_s=row.clock_s("submit_time", unit_s=MINUTE_S),
+        duration_s=row.seconds("duration", unit_s=MINUTE_S),
         gpus=row.whole("num_gpu"),
         tenant=row.text("user"),
         name=model,
         model=model,
         deadline_s=deadline_s,
-        iterations=row.number("iterations", least=0),
+        iterations=row.count("iterations"),
     )
 
 
 def _shockwave(row: Row, context: Context) -> TraceJob:
-    return _gavel_like(row, row.number("duration", least=0))
+    return _gavel_like(row, row.seconds("duration"))
 
 
 def _gavel(row: Row, context: Context) -> TraceJob:
@@ -152,24 +162,27 @@ def _gavel(row: Row, context: Context) -> TraceJob:
     rate_per_s = (context.throughputs or {}).get((kind, gpus), 0.0)
     if rate_per_s <= 0.0:
         raise row.wrong("job type", f"no throughput of {kind!r} on {gpus} GPUs is known")
-    return _gavel_like(row, row.number("total steps", least=0) / rate_per_s)
+    duration_s = row.count("total steps") / rate_per_s
+    if duration_s > MAX_JOB_S:
+        raise row.wrong("total steps", f"{duration_s:g} s long, expected at most {MAX_JOB_S:g} s")
+    return _gavel_like(row, duration_s)
 
 
 def _gavel_like(row: Row, duration_s: float) -> TraceJob:
     """An SLO below 0 is none; otherwise it is a multiple of the duration."""
-    slo = row.number("SLO")
+    slo = row.number("SLO", most=MAX_JOB_S / duration_s if duration_s else None)
     kind = row.text("job type")
     batch = kind.rpartition("(batch size ")[2].removesuffix(")")
     return TraceJob(
         job_id=str(row.line - 1),
-        submit_s=row.number("arrival"),
+        submit_s=row.clock_s("arrival"),
         duration_s=duration_s,
         gpus=row.whole("GPUs"),
         name=kind.replace(" ", "_").replace("(", "").replace(")", ""),
         model=kind.partition(" (")[0],
         deadline_s=slo * duration_s if slo > 0 else None,
-        iterations=row.number("total steps", least=0),
-        batch_size=int(batch) if batch.isdecimal() else None,  # A3C and CycleGAN have none
+        iterations=row.count("total steps"),
+        batch_size=int(batch) if BATCH.fullmatch(batch) else None,  # A3C and CycleGAN have none
     )
 
 
@@ -180,18 +193,21 @@ def _openb(row: Row, _: Context) -> TraceJob | None:
     """
     if not row.text("scheduled_time"):
         return None
-    scheduled_s = row.number("scheduled_time", least=0)
-    deleted_s = row.number("deletion_time", least=scheduled_s)
+    created_s = row.clock_s("creation_time")
+    scheduled_s = row.number("scheduled_time", least=created_s, most=MAX_CLOCK_S)
+    deleted_s = row.number("deletion_time", least=scheduled_s, most=scheduled_s + MAX_JOB_S)
     return TraceJob(
-        job_id=row.text("name"),
-        submit_s=row.number("creation_time", least=0),
+        job_id=row.named("name"),
+        submit_s=created_s,
         duration_s=deleted_s - scheduled_s,
         gpus=row.whole("num_gpu"),
         tenant=row.text("qos"),
         gpu_types=tuple(kind for kind in row.text("gpu_spec").split("|") if kind),
-        gpu_share=row.number("gpu_milli", least=0) / 1000.0,
-        cpus=ceil(row.number("cpu_milli", least=0) / 1000.0) if row.optional("cpu_milli") else 0,
-        memory_bytes=row.whole("memory_mib", least=0) * MIB if row.optional("memory_mib") else 0,
+        gpu_share=row.number("gpu_milli", least=0, most=1000) / 1000.0,
+        cpus=ceil(row.count("cpu_milli") / 1000.0) if row.optional("cpu_milli") else 0,
+        memory_bytes=row.whole("memory_mib", most=MAX_MIB) * MIB
+        if row.optional("memory_mib")
+        else 0,
     )
 
 
@@ -297,6 +313,7 @@ WITH_HEADER = (
         gpus="num_gpu",
         submit="submit_time",
         read=_tiresias,
+        has_not=frozenset({"user", "expect_time_list", "expect_value_list", "job_type"}),
     ),
     JobFormat(
         name="philly",

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from common.errors import ConfigError
+from common.model import MAX_INT
 from coordinator.workloads.records import LoadSeries, LoadUnit
 from coordinator.workloads.table import Row, Table, read_text
 
@@ -24,6 +25,14 @@ CLIENT_STEP_S = 600.0
 
 BIN_S = 10.0
 """Default step for request logs, which last about an hour."""
+
+
+LEAST_STEP_S = 1.0
+"""Of a series: nodes tell their load once a second, and a load is played for ever."""
+
+MAX_LOG_S = 366 * 86_400.0
+"""From the first request of a log to its last: one of another year is damaged, and every step
+between has a value."""
 
 
 class _MooncakeRequest(Struct, frozen=True):
@@ -104,14 +113,12 @@ def _even(table: Table, unit: LoadUnit) -> dict[str, LoadSeries]:
     times: dict[str, list[float]] = {}
     values: dict[str, list[float]] = {}
     for row in table.rows():
-        name = row.text("model").rpartition(":")[2] if has_models else _stem(table.name)
+        name = row.named("model").rpartition(":")[2] if has_models else _stem(table.name)
         before = times.setdefault(name, [])
-        t_s = row.number("t_s")
+        t_s = row.clock_s("t_s")
         _check_step(row, before, t_s)
         before.append(t_s)
-        value = row.number(unit.value, least=0)
-        if unit is LoadUnit.BUSY and value > 1:
-            raise row.wrong(unit.value, f"{value:g}, expected at most 1")
+        value = row.number(unit.value, least=0, most=1 if unit is LoadUnit.BUSY else MAX_INT)
         values.setdefault(name, []).append(value)
     loads: dict[str, LoadSeries] = {}
     for name in sorted(times):
@@ -132,6 +139,8 @@ def _even(table: Table, unit: LoadUnit) -> dict[str, LoadSeries]:
 def _check_step(row: Row, before: list[float], t_s: float) -> None:
     if before and t_s <= before[-1]:
         raise row.wrong("t_s", f"{t_s:g} is not after the row above, {before[-1]:g}: not sorted")
+    if len(before) == 1 and t_s - before[0] < LEAST_STEP_S:
+        raise row.wrong("t_s", f"{t_s:g}, expected a step of at least {LEAST_STEP_S:g} s")
     if len(before) > 1:
         expected_s = before[-1] + (before[1] - before[0])
         if abs(t_s - expected_s) > EVEN_S:
@@ -144,14 +153,14 @@ def _clients(table: Table) -> dict[str, LoadSeries]:
     last: dict[str, int] = {}
     for row in table.rows():
         name = f"client-{row.whole('client', least=0)}"
-        t_s = row.number("t_s", least=0)
+        t_s = row.seconds("t_s")
         step, rest_s = divmod(t_s, CLIENT_STEP_S)
         if rest_s:
             raise row.wrong("t_s", f"{t_s:g}, expected a multiple of {CLIENT_STEP_S:g}")
         if int(step) <= last.get(name, -1):
             raise row.wrong("t_s", f"{t_s:g} is not after the client's row above: not sorted")
         last[name] = int(step)
-        rates.setdefault(name, {})[int(step)] = row.number("req_per_s", least=0)
+        rates.setdefault(name, {})[int(step)] = row.count("req_per_s")
     steps = 1 + max(last.values())
     return {
         name: LoadSeries(
@@ -168,20 +177,17 @@ def _filled(rates: Mapping[int, float], steps: int) -> Iterable[float]:
 
 
 def _azure(table: Table) -> Iterable[float]:
-    before_s = float("-inf")
+    clock = _LogClock()
     for row in table.rows():
         at_s = row.instant("TIMESTAMP")
-        if at_s < before_s:
-            raise row.wrong(
-                "TIMESTAMP", f"{row.text('TIMESTAMP')} is before the row above: not sorted"
-            )
-        before_s = at_s
+        if (wrong := clock.wrong(at_s)) is not None:
+            raise row.wrong("TIMESTAMP", f"{row.text('TIMESTAMP')} {wrong}")
         yield at_s
 
 
 def _mooncake(name: str, text: str) -> Iterable[float]:
     decoder = msgspec.json.Decoder(_MooncakeRequest)
-    before_s = float("-inf")
+    clock = _LogClock()
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue
@@ -189,13 +195,29 @@ def _mooncake(name: str, text: str) -> Iterable[float]:
             at_s = decoder.decode(line).timestamp / 1000.0
         except msgspec.DecodeError as error:
             raise ConfigError(f"{name}: line {number}: column timestamp: {error}") from None
-        if at_s < before_s or at_s < 0:
-            raise ConfigError(
-                f"{name}: line {number}: column timestamp: {at_s * 1000:g} ms: "
-                f"{'negative' if at_s < 0 else 'not sorted: before the line above'}"
-            )
-        before_s = at_s
+        wrong = "is negative" if at_s < 0 else clock.wrong(at_s)
+        if wrong is not None:
+            told = f"{at_s * 1000:g} ms {wrong}"
+            raise ConfigError(f"{name}: line {number}: column timestamp: {told}")
         yield at_s
+
+
+class _LogClock:
+    """The instants of a request log, as they come."""
+
+    def __init__(self) -> None:
+        self._first_s: float | None = None
+        self._before_s = 0.0
+
+    def wrong(self, at_s: float) -> str | None:
+        """What is wrong with the next instant; None: nothing."""
+        first_s = self._first_s = at_s if self._first_s is None else self._first_s
+        if at_s < self._before_s:
+            return "is before the row above: not sorted"
+        if at_s - first_s > MAX_LOG_S:
+            return f"is more than {MAX_LOG_S:g} s after the first request"
+        self._before_s = at_s
+        return None
 
 
 def _binned(name: str, instants: Iterable[float], bin_s: float) -> LoadSeries:

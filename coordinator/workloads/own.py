@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
+from common.model import MAX_INT, MAX_WORKERS
 from coordinator.workloads.records import TraceJob
 from coordinator.workloads.table import Row
 
@@ -47,36 +48,32 @@ RARE_COLUMNS = frozenset({"app", "cpus", "memory_bytes"})
 
 def read_own(row: Row) -> TraceJob:
     """One row; an absent column or an empty field is a value that is not told."""
-    minimum = _maybe(row, "min_workers", _at_least_1)
-    maximum = _maybe(row, "max_workers", _at_least_1)
-    if (minimum is None) != (maximum is None):
-        raise row.wrong("max_workers", "min_workers and max_workers are told together or not")
-    if minimum is not None and maximum is not None and maximum < minimum:
-        raise row.wrong("max_workers", f"{maximum}, expected at least min_workers, {minimum}")
+    gpus = row.whole("gpus")
+    size, minimum, maximum = _widths(row, gpus)
     return TraceJob(
         job_id=row.optional("job_id") or str(row.line - 1),
-        submit_s=row.number("submit_s"),
-        duration_s=row.number("duration_s", least=0),
-        gpus=row.whole("gpus"),
+        submit_s=row.clock_s("submit_s"),
+        duration_s=row.seconds("duration_s"),
+        gpus=gpus,
         tenant=row.optional("tenant") or "trace",
         user=row.optional("user") or "trace",
         name=row.optional("name"),
         model=row.optional("model"),
-        gpus_per_worker=_maybe(row, "gpus_per_worker", _at_least_1),
+        gpus_per_worker=size,
         min_workers=minimum,
         max_workers=maximum,
         gpu_types=tuple(kind for kind in row.optional("gpu_types").split("|") if kind),
-        deadline_s=_maybe(row, "deadline_s", _not_negative),
-        estimate_s=_maybe(row, "estimate_s", _not_negative),
-        iterations=_maybe(row, "iterations", _not_negative),
+        deadline_s=_maybe(row, "deadline_s", Row.seconds),
+        estimate_s=_maybe(row, "estimate_s", Row.seconds),
+        iterations=_maybe(row, "iterations", Row.count),
         batch_size=_maybe(row, "batch_size", _at_least_1),
         heterogeneous_speed_ratio=_maybe(row, "heterogeneous_speed_ratio", _ratio) or 0.0,
         has_checkpoints=_maybe(row, "has_checkpoints", _truth) or False,
         gpu_share=1.0 if (share := _maybe(row, "gpu_share", _ratio)) is None else share,
-        priority=_maybe(row, "priority", lambda r, c: r.whole(c)) or 0,
+        priority=_maybe(row, "priority", _priority) or 0,
         app=row.optional("app"),
-        cpus=_maybe(row, "cpus", lambda r, c: r.whole(c, least=0)) or 0,
-        memory_bytes=_maybe(row, "memory_bytes", lambda r, c: r.whole(c, least=0)) or 0,
+        cpus=_maybe(row, "cpus", Row.whole) or 0,
+        memory_bytes=_maybe(row, "memory_bytes", Row.whole) or 0,
     )
 
 
@@ -113,19 +110,41 @@ def _maybe(row: Row, column: str, read: Callable[[Row, str], T]) -> T | None:
     return read(row, column) if row.optional(column) else None
 
 
+def _widths(row: Row, gpus: int) -> tuple[int | None, int | None, int | None]:
+    """GPUs of a worker, fewest and most workers; the job had its `gpus` with a number between."""
+    size = _maybe(row, "gpus_per_worker", _at_least_1)
+    if size is not None and gpus % size:
+        raise row.wrong("gpus_per_worker", f"{size}, expected a divisor of gpus, {gpus}")
+    minimum = _maybe(row, "min_workers", _workers)
+    maximum = _maybe(row, "max_workers", _workers)
+    if minimum is None or maximum is None:
+        if minimum is not maximum:
+            raise row.wrong("max_workers", "min_workers and max_workers are told together or not")
+        return size, None, None
+    if maximum < minimum:
+        raise row.wrong("max_workers", f"{maximum}, expected at least min_workers, {minimum}")
+    had = f"{gpus} GPUs" if size is None else f"{gpus} GPUs, which are {gpus // size} workers"
+    if minimum > gpus // (size or 1):
+        raise row.wrong("min_workers", f"{minimum}, expected at most what it had: {had}")
+    if size is not None and maximum < gpus // size:
+        raise row.wrong("max_workers", f"{maximum}, expected at least what it had: {had}")
+    return size, minimum, maximum
+
+
+def _workers(row: Row, column: str) -> int:
+    return row.whole(column, least=1, most=MAX_WORKERS)
+
+
 def _at_least_1(row: Row, column: str) -> int:
     return row.whole(column, least=1)
 
 
-def _not_negative(row: Row, column: str) -> float:
-    return row.number(column, least=0)
+def _priority(row: Row, column: str) -> int:
+    return row.whole(column, least=-MAX_INT)
 
 
 def _ratio(row: Row, column: str) -> float:
-    value = row.number(column, least=0)
-    if value > 1:
-        raise row.wrong(column, f"{value:g}, expected at most 1")
-    return value
+    return row.number(column, least=0, most=1)
 
 
 def _truth(row: Row, column: str) -> bool:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from bisect import bisect_left
 from enum import StrEnum
 from math import isfinite
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from common.model import JobId, JobSpec, NonNegativeInt, Pool, PositiveInt
+from common.model import MAX_INT, MAX_WORKERS, JobId, JobSpec, NonNegativeInt, Pool, PositiveInt
 
 MIB = 2**20
+MAX_MIB = MAX_INT // MIB
+MAX_NODES = 100_000
+"""Of a cluster; above any fleet."""
 
 
 class TraceJob(Struct, frozen=True, kw_only=True):
@@ -137,16 +141,16 @@ class LoadSeries(Struct, frozen=True, kw_only=True):
         ]
 
 
-class NodeGroup(Struct, frozen=True, kw_only=True):
+class NodeGroup(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Nodes that are alike.
 
     nodes_per_rack: they stand in racks of so many; None: all in one.
     cpus, memory_bytes: of one node; 0: not told.
     """
 
-    count: int
-    gpus: int
-    gpu_type: str
+    count: Annotated[int, Meta(ge=1, le=MAX_NODES)]
+    gpus: Annotated[int, Meta(ge=1, le=MAX_WORKERS)]
+    gpu_type: Annotated[str, Meta(min_length=1)]
     home_pool: Pool = Pool.TRAINING
     nodes_per_rack: PositiveInt | None = None
     cpus: NonNegativeInt = 0
@@ -249,6 +253,8 @@ class Workload(Struct, frozen=True, kw_only=True):
     pass_period_s: when set, scheduling passes happen at its multiples only, as in the paper's
         periodic scheduler; None: whenever something changed.
     source: the file of the jobs, for errors and for what was left out of it.
+    initial_jobs: ids of jobs that stand for what was at work before the trace begins, and so are no
+        part of what a day brings; a generator knows them, a file does not say.
     """
 
     name: str
@@ -258,3 +264,4 @@ class Workload(Struct, frozen=True, kw_only=True):
     length_s: float
     pass_period_s: float | None = None
     source: Source = Source()
+    initial_jobs: frozenset[str] = frozenset()

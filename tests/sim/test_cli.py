@@ -232,7 +232,10 @@ def test_a_mistake_is_one_clear_line(args: tuple[str, ...], said: str) -> None:
     ("text", "said"),
     [
         ("", "line 1: column 1: empty file"),
-        ("job_id,submit_s,duration_s,gpus\n", "line 2: no rows"),
+        (
+            "job_id,submit_s,duration_s,gpus\n",
+            "line 2: column job_id: no rows, expected at least one",
+        ),
         ("job_id,submit_s,duration_s\na,0,1\n", "line 1: column gpus: missing"),
         ("job_id,submit_s,duration_s,gpus\na,0,nan,1\n", "line 2: column duration_s: 'nan'"),
         ("job_id,submit_s,duration_s,gpus\na,5,1,1\nb,4,1,1\n", "line 3: column submit_s: 4"),

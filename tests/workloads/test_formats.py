@@ -204,7 +204,7 @@ def test_three_columns_are_enough() -> None:
     ("text", "said"),
     [
         ("", "line 1: column 1: empty file"),
-        (OWN, "line 2: no rows"),
+        (OWN, "line 2: column submit_s: no rows, expected at least one"),
         (OWN + "0,x,1\n", "line 2: column duration_s: 'x' is not a number"),
         (OWN + "\n0,nan,1\n", "line 3: column duration_s: 'nan' is not a number"),
         (OWN + "0,inf,1\n", "line 2: column duration_s: 'inf' is not a number"),
@@ -237,7 +237,10 @@ def test_three_columns_are_enough() -> None:
         (ITP + "j,10,1,m,9,64,1,5\n", "line 2: column deadline: 9 is before the submission, 10"),
         (ITP + "j,10,1,m,99,64,1,5\nk,9,1,m,99,64,1,5\n", "line 3: column submission_time: 9 is"),
         ("a\tb\tc\n", "line 1: column 3: the last one, expected 10 (gavel) or 12 (shockwave)"),
-        ('submit_s,duration_s,gpus\n0,"1\n', "line 2: column gpus: missing"),
+        (
+            'submit_s,duration_s,gpus\n0,"1\n',
+            "line 2: column duration_s: no CSV, are its quotes closed?",
+        ),
     ],
 )
 def test_a_bad_trace_is_named_to_the_column(tmp_path: Path, text: str, said: str) -> None:

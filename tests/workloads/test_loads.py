@@ -75,7 +75,7 @@ AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
     ("text", "said"),
     [
         ("", "line 1: column 1: empty file"),
-        (RATES, "line 2: no rows"),
+        (RATES, "line 2: column t_s: no rows, expected at least one"),
         (RATES + "0,1\n", "line 2: column t_s: load: one row is no series"),
         (RATES + "0,1\n600,1\n1300,1\n", "line 4: column t_s: 1300, expected 1200: steps must"),
         (RATES + "0,1\n0,1\n", "line 3: column t_s: 0 is not after the row above"),
@@ -93,8 +93,11 @@ AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
             "line 3: column TIMESTAMP: 2023-11-16 18:15:46.6705900 is before the row above",
         ),
         (AZURE + "2023-11-16 18:15:46,1,1\n", "less than two steps of 10 s"),
-        ('{"timestamp": 5}\n{"timestamp": 4}\n', "line 2: column timestamp: 4 ms: not sorted"),
-        ('{"timestamp": -5}\n', "line 1: column timestamp: -5 ms: negative"),
+        (
+            '{"timestamp": 5}\n{"timestamp": 4}\n',
+            "line 2: column timestamp: 4 ms is before the row above: not",
+        ),
+        ('{"timestamp": -5}\n', "line 1: column timestamp: -5 ms is negative"),
         ('{"timestamp": "5"}\n', "line 1: column timestamp: Expected `float`, got `str`"),
         ('{"time": 5}\n', "line 1: column timestamp: Object missing required field `timestamp`"),
     ],
