@@ -6,14 +6,12 @@ Must not run anything. Every mistake is one `ConfigError` that says what was exp
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Sequence
 
-import msgspec
 from msgspec import Struct, structs
 
 from common.errors import ConfigError
-from common.model import NodeName, Pool, ServiceName
+from common.model import MAX_JOB_S, MAX_WORKERS, NodeName, Pool, ServiceName
 from common.settings import load as load_settings
 from coordinator.engine.settings import TenantSettings, check_tenants
 from coordinator.sim.cluster import NodeSpec
@@ -22,7 +20,14 @@ from coordinator.workloads.formats import find, from_first, read_jobs, read_node
 from coordinator.workloads.load_formats import read_load
 from coordinator.workloads.named import named
 from coordinator.workloads.paper import PaperParameters
-from coordinator.workloads.records import LoadSeries, NodeGroup, Source, TraceJob, Workload
+from coordinator.workloads.records import (
+    MAX_NODES,
+    LoadSeries,
+    NodeGroup,
+    Source,
+    TraceJob,
+    Workload,
+)
 from coordinator.workloads.shaping import (
     INFERENCE_GPU,
     TRAINING_GPU,
@@ -31,8 +36,24 @@ from coordinator.workloads.shaping import (
     with_fungible_share,
 )
 
-CLUSTER_SHAPE = re.compile(r"(\d+)x(\d+)(?:/([1-9]\d*))?(?:\+(\d+)x(\d+)(?:/([1-9]\d*))?)?")
-CRASH_SHAPE = re.compile(r"([A-Za-z0-9_-]+)@(\d+(?:\.\d+)?)\+(\d+(?:\.\d+)?)")
+_HALF = r"([0-9]{1,9})x([0-9]{1,9})(?:/([1-9][0-9]{0,8}))?"
+CLUSTER_SHAPE = re.compile(rf"{_HALF}(?:\+{_HALF})?")
+_SECONDS = r"([0-9]{1,300}(?:\.[0-9]+)?)"
+CRASH_SHAPE = re.compile(rf"([A-Za-z0-9_-]+)@{_SECONDS}\+{_SECONDS}")
+SEEDS_SHAPE = re.compile(r"([0-9]{1,15})(?:\.\.([0-9]{1,15}))?")
+
+MOST_SEEDS = 10_000
+"""In one call: so many runs take days, and more are most often a slip."""
+
+DAY_S = 86_400.0
+
+RANGES: dict[str, tuple[float, float]] = {
+    "coalesce": (0.0, DAY_S),
+    "loss": (0.0, 0.9),
+    "pass-period": (0.001, DAY_S),
+    "prerun": (1.0, MAX_JOB_S),
+}
+"""Options that are numbers: the least and the most of each; infinity never comes to its end."""
 
 EXPECTED_CLUSTER = (
     "NODESxGPUS or NODESxGPUS+NODESxGPUS (training + inference), each with /NODES_PER_RACK where "
@@ -60,6 +81,18 @@ class Shares(Struct, frozen=True, kw_only=True):
     checkpoint: float | None = None
 
 
+def within(option: str, value: float) -> float:
+    """A number of `RANGES`.
+
+    Raises:
+        ConfigError: it is out of its range; NaN is out of all.
+    """
+    low, high = RANGES[option]
+    if not low <= value <= high:
+        raise ConfigError(f"{option}: {value:g}, expected a number from {low:g} to {high:g}")
+    return value
+
+
 # --- clusters -----------------------------------------------------------------------------------
 
 
@@ -71,6 +104,12 @@ def parse_cluster(text: str) -> tuple[NodeGroup, ...]:
     """
     shape = CLUSTER_SHAPE.fullmatch(text)
     groups = _from_shape(shape) if shape else _from_file(text)
+    for what, most, found in (
+        ("nodes", MAX_NODES, sum(group.count for group in groups)),
+        ("GPUs of a node", MAX_WORKERS, max((group.gpus for group in groups), default=0)),
+    ):
+        if found > most:
+            raise ConfigError(f"cluster {text}: {found} {what}, expected at most {most}")
     training = sum(group.count * group.gpus for group in groups if group.home_pool == Pool.TRAINING)
     if training == 0:
         raise ConfigError(f"cluster {text}: no training GPU; expected {EXPECTED_CLUSTER}")
@@ -108,10 +147,7 @@ def _from_file(text: str) -> tuple[NodeGroup, ...]:
         ) from None
     if path.suffix != ".toml":
         return read_nodes(path, skip_zero_gpus=True)[0]
-    try:
-        return msgspec.convert(tomllib.loads(path.read_text("utf-8")), _ClusterFile).nodes
-    except (OSError, ValueError, msgspec.ValidationError) as error:
-        raise ConfigError(f"{path}: {error}") from None
+    return load_settings(path, _ClusterFile).nodes
 
 
 def node_specs(groups: Sequence[NodeGroup], services: Sequence[ServiceName]) -> list[NodeSpec]:
@@ -298,21 +334,29 @@ def parse_crash(text: str) -> Crash:
     found = CRASH_SHAPE.fullmatch(text)
     if found is None:
         raise ConfigError(f"crash {text}: expected NODE@SECONDS+SECONDS, as in t00001@3600+600")
-    return Crash(node=NodeName(found[1]), at_s=float(found[2]), down_s=float(found[3]))
+    at_s, down_s = float(found[2]), float(found[3])
+    if max(at_s, down_s) > MAX_JOB_S:
+        raise ConfigError(
+            f"crash {found[1]}: {max(at_s, down_s):g} s, expected at most {MAX_JOB_S:g}"
+        )
+    return Crash(node=NodeName(found[1]), at_s=at_s, down_s=down_s)
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
     """Seeds from `3`, `1..10` or `1,4,9`.
 
     Raises:
-        ConfigError: any other text, or an empty range.
+        ConfigError: any other text, an empty range, or more than `MOST_SEEDS`.
     """
     seeds: list[int] = []
     for part in text.split(","):
-        found = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", part.strip())
+        found = SEEDS_SHAPE.fullmatch(part.strip())
         if found is None:
             raise ConfigError(f"seeds {text}: expected a number, a range 1..10 or a list 1,4,9")
-        seeds += range(int(found[1]), int(found[2] or found[1]) + 1)
+        more = range(int(found[1]), int(found[2] or found[1]) + 1)
+        if len(seeds) + len(more) > MOST_SEEDS:
+            raise ConfigError(f"seeds {text}: expected at most {MOST_SEEDS}")
+        seeds += more
     if not seeds or len(set(seeds)) < len(seeds):
         raise ConfigError(f"seeds {text}: none, or one stands twice")
     return tuple(seeds)

@@ -17,10 +17,12 @@ import msgspec
 from msgspec import Struct, structs
 
 from common.errors import ConfigError
+from common.model import MAX_JOB_S
 from coordinator.engine.settings import EngineSettings, ServiceSettings
 from coordinator.policies.bundles import KNOBS, policy
 from coordinator.policies.policy import knobs_of
 from coordinator.sim.compare import KNOB, Task
+from coordinator.sim.inputs import DAY_S, RANGES
 from coordinator.sim.runtime import Saves
 from coordinator.sim.stage import TimesTaken
 from coordinator.workloads.formats import TRACES_VARIABLE
@@ -29,6 +31,7 @@ from coordinator.workloads.shaping import RuntimeModel
 from coordinator.workloads.table import digits
 
 DEFAULT_SAVE_PERIOD_S = 1800.0
+LEAST_SAVE_PERIOD_S = 0.001
 
 S = TypeVar("S", bound=Struct)
 
@@ -60,10 +63,10 @@ def parse_saves(text: str | None) -> tuple[Saves | None, float]:
                 period_s = float(digits(text))
             except ValueError:
                 period_s = 0.0
-            if not 0 < period_s < float("inf"):
+            if not LEAST_SAVE_PERIOD_S <= period_s <= MAX_JOB_S:
                 raise ConfigError(
                     f"checkpoints: {text!r}, expected trace, never, on-request or the seconds "
-                    "between two saves"
+                    f"between two saves, {LEAST_SAVE_PERIOD_S:g} to {MAX_JOB_S:g}"
                 )
             return Saves.PERIODIC, period_s
 
@@ -106,9 +109,9 @@ def _share(name: str) -> Callable[[Task, str, str], Task]:
     return change
 
 
-def _option(name: str, low: float, high: float) -> Callable[[Task, str, str], Task]:
+def _option(name: str) -> Callable[[Task, str, str], Task]:
     def change(task: Task, key: str, text: str) -> Task:
-        value = _number(key, text, low, high)
+        value = _number(key, text, *RANGES[key])
         return structs.replace(task, options=structs.replace(task.options, **{name: value}))
 
     return change
@@ -133,18 +136,16 @@ def _saves(task: Task, key: str, text: str) -> Task:
     return structs.replace(task, options=options)
 
 
-DAY_S = 86_400.0
-
 OPTIONS: dict[str, Callable[[Task, str, str], Task]] = {
     "checkpoint-share": _share("checkpoint"),
     "checkpoints": _saves,
     "cluster": _field("cluster"),
-    "coalesce": _option("coalesce_s", 0.0, DAY_S),
+    "coalesce": _option("coalesce_s"),
     "elastic": _share("elastic"),
     "fungible": _share("fungible"),
     "load": _field("load"),
-    "loss": _option("loss_ratio", 0.0, 0.9),
-    "pass-period": _option("pass_period_s", 0.001, DAY_S),
+    "loss": _option("loss_ratio"),
+    "pass-period": _option("pass_period_s"),
     "speedup": _speedup,
     "workload": _field("workload"),
 }
