@@ -82,6 +82,15 @@ def test_who_is_over_by_then_may_go_before() -> None:
     assert starts(cell(gang(15_000.0), waiting("quick", runtime_s=1000.0))) == ["quick"]
 
 
+@pytest.mark.parametrize(("runtime_s", "is_kept"), [(1139.0, False), (1141.0, True)])
+def test_a_minute_before_the_claim_is_ready_the_nodes_are_free_again(
+    runtime_s: float, *, is_kept: bool
+) -> None:
+    """Who begins takes time to begin: a job must be over a minute before the 1,200 s are."""
+    started = starts(cell(gang(15_000.0), waiting("quick", runtime_s=runtime_s)))
+    assert (started == []) == is_kept
+
+
 @pytest.mark.parametrize(("waited_s", "is_kept"), [(11_000.0, False), (12_500.0, True)])
 def test_patience_grows_with_the_wait(waited_s: float, *, is_kept: bool) -> None:
     """Nodes are kept for 1,200 s by whom that is a tenth of the wait, and not by others."""
@@ -95,6 +104,13 @@ def test_a_job_ages_by_its_own_length(stretch: float, *, is_kept: bool) -> None:
     late = waiting("late", runtime_s=1500.0)
     started = starts(cell(gang(15_000.0), late), f"aryl:claim_ratio=0.1:claim_stretch={stretch}")
     assert (started == []) == is_kept
+
+
+@pytest.mark.parametrize(("stretch", "first"), [(1.0, "lone"), (1.01, "quick")])
+def test_a_job_of_one_worker_ages_ten_times_as_slowly(stretch: float, first: str) -> None:
+    """It waits for no room in many places: 1,500 s have aged in 15,000 s with a stretch of 1."""
+    jobs = waiting("lone", runtime_s=1500.0, waited_s=15_000.0), waiting("quick", runtime_s=30.0)
+    assert starts(cell(*jobs), f"aryl:claim_ratio=0.1:claim_stretch={stretch}") == [first]
 
 
 def test_only_the_claimed_nodes_are_kept() -> None:

@@ -106,6 +106,32 @@ def test_loans_outlive_what_nodes_are_taken_back_for() -> None:
     assert 1 <= len(careful) < len(gentle)
 
 
+@pytest.mark.parametrize(
+    ("bursts", "hours_each", "below", "above"), [(60.0, 4.0, 0.24, None), (20.0, 5.4, None, 0.26)]
+)
+def test_foresight_takes_the_quantile_that_its_figures_were_measured_with(
+    bursts: float, hours_each: float, below: float | None, above: float | None
+) -> None:
+    """A quarter (docs/foresight.md): of loads with bursts it holds fewer nodes than by a lower
+    quantile, and more than by a higher one."""
+    lent = [lent_node(f"l{number}") for number in range(9)]
+    jobs = [hours(f"j{number}", hours_each) for number in range(9)]
+    snapshot = cell(jobs, lent, season=ten_days(bursts=bursts))
+    shipped = starts(snapshot, "foresight")
+    if below is not None:
+        assert len(shipped) < len(starts(snapshot, f"foresight:lifetime_quantile={below}"))
+    if above is not None:
+        assert len(shipped) > len(starts(snapshot, f"foresight:lifetime_quantile={above}"))
+
+
+def test_a_job_must_be_over_two_minutes_before_its_node_is_wanted() -> None:
+    """To start and to end take time; an estimate that is a guess may be three times too short."""
+    job = hours("j", 1.0)
+    assert longest_runtime_s(job, "H100", MIDNIGHT_S) == HOUR_S + 120.0
+    guessed = replace(job, estimate_source="default")
+    assert longest_runtime_s(guessed, "H100", MIDNIGHT_S) == 3 * HOUR_S + 120.0
+
+
 SAVING = "aryl:lifetime_quantile=0.9:lifetime_saves=true"
 
 

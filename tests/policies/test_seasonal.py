@@ -181,3 +181,17 @@ def test_what_is_remembered_is_bounded_and_survives_a_restart() -> None:
     few, many = watched(days(7.0, noise=2.0)), watched(days(28.0, noise=2.0))
     assert len(msgspec.msgpack.encode(many)) < 1.1 * len(msgspec.msgpack.encode(few)) < 15_000
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(many), type=Season) == many
+
+
+def test_old_errors_fade_over_five_hundred() -> None:
+    """The first errors count alike; with five hundred seen, each new one is a five-hundredth."""
+    season = Season()
+    for at_s, load in days(8.0, noise=3.0):
+        before, season = season, season.after(at_s, load)
+        if season.counted[0] == before.counted[0] + 1:
+            old, new = before.errors[0], season.errors[0]
+            newest = max(1.0 / 500.0, 1.0 / season.counted[0])
+            kept = [a * (1.0 - newest) for a in old]
+            [gained] = [b - a for a, b in zip(kept, new, strict=True) if abs(b - a) > 1e-9]
+            assert abs(gained - newest) < 1e-9
+    assert season.counted[0] > 550

@@ -37,6 +37,15 @@ def test_less_service_takes_the_gpus_of_more() -> None:
     assert changed(cell([young, job("new", 8)], n0=8), "tiresias") == ([], [])
 
 
+@pytest.mark.parametrize(("short_s", "is_over"), [(0.0009, True), (0.0011, False)])
+def test_a_wake_at_the_limit_finds_the_job_beyond_it(short_s: float, *, is_over: bool) -> None:
+    """Sums of seconds are off by rounding: who lacks less than a millisecond of its GPUs' time is
+    over the limit, and who lacks more is not."""
+    old = job("old", 8, node="n0", served=3600.0 - 8 * short_s, first_s=0.0)
+    expected = (["old"], ["new"]) if is_over else ([], [])
+    assert changed(cell([old, job("new", 8)], n0=8), "tiresias") == expected
+
+
 def test_service_is_gpus_times_time() -> None:
     """Eight GPUs reach the limit in an eighth of the time: the wake is then, to the second."""
     waits = job("waits", 8)
