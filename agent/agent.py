@@ -44,6 +44,8 @@ class Agent:
     Args:
         bus_counters: what went wrong on the bus, where it counts; told in each report.
         instance: names this start of the agent, so that two that report as one node are told apart.
+            Whoever gives one holds the lock of the state directory, so that the start which the
+            memory names is over.
     """
 
     def __init__(
@@ -58,6 +60,8 @@ class Agent:
         instance: str | None = None,
     ) -> None:
         self._instance = instance
+        self._follows = node.life.memory.instance
+        node.life.memory.instance = instance
         self.node = node
         self.bad_messages = 0
         self._warn = Throttle(clock)
@@ -186,6 +190,8 @@ class Agent:
             service=settings.service,
             rack=settings.rack,
             instance=self._instance,
+            follows=self._follows,
+            period_s=settings.report_period_s,
             lease=memory.lease,
             lease_remaining_s=remaining_s,
             gpus=sample.gpus or (),
@@ -294,6 +300,8 @@ class Agent:
         try:
             request = decode(message.data, LogRequest)
             self._check_node(request.node)
+            if self._is_for_another(request.instance):
+                return
         except ProtocolError as error:
             self._count_bad(message, error)
             return

@@ -82,6 +82,8 @@ class Memory(Struct, kw_only=True):
     version: int = 1
     node: str
     boot_id: str
+    instance: str | None = None
+    """The agent that wrote this, by the token of its start; None: one of an older version."""
     role: NodeRole
     epoch: int = 0
     generation: int = 0

@@ -192,6 +192,11 @@ class NodeReport(Message, frozen=True, kw_only=True, tag="node_report"):
     rack: str = ""
     instance: Token | None = None
     """This start of the agent: another one each time. None: an agent of an older version."""
+    follows: Token | None = None
+    """The start before this one on the same state directory, which is over: this one has its lock.
+    None: none that is known, or an agent of an older version."""
+    period_s: NonNegativeFloat = 0.0
+    """Seconds between two of its reports without news; 0: an agent of an older version."""
     lease: Lease | None = None
     lease_remaining_s: float | None = None
     gpus: tuple[GpuReport, ...] = ()
@@ -332,6 +337,8 @@ class LogRequest(Message, frozen=True, kw_only=True, tag="logs"):
     node: Token
     key: WorkerKey
     max_bytes: NonNegativeInt
+    instance: Token | UnsetType = UNSET
+    """As in `desired`."""
 
 
 class LogReply(Message, frozen=True, kw_only=True, tag="logs_reply"):

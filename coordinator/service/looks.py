@@ -82,6 +82,7 @@ class Looks:
                     bad_messages=c.bad_messages,
                     up_s=c.clock.now_s() - c.started_at_s,
                     now_s=self._now_s(),
+                    clock_warning=c.decider.time.warning(),
                 )
 
     def _jobs(self, request: ListJobs) -> Jobs:
@@ -200,7 +201,14 @@ class Looks:
         c = self._coordinator
         answer = await c.bus.request(
             subjects.node_logs(c.settings.cell, worker.node),
-            encode(LogRequest(node=worker.node, key=worker.key, max_bytes=request.max_bytes)),
+            encode(
+                LogRequest(
+                    node=worker.node,
+                    key=worker.key,
+                    max_bytes=request.max_bytes,
+                    instance=c.folder.instance(worker.node),
+                )
+            ),
             timeout_s=c.settings.push_timeout_s,
         )
         try:

@@ -7,6 +7,10 @@ one comes after it or not at all: one that was replaced never speaks again, and 
 never comes back. Nor has a machine been up for longer than its boot before was silent. Whoever
 breaks that is a second machine (a cloned image, a copied agent.toml) or a second agent with a
 state_dir of its own: a rival. It is heard only when the other one has fallen silent.
+
+Another start on the same boot is a restart where it holds the state directory of the one before it
+(`follows`), which is over then. Where it does not say so, as two containers of one host would not,
+a few reports that do not come are the proof.
 """
 
 from __future__ import annotations
@@ -18,6 +22,11 @@ from common.model import NodeName
 
 REPLACED_KEPT = 8
 """Of one node; who came before that and is back would be taken for a new one, once more."""
+MISSED = 3
+"""A speaker that misses so many reports was restarted, if another start of its boot reports. One
+may be lost, and the next be late."""
+PERIOD_S = 1.0
+"""Between two reports of an agent that does not say it: the default of its settings."""
 NUMBER_S = 1e-3
 """An agent numbers its reports by its boot clock, in milliseconds."""
 
@@ -37,6 +46,8 @@ class _Speaker(Struct):
     boot_id: str
     instance: str
     at_s: float
+    period_s: float = PERIOD_S
+    """Between two of its reports."""
     boots: list[str] = field(default_factory=list[str])
     """Boots that ended, oldest first."""
     instances: list[str] = field(default_factory=list[str])
@@ -67,16 +78,16 @@ class Rivals:
         node, instance = NodeName(report.node), report.instance or ""
         speaker = self._speakers.get(node)
         if speaker is None:
-            self._speakers[node] = _Speaker(report.boot_id, instance, now_s)
-            return True
-        if not self.speaks(report):
-            is_possible = self._may_follow(report, speaker, now_s)
+            speaker = self._speakers[node] = _Speaker(report.boot_id, instance, now_s)
+        elif not self.speaks(report):
+            is_possible = self._may_follow(report, speaker, now_s=now_s, silent_s=silent_s)
             if not is_possible and silent_s <= self._patience_s:
                 self.dropped_count += 1
                 self._met(speaker, report, now_s)
                 return False
             _replace(speaker, report.boot_id, instance)
         speaker.at_s = now_s
+        speaker.period_s = report.period_s or PERIOD_S
         return True
 
     def speaks(self, report: NodeReport) -> bool:
@@ -100,16 +111,21 @@ class Rivals:
         _replace(speaker, rival.boot_id, rival.instance)
         return True
 
-    def _may_follow(self, report: NodeReport, speaker: _Speaker, now_s: float) -> bool:
+    def _may_follow(
+        self, report: NodeReport, speaker: _Speaker, *, now_s: float, silent_s: float
+    ) -> bool:
         """Whether one machine can have made this report after those of the speaker.
 
         An agent of an older version does not say which start of it this is.
         """
         if report.boot_id == speaker.boot_id:
-            return report.instance not in speaker.instances
+            if report.instance in speaker.instances:
+                return False
+            is_proven = report.follows is not None and report.follows == speaker.instance
+            return is_proven or silent_s >= min(MISSED * speaker.period_s, self._patience_s)
         up_s = report.sequence * NUMBER_S
-        silent_s = now_s - speaker.at_s
-        return report.boot_id not in speaker.boots and up_s <= silent_s + self._patience_s
+        off_s = now_s - speaker.at_s
+        return report.boot_id not in speaker.boots and up_s <= off_s + self._patience_s
 
     def _met(self, speaker: _Speaker, report: NodeReport, now_s: float) -> None:
         """Of several rivals the first one is told, so that the words do not change each second."""

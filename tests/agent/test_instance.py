@@ -13,6 +13,8 @@ from common.messages import (
     DesiredState,
     LedgerReply,
     LedgerRequest,
+    LogReply,
+    LogRequest,
     NodeReport,
     decode,
     encode,
@@ -41,6 +43,11 @@ def ledger(instance: str | UnsetType) -> bytes:
     return encode(LedgerRequest(node=NODE, instance=instance))
 
 
+def logs(instance: str | UnsetType) -> bytes:
+    """The question for a log."""
+    return encode(LogRequest(node=NODE, key=key(), max_bytes=9, instance=instance))
+
+
 async def test_each_start_says_which_one_it_is() -> None:
     """In every report, so that the coordinator can tell two agents apart."""
     async with AgentHouse(instance="a1") as house:
@@ -57,6 +64,41 @@ async def test_it_obeys_what_is_meant_for_it_or_for_any(instance: str | UnsetTyp
         assert [held.order.key for held in house.life.workers.held()] == [key()]
         answer = await house.ask(subjects.node_ledger(CELL, NODE), ledger(instance))
         assert [held.key for held in decode(answer, LedgerReply).orders] == [key()]
+        house.runner.kept_logs[key()] = b"step 1"
+        answer = await house.ask(subjects.node_logs(CELL, NODE), logs(instance))
+        assert decode(answer, LogReply).text == "step 1"
+
+
+async def test_a_start_says_which_one_it_follows() -> None:
+    """The one that wrote the state directory last, which is over: its lock is free. So the
+    coordinator need not wait to hear this one."""
+    async with AgentHouse(instance="a1") as house:
+        await house.until_role(NodeRole.TRAINING)
+        assert (house.report.follows, house.report.period_s) == (None, 1.0)
+        await house.die()
+        async with AgentHouse(instance="a2", before=house, report_period_s=2.0) as again:
+            await again.until_role(NodeRole.TRAINING)
+            assert (again.report.follows, again.report.period_s) == ("a1", 2.0)
+            await again.die()
+            async with AgentHouse(instance="a3", before=again) as third:
+                await third.until_role(NodeRole.TRAINING)
+                assert third.report.follows == "a2"
+
+
+async def test_a_start_that_could_write_nothing_is_followed_by_none() -> None:
+    """The next one names the last that did: a proof of what is on disk, and of no more."""
+    async with AgentHouse(instance="a1") as house:
+        await house.until_role(NodeRole.TRAINING)
+        await house.die()
+        async with AgentHouse(instance="a2", before=house) as again:
+            again.ledger.saved = house.ledger.saved
+            again.ledger.is_full = True
+            await again.clock.advance(2.0)
+            await again.die()
+            again.ledger.saved = house.ledger.saved
+            async with AgentHouse(instance="a3", before=again) as third:
+                await third.until_role(NodeRole.TRAINING)
+                assert third.report.follows == "a1"
 
 
 async def test_it_neither_obeys_nor_answers_what_is_meant_for_another() -> None:
@@ -66,6 +108,7 @@ async def test_it_neither_obeys_nor_answers_what_is_meant_for_another() -> None:
         for subject, data in (
             (subjects.node_desired(CELL, NODE), desired("b2")),
             (subjects.node_ledger(CELL, NODE), ledger("b2")),
+            (subjects.node_logs(CELL, NODE), logs("b2")),
         ):
             with pytest.raises(Unavailable):
                 await meanwhile(house.clock, house.peer.request(subject, data, timeout_s=2.0))
@@ -77,6 +120,7 @@ def test_what_is_meant_for_any_agent_names_none_on_the_wire() -> None:
     """An agent of an older version refuses a field that it does not know."""
     assert "instance" not in msgspec.msgpack.decode(desired(UNSET))
     assert "instance" not in msgspec.msgpack.decode(ledger(UNSET))
+    assert "instance" not in msgspec.msgpack.decode(logs(UNSET))
 
 
 def test_a_report_of_an_older_agent_is_taken() -> None:

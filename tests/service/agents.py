@@ -18,6 +18,7 @@ from common.messages import (
     LedgerReply,
     LedgerRequest,
     LogReply,
+    LogRequest,
     NodeReport,
     RenewReply,
     RenewRequest,
@@ -101,6 +102,7 @@ class Agent:
         self._nonce = 0
         self._served = 0.0
         self._task: asyncio.Task[None] | None = None
+        self.log_text = "step 1\n"
         self.node = PretendNode(
             spec,
             self._loop,
@@ -235,4 +237,7 @@ class Agent:
         await message.respond(encode(LedgerReply(node=request.node, orders=self.node.orders())))
 
     async def _on_logs(self, message: BusMessage) -> None:
-        await message.respond(encode(LogReply(text="step 1\n")))
+        request = decode(message.data, LogRequest)
+        if request.instance not in (UNSET, self.instance):
+            return
+        await message.respond(encode(LogReply(text=self.log_text)))

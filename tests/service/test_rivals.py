@@ -7,14 +7,16 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from common import subjects
-from common.api import Describe, Description
+from common.api import Describe, Description, GetLogs, Logs
 from common.errors import Unavailable
 from common.messages import NodeReport, encode
 from common.model import JobState, NodeName
 from coordinator.service.folding import Folder
-from coordinator.service.rivals import REPLACED_KEPT, Rivals
+from coordinator.service.rivals import MISSED, PERIOD_S, REPLACED_KEPT, Rivals
 from tests.service.agents import Agent
 from tests.service.cell import CELL, Cell
 from tests.service.steps import job, running, submit
@@ -42,10 +44,10 @@ class Bench:
         self.folder.fold(report, now_s=self.now_s)
         return report
 
-    def is_heard(self, boot_id: str, instance: str | None = None) -> bool:
+    def is_heard(self, boot_id: str, instance: str | None = None, **changes: object) -> bool:
         """Whether one more report of an agent counts; a second passes."""
         self.now_s += 1.0
-        report = self.hear(boot_id, instance)
+        report = self.hear(boot_id, instance, **changes)
         return self.folder.reports[NODE] is report
 
     def both(self, first: tuple[str, str], second: tuple[str, str], *, for_s: float) -> list[str]:
@@ -64,14 +66,54 @@ class Bench:
 
 
 def test_an_agent_that_is_restarted_is_heard_at_once() -> None:
-    """However often; nobody is told of rivals, nor of a report that was on its way meanwhile."""
+    """However often, as it holds what the one before it held; nobody is told of rivals, nor of a
+    report that was on its way meanwhile."""
     bench = Bench()
-    for instance in ("a", "b", "c"):
-        assert bench.is_heard("boot", instance)
+    for instance, before in (("a", None), ("b", "a"), ("c", "b")):
+        assert bench.is_heard("boot", instance, follows=before)
     assert not bench.is_heard("boot", "b")
     assert bench.is_heard("boot", "c")
     assert bench.told() == ""
     assert bench.folder.rivals.dropped_count == 1
+
+
+@pytest.mark.parametrize("period_s", [0.0, 0.5, 1.0, LOST_AFTER_S])
+def test_a_restart_that_nothing_proves_is_heard_after_a_few_reports_that_did_not_come(
+    period_s: float,
+) -> None:
+    """A container that lost its state directory, or one of a version that kept no word of it."""
+    bench = Bench()
+    bench.hear("boot", "a", period_s=period_s)
+    gone_at_s = bench.now_s
+    while not bench.is_heard("boot", "b", follows="earlier", period_s=period_s):
+        assert bench.now_s - gone_at_s < LOST_AFTER_S
+    assert bench.now_s - gone_at_s >= min(LOST_AFTER_S, MISSED * (period_s or PERIOD_S))
+    assert bench.now_s - gone_at_s <= min(LOST_AFTER_S, MISSED * (period_s or PERIOD_S)) + 1.0
+    assert bench.told() == ""
+
+
+@settings(max_examples=40)
+@given(
+    starts=st.lists(st.integers(1, 20), max_size=12),
+    periods=st.lists(st.sampled_from([0.25, 0.5, 1.0, 1.0, 2.0]), min_size=1, max_size=10),
+)
+def test_a_second_agent_on_the_boot_never_speaks_while_the_first_one_does(
+    starts: list[int], periods: list[float]
+) -> None:
+    """However often it is started anew, each time as somebody else, and though one report of the
+    first one is lost now and then."""
+    bench = Bench()
+    bench.hear("boot", "a", period_s=1.0)
+    number = reports = 0
+    for apart_s in periods:
+        for _ in range(2):
+            bench.now_s += apart_s / 2
+            reports += 1
+            number += reports in starts
+            second = bench.hear("boot", f"b{number}", follows=f"b{number - 1}")
+            assert bench.folder.reports[NODE] is not second
+        first = bench.hear("boot", "a", period_s=1.0)
+        assert bench.folder.reports[NODE] is first
 
 
 def test_a_machine_that_is_rebooted_is_heard_at_once() -> None:
@@ -88,16 +130,20 @@ def test_an_agent_of_an_older_version_is_heard() -> None:
     """It does not say which start of it this is; before and after one that does."""
     bench = Bench()
     for instance in (None, "a", None):
+        bench.now_s += MISSED * PERIOD_S
         assert bench.is_heard("boot", instance)
     assert bench.is_heard("second", None)
 
 
-@pytest.mark.parametrize("second", [("two", "b"), ("one", "b")], ids=["machines", "state_dirs"])
-def test_of_two_agents_one_is_heard_all_the_time(second: tuple[str, str]) -> None:
-    """The one that came last, if it can have come after the other; the other one never again."""
+@pytest.mark.parametrize(
+    ("second", "heard"), [(("two", "b"), "b"), (("one", "b"), "a")], ids=["machines", "state_dirs"]
+)
+def test_of_two_agents_one_is_heard_all_the_time(second: tuple[str, str], heard: str) -> None:
+    """The one that was there, or the one that came last if it was on a machine that had booted
+    meanwhile; the other one never again."""
     bench = Bench()
     assert bench.is_heard("one", "a")
-    assert bench.both(second, ("one", "a"), for_s=10 * LOST_AFTER_S) == ["b"]
+    assert bench.both(second, ("one", "a"), for_s=10 * LOST_AFTER_S) == [heard]
     assert f"two agents report as {NODE}" in bench.told()
 
 
@@ -170,7 +216,9 @@ def test_an_agent_that_is_restarted_for_ever_fills_no_memory() -> None:
     """Only the latest that were replaced are remembered."""
     rivals = Rivals(patience_s=1.0)
     for number in range(10 * REPLACED_KEPT):
-        report = make_report(1, boot_id=f"boot-{number // 20}", instance=f"i{number}")
+        report = make_report(
+            1, boot_id=f"boot-{number // 20}", instance=f"i{number}", follows=f"i{number - 1}"
+        )
         assert rivals.admit(report, now_s=float(number), silent_s=0.0)
     [speaker] = rivals._speakers.values()
     assert len(speaker.instances) <= REPLACED_KEPT
@@ -230,6 +278,20 @@ async def test_a_cloned_machine_costs_no_job_anything(caplog: pytest.LogCaptureF
         await cell.until(lambda: job(leader, waiting).state == JobState.RUNNING)
         assert node.ledger_error == ""
         assert leader.engine.check() == []
+
+
+async def test_the_log_of_a_worker_is_asked_of_the_agent_that_is_heard() -> None:
+    """The other one would answer that it knows of none, and be heard first."""
+    async with make_cell() as cell:
+        leader = await cell.lead()
+        job_id = await running(cell, leader)
+        async with twin(cell, up_s=DAY_S) as clone:
+            clone.log_text = "no log here\n"
+            await cell.clock.advance(5.0)
+            for _ in range(3):
+                found = await cell.ask(GetLogs(job_id=job_id))
+                assert isinstance(found, Logs)
+                assert found.text == cell.agents["t0"].log_text
 
 
 async def test_a_clone_that_looks_like_a_reboot_is_one_fault_and_no_more() -> None:
