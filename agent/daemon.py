@@ -39,7 +39,6 @@ from common.settings import load
 
 log = logging.getLogger(__name__)
 
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 ADOPT_S = 60.0
 """Looking at all workers once; a disk may have to be waited for."""
 INSTANCE_BYTES = 8
@@ -59,7 +58,7 @@ def make_node(
         Unavailable: it is there and cannot be read.
     """
     state_dir = Path(settings.state_dir)
-    boot_id = BOOT_ID.read_text().strip()
+    boot_id = clock.boot_id()
     ledger = Ledger(state_dir)
     memory = ledger.load() or first_memory(settings, boot_id)
     if memory.node != settings.node:
@@ -196,7 +195,7 @@ def _patience_s(settings: AgentSettings, state_dir: Path, now_s: float) -> float
     """
     memory = peek(state_dir)
     left_s = 0.0 if memory is None else lease_left_s(memory, now_s)
-    if memory is None or memory.boot_id != BOOT_ID.read_text().strip() or left_s > 0:
+    if memory is None or memory.boot_id != SystemClock().boot_id() or left_s > 0:
         raise Unavailable(f"{state_dir}: another agent works on this node")
     return hung_after_s(settings, memory)
 

@@ -244,6 +244,8 @@ class Status(Message, frozen=True, kw_only=True, tag="status"):
     up_s: float
     recalled_services: tuple[str, ...] = ()
     """Services that lend nothing until an operator ends their recall."""
+    clock_warning: str = ""
+    """What is odd about the time that decisions count in; empty where nothing is."""
 
 
 REQUESTS: tuple[type[Message], ...] = (

@@ -8,7 +8,10 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Protocol
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Clock(Protocol):
@@ -16,6 +19,10 @@ class Clock(Protocol):
 
     def now_s(self) -> float:
         """Seconds since this machine booted, suspended time included; for all intervals."""
+        ...
+
+    def boot_id(self) -> str:
+        """The boot that `now_s` counts from; another one after each boot, and on each machine."""
         ...
 
     def wall_s(self) -> float:
@@ -37,6 +44,10 @@ class SystemClock:
     def now_s(self) -> float:
         """CLOCK_BOOTTIME: neither NTP nor a suspend can shorten a lease."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def boot_id(self) -> str:
+        """The kernel's (random(4))."""
+        return BOOT_ID.read_text().strip()
 
     def wall_s(self) -> float:
         """Unix time."""

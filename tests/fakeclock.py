@@ -27,6 +27,7 @@ class FakeClock:
     def __init__(
         self, *, now_s: float = 1000.0, wall_s: float = 1.8e9, is_autojump: bool = False
     ) -> None:
+        self.boot = "boot"
         self._now_s = now_s
         self._offset_s = wall_s - now_s
         self._is_autojump = is_autojump
@@ -38,6 +39,10 @@ class FakeClock:
     def now_s(self) -> float:
         """Virtual seconds since boot."""
         return self._now_s
+
+    def boot_id(self) -> str:
+        """What `boot` says: a test sets it for another machine, or for a reboot."""
+        return self.boot
 
     def wall_s(self) -> float:
         """Virtual Unix time."""

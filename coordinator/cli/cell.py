@@ -118,6 +118,7 @@ def glance(found: Status) -> list[tuple[str, str]]:
         ),
         ("jobs", f"{found.running_jobs} running, {found.pending_jobs} pending"),
         ("bad messages", str(found.bad_messages)),
+        *([("clock", found.clock_warning)] if found.clock_warning else []),
     ]
 
 

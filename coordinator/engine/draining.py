@@ -43,9 +43,7 @@ def settle(ctx: Context) -> None:
         if ctx.now_s < drain.until_s:
             continue
         del ctx.state.drains[name]
-        node = ctx.state.nodes.get(name)
-        if node is None:
-            continue
+        node = ctx.state.nodes[name]  # one that is removed takes its drain along
         held = {job.job_id for job, _ in loans.held_on(ctx, node)}
         ctx.tell(name, "drain deadline", f"still there: {', '.join(sorted(held)) or 'nothing'}")
         loans.clear_node(ctx, node, f"{drain.reason}, and its deadline is over")

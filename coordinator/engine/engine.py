@@ -168,6 +168,7 @@ class Engine:
 
     def _leader_started(self, ctx: Context, event: LeaderStarted) -> None:
         self.state.epoch = max(self.state.epoch + 1, event.epoch)
+        self.state.clock = event.clock
         if event.settings is not None:
             self._configure(event.settings)
             ctx.settings = event.settings
@@ -313,6 +314,7 @@ class Engine:
             *invariants.job_faults(self.state),
             *invariants.store_faults(self.state),
             *invariants.sharing_faults(ctx),
+            *invariants.closure_faults(self.state),
         ]
         if are_copies_too:
             faults += invariants.tally_faults(self._tally, accounting.GpuTally(self.state))

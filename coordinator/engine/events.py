@@ -22,6 +22,7 @@ from common.model import (
     StopReason,
     WorkerKey,
 )
+from coordinator.engine.marks import ClockMark
 from coordinator.engine.settings import EngineSettings
 
 
@@ -36,6 +37,8 @@ class LeaderStarted(Fact, frozen=True, kw_only=True, tag="leader_started"):
     holder: str
     settings: EngineSettings | None = None
     """What it decides by from here on; None keeps what was."""
+    clock: ClockMark | None = None
+    """How its time is told, for the next one; None: an older version, or virtual time."""
 
 
 class JobSubmitted(Fact, frozen=True, kw_only=True, tag="job_submitted"):

@@ -160,6 +160,29 @@ def store_faults(state: ClusterState) -> list[str]:
     return faults
 
 
+def closure_faults(state: ClusterState) -> list[str]:
+    """A node that takes nothing new opens again at some time, and only nodes of the cell do; a
+    drain with a deadline is of a node that is drained."""
+    faults: list[str] = []
+    for node in state.nodes.values():
+        is_due = node.name in state.closed_until_s
+        if is_due != bool(node.closed_reason):
+            state_now = "opens again, and is not closed" if is_due else "is closed for ever"
+            faults.append(f"{node.name} {state_now}: {node.closed_reason!r}")
+    known = state.nodes
+    faults += [
+        f"{name} is closed or drained, and no node of the cell"
+        for name in (*state.closed_until_s, *state.drains)
+        if name not in known
+    ]
+    faults += [
+        f"{name} has the deadline of a drain, and is not drained"
+        for name in state.drains
+        if name in known and not known[name].is_draining
+    ]
+    return faults
+
+
 def tally_faults(kept: GpuTally, fresh: GpuTally) -> list[str]:
     """GPUs are counted as they would be if they were counted anew now."""
     if kept.counts != fresh.counts:

@@ -1,4 +1,4 @@
-"""How workers end, and what a job keeps of its failures and of its waiting: data only."""
+"""How workers end, what a job keeps of failures and of waiting, how time is told: data only."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ class Ending(Struct, frozen=True, kw_only=True):
     ended_at_s: when, as its node says; None: when that was heard.
     said_reason: its node stopped it by itself, for this. failure: why it failed by itself, as its
     log says; None where nothing is known.
+    refused: what the job names that its node refused it for, as `workdir`; empty: it did not.
     """
 
     ended_at_s: float | None = None
@@ -22,6 +23,7 @@ class Ending(Struct, frozen=True, kw_only=True):
     said_reason: StopReason | None = None
     is_node_fault: bool = False
     failure: Failure | None = None
+    refused: str = ""
 
 
 class RetryEntry(Struct, kw_only=True):
@@ -34,6 +36,8 @@ class RetryEntry(Struct, kw_only=True):
     is_prerun_over: its pre-run went well and is being stopped; see `prerun`.
     avoid_nodes: nodes that its next attempt leaves alone, until `avoid_until_s` while it waits.
     node_faults: its latest so many faults were its nodes', in a row; 0: the latest was its own.
+    refused_by: since it ran last, the first node that refused it for each thing that it names.
+    refused_attempt: the latest attempt whose end that is, while it counts as a node's fault.
     """
 
     failure: Failure | None = None
@@ -45,6 +49,18 @@ class RetryEntry(Struct, kw_only=True):
     avoid_until_s: float = 0.0
     is_prerun_over: bool = False
     node_faults: int = 0
+    refused_by: dict[str, NodeName] = field(default_factory=dict[str, NodeName])
+    refused_attempt: int = 0
+
+
+class ClockMark(Struct, frozen=True):
+    """How engine time stands to the clock of the machine that leads.
+
+    boot_id: which boot of which machine. ahead_s: engine time less its boot clock.
+    """
+
+    boot_id: str
+    ahead_s: float
 
 
 class WaitEntry(Struct, kw_only=True):

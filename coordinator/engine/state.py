@@ -29,7 +29,7 @@ from common.model import (
     WorkerKey,
 )
 from coordinator.engine.loan_entries import Awaited, LoanEntry, Recommendation, ShadowLoan
-from coordinator.engine.marks import RetryEntry, WaitEntry
+from coordinator.engine.marks import ClockMark, RetryEntry, WaitEntry
 from coordinator.engine.step_times import StepTimes
 from coordinator.engine.totals import Counters
 from coordinator.policies.decisions import Migrate
@@ -221,6 +221,7 @@ class JobEntry(Struct, kw_only=True):
     cancelled_by: str = ""
     """Who asked for its end; empty: nobody."""
     pending_since_s: float
+    """Since when it waits to run: its submission, or the end of its latest attempt that ran."""
     started_at_s: float | None = None
     """First start of its first attempt that ran."""
     attempt_ran_at_s: float | None = None
@@ -335,6 +336,8 @@ class ClusterState(Struct, kw_only=True):
     """Everything."""
 
     now_s: float = 0.0
+    clock: ClockMark | None = None
+    """How whoever leads, or led last, tells the time."""
     epoch: int = 0
     is_frozen: bool = False
     nodes: dict[NodeName, NodeEntry] = field(default_factory=dict[NodeName, NodeEntry])

@@ -14,7 +14,6 @@ from common import subjects
 from common.bus import Bus, BusMessage, Handler, Subscription
 from common.clock import Clock
 from common.errors import Fenced, ProtocolError, Unavailable
-from common.log import Throttle
 from common.messages import NodeReport
 from common.model import NodeName
 from coordinator.engine.commands import AskLedger, Command, Outcome, PushDesired
@@ -27,6 +26,7 @@ from coordinator.engine.events import (
 )
 from coordinator.service import intake
 from coordinator.service.bounded import end, until_told
+from coordinator.service.complaints import Complaints
 from coordinator.service.deciding import Decider
 from coordinator.service.dispatch import Dispatcher
 from coordinator.service.folding import Folder
@@ -70,7 +70,8 @@ class Coordinator:
             progress_period_s=settings.progress_period_s,
         )
         self.bad_reports = 0
-        self._warn = Throttle(clock)
+        self._bad_reports = Complaints(clock, "bad reports")
+        self._rivals = Complaints(clock, "reports of rivals")
         self.bad_requests = 0
         self.is_leading = False
         self._leads_since_s = float("inf")
@@ -213,9 +214,9 @@ class Coordinator:
         cell = self.settings.cell
         self.is_leading = True
         self._leads_since_s = self.clock.now_s()
-        self.decider.post(
-            LeaderStarted(epoch=epoch, holder=self.holder, settings=self.settings.engine)
-        )
+        engine, clock = self.settings.engine, self.decider.time.mark()
+        started = LeaderStarted(epoch=epoch, holder=self.holder, settings=engine, clock=clock)
+        self.decider.post(started)
         self._hear_everybody_again()
         await self._subscribe(subjects.node_renew(cell), self.renewals.answer)
         async with Requests(serve, clock=self.clock) as requests, asyncio.TaskGroup() as group:
@@ -310,14 +311,14 @@ class Coordinator:
             report = intake.node_report(message.data, message.subject)
         except ProtocolError as error:
             self.bad_reports += 1
-            if self._warn.is_due(message.subject):
-                log.warning("bad report on %s: %s (%d)", message.subject, error, self.bad_reports)
+            self._bad_reports.note(subjects.node_of(message.subject), str(error))
             return
         known = intake.trusted_epoch(report.epoch)
         self._highest_reported_epoch = max(self._highest_reported_epoch, known)
         self._take_facts(self.folder.fold(report, now_s=self.clock.now_s()))
         if not self.folder.rivals.speaks(report):
-            self._warn_of_rival(NodeName(report.node))
+            if why := self.folder.rivals.told(NodeName(report.node), now_s=self.clock.now_s()):
+                self._rivals.note(report.node, "two agents report as one node", said=why)
             return  # neither ordered nor answered: what it runs is nobody's
         self._compare(report)
         if self.may_act():
@@ -325,11 +326,6 @@ class Coordinator:
             # by the one who counts the silence that follows (coordinator.engine.silence).
             with contextlib.suppress(Unavailable):
                 await message.respond(b"")
-
-    def _warn_of_rival(self, node: NodeName) -> None:
-        why = self.folder.rivals.told(node, now_s=self.clock.now_s())
-        if why and self._warn.is_due(why):
-            log.warning("%s (%d reports dropped)", why, self.folder.rivals.dropped_count)
 
     def _take_facts(self, facts: NodeReported | None) -> None:
         if facts is not None and self.is_leading:
@@ -365,6 +361,8 @@ class Coordinator:
         while True:
             await self.clock.sleep(self._tick_s)
             self._listening.look()
+            self._bad_reports.look()
+            self._rivals.look()
             now_s = self.clock.now_s()
             proving = self.folder.proving(
                 self.engine.awaited_silence_s(), since_s=self._leads_since_s, now_s=now_s

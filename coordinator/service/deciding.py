@@ -167,7 +167,7 @@ class Decider:
         await self._journal.open()
         rebuilt = await rebuild(self._journal, self._snapshots, progress=self._progress)
         self.engine = rebuilt.engine
-        self.time.begin(self.engine.state.now_s)
+        self.time.begin(self.engine.state.now_s, self.engine.state.clock)
         for service, by in unknown_services(self.engine.state, self._settings.engine):
             log.warning("service %s is in no settings, so it is not lent; named by %s", service, by)
         # Counted on: one that dies often would else never write a snapshot, and each start of it

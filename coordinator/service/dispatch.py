@@ -17,10 +17,10 @@ from common import subjects
 from common.bus import Bus
 from common.clock import Clock
 from common.errors import Fenced, ProtocolError, Unavailable
-from common.log import Throttle
 from common.messages import DesiredReply, DesiredState, LedgerReply, LedgerRequest, decode, encode
 from common.model import NodeName
 from coordinator.service import intake
+from coordinator.service.complaints import Complaints
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,8 @@ class Dispatcher:
         self.pushes = 0
         self.refusals = 0
         self.bad_messages = 0
-        self._warn = Throttle(clock)
+        self._bad_answers = Complaints(clock, "bad answers to orders")
+        self._refusals = Complaints(clock, "refusals of orders")
 
     def push(self, desired: DesiredState) -> None:
         """A node's desired state is in the journal; send it when its last push is answered."""
@@ -143,14 +144,12 @@ class Dispatcher:
             return
         except ProtocolError as error:
             self.bad_messages += 1
-            if self._warn.is_due(node):
-                log.warning("push to %s: bad answer: %s (%d)", node, error, self.bad_messages)
+            self._bad_answers.note(node, str(error))
             return
         if not reply.is_accepted:
             self.refusals += 1
             why = f"node {node} refused generation {desired.generation}: {reply.error}"
-            if self._warn.is_due(why):  # it is asked again for as long as it refuses
-                log.warning("%s", why)
+            self._refusals.note(node, reply.error, said=why)  # it is asked again while it refuses
             if intake.trusted_epoch(reply.epoch) > desired.epoch:
                 self._fenced(
                     Fenced(f"node {node} has epoch {reply.epoch}, ours is {desired.epoch}")

@@ -1,8 +1,11 @@
 """Engine time: seconds since 1970 that run on with the boot clock, whatever somebody sets.
 
 A wall clock that is set back must not hold up the time limits, waits and loans of a cell, and one
-that is set ahead must not end them (design 6: intervals are of the boot clock). Must not know
-events, the engine or the journal.
+that is set ahead must not end them (design 6: intervals are of the boot clock). So each leader
+leaves a mark in the journal: how far engine time is ahead of the boot clock of its machine. A next
+one on the same boot goes on from there, and asks no wall clock. On another boot or machine only the
+wall clock says how long nobody led; where that is long, it is told, as the clock may be wrong. Must
+not know events, the engine's rules or the journal.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from msgspec import Struct, structs
 from common.clock import Clock
 from common.log import Throttle
 from common.messages import Message
+from coordinator.engine.marks import ClockMark
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +27,12 @@ P = TypeVar("P", bound=Struct)
 TOLERANCE_S = 5.0
 """A wall clock that is no further off shows the time as well as any: clocks of two coordinators
 differ by less where somebody keeps them."""
+
+GAP_S = 600.0
+"""No cell is without a leader for so long by design: a standby leads within seconds."""
+
+GAP_SHOWN_S = 86_400.0
+"""How long `aryl status` tells of such a gap: whoever is on duty next sees it."""
 
 REPEAT_PERIOD_S = 600.0
 """How often it is said that it is off: it may be for as long as the cell lives."""
@@ -40,13 +50,44 @@ class EngineTime:
         self._clock = clock
         self._throttle = Throttle(clock, REPEAT_PERIOD_S)
         self._shown_ahead_s = 0.0
-        self._base_s = self._began_s = 0.0
+        self._base_s = self._began_s = self._gap_s = 0.0
         self.begin(0.0)
 
-    def begin(self, known_s: float) -> None:
-        """Leading begins; `known_s` is the last instant of the journal, and none is before it."""
-        self._base_s = max(self._clock.wall_s(), known_s)
+    def begin(self, known_s: float, mark: ClockMark | None = None) -> None:
+        """Leading begins; `known_s` is the last instant of the journal, and none is before it.
+
+        mark: that of whoever led before; None: nobody did, or an older version.
+        """
         self._began_s = self._clock.now_s()
+        self._gap_s = 0.0
+        if mark is not None and mark.boot_id == self._clock.boot_id():
+            self._base_s = max(mark.ahead_s + self._began_s, known_s)
+            return
+        self._base_s = max(self._clock.wall_s(), known_s)
+        if known_s > 0 and self._base_s - known_s > GAP_S:
+            self._gap_s = self._base_s - known_s
+            log.warning("%s", self._told_gap())
+
+    def mark(self) -> ClockMark:
+        """For the next leader, if that is one of the same boot."""
+        return ClockMark(self._clock.boot_id(), self._base_s - self._began_s)
+
+    def _told_gap(self) -> str:
+        return (
+            f"the journal ended {self._gap_s:.0f} s before this coordinator began to lead, by the "
+            "wall clock of its machine: time limits, drains and waits count them. If nobody led "
+            "for so long, all is well; else that clock is, or was, ahead"
+        )
+
+    def warning(self) -> str:
+        """What is odd about the time, for whoever looks at the cell; empty where nothing is."""
+        said: list[str] = []
+        if self._gap_s and self._clock.now_s() - self._began_s < GAP_SHOWN_S:
+            said.append(self._told_gap())
+        if ahead_s := self.ahead_s():
+            which = "behind" if ahead_s > 0 else "ahead of"
+            said.append(f"the wall clock is {abs(ahead_s):.0f} s {which} the time of decisions")
+        return "; ".join(said)
 
     def now_s(self) -> float:
         """Seconds since 1970, as this cell counts them."""

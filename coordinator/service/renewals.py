@@ -12,9 +12,9 @@ from common import subjects
 from common.bus import BusMessage
 from common.clock import Clock
 from common.errors import ProtocolError
-from common.log import Throttle
 from common.messages import RenewReply, RenewRequest, decode, encode
 from common.model import NodeName
+from coordinator.service.complaints import Complaints
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Renewals:
         ttl_s: Callable[[], float],
         epoch: Callable[[], int],
     ) -> None:
-        self._warn = Throttle(clock)
+        self._bad = Complaints(clock, "bad renewals")
         self._doubt = doubt
         self._refusal = refusal
         self._ttl_s = ttl_s
@@ -79,5 +79,4 @@ class Renewals:
 
     def _count_bad(self, subject: str, why: str) -> None:
         self.bad_messages += 1
-        if self._warn.is_due(subject):
-            log.warning("bad renewal on %s: %s (%d)", subject, why, self.bad_messages)
+        self._bad.note(subjects.node_of(subject), why)

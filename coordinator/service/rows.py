@@ -281,7 +281,14 @@ def story_rows(
 
 
 def status(
-    engine: Engine, folder: Folder, *, cell: str, bad_messages: int, up_s: float, now_s: float
+    engine: Engine,
+    folder: Folder,
+    *,
+    cell: str,
+    bad_messages: int,
+    up_s: float,
+    now_s: float,
+    clock_warning: str,
 ) -> Status:
     """The cell at a glance."""
     state = engine.state
@@ -319,6 +326,7 @@ def status(
         bad_messages=bad_messages,
         up_s=up_s,
         recalled_services=tuple(sorted(n for n, s in state.services.items() if s.is_recalled)),
+        clock_warning=clock_warning,
     )
 
 

@@ -61,6 +61,10 @@ class QuickClock:
         """Seconds slept so far."""
         return self.slept_s
 
+    def boot_id(self) -> str:
+        """Always the same."""
+        return "boot"
+
     def wall_s(self) -> float:
         """`NOW_S` and what was slept."""
         return NOW_S + self.slept_s

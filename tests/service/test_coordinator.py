@@ -62,12 +62,13 @@ async def test_an_epoch_that_nobody_can_have_given_keeps_nobody_from_leading(epo
 
 
 async def test_leadership_is_in_the_journal_first() -> None:
-    """The first record begins with who leads, by which epoch and by which settings."""
+    """The first record begins with who leads, by which epoch, settings and clock."""
     async with Cell() as cell:
-        await cell.lead()
+        coordinator = await cell.lead()
         first = cell.journal()[0][1]
+        clock = coordinator.decider.time.mark()
         assert first.entries[0].event == LeaderStarted(
-            epoch=1, holder="one", settings=SETTINGS.engine
+            epoch=1, holder="one", settings=SETTINGS.engine, clock=clock
         )
         assert (first.epoch, first.writer) == (1, "one")
 

@@ -14,19 +14,27 @@ from common.api import (
     Description,
     Events,
     GetEvents,
+    GetStatus,
     JobRow,
     Jobs,
     ListJobs,
     ListLoans,
     Loans,
+    Status,
     Submit,
     Submitted,
 )
 from common.model import JobId, JobState
 from coordinator.service.coordinator import Coordinator
-from coordinator.service.enginetime import REPEAT_PERIOD_S, TOLERANCE_S, EngineTime
+from coordinator.service.enginetime import (
+    GAP_S,
+    GAP_SHOWN_S,
+    REPEAT_PERIOD_S,
+    TOLERANCE_S,
+    EngineTime,
+)
 from tests.fakes import FakeClock
-from tests.service.cell import Cell, make_settings, make_spec
+from tests.service.cell import LEASE_TTL_S, Cell, make_settings, make_spec
 from tests.service.steps import job, on_loan, running, submit
 
 HOUR_S = 3600.0
@@ -56,6 +64,45 @@ async def test_time_runs_on_as_the_boot_clock_does(
         clock.step_wall(stepped_s)
         await clock.advance(passed_s)
         assert time.now_s() - began_s == pytest.approx(clock.now_s() - boot_s, abs=1e-5)
+
+
+@given(wall_s=st.floats(-1e9, 1e9), passed_s=st.floats(0.0, 1e6))
+async def test_a_leader_of_the_same_boot_asks_no_wall_clock(wall_s: float, passed_s: float) -> None:
+    """What passed while nobody led is said by the boot clock, to the last part of a second."""
+    clock = FakeClock()
+    before = EngineTime(clock)
+    before.begin(clock.wall_s() + HOUR_S)
+    began_s, known_s = before.now_s(), before.now_s() + passed_s / 2
+    clock.step_wall(wall_s)
+    await clock.advance(passed_s)
+    time = EngineTime(clock)
+    time.begin(known_s, before.mark())
+    assert time.now_s() == pytest.approx(began_s + passed_s, abs=1e-5)
+    assert time.mark().ahead_s == pytest.approx(before.mark().ahead_s, abs=1e-5)
+
+
+async def test_of_another_machine_the_wall_clock_says_how_long_nobody_led(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """And where that is longer than a cell is ever without a leader, it is told for a day."""
+    clock = FakeClock()
+    before = EngineTime(clock)
+    mark, known_s = before.mark(), before.now_s()
+    clock.boot = "another"
+    for passed_s in (GAP_S - 1.0, GAP_S + 1.0):
+        caplog.clear()
+        clock.step_wall(known_s + passed_s - clock.wall_s())
+        time = EngineTime(clock)
+        with caplog.at_level(logging.WARNING):
+            time.begin(known_s, mark)
+        assert time.now_s() == pytest.approx(known_s + passed_s)
+        told = "the journal ended 601 s before this coordinator began to lead"
+        assert (told in caplog.text, told in time.warning()) == ((passed_s > GAP_S,) * 2)
+    clock.step_wall(-HOUR_S)
+    assert "; the wall clock is 3600 s behind the time of decisions" in time.warning()
+    clock.step_wall(HOUR_S)
+    await clock.advance(GAP_SHOWN_S)
+    assert time.warning() == ""
 
 
 async def test_a_wall_clock_that_is_a_little_off_is_off_by_nothing() -> None:
@@ -141,6 +188,55 @@ async def test_time_goes_on_after_a_leader_whose_clock_was_ahead() -> None:
         third = cell.launch("three", settings).coordinator
         await third.decider.rebuild()
         assert third.engine.encode_state() == after
+
+
+@pytest.mark.parametrize("step_s", STEPS_S)
+async def test_a_restart_while_the_wall_clock_is_off_ends_nothing(step_s: float) -> None:
+    """Nobody has waited, computed or been lent for the time by which it was set: neither now, nor
+    when it is set right again, nor at the restart after that."""
+    async with Cell(inference=1) as cell:
+        coordinator = await cell.lead()
+        job_id = await limited(cell, coordinator)
+        await running(cell, coordinator, "lent")
+        began_s, boot_s = coordinator.decider.time.now_s(), cell.clock.now_s()
+        for number, by_s in enumerate((step_s, -step_s)):
+            await cell.leaders[-1].crash()
+            cell.clock.step_wall(by_s)
+            coordinator = await cell.lead(f"again{number}")
+            assert coordinator.decider.time.now_s() - began_s == pytest.approx(
+                cell.clock.now_s() - boot_s, abs=1e-3
+            )
+            assert coordinator.engine.state.now_s - began_s <= cell.clock.now_s() - boot_s + 1e-3
+            assert job(coordinator, job_id).state == JobState.RUNNING
+            [loan] = coordinator.engine.state.loans.values()
+            assert loan.returned_at_s is None
+            status = await cell.ask(GetStatus())
+            assert isinstance(status, Status)
+            assert bool(status.clock_warning) == (number == 0)
+        await cell.clock.advance(LIMIT_S)
+        assert job(coordinator, job_id).state == JobState.FAILED
+
+
+async def test_a_standby_whose_wall_clock_is_ahead_ends_no_loan_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Leases are of the agents' boot clocks; who looks at the cell is told what was counted."""
+    async with Cell(inference=1) as cell:
+        coordinator = await cell.lead()
+        await on_loan(cell, coordinator)
+        await cell.leaders[-1].crash()
+        cell.clock.boot = "another machine"
+        cell.clock.step_wall(YEAR_S)
+        with caplog.at_level(logging.WARNING):
+            second = await cell.lead("two")
+        [loan] = second.engine.state.loans.values()
+        assert loan.returned_at_s is None
+        await cell.clock.advance(2 * LEASE_TTL_S)
+        assert loan.returned_at_s is None
+        status = await cell.ask(GetStatus())
+        assert isinstance(status, Status)
+        assert "by the wall clock of its machine: time limits" in status.clock_warning
+        assert status.clock_warning in caplog.text
 
 
 # --- what people are shown --------------------------------------------------------------------

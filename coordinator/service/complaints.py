@@ -1,0 +1,78 @@
+"""What many senders do wrong at the same time, in one line of the log each period. Must not know
+what a message holds.
+
+After an upgrade that stopped half-way hundreds of agents send what does not fit each second: a line
+for each of them would fill a disk, and hide what else happens.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from common.clock import Clock
+from common.log import REPEAT_PERIOD_S
+
+log = logging.getLogger(__name__)
+
+NAMED = 3
+KEPT = 10_000
+"""Senders and reasons of one period; a flood of made-up ones must not fill the memory instead."""
+QUIET = 1.5
+"""Periods after which nobody will complain again so soon: what was not told yet is told then."""
+
+
+class Complaints:
+    """Says the first one at once, and after that each period who did it how often, and why.
+
+    Args:
+        what: what they send, in the plural, as `bad reports`.
+        period_s: between two lines.
+    """
+
+    def __init__(self, clock: Clock, what: str, *, period_s: float = REPEAT_PERIOD_S) -> None:
+        self._clock = clock
+        self._what = what
+        self._period_s = period_s
+        self._count = 0
+        self._told_count = 0
+        self._told_at_s = float("-inf")
+        self._senders: dict[str, None] = {}
+        """Since the last line, in order."""
+        self._reasons: dict[str, int] = {}
+
+    def note(self, sender: str, why: str, *, said: str = "") -> None:
+        """One more.
+
+        said: the line, where it is one that stands alone, if not `WHAT of SENDER: WHY`.
+        """
+        self._count += 1
+        if sender in self._senders or len(self._senders) < KEPT:
+            self._senders[sender] = None
+        if why in self._reasons or len(self._reasons) < KEPT:
+            self._reasons[why] = self._reasons.get(why, 0) + 1
+        if self._clock.now_s() >= self._told_at_s + self._period_s:
+            is_alone = self._count - self._told_count == 1
+            alone = said or f"{self._what} of {sender}: {why} ({self._count})"
+            self._tell(alone if is_alone else "")
+
+    def look(self) -> None:
+        """Time passes: after the last one of many the rest of them is told."""
+        is_quiet = self._clock.now_s() >= self._told_at_s + QUIET * self._period_s
+        if is_quiet and self._count > self._told_count:
+            self._tell("")
+
+    def _tell(self, alone: str) -> None:
+        now_s = self._clock.now_s()
+        log.warning("%s", alone or self._of_many(now_s - self._told_at_s))
+        self._told_count, self._told_at_s = self._count, now_s
+        self._senders, self._reasons = {}, {}
+
+    def _of_many(self, elapsed_s: float) -> str:
+        names = list(self._senders)
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        why = max(self._reasons, key=lambda reason: self._reasons[reason])
+        others = len(self._reasons) - 1
+        also = f", and {others} other reason{'s' if others > 1 else ''}" if others else ""
+        times = f"{self._count - self._told_count} in {elapsed_s:.0f} s"
+        who = f"{self._what} of {', '.join(names[:NAMED])}{more}"
+        return f"{who}, {times}: {why}{also} ({self._count})"
