@@ -22,6 +22,7 @@ from agent.accounts import job_account
 from agent.failure_reader import FailureReader
 from agent.hung_shims import HungShims
 from agent.kept_logs import KeptLogs
+from agent.lost_logs import cut_lost
 from agent.reserve import Refuse, refusal
 from agent.settings import AgentSettings, Starter
 from agent.starters import (
@@ -245,8 +246,8 @@ class ShimRunner:
         """As `WorkerRunner.statuses`; each live shim hears of the last contact, once."""
         found: list[WorkerStatus] = []
         for key, directory in self._directories():
-            status = self._status(key, directory)
-            if status is not None:
+            if (status := self._status(key, directory)) is not None:
+                await cut_lost(status, directory)
                 found.append(await self._failures.added(status, directory))
         return tuple(sorted(found, key=lambda status: status.key))
 
@@ -326,10 +327,9 @@ class ShimRunner:
         directory = self._directory(key)
         is_here = directory.is_dir()
         data = tail(directory, max_bytes)
-        if not data and self._kept_logs is not None:
-            kept = self._kept_logs.tail(key, max_bytes)
-            if kept is not None:
-                return kept
+        kept = self._kept_logs.tail(key, max_bytes) if self._kept_logs and not data else None
+        if kept is not None:
+            return kept
         if not is_here:
             raise Unavailable("it never ran here, or its log is kept no longer (kept_logs_count)")
         return data

@@ -46,9 +46,11 @@ def progress(row: JobRow) -> str:
 
 
 def why(row: JobRow) -> str:
-    """Its error, its first blocker, or how it failed."""
-    if row.error or row.blockers:
-        return row.error or row.blockers[0]
+    """What keeps it now, or how it ended: the latest fault of one that waits is why it did not run
+    on, its first blocker why it does not start."""
+    blocker = row.blockers[0] if row.blockers else ""
+    if said := row.error if row.state in FINAL_JOB_STATES else blocker or row.error:
+        return said
     has_code = row.state == JobState.FAILED and row.exit_code is not None
     return f"exit code {row.exit_code}" if has_code else ""
 

@@ -191,7 +191,7 @@ def _run_when_ready(ctx: Context, job: JobEntry) -> None:
     job.worker_s = 0.0
     job.saved_gpu_s = job.attained_gpu_s
     job.measured_left_s = None
-    job.succeeded_workers = []
+    job.succeeded_workers, job.retry.refused_by = [], {}
     job.total_queueing_s += ctx.now_s - job.pending_since_s
     if job.started_at_s is None:
         job.started_at_s = ctx.now_s
@@ -236,13 +236,15 @@ def worker_gone(ctx: Context, job: JobEntry, worker: WorkerEntry, ending: Ending
         ctx.touch(other.node)
     if worker.stop is not None:
         _count_release(ctx, job, worker)
-        retrying.learned(ctx, job, worker.node, ending.failure)
+        retrying.learned(ctx, job, worker.node, ending)
     elif ending.said_reason is not None:
         _sent_home(ctx, job, worker, ending.said_reason, stake)
     elif ending.exit_code == 0 and not ending.error:
         job.succeeded_workers.append(worker.key.worker_index)
-    elif ending.is_node_fault and _goes_on_without(job, worker):
+    elif (ending.is_node_fault or ending.refused) and _goes_on_without(job, worker):
         job.node_fault_count += 1
+        if ending.refused:
+            retrying.left_alone(ctx, job, worker.node)
         ctx.tell(job.job_id, "flexible worker lost", ending.error)
     else:
         _fault(ctx, job, worker.node, ending)
@@ -304,6 +306,7 @@ def _fault(ctx: Context, job: JobEntry, node: NodeName, ending: Ending) -> None:
     """Three budgets never mix: preemptions and node faults are free, own faults are counted."""
     if job.state not in ACTIVE_JOB_STATES:
         return
+    ending = retrying.judged(ctx, job, node, ending)
     job.exit_code, job.error = ending.exit_code, ending.error
     if ending.is_node_fault:
         job.node_fault_count += 1
@@ -361,12 +364,13 @@ def _requeue(ctx: Context, job: JobEntry) -> None:
     stores.leave(ctx, job)
     prerun_shape.settled(job)
     job.after_vacating = None
+    if job.attempt_ran_at_s is not None:  # else it has waited all the time, its nodes taken in vain
+        job.pending_since_s = ctx.now_s
     estimates.attempt_ended(job)
     job.gang_deadline_s = None
     job.awaited_nodes = []
     job.gpu_type = None
     job.endpoint = ""
-    job.pending_since_s = ctx.now_s
     fire(ctx, job, JobEvent.VACATED, "waits again")
     ctx.needs_pass = True
 

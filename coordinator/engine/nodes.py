@@ -339,6 +339,7 @@ def _fold_live_worker(
                 said_reason=fact.stop_reason,
                 is_node_fault=is_node_fault,
                 failure=fact.failure,
+                refused="" if is_node_fault else refusals.what_of(fact),
             ),
         )
     elif old_phase != fact.phase:

@@ -39,6 +39,13 @@ def wants_gone_gpu(node: NodeEntry, worker: WorkerEntry) -> bool:
     return not there.issuperset(worker.gpu_uuids)
 
 
+def what_of(fact: WorkerFact) -> str:
+    """What a job names that its node refused it for, and is not to blame for: `workdir`,
+    `checkpoint.path` or `command`, with which its words begin (`agent.shim_paths.refusal`)."""
+    is_refused = fact.phase == WorkerPhase.REFUSED
+    return fact.error.split(maxsplit=1)[0] if is_refused and fact.error.strip() else ""
+
+
 def _refused(ctx: Context, node: NodeEntry, worker: WorkerEntry, why: str) -> None:
     """An attempt counts once, however many workers it has there, and only where its gang was ready:
     what a node says of a reserve may come of the job's own storage, and the jobs of one user would

@@ -6,11 +6,17 @@ classes that follow from the Philly study (ATC'19, section 5): never, on another
 while. Exit codes that a user listed are tried again in any case: the class then only says where and
 when. docs/decisions/0015-failure-classes.md has the reasons. A fault of its node costs the job
 nothing, and for that very reason is never tried again at once in the same place.
+
+A path or a command that one node does not find may be a mount that failed there, or a mistake in
+the job: one refusal does not tell. It is the node's until a second node says the same of the same
+thing, or where the job fits nowhere else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+
+from msgspec.structs import replace
 
 from common.failures import Failure, RetryClass, is_more_telling
 from common.model import JobState, NodeName
@@ -95,6 +101,32 @@ def node_fault(ctx: Context, job: JobEntry, node: NodeName) -> None:
         retry.at_s = until_s
 
 
+def judged(ctx: Context, job: JobEntry, node: NodeName, ending: Ending) -> Ending:
+    """How a worker ended, with a refusal taken for its node's fault or for the job's own."""
+    if not ending.refused or ending.is_node_fault:
+        return ending
+    retry = job.retry
+    first = retry.refused_by.setdefault(ending.refused, node)
+    if first != node:
+        return replace(ending, error=_both(ending.error, first, node))
+    if not _fits_without(ctx, job, set(retry.refused_by.values())):
+        return replace(ending, error=f"{ending.error} ({node}; the job fits nowhere else)")
+    retry.refused_attempt = job.attempt
+    return replace(ending, error=f"{ending.error} ({node})", is_node_fault=True)
+
+
+def _both(error: str, first: NodeName, second: NodeName) -> str:
+    return f"{error} ({first}, {second})"
+
+
+def left_alone(ctx: Context, job: JobEntry, node: NodeName) -> None:
+    """A job that runs was refused one more worker: it computes elsewhere, so it is the node's
+    matter, and the job grows onto others."""
+    retry = job.retry
+    retry.avoid_nodes = sorted({*retry.avoid_nodes, node})
+    retry.avoid_until_s = ctx.now_s + ctx.settings.retry_avoid_s
+
+
 def _back_off_s(settings: EngineSettings, count: int) -> float:
     """Seconds to wait after so many faults in a row: doubled each time, up to the longest."""
     wait_s = settings.retry_backoff_s
@@ -133,12 +165,14 @@ def _suspect(ctx: Context, job: JobEntry, name: NodeName, failure: Failure) -> N
     ctx.touch(node.name)
 
 
-def learned(ctx: Context, job: JobEntry, node: NodeName, failure: Failure | None) -> None:
+def learned(ctx: Context, job: JobEntry, node: NodeName, ending: Ending) -> None:
     """Another worker of a gang that is ending says why it failed: the root cause counts.
 
     The first word may have come of a peer that only saw the connection break.
     """
-    retry = job.retry
+    retry, failure = job.retry, ending.failure
+    if ending.refused:
+        _refused_too(ctx, job, node, ending)
     if failure is None or retry.attempt != job.attempt or job.after_vacating not in REVISABLE:
         return
     first = retry.failure
@@ -150,6 +184,21 @@ def learned(ctx: Context, job: JobEntry, node: NodeName, failure: Failure | None
     may_retry = own_fault(ctx, job, node, Ending(exit_code=job.exit_code, failure=failure))
     job.after_vacating = AfterVacating.REQUEUE if may_retry else AfterVacating.FAIL
     ctx.tell(job.job_id, "root cause", f"{node}: {failure}")
+
+
+def _refused_too(ctx: Context, job: JobEntry, node: NodeName, ending: Ending) -> None:
+    """A second node of a gang that is ending refused it for the same: it is no node's fault."""
+    retry = job.retry
+    first = retry.refused_by.setdefault(ending.refused, node)
+    is_ending_for_it = retry.refused_attempt == job.attempt
+    if first == node or not is_ending_for_it or job.after_vacating != AfterVacating.REQUEUE:
+        return
+    retry.refused_attempt = 0
+    job.node_fault_count -= 1
+    job.error = _both(ending.error, first, node)
+    may_retry = own_fault(ctx, job, node, Ending(error=job.error))
+    job.after_vacating = AfterVacating.REQUEUE if may_retry else AfterVacating.FAIL
+    ctx.tell(job.job_id, "root cause", job.error)
 
 
 # --- time passes --------------------------------------------------------------------------------

@@ -112,6 +112,7 @@ def start(ctx: Context, decision: Start, *, held: Collection[WorkerKey] = ()) ->
         return why
     losses.close(job)
     job.attempt += 1
+    job.exit_code, job.error = None, ""  # they are of the attempt before; its story has them
     job.next_worker_index = 0
     job.workers = {}
     job.succeeded_workers = []

@@ -322,6 +322,28 @@ async def test_the_log_of_a_worker_that_ends_is_cut_too(
     assert b"99999\n100000\nthe end\n" in await house.runner.log_tail(key, 200)
 
 
+async def test_the_log_of_a_worker_whose_shim_was_lost_is_cut_too(
+    house: WorkerHouse, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nobody looks at it until the agent finds the shim dead; the last words are kept, and are
+    there for whoever asks once the worker is forgotten."""
+    monkeypatch.setattr(worker_spec, "LOG_MAX_BYTES", 10_000)
+    script = "until [ -e go ]; do sleep 0.05; done; seq 100000; echo the end; exec sleep 600"
+    key = await house.start(make_order("sh", "-c", script, workdir=tmp_path))
+    shim_pid = house.raw(key)["shim_pid"]
+    assert isinstance(shim_pid, int)
+    os.kill(shim_pid, signal.SIGKILL)
+    await house.until(lambda: shim_files.start_ticks(shim_pid) == 0, "the shim is dead")
+    (tmp_path / "go").touch()
+    await house.until_said(key, "the end")
+    path = house.directory(key) / shim_files.LOG_FILE
+    assert path.stat().st_size > 500_000
+    assert (await house.until_exited(key)).error == "shim lost"
+    assert path.stat().st_size <= 10_000
+    assert house.log(key).startswith("[aryl: log cut at 10000 bytes")
+    assert house.log(key).endswith("99999\n100000\nthe end\n")
+
+
 async def test_a_shim_is_small(house: WorkerHouse) -> None:
     """At most 12 MB resident (design 8), while its worker talks to it."""
     body = 'say(type="progress", step=1, loss=0.1); hear.readline()'
