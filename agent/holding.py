@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from msgspec import structs
 
-from agent import handover
+from agent import gpu_claims
 from agent.state import (
     FORGOTTEN_KEPT,
     NODE_FAULT,
@@ -24,12 +24,12 @@ from agent.state import (
     StopWorker,
     WorkerFact,
 )
+from agent.worker_report import phase_of, worker_report
 from common.messages import (
     DesiredState,
-    GpuHealth,
-    GpuReport,
     OrderPhase,
     StopOrder,
+    WorkerOrder,
     WorkerPhase,
     WorkerReport,
 )
@@ -54,6 +54,7 @@ class Holding:
         self._latest: dict[WorkerKey, WorkerFact] = {}
         self._waits_for: dict[WorkerKey, str] = {}
         self._checking: set[WorkerKey] = set()
+        self._starting: set[WorkerKey] = set()
         self._told_count: dict[WorkerKey, int] = {}
         self._told_suspended: dict[WorkerKey, bool] = {}
         self._told_stop_ends_at_s: dict[WorkerKey, float] = {}
@@ -90,6 +91,7 @@ class Holding:
         for table in (self._latest, self._waits_for, self._told_count, self._told_suspended):
             table.pop(key, None)
         self._told_stop_ends_at_s.pop(key, None)
+        self._checking.discard(key)
         self._to_forget.append(key)
 
     # --- what is asked ------------------------------------------------------------------------
@@ -121,6 +123,19 @@ class Holding:
         )
 
     @property
+    def checking(self) -> set[WorkerKey]:
+        """Whose check somebody still waits for; that of a withdrawn order may be dropped."""
+        return {key for key in self._checking if self._is_wanted(key)}
+
+    def is_to_start(self, key: WorkerKey) -> bool:
+        """Whether a start that was asked for is still wanted."""
+        return key in self._starting and self._is_wanted(key)
+
+    def _is_wanted(self, key: WorkerKey) -> bool:
+        held = self._memory.workers.get(str(key))
+        return held is not None and not held.is_over and held.stop is None
+
+    @property
     def least_stop_after_s(self) -> float | None:
         """The shortest `stop_after_s` of what is held; None: nobody ends for want of contact."""
         found = (held.order.spec.stop_after_s for held in self.live())
@@ -132,27 +147,14 @@ class Holding:
 
     def reports(self, now_s: float = 0.0) -> tuple[WorkerReport, ...]:
         """What the node's report of an instant says of them."""
-        return tuple(self._report(held, now_s) for held in self.held())
-
-    def _report(self, held: Held, now_s: float) -> WorkerReport:
-        key = held.order.key
-        fact = self._latest.get(key)
-        saved_at_s = held.saved_at_s if held.is_over or fact is None else fact.saved_at_s
-        return WorkerReport(
-            key=key,
-            phase=held.phase,
-            gpu_uuids=held.order.gpu_uuids,
-            is_flexible=held.order.is_flexible,
-            endpoint=held.endpoint,
-            exit_code=held.exit_code,
-            stop_reason=held.stop_reason,
-            error=held.error or self._waits_for.get(key, ""),
-            progress=fact.progress if fact else None,
-            checkpoint=held.checkpoint or (fact.checkpoint if fact else None),
-            saved_ago_s=_ago_s(saved_at_s, now_s),
-            running_s=held.running_s or (fact.running_s if fact else 0.0),
-            ended_ago_s=_ago_s(held.ended_at_s, now_s),
-            failure=held.failure,
+        return tuple(
+            worker_report(
+                held,
+                self._latest.get(held.order.key),
+                waits_for=self._waits_for.get(held.order.key, ""),
+                now_s=now_s,
+            )
+            for held in self.held()
         )
 
     # --- what is done -------------------------------------------------------------------------
@@ -169,17 +171,26 @@ class Holding:
             held.endpoint = endpoint
 
     def started(self, key: WorkerKey, *, error: str) -> None:
-        """The answer to `StartWorker`."""
+        """The answer to `StartWorker`; it may come late, and what its shim said meanwhile counts.
+
+        Of a worker that was to stop meanwhile the next step decides.
+        """
+        self._starting.discard(key)
         held = self._memory.workers.get(str(key))
-        if held is None or held.is_over:
+        if held is None or held.is_over or held.is_started:
             return
-        if error:
-            held.phase, held.error = P.REFUSED, f"{NODE_FAULT}: cannot start the worker: {error}"
-        else:
-            held.is_started = True
+        if not error:
+            self._is_there(held)
             if not key.is_store:  # which runs as soon as it listens
                 held.phase = P.RUNNING
-            self._told_count[key] = held.order.worker_count
+        elif held.stop is None:
+            held.phase, held.error = P.REFUSED, f"{NODE_FAULT}: cannot start the worker: {error}"
+
+    def _is_there(self, held: Held) -> None:
+        """Its shim lives, which may not have heard of a stop while it came to life."""
+        if not held.is_started:
+            held.is_started = True
+            self._told_stop_ends_at_s.pop(held.order.key, None)
 
     def end_all(self, error: str, *, now_s: float) -> None:
         """Nothing runs any more, whatever was known: the machine booted anew."""
@@ -218,6 +229,8 @@ class Holding:
         match action:
             case CheckReserve():
                 self._checking.discard(action.order.key)
+            case StartWorker():
+                self._starting.discard(action.order.key)
             case StopWorker():
                 self._told_stop_ends_at_s.pop(action.key, None)
             case ResizeWorker():
@@ -245,11 +258,24 @@ class Holding:
                 held.error = f"{NODE_FAULT}: the worker and its supervisor are gone"
                 self._end(held, facts.now_s)
             elif held.stop is not None:
-                held.stop_reason = held.stop.reason
-                self._end(held, facts.now_s)
-            else:
+                actions += self._withdrawn(held, held.stop, facts.now_s)
+            elif held.order.key not in self._starting:
                 actions += self._reserve(held, facts, closed)
         return actions
+
+    def _withdrawn(self, held: Held, stop: StopOrder, now_s: float) -> list[Action]:
+        """To stop before it was seen to run. A start that was begun cannot be called back, so its
+        worker is told to stop, and keeps its GPUs until the start is answered or its shim speaks.
+        It has computed nothing that it could save.
+        """
+        key = held.order.key
+        if held.is_begun and key not in self._told_stop_ends_at_s:
+            self._told_stop_ends_at_s[key] = now_s
+            return [StopWorker(key, stop.reason, 0.0)]
+        if key not in self._starting:
+            held.stop_reason = stop.reason
+            self._end(held, now_s)
+        return []
 
     def _given_up(self, facts: Facts) -> list[Action]:
         """What is there of workers that the coordinator was told are over, or has forgotten.
@@ -270,7 +296,8 @@ class Holding:
 
     def _running(self, held: Held, fact: WorkerFact, facts: Facts) -> list[Action]:
         key, now_s = held.order.key, facts.now_s
-        held.is_started, held.phase = True, _phase(held, fact, facts)
+        held.phase = phase_of(held, fact, facts)
+        self._is_there(held)
         self._latest[key] = fact
         self._waits_for.pop(key, None)
         if held.is_over:
@@ -303,32 +330,17 @@ class Holding:
             return []
         if self._told_suspended.get(key) == wanted:
             return []
-        why = "" if wanted else self._who_holds(held)
+        why = "" if wanted else gpu_claims.who_holds(held, self.live())
         if why:
             self._waits_for[key] = why
             return []
         self._told_suspended[key] = wanted
         return [PauseWorker(key, wanted)]
 
-    def _who_holds(self, held: Held) -> str:
-        """Which other worker has its GPUs and must leave them first; empty when none must.
-
-        On shared GPUs only those must that are leaving, or are to be suspended and are not yet.
-        """
-        wanted, is_sharing = set(held.order.gpu_uuids), held.order.is_sharing
-        for other in self.live():
-            holds = other.phase in (P.READY, P.RUNNING, P.SUSPENDED, P.STOPPING)
-            is_going = other.phase == P.RUNNING and other.order.is_suspended
-            may_stay = is_sharing and not is_going and other.phase != P.STOPPING
-            is_near = other is not held and wanted & set(other.order.gpu_uuids)
-            if is_near and holds and not may_stay:
-                return f"waits for worker {other.order.key} to leave"
-        return ""
-
     def _end(self, held: Held, now_s: float) -> None:
         held.phase = P.EXITED
         held.ended_at_s = now_s if held.ended_at_s is None else held.ended_at_s
-        if held.is_started:
+        if held.is_begun or held.is_started:
             for uuid in held.order.gpu_uuids:
                 self._gpu_left_at_s[uuid] = now_s
 
@@ -347,10 +359,18 @@ class Holding:
             return [CheckReserve(held.order)]
         self._waits_for.pop(key, None)
         if key.is_store:  # at the endpoint that it will be known by; the gang has none yet
-            return [StartWorker(structs.replace(held.order, endpoint=held.endpoint))]
+            return self._begin(held, structs.replace(held.order, endpoint=held.endpoint))
         held.phase = P.READY
         is_to_run = held.order.phase == OrderPhase.RUN and not held.order.is_suspended
-        return [StartWorker(held.order)] if is_to_run else []
+        return self._begin(held, held.order) if is_to_run else []
+
+    def _begin(self, held: Held, order: WorkerOrder) -> list[Action]:
+        """Start it; an agent before this one may have begun it, and a shim is started once."""
+        self._starting.add(order.key)
+        if not held.is_begun:
+            self._told_count[order.key] = order.worker_count
+        held.is_begun = True
+        return [StartWorker(order)]
 
     def _not_yet(self, held: Held, facts: Facts) -> str:
         """Why its GPUs are not to be had now; one that never can be is refused."""
@@ -368,26 +388,11 @@ class Holding:
             why = f"{NODE_FAULT}: GPU {missing[0]} is not on this node"
             held.phase, held.error = P.REFUSED, why
             return held.error
-        why = self._who_holds(held)
-        if why or held.order.is_sharing:  # what the others have there is no sign of anything
-            bad = (gpu for gpu in known.values() if gpu.health != GpuHealth.OK)
-            return why or next((self._busy(gpu) for gpu in bad if gpu.uuid in wanted), "")
-        if facts.gpus_at_s <= self.gpu_left_at_s(wanted):
-            return "waits for a GPU sample after the last worker left"
-        return next((why for uuid in sorted(wanted) if (why := self._busy(known[uuid]))), "")
-
-    def _busy(self, gpu: GpuReport) -> str:
-        return handover.busy(gpu, free_memory_ratio=self._free_memory_ratio)
-
-
-def _ago_s(at_s: float | None, now_s: float) -> float:
-    return 0.0 if at_s is None else max(0.0, now_s - at_s)
-
-
-def _phase(held: Held, fact: WorkerFact, facts: Facts) -> WorkerPhase:
-    """As its shim says; a store is only on its way until it listens, else nobody could join it."""
-    is_new = fact.phase == P.RUNNING and held.phase != P.RUNNING
-    if not (held.order.key.is_store and is_new):
-        return fact.phase
-    port = int(held.endpoint.rpartition(":")[2] or 0)
-    return P.RUNNING if port in facts.listening_ports else P.RESERVING
+        why = gpu_claims.who_holds(held, self.live())
+        return why or gpu_claims.why_not_free(
+            held.order,
+            known,
+            sampled_at_s=facts.gpus_at_s,
+            left_at_s=self.gpu_left_at_s(wanted),
+            free_memory_ratio=self._free_memory_ratio,
+        )

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Sequence
 from typing import Protocol
@@ -15,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from agent.duties import Duties
+from agent.errands import Errands
 from agent.gpu_xids import UntoldXids
 from agent.hooks import Commands
 from agent.ledger import LedgerPort
@@ -36,6 +36,7 @@ from agent.state import (
     RunHook,
     StartWorker,
     StopWorker,
+    WorkerAction,
     WorkerFact,
 )
 from agent.worker_record import SHIM_LOST
@@ -114,7 +115,7 @@ class Node:
         self._sampler = sampler
         self._commands = commands
         self._machine = machine
-        self._hooks: set[asyncio.Task[None]] = set()
+        self._errands = Errands(on_failure=self.changed.set)
         self._xids = UntoldXids()
 
     def contacted(self, at_s: float) -> None:
@@ -211,23 +212,22 @@ class Node:
         return True
 
     async def step(self) -> None:
-        """Compare what is with what is wanted, write down what was concluded, and do it.
+        """Compare what is with what is wanted, write down what was concluded, and begin it.
 
-        What cannot be written down is done only where it gives something back.
+        Nothing that is begun is waited for: what came of it is seen by a later step. What cannot be
+        written down is begun only where it gives something back.
         """
+        self._errands.raise_failure()
         with self.duties.leg("statuses"):
             statuses = await self.runner.statuses()
         actions = self.life.step(self._facts(statuses))
+        self._errands.drop_all_but(self.life.workers.checking)
         is_saved = await self.save()
         for action in actions:
             if is_saved or not _needs_ledger(action):
-                with self.duties.leg(type(action).__name__, within_s=_limit_s(action)):
-                    await self._do(action)
-                self.duties.progressed()
+                self._begin(action)
             else:
                 self._put_off(action)
-        if actions:
-            await self.save()
 
     def _put_off(self, action: Action) -> None:
         if isinstance(action, RunHook):
@@ -236,17 +236,29 @@ class Node:
         else:
             self.life.workers.not_done(action)
 
-    async def _do(self, action: Action) -> None:
+    def _begin(self, action: Action) -> None:
+        """Have it done; an action that is under way already is not done twice at a time."""
+        if isinstance(action, RunHook):
+            self._errands.begin(self._hook(action.kind), name=f"hook {action.kind}")
+        elif not self._errands.is_under_way(action):
+            checked = action.order.key if isinstance(action, CheckReserve) else None
+            name = type(action).__name__
+            self._errands.begin(self._do(action, name), name=name, what=action, droppable=checked)
+
+    async def _do(self, action: WorkerAction, name: str) -> None:
         try:
-            await self._do_or_raise(action)
+            with self.duties.leg(name, within_s=_limit_s(action)):
+                await self._do_or_raise(action)
         except (ArylError, OSError) as error:
-            log.warning("%s: %s", type(action).__name__, error)
+            log.warning("%s: %s", name, error)
             if isinstance(action, StartWorker):
                 self.life.workers.started(action.order.key, error=str(error))
+                self.changed.set()
             else:
                 self.life.workers.not_done(action)
+        self.duties.progressed()
 
-    async def _do_or_raise(self, action: Action) -> None:
+    async def _do_or_raise(self, action: WorkerAction) -> None:
         match action:
             case CheckReserve():
                 refusal = await self.runner.check_reserve(action.order)
@@ -254,8 +266,12 @@ class Node:
                 self.life.workers.checked(action.order.key, endpoint=endpoint, refusal=refusal)
                 self.changed.set()
             case StartWorker():
+                if not self.life.workers.is_to_start(action.order.key):
+                    self.life.workers.not_done(action)  # withdrawn since the step that asked for it
+                    return
                 await self.runner.start(action.order, endpoint=action.order.endpoint)
                 self.life.workers.started(action.order.key, error="")
+                self.changed.set()
             case StopWorker():
                 await self.runner.stop(action.key, action.reason, action.grace_s)
             case ResizeWorker():
@@ -264,10 +280,6 @@ class Node:
                 await self.runner.pause(action.key, is_suspended=action.is_suspended)
             case ForgetWorker():
                 await self.runner.forget(action.key)
-            case RunHook():
-                task = asyncio.create_task(self._hook(action.kind), name=f"hook {action.kind}")
-                self._hooks.add(task)
-                task.add_done_callback(self._hooks.discard)
 
     async def _hook(self, kind: HookKind) -> None:
         server = self.settings.server
@@ -297,10 +309,7 @@ class Node:
 
     async def close(self) -> None:
         """Leave; workers and the server stay as they are."""
-        for task in list(self._hooks):
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await self._errands.close()
         await self._sampler.close()
         self._ledger.close()
 
@@ -320,7 +329,7 @@ def _needs_ledger(action: Action) -> bool:
             return False
 
 
-def _limit_s(action: Action) -> float:
+def _limit_s(action: WorkerAction) -> float:
     """What the time limits inside an action add up to."""
     match action:
         case StartWorker():

@@ -80,3 +80,43 @@ async def refusal(
         said = said or f"exit code {process.returncode}"
         return f"{NODE_FAULT}: cannot look as the job's user: {said}"
     return said
+
+
+class OneLook:
+    """Whoever asks what is being looked for already shares that look: a gang on storage that hangs
+    costs one process per node, and all of its workers are refused at once.
+
+    A look that nobody waits for any more is ended.
+    """
+
+    def __init__(self, refuse: Refuse) -> None:
+        self._refuse = refuse
+        self._looks: dict[tuple[object, ...], _Look] = {}
+
+    async def __call__(
+        self, question: dict[str, str], *, account: Account | None, clock: Clock
+    ) -> str:
+        """As `Refuse`."""
+        asked = (account, *sorted(question.items()))
+        look = self._looks.get(asked)
+        if look is None:
+            doing = self._refuse(question, account=account, clock=clock)
+            look = self._looks[asked] = _Look(asyncio.ensure_future(doing))
+        look.waiting_count += 1
+        try:
+            return await asyncio.shield(look.task)
+        finally:
+            look.waiting_count -= 1
+            if (look.task.done() or not look.waiting_count) and self._looks.get(asked) is look:
+                del self._looks[asked]
+            if not look.waiting_count and not look.task.done():
+                look.task.cancel()
+                await asyncio.wait((look.task,))
+
+
+class _Look:
+    """One look under way, and how many wait for it."""
+
+    def __init__(self, task: asyncio.Future[str]) -> None:
+        self.task = task
+        self.waiting_count = 0

@@ -12,14 +12,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from agent import shim_files
+from agent.worker_record import file_tail
 from agent.worker_spec import grace_s
 from common.clock import Clock
 from common.errors import Unavailable
 from common.messages import WorkerOrder
+from common.model import WorkerKey
 
 SHIM = Path(__file__).with_name("shim.py")
 SLICE = "aryl-jobs.slice"
 START_TIMEOUT_S = 10.0
+POLL_S = 0.02
 SHIM_LOG = "shim.log"
 BARE_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C.UTF-8"}
 """Nothing of the agent's own environment reaches a worker, its shim included."""
@@ -147,6 +151,21 @@ def _last_words(log: Path) -> str:
         return log.read_bytes()[-500:].decode(errors="replace").strip()
     except OSError as error:
         return f"what it said was not kept: {error}"
+
+
+async def first_word(key: WorkerKey, directory: Path, *, clock: Clock) -> None:
+    """Return when the shim of a directory has said something of its worker.
+
+    Raises:
+        Unavailable: it has not in `START_TIMEOUT_S`, with the last that it wrote.
+    """
+    try:
+        async with clock.timeout(START_TIMEOUT_S):
+            while not (directory / shim_files.STATUS_FILE).exists():
+                await clock.sleep(POLL_S)
+    except TimeoutError:
+        text = file_tail(directory / SHIM_LOG, 500).decode(errors="replace").strip()
+        raise Unavailable(f"{key}: its shim did not start: {text}") from None
 
 
 class DetachedStarter:

@@ -52,6 +52,8 @@ class HookKind(StrEnum):
 class Held(Struct, kw_only=True):
     """One worker that the node was ordered to hold.
 
+    is_begun: its start was ordered, by this agent or one before it, so that its shim may come to
+        life at any time. is_started: it was seen to.
     ended_at_s, saved_at_s: of its end and its claim of the checkpoint, once it is over, on the boot
         clock; None: not known.
     """
@@ -59,6 +61,7 @@ class Held(Struct, kw_only=True):
     order: WorkerOrder
     phase: WorkerPhase = WorkerPhase.RESERVING
     endpoint: str = ""
+    is_begun: bool = False
     is_started: bool = False
     stop: StopOrder | None = None
     exit_code: int | None = None
@@ -181,7 +184,7 @@ class CheckReserve(Struct, frozen=True):
 
 
 class StartWorker(Struct, frozen=True):
-    """Start it; idempotent by key."""
+    """Start it; idempotent by key; answer by `Holding.started`."""
 
     order: WorkerOrder
 
@@ -220,6 +223,5 @@ class RunHook(Struct, frozen=True):
     kind: HookKind
 
 
-Action = (
-    CheckReserve | StartWorker | StopWorker | ResizeWorker | PauseWorker | ForgetWorker | RunHook
-)
+WorkerAction = CheckReserve | StartWorker | StopWorker | ResizeWorker | PauseWorker | ForgetWorker
+Action = WorkerAction | RunHook

@@ -23,22 +23,21 @@ from agent.failure_reader import FailureReader
 from agent.hung_shims import HungShims
 from agent.kept_logs import KeptLogs
 from agent.lost_logs import cut_lost
-from agent.reserve import Refuse, refusal
+from agent.reserve import OneLook, Refuse, refusal
 from agent.settings import AgentSettings, Starter
 from agent.starters import (
-    SHIM_LOG,
-    START_TIMEOUT_S,
     DetachedStarter,
     ShimStarter,
     SystemdStarter,
+    first_word,
 )
 from agent.state import NODE_FAULT
+from agent.withdrawn import is_shim_silent, withdraw
 from agent.worker_record import (
     SHIM_LOST,
     WorkerRecord,
     bury,
     directory_name,
-    file_tail,
     is_shim_alive,
     key_of,
     kill_marked,
@@ -52,8 +51,6 @@ from common.failure_rules import FailureRules, read_rules
 from common.failures import Failure
 from common.messages import WorkerOrder, WorkerPhase
 from common.model import Checkpoint, Progress, StopReason, WorkerKey
-
-POLL_S = 0.02
 
 
 class WorkerStatus(Struct, frozen=True, kw_only=True):
@@ -102,7 +99,10 @@ class WorkerRunner(Protocol):
         ...
 
     async def stop(self, key: WorkerKey, reason: StopReason, grace_s: float) -> None:
-        """Begin the end of a worker; of several graces the earliest end counts."""
+        """Begin the end of a worker; of several graces the earliest end counts.
+
+        One that is being started need not begin; its status or the answer to `start` says so.
+        """
         ...
 
     async def resize(self, key: WorkerKey, worker_count: int) -> None:
@@ -177,7 +177,7 @@ class ShimRunner:
         self._starter = starter
         self._kept_logs = kept_logs
         self._account = account
-        self._refuse = refuse
+        self._refuse = OneLook(refuse)
         self._is_root_allowed = is_root_allowed
         self._boot_id = shim_files.boot_id()
         self._hung = HungShims(self._boot_id)
@@ -206,26 +206,23 @@ class ShimRunner:
         path = str(directory / shim_files.SPEC_FILE)
         await asyncio.to_thread(shim_files.write_json, path, spec, is_durable=True)
         await self._starter.start(directory, order)
-        await self._wait_for_status(order.key, directory)
+        try:
+            await first_word(order.key, directory, clock=self._clock)
+        except Unavailable:  # given up: if its storage hangs, it hears this before all else
+            self._tell(order.key, {"op": "stop", "reason": StopReason.STALE.value, "grace_s": 0.0})
+            raise
 
     def _check_not_root(self) -> None:
         uid = os.geteuid() if self._account is None else self._account.uid
         if uid == 0 and not self._is_root_allowed:
             raise ConfigError("job_user: workers would run as root, jobs never do: name an account")
 
-    async def _wait_for_status(self, key: WorkerKey, directory: Path) -> None:
-        try:
-            async with self._clock.timeout(START_TIMEOUT_S):
-                while not (directory / shim_files.STATUS_FILE).exists():
-                    await self._clock.sleep(POLL_S)
-        except TimeoutError:
-            text = file_tail(directory / SHIM_LOG, 500).decode(errors="replace").strip()
-            raise Unavailable(f"{key}: its shim did not start: {text}") from None
-
     async def stop(self, key: WorkerKey, reason: StopReason, grace_s: float) -> None:
         """As `WorkerRunner.stop`."""
-        self._hung.told_to_stop(key, grace_s, now_s=self._clock.now_s())
+        now_s = self._clock.now_s()
+        self._hung.told_to_stop(key, grace_s, now_s=now_s)
         self._tell(key, {"op": "stop", "reason": reason.value, "grace_s": grace_s})
+        await asyncio.to_thread(withdraw, self._directory(key), reason, self._boot_id, now_s)
 
     async def resize(self, key: WorkerKey, worker_count: int) -> None:
         """As `WorkerRunner.resize`."""
@@ -310,11 +307,13 @@ class ShimRunner:
         status = self._status(key, directory)
         if status is not None and status.phase != WorkerPhase.EXITED:
             raise Unavailable(f"{key}: cannot be forgotten, it is {status.phase}")
+        await asyncio.to_thread(self._remove, key, directory)
         self._told_contact_s.pop(key, None)
         self._failures.forget(key)
-        await asyncio.to_thread(self._remove, key, directory)
 
     def _remove(self, key: WorkerKey, directory: Path) -> None:
+        if is_shim_silent(directory):
+            raise Unavailable(f"{key}: cannot be forgotten, its shim lives")
         if self._kept_logs is not None:
             self._kept_logs.keep(key, directory)
         shutil.rmtree(directory, ignore_errors=True)

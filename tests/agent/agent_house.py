@@ -83,28 +83,28 @@ class ModelRunner:
         """Raised by the next calls that act, one each."""
         self.stall = Stall()
 
-    def _call(self, name: str, key: WorkerKey) -> None:
+    async def _call(self, name: str, key: WorkerKey) -> None:
         self.watch(name, key)
         self.calls.append((name, key))
         if self.failures:
             raise self.failures.pop(0)
+        await self.stall.at(name, key.job_id)
 
     async def start(self, order: WorkerOrder, *, endpoint: str) -> None:
-        self._call("start", order.key)
-        await self.stall.at("start")
+        await self._call("start", order.key)
         self.known.setdefault(order.key, running(order.key))
 
     async def stop(self, key: WorkerKey, reason: StopReason, grace_s: float) -> None:
-        self._call("stop", key)
+        await self._call("stop", key)
         self.stops.append((key, reason, grace_s))
         if key in self.known and not self.is_deaf:
             self.end(key, exit_code=-15, reason=reason)
 
     async def resize(self, key: WorkerKey, worker_count: int) -> None:
-        self._call("resize", key)
+        await self._call("resize", key)
 
     async def pause(self, key: WorkerKey, *, is_suspended: bool) -> None:
-        self._call("suspend" if is_suspended else "resume", key)
+        await self._call("suspend" if is_suspended else "resume", key)
         phase = WorkerPhase.SUSPENDED if is_suspended else WorkerPhase.RUNNING
         self.known[key] = msgspec.structs.replace(self.known[key], phase=phase)
 
@@ -116,7 +116,7 @@ class ModelRunner:
         return tuple(self.known[key] for key in sorted(self.known))
 
     async def forget(self, key: WorkerKey) -> None:
-        self._call("forget", key)
+        await self._call("forget", key)
         self.known.pop(key, None)
 
     async def log_tail(self, key: WorkerKey, max_bytes: int) -> bytes:
@@ -130,7 +130,7 @@ class ModelRunner:
         return tuple(self.known)
 
     async def check_reserve(self, order: WorkerOrder) -> str:
-        self._call("check", order.key)
+        await self._call("check", order.key)
         return self.refusal
 
     def end(self, key: WorkerKey, *, exit_code: int = 0, reason: StopReason | None = None) -> None:
@@ -322,8 +322,8 @@ class AgentHouse:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        for bus in (self.bus, self.peer):
-            await bus.close()
+        for left in (self.bus, self.peer, self.node):
+            await left.close()
 
     async def _on_report(self, message: BusMessage) -> None:
         self.reports.append(decode(message.data, NodeReport))

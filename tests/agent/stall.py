@@ -21,7 +21,8 @@ class Stall:
             gate.set()
         self._gates.clear()
 
-    async def at(self, place: str) -> None:
-        """Pass this place."""
-        if place in self._gates:
-            await self._gates[place].wait()
+    async def at(self, place: str, job: str = "") -> None:
+        """Pass this place; that of one job alone is "PLACE of JOB"."""
+        for name in (place, f"{place} of {job}"):
+            if name in self._gates:
+                await self._gates[name].wait()

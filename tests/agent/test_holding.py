@@ -221,3 +221,93 @@ def test_nothing_starts_on_a_node_that_is_not_training_or_on_loan() -> None:
     bench.want(R.SERVING, order())
     assert bench.steps(2) == []
     assert report(bench).error == "the node is serving"
+
+
+# --- starts that take their time --------------------------------------------------------------
+
+
+def begun(bench: Bench) -> None:
+    """The default worker's start was asked for and is not answered."""
+    ready(bench)
+    bench.want(R.TRAINING, order())
+    assert [type(action) for action in bench.step()] == [StartWorker]
+
+
+def test_a_worker_whose_start_is_under_way_stays_ready_whatever_is_seen_on_its_gpus() -> None:
+    """It may be there already, and its shim may not have said so; nobody else gets its GPU."""
+    bench = training()
+    begun(bench)
+    bench.pids[0] = 4242
+    bench.want(R.TRAINING, order(), order(key(job="j2"), phase=OrderPhase.RESERVE))
+    assert bench.steps(3) == []
+    assert report(bench).phase == P.READY
+    bench.pids.clear()
+    assert bench.steps(3) == []
+    assert report(bench, key(job="j2")).error == "waits for worker j1.1.0 to leave"
+
+
+@pytest.mark.parametrize("error", ["", "its shim did not start in time"])
+def test_what_a_shim_says_counts_more_than_a_late_answer_to_its_start(error: str) -> None:
+    """It was told to stop meanwhile, or it runs though its starter gave up."""
+    bench = training()
+    begun(bench)
+    bench.runs(key(), P.STOPPING)
+    bench.step()
+    bench.life.workers.started(key(), error=error)
+    assert (report(bench).phase, report(bench).error) == (P.STOPPING, "")
+
+
+def test_a_gang_that_grew_while_a_worker_was_being_started_is_told_to_it() -> None:
+    """It came to life with the number that it was started with."""
+    bench = training()
+    begun(bench)
+    bench.want(R.TRAINING, order(worker_count=3))
+    bench.step()
+    bench.life.workers.started(key(), error="")
+    bench.runs(key())
+    assert bench.steps(2) == [ResizeWorker(key(), 3)]
+
+
+def test_a_stop_told_to_a_start_under_way_is_told_again_once_its_shim_speaks() -> None:
+    """It may not have listened yet."""
+    bench = training()
+    begun(bench)
+    stop = StopOrder(key=key(), reason=StopReason.PREEMPT, grace_s=5.0)
+    bench.want(R.TRAINING, order(), stops=(stop,))
+    assert bench.step() == [StopWorker(key(), StopReason.PREEMPT, 0.0)]
+    assert bench.step() == []
+    bench.runs(key())
+    assert bench.step() == [StopWorker(key(), StopReason.PREEMPT, 5.0)]
+    assert bench.step() == []
+
+
+def test_the_gpus_of_a_start_that_was_withdrawn_are_looked_at_anew() -> None:
+    """Its process may have been on them after the last sample."""
+    bench = training()
+    begun(bench)
+    bench.sampled_at_s = bench.now_s
+    stop = StopOrder(key=key(), reason=StopReason.PREEMPT, grace_s=5.0)
+    later = order(key(job="j2"), phase=OrderPhase.RESERVE)
+    bench.want(R.TRAINING, later, stops=(stop,))
+    bench.step()
+    bench.life.workers.started(key(), error="its shim did not start")
+    assert bench.steps(3) == []
+    assert report(bench).phase == P.EXITED
+    assert "waits for a GPU sample" in report(bench, later.key).error
+    bench.sampled_at_s = None
+    assert [type(action) for action in bench.step()] == [CheckReserve]
+
+
+def test_a_start_that_an_agent_before_this_one_began_keeps_its_gpus() -> None:
+    """Whatever keeps it waiting now: its shim may come to life at any time."""
+    bench = training()
+    begun(bench)
+    after = Bench(inference=False, memory=bench.memory, at_s=bench.now_s)
+    other = key(job="j0")
+    after.want(R.TRAINING, order(other, phase=OrderPhase.RESERVE))
+    after.life.ledger_error = "no space left on device"
+    after.steps(2)
+    after.life.ledger_error = ""
+    actions = after.steps(2)
+    assert [type(action) for action in actions] == [StartWorker]
+    assert report(after, other).error == "waits for worker j1.1.0 to leave"

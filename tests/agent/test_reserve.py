@@ -43,10 +43,10 @@ class Hanging:
 
 
 async def until_ended(process: psutil.Process) -> None:
-    """Gone, or a zombie that its parent's loop has yet to bury."""
+    """Gone, and buried by its parent's loop, which must not end before."""
     clock = SystemClock()
     async with clock.timeout(PATIENCE_S):
-        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        while process.is_running():
             await clock.sleep(0.01)
 
 

@@ -1,0 +1,79 @@
+"""What a node does beside its steps: each thing a task of its own, so that none waits for another.
+Must not know rules, workers or the bus.
+
+Storage, a shim or a command may take its whole time limit, and a step that waited for it would keep
+its node from reporting, from going home and from everybody else's work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Hashable
+from typing import Any, NamedTuple
+
+
+class _Errand(NamedTuple):
+    what: object
+    droppable: Hashable
+
+
+class Errands:
+    """Tasks under way; an error in one of them is told to whoever looks next.
+
+    Args:
+        on_failure: called when one ended in an error, which `raise_failure` raises.
+    """
+
+    def __init__(self, *, on_failure: Callable[[], None]) -> None:
+        self._on_failure = on_failure
+        self._tasks: dict[asyncio.Task[None], _Errand] = {}
+        self._failure: BaseException | None = None
+
+    def begin(
+        self,
+        doing: Coroutine[Any, Any, None],
+        *,
+        name: str,
+        what: object = None,
+        droppable: Hashable = None,
+    ) -> None:
+        """Have something done.
+
+        what: what `is_under_way` is asked for. droppable: by what it is kept when others are
+        dropped; None is never dropped.
+        """
+        task = asyncio.create_task(doing, name=name)
+        self._tasks[task] = _Errand(what, droppable)
+        task.add_done_callback(self._over)
+
+    def is_under_way(self, what: object) -> bool:
+        """Whether the same was begun and is not over."""
+        return any(errand.what == what for errand in self._tasks.values())
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        del self._tasks[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failure = self._failure or error
+            self._on_failure()
+
+    def raise_failure(self) -> None:
+        """Nothing, as long as everything was done as it should be.
+
+        Raises:
+            BaseException: what an errand ended in.
+        """
+        if self._failure is not None:
+            raise self._failure
+
+    def drop_all_but(self, kept: Collection[Hashable]) -> None:
+        """Cancel what can be dropped and is not named here: nobody waits for its result."""
+        for task, errand in self._tasks.items():
+            if errand.droppable is not None and errand.droppable not in kept:
+                task.cancel()
+
+    async def close(self) -> None:
+        """Cancel everything, and return when it has ended."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

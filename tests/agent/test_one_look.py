@@ -1,0 +1,135 @@
+"""Whoever asks the same shares one look at the storage."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from agent.reserve import OneLook
+from agent.starters import DetachedStarter
+from agent.worker_spec import Account
+from agent.workers import ShimRunner
+from common.clock import Clock
+from tests.agent.worker_house import make_order
+from tests.fakes import FakeClock
+
+CLOCK = FakeClock()
+
+
+class Storage:
+    """Looks that last until a test ends them."""
+
+    def __init__(self) -> None:
+        self.looked: list[str] = []
+        self.dropped: list[str] = []
+        self.gate = asyncio.Event()
+        self.answer: str | OSError = ""
+
+    async def __call__(
+        self, question: dict[str, str], *, account: Account | None, clock: Clock
+    ) -> str:
+        self.looked.append(question["workdir"])
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.dropped.append(question["workdir"])
+            raise
+        if isinstance(self.answer, OSError):
+            raise self.answer
+        return self.answer
+
+
+def ask(look: OneLook, workdir: str = "/a") -> asyncio.Task[str]:
+    """Somebody who asks."""
+    return asyncio.create_task(look({"workdir": workdir}, account=None, clock=CLOCK))
+
+
+async def test_a_gang_looks_once_on_each_node_however_many_workers_it_has(tmp_path: Path) -> None:
+    """Storage that hangs costs one process, and all of them have its answer at once."""
+    storage = Storage()
+    runner = ShimRunner(
+        tmp_path, clock=CLOCK, starter=DetachedStarter(CLOCK), refuse=storage, is_root_allowed=True
+    )
+    gang = [make_order("sleep", "1", workdir="/gang", index=index) for index in range(8)]
+    other = make_order("sleep", "1", workdir="/other", job_id="job-2")
+    checks = [asyncio.create_task(runner.check_reserve(order)) for order in (*gang, other)]
+    await CLOCK.settle()
+    assert storage.looked == ["/gang", "/other"]
+    storage.answer = "node fault: the storage did not answer"
+    storage.gate.set()
+    assert await asyncio.gather(*checks) == [storage.answer] * 9
+
+
+async def test_who_asks_after_the_answer_has_a_look_of_its_own() -> None:
+    """What was so then need not be so now."""
+    storage = Storage()
+    look = OneLook(storage)
+    storage.gate.set()
+    assert [await ask(look), await ask(look)] == ["", ""]
+    assert storage.looked == ["/a", "/a"]
+
+
+async def test_a_look_ends_with_the_last_one_who_waits_for_it() -> None:
+    """One worker that is withdrawn takes no answer from the others."""
+    storage = Storage()
+    look = OneLook(storage)
+    first, second = ask(look), ask(look)
+    await CLOCK.settle()
+    first.cancel()
+    await CLOCK.settle()
+    assert storage.dropped == []
+    second.cancel()
+    await CLOCK.settle()
+    assert storage.dropped == ["/a"]
+    later = ask(look)
+    await CLOCK.settle()
+    storage.gate.set()
+    assert await later == ""
+    assert storage.looked == ["/a", "/a"]
+
+
+async def test_who_asks_while_a_look_is_being_dropped_has_one_of_its_own() -> None:
+    """It is cancelled for nobody but those who left."""
+    storage = Storage()
+    look = OneLook(storage)
+    first = ask(look)
+    await CLOCK.settle()
+    first.cancel()
+    later = ask(look)
+    await CLOCK.settle()
+    storage.gate.set()
+    assert await later == ""
+
+
+async def test_a_look_that_fails_fails_for_all() -> None:
+    """And the next one is made anew."""
+    storage = Storage()
+    look = OneLook(storage)
+    asked = [ask(look), ask(look)]
+    storage.answer = OSError("out of descriptors")
+    storage.gate.set()
+    found = await asyncio.gather(*asked, return_exceptions=True)
+    assert found == [storage.answer] * 2
+    storage.answer = ""
+    with pytest.raises(OSError, match="out of descriptors"):
+        await asked[0]
+    assert await ask(look) == ""
+
+
+async def test_the_users_of_two_accounts_do_not_share_a_look() -> None:
+    """What one may enter the other may not."""
+    storage = Storage()
+    look = OneLook(storage)
+    ann = Account(name="ann", uid=1001, gid=1001, home="/home/ann")
+    accounts = (None, ann, structs.replace(ann, uid=1002))
+    asked = [
+        asyncio.create_task(look({"workdir": "/a"}, account=account, clock=CLOCK))
+        for account in accounts
+    ]
+    await CLOCK.settle()
+    assert len(storage.looked) == len(accounts)
+    storage.gate.set()
+    await asyncio.gather(*asked)

@@ -1,0 +1,155 @@
+"""Workers that are told to stop while their shim is on its way, with real shims and files."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from agent import shim_files, shim_sockets
+from agent.starters import START_TIMEOUT_S, shim_argv
+from agent.withdrawn import is_shim_silent
+from agent.workers import ShimRunner
+from common.errors import Unavailable
+from common.messages import WorkerOrder, WorkerPhase
+from common.model import StopReason, WorkerKey
+from tests.agent.worker_house import WorkerHouse, make_house, make_order
+from tests.fakes import FakeClock
+from tests.sockets import short_path
+
+pytestmark = pytest.mark.slow
+P = WorkerPhase
+
+
+class SlowStarter:
+    """Starts a shim when a test lets it, as a busy manager of units does, and sees it end.
+
+    Args:
+        starts_nothing: the shim gets nowhere.
+    """
+
+    def __init__(self, *, starts_nothing: bool = False) -> None:
+        self.asked = asyncio.Event()
+        self.gate = asyncio.Event()
+        self.exit_code: int | None = None
+        self._starts_nothing = starts_nothing
+
+    async def start(self, directory: Path, order: WorkerOrder) -> None:
+        """As `ShimStarter.start`."""
+        self.asked.set()
+        await self.gate.wait()
+        if not self._starts_nothing:
+            shim = await asyncio.create_subprocess_exec(*shim_argv(directory))
+            self.exit_code = await shim.wait()
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncGenerator[WorkerHouse, None]:
+    """A run directory with a runner."""
+    async for house in make_house(tmp_path / "workers"):
+        yield house
+
+
+def silent_shim(house: WorkerHouse, key: WorkerKey) -> int:
+    """What a shim holds that waits for its worker's storage; the descriptor of its lock."""
+    directory = house.directory(key)
+    directory.mkdir(parents=True)
+    lock_fd = shim_files.take_lock(str(directory / shim_files.LOCK_FILE))
+    assert lock_fd is not None
+    return lock_fd
+
+
+async def test_a_worker_that_is_stopped_before_its_shim_is_there_never_begins(
+    house: WorkerHouse, tmp_path: Path
+) -> None:
+    """The shim comes late, finds that it is over, and leaves; so does any start after it."""
+    starter, mark = SlowStarter(), tmp_path / "ran"
+    runner = ShimRunner(house.run_dir, clock=house.clock, starter=starter, is_root_allowed=True)
+    order = make_order("touch", str(mark))
+    starting = asyncio.create_task(runner.start(order, endpoint="node-1:29400"))
+    await starter.asked.wait()
+    await runner.stop(order.key, StopReason.PREEMPT, 0.0)
+    status = await house.status(order.key)
+    assert (status.phase, status.stop_reason, status.error) == (P.EXITED, StopReason.PREEMPT, "")
+    starter.gate.set()
+    await starting
+    assert starter.exit_code == 0
+    await house.start(order)
+    assert (await house.status(order.key)).exit_code is None
+    assert not mark.exists()
+    await runner.forget(order.key)
+    assert await runner.statuses() == ()
+    assert not house.directory(order.key).exists()
+
+
+async def test_a_stop_waits_in_the_socket_of_a_shim_that_has_not_spoken(house: WorkerHouse) -> None:
+    """What it is about to run is its own to end: nobody says for it that it never began."""
+    key = make_order().key
+    lock_fd = silent_shim(house, key)
+    try:
+        with short_path(house.directory(key)) as directory:
+            control = shim_sockets.bind_control(str(directory / shim_files.CONTROL_SOCKET))
+        with control:
+            await house.runner.stop(key, StopReason.PREEMPT, 0.0)
+            orders = [shim_sockets.parse(said) for said in shim_sockets.receive_all(control)]
+        assert orders == [{"op": "stop", "reason": "preempt", "grace_s": 0.0}]
+        assert await house.runner.statuses() == ()
+        assert is_shim_silent(house.directory(key))
+    finally:
+        os.close(lock_fd)
+
+
+async def test_a_shim_whose_start_was_given_up_finds_its_stop_when_it_gets_on(
+    tmp_path: Path,
+) -> None:
+    """Its job runs elsewhere by then, and no agent may be there to see it."""
+    clock, starter = FakeClock(), SlowStarter(starts_nothing=True)
+    runner = ShimRunner(tmp_path, clock=clock, starter=starter, is_root_allowed=True)
+    order = make_order("sleep", "600")
+    starting = asyncio.create_task(runner.start(order, endpoint="node-1:29400"))
+    await starter.asked.wait()
+    with short_path(tmp_path / str(order.key)) as directory:
+        control = shim_sockets.bind_control(str(directory / shim_files.CONTROL_SOCKET))
+    with control:
+        starter.gate.set()
+        await clock.advance(START_TIMEOUT_S)
+        with pytest.raises(Unavailable, match="its shim did not start"):
+            await starting
+        orders = [shim_sockets.parse(said) for said in shim_sockets.receive_all(control)]
+    assert orders == [{"op": "stop", "reason": "stale", "grace_s": 0.0}]
+
+
+async def test_the_files_of_a_shim_that_has_not_spoken_stay(house: WorkerHouse) -> None:
+    """Without its directory it could tell nobody of its worker, which would be nobody's."""
+    key = make_order().key
+    lock_fd = silent_shim(house, key)
+    with pytest.raises(Unavailable, match="its shim lives"):
+        await house.runner.forget(key)
+    assert house.directory(key).is_dir()
+    os.close(lock_fd)
+    await house.runner.forget(key)
+    assert not house.directory(key).exists()
+
+
+async def test_a_link_in_place_of_the_lock_leads_nowhere(
+    house: WorkerHouse, tmp_path: Path
+) -> None:
+    """The directory is its job's and the agent may be root: no file is made through it."""
+    key = make_order().key
+    house.directory(key).mkdir(parents=True)
+    elsewhere = tmp_path / "elsewhere"
+    (house.directory(key) / shim_files.LOCK_FILE).symlink_to(elsewhere)
+    with pytest.raises(OSError, match="symbolic links"):
+        await house.runner.stop(key, StopReason.PREEMPT, 0.0)
+    await house.runner.forget(key)
+    assert not elsewhere.exists()
+    assert not house.directory(key).exists()
+
+
+async def test_a_stop_of_a_worker_that_was_never_begun_leaves_no_trace(house: WorkerHouse) -> None:
+    """An agent may not know whether the one before it came so far."""
+    await house.runner.stop(make_order().key, StopReason.PREEMPT, 0.0)
+    assert await house.runner.statuses() == ()
