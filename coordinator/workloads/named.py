@@ -66,9 +66,10 @@ def paper(seed: int, parameters: PaperParameters | None = None) -> Workload:
         raise ConfigError(f"workload paper: seed {seed}, expected at least 1")
     parameters = parameters or PaperParameters()
     chance_seed = DRAW_SEEDS.get(seed, OTHER_SEEDS_FROM + seed)
-    jobs = to_jobs(draw(parameters, chance_seed), parameters)
+    drawn = draw(parameters, chance_seed)
+    jobs = to_jobs(drawn, parameters)
     jobs = with_fungible_share(jobs, _share_of_free(jobs, FUNGIBLE_SHARE), chance_seed)
-    return _workload(f"paper-{seed}", jobs, parameters, chance_seed)
+    return _workload(f"paper-{seed}", jobs, drawn, parameters, chance_seed)
 
 
 def overload(seed: int = 1, parameters: PaperParameters | None = None) -> Workload:
@@ -83,14 +84,15 @@ def overload(seed: int = 1, parameters: PaperParameters | None = None) -> Worklo
         rare_jobs=round(base.rare_jobs / OVERLOAD),
         rare_load=base.rare_load / OVERLOAD,
     )
-    jobs = to_jobs(draw(more, chance_seed, jobs=round(JOBS * OVERLOAD)), more)
+    drawn = draw(more, chance_seed, jobs=round(JOBS * OVERLOAD))
+    jobs = to_jobs(drawn, more)
     jobs = with_fungible_share(jobs, _share_of_free(jobs, FUNGIBLE_SHARE), chance_seed)
     moved = choose(
         jobs, OVERLOAD_ELASTIC_FUNGIBLE_SHARE, chance_seed, among=lambda job: job.is_elastic
     )
     jobs = tuple(_moved(job, is_fungible=job.job_id in moved) for job in jobs)
     name = "paper-overload" if seed == 1 else f"paper-overload-{seed}"
-    return _workload(name, jobs, base, chance_seed)
+    return _workload(name, jobs, drawn, base, chance_seed)
 
 
 def named(
@@ -164,8 +166,9 @@ def _moved(job: TraceJob, *, is_fungible: bool) -> TraceJob:
 
 
 def _workload(
-    name: str, jobs: tuple[TraceJob, ...], parameters: PaperParameters, seed: int
+    name: str, jobs: tuple[TraceJob, ...], drawn: Drawn, parameters: PaperParameters, seed: int
 ) -> Workload:
+    are_initial = zip(jobs, drawn.is_initial.tolist(), strict=True)
     return Workload(
         name=name,
         jobs=jobs,
@@ -173,6 +176,7 @@ def _workload(
         nodes=nodes(parameters),
         length_s=LENGTH_S,
         pass_period_s=parameters.pass_period_s,
+        initial_jobs=frozenset(job.job_id for job, is_initial in are_initial if is_initial),
     )
 
 

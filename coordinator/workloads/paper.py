@@ -13,12 +13,13 @@ fixed order; times are whole seconds, so that the last bits of a logarithm canno
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Annotated
 
 import numpy as np
-from msgspec import Struct, structs
+from msgspec import Meta, Struct, structs
 from numpy.typing import NDArray
 
-from common.model import Pool
+from common.model import Pool, PositiveInt
 from coordinator.workloads.chance import (
     Chance,
     Floats,
@@ -95,7 +96,7 @@ class PaperParameters(Struct, frozen=True, kw_only=True):
     """
 
     load: float = 0.775
-    elastic_ratio: int = 2
+    elastic_ratio: Annotated[int, Meta(ge=1, le=1024)] = 2
     is_elastic_at_base: bool = True
     rate_sigma: float = 0.2
     long_sigma: float = 0.03
@@ -116,7 +117,7 @@ class PaperParameters(Struct, frozen=True, kw_only=True):
     rare_jobs: int = 504
     rare_nodes: int = 3
     rare_load: float = 1.22
-    pass_period_s: int = 82
+    pass_period_s: PositiveInt = 82
 
 
 def with_fastest_reading(elastic_ratio: int) -> PaperParameters:
@@ -138,7 +139,8 @@ def with_fastest_reading(elastic_ratio: int) -> PaperParameters:
 class Drawn(Struct, frozen=True, kw_only=True):
     """A trace as columns, in order of submission.
 
-    gpus: base demand; size: GPUs per worker; is_rare: accepts only the rare type.
+    gpus: base demand; size: GPUs per worker; is_rare: accepts only the rare type; is_initial: would
+    be running when the trace begins, see `PaperParameters.initial`.
     """
 
     submit_s: Floats
@@ -147,6 +149,7 @@ class Drawn(Struct, frozen=True, kw_only=True):
     size: Ints
     is_elastic: NDArray[np.bool_]
     is_rare: NDArray[np.bool_]
+    is_initial: NDArray[np.bool_]
 
 
 def nodes(parameters: PaperParameters) -> tuple[NodeGroup, ...]:
@@ -216,7 +219,7 @@ def _submitted(parameters: PaperParameters, chance: Chance, body: Drawn) -> Draw
     short = np.flatnonzero(~is_long)
     instants = _bursts(parameters, chance, len(short), parameters.rate_sigma * z)
     submit_s[short[np.argsort(_dealt(chance, body.gpus[short]), kind="stable")]] = instants
-    return structs.replace(body, submit_s=submit_s)
+    return structs.replace(body, submit_s=submit_s, is_initial=is_early)
 
 
 def _wander(chance: Chance, hours: int, tau_h: float) -> Floats:
@@ -365,6 +368,7 @@ def _drawn(
         size=size,
         is_elastic=np.full(len(gpus), is_elastic),
         is_rare=np.full(len(gpus), is_rare),
+        is_initial=np.zeros(len(gpus), dtype=np.bool_),
     )
 
 

@@ -170,7 +170,10 @@ def bootstrapped(workload: Workload, *, days: int, seed: int) -> Workload:
     """A trace of whole days drawn with replacement (Figure 12: ten traces of ten days).
 
     Jobs and load of a day stay together. A day drawn twice gives two jobs with ids of their own;
-    after the last day the load begins again, for jobs that still run.
+    after the last day the load begins again, for jobs that still run. What was at work before the
+    source begins (`Workload.initial_jobs`) belongs to no day: it comes once, when the trace begins,
+    as it does in the source. As a part of day 0 it would make each trace a measure of how often
+    that day was drawn.
 
     Raises:
         ValueError: the workload has no whole day.
@@ -181,8 +184,12 @@ def bootstrapped(workload: Workload, *, days: int, seed: int) -> Workload:
     random = Random(seed)
     drawn = [int(random.random() * source_days) for _ in range(days)]
     by_day: dict[int, list[TraceJob]] = {}
+    initial: list[TraceJob] = []
     for job in workload.jobs:
-        by_day.setdefault(int(job.submit_s // DAY_S), []).append(job)
+        if job.job_id in workload.initial_jobs:
+            initial.append(structs.replace(job, job_id=f"{job.job_id}-0"))
+        else:
+            by_day.setdefault(int(job.submit_s // DAY_S), []).append(job)
     jobs = [
         structs.replace(
             job, job_id=f"{job.job_id}-{place}", submit_s=job.submit_s + (place - day) * DAY_S
@@ -193,7 +200,8 @@ def bootstrapped(workload: Workload, *, days: int, seed: int) -> Workload:
     return structs.replace(
         workload,
         name=f"{workload.name}-bootstrap-{seed}",
-        jobs=tuple(sorted(jobs, key=lambda job: (job.submit_s, job.job_id))),
+        jobs=tuple(sorted([*initial, *jobs], key=lambda job: (job.submit_s, job.job_id))),
+        initial_jobs=frozenset(job.job_id for job in initial),
         loads=tuple(_days_of(load, drawn) for load in workload.loads),
         length_s=days * DAY_S,
     )

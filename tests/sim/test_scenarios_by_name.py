@@ -113,6 +113,18 @@ def test_a_number_in_a_name_is_a_share_of_the_jobs() -> None:
         assert all(abs((j.estimate_s or 0) / j.duration_s - 1) <= 0.25 for j in off)
 
 
+def test_checkpoints_are_a_share_of_ideal_s_jobs() -> None:
+    """Figure 13 varies Ideal: jobs grow and span as in Ideal, and differ by checkpoints alone."""
+    base = small(100)
+    ideal = find_scene("ideal").shape(base, 1).jobs
+    for percent in (0, 40, 100):
+        saving = find_scene(f"checkpoint-{percent}").shape(base, 1).jobs
+        assert [structs.replace(job, has_checkpoints=False) for job in saving] == [
+            structs.replace(job, has_checkpoints=False) for job in ideal
+        ]
+    assert ideal != find_scene("basic").shape(base, 1).jobs
+
+
 def test_ten_days_are_drawn_by_the_number_and_alike_for_all_three() -> None:
     """Baseline and Basic have the same jobs, Ideal the same submissions; numbers differ."""
     base = small(100, is_dense=False)

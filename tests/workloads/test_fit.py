@@ -52,6 +52,7 @@ def make_drawn(*rows: tuple[float, float, int], rare: tuple[int, ...] = ()) -> D
         size=np.minimum(gpus, 8),
         is_elastic=np.zeros(len(rows), dtype=np.bool_),
         is_rare=np.array([number in rare for number in range(len(rows))]),
+        is_initial=np.zeros(len(rows), dtype=np.bool_),
     )
 
 

@@ -22,6 +22,7 @@ from coordinator.workloads.named import (
 )
 from coordinator.workloads.own import job_lines
 from coordinator.workloads.paper import (
+    EARLY_S,
     JOBS,
     LENGTH_S,
     RARE_GPU,
@@ -97,6 +98,25 @@ def test_long_jobs_come_evenly() -> None:
     by_day = np.bincount(day, weights=gpu_s)
     assert by_day[0] > 1.2 * by_day[1:].mean()
     assert np.all(np.abs(by_day[1:] / by_day[1:].mean() - 1) < 0.15)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["paper-2", "paper-overload"])
+def test_a_paper_trace_names_the_jobs_that_were_at_work_before_it(name: str) -> None:
+    """They are long and of the first two hours, and without them day 0 is a day like any other."""
+    workload = named(name)
+    assert workload is not None
+    initial = [job for job in workload.jobs if job.job_id in workload.initial_jobs]
+    assert len(initial) == len(workload.initial_jobs)
+    assert all(job.submit_s < EARLY_S for job in initial)
+    assert all(job.duration_s >= 0.9 * PARAMETERS.long_s for job in initial)
+    by_day = [0.0] * 15
+    for job in workload.jobs:
+        if job.job_id not in workload.initial_jobs:
+            by_day[int(job.submit_s // 86_400)] += job.gpu_s
+    others = by_day[1:]
+    assert min(others) <= by_day[0] <= max(others)
+    assert sum(job.gpu_s for job in initial) > 0.5 * by_day[0]
 
 
 def test_a_seed_gives_one_trace_and_another_seed_another() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
+from coordinator.workloads.named import named
 from coordinator.workloads.records import LoadSeries, LoadUnit, NodeGroup, TraceJob, Workload
 from coordinator.workloads.scenarios import (
     Scenario,
@@ -175,6 +176,45 @@ def test_after_its_last_day_a_bootstrapped_load_begins_again() -> None:
     values = found.loads[0].values
     assert len(values) == 96
     assert values[:48] == values[48:]
+
+
+def test_what_was_at_work_before_the_trace_comes_once_and_is_no_part_of_a_day() -> None:
+    """However often day 0 is drawn, its initial jobs come at their time on the first day alone."""
+    source = structs.replace(SMALL, initial_jobs=frozenset({"j001", "j030"}))
+    when = {job.job_id: job.submit_s for job in SMALL.jobs}
+    draws_of_day_0: set[int] = set()
+    for seed in range(12):
+        found = bootstrapped(source, days=6, seed=seed)
+        came = {job.job_id: job.submit_s for job in found.jobs}
+        initial = {job_id for job_id in came if job_id.startswith(("j001-", "j030-"))}
+        assert {job_id: came[job_id] for job_id in initial} == {
+            "j001-0": when["j001"],
+            "j030-0": when["j030"],
+        }
+        assert found.initial_jobs == initial
+        assert [job.submit_s for job in found.jobs] == sorted(came.values())
+        rest = structs.replace(
+            source, jobs=tuple(job for job in SMALL.jobs if job.job_id not in source.initial_jobs)
+        )
+        others = [job for job in found.jobs if job.job_id not in initial]
+        assert others == list(bootstrapped(rest, days=6, seed=seed).jobs)
+        draws_of_day_0.add(sum(job.job_id.startswith("j002-") for job in found.jobs))
+    assert {0, 1} < draws_of_day_0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["paper-1", "paper-4", "paper-overload"])
+def test_every_draw_of_days_asks_for_as_much_as_the_source(name: str) -> None:
+    """GPU-seconds of any ten days drawn are within 5 % of those of the source's first ten."""
+    source = named(name)
+    assert source is not None
+    days = 10
+    offered_gpu_s = sum(job.gpu_s for job in source.jobs if job.submit_s < days * DAY_S)
+    ratios = [
+        sum(job.gpu_s for job in bootstrapped(source, days=days, seed=seed).jobs) / offered_gpu_s
+        for seed in range(40)
+    ]
+    assert 0.95 < min(ratios) < max(ratios) < 1.05
 
 
 def test_less_than_a_day_cannot_be_bootstrapped() -> None:
