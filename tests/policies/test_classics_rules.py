@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from common.model import NodeName
-from coordinator.policies.decisions import Preempt, Resize
+from coordinator.policies.decisions import Preempt, Resize, Start
 from coordinator.policies.placing.victims import fewest_victims
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
 from coordinator.policies.systems.mesos import Memory
@@ -74,6 +74,39 @@ def test_drf_shrinks_jobs_of_the_tenant_with_most() -> None:
     )
     found = decide("drf", full(*jobs))
     assert [each.job_id for each in found.decisions if isinstance(each, Resize)] == ["z"]
+
+
+def test_drf_stops_elastic_gangs_like_rigid_ones() -> None:
+    """B's two gangs hold all GPUs and have nobody flexible: one of them goes for A's single GPU.
+
+    Flexible workers go first, so that a gang that gives one goes on.
+    """
+    theirs = [job(f"b{n}", "B", workers=(4, 8), nodes=("n0",) * 4) for n in range(2)]
+    assert stopped("drf:preempts=true", full(*theirs, job("a", "A"))) == ["b0"]
+    assert stopped("drf", full(*theirs, job("a", "A"))) == []
+    grown = job("b1", "B", workers=(3, 8), nodes=("n0",) * 4)
+    found = decide("drf:preempts=true", full(theirs[0], grown, job("a", "A")))
+    assert [type(each) for each in found.decisions] == [Resize, Start]
+
+
+def test_drf_counts_an_elastic_gang_as_gone_with_its_flexible_workers() -> None:
+    """All five GPUs of a gang of three come free with it: for A's three, and for two after it."""
+    kept = replace(job("b", "B", gpus=7, nodes=("n0",)), lost_if_preempted_gpu_s=900.0)
+    elastic = job("e", "B", workers=(3, 5), nodes=("n0",) * 5)
+    asks = (job("a0", "A", gpus=3), job("a1", "A", submitted_at_s=1.0))
+    snapshot = full(kept, elastic, *asks, gpus=12)
+    assert stopped("drf:preempts=true", snapshot) == ["e"]
+    assert started(decide("drf:preempts=true", snapshot)) == ["a0", "a1"]
+
+
+def test_drf_deals_what_a_stopped_gang_leaves_to_those_who_stay() -> None:
+    """The gang that goes gets no flexible worker; another one of its tenant gets the GPU."""
+    gone = job("e", "B", workers=(3, 8), nodes=("n0",) * 3)
+    stays = job("g", "B", workers=(7, 8), nodes=("n0",) * 7, submitted_at_s=1.0)
+    found = decide("drf:preempts=true", full(gone, stays, job("a", "A", gpus=2), gpus=10))
+    of_jobs = [each for each in found.decisions if isinstance(each, Preempt | Resize | Start)]
+    assert len(of_jobs) == len(found.decisions)
+    assert {each.job_id: type(each) for each in of_jobs} == {"e": Preempt, "g": Resize, "a": Start}
 
 
 def test_drf_stops_nobody_in_vain() -> None:

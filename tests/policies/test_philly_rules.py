@@ -99,3 +99,46 @@ def test_nobody_is_stopped_for_a_tenant_beyond_its_quota() -> None:
     snapshot = cell(machine("n0", gpus=4, jobs=jobs), jobs=jobs)
     assert stopped(with_quotas(snapshot, {"rich": 0, "poor": 4})) == ["rich"]
     assert stopped(with_quotas(snapshot, {"rich": 0, "poor": 3})) == []
+
+
+# --- who is like whom -----------------------------------------------------------------------------
+
+
+def on(job: JobView, gpu_type: str) -> JobView:
+    """The same job, which wants GPUs of that type only."""
+    return replace(job, gpu=replace(job.gpu, types=(gpu_type,)))
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        on(job("first", "poor", workers=(2, 2)), "H100"),
+        on(job("first", "poor", gpus=2), "A100"),
+        on(replace(job("first", "poor", workers=(2, 2)), avoid_nodes=("m0",)), "A100"),
+    ],
+    ids=["another type", "another gang", "another place"],
+)
+def test_a_job_without_victims_hides_none_from_one_that_asks_for_something_else(
+    first: JobView,
+) -> None:
+    """Whom nobody can make room for says nothing of other GPU types, gangs or nodes.
+
+    Each of three tenants is due two of six GPUs. Of four the rich one can lose two, the youngest:
+    servers of one GPU each, that take two workers of one where nobody avoids any of them.
+    """
+    jobs = (
+        since(job("old", "rich", gpus=2, nodes=("n0",)), 1.0),
+        job("third", "third", gpus=2, nodes=("n0",)),
+        *(
+            replace(since(job(f"young{at}", "rich", nodes=(f"m{at}",)), 2.0), gpu_type="A100")
+            for at in range(2)
+        ),
+        first,
+        replace(on(job("asks", "poor", workers=(2, 2)), "A100"), submitted_at_s=1.0),
+    )
+    nodes = [machine("n0", gpus=4, jobs=jobs)]
+    nodes += [replace(machine(n, gpus=1, jobs=jobs), gpu_type="A100") for n in ("m0", "m1")]
+    for seen in (tuple(each for each in jobs if each != first), jobs):
+        found = cell(*nodes, jobs=seen)
+        assert sorted(stopped(found)) == ["young0", "young1"]
+        assert started(decide("philly", found)) == ["asks"]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from common.model import JobId
 from coordinator.policies.blockers import Hold
@@ -35,7 +35,7 @@ class DrfKnobs(Struct, frozen=True, kw_only=True):
 
 
 class _Victim(Struct, frozen=True, kw_only=True):
-    """Workers of another tenant that could go: flexible ones, or all of a gang."""
+    """Workers of another tenant that could go: a flexible one; a gang after its flexible ones."""
 
     job: JobView
     workers: tuple[WorkerView, ...]
@@ -107,6 +107,7 @@ class Filling:
         )
         for victim in found or ():
             self._note(victim)
+        self._follow(found or ())
         return found is not None
 
     def _victims(self, job: JobView, kind: str) -> Iterable[_Victim]:
@@ -136,9 +137,12 @@ class Filling:
                 other.job_id,
             ),
         ):
-            if not other.is_resizable:
-                stay = tuple(worker for worker in other.placed if not worker.is_leaving)
-                yield _Victim(job=other, workers=stay, is_whole=True)
+            stay = tuple(
+                worker
+                for worker in other.placed
+                if not worker.is_leaving and not (worker.is_flexible and other.is_resizable)
+            )
+            yield _Victim(job=other, workers=stay, is_whole=True)
 
     def _move(self, victim: _Victim, sign: int) -> None:
         self._bins.vacate(victim.job, victim.workers, sign)
@@ -151,6 +155,18 @@ class Filling:
             name = victim.job.job_id
             self._shrunk[name] = self._shrunk.get(name, 0) + len(victim.workers)
 
+    def _follow(self, found: Iterable[_Victim]) -> None:
+        """With a gang its flexible workers go as well, also those that could have stayed."""
+        gone = {(each.job_id, each.worker_index) for victim in found for each in victim.workers}
+        for victim in found:
+            rest = tuple(
+                worker
+                for worker in victim.job.placed
+                if not worker.is_leaving and (worker.job_id, worker.worker_index) not in gone
+            )
+            if victim.is_whole and rest:
+                self._move(structs.replace(victim, workers=rest), 1)
+
     # --- flexible workers -----------------------------------------------------------------------
 
     def _grow(self) -> None:
@@ -161,7 +177,9 @@ class Filling:
         for job in self._snapshot.jobs:
             rests = (job.last_resized_at_s or 0.0) + self._snapshot.resize_cooldown_s
             is_ready = job.last_resized_at_s is None or rests <= self._snapshot.now_s
-            if job.is_resizable and job.gpu_type and is_ready and job.job_id not in self._shrunk:
+            if job.job_id in self._shrunk or job.job_id in self._stopped:
+                continue
+            if job.is_resizable and job.gpu_type and is_ready:
                 lines.setdefault(job.tenant, []).append((job, job.gpu_type))
         for line in lines.values():
             line.sort(key=lambda each: (each[0].submitted_at_s, each[0].job_id))

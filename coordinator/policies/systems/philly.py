@@ -99,8 +99,7 @@ class _Pass:
         now_s = self._snapshot.now_s
         tried = self._before.get(job.job_id, Attempted(now_s))
         age, is_within = self._holding.age(tried), self._is_within(job)
-        shape = (job.gpus_per_worker, job.workers, job.gpu.types, job.avoid_nodes, is_prerun(job))
-        alike = (self._tenancy.leaf(job), *shape, age.level, age.may_hold, is_within)
+        alike = (*self._asks(job), is_prerun(job), age.level, age.may_hold, is_within)
         if alike in self._stuck and not tried.held:
             self._wait(job, age, tried, is_within=is_within)
             return
@@ -125,6 +124,10 @@ class _Pass:
             self._tenancy.take(job, grant.workers * job.gpus_per_worker)
             self.grants.append(grant)
         return grant is not None
+
+    def _asks(self, job: JobView) -> tuple[object, ...]:
+        """Whose job it is and all that it asks for: where one finds nothing, nor does its like."""
+        return (self._tenancy.leaf(job), job.avoid_nodes, *self._gangs(job))
 
     def _gangs(self, job: JobView) -> Iterator[Gang]:
         for gpu_type in job.gpu.types or self._types:
@@ -157,7 +160,7 @@ class _Pass:
         """Start it on GPUs of tenants beyond their quota, where the cell is full."""
         used, capacity = self._tenancy.used, self._tenancy.capacity - self._pool.idle_gpus
         is_full = used[WHOLE] >= self._knobs.preempt_ratio * capacity
-        asks = ("preempt", base_gpus(job), level, self._tenancy.leaf(job), job.avoid_nodes)
+        asks = ("preempt", level, *self._asks(job))
         if not (is_full and self._is_within(job)) or asks in self._full:
             return False
         self._full.add(asks)
