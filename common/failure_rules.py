@@ -2,28 +2,34 @@
 workers, nodes or what is done about a failure.
 
 Explicit root causes come before outcomes such as a traceback or an exit code, as in the classifier
-of the Philly study (ATC'19, section 2.4); within a kind the order of the rules decides, a site's
-own first.
+of the Philly study (ATC'19, section 2.4). A site's own rules come first, at their word, in their
+order. Among the packaged explicit ones what the program ended by decides; `log_evidence` tells it
+from what it got over, and from what followed. Among outcomes the order of the rules does.
 """
 
 from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from common.errors import ConfigError
 from common.failures import MAX_LINE_CHARS, Failure, Origin, Reason, RetryClass, Times, Title
+from common.log_evidence import LogLines, Sighting, decisive
 
 TAIL_BYTES = 64 * 1024
 """So much of a log is looked at, from its end."""
 MAX_CHARS_OF_LINE = 2000
 """A longer line is looked at up to here, so that a pattern cannot take for ever."""
 NO_SIGNATURE = "no_signature"
+
+Steps = Annotated[int, Meta(ge=0, le=3)]
 
 
 class ReasonRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,6 +51,9 @@ class Signature(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     patterns: any regular expression matches within one line of the log.
     exit_codes: the main process ended so; negative is a signal.
     is_implicit: this is only the outcome of something; explicit signatures go before.
+    is_certain: the system says so, never a program in passing: wherever it stands, it is the end.
+    steps_after_cause: 0 names a root cause; 1 is what a GPU makes of one, such as a CUDA error; 2
+        is what others see when a process dies, such as a broken collective; 3 an abort after that.
     """
 
     reason: Reason
@@ -52,6 +61,8 @@ class Signature(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     patterns: tuple[str, ...] = ()
     exit_codes: tuple[int, ...] = ()
     is_implicit: bool = False
+    is_certain: bool = False
+    steps_after_cause: Steps = 0
 
 
 class RuleFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -83,12 +94,15 @@ class FailureRules:
                 self.reasons.setdefault(reason.name, reason)
         if NO_SIGNATURE not in self.reasons:
             raise ConfigError(f"failure rules: reason {NO_SIGNATURE} is not defined")
-        compiled = [self._compile(rule) for file in files for rule in file.signature]
-        explicit = [each for each in compiled if not each.rule.is_implicit]
-        self._in_order = (*explicit, *(each for each in compiled if each.rule.is_implicit))
+        compiled = [[self._compile(rule) for rule in file.signature] for file in files]
+        explicit = [[each for each in own if not each.rule.is_implicit] for own in compiled]
+        self._sites = [each for own in explicit[:-1] for each in own]
+        self._weighed = explicit[-1]
+        self._outcomes = [each for own in compiled for each in own if each.rule.is_implicit]
         self.signature_count = sum(
-            len(rule.texts) + len(rule.patterns) + len(rule.exit_codes)
-            for rule in (each.rule for each in self._in_order)
+            len(each.rule.texts) + len(each.rule.patterns) + len(each.rule.exit_codes)
+            for own in compiled
+            for each in own
         )
 
     def _compile(self, rule: Signature) -> _Compiled:
@@ -128,12 +142,43 @@ class FailureRules:
             error: what its supervisor said of it.
         """
         text = _readable(log[-TAIL_BYTES:], error)
-        for each in self._in_order:
+        for each in self._sites:
             found = _seen(each, text, exit_code)
             if found is not None:
-                is_explicit = not each.rule.is_implicit
-                return self.failure(each.rule.reason, line=found, is_explicit=is_explicit)
+                return self.failure(each.rule.reason, line=found)
+        seen = {order: at for order, at in self._offsets(text) if at}
+        lines = LogLines(text if seen else "")
+        best = decisive(self._sightings(seen, lines))
+        if best is not None:
+            line = lines.line(best.line).strip()
+            return self.failure(self._weighed[best.order].rule.reason, line=line)
+        for each in self._weighed:
+            if exit_code is not None and exit_code in each.rule.exit_codes:
+                return self.failure(each.rule.reason, line=f"exit code {exit_code}")
+        for each in self._outcomes:
+            found = _seen(each, text, exit_code)
+            if found is not None:
+                return self.failure(each.rule.reason, line=found, is_explicit=False)
         return self.failure(NO_SIGNATURE, is_explicit=False)
+
+    def _offsets(self, text: str) -> Iterator[tuple[int, list[int]]]:
+        """Where each packaged explicit signature stands."""
+        for order, each in enumerate(self._weighed):
+            yield order, list(_offsets(each, text))
+
+    def _sightings(self, seen: Mapping[int, Sequence[int]], lines: LogLines) -> Iterator[Sighting]:
+        """Of all packaged explicit signatures that were not got over."""
+        for order, offsets in seen.items():
+            rule = self._weighed[order].rule
+            for number in sorted({lines.number_at(at) for at in offsets}):
+                if rule.is_certain or not lines.is_got_over(number):
+                    yield Sighting(
+                        line=number,
+                        order=order,
+                        is_certain=rule.is_certain,
+                        is_end=rule.is_certain or lines.is_end(number),
+                        steps_after_cause=rule.steps_after_cause,
+                    )
 
 
 def _readable(log: bytes, error: str) -> str:
@@ -154,6 +199,17 @@ def _seen(each: _Compiled, text: str, exit_code: int | None) -> str | None:
     if exit_code is not None and exit_code in each.rule.exit_codes:
         return f"exit code {exit_code}"
     return None
+
+
+def _offsets(each: _Compiled, text: str) -> Iterator[int]:
+    """Where its texts and patterns stand."""
+    for wanted in each.rule.texts:
+        at = text.rfind(wanted)  # three times as fast as `find` where there is none
+        while at >= 0:
+            yield at
+            at = text.rfind(wanted, 0, at)
+    for pattern in each.patterns:
+        yield from (match.start() for match in pattern.finditer(text))
 
 
 def _line_at(text: str, at: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from common.failure_rules import (
     read_rules,
 )
 from common.failures import MAX_LINE_CHARS, Failure, RetryClass, is_more_telling
+from tests.common.failure_logs import LOGS, PASSING
 
 RULES = read_rules()
 
@@ -116,6 +118,21 @@ def test_what_programs_print_is_recognised(expected: str, log: str) -> None:
     assert reason(f"step 1 loss 2.3\n{log}\nexiting\n") == expected
 
 
+@pytest.mark.parametrize(
+    ("expected", "log"), [row[1:] for row in LOGS], ids=[row[0] for row in LOGS]
+)
+def test_what_a_program_ended_by_decides(expected: str, log: str) -> None:
+    """Not what it got over, nor what its end brought about, wherever those stand."""
+    assert reason(log) == expected
+
+
+@pytest.mark.parametrize(("expected", "line"), PASSING)
+def test_storage_and_servers_that_do_not_answer_are_tried_again(expected: str, line: str) -> None:
+    """They pass, so that one more try at most would give up jobs that need two."""
+    found = RULES.classify(f"{TRACEBACK}{line}\n".encode(), exit_code=1)
+    assert (found.reason, found.retry, found.is_explicit) == (expected, BACK_OFF, True)
+
+
 def test_every_reason_is_seen_in_some_log() -> None:
     """No reason is in the table that no log can show."""
     assert {expected for expected, _ in SEEN} == set(CLASSES)
@@ -207,6 +224,35 @@ def test_a_site_goes_before_the_packaged_rules(tmp_path: Path) -> None:
     assert rules.failure("gpu_out_of_memory").retry == RetryClass.ELSEWHERE
 
 
+SITE_WORDS = """
+    [[signature]]
+    reason = "job_preempted"
+    texts = ["fabric manager"]
+    is_implicit = {is_implicit}
+"""
+
+
+@pytest.mark.parametrize(
+    ("is_implicit", "expected"), [("true", "gpu_out_of_memory"), ("false", "job_preempted")]
+)
+def test_an_outcome_of_a_site_yields_to_a_packaged_root_cause(
+    tmp_path: Path, is_implicit: str, expected: str
+) -> None:
+    """Explicit goes before implicit across files; a site's explicit words count in warnings too."""
+    path = tmp_path / "site.toml"
+    path.write_text(SITE_WORDS.format(is_implicit=is_implicit))
+    log = "WARNING: fabric manager\n" + TRACEBACK + "torch.OutOfMemoryError: CUDA out of memory\n"
+    assert read_rules(str(path)).classify(log.encode(), exit_code=1).reason == expected
+    silent = read_rules(str(path)).classify(b"WARNING: fabric manager\nbye\n", exit_code=1)
+    assert (silent.reason, silent.is_explicit) == ("job_preempted", is_implicit == "false")
+
+
+def test_the_decision_record_counts_the_signatures() -> None:
+    """Its number is that of the packaged file."""
+    record = Path(__file__).parents[2] / "docs" / "decisions" / "0015-failure-classes.md"
+    assert f"{RULES.signature_count} signatures" in record.read_text()
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -251,3 +297,19 @@ def test_of_a_gang_s_failures_the_root_cause_says_most() -> None:
         assert is_more_telling(more, less)
         assert less is None or not is_more_telling(less, more)
     assert not is_more_telling(cause, failure("syntax_error"))
+
+
+def test_of_a_gang_s_logs_the_one_with_the_cause_is_told() -> None:
+    """In whatever order its workers are heard: one ran out of memory, the others lost it."""
+    logs = [
+        TRACEBACK + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n",
+        TRACEBACK + "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:13\n",
+        "[Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)\nSIGABRT\n",
+    ]
+    for order in permutations(logs):
+        told: Failure | None = None
+        for log in order:
+            heard = RULES.classify(log.encode(), exit_code=-6)
+            told = heard if is_more_telling(heard, told) else told
+        assert told is not None
+        assert told.reason == "gpu_out_of_memory"
