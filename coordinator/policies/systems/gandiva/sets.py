@@ -4,17 +4,21 @@ From Gandiva (OSDI'18) it has the affinity of nodes to one gang size and the tur
 4.1), and nothing else: no packing, no growing, no move but where a set comes or goes. ElasticFlow's
 artefact (pkusys/ElasticFlow, figure 8a) compares with such a one; its two faults are knobs here. A
 turn that is over is a preemption, as a job of a set gets any GPUs of it; whoever would lose most of
-its work by that keeps its GPUs (`setbacks`). Must not know the engine.
+its work by that keeps its GPUs (`setbacks`), and a turn lasts as long as handing it over is worth.
+Must not know the engine.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Annotated
+
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from common.model import JobId, JobState, NodeName
 from coordinator.policies.blockers import Hold
-from coordinator.policies.decisions import Allocation, Placement
+from coordinator.policies.decisions import Allocation, Decision, Placement, Start
 from coordinator.policies.floor import Floor, fill, is_movable, present_workers
 from coordinator.policies.granting import Grant, carry_out
 from coordinator.policies.knob_types import Period, Seconds
@@ -26,6 +30,8 @@ from coordinator.policies.sharing.board import COMPUTING_STATES
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.words import counted
 
+Times = Annotated[float, Meta(ge=0, le=1e6)]
+
 EARLY_S = 1e-6
 """A look is due despite rounding."""
 
@@ -33,6 +39,10 @@ EARLY_S = 1e-6
 class Knobs(Struct, frozen=True, kw_only=True):
     """slice_s: length of a turn; nodes are shared out again at each (section 3.1: a minute).
 
+    least_turn_ratio: nor is a turn shorter than so many times what it took to hand it over, from
+        the decision until the gang ran: others' stops and its own start. Ours; without it jobs that
+        take a minute to stop and start do nothing else. Twenty are ten of a whole stop, as what was
+        saved has to be loaded as well, which nobody tells. 0: a turn is a slice.
     quiet_s: the artefact's steps: it looks only when a job came, and each slice once none came for
         so long; until then GPUs that come free stay idle. 0: it looks at whatever happens.
     counts_by_gang: the artefact's shares: a class gets and gives back a set for each gang that it
@@ -41,6 +51,7 @@ class Knobs(Struct, frozen=True, kw_only=True):
     """
 
     slice_s: Period = 60.0
+    least_turn_ratio: Times = 20.0
     quiet_s: Seconds = 0.0
     counts_by_gang: bool = False
 
@@ -49,12 +60,14 @@ class Memory(Struct, frozen=True, kw_only=True):
     """sets: with their jobs, in turn. waits: who was looked at and found no set.
 
     looked_at_s: when it looked last. came_at_s: when it last looked at somebody new.
+    handed_at_s: when those that have a place were given it.
     """
 
     sets: tuple[NodeSet, ...] = ()
     waits: tuple[JobId, ...] = ()
     came_at_s: float = float("-inf")
     looked_at_s: float = float("-inf")
+    handed_at_s: dict[JobId, float] = {}
 
 
 class _Pass:
@@ -97,7 +110,7 @@ class _Pass:
         if looks or not self._knobs.quiet_s:
             self.division.keep(self._jobs)
             if looks:
-                self.division.rotate(self._stay())
+                self.division.rotate(self._stay() | self._fresh())
                 self.division.divide(counts_by_gang=self._knobs.counts_by_gang)
             self._welcome()
         stays = self._stay()
@@ -113,6 +126,18 @@ class _Pass:
             for job in self._jobs.values()
             if job.state in COMPUTING_STATES and (not is_movable(job) or keeps_gang(job, now_s))
         }
+
+    def _fresh(self) -> set[JobId]:
+        """Whose turn has not lasted yet as long as handing it over is worth."""
+        now_s, ratio = self._snapshot.now_s, self._knobs.least_turn_ratio
+        found = set[JobId]()
+        for job_id, handed_at_s in self._before.handed_at_s.items():
+            job = self._jobs.get(job_id)
+            if job is not None and job.started_at_s is not None and job.placed:
+                cost_s = max(0.0, job.started_at_s - handed_at_s)
+                if now_s < job.started_at_s + ratio * cost_s:
+                    found.add(job_id)
+        return found
 
     def _welcome(self) -> None:
         """Whoever is in no set, by submission; those that run already first."""
@@ -140,23 +165,35 @@ class _Pass:
 
     def allocation(self) -> Allocation:
         """Stops and starts, and what is remembered."""
+        decisions = carry_out(
+            self._snapshot,
+            self._grants(),
+            floor=self._floor,
+            place=self._place,
+            stops_in_vain=self._knobs.counts_by_gang,
+        ).decisions
         after = Memory(
             sets=tuple(self.division.sets),
             waits=self._waits(),
             came_at_s=self.came_at_s,
             looked_at_s=self.looked_at_s,
+            handed_at_s=self._handed_at_s(decisions),
         )
         return Allocation(
-            decisions=carry_out(
-                self._snapshot,
-                self._grants(),
-                floor=self._floor,
-                place=self._place,
-                stops_in_vain=self._knobs.counts_by_gang,
-            ).decisions,
+            decisions=decisions,
             memory=msgspec.msgpack.encode(after),
             wake_at_s=self._wake_at_s(),
         )
+
+    def _handed_at_s(self, decisions: Iterable[Decision]) -> dict[JobId, float]:
+        """Since when those that have a place or are given one have it, as of these decisions."""
+        kept = {
+            job_id: at_s
+            for job_id, at_s in self._before.handed_at_s.items()
+            if job_id in self._jobs and self._jobs[job_id].state != JobState.PENDING
+        }
+        now_s = self._snapshot.now_s
+        return kept | {made.job_id: now_s for made in decisions if isinstance(made, Start)}
 
     def _waits(self) -> tuple[JobId, ...]:
         """Who found no set; between looks who came since is nobody yet."""
