@@ -1,6 +1,6 @@
 """Apps and their finish-time fairness: rho = T_shared / T_alone. Pure; must not know auctions.
 
-An app is one user's unit of training: jobs with the same `app` (trials of a hyper-parameter
+An app is one tenant's unit of training: its jobs with the same `app` (trials of a hyper-parameter
 search), or a job by itself. T_shared is the time since its submission and what is left on the GPUs
 that it would hold; T_alone is what it would take on a share of the cluster of its own, 1/N of its
 GPUs, where N is the time-weighted mean number of apps since its submission (Themis, NSDI'20,
@@ -167,8 +167,11 @@ class Attendance(Struct):
 
 
 def app_of(job: JobView) -> str:
-    """Its app; a job without one is its own, under a name that no app has."""
-    return f"app {job.app}" if job.app else f"job {job.job_id}"
+    """Its app; a job without one is its own, under a name that no app has.
+
+    The word is the tenant's own: the same one of another tenant names another app.
+    """
+    return f"app {job.tenant}/{job.app}" if job.app else f"job {job.job_id}"
 
 
 # --- rho ------------------------------------------------------------------------------------------

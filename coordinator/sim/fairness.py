@@ -30,7 +30,7 @@ APPS_TOLD = 100
 class Lived(Struct, frozen=True, kw_only=True):
     """One job that ended, in seconds and GPUs.
 
-    app: its group; a job of its own has its own id there.
+    app: its group, told apart from those of other tenants; a job of its own has its own id there.
     alone_gpu_s: GPU-seconds of its work at its base gang, alone.
     gpus: the most that it can use.
     worth: what so many GPUs are worth to it, in GPUs of its base gang: (GPUs, worth) from the base

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from itertools import accumulate
 from math import ceil
 
-from common.model import JobId, JobSpec, JobState, Pool
+from common.model import JobSpec, JobState, Pool
+from coordinator.engine.state import JobEntry
 from coordinator.sim.fairness import Lived
 from coordinator.sim.simulation import Passes
 from coordinator.sim.stage import RunOptions, Stage, TimesTaken
@@ -37,7 +38,7 @@ def lived(stage: Stage, options: RunOptions) -> Iterator[Lived]:
         # A gang of k workers computes work / rate(k) seconds, on k workers' GPUs.
         base_s = job.work_s / job.speedup.rates[0]
         yield Lived(
-            app=app_of(spec, job.job_id),
+            app=app_of(entry, job.job_id),
             submitted_at_s=submitted_at_s,
             finished_at_s=entry.finished_at_s,
             alone_gpu_s=base_s * spec.base_demand_gpus,
@@ -65,9 +66,10 @@ def _worth(spec: JobSpec, speedup: SpeedUp) -> tuple[tuple[int, float], ...]:
     )
 
 
-def app_of(spec: JobSpec, job_id: JobId) -> str:
-    """The app of a job; one without is its own."""
-    return spec.app or job_id
+def app_of(entry: JobEntry, name: str) -> str:
+    """The app of a job, as `TENANT/APP`: the word is its tenant's own. One without has its name."""
+    app = entry.spec.app
+    return f"{entry.tenant}/{app}" if app else name
 
 
 def until_pass_s(passes: Passes, at_s: float) -> float:

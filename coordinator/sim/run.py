@@ -355,6 +355,6 @@ def _rows(stage: Stage, rhos: Mapping[str, float]) -> Iterator[JobRow]:
             suspensions=job.suspension_count,
             suspended_s=job.suspended_s,
             migrations=job.migration_count,
-            app=job.spec.app or name,
-            rho=rhos.get(app_of(job.spec, job.job_id)),
+            app=app_of(job, name),
+            rho=rhos.get(app_of(job, job.job_id)),
         )

@@ -36,7 +36,8 @@ _JOB_NOTES = {
     "retry.on_exit_codes": "only these exit codes are tried again; empty means any",
     "launcher": "`torchrun`: Aryl puts torchrun before the command, one per worker",
     "rendezvous": "where its gang meets, if that is a program of its own",
-    "app": "name of a group of trials, which the policy `themis` serves as one; others show it",
+    "app": "name of a group of trials of its tenant, which the policy `themis` serves as one; "
+    "others show it. Another tenant's app of the same name is another app",
     "prerun": "a try on a few GPUs before the gang starts, which shows most failures as well",
     "profile": "what is known of how it runs; policies that need more than this say what they take",
 }

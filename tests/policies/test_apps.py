@@ -25,10 +25,18 @@ from tests.builders import make_job_view, make_node_view, make_snapshot
 NODES = frozenset({NodeName("n1")})
 
 
-def job(name: str, *, work_s: float, most: int = 4, at_s: float = 0.0, app: str = "") -> JobView:
+def job(
+    name: str,
+    *,
+    work_s: float,
+    most: int = 4,
+    at_s: float = 0.0,
+    app: str = "",
+    tenant: str = "lab",
+) -> JobView:
     """A job of one-GPU workers."""
     made = make_job_view(name, workers=(1, most), remaining_work_s=work_s, submitted_at_s=at_s)
-    return replace(made, whole_work_s=work_s, app=app or None)
+    return replace(made, whole_work_s=work_s, app=app or None, tenant=tenant)
 
 
 def measured(jobs: list[JobView], yard: Yardstick, attendance: Attendance) -> dict[str, Measure]:
@@ -100,19 +108,33 @@ def test_trials_add_up_or_race() -> None:
     """If all must end, work adds up on the app's share; if one is enough, the shortest counts."""
     jobs = [job("a", work_s=100.0, app="s"), job("b", work_s=300.0, app="s")]
     held = {JobId("a"): Held(2, NODES), JobId("b"): Held(2, NODES)}
-    all_ = measured(jobs, Yardstick(gpus=4, now_s=0.0), Attendance())["app s"]
-    first = measured(jobs, Yardstick(gpus=4, now_s=0.0, aim=Aim.FIRST), Attendance())["app s"]
+    all_ = measured(jobs, Yardstick(gpus=4, now_s=0.0), Attendance())["app lab/s"]
+    first = measured(jobs, Yardstick(gpus=4, now_s=0.0, aim=Aim.FIRST), Attendance())["app lab/s"]
     assert (all_.alone_s, first.alone_s) == pytest.approx((100.0, 25.0))
     assert all_.left_s(held) == pytest.approx(150.0)  # b's own two GPUs take that long
     assert first.left_s(held) == pytest.approx(50.0)
+
+
+def test_an_app_is_its_tenant_s_own() -> None:
+    """Two tenants that use one word have two apps: nobody's work joins a stranger's."""
+    jobs = [
+        job("a", work_s=100.0, app="s", tenant="lab"),
+        job("b", work_s=300.0, app="s", tenant="shop"),
+        job("c", work_s=300.0, app="s", tenant="shop"),
+    ]
+    found = measured(jobs, Yardstick(gpus=8, now_s=0.0), Attendance())
+    assert {app: each.alone_s for app, each in found.items()} == {
+        "app lab/s": pytest.approx(100.0 / 4),
+        "app shop/s": pytest.approx(600.0 / 4),
+    }
 
 
 def test_work_of_ended_trials_still_counts_alone() -> None:
     """What an app would have taken alone does not shrink as its trials end."""
     attendance, yard = Attendance(), Yardstick(gpus=4, now_s=0.0)
     jobs = [job("a", work_s=100.0, app="s"), job("b", work_s=300.0, app="s")]
-    whole = measured(jobs, yard, attendance)["app s"].alone_s
-    left = measured(jobs[1:], replace(yard, now_s=50.0), attendance)["app s"].alone_s
+    whole = measured(jobs, yard, attendance)["app lab/s"].alone_s
+    left = measured(jobs[1:], replace(yard, now_s=50.0), attendance)["app lab/s"].alone_s
     assert left == pytest.approx(whole)
 
 

@@ -154,3 +154,34 @@ def test_a_node_that_is_almost_empty_is_emptied() -> None:
     cell.until(900.0)
     assert cell.nodes("alone") == ["t0"]
     assert all(slot.holder is None for slot in cell.sim.engine.state.nodes[NodeName("t1")].gpus)
+
+
+@pytest.mark.parametrize(("free", "moved"), [(1, []), (2, ["a", "b"])])
+def test_a_node_is_emptied_only_if_all_its_jobs_fit_elsewhere(free: int, moved: list[str]) -> None:
+    """One job moved away from the other would cost a stop and leave the node in use."""
+    sizes = {"a": ("n0", 1), "b": ("n0", 1), "full": ("n1", 8 - free)}
+    jobs = [
+        structs.replace(
+            make_job_view(
+                name,
+                state=JobState.RUNNING,
+                workers=(1, 1),
+                gpus_per_worker=gpus,
+                gpu_type="H100",
+                placed=[make_worker_view(name, 0, node, gpus=gpus)],
+            ),
+            started_at_s=0.0,
+        )
+        for name, (node, gpus) in sizes.items()
+    ]
+    nodes = [
+        make_node_view(
+            name, gpus=8, workers=[w for job in jobs for w in job.placed if w.node == name]
+        )
+        for name in ("n0", "n1")
+    ]
+    board = Board(make_snapshot(nodes=nodes, jobs=jobs))
+    Moves(board, rest_s=600.0).tidy(0.75)
+    assert [each.job_id for each in board.decisions if isinstance(each, Migrate)] == moved
+    assert len(board.decisions) == len(moved)
+    assert board.floor.free[NodeName("n1")] == free - len(moved)

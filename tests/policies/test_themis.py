@@ -295,6 +295,15 @@ def test_trials_of_one_app_are_one_bidder() -> None:
     assert len(started(found)) == 2
 
 
+def test_a_stranger_s_app_of_the_same_name_is_another_bidder() -> None:
+    """Else a tenant could join an app that is worse off, or hold it back with its own trials."""
+    trials = [waiting(f"t{number}", gpus=2, app="search") for number in range(8)]
+    stranger = replace(waiting("z", gpus=2, app="search"), tenant="other")
+    found = policy("themis:payment=none:f=0").allocate(cluster({"n1": 4}, [*trials, stranger]), b"")
+    assert "z" in started(found)
+    assert len(started(found)) == 2
+
+
 def test_elastic_jobs_take_what_is_left() -> None:
     """Flexible workers fill GPUs that no base gang wants, in the same pass."""
     found = THEMIS.allocate(cluster({"n1": 8}, [waiting("a", workers=(2, 6)), waiting("b")]), b"")

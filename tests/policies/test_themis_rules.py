@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from common.profile import JobProfile
 from coordinator.policies.apps import AppRecord, Attendance, Work
 from coordinator.policies.auctions.leases import Memory
 from coordinator.policies.bundles import policy
@@ -241,3 +242,19 @@ def test_a_bid_counts_its_gpus_for_a_lease_or_for_good() -> None:
     for horizon, first in (("lease", "short"), ("good", "long")):
         name = f"themis:f=0:payment=none:horizon={horizon}"
         assert played(name, jobs, {"n1": 1}) == {first: 1}
+
+
+def test_a_bid_for_nodes_of_several_racks_is_worth_what_they_bring() -> None:
+    """Half the speed over racks is twice the rho: not the number of nodes alone decides."""
+    far = replace(waiting("a", workers=(4, 4)), profile=JobProfile(far_speed_ratio=0.5))
+    rhos: list[float] = []
+    for rack in ("r1", "r2"):
+        nodes = [make_node_view(name, gpus=2, workers=[]) for name in ("n1", "n2")]
+        racks = zip(nodes, ("r1", rack), strict=True)
+        snapshot = make_snapshot(
+            nodes=[replace(node, rack=name) for node, name in racks], jobs=[far], now_s=NOW_S
+        )
+        found = policy("themis:payment=none").allocate(snapshot, b"")
+        [start] = [each for each in found.decisions if isinstance(each, Start)]
+        rhos.append(float(start.reason.split("rho of its job a ")[1].split()[0]))
+    assert rhos[1] == pytest.approx(2.0 * rhos[0], abs=0.02)

@@ -114,7 +114,7 @@ def test_apps_of_several_jobs_are_in_json(tmp_path: Path) -> None:
     )
     [run] = json.loads(done.out)["runs"]
     [app] = run["apps"]
-    assert (app["app"], app["jobs"]) == ("x", 2)
+    assert (app["app"], app["jobs"]) == ("trace/x", 2)
     # Both trials are done after 200 s; c is there for 195 of them, so 1.975 apps in the mean.
     assert app["rho"] == pytest.approx(200.0 / (1600.0 / (8 / 1.975)))
     assert run["finish_time_fairness"]["apps"] == 2

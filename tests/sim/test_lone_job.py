@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from common.clock import SystemClock
-from coordinator.sim.fairness import Lived
+from coordinator.sim.fairness import Lived, ratios
 from coordinator.sim.run import Run, play
 from coordinator.sim.stage import RunOptions
 from coordinator.workloads.records import NodeGroup, ScalingCurve, TraceJob, Workload
@@ -79,6 +79,13 @@ def test_what_more_gpus_are_worth_decides_the_time_on_a_share() -> None:
     assert [job.running_s(share) for share in shares] == pytest.approx(expected)
     assert job.least_gpu_s == 800.0
     assert lived(((2, 2.0), (4, 5.0), (8, 5.0))).least_gpu_s == pytest.approx(640.0)
+
+
+def test_the_work_of_an_app_is_counted_where_a_gpu_is_worth_most() -> None:
+    """Three jobs that need 640 GPU-seconds each at their best size: 240 s on eight GPUs alone."""
+    worth = ((2, 2.0), (4, 5.0), (8, 5.0))
+    jobs = [structs.replace(lived(worth), finished_at_s=240.0) for _ in range(3)]
+    assert ratios(jobs, 8) == {"a": pytest.approx(1.0)}
 
 
 def test_workers_that_slow_a_job_down_are_not_used_on_a_share_of_its_own() -> None:

@@ -108,7 +108,7 @@ def test_who_has_the_cluster_to_itself_is_as_fast_as_alone(
     alone = structs.replace(alone, pass_period_s=pass_period_s)
     run = played(alone, policy, has_delays=has_delays)
     assert (run.rows[0].jct_s > 100.0) == has_delays or pass_period_s
-    assert run.rows[0].app == "search"
+    assert run.rows[0].app == "trace/search"
     assert run.rows[0].rho == pytest.approx(1.0, abs=1e-9)
     assert run.result.finish_time_fairness.share_above_1 == 0.0
 
@@ -118,11 +118,29 @@ def test_apps_of_several_jobs_are_told_one_by_one() -> None:
     trials = (job("a", 0.0, 100.0, 8, app="x"), job("b", 0.0, 100.0, 8, app="x"))
     run = played(workload(*trials, job("c", 0.0, 50.0, 8)))
     [app] = run.result.apps
-    assert (app.app, app.jobs) == ("x", 2)
+    assert (app.app, app.jobs) == ("trace/x", 2)
     rows = {row.job_id: row for row in run.rows}
     assert rows["a"].rho == rows["b"].rho == app.rho
     assert (rows["c"].app, rows["c"].rho) == ("c", run.result.finish_time_fairness.max)
     assert run.result.finish_time_fairness.apps == 2
+
+
+def test_an_app_is_told_under_its_tenant_and_joins_no_stranger_s() -> None:
+    """Two tenants with one word for theirs, and a job that has it for its own name: three apps."""
+    trials = (
+        job("x", 0.0, 100.0, 8),
+        job("a", 0.0, 100.0, 8, app="x", tenant="lab"),
+        job("b", 0.0, 100.0, 8, app="x", tenant="shop"),
+        job("c", 0.0, 100.0, 8, app="x", tenant="shop"),
+    )
+    run = played(workload(*trials))
+    assert {row.job_id: row.app for row in run.rows} == {
+        "x": "x", "a": "lab/x", "b": "shop/x", "c": "shop/x"
+    }  # fmt: skip
+    assert [(app.app, app.jobs) for app in run.result.apps] == [("shop/x", 2)]
+    assert run.result.finish_time_fairness.apps == 3
+    rhos = {row.job_id: row.rho for row in run.rows}
+    assert rhos["b"] == rhos["c"] != rhos["a"]
 
 
 def test_turns_are_counted_and_their_time_is_neither_queueing_nor_computing() -> None:
