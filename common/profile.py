@@ -74,6 +74,14 @@ class JobProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """
         return base * self.speed(workers) / self.speed(base) if self.speedup else workers
 
+    def fastest(self, least: int, most: int) -> int:
+        """The fewest workers of a range that are as fast as any of it; `most` without a table."""
+        if not self.speedup:
+            return most
+        # On a line between two points the faster one is an end.
+        sizes = [least, *(size for size, _ in self.speedup if least < size < most), most]
+        return max(sizes, key=lambda size: (self.speed(size), -size))
+
     def locality_ratio(self, nodes: int, racks: int) -> float:
         """Part of its speed on one node that a gang makes on so many nodes in so many racks."""
         if nodes <= 1:

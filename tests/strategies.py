@@ -53,6 +53,16 @@ def groups(draw: st.DrawFn, *, is_moving: bool = False) -> Group:
     )
 
 
+@st.composite
+def rated_groups(draw: st.DrawFn, *, is_moving: bool = False) -> Group:
+    """One with measured rates, which rise and fall as they please."""
+    group = draw(groups(is_moving=is_moving))
+    rate = st.integers(1, 12).map(lambda tenths: tenths / 2)
+    count = group.extra_max + 1
+    rates = tuple(draw(st.lists(rate, min_size=count, max_size=count)))
+    return replace(group, rates=rates)
+
+
 class _Shell:
     """A node while workers are put on it."""
 

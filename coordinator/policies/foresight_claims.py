@@ -30,8 +30,9 @@ from common.model import JobId, NodeName
 from coordinator.policies.gpu_types import types_in_order
 from coordinator.policies.loans.odds import base_runtime_s
 from coordinator.policies.placement import Room
-from coordinator.policies.scaling import work_on
+from coordinator.policies.shares import work_on
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, Occupied
+from coordinator.policies.speeds import best_rate, rate_on
 
 SLACK_S = 60.0
 """A job on claimed nodes must be over so long before they are wanted: a start takes time."""
@@ -69,16 +70,24 @@ class Claims:
         ratio: nodes are kept for as long as this part of the time that the job has waited.
         stretch: a job claims once it has waited so many times its shortest running time.
         most: so many jobs claim nodes of a GPU type at a time.
+        trusts_profiles: jobs are as fast as their profiles tell; else linear in their workers.
     """
 
     def __init__(
-        self, snapshot: ClusterSnapshot, *, ratio: float, stretch: float, most: int
+        self,
+        snapshot: ClusterSnapshot,
+        *,
+        ratio: float,
+        stretch: float,
+        most: int,
+        trusts_profiles: bool = True,
     ) -> None:
         self._now_s = snapshot.now_s
         self._jobs = snapshot.jobs
         self._ratio = ratio
         self._stretch = stretch
         self._most = most
+        self._trusts_profiles = trusts_profiles
         self._ends_at_s: dict[JobId, float] | None = None
         self.made: list[Claim] = []
 
@@ -100,7 +109,8 @@ class Claims:
     def _ages_after_s(self, job: JobView) -> float:
         """Short jobs sooner than long ones: where all wait long, age would undo the order."""
         stretch = self._stretch * (1.0 if job.workers.min > 1 else NARROW)
-        return max(AGED_S, stretch * job.remaining_work_s / job.workers.max)
+        rate = best_rate(job, trusts_profiles=self._trusts_profiles)
+        return max(AGED_S, stretch * job.remaining_work_s / rate)
 
     def _is_open(self, gpu_type: str) -> bool:
         return sum(claim.gpu_type == gpu_type for claim in self.made) < self._most
@@ -202,12 +212,14 @@ class Claims:
         if self._ends_at_s is None:
             self._ends_at_s = {
                 job.job_id: self._now_s
-                + work_on(job, job.gpu_type, self._now_s)
-                / max(
-                    job.workers_on(job.gpu_type).min,
-                    sum(not worker.is_leaving for worker in job.placed),
-                )
+                + work_on(job, job.gpu_type, self._now_s) / self._rate(job, job.gpu_type)
                 for job in self._jobs
                 if job.gpu_type is not None
             }
         return self._ends_at_s
+
+    def _rate(self, job: JobView, gpu_type: str) -> int | float:
+        """Worker-seconds a second of a running job, at its base gang at least."""
+        staying = sum(not worker.is_leaving for worker in job.placed)
+        workers = max(job.workers_on(gpu_type).min, staying)
+        return rate_on(job, gpu_type, workers, trusts_profiles=self._trusts_profiles)

@@ -250,11 +250,15 @@ def workers_by_index(job: JobView) -> tuple[WorkerView, ...]:
 
 
 def _can_grow(job: JobView, flexible_count: int) -> bool:
-    """Whether a running job could use more workers than it has, if there were room."""
+    """Whether a running job could use more workers than it has, if there were room; or by its
+    profile fewer."""
     if job.gpu_type is None or job.gpu.heterogeneous_speed_ratio:
         return True
     span = job.workers_on(job.gpu_type)
-    return flexible_count < span.max - span.min
+    if flexible_count < span.max - span.min:
+        return True
+    best = job.profile.fastest(job.workers.min, job.workers.max)
+    return best < job.workers.max
 
 
 class JobSorter:

@@ -1,7 +1,8 @@
 """The multiple-choice knapsack of flexible demand, pure numbers. Must not know jobs or nodes.
 
 Lyra, EuroSys'23, section 5.2: one group per elastic job, item k is k flexible workers, weight
-k * GPUs per worker, value the running time that they save; at most one item per group.
+k * GPUs per worker, value the running time that they save; at most one item per group. Beyond the
+paper a group may have measured rates instead of linear ones, rising and falling as they were found.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ class Group(Struct, frozen=True, kw_only=True):
     work_s: worker-seconds left, in workers of the GPU type it runs on.
     current: flexible workers it has now; each one more or less costs `change_cost_s`.
     weight: how much a second of its running time counts; above 1 where others wait for its end.
+    rates: worker-seconds of work a second with the base and k flexible workers, for each k from 0
+        to `extra_max` at least; empty: in proportion to the workers, as in the paper.
     """
 
     work_s: float
@@ -33,12 +36,20 @@ class Group(Struct, frozen=True, kw_only=True):
     current: int = 0
     change_cost_s: float = 0.0
     weight: float = 1.0
+    rates: tuple[float, ...] = ()
 
     def value_s(self, extra: int) -> float:
         """Seconds of running time, by weight, that `extra` workers save, less what the change
         costs."""
-        saved_s = jct_reduction_s(self.work_s, self.base_workers, extra)
+        if self.rates:
+            saved_s = self.work_s / self.rates[0] - self.work_s / self.rates[extra]
+        else:
+            saved_s = jct_reduction_s(self.work_s, self.base_workers, extra)
         return self.weight * saved_s - self.change_cost_s * abs(extra - self.current)
+
+    def best(self, low: int, high: int) -> int:
+        """The fewest flexible workers from `low` to `high` that are worth as much as any."""
+        return max(range(low, high + 1), key=lambda extra: (self.value_s(extra), -extra))
 
 
 def jct_reduction_s(work_s: float, base_workers: int, extra: int) -> float:
@@ -90,45 +101,77 @@ def solve_exact(groups: Sequence[Group], capacity_gpus: int) -> tuple[int, ...]:
 
 
 def solve_greedy(groups: Sequence[Group], capacity_gpus: int) -> tuple[int, ...]:
-    """Worker by worker to the largest gain per GPU.
+    """Step by step to the largest gain per GPU; a step is one worker where rates are linear.
 
-    Gains fall with each worker of a job, so this is the relaxation rounded down: it misses less
-    than the one worker that no longer fitted.
+    Gains fall with each step of a job, so this is the relaxation rounded down: it misses less
+    than the one step that no longer fitted.
     """
     answer = [0] * len(groups)
     left = [capacity_gpus]
 
-    def take(index: int) -> bool:
-        size = groups[index].gpus_per_worker
-        if size > left[0]:
-            return False
-        left[0] -= size
-        answer[index] += 1
-        return True
+    def take(index: int, more: int) -> bool:
+        group, count = groups[index], answer[index]
+        fitting = min(more, left[0] // group.gpus_per_worker)
+        if fitting and group.rates:
+            fitting = group.best(count, count + fitting) - count
+        left[0] -= fitting * group.gpus_per_worker
+        answer[index] += fitting
+        return fitting == more
 
     climb(groups, answer, take)
     return tuple(answer)
 
 
-def climb(groups: Sequence[Group], counts: list[int], take: Callable[[int], bool]) -> None:
-    """Offer one worker at a time to the group with the largest gain per GPU.
+def climb(groups: Sequence[Group], counts: list[int], take: Callable[[int, int], bool]) -> None:
+    """Offer workers to the group with the largest gain per GPU, one at a time where rates are
+    linear, else as many as `ladder` has for a step.
 
-    `take(index)` gives a worker, changing `counts[index]`, or says that none fits; that group is
-    then offered no more.
+    `take(index, more)` gives so many workers, changing `counts[index]`, or as many of them as fit
+    and help, and says whether it were all; else that group is offered no more.
     """
-    heap: list[tuple[float, int]] = []
+    heap: list[tuple[float, int, int]] = []
+    ladders = {
+        index: ladder(group, counts[index])[::-1]
+        for index, group in enumerate(groups)
+        if group.rates
+    }
 
     def offer(index: int) -> None:
         group, count = groups[index], counts[index]
-        if count >= group.extra_max:
+        steps = ladders.get(index)
+        if count >= group.extra_max or steps == []:
             return
-        gain_s = group.value_s(count + 1) - group.value_s(count)
+        more = 1 if steps is None else steps.pop() - count
+        gain_s = group.value_s(count + more) - group.value_s(count)
         if gain_s > 0:
-            heapq.heappush(heap, (-gain_s / group.gpus_per_worker, index))
+            heapq.heappush(heap, (-gain_s / (more * group.gpus_per_worker), index, more))
 
     for index in range(len(groups)):
         offer(index)
     while heap:
-        _, index = heapq.heappop(heap)
-        if take(index):
+        _, index, more = heapq.heappop(heap)
+        if take(index, more):
             offer(index)
+
+
+def ladder(group: Group, count: int) -> list[int]:
+    """The counts above `count` by which a group climbs to its best one, the lowest first.
+
+    They are the corners of the least concave curve above its values: from each one on no other
+    step gains more for a worker, and gains for a worker fall from step to step. So a size in a dip
+    of the rates is stepped over, and no size beyond the best one is ever offered.
+    """
+    top = group.best(count, max(count, group.extra_max))
+    values_s = [group.value_s(extra) for extra in range(count, top + 1)]
+    corners: list[int] = []
+    for extra in range(top - count + 1):
+        while len(corners) > 1 and _is_below(values_s, corners[-2], corners[-1], extra):
+            corners.pop()
+        corners.append(extra)
+    return [count + extra for extra in corners[1:]]
+
+
+def _is_below(values_s: Sequence[float], low: int, middle: int, high: int) -> bool:
+    """Whether the middle value is below the line through the other two."""
+    rise_s = (values_s[high] - values_s[low]) * (middle - low)
+    return (values_s[middle] - values_s[low]) * (high - low) < rise_s

@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import cache
 
 from coordinator.policies.placement import Room
-from coordinator.policies.scaling import Weigh
+from coordinator.policies.shares import Weigh
 from coordinator.policies.snapshot import JobView
 
 

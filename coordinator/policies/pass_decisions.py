@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from common.model import JobId
 from coordinator.policies.decisions import Decision, Placement, Resize, Start
 from coordinator.policies.placement import merge, placed_count
-from coordinator.policies.queueing import Admitted, Gang, fastest_s
-from coordinator.policies.scaling import Share, Shares, work_on
+from coordinator.policies.queueing import Admitted, Gang
+from coordinator.policies.shares import Share, Shares, work_on
+from coordinator.policies.sizes_told import at_best, is_faster_with_fewer
+from coordinator.policies.speeds import fastest_s, rate_on
 from coordinator.policies.words import counted
 
 
@@ -45,39 +47,53 @@ def _why_resized(share: Share, beneficiaries: dict[tuple[JobId, int], JobId]) ->
     change = f"{base + share.current} to {base + share.count} workers, "
     times = f"{before_s:.0f} s left become {after_s:.0f} s"
     if share.added:
-        return f"grows from {change}{times}: the most time saved for the GPUs that are free"
+        grows = f"grows from {change}{times}: the most time saved for the GPUs that are free"
+        return f"{grows}{_then(at_best(share))}"
     keys = [(worker.job_id, worker.worker_index) for worker in share.removed]
     jobs = sorted({beneficiaries[key] for key in keys if key in beneficiaries})
     if jobs:
         return f"shrinks from {change}{times}: room for the base gang of {', '.join(jobs)}"
+    if is_faster_with_fewer(share):
+        return f"shrinks from {change}{times}: by its profile it is faster with fewer workers"
     return f"shrinks from {change}{times}: other jobs save more time with these GPUs"
 
 
-def starts(admitted: Admitted, new: Mapping[JobId, Share]) -> list[Decision]:
+def _then(sentence: str) -> str:
+    return f"; it {sentence}" if sentence else ""
+
+
+def starts(
+    admitted: Admitted, new: Mapping[JobId, Share], *, trusts_profiles: bool = True
+) -> list[Decision]:
     """One decision per gang that starts, with the flexible workers that it starts with."""
     found: list[Decision] = []
     for gang in admitted.gangs:
         share = new.get(gang.job.job_id)
         placements = merge([*gang.placements, *(share.added if share else ())])
-        spans_types = gang.spans_types or (share is not None and share.spans_types)
-        found.append(_start(gang, placements, spans_types=spans_types))
+        found.append(_start(gang, placements, share, trusts_profiles=trusts_profiles))
     return found
 
 
-def _start(gang: Gang, placements: tuple[Placement, ...], *, spans_types: bool) -> Start:
+def _start(
+    gang: Gang, placements: tuple[Placement, ...], share: Share | None, *, trusts_profiles: bool
+) -> Start:
     job, count = gang.job, placed_count(placements)
+    spans_types = gang.spans_types or (share is not None and share.spans_types)
     nodes = sorted({placement.node for placement in placements})
     ratio = job.gpu.heterogeneous_speed_ratio if spans_types else 1.0
     what = f"{counted(count * job.gpus_per_worker, 'GPU')} of type {gang.gpu_type}"
     if spans_types:
         what = f"{what}, or what stands for them on other types,"
     room = ", flexible workers make room" if gang.evicted else ""
+    best = _then(at_best(share)) if share is not None else ""
+    rate = rate_on(job, gang.gpu_type, count, trusts_profiles=trusts_profiles)
+    least_s = fastest_s(job, trusts_profiles=trusts_profiles)
     return Start(
         job_id=job.job_id,
         gpu_type=gang.gpu_type,
         placements=placements,
-        estimated_runtime_s=work_on(job, gang.gpu_type, job.as_of_s) / (count * ratio),
+        estimated_runtime_s=work_on(job, gang.gpu_type, job.as_of_s) / (rate * ratio),
         estimate_source=job.estimate_source,
-        reason=f"its turn (at least {fastest_s(job):.0f} s by {job.estimate_source}, priority "
-        f"{job.priority}): {what} on {counted(len(nodes), 'node')}{room}",
+        reason=f"its turn (at least {least_s:.0f} s by {job.estimate_source}, priority "
+        f"{job.priority}): {what} on {counted(len(nodes), 'node')}{room}{best}",
     )

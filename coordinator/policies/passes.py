@@ -37,15 +37,11 @@ from coordinator.policies.reclaim.costs import CostModel
 from coordinator.policies.reclaim.rules import ReclaimRule, TakeBack
 from coordinator.policies.scaling import (
     RESIZE_COST_S,
-    Share,
-    Shares,
     give_back,
-    rests_until_s,
     share_flexible,
-    shares_of,
-    that_may_grow,
-    why_not_larger,
 )
+from coordinator.policies.shares import Share, Shares, rests_until_s, shares_of, that_may_grow
+from coordinator.policies.sizes_told import why_not_larger
 from coordinator.policies.snapshot import ClusterSnapshot, ServiceView, Shadow
 from coordinator.policies.spanning import find_spanning, grow_spanning
 
@@ -72,6 +68,9 @@ class Rules(Struct, frozen=True, kw_only=True):
         the time it has waited; 0: none is kept. claim_stretch: a job keeps nodes only once it
         has waited so many times its shortest running time. claims_most: so many jobs keep nodes of
         one GPU type at a time.
+    trusts_profiles: a job is thought to go as fast at each size as its profile tells; else, and
+        where it tells nothing, in proportion to its workers, as in the paper. The order is the
+        paper's either way, see `shortest_key`.
     queue_weight: how much what a flexible worker saves those who wait counts beside what it saves
         its own job (`line_weight`); 0: nothing, as in the paper.
     lifetime_quantile: base workers go to lent nodes only if loans outlive them by this quantile
@@ -101,6 +100,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     claim_ratio: NonNegativeFloat = 0.0
     claim_stretch: NonNegativeFloat = 30.0
     claims_most: NonNegativeInt = 1
+    trusts_profiles: bool = True
     queue_weight: NonNegativeFloat = 0.0
     lifetime_quantile: Ratio | None = None
     lifetime_odds: bool = False
@@ -127,7 +127,7 @@ def allocate(rules: Rules, snapshot: ClusterSnapshot, memory: bytes) -> Allocati
     if index.lines or (jobs and index.growable):  # else nobody wants anything: often so
         _, shares, new, admitted = _settled(rules, snapshot)
         gone, grown = resizes(shares, admitted, resize_cost_s=rules.resize_cost_s)
-        decisions = (*gone, *starts(admitted, new), *grown)
+        decisions = (*gone, *starts(admitted, new, trusts_profiles=rules.trusts_profiles), *grown)
     wakes = (rests_until_s(snapshot, job) for job in jobs)
     wake_at_s = min((wake for wake in wakes if wake is not None), default=None)
     return Allocation(decisions=decisions, memory=memory, wake_at_s=wake_at_s)
@@ -150,7 +150,7 @@ def _settled(
     is_idle = sum(map(len, room.index.lines)) <= len(admitted.gangs)
     growing = [*ready, *new.values()] if is_idle or not rules.grows_when_idle else []
     share_flexible(room, growing, resize_cost_s=rules.resize_cost_s)
-    give_back(room, shares.made.values())
+    give_back(room, shares.made.values(), resize_cost_s=rules.resize_cost_s)
     grow_spanning(room, growing, resize_cost_s=rules.resize_cost_s)
     return room, shares, new, admitted
 
@@ -170,6 +170,7 @@ def _unmet(rules: Rules, snapshot: ClusterSnapshot) -> Unmet:
         shares=(*shares.values(), *new.values()),
         is_strict=rules.is_strict,
         resize_cost_s=rules.resize_cost_s,
+        trusts_profiles=rules.trusts_profiles,
     )
 
 
@@ -191,7 +192,13 @@ def _admitted(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Room, Shares, Ad
     )
     running = room.index.resizable if rules.is_scaling else ()
     weigh = line_weight(room, rules.queue_weight)
-    shares = shares_of(running, now_s=snapshot.now_s, held=room.index.held, weigh=weigh)
+    shares = shares_of(
+        running,
+        now_s=snapshot.now_s,
+        held=room.index.held,
+        weigh=weigh,
+        trusts_profiles=rules.trusts_profiles,
+    )
     if rules.lifetime_quantile is not None:
         room.bars.append(
             Lifetimes(
@@ -211,6 +218,7 @@ def _admitted(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Room, Shares, Ad
             ratio=rules.claim_ratio,
             stretch=rules.claim_stretch,
             most=rules.claims_most,
+            trusts_profiles=rules.trusts_profiles,
         )
     admitted = admit(
         room,

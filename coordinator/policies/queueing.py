@@ -19,8 +19,10 @@ from coordinator.policies.decisions import Placement
 from coordinator.policies.foresight_claims import Claims
 from coordinator.policies.gpu_types import hold, types_in_order
 from coordinator.policies.placement import Room, Saved, fill, placed_count
-from coordinator.policies.scaling import Share, Shares, give_back
+from coordinator.policies.scaling import give_back
+from coordinator.policies.shares import Share, Shares
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
+from coordinator.policies.speeds import fastest_s
 
 OrderKey = Callable[[JobView], tuple[float, ...]]
 Find = Callable[..., "Gang | None"]
@@ -38,13 +40,11 @@ def shortest_key(job: JobView) -> tuple[float, ...]:
 
     The key is the minimum running time T_min, at the most workers: the paper's text names it as
     the job's running-time information, although the base gang alone takes w_max / w_min as long.
+    It is linear whatever a profile tells. Where there is an order to speak of, room is short and
+    jobs run with their base gangs; by the time at the best size, which few reach, those that scale
+    well would go before shorter ones (docs/simulate.md has figures).
     """
-    return (-job.priority, fastest_s(job), job.submitted_at_s)
-
-
-def fastest_s(job: JobView) -> float:
-    """Running time of a waiting job with all the workers that it can use, on any GPU type."""
-    return job.remaining_work_s / job.workers.max
+    return (-job.priority, fastest_s(job, trusts_profiles=False), job.submitted_at_s)
 
 
 def waiting(snapshot: ClusterSnapshot, key: OrderKey) -> list[JobView]:

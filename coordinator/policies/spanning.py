@@ -17,7 +17,7 @@ from coordinator.policies.decisions import Placement
 from coordinator.policies.gpu_types import gpus_per_worker, hold, types_in_order
 from coordinator.policies.placement import Room, fill, merge, placed_count
 from coordinator.policies.queueing import Gang
-from coordinator.policies.scaling import Share
+from coordinator.policies.shares import Share
 from coordinator.policies.snapshot import JobView
 
 
@@ -81,14 +81,20 @@ def grow_spanning(room: Room, shares: Iterable[Share], *, resize_cost_s: float) 
 
 def _more(share: Share) -> int:
     """Workers that it could still use."""
-    workers = share.job.workers_on(share.gpu_type)
-    return workers.max - workers.min - share.count
+    return share.most - share.count
 
 
 def _wish(room: Room, share: Share) -> list[Placement]:
     """As many workers on other types as the job can still use and as fit now."""
+    placements = _seats(room, share, _more(share))
+    placed = placed_count(placements)
+    helping = share.best(share.count, share.count + placed) - share.count
+    return placements if helping == placed else _seats(room, share, helping)
+
+
+def _seats(room: Room, share: Share, left: int) -> list[Placement]:
+    """Where up to so many workers go on other types."""
     job = share.job
-    left = _more(share)
     placements: list[Placement] = []
     for other, each in other_types(room, job, share.gpu_type):
         more = left - placed_count(placements)

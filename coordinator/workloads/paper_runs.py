@@ -31,15 +31,19 @@ from coordinator.workloads.shaping import (
     with_fungible_share,
 )
 
-PAPER_KNOBS = ":resize_cost_s=0:elastic_base_prefers_loan=true:lend_only_on_demand=false"
-"""The paper's rules where `aryl` has its own (sections 5.2, 5.3 and 6)."""
+PAPER_KNOBS = (
+    ":resize_cost_s=0:elastic_base_prefers_loan=true:lend_only_on_demand=false"
+    ":trusts_profiles=false"
+)
+"""The paper's rules where `aryl` has its own (sections 5.2, 5.3 and 6); its scheduler takes scaling
+for linear also where the jobs lose by it (section 7.2)."""
 
 PAPER = f"aryl{PAPER_KNOBS}:reclaim=cost"
 """Aryl as the paper has it."""
 
 NAIVE_KNOBS = (
     ":resize_cost_s=0:elastic_base_prefers_loan=false:lend_only_on_demand=false"
-    ":separates_groups=false:reclaim=cost"
+    ":separates_groups=false:reclaim=cost:trusts_profiles=false"
 )
 """Table 6: best fit alone, elastic jobs not favored on lent nodes."""
 
@@ -142,7 +146,7 @@ SCENES = {
         _scene("elastic-aryl", f"aryl-elastic{PAPER_KNOBS}", BASIC, "scaling, no loans"),
         _scene(
             "elastic-gandiva",
-            "gandiva-lyra:resize_cost_s=0",
+            "gandiva-lyra:resize_cost_s=0:trusts_profiles=false",
             BASIC,
             "growth only while nobody waits",
         ),

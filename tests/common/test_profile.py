@@ -67,3 +67,25 @@ def test_the_base_gang_sets_the_unit_of_work() -> None:
     assert profile.rate(2, base=2) == 2.0
     assert profile.rate(4, base=2) == pytest.approx(3.2)
     assert JobProfile().rate(4, base=2) == 4
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=6),
+    st.integers(1, 20),
+    st.integers(0, 20),
+)
+def test_the_best_size_is_the_smallest_of_the_fastest(
+    rates: list[int], least: int, more: int
+) -> None:
+    """Of every third count a speed was measured; no size of a range is faster, no smaller one as
+    fast."""
+    points = enumerate(map(float, rates), start=1)
+    profile = JobProfile(speedup=tuple((3 * count, rate) for count, rate in points))
+    best = profile.fastest(least, least + more)
+    speeds = {size: profile.speed(size) for size in range(least, least + more + 1)}
+    assert best == min(size for size, speed in speeds.items() if speed == max(speeds.values()))
+
+
+def test_without_points_the_most_workers_are_the_best() -> None:
+    """Linear has no end but that of the range."""
+    assert JobProfile().fastest(2, 9) == 9

@@ -14,13 +14,13 @@ from coordinator.policies.queueing import (
     Gang,
     OrderKey,
     admit,
-    fastest_s,
     shortest_key,
     submission_key,
     waiting,
 )
-from coordinator.policies.scaling import Share, shares_of
+from coordinator.policies.shares import Share, shares_of
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
+from coordinator.policies.speeds import fastest_s
 from tests.builders import (
     make_job_view,
     make_node_view,

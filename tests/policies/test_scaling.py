@@ -9,14 +9,8 @@ from msgspec.structs import replace
 
 from common.model import JobState, NodeName, NodeRole, Preemptibility
 from coordinator.policies.placement import Room
-from coordinator.policies.scaling import (
-    Share,
-    give_back,
-    share_flexible,
-    shares_of,
-    that_may_grow,
-    work_on,
-)
+from coordinator.policies.scaling import give_back, share_flexible
+from coordinator.policies.shares import Share, shares_of, that_may_grow, work_on
 from coordinator.policies.snapshot import JobView, NodeView
 from tests.builders import (
     make_job_view,

@@ -17,11 +17,10 @@ from common.model import GpuRequest, NodeName, Preemptibility, ServiceName, Work
 from coordinator.policies.decisions import Placement
 from coordinator.policies.gpu_types import hold
 from coordinator.policies.index import shape
-from coordinator.policies.knapsack import jct_reduction_s
 from coordinator.policies.placement import Room, fill, placed_count
 from coordinator.policies.queueing import Gang, find_gang
-from coordinator.policies.scaling import Share
 from coordinator.policies.shapes import JobShape
+from coordinator.policies.shares import Share
 from coordinator.policies.snapshot import JobView, NodeView
 
 
@@ -32,6 +31,7 @@ class Unmet(Struct, frozen=True, kw_only=True):
         it that want its GPU types.
     shares: elastic jobs that run or start; none where the policy does not scale.
     resize_cost_s: running time that each flexible worker more must save.
+    trusts_profiles: whether jobs are as fast as their profiles tell; else linear in their workers.
     """
 
     room: Room
@@ -39,6 +39,7 @@ class Unmet(Struct, frozen=True, kw_only=True):
     shares: tuple[Share, ...]
     is_strict: bool
     resize_cost_s: float
+    trusts_profiles: bool = True
 
 
 class Offer(Struct, frozen=True, kw_only=True):
@@ -187,7 +188,9 @@ class Plan:
 
     def _note_started(self, job: JobView, gpu_type: str) -> None:
         if job.is_elastic:
-            self._started.append(Share(job, gpu_type, now_s=job.as_of_s, is_new=True))
+            trusts = self._unmet.trusts_profiles
+            share = Share(job, gpu_type, now_s=job.as_of_s, is_new=True, trusts_profiles=trusts)
+            self._started.append(share)
 
     def _start_spanning(self, job: JobView, gpu_type: str) -> bool:
         """Complete a base gang over several GPU types, on what is free and then on offer."""
@@ -223,6 +226,8 @@ class Plan:
             size = job.gpus_per_worker * each
             places = self._open(job, name, is_flexible=is_flexible, gpus_for_one=each)
             for place in places if count else ():
+                if not count:
+                    break
                 workers = min(count, place.left // size)
                 used += [(place, workers * size)] if workers else []
                 count -= workers
@@ -244,27 +249,29 @@ class Plan:
     # --- flexible workers -------------------------------------------------------------------
 
     def _grow(self, share: Share) -> None:
-        """One worker after the other, while each saves more than its rendezvous costs."""
-        job, gpu_type = share.job, share.gpu_type
-        span = job.workers_on(gpu_type)
+        """One step after the other, while each saves more than its rendezvous cost."""
+        job = share.job
         cost_s = 0.0 if share.is_new else self._unmet.resize_cost_s
         count = share.count
-        while count < span.max - span.min:
-            before_s = jct_reduction_s(share.work_s, span.min, count)
-            if jct_reduction_s(share.work_s, span.min, count + 1) - before_s <= cost_s:
+        while count < share.most:
+            target = share.next_count(count)
+            if share.saved_s(target) - share.saved_s(count) <= cost_s * (target - count):
                 return
-            if not self._put_flexible(job, gpu_type):
+            put = self._put_flexible(share, count, target - count)
+            count += put
+            if count < target:
                 break
-            count += 1
         if job.gpu.heterogeneous_speed_ratio and not share.removed:
-            self._grow_spanning(share, count, span.max - span.min - count)
+            self._grow_spanning(share, count, share.most - count)
 
     def _grow_spanning(self, share: Share, count: int, wanted: int) -> None:
         """On other types all at once or not at all: the whole gang slows down with the first."""
         job = share.job
         kinds = self._others(job, share.gpu_type)
         used, left = self._seats(job, kinds, wanted, is_flexible=True)
-        more = wanted - left
+        more = share.best(count, count + wanted - left) - count
+        if more < wanted - left:
+            used, _ = self._seats(job, kinds, more, is_flexible=True)
         before_s = share.left_s(count, spans_types=share.spans_types)
         after_s = share.left_s(count + more, spans_types=True)
         cost_s = 0.0 if share.is_new else self._unmet.resize_cost_s
@@ -272,16 +279,28 @@ class Plan:
             for place, gpus in used:
                 self._take(place, gpus)
 
-    def _put_flexible(self, job: JobView, gpu_type: str) -> bool:
+    def _put_flexible(self, share: Share, count: int, more: int) -> int:
+        """Take places for up to so many workers more, and for no more than help; for how many."""
+        found, used = self._flexible_seats(share, more)
+        fitting = placed_count(found) + sum(gpus for _, gpus in used) // share.job.gpus_per_worker
+        helping = share.best(count, count + fitting) - count
+        if helping < fitting:  # the rest of the way through a dip of its profile has no place
+            found, used = self._flexible_seats(share, helping)
+        self._room.hold(found, share.job.gpus_per_worker)
+        for place, gpus in used:
+            self._take(place, gpus)
+        return helping
+
+    def _flexible_seats(
+        self, share: Share, count: int
+    ) -> tuple[Sequence[Placement], list[tuple[_Place, int]]]:
+        """Where workers go: what is free first, then on offer; nothing is taken yet."""
+        job, gpu_type = share.job, share.gpu_type
         like = (gpu_type, job.gpus_per_worker, job.preemptibility, job.grace_s)
-        if like not in self._full:
-            placements = fill(self._room, job, gpu_type, 1, is_flexible=True)
-            if placements:
-                self._room.hold(placements, job.gpus_per_worker)
-                return True
-            self._full.add(like)  # room only falls from here on
-        place = next(self._open(job, gpu_type, is_flexible=True), None)
-        if place is None:
-            return False
-        self._take(place, job.gpus_per_worker)
-        return True
+        found: Sequence[Placement] = ()
+        if count and like not in self._full:
+            found = fill(self._room, job, gpu_type, count, is_flexible=True)
+            if not found:
+                self._full.add(like)  # room only falls from here on
+        left = count - placed_count(found)
+        return found, self._seats(job, [(gpu_type, 1)], left, is_flexible=True)[0]

@@ -26,7 +26,7 @@ from math import inf
 
 from common.model import JobId
 from coordinator.policies.placement import Room
-from coordinator.policies.scaling import work_on
+from coordinator.policies.shares import work_on
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
 
 
