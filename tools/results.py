@@ -15,24 +15,24 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from coordinator.sim.compare import flat
-from coordinator.sim.statistics import Estimate, estimate
+from coordinator.sim.statistics import Estimate
 from tools.paper_figures import (
     FIGURE_10,
+    FIGURE_12,
     FIGURES_5,
     FIGURES_6,
     FIGURES_7,
     FIGURES_8,
     FIGURES_9,
     FIGURES_10,
-    GOLDEN,
     TABLE_5,
     TABLE_6,
     TABLE_7,
     TABLE_8,
     TABLE_9,
 )
-from tools.play_results import KEPT, ROOT, Kept, read_kept
+from tools.play_results import DRAWN_DAYS, DRAWS, GOLDEN, KEPT, ROOT, Kept, read_kept
+from tools.results_bounds import BOUNDS, with_gaps_closed
 from tools.results_figures import Named, filled, sentence_figures, text_of
 from tools.results_known import (
     elasticflow_text,
@@ -41,6 +41,7 @@ from tools.results_known import (
     margins_text,
     read_bars,
 )
+from tools.results_ours import Values, all_values, by_row, drawn_gains, gains, guests
 from tools.results_sentences import Measured, read_measured
 from tools.results_text import AFTER, BEFORE, HEAD, LACKING, WHY, WHY_OF_ROW
 
@@ -49,14 +50,12 @@ TOLERANCE = 0.15
 
 Figures = Sequence[tuple[str, str, str]]
 """Figure, heading, unit."""
-Values = dict[str, Estimate]
-"""Our figures of one row, by name."""
 
 
 class Table(Struct, frozen=True, kw_only=True):
     """One table of the paper and ours beside it.
 
-    name: what sentences about it are found by.
+    name: what sentences about it are found by. own: what ours alone have, behind the others.
     """
 
     name: str
@@ -64,70 +63,7 @@ class Table(Struct, frozen=True, kw_only=True):
     figures: Figures
     published: Mapping[str, Sequence[float]]
     ours: Mapping[str, Values]
-
-
-# --- our side -----------------------------------------------------------------------------------
-
-
-def by_row(kept: Mapping[str, Kept]) -> dict[str, list[Kept]]:
-    """Runs by row, by seed."""
-    rows: dict[str, list[Kept]] = {}
-    for run in kept.values():
-        rows.setdefault(run.row, []).append(run)
-    return {row: sorted(runs, key=lambda run: run.result.seed) for row, runs in rows.items()}
-
-
-def plain_figures(run: Kept) -> dict[str, float]:
-    """All figures of a run, and preemptions over submissions."""
-    found = flat(run.result)
-    found["preemption_ratio"] = run.result.preemptions / run.result.jobs
-    for name, tail in (("queueing_s", run.queueing_tail_s), ("jct_s", run.jct_tail_s)):
-        if tail is not None:
-            found[f"{name}.p75"], found[f"{name}.p99"] = tail
-    return found
-
-
-def values(rows: Sequence[dict[str, float]]) -> Values:
-    """Means over seeds."""
-    names = [name for name in rows[0] if all(name in row for row in rows)]
-    return {name: estimate([row[name] for row in rows]) for name in names}
-
-
-def all_values(rows: Mapping[str, list[Kept]]) -> dict[str, Values]:
-    """Every row's figures."""
-    return {row: values([plain_figures(run) for run in runs]) for row, runs in rows.items()}
-
-
-def guests(rows: Mapping[str, list[Kept]]) -> dict[str, Values]:
-    """Table 7: the jobs that ran on lent nodes, and what they had been under Baseline."""
-    of_row = [flat(run.result) for run in rows.get("loan-aryl", [])]
-    names = [name for name, _, _ in FIGURES_7]
-    found = {"loan-aryl": [{n: row[f"on_loan_jobs.{n}"] for n in names} for row in of_row]}
-    before: list[dict[str, float]] = []
-    for run in rows.get("loan-aryl", []):
-        if run.guests_before is not None:
-            parts = {"queueing_s": run.guests_before.queueing_s, "jct_s": run.guests_before.jct_s}
-            before.append({n: getattr(parts[n.split(".")[0]], n.split(".")[1]) for n in names})
-    found["before"] = before
-    return {row: values(each) for row, each in found.items() if each}
-
-
-def gains(rows: Mapping[str, list[Kept]], names: Sequence[str]) -> dict[str, Values]:
-    """Means of Baseline over means of a row, seed by seed."""
-    base = {run.result.seed: run.result for run in rows.get("baseline", [])}
-    found: dict[str, Values] = {}
-    for name in names:
-        made = [
-            {
-                "queueing gain": base[seed].queueing_s.mean / run.result.queueing_s.mean,
-                "JCT gain": base[seed].jct_s.mean / run.result.jct_s.mean,
-            }
-            for run in rows.get(name, [])
-            if (seed := run.result.seed) in base
-        ]
-        if made:
-            found[name] = values(made)
-    return found
+    own: Figures = BOUNDS
 
 
 def tables(rows: Mapping[str, list[Kept]]) -> list[Table]:
@@ -161,6 +97,7 @@ def tables(rows: Mapping[str, list[Kept]]) -> list[Table]:
             figures=FIGURES_7,
             published=TABLE_7,
             ours=guests(rows),
+            own=(),
         ),
         Table(
             name="8",
@@ -183,6 +120,13 @@ def tables(rows: Mapping[str, list[Kept]]) -> list[Table]:
             published=FIGURE_10,
             ours=ours,
         ),
+        Table(
+            name="12",
+            title="Figure 12: ten days drawn from those of the trace, as gains over Baseline",
+            figures=FIGURES_9,
+            published=FIGURE_12,
+            ours=drawn_gains(rows, FIGURE_12),
+        ),
     ]
 
 
@@ -194,15 +138,22 @@ def is_off(ours: float, published: float) -> bool:
     return abs(ours - published) > TOLERANCE * abs(published)
 
 
+def _ours(found: Estimate | None, unit: str) -> str:
+    """One figure with its interval; nothing where a row has no such figure."""
+    if found is None:
+        return ""
+    spread = "" if found.half_width is None else f" ± {text_of(found.half_width, unit)}"
+    return f"{text_of(found.mean, unit)}{spread}"
+
+
 def _cell(found: Estimate, published: float, unit: str) -> str:
     mark = " *" if is_off(found.mean, published) else ""
-    spread = "" if found.half_width is None else f" ± {text_of(found.half_width, unit)}"
-    return f"{text_of(found.mean, unit)}{spread} / {text_of(published, unit)}{mark}"
+    return f"{_ours(found, unit)} / {text_of(published, unit)}{mark}"
 
 
 def table_text(table: Table, seeds: Mapping[str, str]) -> list[str]:
     """Ours / published, a star where they are more than the tolerance apart."""
-    heads = [heading for _, heading, _ in table.figures]
+    heads = [heading for _, heading, _ in (*table.figures, *table.own)]
     missing = [row for row in table.published if row not in table.ours]
     left = f"Not played yet: {', '.join(missing)}." if missing else ""
     if len(missing) == len(table.published):
@@ -216,7 +167,8 @@ def table_text(table: Table, seeds: Mapping[str, str]) -> list[str]:
             _cell(found[figure], value, unit)
             for (figure, _, unit), value in zip(table.figures, published, strict=False)
         ]
-        cells += [""] * (len(heads) - len(cells))
+        cells += [""] * (len(table.figures) - len(cells))
+        cells += [_ours(found.get(figure), unit) for figure, _, unit in table.own]
         of = "loan-aryl" if row == "before" else row
         lines.append(f"| {row} | {seeds[of]} | " + " | ".join(cells) + " |")
     return [*lines, "", left] if left else lines
@@ -270,32 +222,38 @@ def seeds_text(runs: Sequence[Kept]) -> str:
     return ", ".join(str(run.result.seed) for run in runs)
 
 
+def drawn_text(rows: Mapping[str, list[Kept]], row: str) -> str:
+    """Which draws of days a row of Figure 12 was played on."""
+    return ", ".join(str(number) for number in DRAWS if f"{row}-{number}" in rows)
+
+
 def lacking_text(rows: Mapping[str, list[Kept]]) -> list[str]:
     """Rows that the paper has not."""
     ours, every = all_values(rows), gains(rows, sorted(rows))
-    heads = [heading for _, heading, _ in FIGURES_5]
-    lines = [
-        "| row | seeds | " + " | ".join(heads) + " | queueing gain | JCT gain |",
-        "|---" * (len(heads) + 4) + "|",
-    ]
+    figures = (*FIGURES_5, *FIGURES_9, *BOUNDS)
+    heads = [heading for _, heading, _ in figures]
+    lines = ["| row | seeds | " + " | ".join(heads) + " |", "|---" * (len(heads) + 2) + "|"]
     for row in LACKING:
         if row in ours and row in every:
-            cells = [text_of(ours[row][figure].mean, unit) for figure, _, unit in FIGURES_5]
-            cells += [text_of(every[row][figure].mean, "x") for figure, _, _ in FIGURES_9]
+            found = {**ours[row], **every[row]}
+            cells = [_ours(found.get(figure), unit) for figure, _, unit in figures]
             lines.append(f"| {row} | {seeds_text(rows[row])} | " + " | ".join(cells) + " |")
     return lines
 
 
 def cost_text(rows: Mapping[str, list[Kept]]) -> list[str]:
-    """What our runs cost, row by row."""
+    """What our runs cost, row by row; those that differ by their drawn days alone are one row."""
     lines = ["| row | seeds | events | CPU s | peak MB |", "|---|---|---|---|---|"]
+    together: dict[str, list[Kept]] = {}
     for row, runs in rows.items():
-        if row in GOLDEN:
-            continue
+        if row not in GOLDEN:
+            name = f"{row.rpartition('-')[0]}-N" if row in DRAWN_DAYS else row
+            together.setdefault(name, []).extend(runs)
+    for row, runs in together.items():
         events = sum(run.result.events for run in runs) / len(runs)
         cpu_s = sum(run.cpu_s for run in runs) / len(runs)
         peak = max(run.result.peak_rss_bytes for run in runs) / 1e6
-        seeds = seeds_text(runs)
+        seeds = ", ".join(sorted({str(run.result.seed) for run in runs}, key=int))
         lines.append(f"| {row} | {seeds} | {events:,.0f} | {cpu_s:.1f} | {peak:,.0f} |")
     return lines
 
@@ -311,10 +269,12 @@ def page(kept: Mapping[str, Kept], seen: Mapping[str, Measured]) -> str:
 
     Raises:
         UnexplainedError, KeyError, OppositeError: as `sentences`.
+        OtherJobsError: as `with_gaps_closed`.
     """
-    rows = by_row(kept)
+    rows = with_gaps_closed(by_row(kept))
     figures = sentence_figures(all_values(rows), seen)
     seeds = {row: seeds_text(runs) for row, runs in rows.items()}
+    seeds |= {row: drawn_text(rows, row) for row in FIGURE_12}
     parts = [HEAD]
     for table in tables(rows):
         said = sentences(table, figures)

@@ -23,6 +23,7 @@ from coordinator.workloads.paper import (
 )
 from coordinator.workloads.paper_runs import find_scene
 from tools.paper_figures import (
+    FIGURE_12_DRAWS,
     FIGURES_5,
     FIGURES_8,
     FIGURES_9,
@@ -30,6 +31,7 @@ from tools.paper_figures import (
     TABLE_8,
     TABLE_9,
 )
+from tools.play_results import DRAWS
 from tools.results_sentences import TRACE, Measured
 
 Named = dict[str, float]
@@ -117,7 +119,7 @@ def sentence_figures(
     found |= _published()
     found |= _of_differences(found)
     found |= _of_theirs(found)
-    return found | _of_ranges(found, seen)
+    return found | _of_ranges(found, seen) | _of_draws(found)
 
 
 def _published() -> Named:
@@ -199,3 +201,17 @@ def _of_ranges(f: Mapping[str, float], seen: Mapping[str, Measured]) -> Named:
         "least.jct_p99_s": min(ends_s),
         "most.jct_p99_s": max(ends_s),
     }
+
+
+def _of_draws(f: Mapping[str, float]) -> Named:
+    """The least and the most over the draws of days that were played, ours and theirs."""
+    found: Named = {}
+    for row in ("baseline", "basic", "ideal"):
+        names = [f"bootstrap-{row}-{number}.queueing_s.mean" for number in DRAWS]
+        waits_s = [f[name] for name in names if name in f]
+        found[f"least.drawn_{row}_queueing_s"] = min(waits_s)
+        found[f"most.drawn_{row}_queueing_s"] = max(waits_s)
+    for row, gains in FIGURE_12_DRAWS.items():
+        found[f"least.theirs_{row}_gain"] = min(gains)
+        found[f"most.theirs_{row}_gain"] = max(gains)
+    return found

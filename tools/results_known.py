@@ -16,16 +16,17 @@ from tools.golden_elasticflow import KEPT, ROWS
 from tools.golden_elasticflow import Kept as KeptBar
 from tools.paper_figures import GOLDEN, Published
 from tools.play_results import Kept
+from tools.results_figures import text_of
 
 # --- other simulators on public traces ----------------------------------------------------------
 
 
 def golden_text(rows: Mapping[str, list[Kept]]) -> list[str]:
-    """Other simulators' figures, ours, and both sides' time."""
+    """Other simulators' figures, ours, both sides' time, and the bound beside our mean JCT."""
     lines = [
         "| trace, GPUs | simulator, policy | figure | published | ours | off by | its time | "
-        "our CPU s |",
-        "|---" * 8 + "|",
+        "our CPU s | JCT bound, s | gap closed |",
+        "|---" * 10 + "|",
     ]
     for name, published in GOLDEN.items():
         for run in rows.get(name, []):
@@ -41,6 +42,13 @@ def _golden_rows(published: Published, run: Kept) -> list[str]:
         ("preemptions", published.preemptions, run.result.preemptions),
     )
     lines: list[str] = []
+    closed = run.result.gap_closed_ratio
+    bounds = {
+        "mean JCT, s": (
+            f"{run.result.jct_bound_s:,.0f}",
+            "" if closed is None else text_of(closed, "%"),
+        )
+    }
     for figure, theirs, ours in pairs:
         if theirs is not None:
             off = 100 * (ours - theirs) / theirs
@@ -48,7 +56,8 @@ def _golden_rows(published: Published, run: Kept) -> list[str]:
                 f"| {run.workload} | {published.simulator}, {published.policy}; ours "
                 f"{run.result.policy} | {figure} | {theirs:,} | {round(ours, 3):,} | "
                 f"{abs(off):.4f} % "
-                f"| {published.time or 'not known'} | {run.cpu_s:.1f} |"
+                f"| {published.time or 'not known'} | {run.cpu_s:.1f} | "
+                f"{' | '.join(bounds.get(figure, ('', '')))} |"
             )
     return lines
 

@@ -11,9 +11,18 @@ from msgspec import structs
 from coordinator.sim.run import JobRow
 from coordinator.workloads.paper_runs import find_scene
 from tools.golden_elasticflow import ROWS as BARS
-from tools.paper_figures import FIGURES_5, GOLDEN, TABLE_5, TABLE_6, TABLE_8, TABLE_9
-from tools.play_results import GOLDEN as PLAYED
+from tools.paper_figures import (
+    FIGURE_12,
+    FIGURES_5,
+    GOLDEN,
+    TABLE_5,
+    TABLE_6,
+    TABLE_8,
+    TABLE_9,
+)
 from tools.play_results import (
+    DRAWN_DAYS,
+    DRAWS,
     KEPT,
     ROWS,
     Kept,
@@ -22,13 +31,15 @@ from tools.play_results import (
     read_kept,
     scenario_task,
 )
-from tools.results import PAGE, UnexplainedError, by_row, gains, is_off, page, sentences, tables
+from tools.play_results import GOLDEN as PLAYED
+from tools.results import PAGE, UnexplainedError, is_off, page, sentences, tables
 from tools.results_known import (
     KAI_QUEUES,
     elasticflow_text,
     fair_shares_text,
     read_bars,
 )
+from tools.results_ours import by_row, drawn_gains, gains
 from tools.results_sentences import read_measured
 from tools.results_text import WHY_OF_ROW
 
@@ -49,8 +60,8 @@ def test_every_run_is_kept_under_its_own_name_and_finished() -> None:
         else:
             assert name == f"{run.row}-{run.result.seed}"
             assert run.workload == f"paper-{run.result.seed}"
-            assert run.result.jobs == 50_390
-            assert run.result.scenario == ROWS[run.row].scenario
+            assert run.row in DRAWN_DAYS or run.result.jobs == 50_390
+            assert run.result.scenario == {**ROWS, **DRAWN_DAYS}[run.row].scenario
 
 
 def test_each_row_runs_under_the_policy_that_it_is_kept_with() -> None:
@@ -63,7 +74,9 @@ def test_each_row_runs_under_the_policy_that_it_is_kept_with() -> None:
 def test_every_row_of_the_paper_is_one_that_can_be_played() -> None:
     """Names in the paper's tables are names of rows, and of scenarios."""
     assert {*TABLE_5, *TABLE_6, *TABLE_8, *TABLE_9} <= ROWS.keys()
-    assert GOLDEN.keys() == PLAYED.keys()
+    assert {f"{row}-{number}" for row in FIGURE_12 for number in DRAWS} <= DRAWN_DAYS.keys()
+    assert GOLDEN.keys() <= PLAYED.keys()
+    assert all(PLAYED[row].policy == "sjf" for row in PLAYED.keys() - GOLDEN.keys())
     for row in (*TABLE_5, *TABLE_6, *TABLE_8, *TABLE_9):
         assert find_scene(row).name == row
     assert all(len(cells) <= len(FIGURES_5) for cells in TABLE_5.values())
@@ -145,6 +158,30 @@ def test_gains_are_of_the_same_seed() -> None:
     assert found["x"]["queueing gain"].mean == pytest.approx(2.0)
     assert found["x"]["JCT gain"].mean == pytest.approx(1.0)
     assert gains({"x": [row]}, ["x"]) == {}
+
+
+def test_gains_of_drawn_days_are_of_the_same_draw() -> None:
+    """Compared with Baseline on its own days of its own trace; without one there is no gain."""
+    run = baseline()
+
+    def drawn(row: str, queueing_s: float) -> Kept:
+        waits = structs.replace(run.result.queueing_s, mean=queueing_s)
+        return structs.replace(run, row=row, result=structs.replace(run.result, queueing_s=waits))
+
+    means = {
+        "bootstrap-baseline-0": 300.0, "bootstrap-baseline-1": 80.0,
+        "bootstrap-basic-0": 100.0, "bootstrap-basic-1": 20.0, "bootstrap-basic-2": 1.0,
+    }  # fmt: skip
+    rows = {row: [drawn(row, queueing_s)] for row, queueing_s in means.items()}
+    other = drawn("bootstrap-baseline-0", 900.0)
+    rows["bootstrap-baseline-0"].append(
+        structs.replace(other, result=structs.replace(other.result, seed=2))
+    )
+    found = drawn_gains(rows, ["bootstrap-basic", "bootstrap-ideal"])
+    assert found.keys() == {"bootstrap-basic"}
+    assert found["bootstrap-basic"]["queueing gain"].mean == pytest.approx((3.0 + 4.0) / 2)
+    assert found["bootstrap-basic"]["JCT gain"].mean == pytest.approx(1.0)
+    assert found["bootstrap-basic"]["jct_bound_s"].mean == pytest.approx(run.result.jct_bound_s)
 
 
 def test_guests_are_compared_with_themselves() -> None:

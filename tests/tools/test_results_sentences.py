@@ -16,8 +16,9 @@ from coordinator.sim.stage import RunOptions, Stage
 from coordinator.workloads.paper import RARE_GPU
 from coordinator.workloads.records import LoadSeries, LoadUnit, NodeGroup, TraceJob, Workload
 from tools.play_results import ROWS, read_kept
-from tools.results import all_values, by_row, page, plain_figures
+from tools.results import page
 from tools.results_figures import PLACE, OppositeError, filled, sentence_figures, text_of
+from tools.results_ours import all_values, by_row, plain_figures
 from tools.results_sentences import (
     PAGE_FILE,
     RUNS,
