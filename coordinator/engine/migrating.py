@@ -12,6 +12,7 @@ from coordinator.engine import jobs, losses, starting
 from coordinator.engine.context import Context, hold_gpus, release_gpus
 from coordinator.engine.state import AfterVacating, JobEntry, Migration
 from coordinator.policies.decisions import Migrate, Start
+from coordinator.policies.snapshot import WorkerView
 
 
 def migrate(ctx: Context, decision: Migrate) -> str:
@@ -62,6 +63,27 @@ def _hold(ctx: Context, job: JobEntry, decision: Migrate) -> None:
             index += 1
     job.migration = Migration(decision=decision, gpus=tuple(held))
     ctx.state.migrating_jobs[job.job_id] = None
+
+
+def held(job: JobEntry) -> tuple[WorkerView, ...]:
+    """The workers of its next attempt for which GPUs are held, as policies see them."""
+    if job.migration is None:
+        return ()
+    found: list[WorkerView] = []
+    for placement in starting.in_order(job.migration.decision.placements):
+        for number in range(placement.worker_count):
+            each = len(placement.gpu_uuids) // placement.worker_count
+            found.append(
+                WorkerView(
+                    job_id=job.job_id,
+                    worker_index=len(found),
+                    node=placement.node,
+                    gpus=each or job.spec.gpus_per_worker,
+                    is_flexible=False,
+                    gpu_uuids=placement.gpu_uuids[number * each : (number + 1) * each],
+                )
+            )
+    return tuple(found)
 
 
 def settle(ctx: Context) -> None:

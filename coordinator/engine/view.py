@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeName, NodeRole
-from coordinator.engine import estimates, loans, prerun_shape, retrying, tenants
+from coordinator.engine import estimates, loans, migrating, prerun_shape, retrying, tenants
 from coordinator.engine.context import Context, free_slots, sick_slots
 from coordinator.engine.starting import is_schedulable
 from coordinator.engine.state import ClusterState, JobEntry, NodeEntry, WorkerEntry
@@ -244,6 +244,7 @@ def job_view(ctx: Context, job: JobEntry) -> JobView:
         is_resizable=(
             job.state == JobState.RUNNING and spec.is_elastic and job.after_vacating is None
         ),
+        held=migrating.held(job),
     )
 
 

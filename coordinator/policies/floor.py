@@ -5,11 +5,12 @@ Must not know the engine, nor who deserves what.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-from common.model import JobState, NodeName, NodeRole, Preemptibility
+from common.model import GpuUuid, JobState, NodeName, NodeRole, Preemptibility
 from coordinator.policies.decisions import Placement
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView, WorkerView
 
@@ -30,6 +31,8 @@ class Floor:
             if node.is_schedulable and (takes_lent or node.role == NodeRole.TRAINING)
         }
         self.free: dict[NodeName, int] = {name: node.free_gpus for name, node in self.nodes.items()}
+        self._jobs = snapshot.jobs
+        self._staying: dict[GpuUuid, int] | None = None
         self.avoided: tuple[NodeName, ...] = ()
         """Nodes that whoever is placed now leaves alone: no room is there."""
 
@@ -49,25 +52,55 @@ class Floor:
             if gpu_type in (None, self.nodes[name].gpu_type)
         )  # fmt: skip
 
+    @property
+    def _sharers(self) -> dict[GpuUuid, int]:
+        """Workers that stay, by GPU, of those that several had; none where no job takes turns."""
+        if self._staying is None:
+            counts: Counter[GpuUuid] = Counter()
+            if any(j.state == JobState.SUSPENDED or j.is_packed or j.held for j in self._jobs):
+                for job in self._jobs:
+                    for worker in (*job.placed, *job.held):
+                        counts.update(() if worker.is_leaving else worker.gpu_uuids)
+            self._staying = {uuid: count for uuid, count in counts.items() if count > 1}
+        return self._staying
+
     def vacate(self, workers: Iterable[WorkerView]) -> None:
-        """Workers go: what they hold here can be given away."""
+        """Workers go: what they hold here can be given away, shared GPUs with the last of them."""
+        sharers = self._sharers
         for worker in workers:
             if worker.node in self.free and not worker.is_leaving:
-                self.free[worker.node] += worker.gpus
+                for uuid in worker.gpu_uuids if sharers else ():
+                    if uuid in sharers:
+                        sharers[uuid] -= 1
+                self.free[worker.node] += self._alone(worker)
 
     def stay(self, workers: Iterable[WorkerView]) -> None:
         """The opposite of `vacate`."""
+        sharers = self._sharers
         for worker in workers:
             if worker.node in self.free and not worker.is_leaving:
-                self.free[worker.node] -= worker.gpus
+                self.free[worker.node] -= self._alone(worker)
+                for uuid in worker.gpu_uuids if sharers else ():
+                    if uuid in sharers:
+                        sharers[uuid] += 1
+
+    def _alone(self, worker: WorkerView) -> int:
+        """GPUs of a worker that goes which nobody has who stays."""
+        if not self._sharers:
+            return worker.gpus
+        return worker.gpus - sum(self._sharers.get(uuid, 0) > 0 for uuid in worker.gpu_uuids)
+
+    def needed(self, workers: Iterable[WorkerView]) -> dict[NodeName, int]:
+        """GPUs by node that workers of one job which were to go would take again here."""
+        held: dict[NodeName, int] = {}
+        for worker in workers:
+            if worker.node in self.free and not worker.is_leaving:
+                held[worker.node] = held.get(worker.node, 0) + self._alone(worker)
+        return held
 
     def goes_on(self, workers: Sequence[WorkerView]) -> bool:
         """Workers that were to go stay after all, if nobody was given what they hold."""
-        held: dict[NodeName, int] = {}
-        for worker in workers:
-            if not worker.is_leaving:
-                held[worker.node] = held.get(worker.node, 0) + worker.gpus
-        if any(self.free.get(name, gpus) < gpus for name, gpus in held.items()):
+        if any(self.free[name] < gpus for name, gpus in self.needed(workers).items()):
             return False
         self.stay(workers)
         return True
@@ -162,11 +195,11 @@ def fill(
 def is_movable(job: JobView) -> bool:
     """Whether a policy may stop it for others: it runs, agreed to it, and nothing is under way.
 
-    What was stopped lately rests first. A gang that still starts may be the nominee of GPUs that
-    somebody is leaving: to stop it would free them for nobody yet.
+    One that is suspended would run. What was stopped lately rests first. A gang that still starts
+    may be the nominee of GPUs that somebody is leaving: to stop it would free them for nobody yet.
     """
-    is_running = job.state == JobState.RUNNING and not job.is_resting
-    return is_running and job.preemptibility == Preemptibility.FULL
+    runs = job.state in (JobState.RUNNING, JobState.SUSPENDED) and not job.is_resting
+    return runs and job.preemptibility == Preemptibility.FULL
 
 
 class Pool(Struct, frozen=True, kw_only=True):
@@ -184,7 +217,7 @@ def pools(snapshot: ClusterSnapshot, floor: Floor) -> list[Pool]:
     """One per GPU type; a waiting job stands in the first pool of its types that is there."""
     kinds = floor.gpu_types
     jobs: dict[str, list[JobView]] = {kind: [] for kind in kinds}
-    gpus = {kind: floor.free_gpus(kind) for kind in kinds}
+    movable: list[WorkerView] = []
     for job in snapshot.jobs:
         if job.state == JobState.PENDING:
             kind = next((kind for kind in job.gpu.types or kinds if kind in jobs), None)
@@ -194,7 +227,10 @@ def pools(snapshot: ClusterSnapshot, floor: Floor) -> list[Pool]:
             held = [worker for worker in job.placed if not worker.is_leaving]
             if all(worker.node in floor.free for worker in held):
                 jobs[job.gpu_type].append(job)
-                gpus[job.gpu_type] += sum(worker.gpus for worker in held)
+                movable += held
+    floor.vacate(movable)
+    gpus = {kind: floor.free_gpus(kind) for kind in kinds}
+    floor.stay(movable)
     return [Pool(gpu_type=kind, gpus=gpus[kind], jobs=tuple(jobs[kind])) for kind in kinds]
 
 

@@ -38,8 +38,8 @@ def allocated(
 
 
 def rests_until_s(snapshot: ClusterSnapshot, job: JobView) -> float | None:
-    """Until when a job that runs may not be stopped for another one; None: it may be now."""
-    if job.preempted_at_s is None or job.state != JobState.RUNNING:
+    """Until when a job that has its place may not be stopped for another one; None: it may be."""
+    if job.preempted_at_s is None or job.state not in (JobState.RUNNING, JobState.SUSPENDED):
         return None
     until_s = job.preempted_at_s + snapshot.min_runtime_s
     return until_s if until_s > snapshot.now_s else None

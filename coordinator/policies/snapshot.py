@@ -176,6 +176,8 @@ class JobView(Struct, frozen=True, kw_only=True):
     """Running, elastic, and no resize of it is under way."""
     is_resting: bool = False
     """It was preempted so lately that it may not be stopped for another one; see `resting`."""
+    held: tuple[WorkerView, ...] = ()
+    """While it moves, workers of its next attempt for which GPUs are held where it goes."""
 
     @property
     def is_elastic(self) -> bool:

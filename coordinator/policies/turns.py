@@ -71,10 +71,9 @@ class Turns:
 
     def _keep(self, job: JobView) -> None:
         """A running job stays where it is, unless a job before it took its GPUs."""
-        room = self._within.free
+        needed = self._within.needed(job.placed)
         if self._within.goes_on(job.placed):
-            here = (worker for worker in job.placed if worker.node in room)
-            self._room -= sum(worker.gpus for worker in here if not worker.is_leaving)
+            self._room -= sum(needed.values())
             self.grants.append(Grant(job=job, workers=present_workers(job), reason="its turn"))
         else:
             self._free.vacate(job.placed)

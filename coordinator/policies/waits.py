@@ -11,6 +11,9 @@ FAIR_SHARE = "fair_share"
 FRAGMENTATION = "fragmentation"
 """Another: its tenant is below its due, but its gang has no place with the locality it asks for."""
 
+GUARANTEE = "guarantee"
+"""Another: its tenant's guarantee covers it, and what borrowers hold cannot be taken back now."""
+
 
 class Wait(Struct, frozen=True, kw_only=True):
     """What some waiting jobs wait for until the next pass: one word of the policy's own."""

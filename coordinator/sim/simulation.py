@@ -265,7 +265,10 @@ class Simulation:
         if self.hear is not None and outcome.decisions:
             self.hear(outcome.decisions)
         if self._check:
-            faults = self.engine.check(are_copies_too=self.events % COPIES_EVERY == 0)
+            faults = self.engine.check(
+                are_copies_too=self.events % COPIES_EVERY == 0,
+                is_after_pass=isinstance(event, PassDue) and not outcome.needs_pass,
+            )
             assert not faults, f"after {event}: {faults}"
         for command in outcome.commands:
             if isinstance(command, PushDesired):  # as nearly all are; a match takes its time

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from common.model import (
     CheckpointSpec,
@@ -37,6 +37,7 @@ class Cell:
         delays: Delays | None = None,
         gpu_memory_bytes: int = 0,
         weights: Mapping[str, float] | None = None,
+        tenants: Sequence[TenantSettings] = (),
     ) -> None:
         specs = [
             NodeSpec(
@@ -51,8 +52,9 @@ class Cell:
         options = EngineSettings(
             policy=f"gandiva{knobs}",
             resize_cooldown_s=0.0,
-            tenants=tuple(
-                TenantSettings(name=name, weight=weight) for name, weight in (weights or {}).items()
+            tenants=(
+                *tenants,
+                *(TenantSettings(name=name, weight=each) for name, each in (weights or {}).items()),
             ),
         )
         self.sim = Simulation(

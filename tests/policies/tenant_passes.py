@@ -169,6 +169,7 @@ class Cell(Simulation):
         nodes: int = 2,
         resize_cooldown_s: float = 60.0,
         delays: Delays | None = None,
+        check: bool = False,
     ) -> None:
         there = [
             NodeSpec(
@@ -182,7 +183,7 @@ class Cell(Simulation):
         settings = EngineSettings(
             policy=policy, tenants=tuple(tenants), resize_cooldown_s=resize_cooldown_s
         )
-        super().__init__(settings, there, delays=delays)
+        super().__init__(settings, there, delays=delays, check=check)
         self.books = Books(tenants)
         self._passes_at: Counter[float] = Counter()
 
@@ -202,7 +203,7 @@ class Cell(Simulation):
         self.books.passed(before, had, self.engine.snapshot(), held(self.engine))
 
     def ask(self, jobs: Iterable[Asked]) -> None:
-        """Let jobs come."""
+        """Let jobs come; their names end with their numbers."""
         for number, each in enumerate(jobs):
             least, most = each.workers
             spec = JobSpec(

@@ -169,7 +169,7 @@ SHRINKING = {
 """Policies that did so, each with a case in which another tenant had the GPUs a pass later."""
 
 
-def played(policy: str, case: Case, *, delays: Delays | None = None) -> Cell:
+def played(policy: str, case: Case, *, delays: Delays | None = None, check: bool = False) -> Cell:
     """The first 25 minutes of a cell."""
     cell = Cell(
         policy,
@@ -177,6 +177,7 @@ def played(policy: str, case: Case, *, delays: Delays | None = None) -> Cell:
         nodes=case.nodes,
         resize_cooldown_s=case.resize_cooldown_s,
         delays=delays,
+        check=check,
     )
     cell.ask(case.jobs)
     cell.run(until_s=1500.0)
@@ -207,8 +208,11 @@ waits = st.sampled_from((None, Delays(ready_s=2.0, start_s=1.0, stop_s=7.0, repo
 def test_a_tenant_within_its_guarantee_loses_nothing_to_another_over_any_number_of_passes(
     policy: str, case: Case, delays: Delays | None
 ) -> None:
-    """Under every policy, while jobs come, grow, shrink, are stopped and end."""
-    cell = played(policy, case, delays=delays)
+    """Under every policy, while jobs come, grow, shrink, are stopped and end.
+
+    Nor does a pass leave a job waiting within a guarantee where what one borrower holds would do.
+    """
+    cell = played(policy, case, delays=delays, check=True)
     assert cell.books.losses == []
     assert cell.books.idled == []
     assert cell.engine.state.counters.decisions_refused == 0

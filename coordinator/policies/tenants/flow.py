@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
@@ -25,7 +26,10 @@ Gpus = dict[NodeName, int]
 
 
 class Flow:
-    """What decisions move on real nodes, in GPUs."""
+    """What decisions move on real nodes, in GPUs.
+
+    sharers: jobs per GPU that have it, or for whose next attempt it is held.
+    """
 
     def __init__(self, snapshot: ClusterSnapshot) -> None:
         self.jobs: dict[JobId, JobView] = {job.job_id: job for job in snapshot.jobs}
@@ -33,7 +37,7 @@ class Flow:
         self.free: Gpus = {n.name: n.free_gpus for n in snapshot.nodes if n.is_schedulable}
         self.sharers: dict[GpuUuid, set[JobId]] = {}
         for job in snapshot.jobs:
-            for worker in job.placed:
+            for worker in (*job.placed, *job.held):
                 for uuid in () if worker.is_leaving else worker.gpu_uuids:
                     self.sharers.setdefault(uuid, set()).add(job.job_id)
 
@@ -53,8 +57,40 @@ class Flow:
             case _:
                 return {}
 
-    def left(self, decision: Decision) -> Gpus:
-        """GPUs that it vacates, by node."""
+    def lefts(self, decisions: Sequence[Decision | None]) -> list[Gpus]:
+        """GPUs that each of them vacates, by node, one after the other.
+
+        A GPU that several have comes free with the last of them that leaves, if all do, and if
+        nobody comes to share it.
+        """
+        kept = {u for made in decisions if made is not None for u in _named(made)}
+        gone: Counter[GpuUuid] = Counter()
+        seen: set[tuple[JobId, int]] = set()
+        found: list[Gpus] = []
+        for decision in decisions:
+            left: Gpus = {}
+            for worker in () if decision is None else self.leaving(decision):
+                if (worker.job_id, worker.worker_index) in seen:
+                    continue
+                seen.add((worker.job_id, worker.worker_index))
+                gone.update(worker.gpu_uuids)
+                free = (u for u in worker.gpu_uuids if gone[u] == len(self.sharers[u]))
+                gpus = len(set(free) - kept) if worker.gpu_uuids else worker.gpus
+                if gpus:
+                    left[worker.node] = left.get(worker.node, 0) + gpus
+            found.append(left)
+        return found
+
+    def parts(self, place: int, decisions: Sequence[Decision | None]) -> Gpus:
+        """GPUs that would not come free, by node, if one of the decisions were not made."""
+        others = [None if at == place else made for at, made in enumerate(decisions)]
+        found = sum_by_node(self.lefts(decisions))
+        for node, gpus in sum_by_node(self.lefts(others)).items():
+            found[node] -= gpus
+        return {node: gpus for node, gpus in found.items() if gpus > 0}
+
+    def leaving(self, decision: Decision) -> list[WorkerView]:
+        """Workers that it tells to stop."""
         match decision:
             case Preempt() | Migrate():
                 job = self.jobs.get(decision.job_id)
@@ -62,25 +98,19 @@ class Flow:
             case Resize():
                 job, gone = self.jobs.get(decision.job_id), set(decision.removed_workers)
             case _:
-                return {}
-        found: Gpus = {}
-        for worker in job.placed if job is not None else ():
-            if worker.worker_index in gone and not worker.is_leaving:
-                found[worker.node] = found.get(worker.node, 0) + self.own(worker)
-        return found
+                return []
+        placed = job.placed if job is not None else ()
+        return [w for w in placed if w.worker_index in gone and not w.is_leaving]
 
     def own(self, worker: WorkerView) -> int:
-        """GPUs that come free when a worker goes: those that nobody shares with it."""
+        """GPUs that come free when a worker goes alone: those that nobody shares with it."""
         if not worker.gpu_uuids:
             return worker.gpus
         return sum(len(self.sharers[uuid]) == 1 for uuid in worker.gpu_uuids)
 
     def beside(self, decision: Decision) -> set[JobId]:
         """Jobs on the GPUs that a decision names for its own."""
-        if not isinstance(decision, Start | Migrate):
-            return set()
-        named = (uuid for placement in decision.placements for uuid in placement.gpu_uuids)
-        return {job_id for uuid in named for job_id in self.sharers.get(uuid, ())}
+        return {job_id for uuid in _named(decision) for job_id in self.sharers.get(uuid, ())}
 
     def _of(self, job: JobView | None, gpu_type: str, placements: Iterable[Placement]) -> Gpus:
         found: Gpus = {}
@@ -94,6 +124,13 @@ class Flow:
             gpus = placement.worker_count * job.gpus_per_worker * (each or 1)
             found[placement.node] = found.get(placement.node, 0) + gpus
         return found
+
+
+def _named(decision: Decision) -> set[GpuUuid]:
+    """GPUs that it names for its job, which others may have too."""
+    if not isinstance(decision, Start | Migrate):
+        return set()
+    return {uuid for placement in decision.placements for uuid in placement.gpu_uuids}
 
 
 def job_of(flow: Flow, decision: Decision) -> JobView | None:
@@ -125,14 +162,14 @@ class Move(Struct, frozen=True, kw_only=True):
 def moves_of(flow: Flow, tenancy: Tenancy, decisions: Sequence[Decision | None]) -> list[Move]:
     """All of the decisions that are about a job; None among them was dropped."""
     found: list[Move] = []
-    for place, decision in enumerate(decisions):
+    for place, (decision, left) in enumerate(zip(decisions, flow.lefts(decisions), strict=True)):
         job = None if decision is None else job_of(flow, decision)
         if decision is not None and job is not None:
             found.append(
                 Move(
                     place=place,
                     path=tenancy.path(job),
-                    left=flow.left(decision),
+                    left=left,
                     taken=flow.taken(decision),
                     is_whole=isinstance(decision, Preempt),
                 )

@@ -84,11 +84,12 @@ class _Guard:
     def keep_quotas(self) -> None:
         """Whoever its tenant has no room for does not start; flexible workers go first."""
         tenancy = Tenancy(self._snapshot)
+        lefts = self._flow.lefts(self.kept)
         for place, decision in enumerate(self.kept):
             job = None if decision is None else job_of(self._flow, decision)
             if decision is None or job is None:
                 continue
-            tenancy.leave(job, sum(self._flow.left(decision).values()))
+            tenancy.leave(job, sum(lefts[place].values()))
             if self._is_beside_others(decision, job, tenancy):
                 self.kept[place] = None
                 why = "jobs of different tenants share no GPU"
@@ -191,7 +192,7 @@ class _Guard:
         for place in reversed(range(len(self.kept))):
             decision = self.kept[place]
             stops = isinstance(decision, Suspend)
-            if decision is None or not (stops or self._flow.left(decision)):
+            if decision is None or not (stops or self._flow.leaving(decision)):
                 continue
             if self._is_needed(place, self._before) and not self._is_needed(place, self.kept):
                 self.kept[place] = None
@@ -205,8 +206,8 @@ class _Guard:
         if isinstance(mine, Suspend):
             return any(mine.job_id in self._flow.beside(decision) for decision in there)
         taken = sum_by_node(map(self._flow.taken, there))
-        left = sum_by_node(map(self._flow.left, there))
-        own = {} if mine is None else self._flow.left(mine)
+        left = sum_by_node(self._flow.lefts(there))
+        own = self._flow.parts(place, decisions)
         return any(
             taken.get(node, 0) > self._flow.free.get(node, 0) + left[node] - gpus
             for node, gpus in own.items()

@@ -18,6 +18,7 @@ from coordinator.policies.floor import present_workers
 from coordinator.policies.snapshot import JobView
 from coordinator.policies.tenants.flow import (
     Flow,
+    Move,
     are_borrowed,
     job_of,
     moves_of,
@@ -63,27 +64,26 @@ class Keeping:
         borrowed = are_borrowed(mine, used, guarantee)
         for move, is_borrowed in reversed(list(zip(mine, borrowed, strict=True))):
             if short > 0 and move.left and not is_borrowed:
-                gpus = self._keep_one(move.place, short)
+                gpus = self._keep_one(move, short)
                 short -= gpus
                 if gpus:
                     kept.append(move.place)
         return kept
 
-    def _keep_one(self, place: int, short: int) -> int:
+    def _keep_one(self, move: Move, short: int) -> int:
         """GPUs that a job keeps as nobody takes them; up to so many, and then to a whole worker."""
-        decision = self.decisions[place]
+        decision = self.decisions[move.place]
         match decision:
             case Resize():
-                return self._keep_workers(place, decision, short)
+                return self._keep_workers(move.place, decision, short)
             case Preempt() | Migrate():
-                left, taken = self._flow.left(decision), self._flow.taken(decision)
-                gpus = sum(left.values()) - sum(taken.values())
-                needs = {node: left[node] - taken.get(node, 0) for node in left}
+                gpus = -move.net
+                needs = {node: left - move.taken.get(node, 0) for node, left in move.left.items()}
                 if gpus <= 0 or any(self._slack.get(node, 0) < n for node, n in needs.items()):
                     return 0
                 for node, count in needs.items():
                     self._slack[node] -= count
-                self.decisions[place] = None
+                self.decisions[move.place] = None
                 return gpus
             case _:
                 return 0

@@ -19,10 +19,10 @@ from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Allocation, Decision, Preempt, Reject, Start, earliest
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.tenants.guarding import blocked, guarded
-from coordinator.policies.tenants.takeback import taken_back
+from coordinator.policies.tenants.takeback import given_back
 from coordinator.policies.tenants.tenancy import Tenancy
 from coordinator.policies.tenants.weighing import Scale, are_weighed, why_behind
-from coordinator.policies.waits import FAIR_SHARE, Wait
+from coordinator.policies.waits import FAIR_SHARE, GUARANTEE, Wait
 
 MOST_TRIES = 4
 """So often a pass is taken anew without the jobs that quotas refused; then what is left is kept.
@@ -33,6 +33,11 @@ gives what the others would have had to other tenants.
 
 SHARES_AGAIN_S = 1.0
 """Where tenants took turns by weight and GPUs are left, a pass follows after so many seconds."""
+
+GIVEN_BACK_AGAIN_S = 10.0
+"""While borrowers start, resize or rest that a guarantee waits for, a pass follows after so many
+seconds: that they can be stopped now brings none by itself.
+"""
 
 Decide = Callable[[ClusterSnapshot, bytes], Allocation]
 
@@ -95,12 +100,19 @@ def _given_back(
     snapshot: ClusterSnapshot,
 ) -> Allocation:
     """With what tenants below their guarantee get back; `hidden` have no room by quota."""
-    kept, _ = guarded(snapshot, taken_back(snapshot, decisions))
-    waits = allocation.waits
+    back = given_back(snapshot, decisions)
+    kept, _ = guarded(snapshot, back.decisions)
+    waits, again_s = allocation.waits, None
+    told = {*hidden, *(job_id for wait in waits for job_id in wait.jobs)}
+    if owed := tuple(sorted(back.waits.keys() - told)):
+        waits = (*waits, Wait(kind=GUARANTEE, jobs=owed))
+    if back.is_soon:
+        again_s = snapshot.now_s + GIVEN_BACK_AGAIN_S
     hidden = hidden - {each.job_id for each in kept if isinstance(each, Start)}
     if hidden:  # of them the policy could say nothing
         waits = (*waits, Wait(kind=FAIR_SHARE, jobs=tuple(sorted(hidden))))
-    return replace(allocation, decisions=kept, waits=waits)
+    wake_at_s = earliest(allocation.wake_at_s, again_s)
+    return replace(allocation, decisions=kept, waits=waits, wake_at_s=wake_at_s)
 
 
 def _within_quotas(
@@ -163,19 +175,24 @@ def held(
     by_weight: bool = True,
     keeps_quotas: bool = False,
 ) -> tuple[Hold, ...]:
-    """Why each job that waits would not start in a pass now: quotas, or the policy's reasons, and
-    that others go first by weight. by_weight, keeps_quotas: as for `allocated`.
+    """Why each job that waits would not start in a pass now: quotas, or the policy's reasons, that
+    others go first by weight, and what its tenant is due. by_weight, keeps_quotas: as for
+    `allocated`.
     """
     if not snapshot.tenants:
         return explain(snapshot, memory)
+    owed = given_back(snapshot, ()).waits
     why = blocked(snapshot, Tenancy(snapshot))
     if keeps_quotas:
-        found = [_and(hold, why.pop(hold.job_id, None)) for hold in explain(snapshot, memory)]
+        found = [
+            _and(_and(hold, why.pop(hold.job_id, None)), owed.get(hold.job_id))
+            for hold in explain(snapshot, memory)
+        ]
         return (*found, *(Hold(job_id=each, blockers=(reason,)) for each, reason in why.items()))
     behind = why_behind(snapshot, why.keys()) if by_weight else {}
     holds = explain(without(snapshot, why), memory)
     return (
-        *(_and(hold, behind.get(hold.job_id)) for hold in holds),
+        *(_and(_and(hold, behind.get(hold.job_id)), owed.get(hold.job_id)) for hold in holds),
         *(Hold(job_id=job_id, blockers=(reason,)) for job_id, reason in why.items()),
     )
 

@@ -2,23 +2,34 @@
 
 A waiting job whose tenant stays within its guarantee with it, and that finds no room, gets what
 borrowers hold: first what they would start or grow on in this very pass, then their flexible
-workers, then their jobs that lose least by a stop; no more of them than it needs. A borrower holds
-more than its guarantee before each stop, at each level below the tenant that both are part of.
-Where there is room, when its job starts is up to the policy.
+workers, then their jobs that lose least by a stop, with all that share GPUs with them; no more of
+them than it needs. A borrower holds more than its guarantee before each stop, at each level below
+the tenant that both are part of. Where there is room, when its job starts is up to the policy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
-from common.model import JobId, JobState, NodeName, NodeRole
-from coordinator.policies.decisions import Decision, Placement, Preempt, Resize, Start
+from common.model import GpuUuid, JobId, JobState, NodeName, NodeRole
+from coordinator.policies.decisions import (
+    Decision,
+    Migrate,
+    Placement,
+    Preempt,
+    Resize,
+    Resume,
+    Start,
+    Suspend,
+)
 from coordinator.policies.floor import is_movable
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
 from coordinator.policies.tenants.fitting import gang_on
-from coordinator.policies.tenants.flow import Flow, Gpus, job_of
+from coordinator.policies.tenants.flow import Flow, Gpus, job_of, sum_by_node
+from coordinator.policies.tenants.owing import is_owed, shortage_of
+from coordinator.policies.tenants.seats import Seat, gpus_of, seats
 from coordinator.policies.tenants.tenancy import Tenancy
 from coordinator.policies.words import counted
 
@@ -26,32 +37,67 @@ from coordinator.policies.words import counted
 class _Source(Struct, frozen=True, kw_only=True):
     """What a borrower could give back in one piece.
 
-    decision: one of this pass that would not be; else the job's workers leave, and it is stopped
-        where they are all of it.
+    decision: one of this pass that would not be; else the job's workers leave.
+    seat: the job and all that share its GPUs, which are stopped, whole; None stops nobody.
     """
 
     job: JobView
     gpus: Gpus
     decision: Decision | None = None
     workers: tuple[WorkerView, ...] = ()
-    is_whole: bool = False
+    seat: Seat | None = None
+
+    @property
+    def jobs(self) -> tuple[JobView, ...]:
+        """Whose it is."""
+        return (self.job,) if self.seat is None else self.seat.jobs
+
+
+class Back(Struct, frozen=True, kw_only=True):
+    """What comes of a pass.
+
+    decisions: of the pass, and those that give tenants below their guarantee theirs back.
+    waits: jobs that a guarantee covers, that find no room, and that get none in this pass; and why.
+    is_soon: some of what they are due can perhaps be taken back before anything else happens.
+    """
+
+    decisions: tuple[Decision, ...]
+    waits: dict[JobId, str]
+    is_soon: bool
 
 
 def taken_back(snapshot: ClusterSnapshot, decisions: Sequence[Decision]) -> tuple[Decision, ...]:
     """The decisions of a pass, and those that give tenants below their guarantee theirs back."""
+    return given_back(snapshot, decisions).decisions
+
+
+def given_back(snapshot: ClusterSnapshot, decisions: Sequence[Decision]) -> Back:
+    """The same, and who gets nothing though a guarantee covers it."""
     back = _TakeBack(snapshot, decisions)
-    failed: set[tuple[object, ...]] = set()
+    failed: dict[tuple[object, ...], str] = {}
+    waits: dict[JobId, str] = {}
+    is_soon = False
     for job in back.entitled():
-        alike = (back.tenancy.leaf(job), job.workers.min, job.gpus_per_worker, job.gpu.types)
-        if alike not in failed and not back.serve(job):
-            failed.add(alike)
-    return back.decisions()
+        shape = (job.workers.min, job.gpus_per_worker, job.gpu.types, job.avoid_nodes)
+        alike = (back.tenancy.leaf(job), *shape)
+        if alike not in failed:
+            if back.serve(job):
+                continue
+            shortage = shortage_of(back.tenancy, back.seats, back.busy, job)
+            failed[alike] = shortage.why
+            is_soon |= shortage.is_soon
+        if failed[alike]:
+            waits[job.job_id] = failed[alike]
+    return Back(decisions=back.decisions(), waits=waits, is_soon=is_soon)
 
 
 class _TakeBack:
     """One pass: the room and the uses after what was decided so far.
 
+    seats: who has GPUs together. busy: jobs that something is decided about, but a turn.
     stopped: uses by tenant before the pass, less what its stops give back; the guard counts so.
+    turning: jobs that are suspended or resumed in the pass, which a stop of them takes the place
+        of. awaited: GPUs that somebody moves to in it.
     """
 
     def __init__(self, snapshot: ClusterSnapshot, decisions: Sequence[Decision]) -> None:
@@ -65,15 +111,21 @@ class _TakeBack:
             for name, gpus in self._flow.free.items()
             if self._flow.nodes[name].role == NodeRole.TRAINING
         }
-        self._busy: set[JobId] = set()
+        self.busy: set[JobId] = set()
+        self._turning: set[JobId] = set()
+        self._awaited: set[GpuUuid] = set()
+        self.seats = seats(snapshot.jobs)
         self._gone: dict[JobId, list[_Source]] = {}
         self._starts: list[Start] = []
-        for decision in decisions:
+        for decision, left in zip(decisions, self._flow.lefts(decisions), strict=True):
             job = job_of(self._flow, decision)
             if job is not None:
-                self._busy.add(job.job_id)
-                self._move(job, self._flow.left(decision), is_stop=True)
+                is_turn = isinstance(decision, Suspend | Resume)
+                (self._turning if is_turn else self.busy).add(job.job_id)
+                self._move(job, left, is_stop=True)
                 self._move(job, self._flow.taken(decision), sign=-1)
+            if isinstance(decision, Migrate):
+                self._awaited.update(u for each in decision.placements for u in each.gpu_uuids)
 
     def _move(self, job: JobView, gpus: Gpus, *, sign: int = 1, is_stop: bool = False) -> None:
         """GPUs of a job come free (or, with sign -1, are taken)."""
@@ -99,7 +151,7 @@ class _TakeBack:
             job
             for job in self._snapshot.jobs
             if job.state == JobState.PENDING
-            and job.job_id not in self._busy
+            and job.job_id not in self.busy
             and any(views[name].guarantee_gpus > used[name] for name in self.tenancy.path(job))
         ]
         return sorted(covered, key=place)
@@ -119,9 +171,23 @@ class _TakeBack:
         return gang_on(self._free, self._flow.nodes, job, gpu_type)
 
     def _serve_on(self, job: JobView, gpu_type: str) -> bool:
+        """The cheapest anywhere; where a borrower would then have given too much, node by node."""
         wanted = job.workers_on(gpu_type).min * job.gpus_per_worker
+        if self._serve_from(self._sources(job, wanted, gpu_type), job, gpu_type, wanted):
+            return True
+        found = (source.gpus for source in self._sources(job, wanted, gpu_type))
+        most = sum_by_node([self._free, *found])
+        return any(
+            self._serve_from(self._sources(job, wanted, gpu_type, only=name), job, gpu_type, wanted)
+            for name in sorted(self._free)
+            if self._flow.nodes[name].gpu_type == gpu_type and most[name] >= wanted
+        )
+
+    def _serve_from(
+        self, sources: Iterable[_Source], job: JobView, gpu_type: str, wanted: int
+    ) -> bool:
         given: list[_Source] = []
-        for source in self._sources(job, wanted, gpu_type):
+        for source in sources:
             if self._borrows(source, job):
                 self._give(source)
                 given.append(source)
@@ -141,7 +207,7 @@ class _TakeBack:
     def _spare(self, given: list[_Source], job: JobView, gpu_type: str) -> None:
         """Give back what was not needed after all, the dearest first."""
         for source in list(reversed(given)):
-            if not source.is_whole and any(each.is_whole for each in self._gone[source.job.job_id]):
+            if source.seat is None and any(each.seat for each in self._gone[source.job.job_id]):
                 continue  # it goes with its job
             self._give(source, sign=-1)
             if self._placed(job, gpu_type):
@@ -158,47 +224,89 @@ class _TakeBack:
 
     # --- borrowers ----------------------------------------------------------------------------
 
-    def _sources(self, job: JobView, wanted: int, gpu_type: str) -> Iterable[_Source]:
-        """What others hold there that the job's guarantee covers, the cheapest first."""
-        for decision in self._kept:
-            taker, gpus = job_of(self._flow, decision), self._flow.taken(decision)
-            if taker is None or not gpus or self._flow.left(decision):
-                continue
-            if self._is_owed(job, taker, wanted) and self._is_there(gpus, gpu_type):
-                yield _Source(job=taker, gpus=gpus, decision=decision)
-        others = [
-            other
-            for other in self._snapshot.jobs
-            if other.placed
-            and other.job_id not in self._busy
-            and not self._gone.get(other.job_id)
-            and self._is_owed(job, other, wanted)
+    def _sources(
+        self, job: JobView, wanted: int, gpu_type: str, *, only: NodeName | None = None
+    ) -> Iterable[_Source]:
+        """What others hold there that the job's guarantee covers, the cheapest first.
+
+        Those of one kind last whose deadline is still ahead: it may have been promised.
+        only: nothing that is not of this node alone.
+        """
+
+        def is_there(gpus: Gpus) -> bool:
+            if only is not None:
+                return gpus.keys() == {only}
+            nodes = self._flow.nodes
+            return any(n in self._free and nodes[n].gpu_type == gpu_type for n in gpus)
+
+        def is_owed_by(other: JobView) -> bool:
+            return is_owed(self.tenancy, job, other, wanted)
+
+        yield from (each for each in self._newcomers(is_owed_by) if is_there(each.gpus))
+        theirs = [
+            seat
+            for seat in self.seats
+            if is_owed_by(seat.jobs[0])
+            and not any(
+                each.job_id in self.busy or self._gone.get(each.job_id) for each in seat.jobs
+            )
         ]
-        for other in others:
-            for worker in other.placed if other.is_resizable else ():
-                gpus = {worker.node: worker.gpus}
-                may_go = worker.is_flexible and not worker.is_leaving
-                if may_go and self._is_there(gpus, gpu_type):
-                    yield _Source(job=other, gpus=gpus, workers=(worker,))
-        now_s = self._snapshot.now_s
-        for other in sorted(
-            filter(is_movable, others), key=lambda other: (other.lost_gpu_s(now_s), other.job_id)
-        ):
-            gone = {w for each in self._gone.get(other.job_id, ()) for w in each.workers}
-            stay = [w for w in other.placed if not w.is_leaving and w not in gone]
-            if self._is_there(gpus := _by_node(stay), gpu_type):
-                yield _Source(job=other, gpus=gpus, workers=tuple(stay), is_whole=True)
+        yield from (each for each in self._flexible(theirs) if is_there(each.gpus))
+        yield from (each for each in self._whole(theirs) if is_there(each.gpus))
 
-    def _is_there(self, gpus: Gpus, gpu_type: str) -> bool:
-        return any(n in self._free and self._flow.nodes[n].gpu_type == gpu_type for n in gpus)
+    def _newcomers(self, is_owed_by: Callable[[JobView], bool]) -> Iterable[_Source]:
+        """What others would start or grow on in this pass."""
+        for decision in sorted(self._kept, key=lambda each: self._has_date(self._job_of(each))):
+            taker, gpus = self._job_of(decision), self._flow.taken(decision)
+            if taker is None or not gpus or self._flow.leaving(decision):
+                continue
+            if is_owed_by(taker):
+                yield _Source(job=taker, gpus=gpus, decision=decision)
 
-    def _is_owed(self, job: JobView, other: JobView, wanted: int) -> bool:
-        """Whether the guarantee that covers the job is of a tenant beside the other's."""
-        mine = self.tenancy.below_top(job, other)
-        if not mine:
-            return False
-        top = self.tenancy.views[mine[-1]]
-        return self.tenancy.used[top.name] + wanted <= top.guarantee_gpus
+    def _flexible(self, theirs: Iterable[Seat]) -> Iterable[_Source]:
+        """Flexible workers, one by one."""
+        for other in sorted((each for seat in theirs for each in seat.jobs), key=self._has_date):
+            if other.is_resizable and other.job_id not in self._turning:
+                for worker in other.placed:
+                    if worker.is_flexible and not worker.is_leaving:
+                        gpus = {worker.node: self._flow.own(worker)}
+                        yield _Source(job=other, gpus=gpus, workers=(worker,))
+
+    def _whole(self, theirs: Iterable[Seat]) -> Iterable[_Source]:
+        """Jobs, each with all that have any of its GPUs, without the workers that go already."""
+        for seat in sorted(filter(self._may_stop, theirs), key=self._price):
+            given = [each for other in seat.jobs for each in self._gone.get(other.job_id, ())]
+            gone = {worker for each in given for worker in each.workers}
+            stay = [
+                worker
+                for other in seat.jobs
+                for worker in other.placed
+                if not worker.is_leaving and worker not in gone
+            ]
+            yield _Source(job=seat.jobs[0], gpus=gpus_of(stay), workers=tuple(stay), seat=seat)
+
+    def _job_of(self, decision: Decision) -> JobView | None:
+        return job_of(self._flow, decision)
+
+    def _has_date(self, job: JobView | None) -> bool:
+        date_s = None if job is None else job.deadline_at_s
+        return date_s is not None and date_s > self._snapshot.now_s
+
+    def _price(self, seat: Seat) -> tuple[bool, float, str]:
+        """What stopping all on a seat costs."""
+        lost_gpu_s = sum(job.lost_gpu_s(self._snapshot.now_s) for job in seat.jobs)
+        return (any(map(self._has_date, seat.jobs)), lost_gpu_s, seat.jobs[0].job_id)
+
+    def _may_stop(self, seat: Seat) -> bool:
+        """Whether all on a seat can be stopped now, and nobody is on the way to it.
+
+        They are one tenant's, unless tenants came to have rules after they came to share it.
+        """
+        return (
+            all(map(is_movable, seat.jobs))
+            and len({self.tenancy.leaf(job) for job in seat.jobs}) == 1
+            and seat.uuids.isdisjoint(self._awaited)
+        )
 
     def _borrows(self, source: _Source, job: JobView) -> bool:
         """Whether whoever holds it has more than its guarantee, at each level beside the job's."""
@@ -210,14 +318,15 @@ class _TakeBack:
                     return False
                 continue
             used = min(self.tenancy.used[name], self._stopped[name])
-            if (used <= guarantee) if source.is_whole else (used - gpus < guarantee):
+            if (used <= guarantee) if source.seat else (used - gpus < guarantee):
                 return False
         return True
 
     def _give(self, source: _Source, *, sign: int = 1) -> None:
         """The source's GPUs come free, or are taken again."""
-        gone = self._gone.setdefault(source.job.job_id, [])
-        (gone.append if sign > 0 else gone.remove)(source)
+        for job in source.jobs:
+            gone = self._gone.setdefault(job.job_id, [])
+            (gone.append if sign > 0 else gone.remove)(source)
         self._move(source.job, source.gpus, sign=sign, is_stop=source.decision is None)
 
     # --- decisions ----------------------------------------------------------------------------
@@ -238,11 +347,13 @@ class _TakeBack:
             f"{counted(count * job.gpus_per_worker, 'GPU')} back from {', '.join(lenders)}",
         )
         self._starts.append(start)
-        self._busy.add(job.job_id)
+        self.busy.add(job.job_id)
         self._move(job, self._flow.taken(start), sign=-1)
         for source in given:
             if source.decision is not None:
                 self._kept.remove(source.decision)
+            if source.seat is not None:
+                self._kept = [each for each in self._kept if not source.seat.is_about(each)]
 
     def decisions(self) -> tuple[Decision, ...]:
         """What was decided before, less what is not to be, the stops, and the starts on them."""
@@ -252,11 +363,10 @@ class _TakeBack:
         for job_id in sorted(self._gone):
             sources = [source for source in self._gone[job_id] if source.decision is None]
             if sources:
-                stops.append(self._stop(sources))
+                stops.append(self._stop(self._flow.jobs[job_id], sources))
         return (*self._kept, *stops, *self._starts)
 
-    def _stop(self, sources: Sequence[_Source]) -> Decision:
-        job = sources[0].job
+    def _stop(self, job: JobView, sources: Sequence[_Source]) -> Decision:
         nodes: set[NodeName] = {node for source in sources for node in source.gpus}
         who = ", ".join(
             start.job_id
@@ -264,7 +374,7 @@ class _TakeBack:
             if nodes & {placement.node for placement in start.placements}
         )
         why = f"tenant {self.tenancy.leaf(job)} borrows these GPUs, and {who} is due them"
-        if not any(source.is_whole for source in sources):
+        if not any(source.seat for source in sources):
             workers = [worker for source in sources for worker in source.workers]
             removed = tuple(sorted(worker.worker_index for worker in workers))
             return Resize(job_id=job.job_id, removed_workers=removed, reason=why)
@@ -275,10 +385,3 @@ class _TakeBack:
             beneficiary=who,
             reason=f"{why}; {lost_gpu_s:.0f} GPU-s of work lost",
         )
-
-
-def _by_node(workers: Iterable[WorkerView]) -> Gpus:
-    found: Gpus = {}
-    for worker in workers:
-        found[worker.node] = found.get(worker.node, 0) + worker.gpus
-    return found

@@ -54,9 +54,12 @@ def _path(views: Mapping[str, TenantView], name: str) -> tuple[str, ...]:
 
 
 def _new_gpus(job: JobView, seen: set[GpuUuid]) -> int:
-    """GPUs that it has, was not told to give back, and that nobody before had; `seen` grows."""
+    """GPUs that it has, was not told to give back, and that nobody before had; `seen` grows.
+
+    While it moves it has those where it goes.
+    """
     count = 0
-    for worker in job.placed:
+    for worker in (*job.placed, *job.held):
         if not worker.is_leaving:
             count += worker.gpus - sum(uuid in seen for uuid in worker.gpu_uuids)
             seen.update(worker.gpu_uuids)
@@ -85,7 +88,7 @@ class Tenancy:
         self.used: dict[str, int] = dict.fromkeys((*self.views, WHOLE), 0)
         shared: set[GpuUuid] = set()
         for job in snapshot.jobs:
-            if job.placed:
+            if job.placed or job.held:
                 self.take(job, _new_gpus(job, shared))
         self._keepers = [n for n, v in self.views.items() if v.lend_limit_gpus is not None]
         free = sum(node.free_gpus for node in snapshot.nodes if node.is_schedulable)

@@ -87,11 +87,11 @@ class Scale:
     ) -> list[JobView]:
         """Count what decisions move, but for the starts of tenants that have their share; these."""
         beyond: list[JobView] = []
-        for decision in decisions:
+        for decision, left in zip(decisions, self._flow.lefts(decisions), strict=True):
             job = job_of(self._flow, decision)
             if job is None:
                 continue
-            tenancy.leave(job, sum(self._flow.left(decision).values()))
+            tenancy.leave(job, sum(left.values()))
             name = _at(tenancy, job, level)
             if isinstance(decision, Start) and name is not None and self.is_met(tenancy, name):
                 beyond.append(job)
@@ -106,8 +106,8 @@ class Scale:
     def that_fit(self, decisions: Sequence[Decision], jobs: Iterable[JobView]) -> set[JobId]:
         """Those of the jobs that find room, one after the other, on what a pass leaves free."""
         free = dict(self._flow.free)
-        for decision in decisions:
-            for gpus, sign in ((self._flow.left(decision), 1), (self._flow.taken(decision), -1)):
+        for decision, left in zip(decisions, self._flow.lefts(decisions), strict=True):
+            for gpus, sign in ((left, 1), (self._flow.taken(decision), -1)):
                 for node, count in gpus.items():
                     if node in free:
                         free[node] += count * sign

@@ -1,0 +1,81 @@
+"""Guarantees that a pass left unmet though it could not: a check of decisions, as sentences.
+
+Counts plainly, node by node, from what each tenant uses; says nothing where several nodes or
+borrowers would have to give together. Must not know who decided, nor repair.
+"""
+
+from __future__ import annotations
+
+from common.model import JobState, NodeName, NodeRole
+from coordinator.policies.floor import is_movable
+from coordinator.policies.resting import rests_until_s
+from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
+from coordinator.policies.tenants.seats import Seat, gpus_of, having, seats
+from coordinator.policies.tenants.tenancy import Tenancy
+
+
+def starved(snapshot: ClusterSnapshot) -> list[str]:
+    """Jobs that wait within a guarantee after a pass, though one node has enough for them.
+
+    Enough is what is free there and what one borrower holds there in jobs that can be stopped, of
+    which it does not need anything for its own guarantee.
+    """
+    if not any(tenant.guarantee_gpus for tenant in snapshot.tenants) or snapshot.is_frozen:
+        return []
+    tenancy, faults = Tenancy(snapshot), list[str]()
+    there = _by_place(snapshot, tenancy)
+    for job in snapshot.jobs:
+        if job.state != JobState.PENDING or job.gpu.worker_multiplier or not there:
+            continue
+        gpus = job.workers.min * job.gpus_per_worker
+        nodes = [node for node in snapshot.nodes if _takes(node, job)]
+        if sum(node.free_gpus for node in nodes) >= gpus or _exceeds(tenancy, job, gpus):
+            continue  # it may fit as it is, or may not start at all
+        for node in nodes:
+            for (place, name), own in there.items():
+                if place == node.name and _would_do(tenancy, own, node, job, gpus):
+                    who = ", ".join(each.job_id for seat in own for each in seat.jobs)
+                    faults.append(
+                        f"job {job.job_id} of tenant {job.tenant} waits within its guarantee, "
+                        f"and {who} of tenant {name} on {node.name} borrow enough for it"
+                    )
+    return faults
+
+
+def _by_place(
+    snapshot: ClusterSnapshot, tenancy: Tenancy
+) -> dict[tuple[NodeName, str], list[Seat]]:
+    """Seats whose jobs can all be stopped, by the one node and the one tenant that they are of."""
+    found: dict[tuple[NodeName, str], list[Seat]] = {}
+    for seat in seats(snapshot.jobs):
+        nodes = {worker.node for job in seat.jobs for worker in having(job)}
+        names = {tenancy.leaf(job) for job in seat.jobs}
+        may_stop = all(
+            is_movable(job) and rests_until_s(snapshot, job) is None for job in seat.jobs
+        )
+        if may_stop and len(nodes) == len(names) == 1:
+            found.setdefault((nodes.pop(), names.pop()), []).append(seat)
+    return found
+
+
+def _takes(node: NodeView, job: JobView) -> bool:
+    is_training = node.role == NodeRole.TRAINING and node.is_schedulable
+    return is_training and job.accepts(node.gpu_type) and node.name not in job.avoid_nodes
+
+
+def _exceeds(tenancy: Tenancy, job: JobView, gpus: int) -> bool:
+    return any(
+        tenancy.used[name] + gpus > tenancy.limit_gpus(name) for name in tenancy.path(job)
+    ) or gpus > tenancy.room(job)
+
+
+def _would_do(tenancy: Tenancy, own: list[Seat], node: NodeView, job: JobView, gpus: int) -> bool:
+    """Whether a borrower's stops would be right, and enough."""
+    lender = own[0].jobs[0]
+    mine, theirs = tenancy.below_top(job, lender), tenancy.below_top(lender, job)
+    if not mine or tenancy.used[mine[-1]] + gpus > tenancy.views[mine[-1]].guarantee_gpus:
+        return False
+    held = sum(sum(gpus_of(w for each in seat.jobs for w in having(each)).values()) for seat in own)
+    if any(tenancy.used[name] - held < tenancy.views[name].guarantee_gpus for name in theirs):
+        return False
+    return (node.free_gpus + held) // job.gpus_per_worker >= job.workers.min
