@@ -1,9 +1,10 @@
 """Writes docs/foresight.md from the runs that tools/play_foresight.py kept.
 
-    .venv/bin/python tools/foresight_page.py
+    ARYL_TRACES=... .venv/bin/python tools/foresight_page.py
 
-Must not know how a run is played. Figures are computed here from what was kept; only sentences are
-typed, in `tools/foresight_text.py`, and what they claim of a figure is told by a figure beside.
+The traces are read for their bounds alone. Must not know how a run is played. Figures are computed
+here from what was kept; only sentences are typed, in `tools/foresight_text.py`, and what they claim
+of a figure is told by a figure beside.
 """
 
 from __future__ import annotations
@@ -23,19 +24,30 @@ from coordinator.sim.statistics import Estimate, estimate
 from coordinator.workloads.named import named
 from coordinator.workloads.paper import RARE_GPU
 from coordinator.workloads.records import TraceJob, Workload
+from tools.foresight_bounds import least_of
 from tools.foresight_text import (
     ABLATION,
     ABLATION_REAL,
     BOUNDS,
     HEAD,
     ODDS_TEXT,
+    PAIRED,
     SAVING,
     TAIL,
     TITLES,
     TRADE,
-    TRADE_REAL,
 )
-from tools.play_foresight import CURVE, ODDS, SAVES, WITH, WITHOUT, Kept, read_kept
+from tools.play_foresight import (
+    CURVE,
+    FIXED,
+    REAL,
+    SAVES,
+    WITH,
+    WITHOUT,
+    Kept,
+    read_kept,
+    workload_of,
+)
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "foresight.md"
@@ -43,7 +55,7 @@ PAGE = ROOT / "docs" / "foresight.md"
 POLICIES = ("sjf", "aryl", "foresight")
 FAMILY = re.compile(r"-(\d+)$")
 OVERLOADED = ("paper-overload-1",)
-REAL = tuple(f"itp-cluster06-{seed}" for seed in range(1, 6))
+ABLATED = tuple(f"itp-cluster06-{seed}" for seed in range(1, 6))
 SAVED = tuple(f"itp-cluster06-saving-{seed}" for seed in range(1, 6))
 
 Figure = Callable[[Kept], float]
@@ -63,6 +75,9 @@ FIGURES: dict[str, Figure] = {
     "late": lambda run: run.result.reclaims_late,
     "training use": lambda run: run.result.training_gpu_ratio,
 }
+
+COMPARED = {name: FIGURES[name] for name in FIGURES if name not in ("reclaims", "training use")}
+"""Figures of which less is better."""
 
 
 # --- what no policy can do better than ------------------------------------------------------------
@@ -114,6 +129,16 @@ def _pooled_s(jobs: Iterable[TraceJob], gpus: int) -> float:
             now_s = until_s
             total_s += until_s - at_s
     return total_s
+
+
+def least(runs: Runs, workload: str) -> tuple[float, float]:
+    """(mean queueing, mean JCT) that no policy is below on a workload, in seconds."""
+    queueing_s = least_queueing_s(workload)
+    jct_s = runs[workload, "aryl"].result.jct_bound_s
+    if queueing_s is not None:
+        return queueing_s, jct_s + queueing_s
+    queueing_s, found_s = least_of(workload_of(workload))
+    return queueing_s, max(found_s, jct_s + queueing_s)
 
 
 # --- tables -------------------------------------------------------------------------------------
@@ -184,14 +209,13 @@ def _ratio(
 
 def _against(runs: Runs, workloads: Sequence[str]) -> str:
     """Aryl over foresight, trace by trace, and the most that is possible."""
-    most = [least_queueing_s(w) for w in workloads]
-    queue_most = jct_most = "-"
-    least = [each for each in most if each is not None]
-    if len(least) == len(workloads):
-        aryl = [runs[w, "aryl"].result for w in workloads]
-        pairs = list(zip(aryl, least, strict=True))
-        queue_most = _shown(estimate([run.queueing_s.mean / s for run, s in pairs]), 2)
-        jct_most = _shown(estimate([r.jct_s.mean / (r.jct_bound_s + s) for r, s in pairs]), 3)
+    bounds = [least(runs, w) for w in workloads]
+    aryl = [runs[w, "aryl"].result for w in workloads]
+    pairs = list(zip(aryl, bounds, strict=True))
+    jct_most = _shown(estimate([run.jct_s.mean / s for run, (_, s) in pairs]), 3)
+    queue_most = "no bound known"
+    if all(s > 0.0 for s, _ in bounds):
+        queue_most = _shown(estimate([run.queueing_s.mean / s for run, (s, _) in pairs]), 2)
     stopped = [sum(runs[w, p].result.preemptions for w in workloads) for p in POLICIES[1:]]
     share = f"{stopped[1]} of {stopped[0]}"
     if stopped[0]:
@@ -234,15 +258,59 @@ def _parts(runs: Runs, workloads: Sequence[str], policies: Mapping[str, str]) ->
     return _table(["", *names, "aryl / it: queueing, body, JCT"], rows)
 
 
-def _odds(runs: Runs) -> str:
-    """Per family the means over the seeds that were played with odds by the job, and without."""
-    told = [ODDS_TEXT]
+def _difference(runs: Runs, workloads: Sequence[str], figure: Figure) -> Estimate:
+    """Foresight less aryl, seed by seed; no interval where no seed differs from another."""
+    return estimate([figure(runs[w, "foresight"]) - figure(runs[w, "aryl"]) for w in workloads])
+
+
+def is_beyond(found: Estimate) -> bool:
+    """Whether a difference is above nothing by more than its interval."""
+    return found.half_width is not None and found.mean > found.half_width
+
+
+def paired(runs: Runs) -> str:
+    """Per family and figure the difference to aryl, and which of them are worse beyond chance."""
+    there = {name: found for name in TITLES if (found := _complete(runs, name))}
+    rows: list[list[str]] = []
+    worse: list[str] = []
+    for name, figure in COMPARED.items():
+        cells: list[str] = []
+        for workload, workloads in there.items():
+            less = _difference(runs, workloads, figure)
+            told = _shown(less, _digits(name))
+            if is_beyond(less):
+                worse.append(f"{name} on `{workload}` ({told})")
+                told = f"**{told}**"
+            cells.append(told)
+        rows.append([name, *cells])
+    said = f"Worse than `aryl` by more than the interval: {'; '.join(worse) or 'nothing'}.\n"
+    return _table(["", *(f"`{name}`" for name in there)], rows) + "\n" + said
+
+
+def _families(runs: Runs, rows: Mapping[str, str]) -> str:
+    """Per family the means over its seeds, of the rows that all of them were played with."""
+    told: list[str] = []
     for name, title in TITLES.items():
-        workloads = [each for each in _complete(runs, name) if (each, ODDS) in runs]
+        workloads = [w for w in _complete(runs, name) if all((w, p) in runs for p in rows.values())]
         if workloads:
-            rows = {"aryl": "aryl", "foresight": "foresight", "with odds": ODDS}
             told += [f"\n{title}, means of {len(workloads)} seeds:\n\n"]
             told += [_parts(runs, workloads, rows)]
+    return "".join(told)
+
+
+def _curve(runs: Runs) -> str:
+    """Per quantile, in order, where all seeds were played with it; odds by the job beside them."""
+    told: list[str] = []
+    curve = {policy.rpartition("=")[2]: policy for policy in CURVE}
+    curve |= {"0.25": FIXED, "off": WITHOUT["lifetimes"]}
+    rows = {"aryl": "aryl", "odds (default)": "foresight"}
+    rows |= {name: curve[name] for name in sorted(curve)}
+    overloaded = "`paper-overload-1`"
+    groups = {overloaded: OVERLOADED, **{TITLES[name]: _complete(runs, name) for name in REAL}}
+    for title, workloads in groups.items():
+        seeds = "" if title == overloaded else f", means of {len(workloads)} seeds"
+        if workloads:
+            told += [f"\n{title}{seeds}:\n\n", _parts(runs, workloads, rows)]
     return "".join(told)
 
 
@@ -256,16 +324,15 @@ def page(runs: Runs) -> str:
         played = ", ".join(f"`{each}`" for each in workloads)
         told += [f"\n## {title}\n\nPlayed: {played}.\n\n", _against(runs, workloads)]
         told += ["\n", _absolute(runs, workloads)]
-    rows = {"aryl": "aryl", "foresight": "foresight"}
+    rows = {"aryl": "aryl", "foresight": "foresight", "fixed quantiles": FIXED}
     parts = {f"without {part}": policy for part, policy in WITHOUT.items()}
     parts |= {f"with {part}": policy for part, policy in WITH.items()}
+    told += [PAIRED, paired(runs)]
     told += [BOUNDS, ABLATION, _parts(runs, OVERLOADED, {**rows, **parts})]
-    told += [ABLATION_REAL, _parts(runs, REAL, {**rows, **parts})]
-    told += [_odds(runs), SAVING, _parts(runs, SAVED, {**rows, "with saves": SAVES})]
-    curve = {policy.rpartition("=")[2]: policy for policy in CURVE}
-    curve |= {"0.25 (default)": "foresight", "off": WITHOUT["lifetimes"]}
-    curve = {name: curve[name] for name in sorted(curve)}
-    told += [TRADE, _parts(runs, OVERLOADED, curve), TRADE_REAL, _parts(runs, REAL, curve), TAIL]
+    told += [ABLATION_REAL, _parts(runs, ABLATED, {**rows, **parts})]
+    told += [ODDS_TEXT, _families(runs, rows)]
+    saving = {"aryl": "aryl", "fixed quantiles": FIXED, "with saves": SAVES}
+    told += [SAVING, _parts(runs, SAVED, saving), TRADE, _curve(runs), TAIL]
     return "".join(told)
 
 

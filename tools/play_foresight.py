@@ -24,6 +24,7 @@ from coordinator.sim.inputs import Shares
 from coordinator.sim.run import JobRow, Run, RunResult
 from coordinator.sim.stage import RunOptions
 from coordinator.workloads.paper import RARE_GPU
+from coordinator.workloads.records import Workload
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "docs" / "results" / "foresight"
@@ -43,30 +44,30 @@ REAL = {
 ABLATED = "itp-cluster06"
 """Of the real traces the one whose parts are switched off one by one."""
 
+FIXED = "foresight:lifetime_odds=false"
+"""With two fixed quantiles in place of odds by the job; parts are switched off beside these."""
+
 WITHOUT = {
-    "whole-nodes": "foresight:separates_at_home=false",
-    "claims": "foresight:claim_ratio=0",
-    "lifetimes": "foresight:lifetime_quantile=null",
-    "caution-beside-claims": "foresight:near_quantile=null",
-    "quantile-lending": "foresight:lend_quantile=null",
-    "waiting-for-finish": "foresight:waits_for_finish=false",
-    "resize-cost": "foresight:resize_cost_s=0",
+    "whole-nodes": f"{FIXED}:separates_at_home=false",
+    "claims": f"{FIXED}:claim_ratio=0",
+    "lifetimes": f"{FIXED}:lifetime_quantile=null",
+    "caution-beside-claims": f"{FIXED}:near_quantile=null",
+    "quantile-lending": f"{FIXED}:lend_quantile=null",
+    "waiting-for-finish": f"{FIXED}:waits_for_finish=false",
+    "resize-cost": f"{FIXED}:resize_cost_s=0",
 }
 """Parts of it, one by one switched off."""
 
-ODDS = "foresight:lifetime_odds=true"
-"""Odds by the job; played on all that is overloaded and on all real traces."""
-
-WITH = {"the-line's-wait": "foresight:queue_weight=1", "odds": ODDS}
+WITH = {"the-line's-wait": f"{FIXED}:queue_weight=1"}
 """What it can do and does not unless it is asked to."""
 
-CURVE = tuple(f"foresight:lifetime_quantile={q}" for q in (0.1, 0.5, 0.75, 0.9))
-"""Beside the default quantile, and none."""
+CURVE = tuple(f"{FIXED}:lifetime_quantile={q}" for q in (0.1, 0.5, 0.75, 0.9))
+"""Beside the quantile that it is shipped with, and none."""
 
 SAVING = structs.replace(SHARES, checkpoint=0.5)
 """The same with half of the jobs saving when they are asked to stop."""
 
-SAVES = "foresight:lifetime_saves=true"
+SAVES = f"{FIXED}:lifetime_saves=true"
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
@@ -109,26 +110,23 @@ def _wanted() -> Iterator[Wanted]:
     overload = [("paper-overload-1", "paper-overload")]
     overload += [(f"paper-overload-{seed}", f"paper-overload-{seed}") for seed in range(2, 6)]
     for name, workload in (*paper, *overload):
-        for policy in ("sjf", "aryl", "foresight"):
+        for policy in ("sjf", "aryl", "foresight", FIXED):
             yield Wanted(workload=name, policy=policy, task=_task(workload, policy, seed=None))
     for policy in (*WITHOUT.values(), *WITH.values(), *CURVE):
         task = _task("paper-overload", policy, seed=None)
         yield Wanted(workload="paper-overload-1", policy=policy, task=task)
-    for name, workload in overload[1:]:
-        yield Wanted(workload=name, policy=ODDS, task=_task(workload, ODDS, seed=None))
     yield from _wanted_real()
 
 
 def _wanted_real() -> Iterator[Wanted]:
     for name in REAL:
-        also = () if name == ABLATED else (ODDS,)
+        parts = (*WITHOUT.values(), *WITH.values())
+        also = parts if name == ABLATED else (WITHOUT["lifetimes"],)
         for seed in range(1, 6):
-            for policy in ("sjf", "aryl", "foresight", *also):
+            for policy in ("sjf", "aryl", "foresight", FIXED, *also, *CURVE):
                 yield _real(name, policy, seed=seed)
     for seed in range(1, 6):
-        for policy in (*WITHOUT.values(), *WITH.values(), *CURVE):
-            yield _real(ABLATED, policy, seed=seed)
-        for policy in ("aryl", "foresight", SAVES):
+        for policy in ("aryl", FIXED, SAVES):
             yield _real(ABLATED, policy, seed=seed, is_saving=True)
 
 
@@ -145,6 +143,15 @@ def _real(name: str, policy: str, *, seed: int, is_saving: bool = False) -> Want
 def _task(workload: str, policy: str, *, seed: int | None) -> Task:
     options = RunOptions(policy=policy, seed=seed or 1, loss_ratio=LOSS_RATIO)
     return Task(workload=workload, seed=seed, options=options, keeps_jobs=True)
+
+
+def workload_of(name: str) -> Workload:
+    """What the runs of a real trace play, by its name here.
+
+    Raises:
+        ConfigError: the trace is not there.
+    """
+    return next(wanted.task.read() for wanted in _wanted() if wanted.workload == name)
 
 
 def _play(wanted: Wanted) -> Kept:

@@ -72,6 +72,7 @@ _BUNDLES = (
             separates_at_home=True,
             claim_ratio=0.5,
             lifetime_quantile=0.25,
+            lifetime_odds=True,
             near_quantile=0.9,
             lend_quantile=0.9,
             waits_for_finish=True,
