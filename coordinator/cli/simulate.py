@@ -13,7 +13,13 @@ from msgspec import structs
 from common.errors import ConfigError
 from coordinator import plugins
 from coordinator.cli.session import EXIT_ERROR, say, session
-from coordinator.cli.simulate_output import Output, put_runs, say_skipped, write_page
+from coordinator.cli.simulate_output import (
+    Output,
+    put_runs,
+    say_seedless,
+    say_skipped,
+    write_page,
+)
 from coordinator.cli.simulate_progress import watching
 from coordinator.policies.bundles import COMPARED
 from coordinator.policies.bundles import policy as find_policy
@@ -28,7 +34,7 @@ from coordinator.sim.inputs import (
     unused,
     within,
 )
-from coordinator.sim.stage import RunOptions
+from coordinator.sim.stage import RunOptions, never_lends
 from coordinator.sim.sweep import parse_saves, parse_speedup, sweep
 from coordinator.workloads.paper_runs import Scene, find_scene
 from coordinator.workloads.records import Workload
@@ -102,6 +108,10 @@ def _say_unused(tasks: Sequence[Task], played: Workload) -> None:
         nodes = played.nodes if task.cluster is None else parse_cluster(task.cluster)
         line = unused(structs.replace(played, nodes=nodes), task.load)
         if line is not None:
+            said[line] = None
+    for task in tasks:
+        line = never_lends(task.options)
+        if line and played.loads:
             said[line] = None
     for line in said:
         say(f"aryl: {line}")
@@ -317,6 +327,8 @@ def simulate(
     here = session(ctx)
     if html is not None and not html.parent.is_dir():
         raise ConfigError(f"html {html}: No such directory as {html.parent}")
+    if html is not None and html.is_dir():
+        raise ConfigError(f"html {html}: is a directory, expected the name of a file")
     # Public traces do not tell who saves, and some systems take turns that nobody else survives.
     saves, save_period_s = parse_saves(checkpoints or ("on-request" if policy == ALL else "trace"))
     model, curves = parse_speedup(speedup or RuntimeModel.LINEAR)
@@ -380,6 +392,7 @@ def simulate(
     if html is not None:
         write_page(html, played, tasks[0], runs)
     say_skipped(runs)
+    say_seedless(runs)
     put_runs(here, output, played, runs)
     for why in unfinished:
         say(f"aryl: left out: {why}")

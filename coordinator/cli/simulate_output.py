@@ -17,7 +17,7 @@ from coordinator.cli.output import fields, put, put_json
 from coordinator.cli.render import MISSING, Column, table
 from coordinator.cli.session import Session, say
 from coordinator.policies.words import counted
-from coordinator.sim.alike import alike, alike_text, lacks
+from coordinator.sim.alike import alike, alike_text, is_seedless, lacks
 from coordinator.sim.compare import Means, Task, means
 from coordinator.sim.measures import Group, Shown, told
 from coordinator.sim.page import Heading, page
@@ -66,6 +66,12 @@ def say_skipped(runs: Sequence[Run]) -> None:
     """How many rows of each trace were left out, and why, on standard error."""
     for line in _skipped(runs):
         say(f"aryl: {line}")
+
+
+def say_seedless(runs: Sequence[Run]) -> None:
+    """That all seeds are one run, on standard error: an interval of 0 is no certainty then."""
+    if is_seedless(runs):
+        say("aryl: the seed changes nothing here: no shares, losses or chances are drawn by it")
 
 
 def _skipped(runs: Sequence[Run]) -> list[str]:

@@ -29,6 +29,15 @@ def alike(runs: Sequence[Run]) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(names) for names in groups.values() if len(names) > 1)
 
 
+def is_seedless(runs: Sequence[Run]) -> bool:
+    """Whether there is more than one seed, and nothing that was played differs by it."""
+    lives: dict[str, set[str]] = {}
+    for run in runs:
+        lives.setdefault(label(run.result), set()).add(run.fingerprint)
+    several = len({run.result.seed for run in runs}) > 1
+    return several and all(len(found) == 1 and "" not in found for found in lives.values())
+
+
 def alike_text(groups: Sequence[Sequence[str]], lacks: Sequence[str]) -> str:
     """Who is equal in one line, and what the workload lacks; empty where nobody is."""
     if not groups:

@@ -13,6 +13,7 @@ from msgspec import Struct, structs
 from common.errors import ConfigError
 from common.model import JobId, JobSpec, Mode, ServiceName
 from coordinator.engine.settings import EngineSettings, ServiceSettings
+from coordinator.policies.bundles import policy
 from coordinator.sim.cluster import Delays, NodeSpec
 from coordinator.sim.failure_sources import FailureSource, failing, that_may_fail
 from coordinator.sim.inputs import gpu_types, gpus_per_node, node_specs
@@ -188,6 +189,28 @@ class Stage:
             settings = _at_once(settings)
         changed = (structs.replace(each, **options.service) for each in settings.services)
         return structs.replace(settings, services=tuple(changed), **options.engine)
+
+
+def never_lends(options: RunOptions) -> str:
+    """Why no node is ever lent, whatever load and jobs are, in a sentence; empty where some may be.
+
+    A deadline that the way home does not fit into is no mistake: a sweep shows where loans begin.
+    """
+    if not getattr(policy(options.policy_text).knobs, "is_loaning", False):
+        return ""
+    service = ServiceSettings(name=ServiceName("inference"), capacity_per_node=1.0)
+    settings = EngineSettings(services=(service,))
+    if not options.has_delays:
+        settings = _at_once(settings)
+    settings = structs.replace(settings, **options.engine)
+    service = structs.replace(settings.services[0], **options.service)
+    way_s, deadline_s = settings.return_s(service), service.reclaim_deadline_s
+    if way_s <= deadline_s:
+        return ""
+    return (
+        f"service.reclaim_deadline_s={deadline_s:g} lends nothing: a lent node is home within "
+        f"{way_s:g} s at worst (lease_ttl_s, max_grace_s, device_free_p99_s, warm_up_p99_s)"
+    )
 
 
 def _at_once(settings: EngineSettings) -> EngineSettings:

@@ -29,9 +29,11 @@ def estimate(values: Sequence[float]) -> Estimate:
     if not values:
         raise ValueError("no value to average")
     count = len(values)
-    mean = sum(values) / count
     if count == 1:
-        return Estimate(mean=mean, half_width=None)
+        return Estimate(mean=values[0], half_width=None)
+    if min(values) == max(values):
+        return Estimate(mean=values[0], half_width=0.0)  # exactly, whatever sums are rounded to
+    mean = sum(values) / count
     deviation = sqrt(sum((value - mean) ** 2 for value in values) / (count - 1))
     return Estimate(mean=mean, half_width=student_t(count - 1) * deviation / sqrt(count))
 

@@ -1,0 +1,81 @@
+"""What `aryl simulate` says on standard error of options that change nothing or cannot be met."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coordinator.sim.statistics import estimate
+from tests.cli.fake_cell import FakeCell, Run, aryl
+from tests.sim.small import SLICE
+
+POOL = ("--workload", str(SLICE), "--no-delays", "--policy", "aryl", "--seeds", "1..3")
+LOAD = Path(__file__).parents[2] / "coordinator" / "demo" / "data" / "servegen_m_small_day.csv"
+SEEDLESS = "the seed changes nothing here"
+
+
+def simulate(*args: str) -> Run:
+    """`aryl simulate ARGS`, with no cell anywhere."""
+    return aryl(FakeCell({}), "simulate", *args)
+
+
+@pytest.mark.parametrize(
+    ("more", "is_seedless"), [((), True), (("--elastic", "0.5"), False), (("--seed", "1"), False)]
+)
+def test_seeds_that_draw_nothing_are_told(more: tuple[str, ...], *, is_seedless: bool) -> None:
+    """Three times the same run is said to be that; where shares are drawn, and of one seed, not."""
+    base = POOL[:-2] if "--seed" in more else POOL
+    done = simulate(*base, "--cluster", "2x64", *more)
+    assert done.code == 0
+    assert (SEEDLESS in done.err) == is_seedless
+    if is_seedless:
+        assert "± 0" in done.out
+        assert "<0.1" not in done.out
+
+
+def test_equal_values_have_no_interval_and_their_own_mean() -> None:
+    """Three times 0.1 sum up to a little more than 0.3."""
+    found = estimate([0.1, 0.1, 0.1])
+    assert (found.mean, found.half_width) == (0.1, 0.0)
+
+
+def test_a_directory_is_no_page_and_is_refused_before_the_runs(tmp_path: Path) -> None:
+    """As soon as it is read; nothing was played in vain."""
+    done = simulate(*POOL, "--cluster", "2x64", "--html", str(tmp_path))
+    assert done.code == 2
+    assert f"html {tmp_path}: is a directory, expected the name of a file" in done.err
+    assert done.out == ""
+    assert "events" not in done.err
+
+
+def test_a_deadline_that_no_way_home_fits_into_is_told_and_nothing_is_lent() -> None:
+    """One line for each such value, and none for those that do fit; the sweep is played."""
+    done = simulate(
+        *("--workload", str(SLICE), "--cluster", "4x8+4x8", "--load", str(LOAD)),
+        *("--policy", "fifo,aryl", "--fungible", "1", "-o", "csv"),
+        *("--sweep", "service.reclaim_deadline_s=60,300"),
+    )
+    assert done.code == 0
+    lines = [line for line in done.err.splitlines() if "lends nothing" in line]
+    assert len(lines) == 1
+    assert "service.reclaim_deadline_s=60 lends nothing: a lent node is home within" in lines[0]
+    rows = [line.split(",") for line in done.out.splitlines()]
+    head = rows[0]
+    lent = {
+        deadline: sum(
+            row[head.index("was_on_loan")].lower() in ("true", "1")
+            for row in rows[1:]
+            if deadline in row and "aryl" in row
+        )
+        for deadline in ("60", "300")
+    }
+    assert lent["60"] == 0
+    assert lent["300"] > 0
+
+
+def test_what_lends_nothing_anyway_is_told_of_no_deadline() -> None:
+    """Neither a policy without loans nor a pool without inference nodes has a way home."""
+    short = ("--sweep", "service.reclaim_deadline_s=60,300")
+    of = ("--workload", str(SLICE), "--cluster", "4x8+4x8", "--load", str(LOAD))
+    assert "lends nothing" not in simulate(*of, "--policy", "fifo", *short).err
