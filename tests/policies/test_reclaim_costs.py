@@ -75,7 +75,7 @@ def test_the_cost_is_work_since_the_checkpoint_and_the_restart() -> None:
     """Eight GPUs that saved 100 s ago lose 8 x (100 + 63) GPU-seconds where nobody waits."""
     nodes, jobs = one_each(("a", 5000.0, 100.0))
     costs = Costs(make_snapshot(nodes=nodes, jobs=jobs))
-    assert costs.expected_lost_gpu_s(JobId("a")) == pytest.approx(8 * (100.0 + RESTART_S))
+    assert costs.expected_lost_gpu_s(JobId("a")) == pytest.approx(8 * (100.0 + 63.0))
     assert costs.expected_lost_gpu_s(JobId("nobody")) == 0.0
 
 

@@ -195,3 +195,23 @@ def test_old_errors_fade_over_five_hundred() -> None:
             [gained] = [b - a for a, b in zip(kept, new, strict=True) if abs(b - a) > 1e-9]
             assert abs(gained - newest) < 1e-9
     assert season.counted[0] > 550
+
+
+def quarter_after_two_even_days(load: float) -> float:
+    """Level of the first quarter of the day after two days of 100 and a third that begins so."""
+    even = [(step * STEP_S, 100.0) for step in range(round(2 * DAY_S / STEP_S))]
+    begun = [(2 * DAY_S, load), (2 * DAY_S + BIN_S, 100.0)]
+    level = watched([*even, *begun]).day[0]
+    assert level is not None
+    return level
+
+
+def test_a_new_day_has_three_tenths_of_the_say() -> None:
+    """A quarter that was at 100 and is at 120 is expected at 106."""
+    assert abs(quarter_after_two_even_days(120.0) - 106.0) < 1e-9
+
+
+def test_one_wild_quarter_moves_its_level_no_more_than_half_of_the_peak_would() -> None:
+    """At ten times the peak it is taken for 150, up, and at nothing for 50, down."""
+    assert abs(quarter_after_two_even_days(1000.0) - 115.0) < 1e-9
+    assert abs(quarter_after_two_even_days(0.0) - 85.0) < 1e-9

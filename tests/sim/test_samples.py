@@ -76,3 +76,26 @@ def test_the_inference_pool_is_in_use_by_its_load_and_by_what_is_held_on_loan() 
     assert on_loan.result.on_loan_jobs.jobs > 0
     assert max(sample.inference_gpu_ratio for sample in on_loan.samples) > 0.4
     assert all(sample.inference_gpu_ratio <= 1.0 + 1e-9 for sample in on_loan.samples)
+
+
+def test_what_could_be_lent_leaves_the_headroom_and_the_least_that_serves() -> None:
+    """Of a hundred nodes 2 stay above those that are busy; of a quiet service's two, one stays."""
+
+    def lendable(count: int, busy: float) -> set[int]:
+        quiet = LoadSeries(name="chat", step_s=300.0, values=(busy,), unit=LoadUnit.BUSY)
+        job = TraceJob(job_id="j", submit_s=0.0, duration_s=1000.0, gpus=8)
+        of = Workload(
+            name="w",
+            jobs=(job,),
+            loads=(quiet,),
+            nodes=(
+                NodeGroup(count=1, gpus=8, gpu_type="V100"),
+                NodeGroup(count=count, gpus=8, gpu_type="T4", home_pool=Pool.INFERENCE),
+            ),
+            length_s=1000.0,
+        )
+        run = play(of, RunOptions(policy="fifo", has_delays=False), clock=SystemClock())
+        return {sample.lendable_nodes for sample in run.samples}
+
+    assert lendable(100, 0.4) == {58}
+    assert lendable(2, 0.0) == {1}
