@@ -79,13 +79,16 @@ class NodeRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     detail: str
     is_draining: bool = False
     drain_left_s: float | None = None
+    is_server_down: bool = False
+    """It is there to serve, and its server does not: it counts for nothing."""
 
 
 class ServiceRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     """One inference service.
 
     running_requests, waiting_requests: what the servers of its serving nodes say; None: none does.
-    reclaims: those of the loans that are remembered, and how many of them were late.
+    reclaims: those of the loans that are remembered, and how many of them were late; lapses: leases
+        that ended by themselves, likewise.
     last_reclaim_s: what the last of them took, from the order to serving again, and when it ended.
     """
 
@@ -107,6 +110,8 @@ class ServiceRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     reclaims_late: int = 0
     last_reclaim_s: float | None = None
     last_returned_at_s: float | None = None
+    lapses: int = 0
+    lapses_late: int = 0
 
 
 class LoanRow(Part, frozen=True, kw_only=True, omit_defaults=False):
@@ -139,6 +144,8 @@ class LoanRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     stage_durations_s: dict[str, float] = field(default_factory=dict[str, float])
     """Of its way home, in order; beside `decide`, which is before the order, they add up to
     `reclaim_s`, or to `lapse_s`."""
+    lapse_deadline_s: float | None = None
+    """The longest that `lapse_s` may be; None of any other loan, and where none was promised."""
 
 
 class StoryRow(Part, frozen=True, kw_only=True, omit_defaults=False):

@@ -89,11 +89,13 @@ def nodes_of_service() -> list[Column[NodeRow]]:
 
 
 def role(row: NodeRow) -> str:
-    """The role, whether new work stays away, and whether what runs has to leave or has left."""
-    if not row.is_cordoned:
-        return str(row.role)
-    drained = "draining" if row.jobs else "drained"
-    return f"{row.role} ({drained if row.is_draining else 'cordoned'})"
+    """The role, whether its server is down, whether new work stays away, and whether what runs has
+    to leave or has left."""
+    said = ["server down"] if row.is_server_down else []
+    if row.is_cordoned:
+        drained = "draining" if row.jobs else "drained"
+        said.append(drained if row.is_draining else "cordoned")
+    return f"{row.role} ({', '.join(said)})" if said else str(row.role)
 
 
 def heard(row: NodeRow) -> str:
@@ -149,7 +151,7 @@ def loans(now_s: float) -> list[Column[LoanRow]]:
         Column("BEGUN", lambda r: instant(r.begun_at_s), is_wide=True),
         Column("RECLAIMED", lambda r: instant(r.reclaim_ordered_at_s), is_wide=True),
         Column("RETURNED", lambda r: instant(r.returned_at_s), is_wide=True),
-        Column("DEADLINE", lambda r: duration(r.reclaim_deadline_s), is_wide=True, is_number=True),
+        Column("DEADLINE", lambda r: duration(_promise_s(r)), is_wide=True, is_number=True),
         Column(
             "TOOK",
             lambda r: duration(r.reclaim_s if r.lapse_s is None else r.lapse_s),
@@ -160,6 +162,11 @@ def loans(now_s: float) -> list[Column[LoanRow]]:
         Column("LOST-GPU-S", lambda r: number(r.realised_cost_gpu_s), is_wide=True, is_number=True),
         Column("WHY", lambda r: r.reclaim_reason or r.reason, is_elastic=True, rank=5),
     ]
+
+
+def _promise_s(row: LoanRow) -> float | None:
+    """Within what `TOOK` had to be."""
+    return row.reclaim_deadline_s if row.lapse_s is None else row.lapse_deadline_s
 
 
 def events(now_s: float | None) -> list[Column[StoryRow]]:

@@ -218,6 +218,7 @@ def _service(row: ServiceRow, now_s: float) -> Pairs:
         ("return", f"{render.duration(row.return_s)} expected at most"),
         ("requests", _in_flight(row)),
         ("reclaims", _reclaims(row, now_s)),
+        *_lapses(row),
     ]  # fmt: skip
 
 
@@ -232,9 +233,17 @@ def _reclaims(row: ServiceRow, now_s: float) -> str:
     """How far the promise of its deadline was kept, as far back as loans are remembered."""
     if not row.reclaims:
         return "none yet"
+    counts = f"{row.reclaims}, {row.reclaims_late} late"
+    if row.last_reclaim_s is None:
+        return f"{counts}; none is home yet"
     last = render.duration(row.last_reclaim_s)
     ago = render.ago(row.last_returned_at_s, now_s)
-    return f"{row.reclaims}, {row.reclaims_late} late; the last took {last}, home {ago}"
+    return f"{counts}; the last took {last}, home {ago}"
+
+
+def _lapses(row: ServiceRow) -> Pairs:
+    """Only where a lease ended by itself: nobody looks for what mostly never happens."""
+    return [("lapses", f"{row.lapses}, {row.lapses_late} late")] if row.lapses else []
 
 
 def _loan(row: LoanRow) -> Pairs:
@@ -283,7 +292,9 @@ def hits(jobs: tuple[JobRow, ...], nodes: set[str]) -> list[Hit]:
 def _took(row: LoanRow) -> str:
     """How long a reclaim took against its deadline; nothing was promised without one."""
     if row.lapse_s is not None:
-        return f"{render.duration(row.lapse_s)} since its lease ended by itself"
+        within = row.lapse_deadline_s
+        of = "" if within is None else f" of {render.duration(within)}"
+        return f"{render.duration(row.lapse_s)}{of} since its lease ended by itself"
     if row.reclaim_deadline_s is None:
         return "-"
     if row.reclaim_s is None and row.returned_at_s is not None:

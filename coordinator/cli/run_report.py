@@ -76,10 +76,13 @@ def progress_view(workload: Workload, elapsed_s: float, length_s: float | None) 
         f"{status.figures['jobs_finished']} finished",
     )
     figures = status.figures
+    lapsed = msgspec.convert(figures["leases_lapsed"], int)
+    late = f"({figures['lapses_late']} late)"
+    lapses = f"{counted(lapsed, 'lease')} lapsed {late}, " if lapsed else ""
     table.add_row(
         "so far",
         f"{_counted(figures, 'loan')}, {_counted(figures, 'reclaim')} "
-        f"({figures['reclaims_late']} late), {_counted(figures, 'resize')}, "
+        f"({figures['reclaims_late']} late), {lapses}{_counted(figures, 'resize')}, "
         f"{_counted(figures, 'preemption')}",
     )
     if kept := _kept(workload):
@@ -196,7 +199,7 @@ def _lapses(run: Run) -> list[tuple[str, str]]:
     if not run.leases_lapsed:
         return []
     times = f"median {_s(run.lapse_s.p50)}, longest {_s(run.lapse_s.max)}"
-    return [("lapses", f"home again in {times}")]
+    return [("lapses", f"{run.leases_lapsed}, {run.lapses_late} late; home again in {times}")]
 
 
 def _quantiles(found: Quantiles) -> str:
@@ -210,21 +213,29 @@ def _s(seconds: float | None) -> str:
 
 def _reclaims(loans: Sequence[LoanRow]) -> Table:
     table = Table(title="reclaims", title_style="bold")
-    for heading in ("node", "lease", "took", "deadline", "preempted"):
-        table.add_column(heading, justify="left" if heading in ("node", "lease") else "right")
+    _add_columns(table)
     for loan in loans:
         took = f"{loan.reclaim_s:.1f} s" + (" late" if loan.is_late else "")
-        promised_s = loan.reclaim_deadline_s
-        deadline = MISSING if promised_s is None else f"{promised_s:g} s"
+        deadline = _promise(loan.reclaim_deadline_s)
         table.add_row(loan.node, loan.lease_id, took, deadline, str(loan.realised_preemptions))
     return table
 
 
 def _lapsed(loans: Sequence[LoanRow]) -> Table:
+    """What the TTL had left of the deadline is what the node then had."""
     table = Table(title="home by themselves: leases that ended by their TTL", title_style="bold")
-    for heading in ("node", "lease", "took", "preempted"):
-        table.add_column(heading, justify="left" if heading in ("node", "lease") else "right")
+    _add_columns(table)
     for loan in loans:
-        took, preempted = f"{loan.lapse_s:.1f} s", str(loan.realised_preemptions)
-        table.add_row(loan.node, loan.lease_id, took, preempted)
+        took = f"{loan.lapse_s:.1f} s" + (" late" if loan.is_late else "")
+        deadline = _promise(loan.lapse_deadline_s)
+        table.add_row(loan.node, loan.lease_id, took, deadline, str(loan.realised_preemptions))
     return table
+
+
+def _add_columns(table: Table) -> None:
+    for heading in ("node", "lease", "took", "deadline", "preempted"):
+        table.add_column(heading, justify="left" if heading in ("node", "lease") else "right")
+
+
+def _promise(seconds: float | None) -> str:
+    return MISSING if seconds is None else f"{seconds:g} s"

@@ -83,6 +83,7 @@ class Run(Struct, frozen=True, kw_only=True):
     loans_cancelled: int
     leases_lapsed: int
     lapse_s: ReclaimTimes
+    lapses_late: int
     reclaims: int
     reclaim_s: ReclaimTimes
     reclaim_deadline_s: float
@@ -312,6 +313,7 @@ class Workload:
             loans_cancelled=figures["loans_cancelled"],
             leases_lapsed=figures["leases_lapsed"],
             lapse_s=ReclaimTimes(**figures["lapse_s"]),
+            lapses_late=figures["lapses_late"],
             reclaims=figures["reclaims"],
             reclaim_s=ReclaimTimes(**figures["reclaim_s"]),
             reclaim_deadline_s=plan.periods.reclaim_deadline_s,

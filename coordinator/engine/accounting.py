@@ -15,6 +15,7 @@ from typing import cast
 from msgspec import Struct, structs
 
 from common.model import JobState, NodeName, NodeRole, Pool
+from coordinator.engine import returns
 from coordinator.engine.state import ClusterState, JobEntry, NodeEntry
 from coordinator.engine.totals import Counters
 
@@ -61,6 +62,7 @@ class Figures(Struct, frozen=True, kw_only=True):
     loans_cancelled: int
     leases_lapsed: int
     lapse_s: ReclaimTimes
+    lapses_late: int
     reclaims: int
     reclaim_s: ReclaimTimes
     reclaims_late: int
@@ -197,6 +199,7 @@ def figures(state: ClusterState, *, now_s: float | None = None) -> Figures:
         loans_cancelled=counters.loans_cancelled,
         leases_lapsed=counters.leases_lapsed,
         lapse_s=_times(counters.lapse_s),
+        lapses_late=counters.lapses_late,
         reclaims=counters.reclaims,
         reclaim_s=_times(counters.reclaim_s),
         reclaims_late=counters.reclaims_late,
@@ -208,6 +211,21 @@ def figures(state: ClusterState, *, now_s: float | None = None) -> Figures:
         suspensions=counters.suspensions,
         migrations=counters.migrations,
         migration_lost_gpu_s=counters.migration_cost_gpu_s,
+    )
+
+
+def with_overdue(known: Figures, state: ClusterState, now_s: float) -> Figures:
+    """The figures with what is late already and not home: it may never come, and it is late.
+
+    One of which nobody knows whether it has left its service is a reclaim as long as that is so.
+    """
+    overdue = [loan for loan in state.loans.values() if returns.overdue_s(loan, now_s) > 0]
+    asked = [loan for loan in overdue if not returns.is_lapse(loan)]
+    return structs.replace(
+        known,
+        reclaims=known.reclaims + sum(not returns.has_left(loan) for loan in asked),
+        reclaims_late=known.reclaims_late + len(asked),
+        lapses_late=known.lapses_late + len(overdue) - len(asked),
     )
 
 

@@ -103,13 +103,16 @@ def keys_on(node: NodeEntry) -> set[WorkerKey]:
 
 
 def free_slots(ctx: Context, node: NodeEntry) -> list[GpuSlot]:
-    """GPUs that can be promised now: free ones first, then those that are being vacated."""
+    """GPUs that can be promised now: free ones first, then those that are being vacated. None on
+    which a process sits that nobody was granted: its node would wait for that to end."""
     free: list[GpuSlot] = []
     vacated: list[GpuSlot] = []
     last: WorkerKey | None = None
-    last_leaves, healthy = False, GpuHealth.OK
+    last_leaves, healthy, trespassed = False, GpuHealth.OK, node.trespassed
     for slot in node.gpus:
         if slot.nominee is not None or slot.health != healthy or slot.is_gone:
+            continue
+        if trespassed and slot.uuid in trespassed:
             continue
         if slot.holder is None:
             free.append(slot)

@@ -17,6 +17,7 @@ from coordinator.engine import (
     awaiting,
     belonging,
     draining,
+    guarantees,
     invariants,
     jobs,
     ledgers,
@@ -30,6 +31,7 @@ from coordinator.engine import (
     silence,
     tenants,
     timeouts,
+    unused,
     view,
     waiting,
     watching,
@@ -111,6 +113,8 @@ class Engine:
             migrating.settle(ctx)
         if self.state.shared_nodes or self.state.suspended_jobs:
             sharing.settle(ctx)
+        if self.state.closed_until_s and ctx.changed_nodes:
+            unused.settle(ctx)
         if ctx.changed_nodes:
             self._tally.update(self.state, ctx.changed_nodes)
         self._views.note(ctx)
@@ -301,11 +305,13 @@ class Engine:
             }
         return self._holds
 
-    def check(self, *, are_copies_too: bool = True) -> list[str]:
+    def check(self, *, are_copies_too: bool = True, is_after_pass: bool = False) -> list[str]:
         """Broken invariants, as sentences; empty when all is well. Tests call it often.
 
         are_copies_too: whether also what is kept beside the state (tally, views, orders) is what it
             would be if it were made anew, which takes several times as long.
+        is_after_pass: nothing happened since the last pass, so that guarantees are met where they
+            can be.
         """
         ctx = Context(self.state, self.settings, self.state.now_s)
         faults = [
@@ -320,6 +326,8 @@ class Engine:
             faults += invariants.tally_faults(self._tally, accounting.GpuTally(self.state))
             faults += invariants.view_faults(self._views.snapshot(ctx), *view.made_anew(ctx))
             faults += invariants.order_faults(ctx, self._orders)
+        if is_after_pass:
+            faults += guarantees.starved(self._views.snapshot(ctx))
         return faults
 
     def encode_state(self) -> bytes:

@@ -75,6 +75,7 @@ class WorkerFact(Struct, frozen=True, kw_only=True, omit_defaults=True):
     exit_code: int | None = None
     stop_reason: StopReason | None = None
     error: str = ""
+    """Why it ended, or what it waits for while its node makes ready; of no other is it asked."""
     progress: Progress | None = None
     """Its last word, once it has ended: nobody asks it again."""
     checkpoint: Checkpoint | None = None

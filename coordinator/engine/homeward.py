@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from math import fsum
 
-from common.model import JobId, ServiceName
-from coordinator.engine import estimates, jobs, loans
+from common.model import JobId
+from coordinator.engine import estimates, jobs, loans, promised
 from coordinator.engine.context import Context
 from coordinator.engine.state import JobEntry, NodeEntry
 from coordinator.policies.decisions import Reclaim
@@ -24,7 +24,7 @@ def call_home(ctx: Context, node: NodeEntry, reason: str) -> None:
     decision = Reclaim(
         node=node.name,
         service=node.lease.service,
-        deadline_s=promised_s(ctx, node.lease.service),
+        deadline_s=promised.reclaim_s(ctx, node.lease.service),
         predicted_preemptions=len(hit),
         predicted_cost_gpu_s=fsum(estimates.lost_if_preempted(job, ctx.now_s) for job in hit),
         released_workers=released,
@@ -32,17 +32,6 @@ def call_home(ctx: Context, node: NodeEntry, reason: str) -> None:
     )
     if not loans.reclaim(ctx, decision):
         ctx.decisions.append(decision)
-
-
-def promised_s(ctx: Context, service: ServiceName) -> float:
-    """The reclaim deadline of a service, in seconds: of one that is in no settings any more, the
-    last one that it had; of one that never was in any, the TTL of its leases."""
-    settings = ctx.service_settings(service)
-    if settings is not None:
-        return settings.reclaim_deadline_s
-    entry = ctx.state.services.get(service)
-    known_s = None if entry is None else entry.reclaim_deadline_s
-    return ctx.settings.lease_ttl_s if known_s is None else known_s
 
 
 def _hit(ctx: Context, node: NodeEntry) -> tuple[list[JobEntry], int]:

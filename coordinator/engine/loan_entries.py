@@ -22,7 +22,7 @@ class LoanEntry(Struct, kw_only=True):
     begun_at_s: float | None = None
     is_server_stopped: bool = False
     """Its node stopped its server for it, and was called back or turned back before it was heard to
-    be on loan; `coordinator.engine.loans.has_left`."""
+    be on loan; `coordinator.engine.returns.has_left`."""
     reclaim_ordered_at_s: float | None = None
     reclaim_deadline_s: float | None = None
     reclaim_reason: str = ""
@@ -36,7 +36,7 @@ class LoanEntry(Struct, kw_only=True):
     ended_reason: str = ""
     """Why it is over although its node did not come back to the service that had lent it."""
     is_lapsed: bool = False
-    """It ended by its own TTL, without an order."""
+    """It ended by its own TTL, before any order had reached its node."""
     lapsed_at_s: float | None = None
     """When that was heard."""
     lapse_s: float | None = None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from common.model import Lease, LeaseId, NodeRole, StopReason
-from coordinator.engine import jobs, pruning, stages
+from coordinator.engine import jobs, promised, pruning, stages
 from coordinator.engine.context import Context, keys_on, sick_slots
 from coordinator.engine.events import NodeReported
 from coordinator.engine.loan_entries import LoanEntry
+from coordinator.engine.returns import has_left, is_late, is_reclaim
 from coordinator.engine.state import JobEntry, NodeEntry, WorkerEntry
 from coordinator.policies.decisions import Loan, Reclaim
 
@@ -108,36 +109,9 @@ def close(ctx: Context, node: NodeEntry, why: str) -> None:
     if loan is None or loan.returned_at_s is not None:
         return
     loan.returned_at_s, loan.ended_reason = ctx.now_s, why
-    ctx.state.counters.reclaims_late += is_late(loan)
+    _count_late(ctx, loan)
     ctx.tell(node.name, f"loan {loan.lease_id} ended", why)
     pruning.forget_loans(ctx)
-
-
-def has_left(loan: LoanEntry) -> bool:
-    """Whether its node is known to have left its service, so that its way home is a return.
-
-    A loan that was called back first may have begun all the same, between two reports.
-    """
-    return loan.begun_at_s is not None or loan.is_server_stopped
-
-
-def is_late(loan: LoanEntry) -> bool:
-    """Whether a returned node took longer than its reclaim deadline; never one that had not left.
-
-    A lapse has what the TTL leaves of it: nobody asked the node back, but its service has the
-    promise from the last renewal on (design 6: TTL + way home fit into the deadline). One that
-    ended otherwise was late if its deadline was over by then.
-    """
-    if loan.lapse_s is not None and loan.lapse_deadline_s is not None:
-        return loan.lapse_s > loan.lapse_deadline_s
-    if not has_left(loan):
-        return False
-    if None in (loan.reclaim_ordered_at_s, loan.returned_at_s, loan.reclaim_deadline_s):
-        return False
-    assert loan.returned_at_s is not None
-    assert loan.reclaim_ordered_at_s is not None
-    assert loan.reclaim_deadline_s is not None
-    return loan.returned_at_s - loan.reclaim_ordered_at_s > loan.reclaim_deadline_s
 
 
 def workers_on(ctx: Context, node: NodeEntry) -> list[tuple[JobEntry, WorkerEntry]]:
@@ -220,8 +194,7 @@ def _note_left(ctx: Context, node: NodeEntry, event: NodeReported, *, old_role: 
         or (node.role == NodeRole.WARMING and old_role not in _NOT_LENT)
         or ("device_free" in stages_s and stages_s != node.stage_durations_s)
     )
-    if loan.is_server_stopped and loan.reclaim_ordered_at_s is not None:
-        ctx.state.counters.reclaims += 1
+    ctx.state.counters.reclaims += is_reclaim(loan)
 
 
 def _has_gone_home(node: NodeEntry, loan: LoanEntry) -> bool:
@@ -276,15 +249,16 @@ def _adopt_lease(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
 
 
 def _lapse(ctx: Context, node: NodeEntry, loan: LoanEntry) -> None:
-    """The node went home by itself: its lease ended without our order."""
+    """The node went home by itself: its lease ended, and no order had reached it."""
     loan.is_lapsed, loan.lapsed_at_s = True, ctx.now_s
-    service = ctx.service_settings(loan.service)
-    if service is not None:
+    promised_s = promised.known_s(ctx, loan.service)
+    if promised_s is not None:
         ttl_s = ctx.settings.lease_ttl_s if node.lease is None else node.lease.ttl_s
-        loan.lapse_deadline_s = max(0.0, service.reclaim_deadline_s - ttl_s)
+        loan.lapse_deadline_s = max(0.0, promised_s - ttl_s)
     node.lease = None
     node.desired_role = NodeRole.SERVING
-    ctx.state.counters.leases_lapsed += 1
+    ctx.state.counters.leases_lapsed += loan.reclaim_ordered_at_s is None
+    ctx.state.counters.reclaims += is_reclaim(loan)  # an order that waited is one all the same
     ctx.tell(node.name, f"lease {loan.lease_id} ended by itself", node.detail)
     clear_node(ctx, node, f"{node.name} went home by itself", loan)
     ctx.touch(node.name)
@@ -300,31 +274,42 @@ def _home(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
     loan.returned_at_s = ctx.now_s
     pruning.forget_loans(ctx)
     loan.stage_durations_s = dict(event.stage_durations_s)
-    counters = ctx.state.counters
     if loan.lapsed_at_s is not None and has_left(loan):
         loan.lapse_s = _lapse_s(ctx, loan, loan.lapsed_at_s)
-        _keep_duration(counters.lapse_s, loan.lapse_s)
-        counters.reclaims_late += is_late(loan)
-        ctx.tell(
-            node.name,
-            "home again" + (", late" if is_late(loan) else ""),
-            f"{loan.lapse_s:.1f} s after its lease ended by itself",
-        )
-        return
-    if loan.reclaim_ordered_at_s is None:
-        return
+    if loan.reclaim_ordered_at_s is not None:
+        _reclaimed(ctx, node, loan, event)
+    elif loan.lapse_s is not None:
+        _keep_duration(ctx.state.counters.lapse_s, loan.lapse_s)
+        _tell_home(ctx, node, loan, f"{loan.lapse_s:.1f} s after its lease ended by itself")
+
+
+def _reclaimed(ctx: Context, node: NodeEntry, loan: LoanEntry, event: NodeReported) -> None:
+    """A node that was ordered home is; its lease may have lapsed while the order waited."""
+    assert loan.reclaim_ordered_at_s is not None
     if not has_left(loan):
-        counters.loans_cancelled += 1
+        ctx.state.counters.loans_cancelled += 1
         return
     took_s = ctx.now_s - loan.reclaim_ordered_at_s
     loan.stage_durations_s = stages.of_reclaim(loan, event, home_at_s=ctx.now_s)
-    _keep_duration(counters.reclaim_s, took_s)
-    counters.reclaims_late += is_late(loan)
-    ctx.tell(
-        node.name,
-        "home again" + (", late" if is_late(loan) else ""),
-        f"{took_s:.1f} s of {loan.reclaim_deadline_s or 0:.1f} s",
-    )
+    _keep_duration(ctx.state.counters.reclaim_s, took_s)
+    said = f"{took_s:.1f} s of {loan.reclaim_deadline_s or 0.0:.1f} s"
+    if loan.lapse_s is not None:
+        said += f", {loan.lapse_s:.1f} s after its lease ended by itself"
+    _tell_home(ctx, node, loan, said)
+
+
+def _tell_home(ctx: Context, node: NodeEntry, loan: LoanEntry, how: str) -> None:
+    _count_late(ctx, loan)
+    ctx.tell(node.name, "home again" + (", late" if is_late(loan) else ""), how)
+
+
+def _count_late(ctx: Context, loan: LoanEntry) -> None:
+    """It is over: was a promise broken by it?"""
+    counters = ctx.state.counters
+    if loan.reclaim_ordered_at_s is not None:
+        counters.reclaims_late += is_late(loan)
+    else:
+        counters.lapses_late += is_late(loan)
 
 
 def _lapse_s(ctx: Context, loan: LoanEntry, heard_at_s: float) -> float:

@@ -26,7 +26,7 @@ from coordinator.policies.words import counted
 
 ENDED_PHASES = (WorkerPhase.EXITED, WorkerPhase.REFUSED)
 
-_LOST, _SERVING = NodeRole.LOST, NodeRole.SERVING
+_LOST, _SERVING, _RESERVING = NodeRole.LOST, NodeRole.SERVING, WorkerPhase.RESERVING
 """Members of an enum are slow to look up, and every report asks for these."""
 
 TRESPASSES_KEPT = 64
@@ -56,8 +56,8 @@ def reported(ctx: Context, event: NodeReported, said: Said) -> None:
     _fold_role(ctx, node, event, is_new_boot=is_new_boot)
     if is_new_boot:
         refusals.forget(ctx, node, "it booted anew")
-    if event.trespasses or is_new_boot:
-        _tell_trespasses(ctx, node, event, is_new_boot=is_new_boot)
+    if event.trespasses or is_new_boot or node.trespassed:
+        _fold_trespasses(ctx, node, event, is_new_boot=is_new_boot)
     _fold_workers(ctx, node, event, is_new_boot=is_new_boot)
     if old_pool != node.home_pool or old_service != node.service:
         belonging.moved(ctx, node, old_pool=old_pool, old_service=old_service)
@@ -165,15 +165,16 @@ def _fold_role(ctx: Context, node: NodeEntry, event: NodeReported, *, is_new_boo
         _reboot(ctx, node, event)
     elif node.role != event.role:
         _move(ctx, node, event)
-    if node.role == _SERVING and not event.is_server_down:
-        if node.serving_since_s is None:
-            node.serving_since_s = ctx.now_s
-    else:
-        if node.serving_since_s is not None and node.role == _SERVING:
-            # A dead server measures as no load: it must not look like one to spare.
-            ctx.tell(node.name, "server down", event.detail)
-            ctx.needs_loan_pass = True
+    serves, was_down = node.role == _SERVING, node.is_server_down
+    node.is_server_down = serves and event.is_server_down
+    if serves and node.is_server_down != was_down:
+        # A dead server measures as no load: it must not look like one to spare.
+        ctx.tell(node.name, "server up again" if was_down else "server down", event.detail)
+        ctx.needs_loan_pass = True
+    if not serves or node.is_server_down:
         node.serving_since_s = None
+    elif node.serving_since_s is None:
+        node.serving_since_s = ctx.now_s
 
 
 def _fire(node: NodeEntry, event: NodeEvent) -> None:
@@ -221,10 +222,16 @@ def _between(old: NodeRole, path: tuple[NodeEvent, ...]) -> list[NodeRole]:
     return roles
 
 
-def _tell_trespasses(
+def _fold_trespasses(
     ctx: Context, node: NodeEntry, event: NodeReported, *, is_new_boot: bool
 ) -> None:
-    """Each foreign process on a GPU is told once, however often it comes and goes (design 7)."""
+    """Each foreign process on a GPU is told once, however often it comes and goes (design 7); as
+    long as it is there nobody new gets the GPU."""
+    trespassed = {fact.gpu_uuid: fact.pid for fact in event.trespasses}
+    if trespassed != node.trespassed:
+        node.trespassed = trespassed
+        ctx.changed_nodes[node.name] = None
+        ctx.needs_pass = True
     if is_new_boot:
         node.trespasses_told = []  # process ids begin anew
     for fact in event.trespasses:
@@ -268,6 +275,7 @@ def _is_told_again(ctx: Context, node: NodeEntry, fact: WorkerFact) -> bool:
         and worker.phase == fact.phase
         and worker.node == node.name
         and worker.endpoint == fact.endpoint
+        and (worker.waits_for == fact.error or fact.phase != _RESERVING)
     )
 
 
@@ -318,6 +326,7 @@ def _fold_live_worker(
 ) -> None:
     old_phase, worker.phase = worker.phase, fact.phase
     worker.endpoint = fact.endpoint or worker.endpoint
+    worker.waits_for = fact.error if fact.phase == _RESERVING else ""
     is_over = fact.phase in ENDED_PHASES
     ended_at_s = ctx.ago(fact.ended_ago_s) if is_over else ctx.now_s
     if old_phase in losses.COMPUTING and fact.phase not in losses.COMPUTING:

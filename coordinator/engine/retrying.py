@@ -83,21 +83,34 @@ def node_fault(ctx: Context, job: JobEntry, node: NodeName) -> None:
     for less: nothing turns in a circle faster than that, and others would take the nodes that a
     large gang needs together.
     """
-    retry, settings = job.retry, ctx.settings
     ran_s = 0.0 if job.attempt_ran_at_s is None else ctx.now_s - job.attempt_ran_at_s
-    if ran_s > settings.retry_backoff_max_s:
-        retry.node_faults = 0  # it was well there for long: this is another matter
+    if ran_s > ctx.settings.retry_backoff_max_s:
+        job.retry.node_faults = 0  # it was well there for long: this is another matter
+    _go_elsewhere(ctx, job, [node], took_s=ran_s)
+
+
+def not_ready(ctx: Context, job: JobEntry, nodes: Collection[NodeName]) -> None:
+    """A gang was not ready in time for these nodes: the next try leaves them alone as after a fault
+    of theirs. Whose fault it is nobody knows, so none is counted, and no node is closed by it: the
+    job's own storage may hang.
+    """
+    _go_elsewhere(ctx, job, sorted(nodes), took_s=ctx.settings.gang_ready_timeout_s)
+
+
+def _go_elsewhere(ctx: Context, job: JobEntry, nodes: list[NodeName], *, took_s: float) -> None:
+    """took_s: how long the attempt has lasted that these nodes ended, in seconds."""
+    retry = job.retry
     before = retry.avoid_nodes if retry.node_faults else []
     retry.node_faults += 1
-    wait_s = _back_off_s(settings, retry.node_faults)
+    wait_s = _back_off_s(ctx.settings, retry.node_faults)
     until_s = ctx.now_s + wait_s
     retry.at_s, retry.avoid_nodes = None, []
-    every = sorted({*before, node})
-    for names in (every, [node]):
+    every = sorted({*before, *nodes})
+    for names in (every, nodes):
         if _fits_without(ctx, job, names):
             retry.avoid_nodes, retry.avoid_until_s = names, until_s
             break
-    if retry.avoid_nodes != every and ran_s < wait_s:
+    if retry.avoid_nodes != every and took_s < wait_s:
         retry.at_s = until_s
 
 
@@ -125,6 +138,15 @@ def left_alone(ctx: Context, job: JobEntry, node: NodeName) -> None:
     retry = job.retry
     retry.avoid_nodes = sorted({*retry.avoid_nodes, node})
     retry.avoid_until_s = ctx.now_s + ctx.settings.retry_avoid_s
+
+
+def left_for_now(ctx: Context, job: JobEntry, nodes: Collection[NodeName]) -> None:
+    """A job that runs has waited in vain to grow onto these nodes: it tries others, and these again
+    when they may be ready."""
+    retry = job.retry
+    retry.node_faults += 1
+    retry.avoid_nodes = sorted({*retry.avoid_nodes, *nodes})
+    retry.avoid_until_s = ctx.now_s + _back_off_s(ctx.settings, retry.node_faults)
 
 
 def _back_off_s(settings: EngineSettings, count: int) -> float:

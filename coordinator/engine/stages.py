@@ -27,7 +27,13 @@ def of_reclaim(loan: LoanEntry, event: NodeReported, *, home_at_s: float) -> dic
     """
     own_s = dict(event.stage_durations_s)
     ordered_at_s, called_at_s = loan.reclaim_ordered_at_s, loan.called_home_at_s
-    if event.home_ago_s is None or ordered_at_s is None or called_at_s is None:
+    if event.home_ago_s is None or ordered_at_s is None:
+        return own_s
+    if loan.is_lapsed:  # while the order waited: nobody called it, its own stages count from there
+        way_s = sum(own_s.values()) + event.home_ago_s
+        wait_s = max(0.0, home_at_s - ordered_at_s - way_s)
+        return {"decide": loan.decide_s, "wait": wait_s} | own_s | {"heard": event.home_ago_s}
+    if called_at_s is None:
         return own_s
     heard_s = min(event.home_ago_s, home_at_s - called_at_s)
     # Less than nothing of a node whose lease had ended, unheard, before it was called: see

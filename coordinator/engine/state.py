@@ -98,6 +98,8 @@ class NodeEntry(Struct, kw_only=True):
     is_awaited: bool = False
     """To be taken back when its jobs have ended; see `ClusterState.awaited`."""
     serving_since_s: float | None = None
+    is_server_down: bool = False
+    """Its server, which nobody stopped, was heard to be down; only while it is there to serve."""
     silent_since_s: float | None = None
     """When its last report came, or when this leader began if that was later; only while LOST."""
     is_cordoned: bool = False
@@ -107,6 +109,9 @@ class NodeEntry(Struct, kw_only=True):
     """Rendezvous stores that it holds or was ordered; they have no GPU that would name them."""
     stale_stops: list[WorkerKey] = field(default_factory=list[WorkerKey])
     acknowledged: list[WorkerKey] = field(default_factory=list[WorkerKey])
+    trespassed: dict[GpuUuid, int] = field(default_factory=dict[GpuUuid, int])
+    """GPUs that somebody uses to whom nobody granted them, each with one such process, by its last
+    report; no worker would begin there."""
     trespasses_told: list[tuple[int, GpuUuid]] = field(default_factory=list[tuple[int, GpuUuid]])
     """The latest that were told of this boot, so that each is told once."""
     unknown_workers: list[WorkerKey] = field(default_factory=list[WorkerKey])
@@ -143,6 +148,8 @@ class WorkerEntry(Struct, kw_only=True):
     order: OrderPhase = OrderPhase.RESERVE
     phase: WorkerPhase | None = None
     """What its node says; None before the node has said anything."""
+    waits_for: str = ""
+    """What keeps its node from making ready for it, in the node's words; empty: not told."""
     stop: StopReason | None = None
     stop_ordered_at_s: float = 0.0
     """When it was told to stop, while `stop` is set."""

@@ -9,7 +9,7 @@ from common.messages import OrderPhase
 from common.model import JobState, StopReason
 from coordinator.engine import jobs, prerun, retrying, stores
 from coordinator.engine.context import Context
-from coordinator.engine.state import AfterVacating, JobEntry
+from coordinator.engine.state import AfterVacating, JobEntry, WorkerEntry
 
 
 def deadline_s(job: JobEntry) -> float | None:
@@ -53,17 +53,29 @@ def _gang_timeout(ctx: Context, job: JobEntry) -> None:
     ctx.changed_jobs[job.job_id] = None
     if job.state == JobState.STARTING:
         ctx.state.counters.gang_timeouts += 1
-        waiting = [str(w.node) for w in job.workers.values() if not jobs.is_ready(w)]
+        late = [worker for worker in job.workers.values() if not jobs.is_ready(worker)]
+        waiting = [_not_ready(worker) for worker in late]
         if job.store is not None and not stores.is_ready(job):
-            waiting.append(f"the rendezvous store on {job.store.node}")
-        jobs.fire(ctx, job, JobEvent.GANG_TIMEOUT, f"not ready: {', '.join(waiting)}")
+            late.append(job.store)
+            waiting.append(f"the rendezvous store on {_not_ready(job.store)}")
+        job.error = f"not ready: {', '.join(waiting)}"
+        retrying.not_ready(ctx, job, {worker.node for worker in late})
+        jobs.fire(ctx, job, JobEvent.GANG_TIMEOUT, job.error)
         job.after_vacating = AfterVacating.REQUEUE
         jobs.stop_workers(ctx, job, StopReason.GANG_TIMEOUT)
         jobs.requeue_if_vacated(ctx, job)
     elif job.state == JobState.RESIZING:
-        late = tuple(
-            index
+        added = {
+            index: worker
             for index, worker in job.workers.items()
             if worker.order == OrderPhase.RESERVE and worker.stop is None
-        )
-        jobs.stop_workers(ctx, job, StopReason.GANG_TIMEOUT, only=late)
+        }
+        late = [worker for worker in added.values() if not jobs.is_ready(worker)]
+        ctx.tell(job.job_id, "does not grow", f"not ready: {', '.join(map(_not_ready, late))}")
+        retrying.left_for_now(ctx, job, {worker.node for worker in late})
+        jobs.stop_workers(ctx, job, StopReason.GANG_TIMEOUT, only=tuple(added))
+
+
+def _not_ready(worker: WorkerEntry) -> str:
+    """The node of a worker that was not ready in time, and what it waits for, if it said so."""
+    return f"{worker.node} ({worker.waits_for})" if worker.waits_for else str(worker.node)

@@ -20,6 +20,7 @@ class Counters(Struct, kw_only=True):
     reclaims: int = 0
     reclaims_late: int = 0
     leases_lapsed: int = 0
+    lapses_late: int = 0
     resizes: int = 0
     suspensions: int = 0
     migrations: int = 0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from common.messages import GpuHealth
+from common.messages import GpuHealth, OrderPhase
 from common.model import JobState, NodeRole, Pool
-from coordinator.engine import belonging, estimates, loans, refusals, removing, silence
+from coordinator.engine import belonging, estimates, loans, refusals, removing, returns, silence
 from coordinator.engine.context import Context
 from coordinator.engine.engine import Engine
 from coordinator.engine.loan_entries import LoanEntry
-from coordinator.engine.state import JobEntry, NodeEntry
+from coordinator.engine.state import JobEntry, NodeEntry, WorkerEntry
 from coordinator.policies.decisions import Decision
 from coordinator.policies.words import counted
 from coordinator.service import drains, ending, rows
@@ -26,13 +26,12 @@ def job(engine: Engine, entry: JobEntry, *, now_s: float | None = None) -> tuple
             return (*_pending(engine, entry),)
         case JobState.STARTING:
             waiting = sorted(
-                f"worker {i} on {w.node} is {w.phase or 'not yet taken'}"
+                f"worker {i} on {_not_ready(w)}"
                 for i, w in entry.workers.items()
                 if w.phase != "ready"
             )
             if entry.store is not None and entry.store.phase not in ("ready", "running"):
-                phase = entry.store.phase or "not yet taken"
-                waiting.append(f"its rendezvous store on {entry.store.node} is {phase}")
+                waiting.append(f"its rendezvous store on {_not_ready(entry.store)}")
             return ("its gang waits until every node is ready", *waiting, *_awaited(entry))
         case JobState.RUNNING | JobState.RESIZING:
             drained = drains.of_job(engine, entry)
@@ -44,6 +43,12 @@ def job(engine: Engine, entry: JobEntry, *, now_s: float | None = None) -> tuple
             return (f"cancelled by {entry.cancelled_by}",) if entry.cancelled_by else ()
         case _:
             return (entry.error,) if entry.error else ()
+
+
+def _not_ready(worker: WorkerEntry) -> str:
+    """Where a worker is made ready, how far that is, and what its node says that it waits for."""
+    why = f": {worker.waits_for}" if worker.waits_for else ""
+    return f"{worker.node} is {worker.phase or 'not yet taken'}{why}"
 
 
 def _suspended(engine: Engine, entry: JobEntry) -> str:
@@ -109,6 +114,11 @@ def _running(engine: Engine, entry: JobEntry) -> tuple[str, ...]:
         said.append(f"on lent nodes: {', '.join(lent)}; they may be taken back")
     if entry.state == JobState.RESIZING:
         said.append("a resize is under way")
+        said += [
+            f"worker {index} on {_not_ready(worker)}"
+            for index, worker in sorted(entry.workers.items())
+            if worker.order == OrderPhase.RESERVE and worker.stop is None
+        ]
     return (*said, *engine.standing(entry.job_id))
 
 
@@ -174,6 +184,11 @@ def node(engine: Engine, entry: NodeEntry) -> tuple[str, ...]:
         )
     ctx = Context(engine.state, engine.settings, engine.state.now_s)
     said += _sick_gpus(entry)
+    said += [
+        f"GPU {uuid} is used by process {pid}, which no worker was granted it for: nothing new is "
+        "placed on it"
+        for uuid, pid in sorted(entry.trespassed.items())
+    ]
     for job_entry, worker in loans.held_on(ctx, entry):
         if worker.key.is_store:
             said.append(f"rendezvous store of {job_entry.job_id}")
@@ -224,16 +239,17 @@ def _overdue(engine: Engine, entry: NodeEntry) -> list[str]:
     """That a node was asked back and is later than its service was promised."""
     lease_id = entry.last_lease_id
     found = None if lease_id is None else engine.state.loans.get(lease_id)
-    late_s = 0.0 if found is None else rows.overdue_s(found, engine.state.now_s)
+    late_s = 0.0 if found is None else returns.overdue_s(found, engine.state.now_s)
     if found is None or late_s <= 0:
         return []
+    kind = "lapse" if returns.is_lapse(found) else "reclaim"
     promise = (
         f"{found.lapse_deadline_s or 0.0:g} s after its lease ended by itself"
         if found.reclaim_ordered_at_s is None
         else f"deadline {found.reclaim_deadline_s or 0.0:g} s"
     )
     return [
-        f"{found.service} should have had it back {late_s:.0f} s ago ({promise}): a late reclaim; "
+        f"{found.service} should have had it back {late_s:.0f} s ago ({promise}): a late {kind}; "
         "workers that do not end within their grace are killed, and a node whose GPUs stay busy is "
         "quarantined"
     ]

@@ -8,6 +8,7 @@ the folder from there on. Clocks of two machines are never compared, and an age 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from msgspec import UNSET, Struct, UnsetType, structs
@@ -145,7 +146,7 @@ class Folder:
         self._silent.discard(node)
         self._fold_load(node, report, now_s)
         facts = facts_of(report, rival=self.rivals.told(node, now_s=now_s))
-        if facts == self._facts.get(node) and not was_silent:
+        if not was_silent and not _is_news(facts, self._facts.get(node)):
             return None
         self._facts[node] = facts
         return _dated(facts, report, late_s=0.0)
@@ -287,7 +288,7 @@ def facts_of(report: NodeReport, *, rival: str = "") -> NodeReported:
                 endpoint=worker.endpoint,
                 exit_code=worker.exit_code,
                 stop_reason=worker.stop_reason,
-                error=worker.error if worker.phase in _ENDED else "",
+                error=worker.error if worker.phase in _TELLING else "",
                 progress=worker.progress if worker.phase in _ENDED else None,
                 checkpoint=worker.checkpoint if worker.phase in _ENDED else None,
                 failure=worker.failure if worker.phase in _ENDED else None,
@@ -306,6 +307,31 @@ def facts_of(report: NodeReport, *, rival: str = "") -> NodeReported:
 
 
 _ENDED = frozenset({WorkerPhase.EXITED, WorkerPhase.REFUSED})
+_TELLING = _ENDED | {WorkerPhase.RESERVING}
+"""Phases whose error says why a worker ended, or what keeps its node from making ready for it."""
+
+
+def _is_news(facts: NodeReported, last: NodeReported | None) -> bool:
+    """Whether facts are others than the last ones said. How much memory is yet in use on a GPU that
+    is waited for, and by which process, changes from one report to the next and decides nothing."""
+    if last is None or facts == last:
+        return last is None
+    if all(worker.phase != WorkerPhase.RESERVING for worker in facts.workers):
+        return True
+    return _gist(facts) != _gist(last)
+
+
+def _gist(facts: NodeReported) -> NodeReported:
+    return structs.replace(facts, workers=tuple(map(_gist_of, facts.workers)))
+
+
+def _gist_of(fact: WorkerFact) -> WorkerFact:
+    if fact.phase != WorkerPhase.RESERVING:
+        return fact
+    return structs.replace(fact, error=_NUMBER.sub("0", fact.error))
+
+
+_NUMBER = re.compile(r"\b\d+\b")
 
 
 def _dated(facts: NodeReported, report: NodeReport, *, late_s: float) -> NodeReported:

@@ -58,8 +58,11 @@ class Looks:
                 return Nodes(rows=nodes, has_more=has_more)
             case ListServices():
                 names = sorted(s.name for s in c.engine.settings.services)
+                now_s = self._now_s()
                 return Services(
-                    rows=tuple(rows.service_row(c.engine, c.folder, name) for name in names)
+                    rows=tuple(
+                        rows.service_row(c.engine, c.folder, name, now_s=now_s) for name in names
+                    )
                 )
             case ListTenants():
                 return Tenants(rows=rows.tenant_rows(c.engine.snapshot()))
@@ -168,7 +171,7 @@ class Looks:
         return Description(
             kind="service",
             name=name,
-            service=rows.service_row(c.engine, c.folder, name),
+            service=rows.service_row(c.engine, c.folder, name, now_s=now_s),
             nodes=tuple(self._node_row(node) for node in services.nodes_of(c.engine, name)),
             loans=tuple(
                 rows.loan_row(loan, now_s=now_s) for loan in services.loans_of(c.engine, name)

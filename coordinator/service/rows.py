@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from msgspec.structs import replace
-
 from common.api import (
     JobRow,
     LoanRow,
@@ -18,10 +16,9 @@ from common.api import (
 )
 from common.messages import NodeReport
 from common.model import JobState, NodeName, NodeRole, Pool
-from coordinator.engine import accounting, waiting
+from coordinator.engine import accounting, returns, waiting
 from coordinator.engine.engine import Engine
 from coordinator.engine.loan_entries import LoanEntry
-from coordinator.engine.loans import has_left, is_late
 from coordinator.engine.sharing import keys_of
 from coordinator.engine.state import JobEntry, NodeEntry, StoryLine
 from coordinator.policies.snapshot import ClusterSnapshot
@@ -123,10 +120,11 @@ def node_row(
         detail=node.detail or node.cordon_reason,
         is_draining=node.is_draining,
         drain_left_s=drain_left_s,
+        is_server_down=node.role == NodeRole.SERVING and node.is_server_down,
     )
 
 
-def service_row(engine: Engine, folder: Folder, name: str) -> ServiceRow:
+def service_row(engine: Engine, folder: Folder, name: str, *, now_s: float) -> ServiceRow:
     """One service."""
     settings = next(s for s in engine.settings.services if s.name == name)
     entry = next(e for e in engine.state.services.values() if e.name == name)
@@ -136,7 +134,9 @@ def service_row(engine: Engine, folder: Folder, name: str) -> ServiceRow:
     running, waiting = _in_flight(
         [folder.reports[n.name] for n in serving if n.name in folder.reports]
     )
-    back = _taken_back(engine, name)
+    loans = [loan for loan in engine.state.loans.values() if loan.service == name]
+    tally = returns.tally(loans, now_s)
+    back = [loan for loan in loans if returns.reclaim_s(loan) is not None]
     last = max(back, key=lambda loan: loan.returned_at_s or 0.0, default=None)
     return ServiceRow(
         service=name,
@@ -153,9 +153,11 @@ def service_row(engine: Engine, folder: Folder, name: str) -> ServiceRow:
         return_s=engine.settings.return_s(settings),
         running_requests=running,
         waiting_requests=waiting,
-        reclaims=len(back),
-        reclaims_late=sum(is_late(loan) for loan in back),
-        last_reclaim_s=None if last is None else _reclaim_s(last),
+        reclaims=tally.reclaims,
+        reclaims_late=tally.reclaims_late,
+        lapses=tally.lapses,
+        lapses_late=tally.lapses_late,
+        last_reclaim_s=None if last is None else returns.reclaim_s(last),
         last_returned_at_s=None if last is None else last.returned_at_s,
     )
 
@@ -166,15 +168,6 @@ def _in_flight(reports: list[NodeReport]) -> tuple[float | None, float | None]:
     if not pages:
         return None, None
     return sum(page.running_count for page in pages), sum(page.waiting_count for page in pages)
-
-
-def _taken_back(engine: Engine, service: str) -> list[LoanEntry]:
-    """Loans of a service whose nodes had left it, were called back, and are home."""
-    return [
-        loan
-        for loan in engine.state.loans.values()
-        if loan.service == service and _reclaim_s(loan) is not None
-    ]
 
 
 def tenant_rows(snapshot: ClusterSnapshot) -> tuple[TenantRow, ...]:
@@ -202,22 +195,6 @@ def tenant_rows(snapshot: ClusterSnapshot) -> tuple[TenantRow, ...]:
     )
 
 
-def overdue_s(loan: LoanEntry, now_s: float) -> float:
-    """Seconds for which a node that was asked back, or whose lease ended by itself, has been later
-    than its deadline; 0: it is not.
-
-    One that is home is not overdue any more, however late it came.
-    """
-    if loan.returned_at_s is not None:
-        return 0.0
-    began_at_s, deadline_s = loan.reclaim_ordered_at_s, loan.reclaim_deadline_s
-    if began_at_s is None and has_left(loan):
-        began_at_s, deadline_s = loan.lapsed_at_s, loan.lapse_deadline_s
-    if began_at_s is None or deadline_s is None:
-        return 0.0
-    return max(0.0, now_s - began_at_s - deadline_s)
-
-
 def loan_row(loan: LoanEntry, *, now_s: float) -> LoanRow:
     """One loan."""
     return LoanRow(
@@ -230,9 +207,10 @@ def loan_row(loan: LoanEntry, *, now_s: float) -> LoanRow:
         reclaim_ordered_at_s=loan.reclaim_ordered_at_s,
         returned_at_s=loan.returned_at_s,
         reclaim_deadline_s=loan.reclaim_deadline_s,
-        reclaim_s=_reclaim_s(loan),
-        lapse_s=loan.lapse_s,
-        is_late=is_late(loan) or overdue_s(loan, now_s) > 0,
+        reclaim_s=returns.reclaim_s(loan),
+        lapse_s=returns.lapse_s(loan),
+        lapse_deadline_s=loan.lapse_deadline_s if returns.is_lapse(loan) else None,
+        is_late=returns.is_late(loan) or returns.overdue_s(loan, now_s) > 0,
         reason=loan.reason,
         reclaim_reason=loan.ended_reason or loan.reclaim_reason,
         predicted_preemptions=loan.predicted_preemptions,
@@ -243,21 +221,11 @@ def loan_row(loan: LoanEntry, *, now_s: float) -> LoanRow:
     )
 
 
-def _reclaim_s(loan: LoanEntry) -> float | None:
-    """From the order to serving again; None without an order, of a node that is not home, and of
-    one that had not left."""
-    if loan.ended_reason or not has_left(loan):
-        return None
-    if loan.reclaim_ordered_at_s is None or loan.returned_at_s is None:
-        return None
-    return loan.returned_at_s - loan.reclaim_ordered_at_s
-
-
 def _loan_state(loan: LoanEntry) -> str:
     if loan.ended_reason:
         return "ended"
     if loan.returned_at_s is not None:
-        return "lapsed" if loan.is_lapsed else "returned"
+        return "lapsed" if returns.is_lapse(loan) else "returned"
     if loan.reclaim_ordered_at_s is not None or loan.is_lapsed:
         return "coming home"
     return "draining" if loan.begun_at_s is None else "on loan"
@@ -298,9 +266,7 @@ def status(
     on_loan = [node for node in inference if node.role == NodeRole.ON_LOAN]
     live = state.live()
     known = accounting.figures(state, now_s=now_s)
-    # One that never comes home is late as well; the engine counts those that did.
-    overdue = sum(1 for loan in state.loans.values() if overdue_s(loan, now_s) > 0)
-    known = replace(known, reclaims_late=known.reclaims_late + overdue)
+    known = accounting.with_overdue(known, state, now_s)
     return Status(
         cell=cell,
         epoch=state.epoch,

@@ -18,7 +18,7 @@ from common.api import (
     Operate,
 )
 from common.errors import ProtocolError
-from common.model import JobState
+from common.model import JobState, NodeRole
 from coordinator.cli import columns
 from coordinator.cli.describe import Hit, hit_line
 from coordinator.engine.events import OperatorAction
@@ -197,6 +197,11 @@ def test_a_drain_that_somebody_ended_is_not_waited_for() -> None:
         (drained("ja"), "training (draining)"),
         (drained(), "training (drained)"),
         (node_row(is_cordoned=True), "training (cordoned)"),
+        (node_row(role=NodeRole.SERVING, is_server_down=True), "serving (server down)"),
+        (
+            node_row(role=NodeRole.SERVING, is_server_down=True, is_cordoned=True),
+            "serving (server down, cordoned)",
+        ),
         (node_row(), "training"),
     ],
 )

@@ -27,7 +27,8 @@ def run(**changes: Any) -> Run:
         "jct_s": Quantiles(mean=9.0, p50=8.0, p95=20.0), "training_gpu_ratio": 0.91,
         "on_loan_gpu_ratio": 0.82, "training_gpu_busy_ratio": 0.73,
         "on_loan_gpu_busy_ratio": 0.64, "inference_gpu_busy_ratio": 0.25, "loans": 2,
-        "loans_cancelled": 0, "leases_lapsed": 0, "lapse_s": ReclaimTimes(), "reclaims": 1,
+        "loans_cancelled": 0, "leases_lapsed": 0, "lapse_s": ReclaimTimes(), "lapses_late": 0,
+        "reclaims": 1,
         "reclaim_s": ReclaimTimes(p50=3.0, max=3.0),
         "reclaim_deadline_s": 45.0, "reclaims_late": 0, "preemptions": 5, "lost_gpu_s": 7.0,
         "resizes": 4, "flexible_workers_released": 2, "jobs_finished_on_loan": 1,
@@ -66,13 +67,19 @@ def test_a_loan_that_came_home_without_an_order_is_counted() -> None:
 
 
 def test_the_way_home_after_a_lapse_is_a_figure_of_its_own() -> None:
-    """Its time stands beside the count, and each such loan in a table apart from the reclaims."""
-    timed = run(leases_lapsed=2, lapse_s=ReclaimTimes(p50=4.0, max=9.5))
-    loan = loan_row(state="lapsed", lapse_s=9.5, realised_preemptions=3)
+    """Its time stands beside the count, and each such loan in a table apart from the reclaims, with
+    what it was promised and whether that held."""
+    timed = run(leases_lapsed=2, lapse_s=ReclaimTimes(p50=4.0, max=9.5), lapses_late=1)
+    loan = loan_row(
+        state="lapsed", reclaim_deadline_s=None, lapse_s=9.5, lapse_deadline_s=9.0, is_late=True,
+        realised_preemptions=3,
+    )  # fmt: skip
     shown = table(timed, loan)
     assert "2 that ended by their TTL without an order|" in shown
-    assert "|lapses|home again in median 4.0 s, longest 9.5 s|" in shown
-    assert "|9.5 s|3|" in shown
+    assert "|lapses|2, 1 late; home again in median 4.0 s, longest 9.5 s|" in shown
+    assert "|9.5 s late|9 s|3|" in shown
+    in_time = loan_row(state="lapsed", lapse_s=9.5, realised_preemptions=3)
+    assert "|9.5 s|-|3|" in table(timed, in_time), "of an unknown promise nothing is said"
     assert "lapses" not in table(run()), "of a run without any there is no line of dashes"
     assert "|reclaims|1, 0 late; median 3.0 s, longest 3.0 s of 45 s|" in shown
 

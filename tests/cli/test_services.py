@@ -38,6 +38,21 @@ def test_a_service_of_which_little_is_known_says_so_in_words() -> None:
     assert re.search(r"^reclaims +none yet$", run.out, re.MULTILINE)
 
 
+@pytest.mark.parametrize(
+    ("counts", "shown"),
+    [
+        ({"lapses": 2, "lapses_late": 2}, ["reclaims +none yet", "lapses +2, 2 late"]),
+        ({"reclaims": 1, "reclaims_late": 1}, ["reclaims +1, 1 late; none is home yet"]),
+    ],
+)
+def test_every_promise_that_was_broken_is_told(counts: dict[str, int], shown: list[str]) -> None:
+    """Also where no node was ordered home, and where one never came."""
+    answer = Description(kind="service", name="chat", service=service_row(**counts))
+    run = aryl(FakeCell({Describe: answer}), "service", "describe", "chat")
+    assert [line for line in shown if not re.search(f"^{line}$", run.out, re.MULTILINE)] == []
+    assert bool(re.search("^lapses", run.out, re.MULTILINE)) == ("lapses" in counts)
+
+
 @pytest.mark.parametrize("words", ["explain service chat", "service explain chat"])
 def test_a_service_can_be_explained(words: str) -> None:
     """Why, and no table: both ways to ask are one."""

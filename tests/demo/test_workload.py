@@ -62,6 +62,7 @@ FIGURES = Figures(
     loans_cancelled=1,
     leases_lapsed=0,
     lapse_s=ReclaimTimes(),
+    lapses_late=0,
     reclaims=2,
     reclaim_s=ReclaimTimes(p50=5.0, max=6.0),
     reclaims_late=0,

@@ -15,6 +15,7 @@ from coordinator.engine.events import (
     OperatorAction,
     OperatorAsked,
     PassDue,
+    TrespassFact,
     WorkerFact,
 )
 from coordinator.engine.settings import EngineSettings
@@ -52,10 +53,17 @@ class BlackHole:
         """A node as the engine sees it."""
         return self.engine.state.nodes[NodeName(name)]
 
-    def report(self, name: str, *workers: WorkerFact, gpus: tuple[str, ...] = GPUS) -> None:
-        """A node says what it holds."""
+    def report(
+        self,
+        name: str,
+        *workers: WorkerFact,
+        gpus: tuple[str, ...] = GPUS,
+        trespassed: tuple[str, ...] = (),
+    ) -> Outcome:
+        """A node says what it holds. trespassed: GPUs on which process 77 sits, which it does not
+        know."""
         known = self.engine.state.nodes.get(NodeName(name))
-        self.handle(
+        return self.handle(
             NodeReported(
                 node=NodeName(name),
                 boot_id=self.boots[NodeName(name)],
@@ -65,6 +73,9 @@ class BlackHole:
                 generation=known.generation if known else 0,
                 gpus=tuple(GpuFact(GpuUuid(f"{name}-{uuid}"), "H100") for uuid in gpus),
                 workers=workers,
+                trespasses=tuple(
+                    TrespassFact(77, GpuUuid(f"{name}-{uuid}")) for uuid in trespassed
+                ),
             )
         )
 

@@ -6,10 +6,16 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import JobState, NodeName, NodeRole
+from coordinator.engine import returns
+from coordinator.engine.accounting import ReclaimTimes, figures
 from coordinator.engine.engine import Engine, decode_state
+from coordinator.engine.events import LeaderStarted, PassDue
+from coordinator.engine.settings import EngineSettings
 from coordinator.policies.decisions import Loan, Reclaim
+from coordinator.service.rows import loan_row
 from coordinator.sim.cluster import Delays
 from tests.engine.house import CHAT, House, state
+from tests.engine.test_lapses import says
 
 QUICK = Delays(stop_s=3.0, device_free_s=1.0, warm_up_s=10.0)
 
@@ -127,3 +133,109 @@ def test_a_wait_outlives_the_coordinator() -> None:
     house.wait(55.0)
     assert fresh.state.jobs[job.job_id].state == JobState.PENDING
     assert house.node("i0").role == NodeRole.SERVING
+
+
+WAY_S = {"vacate": 3.0, "device_free": 1.0, "server_ready": 10.0}
+
+
+@pytest.mark.parametrize(
+    ("home_s", "unattended_s", "is_late"),
+    [
+        (50.0, 0.0, False),
+        (50.0, 17.0, True),  # 31 s of the 30 s that the TTL leaves, 50 s of the 60 s from the order
+        (61.0, 0.0, True),  # 14 s and 61 s
+        (87.0, 15.0, True),
+    ],
+)
+def test_an_order_that_waits_while_its_lease_lapses_is_a_reclaim_with_both_promises(
+    home_s: float, unattended_s: float, is_late: bool
+) -> None:
+    """Its service asked for the node, and has it in time only if neither promise is broken."""
+    house = House(delays=QUICK)
+    lend(house)
+    house.start(house.submit("stays", work_s=1000.0), "i0")
+    house.wait(1.0)
+    house.decide(waits(), lend=True)
+    ordered_at_s = house.engine.state.now_s
+    stages_s = WAY_S | {"unattended": unattended_s}
+    report = replace(says(house, NodeRole.SERVING, stages_s), home_ago_s=2.0)
+    house.engine.handle(report, now_s=ordered_at_s + home_s)
+    [loan] = house.engine.state.loans.values()
+    found = figures(house.engine.state)
+    assert (found.reclaims, found.reclaims_late) == (1, int(is_late))
+    assert (found.leases_lapsed, found.lapses_late, found.lapse_s) == (0, 0, ReclaimTimes())
+    assert found.reclaim_s.max == home_s
+    row = loan_row(loan, now_s=ordered_at_s + 1e6)
+    assert (row.state, row.reclaim_s, row.lapse_s) == ("returned", home_s, None)
+    assert row.is_late is is_late
+    assert sum(row.stage_durations_s.values()) == pytest.approx(home_s)
+    assert house.engine.check() == []
+
+
+@pytest.mark.parametrize("is_lapsing", [False, True])
+def test_what_waits_and_never_comes_home_is_overdue_by_the_first_promise_that_ends(
+    is_lapsing: bool,
+) -> None:
+    """60 s from the order, or 30 s from the end of its lease."""
+    house = House(delays=QUICK)
+    lend(house)
+    house.start(house.submit("stays", work_s=1000.0), "i0")
+    house.wait(1.0)
+    house.decide(waits(), lend=True)
+    [loan] = house.engine.state.loans.values()
+    began_s = house.engine.state.now_s
+    if is_lapsing:
+        house.engine.handle(says(house, NodeRole.VACATING), now_s=began_s + 5.0)
+    assert returns.is_lapse(loan) is False
+    due_s = began_s + (35.0 if is_lapsing else 60.0)
+    assert (returns.overdue_s(loan, due_s), returns.overdue_s(loan, due_s + 7.0)) == (0.0, 7.0)
+
+
+def test_a_wait_takes_its_time_of_the_deadline() -> None:
+    """What its agent has left after it is what it is told to be home by."""
+    house = House(delays=QUICK)
+    lend(house)
+    house.start(house.submit("stays", work_s=1000.0), "i0")
+    house.wait(1.0)
+    house.decide(waits(20.0), lend=True)
+    ordered_at_s = house.engine.state.now_s
+    house.wait(21.0)
+    assert house.node("i0").reclaim_at_s == ordered_at_s + 60.0
+
+
+def test_a_wait_goes_on_though_its_service_is_in_no_settings_any_more() -> None:
+    """It was called back already: whoever leads next keeps what was promised to its jobs."""
+    house = House(delays=QUICK)
+    lend(house)
+    house.start(house.submit("stays", work_s=1000.0), "i0")
+    house.wait(1.0)
+    house.decide(waits(), lend=True)
+    until_s = house.engine.state.awaited[NodeName("i0")].until_s
+    settings = EngineSettings(policy="fifo")
+    now_s = house.engine.state.now_s
+    house.engine.handle(LeaderStarted(epoch=9, holder="next", settings=settings), now_s=now_s)
+    node = house.node("i0")
+    assert (node.is_awaited, node.desired_role) == (True, NodeRole.ON_LOAN)
+    assert house.engine.check() == []
+    house.engine.handle(PassDue(), now_s=until_s)
+    assert (node.is_awaited, node.desired_role) == (False, NodeRole.SERVING)
+    assert node.reclaim_at_s == until_s + 30.0
+
+
+@pytest.mark.parametrize(("unattended_s", "is_late"), [(16.0, False), (17.0, True)])
+def test_a_lapse_is_held_to_the_last_promise_of_a_service_that_is_in_no_settings(
+    unattended_s: float, is_late: bool
+) -> None:
+    """Its deadline was 60 s, and the TTL of the lease 30 s of it."""
+    house = House(delays=QUICK)
+    lend(house)
+    house.start(house.submit("stays", work_s=1000.0), "i0")
+    house.wait(1.0)
+    house.decide(waits(), lend=True)
+    now_s = house.engine.state.now_s
+    started = LeaderStarted(epoch=9, holder="next", settings=EngineSettings(policy="fifo"))
+    house.engine.handle(started, now_s=now_s)
+    stages_s = WAY_S | {"unattended": unattended_s}
+    house.engine.handle(says(house, NodeRole.SERVING, stages_s), now_s=now_s + 50.0)
+    [loan] = house.engine.state.loans.values()
+    assert (loan.lapse_deadline_s, returns.is_late(loan)) == (30.0, is_late)

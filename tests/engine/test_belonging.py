@@ -8,7 +8,7 @@ from common.model import JobState, Mode, NodeRole, Pool
 from coordinator.engine.context import Context
 from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.events import LoadMeasured, LoanPassDue
-from coordinator.engine.homeward import promised_s
+from coordinator.engine.promised import reclaim_s
 from coordinator.engine.settings import EngineSettings
 from coordinator.policies.decisions import Reclaim
 from coordinator.service.rows import loan_row
@@ -178,7 +178,7 @@ def test_the_promise_of_a_service_is_its_last_one() -> None:
     cell.lead(service(reclaim_deadline_s=500.0))
     cell.lead()
     context = Context(cell.engine.state, cell.engine.settings, cell.now_s)
-    assert (promised_s(context, CHAT), promised_s(context, CODE)) == (500.0, 30.0)
+    assert (reclaim_s(context, CHAT), reclaim_s(context, CODE)) == (500.0, 30.0)
 
 
 def test_a_shadow_loan_ends_with_its_service() -> None:

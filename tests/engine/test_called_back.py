@@ -9,7 +9,7 @@ from coordinator.engine.accounting import figures
 from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.events import GpuFact, NodeReported
 from coordinator.engine.loan_entries import LoanEntry
-from coordinator.engine.loans import is_late
+from coordinator.engine.returns import is_late
 from coordinator.policies.decisions import Loan, Reclaim
 from coordinator.service import rows
 from coordinator.sim.cluster import Delays
@@ -138,7 +138,8 @@ def test_a_lease_that_ended_before_its_loan_began_is_timed_where_the_server_was_
     says(house, NodeRole.SERVING, WAY_S)
     loan = loan_of(house)
     assert (loan.begun_at_s, loan.lapse_s, is_late(loan)) == (None, 101.0, True)
-    assert (figures(house.engine.state).leases_lapsed, counted(house)) == (1, (0, 0, 1, None))
+    found = figures(house.engine.state)
+    assert (found.leases_lapsed, found.lapses_late, counted(house)) == (1, 1, (0, 0, 0, None))
 
 
 def test_that_a_server_was_stopped_is_remembered_by_the_next_leader() -> None:

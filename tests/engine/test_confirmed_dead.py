@@ -7,7 +7,8 @@ import pytest
 from common.model import JobState, NodeRole, Pool
 from coordinator.engine.events import NodeSilent, OperatorAction, OperatorAsked
 from coordinator.engine.loan_entries import LoanEntry
-from coordinator.service.rows import loan_row, overdue_s
+from coordinator.engine.returns import overdue_s
+from coordinator.service.rows import loan_row
 from tests.engine.house import state
 from tests.engine.reporting import N, Reporting, service
 

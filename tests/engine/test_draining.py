@@ -160,6 +160,21 @@ def test_a_lent_node_that_is_drained_can_still_be_taken_back() -> None:
     assert not house.engine.check()
 
 
+def test_a_lent_node_that_is_drained_stays_lent() -> None:
+    """Who empties a machine to work on it wants no server to start there; a revocation ends it."""
+    house = House(delays=QUICK)
+    house.decide(Loan(node=NodeName("i0"), service=CHAT, reason="idle"), lend=True)
+    house.wait(1.0)
+    running(house, "i0")
+    ask(house, A.DRAIN, None, node="i0")
+    house.wait(40.0)
+    assert (house.workers_on(NodeName("i0")), house.node("i0").role) == ([], NodeRole.ON_LOAN)
+    [lease_id] = house.engine.state.loans
+    ask(house, A.REVOKE_LOAN, node=lease_id)
+    house.wait(40.0)
+    assert house.node("i0").role == NodeRole.SERVING
+
+
 def test_the_deadline_is_an_instant_to_wake_up_at() -> None:
     """Nothing else need happen then, and no period has to end."""
     house = House()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.model import NodeName, NodeRole
-from coordinator.engine import loans
+from coordinator.engine import returns
 from coordinator.engine.accounting import ReclaimTimes, figures
 from coordinator.engine.events import GpuFact, NodeReported
 from coordinator.engine.loan_entries import LoanEntry
@@ -60,9 +60,10 @@ def test_a_lapse_that_took_longer_than_the_promise_is_late(
     stages_s = WAY_S | {"unattended": unattended_s}
     house.sim.handle(says(house, NodeRole.SERVING, stages_s))
     loan = loan_of(house)
-    assert (loan.lapse_s, loans.is_late(loan)) == (14.0 + unattended_s, is_late)
+    assert (loan.lapse_s, returns.is_late(loan)) == (14.0 + unattended_s, is_late)
     found = figures(house.engine.state)
-    assert (found.leases_lapsed, found.reclaims, found.reclaims_late) == (1, 0, int(is_late))
+    assert (found.leases_lapsed, found.lapses_late) == (1, int(is_late))
+    assert (found.reclaims, found.reclaims_late) == (0, 0)
     assert (found.lapse_s.max, found.reclaim_s) == (14.0 + unattended_s, ReclaimTimes())
 
 
@@ -73,7 +74,7 @@ def test_a_lapse_is_not_late_because_nobody_led_while_it_ended() -> None:
     report = says(house, NodeRole.SERVING, WAY_S)
     house.engine.handle(report, now_s=house.engine.state.now_s + 600.0)
     assert loan_of(house).lapse_s == 14.0
-    assert figures(house.engine.state).reclaims_late == 0
+    assert figures(house.engine.state).lapses_late == 0
 
 
 def test_a_node_that_measured_nothing_is_judged_by_what_was_heard() -> None:
@@ -82,7 +83,7 @@ def test_a_node_that_measured_nothing_is_judged_by_what_was_heard() -> None:
     house.sim.handle(says(house, NodeRole.VACATING))
     house.engine.handle(says(house, NodeRole.SERVING), now_s=house.engine.state.now_s + 31.0)
     assert loan_of(house).lapse_s == 31.0
-    assert figures(house.engine.state).reclaims_late == 1
+    assert figures(house.engine.state).lapses_late == 1
 
 
 def test_a_drain_that_was_turned_back_by_itself_is_never_late() -> None:
@@ -94,4 +95,4 @@ def test_a_drain_that_was_turned_back_by_itself_is_never_late() -> None:
         now_s=house.engine.state.now_s + 600.0,
     )
     assert (loan_of(house).is_lapsed, loan_of(house).lapse_s) == (True, None)
-    assert figures(house.engine.state).reclaims_late == 0
+    assert figures(house.engine.state).lapses_late == 0

@@ -22,6 +22,8 @@ from coordinator.engine.events import (
 from coordinator.engine.loan_entries import LoanEntry
 from coordinator.policies.decisions import Loan, Placement, Preempt, Reclaim, Resize
 from coordinator.policies.service_nodes import nodes_of
+from coordinator.service.folding import Folder
+from coordinator.service.rows import node_row
 from coordinator.sim.cluster import Delays
 from tests.engine.house import CHAT, House, state
 
@@ -76,7 +78,7 @@ def says(
 def test_a_node_whose_server_is_down_is_not_one_to_spare() -> None:
     """A dead server measures as no load: its node neither counts as ready nor is lent, and the
     last one that serves is not lent for it."""
-    house = House()
+    house, folder = House(), Folder(lost_after_s=9.0, load_period_s=9.0, progress_period_s=9.0)
     assert house.node("i0").serving_since_s is not None
     down = replace(says(house, "i0", NodeRole.SERVING), is_server_down=True)
     outcome = house.engine.handle(down, now_s=house.engine.state.now_s)
@@ -87,8 +89,13 @@ def test_a_node_whose_server_is_down_is_not_one_to_spare() -> None:
     assert view.serving_since_s is None
     assert "i0" not in [node.name for node in nodes_of(seen, CHAT).ready]
     assert any(line.what == "server down" for line in house.engine.state.stories)
+    assert node_row(house.node("i0"), folder, boot_now_s=0.0).is_server_down
+    house.engine.handle(down, now_s=house.engine.state.now_s + 1.0)
     house.engine.handle(says(house, "i0", NodeRole.SERVING), now_s=house.engine.state.now_s)
     assert house.node("i0").serving_since_s == house.engine.state.now_s
+    told = [line.what for line in house.engine.state.stories if line.what.startswith("server")]
+    assert told == ["server down", "server up again"]
+    assert not node_row(house.node("i0"), folder, boot_now_s=0.0).is_server_down
 
 
 def test_a_loan_begins_when_the_node_is_drained() -> None:
@@ -209,7 +216,8 @@ def test_the_way_home_after_a_lapse_is_timed_and_is_no_reclaim() -> None:
     assert (house.node("i0").role, loan.is_lapsed, loan.lapse_s) == (NodeRole.SERVING, True, 11.0)
     found = figures(house.engine.state)
     assert (found.lapse_s, found.reclaim_s) == (ReclaimTimes(p50=11.0, max=11.0), ReclaimTimes())
-    assert (found.leases_lapsed, found.reclaims, found.reclaims_late) == (1, 0, 0)
+    assert (found.leases_lapsed, found.lapses_late) == (1, 0)
+    assert (found.reclaims, found.reclaims_late) == (0, 0)
 
 
 def test_a_lapse_that_is_heard_when_it_is_over_took_what_the_node_has_measured() -> None:

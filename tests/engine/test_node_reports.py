@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from common.messages import GpuHealth, WorkerPhase
-from common.model import JobId, NodeName, NodeRole, Pool, WorkerKey
+from common.model import JobId, JobState, NodeName, NodeRole, Pool, WorkerKey
 from coordinator.engine.engine import Engine
 from coordinator.engine.events import (
     GpuFact,
@@ -18,7 +18,7 @@ from coordinator.engine.events import (
     WorkerFact,
 )
 from coordinator.engine.settings import EngineSettings
-from tests.engine.house import CHAT, House
+from tests.engine.house import CHAT, House, state
 
 R = NodeRole
 HOME_LIFE = (R.SERVING, R.DRAINING, R.ON_LOAN, R.VACATING, R.WARMING, R.SERVING)
@@ -172,3 +172,31 @@ def test_a_node_has_no_say_in_the_worker_of_another(phase: WorkerPhase) -> None:
     assert [(line.subject, line.reason) for line in told] == (
         [] if is_over else [("t1", "it was given to t0")]
     )
+
+
+@pytest.mark.parametrize(
+    ("epoch", "generation", "is_lost"), [(0, 0, True), (-1, 99, False), (0, -9, False)]
+)
+def test_only_a_node_that_knows_the_order_proves_that_it_lost_the_worker(
+    epoch: int, generation: int, is_lost: bool
+) -> None:
+    """Generations are counted by each leader: one of an earlier epoch, however high, is another
+    leader's, whose last orders this one may never have read."""
+    house = House()
+    house.lose_journal()
+    job = house.submit("j")
+    house.start(job, "t0")
+    assert state(job) == JobState.RUNNING
+    entry = house.node("t0")
+    event = NodeReported(
+        node=entry.name,
+        boot_id=entry.boot_id,
+        home_pool=entry.home_pool,
+        role=entry.role,
+        epoch=entry.reported_epoch + epoch,
+        generation=entry.reported_generation + generation,
+        gpus=tuple(GpuFact(slot.uuid, slot.gpu_type) for slot in entry.gpus),
+    )
+    house.engine.handle(event, now_s=house.sim.loop.now_s)
+    assert house.engine.check() == []
+    assert (job.node_fault_count, state(job) == JobState.RUNNING) == (int(is_lost), not is_lost)

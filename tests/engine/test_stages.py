@@ -109,6 +109,16 @@ def test_a_node_that_came_home_before_it_was_called_was_not_notified() -> None:
     assert is_home(house, 10.0, home_ago_s=0.5).stage_durations_s["notify"] == 0.0
 
 
+def test_a_last_word_that_was_on_its_way_longer_than_the_way_home_is_none_of_it() -> None:
+    """A node that had come home before it was called says how long ago: all stages stay within the
+    time from the call."""
+    house = lent()
+    reclaim(house)
+    loan = is_home(house, 10.0, home_ago_s=25.0)
+    assert loan.stage_durations_s["heard"] == 10.0
+    assert loan.stage_durations_s["notify"] == 0.0
+
+
 def test_to_wait_for_jobs_is_a_stage() -> None:
     """The order is given before the node is told of it."""
     house = lent()

@@ -161,22 +161,28 @@ async def test_a_node_whose_lease_ended_by_itself_is_late_like_any_other() -> No
         await cell.clock.advance(
             settings.services[0].reclaim_deadline_s - settings.lease_ttl_s - 2.0
         )
-        assert await late(cell) == (0, [False])
-        assert "late reclaim" not in await why(cell, "node", "i0")
+        assert await late(cell, "lapses") == (0, [False])
+        assert "late lapse" not in await why(cell, "node", "i0")
         await cell.clock.advance(12.0)
-        assert await late(cell) == (1, [True])
-        assert "after its lease ended by itself" in await why(cell, "node", "i0")
+        assert await late(cell, "lapses") == (1, [True])
+        told = await why(cell, "node", "i0")
+        assert "after its lease ended by itself): a late lapse" in told
         cell.agents["i0"].is_silent = False
         node = coordinator.engine.state.nodes[NodeName("i0")]
         await cell.until(lambda: node.role == NodeRole.SERVING)
-        count, (is_late, *_) = await late(cell)
+        count, (is_late, *_) = await late(cell, "lapses")
         assert (count, is_late) == (1, True)
-        assert "late reclaim" not in await why(cell, "node", "i0")
+        assert "late lapse" not in await why(cell, "node", "i0")
 
 
-async def late(cell: Cell) -> tuple[object, list[bool]]:
-    """Late reclaims as `status` counts them, and of each loan whether it is late."""
+async def late(cell: Cell, figure: str = "reclaims") -> tuple[object, list[bool]]:
+    """Late ones as `status` counts them, never without one, and of each loan whether it is late."""
     status, loans = await cell.ask(GetStatus()), await cell.ask(ListLoans(is_live_only=False))
     assert isinstance(status, Status)
     assert isinstance(loans, Loans)
-    return status.figures["reclaims_late"], [row.is_late for row in loans.rows]
+    count = status.figures[f"{figure}_late"]
+    of = {"reclaims": "reclaims", "lapses": "leases_lapsed"}
+    others = {f"{name}_late" for name in of if name != figure}
+    assert [status.figures[name] for name in others] == [0]
+    assert count == 0 or status.figures[of[figure]] == count
+    return count, [row.is_late for row in loans.rows]

@@ -241,11 +241,13 @@ async def twin(cell: Cell, *, up_s: float) -> AsyncGenerator[Agent]:
         await agent.stop()
 
 
-def make_cell() -> Cell:
-    """One node, whose agent says which start of it this is."""
+def make_cell(*, up_s: float = 0.0) -> Cell:
+    """One node, whose agent says which start of it this is. up_s: since when its machine runs."""
     cell = Cell(training=1)
-    cell.agents["t0"].instance = "a"
-    cell.agents["t0"].boot_id = "original"
+    spec = cell.agents["t0"].spec
+    cell.agents["t0"] = Agent(
+        cell.network, cell.clock, spec, boot_id="original", instance="a", up_s=up_s
+    )
     return cell
 
 
@@ -329,6 +331,29 @@ async def test_a_new_leader_goes_on_with_the_machine_of_the_journal() -> None:
             entry = job(second, ids[0])
             assert (entry.state, entry.attempt, entry.node_fault_count) == ("running", 1, 0)
             assert second.engine.state.nodes[NodeName("t0")].boot_id == "original"
+
+
+async def test_a_standby_that_heard_the_wrong_machine_first_leads_with_the_right_one() -> None:
+    """What it heard while it stood by says nothing of which machine the jobs are on."""
+    async with make_cell(up_s=DAY_S) as cell:
+        leader = await cell.lead()
+        ids = [await running(cell, leader)]
+        async with twin(cell, up_s=DAY_S):
+            cell.agents["t0"].is_silent = True
+            second = cell.launch("two").coordinator
+            await cell.until(lambda: NodeName("t0") in second.folder.reports)
+            cell.agents["t0"].is_silent = False
+            await cell.clock.advance(3.0)
+            assert second.folder.reports[NodeName("t0")].boot_id == "clone"
+            assert not second.is_leading
+            await cell.leaders[0].crash()
+            cell.key.entry = None
+            await cell.until(lambda: second.is_leading)
+            await cell.clock.advance(30.0)
+            entry = job(second, ids[0])
+            assert (entry.state, entry.attempt, entry.node_fault_count) == ("running", 1, 0)
+            assert second.engine.state.nodes[NodeName("t0")].boot_id == "original"
+            assert second.folder.reports[NodeName("t0")].boot_id == "original"
 
 
 async def test_a_rival_is_neither_answered_nor_ordered_anything() -> None:

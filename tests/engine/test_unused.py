@@ -1,0 +1,71 @@
+"""A lent node that can start nothing goes home as soon as nothing runs on it."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.messages import WorkerPhase
+from common.model import JobState, NodeRole, Pool
+from coordinator.engine.events import (
+    JobCancelRequested,
+    OperatorAction,
+    OperatorAsked,
+    WorkerFact,
+)
+from coordinator.engine.refusals import MOST
+from tests.engine.black_hole import FAULT
+from tests.engine.house import state
+from tests.engine.reporting import N, Reporting, facts, service
+
+
+def refused(cell: Reporting, *, times: int = 1, gpus: int = 2) -> None:
+    """The node refuses the workers of so many jobs, one after the other, beside what runs there."""
+    others = cell.workers
+    for _ in range(times):
+        job = cell.submit(f"r{len(cell.engine.state.jobs)}", gpus=gpus)
+        cell.passes()
+        cell.workers = (*others, *facts(job.workers.values(), WorkerPhase.READY))
+        cell.report()
+        [worker] = job.workers.values()
+        cell.workers = (
+            *others,
+            WorkerFact(key=worker.key, phase=WorkerPhase.REFUSED, error=FAULT),
+        )
+        cell.report()
+        cell.workers = others
+        cell.report()
+
+
+def test_it_is_given_back_at_once_when_it_is_empty() -> None:
+    """Its service would miss it, of use to nobody, until load rises."""
+    cell = Reporting(Pool.INFERENCE, service())
+    asks = cell.submit("asks", gpus=2)
+    lease_id = cell.lend()
+    cell.handle(JobCancelRequested(job_id=asks.job_id, by="t/u"))
+    loan = cell.engine.state.loans[lease_id]
+    refused(cell, times=MOST - 1)
+    assert loan.reclaim_ordered_at_s is None
+    refused(cell)
+    assert loan.reclaim_reason.startswith("nothing runs on it: it refused 3 starts in a row")
+    assert cell.node.desired_role == NodeRole.SERVING
+
+
+@pytest.mark.parametrize("is_cordoned", [False, True])
+def test_what_runs_there_runs_to_its_end_first(*, is_cordoned: bool) -> None:
+    """It costs no job anything; and a node that an operator has in hand is the operator's."""
+    cell = Reporting(Pool.INFERENCE, service())
+    job = cell.submit("runs", gpus=1)
+    cell.lend()
+    cell.run(job)
+    refused(cell, times=MOST, gpus=1)
+    assert cell.node.closed_reason
+    assert (state(job), cell.node.desired_role) == (JobState.RUNNING, NodeRole.ON_LOAN)
+    if is_cordoned:
+        cell.handle(OperatorAsked(action=OperatorAction.CORDON, by="ops/ada", target=N))
+    cell.handle(JobCancelRequested(job_id=job.job_id, by="t/u"))
+    [worker] = job.workers.values()
+    said = WorkerFact(key=worker.key, phase=WorkerPhase.EXITED, stop_reason=worker.stop)
+    cell.workers = (said,)
+    cell.report()
+    assert (state(job), job.preemption_count) == (JobState.CANCELLED, 0)
+    assert (cell.node.lease is None) is not is_cordoned
