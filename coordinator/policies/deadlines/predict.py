@@ -150,6 +150,10 @@ class Prediction:
         base_s = job.estimate_left_s(self._now_s) / job.workers.min
         return self._margin * base_s * self._step(workers) / self._step(job.workers.min)
 
+    def expected_s(self, workers: int) -> float:
+        """The same without the margin: when it is done if all goes as predicted."""
+        return self.left_s(workers) / self._margin
+
     def _step(self, workers: float) -> float:
         a, b = self._fit or (0.0, 1.0)
         return a + b / (workers * self._factor)

@@ -1,31 +1,33 @@
-"""What each job needs to be in time on the GPUs of one type, and the most that can be together.
+"""What each job needs to be in time on the GPUs of one type, and the most that can be over time.
 
 Must not know who gets what beyond that, nor nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import inf
 
 from msgspec import Struct
 
 from common.model import JobState
 from coordinator.policies.deadlines.predict import Prediction, Steps
+from coordinator.policies.deadlines.shares import Piece, Plan, Timeline
 from coordinator.policies.floor import Pool, present_workers
-from coordinator.policies.setbacks import loss_gpu_s
+from coordinator.policies.setbacks import loss_gpu_s, loss_s
 from coordinator.policies.snapshot import JobView
 
 
 class Wish(Struct, kw_only=True):
     """One job in a pass. need: fewest workers that meet its deadline; None: none do, or it has no
-    deadline. workers: what it gets. gpus_each, factor: GPUs of a worker of its reference type here,
-    and how many workers it takes for one of those.
+    deadline. most: workers that it can have at all. workers: what it gets. gpus_each, factor: GPUs
+    of a worker of its reference type here, and how many workers it takes for one of those.
     """
 
     job: JobView
     time: Prediction
     need: int | None
+    most: int
     gpus_each: int
     factor: int
     workers: int = 0
@@ -48,11 +50,31 @@ class Wish(Struct, kw_only=True):
         """Workers that it has, in workers of the reference type."""
         return present_workers(self.job) // self.factor
 
+    @property
+    def runs(self) -> bool:
+        """It has workers now."""
+        return self.job.state != JobState.PENDING
+
+    def plan(self, begins_s: float, now_s: float) -> Plan | None:
+        """The fewest workers that meet its deadline from an instant on, until it is done as
+        predicted; None: none do. Who runs and does not begin now has been stopped.
+        """
+        late_s = begins_s - now_s
+        if late_s > 0 and self.runs:
+            late_s += loss_s(self.job, now_s)
+        need = self.need
+        if late_s > 0 and need is not None:
+            need = self.time.need((self.job.deadline_at_s or 0.0) - late_s, self.most)
+        if need is None:
+            return None
+        end_s = now_s + late_s + self.time.expected_s(need)
+        return (Piece(begins_s, end_s, need),)
+
     def frees_gpu_s(self, now_s: float) -> float:
         """GPU-seconds that it still needs, less those that a stop would throw away."""
         need = self.need or 0
         left_gpu_s = need * self.gpus_each * self.time.left_s(max(1, need))
-        if self.job.state == JobState.PENDING:
+        if not self.runs:
             return left_gpu_s
         return left_gpu_s - loss_gpu_s(self.job, now_s)
 
@@ -64,25 +86,85 @@ def wish_of(job: JobView, pool: Pool, steps: Steps, *, now_s: float, margin: flo
     each = job.gpus_per_worker * factor
     most = min(job.workers.max, pool.gpus // each)
     need = None if job.deadline_at_s is None else time.need(job.deadline_at_s, most)
-    return Wish(job=job, time=time, need=need, gpus_each=each, factor=factor)
+    return Wish(job=job, time=time, need=need, most=most, gpus_each=each, factor=factor)
 
 
-def most_in_time(wishes: Iterable[Wish], gpus: int, now_s: float) -> list[Wish]:
-    """The most jobs that can be in time together, of wishes in order of rank.
+def most_in_time(
+    wishes: Iterable[Wish], gpus: int, now_s: float, *, stops: bool = True
+) -> tuple[list[Wish], list[Wish]]:
+    """The most jobs that can be in time together, of wishes in order of rank: those that have to
+    run now, and those that can wait until others end.
 
-    Moore and Hodgson (Management Science 15(1), 1968), with GPUs for time: by deadline; when one
-    more does not fit, the one goes that gives the most GPU-time free, whether it runs or waits: who
-    leaves less room to others is in time in its place.
+    Who runs goes on, unless more jobs are in time where it does not: a stop that lets no more in is
+    none that helps.
+
+    stops: whether anybody who is in time may be stopped for others now.
     """
-    chosen: list[Wish] = []
-    used = 0
-    for wish in wishes:
-        if wish.need is None:
-            continue
-        chosen.append(wish)
-        used += wish.need * wish.gpus_each
-        while used > gpus:
-            out = max(chosen, key=lambda each: (each.frees_gpu_s(now_s), each.rank))
-            chosen.remove(out)
-            used -= (out.need or 0) * out.gpus_each
-    return chosen
+    urgent = [wish for wish in wishes if wish.is_urgent]
+    running = [wish for wish in urgent if wish.runs]
+    best = _Line(gpus, now_s)
+    best.add(running)
+    best.is_settled = True
+    best.add([wish for wish in urgent if not wish.runs])
+    if stops and running and len(best.plans) < len(urgent):
+        other = _Line(gpus, now_s)
+        other.add(urgent)
+        if len(other.plans) > len(best.plans):
+            best = other
+    chosen = [wish for wish in urgent if wish.job.job_id in best.plans]
+    starts_s = {name: plan[0].start_s for name, plan in best.plans.items()}
+    now = [wish for wish in chosen if starts_s[wish.job.job_id] <= now_s]
+    return now, [wish for wish in chosen if starts_s[wish.job.job_id] > now_s]
+
+
+class _Line:
+    """Who is in time, and when each begins: by deadline, each as early as those before it allow.
+
+    Moore and Hodgson (Management Science 15(1), 1968), with GPU-time for time: when one more does
+    not fit by its deadline, the one that gives the most GPU-time free makes room for it, if that is
+    room enough. is_settled: nobody who was added before makes room for others.
+    """
+
+    def __init__(self, gpus: int, now_s: float) -> None:
+        self._free = Timeline(now_s, gpus)
+        self._now_s = now_s
+        self._chosen: list[Wish] = []
+        self.plans: dict[str, Plan] = {}
+        self.is_settled = False
+
+    def add(self, wishes: Sequence[Wish]) -> None:
+        """As many more as fit, in their order."""
+        fixed = {wish.job.job_id for wish in self._chosen} if self.is_settled else set[str]()
+        for wish in wishes:
+            if self._place(wish):
+                continue
+            movable = [each for each in self._chosen if each.job.job_id not in fixed]
+            by_room = {each.job.job_id: each.frees_gpu_s(self._now_s) for each in (*movable, wish)}
+            out = max((*movable, wish), key=lambda each: (by_room[each.job.job_id], each.rank))
+            if out is wish:
+                continue
+            plan = self._remove(out)
+            if not self._place(wish):
+                self._take(out, plan)
+
+    def _place(self, wish: Wish) -> bool:
+        """At the first instant from which its GPUs are free until it is done."""
+        for at_s in list(self._free.times):
+            plan = wish.plan(at_s, self._now_s)
+            if plan is None:
+                return False
+            if self._free.has_room(plan, wish.gpus_each):
+                self._take(wish, plan)
+                return True
+        return False
+
+    def _take(self, wish: Wish, plan: Plan) -> None:
+        self._free.take(plan, wish.gpus_each)
+        self._chosen.append(wish)
+        self.plans[wish.job.job_id] = plan
+
+    def _remove(self, wish: Wish) -> Plan:
+        plan = self.plans.pop(wish.job.job_id)
+        self._free.give(plan, wish.gpus_each)
+        self._chosen.remove(wish)
+        return plan

@@ -9,6 +9,8 @@ Must not know nodes: who gets how many workers is carried out by the floor.
 
 from __future__ import annotations
 
+from math import inf
+
 import msgspec
 from msgspec import Struct
 
@@ -34,7 +36,8 @@ class QosKnobs(Struct, frozen=True, kw_only=True):
     margin: what is predicted to be left counts so many times. tick_s: predictions are looked at so
         often while a job with a deadline is there.
     slack_ratio: a job that would end earlier than its deadline by this part of its window gives
-        workers back while others wait. resize_every_s: at most one resize of a job in so long.
+        workers back while others wait. resize_every_s: at most one resize of a job in so long; nor
+        is anybody who is in time stopped for others so soon after a start or a resize.
     resize_cost_s: running time that a resize must save.
     fills_idle: workers that nobody waits for go to running jobs, by deadline.
     """
@@ -60,10 +63,13 @@ class _Pass:
             for job in pool.jobs
         ]
         self.wishes = sorted(wishes, key=lambda wish: wish.rank)
+        self._later: list[Wish] = []
 
     def grants(self) -> list[Grant]:
         """Who runs with how many workers, in order of precedence."""
-        admitted = most_in_time(self.wishes, self._gpus, self._now_s)
+        admitted, self._later = most_in_time(
+            self.wishes, self._gpus, self._now_s, stops=not any(map(self._is_new, self.wishes))
+        )
         left = self._gpus - sum((wish.need or 0) * wish.gpus_each for wish in admitted)
         for wish in admitted:
             wish.workers = wish.need or 0
@@ -127,6 +133,16 @@ class _Pass:
         last_s = job.last_resized_at_s
         return last_s is not None and self._now_s < last_s + self._knobs.resize_every_s
 
+    def _is_new(self, wish: Wish) -> bool:
+        """It runs or has its size for so short a time that whoever is in time is not moved again:
+        else two orders that are as good would take turns without end."""
+        job = wish.job
+        if not wish.runs:
+            return False
+        instants = (job.started_at_s, job.last_resized_at_s)
+        since_s = max((at_s for at_s in instants if at_s is not None), default=-inf)
+        return self._now_s < since_s + self._knobs.resize_every_s
+
     def _is_early(self, wish: Wish) -> bool:
         deadline_s = wish.job.deadline_at_s
         if deadline_s is None:
@@ -144,6 +160,8 @@ class _Pass:
     def _leftover(self, wish: Wish) -> str:
         if wish.job.deadline_at_s is None:
             return "no deadline: on what jobs with deadlines leave"
+        if any(wish is each for each in self._later):
+            return "it can wait and be in time: for now on what jobs with less time leave"
         return "its deadline cannot be met with the others': on what they leave"
 
 
