@@ -55,6 +55,7 @@ class Holding:
         self._waits_for: dict[WorkerKey, str] = {}
         self._checking: set[WorkerKey] = set()
         self._starting: set[WorkerKey] = set()
+        self._answered: set[WorkerKey] = set()  # since the last step, whose look may be older
         self._told_count: dict[WorkerKey, int] = {}
         self._told_suspended: dict[WorkerKey, bool] = {}
         self._told_stop_ends_at_s: dict[WorkerKey, float] = {}
@@ -181,6 +182,7 @@ class Holding:
             return
         if not error:
             self._is_there(held)
+            self._answered.add(key)
             if not key.is_store:  # which runs as soon as it listens
                 held.phase = P.RUNNING
         elif held.stop is None:
@@ -241,11 +243,7 @@ class Holding:
                 pass
 
     def step(self, facts: Facts, *, closed: str) -> list[Action]:
-        """Look at every worker.
-
-        Args:
-            closed: why nothing may start on this node now; empty when it may.
-        """
+        """Look at every worker. closed: why nothing may start on this node; empty when it may."""
         actions: list[Action] = [ForgetWorker(key) for key in self._to_forget]
         actions += self._given_up(facts)
         self._to_forget = []
@@ -254,6 +252,8 @@ class Holding:
             fact = by_key.get(held.order.key)
             if fact is not None:
                 actions += self._running(held, fact, facts)
+            elif held.is_started and held.order.key in self._answered:
+                continue  # this look may have been begun before its start was answered
             elif held.is_started:
                 held.error = f"{NODE_FAULT}: the worker and its supervisor are gone"
                 self._end(held, facts.now_s)
@@ -261,6 +261,7 @@ class Holding:
                 actions += self._withdrawn(held, held.stop, facts.now_s)
             elif held.order.key not in self._starting:
                 actions += self._reserve(held, facts, closed)
+        self._answered.clear()
         return actions
 
     def _withdrawn(self, held: Held, stop: StopOrder, now_s: float) -> list[Action]:

@@ -30,9 +30,15 @@ class Probe:
         os.close(write_fd)
 
     def answer(self) -> tuple[int, bool]:
-        """Newest change in nanoseconds on the storage's clock, and whether it looked complete."""
+        """Newest change in nanoseconds on the storage's clock, and whether it looked complete.
+
+        Raises:
+            BlockingIOError: it is still looking.
+        """
         try:
             found = shim_sockets.parse(os.read(self.fd, 4096))
+        except BlockingIOError:
+            raise
         except OSError:
             found = None
         newest_ns = (found or {}).get("newest_ns")

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import socket
+from collections.abc import Iterator
 
 from agent import shim_files
 
@@ -127,7 +128,16 @@ class JobSocket:
         self.listener.listen(MAX_CLIENTS)
         self.clients: dict[int, JobClient] = {}
 
-    def accept(self) -> JobClient | None:
+    def accept_all(self) -> Iterator[int]:
+        """Descriptors of all who wait to be let in, one by one; no more than may be there, because
+        a job that connects without end must not keep its shim."""
+        for _ in range(MAX_CLIENTS):
+            client = self._accept()
+            if client is None:
+                return
+            yield client.connection.fileno()
+
+    def _accept(self) -> JobClient | None:
         """Whoever connects; one too many is turned away at once."""
         try:
             connection, _ = self.listener.accept()

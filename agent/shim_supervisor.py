@@ -104,7 +104,9 @@ class Supervisor:
         """Serve until the worker and all that it left behind are gone."""
         while not self._has_ended():
             wait_s = max(0.0, self._due_at_s() - shim_files.boot_time_s())
-            for fd, _ in self._poll.poll(min(wait_s, 3600.0) * 1000 + 1):
+            ready = [fd for fd, _ in self._poll.poll(min(wait_s, 3600.0) * 1000 + 1)]
+            # Orders last: a stop asks who said hello before it, and an earlier save is no answer.
+            for fd in sorted(ready, key={self._wake_fd, self._control.fileno()}.__contains__):
                 self._on_ready(fd)
             self._on_time(shim_files.boot_time_s())
         self._job.close()
@@ -162,13 +164,15 @@ class Supervisor:
             for datagram in shim_sockets.receive_all(self._control):
                 self._on_order(shim_sockets.parse(datagram))
         elif fd == self._job.listener.fileno():
-            client = self._job.accept()
-            if client is not None:
-                self._poll.register(client.connection.fileno(), select.POLLIN)
+            for client_fd in self._job.accept_all():
+                self._poll.register(client_fd, select.POLLIN)
+                self._hear(client_fd)
         elif self._baseline is not None and fd == self._baseline.fd:
-            self._on_baseline(self._baseline)
+            with contextlib.suppress(BlockingIOError):  # the number was another's in this round
+                self._on_baseline(self._baseline)
         elif self._verifying is not None and fd == self._verifying.fd:
-            self._on_verified(self._verifying)
+            with contextlib.suppress(BlockingIOError):
+                self._on_verified(self._verifying)
         elif fd in self._job.clients:
             self._hear(fd)
 

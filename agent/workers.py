@@ -205,11 +205,11 @@ class ShimRunner:
         )
         path = str(directory / shim_files.SPEC_FILE)
         await asyncio.to_thread(shim_files.write_json, path, spec, is_durable=True)
-        await self._starter.start(directory, order)
         try:
+            await self._starter.start(directory, order)
             await first_word(order.key, directory, clock=self._clock)
-        except Unavailable:  # given up: if its storage hangs, it hears this before all else
-            self._tell(order.key, {"op": "stop", "reason": StopReason.STALE.value, "grace_s": 0.0})
+        except Unavailable:  # given up: whenever its shim gets on, this comes before all else
+            await self.stop(order.key, StopReason.STALE, 0.0)
             raise
 
     def _check_not_root(self) -> None:

@@ -122,6 +122,51 @@ async def test_a_shim_whose_start_was_given_up_finds_its_stop_when_it_gets_on(
     assert orders == [{"op": "stop", "reason": "stale", "grace_s": 0.0}]
 
 
+async def test_a_worker_whose_start_was_given_up_before_its_shim_was_there_never_begins(
+    tmp_path: Path,
+) -> None:
+    """It runs elsewhere by then: a machine that was too busy for its shim may not be later."""
+    clock, starter, mark = FakeClock(), SlowStarter(starts_nothing=True), tmp_path / "ran"
+    run_dir = tmp_path / "workers"
+    runner = ShimRunner(run_dir, clock=clock, starter=starter, is_root_allowed=True)
+    order = make_order("touch", str(mark))
+    starting = asyncio.create_task(runner.start(order, endpoint="node-1:29400"))
+    await starter.asked.wait()
+    starter.gate.set()
+    await clock.advance(START_TIMEOUT_S)
+    with pytest.raises(Unavailable, match="its shim did not start"):
+        await starting
+    shim = await asyncio.create_subprocess_exec(*shim_argv(run_dir / str(order.key)))
+    assert await shim.wait() == 0
+    assert not mark.exists()
+    [status] = await runner.statuses()
+    assert (status.phase, status.stop_reason) == (P.EXITED, StopReason.STALE)
+
+
+class FailingStarter:
+    """Whose manager of units does not answer in time, though it may have heard."""
+
+    async def start(self, directory: Path, order: WorkerOrder) -> None:
+        """As `ShimStarter.start`."""
+        raise Unavailable("systemd-run: no end in 10 s")
+
+
+async def test_a_worker_whose_unit_was_given_up_never_begins(
+    house: WorkerHouse, tmp_path: Path
+) -> None:
+    """The unit may come all the same."""
+    mark = tmp_path / "ran"
+    runner = ShimRunner(
+        house.run_dir, clock=house.clock, starter=FailingStarter(), is_root_allowed=True
+    )
+    order = make_order("touch", str(mark))
+    with pytest.raises(Unavailable, match="no end in 10 s"):
+        await runner.start(order, endpoint="node-1:29400")
+    shim = await asyncio.create_subprocess_exec(*shim_argv(house.directory(order.key)))
+    assert await shim.wait() == 0
+    assert not mark.exists()
+
+
 async def test_the_files_of_a_shim_that_has_not_spoken_stay(house: WorkerHouse) -> None:
     """Without its directory it could tell nobody of its worker, which would be nobody's."""
     key = make_order().key

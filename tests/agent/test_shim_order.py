@@ -1,0 +1,189 @@
+"""What a job said before an order came is heard before it, however late its shim gets to either."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import AsyncGenerator, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from agent import shim_files
+from agent.shim_probe import Probe
+from agent.shim_sockets import MAX_CLIENTS, JobSocket
+from common.messages import WorkerPhase
+from common.model import Checkpoint, StopReason, WorkerKey
+from tests.agent.worker_house import PATIENCE_S, WorkerHouse, make_house, make_order, talker
+
+pytestmark = pytest.mark.slow
+
+WAITS = 'import os, time\nwhile not os.path.exists("{go}"):\n    time.sleep(0.02)\n'
+"""The opening of a worker that says nothing until a file is there."""
+SAVES = """
+log("ready")
+for line in hear:
+    message = json.loads(line)
+    log("heard", line.strip())
+    if message["type"] == "checkpoint_request":
+        say(type="checkpoint", stage="saved", step=42, path="/save")
+    if message["type"] == "suspend":
+        say(type="suspended")
+    if message["type"] == "stop":
+        sys.exit(0)
+"""
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncGenerator[WorkerHouse, None]:
+    """A run directory with a runner."""
+    async for house in make_house(tmp_path / "workers"):
+        yield house
+
+
+@contextmanager
+def held(house: WorkerHouse, key: WorkerKey) -> Generator[int]:
+    """While the block runs its shim stands still, and everything waits for it; its number."""
+    shim_pid = int(str(house.raw(key)["shim_pid"]))
+    os.kill(shim_pid, signal.SIGSTOP)
+    try:
+        yield shim_pid
+    finally:
+        os.kill(shim_pid, signal.SIGCONT)
+
+
+def waiting(go: Path, body: str) -> tuple[str, ...]:
+    """The command of a worker that says hello when a file is there."""
+    *python, script = talker(body)
+    return (*python, WAITS.format(go=go) + script)
+
+
+async def test_a_job_that_said_hello_before_its_stop_is_asked_to_save(
+    house: WorkerHouse, tmp_path: Path
+) -> None:
+    """Both wait for the shim: the stop is no reason to signal a job that has a connection."""
+    go = tmp_path / "go"
+    key = await house.start(make_order(*waiting(go, SAVES)))
+    with held(house, key):
+        go.touch()
+        await house.until_said(key, "ready")
+        await house.runner.stop(key, StopReason.PREEMPT, PATIENCE_S)
+    status = await house.until_exited(key)
+    assert '"checkpoint_request"' in house.log(key)
+    assert "signalled" not in status.stop_stages_s
+    assert status.exit_code == 0
+
+
+async def test_a_job_that_said_hello_before_a_shutdown_is_asked_to_save(
+    house: WorkerHouse, tmp_path: Path
+) -> None:
+    """A stop that no agent ordered is no ruder."""
+    go = tmp_path / "go"
+    key = await house.start(make_order(*waiting(go, SAVES)))
+    with held(house, key) as shim_pid:
+        go.touch()
+        await house.until_said(key, "ready")
+        os.kill(shim_pid, signal.SIGTERM)
+    status = await house.until_exited(key)
+    assert '"checkpoint_request"' in house.log(key)
+    assert "signalled" not in status.stop_stages_s
+
+
+async def test_a_job_that_said_hello_before_its_pause_suspends_by_itself(
+    house: WorkerHouse, tmp_path: Path
+) -> None:
+    """Frozen it would keep its device memory, which it said that it gives up."""
+    go = tmp_path / "go"
+    body = SAVES.replace('log("ready")', 'say(type="hello", suspends=True)\nlog("ready")', 1)
+    key = await house.start(make_order(*waiting(go, body)))
+    with held(house, key):
+        go.touch()
+        await house.until_said(key, "ready")
+        await house.runner.pause(key, is_suspended=True)
+    await house.until_status(key, lambda s: s.phase == WorkerPhase.SUSPENDED, "suspended")
+    assert '"suspend"' in house.log(key)
+
+
+async def test_a_save_from_before_the_stop_is_no_answer_to_it(house: WorkerHouse) -> None:
+    """It would be told to leave for a save that nobody asked for yet."""
+    body = 'say(type="checkpoint", stage="saved", step=7, path="/old")\n' + SAVES
+    go = house.run_dir / "go"
+    key = await house.start(make_order(*waiting(go, body)))
+    with held(house, key):
+        go.touch()
+        await house.until_said(key, "ready")
+        await house.runner.stop(key, StopReason.PREEMPT, PATIENCE_S)
+    status = await house.until_exited(key)
+    assert status.checkpoint == Checkpoint(step=42, path="/save", is_verified=False)
+
+
+async def test_a_save_that_comes_with_the_look_at_the_one_before_is_looked_at(
+    house: WorkerHouse, tmp_path: Path
+) -> None:
+    """The answer of the older look is not taken for the newer one's."""
+    (tmp_path / "saves").mkdir()
+    body = """
+def save(step):
+    path = os.environ["ARYL_CHECKPOINT_PATH"] + f"/step-{step}.pt"
+    open(path, "w").write("weights")
+    say(type="checkpoint", stage="saved", step=step, path=path)
+    log("saved", step)
+hear.readline()
+save(1)
+while not os.path.exists("go"):
+    time.sleep(0.02)
+save(2)
+hear.readline()
+"""
+    path = tmp_path / "saves"
+    key = await house.start(make_order(*talker(body), workdir=tmp_path, checkpoint=path))
+    await house.runner.resize(key, 7)  # answers the first readline
+    shim_pid = int(str(house.raw(key)["shim_pid"]))
+    await house.until(lambda: bool(lookers(shim_pid, house, key)), "it looks")
+    with held(house, key):
+        await house.until(lambda: not lookers(shim_pid, house, key), "the look is over")
+        (tmp_path / "go").touch()
+        await house.until_said(key, "saved 2")
+    verified = Checkpoint(step=2, path=str(path / "step-2.pt"), is_verified=True)
+    await house.until_status(key, lambda s: s.checkpoint == verified, "verified")
+
+
+def lookers(shim_pid: int, house: WorkerHouse, key: WorkerKey) -> list[int]:
+    """Children of a shim that still run, its worker aside."""
+    below = shim_files.descendants(shim_pid)
+    return [pid for pid in below if pid != house.raw(key)["pid"] and shim_files.start_ticks(pid)]
+
+
+def test_a_job_that_connects_without_end_is_let_in_a_few_at_a_time() -> None:
+    """Its shim has orders to hear, and a deadline to keep."""
+    job = JobSocket("/too-long-for-a-socket" * 6)  # which gets one that it removes itself
+    connections: list[socket.socket] = []
+
+    def connect() -> None:
+        connections.append(socket.socket(socket.AF_UNIX))
+        connections[-1].connect(job.path)
+
+    try:
+        connect()
+        for fd in job.accept_all():
+            job.drop(fd)
+            connect()
+            assert len(connections) <= 2 * MAX_CLIENTS, "it never ends"
+    finally:
+        job.close()
+        for connection in connections:
+            connection.close()
+
+
+def test_a_look_that_is_not_over_has_no_answer() -> None:
+    """Nothing seen yet is not the same as nothing there."""
+    looking = Probe.__new__(Probe)  # whose child never gets on
+    looking.fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        with pytest.raises(BlockingIOError):
+            looking.answer()
+    finally:
+        os.close(looking.fd)
+        os.close(write_fd)
