@@ -94,6 +94,16 @@ class Agent:
         ranked = sorted(found.values(), key=lambda bundle: (bundle.bid.gpus, -bundle.bid.value))
         return [nothing, *ranked]
 
+    def waiting_gang(self, places: Mapping[NodeName, int]) -> Bundle | None:
+        """The first base gang that waits and fits, where it is best, whatever it is worth."""
+        for step in self._starting():
+            if step.job.state == JobState.PENDING:
+                bundles = (self._bundle([step], at, places) for at in range(MOST_PLACES))
+                found = [bundle for bundle in bundles if bundle is not None]
+                if found:
+                    return max(found, key=lambda bundle: bundle.bid.value)
+        return None
+
     # --- what it wants ------------------------------------------------------------------------
 
     def _wants(self, job: JobView) -> bool:
@@ -104,18 +114,11 @@ class Agent:
         return may_grow and held.workers < job.workers_on(held.gpu_type).max
 
     def _ladder(self) -> Iterator[list[_Step]]:
-        """Ever larger demands: base gangs job by job, then worker by worker where it helps most.
-
-        Jobs that ran come first, as it costs to stop them; then those with the least left.
-        """
+        """Ever larger demands: base gangs job by job, then worker by worker where it helps most."""
         steps: list[_Step] = []
-        starting = [job for job in self._jobs if self._wants(job) and not self._is_growing(job)]
-        starting.sort(key=lambda job: (job.job_id not in self._offer.back, self._left_first(job)))
-        for job in starting:
-            gpu_type = self._gpu_type(job)
-            if gpu_type is not None:
-                steps.append(_Step(job, gpu_type, job.workers_on(gpu_type).min))
-                yield list(steps)
+        for step in self._starting():
+            steps.append(step)
+            yield list(steps)
         steps += [
             _Step(job, self._held[job.job_id].gpu_type, 0)
             for job in self._jobs
@@ -129,6 +132,18 @@ class Agent:
             step = steps[-at]
             steps[-at] = structs.replace(step, workers=step.workers + 1)
             yield list(steps)
+
+    def _starting(self) -> Iterator[_Step]:
+        """Base gangs that fit on what is offered.
+
+        Jobs that ran come first, as it costs to stop them; then those with the least left.
+        """
+        starting = [job for job in self._jobs if self._wants(job) and not self._is_growing(job)]
+        starting.sort(key=lambda job: (job.job_id not in self._offer.back, self._left_first(job)))
+        for job in starting:
+            gpu_type = self._gpu_type(job)
+            if gpu_type is not None:
+                yield _Step(job, gpu_type, job.workers_on(gpu_type).min)
 
     def _is_growing(self, job: JobView) -> bool:
         return job.job_id in self._held
@@ -238,16 +253,22 @@ class Agent:
             and name not in job.avoid_nodes
             and (room := gpus // size - kept.get(name, 0)) > 0
         }
-        placements = self._fill(rooms, more, near, start) if more else ()
+        placements = self._fill(job, rooms, more, near, start) if more else ()
         if placements is None:
             return None
         stay = tuple(Placement(node=name, worker_count=kept[name]) for name in sorted(kept))
         return (*stay, *placements)
 
     def _fill(
-        self, rooms: Mapping[NodeName, int], count: int, near: frozenset[NodeName], start: int
+        self,
+        job: JobView,
+        rooms: Mapping[NodeName, int],
+        count: int,
+        near: frozenset[NodeName],
+        start: int,
     ) -> tuple[Placement, ...] | None:
-        found = list(orders(rooms, count, self._offer.nodes, near))
+        nodes, is_far_as_fast = self._offer.nodes, job.profile.far_speed_ratio >= 1.0
+        found = list(orders(rooms, count, nodes, near, is_far_as_fast=is_far_as_fast))
         if start >= len(found):
             return None
         placements = fill(rooms, found[start], count)

@@ -19,10 +19,13 @@ def orders(
     count: int,
     nodes: Mapping[NodeName, NodeView],
     near: frozenset[NodeName],
+    *,
+    is_far_as_fast: bool = False,
 ) -> Iterator[list[NodeName]]:
     """Orders of nodes to fill with so many workers, the best one first.
 
     rooms: workers that each node has room for. near: nodes where the job is already.
+    is_far_as_fast: it loses nothing over several racks.
     """
     if near:
         racks = {nodes[name].rack for name in near if name in nodes}
@@ -32,22 +35,33 @@ def orders(
     )
     # The next worse level stands beside the best, so that others can have the whole node.
     yield from ([name] for name in whole[: MOST_PLACES - 1])
-    yield from _spread({n: rooms[n] for n in rooms if rooms[n] < count}, count, nodes)
+    yield from _spread(
+        {n: rooms[n] for n in rooms if rooms[n] < count}, count, nodes, is_far_as_fast
+    )
 
 
 def _spread(
-    rooms: Mapping[NodeName, int], count: int, nodes: Mapping[NodeName, NodeView]
+    rooms: Mapping[NodeName, int],
+    count: int,
+    nodes: Mapping[NodeName, NodeView],
+    is_far_as_fast: bool,
 ) -> Iterator[list[NodeName]]:
-    """Over several nodes: those of one rack where it has room, the fewest of it."""
+    """Over several nodes: those of one rack where it has room, the fewest of it.
+
+    Who loses nothing over several racks stands there beside the best, too: the racks with too
+    little room for it first, so that others can have a whole one.
+    """
     by_rack: dict[str, list[NodeName]] = {}
     for name in sorted(rooms, key=lambda name: (-rooms[name], name)):
         by_rack.setdefault(nodes[name].rack, []).append(name)
     room = {rack: sum(rooms[name] for name in names) for rack, names in by_rack.items()}
     racks = sorted(by_rack, key=lambda rack: (room[rack], rack))
     fitting = [rack for rack in racks if room[rack] >= count]
-    yield from (by_rack[rack] for rack in fitting)
-    if not fitting:
-        yield [name for rack in reversed(racks) for name in by_rack[rack]]
+    small = [name for rack in reversed(racks) if rack not in fitting for name in by_rack[rack]]
+    yield from (by_rack[rack] for rack in fitting[:1])
+    if not fitting or (is_far_as_fast and small):
+        yield small + [name for rack in fitting for name in by_rack[rack]]
+    yield from (by_rack[rack] for rack in fitting[1:])
 
 
 def has_room(

@@ -7,10 +7,9 @@ then on. Must not know who is asked to bid, nor in which order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from math import inf
+from collections.abc import Iterable, Mapping, Sequence
 
-from common.model import JobId
+from common.model import JobId, NodeName
 from coordinator.policies.apps import Held, rho_text
 from coordinator.policies.auctions.bids import Agent, Offer
 from coordinator.policies.auctions.bundles import Bundle
@@ -39,6 +38,7 @@ class Sale:
         self._leases = leases
         self._terms = terms
         self._chance = chance
+        self._jobs = snapshot.jobs
         self._nodes = {node.name: node for node in snapshot.nodes}
         self.free = leases.offered(Floor(snapshot)).free
         self.given: dict[JobId, Given] = {}
@@ -50,7 +50,7 @@ class Sale:
         """Whether an app would take GPUs of those that are left."""
         if standing.app in self._stuck or not standing.least_gpus <= sum(self.free.values()) > 0:
             return False
-        return self._agent(standing).wants_any
+        return self._agent(standing, self.free).wants_any
 
     def auction(self, bidders: Sequence[Standing]) -> bool:
         """One partial-allocation auction; whether anybody was given anything."""
@@ -84,23 +84,51 @@ class Sale:
         self._give(standing, table[1], how)
         return True
 
+    def give_idle(self, standings: Iterable[Standing], how: str) -> None:
+        """Base gangs of jobs that wait, on GPUs that would idle, be an app better off or not.
+
+        A trial whose app would be done as soon without it is no bidder, nor is a job to which a
+        lease brings next to nothing; still they run where nobody else would.
+        """
+        idle = self._idle()
+        for standing in standings:
+            while standing.least_gpus <= sum(idle.values()):
+                bundle = self._agent(standing, idle).waiting_gang(self._places())
+                if bundle is None:
+                    break
+                self._give(standing, bundle, how)
+                idle = self._idle()
+
+    def _idle(self) -> dict[NodeName, int]:
+        """Of what is left: where no job stays on because nobody took its GPUs."""
+        idle = dict(self.free)
+        for job in self._jobs:
+            if job.job_id in self._leases.back and job.job_id not in self.given:
+                for worker in self._leases.returned(job):
+                    if worker.node in idle:
+                        idle[worker.node] = max(0, idle[worker.node] - worker.gpus)
+        return idle
+
+    def _places(self) -> dict[NodeName, int]:
+        return {name: at for at, name in enumerate(sorted(self.free))}
+
     def _table(self, standing: Standing) -> list[Bundle]:
         """An app's bids, the first of them for nothing; one that has no other is out of it."""
-        places = {name: at for at, name in enumerate(sorted(self.free))}
-        table = self._agent(standing).table(places)
+        table = self._agent(standing, self.free).table(self._places())
         if len(table) == 1:
             self._stuck.add(standing.app)
         return table
 
-    def _agent(self, standing: Standing) -> Agent:
-        offer = Offer(free=self.free, nodes=self._nodes, back=frozenset(self._leases.back))
+    def _agent(self, standing: Standing, free: Mapping[NodeName, int]) -> Agent:
+        offer = Offer(free=free, nodes=self._nodes, back=frozenset(self._leases.back))
         measure, lease_s = standing.measure, self._terms.lease_s
 
         def left_s(held: Mapping[JobId, Held]) -> float:
-            for_good_s = measure.left_s(held)
-            if self._terms.horizon == Horizon.GOOD and for_good_s < inf:
-                return min(for_good_s, lease_s + measure.share_left_s)
-            return measure.left_by_lease_s(held, lease_s)
+            by_lease_s = measure.left_by_lease_s(held, lease_s)
+            # GPUs far apart can be slower than the share. Held for good they would bring no more
+            # than nothing does, a lease and the share; for a lease they always bring some work.
+            is_for_good = self._terms.horizon == Horizon.GOOD
+            return min(measure.left_s(held), by_lease_s) if is_for_good else by_lease_s
 
         return Agent(standing.jobs, measure, standing.held, offer, left_s)
 

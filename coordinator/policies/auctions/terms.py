@@ -37,7 +37,8 @@ class Horizon(StrEnum):
     LEASE = "lease"
     """For one lease, and the app's share of the GPUs from then on: what is really given."""
     GOOD = "good"
-    """For good, as in the paper's formula of rho; nothing at all is still had for a lease only."""
+    """For good, as in the paper's formula of rho; nothing at all is still had for a lease only, and
+    no GPUs are worth less than a lease of them."""
 
 
 class Terms(Struct, frozen=True, kw_only=True):

@@ -77,6 +77,14 @@ class Arbiter:
         for standing in self._wanting():
             while self.sale.give_least(standing, "nobody else wants them"):
                 pass
+        self.sale.give_idle(self._ranked(), "its GPUs would idle")
+
+    def _ranked(self) -> list[Standing]:
+        """All apps, the worst off first; ties by name, as nothing is left to chance here."""
+        return sorted(
+            self.standings.values(),
+            key=lambda s: (-s.priority, -s.rho(self._now_s, self._knobs.lease_s), s.app),
+        )
 
     def _serve_starved(self) -> None:
         """A gang that waited out our patience goes first, or leases end together to make its room.
