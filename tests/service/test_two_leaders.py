@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -22,13 +22,14 @@ from coordinator.engine.events import JobSubmitted
 from coordinator.engine.record import decode_record
 from coordinator.service.api import Api
 from coordinator.service.coordinator import Coordinator
+from coordinator.service.leader import KeyEntry, KeyPort, LeaderLease
 from coordinator.service.ports import LeasePort
 from tests.agent import bench
 from tests.agent.agent_house import AgentHouse
 from tests.fakes import FakeClock
 from tests.servers import running_nats
 from tests.service.cell import make_settings, make_spec
-from tests.service.places import CELL, TTL_S, JetStream, opened, records
+from tests.service.places import CELL, MARGIN_S, TTL_S, JetStream, opened, records
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 
@@ -38,44 +39,44 @@ PATIENCE_S = 30.0
 SETTINGS = msgspec.structs.replace(make_settings(), leader_ttl_s=TTL_S, push_retry_s=1000.0)
 
 
-class WatchedLease:
-    """A lease that tells whether an answer to its renewal is owed: no clock may run meanwhile.
+class WatchedKey:
+    """The lease's key, which tells whether an answer of the server is owed: no clock of whoever
+    waits for it may run meanwhile.
 
     A fake clock is many times as fast as a real server, so that a lease could run out by it while
     the server writes.
     """
 
-    def __init__(self, lease: LeasePort) -> None:
-        self._lease = lease
-        self.is_renewing = False
+    def __init__(self, key: KeyPort) -> None:
+        self._key = key
+        self.asked_count = 0
 
-    @property
-    def valid_until_s(self) -> float:
-        return self._lease.valid_until_s
+    async def get(self) -> KeyEntry | None:
+        with self._asked():
+            return await self._key.get()
 
-    async def look(self) -> None:
-        await self._lease.look()
+    async def put(self, value: bytes, *, last_revision: int) -> int | None:
+        with self._asked():
+            return await self._key.put(value, last_revision=last_revision)
 
-    async def acquire(self, holder: str, highest_reported_epoch: Callable[[], int]) -> int:
-        return await self._lease.acquire(holder, highest_reported_epoch)
-
-    async def renew(self) -> None:
-        self.is_renewing = True
+    @contextlib.contextmanager
+    def _asked(self) -> Iterator[None]:
+        self.asked_count += 1
         try:
-            await self._lease.renew()
+            yield
         finally:
-            self.is_renewing = False
-
-    async def release(self) -> None:
-        await self._lease.release()
+            self.asked_count -= 1
 
 
 class Leader:
     """One coordinator on the place's JetStream and a clock of its own."""
 
-    def __init__(self, coordinator: Coordinator, lease: WatchedLease, clock: FakeClock) -> None:
+    def __init__(
+        self, coordinator: Coordinator, lease: LeasePort, key: WatchedKey, clock: FakeClock
+    ) -> None:
         self.coordinator = coordinator
         self.lease = lease
+        self.key = key
         self.clock = clock
         self.task = asyncio.create_task(coordinator.run(Api(coordinator).serve))
 
@@ -103,7 +104,8 @@ class Scene:
 
     async def launch(self, name: str, clock: FakeClock) -> Leader:
         """Start a coordinator; it may have to stand by."""
-        lease = WatchedLease(await self.place.lease(clock))
+        key = WatchedKey(await self.place.key())
+        lease = LeaderLease(key, clock=clock, ttl_s=TTL_S, margin_s=MARGIN_S, nonce=name)
         coordinator = Coordinator(
             SETTINGS,
             holder=name,
@@ -113,7 +115,7 @@ class Scene:
             snapshots=await self.place.snapshots(),
             lease=lease,
         )
-        leader = Leader(coordinator, lease, clock)
+        leader = Leader(coordinator, lease, key, clock)
         self._leaders.append(leader)
         self._stack.push_async_callback(_end, leader.task)
         return leader
@@ -126,7 +128,7 @@ class Scene:
         """Let these clocks and the real server run until something is so."""
         async with asyncio.timeout(PATIENCE_S):
             while not condition():
-                waiting = [each.clock for each in self._leaders if each.lease.is_renewing]
+                waiting = [each.clock for each in self._leaders if each.key.asked_count]
                 for clock in clocks:
                     if clock not in waiting:
                         await clock.advance(0.1)
