@@ -111,6 +111,8 @@ def start(ctx: Context, decision: Start, *, held: Collection[WorkerKey] = ()) ->
     if why:
         return why
     losses.close(job)
+    if job.attempt == 0:
+        job.is_promised = decision.is_promised  # whoever has begun is not refused, promise or not
     job.attempt += 1
     job.exit_code, job.error = None, ""  # they are of the attempt before; its story has them
     job.next_worker_index = 0

@@ -268,6 +268,8 @@ class JobEntry(Struct, kw_only=True):
     first_worker_s: float = 0.0
     is_rejected: bool = False
     """It ended because what it asks for could not be promised."""
+    is_promised: bool = False
+    """Its deadline had been promised to it when it started for the first time."""
     steps: StepTimes = field(default_factory=StepTimes)
     expected_work_s: float = 0.0
     """Worker-seconds of the whole job by its estimate at submission."""

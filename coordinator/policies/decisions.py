@@ -36,6 +36,8 @@ class Start(Proposal, frozen=True, kw_only=True, tag="start"):
     estimate_source: str
     is_packed: bool = False
     """On named GPUs: it may compute beside one other; else nobody else may compute there."""
+    is_promised: bool = False
+    """Its deadline was promised to it."""
 
 
 class Resize(Proposal, frozen=True, kw_only=True, tag="resize"):

@@ -33,6 +33,7 @@ class Grant(Struct, frozen=True, kw_only=True):
 
     gpu_type: of the attempt; None takes the first accepted one with room. Running jobs keep theirs.
     placements: exactly there, for a job that waits; None leaves it to the placing rule.
+    is_promised: its deadline was promised to it.
     """
 
     job: JobView
@@ -40,6 +41,7 @@ class Grant(Struct, frozen=True, kw_only=True):
     reason: str
     gpu_type: str | None = None
     placements: tuple[Placement, ...] | None = None
+    is_promised: bool = False
 
 
 def going_on(snapshot: ClusterSnapshot, *, but: Collection[JobId] = ()) -> list[Grant]:
@@ -258,6 +260,7 @@ class _Carrying:
             estimated_runtime_s=job.work_left_s(self._snapshot.now_s) * factor / count,
             estimate_source=job.estimate_source,
             reason=grant.reason,
+            is_promised=grant.is_promised,
         )
 
     def _give(self, job: JobView, placements: Iterable[Placement]) -> None:

@@ -96,6 +96,8 @@ MEASURES = _measures(
     ("suspended_s.p95", "Suspended, p95", "SUSPENDED P95", _T, _1, -1, False),
     (f"{_RHO}.p50", "Rho, p50", "RHO P50", _R, _2, -1, False),
     (f"{_RHO}.p95", "Rho, p95", "RHO P95", _R, _2, -1, False),
+    ("promised", "Deadlines promised", "PROMISED", _C, _2, 0, False),
+    ("promises_missed", "Promised and missed", "BROKEN", _C, _2, -1, False),
     ("jobs_rejected", "Jobs rejected", "REJECTED", _C, _2, -1, False),
     ("jobs_failed", "Jobs failed", "FAILED", _C, _2, -1, False),
     ("failures.trials", "Attempts failed", "TRIALS FAILED", _C, _2, -1, False),

@@ -71,6 +71,8 @@ class RunResult(Struct, frozen=True, kw_only=True):
     events: facts that the engine took.
     makespan_s: from the first submission to the end of the last job.
     deadlines_met_ratio: of the jobs that have a deadline; None where none has.
+    promised, promises_missed: jobs that started with their deadline promised to them; those of them
+        that did not succeed in time. None where none was promised anything.
     jobs_rejected: refused as their deadline could not be promised; they count in `jobs`, among the
         missed deadlines, and in no time.
     jobs_failed: without success in the end; they count in `jobs` and in no time.
@@ -106,6 +108,8 @@ class RunResult(Struct, frozen=True, kw_only=True):
     on_loan_jobs: OnLoanJobs = OnLoanJobs()
     makespan_s: float = 0.0
     deadlines_met_ratio: float | None = None
+    promised: int | None = None
+    promises_missed: int | None = None
     finish_time_fairness: FinishTimeFairness = FinishTimeFairness()
     jobs_rejected: int = 0
     jobs_failed: int = 0
@@ -126,6 +130,7 @@ class JobRow(Struct, frozen=True, kw_only=True):
     """One job that succeeded; `gpus` are those of its base gang on the reference type.
 
     app: the group that it belongs to, or its own id. rho: finish-time fairness of that app.
+    deadline_s: after its submission; None without one. is_promised: it was when it started.
     """
 
     job_id: str
@@ -145,6 +150,8 @@ class JobRow(Struct, frozen=True, kw_only=True):
     migrations: int
     app: str
     rho: float | None
+    deadline_s: float | None = None
+    is_promised: bool = False
 
 
 class Run(Struct, frozen=True, kw_only=True):
@@ -200,13 +207,17 @@ def play(workload: Workload, options: RunOptions, *, clock: Clock, told: Told | 
     )
 
 
+LIFE = tuple(name for name in JobRow.__struct_fields__ if name not in ("deadline_s", "is_promised"))
+"""What became of a job, without what was asked for or said: that may differ among equal lives."""
+
+
 def fingerprint_of(rows: Sequence[JobRow]) -> str:
     """Of all that is told of each job; see `Run`."""
     if not rows:
         return ""
     digest = sha256()
     for row in sorted(rows, key=lambda row: row.job_id):
-        for value in structs.astuple(row):
+        for value in (getattr(row, name) for name in LIFE):
             text = f"{value:.3f}" if isinstance(value, float) else str(value)
             digest.update(f"{text} ".encode())
     return digest.hexdigest()
@@ -265,6 +276,8 @@ def _is_done(job: JobEntry) -> bool:
 def _result(workload: Workload, options: RunOptions, stage: Stage, recorder: Recorder) -> RunResult:
     state = stage.sim.engine.state
     counters, jobs = state.counters, [job for job in state.jobs.values() if _is_done(job)]
+    promised = [job for job in state.jobs.values() if job.is_promised]
+    kept = deadlines(promised, stage.sim.loop.now_s)
     assert recorder.at_length is not None
     usage = recorder.at_length.usage
     done = {job.job_id for job in jobs}
@@ -291,6 +304,8 @@ def _result(workload: Workload, options: RunOptions, stage: Stage, recorder: Rec
         on_loan_jobs=_on_loan(jobs),
         makespan_s=_makespan_s(jobs),
         deadlines_met_ratio=_deadlines_met(state.jobs.values(), stage.sim.loop.now_s),
+        promised=len(promised) or None,
+        promises_missed=kept.count(False) if promised else None,
         suspensions=counters.suspensions,
         suspended_s=quantiles([job.suspended_s for job in jobs]),
         migrations=counters.migrations,
@@ -357,4 +372,6 @@ def _rows(stage: Stage, rhos: Mapping[str, float]) -> Iterator[JobRow]:
             migrations=job.migration_count,
             app=app_of(job, name),
             rho=rhos.get(app_of(job, job.job_id)),
+            deadline_s=job.spec.deadline_s,
+            is_promised=job.is_promised,
         )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+from msgspec import structs
+
 from common.model import JobId, JobState
 from coordinator.policies.decisions import Preempt, Reject
 from coordinator.service import explain
-from tests.engine.house import House, state
+from tests.engine.house import House, start, state
 
 WHY = "its deadline cannot be met; the earliest that can be promised is 90 s after submission"
 
@@ -26,6 +29,18 @@ def test_a_rejected_job_ends_and_says_the_earliest_date() -> None:
     assert house.engine.state.counters.jobs_rejected == 1
     assert house.engine.state.counters.jobs_failed == 0
     assert house.engine.check() == []
+
+
+@pytest.mark.parametrize(("at_first", "later"), [(True, False), (False, True)])
+def test_a_promise_is_of_the_first_start(at_first: bool, later: bool) -> None:
+    """What is said of later attempts changes nothing: whoever has begun is refused by nobody."""
+    house = House()
+    job = house.submit()
+    house.decide(structs.replace(start(job, "t0"), is_promised=at_first))
+    house.decide(Preempt(job_id=job.job_id, reason="the test says so"))
+    house.wait(60.0)
+    house.decide(structs.replace(start(job, "t0"), is_promised=later))
+    assert (job.attempt, job.is_promised) == (2, at_first)
 
 
 def test_a_job_that_runs_is_not_rejected() -> None:

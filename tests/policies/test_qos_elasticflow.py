@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
@@ -142,6 +143,7 @@ def test_one_too_many_is_rejected_and_the_others_are_in_time() -> None:
     """Eight GPUs for 100 s hold eight such jobs; the ninth would break a promise."""
     found = run([trace_job(n, 0.0, 100.0, 100.1, "even") for n in range(9)])
     assert (met(found), found.result.jobs_rejected) == (8, 1)
+    assert (found.result.promised, found.result.promises_missed) == (8, 0)
 
 
 def test_spare_gpus_end_jobs_before_their_deadline() -> None:
@@ -220,6 +222,33 @@ def test_without_rejections_a_hopeless_job_runs_late() -> None:
     """`rejects=false`: deadlines are soft, and the job starts without a promise."""
     found = one_pass(view("a", 1e6, 10.0), text=f"{EXACT}:rejects=false")
     assert [type(d) for d in found.decisions] == [Start]
+
+
+def test_who_was_promised_a_deadline_is_not_rejected_when_it_is_late() -> None:
+    """A promise that cannot be kept any more is broken, not taken back as if it had never been."""
+    urgent, later = view("a", 200.0, 100.1), view("b", 100.0, 200.0)
+    first = one_pass(urgent, later)
+    assert [d.job_id for d in first.decisions if isinstance(d, Start)] == ["a"]
+    memory, longer = first.memory, structs.replace(later, estimated_left_s=1e4)
+    for at_s in (10.0, 20.0):
+        snapshot = make_snapshot(nodes=[make_node_view("n", gpus=4)], jobs=[urgent, longer])
+        found = policy(EXACT).allocate(structs.replace(snapshot, now_s=NOW_S + at_s), memory)
+        assert rejects(found) == {}
+        memory = found.memory
+    alone = structs.replace(snapshot, jobs=(longer,), now_s=NOW_S + 30.0)
+    started = [d for d in policy(EXACT).allocate(alone, memory).decisions if isinstance(d, Start)]
+    assert [(d.job_id, d.is_promised) for d in started] == [("b", True)]
+
+
+@pytest.mark.parametrize(
+    ("deadline_s", "is_promised"), [(100.1, True), (10.0, False), (None, False)]
+)
+def test_a_start_says_whether_its_deadline_was_promised(
+    deadline_s: float | None, is_promised: bool
+) -> None:
+    """Only who was admitted has a promise; a soft deadline, or none, is no promise."""
+    found = one_pass(view("a", 200.0, deadline_s), text=f"{EXACT}:rejects=false")
+    assert [d.is_promised for d in found.decisions if isinstance(d, Start)] == [is_promised]
 
 
 def test_a_job_that_has_run_is_not_rejected() -> None:

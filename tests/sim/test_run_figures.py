@@ -43,3 +43,35 @@ def test_the_part_that_was_preempted_is_of_all_jobs_refused_ones_too() -> None:
     result = played(workload(*jobs), "qos-elasticflow:margin=1", saves=Saves.ON_REQUEST).result
     assert (result.jobs, result.jobs_rejected, result.preemptions) == (3, 1, 1)
     assert result.preempted_jobs_ratio == pytest.approx(1 / 3)
+
+
+EXACT = "qos-elasticflow:margin=1"
+PROMISED = (
+    job("first", 0.0, 500.0, 8, deadline_s=600.0),
+    job("second", 0.0, 500.0, 8, deadline_s=1005.0),
+    job("hopeless", 0.0, 500.0, 8, deadline_s=20.0),
+)
+"""The second is promised a start at 500 s; where starts take time that is too late."""
+
+
+@pytest.mark.parametrize(("has_delays", "missed"), [(False, 0), (True, 1)])
+def test_promises_and_broken_ones_are_counted(has_delays: bool, missed: int) -> None:
+    """Of three jobs two are promised their deadlines; one that is late all the same counts."""
+    run = played(workload(*PROMISED), EXACT, has_delays=has_delays)
+    result = run.result
+    assert (result.promised, result.promises_missed, result.jobs_rejected) == (2, missed, 1)
+    late = [row for row in run.rows if row.is_promised and row.jct_s > (row.deadline_s or 0.0)]
+    assert len(late) == missed
+
+
+def test_where_nobody_promises_there_is_nothing_to_break() -> None:
+    """Neither figure is told of a policy that promises nothing, though deadlines are missed."""
+    run = played(workload(*PROMISED), "fifo")
+    assert (run.result.promised, run.result.promises_missed) == (None, None)
+    assert [row.is_promised for row in run.rows] == [False] * 3
+
+
+def test_what_was_promised_is_no_part_of_a_life() -> None:
+    """Policies that treat all jobs alike are alike, though one of them promised something."""
+    jobs = workload(*PROMISED[:2])
+    assert played(jobs, "fifo").fingerprint == played(jobs, EXACT).fingerprint

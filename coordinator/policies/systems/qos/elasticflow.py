@@ -3,10 +3,11 @@
 A job is admitted only if it and all that were admitted before can have their minimum satisfactory
 shares (section 4.1); what these leave goes where one more step costs the fewest GPU-seconds (4.2).
 The plan of every promise is remembered: where a new greedy plan would break one, the old plans
-hold. So no newcomer and no replanning breaks a promise, as long as jobs run as predicted and no
-node is lost. Ours is what stops cost: the paper's jobs save, and who does not is planned without a
-pause and goes on as long as no promise needs its GPUs. Must not know nodes: who gets how many
-workers is carried out by the floor.
+hold. So no newcomer and no replanning breaks a promise, as long as no node is lost and jobs run as
+predicted. That they do not where starts, stops and resizes take time: plans hold none for these but
+the margin, and who cannot meet its deadline any more has what the others leave. Ours is what stops
+cost: the paper's jobs save, and who does not is planned without a pause and goes on as long as no
+promise needs its GPUs. Must not know nodes: who gets how many workers is carried out by the floor.
 """
 
 from __future__ import annotations
@@ -73,12 +74,14 @@ class _Memory(Struct, frozen=True, array_like=True):
 
     settled_at_s: when shares were settled; again at that instant, as jobs stop and start.
     round_at_s: when they may be settled anew. due_at_s: when a plan wants it in any case.
+    late: who was promised a deadline that it cannot meet any more; it is not refused for that.
     """
 
     promises: Plans = {}
     settled_at_s: float = -inf
     round_at_s: float = 0.0
     due_at_s: float = inf
+    late: tuple[str, ...] = ()
 
 
 class _Outcome(Struct, frozen=True, kw_only=True):
@@ -87,6 +90,7 @@ class _Outcome(Struct, frozen=True, kw_only=True):
     grants: tuple[Grant, ...]
     rejects: tuple[Reject, ...]
     promises: Plans
+    late: tuple[str, ...]
     wake_at_s: float
     notes: dict[JobId, str]
 
@@ -100,7 +104,10 @@ class _Pass:
         self._jobs = snapshot.jobs
         self._floor = Floor(snapshot)
         self._tenancy = Tenancy(snapshot) if has_quotas(snapshot.tenants) else None
-        self._kept = recalled(memory, _Memory).promises
+        before = recalled(memory, _Memory)
+        self._kept = before.promises
+        self._late_before = frozenset(before.late)
+        self._late: list[str] = []
         self._grants: list[Grant] = []
         self._rejects: list[Reject] = []
         self._promises: Plans = {}
@@ -116,6 +123,7 @@ class _Pass:
             grants=tuple(self._grants),
             rejects=tuple(self._rejects),
             promises=self._promises,
+            late=tuple(sorted(self._late)),
             wake_at_s=self._wake_at_s,
             notes=self._notes,
         )
@@ -132,6 +140,7 @@ class _Pass:
             if group and not book.admit(group):
                 for claim in group:
                     soft += self._refused(book, by_id[JobId(claim.job_id)], claim)
+        self._late += [claim.job_id for claim in book.late]
         soft = [*book.late, *sorted(soft, key=by_deadline)]
         given = Sharing(book, soft, now_s=self._now_s, gpus=gpus, slot_s=self._knobs.slot_s).share()
         self._promises.update(book.plans)
@@ -167,7 +176,8 @@ class _Pass:
     ) -> tuple[list[Claim], list[Claim], list[Claim]]:
         """Who was promised, who asks for it in order of submission, and who has no deadline.
 
-        Whoever has run is not refused any more, whatever policy let it in.
+        Whoever has run is not refused any more, whatever policy let it in; nor is who was promised
+        its deadline and cannot meet it now.
         """
         promised: list[Claim] = []
         newcomers: list[JobView] = []
@@ -175,14 +185,17 @@ class _Pass:
         for name, job in jobs.items():
             if job.deadline_at_s is None:
                 soft.append(claims[name])
-            elif name in self._kept or job.first_started_at_s is not None:
+            elif self._is_let_in(job):
                 promised.append(claims[name])
-            elif job.state == JobState.PENDING:
-                newcomers.append(job)
             else:
-                promised.append(claims[name])
+                newcomers.append(job)
         newcomers.sort(key=lambda job: (job.submitted_at_s, job.job_id))
         return promised, [claims[job.job_id] for job in newcomers], soft
+
+    def _is_let_in(self, job: JobView) -> bool:
+        """Whether it has begun, or was promised its deadline before."""
+        has_begun = job.first_started_at_s is not None or job.state != JobState.PENDING
+        return has_begun or job.job_id in self._kept or job.job_id in self._late_before
 
     def _refused(self, book: Book, job: JobView, claim: Claim) -> list[Claim]:
         """A newcomer that cannot be promised its deadline: rejected, or without a promise."""
@@ -218,7 +231,13 @@ class _Pass:
             why = f"minimum share {counted(share, 'worker')}, {early_s:.0f} s before its deadline"
         factor = job.gpu.worker_multiplier.get(kind, 1)
         self._grants.append(
-            Grant(job=job, workers=workers * factor, gpu_type=kind, reason=f"{workers} now: {why}")
+            Grant(
+                job=job,
+                workers=workers * factor,
+                gpu_type=kind,
+                reason=f"{workers} now: {why}",
+                is_promised=plan is not None or job.job_id in self._late,
+            )
         )
 
     def _waits(self, plan: Plan | None) -> str:
@@ -255,7 +274,9 @@ def _allocate(knobs: ElasticFlowKnobs, snapshot: ClusterSnapshot, memory: bytes)
     wake_at_s = min(found.wake_at_s, inf if plan.wake_at_s is None else plan.wake_at_s)
     if any(job.state in IN_FLIGHT for job in snapshot.jobs):
         wake_at_s = min(wake_at_s, snapshot.now_s + knobs.slot_s)  # what they hold is settled then
-    after = _Memory(found.promises, snapshot.now_s, snapshot.now_s + knobs.round_s, wake_at_s)
+    after = _Memory(
+        found.promises, snapshot.now_s, snapshot.now_s + knobs.round_s, wake_at_s, found.late
+    )
     return Allocation(
         decisions=(*found.rejects, *plan.decisions),
         memory=msgspec.msgpack.encode(after),
