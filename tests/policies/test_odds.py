@@ -101,6 +101,14 @@ def test_flexible_workers_make_room_at_once() -> None:
     assert needed(make_snapshot(nodes=nodes, jobs=snapshot.jobs), "j") == 1.0
 
 
+def test_a_worker_on_its_way_out_makes_room_at_once() -> None:
+    """Its job may have hours to go: the worker was told to stop, and its GPUs come free."""
+    snapshot = cell([6 * HOUR_S, 9 * HOUR_S], job("j", 4.0))
+    worker = make_worker_view("r1", 0, "n1", gpus=8, is_leaving=True)
+    nodes = [snapshot.nodes[0], make_node_view("n1", workers=[worker])]
+    assert needed(make_snapshot(nodes=nodes, jobs=snapshot.jobs), "j") == 1.0
+
+
 def test_of_two_types_at_home_the_better_one_counts() -> None:
     """A job that both would do for waits for the one that comes free sooner."""
     slow = cell([6 * HOUR_S, 9 * HOUR_S], job("j", 4.0))

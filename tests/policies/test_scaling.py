@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import JobState, NodeName, NodeRole, Preemptibility
+from common.profile import JobProfile
 from coordinator.policies.placement import Room
 from coordinator.policies.scaling import give_back, share_flexible
 from coordinator.policies.shares import Share, shares_of, that_may_grow, work_on
@@ -268,6 +269,18 @@ def test_a_removed_worker_stays_when_its_gpus_are_free_again() -> None:
     room.take(NodeName("n1"), 1)
     give_back(room, shares.values())
     assert [len(shares[job.job_id].removed) for job in jobs] == [0, 1]
+
+
+@pytest.mark.parametrize("dips", ["a", "z"])
+def test_who_finds_no_place_for_two_workers_at_once_keeps_nobody_from_one(dips: str) -> None:
+    """Four GPUs in pieces of three and one are a single place: a job that only two workers more
+    make faster has no use for it, and another one with workers of that size takes it."""
+    dipping = running(dips, workers=(1, 3), on=["full"], gpus=2, fastest_s=9000.0)
+    dipping = replace(dipping, profile=JobProfile(speedup=((1, 1.0), (2, 0.5), (3, 3.0))))
+    linear = running("m", workers=(1, 3), on=["full"], gpus=2, fastest_s=100.0)
+    jobs = [dipping, linear]
+    shares, _ = phase_2(nodes_of({"full": 4, "n3": 3, "n1": 1}, jobs), jobs)
+    assert counts(shares) == {dips: 1, "m": 2}
 
 
 def test_only_jobs_that_can_be_resized_have_a_share() -> None:

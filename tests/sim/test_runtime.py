@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from common.messages import OrderPhase, WorkerOrder
-from common.model import GpuRequest, GpuUuid, JobId, JobSpec, NodeName, WorkerKey, WorkerRange
+from common.model import (
+    GpuRequest,
+    GpuUuid,
+    JobId,
+    JobSpec,
+    NodeName,
+    StopReason,
+    WorkerKey,
+    WorkerRange,
+)
 from coordinator.engine.events import ProgressReported
 from coordinator.sim.loop import Loop
 from coordinator.sim.runtime import STEPS_PER_WORKER_S, RunRules, Runtime, Saves
@@ -191,6 +200,34 @@ def test_each_regular_save_is_told_when_it_is_made() -> None:
         found.append(bench.saved_s())
     bench.stop(0)
     assert [*found, bench.saved_s()] == [0.0, 150.0, 150.0, 300.0, 300.0, 300.0]
+
+
+def test_a_preempted_job_makes_no_regular_save_until_it_ends() -> None:
+    """Asked at 200 s and ended at 400 s, it has what it saved at 150 s and not what was due at
+    300 s; what it computed meanwhile is lost too."""
+    bench = Bench(RunRules(saves=Saves.PERIODIC, save_period_s=150.0))
+    bench.start(0)
+    bench.wait(200.0)
+    bench.runtime.asked(WorkerKey(JOB, 1, 0), StopReason.PREEMPT)
+    bench.wait(200.0)
+    bench.stop(0)
+    assert bench.saved_s() == 150.0
+    assert bench.runtime.lost_gpu_s == 250.0 * GPUS
+
+
+def test_a_preempted_job_does_not_finish_while_its_workers_end() -> None:
+    """Not with all of them, nor with those that are left when the first has ended."""
+    bench = Bench()
+    bench.start(0, 1)
+    bench.wait(400.0)
+    for index in (0, 1):
+        bench.runtime.asked(WorkerKey(JOB, 1, index), StopReason.PREEMPT)
+    bench.wait(50.0)
+    bench.stop(1)
+    bench.wait(500.0)
+    assert bench.finished_at_s is None
+    bench.stop(0)
+    assert bench.runtime.lost_gpu_s == 450.0 * 2 * GPUS + 500.0 * GPUS
 
 
 def test_a_restart_takes_its_time_and_the_first_start_does_not() -> None:
