@@ -9,26 +9,24 @@ of a figure is told by a figure beside.
 
 from __future__ import annotations
 
-import heapq
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
-from math import ceil
 from pathlib import Path
 from statistics import fmean
 
 from coordinator.sim.compare import with_gaps
 from coordinator.sim.run import Run
 from coordinator.sim.statistics import Estimate, estimate
-from coordinator.workloads.named import named
-from coordinator.workloads.paper import RARE_GPU
-from coordinator.workloads.records import TraceJob, Workload
 from tools.foresight_bounds import least_of
+from tools.foresight_pooled import least_queueing_s
 from tools.foresight_text import (
     ABLATION,
     ABLATION_REAL,
+    BEHIND,
+    BEHIND_FIXED,
     BOUNDS,
+    FAIRNESS,
     HEAD,
     ODDS_TEXT,
     PAIRED,
@@ -76,59 +74,35 @@ FIGURES: dict[str, Figure] = {
     "training use": lambda run: run.result.training_gpu_ratio,
 }
 
-COMPARED = {name: FIGURES[name] for name in FIGURES if name not in ("reclaims", "training use")}
+RHO: dict[str, Figure] = {
+    "rho": lambda run: run.result.finish_time_fairness.mean,
+    "rho p95": lambda run: run.result.finish_time_fairness.p95,
+    "rho max": lambda run: run.result.finish_time_fairness.max,
+    "share of rho above 1": lambda run: run.result.finish_time_fairness.share_above_1,
+}
+"""Finish-time fairness (coordinator/sim/fairness.py)."""
+
+PRESENT = "jobs present"
+
+WORDS = {
+    "rho p95": "the 95th percentile of rho",
+    "rho max": "the highest rho",
+    "share of rho above 1": "the share of apps that a private part would serve better",
+}
+"""Figures whose names say little, in a sentence."""
+
+COMPARED = {
+    name: FIGURES[name] for name in FIGURES if name not in ("reclaims", "training use")
+} | RHO
 """Figures of which less is better."""
 
 
+def _present(run: Kept) -> float:
+    """How many jobs are there at a time, waiting ones too, in the mean over the run."""
+    return run.result.jobs * run.result.jct_s.mean / run.result.makespan_s
+
+
 # --- what no policy can do better than ------------------------------------------------------------
-
-
-@cache
-def least_queueing_s(workload: str) -> float | None:
-    """No policy has a lower mean queueing on a named workload; None of a trace.
-
-    A job waits for the next instant at which passes happen at all; and the jobs of the rare type
-    share few GPUs. With all of these in one machine that runs the job with the least left first,
-    at the speed of all together, the sum of times in the system is least (Schrage, 1968), and any
-    schedule of whole jobs on the real nodes is one that this machine could imitate.
-    """
-    found = named("paper-overload" if workload == "paper-overload-1" else workload)
-    if found is None:
-        return None
-    rare = [job for job in found.jobs if RARE_GPU in job.gpu_types]
-    gpus = sum(group.count * group.gpus for group in found.nodes if group.gpu_type == RARE_GPU)
-    alone_s = sum(job.duration_s for job in rare)
-    waits_s = [_to_next_pass_s(found, job) for job in found.jobs if RARE_GPU not in job.gpu_types]
-    return (sum(waits_s) + _pooled_s(rare, gpus) - alone_s) / len(found.jobs)
-
-
-def _to_next_pass_s(workload: Workload, job: TraceJob) -> float:
-    grid_s = workload.pass_period_s or 0.0
-    return ceil(job.submit_s / grid_s) * grid_s - job.submit_s if grid_s else 0.0
-
-
-def _pooled_s(jobs: Iterable[TraceJob], gpus: int) -> float:
-    """Least sum of times in the system on one machine as fast as all GPUs, never below alone."""
-    coming = sorted((job.submit_s, job.duration_s * job.gpus, job.duration_s) for job in jobs)
-    line: list[tuple[float, float, float]] = []
-    now_s, total_s, place = 0.0, 0.0, 0
-    while place < len(coming) or line:
-        if not line:
-            now_s = max(now_s, coming[place][0])
-        while place < len(coming) and coming[place][0] <= now_s:
-            at_s, work, alone_s = coming[place]
-            heapq.heappush(line, (work, at_s, alone_s))
-            place += 1
-        work, at_s, alone_s = heapq.heappop(line)
-        until_s = now_s + work / gpus
-        if place < len(coming) and coming[place][0] < until_s:
-            left = work - (coming[place][0] - now_s) * gpus
-            heapq.heappush(line, (left, at_s, alone_s))
-            now_s = coming[place][0]
-        else:
-            now_s = until_s
-            total_s += until_s - at_s
-    return total_s
 
 
 def least(runs: Runs, workload: str) -> tuple[float, float]:
@@ -156,6 +130,8 @@ def _shown(found: Estimate, digits: int = 0) -> str:
 
 
 def _digits(name: str) -> int:
+    if name in RHO:
+        return 4 if name.startswith("share") else 3
     return 3 if name == "training use" else 1 if name in ("preemptions", "body", "late") else 0
 
 
@@ -268,6 +244,46 @@ def is_beyond(found: Estimate) -> bool:
     return found.half_width is not None and found.mean > found.half_width
 
 
+def worse_rows(runs: Runs) -> list[tuple[str, str]]:
+    """(figure, family) of what is worse than `aryl` beyond chance."""
+    return [
+        (name, family_of)
+        for name, figure in COMPARED.items()
+        for family_of in TITLES
+        if (found := _complete(runs, family_of)) and is_beyond(_difference(runs, found, figure))
+    ]
+
+
+def present(runs: Runs) -> str:
+    """Per family how many jobs are there at a time with each policy, and foresight less aryl."""
+    rows: list[list[str]] = []
+    for name in TITLES:
+        if workloads := _complete(runs, name):
+            means = [fmean(_present(runs[w, policy]) for w in workloads) for policy in POLICIES[1:]]
+            less = _shown(_difference(runs, workloads, _present), 1)
+            rows.append([f"`{name}`", *(f"{mean:,.1f}" for mean in means), less])
+    return _table([PRESENT, *POLICIES[1:], "foresight less aryl"], rows)
+
+
+def by_seed(runs: Runs) -> str:
+    """Aryl's mean queueing over foresight's on each real trace, and the worst seed by name."""
+    rows: list[list[str]] = []
+    worst: list[str] = []
+    for name in REAL:
+        workloads = _complete(runs, name)
+        if not workloads:
+            continue
+        ratios = {w: _ratio(runs, [w], FIGURES["queueing"]).mean for w in workloads}
+        rows.append([f"`{name}`", *(f"{ratio:.2f}" for ratio in ratios.values())])
+        last = min(workloads, key=lambda each: ratios[each])
+        ours, theirs = (FIGURES["queueing"](runs[last, p]) for p in ("foresight", "aryl"))
+        told = f"{ours:,.0f} s against {theirs:,.0f} s, {100 * abs(ours / theirs - 1):.0f} %"
+        worst.append(f"`{last}` ({told} {'longer' if ours > theirs else 'shorter'})")
+    seeds = max((len(row) for row in rows), default=1)
+    head = ["aryl / foresight, mean queueing", *(f"seed {n}" for n in range(1, seeds))]
+    return _table(head, rows) + f"\nThe worst seed of each: {'; '.join(worst)}.\n"
+
+
 def paired(runs: Runs) -> str:
     """Per family and figure the difference to aryl, and which of them are worse beyond chance."""
     there = {name: found for name in TITLES if (found := _complete(runs, name))}
@@ -279,7 +295,7 @@ def paired(runs: Runs) -> str:
             less = _difference(runs, workloads, figure)
             told = _shown(less, _digits(name))
             if is_beyond(less):
-                worse.append(f"{name} on `{workload}` ({told})")
+                worse.append(f"{WORDS.get(name, name)} on `{workload}` ({told})")
                 told = f"**{told}**"
             cells.append(told)
         rows.append([name, *cells])
@@ -327,8 +343,15 @@ def page(runs: Runs) -> str:
     rows = {"aryl": "aryl", "foresight": "foresight", "fixed quantiles": FIXED}
     parts = {f"without {part}": policy for part, policy in WITHOUT.items()}
     parts |= {f"with {part}": policy for part, policy in WITH.items()}
-    told += [PAIRED, paired(runs)]
-    told += [BOUNDS, ABLATION, _parts(runs, OVERLOADED, {**rows, **parts})]
+    told += [PAIRED, paired(runs), FAIRNESS, present(runs)]
+    told += [
+        BOUNDS,
+        BEHIND,
+        by_seed(runs),
+        BEHIND_FIXED,
+        ABLATION,
+        _parts(runs, OVERLOADED, {**rows, **parts}),
+    ]
     told += [ABLATION_REAL, _parts(runs, ABLATED, {**rows, **parts})]
     told += [ODDS_TEXT, _families(runs, rows)]
     saving = {"aryl": "aryl", "fixed quantiles": FIXED, "with saves": SAVES}
