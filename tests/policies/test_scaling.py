@@ -256,10 +256,11 @@ def test_no_job_gives_and_takes_in_one_pass() -> None:
     assert (share.added, share.count) == ([], 0)
 
 
-def test_a_removed_worker_stays_when_its_gpus_are_free_again() -> None:
-    """The most valuable one first, if there is room for one only."""
-    long = running("long", workers=(1, 2), on=["n2", "n1"], fastest_s=900.0)
-    short = running("short", workers=(1, 2), on=["n2", "n1"], fastest_s=10.0)
+@pytest.mark.parametrize(("longer", "shorter"), [("a", "z"), ("z", "a")])
+def test_a_removed_worker_stays_when_its_gpus_are_free_again(longer: str, shorter: str) -> None:
+    """The most valuable one first, if there is room for one only; names decide nothing."""
+    long = running(longer, workers=(1, 2), on=["n2", "n1"], fastest_s=900.0)
+    short = running(shorter, workers=(1, 2), on=["n2", "n1"], fastest_s=10.0)
     jobs = [long, short]
     snapshot = make_snapshot(nodes=nodes_of({"n1": 2, "n2": 2}, jobs), jobs=jobs)
     room, shares = Room(snapshot), shares_of(snapshot.jobs, now_s=0.0)
