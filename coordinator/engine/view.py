@@ -150,6 +150,7 @@ def node_view(ctx: Context, node: NodeEntry) -> NodeView:
         is_drained_by_operator=node.is_cordoned,
         takes_nothing=bool(node.ledger_error or node.closed_reason),
         sick_gpus=len(sick_slots(node)),
+        trespassed_gpus=sum(slot.uuid in node.trespassed for slot in node.gpus),
         serving_since_s=node.serving_since_s,
         shadow=_shadow(ctx, node),
         workers=tuple(_worker_view(worker) for _, worker in loans.workers_on(ctx, node)),

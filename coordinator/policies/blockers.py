@@ -103,7 +103,23 @@ def _of_type(snapshot: ClusterSnapshot, room: Room, job: JobView, gpu_type: str)
     )
     if silent:
         found.append(f"{counted(silent, 'node')} of type {gpu_type} closed to workers now")
-    return found
+    return found + _unusable(nodes)
+
+
+def _unusable(nodes: list[NodeView]) -> list[str]:
+    """GPUs that look free on open nodes and are nobody's to have."""
+    open_nodes = [node for node in nodes if node.is_schedulable]
+    sick = [(node, node.sick_gpus) for node in open_nodes if node.sick_gpus]
+    taken = [(node, node.trespassed_gpus) for node in open_nodes if node.trespassed_gpus]
+    return [
+        f"{counted(sum(gpus for _, gpus in which), 'GPU')} {how}: "
+        f"{', '.join(f'{gpus} on {node.name}' for node, gpus in which)}"
+        for which, how in (
+            (sick, "not well"),
+            (taken, "used by processes that nobody was granted them for"),
+        )
+        if which
+    ]
 
 
 def _never(nodes: list[NodeView], room: Room, job: JobView, gpu_type: str) -> list[str]:

@@ -63,6 +63,7 @@ class NodeView(Struct, frozen=True, kw_only=True):
         not start what began last.
     sick_gpus: so many of its GPUs are not well, or not there any more. It is not lent then: its
         server runs on them, and might not come back once it was stopped.
+    trespassed_gpus: on so many computes a process that nobody was granted; no worker gets them.
     is_reclaimed: on loan, but told to come home.
     """
 
@@ -78,6 +79,7 @@ class NodeView(Struct, frozen=True, kw_only=True):
     is_drained_by_operator: bool = False
     takes_nothing: bool = False
     sick_gpus: int = 0
+    trespassed_gpus: int = 0
     serving_since_s: float | None = None
     """When it last became ready to serve; None when it does not serve."""
     shadow: Shadow = Shadow.NONE

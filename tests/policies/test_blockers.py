@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
+from msgspec.structs import replace
 
 from common.model import NodeRole, Preemptibility
 from coordinator.policies.blockers import blockers_of, holds
@@ -54,6 +55,20 @@ def test_gpus_of_flexible_workers_that_can_go_are_told_apart_from_free_ones() ->
     assert found[0].endswith(
         "1 worker of 8; 0 free and 4 held by flexible workers that can be released, on 1 node, "
         "room for 0 workers"
+    )
+
+
+def test_gpus_that_are_sick_or_used_by_strangers_are_named_with_their_nodes() -> None:
+    """Else an idle node that takes nobody looks like one that does; closed ones have their own
+    reason."""
+    sick = replace(make_node_view("n1", free_gpus=6), sick_gpus=2)
+    taken = replace(make_node_view("n2", free_gpus=7), trespassed_gpus=1)
+    both = replace(make_node_view("n3", free_gpus=4), sick_gpus=1, trespassed_gpus=3)
+    closed = replace(make_node_view("n4", is_drained_by_operator=True), sick_gpus=8)
+    found = why(make_job_view("j", gpus_per_worker=8), sick, taken, both, closed)
+    assert found[-2:] == (
+        "3 GPUs not well: 2 on n1, 1 on n3",
+        "4 GPUs used by processes that nobody was granted them for: 1 on n2, 3 on n3",
     )
 
 
