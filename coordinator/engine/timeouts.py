@@ -71,6 +71,8 @@ def _gang_timeout(ctx: Context, job: JobEntry) -> None:
             if worker.order == OrderPhase.RESERVE and worker.stop is None
         }
         late = [worker for worker in added.values() if not jobs.is_ready(worker)]
+        if not late:
+            return  # it has grown, or does not: what it released is still in its grace
         ctx.tell(job.job_id, "does not grow", f"not ready: {', '.join(map(_not_ready, late))}")
         retrying.left_for_now(ctx, job, {worker.node for worker in late})
         jobs.stop_workers(ctx, job, StopReason.GANG_TIMEOUT, only=tuple(added))

@@ -133,6 +133,22 @@ def test_a_job_does_not_grow_onto_a_node_that_was_not_ready_again_at_once() -> N
     assert job.retry.avoid_nodes == []
 
 
+def test_a_job_that_grew_is_not_told_that_it_does_not() -> None:
+    """Its new workers run; only what it released at the same time takes its grace to end."""
+    house = House(training=3, delays=Delays(ready_s=1.0, stop_s=2.0 * TIMEOUT_S))
+    job = house.submit(workers=(1, 2), work_s=1e6, grace_s=4.0 * TIMEOUT_S)
+    house.start(job, "t0", flexible=("t1",))
+    house.wait(2.0)
+    added = (Placement(node=NodeName("t2"), worker_count=1, is_flexible=True),)
+    house.decide(Resize(job_id=job.job_id, added=added, removed_workers=(1,), reason="moves"))
+    house.wait(TIMEOUT_S + 2.0)
+    assert state(job) == JobState.RESIZING
+    assert "does not grow" not in {line.what for line in house.engine.state.stories}
+    assert (job.retry.node_faults, job.retry.avoid_nodes) == (0, [])
+    house.wait(2.0 * TIMEOUT_S)
+    assert (state(job), job.running_workers) == (JobState.RUNNING, 2)
+
+
 def test_no_new_worker_gets_a_gpu_that_somebody_else_uses() -> None:
     """Its node would wait for it for ever; the other GPUs are given away as before."""
     cell = cell_of(2)
@@ -143,6 +159,8 @@ def test_no_new_worker_gets_a_gpu_that_somebody_else_uses() -> None:
     cell.handle(PassDue())
     assert {worker.node for worker in whole.workers.values()} == {"t1"}
     assert [worker.gpu_uuids for worker in part.workers.values()] == [(f"t0-{GPUS[1]}",)]
+    (seen, *_) = cell.engine.snapshot().nodes
+    assert (seen.name, seen.trespassed_gpus) == ("t0", 1)
     late = cell.submit("late", gpus=1)
     cell.handle(PassDue())
     assert state(late) == JobState.PENDING
