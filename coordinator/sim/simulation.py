@@ -45,10 +45,7 @@ went stale stays so until its node or job changes again."""
 
 
 class Submission(Struct, frozen=True, kw_only=True):
-    """One job of a trace; `work_s` is its true work in worker-seconds.
-
-    speedup: None is linear.
-    """
+    """One job of a trace; `work_s` is its true work in worker-seconds. speedup: None is linear."""
 
     at_s: float
     job_id: JobId
@@ -265,10 +262,9 @@ class Simulation:
         if self.hear is not None and outcome.decisions:
             self.hear(outcome.decisions)
         if self._check:
-            faults = self.engine.check(
-                are_copies_too=self.events % COPIES_EVERY == 0,
-                is_after_pass=isinstance(event, PassDue) and not outcome.needs_pass,
-            )
+            copies = self.events % COPIES_EVERY == 0
+            is_after_pass = isinstance(event, PassDue) and not outcome.needs_pass
+            faults = self.engine.check(are_copies_too=copies, is_after_pass=is_after_pass)
             assert not faults, f"after {event}: {faults}"
         for command in outcome.commands:
             if isinstance(command, PushDesired):  # as nearly all are; a match takes its time
