@@ -33,6 +33,16 @@ def waits(wait_s: float = 30.0) -> Reclaim:
     )
 
 
+def waiting_house(wait_s: float = 30.0) -> House:
+    """Its lent node was just called back, and waits for a long job with a base worker there."""
+    house = House(delays=QUICK)
+    lend(house)
+    house.start(house.submit("stays", work_s=1000.0), "i0")
+    house.wait(1.0)
+    house.decide(waits(wait_s), lend=True)
+    return house
+
+
 def test_a_job_that_ends_in_time_is_not_stopped() -> None:
     """The node takes no other work meanwhile, counts as coming, and goes home when the job ends,
     within the deadline that runs from the order."""
@@ -151,11 +161,7 @@ def test_an_order_that_waits_while_its_lease_lapses_is_a_reclaim_with_both_promi
     home_s: float, unattended_s: float, is_late: bool
 ) -> None:
     """Its service asked for the node, and has it in time only if neither promise is broken."""
-    house = House(delays=QUICK)
-    lend(house)
-    house.start(house.submit("stays", work_s=1000.0), "i0")
-    house.wait(1.0)
-    house.decide(waits(), lend=True)
+    house = waiting_house()
     ordered_at_s = house.engine.state.now_s
     stages_s = WAY_S | {"unattended": unattended_s}
     report = replace(says(house, NodeRole.SERVING, stages_s), home_ago_s=2.0)
@@ -177,11 +183,7 @@ def test_what_waits_and_never_comes_home_is_overdue_by_the_first_promise_that_en
     is_lapsing: bool,
 ) -> None:
     """60 s from the order, or 30 s from the end of its lease."""
-    house = House(delays=QUICK)
-    lend(house)
-    house.start(house.submit("stays", work_s=1000.0), "i0")
-    house.wait(1.0)
-    house.decide(waits(), lend=True)
+    house = waiting_house()
     [loan] = house.engine.state.loans.values()
     began_s = house.engine.state.now_s
     if is_lapsing:
@@ -193,11 +195,7 @@ def test_what_waits_and_never_comes_home_is_overdue_by_the_first_promise_that_en
 
 def test_a_wait_takes_its_time_of_the_deadline() -> None:
     """What its agent has left after it is what it is told to be home by."""
-    house = House(delays=QUICK)
-    lend(house)
-    house.start(house.submit("stays", work_s=1000.0), "i0")
-    house.wait(1.0)
-    house.decide(waits(20.0), lend=True)
+    house = waiting_house(20.0)
     ordered_at_s = house.engine.state.now_s
     house.wait(21.0)
     assert house.node("i0").reclaim_at_s == ordered_at_s + 60.0
@@ -205,11 +203,7 @@ def test_a_wait_takes_its_time_of_the_deadline() -> None:
 
 def test_a_wait_goes_on_though_its_service_is_in_no_settings_any_more() -> None:
     """It was called back already: whoever leads next keeps what was promised to its jobs."""
-    house = House(delays=QUICK)
-    lend(house)
-    house.start(house.submit("stays", work_s=1000.0), "i0")
-    house.wait(1.0)
-    house.decide(waits(), lend=True)
+    house = waiting_house()
     until_s = house.engine.state.awaited[NodeName("i0")].until_s
     settings = EngineSettings(policy="fifo")
     now_s = house.engine.state.now_s
@@ -227,11 +221,7 @@ def test_a_lapse_is_held_to_the_last_promise_of_a_service_that_is_in_no_settings
     unattended_s: float, is_late: bool
 ) -> None:
     """Its deadline was 60 s, and the TTL of the lease 30 s of it."""
-    house = House(delays=QUICK)
-    lend(house)
-    house.start(house.submit("stays", work_s=1000.0), "i0")
-    house.wait(1.0)
-    house.decide(waits(), lend=True)
+    house = waiting_house()
     now_s = house.engine.state.now_s
     started = LeaderStarted(epoch=9, holder="next", settings=EngineSettings(policy="fifo"))
     house.engine.handle(started, now_s=now_s)
