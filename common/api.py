@@ -53,6 +53,9 @@ class Submitted(Message, frozen=True, kw_only=True, tag="submitted"):
     """The job is in the journal: no crash loses it."""
 
     job_id: str
+    warnings: tuple[str, ...] = ()
+    """Why no node of the fleet as it is can run it, in the words of `explain job`; it waits all the
+    same, as nodes may join."""
 
 
 class Cancel(Message, frozen=True, kw_only=True, tag="cancel"):
@@ -246,6 +249,12 @@ class Status(Message, frozen=True, kw_only=True, tag="status"):
     """Services that lend nothing until an operator ends their recall."""
     clock_warning: str = ""
     """What is odd about the time that decisions count in; empty where nothing is."""
+    starting_jobs: int = 0
+    """Neither pending nor running: their nodes are being made ready."""
+    jobs_without_room: int = 0
+    """Of the pending ones, those that the fleet as it is could never run."""
+    without_room_why: tuple[str, ...] = ()
+    """Why the first of them cannot run, in the words of `explain job`."""
 
 
 REQUESTS: tuple[type[Message], ...] = (

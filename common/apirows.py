@@ -88,7 +88,7 @@ class ServiceRow(Part, frozen=True, kw_only=True, omit_defaults=False):
 
     running_requests, waiting_requests: what the servers of its serving nodes say; None: none does.
     reclaims: those of the loans that are remembered, and how many of them were late; lapses: leases
-        that ended by themselves, likewise.
+        that ended by themselves, and turn_backs: loans that their nodes gave up, likewise.
     last_reclaim_s: what the last of them took, from the order to serving again, and when it ended.
     """
 
@@ -112,6 +112,8 @@ class ServiceRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     last_returned_at_s: float | None = None
     lapses: int = 0
     lapses_late: int = 0
+    turn_backs: int = 0
+    turn_backs_late: int = 0
 
 
 class LoanRow(Part, frozen=True, kw_only=True, omit_defaults=False):
@@ -143,9 +145,15 @@ class LoanRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     realised_cost_gpu_s: float
     stage_durations_s: dict[str, float] = field(default_factory=dict[str, float])
     """Of its way home, in order; beside `decide`, which is before the order, they add up to
-    `reclaim_s`, or to `lapse_s`."""
+    `reclaim_s`, `lapse_s` or `turn_back_s`."""
     lapse_deadline_s: float | None = None
     """The longest that `lapse_s` may be; None of any other loan, and where none was promised."""
+    turned_back: str = ""
+    """Why its node gave it up by itself before it began; empty: it did not."""
+    turn_back_s: float | None = None
+    """From then to serving again; None of any other loan, and of a node that had not left."""
+    turn_back_deadline_s: float | None = None
+    """The longest that `turn_back_s` may be, as for `lapse_deadline_s`."""
 
 
 class StoryRow(Part, frozen=True, kw_only=True, omit_defaults=False):

@@ -16,12 +16,13 @@ from typing import NamedTuple, cast
 import msgspec
 
 from common.errors import ConfigError
-from common.model import JobSpec
+from common.model import TOKEN_PATTERN, JobSpec
 
 MAX_SPEC_BYTES = 16 * 1024
 """A job as it is sent. Each worker's order carries it, and a node's orders are one message: 60
 workers of the largest job fit (`common.messages.MAX_MESSAGE_BYTES`), or 16 of a gang over 1,250
 nodes, whose names each order carries too."""
+TOKEN_WORDS = "expected a name of 1 to 64 of A-Z a-z 0-9 _ -"
 _ABOUT = re.compile(r"Object (?P<what>contains unknown|missing required) field `(?P<field>.+)`")
 
 
@@ -213,6 +214,7 @@ def readable(message: str) -> str:
     text, _, _ = message.partition(" - at `$")
     found = _ABOUT.fullmatch(text)
     path = _path(message)
+    text = text.replace(f"Expected `str` matching regex {TOKEN_PATTERN!r}", TOKEN_WORDS)
     if found is None:
         return f"field {path}: {text}" if path else text
     if found["what"] == "contains unknown":

@@ -28,6 +28,7 @@ from common.model import (
     Ratio,
     StopReason,
     Token,
+    TurnBack,
     WorkerKey,
 )
 
@@ -133,7 +134,7 @@ class AgentReport(Part, frozen=True, kw_only=True):
 
 
 class Trespass(Part, frozen=True, kw_only=True):
-    """A process on a GPU that belongs to no worker which was granted one."""
+    """A process on a GPU that belongs to nobody who was given it: no worker, and not the server."""
 
     pid: NonNegativeInt
     gpu_uuid: GpuUuid
@@ -220,6 +221,8 @@ class NodeReport(Message, frozen=True, kw_only=True, tag="node_report"):
     home_ago_s: float | None = None
     """How long before this report that return was over. None: none that was timed to its end, or an
     agent of an older version."""
+    turned_back: TurnBack | None = None
+    """Until the next lease. None: its latest loan ended otherwise, or an older version."""
 
 
 # --- desired state --------------------------------------------------------------------------

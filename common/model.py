@@ -287,6 +287,13 @@ class Lease(Struct, frozen=True, kw_only=True):
     ttl_s: float
 
 
+class TurnBack(Struct, frozen=True, kw_only=True):
+    """A loan that its node gave up by itself before it began: not by an order, nor by its TTL."""
+
+    lease_id: LeaseId
+    reason: str
+
+
 class Progress(Struct, frozen=True, kw_only=True):
     """What a job says of itself: steps done, steps in all where known, loss where known."""
 

@@ -37,13 +37,15 @@ def make_worker_view(
     gpus: int = 1,
     is_flexible: bool = False,
     is_leaving: bool = False,
+    barred_gpus: int = 0,
 ) -> WorkerView:
-    """One worker."""
+    """One worker; of its GPUs so many come free for nobody."""
     return WorkerView(
         job_id=JobId(job),
         worker_index=index,
         node=NodeName(node),
         gpus=gpus,
+        freed_gpus=gpus - barred_gpus,
         is_flexible=is_flexible,
         is_leaving=is_leaving,
     )
@@ -61,11 +63,19 @@ def make_node_view(
     is_drained_by_operator: bool = False,
     serving_since_s: float | None = 0.0,
     service: str | None = None,
+    barred_gpus: int = 0,
 ) -> NodeView:
-    """One node; free GPUs are what its staying workers leave over."""
+    """One node; free GPUs are what its staying workers leave over.
+
+    barred_gpus: that come free for nobody and that no worker has; with those of its workers, on all
+    of them sits a process that nobody was granted.
+    """
     workers = tuple(workers)
     if free_gpus is None:
-        free_gpus = gpus - sum(worker.gpus for worker in workers if not worker.is_leaving)
+        free_gpus = gpus - barred_gpus
+        for worker in workers:
+            free_gpus -= worker.gpus - worker.freed_gpus if worker.is_leaving else worker.gpus
+    barred_gpus += sum(worker.gpus - worker.freed_gpus for worker in workers)
     at_home = role == NodeRole.TRAINING
     takes_workers = at_home or (role == NodeRole.ON_LOAN and not is_reclaimed)
     return NodeView(
@@ -81,6 +91,8 @@ def make_node_view(
         is_drained_by_operator=is_drained_by_operator,
         serving_since_s=serving_since_s if role == NodeRole.SERVING else None,
         workers=workers,
+        trespassed_gpus=barred_gpus,
+        barred_gpus=barred_gpus,
     )
 
 

@@ -1,4 +1,7 @@
-"""Snapshots of generated clusters: consistent ones only, as the engine would take them."""
+"""Snapshots of generated clusters: consistent ones only, as the engine would take them.
+
+On some nodes, some GPUs come free for nobody: they are not well, or a stranger computes on them.
+"""
 
 from __future__ import annotations
 
@@ -71,6 +74,8 @@ class _Shell:
         self.is_reclaimed = False
         self.is_cordoned = False
         self.serving_since_s = 0.0
+        self.idle_barred_gpus = 0
+        self.is_ill = False
         self.workers: list[WorkerView] = []
 
     @property
@@ -88,6 +93,7 @@ class _Shell:
             is_drained_by_operator=self.is_cordoned,
             serving_since_s=self.serving_since_s,
             service=self.service,
+            barred_gpus=min(self.idle_barred_gpus, self.free_gpus),
         )
 
 
@@ -104,6 +110,9 @@ def _shells(draw: st.DrawFn) -> list[_Shell]:
         shell.is_reclaimed = shell.role == NodeRole.ON_LOAN and draw(st.integers(0, 5)) == 0
         shell.is_cordoned = draw(st.integers(0, 9)) == 0
         shell.serving_since_s = draw(st.sampled_from((0.0, NOW_S - 100.0)))
+        if shell.role in (NodeRole.TRAINING, NodeRole.ON_LOAN):
+            shell.is_ill = draw(st.integers(0, 4)) == 4
+            shell.idle_barred_gpus = draw(st.integers(0, 2)) if shell.is_ill else 0
         shells.append(shell)
     return shells
 
@@ -157,6 +166,7 @@ def _jobs(draw: st.DrawFn, name: str, shells: list[_Shell], *, is_running: bool)
             gpus=job.gpus_per_worker,
             is_flexible=is_flexible,
             is_leaving=is_flexible and draw(st.integers(0, 7)) == 0,
+            barred_gpus=draw(st.integers(0, min(2, job.gpus_per_worker))) if shell.is_ill else 0,
         )
         shell.workers.append(worker)
         placed.append(worker)

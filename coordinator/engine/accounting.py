@@ -74,6 +74,10 @@ class Figures(Struct, frozen=True, kw_only=True):
     suspensions: int = 0
     migrations: int = 0
     migration_lost_gpu_s: float = 0.0
+    turn_backs: int = 0
+    turn_back_s: ReclaimTimes = ReclaimTimes()
+    turn_backs_late: int = 0
+    jobs_rejected: int = 0
 
 
 def plain(value: Struct) -> dict[str, object]:
@@ -211,6 +215,10 @@ def figures(state: ClusterState, *, now_s: float | None = None) -> Figures:
         suspensions=counters.suspensions,
         migrations=counters.migrations,
         migration_lost_gpu_s=counters.migration_cost_gpu_s,
+        turn_backs=counters.turn_backs,
+        turn_back_s=_times(counters.turn_back_s),
+        turn_backs_late=counters.turn_backs_late,
+        jobs_rejected=counters.jobs_rejected,
     )
 
 
@@ -220,12 +228,15 @@ def with_overdue(known: Figures, state: ClusterState, now_s: float) -> Figures:
     One of which nobody knows whether it has left its service is a reclaim as long as that is so.
     """
     overdue = [loan for loan in state.loans.values() if returns.overdue_s(loan, now_s) > 0]
-    asked = [loan for loan in overdue if not returns.is_lapse(loan)]
+    lapses = sum(map(returns.is_lapse, overdue))
+    turn_backs = sum(map(returns.is_turn_back, overdue))
+    asked = [loan for loan in overdue if not (returns.is_lapse(loan) or returns.is_turn_back(loan))]
     return structs.replace(
         known,
         reclaims=known.reclaims + sum(not returns.has_left(loan) for loan in asked),
         reclaims_late=known.reclaims_late + len(asked),
-        lapses_late=known.lapses_late + len(overdue) - len(asked),
+        lapses_late=known.lapses_late + lapses,
+        turn_backs_late=known.turn_backs_late + turn_backs,
     )
 
 

@@ -64,12 +64,5 @@ def _is_held(ctx: Context, node: NodeEntry) -> bool:
 
 
 def _take_back(ctx: Context, node: NodeEntry, wait: Awaited) -> None:
-    assert node.lease is not None
     _end(ctx, node.name)
-    loan = ctx.state.loans[node.lease.lease_id]
-    decide_s = loan.decide_s
-    waited_s = ctx.now_s - wait.began_at_s
-    left_s = max(0.0, wait.decision.deadline_s - waited_s)
-    loans.reclaim(ctx, replace(wait.decision, wait_s=0.0, deadline_s=left_s))
-    loan.reclaim_ordered_at_s, loan.decide_s = wait.began_at_s, decide_s
-    loan.reclaim_deadline_s = wait.decision.deadline_s
+    loans.reclaim(ctx, replace(wait.decision, wait_s=0.0))

@@ -78,9 +78,10 @@ def _try(ctx: Context, decision: Decision) -> str:  # noqa: C901 - one flat tabl
 def _reclaim(ctx: Context, decision: Reclaim) -> str:
     """As a policy decided it, which looked at the load; an operator's order comes another way."""
     loan = ctx.loan_of(decision.node)
+    is_first = loan is not None and loan.reclaim_ordered_at_s is None
     take_back = awaiting.begin if decision.wait_s > 0 else loans.reclaim
     why = take_back(ctx, decision)
-    if loan is not None and not why:
+    if loan is not None and is_first and not why:
         loan.decide_s = stages.load_age_s(ctx, loan)
     return why
 

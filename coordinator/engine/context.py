@@ -16,6 +16,7 @@ from coordinator.engine.state import ClusterState, GpuSlot, JobEntry, NodeEntry,
 from coordinator.policies.decisions import Decision
 
 STORY_LINES_KEPT = 5000
+NONE_BARRED = frozenset[GpuUuid]()
 
 
 class Context:
@@ -102,6 +103,15 @@ def keys_on(node: NodeEntry) -> set[WorkerKey]:
     return keys
 
 
+def slots_of(node: NodeEntry, key: WorkerKey) -> list[GpuSlot]:
+    """GPUs of a node that one worker holds, shares or was promised."""
+    return [
+        slot
+        for slot in node.gpus
+        if slot.holder == key or slot.nominee == key or key in slot.guests
+    ]
+
+
 def free_slots(ctx: Context, node: NodeEntry) -> list[GpuSlot]:
     """GPUs that can be promised now: free ones first, then those that are being vacated. None on
     which a process sits that nobody was granted: its node would wait for that to end."""
@@ -124,6 +134,22 @@ def free_slots(ctx: Context, node: NodeEntry) -> list[GpuSlot]:
     return free + vacated
 
 
+def barred_uuids(node: NodeEntry) -> frozenset[GpuUuid]:
+    """GPUs of a node that come free for nobody whoever leaves: `free_slots` never has them."""
+    healthy, trespassed = GpuHealth.OK, node.trespassed
+    found = [
+        slot.uuid
+        for slot in node.gpus
+        if slot.health != healthy or slot.is_gone or (trespassed and slot.uuid in trespassed)
+    ]
+    return frozenset(found) if found else NONE_BARRED
+
+
+def mark_holders(ctx: Context, node: NodeEntry) -> None:
+    """What is known of a node's GPUs has changed, and with it what its workers would free."""
+    ctx.changed_jobs.update(dict.fromkeys(sorted(key.job_id for key in keys_on(node))))
+
+
 def sick_slots(node: NodeEntry) -> list[GpuSlot]:
     """GPUs of a node that are not well, or that it does not report any more."""
     healthy = GpuHealth.OK
@@ -144,11 +170,7 @@ def hold_gpus(
 
     shared: on exactly these it is a guest, if anybody has them.
     """
-    slots = [
-        slot
-        for slot in node.gpus
-        if slot.holder == key or slot.nominee == key or key in slot.guests
-    ]
+    slots = slots_of(node, key)
     if slots:
         return tuple(slot.uuid for slot in slots)
     if shared:

@@ -11,9 +11,10 @@ from typing import assert_never
 import msgspec
 
 from common.messages import DesiredState
-from common.model import JobId, NodeName, ServiceName
+from common.model import JobId, JobState, NodeName, ServiceName
 from coordinator.engine import (
     accounting,
+    avoiding,
     awaiting,
     belonging,
     draining,
@@ -24,6 +25,7 @@ from coordinator.engine import (
     migrating,
     nodes,
     operator,
+    prerun_shape,
     progress,
     refusals,
     retrying,
@@ -58,6 +60,7 @@ from coordinator.engine.events import (
 from coordinator.engine.settings import EngineSettings
 from coordinator.engine.state import ClusterState, ServiceEntry
 from coordinator.policies.bundles import policy
+from coordinator.policies.never import Fleet, wish_of
 from coordinator.policies.snapshot import ClusterSnapshot, LoadSample
 
 
@@ -72,6 +75,7 @@ class Engine:
         self._orders = Orders()
         self._gpus_said: nodes.Said = {}
         self._holds: dict[JobId, tuple[str, ...]] | None = None
+        self._fleet: Fleet | None = None
         self._tells_waits = True
         """Whether the policy said of any job what it waits for."""
         self._policy_wake_at_s: float | None = None
@@ -118,7 +122,7 @@ class Engine:
         if ctx.changed_nodes:
             self._tally.update(self.state, ctx.changed_nodes)
         self._views.note(ctx)
-        self._holds = None
+        self._holds = self._fleet = None
         if ctx.changed_jobs:
             self._deadlines.note(self.state, ctx.changed_jobs)
             self._orders.note(ctx.changed_jobs)
@@ -275,11 +279,31 @@ class Engine:
         return self._views.snapshot(Context(self.state, self.settings, self.state.now_s))
 
     def blockers(self, job_id: JobId) -> tuple[str, ...]:
-        """Why a waiting job would not start in a pass now; empty when it would."""
+        """Why a waiting job would not start in a pass now; empty when it would.
+
+        What ended its latest try comes first, as long as that keeps it from anywhere; then what no
+        waiting cures.
+        """
         job = self.state.jobs.get(job_id)
-        if job is not None and retrying.rests(job):
-            return (retrying.why_resting(job, self.state.now_s),)
-        return self._held().get(job_id, ())
+        if job is None:
+            return ()
+        said = retrying.why_waiting(job, self.state.now_s)
+        if retrying.rests(job):
+            return (said, *self.why_never(job_id))
+        held = self._held().get(job_id, ())
+        first = ((said,) if said else ()) + self.why_never(job_id) if held else ()
+        if held and self.state.services:
+            first += retrying.why_not_lent(job, self.state.now_s)
+        return (*first, *(why for why in held if why not in first))
+
+    def why_never(self, job_id: JobId) -> tuple[str, ...]:
+        """Why a waiting job could not run even if all nodes were open and empty; else empty."""
+        job = self.state.jobs.get(job_id)
+        if job is None or job.state != JobState.PENDING:
+            return ()
+        if self._fleet is None:
+            self._fleet = Fleet(self.snapshot())
+        return self._fleet.why_never(wish_of(prerun_shape.submitted(job)))
 
     def queue_place(self, job_id: JobId) -> tuple[int, int] | None:
         """Place in the policy's own order, from 1, and how many wait on; None when it would start.
@@ -290,8 +314,14 @@ class Engine:
         return (held.index(job_id) + 1, len(held)) if job_id in held else None
 
     def standing(self, job_id: JobId) -> tuple[str, ...]:
-        """How a job that has GPUs stands by the policy's own measure, if it has one."""
-        return self.policy.tell(self.snapshot(), self._memory(), job_id)
+        """How a job that has GPUs stands by the policy's own measure, if it has one, and where
+        it may have no more."""
+        said = self.policy.tell(self.snapshot(), self._memory(), job_id)
+        job = self.state.jobs.get(job_id)
+        if job is None:
+            return said
+        said += avoiding.why_not_growing(job, self.state.now_s)
+        return said + retrying.why_not_lent(job, self.state.now_s) if self.state.services else said
 
     def why_kept(self, name: NodeName) -> tuple[str, ...]:
         """Why a node that serves is not lent; empty for any other node."""

@@ -20,6 +20,7 @@ from common.model import (
     Progress,
     ServiceName,
     StopReason,
+    TurnBack,
     WorkerKey,
 )
 from coordinator.engine.marks import ClockMark
@@ -117,6 +118,8 @@ class NodeReported(Fact, frozen=True, kw_only=True, tag="node_reported"):
     stage_durations_s: dict[str, float] = {}
     home_ago_s: float | None = None
     """How long before this fact its latest way home was over; None: not known."""
+    turned_back: TurnBack | None = None
+    """Its latest loan was given up by the node itself; None: it was not, or an older version."""
 
 
 class ProgressReported(Fact, frozen=True, kw_only=True, tag="progress_reported"):

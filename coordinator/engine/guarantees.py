@@ -10,7 +10,7 @@ from common.model import JobState, NodeName, NodeRole
 from coordinator.policies.floor import is_movable
 from coordinator.policies.resting import rests_until_s
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
-from coordinator.policies.tenants.seats import Seat, gpus_of, having, seats
+from coordinator.policies.tenants.seats import Seat, having, left_by, seats
 from coordinator.policies.tenants.tenancy import Tenancy
 
 
@@ -75,7 +75,9 @@ def _would_do(tenancy: Tenancy, own: list[Seat], node: NodeView, job: JobView, g
     mine, theirs = tenancy.below_top(job, lender), tenancy.below_top(lender, job)
     if not mine or tenancy.used[mine[-1]] + gpus > tenancy.views[mine[-1]].guarantee_gpus:
         return False
-    held = sum(sum(gpus_of(w for each in seat.jobs for w in having(each)).values()) for seat in own)
+    lefts = [left_by(w for each in seat.jobs for w in having(each)) for seat in own]
+    held = sum(left.used for left in lefts)
     if any(tenancy.used[name] - held < tenancy.views[name].guarantee_gpus for name in theirs):
         return False
-    return (node.free_gpus + held) // job.gpus_per_worker >= job.workers.min
+    free = node.free_gpus + sum(left.free[node.name] for left in lefts)
+    return free // job.gpus_per_worker >= job.workers.min

@@ -228,6 +228,7 @@ def worker_gone(ctx: Context, job: JobEntry, worker: WorkerEntry, ending: Ending
     estimates.settle_work(job, ctx.now_s)
     ended_at_s = ctx.now_s if ending.ended_at_s is None else ending.ended_at_s
     stake = estimates.stake(job, ctx.now_s, ended_at_s)  # with the work of this worker
+    ending = replace(ending, has_begun=worker.phase != WorkerPhase.REFUSED)
     release_gpus(ctx, worker.node, worker.key)
     del job.workers[worker.key.worker_index]
     ctx.changed_jobs[job.job_id] = None
@@ -245,6 +246,8 @@ def worker_gone(ctx: Context, job: JobEntry, worker: WorkerEntry, ending: Ending
         job.node_fault_count += 1
         if ending.refused:
             retrying.left_alone(ctx, job, worker.node)
+        elif not ending.has_begun:
+            retrying.left_for_now(ctx, job, {worker.node})
         ctx.tell(job.job_id, "flexible worker lost", ending.error)
     else:
         _fault(ctx, job, worker.node, ending)
@@ -310,7 +313,7 @@ def _fault(ctx: Context, job: JobEntry, node: NodeName, ending: Ending) -> None:
     job.exit_code, job.error = ending.exit_code, ending.error
     if ending.is_node_fault:
         job.node_fault_count += 1
-        retrying.node_fault(ctx, job, node)
+        retrying.node_fault(ctx, job, node, is_in_vain=not ending.has_begun)
         may_retry = True
     else:
         may_retry = retrying.own_fault(ctx, job, node, ending)

@@ -36,13 +36,22 @@ class LoanEntry(Struct, kw_only=True):
     ended_reason: str = ""
     """Why it is over although its node did not come back to the service that had lent it."""
     is_lapsed: bool = False
-    """It ended by its own TTL, before any order had reached its node."""
+    """It ended by its own TTL, before any order had reached its node; or, of a node of an older
+    version, its node turned back."""
     lapsed_at_s: float | None = None
     """When that was heard."""
     lapse_s: float | None = None
     """From the lease's end to serving again, once it does; None of a node that had not left."""
     lapse_deadline_s: float | None = None
     """The longest that may be: what the lease's TTL leaves of the service's reclaim deadline."""
+    turned_back: str = ""
+    """Why its node gave it up by itself before it began; empty: it did not."""
+    turned_back_at_s: float | None = None
+    """When that was heard."""
+    turn_back_s: float | None = None
+    """From then to serving again, once it does; None of a node that had not left."""
+    turn_back_deadline_s: float | None = None
+    """The longest that may be: the service's reclaim deadline, as if it had asked at that time."""
     predicted_preemptions: int = 0
     predicted_cost_gpu_s: float = 0.0
     realised_preemptions: int = 0

@@ -7,7 +7,7 @@ from coordinator.engine import jobs, promised, pruning, stages
 from coordinator.engine.context import Context, keys_on, sick_slots
 from coordinator.engine.events import NodeReported
 from coordinator.engine.loan_entries import LoanEntry
-from coordinator.engine.returns import has_left, is_late, is_reclaim
+from coordinator.engine.returns import has_left, is_late, is_reclaim, is_turn_back
 from coordinator.engine.state import JobEntry, NodeEntry, WorkerEntry
 from coordinator.policies.decisions import Loan, Reclaim
 
@@ -60,6 +60,12 @@ def _why_not(ctx: Context, node: NodeEntry) -> str:
         # could be kept: the agent waits for each GPU to be free.
         what = "gone" if slot.is_gone else slot.health
         return f"{node.name} is not lent: its GPU {slot.uuid} is {what}"
+    for uuid, pid in sorted(node.trespassed.items()):
+        # No worker would get it, and its server may not find room beside that process again.
+        return (
+            f"{node.name} is not lent: its GPU {uuid} is used by process {pid}, which is not its "
+            "server's"
+        )
     if node.last_lease_id is not None and _is_open(ctx, node.last_lease_id):
         # It may not know yet that it was called back: two loans of a node could not be told apart.
         return f"{node.name} was not heard to have ended loan {node.last_lease_id}"
@@ -77,26 +83,33 @@ def reclaim(ctx: Context, decision: Reclaim) -> str:
     if node is None or node.lease is None or node.desired_role != NodeRole.ON_LOAN:
         return f"{decision.node} is not lent"
     loan = ctx.state.loans[node.lease.lease_id]
-    note_order(ctx, loan, decision)
+    node.reclaim_at_s = note_order(ctx, loan, decision)
     loan.called_home_at_s, loan.called_home_boot_id = ctx.now_s, node.boot_id
     node.desired_role = NodeRole.SERVING
     node.lease = None
-    node.reclaim_at_s = ctx.now_s + decision.deadline_s
-    ctx.state.counters.reclaims += has_left(loan)  # of any other it is not known yet what it is
     ctx.tell(node.name, f"reclaim (lease {loan.lease_id})", decision.reason)
     clear_node(ctx, node, f"{node.name} goes back to {loan.service}: {decision.reason}", loan)
     ctx.touch(node.name)
     return ""
 
 
-def note_order(ctx: Context, loan: LoanEntry, decision: Reclaim) -> None:
-    """Remember when and why a loan was called back."""
-    loan.reclaim_ordered_at_s = ctx.now_s
-    loan.reclaim_deadline_s = decision.deadline_s
+def note_order(ctx: Context, loan: LoanEntry, decision: Reclaim) -> float:
+    """Remember when and why a loan was called back; returns when its node must be home.
+
+    The promise is that of the first order, as its service has missed the node since then: another
+    one, while the first waits, can only bring it forward.
+    """
+    ordered_at_s, within_s = loan.reclaim_ordered_at_s, decision.deadline_s
+    if ordered_at_s is None:
+        ordered_at_s, loan.decide_s = ctx.now_s, 0.0
+        ctx.state.counters.reclaims += has_left(loan)  # of any other nobody knows yet what it is
+    elif loan.reclaim_deadline_s is not None:
+        within_s = min(loan.reclaim_deadline_s, ctx.now_s - ordered_at_s + within_s)
+    loan.reclaim_ordered_at_s, loan.reclaim_deadline_s = ordered_at_s, within_s
     loan.reclaim_reason = decision.reason
-    loan.decide_s = 0.0
     loan.predicted_preemptions = decision.predicted_preemptions
     loan.predicted_cost_gpu_s = decision.predicted_cost_gpu_s
+    return ordered_at_s + within_s
 
 
 def close(ctx: Context, node: NodeEntry, why: str) -> None:
@@ -158,7 +171,7 @@ def clear_node(ctx: Context, node: NodeEntry, reason: str, loan: LoanEntry | Non
 def role_reported(
     ctx: Context, node: NodeEntry, event: NodeReported, *, old_role: NodeRole
 ) -> None:
-    """A lent node moved: the loan began, lapsed, or is home."""
+    """A lent node moved: the loan began, ended by itself, or is home."""
     if node.last_lease_id is not None:
         _note_left(ctx, node, event, old_role=old_role)
     node.stage_durations_s = event.stage_durations_s
@@ -167,9 +180,10 @@ def role_reported(
         if node.role == _ON_LOAN and event.lease_id == loan.lease_id:
             if loan.begun_at_s is None:
                 loan.begun_at_s = ctx.now_s
+                ctx.state.counters.reclaims += is_reclaim(loan)
                 ctx.tell(node.name, f"on loan (lease {loan.lease_id})", loan.reason)
         elif _has_gone_home(node, loan) or _has_let_go(ctx, node, event):
-            _lapse(ctx, node, loan)
+            _went_home(ctx, node, loan, event)
     elif node.role == _ON_LOAN and node.desired_role == _SERVING:
         _adopt_lease(ctx, node, event)
     if node.role == _SERVING and (old_role != _SERVING or _never_left(ctx, node, event)):
@@ -248,18 +262,25 @@ def _adopt_lease(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
     ctx.touch(node.name)
 
 
-def _lapse(ctx: Context, node: NodeEntry, loan: LoanEntry) -> None:
-    """The node went home by itself: its lease ended, and no order had reached it."""
-    loan.is_lapsed, loan.lapsed_at_s = True, ctx.now_s
+def _went_home(ctx: Context, node: NodeEntry, loan: LoanEntry, event: NodeReported) -> None:
+    """The node went home by itself: its lease ended, or it gave the loan up before it began, and no
+    order had reached it."""
     promised_s = promised.known_s(ctx, loan.service)
-    if promised_s is not None:
-        ttl_s = ctx.settings.lease_ttl_s if node.lease is None else node.lease.ttl_s
-        loan.lapse_deadline_s = max(0.0, promised_s - ttl_s)
+    turned_back = event.turned_back
+    if turned_back is not None and turned_back.lease_id == loan.lease_id:
+        loan.turned_back, loan.turned_back_at_s = turned_back.reason, ctx.now_s
+        loan.turn_back_deadline_s = promised_s
+        ctx.state.counters.turn_backs += is_turn_back(loan)
+        ctx.tell(node.name, f"turned back (lease {loan.lease_id})", turned_back.reason)
+    else:
+        loan.is_lapsed, loan.lapsed_at_s = True, ctx.now_s
+        if promised_s is not None:
+            ttl_s = ctx.settings.lease_ttl_s if node.lease is None else node.lease.ttl_s
+            loan.lapse_deadline_s = max(0.0, promised_s - ttl_s)
+        ctx.state.counters.leases_lapsed += loan.reclaim_ordered_at_s is None
+        ctx.tell(node.name, f"lease {loan.lease_id} ended by itself", node.detail)
     node.lease = None
     node.desired_role = NodeRole.SERVING
-    ctx.state.counters.leases_lapsed += loan.reclaim_ordered_at_s is None
-    ctx.state.counters.reclaims += is_reclaim(loan)  # an order that waited is one all the same
-    ctx.tell(node.name, f"lease {loan.lease_id} ended by itself", node.detail)
     clear_node(ctx, node, f"{node.name} went home by itself", loan)
     ctx.touch(node.name)
 
@@ -275,12 +296,17 @@ def _home(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
     pruning.forget_loans(ctx)
     loan.stage_durations_s = dict(event.stage_durations_s)
     if loan.lapsed_at_s is not None and has_left(loan):
-        loan.lapse_s = _lapse_s(ctx, loan, loan.lapsed_at_s)
+        loan.lapse_s = _way_s(ctx, loan, loan.lapsed_at_s)
+    if loan.turned_back_at_s is not None and has_left(loan):
+        loan.turn_back_s = _way_s(ctx, loan, loan.turned_back_at_s)
     if loan.reclaim_ordered_at_s is not None:
         _reclaimed(ctx, node, loan, event)
     elif loan.lapse_s is not None:
         _keep_duration(ctx.state.counters.lapse_s, loan.lapse_s)
-        _tell_home(ctx, node, loan, f"{loan.lapse_s:.1f} s after its lease ended by itself")
+        _tell_home(ctx, node, loan, _since(loan))
+    elif loan.turn_back_s is not None:
+        _keep_duration(ctx.state.counters.turn_back_s, loan.turn_back_s)
+        _tell_home(ctx, node, loan, _since(loan))
 
 
 def _reclaimed(ctx: Context, node: NodeEntry, loan: LoanEntry, event: NodeReported) -> None:
@@ -293,9 +319,16 @@ def _reclaimed(ctx: Context, node: NodeEntry, loan: LoanEntry, event: NodeReport
     loan.stage_durations_s = stages.of_reclaim(loan, event, home_at_s=ctx.now_s)
     _keep_duration(ctx.state.counters.reclaim_s, took_s)
     said = f"{took_s:.1f} s of {loan.reclaim_deadline_s or 0.0:.1f} s"
-    if loan.lapse_s is not None:
-        said += f", {loan.lapse_s:.1f} s after its lease ended by itself"
+    if since := _since(loan):
+        said += f", {since}"
     _tell_home(ctx, node, loan, said)
+
+
+def _since(loan: LoanEntry) -> str:
+    """How long ago a node that nobody had called went home; empty of one that was called."""
+    if loan.lapse_s is not None:
+        return f"{loan.lapse_s:.1f} s after its lease ended by itself"
+    return "" if loan.turn_back_s is None else f"{loan.turn_back_s:.1f} s after it turned back"
 
 
 def _tell_home(ctx: Context, node: NodeEntry, loan: LoanEntry, how: str) -> None:
@@ -308,15 +341,17 @@ def _count_late(ctx: Context, loan: LoanEntry) -> None:
     counters = ctx.state.counters
     if loan.reclaim_ordered_at_s is not None:
         counters.reclaims_late += is_late(loan)
+    elif is_turn_back(loan):
+        counters.turn_backs_late += is_late(loan)
     else:
         counters.lapses_late += is_late(loan)
 
 
-def _lapse_s(ctx: Context, loan: LoanEntry, heard_at_s: float) -> float:
-    """How long the way home took after a lapse, in seconds.
+def _way_s(ctx: Context, loan: LoanEntry, heard_at_s: float) -> float:
+    """How long the way home took that nobody had ordered, in seconds.
 
-    The node's own measure, from the end of its lease: whoever leads may have heard of the lapse
-    late, or of its end long after. A node that measured nothing is judged by what was heard.
+    The node's own measure, from the end of its lease: whoever leads may have heard of that late, or
+    of its end long after. A node that measured nothing is judged by what was heard.
     """
     return sum(loan.stage_durations_s.values()) or ctx.now_s - heard_at_s
 

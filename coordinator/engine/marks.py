@@ -15,6 +15,7 @@ class Ending(Struct, frozen=True, kw_only=True):
     said_reason: its node stopped it by itself, for this. failure: why it failed by itself, as its
     log says; None where nothing is known.
     refused: what the job names that its node refused it for, as `workdir`; empty: it did not.
+    has_begun: it was not refused, for whatever reason.
     """
 
     ended_at_s: float | None = None
@@ -24,9 +25,25 @@ class Ending(Struct, frozen=True, kw_only=True):
     is_node_fault: bool = False
     failure: Failure | None = None
     refused: str = ""
+    has_begun: bool = True
 
 
-class RetryEntry(Struct, kw_only=True):
+class HungStart(Struct, frozen=True):
+    """A worker that its node could not start because storage did not answer: which, and when."""
+
+    directory: str
+    at_s: float
+
+
+class Avoided(Struct, frozen=True):
+    """Until when a job leaves a node alone. is_own_fault: it failed there by its own fault, and
+    does not grow there however long it runs elsewhere."""
+
+    until_s: float
+    is_own_fault: bool = False
+
+
+class RetryEntry(Struct, kw_only=True, omit_defaults=True):
     """What the failures of a job say of its next try; see `retrying`.
 
     failure: why its latest own fault came, as its node says. attempt: in which attempt that was.
@@ -34,7 +51,11 @@ class RetryEntry(Struct, kw_only=True):
     is_charged: the latest one counts on the job's budget.
     at_s: it is not tried again before; None: at once.
     is_prerun_over: its pre-run went well and is being stopped; see `prerun`.
-    avoid_nodes: nodes that its next attempt leaves alone, until `avoid_until_s` while it waits.
+    avoided: nodes that it leaves alone, each for a time of its own; see `avoiding`.
+    no_loan_until_s: nodes could not start it, maybe for its own storage: before this no further
+        node is lent for it. None: as for any other.
+    old_avoid_nodes, old_avoid_until_s: the same as older versions saved it, one time for all.
+    failed_on: the nodes that ended its latest attempt; empty: none did, or nobody noted it.
     node_faults: its latest so many faults were its nodes', in a row; 0: the latest was its own.
     refused_by: since it ran last, the first node that refused it for each thing that it names.
     refused_attempt: the latest attempt whose end that is, while it counts as a node's fault.
@@ -45,12 +66,26 @@ class RetryEntry(Struct, kw_only=True):
     counts: dict[str, int] = field(default_factory=dict[str, int])
     is_charged: bool = False
     at_s: float | None = None
-    avoid_nodes: list[NodeName] = field(default_factory=list[NodeName])
-    avoid_until_s: float = 0.0
+    avoided: dict[NodeName, Avoided] = field(default_factory=dict[NodeName, Avoided])
+    no_loan_until_s: float | None = None
+    old_avoid_nodes: list[NodeName] = field(default_factory=list[NodeName], name="avoid_nodes")
+    old_avoid_until_s: float = field(default=0.0, name="avoid_until_s")
     is_prerun_over: bool = False
     node_faults: int = 0
     refused_by: dict[str, NodeName] = field(default_factory=dict[str, NodeName])
     refused_attempt: int = 0
+    failed_on: list[NodeName] = field(default_factory=list[NodeName])
+
+    def __post_init__(self) -> None:
+        """Read what an older version saved."""
+        known = Avoided(self.old_avoid_until_s, is_own_fault=not self.node_faults)
+        self.avoided.update((name, known) for name in self.old_avoid_nodes)
+        self.old_avoid_nodes, self.old_avoid_until_s = [], 0.0
+
+    @property
+    def avoid_nodes(self) -> list[NodeName]:
+        """The nodes that it leaves alone now, by name."""
+        return sorted(self.avoided)
 
 
 class ClockMark(Struct, frozen=True):

@@ -9,7 +9,14 @@ from __future__ import annotations
 from common.lifecycle import JobEvent
 from common.model import JobState, NodeName, StopReason, WorkerKey
 from coordinator.engine import jobs, losses, starting
-from coordinator.engine.context import Context, hold_gpus, release_gpus
+from coordinator.engine.context import (
+    NONE_BARRED,
+    Context,
+    barred_uuids,
+    hold_gpus,
+    release_gpus,
+    slots_of,
+)
 from coordinator.engine.state import AfterVacating, JobEntry, Migration
 from coordinator.policies.decisions import Migrate, Start
 from coordinator.policies.snapshot import WorkerView
@@ -65,22 +72,31 @@ def _hold(ctx: Context, job: JobEntry, decision: Migrate) -> None:
     ctx.state.migrating_jobs[job.job_id] = None
 
 
-def held(job: JobEntry) -> tuple[WorkerView, ...]:
+def held(ctx: Context, job: JobEntry) -> tuple[WorkerView, ...]:
     """The workers of its next attempt for which GPUs are held, as policies see them."""
     if job.migration is None:
         return ()
     found: list[WorkerView] = []
+    keys = [key for _, key in job.migration.gpus]
     for placement in starting.in_order(job.migration.decision.placements):
+        node = ctx.state.nodes.get(placement.node)
+        barred = NONE_BARRED if node is None else barred_uuids(node)
         for number in range(placement.worker_count):
             each = len(placement.gpu_uuids) // placement.worker_count
+            uuids = placement.gpu_uuids[number * each : (number + 1) * each]
+            gpus, lost = each or job.spec.gpus_per_worker, 0
+            if node is not None and barred:
+                lost = sum(slot.uuid in barred for slot in slots_of(node, keys[len(found)]))
             found.append(
                 WorkerView(
                     job_id=job.job_id,
                     worker_index=len(found),
                     node=placement.node,
-                    gpus=each or job.spec.gpus_per_worker,
+                    gpus=gpus,
+                    freed_gpus=gpus - lost,
                     is_flexible=False,
-                    gpu_uuids=placement.gpu_uuids[number * each : (number + 1) * each],
+                    gpu_uuids=uuids,
+                    barred_uuids=tuple(uuid for uuid in uuids if uuid in barred),
                 )
             )
     return tuple(found)

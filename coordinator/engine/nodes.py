@@ -18,7 +18,7 @@ from coordinator.engine import (
     refusals,
     silence,
 )
-from coordinator.engine.context import Context, keys_on
+from coordinator.engine.context import Context, keys_on, mark_holders
 from coordinator.engine.events import GpuFact, NodeReported, WorkerFact
 from coordinator.engine.marks import Ending
 from coordinator.engine.state import GpuSlot, JobEntry, NodeEntry, WorkerEntry
@@ -142,6 +142,7 @@ def _fold_gpus(ctx: Context, node: NodeEntry, event: NodeReported, said: Said) -
             slot.is_gone = True
             slots.append(slot)
     node.gpus = slots
+    mark_holders(ctx, node)
 
 
 def _tell_other_gpus(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
@@ -231,13 +232,17 @@ def _fold_trespasses(
     if trespassed != node.trespassed:
         node.trespassed = trespassed
         ctx.changed_nodes[node.name] = None
-        ctx.needs_pass = True
+        mark_holders(ctx, node)
+        ctx.needs_pass = ctx.needs_loan_pass = True
     if is_new_boot:
         node.trespasses_told = []  # process ids begin anew
     for fact in event.trespasses:
         if (fact.pid, fact.gpu_uuid) not in node.trespasses_told:
             node.trespasses_told.append((fact.pid, fact.gpu_uuid))
-            why = "no worker was granted this GPU for it; nothing but its owner can end it"
+            why = (
+                "nobody was granted this GPU for it, and it is no server's of the node; nothing "
+                "but its owner can end it"
+            )
             ctx.tell(node.name, f"trespass: process {fact.pid} on {fact.gpu_uuid}", why)
     del node.trespasses_told[:-TRESPASSES_KEPT]
 

@@ -6,16 +6,25 @@ after the other of the whole cell ("black hole node"), each free of charge and n
 job leaves such a node alone by itself (`retrying.node_fault`); here the node is closed to all of
 them. It is tried again after `retry_backoff_max_s`, with one job, and opens for good once a worker
 has started on it; also when it boots anew, or when an operator says so (uncordon).
+
+Storage that does not answer may be one job's own, which takes its fault along wherever it goes: it
+closes a node only where the directories of two jobs hang there within that time.
 """
 
 from __future__ import annotations
 
 from common.messages import OrderPhase, WorkerPhase
+from common.model import JobSpec
 from coordinator.engine.context import Context
 from coordinator.engine.events import WorkerFact
+from coordinator.engine.marks import HungStart
 from coordinator.engine.state import ClusterState, NodeEntry, WorkerEntry
 from coordinator.policies.words import counted
 
+STORAGE_SILENT = "the storage did not answer"
+"""In the error of a start or of a look before it; as in `agent.state`."""
+HUNG_KEPT = 8
+"""Of one node; who hangs there more often is not news."""
 MOST = 3
 """So many refusals in a row close a node: a single one may be chance, as while systemd reloads."""
 
@@ -29,7 +38,7 @@ def heard(
             _refused(ctx, node, worker, fact.error)
         return
     has_run = fact.phase == WorkerPhase.RUNNING or fact.exit_code is not None
-    if node.refused_starts and has_run and not is_node_fault:
+    if (node.refused_starts or node.hung_starts) and has_run and not is_node_fault:
         forget(ctx, node, f"{worker.key} has started there")
 
 
@@ -56,21 +65,43 @@ def _refused(ctx: Context, node: NodeEntry, worker: WorkerEntry, why: str) -> No
         return
     if last is not None and (key.job_id, key.attempt) == (last.job_id, last.attempt):
         return
-    node.refused_starts, node.refused_last = node.refused_starts + 1, key
+    node.refused_last = key
     rest_s = ctx.settings.retry_backoff_max_s
-    if node.refused_starts < MOST or node.closed_reason or rest_s <= 0:
+    job = ctx.job(key.job_id)
+    storage = "" if job is None or STORAGE_SILENT not in why else _begins_in(job.spec)
+    if storage:
+        count = node.refused_starts + _hung(ctx, node, storage, within_s=rest_s)
+    else:
+        count = node.refused_starts = node.refused_starts + 1
+    is_shown = not storage or len({hung.directory for hung in node.hung_starts}) > 1
+    if count < MOST or not is_shown or node.closed_reason or rest_s <= 0:
         return
-    times = counted(node.refused_starts, "start")
+    times = counted(count, "start")
     node.closed_reason = f"it refused {times} in a row, the last: {why}"
     ctx.state.closed_until_s[node.name] = ctx.now_s + rest_s
     ctx.tell(node.name, "takes nothing new", f"{node.closed_reason}; for {rest_s:.0f} s")
     _changed(ctx, node)
 
 
+def _begins_in(spec: JobSpec) -> str:
+    """The storage on which a worker begins and which need not be its node's; empty: none."""
+    if spec.workdir != "/":
+        return spec.workdir
+    directory, _, _ = spec.command[0].rpartition("/")
+    return directory if directory.startswith("/") else ""
+
+
+def _hung(ctx: Context, node: NodeEntry, directory: str, *, within_s: float) -> int:
+    """Remember a start for which storage did not answer; how many there were within some time."""
+    recent = [hung for hung in node.hung_starts if hung.at_s > ctx.now_s - within_s]
+    node.hung_starts = [*recent, HungStart(directory, ctx.now_s)][-HUNG_KEPT:]
+    return len(node.hung_starts)
+
+
 def forget(ctx: Context, node: NodeEntry, why: str) -> None:
     """What kept it from starting workers is gone, or may be."""
     _open(ctx, node, why)
-    node.refused_starts, node.refused_last = 0, None
+    node.refused_starts, node.refused_last, node.hung_starts = 0, None, []
 
 
 def settle(ctx: Context) -> None:

@@ -14,12 +14,14 @@ thing, or where the job fits nowhere else.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 
 from msgspec.structs import replace
 
 from common.failures import Failure, RetryClass, is_more_telling
 from common.model import JobState, NodeName
+from coordinator.engine import avoiding
 from coordinator.engine.context import Context
 from coordinator.engine.marks import Ending
 from coordinator.engine.settings import EngineSettings
@@ -37,7 +39,8 @@ def own_fault(
     """Count a fault of the job's own, on a node; whether the job is tried again."""
     retry, uses_class, failure = job.retry, ctx.settings.retry_by_failure_class, ending.failure
     retry.failure, retry.attempt = failure, job.attempt
-    retry.at_s, retry.avoid_nodes, retry.node_faults = None, [], 0
+    retry.at_s, retry.avoided, retry.node_faults = None, {}, 0
+    retry.failed_on = [node]
     # Only a word of the log makes a fault free: any program can end by a signal of its own.
     retry.is_charged = not (uses_class and failure and failure.is_free and failure.is_explicit)
     job.own_fault_count += retry.is_charged
@@ -69,11 +72,10 @@ def _prepare(ctx: Context, job: JobEntry, node: NodeName, failure: Failure) -> N
     if failure.retry == RetryClass.BACK_OFF:
         retry.at_s = ctx.now_s + _back_off_s(settings, retry.counts[failure.reason])
     elif failure.retry == RetryClass.ELSEWHERE and _fits_without(ctx, job, [node]):
-        retry.avoid_nodes = [node]
-        retry.avoid_until_s = ctx.now_s + settings.retry_avoid_s
+        avoiding.leave(retry, [node], ctx.now_s + settings.retry_avoid_s, is_own_fault=True)
 
 
-def node_fault(ctx: Context, job: JobEntry, node: NodeName) -> None:
+def node_fault(ctx: Context, job: JobEntry, node: NodeName, *, is_in_vain: bool = False) -> None:
     """After a fault of a node the next try is made elsewhere, or else later: nothing else keeps a
     node that starts no worker from taking the same job again and again.
 
@@ -82,11 +84,14 @@ def node_fault(ctx: Context, job: JobEntry, node: NodeName) -> None:
     gang that fits nowhere else, or only where it was refused before, waits so long only if it ran
     for less: nothing turns in a circle faster than that, and others would take the nodes that a
     large gang needs together.
+
+    is_in_vain: the node could not start it. That may come of the job's own storage, which it takes
+        along: for the back-off no further node is lent for it.
     """
     ran_s = 0.0 if job.attempt_ran_at_s is None else ctx.now_s - job.attempt_ran_at_s
     if ran_s > ctx.settings.retry_backoff_max_s:
         job.retry.node_faults = 0  # it was well there for long: this is another matter
-    _go_elsewhere(ctx, job, [node], took_s=ran_s)
+    _go_elsewhere(ctx, job, [node], took_s=ran_s, is_in_vain=is_in_vain)
 
 
 def not_ready(ctx: Context, job: JobEntry, nodes: Collection[NodeName]) -> None:
@@ -94,23 +99,27 @@ def not_ready(ctx: Context, job: JobEntry, nodes: Collection[NodeName]) -> None:
     of theirs. Whose fault it is nobody knows, so none is counted, and no node is closed by it: the
     job's own storage may hang.
     """
-    _go_elsewhere(ctx, job, sorted(nodes), took_s=ctx.settings.gang_ready_timeout_s)
+    took_s = ctx.settings.gang_ready_timeout_s
+    _go_elsewhere(ctx, job, sorted(nodes), took_s=took_s, is_in_vain=True)
 
 
-def _go_elsewhere(ctx: Context, job: JobEntry, nodes: list[NodeName], *, took_s: float) -> None:
+def _go_elsewhere(
+    ctx: Context, job: JobEntry, nodes: list[NodeName], *, took_s: float, is_in_vain: bool
+) -> None:
     """took_s: how long the attempt has lasted that these nodes ended, in seconds."""
     retry = job.retry
-    before = retry.avoid_nodes if retry.node_faults else []
+    before = avoiding.blamed(retry, ctx.now_s)
     retry.node_faults += 1
     wait_s = _back_off_s(ctx.settings, retry.node_faults)
     until_s = ctx.now_s + wait_s
-    retry.at_s, retry.avoid_nodes = None, []
-    every = sorted({*before, *nodes})
-    for names in (every, nodes):
-        if _fits_without(ctx, job, names):
-            retry.avoid_nodes, retry.avoid_until_s = names, until_s
+    retry.no_loan_until_s = until_s if is_in_vain else None
+    retry.at_s, retry.failed_on, known, retry.avoided = None, nodes, retry.avoided, {}
+    for kept in (list(known), before, []):
+        if _fits_without(ctx, job, {*kept, *nodes}):
+            retry.avoided = {name: known[name] for name in kept}
+            avoiding.leave(retry, nodes, until_s)
             break
-    if retry.avoid_nodes != every and took_s < wait_s:
+    if not retry.avoided.keys() >= {*before, *nodes} and took_s < wait_s:
         retry.at_s = until_s
 
 
@@ -134,19 +143,18 @@ def _both(error: str, first: NodeName, second: NodeName) -> str:
 
 def left_alone(ctx: Context, job: JobEntry, node: NodeName) -> None:
     """A job that runs was refused one more worker: it computes elsewhere, so it is the node's
-    matter, and the job grows onto others."""
-    retry = job.retry
-    retry.avoid_nodes = sorted({*retry.avoid_nodes, node})
-    retry.avoid_until_s = ctx.now_s + ctx.settings.retry_avoid_s
+    matter, and the job grows onto others; for a while onto none that was lent for that."""
+    avoiding.leave(job.retry, [node], ctx.now_s + ctx.settings.retry_avoid_s)
+    job.retry.no_loan_until_s = ctx.now_s + ctx.settings.retry_backoff_max_s
 
 
 def left_for_now(ctx: Context, job: JobEntry, nodes: Collection[NodeName]) -> None:
-    """A job that runs has waited in vain to grow onto these nodes: it tries others, and these again
-    when they may be ready."""
+    """A job that runs has waited in vain to grow onto these nodes, or they could not start it: it
+    tries others, and these again when they may be ready."""
     retry = job.retry
     retry.node_faults += 1
-    retry.avoid_nodes = sorted({*retry.avoid_nodes, *nodes})
-    retry.avoid_until_s = ctx.now_s + _back_off_s(ctx.settings, retry.node_faults)
+    retry.no_loan_until_s = ctx.now_s + _back_off_s(ctx.settings, retry.node_faults)
+    avoiding.leave(retry, nodes, retry.no_loan_until_s)
 
 
 def _back_off_s(settings: EngineSettings, count: int) -> float:
@@ -232,40 +240,61 @@ def rests(job: JobEntry) -> bool:
 
 
 def deadline_s(job: JobEntry) -> float | None:
-    """When time alone changes where or when a job may have workers again.
-
-    A job that runs leaves the node of its own fault alone for good, and that of another's only
-    until it may be well again: it may grow there.
-    """
-    retry = job.retry
-    is_pending = job.state == JobState.PENDING
-    if is_pending and retry.at_s is not None:
-        return retry.at_s
-    is_for_now = is_pending or retry.node_faults > 0
-    return retry.avoid_until_s if retry.avoid_nodes and is_for_now else None
+    """When time alone changes where or when a job may have workers again."""
+    if rests(job):
+        return job.retry.at_s
+    ends_s = (job.retry.no_loan_until_s, avoiding.end_s(job))
+    return min((end_s for end_s in ends_s if end_s is not None), default=None)
 
 
 def time_is_up(ctx: Context, job: JobEntry) -> None:
     """It has waited long enough, or avoided a node for long enough."""
     retry = job.retry
-    end_s = deadline_s(job)
-    if end_s is None or end_s > ctx.now_s:
+    if rests(job):
+        if retry.at_s is not None and retry.at_s <= ctx.now_s:
+            ctx.changed_jobs[job.job_id], retry.at_s = None, None
         return
-    ctx.changed_jobs[job.job_id] = None
-    if retry.at_s is not None:
-        retry.at_s = None
-    elif job.state != JobState.PENDING:
-        retry.avoid_nodes = []
-    else:
-        others = f"it has waited for others than {', '.join(retry.avoid_nodes)}"
-        ctx.tell(job.job_id, "avoids no node any more", others)
-        retry.avoid_nodes = []
+    avoiding.time_is_up(ctx, job)
+    if retry.no_loan_until_s is not None and retry.no_loan_until_s <= ctx.now_s:
+        ctx.changed_jobs[job.job_id], retry.no_loan_until_s = None, None
+        ctx.needs_loan_pass = True
 
 
-def why_resting(job: JobEntry, now_s: float) -> str:
-    """In words, why nobody is to start it now."""
-    assert job.retry.at_s is not None
-    what = str(job.retry.failure) if job.retry.failure else "it failed"
-    if job.retry.node_faults:
-        what = job.error
-    return f"tries again in {max(0.0, job.retry.at_s - now_s):.0f} s: {what}"
+def why_waiting(job: JobEntry, now_s: float) -> str:
+    """In words, why nobody is to start it now, or not where its latest try failed, with when that
+    changes and what went wrong; empty for a job that may start anywhere.
+    """
+    retry, what = job.retry, _what_failed(job)
+    if rests(job) and retry.at_s is not None:
+        return f"tries again in {max(0.0, retry.at_s - now_s):.0f} s: {_placed(what, job)}"
+    if not (said := avoiding.told(job, now_s)):
+        return ""
+    return f"tries {said}, others at once: {_placed(what, job)}"
+
+
+def why_not_lent(job: JobEntry, now_s: float) -> tuple[str, ...]:
+    """In words, that no node is lent for it, and for how long; nothing where one may be."""
+    if job.retry.no_loan_until_s is None:
+        return ()
+    return (f"no node is lent for it for {max(0.0, job.retry.no_loan_until_s - now_s):.0f} s",)
+
+
+def why_failed(job: JobEntry) -> str:
+    """In words, what ended the latest try of a job that waits, and where; empty if nothing did."""
+    return _placed(_what_failed(job), job) if job.error or job.retry.failed_on else ""
+
+
+def _what_failed(job: JobEntry) -> str:
+    retry = job.retry
+    if retry.failure is not None and not retry.node_faults:
+        return str(retry.failure)
+    if job.error:
+        return job.error
+    return f"exit code {job.exit_code}" if job.exit_code is not None else "a try failed"
+
+
+def _placed(what: str, job: JobEntry) -> str:
+    """With the nodes that are to blame, where the words do not name them all."""
+    told = set(re.findall(r"[\w.-]*\w", what))
+    missing = [name for name in job.retry.failed_on if name not in told]
+    return f"{what} ({avoiding.named(missing)})" if missing else what

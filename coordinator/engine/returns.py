@@ -1,9 +1,11 @@
-"""How loans end, defined once for counters, figures and rows: what is a reclaim, what a lapse, and
-which was late. Pure; must not know why a node was lent or called back.
+"""How loans end, defined once for counters, figures and rows: what is a reclaim, what a lapse, what
+a turn-back, and which was late. Pure; must not know why a node was lent or called back.
 
 A reclaim was ordered, whatever brought the node home in the end: its lease may lapse while the
-order waits for jobs. A lapse is the end of a lease by its TTL without an order. Both are of nodes
-that had left their service; a promise of how long that may take is of no use to the others.
+order waits for jobs. A lapse is the end of a lease by its TTL without an order; a turn-back is a
+loan that its node gave up before it began, such as for a GPU that does not come free, likewise
+without an order. A node that had left its service has a promise of how long its way home may take;
+to the others that is of no use.
 """
 
 from __future__ import annotations
@@ -22,15 +24,20 @@ class Tally(Struct, frozen=True, kw_only=True):
     reclaims_late: int = 0
     lapses: int = 0
     lapses_late: int = 0
+    turn_backs: int = 0
+    turn_backs_late: int = 0
 
 
 def tally(loans: Iterable[LoanEntry], now_s: float) -> Tally:
-    """Reclaims and lapses among some loans, those included that are on their way or overdue."""
+    """How some loans ended, those included that are on their way or overdue."""
     reclaims: list[bool] = []
     lapses: list[bool] = []
+    turn_backs: list[bool] = []
     for loan in loans:
         is_behind = is_late(loan) or overdue_s(loan, now_s) > 0
-        if is_lapse(loan):
+        if is_turn_back(loan):
+            turn_backs.append(is_behind)
+        elif is_lapse(loan):
             lapses.append(is_behind)
         elif is_reclaim(loan) or is_behind:
             reclaims.append(is_behind)
@@ -39,6 +46,8 @@ def tally(loans: Iterable[LoanEntry], now_s: float) -> Tally:
         reclaims_late=sum(reclaims),
         lapses=len(lapses),
         lapses_late=sum(lapses),
+        turn_backs=len(turn_backs),
+        turn_backs_late=sum(turn_backs),
     )
 
 
@@ -60,6 +69,11 @@ def is_lapse(loan: LoanEntry) -> bool:
     return loan.is_lapsed and loan.reclaim_ordered_at_s is None
 
 
+def is_turn_back(loan: LoanEntry) -> bool:
+    """Whether its node gave it up before it began, and nobody had ordered it home."""
+    return bool(loan.turned_back) and loan.reclaim_ordered_at_s is None
+
+
 def reclaim_s(loan: LoanEntry) -> float | None:
     """From the order to serving again; None of what is no reclaim, and of a node that is not home
     or will not come home by this loan."""
@@ -74,13 +88,19 @@ def lapse_s(loan: LoanEntry) -> float | None:
     return loan.lapse_s if is_lapse(loan) else None
 
 
+def turn_back_s(loan: LoanEntry) -> float | None:
+    """From the turn of a node without an order to serving again; None of any other loan."""
+    return loan.turn_back_s if is_turn_back(loan) else None
+
+
 def is_late(loan: LoanEntry) -> bool:
     """Whether a return that is over broke a promise; never of a node that had not left.
 
     From the order it has the deadline. A lapse has what the TTL leaves of it: nobody asked the node
     back, but its service has the promise from the last renewal on (design 6: TTL + way home fit
-    into the deadline). Both promises hold for an order that waited when the lease lapsed. A loan
-    that ended otherwise was late if a deadline was over by then.
+    into the deadline). A turn-back has all of it: its service, which might have asked at that time,
+    had not begun to. Both promises hold for an order that waited when the lease lapsed or the node
+    turned back. A loan that ended otherwise was late if a deadline was over by then.
     """
     if not has_left(loan) or loan.returned_at_s is None:
         return False
@@ -88,8 +108,8 @@ def is_late(loan: LoanEntry) -> bool:
 
 
 def overdue_s(loan: LoanEntry, now_s: float) -> float:
-    """Seconds for which a node that was asked back, or whose lease ended by itself, has been later
-    than its deadline; 0: it is not.
+    """Seconds for which a node that was asked back, whose lease ended by itself or that turned back
+    has been later than its deadline; 0: it is not.
 
     One that is home is not overdue any more, however late it came.
     """
@@ -108,4 +128,8 @@ def _promises(loan: LoanEntry, until_s: float) -> list[tuple[float, float]]:
         measured_s = loan.lapse_s  # by the node itself, once it is home
         took_s = until_s - loan.lapsed_at_s if measured_s is None else measured_s
         found.append((took_s, loan.lapse_deadline_s))
+    turned_at_s, within_s = loan.turned_back_at_s, loan.turn_back_deadline_s
+    if turned_at_s is not None and within_s is not None and has_left(loan):
+        measured_s = loan.turn_back_s
+        found.append((until_s - turned_at_s if measured_s is None else measured_s, within_s))
     return found

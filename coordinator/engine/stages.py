@@ -29,7 +29,8 @@ def of_reclaim(loan: LoanEntry, event: NodeReported, *, home_at_s: float) -> dic
     ordered_at_s, called_at_s = loan.reclaim_ordered_at_s, loan.called_home_at_s
     if event.home_ago_s is None or ordered_at_s is None:
         return own_s
-    if loan.is_lapsed:  # while the order waited: nobody called it, its own stages count from there
+    if loan.is_lapsed or loan.turned_back:
+        # While the order waited: nobody called it, its own stages count from there.
         way_s = sum(own_s.values()) + event.home_ago_s
         wait_s = max(0.0, home_at_s - ordered_at_s - way_s)
         return {"decide": loan.decide_s, "wait": wait_s} | own_s | {"heard": event.home_ago_s}

@@ -114,7 +114,8 @@ def start(ctx: Context, decision: Start, *, held: Collection[WorkerKey] = ()) ->
     if job.attempt == 0:
         job.is_promised = decision.is_promised  # whoever has begun is not refused, promise or not
     job.attempt += 1
-    job.exit_code, job.error = None, ""  # they are of the attempt before; its story has them
+    # They are of the attempt before; its story has them.
+    job.exit_code, job.error, job.retry.failed_on = None, "", []
     job.next_worker_index = 0
     job.workers = {}
     job.succeeded_workers = []

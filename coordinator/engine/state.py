@@ -29,7 +29,7 @@ from common.model import (
     WorkerKey,
 )
 from coordinator.engine.loan_entries import Awaited, LoanEntry, Recommendation, ShadowLoan
-from coordinator.engine.marks import ClockMark, RetryEntry, WaitEntry
+from coordinator.engine.marks import ClockMark, HungStart, RetryEntry, WaitEntry
 from coordinator.engine.step_times import StepTimes
 from coordinator.engine.totals import Counters
 from coordinator.policies.decisions import Migrate
@@ -76,7 +76,9 @@ class NodeEntry(Struct, kw_only=True):
     refused_starts: int = 0
     """Starts of workers that it refused in a row, by its own fault; see `refusals`."""
     refused_last: WorkerKey | None = None
-    """The latest of them."""
+    """The latest of them, or of those below."""
+    hung_starts: list[HungStart] = field(default_factory=list[HungStart])
+    """Those since then for which a job's storage did not answer, the latest ones."""
     closed_reason: str = ""
     """Why nothing new may begin on it until `ClusterState.closed_until_s`: it refused too many."""
     heard_at_s: float = 0.0

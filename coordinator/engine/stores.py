@@ -58,6 +58,7 @@ def ended(ctx: Context, job: JobEntry) -> None:
     node = ctx.state.nodes.get(store.node)
     if node is not None and store.key in node.stores:
         node.stores.remove(store.key)
+        ctx.changed_nodes[node.name] = None
 
 
 def leave(ctx: Context, job: JobEntry) -> None:

@@ -21,6 +21,8 @@ class Counters(Struct, kw_only=True):
     reclaims_late: int = 0
     leases_lapsed: int = 0
     lapses_late: int = 0
+    turn_backs: int = 0
+    turn_backs_late: int = 0
     resizes: int = 0
     suspensions: int = 0
     migrations: int = 0
@@ -32,6 +34,7 @@ class Counters(Struct, kw_only=True):
     passes: int = 0
     reclaim_s: list[float] = field(default_factory=list[float])
     lapse_s: list[float] = field(default_factory=list[float])
+    turn_back_s: list[float] = field(default_factory=list[float])
     training_held_gpu_s: float = 0.0
     training_gpu_s: float = 0.0
     on_loan_held_gpu_s: float = 0.0

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from typing import Generic, TypeVar
 
 from msgspec.structs import replace
 
-from common.model import JobId, JobState, NodeName, NodeRole
+from common.model import GpuUuid, JobId, JobState, NodeName, NodeRole
 from coordinator.engine import estimates, loans, migrating, prerun_shape, retrying, tenants
-from coordinator.engine.context import Context, free_slots, sick_slots
+from coordinator.engine.context import (
+    NONE_BARRED,
+    Context,
+    barred_uuids,
+    free_slots,
+    sick_slots,
+)
 from coordinator.engine.starting import is_schedulable
 from coordinator.engine.state import ClusterState, JobEntry, NodeEntry, WorkerEntry
 from coordinator.policies.index import JobSorter, NodeSorter
@@ -121,21 +127,40 @@ class _Sorted(Generic[K, V]):
             self.views.insert(place, view)
 
 
-def _worker_view(worker: WorkerEntry) -> WorkerView:
+def _worker_view(worker: WorkerEntry, barred: Set[GpuUuid]) -> WorkerView:
+    """barred: GPUs of its node that come free for nobody."""
+    uuids = worker.gpu_uuids
+    lost = tuple([uuid for uuid in uuids if uuid in barred]) if barred else ()
     return WorkerView(
         job_id=worker.key.job_id,
         worker_index=worker.key.worker_index,
         node=worker.node,
-        gpus=len(worker.gpu_uuids),
+        gpus=len(uuids),
+        freed_gpus=len(uuids) - len(lost),
         is_flexible=worker.is_flexible,
         is_leaving=worker.stop is not None,
         is_other_type=worker.is_other_type,
-        gpu_uuids=worker.gpu_uuids,
+        gpu_uuids=uuids,
+        barred_uuids=lost,
     )
+
+
+def _worker_views(ctx: Context, job: JobEntry) -> tuple[WorkerView, ...]:
+    """The workers that a job has, by index."""
+    found: list[WorkerView] = []
+    name, barred = None, NONE_BARRED
+    for _, worker in sorted(job.workers.items()):
+        if worker.node != name:  # a gang mostly stands node by node
+            name = worker.node
+            node = ctx.state.nodes.get(name)
+            barred = NONE_BARRED if node is None else barred_uuids(node)
+        found.append(_worker_view(worker, barred))
+    return tuple(found)
 
 
 def node_view(ctx: Context, node: NodeEntry) -> NodeView:
     """One node, frozen."""
+    barred = barred_uuids(node)
     return NodeView(
         name=node.name,
         home_pool=node.home_pool,
@@ -149,11 +174,12 @@ def node_view(ctx: Context, node: NodeEntry) -> NodeView:
         and (node.is_awaited or node.desired_role != NodeRole.ON_LOAN),
         is_drained_by_operator=node.is_cordoned,
         takes_nothing=bool(node.ledger_error or node.closed_reason),
-        sick_gpus=len(sick_slots(node)),
-        trespassed_gpus=sum(slot.uuid in node.trespassed for slot in node.gpus),
+        sick_gpus=len(sick_slots(node)) if barred else 0,
+        trespassed_gpus=sum(uuid in node.trespassed for uuid in barred),
+        barred_gpus=len(barred),
         serving_since_s=node.serving_since_s,
         shadow=_shadow(ctx, node),
-        workers=tuple(_worker_view(worker) for _, worker in loans.workers_on(ctx, node)),
+        workers=tuple([_worker_view(worker, barred) for _, worker in loans.workers_on(ctx, node)]),
         rack=node.rack,
         cpus=node.cpus,
         memory_bytes=node.memory_bytes,
@@ -205,7 +231,7 @@ def job_view(ctx: Context, job: JobEntry) -> JobView:
         estimate_source=source,
         grace_s=spec.checkpoint.grace_s,
         gpu_type=job.gpu_type,
-        placed=tuple(_worker_view(job.workers[index]) for index in sorted(job.workers)),
+        placed=_worker_views(ctx, job),
         started_at_s=job.attempt_ran_at_s,
         preemption_count=job.preemption_count,
         lost_if_preempted_gpu_s=estimates.lost_if_preempted(job, ctx.now_s),
@@ -232,6 +258,7 @@ def job_view(ctx: Context, job: JobEntry) -> JobView:
         attempt=job.attempt,
         own_fault_count=job.own_fault_count,
         avoid_nodes=tuple(job.retry.avoid_nodes),
+        wants_no_loan=job.retry.no_loan_until_s is not None,
         preempted_at_s=job.preempted_at_s,
         is_packed=job.is_packed,
         suspended_at_s=job.suspended_at_s,
@@ -245,7 +272,7 @@ def job_view(ctx: Context, job: JobEntry) -> JobView:
         is_resizable=(
             job.state == JobState.RUNNING and spec.is_elastic and job.after_vacating is None
         ),
-        held=migrating.held(job),
+        held=migrating.held(ctx, job),
     )
 
 

@@ -9,6 +9,7 @@ from msgspec import Struct
 from common.model import JobId, NodeRole, Preemptibility, ServiceName
 from coordinator.policies.gpu_types import types_in_order
 from coordinator.policies.index import shape
+from coordinator.policies.never import NO_NODES, Fleet, absent, wish_of
 from coordinator.policies.placement import Room
 from coordinator.policies.shapes import JobShape
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
@@ -32,6 +33,7 @@ def holds(
     seen: dict[tuple[JobShape, int], tuple[str, ...]] = {}
     heads: dict[str, JobId] = {}
     found: list[Hold] = []
+    fleet = Fleet(snapshot)
     for job in held:
         wanted = types_in_order(room, job)
         if is_strict and wanted and all(gpu_type in heads for gpu_type in wanted):
@@ -43,7 +45,7 @@ def holds(
         else:
             key = (shape(job), room.barred(job))
             if key not in seen:
-                seen[key] = blockers_of(snapshot, room, job)
+                seen[key] = blockers_of(snapshot, room, job, fleet)
             blockers = (*seen[key], *(why for bar in room.bars if (why := bar.why(job))))
             for gpu_type in wanted:
                 heads.setdefault(gpu_type, job.job_id)
@@ -51,23 +53,28 @@ def holds(
     return found
 
 
-def blockers_of(snapshot: ClusterSnapshot, room: Room, job: JobView) -> tuple[str, ...]:
+def blockers_of(
+    snapshot: ClusterSnapshot, room: Room, job: JobView, fleet: Fleet | None = None
+) -> tuple[str, ...]:
     """All that stands between a job and its start, type by type."""
     found: list[str] = []
     present = {node.gpu_type for node in snapshot.nodes}
     wanted = types_in_order(room, job)
     wanted += sorted(present - set(wanted)) if not job.gpu.types else []
     if not wanted:
-        return ("no nodes are known",)
+        return (NO_NODES,)
+    fleet = Fleet(snapshot) if fleet is None else fleet
     for gpu_type in wanted:
         if gpu_type in present:
-            found += _of_type(snapshot, room, job, gpu_type)
+            found += _of_type(snapshot, room, job, gpu_type, fleet)
         else:
-            found.append(f"GPU type {gpu_type} not present")
+            found.append(absent(gpu_type))
     return (*found, *_excluded_services(snapshot, room, job, wanted))
 
 
-def _of_type(snapshot: ClusterSnapshot, room: Room, job: JobView, gpu_type: str) -> list[str]:
+def _of_type(
+    snapshot: ClusterSnapshot, room: Room, job: JobView, gpu_type: str, fleet: Fleet
+) -> list[str]:
     nodes = [node for node in snapshot.nodes if node.gpu_type == gpu_type]
     size, count = job.gpus_per_worker, job.workers_on(gpu_type).min
     available = {
@@ -83,7 +90,8 @@ def _of_type(snapshot: ClusterSnapshot, room: Room, job: JobView, gpu_type: str)
         f"{sum(available.values()) - held} free{from_flexible} on {counted(open_count, 'node')}, "
         f"room for {counted(min(slots, count), 'worker')}"
     ]
-    found += _never(nodes, room, job, gpu_type)
+    if never := fleet.of_type(wish_of(job), gpu_type):
+        found.append(never)
     cordoned = sum(1 for node in nodes if node.is_drained_by_operator)
     if cordoned:
         found.append(f"{counted(cordoned, 'node')} of type {gpu_type} cordoned")
@@ -119,30 +127,6 @@ def _unusable(nodes: list[NodeView]) -> list[str]:
             (taken, "used by processes that nobody was granted them for"),
         )
         if which
-    ]
-
-
-def _never(nodes: list[NodeView], room: Room, job: JobView, gpu_type: str) -> list[str]:
-    """What no waiting cures: the nodes that it may use would be too small with nobody on them."""
-    size, count = job.gpus_per_worker, job.workers_on(gpu_type).min
-    largest = max(node.gpus for node in nodes)
-    if largest < size:
-        return [
-            f"can never run here: no node of type {gpu_type} has {counted(size, 'GPU')}; "
-            f"the largest has {largest}"
-        ]
-    usable = [node for node in nodes if room.may_host(job, node.service, is_flexible=False)]
-    places = sum(node.gpus // size for node in usable)
-    if places >= count:
-        return []
-    is_all = len(usable) == len(nodes)
-    which = "all" if is_all and len(nodes) > 1 else "the"
-    limit = "" if is_all else " that it may use"
-    has = "has" if len(usable) == 1 else "have"
-    gpus = sum(node.gpus for node in usable)
-    return [
-        f"can never run here: {which} {counted(len(usable), 'node')} of type {gpu_type}{limit} "
-        f"{has} {counted(gpus, 'GPU')} together, room for {counted(places, 'worker')}"
     ]
 
 

@@ -42,8 +42,10 @@ class Floor:
         return sorted({node.gpu_type for node in self.nodes.values()})
 
     def total_gpus(self, gpu_type: str | None = None) -> int:
-        """GPUs of its nodes, given away or not."""
-        return sum(node.gpus for node in self.nodes.values() if gpu_type in (None, node.gpu_type))
+        """GPUs of its nodes that workers have or could be given."""
+        return sum(
+            _gpus_of(node) for node in self.nodes.values() if gpu_type in (None, node.gpu_type)
+        )
 
     def free_gpus(self, gpu_type: str | None = None) -> int:
         """GPUs that can still be given away."""
@@ -61,11 +63,13 @@ class Floor:
                 for job in self._jobs:
                     for worker in (*job.placed, *job.held):
                         counts.update(() if worker.is_leaving else worker.gpu_uuids)
+                        for uuid in worker.barred_uuids:
+                            del counts[uuid]  # it comes free for nobody
             self._staying = {uuid: count for uuid, count in counts.items() if count > 1}
         return self._staying
 
     def vacate(self, workers: Iterable[WorkerView]) -> None:
-        """Workers go: what they hold here can be given away, shared GPUs with the last of them."""
+        """Workers go: what they free here can be given away, shared GPUs with the last of them."""
         sharers = self._sharers
         for worker in workers:
             if worker.node in self.free and not worker.is_leaving:
@@ -85,10 +89,10 @@ class Floor:
                         sharers[uuid] += 1
 
     def _alone(self, worker: WorkerView) -> int:
-        """GPUs of a worker that goes which nobody has who stays."""
+        """GPUs that a worker that goes frees, and that nobody has who stays."""
         if not self._sharers:
-            return worker.gpus
-        return worker.gpus - sum(self._sharers.get(uuid, 0) > 0 for uuid in worker.gpu_uuids)
+            return worker.freed_gpus
+        return worker.freed_gpus - sum(self._sharers.get(uuid, 0) > 0 for uuid in worker.gpu_uuids)
 
     def needed(self, workers: Iterable[WorkerView]) -> dict[NodeName, int]:
         """GPUs by node that workers of one job which were to go would take again here."""
@@ -126,6 +130,15 @@ class Floor:
         }
 
 
+def _gpus_of(node: NodeView) -> int:
+    """GPUs of a node, without those that come free for nobody and that nobody has."""
+    if not node.barred_gpus:
+        return node.gpus
+    stay = (worker for worker in node.workers if not worker.is_leaving)
+    held = sum(worker.gpus - worker.freed_gpus for worker in stay)
+    return node.gpus - max(0, node.barred_gpus - held)
+
+
 def best_fit(floor: Floor, job: JobView, gpu_type: str, count: int) -> tuple[Placement, ...]:
     """The fullest nodes that take a worker first: whole nodes stay whole."""
     rooms = floor.rooms(gpu_type, job.gpus_per_worker)
@@ -150,7 +163,11 @@ def consolidated(floor: Floor, job: JobView, gpu_type: str, count: int) -> tuple
 
 def fewest_nodes(floor: Floor, job: JobView, gpu_type: str, count: int) -> tuple[Placement, ...]:
     """On as few nodes as it would have on empty ones, or not at all."""
-    sizes = [n.gpus // job.gpus_per_worker for n in floor.nodes.values() if n.gpu_type == gpu_type]
+    sizes = [
+        (node.gpus - node.barred_gpus) // job.gpus_per_worker
+        for node in floor.nodes.values()
+        if node.gpu_type == gpu_type
+    ]
     found = consolidated(floor, job, gpu_type, count)
     return found if len(found) <= nodes_needed(sizes, count) else ()
 
@@ -230,6 +247,9 @@ def pools(snapshot: ClusterSnapshot, floor: Floor) -> list[Pool]:
                 movable += held
     floor.vacate(movable)
     gpus = {kind: floor.free_gpus(kind) for kind in kinds}
+    for worker in movable:
+        # Who has these may go on with them, as it may with the others.
+        gpus[floor.nodes[worker.node].gpu_type] += worker.gpus - worker.freed_gpus
     floor.stay(movable)
     return [Pool(gpu_type=kind, gpus=gpus[kind], jobs=tuple(jobs[kind])) for kind in kinds]
 
@@ -237,3 +257,8 @@ def pools(snapshot: ClusterSnapshot, floor: Floor) -> list[Pool]:
 def present_workers(job: JobView) -> int:
     """Workers that it has and that were not told to stop."""
     return sum(not worker.is_leaving for worker in job.placed)
+
+
+def barred_gpus(job: JobView) -> int:
+    """GPUs of its workers that stay which come free for nobody: it goes on with them, or not."""
+    return sum(each.gpus - each.freed_gpus for each in job.placed if not each.is_leaving)

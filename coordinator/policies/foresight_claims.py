@@ -190,12 +190,13 @@ class Claims:
     ) -> Iterator[float]:
         """When a node has room for a first worker, a second one, ..; in order of time."""
         name = occupied.node.name
-        free = room.use(name)[0] + sum([worker.gpus for worker in room.flexible.get(name, ())])
+        flexible = room.flexible.get(name, ())
+        free = room.use(name)[0] + sum([worker.freed_gpus for worker in flexible])
         for _ in range(free // size):
             yield not_before_s
         ends_at_s = self._ends()
         leaving = [
-            (ends_at_s.get(worker.job_id, inf), worker.gpus)
+            (ends_at_s.get(worker.job_id, inf), worker.freed_gpus)
             for worker in occupied.node.workers
             if not worker.is_flexible and not worker.is_leaving
         ]

@@ -24,6 +24,7 @@ from coordinator.policies.floor import (
     present_workers,
 )
 from coordinator.policies.placement import merge
+from coordinator.policies.shares import runtime_on
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.words import counted
 
@@ -252,12 +253,11 @@ class _Carrying:
         base = job.workers_on(gpu_type).min
         split = merge(list(_split(placements, base)))
         count = _count(placements)
-        factor = job.gpu.worker_multiplier.get(gpu_type, 1)
         return Start(
             job_id=job.job_id,
             gpu_type=gpu_type,
             placements=split,
-            estimated_runtime_s=job.work_left_s(self._snapshot.now_s) * factor / count,
+            estimated_runtime_s=runtime_on(job, gpu_type, count, self._snapshot.now_s),
             estimate_source=job.estimate_source,
             reason=grant.reason,
             is_promised=grant.is_promised,

@@ -52,6 +52,7 @@ def shape(job: JobView) -> JobShape:
         spans_types=job.gpu.heterogeneous_speed_ratio > 0,
         was_preempted=job.preemption_count > 0,
         avoid_nodes=job.avoid_nodes,
+        wants_no_loan=job.wants_no_loan,
     )
 
 
@@ -346,7 +347,7 @@ def removable(index: Index, usable: Set[ServiceName | None]) -> Flexible:
 
 def spot(occupied: Occupied, flexible: Iterable[WorkerView], free: int, place: int) -> Spot:
     """Room for base workers on a node, flexible ones in their place."""
-    held = sum([worker.gpus for worker in flexible])
+    held = sum([worker.freed_gpus for worker in flexible])
     return occupied.node.gpu_type, occupied.service, free, held, place
 
 

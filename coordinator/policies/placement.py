@@ -128,7 +128,7 @@ class Room:
 
     def available(self, name: NodeName) -> int:
         """GPUs of a node that base demand could get: free, or held by flexible workers."""
-        return self.free[name] + sum(worker.gpus for worker in self.flexible.get(name, ()))
+        return self.free[name] + sum(worker.freed_gpus for worker in self.flexible.get(name, ()))
 
     def is_empty(self, name: NodeName) -> bool:
         """Whether nothing runs there."""
@@ -185,16 +185,16 @@ class Room:
             )
 
     def release(self, worker: WorkerView) -> None:
-        """A flexible worker goes: its GPUs are free."""
+        """A flexible worker goes: those of its GPUs are free that others can have."""
         left = list(self.flexible[worker.node])
         left.remove(worker)
         self.flexible[worker.node] = tuple(left)
-        self._change(worker.node, gpus=worker.gpus, flexible=-1)
+        self._change(worker.node, gpus=worker.freed_gpus, flexible=-1)
 
     def keep(self, worker: WorkerView) -> None:
         """A released worker stays after all; the caller has looked that its GPUs are free."""
         self.flexible[worker.node] = (*self.flexible[worker.node], worker)
-        self._change(worker.node, gpus=-worker.gpus, flexible=1)
+        self._change(worker.node, gpus=-worker.freed_gpus, flexible=1)
 
     # --- what may go where ------------------------------------------------------------------
 

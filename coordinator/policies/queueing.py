@@ -314,17 +314,18 @@ class _Toll:
         self._evicted: list[WorkerView] = []
 
     def _by_value(self, workers: Iterable[WorkerView]) -> list[WorkerView]:
+        """Those that free nothing are not among them: they would go in vain."""
         return sorted(
-            workers,
+            (worker for worker in workers if worker.freed_gpus),
             key=lambda worker: (
-                self._shares[worker.job_id].loss_s(1) / worker.gpus,
+                self._shares[worker.job_id].loss_s(1) / worker.freed_gpus,
                 worker.job_id,
                 -worker.worker_index,
             ),
         )
 
     def available(self, name: NodeName) -> int:
-        return self._free[name] + sum(worker.gpus for worker in self._left[name])
+        return self._free[name] + sum(worker.freed_gpus for worker in self._left[name])
 
     def loss_s(self, name: NodeName, gpus: int) -> float:
         """Running time lost by clearing that many GPUs of a node."""
@@ -345,11 +346,11 @@ class _Toll:
             if free >= gpus:
                 break
             taken.append(worker)
-            free += worker.gpus
+            free += worker.freed_gpus
         for worker in reversed(taken[:-1]):
-            if free - worker.gpus >= gpus:
+            if free - worker.freed_gpus >= gpus:
                 taken.remove(worker)
-                free -= worker.gpus
+                free -= worker.freed_gpus
         return taken
 
     def pay(self, name: NodeName, gpus: int) -> set[NodeName]:
@@ -358,7 +359,7 @@ class _Toll:
         for worker in self._needed(name, gpus):
             stale |= self._nodes_of.get(worker.job_id, set())
             self._left[name].remove(worker)
-            self._free[name] += worker.gpus
+            self._free[name] += worker.freed_gpus
             self._evicted.append(worker)
             self._gone[worker.job_id] = self._gone.get(worker.job_id, 0) + 1
         self._free[name] -= gpus
@@ -368,7 +369,7 @@ class _Toll:
         """Who goes in the end: a later room on the same node can spare an earlier worker."""
         kept: list[WorkerView] = []
         for worker in self._evicted:
-            if self._free[worker.node] >= worker.gpus:
-                self._free[worker.node] -= worker.gpus
+            if self._free[worker.node] >= worker.freed_gpus:
+                self._free[worker.node] -= worker.freed_gpus
                 kept.append(worker)
         return tuple(worker for worker in self._evicted if worker not in kept)

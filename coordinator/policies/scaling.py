@@ -37,7 +37,7 @@ def _share_pool(room: Room, pool: list[Share], gpu_type: str, resize_cost_s: flo
         return
     groups = [share.group(resize_cost_s) for share in pool]
     movable = [_movable(room, share) for share in pool]
-    held = sum(worker.gpus for workers in movable for worker in workers)
+    held = sum(worker.freed_gpus for workers in movable for worker in workers)
     free = room.free_gpus(gpu_type)
     fixed = [group.current - len(workers) for group, workers in zip(groups, movable, strict=True)]
     targets = solve([_above(g, f) for g, f in zip(groups, fixed, strict=True)], free + held)
@@ -84,13 +84,15 @@ def _value_s(pool: Sequence[Share], groups: Sequence[Group]) -> float:
 def _movable(room: Room, share: Share) -> list[WorkerView]:
     """Flexible workers that may go, first to go first: from training nodes, then the youngest.
 
-    Those on another GPU type than the attempt's are of no use to the pool; they count as fixed.
+    Those on another GPU type than the attempt's are of no use to the pool, and those who have a GPU
+    that comes free for nobody bring it less than they are worth; they count as fixed.
     """
     gone = {worker.worker_index for worker in share.removed}
     mine = [
         worker
         for worker in share.workers
         if worker.node in room and worker.worker_index not in gone and not worker.is_other_type
+        if worker.freed_gpus == worker.gpus
     ]
     return sorted(
         mine,
@@ -147,7 +149,7 @@ def _take_back(room: Room, share: Share, group: Group, workers: Iterable[WorkerV
     """Removed workers stay whose GPUs nobody took; of a job with a profile no more than help."""
     back: list[WorkerView] = []
     for worker in workers:
-        if room.free[worker.node] >= worker.gpus:
+        if room.free[worker.node] >= worker.freed_gpus:
             share.removed.remove(worker)
             room.keep(worker)
             back.append(worker)

@@ -96,7 +96,8 @@ def _sorted(kept: _Kept) -> ServiceNodes:
     since = [
         (node.serving_since_s, number)
         for number, node in enumerate(ready)
-        if node.serving_since_s is not None and not (node.takes_nothing or node.sick_gpus)
+        if node.serving_since_s is not None
+        and not (node.takes_nothing or node.sick_gpus or node.trespassed_gpus)
     ]
     since.sort()
     return ServiceNodes(

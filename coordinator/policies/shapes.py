@@ -45,3 +45,4 @@ class JobShape(Struct, frozen=True, cache_hash=True):
     spans_types: bool = False
     was_preempted: bool = False
     avoid_nodes: tuple[NodeName, ...] = ()
+    wants_no_loan: bool = False

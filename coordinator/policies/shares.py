@@ -145,6 +145,14 @@ def work_on(job: JobView, gpu_type: str, now_s: float) -> float:
     return job.work_left_s(now_s) * job.gpu.worker_multiplier.get(gpu_type, 1)
 
 
+def runtime_on(
+    job: JobView, gpu_type: str, workers: int, now_s: float, *, trusts_profiles: bool = True
+) -> float:
+    """Running time left with so many workers of a GPU type, in seconds."""
+    rate = rate_on(job, gpu_type, workers, trusts_profiles=trusts_profiles)
+    return work_on(job, gpu_type, now_s) / rate
+
+
 class Shares(Mapping[JobId, Share]):
     """Every running job whose flexible workers may change now, by id.
 

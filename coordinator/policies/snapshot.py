@@ -30,6 +30,8 @@ from coordinator.policies.shapes import Group
 class WorkerView(Struct, frozen=True, kw_only=True):
     """One worker of a job on a node.
 
+    freed_gpus: so many of its GPUs others could have if it left. Those that are not well, or that a
+        process sits on that nobody was granted, come free for nobody.
     is_leaving: it was told to stop; its GPUs come free by themselves.
     is_other_type: its node has another GPU type than the attempt, which spans several.
     """
@@ -38,11 +40,14 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     worker_index: int
     node: NodeName
     gpus: int
+    freed_gpus: int
     is_flexible: bool
     is_leaving: bool = False
     is_other_type: bool = False
     gpu_uuids: tuple[GpuUuid, ...] = ()
     """The very GPUs that it has, so that others can be placed on them."""
+    barred_uuids: tuple[GpuUuid, ...] = ()
+    """Of those, the ones that `freed_gpus` leaves out."""
 
 
 class Shadow(StrEnum):
@@ -63,7 +68,9 @@ class NodeView(Struct, frozen=True, kw_only=True):
         not start what began last.
     sick_gpus: so many of its GPUs are not well, or not there any more. It is not lent then: its
         server runs on them, and might not come back once it was stopped.
-    trespassed_gpus: on so many computes a process that nobody was granted; no worker gets them.
+    trespassed_gpus: on so many computes a process that nobody was granted; no worker gets them, and
+        it is not lent.
+    barred_gpus: so many are one or the other, or both: no worker gets them.
     is_reclaimed: on loan, but told to come home.
     """
 
@@ -80,6 +87,7 @@ class NodeView(Struct, frozen=True, kw_only=True):
     takes_nothing: bool = False
     sick_gpus: int = 0
     trespassed_gpus: int = 0
+    barred_gpus: int = 0
     serving_since_s: float | None = None
     """When it last became ready to serve; None when it does not serve."""
     shadow: Shadow = Shadow.NONE
@@ -162,6 +170,9 @@ class JobView(Struct, frozen=True, kw_only=True):
     own_fault_count: int = 0
     avoid_nodes: tuple[NodeName, ...] = ()
     """Nodes on which it failed and which its workers leave alone."""
+    wants_no_loan: bool = False
+    """Nodes could not start it just now, maybe for its own storage: what is lent it may have, but
+    no further node is to be lent for it."""
     preempted_at_s: float | None = None
     is_packed: bool = False
     """It may compute beside one other on its GPUs; see `decisions.Resume`."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
-from common.model import NodeName, NodeRole
+from common.model import LeaseId, NodeName, NodeRole
 from coordinator.engine import returns
 from coordinator.engine.accounting import ReclaimTimes, figures
 from coordinator.engine.events import GpuFact, NodeReported
@@ -96,3 +97,22 @@ def test_a_drain_that_was_turned_back_by_itself_is_never_late() -> None:
     )
     assert (loan_of(house).is_lapsed, loan_of(house).lapse_s) == (True, None)
     assert figures(house.engine.state).lapses_late == 0
+
+
+def test_a_lease_that_ended_before_its_node_had_left_is_overdue_never() -> None:
+    """Its service has had its node all the time, however long no word of that comes."""
+    loan = LoanEntry(
+        lease_id=LeaseId("l1-1"),
+        node=NodeName("i0"),
+        service=CHAT,
+        decided_at_s=0.0,
+        reason="idle",
+        is_lapsed=True,
+        lapsed_at_s=5.0,
+        lapse_deadline_s=30.0,
+    )
+    assert returns.overdue_s(loan, 1000.0) == 0.0
+    assert returns.tally([loan], 1000.0).lapses_late == 0
+    left = replace(loan, is_server_stopped=True)
+    assert returns.overdue_s(left, 1000.0) == 1000.0 - 5.0 - 30.0
+    assert returns.tally([left], 1000.0).lapses_late == 1

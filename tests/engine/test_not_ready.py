@@ -6,10 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from common.messages import WorkerPhase
-from common.model import JobState, NodeName
+from common.model import JobState, Launcher, NodeName
 from coordinator.engine.context import Context
 from coordinator.engine.engine import Engine, decode_state
-from coordinator.engine.events import PassDue, WorkerFact
+from coordinator.engine.events import OperatorAction, PassDue, WorkerFact
 from coordinator.engine.sharing import why_not_on
 from coordinator.engine.state import JobEntry
 from coordinator.policies.decisions import Placement, Resize
@@ -92,6 +92,29 @@ def test_only_nodes_that_were_not_ready_are_left_alone() -> None:
     assert makes_ready(cell, job) == ["t1", "t2"]
     assert state(job) == JobState.RUNNING
     assert state(other) == JobState.PENDING
+
+
+def test_a_node_on_which_only_the_rendezvous_store_was_not_ready_is_left_alone_too() -> None:
+    """The gang cannot meet there, though all of its workers could run."""
+    cell = cell_of(2)
+    job = cell.submit("j", most=2)
+    job.spec = replace(job.spec, launcher=Launcher.TORCHRUN)
+    cell.operate(OperatorAction.CORDON, "t1")
+    cell.handle(PassDue())
+    cell.operate(OperatorAction.UNCORDON, "t1")
+    (worker,) = job.workers.values()
+    assert job.store is not None
+    cell.report(
+        "t0",
+        WorkerFact(key=worker.key, phase=WorkerPhase.READY, endpoint="h:1"),
+        WorkerFact(key=job.store.key, phase=WorkerPhase.RESERVING, error="its port is taken"),
+    )
+    assert "its rendezvous store on t0 is reserving: its port is taken" in explain_job(
+        cell.engine, job
+    )
+    gives_up(cell, job)
+    assert job.retry.avoid_nodes == ["t0"]
+    assert job.error == "not ready: the rendezvous store on t0 (its port is taken)"
 
 
 def test_a_job_that_fits_nowhere_else_waits_longer_from_try_to_try() -> None:

@@ -54,7 +54,7 @@ def test_with_nowhere_else_to_go_it_waits_longer_each_time() -> None:
     cell.passes()
     assert job.retry.avoid_nodes == []
     [said] = [why for why in explain_job(cell.engine, job) if "tries again" in why]
-    assert said.endswith(FAULT)
+    assert said.endswith(f"{FAULT} (t0)")
     cell.wait(BACK_OFF_S - 5.0)
     assert job.attempt == 1
     cell.wait(5.0)

@@ -6,6 +6,7 @@ import pytest
 from msgspec import structs
 
 from common.model import JobId, JobState
+from coordinator.engine.accounting import figures
 from coordinator.policies.decisions import Preempt, Reject
 from coordinator.service import explain
 from tests.engine.house import House, start, state
@@ -29,6 +30,15 @@ def test_a_rejected_job_ends_and_says_the_earliest_date() -> None:
     assert house.engine.state.counters.jobs_rejected == 1
     assert house.engine.state.counters.jobs_failed == 0
     assert house.engine.check() == []
+
+
+def test_a_rejected_job_is_a_figure_of_its_own() -> None:
+    """What a live cell reports counts it as submitted and as rejected, and not as failed."""
+    house = House()
+    house.submit("stays")
+    house.decide(reject(house.submit("goes").job_id))
+    found = figures(house.engine.state)
+    assert (found.jobs_submitted, found.jobs_rejected, found.jobs_failed) == (2, 1, 0)
 
 
 @pytest.mark.parametrize(("at_first", "later"), [(True, False), (False, True)])

@@ -110,7 +110,8 @@ def test_back_off_doubles_up_to_its_limit_and_no_policy_sees_the_job_before() ->
         fail(house, job, "mpi_error")
         assert job.retry.at_s == house.engine.state.now_s + wait_s
         assert not house.engine.snapshot().jobs
-        assert house.engine.blockers(job.job_id) == (f"tries again in {wait_s:.0f} s: MPI error",)
+        told = (f"tries again in {wait_s:.0f} s: MPI error (t0)",)
+        assert house.engine.blockers(job.job_id) == told
         house.wait(wait_s - 1.0)
         assert not house.engine.snapshot().jobs
         house.wait(1.0)

@@ -5,17 +5,21 @@ from __future__ import annotations
 import pytest
 
 from common.messages import WorkerPhase
-from common.model import JobState, NodeRole, Pool
+from common.model import JobId, JobState, Launcher, NodeName, NodeRole, Pool, WorkerKey
 from coordinator.engine.events import (
     JobCancelRequested,
     OperatorAction,
     OperatorAsked,
+    PassDue,
     WorkerFact,
 )
 from coordinator.engine.refusals import MOST
 from tests.engine.black_hole import FAULT
 from tests.engine.house import state
+from tests.engine.lending import Lending
 from tests.engine.reporting import N, Reporting, facts, service
+
+I0, I1 = NodeName("i0"), NodeName("i1")
 
 
 def refused(cell: Reporting, *, times: int = 1, gpus: int = 2) -> None:
@@ -69,3 +73,64 @@ def test_what_runs_there_runs_to_its_end_first(*, is_cordoned: bool) -> None:
     cell.report()
     assert (state(job), job.preemption_count) == (JobState.CANCELLED, 0)
     assert (cell.node.lease is None) is not is_cordoned
+
+
+def test_a_node_that_holds_only_a_rendezvous_store_is_not_given_back() -> None:
+    """The gang that runs elsewhere meets there; it goes home when the gang has ended."""
+    cell = Lending()
+    job = cell.submit("gang", workers=2, launcher=Launcher.TORCHRUN)
+    assert cell.lends() == [I0, I1]
+    cell.run_all(job)
+    (first, second) = (job.workers[index] for index in (0, 1))
+    assert (first.node, second.node, job.store is not None) == (I0, I1, True)
+    assert job.store is not None
+    store = WorkerFact(key=job.store.key, phase=WorkerPhase.RUNNING, endpoint="h:2")
+    done = WorkerFact(key=first.key, phase=WorkerPhase.EXITED, exit_code=0)
+    cell.report(I0, NodeRole.ON_LOAN, store, done)
+    for number in range(MOST):
+        refused = cell.submit(f"r{number}")
+        cell.handle(PassDue())
+        (worker,) = refused.workers.values()
+        assert worker.node == I0
+        for phase in (WorkerPhase.READY, WorkerPhase.REFUSED):
+            error = FAULT if phase == WorkerPhase.REFUSED else ""
+            fact = WorkerFact(key=worker.key, phase=phase, endpoint="h:1", error=error)
+            cell.report(I0, NodeRole.ON_LOAN, store, fact)
+        cell.report(I0, NodeRole.ON_LOAN, store)
+        cell.handle(JobCancelRequested(job_id=refused.job_id, by="t/u"))
+    assert cell.node(I0).closed_reason
+    assert (cell.node(I0).stores, cell.node(I0).lease is None) == ([job.store.key], False)
+    done = WorkerFact(key=second.key, phase=WorkerPhase.EXITED, exit_code=0)
+    cell.report(I1, NodeRole.ON_LOAN, done)
+    assert state(job) == JobState.SUCCEEDED
+    cell.report(I0, NodeRole.ON_LOAN)
+    assert cell.node(I0).lease is None
+
+
+def test_a_node_that_holds_workers_nobody_knows_is_not_given_back() -> None:
+    """They may be a job's whose journal was lost: its ledger is read first."""
+    cell = Reporting(Pool.INFERENCE, service())
+    asks = cell.submit("asks", gpus=2)
+    lease_id = cell.lend()
+    cell.handle(JobCancelRequested(job_id=asks.job_id, by="t/u"))
+    loan = cell.engine.state.loans[lease_id]
+    refused(cell, times=MOST - 1)
+    job = cell.submit("last")
+    cell.passes()
+    cell.workers = facts(job.workers.values(), WorkerPhase.READY)
+    cell.report()
+    [worker] = job.workers.values()
+    unknown = WorkerFact(key=WorkerKey(JobId("of-before"), 1, 0), phase=WorkerPhase.RUNNING)
+    cell.workers = (
+        unknown,
+        WorkerFact(key=worker.key, phase=WorkerPhase.REFUSED, error=FAULT),
+    )
+    cell.report()
+    cell.workers = (unknown,)
+    cell.report()
+    assert cell.node.closed_reason
+    assert cell.node.unknown_workers == [unknown.key]
+    assert loan.reclaim_ordered_at_s is None
+    cell.workers = ()
+    cell.report()
+    assert loan.reclaim_ordered_at_s is not None

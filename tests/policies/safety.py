@@ -39,7 +39,10 @@ careful_reclaim = given(
 
 
 class Ledger:
-    """Carries decisions out one by one on a plain count of GPUs, independent of the policies."""
+    """Carries decisions out one by one on a plain count of GPUs, independent of the policies.
+
+    What comes free for nobody, whoever leaves, is not among what is free.
+    """
 
     def __init__(self, snapshot: ClusterSnapshot) -> None:
         self.nodes = {node.name: node for node in snapshot.nodes}
@@ -50,7 +53,7 @@ class Ledger:
         for job in snapshot.jobs:
             for worker in job.placed if job.is_resizable else ():
                 if worker.is_flexible and not worker.is_leaving:
-                    self.flexible[worker.node] += worker.gpus
+                    self.flexible[worker.node] += worker.freed_gpus
         self.removed: list[WorkerView] = []
 
     def carry_out(self, decision: Decision) -> None:
@@ -65,14 +68,14 @@ class Ledger:
                     worker = by_index[index]
                     assert worker.is_flexible
                     assert not worker.is_leaving
-                    self.free[worker.node] += worker.gpus
-                    self.flexible[worker.node] -= worker.gpus
+                    self.free[worker.node] += worker.freed_gpus
+                    self.flexible[worker.node] -= worker.freed_gpus
                     self.removed.append(worker)
                 self._take(job, decision.added, are_flexible=True)
             case Preempt():
                 for worker in self.jobs[decision.job_id].placed:
                     if not worker.is_leaving:
-                        self.free[worker.node] += worker.gpus
+                        self.free[worker.node] += worker.freed_gpus
             case Migrate():
                 self._take(self.jobs[decision.job_id], decision.placements)
             case _:

@@ -137,10 +137,12 @@ class Books:
 
     def _stop(self, job: JobView, indices: set[int]) -> None:
         left: Counter[NodeName] = Counter()
+        used = 0
         for worker in job.placed:
             if worker.worker_index in indices and not worker.is_leaving:
-                left[worker.node] += worker.gpus
-        self._count(job, -left.total())
+                left[worker.node] += worker.freed_gpus
+                used += worker.gpus
+        self._count(job, -used)
         self.stops.append((job, dict(left)))
         for node, gpus in left.items():
             self.free[node] += gpus
@@ -171,7 +173,8 @@ class Books:
         for job, left in self.stops:
             if not self.is_part(job, name) or job.job_id in took or not left:
                 continue
-            staying = sum(w.gpus for w in job.placed if not w.is_leaving) - sum(left.values())
+            held = sum(w.freed_gpus for w in job.placed if not w.is_leaving)
+            staying = held - sum(left.values())
             if staying:  # flexible workers, each by itself
                 is_free = any(self.free[node] >= job.gpus_per_worker for node in left)
             else:

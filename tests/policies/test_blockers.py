@@ -168,7 +168,7 @@ def test_a_gang_larger_than_all_nodes_together_is_told_that_it_never_runs() -> N
     assert never + "2 workers" in why(pieces, *nodes)
     fits = make_job_view("fits", workers=(12, 12))
     assert not [line for line in why(fits, *nodes) if "never" in line]
-    lent = [*nodes, make_node_view("s1", gpus=8, role=NodeRole.SERVING)]
+    lent = [*nodes, *(make_node_view(f"s{n}", gpus=8, role=NodeRole.SERVING) for n in (1, 2))]
     loyal = make_job_view("loyal", workers=(13, 13), preemptibility=Preemptibility.NON)
     assert (
         "can never run here: the 2 nodes of type H100 that it may use have 12 GPUs together, "

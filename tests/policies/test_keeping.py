@@ -29,6 +29,7 @@ def cell(
     is_cordoned: bool = False,
     takes_nothing: bool = False,
     sick_gpus: int = 0,
+    trespassed_gpus: int = 0,
     since_s: float = 0.0,
     **service: Any,
 ) -> ClusterSnapshot:
@@ -44,6 +45,7 @@ def cell(
             ),
             takes_nothing=takes_nothing,
             sick_gpus=sick_gpus,
+            trespassed_gpus=trespassed_gpus,
         ),
         make_node_view("n2", role=NodeRole.SERVING, serving_since_s=since_s),
         make_node_view("n3", role=NodeRole.SERVING, serving_since_s=since_s),
@@ -88,6 +90,7 @@ REASONS: dict[str, tuple[dict[str, Any], str]] = {
     "cordoned": ({"is_cordoned": True}, "cordoned"),
     "full disk": ({"takes_nothing": True}, "it takes nothing new now"),
     "sick GPU": ({"sick_gpus": 1}, "1 of its GPUs is not well"),
+    "used GPU": ({"trespassed_gpus": 2}, "2 of its GPUs are used by a process that is not its"),
     "no demand": ({"jobs": ()}, "no job that waits or could grow"),
     "wrong type": (
         {"jobs": (make_job_view("j", types=("T4",)),)},

@@ -57,17 +57,19 @@ def beside_flexible(*, has_room: bool) -> ClusterSnapshot:
     )
 
 
+@pytest.mark.parametrize("near", ["0.9", "null"])
 @pytest.mark.parametrize(
     ("has_room", "odds", "node"),
     [(True, "true", "t2"), (True, "false", "l1"), (False, "true", "l1")],
 )
 def test_who_has_room_at_home_takes_no_loan_of_which_nothing_is_known(
-    has_room: bool, odds: str, node: str
+    has_room: bool, odds: str, node: str, near: str
 ) -> None:
     """Before the first day was seen a job goes to a lent node if training nodes are full of base
-    workers; where flexible ones can make room it goes there, unless it is not told to be careful.
+    workers; where flexible ones can make room it goes there, unless odds are not weighed. That is
+    so whatever quantile such jobs go by once the day is known, and if they go by that for all.
     """
-    name = f"{ONLY_LIFETIMES}:near_quantile=0.9:lifetime_odds={odds}"
+    name = f"{ONLY_LIFETIMES}:near_quantile={near}:lifetime_odds={odds}"
     decisions = policy(name).allocate(beside_flexible(has_room=has_room), b"").decisions
     (start,) = (decision for decision in decisions if isinstance(decision, Start))
     assert [placement.node for placement in start.placements] == [node]

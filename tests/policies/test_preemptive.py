@@ -182,7 +182,7 @@ def test_gangs_are_whole_and_fit(snapshot: ClusterSnapshot) -> None:
         job = job_of(snapshot, getattr(decision, "job_id", ""))
         if isinstance(decision, Preempt):
             for worker in job.placed:
-                free[worker.node] += 0 if worker.is_leaving else worker.gpus
+                free[worker.node] += 0 if worker.is_leaving else worker.freed_gpus
         elif isinstance(decision, Start):
             count = sum(placement.worker_count for placement in decision.placements)
             assert count == job.workers_on(decision.gpu_type).min

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import msgspec
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from common.model import JobState, NodeRole
+from common.model import JobState, NodeName, NodeRole
 from coordinator.policies.bundles import Policy
 from coordinator.policies.decisions import (
     Loan,
+    Preempt,
     Reclaim,
     Recommend,
     Resize,
@@ -25,6 +29,7 @@ from tests.policies.safety import (
     scaling_policy,
     settle,
 )
+from tests.policies.tenant_books import shared_cells
 from tests.strategies import snapshots
 
 pytestmark = pytest.mark.slow
@@ -119,7 +124,19 @@ def test_base_demand_before_flexible(policy: Policy, snapshot: ClusterSnapshot) 
 def test_no_flexible_worker_goes_in_vain(policy: Policy, snapshot: ClusterSnapshot) -> None:
     """Of the removed workers none could have stayed: its GPUs are in use after the pass."""
     ledger, _ = settle(snapshot, policy)
-    assert all(ledger.free[worker.node] < worker.gpus for worker in ledger.removed)
+    assert all(ledger.free[worker.node] < worker.freed_gpus for worker in ledger.removed)
+
+
+@often
+@given(policy=among(), snapshot=st.one_of(snapshots(), shared_cells()))
+def test_nobody_is_stopped_for_nobody(policy: Policy, snapshot: ClusterSnapshot) -> None:
+    """No victim without need: of the GPUs that each leaves others take some in the same pass."""
+    ledger, decisions = settle(snapshot, policy)
+    for stop in (decision for decision in decisions if isinstance(decision, Preempt)):
+        freed: Counter[NodeName] = Counter()
+        for worker in ledger.jobs[stop.job_id].placed:
+            freed[worker.node] += 0 if worker.is_leaving else worker.freed_gpus
+        assert any(ledger.free[node] < gpus for node, gpus in freed.items())
 
 
 @often

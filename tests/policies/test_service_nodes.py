@@ -15,26 +15,39 @@ from tests.strategies import snapshots
 
 SERVICES = (ServiceName("chat"), ServiceName("search"))
 NAMES = tuple(NodeName(f"n{number}") for number in range(4))
+
+
+def view(
+    name: NodeName,
+    service: ServiceName | None,
+    role: NodeRole,
+    flags: tuple[bool, bool, bool],
+    sick_and_used: tuple[int, int],
+    since_s: float | None,
+    gpu_type: str,
+) -> NodeView:
+    """A node; flags: cordoned, told to come home, closed to all that is new."""
+    is_cordoned, is_reclaimed, takes_nothing = flags
+    return replace(
+        make_node_view(name, role=role),
+        service=service,
+        is_drained_by_operator=is_cordoned,
+        is_reclaimed=is_reclaimed,
+        takes_nothing=takes_nothing,
+        sick_gpus=sick_and_used[0],
+        trespassed_gpus=sick_and_used[1],
+        serving_since_s=since_s,
+        gpu_type=gpu_type,
+    )
+
+
 VIEWS = st.builds(
-    lambda name, service, role, is_cordoned, is_reclaimed, takes_nothing, sick, since_s, gpu_type: (
-        replace(
-            make_node_view(name, role=role),
-            service=service,
-            is_drained_by_operator=is_cordoned,
-            is_reclaimed=is_reclaimed,
-            takes_nothing=takes_nothing,
-            sick_gpus=sick,
-            serving_since_s=since_s,
-            gpu_type=gpu_type,
-        )
-    ),
+    view,
     st.sampled_from(NAMES),
     st.sampled_from((None, *SERVICES)),
     st.sampled_from(NodeRole),
-    st.booleans(),
-    st.booleans(),
-    st.booleans(),
-    st.sampled_from((0, 0, 1)),
+    st.tuples(st.booleans(), st.booleans(), st.booleans()),
+    st.sampled_from(((0, 0), (0, 0), (1, 0), (0, 1))),
     st.sampled_from((None, 1.0, 2.0)),
     st.sampled_from(("T4", "A10")),
 )
@@ -47,7 +60,9 @@ def looked_up(nodes: list[NodeView], service: ServiceName) -> ServiceNodes:
     serve = [node for node in usable if node.role == NodeRole.SERVING]
     ready = [node for node in serve if node.serving_since_s is not None]
     homing = (NodeRole.VACATING, NodeRole.WARMING)
-    told = [node for node in ready if not (node.takes_nothing or node.sick_gpus)]
+    told = [
+        node for node in ready if not (node.takes_nothing or node.sick_gpus or node.trespassed_gpus)
+    ]
     return ServiceNodes(
         count=len(own),
         ready=tuple(ready),

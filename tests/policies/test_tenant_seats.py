@@ -19,8 +19,9 @@ from coordinator.policies.decisions import (
     Suspend,
 )
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.tenants.flow import Left
 from coordinator.policies.tenants.guarding import guarded
-from coordinator.policies.tenants.seats import gpus_of, seats
+from coordinator.policies.tenants.seats import left_by, seats
 from coordinator.policies.tenants.takeback import taken_back
 from coordinator.policies.tenants.tenancy import Tenancy
 from tests.builders import NOW_S, make_node_view, make_snapshot
@@ -115,7 +116,8 @@ def test_seats_are_jobs_with_any_gpu_together_directly_or_through_others() -> No
     ]
     found = seats([chain[0], chain[2], runs("own", "a", "n1", 8), chain[1]])
     assert [[job.job_id for job in seat.jobs] for seat in found] == [["c0", "c2", "c1"], ["own"]]
-    assert gpus_of(worker for job in found[0].jobs for worker in job.placed) == {"n0": 8}
+    all_of_them = [worker for job in found[0].jobs for worker in job.placed]
+    assert left_by(all_of_them) == Left(free={NodeName("n0"): 8}, used=8)
 
 
 # --- what is taken back -------------------------------------------------------------------------

@@ -138,7 +138,7 @@ class Plan:
             if not has_room or not self._room.may_host(job, place.service, is_flexible=is_flexible):
                 continue
             if not place.is_sure:
-                if left[place.service] <= 0:
+                if job.wants_no_loan or left[place.service] <= 0:
                     continue
                 left[place.service] -= 1
             yield place

@@ -95,7 +95,7 @@ class Demand:
         return self._wanting
 
     def _wants(self, job: JobView) -> bool:
-        if job.preemptibility == Preemptibility.NON:
+        if job.preemptibility == Preemptibility.NON or job.wants_no_loan:
             return False
         can_grow = self._is_scaling and job.is_elastic
         if job.state == JobState.PENDING:

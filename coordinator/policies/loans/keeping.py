@@ -147,6 +147,12 @@ def _of_node(
     if node.sick_gpus:
         what = counted(node.sick_gpus, "of its GPUs is", "of its GPUs are")
         found.append(f"{what} not well: once stopped, its server might not come back on it")
+    if node.trespassed_gpus:
+        what = counted(node.trespassed_gpus, "of its GPUs is", "of its GPUs are")
+        found.append(
+            f"{what} used by a process that is not its server's: no worker could have it, and its "
+            "server might not find room beside it again"
+        )
     left_s = rest_left_s(snapshot, service, node)
     if 0 < left_s < inf:
         found.append(

@@ -110,11 +110,11 @@ class _Line:
     def _openings(self, node: NodeView, size: int) -> Iterator[float]:
         """In how many seconds a node has room for a first worker of a size, a second one, .."""
         leaving = sorted(
-            (self._left_s.get(worker.job_id, inf), worker.gpus)
+            (self._left_s.get(worker.job_id, inf), worker.freed_gpus)
             for worker in node.workers
             if not worker.is_flexible and not worker.is_leaving
         )
-        free = node.gpus - sum(gpus for _, gpus in leaving)
+        free = node.gpus - node.barred_gpus - sum(gpus for _, gpus in leaving)
         yield from [0.0] * (free // size)
         for left_s, gpus in leaving:
             if left_s == inf:

@@ -52,7 +52,7 @@ def part(floor: Floor, gang: Gang, level: int, held: Mapping[NodeName, int]) -> 
         taken: dict[NodeName, int] = {}
         most = _fewest(floor, gang, servers) if level == FEWEST_SERVERS else len(servers)
         for name in servers[:most]:
-            here = min(left, floor.nodes[name].gpus // gang.gpus_per_worker)
+            here = min(left, _places(floor, gang, (name,)))
             gpus = min(floor.free[name], here * gang.gpus_per_worker)
             if gpus > 0:
                 taken[name] = gpus
@@ -87,13 +87,14 @@ def _candidates(
 
 
 def _places(floor: Floor, gang: Gang, names: Sequence[NodeName]) -> int:
-    return sum(floor.nodes[name].gpus // gang.gpus_per_worker for name in names)
+    nodes = (floor.nodes[name] for name in names)
+    return sum((node.gpus - node.barred_gpus) // gang.gpus_per_worker for node in nodes)
 
 
 def _fewest(floor: Floor, gang: Gang, names: Sequence[NodeName]) -> int:
     """How many of these servers the gang would need with nobody on them."""
     left = gang.workers
-    sizes = sorted((floor.nodes[name].gpus // gang.gpus_per_worker for name in names), reverse=True)
+    sizes = sorted((_places(floor, gang, (name,)) for name in names), reverse=True)
     for count, size in enumerate(sizes, start=1):
         left -= size
         if left <= 0:

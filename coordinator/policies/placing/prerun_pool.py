@@ -42,13 +42,15 @@ class PrerunPool:
                     taken[worker.node] += worker.gpus
         self.gpus = sum(kept.values())
         self.floor = Floor(snapshot)
-        self.floor.nodes = {name: replace(floor.nodes[name], gpus=kept[name]) for name in kept}
-        self.floor.free = {
-            name: min(max(0, kept[name] - taken[name]), floor.free[name]) for name in kept
-        }
-        for name, idle in self.floor.free.items():
-            node = floor.nodes[name]
-            floor.nodes[name] = replace(node, gpus=node.gpus - kept[name])
+        self.floor.nodes, self.floor.free = {}, {}
+        for name, gpus in kept.items():
+            node, rest = floor.nodes[name], floor.nodes[name].gpus - gpus
+            idle = min(max(0, gpus - taken[name]), floor.free[name])
+            # The pool is the last that goes without what nobody can have.
+            barred = min(node.barred_gpus, rest)
+            mine = replace(node, gpus=gpus, barred_gpus=node.barred_gpus - barred)
+            self.floor.nodes[name], self.floor.free[name] = mine, idle
+            floor.nodes[name] = replace(node, gpus=rest, barred_gpus=barred)
             floor.free[name] -= idle
 
     @property
@@ -90,6 +92,7 @@ def _fits(job: JobView, nodes: Mapping[NodeName, NodeView], kept: Mapping[NodeNa
     room: dict[str, int] = {}
     for name, node in nodes.items():
         if job.accepts(node.gpu_type) and name not in job.avoid_nodes:
-            workers = (node.gpus - kept.get(name, 0)) // job.gpus_per_worker
+            well = node.gpus - node.barred_gpus
+            workers = max(0, well - kept.get(name, 0)) // job.gpus_per_worker
             room[node.gpu_type] = room.get(node.gpu_type, 0) + workers
     return any(count >= job.workers_on(gpu_type).min for gpu_type, count in room.items())

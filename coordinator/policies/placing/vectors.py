@@ -123,15 +123,11 @@ class Bins:
 
     def vacate(self, job: JobView, workers: Iterable[WorkerView], sign: float = 1.0) -> None:
         """Running workers go, or with sign -1 stay after all."""
-        self.move(
-            job,
-            (
-                Placement(node=worker.node, worker_count=1)
-                for worker in workers
-                if worker.node in self.free and not worker.is_leaving
-            ),
-            sign,
-        )
+        for worker in workers:
+            if worker.node in self.free and not worker.is_leaving:
+                one = wanted(job, self.whole[worker.node])
+                one = one._replace(gpus=one.gpus - (worker.gpus - worker.freed_gpus))
+                self.free[worker.node] = self.free[worker.node].plus(one, sign)
 
     def pick(
         self, job: JobView, gpu_type: str, count: int, order: Callable[[NodeName], object]

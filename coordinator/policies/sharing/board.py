@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from common.model import GpuUuid, JobId, JobState, NodeName, Preemptibility
 from coordinator.policies.decisions import Decision, Placement
-from coordinator.policies.floor import Floor, consolidated, fill
+from coordinator.policies.floor import Floor, barred_gpus, consolidated, fill
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 
 COMPUTING_STATES = frozenset({JobState.STARTING, JobState.RUNNING, JobState.RESIZING})
@@ -158,8 +158,13 @@ class Board:
         return not self.snapshot.tenants or job.tenant == host.tenant
 
     def on_seat(self, job: JobView, host: JobView) -> Place | None:
-        """The GPUs of another gang for this one; None where its workers do not go there."""
+        """The GPUs of another gang for this one; None where its workers do not go there.
+
+        They do not where one of these GPUs is given to nobody any more.
+        """
         gpu_type = host.gpu_type
+        if barred_gpus(host):
+            return None
         if gpu_type is None or not (job.accepts(gpu_type) and self.may_share(job, host)):
             return None
         mine = self.gpus[host.job_id]

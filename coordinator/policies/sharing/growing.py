@@ -6,6 +6,8 @@ waits, and to shrink at once when somebody comes. Must not know the engine, nor 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from common.model import JobId, JobState, NodeName
 from coordinator.policies.decisions import Placement, Resize
 from coordinator.policies.floor import present_workers
@@ -33,7 +35,12 @@ def make_room(board: Board, job: JobView) -> Place | None:
         gpus = placement.worker_count * job.gpus_per_worker
         missing[placement.node] = gpus - board.floor.free[placement.node]
     for other in grown:
-        _shrink(board, other, missing, job.job_id)
+        leaving: list[WorkerView] = []
+        for worker in _that_may_go(other):
+            if worker.freed_gpus and missing.get(worker.node, 0) > 0:
+                missing[worker.node] -= worker.freed_gpus
+                leaving.append(worker)
+        _shrink(board, other, leaving, job.job_id)
     return place
 
 
@@ -41,10 +48,15 @@ def shrink_hosts(board: Board, job: JobView) -> None:
     """Gangs that it could take turns with give back what they have grown by, for the next pass."""
     for other in board.of(JobState.RUNNING):
         is_alike = other.gpu_type is not None and job.accepts(other.gpu_type)
-        is_alike = is_alike and board.may_share(job, other)
+        is_alike = is_alike and board.may_share(job, other) and _is_base_well(other)
         if other.is_resizable and is_alike and gang_of(other) == _gang_on(job, other):
-            missing = {worker.node: worker.gpus * len(other.placed) for worker in other.placed}
-            _shrink(board, other, missing, job.job_id)
+            _shrink(board, other, _that_may_go(other), job.job_id)
+
+
+def _is_base_well(job: JobView) -> bool:
+    """Whether all GPUs of its base gang can be given to others, who would come to share them."""
+    base = (each for each in job.placed if not each.is_flexible and not each.is_leaving)
+    return all(worker.freed_gpus == worker.gpus for worker in base)
 
 
 def _gang_on(job: JobView, host: JobView) -> int:
@@ -55,13 +67,12 @@ def _may_go(worker: WorkerView) -> bool:
     return worker.is_flexible and not worker.is_leaving
 
 
-def _shrink(board: Board, job: JobView, missing: dict[NodeName, int], beneficiary: JobId) -> None:
+def _that_may_go(job: JobView) -> list[WorkerView]:
     """The newest workers first: they stand farthest from the base gang."""
-    leaving: list[WorkerView] = []
-    for worker in sorted(filter(_may_go, job.placed), key=lambda worker: -worker.worker_index):
-        if missing.get(worker.node, 0) > 0:
-            missing[worker.node] -= worker.gpus
-            leaving.append(worker)
+    return sorted(filter(_may_go, job.placed), key=lambda worker: -worker.worker_index)
+
+
+def _shrink(board: Board, job: JobView, leaving: Sequence[WorkerView], beneficiary: JobId) -> None:
     if leaving:
         board.floor.vacate(leaving)
         indices = tuple(sorted(worker.worker_index for worker in leaving))

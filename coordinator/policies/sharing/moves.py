@@ -60,7 +60,7 @@ class Moves:
         used = [
             name
             for name, node in board.floor.nodes.items()
-            if node.gpus * free_ratio <= free[name] < node.gpus
+            if node.gpus * free_ratio <= free[name] < node.gpus - node.barred_gpus
         ]
         if not used:
             return

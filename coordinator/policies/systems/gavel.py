@@ -21,7 +21,7 @@ from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Allocation
 from coordinator.policies.dividing.rounds import Rounds
 from coordinator.policies.dividing.time_shares import Gang, Spare, least_worst_finish, max_min
-from coordinator.policies.floor import Floor, consolidated, is_movable
+from coordinator.policies.floor import Floor, barred_gpus, consolidated, is_movable
 from coordinator.policies.granting import Grant, Plan, carry_out
 from coordinator.policies.knob_types import Period, Seconds
 from coordinator.policies.policy import Parts, Policy, joint
@@ -110,11 +110,11 @@ class RoundPass:
         movable = {job.job_id for job in ranked if job.state == JobState.PENDING or is_movable(job)}
         held = [w for job in ranked if job.job_id in movable for w in job.placed]
         free = self._floor.free_gpus() + sum(
-            w.gpus for w in held if w.node in self._floor.nodes and not w.is_leaving
+            w.freed_gpus for w in held if w.node in self._floor.nodes and not w.is_leaving
         )
         found: set[JobId] = set()
         for job in ranked:
-            gpus = job.workers.min * job.gpus_per_worker
+            gpus = job.workers.min * job.gpus_per_worker - barred_gpus(job)
             if job.job_id in movable and gpus <= free:
                 found.add(job.job_id)
                 free -= gpus

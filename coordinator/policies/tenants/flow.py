@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -23,6 +23,17 @@ from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
 from coordinator.policies.tenants.tenancy import Tenancy
 
 Gpus = dict[NodeName, int]
+
+
+class Left(Struct, frozen=True, kw_only=True):
+    """What workers vacate, in GPUs.
+
+    free: those that others can have, by node. used: those that their tenant has less, with any
+    that come free for nobody.
+    """
+
+    free: Gpus
+    used: int
 
 
 class Flow:
@@ -57,8 +68,8 @@ class Flow:
             case _:
                 return {}
 
-    def lefts(self, decisions: Sequence[Decision | None]) -> list[Gpus]:
-        """GPUs that each of them vacates, by node, one after the other.
+    def lefts(self, decisions: Sequence[Decision | None]) -> list[Left]:
+        """What each of them vacates, one after the other.
 
         A GPU that several have comes free with the last of them that leaves, if all do, and if
         nobody comes to share it.
@@ -66,26 +77,28 @@ class Flow:
         kept = {u for made in decisions if made is not None for u in _named(made)}
         gone: Counter[GpuUuid] = Counter()
         seen: set[tuple[JobId, int]] = set()
-        found: list[Gpus] = []
+        found: list[Left] = []
         for decision in decisions:
-            left: Gpus = {}
+            free: Gpus = {}
+            used = 0
             for worker in () if decision is None else self.leaving(decision):
                 if (worker.job_id, worker.worker_index) in seen:
                     continue
                 seen.add((worker.job_id, worker.worker_index))
                 gone.update(worker.gpu_uuids)
-                free = (u for u in worker.gpu_uuids if gone[u] == len(self.sharers[u]))
-                gpus = len(set(free) - kept) if worker.gpu_uuids else worker.gpus
+                left = {u for u in worker.gpu_uuids if gone[u] == len(self.sharers[u])} - kept
+                used += len(left) if worker.gpu_uuids else worker.gpus
+                gpus = _freed(worker, left)
                 if gpus:
-                    left[worker.node] = left.get(worker.node, 0) + gpus
-            found.append(left)
+                    free[worker.node] = free.get(worker.node, 0) + gpus
+            found.append(Left(free=free, used=used))
         return found
 
     def parts(self, place: int, decisions: Sequence[Decision | None]) -> Gpus:
         """GPUs that would not come free, by node, if one of the decisions were not made."""
         others = [None if at == place else made for at, made in enumerate(decisions)]
-        found = sum_by_node(self.lefts(decisions))
-        for node, gpus in sum_by_node(self.lefts(others)).items():
+        found = sum_by_node(left.free for left in self.lefts(decisions))
+        for node, gpus in sum_by_node(left.free for left in self.lefts(others)).items():
             found[node] -= gpus
         return {node: gpus for node, gpus in found.items() if gpus > 0}
 
@@ -102,11 +115,11 @@ class Flow:
         placed = job.placed if job is not None else ()
         return [w for w in placed if w.worker_index in gone and not w.is_leaving]
 
-    def own(self, worker: WorkerView) -> int:
-        """GPUs that come free when a worker goes alone: those that nobody shares with it."""
-        if not worker.gpu_uuids:
-            return worker.gpus
-        return sum(len(self.sharers[uuid]) == 1 for uuid in worker.gpu_uuids)
+    def own(self, worker: WorkerView) -> Left:
+        """What a worker vacates when it goes alone: the GPUs that nobody shares with it."""
+        left = {uuid for uuid in worker.gpu_uuids if len(self.sharers[uuid]) == 1}
+        used = len(left) if worker.gpu_uuids else worker.gpus
+        return Left(free={worker.node: _freed(worker, left)}, used=used)
 
     def beside(self, decision: Decision) -> set[JobId]:
         """Jobs on the GPUs that a decision names for its own."""
@@ -124,6 +137,13 @@ class Flow:
             gpus = placement.worker_count * job.gpus_per_worker * (each or 1)
             found[placement.node] = found.get(placement.node, 0) + gpus
         return found
+
+
+def _freed(worker: WorkerView, left: Collection[GpuUuid]) -> int:
+    """GPUs that others can have once a worker has gone. left: its own that nobody has any more."""
+    if not worker.gpu_uuids:
+        return worker.freed_gpus
+    return len(left) - sum(uuid in left for uuid in worker.barred_uuids)
 
 
 def _named(decision: Decision) -> set[GpuUuid]:
@@ -144,19 +164,21 @@ class Move(Struct, frozen=True, kw_only=True):
     """One decision about a job, in GPUs.
 
     place: among the decisions. path: the job's tenant, that one's parent, and so on.
+    left: what others can have of what it vacates, by node. gone: all that it vacates.
     is_whole: it stops a whole job.
     """
 
     place: int
     path: tuple[str, ...]
     left: Gpus
+    gone: int
     taken: Gpus
     is_whole: bool
 
     @property
     def net(self) -> int:
         """GPUs that its tenants have more after it."""
-        return sum(self.taken.values()) - sum(self.left.values())
+        return sum(self.taken.values()) - self.gone
 
 
 def moves_of(flow: Flow, tenancy: Tenancy, decisions: Sequence[Decision | None]) -> list[Move]:
@@ -169,7 +191,8 @@ def moves_of(flow: Flow, tenancy: Tenancy, decisions: Sequence[Decision | None])
                 Move(
                     place=place,
                     path=tenancy.path(job),
-                    left=left,
+                    left=left.free,
+                    gone=left.used,
                     taken=flow.taken(decision),
                     is_whole=isinstance(decision, Preempt),
                 )
@@ -185,9 +208,8 @@ def are_borrowed(mine: Iterable[Move], used: int, guarantee: int) -> list[bool]:
     """
     found: list[bool] = []
     for move in mine:
-        gone = sum(move.left.values())
-        found.append(used > guarantee if move.is_whole else used - gone >= guarantee)
-        used -= gone
+        found.append(used > guarantee if move.is_whole else used - move.gone >= guarantee)
+        used -= move.gone
     return found
 
 

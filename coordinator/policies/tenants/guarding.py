@@ -20,7 +20,9 @@ from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeName
 from coordinator.policies.decisions import Decision, Placement, Resize, Start, Suspend
+from coordinator.policies.placement import placed_count
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.speeds import rate_on
 from coordinator.policies.tenants.flow import (
     Flow,
     Gpus,
@@ -47,15 +49,16 @@ class Dropped(Struct, frozen=True, kw_only=True):
 
 
 def guarded(
-    snapshot: ClusterSnapshot, decisions: Sequence[Decision]
+    snapshot: ClusterSnapshot, decisions: Sequence[Decision], *, trusts_profiles: bool = True
 ) -> tuple[tuple[Decision, ...], tuple[Dropped, ...]]:
     """Decisions that tenants allow, in the same order, and what was dropped of the others.
 
-    What it keeps it would keep again.
+    What it keeps it would keep again. trusts_profiles: whoever decided takes jobs for as fast as
+    their profiles tell; else for linear in their workers.
     """
     if not snapshot.tenants or not decisions:
         return tuple(decisions), ()
-    guard = _Guard(snapshot, decisions)
+    guard = _Guard(snapshot, decisions, trusts_profiles=trusts_profiles)
     while True:
         count = len(guard.dropped)
         guard.keep_quotas()
@@ -71,8 +74,11 @@ def guarded(
 class _Guard:
     """One list of decisions; what is dropped leaves None in its place."""
 
-    def __init__(self, snapshot: ClusterSnapshot, decisions: Sequence[Decision]) -> None:
+    def __init__(
+        self, snapshot: ClusterSnapshot, decisions: Sequence[Decision], *, trusts_profiles: bool
+    ) -> None:
         self._snapshot = snapshot
+        self._trusts_profiles = trusts_profiles
         self._flow = Flow(snapshot)
         self._tenancy = Tenancy(snapshot)
         self._before = list(decisions)
@@ -89,7 +95,7 @@ class _Guard:
             job = None if decision is None else job_of(self._flow, decision)
             if decision is None or job is None:
                 continue
-            tenancy.leave(job, sum(lefts[place].values()))
+            tenancy.leave(job, lefts[place].used)
             if self._is_beside_others(decision, job, tenancy):
                 self.kept[place] = None
                 why = "jobs of different tenants share no GPU"
@@ -119,7 +125,7 @@ class _Guard:
                     if more < 0:
                         return None
                     kept = _one_less(kept, more)
-                return _shorter(decision, tuple(kept))
+                return self._smaller(decision, tuple(kept))
             case Resize():
                 added = list(decision.added)
                 while added and self._gpus(replace(decision, added=tuple(added))) > room:
@@ -127,6 +133,16 @@ class _Guard:
                 return _without(decision, tuple(added))
             case _:
                 return None
+
+    def _smaller(self, start: Start, placements: tuple[Placement, ...]) -> Start:
+        """Fewer workers take longer, by as much as the job is slower with them."""
+        job = self._flow.jobs[start.job_id]
+        before, after = (
+            rate_on(job, start.gpu_type, count, trusts_profiles=self._trusts_profiles)
+            for count in (placed_count(start.placements), placed_count(placements))
+        )
+        runtime_s = start.estimated_runtime_s * before / after
+        return replace(start, placements=placements, estimated_runtime_s=runtime_s)
 
     def _gpus(self, decision: Decision) -> int:
         return sum(self._flow.taken(decision).values())
@@ -206,7 +222,7 @@ class _Guard:
         if isinstance(mine, Suspend):
             return any(mine.job_id in self._flow.beside(decision) for decision in there)
         taken = sum_by_node(map(self._flow.taken, there))
-        left = sum_by_node(self._flow.lefts(there))
+        left = sum_by_node(left.free for left in self._flow.lefts(there))
         own = self._flow.parts(place, decisions)
         return any(
             taken.get(node, 0) > self._flow.free.get(node, 0) + left[node] - gpus
@@ -223,14 +239,6 @@ def _one_less(placements: Sequence[Placement], place: int) -> list[Placement]:
     else:
         del kept[place]
     return kept
-
-
-def _shorter(start: Start, placements: tuple[Placement, ...]) -> Start:
-    """Fewer workers take longer in proportion."""
-    before = sum(placement.worker_count for placement in start.placements)
-    after = sum(placement.worker_count for placement in placements)
-    runtime_s = start.estimated_runtime_s * before / after
-    return replace(start, placements=placements, estimated_runtime_s=runtime_s)
 
 
 def _without(decision: Decision, added: tuple[Placement, ...]) -> Decision | None:

@@ -63,7 +63,7 @@ class Keeping:
         kept: list[int] = []
         borrowed = are_borrowed(mine, used, guarantee)
         for move, is_borrowed in reversed(list(zip(mine, borrowed, strict=True))):
-            if short > 0 and move.left and not is_borrowed:
+            if short > 0 and move.gone and not is_borrowed:
                 gpus = self._keep_one(move, short)
                 short -= gpus
                 if gpus:
@@ -98,11 +98,12 @@ class Keeping:
         for worker in sorted(job.placed, key=lambda each: each.worker_index):
             if kept >= short or after >= has or speed(after) >= speed(has):
                 break
-            gpus = self._flow.own(worker)
-            if worker.worker_index in gone and 0 < gpus <= self._slack.get(worker.node, 0):
+            own = self._flow.own(worker)
+            gpus, slack = own.free[worker.node], self._slack.get(worker.node, 0)
+            if worker.worker_index in gone and own.used and gpus <= slack:
                 gone.remove(worker.worker_index)
-                self._slack[worker.node] -= gpus
-                kept += gpus
+                self._slack[worker.node] = slack - gpus
+                kept += own.used
                 after += 1
         if kept:
             rest = replace(decision, removed_workers=tuple(sorted(gone)))

@@ -18,7 +18,7 @@ from common.model import JobId
 from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Allocation, Decision, Preempt, Reject, Start, earliest
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
-from coordinator.policies.tenants.guarding import blocked, guarded
+from coordinator.policies.tenants.guarding import Dropped, blocked, guarded
 from coordinator.policies.tenants.takeback import given_back
 from coordinator.policies.tenants.tenancy import Tenancy
 from coordinator.policies.tenants.weighing import Scale, are_weighed, why_behind
@@ -40,6 +40,7 @@ seconds: that they can be stopped now brings none by itself.
 """
 
 Decide = Callable[[ClusterSnapshot, bytes], Allocation]
+Guard = Callable[[tuple[Decision, ...]], tuple[tuple[Decision, ...], tuple[Dropped, ...]]]
 
 
 class _Pass(Struct, frozen=True, kw_only=True):
@@ -65,43 +66,49 @@ def allocated(
     *,
     by_weight: bool = True,
     keeps_quotas: bool = False,
+    trusts_profiles: bool = True,
 ) -> Allocation:
     """One scheduling pass of a policy, as far as tenants allow it.
 
     by_weight: tenants take turns by their weights; not where the policy sees to that itself.
     keeps_quotas: the policy sees to quotas itself and has all jobs before it, as it remembers what
         it has promised to those that wait; what it gets wrong is refused all the same.
+    trusts_profiles: the policy takes jobs for as fast as their profiles tell.
     """
     if not snapshot.tenants or snapshot.is_frozen:
         return decide(snapshot, memory)
     tenancy = Tenancy(snapshot)
     if keeps_quotas:
         return _kept_by_itself(decide(snapshot, memory), snapshot, tenancy)
-    within = partial(_within_quotas, decide, snapshot, memory)
+    guard = partial(guarded, snapshot, trusts_profiles=trusts_profiles)
+    within = partial(_within_quotas, decide, guard, snapshot, memory)
     best = within(frozenset(blocked(snapshot, tenancy)))
     if by_weight and are_weighed(tenancy):
         best = _by_weight(within, snapshot, best)
-    return _given_back(best.allocation, best.kept, best.hidden, snapshot)
+    return _given_back(best.allocation, guard, best.kept, best.hidden, snapshot)
 
 
 def _kept_by_itself(
     allocation: Allocation, snapshot: ClusterSnapshot, tenancy: Tenancy
 ) -> Allocation:
     """A pass of a policy that keeps quotas itself."""
-    kept, _ = guarded(snapshot, allocation.decisions)
+    guard = partial(guarded, snapshot)
+    kept, _ = guard(allocation.decisions)
     gone = {each.job_id for each in kept if isinstance(each, Reject)}
-    return _given_back(allocation, kept, blocked(snapshot, tenancy).keys() - gone, snapshot)
+    hidden = blocked(snapshot, tenancy).keys() - gone
+    return _given_back(allocation, guard, kept, hidden, snapshot)
 
 
 def _given_back(
     allocation: Allocation,
+    guard: Guard,
     decisions: tuple[Decision, ...],
     hidden: Set[JobId],
     snapshot: ClusterSnapshot,
 ) -> Allocation:
     """With what tenants below their guarantee get back; `hidden` have no room by quota."""
     back = given_back(snapshot, decisions)
-    kept, _ = guarded(snapshot, back.decisions)
+    kept, _ = guard(back.decisions)
     waits, again_s = allocation.waits, None
     told = {*hidden, *(job_id for wait in waits for job_id in wait.jobs)}
     if owed := tuple(sorted(back.waits.keys() - told)):
@@ -116,14 +123,18 @@ def _given_back(
 
 
 def _within_quotas(
-    decide: Decide, snapshot: ClusterSnapshot, memory: bytes, hidden: frozenset[JobId]
+    decide: Decide,
+    guard: Guard,
+    snapshot: ClusterSnapshot,
+    memory: bytes,
+    hidden: frozenset[JobId],
 ) -> _Pass:
     """A pass that is taken anew without the jobs that quotas refuse."""
     tries = 0
     while True:
         tries += 1
         allocation = decide(without(snapshot, hidden), memory)
-        kept, dropped = guarded(snapshot, allocation.decisions)
+        kept, dropped = guard(allocation.decisions)
         refused = {
             each.decision.job_id
             for each in dropped

@@ -12,6 +12,7 @@ from msgspec import Struct
 from common.model import GpuUuid, JobId, NodeName
 from coordinator.policies.decisions import Decision, Resume, Start, Suspend
 from coordinator.policies.snapshot import JobView, WorkerView
+from coordinator.policies.tenants.flow import Left
 
 
 class Seat(Struct, frozen=True, kw_only=True):
@@ -65,12 +66,15 @@ def having(job: JobView) -> list[WorkerView]:
     return [worker for worker in (*job.placed, *job.held) if not worker.is_leaving]
 
 
-def gpus_of(workers: Iterable[WorkerView]) -> dict[NodeName, int]:
-    """GPUs of workers by node; one that several have is counted once."""
+def left_by(workers: Iterable[WorkerView]) -> Left:
+    """What workers vacate if they all go; a GPU that several have is counted once."""
     seen: set[GpuUuid] = set()
-    found: dict[NodeName, int] = {}
+    free: dict[NodeName, int] = {}
+    used = 0
     for worker in workers:
-        gpus = worker.gpus - sum(uuid in seen for uuid in worker.gpu_uuids)
-        found[worker.node] = found.get(worker.node, 0) + gpus
+        twice = {uuid for uuid in worker.gpu_uuids if uuid in seen}
+        used += worker.gpus - len(twice)
+        gpus = worker.freed_gpus - len(twice.difference(worker.barred_uuids))
+        free[worker.node] = free.get(worker.node, 0) + gpus
         seen.update(worker.gpu_uuids)
-    return found
+    return Left(free=free, used=used)

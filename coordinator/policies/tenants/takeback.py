@@ -29,7 +29,7 @@ from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
 from coordinator.policies.tenants.fitting import gang_on
 from coordinator.policies.tenants.flow import Flow, Gpus, job_of, sum_by_node
 from coordinator.policies.tenants.owing import is_owed, shortage_of
-from coordinator.policies.tenants.seats import Seat, gpus_of, seats
+from coordinator.policies.tenants.seats import Seat, left_by, seats
 from coordinator.policies.tenants.tenancy import Tenancy
 from coordinator.policies.words import counted
 
@@ -37,12 +37,14 @@ from coordinator.policies.words import counted
 class _Source(Struct, frozen=True, kw_only=True):
     """What a borrower could give back in one piece.
 
+    gpus: that others can have then, by node. used: that the borrower has less.
     decision: one of this pass that would not be; else the job's workers leave.
     seat: the job and all that share its GPUs, which are stopped, whole; None stops nobody.
     """
 
     job: JobView
     gpus: Gpus
+    used: int
     decision: Decision | None = None
     workers: tuple[WorkerView, ...] = ()
     seat: Seat | None = None
@@ -122,18 +124,22 @@ class _TakeBack:
             if job is not None:
                 is_turn = isinstance(decision, Suspend | Resume)
                 (self._turning if is_turn else self.busy).add(job.job_id)
-                self._move(job, left, is_stop=True)
-                self._move(job, self._flow.taken(decision), sign=-1)
+                self._move(job, left.free, left.used, is_stop=True)
+                self._take(job, self._flow.taken(decision))
             if isinstance(decision, Migrate):
                 self._awaited.update(u for each in decision.placements for u in each.gpu_uuids)
 
-    def _move(self, job: JobView, gpus: Gpus, *, sign: int = 1, is_stop: bool = False) -> None:
-        """GPUs of a job come free (or, with sign -1, are taken)."""
-        total = sum(gpus.values()) * sign
-        self.tenancy.leave(job, total)
+    def _take(self, job: JobView, gpus: Gpus) -> None:
+        self._move(job, gpus, sum(gpus.values()), sign=-1)
+
+    def _move(
+        self, job: JobView, gpus: Gpus, used: int, *, sign: int = 1, is_stop: bool = False
+    ) -> None:
+        """GPUs come free, and a job has so many less (or, with sign -1, takes them)."""
+        self.tenancy.leave(job, used * sign)
         if is_stop:
             for name in self.tenancy.path(job):
-                self._stopped[name] -= total
+                self._stopped[name] -= used * sign
         for node, count in gpus.items():
             if node in self._free:
                 self._free[node] += count * sign
@@ -261,7 +267,7 @@ class _TakeBack:
             if taker is None or not gpus or self._flow.leaving(decision):
                 continue
             if is_owed_by(taker):
-                yield _Source(job=taker, gpus=gpus, decision=decision)
+                yield _Source(job=taker, gpus=gpus, used=sum(gpus.values()), decision=decision)
 
     def _flexible(self, theirs: Iterable[Seat]) -> Iterable[_Source]:
         """Flexible workers, one by one."""
@@ -269,8 +275,8 @@ class _TakeBack:
             if other.is_resizable and other.job_id not in self._turning:
                 for worker in other.placed:
                     if worker.is_flexible and not worker.is_leaving:
-                        gpus = {worker.node: self._flow.own(worker)}
-                        yield _Source(job=other, gpus=gpus, workers=(worker,))
+                        own = self._flow.own(worker)
+                        yield _Source(job=other, gpus=own.free, used=own.used, workers=(worker,))
 
     def _whole(self, theirs: Iterable[Seat]) -> Iterable[_Source]:
         """Jobs, each with all that have any of its GPUs, without the workers that go already."""
@@ -283,7 +289,10 @@ class _TakeBack:
                 for worker in other.placed
                 if not worker.is_leaving and worker not in gone
             ]
-            yield _Source(job=seat.jobs[0], gpus=gpus_of(stay), workers=tuple(stay), seat=seat)
+            left = left_by(stay)
+            yield _Source(
+                job=seat.jobs[0], gpus=left.free, used=left.used, workers=tuple(stay), seat=seat
+            )
 
     def _job_of(self, decision: Decision) -> JobView | None:
         return job_of(self._flow, decision)
@@ -310,7 +319,6 @@ class _TakeBack:
 
     def _borrows(self, source: _Source, job: JobView) -> bool:
         """Whether whoever holds it has more than its guarantee, at each level beside the job's."""
-        gpus = sum(source.gpus.values())
         for name in self.tenancy.below_top(source.job, job):
             guarantee = self.tenancy.views[name].guarantee_gpus
             if source.decision is not None:
@@ -318,7 +326,7 @@ class _TakeBack:
                     return False
                 continue
             used = min(self.tenancy.used[name], self._stopped[name])
-            if (used <= guarantee) if source.seat else (used - gpus < guarantee):
+            if (used <= guarantee) if source.seat else (used - source.used < guarantee):
                 return False
         return True
 
@@ -327,7 +335,8 @@ class _TakeBack:
         for job in source.jobs:
             gone = self._gone.setdefault(job.job_id, [])
             (gone.append if sign > 0 else gone.remove)(source)
-        self._move(source.job, source.gpus, sign=sign, is_stop=source.decision is None)
+        is_stop = source.decision is None
+        self._move(source.job, source.gpus, source.used, sign=sign, is_stop=is_stop)
 
     # --- decisions ----------------------------------------------------------------------------
 
@@ -348,7 +357,7 @@ class _TakeBack:
         )
         self._starts.append(start)
         self.busy.add(job.job_id)
-        self._move(job, self._flow.taken(start), sign=-1)
+        self._take(job, self._flow.taken(start))
         for source in given:
             if source.decision is not None:
                 self._kept.remove(source.decision)

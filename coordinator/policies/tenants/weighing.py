@@ -91,7 +91,7 @@ class Scale:
             job = job_of(self._flow, decision)
             if job is None:
                 continue
-            tenancy.leave(job, sum(left.values()))
+            tenancy.leave(job, left.used)
             name = _at(tenancy, job, level)
             if isinstance(decision, Start) and name is not None and self.is_met(tenancy, name):
                 beyond.append(job)
@@ -107,7 +107,7 @@ class Scale:
         """Those of the jobs that find room, one after the other, on what a pass leaves free."""
         free = dict(self._flow.free)
         for decision, left in zip(decisions, self._flow.lefts(decisions), strict=True):
-            for gpus, sign in ((left, 1), (self._flow.taken(decision), -1)):
+            for gpus, sign in ((left.free, 1), (self._flow.taken(decision), -1)):
                 for node, count in gpus.items():
                     if node in free:
                         free[node] += count * sign

@@ -83,7 +83,9 @@ class _Pass:
         for job in self._jobs.values():
             for worker in job.placed:
                 if not worker.is_leaving:
-                    gpus[worker.node] += worker.gpus
+                    gpus[worker.node] += worker.freed_gpus
+        # A gang that is stopped there may not come back: nobody is then, but for somebody else.
+        self._is_barred = any(node.barred_gpus for node in self._floor.nodes.values())
         types = {name: node.gpu_type for name, node in self._floor.nodes.items()}
         self.division = Division(self._before.sets, gpus=gpus, types=types)
         self._settle()
@@ -170,7 +172,7 @@ class _Pass:
             self._grants(),
             floor=self._floor,
             place=self._place,
-            stops_in_vain=self._knobs.counts_by_gang,
+            stops_in_vain=self._knobs.counts_by_gang and not self._is_barred,
         ).decisions
         after = Memory(
             sets=tuple(self.division.sets),

@@ -22,7 +22,13 @@ from coordinator.policies.apps import (
 )
 from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Allocation, Start, earliest
-from coordinator.policies.floor import Floor, consolidated, is_movable, present_workers
+from coordinator.policies.floor import (
+    Floor,
+    barred_gpus,
+    consolidated,
+    is_movable,
+    present_workers,
+)
 from coordinator.policies.granting import Grant, Plan, carry_out
 from coordinator.policies.knob_types import Period
 from coordinator.policies.policy import Parts, Policy, joint
@@ -87,7 +93,7 @@ class Division:
         kept = [job for job in self._snapshot.jobs if not self._is_open(job)]
         open_ = [(app, job) for app, job in self._line if self._is_open(job)]
         free = self._floor.free_gpus() + sum(
-            worker.gpus
+            worker.freed_gpus
             for _, job in open_
             for worker in job.placed
             if worker.node in self._floor.nodes and not worker.is_leaving
@@ -97,16 +103,17 @@ class Division:
             for job in kept
         ]
         own = {
-            job.job_id: job.workers.min * job.gpus_per_worker
+            job.job_id: job.workers.min * job.gpus_per_worker - barred_gpus(job)
             for _, job in open_
             if keeps_gang(job, self._now_s)
         }
         free -= sum(own.values())
         for app, job in open_:
             free += own.get(job.job_id, 0)
-            workers = min(job.workers.max, free // job.gpus_per_worker)
+            barred = barred_gpus(job)
+            workers = min(job.workers.max, (free + barred) // job.gpus_per_worker)
             if workers >= job.workers.min:
-                free -= workers * job.gpus_per_worker
+                free -= workers * job.gpus_per_worker - barred
                 reason = f"rho of its {app} is {rho_text(self.rhos[app])}: all that it can use"
                 grants.append(Grant(job=job, workers=workers, reason=reason))
         return carry_out(self._snapshot, grants, floor=self._floor, place=consolidated)

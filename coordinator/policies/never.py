@@ -1,0 +1,174 @@
+"""What no waiting cures: why a job could not run in the fleet as it is, with nobody else in it.
+Must not know who runs, what is free, nor a policy's order.
+
+Nodes that an operator may open again count as open, and so do those that are lost. Of a service's
+nodes as many count as it may lend without any load: a gang that needs more of them at one time
+would wait for ever, and nothing that is free or lent now would tell it so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from common.model import JobSpec, NodeRole, Preemptibility, ServiceName
+from coordinator.policies.loans.loaning import nodes_for
+from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView, ServiceView
+from coordinator.policies.words import counted
+
+NO_NODES = "no nodes are known"
+
+
+class Wish(Struct, frozen=True, cache_hash=True):
+    """All of a job that decides whether its base gang could ever have room.
+
+    types: in the job's order; empty: any. multipliers: workers for one, where a type needs more.
+    spans_types: its gang may be on several of them at one time.
+    """
+
+    gpus_per_worker: int
+    min_workers: int
+    types: tuple[str, ...]
+    multipliers: tuple[tuple[str, int], ...]
+    preemptibility: Preemptibility
+    grace_s: float
+    spans_types: bool
+
+
+def wish_of(job: JobView | JobSpec) -> Wish:
+    """What a job asks for, as a policy or its user sees it."""
+    return Wish(
+        gpus_per_worker=job.gpus_per_worker,
+        min_workers=job.workers.min,
+        types=tuple(dict.fromkeys(job.gpu.types)),
+        multipliers=tuple(sorted(job.gpu.worker_multiplier.items())),
+        preemptibility=job.preemptibility,
+        grace_s=job.checkpoint.grace_s if isinstance(job, JobSpec) else job.grace_s,
+        spans_types=job.gpu.heterogeneous_speed_ratio > 0,
+    )
+
+
+class _Places(Struct, frozen=True):
+    """Workers of one kind that the nodes of a GPU type could hold together.
+
+    usable: the nodes that rules let it use, lent at one time or not. count: on those, lent or not.
+    lent_count: on as many of them as may be lent at one time. limits: what makes that fewer.
+    """
+
+    usable: tuple[NodeView, ...]
+    count: int
+    lent_count: int
+    limits: tuple[str, ...]
+
+
+class Fleet:
+    """The nodes of a snapshot, by type: made once for many jobs."""
+
+    def __init__(self, snapshot: ClusterSnapshot) -> None:
+        self._services = {service.name: service for service in snapshot.services}
+        self._nodes: dict[str, list[NodeView]] = {}
+        self._own: dict[ServiceName, list[NodeView]] = {}
+        self._said: dict[Wish, tuple[str, ...]] = {}
+        for node in snapshot.nodes:
+            if node.gpus:
+                self._nodes.setdefault(node.gpu_type, []).append(node)
+            if node.service:
+                self._own.setdefault(node.service, []).append(node)
+
+    def why_never(self, wish: Wish) -> tuple[str, ...]:
+        """Why no GPU type that a job accepts would do, type by type; empty if one would."""
+        said = self._said.get(wish)
+        if said is None:
+            said = self._said[wish] = self._why_never(wish)
+        return said
+
+    def _why_never(self, wish: Wish) -> tuple[str, ...]:
+        if not self._nodes:
+            return (NO_NODES,)
+        said = [self.of_type(wish, name) for name in wish.types or sorted(self._nodes)]
+        return tuple(said) if all(said) else ()
+
+    def of_type(self, wish: Wish, gpu_type: str) -> str:
+        """Why a job can never have its base gang on one GPU type; empty if it may."""
+        nodes, size = self._nodes.get(gpu_type, []), wish.gpus_per_worker
+        if not nodes:
+            return absent(gpu_type)
+        largest = max(node.gpus for node in nodes)
+        if largest < size:
+            return (
+                f"can never run here: no node of type {gpu_type} has {counted(size, 'GPU')}; "
+                f"the largest has {largest}"
+            )
+        count = wish.min_workers * dict(wish.multipliers).get(gpu_type, 1)
+        found = self._places(wish, nodes)
+        if found.lent_count >= count or self._spans(wish, count):
+            return ""
+        is_all = len(found.usable) == len(nodes)
+        which = "all" if is_all and len(nodes) > 1 else "the"
+        limit = "" if is_all else " that it may use"
+        has = "has" if len(found.usable) == 1 else "have"
+        gpus = sum(node.gpus for node in found.usable)
+        said = (
+            f"can never run here: {which} {counted(len(found.usable), 'node')} of type {gpu_type}"
+            f"{limit} {has} {counted(gpus, 'GPU')} together, "
+            f"room for {counted(found.count, 'worker')}"
+        )
+        if not found.limits:
+            return said
+        return f"{said}, but {'; '.join(found.limits)}: room for {found.lent_count} at one time"
+
+    def _spans(self, wish: Wish, count: int) -> bool:
+        """Whether a gang that may span its types has places enough on all of them together."""
+        if not wish.spans_types:
+            return False
+        every = (self._places(wish, self._nodes.get(name, [])) for name in wish.types)
+        return sum(places.lent_count for places in every) >= count
+
+    def _places(self, wish: Wish, nodes: Iterable[NodeView]) -> _Places:
+        size = wish.gpus_per_worker
+        usable = tuple([node for node in nodes if self._may_host(wish, node.service)])
+        count = sum(node.gpus // size for node in usable)
+        lent_count = sum(node.gpus // size for node in usable if not node.service)
+        limits: list[str] = []
+        for name in sorted({node.service for node in usable if node.service}):
+            service, own = self._services[name], self._own[name]
+            there = sorted([n.gpus // size for n in usable if n.service == name], reverse=True)
+            most = most_lent(service, own)
+            lent_count += sum(there[:most])
+            if sum(there[most:]):
+                limits.append(lends(service, len(own), most))
+        return _Places(usable, count, lent_count, tuple(limits))
+
+    def _may_host(self, wish: Wish, service: ServiceName | None) -> bool:
+        if not service:
+            return True
+        if wish.preemptibility != Preemptibility.FULL or service not in self._services:
+            return False
+        return wish.grace_s <= self._services[service].max_grace_s
+
+
+def absent(gpu_type: str) -> str:
+    """That no node has a GPU type."""
+    return f"GPU type {gpu_type} not present"
+
+
+def most_lent(service: ServiceView, own: Iterable[NodeView]) -> int:
+    """How many of its nodes a service may have lent at one time, at the very most: with no load at
+    all, or as many as it has lent now."""
+    nodes = list(own)
+    now_count = sum(1 for node in nodes if node.role == NodeRole.ON_LOAN)
+    return max(now_count, len(nodes) - nodes_for(service, 0.0, len(nodes)))
+
+
+def lends(service: ServiceView, count: int, most: int) -> str:
+    """In words, that a service of so many nodes lends no more than `most`, and by which setting."""
+    keeps = nodes_for(service, 0.0, count)
+    is_minimum = keeps <= service.min_serving
+    why = (
+        f"min_serving is {service.min_serving}"
+        if is_minimum
+        else f"headroom_ratio {service.headroom_ratio:g} keeps {keeps}"
+    )
+    some = f"at most {most}" if most else "none"
+    return f"{service.name} lends {some} of its {counted(count, 'node')} ({why})"

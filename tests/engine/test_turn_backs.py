@@ -1,0 +1,176 @@
+"""Loans that a node gave up by itself before they began: neither a lapse nor a reclaim, and what is
+promised of the way back."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from common.api import LoanRow
+from common.model import LeaseId, NodeName, NodeRole, TurnBack
+from coordinator.engine import returns
+from coordinator.engine.accounting import Figures, ReclaimTimes, figures, with_overdue
+from coordinator.engine.context import Context
+from coordinator.engine.engine import decode_state
+from coordinator.engine.events import NodeReported
+from coordinator.engine.loan_entries import LoanEntry
+from coordinator.engine.loans import note_order
+from coordinator.policies.decisions import Loan, Reclaim
+from coordinator.service import explain, rows
+from tests.engine.house import CHAT, House
+from tests.engine.test_lapses import SLOW, WAY_S, loan_of, says
+
+WHY = "GPU GPU-1 is used by process 4711, which is not the server's"
+
+
+def draining() -> House:
+    """A cell of which one node was told to be lent; its service has a deadline of 60 s."""
+    house = House(delays=SLOW)
+    house.decide(Loan(node=NodeName("i0"), service=CHAT, reason="idle"), lend=True)
+    return house
+
+
+def turned(
+    house: House, role: NodeRole, stages_s: dict[str, float] | None = None, *, of: str = ""
+) -> NodeReported:
+    """A report of the node that gave the loan up, or one of another name."""
+    back = TurnBack(lease_id=LeaseId(of) if of else loan_of(house).lease_id, reason=WHY)
+    return msgspec.structs.replace(says(house, role, stages_s), turned_back=back)
+
+
+def counts(found: Figures) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+    """(all, late) turn-backs, lapses and reclaims."""
+    return (
+        (found.turn_backs, found.turn_backs_late),
+        (found.leases_lapsed, found.lapses_late),
+        (found.reclaims, found.reclaims_late),
+    )
+
+
+def shown(loan: LoanEntry, now_s: float = 0.0) -> LoanRow:
+    """Its row."""
+    return rows.loan_row(loan, now_s=now_s)
+
+
+@pytest.mark.parametrize(("way_s", "is_late"), [(14.0, False), (60.0, False), (61.0, True)])
+def test_a_turn_back_is_told_as_one_and_has_the_whole_deadline(way_s: float, is_late: bool) -> None:
+    """Nobody's TTL ran out, so none is counted; its service could have asked when it turned."""
+    house = draining()
+    house.sim.handle(turned(house, NodeRole.VACATING))
+    stages_s = WAY_S | {"unattended": way_s - 14.0}
+    house.sim.handle(turned(house, NodeRole.SERVING, stages_s))
+    loan = loan_of(house)
+    assert (loan.is_lapsed, returns.is_late(loan)) == (False, is_late)
+    found = figures(house.engine.state)
+    assert counts(found) == ((1, int(is_late)), (0, 0), (0, 0))
+    assert (found.turn_back_s, found.lapse_s) == (
+        ReclaimTimes(p50=way_s, max=way_s),
+        ReclaimTimes(),
+    )
+    row = shown(loan)
+    assert (row.state, row.turned_back, row.reclaim_reason) == ("turned back", WHY, WHY)
+    assert (row.turn_back_s, row.turn_back_deadline_s) == (way_s, 60.0)
+    assert (row.lapse_s, row.lapse_deadline_s, row.reclaim_s) == (None, None, None)
+    assert row.is_late == is_late
+
+
+def test_explain_says_why_the_node_turned_back_and_of_no_ttl() -> None:
+    """Of a loan that lapsed it says the TTL, as ever."""
+    house = draining()
+    house.sim.handle(turned(house, NodeRole.VACATING))
+    said = " ".join(explain.loan(loan_of(house)))
+    assert f"its node turned back before it began: {WHY}" in said
+    assert "TTL" not in said
+    lapsed = draining()
+    lapsed.sim.handle(says(lapsed, NodeRole.VACATING))
+    assert "TTL ran out" in " ".join(explain.loan(loan_of(lapsed)))
+
+
+def test_a_turn_back_before_the_server_was_stopped_is_counted_and_has_no_time() -> None:
+    """Its service had the node all the time."""
+    house = draining()
+    house.sim.handle(turned(house, NodeRole.SERVING))
+    loan = loan_of(house)
+    assert (loan.turned_back, loan.turn_back_s, loan.returned_at_s) == (WHY, None, 0.0)
+    found = figures(house.engine.state)
+    assert (counts(found), found.turn_back_s) == (((1, 0), (0, 0), (0, 0)), ReclaimTimes())
+    assert (house.node("i0").lease, house.node("i0").desired_role) == (None, NodeRole.SERVING)
+
+
+def test_what_a_node_says_of_an_earlier_loan_is_not_taken_for_this_one() -> None:
+    """A node that never took the lease still reports how the one before ended."""
+    house = draining()
+    house.sim.handle(turned(house, NodeRole.SERVING, of="l0-0"))
+    assert (loan_of(house).turned_back, loan_of(house).is_lapsed) == ("", True)
+    assert counts(figures(house.engine.state))[:2] == ((0, 0), (1, 0))
+
+
+def test_a_node_that_turned_back_and_was_ordered_home_is_a_reclaim() -> None:
+    """The order came first, and reached it on its way."""
+    house = draining()
+    house.toggle_deaf(NodeName("i0"))
+    order = Reclaim(node=NodeName("i0"), service=CHAT, deadline_s=60.0, reason="load rose")
+    house.decide(order, lend=True)
+    for role in (NodeRole.VACATING, NodeRole.SERVING):
+        house.sim.handle(turned(house, role, WAY_S))
+    assert counts(figures(house.engine.state)) == ((0, 0), (0, 0), (1, 0))
+    assert shown(loan_of(house)).state == "returned"
+
+
+def test_a_node_that_turned_back_while_an_order_waited_is_a_reclaim_with_both_promises() -> None:
+    """The order waits for jobs, and keeps the lease; the time before the turn is the wait."""
+    house = draining()
+    loan, state = loan_of(house), house.engine.state
+    order = Reclaim(node=NodeName("i0"), service=CHAT, deadline_s=60.0, reason="load rose")
+    note_order(Context(state, house.engine.settings, state.now_s), loan, order)
+    house.engine.handle(turned(house, NodeRole.VACATING), now_s=state.now_s + 5.0)
+    home = msgspec.structs.replace(turned(house, NodeRole.SERVING, WAY_S), home_ago_s=0.0)
+    house.engine.handle(home, now_s=state.now_s + 14.0)
+    assert counts(figures(state)) == ((0, 0), (0, 0), (1, 0))
+    row = shown(loan)
+    assert (row.state, row.reclaim_s, row.turn_back_s) == ("returned", 19.0, None)
+    assert row.stage_durations_s["wait"] == 5.0
+    [told] = [line.reason for line in state.stories if line.what == "home again"]
+    assert told == "19.0 s of 60.0 s, 14.0 s after it turned back"
+
+
+def test_a_node_in_quarantine_that_had_not_left_breaks_no_promise() -> None:
+    """As far as anybody knows its server was never stopped for the loan."""
+    house = draining()
+    house.sim.handle(turned(house, NodeRole.QUARANTINED))
+    assert (loan_of(house).turned_back, returns.has_left(loan_of(house))) == (WHY, False)
+    assert returns.overdue_s(loan_of(house), 600.0) == 0.0
+
+
+def test_a_node_that_turned_back_and_does_not_come_is_late_when_its_deadline_is_over() -> None:
+    """As a turn-back, in figures, its service's count and its node's words."""
+    house = draining()
+    house.sim.handle(turned(house, NodeRole.VACATING))
+    for now_s, late in ((60.0, 0), (61.0, 1)):
+        house.engine.state.now_s = now_s
+        state = house.engine.state
+        assert counts(with_overdue(figures(state), state, now_s)) == ((1, late), (0, 0), (0, 0))
+        tally = returns.tally(state.loans.values(), now_s)
+        assert (tally.turn_backs, tally.turn_backs_late) == (1, late)
+        assert (tally.lapses, tally.reclaims) == (0, 0)
+        assert shown(loan_of(house), now_s).state == "coming home"
+        said = " ".join(explain.node(house.engine, house.node("i0")))
+        assert ("60 s after it turned back by itself): a late way back" in said) == bool(late)
+
+
+def test_a_turn_back_is_remembered_by_the_next_leader_and_an_old_journal_knows_none() -> None:
+    """A state of before has no word of it; what it counted stays what it was."""
+    house = draining()
+    house.sim.handle(turned(house, NodeRole.VACATING))
+    state = decode_state(house.engine.encode_state())
+    [loan] = state.loans.values()
+    assert (loan.turned_back, state.counters.turn_backs) == (WHY, 1)
+    saved = msgspec.msgpack.decode(house.engine.encode_state())
+    for table in (saved["counters"], *saved["loans"].values()):
+        for name in [name for name in table if name.startswith("turn")]:
+            del table[name]
+    [old] = decode_state(msgspec.msgpack.encode(saved)).loans.values()
+    assert (old.turned_back, old.turned_back_at_s) == ("", None)
+    report = msgspec.to_builtins(says(house, NodeRole.VACATING))
+    assert "turned_back" not in report
+    assert msgspec.convert(report, NodeReported).turned_back is None

@@ -1,0 +1,123 @@
+"""What no waiting cures: fleets that are too small for a job, whoever else is there."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from common.model import JobSpec, NodeRole, Preemptibility, WorkerRange
+from coordinator.policies.never import Fleet, wish_of
+from coordinator.policies.snapshot import JobView, NodeView, ServiceView
+from tests.builders import make_job_view, make_node_view, make_service_view, make_snapshot
+
+OURS = (make_node_view("t0"), make_node_view("t1"))
+
+
+def serving(count: int, *, role: NodeRole = NodeRole.SERVING) -> tuple[NodeView, ...]:
+    """Nodes of the one service."""
+    return tuple(make_node_view(f"s{number}", role=role) for number in range(count))
+
+
+def never(job: JobView, *nodes: NodeView, service: ServiceView | None = None) -> tuple[str, ...]:
+    """Why the fleet of these nodes could not run a job."""
+    service = service or make_service_view()
+    return Fleet(make_snapshot(nodes=nodes, services=(service,))).why_never(wish_of(job))
+
+
+def test_what_is_taken_now_may_come_free() -> None:
+    """Neither workers, nor a cordon, nor the loss of a node is for ever."""
+    busy = make_node_view("t0", free_gpus=0, is_drained_by_operator=True)
+    gone = replace(make_node_view("t1"), role=NodeRole.LOST, is_schedulable=False)
+    assert never(make_job_view("j", workers=(16, 16)), busy, gone) == ()
+    assert never(make_job_view("j", workers=(17, 17)), busy, gone) == (
+        "can never run here: all 2 nodes of type H100 have 16 GPUs together, room for 16 workers",
+    )
+
+
+def test_one_type_that_would_do_is_enough() -> None:
+    """Of a job that accepts several, the others are no reason; where none would, all are told."""
+    nodes = (*OURS, make_node_view("a0", gpu_type="A100", gpus=4))
+    both = make_job_view("j", types=("T4", "A100", "H100"), gpus_per_worker=8)
+    assert never(both, *nodes) == ()
+    assert never(make_job_view("j", types=("T4", "A100"), gpus_per_worker=8), *nodes) == (
+        "GPU type T4 not present",
+        "can never run here: no node of type A100 has 8 GPUs; the largest has 4",
+    )
+
+
+def test_a_service_counts_for_what_it_may_lend_at_one_time() -> None:
+    """With its minimum kept: what it never lends together is no room for a gang."""
+    job = make_job_view("j", gpus_per_worker=8, workers=(4, 4))
+    assert never(job, *OURS, *serving(3)) == ()
+    assert never(job, *OURS, *serving(3), service=make_service_view(min_serving=2)) == (
+        "can never run here: all 5 nodes of type H100 have 40 GPUs together, room for 5 workers, "
+        "but chat lends at most 1 of its 3 nodes (min_serving is 2): room for 3 at one time",
+    )
+
+
+def test_a_service_that_keeps_all_its_nodes_lends_none() -> None:
+    """A job is told so where it would need one of them."""
+    [why] = never(make_job_view("j", workers=(17, 17)), *OURS, *serving(1))
+    assert "chat lends none of its 1 node (min_serving is 1)" in why
+
+
+@pytest.mark.parametrize(("ratio", "has_room"), [(0.0, True), (0.34, False)])
+def test_headroom_is_never_lent_either(ratio: float, has_room: bool) -> None:
+    """It is kept above any load, so above none."""
+    service = make_service_view(min_serving=1, headroom_ratio=ratio)
+    found = never(
+        make_job_view("j", gpus_per_worker=8, workers=(4, 4)), *OURS, *serving(3), service=service
+    )
+    assert (found == ()) is has_room
+    if found:
+        assert "chat lends at most 1 of its 3 nodes (headroom_ratio 0.34 keeps 2)" in found[0]
+
+
+def test_what_is_lent_already_was_not_too_much() -> None:
+    """Settings that were changed since do not make a gang of it impossible."""
+    job = make_job_view("j", gpus_per_worker=8, workers=(4, 4))
+    lent = serving(2, role=NodeRole.ON_LOAN)
+    assert never(job, *OURS, *lent, service=make_service_view(min_serving=2)) == ()
+
+
+def test_nodes_that_rules_keep_from_a_job_are_not_counted() -> None:
+    """Its own preemptibility and its grace keep it from lent nodes, and no settings keep all."""
+    job = make_job_view("j", gpus_per_worker=8, workers=(3, 3))
+    said = "can never run here: the 2 nodes of type H100 that it may use have 16 GPUs together"
+    for kept in (
+        replace(job, preemptibility=Preemptibility.NON),
+        replace(job, preemptibility=Preemptibility.SEMI),
+        replace(job, grace_s=61.0),
+    ):
+        [why] = never(kept, *OURS, *serving(2))
+        assert why.startswith(said)
+    assert never(job, *OURS, *serving(2)) == ()
+
+
+def test_a_gang_that_may_span_types_has_room_on_all_of_them_together() -> None:
+    """No type would do alone."""
+    nodes = (make_node_view("t0"), make_node_view("a0", gpu_type="A100"))
+    job = make_job_view("j", types=("H100", "A100"), gpus_per_worker=8, workers=(2, 2))
+    assert len(never(job, *nodes)) == 2
+    spanning = replace(job, gpu=replace(job.gpu, heterogeneous_speed_ratio=0.7))
+    assert never(spanning, *nodes) == ()
+
+
+def test_a_type_that_needs_more_workers_needs_more_room() -> None:
+    """Twice as many of the slower type."""
+    job = make_job_view("j", multiplier={"H100": 2}, gpus_per_worker=8, workers=(2, 2))
+    [why] = never(job, *OURS)
+    assert "room for 2 workers" in why
+
+
+def test_a_user_and_a_policy_ask_for_the_same() -> None:
+    """What a job's spec says is what its view says."""
+    spec = JobSpec(name="j", command=("x",), workers=WorkerRange(min=2, max=3), gpus_per_worker=4)
+    view = make_job_view("j", workers=(2, 3), gpus_per_worker=4, grace_s=spec.checkpoint.grace_s)
+    assert wish_of(view) == wish_of(spec)
+
+
+def test_a_cell_without_nodes_says_so() -> None:
+    """Nor does one whose nodes have no GPU."""
+    assert never(make_job_view("j")) == ("no nodes are known",)
+    assert never(make_job_view("j"), make_node_view("t0", gpus=0)) == ("no nodes are known",)
