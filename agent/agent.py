@@ -207,6 +207,7 @@ class Agent:
             ledger_error=self._life.ledger_error,
             stage_durations_s=memory.stage_durations_s,
             home_ago_s=home_ago_s,
+            turned_back=memory.turned_back,
         )
 
     def _own(self) -> AgentReport:

@@ -8,8 +8,11 @@ its node from reporting, from going home and from everybody else's work.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection, Coroutine, Hashable
 from typing import Any, NamedTuple
+
+log = logging.getLogger(__name__)
 
 
 class _Errand(NamedTuple):
@@ -18,7 +21,7 @@ class _Errand(NamedTuple):
 
 
 class Errands:
-    """Tasks under way; an error in one of them is told to whoever looks next.
+    """Tasks under way; an error in one of them is told to whoever looks next, or else logged.
 
     Args:
         on_failure: called when one ended in an error, which `raise_failure` raises.
@@ -28,6 +31,8 @@ class Errands:
         self._on_failure = on_failure
         self._tasks: dict[asyncio.Task[None], _Errand] = {}
         self._failure: BaseException | None = None
+        self._failed_name = ""
+        self._is_told = False
 
     def begin(
         self,
@@ -52,9 +57,13 @@ class Errands:
 
     def _over(self, task: asyncio.Task[None]) -> None:
         del self._tasks[task]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._failure = self._failure or error
-            self._on_failure()
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if self._failure is not None:  # only the first is raised
+            _log(task.get_name(), error)
+            return
+        self._failure, self._failed_name = error, task.get_name()
+        self._on_failure()
 
     def raise_failure(self) -> None:
         """Nothing, as long as everything was done as it should be.
@@ -63,6 +72,7 @@ class Errands:
             BaseException: what an errand ended in.
         """
         if self._failure is not None:
+            self._is_told = True
             raise self._failure
 
     def drop_all_but(self, kept: Collection[Hashable]) -> None:
@@ -72,8 +82,19 @@ class Errands:
                 task.cancel()
 
     async def close(self) -> None:
-        """Cancel everything, and return when it has ended."""
+        """Cancel everything, and return when it has ended.
+
+        Nobody looks any more: what an errand ended in that was not raised is logged.
+        """
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
+        # Each has been told to `_over` when this returns: that was to be called back first.
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._failure is not None and not self._is_told:
+            _log(self._failed_name, self._failure)
+            self._is_told = True
+
+
+def _log(name: str, error: BaseException) -> None:
+    log.error("%s: %s: %s", name, type(error).__name__, error, exc_info=error)

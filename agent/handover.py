@@ -21,9 +21,10 @@ def _sick(gpu: GpuReport) -> str:
     return f"GPU {gpu.uuid} is {gpu.health}"
 
 
-def _used(gpu: GpuReport, free_memory_ratio: float) -> str:
-    if gpu.processes:
-        return f"GPU {gpu.uuid} is used by process {gpu.processes[0].pid}"
+def _used(gpu: GpuReport, free_memory_ratio: float, beside: frozenset[int] = frozenset()) -> str:
+    for process in gpu.processes:
+        if process.pid not in beside:
+            return f"GPU {gpu.uuid} is used by process {process.pid}"
     used = gpu.memory_used_bytes or 0
     if used > free_memory_ratio * gpu.memory_total_bytes:
         return f"GPU {gpu.uuid} has {used / 2**20:.0f} MiB in use"
@@ -32,7 +33,17 @@ def _used(gpu: GpuReport, free_memory_ratio: float) -> str:
 
 def unusable(facts: Facts) -> str:
     """Which GPU no worker could have, however long one waits for it; empty when there is none."""
-    return next((_sick(gpu) for gpu in facts.gpus or () if gpu.health in _UNUSABLE), "")
+    sick = next((_sick(gpu) for gpu in facts.gpus or () if gpu.health in _UNUSABLE), "")
+    if sick or not facts.trespassers:
+        return sick
+    pid, uuid = facts.trespassers[0]
+    return f"GPU {uuid} is used by process {pid}, which is not the server's"
+
+
+def is_beside(facts: Facts, *, since_s: float) -> bool:
+    """Whether somebody is on a GPU who was there beside the server, by a sample after `since_s`: to
+    wait for its end could take for ever."""
+    return facts.gpus_at_s > since_s and bool(facts.trespassers)
 
 
 def to_workers(facts: Facts, *, since_s: float, free_memory_ratio: float) -> str:
@@ -44,19 +55,27 @@ def to_workers(facts: Facts, *, since_s: float, free_memory_ratio: float) -> str
 
 
 def to_server(
-    facts: Facts, *, since_s: float, free_memory_ratio: float, is_patient: bool = False
+    facts: Facts,
+    *,
+    since_s: float,
+    free_memory_ratio: float,
+    is_patient: bool = False,
+    beside: frozenset[int] = frozenset(),
 ) -> str:
     """Why the server cannot be started: somebody else is seen on a GPU. Else as `to_workers`.
 
     A GPU that is lost, and one of which nothing more is told, keep nobody out: the server may do
     without, and its health check says so. is_patient: wait for those that do not answer; they may
-    yet tell of somebody.
+    yet tell of somebody. beside: processes that the server is started beside, for nobody knows when
+    they end; what memory is in use on their GPUs may be theirs.
     """
     if facts.gpus is None or facts.gpus_at_s <= since_s:
         return "waits for a GPU sample"
     for gpu in facts.gpus:
         if is_patient and gpu.health == GpuHealth.UNRESPONSIVE:
             return _sick(gpu)
-        if why := _used(gpu, free_memory_ratio):
+        if gpu.processes and all(process.pid in beside for process in gpu.processes):
+            continue
+        if why := _used(gpu, free_memory_ratio, beside):
             return why
     return ""

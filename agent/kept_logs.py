@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 
@@ -39,13 +40,26 @@ class KeptLogs:
         directory: on the file system of the workers' directories, because logs are moved there.
         max_count: logs of this many workers are kept.
         max_bytes: and no more than this in all.
+        scan: how the directory is listed.
+
+    Several workers may be forgotten at one time, and an operator may clean up meanwhile: a log that
+    is gone when its turn comes was to go, and a directory that is gone is made again.
     """
 
-    def __init__(self, directory: Path, *, clock: Clock, max_count: int, max_bytes: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        clock: Clock,
+        max_count: int,
+        max_bytes: int,
+        scan: Callable[[Path], Iterable[os.DirEntry[str]]] = os.scandir,
+    ) -> None:
         self._directory = directory
         self._clock = clock
         self._max_count = max_count
         self._max_bytes = max_bytes
+        self._scan = scan
 
     def keep(self, key: WorkerKey, worker_directory: Path) -> None:
         """Take the log out of a worker's directory. Again after a crash in between: the rest of it.
@@ -64,10 +78,18 @@ class KeptLogs:
             # A link in a job's own directory could name any file of this machine.
             if not _is_plain(path):
                 continue
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            os.utime(path, (now_s, now_s), follow_symlinks=False)
-            path.replace(self._directory / f"{name}{suffix}")
+            with suppress(FileNotFoundError):  # it went with its worker's directory
+                os.utime(path, (now_s, now_s), follow_symlinks=False)
+                self._move(path, self._directory / f"{name}{suffix}")
         self.prune()
+
+    def _move(self, path: Path, target: Path) -> None:
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            path.replace(target)
+        except FileNotFoundError:  # the directory went as soon as it was made: once more
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.replace(target)
 
     def tail(self, key: WorkerKey, max_bytes: int) -> bytes | None:
         """The end of a log; None when it was never kept, or is no longer.
@@ -103,13 +125,19 @@ class KeptLogs:
 
     def _all(self) -> Iterator[_Kept]:
         found: dict[str, _Kept] = {}
-        if not self._directory.is_dir():
+        try:
+            entries = list(self._scan(self._directory))
+        except (FileNotFoundError, NotADirectoryError):
             return
-        for entry in os.scandir(self._directory):
+        for entry in entries:
             suffix = next((s for s in (OLD_SUFFIX, SUFFIX) if entry.name.endswith(s)), None)
             if suffix is None:
                 continue
-            name, seen = entry.name.removesuffix(suffix), entry.stat(follow_symlinks=False)
+            try:
+                seen = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:  # pruned by another one that is forgotten at this time
+                continue
+            name = entry.name.removesuffix(suffix)
             known = found.get(name) or _Kept(0, name, 0)
             found[name] = _Kept(
                 max(known.kept_at_ns, seen.st_mtime_ns), name, known.size_bytes + seen.st_size

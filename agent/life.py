@@ -10,9 +10,10 @@ from msgspec import UNSET, UnsetType
 
 from agent import handover, moving, trespasses, way_home
 from agent.holding import Holding
+from agent.leasehold import Leasehold
 from agent.server import Health, Idleness, ServerCommands
 from agent.settings import AgentSettings
-from agent.state import ENDED_LEASES_KEPT, Action, Facts, HookKind, Memory
+from agent.state import Action, Facts, HookKind, Memory
 from common.lifecycle import NODE_TRANSITIONS, NodeEvent, advance
 from common.messages import DesiredReply, DesiredState, Trespass
 from common.model import LeaseId, NodeRole, Pool
@@ -32,6 +33,7 @@ class Life:
     ) -> None:
         self.settings = settings
         self.memory = memory
+        self._lease = Leasehold(memory)
         self.workers = Holding(memory, free_memory_ratio=settings.device_free_memory_ratio)
         self._reclaim_at_s: float | None = None
         self._health = Health()
@@ -47,7 +49,6 @@ class Life:
         self._idleness = Idleness()
         self._kept_by = ""
         """What a node in quarantine waits for."""
-        self._refusal = ""
         if memory.boot_id != boot_id:
             self._booted(boot_id, now_s)
         elif old := moving.left_pool(memory, settings.home_pool):
@@ -59,7 +60,7 @@ class Life:
         memory.boot_id = boot_id
         self.workers.end_all("the node rebooted", now_s=now_s)
         way_home.booted(memory)
-        self._end_lease()
+        self._lease.end()
         inference = self._goes_home()
         self._fire(NodeEvent.BOOTED if inference else NodeEvent.BOOTED_TRAINING, now_s, "rebooted")
 
@@ -70,7 +71,7 @@ class Life:
         is seen on its GPUs, such as a server that nobody stopped.
         """
         way_home.forget(self.memory)
-        self._end_lease()
+        self._lease.end()
         self._goes_home()
         why = f"moved from the {old} pool to the {self.settings.home_pool} pool"
         self._fire(NodeEvent.FAULT, now_s, why)
@@ -101,22 +102,11 @@ class Life:
             self._reclaim_at_s = (
                 None if desired.reclaim_in_s is None else now_s + desired.reclaim_in_s
             )
-            self._take_lease(desired, now_s)
+            self._lease.take(desired, now_s)
             self._take_validation(desired.validation)
         return DesiredReply(
             is_accepted=not error, epoch=memory.epoch, generation=memory.generation, error=error
         )
-
-    def _take_lease(self, desired: DesiredState, now_s: float) -> None:
-        memory = self.memory
-        wanted = desired.lease if desired.role == R.ON_LOAN else None
-        if wanted is None or wanted.lease_id in memory.ended_leases:
-            return
-        if memory.lease is None and memory.role in (R.SERVING, R.DRAINING):
-            memory.lease, memory.lease_until_s = wanted, None
-            memory.lease_unconfirmed_until_s = now_s + wanted.ttl_s
-            self._refusal = ""
-            way_home.forget(memory)
 
     def _take_validation(self, validation: int | UnsetType) -> None:
         """An operator holds that what brought the node into quarantine is mended; said once."""
@@ -129,42 +119,16 @@ class Life:
 
     def renewed(self, lease_id: LeaseId, until_s: float) -> None:
         """The coordinator prolonged the lease up to this instant of the boot clock."""
-        lease = self.memory.lease
-        if lease is not None and lease.lease_id == lease_id:
-            self.memory.lease_until_s = until_s
+        self._lease.renewed(lease_id, until_s)
 
     def refused(self, lease_id: LeaseId, reason: str) -> None:
         """The coordinator wants the node back."""
-        lease = self.memory.lease
-        if lease is not None and lease.lease_id == lease_id:
-            self._refusal = f"the lease was refused: {reason or 'no reason given'}"
+        self._lease.refused(lease_id, reason)
 
     @property
     def lease_ends_at_s(self) -> float | None:
         """As of the memory."""
         return self.memory.lease_ends_at_s
-
-    def _lease_is_over(self, now_s: float) -> str:
-        """Why the node must not be lent any longer; empty while it may."""
-        memory = self.memory
-        if memory.lease is None:
-            return "it holds no lease"
-        if memory.desired_role != R.ON_LOAN:
-            return "the coordinator asked for it back"
-        if self._refusal:
-            return self._refusal
-        ends_at_s = self.lease_ends_at_s
-        if ends_at_s is not None and now_s >= ends_at_s:
-            return "the lease ran out without an answer"
-        return ""
-
-    def _end_lease(self) -> None:
-        memory = self.memory
-        if memory.lease is not None:
-            memory.ended_leases.append(memory.lease.lease_id)
-            del memory.ended_leases[:-ENDED_LEASES_KEPT]
-        memory.lease = memory.lease_until_s = memory.lease_unconfirmed_until_s = None
-        self._refusal = ""
 
     # --- what is ------------------------------------------------------------------------------
 
@@ -195,8 +159,8 @@ class Life:
 
     def step(self, facts: Facts) -> list[Action]:
         """Everything that should happen now, given what is."""
-        is_granted = self.memory.role in (R.TRAINING, R.ON_LOAN)
-        self.trespasses = trespasses.told(facts.trespassers) if is_granted else ()
+        self.trespasses = trespasses.told(facts.trespassers)
+        trespasses.forget_gone(self.memory, facts)
         actions = self._role_step(facts)
         closed = self.ledger_error
         if self.memory.role not in (R.TRAINING, R.ON_LOAN):
@@ -231,9 +195,9 @@ class Life:
 
     def _serving(self, facts: Facts) -> list[Action]:
         if self.memory.lease is not None:
-            over = self._lease_is_over(facts.now_s) or self.ledger_error
+            over = self._lease.over(facts.now_s, given_up=self.ledger_error)
             if over:
-                self._end_lease()
+                self._lease.end()
             else:
                 self._fire(NodeEvent.LEND, facts.now_s, f"lease {self.memory.lease.lease_id}")
                 return self._draining(facts)
@@ -242,11 +206,10 @@ class Life:
         return []
 
     def _draining(self, facts: Facts) -> list[Action]:
-        over = self._lease_is_over(facts.now_s) or self.ledger_error
-        if not (over or self.memory.is_server_stopped):
-            over = handover.unusable(facts)  # nobody could use what its service would give up
-        if over:
-            self._refusal = over  # for good: on its way back nothing is as a drain left it
+        given_up = self.ledger_error
+        if not self.memory.is_server_stopped:
+            given_up = given_up or handover.unusable(facts)
+        if over := self._lease.over(facts.now_s, given_up=given_up):
             return self._back_from_draining(facts, over)
         unrouted_at_s = self._commands.done_at_s(HookKind.UNROUTE)
         if unrouted_at_s is None:
@@ -268,9 +231,11 @@ class Life:
         busy = self._commands.error
         if stopped_at_s is not None:
             busy = self._busy(facts, since_s=stopped_at_s)
-        waited_s = facts.now_s - since_s
-        if busy and self._commands.is_idle and waited_s > self.settings.device_free_timeout_s:
-            return self._turn_home(facts, busy)
+        is_out_of_time = facts.now_s - since_s > self.settings.device_free_timeout_s
+        is_hopeless = stopped_at_s is not None and handover.is_beside(facts, since_s=stopped_at_s)
+        if busy and self._commands.is_idle and (is_out_of_time or is_hopeless):
+            trespasses.left_behind(self.memory, facts)
+            return self._turn_home(facts, self._lease.over(facts.now_s, given_up=busy))
         if stopped_at_s is None:
             return self._commands.run(HookKind.STOP, facts.now_s)
         self._why = busy
@@ -289,17 +254,17 @@ class Life:
             return self._turn_home(facts, why)
         if self._commands.done_at_s(HookKind.ROUTE) is None:
             return self._commands.run(HookKind.ROUTE, facts.now_s)
-        self._end_lease()
+        self._lease.end()
         self._fire(NodeEvent.LOAD_ROSE, facts.now_s, why)
         return []
 
     def _on_loan(self, facts: Facts) -> list[Action]:
-        over = self._lease_is_over(facts.now_s)
+        over = self._lease.over(facts.now_s)
         return self._turn_home(facts, over) if over else []
 
     def _turn_home(self, facts: Facts, why: str) -> list[Action]:
         way_home.began(self.memory, now_s=facts.now_s)
-        self._end_lease()
+        self._lease.end()
         self._fire(NodeEvent.VACATE, facts.now_s, why)
         return self._vacating(facts)
 
@@ -322,7 +287,14 @@ class Life:
         if self._emptied_at_s is None:
             self._emptied_at_s = facts.now_s
         is_out_of_time = facts.now_s - self._emptied_at_s > self.settings.device_free_timeout_s
-        busy = self._kept_out(facts, since_s=self._emptied_at_s, is_patient=not is_out_of_time)
+        if is_out_of_time:
+            trespasses.left_behind(self.memory, facts)
+        busy = self._kept_out(
+            facts,
+            since_s=self._emptied_at_s,
+            is_patient=not is_out_of_time,
+            beside=trespasses.known(self.memory, facts),
+        )
         if not busy:
             instants_s = (self._role_at_s, self._saved_at_s, self._emptied_at_s, facts.now_s)
             way_home.vacated(self.memory, *instants_s)
@@ -337,7 +309,14 @@ class Life:
         ratio = self.settings.device_free_memory_ratio
         return handover.to_workers(facts, since_s=since_s, free_memory_ratio=ratio)
 
-    def _kept_out(self, facts: Facts, *, since_s: float, is_patient: bool = False) -> str:
+    def _kept_out(
+        self,
+        facts: Facts,
+        *,
+        since_s: float,
+        is_patient: bool = False,
+        beside: frozenset[int] = frozenset(),
+    ) -> str:
         """Why the server cannot be started; not by one that answers already: it has the GPUs.
 
         It was started on a way home that the ledger missed, or by hand, or never stopped.
@@ -346,7 +325,11 @@ class Life:
             return ""
         ratio = self.settings.device_free_memory_ratio
         return handover.to_server(
-            facts, since_s=since_s, free_memory_ratio=ratio, is_patient=is_patient
+            facts,
+            since_s=since_s,
+            free_memory_ratio=ratio,
+            is_patient=is_patient,
+            beside=beside,
         )
 
     def _warming(self, facts: Facts) -> list[Action]:
@@ -380,7 +363,7 @@ class Life:
         if self._kept_by:
             return []
         event = NodeEvent.VALIDATED if inference else NodeEvent.VALIDATED_TRAINING
-        self._end_lease()
+        self._lease.end()
         self._fire(event, facts.now_s, "left quarantine")
         return []
 

@@ -4,16 +4,13 @@ must not know why it is asked.
 
 from __future__ import annotations
 
-import contextlib
 import socket
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Protocol
 
 from agent.processes import strangers
-
-TCP_LISTEN = "0A"
-"""State of a listening socket in /proc/net/tcp (Linux, include/net/tcp_states.h)."""
+from agent.server_processes import ServerProcesses, listening
+from agent.settings import ServerSettings
 
 
 class Machine(Protocol):
@@ -31,9 +28,16 @@ class Machine(Protocol):
         """Those of `pids` that are alive and descend from none of `owners`."""
         ...
 
+    def beside_server(self, pids: Iterable[int], server: ServerSettings) -> set[int] | None:
+        """Those of `pids` that are alive and not this server's; None: nobody can tell."""
+        ...
+
 
 class ThisMachine:
     """`Machine` by its sockets and its /proc."""
+
+    def __init__(self) -> None:
+        self._server_processes = ServerProcesses()
 
     def free_port(self) -> int:
         """As the kernel gives it; somebody else may take it before it is used."""
@@ -44,15 +48,12 @@ class ThisMachine:
 
     def listening_ports(self) -> frozenset[int]:
         """By the kernel's tables: nobody is disturbed by a connection that only wants to know."""
-        found: set[int] = set()
-        for table in ("tcp", "tcp6"):
-            with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
-                for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-                    _, local, _, state, *_ = line.split()
-                    if state == TCP_LISTEN:
-                        found.add(int(local.rpartition(":")[2], 16))
-        return frozenset(found)
+        return frozenset(port for port, _ in listening())
 
     def strangers(self, pids: Iterable[int], owners: Iterable[int]) -> set[int]:
         """As `agent.processes.strangers`."""
         return strangers(pids, owners)
+
+    def beside_server(self, pids: Iterable[int], server: ServerSettings) -> set[int] | None:
+        """As `agent.server_processes`."""
+        return self._server_processes.beside(pids, url=server.health_url, units=server.units)

@@ -39,6 +39,7 @@ from agent.state import (
     WorkerAction,
     WorkerFact,
 )
+from agent.strangers import Look, Strangers
 from agent.worker_record import SHIM_LOST
 from agent.workers import WorkerRunner, WorkerStatus
 from common.clock import Clock
@@ -51,7 +52,6 @@ from common.messages import (
     InferenceReport,
     WorkerPhase,
 )
-from common.model import GpuUuid, NodeRole
 
 log = logging.getLogger(__name__)
 
@@ -115,6 +115,7 @@ class Node:
         self._sampler = sampler
         self._commands = commands
         self._machine = machine
+        self._strangers = Strangers(machine, settings.server)
         self._errands = Errands(on_failure=self.changed.set)
         self._xids = UntoldXids()
 
@@ -161,6 +162,13 @@ class Node:
 
     def _facts(self, statuses: Sequence[WorkerStatus]) -> Facts:
         sample = self.last_sample
+        look = Look(
+            at_s=sample.began_at_s,
+            gpus=sample.gpus,
+            owners=_owners(statuses),
+            is_healthy=sample.is_healthy,
+        )
+        self._strangers.saw(look, self.life.memory)
         return Facts(
             now_s=self.clock.now_s(),
             gpus=sample.gpus,
@@ -169,26 +177,13 @@ class Node:
             is_healthy=sample.is_healthy,
             probed_at_s=sample.began_at_s,
             statuses=tuple(_fact(status) for status in statuses),
-            trespassers=self._trespassers(statuses),
+            trespassers=self._strangers.found,
+            others=self._strangers.others,
             listening_ports=self._machine.listening_ports()
             if self.life.workers.awaits_store
             else frozenset(),
             contact_at_s=self.contact_at_s,
         )
-
-    def _trespassers(self, statuses: Sequence[WorkerStatus]) -> tuple[tuple[int, GpuUuid], ...]:
-        """GPU processes outside every granted worker (design 7)."""
-        if self.life.memory.role not in (NodeRole.TRAINING, NodeRole.ON_LOAN):
-            return ()
-        used = [
-            (process.pid, gpu.uuid)
-            for gpu in self.last_sample.gpus or ()
-            for process in gpu.processes
-        ]
-        if not used:
-            return ()
-        unknown = self._machine.strangers({pid for pid, _ in used}, _owners(statuses))
-        return tuple((pid, uuid) for pid, uuid in used if pid in unknown)
 
     # --- doing --------------------------------------------------------------------------------
 

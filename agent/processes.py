@@ -25,6 +25,12 @@ def lineage(pid: int, *, proc: Path = PROC) -> set[int]:
     return found - {0, 1}
 
 
+def leaders(pid: int, *, proc: Path = PROC) -> set[int]:
+    """The leaders of a process's group and session; empty when it is gone."""
+    ids = _ids(pid, proc)
+    return set() if ids is None else set(ids[1:]) - {0, 1}
+
+
 def _ids(pid: int, proc: Path) -> tuple[int, int, int] | None:
     try:
         stat = (proc / str(pid) / "stat").read_bytes()

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Protocol
 
-from agent.state import NODE_FAULT
+from agent.state import NODE_FAULT, STORAGE_SILENT
 from agent.worker_spec import Account
 from common.clock import Clock
 
@@ -69,7 +69,7 @@ async def refusal(
         async with clock.timeout(timeout_s):
             answer, _ = await process.communicate()
     except TimeoutError:
-        what = f"the storage did not answer in {timeout_s:g} s"
+        what = f"{STORAGE_SILENT} in {timeout_s:g} s"
         return f"{NODE_FAULT}: workdir or checkpoint.path: {what}"
     finally:
         if process.returncode is None:  # an agent that ends leaves nobody behind who looks

@@ -49,6 +49,13 @@ class ServerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     health_url: Annotated[str, Meta(description="answers 200 when the server can serve")]
     metrics_url: Annotated[str, Meta(description="the server's own Prometheus page")]
     engine: Annotated[str, Meta(description="vllm, sglang, triton or tgi")] = "vllm"
+    units: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="systemd units, scopes or slices that the server runs in: a GPU process of"
+            " no other is its own. None: those of whoever listens at health_url's port"
+        ),
+    ] = ()
     start: Annotated[Argv, Meta(min_length=1, description="start the server")]
     stop: Annotated[Argv, Meta(min_length=1, description="stop it; returns when it is gone")]
     route: Annotated[Argv, Meta(min_length=1, description="send requests to this node again")]

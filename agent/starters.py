@@ -7,12 +7,16 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
+from hashlib import blake2b
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from agent import shim_files
+from agent.state import STORAGE_SILENT
+from agent.withdrawn import is_shim_silent
 from agent.worker_record import file_tail
 from agent.worker_spec import grace_s
 from common.clock import Clock
@@ -23,6 +27,8 @@ from common.model import WorkerKey
 SHIM = Path(__file__).with_name("shim.py")
 SLICE = "aryl-jobs.slice"
 START_TIMEOUT_S = 10.0
+UNIT_EXISTS = ("was already loaded or has a fragment file", "already exists")
+"""How systemd says that there is a unit of that name: since version 252, and before."""
 POLL_S = 0.02
 SHIM_LOG = "shim.log"
 BARE_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C.UTF-8"}
@@ -58,10 +64,12 @@ def systemd_argv(
     *,
     is_user_manager: bool = False,
     user: tuple[int, int] | None = None,
+    unit: str = "",
 ) -> tuple[str, ...]:
     """The command line that makes a shim a transient unit (systemd-run(1)).
 
-    user: (uid, gid) of the unit; without it the system's manager runs it as root.
+    user: (uid, gid) of the unit; without it the system's manager runs it as root. unit: its name;
+    empty: that of its worker.
     KillMode=mixed: a stop of the unit or of the machine reaches the shim alone, which gives the
     worker its grace; the rest of the cgroup is killed only after it. OOMPolicy=continue: the
     kernel's choice of a victim inside the job is the job's exit, not the shim's.
@@ -88,12 +96,23 @@ def systemd_argv(
         "--no-ask-password",
         *([] if user is None else [f"--uid={user[0]}", f"--gid={user[1]}"]),
         f"--slice={SLICE}",
-        f"--unit=aryl-worker-{order.key}.service",
+        f"--unit={unit or unit_name(order.key)}",
         f"--description=Aryl worker {order.key} of {order.tenant}/{order.user}",
         *(f"--property={name}" for name in properties),
         "--",
         *shim_argv(directory),
     )
+
+
+def unit_name(key: WorkerKey) -> str:
+    """The unit of a worker."""
+    return f"aryl-worker-{key}.service"
+
+
+def own_unit_name(key: WorkerKey, directory: Path) -> str:
+    """The same where another worker's unit has that name: no two have one directory."""
+    digest = blake2b(os.fsencode(directory), digest_size=4).hexdigest()
+    return f"aryl-worker-{key}-{digest}.service"
 
 
 async def run_command(
@@ -157,7 +176,8 @@ async def first_word(key: WorkerKey, directory: Path, *, clock: Clock) -> None:
     """Return when the shim of a directory has said something of its worker.
 
     Raises:
-        Unavailable: it has not in `START_TIMEOUT_S`, with the last that it wrote.
+        Unavailable: it has not in `START_TIMEOUT_S`, with the last that it wrote; of one that is
+            there and says nothing, that the storage on which its worker begins did not answer.
     """
     try:
         async with clock.timeout(START_TIMEOUT_S):
@@ -165,6 +185,8 @@ async def first_word(key: WorkerKey, directory: Path, *, clock: Clock) -> None:
                 await clock.sleep(POLL_S)
     except TimeoutError:
         text = file_tail(directory / SHIM_LOG, 500).decode(errors="replace").strip()
+        if is_shim_silent(directory):  # its worker enters its directory before it says a word
+            text = f"workdir or command: {STORAGE_SILENT} in {START_TIMEOUT_S:g} s {text}".strip()
         raise Unavailable(f"{key}: its shim did not start: {text}") from None
 
 
@@ -184,27 +206,103 @@ class DetachedStarter:
         )
 
 
-class SystemdStarter:
-    """Where there is systemd: PID 1 keeps the unit and its cgroup whatever becomes of the agent."""
+class SystemdCommands(Protocol):
+    """What a starter asks of systemd; `RealSystemd` is the one that runs its programs."""
 
-    def __init__(self, clock: Clock, *, is_user_manager: bool = False) -> None:
+    async def run(self, argv: tuple[str, ...], *, log: Path, timeout_s: float) -> None:
+        """Run a command to its end, its output appended to `log`.
+
+        Raises:
+            Unavailable: it is not there, failed, or took too long; with what it said.
+        """
+        ...
+
+    async def ask(self, argv: tuple[str, ...], *, timeout_s: float) -> str:
+        """What a command says; errors as `run`."""
+        ...
+
+
+class RealSystemd:
+    """Runs systemd's own programs."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    async def run(self, argv: tuple[str, ...], *, log: Path, timeout_s: float) -> None:
+        """As `SystemdCommands.run`."""
+        await run_command(argv, log=log, clock=self._clock, timeout_s=timeout_s)
+
+    async def ask(self, argv: tuple[str, ...], *, timeout_s: float) -> str:
+        """As `SystemdCommands.ask`."""
+        with tempfile.TemporaryDirectory() as scratch:
+            answer = Path(scratch, "answer")
+            await run_command(argv, log=answer, clock=self._clock, timeout_s=timeout_s)
+            return await asyncio.to_thread(answer.read_text, errors="replace")
+
+
+class SystemdStarter:
+    """Where there is systemd: PID 1 keeps the unit and its cgroup whatever becomes of the agent.
+
+    A unit of this name may be there already, and its node is not at fault for that: an agent that
+    was killed in the middle of a start had asked for it, or it has failed and is still remembered.
+    One that lives is the worker's own if its command names the worker's directory: the shim in it
+    is the shim that was wanted. One of another directory, as of a second agent on this machine, is
+    left alone, and ours gets another name.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        is_user_manager: bool = False,
+        systemd: SystemdCommands | None = None,
+    ) -> None:
         self._clock = clock
         self._is_user_manager = is_user_manager
+        self._systemd = systemd or RealSystemd(clock)
 
-    def argv(self, directory: Path, order: WorkerOrder) -> tuple[str, ...]:
+    def argv(self, directory: Path, order: WorkerOrder, *, unit: str = "") -> tuple[str, ...]:
         """What is run: a unit of the agent's own user, whoever's manager it is.
 
         An agent may manage the system's units without being root (systemd/50-aryl-agent.rules):
         what it starts there must not be root either, for jobs never are (design 10).
         """
         user = None if self._is_user_manager else (os.geteuid(), os.getegid())
-        return systemd_argv(directory, order, is_user_manager=self._is_user_manager, user=user)
+        manages_user = self._is_user_manager
+        return systemd_argv(directory, order, is_user_manager=manages_user, user=user, unit=unit)
 
     async def start(self, directory: Path, order: WorkerOrder) -> None:
-        """As `ShimStarter.start`."""
-        await run_command(
-            self.argv(directory, order),
-            log=directory / SHIM_LOG,
-            clock=self._clock,
-            timeout_s=START_TIMEOUT_S,
-        )
+        """As `ShimStarter.start`; all that is asked of systemd shares one time limit."""
+        log, end_s = directory / SHIM_LOG, self._clock.now_s() + START_TIMEOUT_S
+        try:
+            await self._systemd.run(self.argv(directory, order), log=log, timeout_s=START_TIMEOUT_S)
+        except Unavailable as error:
+            if not any(words in str(error) for words in UNIT_EXISTS):
+                raise
+            await self._start_beside(directory, order, log=log, end_s=end_s)
+
+    async def _start_beside(
+        self, directory: Path, order: WorkerOrder, *, log: Path, end_s: float
+    ) -> None:
+        """Go on where a unit of this name is there; errors as `start`."""
+
+        def left_s() -> float:
+            return max(0.0, end_s - self._clock.now_s())
+
+        unit = unit_name(order.key)
+        show = self._systemctl("show", "--property=ActiveState,ExecStart", unit)
+        found = (await self._systemd.ask(show, timeout_s=left_s())).split()
+        is_gone = any(f"ActiveState={state}" in found for state in ("failed", "inactive"))
+        if is_gone:
+            reset = self._systemctl("reset-failed", unit)
+            with suppress(Unavailable):  # one that is being forgotten at this moment cannot be
+                await self._systemd.run(reset, log=log, timeout_s=left_s())
+        elif str(directory) in found:
+            return
+        own = "" if is_gone else own_unit_name(order.key, directory)
+        again = self.argv(directory, order, unit=own)
+        await self._systemd.run(again, log=log, timeout_s=left_s())
+
+    def _systemctl(self, *words: str) -> tuple[str, ...]:
+        manager = ("--user",) if self._is_user_manager else ()
+        return ("systemctl", *manager, "--no-ask-password", *words)

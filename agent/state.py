@@ -28,12 +28,15 @@ from common.model import (
     Pool,
     Progress,
     StopReason,
+    TurnBack,
     WorkerKey,
 )
 
 FORGOTTEN_KEPT = 4096
 ENDED_LEASES_KEPT = 256
 NODE_FAULT = "node fault"
+STORAGE_SILENT = "the storage did not answer"
+"""So an error says that what hangs may be the job's own; `coordinator.engine.refusals` reads it."""
 """How the error of a worker begins that its node, not its job, ended."""
 
 
@@ -103,6 +106,11 @@ class Memory(Struct, kw_only=True):
     lease_unconfirmed_until_s: float | None = None
     """When a lease that no renewal was answered of is over: its TTL after it was taken."""
     ended_leases: list[LeaseId] = field(default_factory=list[LeaseId])
+    turned_back: TurnBack | None = None
+    """That the node itself gave up its latest loan before it began, and why; until the next one."""
+    left_behind: list[int] = field(default_factory=list[int])
+    """GPU processes that outlived the server or the workers for longer than those may take; until
+    they are gone."""
     is_server_stopped: bool = False
     """The server of an inference node was told to stop and not yet to start again."""
     home_due_at_s: float | None = None
@@ -160,7 +168,9 @@ class Facts(Struct, frozen=True, kw_only=True):
 
     gpus: None before the first sample. gpus_at_s: when that sample was begun.
     inference, is_healthy: of the inference server, asked at probed_at_s.
-    trespassers: GPU processes that belong to no granted worker, as (pid, GPU).
+    trespassers: GPU processes of nobody who was given the GPUs, as (pid, GPU): `agent.strangers`.
+    others: GPU processes that are alive and of no granted worker, whosever they are, while the GPUs
+        change hands; empty at other times.
     listening_ports: TCP ports that somebody listens on; empty while nobody waits for one.
     contact_at_s: when the last report was sent that the coordinator answered; None before one.
     """
@@ -173,6 +183,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     probed_at_s: float = 0.0
     statuses: tuple[WorkerFact, ...] = ()
     trespassers: tuple[tuple[int, GpuUuid], ...] = ()
+    others: frozenset[int] = frozenset()
     listening_ports: frozenset[int] = frozenset()
     contact_at_s: float | None = None
 

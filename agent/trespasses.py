@@ -1,10 +1,13 @@
-"""GPU processes of no granted worker, as a report tells them. Pure; must not know nodes."""
+"""GPU processes of nobody who was given the GPUs: told, and remembered while the GPUs change hands.
+Pure; must not know how whose they are is found out.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from common.messages import Trespass
+from agent.state import Facts, Memory
+from common.messages import GpuHealth, Trespass
 from common.model import GpuUuid
 
 MAX_TRESPASSES = 32
@@ -23,3 +26,24 @@ def in_words(trespasses: Sequence[Trespass]) -> str:
     first, more = trespasses[0], len(trespasses) - 1
     others = f" and {more} more" if more else ""
     return f"trespass: process {first.pid} on {first.gpu_uuid}{others}"
+
+
+def left_behind(memory: Memory, facts: Facts) -> None:
+    """Whoever is on a GPU now had the time that a server or a worker has to leave it: it is none of
+    either, or one that will not end."""
+    memory.left_behind = sorted({*memory.left_behind, *facts.others})
+
+
+def known(memory: Memory, facts: Facts) -> frozenset[int]:
+    """Processes whose end nobody can know: a server is not kept waiting for them."""
+    return frozenset({*memory.left_behind, *(pid for pid, _ in facts.trespassers)})
+
+
+def forget_gone(memory: Memory, facts: Facts) -> None:
+    """Forget who was left behind and has ended; a GPU that does not answer shows nobody."""
+    if not memory.left_behind or not facts.gpus:
+        return
+    if any(gpu.health != GpuHealth.OK for gpu in facts.gpus):
+        return
+    there = {process.pid for gpu in facts.gpus for process in gpu.processes}
+    memory.left_behind = [pid for pid in memory.left_behind if pid in there]

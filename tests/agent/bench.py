@@ -108,6 +108,7 @@ def two_gpus(
     *,
     health: GpuHealth = GpuHealth.OK,
     sick: Mapping[int, GpuHealth] | None = None,
+    memory_used_bytes: Mapping[int, int] | None = None,
 ) -> tuple[GpuReport, ...]:
     """Two GPUs; those in `pids` have a process. sick: those that are in another health."""
     sick = sick or {}
@@ -118,7 +119,7 @@ def two_gpus(
             gpu_type="H100",
             memory_total_bytes=1000,
             health=sick.get(index, health),
-            memory_used_bytes=None if index in sick else 0,
+            memory_used_bytes=None if index in sick else (memory_used_bytes or {}).get(index, 0),
             processes=(GpuProcess(pid=pids[index]),) if index in pids else (),
         )
         for index in range(2)
@@ -138,6 +139,12 @@ class Bench:
         self.life = Life(self.settings, self.memory, boot_id=boot_id, now_s=at_s)
         self.pids: dict[int, int] = {}
         self.sick: dict[int, GpuHealth] = {}
+        self.memory_used_bytes: dict[int, int] = {}
+        """Of 1000 bytes, by GPU."""
+        self.strangers: tuple[int, ...] = ()
+        """GPUs whose process is a stranger's for certain."""
+        self.others: tuple[int, ...] = ()
+        """GPUs whose process is alive and no worker's, while they change hands."""
         self.page: InferenceReport | None = None
         self.is_healthy = False
         self.workers: dict[WorkerKey, WorkerFact] = {}
@@ -155,7 +162,7 @@ class Bench:
         actions = self.life.step(
             Facts(
                 now_s=self.now_s,
-                gpus=two_gpus(self.pids, sick=self.sick),
+                gpus=two_gpus(self.pids, sick=self.sick, memory_used_bytes=self.memory_used_bytes),
                 gpus_at_s=self.now_s if self.sampled_at_s is None else self.sampled_at_s,
                 inference=self.page,
                 is_healthy=self.is_healthy,
@@ -163,6 +170,10 @@ class Bench:
                 statuses=tuple(self.workers.values()),
                 listening_ports=self.listening_ports,
                 contact_at_s=self.contact_at_s,
+                trespassers=tuple(
+                    (self.pids[gpu], GpuUuid(f"GPU-{gpu}")) for gpu in self.strangers
+                ),
+                others=frozenset(self.pids[gpu] for gpu in self.others),
             )
         )
         for action in actions:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from agent.settings import ServerSettings
 from common.clock import Clock
 from common.errors import Unavailable
 from common.messages import OrderPhase, StopOrder, WorkerOrder, WorkerPhase
@@ -92,6 +93,9 @@ class Quiet:
         return frozenset()
 
     def strangers(self, pids: Iterable[int], owners: Iterable[int]) -> set[int]:
+        return set()
+
+    def beside_server(self, pids: Iterable[int], server: ServerSettings) -> set[int] | None:
         return set()
 
 

@@ -6,6 +6,8 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -14,13 +16,34 @@ import pytest
 from agent import shim_files
 from agent.hung_shims import HUNG_AFTER_S, HungShims
 from agent.starters import DetachedStarter
-from agent.worker_record import read_record
+from agent.worker_record import WorkerRecord, read_record
 from agent.workers import ShimRunner
 from common.clock import SystemClock
 from common.messages import WorkerPhase
-from common.model import NodeRole, StopReason
+from common.model import NodeRole, StopReason, WorkerKey
 from tests.agent.bench import Bench, key, order
 from tests.agent.worker_house import WorkerHouse, is_alive, make_order
+
+
+@dataclass
+class Shim:
+    """Who ends shims that hang, and a shim that does."""
+
+    hung: HungShims
+    worker: WorkerKey
+    directory: Path
+    record: WorkerRecord
+    process: asyncio.subprocess.Process
+
+    async def ended_by(self, *, now_s: float) -> int:
+        """By which signal it ends that is looked at, at an instant, and then asked to end.
+
+        Nothing comes before a SIGKILL that was sent.
+        """
+        self.hung.end_if_hung(self.worker, self.directory, self.record, now_s=now_s)
+        with suppress(ProcessLookupError):
+            self.process.terminate()
+        return -await self.process.wait()
 
 
 class AheadClock(SystemClock):
@@ -83,6 +106,46 @@ async def test_a_number_used_again_is_not_the_shim(house: WorkerHouse) -> None:
     finally:
         bystander.kill()
         await bystander.wait()
+
+
+@pytest.fixture
+async def shim(house: WorkerHouse) -> AsyncIterator[Shim]:
+    """A process that a worker's record names as its shim."""
+    worker = await house.start(make_order("true"))
+    await house.until_exited(worker)
+    record = read_record(house.directory(worker))
+    assert record is not None
+    process = await asyncio.create_subprocess_exec("sleep", "600")
+    ticks = shim_files.start_ticks(process.pid)
+    record = msgspec.structs.replace(
+        record, shim_pid=process.pid, shim_start_ticks=ticks, boot_id=shim_files.boot_id()
+    )
+    yield Shim(HungShims(shim_files.boot_id()), worker, house.directory(worker), record, process)
+    if process.returncode is None:
+        process.kill()
+    await process.wait()
+
+
+@pytest.mark.parametrize("is_forgotten", [False, True])
+async def test_the_shim_of_a_worker_that_nobody_stopped_is_left_alone(
+    shim: Shim, *, is_forgotten: bool
+) -> None:
+    """It may run for ever; so may one of a worker that was forgotten, whose key may come again."""
+    if is_forgotten:
+        shim.hung.told_to_stop(shim.worker, 10.0, now_s=0.0)
+        shim.hung.forget(shim.worker)
+    assert await shim.ended_by(now_s=1e9) == signal.SIGTERM
+
+
+@pytest.mark.parametrize(("early_s", "by"), [(0.1, signal.SIGTERM), (0.0, signal.SIGKILL)])
+async def test_of_several_orders_to_stop_the_earliest_end_holds(
+    shim: Shim, early_s: float, by: signal.Signals
+) -> None:
+    """A shorter grace brings it forward, a longer one or the same order again later changes
+    nothing, and the shim has until that end and not less."""
+    for grace_s, at_s in ((100.0, 0.0), (10.0, 20.0), (100.0, 25.0), (10.0, 29.0)):
+        shim.hung.told_to_stop(shim.worker, grace_s, now_s=at_s)
+    assert await shim.ended_by(now_s=30.0 + HUNG_AFTER_S - early_s) == by
 
 
 def test_a_worker_that_nothing_ends_puts_its_node_into_quarantine() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -31,15 +33,24 @@ from tests.fakeclock import FakeClock
 # --- the directory of kept logs ---------------------------------------------------------------
 
 
+Scan = Callable[[Path], Iterable[os.DirEntry[str]]]
+
+
 class Shelf:
     """Kept logs in a directory, and workers that ended one after another."""
 
-    def __init__(self, directory: Path, *, max_count: int = 100, max_bytes: int = 10_000) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        max_count: int = 100,
+        max_bytes: int = 10_000,
+        scan: Scan = os.scandir,
+    ) -> None:
         self.directory = directory
         self.clock = FakeClock()
-        self.logs = KeptLogs(
-            directory / "logs", clock=self.clock, max_count=max_count, max_bytes=max_bytes
-        )
+        logs, clock = directory / "logs", self.clock
+        self.logs = KeptLogs(logs, clock=clock, max_count=max_count, max_bytes=max_bytes, scan=scan)
 
     async def end(self, index: int, log: bytes, *, older: bytes | None = None) -> WorkerKey:
         """A worker ends, an hour after the one before, and is forgotten."""
@@ -91,6 +102,47 @@ async def test_more_bytes_than_allowed_push_out_the_oldest(tmp_path: Path) -> No
     assert shelf.kept() == [2, 3]
 
 
+async def test_a_log_that_another_removes_meanwhile_is_only_gone(tmp_path: Path) -> None:
+    """Workers are forgotten side by side: each of them prunes, and none fails for what the other
+    removed between its look at the directory and its look at the file."""
+    gone: list[str] = []
+
+    def scan(directory: Path) -> Iterable[os.DirEntry[str]]:
+        entries = list(os.scandir(directory))
+        for name in gone:
+            (directory / name).unlink()
+        gone.clear()
+        return entries
+
+    shelf = Shelf(tmp_path, max_count=2, scan=scan)
+    await shelf.end(0, b"a", older=b"b")
+    await shelf.end(1, b"c")
+    gone += ["j1.1.0.log", "j1.1.0.log.1"]
+    await shelf.end(2, b"d")
+    assert shelf.kept() == [1, 2]
+    await shelf.end(3, b"e")
+    assert shelf.kept() == [2, 3]
+
+
+async def test_a_directory_of_logs_that_vanishes_is_made_again(tmp_path: Path) -> None:
+    """Somebody cleans up, at any moment: that log is lost, and the next worker's is kept."""
+    is_cleaned = False
+
+    def scan(directory: Path) -> Iterable[os.DirEntry[str]]:
+        if is_cleaned:
+            shutil.rmtree(directory)
+        return os.scandir(directory)
+
+    shelf = Shelf(tmp_path, scan=scan)
+    await shelf.end(0, b"a")
+    is_cleaned = True
+    await shelf.end(1, b"b")
+    assert shelf.kept() == []
+    is_cleaned = False
+    await shelf.end(2, b"c")
+    assert shelf.kept() == [2]
+
+
 async def test_a_log_larger_than_all_that_is_allowed_pushes_out_nobody(tmp_path: Path) -> None:
     """One talkative worker must not cost everybody else's log."""
     shelf = Shelf(tmp_path, max_bytes=1000)
@@ -100,10 +152,12 @@ async def test_a_log_larger_than_all_that_is_allowed_pushes_out_nobody(tmp_path:
     assert shelf.kept() == [0, 2]
 
 
-@pytest.mark.parametrize("limits", [{"max_count": 0}, {"max_bytes": 0}])
-async def test_a_limit_of_nothing_keeps_nothing(tmp_path: Path, limits: dict[str, int]) -> None:
+@pytest.mark.parametrize(("max_count", "max_bytes"), [(0, 10_000), (100, 0)])
+async def test_a_limit_of_nothing_keeps_nothing(
+    tmp_path: Path, max_count: int, max_bytes: int
+) -> None:
     """A site may not want logs on its nodes at all."""
-    shelf = Shelf(tmp_path, **limits)
+    shelf = Shelf(tmp_path, max_count=max_count, max_bytes=max_bytes)
     await shelf.end(0, b"secret")
     assert shelf.kept() == []
     assert list((tmp_path / "logs").iterdir()) == []

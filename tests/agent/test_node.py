@@ -9,6 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from agent.machine import ThisMachine
+from agent.settings import ServerSettings
 from agent.state import HookKind
 from agent.worker_record import SHIM_LOST
 from agent.workers import WorkerStatus
@@ -188,6 +189,9 @@ async def test_the_machine_is_asked_through_its_port() -> None:
 
         def strangers(self, pids: Iterable[int], owners: Iterable[int]) -> set[int]:
             return set(pids)
+
+        def beside_server(self, pids: Iterable[int], server: ServerSettings) -> set[int] | None:
+            return None
 
     house = House(world=Model())
     house.accept(R.TRAINING, replace(order(), phase=OrderPhase.RESERVE))

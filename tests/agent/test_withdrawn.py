@@ -11,6 +11,7 @@ import pytest
 
 from agent import shim_files, shim_sockets
 from agent.starters import START_TIMEOUT_S, shim_argv
+from agent.state import STORAGE_SILENT
 from agent.withdrawn import is_shim_silent
 from agent.workers import ShimRunner
 from common.errors import Unavailable
@@ -120,6 +121,29 @@ async def test_a_shim_whose_start_was_given_up_finds_its_stop_when_it_gets_on(
             await starting
         orders = [shim_sockets.parse(said) for said in shim_sockets.receive_all(control)]
     assert orders == [{"op": "stop", "reason": "stale", "grace_s": 0.0}]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_a_start_that_hangs_in_storage_is_told_from_one_that_did_not_begin(
+    tmp_path: Path, *, is_there: bool
+) -> None:
+    """Where the shim lives and says nothing, its worker hangs on the way to its directory."""
+    clock, starter = FakeClock(), SlowStarter(starts_nothing=True)
+    runner = ShimRunner(tmp_path, clock=clock, starter=starter, is_root_allowed=True)
+    order = make_order("sleep", "600")
+    starting = asyncio.create_task(runner.start(order, endpoint="node-1:29400"))
+    await starter.asked.wait()
+    directory = tmp_path / str(order.key)
+    lock_fd = shim_files.take_lock(str(directory / shim_files.LOCK_FILE)) if is_there else None
+    try:
+        starter.gate.set()
+        await clock.advance(START_TIMEOUT_S)
+        with pytest.raises(Unavailable) as refused:
+            await starting
+    finally:
+        if lock_fd is not None:
+            os.close(lock_fd)
+    assert (STORAGE_SILENT in str(refused.value)) is is_there
 
 
 async def test_a_worker_whose_start_was_given_up_before_its_shim_was_there_never_begins(

@@ -1,0 +1,173 @@
+"""Who is a stranger on the GPUs of a node, by what the node does at the time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from agent.settings import ServerSettings
+from agent.state import first_memory
+from agent.strangers import Look, Strangers
+from common.messages import GpuProcess, GpuReport
+from common.model import GpuUuid, NodeRole
+from tests.agent.bench import SERVER, settings
+
+R = NodeRole
+OWNER = 100
+"""Of a granted worker; every process below 10 descends from it."""
+WORKER, SERVERS, CHILD, STRANGER, OTHER = 1, 20, 21, 30, 31
+
+
+class Kin:
+    """A machine that knows whose its processes are; `server` None: not who is the server's."""
+
+    def __init__(self) -> None:
+        self.server: set[int] | None = {SERVERS, CHILD}
+        self.dead: set[int] = set()
+
+    def strangers(self, pids: set[int], owners: Sequence[int]) -> set[int]:
+        """As the machine's: by descent."""
+        return {pid for pid in pids if not (OWNER in owners and pid < 10)} - self.dead
+
+    def beside_server(self, pids: set[int], server: ServerSettings) -> set[int] | None:
+        """As the machine's: by what is known of the server."""
+        assert server == SERVER
+        return None if self.server is None else pids - self.server - self.dead
+
+
+class House:
+    """A node's memory and who is on its one GPU."""
+
+    def __init__(self, role: NodeRole = R.SERVING) -> None:
+        self.kin = Kin()
+        self.memory = first_memory(settings(), "boot-1")
+        self.memory.role = role
+        self.eye = Strangers(self.kin, SERVER)
+        self.is_healthy = True
+        self.at_s = 0.0
+
+    def saw(self, *pids: int, role: NodeRole | None = None, same: bool = False) -> list[int]:
+        """Strangers by a look at these processes, of a new sample unless it is the same."""
+        self.memory.role = role or self.memory.role
+        self.at_s += not same
+        gpu = GpuReport(
+            uuid=GpuUuid("GPU-0"), index=0, gpu_type="H100", memory_total_bytes=1,
+            processes=tuple(GpuProcess(pid=pid) for pid in pids),
+        )  # fmt: skip
+        look = Look(at_s=self.at_s, gpus=(gpu,), owners=(OWNER,), is_healthy=self.is_healthy)
+        self.eye.saw(look, self.memory)
+        assert all(uuid == "GPU-0" for _, uuid in self.eye.found)
+        return [pid for pid, _ in self.eye.found]
+
+
+def test_beside_a_server_it_is_whoever_is_not_the_servers_twice() -> None:
+    """One sample may show a server that ends and be judged by the next one; the same sample again
+    is no second one. The server's own children are never strangers."""
+    house = House()
+    assert house.saw(SERVERS, CHILD, STRANGER) == []
+    assert house.saw(SERVERS, CHILD, STRANGER, same=True) == []
+    assert house.saw(SERVERS, CHILD, STRANGER, OTHER) == [STRANGER]
+    assert house.saw(SERVERS, CHILD, STRANGER, OTHER) == [STRANGER, OTHER]
+    assert house.saw(SERVERS, OTHER) == [OTHER]
+
+
+def test_while_a_server_restarts_nobody_new_is_a_stranger() -> None:
+    """Its old processes and its new ones are on the GPU together; who was one before stays one."""
+    house = House()
+    for _ in range(2):
+        house.saw(SERVERS, STRANGER)
+    house.is_healthy = False
+    for _ in range(3):
+        assert house.saw(SERVERS, CHILD, STRANGER, OTHER) == [STRANGER]
+    assert house.saw(SERVERS, CHILD) == []
+    assert house.saw(SERVERS, CHILD, STRANGER) == [], "it left, and nobody can tell who that is"
+
+
+def test_where_nobody_can_tell_the_server_nobody_is_accused() -> None:
+    """Such as a server of another account without its units in the settings; but who was left
+    behind when it had stopped is known."""
+    house = House()
+    house.kin.server = None
+    house.memory.left_behind = [OTHER]
+    for _ in range(3):
+        assert house.saw(SERVERS, STRANGER, OTHER) == [OTHER]
+
+
+@pytest.mark.parametrize("role", [R.TRAINING, R.ON_LOAN])
+def test_beside_workers_it_is_whoever_is_no_workers(role: NodeRole) -> None:
+    """At once, the server's process among them: it has no business there."""
+    house = House(role)
+    assert house.saw(WORKER, SERVERS, STRANGER) == [SERVERS, STRANGER]
+    house.kin.dead = {STRANGER}
+    assert house.saw(WORKER, STRANGER) == []
+
+
+def test_what_is_left_of_a_stopped_server_is_no_stranger() -> None:
+    """It may take a while to end; who was beside it, or came since, is one."""
+    house = House()
+    house.saw(SERVERS, CHILD)
+    house.memory.is_server_stopped = True
+    assert house.saw(CHILD, OTHER, role=R.DRAINING) == [OTHER]
+    assert house.eye.others == {CHILD, OTHER}
+    assert house.saw(CHILD, OTHER, role=R.VACATING) == [OTHER]
+
+
+def test_of_an_unknown_server_that_was_stopped_all_may_be_its_own() -> None:
+    """All are told as others, for whoever waits for them."""
+    house = House()
+    house.kin.server = None
+    house.saw(SERVERS, STRANGER)
+    house.memory.is_server_stopped = True
+    assert house.saw(SERVERS, STRANGER, role=R.DRAINING) == []
+    assert house.eye.others == {SERVERS, STRANGER}
+
+
+def test_a_server_that_was_known_once_is_not_for_ever() -> None:
+    """Another one may have taken its place since, whose processes nobody knows."""
+    house = House()
+    house.saw(SERVERS)
+    house.kin.server = None
+    house.saw(CHILD, STRANGER)
+    house.memory.is_server_stopped = True
+    assert house.saw(CHILD, STRANGER, role=R.DRAINING) == []
+
+
+def test_after_a_loan_it_is_whoever_is_no_workers() -> None:
+    """The GPUs were free of the server when the loan began, whoever could tell it then."""
+    house = House()
+    house.kin.server = None
+    house.saw(SERVERS)
+    house.memory.is_server_stopped = True
+    house.saw(WORKER, role=R.ON_LOAN)
+    assert house.saw(WORKER, STRANGER, role=R.VACATING) == [STRANGER]
+    assert house.eye.others == {STRANGER}
+    assert house.saw(SERVERS, STRANGER, role=R.WARMING) == [STRANGER]
+    assert house.eye.others == frozenset()
+    assert house.saw(SERVERS, STRANGER, role=R.SERVING) == [STRANGER]
+
+
+def test_a_server_that_was_started_beside_a_stranger_is_told_from_it() -> None:
+    """Its new processes are its own."""
+    house = House(R.WARMING)
+    house.saw(CHILD)
+    assert house.saw(SERVERS, CHILD, STRANGER, role=R.SERVING) == []
+    assert house.saw(SERVERS, CHILD, STRANGER) == [STRANGER]
+
+
+def test_a_look_that_sees_no_gpu_shows_nobody_gone() -> None:
+    """NVML did not answer: whoever was there may be there."""
+    house = House()
+    for _ in range(2):
+        house.saw(SERVERS, STRANGER)
+    look = Look(at_s=9.0, gpus=None, owners=(), is_healthy=True)
+    house.eye.saw(look, house.memory)
+    assert [pid for pid, _ in house.eye.found] == [STRANGER]
+
+
+def test_a_node_without_a_server_accuses_nobody_between_its_roles() -> None:
+    """Of the training pool, in quarantine."""
+    house = House(R.QUARANTINED)
+    house.eye = Strangers(house.kin, None)
+    for _ in range(3):
+        assert house.saw(STRANGER) == []
