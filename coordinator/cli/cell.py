@@ -116,10 +116,25 @@ def glance(found: Status) -> list[tuple[str, str]]:
             f"{found.on_loan_gpus} GPUs held; {counted(found.coming_home_nodes, 'node')} "
             f"coming home{_recall(found)}",
         ),
-        ("jobs", f"{found.running_jobs} running, {found.pending_jobs} pending"),
+        (
+            "jobs",
+            f"{found.running_jobs} running, {found.starting_jobs} starting, "
+            f"{found.pending_jobs} pending",
+        ),
+        *_without_room(found),
         ("bad messages", str(found.bad_messages)),
         *([("clock", found.clock_warning)] if found.clock_warning else []),
     ]
+
+
+def _without_room(found: Status) -> list[tuple[str, str]]:
+    """Jobs that wait in vain, and why the first of them does."""
+    count = found.jobs_without_room
+    if not count:
+        return []
+    who = counted(count, "pending job has", "pending jobs have")
+    first = "" if count == 1 else "the first: "
+    return [("no room", f"{who} no room in this fleet: {first}{'; '.join(found.without_room_why)}")]
 
 
 def _recall(found: Status) -> str:

@@ -154,7 +154,7 @@ def loans(now_s: float) -> list[Column[LoanRow]]:
         Column("DEADLINE", lambda r: duration(_promise_s(r)), is_wide=True, is_number=True),
         Column(
             "TOOK",
-            lambda r: duration(r.reclaim_s if r.lapse_s is None else r.lapse_s),
+            lambda r: duration(_took_s(r)),
             is_number=True,
             rank=3,
         ),
@@ -166,7 +166,16 @@ def loans(now_s: float) -> list[Column[LoanRow]]:
 
 def _promise_s(row: LoanRow) -> float | None:
     """Within what `TOOK` had to be."""
+    if row.turn_back_s is not None:
+        return row.turn_back_deadline_s
     return row.reclaim_deadline_s if row.lapse_s is None else row.lapse_deadline_s
+
+
+def _took_s(row: LoanRow) -> float | None:
+    """How long its way home was, however it began."""
+    if row.turn_back_s is not None:
+        return row.turn_back_s
+    return row.reclaim_s if row.lapse_s is None else row.lapse_s
 
 
 def events(now_s: float | None) -> list[Column[StoryRow]]:

@@ -219,6 +219,7 @@ def _service(row: ServiceRow, now_s: float) -> Pairs:
         ("requests", _in_flight(row)),
         ("reclaims", _reclaims(row, now_s)),
         *_lapses(row),
+        *_turn_backs(row),
     ]  # fmt: skip
 
 
@@ -244,6 +245,12 @@ def _reclaims(row: ServiceRow, now_s: float) -> str:
 def _lapses(row: ServiceRow) -> Pairs:
     """Only where a lease ended by itself: nobody looks for what mostly never happens."""
     return [("lapses", f"{row.lapses}, {row.lapses_late} late")] if row.lapses else []
+
+
+def _turn_backs(row: ServiceRow) -> Pairs:
+    """Only where a node gave a loan up, for the same reason."""
+    late = f"{row.turn_backs}, {row.turn_backs_late} late"
+    return [("turned back", late)] if row.turn_backs else []
 
 
 def _loan(row: LoanRow) -> Pairs:
@@ -295,6 +302,10 @@ def _took(row: LoanRow) -> str:
         within = row.lapse_deadline_s
         of = "" if within is None else f" of {render.duration(within)}"
         return f"{render.duration(row.lapse_s)}{of} since its lease ended by itself"
+    if row.turn_back_s is not None:
+        within = row.turn_back_deadline_s
+        of = "" if within is None else f" of {render.duration(within)}"
+        return f"{render.duration(row.turn_back_s)}{of} since its node turned back"
     if row.reclaim_deadline_s is None:
         return "-"
     if row.reclaim_s is None and row.returned_at_s is not None:

@@ -62,6 +62,8 @@ def _text(file: Path, source: str, stdin: BinaryIO) -> str:
         return (stdin.read() if file == STDIN else file.read_bytes()).decode()
     except FileNotFoundError:
         raise ConfigError(f"{source}: there is no such file") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{source}: expected a job file, this is a directory") from None
     except OSError as error:
         raise ConfigError(f"{source}: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -27,7 +27,7 @@ from coordinator.cli.output import (
     put_rows,
 )
 from coordinator.cli.patience import Patience
-from coordinator.cli.session import Session, is_timeout, say, session
+from coordinator.cli.session import is_timeout, say, session
 from coordinator.cli.shared import add_describe, add_explain
 from coordinator.cli.submit import SubmitFlags, job_spec
 from coordinator.client import Client
@@ -122,7 +122,8 @@ def submit(
 ) -> None:
     """Queue a job, from a file, from flags, or from both.
 
-    Once this returns, the job is in the coordinator's journal: no crash loses it.
+    Once this returns, the job is in the coordinator's journal: no crash loses it. A job that the
+    fleet as it is could never run is queued with a warning: nodes may join.
     """
     flags = SubmitFlags(
         name=name,
@@ -145,8 +146,9 @@ def submit(
     here = session(ctx)
 
     async def work(client: Client) -> JobRow | None:
-        job_id = await _submit(client, spec)
-        _submitted(here, show, spec, job_id)
+        answer = await _submit(client, spec)
+        job_id = answer.job_id
+        _submitted(show, spec, answer)
         if not wait:
             return None
         try:
@@ -159,12 +161,12 @@ def submit(
         raise typer.Exit(exit_code_of(row))
 
 
-async def _submit(client: Client, spec: JobSpec) -> str:
-    """The job's id. An answer that got lost is asked for again: same request, same job."""
+async def _submit(client: Client, spec: JobSpec) -> Submitted:
+    """What the cell made of it. A lost answer is asked for again: same request, same job."""
     request = Submit(spec=spec, request_id=uuid.uuid4().hex)
     for attempt in range(1, SUBMIT_ATTEMPTS + 1):
         try:
-            return (await client.ask(request, Submitted)).job_id
+            return await client.ask(request, Submitted)
         except Unavailable as error:
             if attempt == SUBMIT_ATTEMPTS or not is_timeout(error):
                 raise
@@ -172,14 +174,19 @@ async def _submit(client: Client, spec: JobSpec) -> str:
     raise AssertionError("the last attempt returns or raises")
 
 
-def _submitted(here: Session, show: Show, spec: JobSpec, job_id: str) -> None:
+def _submitted(show: Show, spec: JobSpec, answer: Submitted) -> None:
+    """Say that it is queued; and, in every form of output, that it would wait for other nodes."""
     match show.form:
         case Format.JSON:
-            put_json({"job_id": job_id})
+            put_json({"job_id": answer.job_id, "warnings": list(answer.warnings)})
         case Format.NAME:
-            typer.echo(job_id)
+            typer.echo(answer.job_id)
         case Format.TABLE | Format.WIDE:
-            typer.echo(f"job {job_id} ({spec.name}) is queued")
+            typer.echo(f"job {answer.job_id} ({spec.name}) is queued")
+    for warning in answer.warnings:
+        say(f"warning: {warning}")
+    if answer.warnings:
+        say("no node of the fleet as it is can run it: it waits until others join")
 
 
 @app.command("list")

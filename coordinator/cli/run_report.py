@@ -37,7 +37,8 @@ def progress_words(workload: Workload) -> str:
         (f"figures {old}; " if old else "")
         + f"{status.on_loan_nodes} of {status.inference_nodes} inference nodes on loan, "
         f"{status.coming_home_nodes} coming home; jobs {status.pending_jobs} waiting, "
-        f"{status.running_jobs} running, {figures['jobs_finished']} finished; GPUs held "
+        f"{status.starting_jobs} starting, {status.running_jobs} running, "
+        f"{_rejected(figures['jobs_rejected'])}{figures['jobs_finished']} finished; GPUs held "
         f"{status.training_gpus_held}/{status.training_gpus} training, "
         f"{status.on_loan_gpus_held}/{status.on_loan_gpus} on loan"
         + (f"; none lent so far: {kept}" if (kept := _kept(workload)) else "")
@@ -47,6 +48,11 @@ def progress_words(workload: Workload) -> str:
 def _counted(figures: dict[str, object], one: str) -> str:
     """A figure that is named after what it counts."""
     return counted(msgspec.convert(figures[f"{one}s"], int), one)
+
+
+def _rejected(count: object) -> str:
+    """Only where a policy refused any: under all others the word would say nothing."""
+    return f"{count} rejected, " if count else ""
 
 
 def _kept(workload: Workload) -> str:
@@ -72,17 +78,20 @@ def progress_view(workload: Workload, elapsed_s: float, length_s: float | None) 
     table.add_row("inference nodes", _lent(status))
     table.add_row(
         "jobs",
-        f"{status.pending_jobs} waiting, {status.running_jobs} running, "
+        f"{status.pending_jobs} waiting, {status.starting_jobs} starting, "
+        f"{status.running_jobs} running, {_rejected(status.figures['jobs_rejected'])}"
         f"{status.figures['jobs_finished']} finished",
     )
     figures = status.figures
     lapsed = msgspec.convert(figures["leases_lapsed"], int)
     late = f"({figures['lapses_late']} late)"
     lapses = f"{counted(lapsed, 'lease')} lapsed {late}, " if lapsed else ""
+    turned = msgspec.convert(figures["turn_backs"], int)
+    turns = f"{turned} turned back ({figures['turn_backs_late']} late), " if turned else ""
     table.add_row(
         "so far",
         f"{_counted(figures, 'loan')}, {_counted(figures, 'reclaim')} "
-        f"({figures['reclaims_late']} late), {lapses}{_counted(figures, 'resize')}, "
+        f"({figures['reclaims_late']} late), {lapses}{turns}{_counted(figures, 'resize')}, "
         f"{_counted(figures, 'preemption')}",
     )
     if kept := _kept(workload):
@@ -128,6 +137,9 @@ def run_table(run: Run, loans: Sequence[LoanRow]) -> RenderableType:
     lapsed = [loan for loan in loans if loan.lapse_s is not None]
     if lapsed:
         parts.append(_lapsed(lapsed))
+    turned = [loan for loan in loans if loan.turn_back_s is not None]
+    if turned:
+        parts.append(_turned_back(turned))
     parts.append(
         Text(
             f"Seconds are real ones. Arrivals, run times and load ran at {run.speed:g} x; control "
@@ -143,7 +155,11 @@ def _lines(run: Run) -> list[tuple[str, str]]:
         (
             "jobs finished",
             f"{run.jobs_finished} of {run.jobs_submitted} submitted, {run.jobs_failed} failed, "
-            f"{run.jobs_finished_on_loan} on lent nodes",
+            f"{_rejected(run.jobs_rejected)}{run.jobs_finished_on_loan} on lent nodes",
+        ),
+        (
+            "jobs at the end",
+            f"{run.jobs_pending} waiting, {run.jobs_starting} starting, {run.jobs_running} running",
         ),
         *_deadlines(run),
         ("queueing time, all jobs", _quantiles(run.queueing_s)),
@@ -164,6 +180,7 @@ def _lines(run: Run) -> list[tuple[str, str]]:
         ),
         *_none_lent(run),
         *_lapses(run),
+        *_turn_backs(run),
         (
             "reclaims",
             f"{run.reclaims}, {run.reclaims_late} late; median {_s(run.reclaim_s.p50)}, "
@@ -202,6 +219,15 @@ def _lapses(run: Run) -> list[tuple[str, str]]:
     return [("lapses", f"{run.leases_lapsed}, {run.lapses_late} late; home again in {times}")]
 
 
+def _turn_backs(run: Run) -> list[tuple[str, str]]:
+    """Only where a node gave a loan up before it began."""
+    if not run.turn_backs:
+        return []
+    times = f"median {_s(run.turn_back_s.p50)}, longest {_s(run.turn_back_s.max)}"
+    late = f"{run.turn_backs_late} late"
+    return [("turned back", f"{run.turn_backs}, {late}; home again in {times}")]
+
+
 def _quantiles(found: Quantiles) -> str:
     return f"mean {_s(found.mean)}, median {_s(found.p50)}, p95 {_s(found.p95)}"
 
@@ -232,9 +258,21 @@ def _lapsed(loans: Sequence[LoanRow]) -> Table:
     return table
 
 
-def _add_columns(table: Table) -> None:
-    for heading in ("node", "lease", "took", "deadline", "preempted"):
-        table.add_column(heading, justify="left" if heading in ("node", "lease") else "right")
+def _turned_back(loans: Sequence[LoanRow]) -> Table:
+    """Nobody was preempted: no worker had come yet."""
+    table = Table(title="turned back by their nodes before they began", title_style="bold")
+    _add_columns(table, "why")
+    for loan in loans:
+        took = f"{loan.turn_back_s:.1f} s" + (" late" if loan.is_late else "")
+        deadline = _promise(loan.turn_back_deadline_s)
+        table.add_row(loan.node, loan.lease_id, took, deadline, loan.turned_back)
+    return table
+
+
+def _add_columns(table: Table, last: str = "preempted") -> None:
+    for heading in ("node", "lease", "took", "deadline", last):
+        is_text = heading in ("node", "lease", "why")
+        table.add_column(heading, justify="left" if is_text else "right")
 
 
 def _promise(seconds: float | None) -> str:

@@ -43,7 +43,8 @@ LOOK_S = 1.0
 PLAIN_LINE_S = 10.0
 QUIET_LINE_S = 60.0
 """While nothing changes a line says so this often only: an empty cell may run for days."""
-LAST_LOOK_S = 10.0
+LAST_LOOK_S = 4.0
+"""Somebody waits for the table, and a NATS or a coordinator that hangs may hang for ever."""
 USER = "trace"
 SMALL_SERVICE_NODES = 2
 RUN_DIR_PREFIX = "aryl-cell-"
@@ -144,10 +145,21 @@ async def _up(
                 playing.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await playing
-        await workload.last_look(limit_s=LAST_LOOK_S)
+        if not await workload.last_look(limit_s=LAST_LOOK_S):
+            say(without_last_look(workload))
         run = workload.run()
         say("stopping the cell")
     _show(run, workload, output)
+
+
+def without_last_look(workload: Workload) -> str:
+    """What the figures lack when the last look at them was in vain."""
+    if workload.status is None:
+        return f"no coordinator answered in the last {LAST_LOOK_S:g} s, nor before"
+    return (
+        f"no coordinator answered in the last {LAST_LOOK_S:g} s: the figures are "
+        f"{workload.age_s:.0f} s old, and what happened since is missing from them"
+    )
 
 
 @contextlib.asynccontextmanager

@@ -6,6 +6,7 @@ Must not know processes; it speaks to a cell's API as any submitter does.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Iterable, Sequence
 from math import inf
@@ -70,6 +71,9 @@ class Run(Struct, frozen=True, kw_only=True):
     jobs_submitted: int
     jobs_finished: int
     jobs_failed: int
+    jobs_pending: int
+    jobs_starting: int
+    jobs_running: int
     deadlines_due: int
     deadlines_met: int
     queueing_s: Quantiles
@@ -98,6 +102,10 @@ class Run(Struct, frozen=True, kw_only=True):
     requests_refused_total: int
     figures_age_s: float
     why_none_lent: tuple[str, ...]
+    turn_backs: int = 0
+    turn_back_s: ReclaimTimes = ReclaimTimes()
+    turn_backs_late: int = 0
+    jobs_rejected: int = 0
 
 
 class Busy(Struct, kw_only=True):
@@ -277,11 +285,17 @@ class Workload:
         except Unavailable as error:
             log.info("requests: %s", error)
 
-    async def last_look(self, *, limit_s: float) -> None:
-        """Read the figures once more, waiting a while for a coordinator that is just away."""
-        end_s = self._clock.now_s() + limit_s
-        while not await self.observe() and self._clock.now_s() < end_s:
-            await self._clock.sleep(RETRY_S)
+    async def last_look(self, *, limit_s: float) -> bool:
+        """Read the figures once more, waiting a while for a coordinator that is just away.
+
+        limit_s: it takes no longer, whoever hangs. Returns whether the figures are of now.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with self._clock.timeout(limit_s):
+                while not await self.observe():
+                    await self._clock.sleep(RETRY_S)
+                return True
+        return False
 
     def run(self) -> Run:
         """The figures so far.
@@ -300,6 +314,10 @@ class Workload:
             jobs_submitted=figures["jobs_submitted"],
             jobs_finished=figures["jobs_finished"],
             jobs_failed=figures["jobs_failed"],
+            jobs_rejected=figures["jobs_rejected"],
+            jobs_pending=self.status.pending_jobs,
+            jobs_starting=self.status.starting_jobs,
+            jobs_running=self.status.running_jobs,
             deadlines_due=figures["deadlines_due"],
             deadlines_met=figures["deadlines_met"],
             queueing_s=Quantiles(**figures["queueing_s"]),
@@ -314,6 +332,9 @@ class Workload:
             leases_lapsed=figures["leases_lapsed"],
             lapse_s=ReclaimTimes(**figures["lapse_s"]),
             lapses_late=figures["lapses_late"],
+            turn_backs=figures["turn_backs"],
+            turn_back_s=ReclaimTimes(**figures["turn_back_s"]),
+            turn_backs_late=figures["turn_backs_late"],
             reclaims=figures["reclaims"],
             reclaim_s=ReclaimTimes(**figures["reclaim_s"]),
             reclaim_deadline_s=plan.periods.reclaim_deadline_s,

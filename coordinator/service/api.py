@@ -141,7 +141,7 @@ class Api:
                 f"request {request.request_id} was job {job_id}, and that is another job",
                 "request_id",
             )
-        return Submitted(job_id=job_id)
+        return Submitted(job_id=job_id, warnings=self._coordinator.engine.why_never(job_id))
 
     def _check_spec(self, spec: JobSpec) -> None:
         """Refuse what could never run here."""
@@ -237,11 +237,12 @@ class Api:
             self._check_node(action, NodeName(request.target))
         elif action == a.APPROVE_LOAN:
             if NodeName(request.target) not in state.recommendations:
-                known = ", ".join(sorted(state.recommendations)) or "none now"
+                known = ", ".join(sorted(state.recommendations))
+                others = f"those of {known} are" if known else "none is now"
                 raise Refusal(
                     ApiErrorCode.NOT_FOUND,
-                    f"no loan of {request.target!r} is recommended; recommended are {known}",
-                    "node",
+                    f"no loan of {request.target!r} is recommended; {others}",
+                    "loan",
                 )
         elif action == a.REVOKE_LOAN:
             loan = finding.loan(state, request.target)

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from common.messages import GpuHealth, OrderPhase
 from common.model import JobState, NodeRole, Pool
-from coordinator.engine import belonging, estimates, loans, refusals, removing, returns, silence
+from coordinator.engine import (
+    belonging,
+    estimates,
+    loans,
+    refusals,
+    removing,
+    retrying,
+    returns,
+    silence,
+)
 from coordinator.engine.context import Context
 from coordinator.engine.engine import Engine
 from coordinator.engine.loan_entries import LoanEntry
@@ -94,6 +103,9 @@ def _pending(engine: Engine, entry: JobEntry) -> list[str]:
     ]
     if not blockers and not engine.state.is_frozen:
         reasons.append("nothing: it starts in the next scheduling pass")
+    said = retrying.why_failed(entry)
+    if said and not retrying.why_waiting(entry, engine.state.now_s):
+        reasons.append(f"its latest try ended: {said}")
     if entry.preemption_count:
         reasons.append(f"it was preempted {counted(entry.preemption_count, 'time')}")
     return reasons
@@ -185,8 +197,7 @@ def node(engine: Engine, entry: NodeEntry) -> tuple[str, ...]:
     ctx = Context(engine.state, engine.settings, engine.state.now_s)
     said += _sick_gpus(entry)
     said += [
-        f"GPU {uuid} is used by process {pid}, which no worker was granted it for: nothing new is "
-        "placed on it"
+        f"GPU {uuid} is used by process {pid}, which no worker was granted it for{_beside(entry)}"
         for uuid, pid in sorted(entry.trespassed.items())
     ]
     for job_entry, worker in loans.held_on(ctx, entry):
@@ -235,6 +246,13 @@ def _sick_gpus(entry: NodeEntry) -> list[str]:
     ]
 
 
+def _beside(entry: NodeEntry) -> str:
+    """What follows from a process of nobody's on a GPU of this node."""
+    if entry.home_pool == Pool.TRAINING:
+        return ": nothing new is placed on it"
+    return " and that is not its server's: nothing new is placed on it, and the node is not lent"
+
+
 def _overdue(engine: Engine, entry: NodeEntry) -> list[str]:
     """That a node was asked back and is later than its service was promised."""
     lease_id = entry.last_lease_id
@@ -242,12 +260,13 @@ def _overdue(engine: Engine, entry: NodeEntry) -> list[str]:
     late_s = 0.0 if found is None else returns.overdue_s(found, engine.state.now_s)
     if found is None or late_s <= 0:
         return []
-    kind = "lapse" if returns.is_lapse(found) else "reclaim"
-    promise = (
-        f"{found.lapse_deadline_s or 0.0:g} s after its lease ended by itself"
-        if found.reclaim_ordered_at_s is None
-        else f"deadline {found.reclaim_deadline_s or 0.0:g} s"
-    )
+    kind, promise = "reclaim", f"deadline {found.reclaim_deadline_s or 0.0:g} s"
+    if returns.is_turn_back(found):
+        kind = "way back"
+        promise = f"{found.turn_back_deadline_s or 0.0:g} s after it turned back by itself"
+    elif returns.is_lapse(found):
+        kind = "lapse"
+        promise = f"{found.lapse_deadline_s or 0.0:g} s after its lease ended by itself"
     return [
         f"{found.service} should have had it back {late_s:.0f} s ago ({promise}): a late {kind}; "
         "workers that do not end within their grace are killed, and a node whose GPUs stay busy is "
@@ -267,6 +286,8 @@ def loan(entry: LoanEntry) -> tuple[str, ...]:
         )
     if entry.ended_reason:
         said.append(f"it ended: {entry.ended_reason}")
+    if entry.turned_back:
+        said.append(f"its node turned back before it began: {entry.turned_back}")
     if entry.is_lapsed:
         said.append("it ended by itself: the node heard no renewal until its TTL ran out")
     said += [f"stage {name}: {took:.2f} s" for name, took in entry.stage_durations_s.items()]

@@ -303,6 +303,7 @@ def facts_of(report: NodeReport, *, rival: str = "") -> NodeReported:
         is_server_down=report.is_server_down,
         ledger_error=report.ledger_error,
         stage_durations_s=report.stage_durations_s,
+        turned_back=report.turned_back,
     )
 
 

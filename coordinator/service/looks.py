@@ -187,14 +187,21 @@ class Looks:
                 said = f"waits for an operator (aryl loan approve {name}): {row.reason}"
                 about = finding.about_node(engine.state, name)
                 return Description(
-                    kind="loan", name=name, loan=row, why=(said,), story=self._story(about)
+                    kind="loan",
+                    name=name,
+                    loan=row,
+                    why=(said, *services.limit(engine, row.service)),
+                    story=self._story(about),
                 )
         loan = finding.loan(engine.state, name)
         return Description(
             kind="loan",
             name=loan.lease_id,
             loan=rows.loan_row(loan, now_s=self._now_s()),
-            why=explain.loan(loan),
+            why=(
+                *explain.loan(loan),
+                *(services.limit(engine, loan.service) if loan.returned_at_s is None else ()),
+            ),
             story=self._story(finding.about_loan(engine.state, loan.lease_id)),
         )
 

@@ -157,6 +157,8 @@ def service_row(engine: Engine, folder: Folder, name: str, *, now_s: float) -> S
         reclaims_late=tally.reclaims_late,
         lapses=tally.lapses,
         lapses_late=tally.lapses_late,
+        turn_backs=tally.turn_backs,
+        turn_backs_late=tally.turn_backs_late,
         last_reclaim_s=None if last is None else returns.reclaim_s(last),
         last_returned_at_s=None if last is None else last.returned_at_s,
     )
@@ -210,9 +212,12 @@ def loan_row(loan: LoanEntry, *, now_s: float) -> LoanRow:
         reclaim_s=returns.reclaim_s(loan),
         lapse_s=returns.lapse_s(loan),
         lapse_deadline_s=loan.lapse_deadline_s if returns.is_lapse(loan) else None,
+        turned_back=loan.turned_back,
+        turn_back_s=returns.turn_back_s(loan),
+        turn_back_deadline_s=loan.turn_back_deadline_s if returns.is_turn_back(loan) else None,
         is_late=returns.is_late(loan) or returns.overdue_s(loan, now_s) > 0,
         reason=loan.reason,
-        reclaim_reason=loan.ended_reason or loan.reclaim_reason,
+        reclaim_reason=loan.ended_reason or loan.reclaim_reason or loan.turned_back,
         predicted_preemptions=loan.predicted_preemptions,
         realised_preemptions=loan.realised_preemptions,
         predicted_cost_gpu_s=loan.predicted_cost_gpu_s,
@@ -225,8 +230,10 @@ def _loan_state(loan: LoanEntry) -> str:
     if loan.ended_reason:
         return "ended"
     if loan.returned_at_s is not None:
+        if returns.is_turn_back(loan):
+            return "turned back"
         return "lapsed" if returns.is_lapse(loan) else "returned"
-    if loan.reclaim_ordered_at_s is not None or loan.is_lapsed:
+    if loan.reclaim_ordered_at_s is not None or loan.is_lapsed or loan.turned_back:
         return "coming home"
     return "draining" if loan.begun_at_s is None else "on loan"
 
@@ -265,6 +272,7 @@ def status(
     inference = [node for node in nodes if node.home_pool == Pool.INFERENCE]
     on_loan = [node for node in inference if node.role == NodeRole.ON_LOAN]
     live = state.live()
+    without_room = [why for job in live if (why := engine.why_never(job.job_id))]
     known = accounting.figures(state, now_s=now_s)
     known = accounting.with_overdue(known, state, now_s)
     return Status(
@@ -286,6 +294,9 @@ def status(
         serving_nodes=sum(1 for node in inference if node.role == NodeRole.SERVING),
         pending_jobs=sum(1 for job in live if job.state == JobState.PENDING),
         running_jobs=sum(1 for job in live if job.attempt_ran_at_s is not None),
+        starting_jobs=sum(
+            1 for job in live if job.state != JobState.PENDING and job.attempt_ran_at_s is None
+        ),
         gpu_busy_ratio_training=_busy(folder, training),
         gpu_busy_ratio_inference=_busy(folder, inference),
         figures=accounting.plain(known),
@@ -293,6 +304,8 @@ def status(
         up_s=up_s,
         recalled_services=tuple(sorted(n for n, s in state.services.items() if s.is_recalled)),
         clock_warning=clock_warning,
+        jobs_without_room=len(without_room),
+        without_room_why=next(iter(without_room), ()),
     )
 
 

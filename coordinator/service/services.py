@@ -15,6 +15,7 @@ from coordinator.engine.context import sick_slots
 from coordinator.engine.engine import Engine
 from coordinator.engine.loan_entries import LoanEntry
 from coordinator.engine.state import NodeEntry
+from coordinator.policies.never import lends, most_lent
 from coordinator.policies.words import counted
 from coordinator.service import trust
 from coordinator.service.finding import Refusal, unknown
@@ -62,6 +63,16 @@ def why(engine: Engine, name: str, *, now_s: float) -> tuple[str, ...]:
     )
 
 
+def limit(engine: Engine, name: str) -> tuple[str, ...]:
+    """How many of its nodes a service lends at the very most; empty of one without settings."""
+    found = engine.snapshot()
+    return tuple(
+        lends(service, len(own), most_lent(service, own))
+        for service in found.services
+        if service.name == name and (own := [n for n in found.nodes if n.service == name])
+    )
+
+
 def _frozen(engine: Engine) -> list[str]:
     """That its promise holds all the same."""
     if not engine.state.is_frozen:
@@ -81,7 +92,8 @@ def _lending(engine: Engine, nodes: Sequence[NodeEntry]) -> tuple[str, ...]:
     first = min(
         serving,
         key=lambda n: (
-            n.is_cordoned or bool(n.ledger_error or n.closed_reason or sick_slots(n)),
+            n.is_cordoned
+            or bool(n.ledger_error or n.closed_reason or sick_slots(n) or n.trespassed),
             inf if n.serving_since_s is None else n.serving_since_s,
             n.name,
         ),
@@ -137,6 +149,9 @@ def _unwell(nodes: Sequence[NodeEntry]) -> list[str]:
             said.append(_with_detail(f"{node.name} takes nothing new", why))
         elif sick := sick_slots(node):
             said.append(f"{node.name} has {counted(len(sick), 'GPU')} not well: it is not lent")
+        elif used := len(node.trespassed):
+            gpus = counted(used, "GPU")
+            said.append(f"{node.name} has {gpus} used by a process of nobody's: it is not lent")
     left = len(said) - COUNTED
     return (
         said

@@ -22,7 +22,8 @@ def run(**changes: Any) -> Run:
     """A run of a minute."""
     values: dict[str, Any] = {
         "policy": "aryl", "speed": 120.0, "duration_s": 60.0, "jobs_submitted": 9,
-        "jobs_finished": 3, "jobs_failed": 0, "deadlines_due": 0, "deadlines_met": 0,
+        "jobs_finished": 3, "jobs_failed": 0, "jobs_pending": 3, "jobs_starting": 1,
+        "jobs_running": 2, "deadlines_due": 0, "deadlines_met": 0,
         "queueing_s": Quantiles(mean=1.0, p50=1.0, p95=2.0),
         "jct_s": Quantiles(mean=9.0, p50=8.0, p95=20.0), "training_gpu_ratio": 0.91,
         "on_loan_gpu_ratio": 0.82, "training_gpu_busy_ratio": 0.73,
@@ -55,6 +56,20 @@ def test_utilization_of_both_pools_stands_beside_the_gpus_held() -> None:
     assert "|lent GPUs|82% held, - busy|" in table(run(on_loan_gpu_busy_ratio=None))
 
 
+def test_every_job_that_was_submitted_is_told_of() -> None:
+    """A table that only knows ends would leave a visitor asking where the others are."""
+    shown = table(run())
+    assert "|jobs finished|3 of 9 submitted, 0 failed, 1 on lent nodes|" in shown
+    assert "|jobs at the end|3 waiting, 1 starting, 2 running|" in shown
+
+
+def test_jobs_that_were_rejected_are_told_of_where_any_was() -> None:
+    """They are in no other count, so that without the word a visitor would ask where they are."""
+    shown = table(run(jobs_rejected=2))
+    assert "|jobs finished|3 of 9 submitted, 0 failed, 2 rejected, 1 on lent nodes|" in shown
+    assert "rejected" not in table(run())
+
+
 def test_deadlines_have_a_line_where_any_was_due() -> None:
     """No line where no job had one: none of none would read as a miss."""
     assert "|deadlines|3 met of 5 due|" in table(run(deadlines_due=5, deadlines_met=3))
@@ -82,6 +97,21 @@ def test_the_way_home_after_a_lapse_is_a_figure_of_its_own() -> None:
     assert "|9.5 s|-|3|" in table(timed, in_time), "of an unknown promise nothing is said"
     assert "lapses" not in table(run()), "of a run without any there is no line of dashes"
     assert "|reclaims|1, 0 late; median 3.0 s, longest 3.0 s of 45 s|" in shown
+
+
+def test_a_turn_back_is_no_lapse_and_says_why() -> None:
+    """It has a line and a table of its own, only where there was one."""
+    why = "GPU GPU-1 is used by process 7"
+    loan = loan_row(
+        state="turned back", reclaim_deadline_s=None, turn_back_s=9.5, turn_back_deadline_s=9.0,
+        is_late=True, turned_back=why,
+    )  # fmt: skip
+    timed = run(turn_backs=2, turn_back_s=ReclaimTimes(p50=4.0, max=9.5), turn_backs_late=1)
+    shown = table(timed, loan)
+    assert "0 that ended by their TTL without an order|" in shown
+    assert "|turned back|2, 1 late; home again in median 4.0 s, longest 9.5 s|" in shown
+    assert f"|9.5 s late|9 s|{why}|" in shown
+    assert "turned back" not in table(run())
 
 
 def test_what_nobody_measured_is_no_zero() -> None:

@@ -42,6 +42,7 @@ def test_a_service_of_which_little_is_known_says_so_in_words() -> None:
     ("counts", "shown"),
     [
         ({"lapses": 2, "lapses_late": 2}, ["reclaims +none yet", "lapses +2, 2 late"]),
+        ({"turn_backs": 2, "turn_backs_late": 1}, ["turned back +2, 1 late"]),
         ({"reclaims": 1, "reclaims_late": 1}, ["reclaims +1, 1 late; none is home yet"]),
     ],
 )

@@ -184,7 +184,7 @@ def test_other_formats_are_refused_in_words(
     ("line", "said"),
     [
         ("nofile.toml", "nofile.toml: there is no such file"),
-        (".", ".: Is a directory"),
+        (".", ".: expected a job file, this is a directory"),
         ("", "field command is missing"),
         ("--workers 2", "field command is missing"),
         ("--workers two -- x", "--workers: 'two', expected MIN or MIN:MAX"),
@@ -195,7 +195,7 @@ def test_other_formats_are_refused_in_words(
         ("--deadline -5 -- x", "--deadline: '-5', expected seconds"),
         ("--preemptibility never -- x", "expected one of non, semi, full"),
         ("--launcher mpi -- x", "expected one of none, torchrun"),
-        ("--name a.b -- x", "field name"),
+        ("--name a.b -- x", "field name: expected a name of 1 to 64 of A-Z a-z 0-9 _ -"),
     ],
 )
 def test_bad_flags_are_refused_by_name(line: str, said: str) -> None:
@@ -211,7 +211,23 @@ def test_ids_and_json_are_for_scripts(tmp_path: Path) -> None:
     path = file(tmp_path)
     assert aryl(accepting(), "job", "submit", path, "--quiet").out == "jabc\n"
     found = aryl(accepting(), "job", "submit", path, "-o", "json").json
-    assert found == {"schema_version": 1, "job_id": "jabc"}
+    assert found == {"schema_version": 1, "job_id": "jabc", "warnings": []}
+
+
+def test_a_job_that_no_node_can_run_is_told_so_at_once() -> None:
+    """It is queued all the same; why it waits goes to people on stderr and to scripts in JSON."""
+    why = "can never run here: the 1 node of type H100 has 8 GPUs together, room for 8 workers"
+    cell = FakeCell({Submit: Submitted(job_id="jabc", warnings=(why,))})
+    run = aryl(cell, "job", "submit", "--workers", "9", "--", "x")
+    assert (run.code, run.out) == (0, "job jabc (x) is queued\n")
+    assert f"warning: {why}\n" in run.err
+    assert "waits until others join" in run.err
+    quiet = aryl(cell, "job", "submit", "--workers", "9", "--quiet", "--", "x")
+    assert quiet.out == "jabc\n"
+    assert why in quiet.err
+    script = aryl(cell, "job", "submit", "--workers", "9", "-o", "json", "--", "x")
+    assert script.json["warnings"] == [why]
+    assert why in script.err
 
 
 def test_a_lost_answer_is_asked_for_again_as_the_same_request() -> None:

@@ -35,6 +35,7 @@ from common.errors import Unavailable
 from common.messages import decode, encode
 from common.model import NodeRole, Pool
 from coordinator.cli.run_report import progress_view, progress_words
+from coordinator.cli.up import LAST_LOOK_S, without_last_look
 from coordinator.client import Client
 from coordinator.demo.cell import Cell
 from coordinator.demo.load import TIMEOUT_S
@@ -327,6 +328,8 @@ async def test_without_an_answer_there_are_no_figures(house: House) -> None:
     house.bus.cut()
     looking = asyncio.create_task(house.workload.last_look(limit_s=3.0))
     await house.clock.advance_until(looking.done, limit_s=120.0)
+    assert looking.result() is False
+    assert without_last_look(house.workload).endswith("nor before")
     with pytest.raises(Unavailable, match="no figures"):
         house.workload.run()
 
@@ -359,3 +362,45 @@ async def test_a_coordinator_that_is_away_for_a_moment_costs_no_figures(house: H
     await house.clock.advance_until(last.done, limit_s=60.0)
     assert house.workload.run().figures_age_s < 1.0
     assert await house.workload.observe()
+
+
+async def test_a_last_look_ends_in_time_and_says_what_is_missing(house: House) -> None:
+    """A NATS that hangs answers nothing and refuses nothing: its own timeouts are longer."""
+    assert await house.workload.last_look(limit_s=LAST_LOOK_S) is True
+    house.bus.cut()
+    await house.clock.advance(6.0)
+    began_s = house.clock.now_s()
+    last = asyncio.create_task(house.workload.last_look(limit_s=LAST_LOOK_S))
+    await house.clock.advance_until(last.done, limit_s=60.0)
+    assert last.result() is False
+    assert house.clock.now_s() - began_s < LAST_LOOK_S + 1.0
+    said = without_last_look(house.workload)
+    assert "the figures are 10 s old, and what happened since is missing" in said
+
+
+async def test_a_job_that_starts_is_in_no_queue_and_is_counted(house: House) -> None:
+    """In a line for a log and in the live view: waiting, starting and running are all live jobs."""
+    await house.workload.observe()
+    status = house.workload.status
+    assert status is not None
+    house.workload.status = msgspec.structs.replace(
+        status, pending_jobs=3, starting_jobs=2, running_jobs=1
+    )
+    counts = "3 waiting, 2 starting, 1 running"
+    assert f"jobs {counts}, " in progress_words(house.workload)
+    paper = Console(width=120, file=io.StringIO(), record=True)
+    paper.print(progress_view(house.workload, 52.0, None))
+    assert counts in paper.export_text()
+
+
+async def test_what_a_policy_refused_is_said_while_it_runs(house: House) -> None:
+    """In a line for a log, in the live view and in the figures of the run; nothing of nobody."""
+    await house.workload.observe()
+    assert "rejected" not in progress_words(house.workload)
+    house.api.figures = msgspec.structs.replace(FIGURES, jobs_rejected=14)
+    await house.workload.observe()
+    assert "running, 14 rejected, 7 finished" in progress_words(house.workload)
+    paper = Console(width=120, file=io.StringIO(), record=True)
+    paper.print(progress_view(house.workload, 52.0, None))
+    assert "running, 14 rejected, 7 finished" in paper.export_text()
+    assert house.workload.run().jobs_rejected == 14

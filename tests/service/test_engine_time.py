@@ -81,6 +81,31 @@ async def test_a_leader_of_the_same_boot_asks_no_wall_clock(wall_s: float, passe
     assert time.mark().ahead_s == pytest.approx(before.mark().ahead_s, abs=1e-5)
 
 
+@pytest.mark.parametrize("is_same_boot", [True, False])
+@given(ahead_s=st.floats(-1e6, 1e6))
+async def test_time_never_begins_before_the_last_instant_of_the_journal(
+    *, is_same_boot: bool, ahead_s: float
+) -> None:
+    """What was decided is in the past, whatever mark or wall clock a leader begins with."""
+    clock = FakeClock()
+    before = EngineTime(clock)
+    mark, known_s = before.mark(), before.now_s() + ahead_s
+    if not is_same_boot:
+        clock.boot = "another"
+    time = EngineTime(clock)
+    time.begin(known_s, mark)
+    assert time.now_s() == max(before.now_s(), known_s)
+
+
+async def test_a_cell_that_begins_has_missed_nothing() -> None:
+    """An empty journal has no last instant since which nobody led."""
+    time = EngineTime(FakeClock())
+    time.begin(0.0)
+    assert time.warning() == ""
+    time.begin(time.now_s() - GAP_S - 1.0)
+    assert "the journal ended 601 s before" in time.warning()
+
+
 async def test_of_another_machine_the_wall_clock_says_how_long_nobody_led(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -36,7 +36,7 @@ def test_a_job_that_waits_says_first_what_it_waits_for() -> None:
     cell = BlackHole(nodes=1)
     job = cell.submit("j")
     cell.passes()
-    assert columns.why(row(cell, job)) == f"tries again in {BACK_OFF_S:.0f} s: {FAULT}"
+    assert columns.why(row(cell, job)) == f"tries again in {BACK_OFF_S:.0f} s: {FAULT} (t0)"
     cell.operate(OperatorAction.CORDON, "t0")
     cell.wait(BACK_OFF_S)
     shown = row(cell, job)

@@ -116,6 +116,24 @@ def test_a_second_agent_on_the_boot_never_speaks_while_the_first_one_does(
         assert bench.folder.reports[NODE] is first
 
 
+@pytest.mark.parametrize("follows", [None, "b"])
+def test_an_agent_that_was_replaced_is_not_heard_again_though_reports_are_missed(
+    follows: str | None,
+) -> None:
+    """It has ended: what comes of it was on its way, or somebody made a copy of its state. Only
+    where nobody else speaks for the node any more is it heard."""
+    bench = Bench()
+    assert bench.is_heard("boot", "a")
+    assert bench.is_heard("boot", "b", follows="a")
+    gone_at_s = bench.now_s
+    assert MISSED * PERIOD_S + 1.0 < LOST_AFTER_S
+    while bench.now_s - gone_at_s < LOST_AFTER_S - 1.0:
+        assert not bench.is_heard("boot", "a", follows=follows)
+    assert bench.is_heard("boot", "b")
+    bench.now_s += LOST_AFTER_S
+    assert bench.is_heard("boot", "a", follows=follows)
+
+
 def test_a_machine_that_is_rebooted_is_heard_at_once() -> None:
     """What its last boot had on its way comes late, and is dropped without a word."""
     bench = Bench()

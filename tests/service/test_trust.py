@@ -76,7 +76,8 @@ async def test_a_recommended_loan_is_listed_described_and_approved() -> None:
         )
         again = await cell.ask(Operate(action="approve_loan", target="i0"), tenant="ops")
         assert isinstance(again, ApiError)
-        assert again.code == ApiErrorCode.NOT_FOUND
+        assert (again.code, again.field) == (ApiErrorCode.NOT_FOUND, "loan")
+        assert again.message == "no loan of 'i0' is recommended; none is now"
 
 
 async def test_a_watched_service_says_what_would_have_been() -> None:

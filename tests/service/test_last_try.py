@@ -1,0 +1,117 @@
+"""What ended the latest try of a job that waits: said first, with the node and when it is tried."""
+
+from __future__ import annotations
+
+from common.messages import WorkerPhase
+from common.model import JobState, NodeName, StopReason
+from coordinator.cli import columns
+from coordinator.engine.engine import Engine, decode_state
+from coordinator.engine.events import OperatorAction, PassDue, WorkerFact
+from coordinator.engine.state import JobEntry
+from coordinator.service import explain, rows
+from tests.engine.black_hole import BACK_OFF_S, SETTINGS, BlackHole
+
+HUNG = "node fault: workdir or checkpoint.path: the storage did not answer in 10 s"
+EARLIER = "its latest try ended: "
+
+
+def on_two_nodes() -> tuple[BlackHole, JobEntry]:
+    """A cell of well nodes, with a job whose storage hung on t0 while somebody else has t1."""
+    cell = BlackHole(nodes=2)
+    cell.bad = set()
+    other = cell.submit("other")
+    cell.handle(PassDue())
+    [worker] = other.workers.values()
+    is_other_first = worker.node == "t0"
+    cell.say(WorkerPhase.READY)
+    job = cell.submit("j")
+    cell.handle(PassDue())
+    hangs(cell, job)
+    assert job.state == JobState.PENDING
+    assert list(job.retry.avoided) == [NodeName("t1" if is_other_first else "t0")]
+    return cell, job
+
+
+def hangs(cell: BlackHole, job: JobEntry) -> None:
+    """The node of a job's only worker refuses it."""
+    [worker] = job.workers.values()
+    cell.report(worker.node, WorkerFact(key=worker.key, phase=WorkerPhase.REFUSED, error=HUNG))
+
+
+def shown(cell: BlackHole, job: JobEntry) -> str:
+    """What `job list` has in its column."""
+    return columns.why(rows.job_row(cell.engine, job, now_s=cell.now_s))
+
+
+def test_a_node_left_alone_is_named_with_what_went_wrong_there() -> None:
+    """Before how many GPUs are free elsewhere, in the list as in what explains a job."""
+    cell, job = on_two_nodes()
+    [name] = job.retry.avoid_nodes
+    left_s = job.retry.avoided[name].until_s - cell.engine.state.now_s
+    said = f"tries {name} again in {left_s:.0f} s, others at once: {HUNG}"
+    assert 0 < left_s <= BACK_OFF_S
+    assert shown(cell, job).startswith(said)
+    reasons = explain.job(cell.engine, job)
+    assert reasons[0] == shown(cell, job)
+    assert any("left alone for now" in reason for reason in reasons[1:])
+
+
+def test_a_job_that_fits_nowhere_else_names_the_node_that_it_waits_for() -> None:
+    """Its storage hung on the only one."""
+    cell = BlackHole(nodes=1)
+    job = cell.submit("j")
+    cell.handle(PassDue())
+    hangs(cell, job)
+    said = f"tries again in {BACK_OFF_S:.0f} s: {HUNG} (t0)"
+    assert explain.job(cell.engine, job)[0] == shown(cell, job) == said
+
+
+def test_what_its_node_says_of_it_is_not_told_twice() -> None:
+    """The words of a gang that was not ready name their nodes already."""
+    cell = BlackHole(nodes=2)
+    cell.submit("other")
+    cell.handle(PassDue())
+    cell.say(WorkerPhase.READY)
+    job = cell.submit("j")
+    cell.handle(PassDue())
+    [worker] = job.workers.values()
+    fact = WorkerFact(key=worker.key, phase=WorkerPhase.RESERVING, error="storage is slow")
+    cell.report(worker.node, fact)
+    cell.now_s += SETTINGS.gang_ready_timeout_s
+    cell.handle(PassDue())
+    stopped = WorkerFact(
+        key=worker.key, phase=WorkerPhase.EXITED, stop_reason=StopReason.GANG_TIMEOUT
+    )
+    cell.report(worker.node, stopped)
+    assert job.state == JobState.PENDING
+    assert shown(cell, job).endswith(f": not ready: {worker.node} (storage is slow)")
+
+
+def test_once_the_node_may_be_tried_again_the_fault_is_the_last_word() -> None:
+    """What is missing now is what it waits for; why it lost its place is still told."""
+    cell = BlackHole(nodes=1)
+    job = cell.submit("j")
+    cell.handle(PassDue())
+    hangs(cell, job)
+    cell.operate(OperatorAction.CORDON, "t0")
+    cell.wait(BACK_OFF_S)
+    reasons = explain.job(cell.engine, job)
+    assert f"{EARLIER}{HUNG} (t0)" in reasons[1:]
+    assert HUNG not in shown(cell, job)
+
+
+def test_a_try_that_went_well_makes_an_end_of_it() -> None:
+    """A job that ran since and was sent away has no fault to tell."""
+    cell, job = on_two_nodes()
+    cell.wait(BACK_OFF_S)
+    cell.wait(0.0)
+    assert job.state == JobState.RUNNING
+    assert job.retry.failed_on == []
+    assert not any(HUNG in reason for reason in explain.job(cell.engine, job))
+
+
+def test_a_new_leader_knows_it_as_well() -> None:
+    """It is part of the state that a leader begins with."""
+    cell, job = on_two_nodes()
+    new = Engine(SETTINGS, decode_state(cell.engine.encode_state()))
+    assert new.blockers(job.job_id)[0] == cell.engine.blockers(job.job_id)[0]
