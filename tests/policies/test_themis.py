@@ -248,7 +248,7 @@ def left_free(snapshot: ClusterSnapshot, allocation: Allocation) -> dict[str, di
         for worker in job.placed:
             is_stopped = isinstance(decision, Preempt) or worker.worker_index in gone
             if is_stopped and not worker.is_leaving and worker.node in free:
-                free[worker.node] += worker.gpus
+                free[worker.node] += worker.freed_gpus
         come = (
             ()
             if isinstance(decision, Preempt)

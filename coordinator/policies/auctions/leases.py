@@ -8,7 +8,8 @@ what GPUs are worth to anybody.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 
 from msgspec import Struct, field
@@ -93,25 +94,35 @@ class Leases:
             if is_movable(job) and self._memory.leases.get(job.job_id, inf) <= self._now_s:
                 self.renew(job.job_id)
 
-    def meet(self, free: Room, has_room: Callable[[Room], bool]) -> None:
+    def meet(self, free: Room, has_room: Callable[[Room], bool]) -> bool:
         """Let leases end together until there is room, the next ones to end, and no more of them.
 
         Those that end before the last of these are given on for no longer than that. Leases that
         all ended at once would be given anew at once, and whoever came next waited for all of one.
+        A meeting that is still to come stands. Returns whether room could be made: of jobs that
+        may not be stopped, or that a stop would set back, none is.
         """
-        room, leases = dict(free), self._memory.leases
-        going_on = [
+        leases, going_on = self._memory.leases, self._stoppable
+        if not has_room(_with_room_of(free, self.kept, going_on)):
+            return False
+        if self._memory.meets_at_s > self._now_s:
+            return True
+        first = sorted(going_on, key=lambda job: (leases[job.job_id], job.job_id))
+        counts = range(1, len(first) + 1)
+        needed = bisect_left(
+            counts, True, key=lambda n: has_room(_with_room_of(free, self.kept, first[:n]))
+        )
+        self._memory.meets_at_s = leases[first[needed].job_id]
+        return True
+
+    @property
+    def _stoppable(self) -> list[JobView]:
+        """Whose lease goes on and can be let end."""
+        return [
             job
             for job in self._jobs
             if is_movable(job) and self.kept[job.job_id] and not is_set_back(job, self._now_s)
         ]
-        for job in sorted(going_on, key=lambda job: (leases[job.job_id], job.job_id)):
-            for worker in self.kept[job.job_id]:
-                if worker.node in room:
-                    room[worker.node] += worker.gpus
-            if has_room(room):
-                self._memory.meets_at_s = leases[job.job_id]
-                return
 
     def returned(self, job: JobView) -> list[WorkerView]:
         """Workers of a job whose GPUs are auctioned."""
@@ -129,6 +140,18 @@ class Leases:
         """The next end of a lease."""
         ends = (end_s for end_s in self._memory.leases.values() if end_s > self._now_s)
         return min(ends, default=None)
+
+
+def _with_room_of(
+    free: Room, kept: Mapping[JobId, Sequence[WorkerView]], jobs: Iterable[JobView]
+) -> dict[NodeName, int]:
+    """What would be free if these jobs gave back all that they keep."""
+    room = dict(free)
+    for job in jobs:
+        for worker in kept[job.job_id]:
+            if worker.node in room:
+                room[worker.node] += worker.freed_gpus
+    return room
 
 
 def _present(job: JobView) -> tuple[WorkerView, ...]:

@@ -106,7 +106,7 @@ class Sale:
             if job.job_id in self._leases.back and job.job_id not in self.given:
                 for worker in self._leases.returned(job):
                     if worker.node in idle:
-                        idle[worker.node] = max(0, idle[worker.node] - worker.gpus)
+                        idle[worker.node] = max(0, idle[worker.node] - worker.freed_gpus)
         return idle
 
     def _places(self) -> dict[NodeName, int]:

@@ -70,16 +70,16 @@ def _least_gpus(job: JobView) -> int:
     return job.gpus_per_worker * (1 if job.is_elastic else job.workers.min)
 
 
-def starved(standings: Iterable[Standing], since_s: float) -> tuple[Standing, JobView] | None:
-    """Of the jobs that have waited since an instant or longer the first in line, and its app.
+def starved(standings: Iterable[Standing], since_s: float) -> list[tuple[Standing, JobView]]:
+    """Jobs that have waited since an instant or longer, and their apps, in the order of the line.
 
-    By priority, then by how long it has waited.
+    By priority, then by how long they have waited.
     """
-    waiting = (
+    waiting = [
         (-job.priority, job.waiting_since_s or job.submitted_at_s, job.job_id, standing, job)
         for standing in standings
         for job in standing.jobs
         if job.state == JobState.PENDING
-    )
-    first = min((each for each in waiting if each[1] <= since_s), default=None)
-    return None if first is None else first[3:]
+    ]
+    line = sorted((each for each in waiting if each[1] <= since_s), key=lambda each: each[:3])
+    return [each[3:] for each in line]

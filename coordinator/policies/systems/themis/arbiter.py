@@ -90,18 +90,18 @@ class Arbiter:
         """A gang that waited out our patience goes first, or leases end together to make its room.
 
         Leases that end one by one would feed small jobs for ever. Nothing idles until then: what
-        is given is given for less long.
+        is given is given for less long. Who cannot be helped, even by the ends of all leases, keeps
+        its place in the line and holds up nobody behind it.
         """
         since_s = self._now_s - self._knobs.patience * self._knobs.lease_s
-        found = starved(self.standings.values(), since_s)
-        if found is None:
-            return
-        standing, job = found
-        fits = partial(has_room, job, nodes=self._floor.nodes)
-        if fits(self.sale.free):
-            self.sale.give_least(standing, "its gang has waited long enough")
-        elif self.memory.meets_at_s <= self._now_s:
-            self.leases.meet(self.sale.free, fits)
+        for standing, job in starved(self.standings.values(), since_s):
+            fits = partial(has_room, job, nodes=self._floor.nodes)
+            if fits(self.sale.free):
+                is_helped = self.sale.give_least(standing, "its gang has waited long enough")
+            else:
+                is_helped = self.leases.meet(self.sale.free, fits)
+            if is_helped:
+                return
 
     def _wanting(self) -> list[Standing]:
         """Apps that would take GPUs of those that are free, the worst off first, ties by chance."""

@@ -1,0 +1,102 @@
+"""Themis' rule for gangs that waited too long: whose turn it is, and whom it does not hold up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from common.model import Preemptibility
+from coordinator.policies.auctions.leases import Memory
+from coordinator.policies.bundles import policy
+from coordinator.policies.snapshot import JobView
+from tests.builders import NOW_S
+from tests.policies.test_themis import cluster, running, started, waiting
+
+PATIENT = policy("themis:patience=1")
+NODES = {"n1": 2, "n2": 2}
+
+
+def gang(name: str, *, count: int = 2, waited_s: float = 1300.0) -> JobView:
+    """So many workers of two GPUs, for longer in the line than patience lasts."""
+    job = waiting(name, gpus=2, workers=(count, count))
+    return replace(job, submitted_at_s=NOW_S - waited_s)
+
+
+def holders() -> list[JobView]:
+    """Two jobs that fill a node each; the second one's lease ends in this pass."""
+    return [
+        running(waiting("late", gpus=2), ["n1"], started_s_ago=300.0),
+        running(waiting("over", gpus=2), ["n2"], started_s_ago=1200.0),
+    ]
+
+
+def fixed(name: str, node: str) -> JobView:
+    """A job that did not agree to be stopped."""
+    job = running(waiting(name, gpus=2), [node], started_s_ago=300.0)
+    return replace(job, preemptibility=Preemptibility.NON)
+
+
+def meets_after_s(jobs: Iterable[JobView], nodes: dict[str, int] = NODES) -> float:
+    """In how many seconds leases end together, after a pass; below 0 where none do."""
+    found = PATIENT.allocate(cluster(nodes, jobs), b"")
+    return msgspec.msgpack.decode(found.memory, type=Memory).meets_at_s - NOW_S
+
+
+def test_a_gang_that_never_fits_holds_up_nobody() -> None:
+    """It came first and asks for more than there is: leases end together for the next in line."""
+    never = gang("never", count=50, waited_s=1400.0)
+    jobs = [*holders(), gang("gang"), never]
+    found = PATIENT.allocate(cluster(NODES, jobs), b"")
+    at_the_meeting = cluster(NODES, jobs, now_s=NOW_S + 900.0)
+    assert started(PATIENT.allocate(at_the_meeting, found.memory)) == {"gang": 2}
+
+
+def test_nor_does_one_whose_room_others_keep() -> None:
+    """Of jobs that may not be stopped no room comes, whenever their leases end."""
+    wide = gang("wide", count=3, waited_s=1400.0)
+    nodes = {**NODES, "n3": 2}
+    jobs = [*holders(), fixed("fixed", "n3"), gang("gang"), wide]
+    assert meets_after_s(jobs, nodes) == pytest.approx(900.0)
+
+
+def test_nor_does_one_whose_app_gains_nothing() -> None:
+    """A trial whose app is done as soon without it takes no bundle: the next in line has its own.
+
+    Whatever chance says of the others, who came since.
+    """
+    crowd = [waiting(f"j{number:02d}", waited_s=60.0) for number in range(30)]
+    first = running(waiting("first", work_s=10.0, app="search"), ["n0"], started_s_ago=60.0)
+    trial = waiting("trial", work_s=1e6, app="search", waited_s=10 * 1200.0)
+    wide = waiting("wide", workers=(4, 4), waited_s=8 * 1200.0)
+    jobs = [first, trial, wide, *crowd]
+    for seed in range(1, 9):
+        eager = policy(f"themis:f=0:aim=first:seed={seed}")
+        assert started(eager.allocate(cluster({"n0": 1, "n1": 5}, jobs), b""))["wide"] == 4
+
+
+def test_the_first_in_line_for_whom_room_can_be_made_is_the_one() -> None:
+    """Leases end together as late as the gang needs that waited longer, not as the other would."""
+    narrow, wide = gang("narrow", count=1), gang("wide", count=2, waited_s=1400.0)
+    others = [
+        running(waiting("a", gpus=2), ["n1"], started_s_ago=700.0),
+        running(waiting("b", gpus=2), ["n2"], started_s_ago=300.0),
+    ]
+    assert meets_after_s([*others, narrow]) == pytest.approx(500.0)
+    assert meets_after_s([*others, narrow, wide]) == pytest.approx(900.0)
+
+
+def test_a_meeting_that_is_still_to_come_stands() -> None:
+    """A job that runs out of patience meanwhile moves it neither forth nor back."""
+    others = [
+        running(waiting("a", gpus=2), ["n1"], started_s_ago=700.0),
+        running(waiting("b", gpus=2), ["n2"], started_s_ago=300.0),
+    ]
+    wide = gang("wide", count=2)
+    found = PATIENT.allocate(cluster(NODES, [*others, wide]), b"")
+    older = gang("older", count=1, waited_s=1500.0)
+    later = cluster(NODES, [*others, wide, older], now_s=NOW_S + 10.0)
+    again = PATIENT.allocate(later, found.memory)
+    assert msgspec.msgpack.decode(again.memory, type=Memory).meets_at_s == NOW_S + 900.0
