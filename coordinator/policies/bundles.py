@@ -177,21 +177,23 @@ def unusable(each: Added) -> str:
     return f"policy {each.name!r} of {each.origin} cannot be used: {each.problem}"
 
 
-def policy(name: str, *, also: Iterable[str] = ()) -> Policy:
+def policy(name: str, *, also: Iterable[str] = (), is_whole: bool = True) -> Policy:
     """A policy by name, with knobs turned where it says so: `NAME:KNOB=VALUE:KNOB=VALUE`.
 
     Args:
         also: words that stand for something else where the name came from; listed with the names.
+        is_whole: no more knobs are turned of it, so that each must decide something.
 
     Raises:
         ConfigError: an unknown name, which lists the valid ones; one of another distribution that
-            cannot be used; a knob that the policy does not have, or a value that is none of its.
+            cannot be used; a knob that the policy does not have, a value that is none of its, or,
+            of a whole name, a knob that decides nothing while another one is off.
     """
     base, *texts = name.split(":")
     found = POLICIES.get(base)
     if found is None:
         found = _added(base, also)
-    return turned(found, name, texts)
+    return turned(found, name, texts, is_whole=is_whole)
 
 
 def _added(name: str, also: Iterable[str]) -> Policy:

@@ -6,6 +6,8 @@ loan (loaning, forecast) and reclaim (reclaiming). Must not know the engine.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -76,8 +78,9 @@ class Rules(Struct, frozen=True, kw_only=True):
     lifetime_quantile: base workers go to lent nodes only if loans outlive them by this quantile
         of the load, where its day is known; None: wherever there is room. near_quantile: a job
         that would have room at home but for a claim or flexible workers goes by this one; None: by
-        that for all. lifetime_odds: a job goes by a higher quantile where it has less to gain by a
-        loan than to lose, and where it has room at home to no loan of which nothing is known.
+        the same as all. lifetime_odds: a job goes by a higher quantile where it has less to gain by
+        a loan than to lose, and where it has room at home to no loan of which nothing is known,
+        whatever near_quantile is.
     lifetime_saves: a job that saves may go to lent nodes that come home before it is over.
     lend_quantile: lend and take back by this quantile of the load; None: by its last value, slope
         and day before.
@@ -107,6 +110,16 @@ class Rules(Struct, frozen=True, kw_only=True):
     near_quantile: Ratio | None = None
     lifetime_saves: bool = False
     lend_quantile: Ratio | None = None
+
+
+NEEDS: Mapping[str, tuple[str, float | None]] = {
+    "claim_stretch": ("claim_ratio", 0.0),
+    "claims_most": ("claim_ratio", 0.0),
+    "lifetime_odds": ("lifetime_quantile", None),
+    "near_quantile": ("lifetime_quantile", None),
+    "lifetime_saves": ("lifetime_quantile", None),
+}
+"""Knobs that decide nothing while another one is off: which, and what it is then."""
 
 
 # --- who starts, how large, where -----------------------------------------------------------

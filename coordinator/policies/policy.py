@@ -6,10 +6,11 @@ that are turned by name: `aryl:reclaim=random:resize_cost_s=0`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import partial
 from math import isfinite
+from re import fullmatch
 from typing import Any, TypeVar, cast, get_origin
 
 import msgspec
@@ -20,12 +21,15 @@ from common.model import JobId, NodeName
 from coordinator.policies import resting
 from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Allocation, Decision
-from coordinator.policies.passes import Rules, allocate, hold, keep, lend, tell
+from coordinator.policies.passes import NEEDS, Rules, allocate, hold, keep, lend, tell
 from coordinator.policies.queueing import submission_key
 from coordinator.policies.snapshot import ClusterSnapshot
 from coordinator.policies.tenants import rules as tenant_rules
 
 K = TypeVar("K", bound=Struct)
+
+Needs = Mapping[str, tuple[str, float | None]]
+"""Knobs that decide nothing while another one is off: which, and what it is then."""
 
 
 class Parts(Struct, frozen=True, kw_only=True):
@@ -68,6 +72,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     tell: how a job that has GPUs stands by the policy's own measure, or why it has no more; most
         have nothing to say.
     knobs: what can be turned of it. turn: the policy by a name of its own with other knobs.
+    needs: those that decide nothing while another one is off.
     shares_gpus: it suspends jobs and resumes them; under any other one they go on when they can.
     """
 
@@ -79,6 +84,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     keep: Callable[[ClusterSnapshot, NodeName], tuple[str, ...]] = _nothing
     tell: Callable[[ClusterSnapshot, bytes, JobId], tuple[str, ...]] = _unsaid
     knobs: Struct = NoKnobs()
+    needs: Needs = {}
     turn: Callable[[str, Any], Policy] | None = None
     parts: Parts = Parts()
     shares_gpus: bool = False
@@ -93,20 +99,33 @@ def bundle(name: str, description: str, rules: Rules) -> Policy:
     return Policy(
         name=name,
         description=description,
-        allocate=_within(partial(allocate, rules)),
+        allocate=_within(partial(allocate, rules), trusts_profiles=rules.trusts_profiles),
         lend=partial(lend, rules),
         hold=partial(tenant_rules.held, lambda snapshot, _: hold(rules, snapshot)),
         keep=partial(keep, rules),
         tell=partial(tell, rules),
         knobs=rules,
+        needs=NEEDS,
         turn=turn,
         parts=_parts_of(rules),
     )
 
 
-def _within(decide: Allocate, *, by_weight: bool = True, keeps_quotas: bool = False) -> Allocate:
+def _within(
+    decide: Allocate,
+    *,
+    by_weight: bool = True,
+    keeps_quotas: bool = False,
+    trusts_profiles: bool = True,
+) -> Allocate:
     """A pass within what holds for every policy: promises to tenants, and rest after a stop."""
-    within = partial(tenant_rules.allocated, decide, by_weight=by_weight, keeps_quotas=keeps_quotas)
+    within = partial(
+        tenant_rules.allocated,
+        decide,
+        by_weight=by_weight,
+        keeps_quotas=keeps_quotas,
+        trusts_profiles=trusts_profiles,
+    )
     return partial(resting.allocated, within)
 
 
@@ -191,12 +210,15 @@ def knobs_of(made: Policy) -> dict[str, Any]:
     return {field.name: field.type for field in structs.fields(made.knobs) if field.name != "order"}
 
 
-def turned(made: Policy, name: str, texts: list[str]) -> Policy:
+def turned(made: Policy, name: str, texts: list[str], *, is_whole: bool = True) -> Policy:
     """A policy with knobs turned, each by `KNOB=VALUE`.
+
+    is_whole: no more are turned, so that each must decide something.
 
     Raises:
         ConfigError: a knob that it does not have, which lists those that it has, one that is
-            turned twice, or a value that is none of its; never NaN, never an infinity.
+            turned twice, a value that is none of its (never NaN, never an infinity), or, of a whole
+            name, a knob that decides nothing while another one is off.
     """
     if not texts:
         return made
@@ -211,7 +233,25 @@ def turned(made: Policy, name: str, texts: list[str]) -> Policy:
         knobs = structs.replace(made.knobs, **dict(found))
     except ConfigError as error:  # values that do not fit each other
         raise ConfigError(f"policy {made.name}: {error}") from None
+    for key, text in zip(names, texts, strict=True):
+        if is_whole and (idle := _idle(made, knobs, key)):
+            raise ConfigError(f"policy {made.name}: {text} decides nothing: {idle}")
     return made.turn(name, knobs)
+
+
+def _idle(made: Policy, knobs: Struct, key: str) -> str:
+    """Why a knob that somebody turned decides nothing; empty where it does, or is off itself.
+
+    Off is what it is where no policy and nobody else turned it, so that every default may be said.
+    """
+    if key not in made.needs:
+        return ""
+    other, off = made.needs[key]
+    (unturned,) = (field.default for field in structs.fields(knobs) if field.name == key)
+    if getattr(knobs, key) == unturned or getattr(knobs, other) != off:
+        return ""
+    told = "null" if off is None else f"{off:g}"
+    return f"it needs {other}, which is {told}"
 
 
 def _knob(policy: str, known: dict[str, Any], text: str) -> tuple[str, object]:
@@ -228,7 +268,7 @@ def _knob(policy: str, known: dict[str, Any], text: str) -> tuple[str, object]:
         found = msgspec.convert(parts, known[key], strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(
-            f"policy {policy}: {key}={value}: {error}{_choices(known[key])}"
+            f"policy {policy}: {key}={value}: {_plainly(error)}{_choices(known[key])}"
         ) from None
     if not _is_finite(found):
         raise ConfigError(f"policy {policy}: {key}={value}: expected a finite number")
@@ -240,6 +280,15 @@ def _is_finite(value: object) -> bool:
     if isinstance(value, tuple):
         return all(map(_is_finite, cast("tuple[object, ...]", value)))
     return not isinstance(value, float) or isfinite(value)
+
+
+def _plainly(error: msgspec.ValidationError) -> str:
+    """Every value is written as text: that it is text says nothing of what is wrong with it."""
+    number = fullmatch(r"Expected `(int|float)( \| null)?`, got `str`(.*)", str(error))
+    if number is None:
+        return str(error)
+    what = "a whole number" if number[1] == "int" else "a number"
+    return f"expected {what}{' or null' if number[2] else ''}{number[3]}"
 
 
 def _choices(kind: object) -> str:

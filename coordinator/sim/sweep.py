@@ -177,7 +177,7 @@ def converted(part: str, kind: type[S], changes: Sequence[tuple[str, str]], base
 def _policy(task: Task, name: str, text: str) -> Task:
     knobs = (*task.options.knobs, f"{name}={text}")
     options = structs.replace(task.options, knobs=knobs)
-    policy(options.policy_text)
+    policy(options.policy_text, is_whole=False)  # `sweep` turns the others, then looks again
     return structs.replace(task, options=options)
 
 
@@ -269,7 +269,8 @@ def sweep(tasks: Sequence[Task], texts: Sequence[str]) -> list[Task]:
     A knob is turned of the policies that have it, and the others are run once.
 
     Raises:
-        ConfigError: as `parse_sweep` and `vary`, a key twice, or a knob that no policy here has.
+        ConfigError: as `parse_sweep` and `vary`, a key twice, a knob that no policy here has, or
+            one that decides nothing beside the others.
     """
     axes = [parse_sweep(text) for text in texts]
     names = [key for key, _ in axes]
@@ -287,6 +288,8 @@ def sweep(tasks: Sequence[Task], texts: Sequence[str]) -> list[Task]:
             made = task
             for key, value in zip(names, values, strict=True):
                 made = vary(made, key, value) if _has(task, key) else made
+            if made.options.knobs:
+                policy(made.options.policy_text)
             if made not in varied:
                 varied.append(made)
     return varied

@@ -81,6 +81,9 @@ def test_every_number_says_from_where_on_it_makes_sense() -> None:
         ("tiresias:limits=5/-3", "limits=5/-3: Expected `float` > 0"),
         ("tiresias:limits=5/inf", "limits=5/inf: expected a finite number"),
         ("themis:seed=-1", "seed=-1: Expected `int` >= 0"),
+        ("philly:tries=1.5", "tries=1.5: expected a whole number$"),
+        ("tiresias:limits=5/few", "limits=5/few: expected a number"),
+        ("foresight:lend_quantile=most", "lend_quantile=most: expected a number or null$"),
         ("fifo:is_strict=maybe", "is_strict=maybe: .*; expected true or false"),
         ("aryl:reclaim=cost:reclaim=random", "reclaim is turned twice"),
         ("aryl:reclaim=cost:reclaim=cost", "reclaim is turned twice"),
@@ -116,3 +119,43 @@ def test_notes_are_those_of_the_source_alone_or_of_several_knobs() -> None:
     )
     says = {knob.name: knob.says for knob in knobs(made)}
     assert says == {"packs": "whether it does", "moves": "whether it does", "slice_s": "how long"}
+
+
+IDLE = [
+    ("aryl", "lifetime_odds=true", "lifetime_quantile, which is null"),
+    ("aryl", "near_quantile=0", "lifetime_quantile, which is null"),
+    ("aryl-loan", "lifetime_saves=true", "lifetime_quantile, which is null"),
+    ("foresight:lifetime_quantile=null", "near_quantile=0.9", "lifetime_quantile, which is null"),
+    ("sjf", "claim_stretch=0", "claim_ratio, which is 0"),
+    ("foresight:claim_ratio=0", "claims_most=2", "claim_ratio, which is 0"),
+]
+
+
+@pytest.mark.parametrize(("name", "turned", "needs"), IDLE)
+def test_a_knob_that_decides_nothing_is_refused(name: str, turned: str, needs: str) -> None:
+    """Whoever turns it expects a difference, and is told which other knob it needs; once that one
+    is on, in whichever order they are written, it is taken."""
+    base, _, _ = name.partition(":")
+    with pytest.raises(ConfigError) as refused:
+        policy(f"{name}:{turned}")
+    assert str(refused.value) == f"policy {base}: {turned} decides nothing: it needs {needs}"
+    other, _, _ = needs.partition(",")
+    knob, _, value = turned.partition("=")
+    for both in (f"{turned}:{other}=0.5", f"{other}=0.5:{turned}"):
+        (found,) = (each for each in knobs(policy(f"{base}:{both}")) if each.name == knob)
+        assert found.default == value
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "aryl:lifetime_odds=false:near_quantile=null:claim_stretch=30:claims_most=1",
+        "foresight:lifetime_quantile=null",
+        "foresight:claim_ratio=0",
+        "aryl:lifetime_quantile=0:near_quantile=0.9",
+    ],
+)
+def test_a_knob_that_nobody_turned_on_is_no_mistake(name: str) -> None:
+    """Nor is one that is said to be off, one that a policy is shipped with, nor a quantile of 0,
+    which is one."""
+    assert policy(name).name == name

@@ -144,8 +144,12 @@ SAVING = "aryl:lifetime_quantile=0.9:lifetime_saves=true"
         ({"preemption_count": 2, "wasted_gpu_s": 8e4, "attained_gpu_s": 1e5}, False),
         ({"preemption_count": 2, "wasted_gpu_s": 2e3, "attained_gpu_s": 1e5}, True),
         ({"preemption_count": 1, "wasted_gpu_s": 1e5, "attained_gpu_s": 1e5}, False),
+        ({"preemption_count": 20, "wasted_gpu_s": 1e5, "attained_gpu_s": 1e5}, False),
     ],
-    ids=["silent", "asked", "no longer believed", "old saves", "young saves", "saved nothing"],
+    ids=[
+        *("silent", "asked", "no longer believed", "old saves", "young saves", "saved nothing"),
+        "never saved anything",
+    ],
 )
 def test_what_saves_need_not_be_over(job: dict[str, float], *, starts_there: bool) -> None:
     """Over the noon a job goes to a lent node if a stop is known to cost it little of the loan; by

@@ -126,6 +126,54 @@ def test_of_two_types_at_home_the_better_one_counts() -> None:
     assert needed(both, "j") == pytest.approx(4 / (4 + 2 * 1))
 
 
+def test_who_waits_for_another_type_is_in_no_line_here() -> None:
+    """Neither before a job nor behind it: its GPUs are others."""
+    t4 = job("t4", 2.0)
+    other = replace(t4, gpu=replace(t4.gpu, types=("T4",)))
+    assert needed(cell([HOUR_S, 9 * HOUR_S], job("j", 4.0), other), "j") == pytest.approx(4 / 6)
+
+
+def test_each_size_of_worker_waits_for_room_of_its_own() -> None:
+    """On a node whose halves come free in one hour and in six a worker of four GPUs waits for the
+    first and one of eight for both, in whichever order it is asked."""
+    workers = [make_worker_view(f"r{n}", 0, "n0", gpus=4) for n in range(2)]
+    running = [
+        make_job_view(
+            worker.job_id,
+            state=JobState.RUNNING,
+            gpus_per_worker=4,
+            remaining_work_s=hours * HOUR_S,
+            placed=[worker],
+        )
+        for worker, hours in zip(workers, (1.0, 6.0), strict=True)
+    ]
+    half, whole = replace(job("half", 4.0), gpus_per_worker=4), job("whole", 4.0)
+    expected = {"half": 4 / (4 + 2 * 1), "whole": 4 / (4 + 2 * 6)}
+    for asked in ([half, whole], [whole, half]):
+        nodes = [make_node_view("n0", workers=workers)]
+        snapshot = make_snapshot(nodes=nodes, jobs=running)
+        odds = Odds(snapshot, Room(snapshot))
+        found = {each.job_id: odds.needed(each, 4 * HOUR_S) for each in asked}
+        assert found == pytest.approx(expected)
+
+
+def test_on_a_type_that_needs_more_workers_a_job_holds_more_gpus() -> None:
+    """Twice as many for as long: the line loses twice as much by it."""
+    twice = job("j", 4.0)
+    twice = replace(twice, gpu=replace(twice.gpu, worker_multiplier={"H100": 2}))
+    left_s = [HOUR_S, 9 * HOUR_S, 9 * HOUR_S, 9 * HOUR_S]
+    line_s = 16 * 4.0 / 32
+    assert needed(cell(left_s, twice, job("long", 8.0)), "j") == pytest.approx(
+        (4 - line_s) / (4 + line_s + 2 * 9)
+    )
+
+
+def test_what_needs_no_time_needs_no_loan_to_last() -> None:
+    """Not even where it would save nobody any wait."""
+    idle = make_snapshot(nodes=[make_node_view("n0")], jobs=[])
+    assert Odds(idle, Room(idle)).needed(job("j", 0.0), 0.0) == 0.0
+
+
 @settings(max_examples=80, deadline=None)
 @given(snapshot=snapshots())
 def test_it_is_a_chance(snapshot: ClusterSnapshot) -> None:

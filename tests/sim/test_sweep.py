@@ -83,6 +83,17 @@ def test_every_key_can_be_swept() -> None:
             pytest.fail(f"{key} takes none of the values that were tried")
 
 
+def test_a_knob_that_needs_another_one_may_be_swept_beside_it() -> None:
+    """In whichever order; alone, or at a value of the other one at which it decides nothing, it is
+    refused before anything runs."""
+    near, of = "policy.near_quantile=0.5,0.9", "policy.lifetime_quantile=0,0.25"
+    for texts in ([near, of], [of, near]):
+        assert len(sweep([BASE], texts)) == 4
+    for texts in ([near], [near, "policy.lifetime_quantile=0.25,null"]):
+        with pytest.raises(ConfigError, match=r"near_quantile=0\.5 decides nothing: it needs life"):
+            sweep([BASE], texts)
+
+
 def test_settings_and_delays_reach_the_run() -> None:
     """What the engine and the pretend nodes get is what the row says."""
     task = BASE

@@ -225,12 +225,16 @@ class Lifetimes:
 
     def _caution(self, job: JobView, stays_s: float) -> tuple[float, bool]:
         """The quantile that a job goes by, and whether what is unknown keeps it away."""
-        if self._near_q is not None and self._is_near_home(job):
-            return self._near_q, self._odds is not None
+        if self._near_q is None and self._odds is None:
+            return self._q, False
+        is_near = self._is_near_home(job)
+        is_shy = is_near and self._odds is not None
+        if is_near and self._near_q is not None:
+            return self._near_q, is_shy
         if self._odds is None:
             return self._q, False
         needed = ceil(10.0 * self._odds.needed(job, stays_s)) / 10.0
-        return max(self._q, min(needed, ODDS_MOST)), False
+        return max(self._q, min(needed, ODDS_MOST)), is_shy
 
     def _is_near_home(self, job: JobView) -> bool:
         """Whether training nodes have room for a job: flexible workers make it, or it is kept."""
