@@ -207,10 +207,13 @@ def _of_draws(f: Mapping[str, float]) -> Named:
     """The least and the most over the draws of days that were played, ours and theirs."""
     found: Named = {}
     for row in ("baseline", "basic", "ideal"):
-        names = [f"bootstrap-{row}-{number}.queueing_s.mean" for number in DRAWS]
-        waits_s = [f[name] for name in names if name in f]
-        found[f"least.drawn_{row}_queueing_s"] = min(waits_s)
-        found[f"most.drawn_{row}_queueing_s"] = max(waits_s)
+        names = [f"bootstrap-{row}-{number}" for number in DRAWS]
+        there = [name for name in names if f"{name}.queueing_s.mean" in f]
+        waits_s = [f[f"{name}.queueing_s.mean"] for name in there]
+        runs_s = [f[f"{name}.jct_s.mean"] - f[f"{name}.queueing_s.mean"] for name in there]
+        for what, values_s in (("queueing", waits_s), ("running", runs_s)):
+            found[f"least.drawn_{row}_{what}_s"] = min(values_s)
+            found[f"most.drawn_{row}_{what}_s"] = max(values_s)
     for row, gains in FIGURE_12_DRAWS.items():
         found[f"least.theirs_{row}_gain"] = min(gains)
         found[f"most.theirs_{row}_gain"] = max(gains)

@@ -109,6 +109,12 @@ DRAWN = (
     "{most.theirs_bootstrap-basic_gain x} for Basic and from "
     "{least.theirs_bootstrap-ideal_gain x} to {most.theirs_bootstrap-ideal_gain x} for Ideal."
 )
+DRAWN_JCT = (
+    "Of Baseline's mean JCT {least.drawn_baseline_queueing_s} s to "
+    "{most.drawn_baseline_queueing_s} s are waiting, draw by draw; from its start on a "
+    "job takes {least.drawn_baseline_running_s} s to {most.drawn_baseline_running_s} s there and "
+    "{least.drawn_ideal_running_s} s to {most.drawn_ideal_running_s} s in Ideal, whatever the days."
+)
 
 WHY: dict[tuple[str, str], str] = {
     ("5", "queueing mean"): TAIL,
@@ -180,7 +186,7 @@ WHY: dict[tuple[str, str], str] = {
     ),
     ("10", "preempted"): PREEMPTED,
     ("12", "queueing gain"): DRAWN,
-    ("12", "JCT gain"): DRAWN,
+    ("12", "JCT gain"): DRAWN_JCT,
     ("10", "collateral damage"): (
         "By cost, mostly idle nodes go home here ({seen.basic.idle_ratio %} in Basic) and little "
         "is vacated for them; at random, a job on several nodes is hit as soon as one of them is, "
