@@ -156,6 +156,9 @@ def measure(job: JobEntry, now_s: float) -> None:
     elif progress.step > job.first_step and job.worker_s > job.first_worker_s:
         steps, spent_s = progress.step - job.first_step, job.worker_s - job.first_worker_s
         is_warm = True
+    is_declared = job.spec.expected_runtime_s is not None
+    if job.state == JobState.PREEMPTING and is_declared and not is_warm:
+        return
     job.measured_left_s = (progress.total_steps - progress.step) * spent_s / steps
     job.measured_worker_s = job.worker_s
     # One word alone counts warming up as work. For later attempts that is better than a guess by

@@ -161,3 +161,15 @@ def test_a_job_that_scales_badly_is_estimated_by_its_profile() -> None:
     job.spec = structs.replace(job.spec, workers=WorkerRange(min=1, max=4), profile=profile)
     assert estimates.pace(job) == 2.5
     assert left_s(job, 100.0) == WORK_S - 250.0
+
+
+def test_the_word_of_a_job_that_is_being_stopped_is_no_pace() -> None:
+    """Most of a short attempt was warming up: what was declared says better what is left."""
+    job = entry()
+    job.spec = structs.replace(job.spec, expected_runtime_s=WORK_S)
+    job.state, job.progress = JobState.PREEMPTING, Progress(step=100, total_steps=STEPS)
+    estimates.measure(job, 50.0)
+    assert estimates.estimated_left(job, 50.0) == WORK_S - 50.0
+    job.state = JobState.RUNNING
+    estimates.measure(job, 50.0)
+    assert estimates.estimated_left(job, 50.0) == 99 * 50.0
