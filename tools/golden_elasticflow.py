@@ -123,6 +123,10 @@ ROWS = {
 }
 
 
+UNTOLD = ("resize_cooldown_s", "min_runtime_s", "start_p99_s", "restart_p99_s", "resize_p99_s")
+"""What is not held there, and what plans are not told of there."""
+
+
 def _times(change_s: float) -> TimesTaken:
     """Nothing takes time but a change of workers."""
     none = dict.fromkeys(TimesTaken.__struct_fields__, 0.0)
@@ -141,7 +145,7 @@ def task(name: str) -> Task:
         tells_progress=False,
         coalesce_s=0.0,
         idle_events=row.idle_events,
-        engine={"resize_cooldown_s": 0.0, "min_runtime_s": 0.0} if has_delays else {},
+        engine=dict.fromkeys(UNTOLD, 0.0) if has_delays else {},
         speedup=RuntimeModel.LINEAR if row.is_rigid else RuntimeModel.TABLE,
     )
     return Task(

@@ -44,6 +44,9 @@ class Periods(Struct, frozen=True, kw_only=True):
     hold_off_s: float = 5.0
     resize_cooldown_s: float = 5.0
     min_runtime_s: float = 5.0
+    start_s: float = 3.0
+    restart_s: float = 2.0
+    resize_s: float = 2.0
     lost_after_s: float = 10.0
     leader_ttl_s: float = 4.0
     rebuild_wait_s: float = 1.5
@@ -140,6 +143,9 @@ def coordinator_toml(plan: CellPlan, *, name: str, nats_url: str) -> str:
         "resize_cooldown_s": periods.resize_cooldown_s,
         "lease_ttl_s": periods.lease_ttl_s,
         "min_runtime_s": periods.min_runtime_s,
+        "start_p99_s": periods.start_s,
+        "restart_p99_s": periods.restart_s,
+        "resize_p99_s": periods.resize_s,
         "loan_period_s": periods.loan_pass_s,
         "default_expected_runtime_s": 30.0,
         "services": [service] if plan.inference_nodes else [],

@@ -83,6 +83,18 @@ class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         NonNegativeFloat,
         Meta(description="a job is not preempted twice within this without an outside event"),
     ] = 60.0
+    start_p99_s: Annotated[
+        NonNegativeFloat,
+        Meta(description="99th percentile from a start on idle GPUs to the first step"),
+    ] = 15.0
+    restart_p99_s: Annotated[
+        NonNegativeFloat,
+        Meta(description="what an attempt after a stop takes beyond that until it computes"),
+    ] = 35.0
+    resize_p99_s: Annotated[
+        NonNegativeFloat,
+        Meta(description="how long a gang stands still when its worker count changes"),
+    ] = 30.0
     silence_margin_s: Annotated[
         NonNegativeFloat,
         Meta(description="added to a job's `stop_after_s` and grace before it restarts elsewhere"),

@@ -88,6 +88,9 @@ class Views:
             is_frozen=state.is_frozen,
             resize_cooldown_s=ctx.settings.resize_cooldown_s,
             min_runtime_s=ctx.settings.min_runtime_s,
+            start_s=ctx.settings.start_p99_s,
+            restart_s=ctx.settings.restart_p99_s,
+            resize_s=ctx.settings.resize_p99_s,
             index=self._node_sorter.index(self._job_sorter),
             tenants=tenants.views(ctx.settings),
         )

@@ -374,6 +374,9 @@ class ClusterSnapshot(Struct, frozen=True, kw_only=True):
     """All that a policy may know. Tuples are sorted by name or id.
 
     min_runtime_s: a job is not preempted twice within this for another one's turn.
+    start_s, restart_s, resize_s: what a start takes until the first step, what one after a stop
+        takes beyond that, and for how long a gang stands still when its worker count changes; at
+        most, as the operator says.
     tenants: none where the cell has no settings of any; then nothing is promised to anybody.
     index: the same nodes and jobs, sorted for fast answers; None leaves it to whoever asks.
     """
@@ -385,5 +388,8 @@ class ClusterSnapshot(Struct, frozen=True, kw_only=True):
     is_frozen: bool = False
     resize_cooldown_s: float = 0.0
     min_runtime_s: float = 0.0
+    start_s: float = 0.0
+    restart_s: float = 0.0
+    resize_s: float = 0.0
     index: Index | None = None
     tenants: tuple[TenantView, ...] = ()

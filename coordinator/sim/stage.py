@@ -222,7 +222,14 @@ def _at_once(settings: EngineSettings) -> EngineSettings:
         for service in settings.services
     )
     return structs.replace(
-        settings, services=services, lease_ttl_s=1.0, resize_cooldown_s=0.0, min_runtime_s=0.0
+        settings,
+        services=services,
+        lease_ttl_s=1.0,
+        resize_cooldown_s=0.0,
+        min_runtime_s=0.0,
+        start_p99_s=0.0,
+        restart_p99_s=0.0,
+        resize_p99_s=0.0,
     )
 
 

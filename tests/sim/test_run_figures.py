@@ -51,17 +51,26 @@ PROMISED = (
     job("second", 0.0, 500.0, 8, deadline_s=1005.0),
     job("hopeless", 0.0, 500.0, 8, deadline_s=20.0),
 )
-"""The second is promised a start at 500 s; where starts take time that is too late."""
+"""The second is promised a start at 500 s; where starts take time, of which the cell was not told,
+that is too late."""
+UNTOLD = {"start_p99_s": 0.0, "restart_p99_s": 0.0, "resize_p99_s": 0.0}
 
 
 @pytest.mark.parametrize(("has_delays", "missed"), [(False, 0), (True, 1)])
 def test_promises_and_broken_ones_are_counted(has_delays: bool, missed: int) -> None:
     """Of three jobs two are promised their deadlines; one that is late all the same counts."""
-    run = played(workload(*PROMISED), EXACT, has_delays=has_delays)
+    options = RunOptions(policy=EXACT, has_delays=has_delays, check=True, engine=UNTOLD)
+    run = play(workload(*PROMISED), options, clock=SystemClock())
     result = run.result
     assert (result.promised, result.promises_missed, result.jobs_rejected) == (2, missed, 1)
     late = [row for row in run.rows if row.is_promised and row.jct_s > (row.deadline_s or 0.0)]
     assert len(late) == missed
+
+
+def test_what_cannot_be_kept_is_not_promised() -> None:
+    """Told what a start takes a cell refuses the second job instead of breaking its word."""
+    result = played(workload(*PROMISED), EXACT, has_delays=True).result
+    assert (result.promised, result.promises_missed, result.jobs_rejected) == (1, 0, 2)
 
 
 def test_where_nobody_promises_there_is_nothing_to_break() -> None:

@@ -7,7 +7,7 @@ algorithm 2). Must not know jobs beyond their claims, nor nodes.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from math import ceil, inf
 from typing import NamedTuple
@@ -59,10 +59,20 @@ class Book:
     def promise(self, claims: Sequence[Claim], soft: Sequence[Claim] = ()) -> None:
         """Plan for jobs that were promised their deadline: anew, or as before if that is more.
 
+        Who cannot be in time with the margin is planned without it, at worst all are.
+
         soft: those without a promise; with the late ones they are planned around where they can be.
         """
         everyone = sorted(claims, key=by_deadline)
         self.plans = self._most(everyone, ())
+        in_time = frozenset(self.plans)
+        for spared in (in_time, frozenset[str]()):
+            lean = [claim if claim.job_id in spared else claim.lean() for claim in everyone]
+            if len(self.plans) == len(everyone) or lean == everyone:
+                break
+            plans = self._most(lean, ())
+            if len(plans) > len(self.plans):
+                everyone, self.plans = lean, plans
         self.late = [claim for claim in everyone if claim.job_id not in self.plans]
         self.claims = [claim for claim in everyone if claim.job_id in self.plans]
         keeping = (claim for claim in (*self.late, *soft) if claim.keeps)
@@ -149,7 +159,8 @@ class Book:
         if claim.runs and not claim.pauses and not now_of(plan, self._now_s):
             claim = claim.anew()
         return (
-            all(piece.workers in claim.sizes for piece in plan)
+            plan[-1].end_s <= claim.deadline_s
+            and all(piece.workers in claim.sizes for piece in plan)
             and (claim.pauses or is_whole(plan))
             and claim.done_by(plan, self._now_s) >= claim.work_s * (1.0 - 1e-6)
             and line.has_room(plan, claim.gpus_per_worker)
@@ -160,6 +171,13 @@ class Book:
         claims = sorted((*self.claims, *newcomers), key=by_deadline)
         for stops in (False,) if spared else (False, True):
             plans = self._planned(claims, {}, spared, stops=stops)
+            if len(plans) == len(claims):
+                return plans
+            if not any(claim.has_costs for claim in claims):
+                continue
+            # What changes take can leave a job in time only by the plan that it has.
+            firm = {name: plan for name, plan in self.plans.items() if name not in plans}
+            plans = self._planned(claims, firm, spared, stops=stops)
             if len(plans) == len(claims):
                 return plans
         # The greedy order is not the only one: newcomers may fit around the plans that hold.
@@ -180,6 +198,28 @@ class Book:
         self._spare(plans, lambda spared: self.with_more(newcomers, spared))
         self.claims = sorted((*self.claims, *newcomers), key=by_deadline)
         return True
+
+    def put_off(self, dates: Mapping[str, float], promised: Container[str]) -> dict[str, float]:
+        """Promise who is late the earliest date that breaks no other promise; dates by job.
+
+        dates: that were promised so before, and are kept where they can be. promised: who was; of
+        the others nobody is put off.
+        """
+        late, self.late, found = self.late, [], dict[str, float]()
+        for claim in late:
+            name, date_s = claim.job_id, dates.get(claim.job_id, -inf)
+            if name in promised and not self._is_admitted_by(claim, date_s):
+                date_s = self.earliest_s(claim, self._now_s)
+                date_s = date_s if self._is_admitted_by(claim, date_s) else -inf
+            if name in promised and date_s > -inf:
+                found[name] = date_s
+            else:
+                self.late.append(claim)
+        return found
+
+    def _is_admitted_by(self, claim: Claim, date_s: float) -> bool:
+        possible = self._now_s < date_s < inf
+        return possible and self.admit([structs.replace(claim, deadline_s=date_s)])
 
     def earliest_s(self, claim: Claim, since_s: float = 0.0) -> float:
         """The earliest deadline at which a newcomer would be admitted; inf: it never fits.
@@ -205,7 +245,8 @@ class Book:
         alone, around = self._beside(()).line(claim), self.room(()).line(claim)
         first = ceil(max(self._now_s, claim.deadline_s) - since_s)
         settled_s = max(at_s for at_s in around.times if at_s < inf)  # nothing changes after it
-        last = max(first, ceil(settled_s - since_s)) + ceil(claim.work_s / claim.rates[0]) + 1
+        whole_s = claim.work_s / claim.rates[0] + claim.begins_s + claim.again_s + claim.resize_s
+        last = max(first, ceil(settled_s - since_s)) + ceil(whole_s) + 1
         first = least(alone, first, last)
         last = min(last, least(around, first, last))
         dates = spread(first, last, max(LEAST_TRIES, PLANS_TRIED // (1 + len(self.claims))))
@@ -336,7 +377,8 @@ class Sharing:
         """With one more step now; None: it must not begin, as it would have to pause."""
         claim = self._claims[name]
         if name in self._soft:
-            end_s = self._now_s + claim.work_s / claim.rates[at]
+            pause_s = claim.pause_s(claim.sizes[at])
+            end_s = self._now_s + pause_s + claim.work_s / claim.rates[at]
             return (Piece(self._now_s, end_s, claim.sizes[at]),)
         self._room.give(self._held[name], claim)
         line = self._room.line(claim)

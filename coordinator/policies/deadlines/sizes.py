@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from common.model import JobState
+from coordinator.policies.deadlines.overheads import Changes
 from coordinator.policies.deadlines.shares import Claim
 from coordinator.policies.floor import is_movable, present_workers
 from coordinator.policies.setbacks import is_resumed, is_set_back, loss_gpu_s
@@ -36,10 +37,12 @@ def claim_of(
     now_s: float,
     sizes: tuple[int, ...],
     *,
+    left_s: float,
     margin: float,
     restart_s: float,
     factor: int = 1,
     tenant: str = "",
+    changes: Changes | None = None,
 ) -> Claim:
     """What a job needs: its work left times a margin, until its deadline; and what its stop costs.
 
@@ -56,7 +59,7 @@ def claim_of(
         sizes=sizes,
         rates=tuple(job.rate(size) for size in sizes),
         gpus_per_worker=job.gpus_per_worker * factor,
-        work_s=max(1e-6, job.estimate_left_s(now_s) * margin),
+        work_s=max(1e-6, left_s * margin),
         deadline_s=inf if job.deadline_at_s is None else job.deadline_at_s,
         runs=runs,
         pauses=is_resumed(job, now_s),
@@ -64,4 +67,10 @@ def claim_of(
         stop_gpu_s=loss_gpu_s(job, now_s) + restart_s * gang_gpus if runs else 0.0,
         keeps=runs and (not is_movable(job) or is_set_back(job, now_s)),
         tenant=tenant,
+        predicted_s=max(1e-6, left_s) if changes else 0.0,
+        present=present_workers(job) // factor,
+        begins_s=changes.begins_s if changes else 0.0,
+        again_s=changes.again_s if changes else 0.0,
+        resize_s=changes.resize_s if changes else 0.0,
+        grow_s=changes.grow_s if changes else 0.0,
     )

@@ -4,8 +4,10 @@ A job is admitted only if it and all that were admitted before can have their mi
 shares (section 4.1); what these leave goes where one more step costs the fewest GPU-seconds (4.2).
 The plan of every promise is remembered: where a new greedy plan would break one, the old plans
 hold. So no newcomer and no replanning breaks a promise, as long as no node is lost and jobs run as
-predicted. That they do not where starts, stops and resizes take time: plans hold none for these but
-the margin, and who cannot meet its deadline any more has what the others leave. Ours is what stops
+predicted. Where the cell says what starts, restarts and resizes take, plans hold that too (ours);
+not stops and growth that nobody could foresee, for which there is the margin. So a few promises are
+broken by seconds, and seldom one by more; who is late then gets the earliest date that breaks no
+other promise. Where it says nothing takes time plans are the paper's. Ours as well is what stops
 cost: the paper's jobs save, and who does not is planned without a pause and goes on as long as no
 promise needs its GPUs. Must not know nodes: who gets how many workers is carried out by the floor.
 """
@@ -21,6 +23,15 @@ from msgspec import Struct
 from common.model import JobId, JobState, Preemptibility
 from coordinator.policies.answers import answers
 from coordinator.policies.blockers import Hold
+from coordinator.policies.deadlines.overheads import (
+    NONE,
+    Overheads,
+    changes_of,
+    handed_over,
+    has_costs,
+    left_s,
+    seen,
+)
 from coordinator.policies.deadlines.predict import Margin
 from coordinator.policies.deadlines.promises import (
     NO_QUOTAS,
@@ -44,6 +55,9 @@ from coordinator.policies.tenants.tenancy import Tenancy
 from coordinator.policies.words import counted
 
 UNLESS = "unless a promised deadline needs it"
+RESIZES_PER_SLOT = 10
+"""A grant beyond the share is reckoned with for so many times what it takes to change, at least:
+else no growth would ever be worth the time for which the gang stands still."""
 IN_FLIGHT = (JobState.STARTING, JobState.RESIZING, JobState.PREEMPTING)
 
 
@@ -75,6 +89,7 @@ class _Memory(Struct, frozen=True, array_like=True):
     settled_at_s: when shares were settled; again at that instant, as jobs stop and start.
     round_at_s: when they may be settled anew. due_at_s: when a plan wants it in any case.
     late: who was promised a deadline that it cannot meet any more; it is not refused for that.
+    overheads: what is known of attempts. dates: that were promised instead to those that are late.
     """
 
     promises: Plans = {}
@@ -82,6 +97,8 @@ class _Memory(Struct, frozen=True, array_like=True):
     round_at_s: float = 0.0
     due_at_s: float = inf
     late: tuple[str, ...] = ()
+    overheads: Overheads = {}
+    dates: dict[str, float] = {}
 
 
 class _Outcome(Struct, frozen=True, kw_only=True):
@@ -91,6 +108,8 @@ class _Outcome(Struct, frozen=True, kw_only=True):
     rejects: tuple[Reject, ...]
     promises: Plans
     late: tuple[str, ...]
+    overheads: Overheads
+    dates: dict[str, float]
     wake_at_s: float
     notes: dict[JobId, str]
 
@@ -106,8 +125,13 @@ class _Pass:
         self._tenancy = Tenancy(snapshot) if has_quotas(snapshot.tenants) else None
         before = recalled(memory, _Memory)
         self._kept = before.promises
+        self._dates_before = before.dates
+        self._dates: dict[str, float] = {}
         self._late_before = frozenset(before.late)
         self._late: list[str] = []
+        self._snapshot = snapshot
+        self._has_costs = has_costs(snapshot)
+        self._overheads = seen(before.overheads, snapshot)
         self._grants: list[Grant] = []
         self._rejects: list[Reject] = []
         self._promises: Plans = {}
@@ -124,6 +148,8 @@ class _Pass:
             rejects=tuple(self._rejects),
             promises=self._promises,
             late=tuple(sorted(self._late)),
+            overheads=self._overheads,
+            dates=self._dates,
             wake_at_s=self._wake_at_s,
             notes=self._notes,
         )
@@ -135,14 +161,20 @@ class _Pass:
         promised, newcomers, soft = self._sorted(by_id, claims)
         book = Book(self._now_s, gpus, self._kept, self._quotas(by_id))
         book.promise(promised, soft)
+        if self._has_costs:
+            self._dates.update(book.put_off(self._dates_before, self._kept))
+        if self._has_costs:
+            newcomers = handed_over(newcomers, self._floor.nodes.values(), kind, jobs)
         groups = [newcomers] if self._knobs.admits_together else [[each] for each in newcomers]
         for group in groups:
             if group and not book.admit(group):
                 for claim in group:
                     soft += self._refused(book, by_id[JobId(claim.job_id)], claim)
         self._late += [claim.job_id for claim in book.late]
+        self._late += self._dates
         soft = [*book.late, *sorted(soft, key=by_deadline)]
-        given = Sharing(book, soft, now_s=self._now_s, gpus=gpus, slot_s=self._knobs.slot_s).share()
+        slot_s = max(self._knobs.slot_s, RESIZES_PER_SLOT * self._snapshot.resize_s)
+        given = Sharing(book, soft, now_s=self._now_s, gpus=gpus, slot_s=slot_s).share()
         self._promises.update(book.plans)
         changes = (next_change_s(plan, self._now_s) for plan in book.plans.values())
         self._wake_at_s = min(self._wake_at_s, min(changes, default=inf))
@@ -153,13 +185,17 @@ class _Pass:
         factor = job.gpu.worker_multiplier.get(kind, 1)
         most = gpus // (job.gpus_per_worker * factor)
         sizes = sizes_of(job, most, powers_of_two=self._knobs.powers_of_two)
+        overhead = self._overheads.get(job.job_id, NONE)
+        left = left_s(job, overhead, self._now_s)
         return claim_of(
             job,
             self._now_s,
             sizes,
+            left_s=left if self._has_costs else job.estimate_left_s(self._now_s),
             margin=self._knobs.margin,
             restart_s=self._knobs.restart_s,
             factor=factor,
+            changes=changes_of(job, overhead, self._snapshot),
             tenant="" if self._tenancy is None else self._tenancy.leaf(job),
         )
 
@@ -275,7 +311,13 @@ def _allocate(knobs: ElasticFlowKnobs, snapshot: ClusterSnapshot, memory: bytes)
     if any(job.state in IN_FLIGHT for job in snapshot.jobs):
         wake_at_s = min(wake_at_s, snapshot.now_s + knobs.slot_s)  # what they hold is settled then
     after = _Memory(
-        found.promises, snapshot.now_s, snapshot.now_s + knobs.round_s, wake_at_s, found.late
+        found.promises,
+        snapshot.now_s,
+        snapshot.now_s + knobs.round_s,
+        wake_at_s,
+        found.late,
+        found.overheads,
+        found.dates,
     )
     return Allocation(
         decisions=(*found.rejects, *plan.decisions),
