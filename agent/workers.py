@@ -183,7 +183,7 @@ class ShimRunner:
         self._hung = HungShims(self._boot_id)
         self._contact_at_s: float | None = None
         self._told_contact_s: dict[WorkerKey, float] = {}
-        self._failures = FailureReader(failure_rules)
+        self._failures = FailureReader(failure_rules, clock)
 
     async def start(self, order: WorkerOrder, *, endpoint: str) -> None:
         """As `WorkerRunner.start`. Two starters of one key, even two agents, get one shim: the
@@ -241,11 +241,12 @@ class ShimRunner:
 
     async def statuses(self) -> tuple[WorkerStatus, ...]:
         """As `WorkerRunner.statuses`; each live shim hears of the last contact, once."""
-        found: list[WorkerStatus] = []
+        seen: list[tuple[WorkerStatus, Path]] = []
         for key, directory in self._directories():
             if (status := self._status(key, directory)) is not None:
                 await cut_lost(status, directory)
-                found.append(await self._failures.added(status, directory))
+                seen.append((status, directory))
+        found = await asyncio.gather(*(self._failures.added(*each) for each in seen))
         return tuple(sorted(found, key=lambda status: status.key))
 
     def _status(self, key: WorkerKey, directory: Path) -> WorkerStatus | None:

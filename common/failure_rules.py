@@ -26,7 +26,8 @@ from common.log_evidence import LogLines, Sighting, decisive
 TAIL_BYTES = 64 * 1024
 """So much of a log is looked at, from its end."""
 MAX_CHARS_OF_LINE = 2000
-"""A longer line is looked at up to here, so that a pattern cannot take for ever."""
+"""A longer line is looked at up to here: what the packaged patterns take is bounded by it. A site's
+own may take for ever on far shorter ones; whoever matches them must be able to end it."""
 NO_SIGNATURE = "no_signature"
 
 Steps = Annotated[int, Meta(ge=0, le=3)]
@@ -88,6 +89,7 @@ class FailureRules:
     """
 
     def __init__(self, *files: RuleFile) -> None:
+        self.files = files
         self.reasons: dict[str, ReasonRule] = {}
         for file in files:
             for reason in file.reason:
@@ -95,6 +97,10 @@ class FailureRules:
         if NO_SIGNATURE not in self.reasons:
             raise ConfigError(f"failure rules: reason {NO_SIGNATURE} is not defined")
         compiled = [[self._compile(rule) for rule in file.signature] for file in files]
+        self.has_site_patterns = any(
+            rule.patterns for file in files[:-1] for rule in file.signature
+        )
+        """Whether how long a match takes is not known here: `re` is not linear in every pattern."""
         explicit = [[each for each in own if not each.rule.is_implicit] for own in compiled]
         self._sites = [each for own in explicit[:-1] for each in own]
         self._weighed = explicit[-1]

@@ -10,18 +10,24 @@ import msgspec
 import pytest
 
 from agent import shim_files
+from agent.failure_child import Question, answer
+from agent.failure_reader import FailureReader, match_in_child
 from agent.settings import Starter
 from agent.starters import DetachedStarter
 from agent.state import WorkerFact
-from agent.workers import ShimRunner, make_runner
+from agent.workers import ShimRunner, WorkerStatus, make_runner
 from common.clock import SystemClock
 from common.errors import ConfigError
-from common.failure_rules import TAIL_BYTES, read_rules
-from common.failures import RetryClass
+from common.failure_rules import TAIL_BYTES, FailureRules, read_rules
+from common.failures import Failure, RetryClass
 from common.messages import WorkerPhase
 from common.model import NodeRole, StopReason
 from tests.agent.bench import Bench, key, order, settings
 from tests.agent.worker_house import WorkerHouse, kill, make_order, talker
+from tests.fakeclock import FakeClock
+
+LIMIT_S = 60.0
+"""A test that waits this long has failed; nothing here is timed."""
 
 
 class ReadingHouse(WorkerHouse):
@@ -123,6 +129,130 @@ async def test_only_the_end_of_a_large_log_is_read(house: ReadingHouse) -> None:
     found = (await house.until_exited(worker)).failure
     assert found is not None
     assert found.reason == "no_signature"
+
+
+# --- patterns of a site ---------------------------------------------------------------------------
+
+HANGS = "(a+)+b"
+"""Each further `a` of a line without a `b` doubles the time that `re` takes."""
+
+
+def site_rules(tmp_path: Path, pattern: str) -> FailureRules:
+    """The packaged rules and one of a site."""
+    path = tmp_path / "rules.toml"
+    path.write_text(f'[[signature]]\nreason = "core_dump"\npatterns = ["{pattern}"]\n')
+    return read_rules(str(path))
+
+
+def ended(tmp_path: Path, log: str) -> WorkerStatus:
+    """A worker that failed by itself and left this log."""
+    (tmp_path / shim_files.LOG_FILE).write_text(log)
+    return WorkerStatus(key=key(), phase=WorkerPhase.EXITED, pid=0, exit_code=1)
+
+
+class Pattern:
+    """A child that never answers, and says when it was begun and when it was ended."""
+
+    def __init__(self) -> None:
+        self.has_begun = asyncio.Event()
+        self.has_ended = asyncio.Event()
+        self._answer: asyncio.Future[Failure] = asyncio.get_running_loop().create_future()
+
+    async def __call__(self, question: Question) -> Failure:
+        """As `failure_reader.Match`."""
+        self.has_begun.set()
+        try:
+            return await self._answer
+        finally:
+            self.has_ended.set()
+
+
+async def test_what_a_site_s_pattern_finds_is_reported(tmp_path: Path) -> None:
+    """A process of its own finds what the rules say, with all that they say of it."""
+    reader = FailureReader(site_rules(tmp_path, "disk .* gone"), SystemClock(), limit_s=LIMIT_S)
+    status = await reader.added(ended(tmp_path, "disk sda is gone\n"), tmp_path)
+    assert status.failure is not None
+    assert (status.failure.reason, status.failure.line) == ("core_dump", "disk sda is gone")
+    assert reader.unread_count == 0
+
+
+async def test_a_pattern_that_never_ends_is_ended_at_its_limit(tmp_path: Path) -> None:
+    """Other tasks have their turns meanwhile; then the failure has no signature and says why, and
+    the log is counted and not matched again."""
+    clock, pattern = FakeClock(), Pattern()
+    rules = site_rules(tmp_path, HANGS)
+    reader = FailureReader(rules, clock, match=pattern, limit_s=5.0)
+    failed = ended(tmp_path, "a" * 60)
+    reading = asyncio.create_task(reader.added(failed, tmp_path))
+    await pattern.has_begun.wait()
+    await clock.advance(4.9)
+    assert not reading.done()
+    assert not pattern.has_ended.is_set()
+    await clock.advance(0.2)
+    failure = (await reading).failure
+    assert failure is not None
+    assert pattern.has_ended.is_set()
+    assert failure.reason == "no_signature"
+    assert failure.line == "log not read: the site's patterns took more than 5 s"
+    assert (await reader.added(failed, tmp_path)).failure == failure
+    assert reader.unread_count == 1
+
+
+async def test_the_process_that_matches_is_killed_with_its_question(tmp_path: Path) -> None:
+    """It holds a processor: whoever gives its answer up has none left behind."""
+    rules = site_rules(tmp_path, HANGS)
+    question = Question(files=rules.files, log=b"a" * 60, exit_code=1, error="")
+    before = children()
+    asking = asyncio.create_task(match_in_child(question))
+    while not children() - before:
+        assert not asking.done()
+        await asyncio.sleep(0)
+    asking.cancel()
+    await asyncio.wait([asking])
+    assert asking.cancelled()
+    assert children() == before
+
+
+def children() -> set[int]:
+    """Processes that this one has started and that are not gone."""
+    own = Path("/proc/self/task")
+    return {int(pid) for task in own.iterdir() for pid in (task / "children").read_text().split()}
+
+
+async def test_a_process_that_ends_without_an_answer_is_told(tmp_path: Path) -> None:
+    """The failure has no signature; a node goes on."""
+
+    async def dies(_: Question) -> Failure:
+        return msgspec.msgpack.decode(b"", type=Failure)
+
+    reader = FailureReader(site_rules(tmp_path, "x"), SystemClock(), match=dies, limit_s=LIMIT_S)
+    failure = (await reader.added(ended(tmp_path, "x"), tmp_path)).failure
+    assert failure is not None
+    assert failure.reason == "no_signature"
+    assert failure.line.startswith("log not read: the process that matches it ended: ")
+    assert reader.unread_count == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "is_asked"), [('patterns = ["x"]', True), ('texts = ["x"]', False)]
+)
+async def test_only_patterns_of_a_site_need_a_process(
+    tmp_path: Path, text: str, *, is_asked: bool
+) -> None:
+    """Where there is none, what a log takes is bounded, and no process is started for it."""
+    asked: list[Question] = []
+
+    async def match(question: Question) -> Failure:
+        asked.append(question)
+        return msgspec.msgpack.decode(answer(msgspec.msgpack.encode(question)), type=Failure)
+
+    path = tmp_path / "rules.toml"
+    path.write_text(f'[[signature]]\nreason = "core_dump"\n{text}\n')
+    reader = FailureReader(read_rules(str(path)), SystemClock(), match=match, limit_s=LIMIT_S)
+    failure = (await reader.added(ended(tmp_path, "x"), tmp_path)).failure
+    assert failure is not None
+    assert failure.reason == "core_dump"
+    assert bool(asked) == is_asked
 
 
 def test_the_rules_of_a_site_are_read_from_the_agent_s_settings(tmp_path: Path) -> None:

@@ -84,11 +84,18 @@ SEEN = [
     ("job_preempted", "slurmstepd: error: *** STEP 7.0 CANCELLED AT noon DUE TO PREEMPTION ***"),
     ("cuda_init_failed", "E cuda_driver.cc:351] failed call to cuInit: CUDA_ERROR_UNKNOWN"),
     ("cuda_init_failed", "RuntimeError: No CUDA GPUs are available"),
+    (
+        "cuda_init_failed",
+        "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment, "
+        "e.g. changing env variable CUDA_VISIBLE_DEVICES after program start.",
+    ),
     ("model_diverged", "ERROR:tensorflow:Model diverged with loss = NaN."),
+    ("model_diverged", "FloatingPointError: Loss became infinite or NaN at iteration=132!"),
     ("cuda_version_mismatch", "CUDA driver version is insufficient for CUDA runtime version"),
     ("gpu_ecc_error", "RuntimeError: CUDA error: uncorrectable ECC error encountered"),
     ("gpu_ecc_error", "NVRM: Xid (PCI:0000:3b:00): 48, pid=811, Double bit error"),
     ("output_node_error", "EXCEPTION: Output node 'z2' not found in the network"),
+    ("output_node_error", "RuntimeError: Could not find output node 'z'"),
     (
         "cannot_load_libs",
         TRACEBACK + "ImportError: libcudart.so.11.0: cannot open shared object file",
