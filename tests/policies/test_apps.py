@@ -115,6 +115,22 @@ def test_trials_add_up_or_race() -> None:
     assert first.left_s(held) == pytest.approx(50.0)
 
 
+def test_an_app_is_done_no_sooner_than_its_longest_trial() -> None:
+    """Of one GPU the long trial needs 800 s alone, though all work of both would fit into 180 s.
+
+    A quarter of it is left, 200 s, whatever the other one leaves over: rho on its share is 1.
+    """
+    jobs = [job("long", work_s=800.0, most=1, app="x"), job("short", work_s=100.0, app="x")]
+    attendance = Attendance()
+    found = measured(jobs, Yardstick(gpus=8, now_s=0.0), attendance)["app lab/x"]
+    assert found.alone_s == pytest.approx(800.0)
+    assert found.share_left_s == pytest.approx(800.0)
+    later = [replace(jobs[0], remaining_work_s=200.0), jobs[1]]
+    again = measured(later, Yardstick(gpus=8, now_s=600.0), attendance)["app lab/x"]
+    assert again.share_left_s == pytest.approx(200.0)
+    assert again.rho(again.share_left_s) == pytest.approx(1.0)
+
+
 def test_an_app_is_its_tenant_s_own() -> None:
     """Two tenants that use one word have two apps: nobody's work joins a stranger's."""
     jobs = [

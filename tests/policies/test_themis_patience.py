@@ -1,4 +1,4 @@
-"""Themis' rule for gangs that waited too long: whose turn it is, and whom it does not hold up."""
+"""Themis: whose turn it is of gangs that waited too long, whom none holds up, who is spared."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from common.model import Preemptibility
+from common.model import JobId, Preemptibility
 from coordinator.policies.auctions.leases import Memory
 from coordinator.policies.bundles import policy
 from coordinator.policies.snapshot import JobView
@@ -100,3 +100,18 @@ def test_a_meeting_that_is_still_to_come_stands() -> None:
     later = cluster(NODES, [*others, wide, older], now_s=NOW_S + 10.0)
     again = PATIENT.allocate(later, found.memory)
     assert msgspec.msgpack.decode(again.memory, type=Memory).meets_at_s == NOW_S + 900.0
+
+
+def test_whoever_is_spared_has_its_gpus_for_another_lease() -> None:
+    """A trial whose app gains nothing by it wins nothing back; nobody takes its GPU, so it stays.
+
+    Its lease would else be over in every pass from now on, and go to whoever comes next.
+    """
+    first = running(waiting("first", work_s=10.0, app="search"), ["n0"], started_s_ago=60.0)
+    trial = running(waiting("trial", work_s=1e6, app="search"), ["n1"], started_s_ago=1200.0)
+    wide = waiting("wide", workers=(4, 4))
+    snapshot = cluster({"n0": 1, "n1": 1}, [first, trial, wide])
+    found = policy("themis:aim=first").allocate(snapshot, b"")
+    assert found.decisions == ()
+    leases = msgspec.msgpack.decode(found.memory, type=Memory).leases
+    assert leases == {JobId("first"): NOW_S + 1140.0, JobId("trial"): NOW_S + 1200.0}
