@@ -18,12 +18,13 @@ from msgspec import Struct, structs
 
 from common.model import JobId
 from coordinator.policies.blockers import Hold
-from coordinator.policies.decisions import Allocation, Placement
+from coordinator.policies.decisions import Allocation, Placement, earliest
 from coordinator.policies.floor import Floor, is_movable, present_workers
 from coordinator.policies.granting import Grant, carry_out
 from coordinator.policies.placing.vectors import NEVER, Bins, DominantShares
 from coordinator.policies.placing.victims import fewest_victims
 from coordinator.policies.policy import Parts, joint
+from coordinator.policies.shares import rests_until_s
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
 from coordinator.policies.tenants.lines import lines
 
@@ -175,10 +176,9 @@ class Filling:
         for job, kind, _ in self._starts.values():
             lines.setdefault(job.tenant, []).append((job, kind))
         for job in self._snapshot.jobs:
-            rests = (job.last_resized_at_s or 0.0) + self._snapshot.resize_cooldown_s
-            is_ready = job.last_resized_at_s is None or rests <= self._snapshot.now_s
             if job.job_id in self._shrunk or job.job_id in self._stopped:
                 continue
+            is_ready = rests_until_s(self._snapshot, job) is None
             if job.is_resizable and job.gpu_type and is_ready:
                 lines.setdefault(job.tenant, []).append((job, job.gpu_type))
         for line in lines.values():
@@ -235,12 +235,8 @@ class Filling:
 
     def _wake_at_s(self) -> float | None:
         """When a job that could grow may be resized again."""
-        wakes = (
-            job.last_resized_at_s + self._snapshot.resize_cooldown_s
-            for job in self._snapshot.jobs
-            if job.is_resizable and job.last_resized_at_s is not None and self._can_grow(job)
-        )
-        return min((wake for wake in wakes if wake > self._snapshot.now_s), default=None)
+        jobs = (job for job in self._snapshot.jobs if job.is_resizable and self._can_grow(job))
+        return earliest(*(rests_until_s(self._snapshot, job) for job in jobs))
 
     def _can_grow(self, job: JobView) -> bool:
         return present_workers(job) < job.workers_on(job.gpu_type or "").max

@@ -10,7 +10,6 @@ Must not know the engine.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
@@ -18,7 +17,7 @@ from msgspec import Meta, Struct
 
 from common.model import JobId, JobState, NodeName
 from coordinator.policies.blockers import Hold
-from coordinator.policies.decisions import Allocation, Decision, Placement, Start
+from coordinator.policies.decisions import Allocation, Placement
 from coordinator.policies.floor import Floor, fill, is_movable, present_workers
 from coordinator.policies.granting import Grant, carry_out
 from coordinator.policies.knob_types import Period, Seconds
@@ -27,6 +26,7 @@ from coordinator.policies.policy import Parts, joint
 from coordinator.policies.recall import recalled
 from coordinator.policies.setbacks import keeps_gang, told
 from coordinator.policies.sharing.board import COMPUTING_STATES
+from coordinator.policies.sharing.handing import fresh, handed
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.words import counted
 
@@ -112,7 +112,8 @@ class _Pass:
         if looks or not self._knobs.quiet_s:
             self.division.keep(self._jobs)
             if looks:
-                self.division.rotate(self._stay() | self._fresh())
+                ratio, handed_at_s = self._knobs.least_turn_ratio, before.handed_at_s
+                self.division.rotate(self._stay() | fresh(self._jobs, handed_at_s, ratio, now_s))
                 self.division.divide(counts_by_gang=self._knobs.counts_by_gang)
             self._welcome()
         stays = self._stay()
@@ -128,18 +129,6 @@ class _Pass:
             for job in self._jobs.values()
             if job.state in COMPUTING_STATES and (not is_movable(job) or keeps_gang(job, now_s))
         }
-
-    def _fresh(self) -> set[JobId]:
-        """Whose turn has not lasted yet as long as handing it over is worth."""
-        now_s, ratio = self._snapshot.now_s, self._knobs.least_turn_ratio
-        found = set[JobId]()
-        for job_id, handed_at_s in self._before.handed_at_s.items():
-            job = self._jobs.get(job_id)
-            if job is not None and job.started_at_s is not None and job.placed:
-                cost_s = max(0.0, job.started_at_s - handed_at_s)
-                if now_s < job.started_at_s + ratio * cost_s:
-                    found.add(job_id)
-        return found
 
     def _welcome(self) -> None:
         """Whoever is in no set, by submission; those that run already first."""
@@ -179,23 +168,15 @@ class _Pass:
             waits=self._waits(),
             came_at_s=self.came_at_s,
             looked_at_s=self.looked_at_s,
-            handed_at_s=self._handed_at_s(decisions),
+            handed_at_s=handed(
+                self._jobs, self._before.handed_at_s, decisions, self._snapshot.now_s
+            ),
         )
         return Allocation(
             decisions=decisions,
             memory=msgspec.msgpack.encode(after),
             wake_at_s=self._wake_at_s(),
         )
-
-    def _handed_at_s(self, decisions: Iterable[Decision]) -> dict[JobId, float]:
-        """Since when those that have a place or are given one have it, as of these decisions."""
-        kept = {
-            job_id: at_s
-            for job_id, at_s in self._before.handed_at_s.items()
-            if job_id in self._jobs and self._jobs[job_id].state != JobState.PENDING
-        }
-        now_s = self._snapshot.now_s
-        return kept | {made.job_id: now_s for made in decisions if isinstance(made, Start)}
 
     def _waits(self) -> tuple[JobId, ...]:
         """Who found no set; between looks who came since is nobody yet."""
