@@ -11,7 +11,8 @@ from msgspec import structs
 from common.clock import SystemClock
 from common.model import JobState, NodeRole, Preemptibility, WorkerRange
 from coordinator.policies.bundles import policy
-from coordinator.policies.deadlines.promises import Book, Plans, Sharing
+from coordinator.policies.deadlines.leftovers import Sharing
+from coordinator.policies.deadlines.promises import Book, Plans
 from coordinator.policies.deadlines.shares import Claim, Piece, Timeline, fill, greedily
 from coordinator.policies.decisions import Decision, Preempt, Reject, Start
 from coordinator.policies.snapshot import JobView

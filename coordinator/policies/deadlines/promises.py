@@ -1,34 +1,27 @@
-"""Promises of deadlines on a pool of GPUs, and who gets what they leave. Pure arithmetic.
+"""Promises of deadlines on a pool of GPUs: who is admitted, and by which plan. Pure arithmetic.
 
-ElasticFlow (ASPLOS 2023): admission (section 4.1, algorithm 1) and allocation (section 4.2,
-algorithm 2). Must not know jobs beyond their claims, nor nodes.
+ElasticFlow (ASPLOS 2023), section 4.1, algorithm 1. Must not know jobs beyond their claims, nor
+nodes, nor who gets what the plans leave.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from heapq import heappop, heappush
 from math import ceil, inf
-from typing import NamedTuple
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from coordinator.policies.deadlines.dates import earliest, spread
 from coordinator.policies.deadlines.quotas import Quotas, Room
 from coordinator.policies.deadlines.shares import (
     Claim,
-    Piece,
     Plan,
     Timeline,
     fill,
-    greedily,
     is_whole,
     now_of,
 )
-
-ROUNDING = 1e-9
-"""Of GPU-seconds: what is less than this part of them is rounding."""
 
 PLANS_TRIED, LEAST_TRIES = 2048, 32
 """Plans of single jobs that a search for a date makes, about; dates that it tries at least."""
@@ -269,132 +262,3 @@ class Book:
 
 def by_deadline(claim: Claim) -> tuple[float, str]:
     return claim.deadline_s, claim.job_id
-
-
-# --- what the minimum shares leave ----------------------------------------------------------------
-
-
-class _Step(Struct, frozen=True):
-    """One more step of a job: GPU-seconds that its plan then saves per GPU, and that plan."""
-
-    saved_gpu_s: float
-    gpus: int
-    workers: int
-    plan: Plan
-
-
-class _Offer(NamedTuple):
-    """One step in the queue. Of equals the base gang of one comes before more workers of another.
-
-    key: saved GPU-seconds per GPU, below zero. had: workers before it.
-    """
-
-    key: float
-    deadline_s: float
-    grows: bool
-    name: str
-    had: int
-
-
-class Sharing:
-    """What the minimum shares leave, GPU by GPU (section 4.2, algorithm 2).
-
-    The priority of one more step is what the whole plan then needs less in GPU-seconds, per GPU;
-    it counts only if the job ends earlier. Jobs without a promise are in the same queue, with
-    nothing as their share; they hold GPUs for a slot at a time. Where that is a stop less, it saves
-    what the stop would cost (ours: the paper's jobs save, and at once).
-    """
-
-    def __init__(
-        self, book: Book, soft: Sequence[Claim], *, now_s: float, gpus: int, slot_s: float
-    ) -> None:
-        self._now_s = now_s
-        self._slot_s = slot_s
-        self._room = book.room()
-        going_on = {claim.job_id: claim.hold(now_s) for claim in book.spared}
-        self._plans: Plans = {**book.plans, **going_on}
-        self._held: Plans = {**self._plans}
-        self._soft = {claim.job_id for claim in soft}
-        self._claims = {claim.job_id: claim for claim in (*book.claims, *soft)}
-        self._queue: list[_Offer] = []
-        self.given = {name: now_of(self._plans.get(name, ()), now_s) for name in self._claims}
-        self._left = gpus - sum(
-            workers * self._claims[name].gpus_per_worker for name, workers in self.given.items()
-        )
-
-    def share(self) -> dict[str, int]:
-        """Workers of each job now."""
-        for name in self._claims:
-            self._offer(name)
-        while self._queue and self._left > 0:
-            offer = heappop(self._queue)
-            step = self._step(offer.name) if offer.had == self.given[offer.name] else None
-            if step is None or not self._fits(step, offer.name):
-                continue
-            if (
-                -step.saved_gpu_s > offer.key
-                and self._queue
-                and -step.saved_gpu_s > self._queue[0].key
-            ):
-                self._offer(offer.name)  # others' plans have changed what it is worth
-                continue
-            self._take(offer.name, step)
-            self._offer(offer.name)
-        return self.given
-
-    def _offer(self, name: str) -> None:
-        step = self._step(name)
-        if step is not None and self._fits(step, name):
-            had = self.given[name]
-            deadline_s = self._claims[name].deadline_s
-            heappush(self._queue, _Offer(-step.saved_gpu_s, deadline_s, had > 0, name, had))
-
-    def _fits(self, step: _Step, name: str) -> bool:
-        return step.gpus <= self._left and step.gpus <= self._room.now(self._claims[name])
-
-    def _step(self, name: str) -> _Step | None:
-        claim, had = self._claims[name], self.given[name]
-        at = claim.size_within(had * claim.gpus_per_worker) + 1
-        if at >= len(claim.sizes):
-            return None
-        own = self._plans.get(name, ())
-        plan = self._plan(name, at)
-        if plan is None or (own and plan[-1].end_s >= own[-1].end_s):
-            return None
-        least_gpu_s = claim.work_s / claim.rates[0] * claim.sizes[0] * claim.gpus_per_worker
-        before_gpu_s = claim.gpu_s(own) if own else least_gpu_s
-        gpus = (claim.sizes[at] - had) * claim.gpus_per_worker
-        saved_gpu_s = before_gpu_s - claim.gpu_s(plan)
-        if abs(saved_gpu_s) <= ROUNDING * before_gpu_s:
-            saved_gpu_s = (
-                0.0  # equals stay equal from pass to pass: chance would stop one for another
-            )
-        if had == 0:
-            saved_gpu_s += claim.stop_gpu_s
-        return _Step(saved_gpu_s / gpus, gpus, claim.sizes[at], plan)
-
-    def _plan(self, name: str, at: int) -> Plan | None:
-        """With one more step now; None: it must not begin, as it would have to pause."""
-        claim = self._claims[name]
-        if name in self._soft:
-            pause_s = claim.pause_s(claim.sizes[at])
-            end_s = self._now_s + pause_s + claim.work_s / claim.rates[at]
-            return (Piece(self._now_s, end_s, claim.sizes[at]),)
-        self._room.give(self._held[name], claim)
-        line = self._room.line(claim)
-        plan = greedily(line, claim, self._now_s, self._slot_s, at)
-        begins = plan is not None and not claim.pauses and self.given[name] == 0
-        if begins and not line.has_room(plan or (), claim.gpus_per_worker):
-            plan = None
-        self._room.take(self._held[name], claim)
-        return plan
-
-    def _take(self, name: str, step: _Step) -> None:
-        claim, held = self._claims[name], step.plan
-        if name in self._soft:
-            held = (Piece(self._now_s, self._now_s + self._slot_s, step.workers),)
-        self._room.give(self._held.get(name, ()), claim)
-        self._room.take(held, claim)
-        self._plans[name], self._held[name] = step.plan, held
-        self.given[name] = step.workers
-        self._left -= step.gpus

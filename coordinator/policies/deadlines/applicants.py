@@ -1,0 +1,65 @@
+"""Which jobs a GPU type has to reckon with: who was promised a deadline, who asks, who needs none.
+
+Must not know claims, nor which promises can be made or kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+
+from msgspec import Struct
+
+from common.model import JobState, Preemptibility
+from coordinator.policies.floor import present_workers
+from coordinator.policies.snapshot import JobView
+
+
+class Applicants(Struct, frozen=True, kw_only=True):
+    """Jobs by what they have been told.
+
+    promised: their deadlines. newcomers: they ask for that, in order of submission. soft: they have
+        no deadline.
+    """
+
+    promised: tuple[JobView, ...]
+    newcomers: tuple[JobView, ...]
+    soft: tuple[JobView, ...]
+
+
+def applicants(jobs: Iterable[JobView], let_in: Container[str]) -> Applicants:
+    """Jobs as they stand.
+
+    Whoever has run is not refused any more, whatever policy let it in.
+
+    let_in: who was promised its deadline before, be it met or not; nor is one of these refused.
+    """
+    promised: list[JobView] = []
+    newcomers: list[JobView] = []
+    soft: list[JobView] = []
+    for job in jobs:
+        if job.deadline_at_s is None:
+            soft.append(job)
+        elif _has_begun(job) or job.job_id in let_in:
+            promised.append(job)
+        else:
+            newcomers.append(job)
+    newcomers.sort(key=lambda job: (job.submitted_at_s, job.job_id))
+    return Applicants(promised=tuple(promised), newcomers=tuple(newcomers), soft=tuple(soft))
+
+
+def _has_begun(job: JobView) -> bool:
+    return job.first_started_at_s is not None or job.state != JobState.PENDING
+
+
+def kind_of(job: JobView, kinds: Sequence[str]) -> str | None:
+    """The GPU type on which a job is planned: its own, else the first of `kinds` that it takes."""
+    if job.gpu_type is not None:
+        return job.gpu_type
+    return next((kind for kind in job.gpu.types or kinds if kind in kinds), None)
+
+
+def fixed_gpus(job: JobView) -> int:
+    """GPUs that it holds and cannot be asked to give back; it is no part of any plan."""
+    if job.preemptibility == Preemptibility.FULL or job.state == JobState.PENDING:
+        return 0
+    return present_workers(job) * job.gpus_per_worker

@@ -1,0 +1,59 @@
+"""What people read of promises: why a job is refused, has its workers, or waits for them. Pure.
+
+Must not know how plans come about.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from coordinator.policies.deadlines.shares import Plan, now_of
+from coordinator.policies.decisions import Reject
+from coordinator.policies.snapshot import JobView
+from coordinator.policies.words import counted
+
+UNLESS = "unless a promised deadline needs it"
+"""When a job that a stop would set back goes all the same."""
+
+
+def refusal(job: JobView, deadline_at_s: float, earliest_at_s: float, tenant: str) -> Reject:
+    """A newcomer is turned away, with the earliest date that could be promised; inf: there is none.
+
+    tenant: within whose quota; empty: nobody's.
+    """
+    asked_s = deadline_at_s - job.submitted_at_s
+    earliest_s = earliest_at_s - job.submitted_at_s
+    within = f" or within what tenant {tenant} may be promised" if tenant else ""
+    which = f"at all: its base gang never fits{within}"
+    if earliest_s < inf:
+        earliest_s = float(round(earliest_s))  # it is whole, but for sums of floats
+        which = (
+            f"without breaking a promise to another job{within}; the earliest that can be "
+            f"promised is {earliest_s:.0f} s after submission"
+        )
+    return Reject(
+        job_id=job.job_id,
+        earliest_s=earliest_s if earliest_s < inf else None,
+        reason=f"its deadline {asked_s:.0f} s after submission cannot be met {which}",
+    )
+
+
+def grant_reason(job: JobView, workers: int, plan: Plan | None, now_s: float) -> str:
+    """Why it has so many workers now. None: it has no plan."""
+    if plan is None:
+        return f"{workers} now: without a promise, on what the promised shares leave"
+    share = counted(now_of(plan, now_s), "worker")
+    early_s = (job.deadline_at_s or 0.0) - plan[-1].end_s
+    return f"{workers} now: minimum share {share}, {early_s:.0f} s before its deadline"
+
+
+def waiting_reason(plan: Plan | None, now_s: float) -> str:
+    """Why it has none now."""
+    if not plan:
+        return "promised shares and those before it leave no room for its base gang"
+    first = plan[0]
+    return (
+        f"it was promised its deadline and starts in {first.start_s - now_s:.0f} s at "
+        f"the latest, with {counted(first.workers, 'worker')}; until then others need the "
+        "GPUs more"
+    )
