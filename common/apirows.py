@@ -52,6 +52,7 @@ class JobRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     waited_s: dict[str, float] = field(default_factory=dict[str, float])
     """What it has waited for, by kind, under a policy that says so."""
     blockers: tuple[str, ...] = ()
+    """Why it does not start; of a suspended one who computes; what becomes of one that ends."""
 
 
 class NodeRow(Part, frozen=True, kw_only=True, omit_defaults=False):
@@ -169,7 +170,8 @@ class StoryRow(Part, frozen=True, kw_only=True, omit_defaults=False):
 class TenantRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     """One tenant with all below it; GPUs whatever their type.
 
-    borrowed_gpus: what it uses beyond its guarantee. waiting_gpus: base demand of its jobs that
+    used_gpus: of a GPU that jobs of several tenants share each has a part. borrowed_gpus: what it
+        uses beyond its guarantee. waiting_gpus: base demand of its jobs that
         wait. fair_share_gpus: what guarantees, and then weights, give it of what is there.
     """
 
@@ -177,8 +179,8 @@ class TenantRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     parent: str
     weight: float
     guarantee_gpus: int
-    used_gpus: int
-    borrowed_gpus: int
+    used_gpus: float
+    borrowed_gpus: float
     borrow_limit_gpus: int | None
     lend_limit_gpus: int | None
     waiting_gpus: int

@@ -126,13 +126,16 @@ def tenants() -> list[Column[TenantRow]]:
     def limit(gpus: int | None) -> str:
         return "" if gpus is None else str(gpus)
 
+    def parts(gpus: float) -> str:
+        return f"{gpus:.0f}" if gpus == int(gpus) else f"{gpus:.1f}"
+
     return [
         Column("TENANT", lambda r: r.tenant),
         Column("PARENT", lambda r: r.parent, rank=4),
         Column("WEIGHT", lambda r: number(r.weight), is_number=True, rank=4),
         Column("GUARANTEE", lambda r: str(r.guarantee_gpus), is_number=True),
-        Column("USED", lambda r: str(r.used_gpus), is_number=True),
-        Column("BORROWED", lambda r: str(r.borrowed_gpus), is_number=True, rank=1),
+        Column("USED", lambda r: parts(r.used_gpus), is_number=True),
+        Column("BORROWED", lambda r: parts(r.borrowed_gpus), is_number=True, rank=1),
         Column("FAIR-SHARE", lambda r: f"{r.fair_share_gpus:.1f}", is_number=True),
         Column("WAITING", lambda r: str(r.waiting_gpus), is_number=True, rank=2),
         Column("MAY-BORROW", lambda r: limit(r.borrow_limit_gpus), is_number=True, rank=3),

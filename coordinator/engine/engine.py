@@ -76,6 +76,7 @@ class Engine:
         self._gpus_said: nodes.Said = {}
         self._holds: dict[JobId, tuple[str, ...]] | None = None
         self._fleet: Fleet | None = None
+        self.beside_idle = guarantees.BesideIdle()
         self._tells_waits = True
         """Whether the policy said of any job what it waits for."""
         self._policy_wake_at_s: float | None = None
@@ -358,6 +359,7 @@ class Engine:
             faults += invariants.order_faults(ctx, self._orders)
         if is_after_pass:
             faults += guarantees.starved(self._views.snapshot(ctx))
+            faults += self.beside_idle.faults(self._views.snapshot(ctx))
         return faults
 
     def encode_state(self) -> bytes:

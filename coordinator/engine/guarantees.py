@@ -1,4 +1,4 @@
-"""Guarantees that a pass left unmet though it could not: a check of decisions, as sentences.
+"""Guarantees that a pass left unmet though it should not: a check of decisions, as sentences.
 
 Counts plainly, node by node, from what each tenant uses; says nothing where several nodes or
 borrowers would have to give together. Must not know who decided, nor repair.
@@ -6,12 +6,59 @@ borrowers would have to give together. Must not know who decided, nor repair.
 
 from __future__ import annotations
 
-from common.model import JobState, NodeName, NodeRole
+from common.model import JobId, JobState, NodeName, NodeRole
 from coordinator.policies.floor import is_movable
 from coordinator.policies.resting import rests_until_s
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
+from coordinator.policies.tenants.fitting import gang_on
+from coordinator.policies.tenants.owing import PATIENCE_S, beside_idle
 from coordinator.policies.tenants.seats import Seat, having, left_by, seats
-from coordinator.policies.tenants.tenancy import Tenancy
+from coordinator.policies.tenants.tenancy import Tenancy, base_gpus
+
+LATE_S = 60.0
+"""A pass may come so much later than the instant that it was wanted at."""
+
+
+class BesideIdle:
+    """Since when jobs wait that a guarantee covers and that fit on free GPUs, for nobody whom the
+    order of a policy may put before them."""
+
+    def __init__(self) -> None:
+        self.since_s: dict[JobId, float] = {}
+
+    def faults(self, snapshot: ClusterSnapshot) -> list[str]:
+        """Look at the cell after a pass."""
+        before, now_s = self.since_s, snapshot.now_s
+        self.since_s = {
+            job.job_id: max(before.get(job.job_id, now_s), job.waiting_since_s or 0.0)
+            for job in _beside_idle(snapshot)
+        }
+        return [
+            f"job {job_id} waits within its guarantee for {now_s - since_s:.0f} s, though it fits "
+            "on free GPUs"
+            for job_id, since_s in self.since_s.items()
+            if now_s - since_s > PATIENCE_S + LATE_S
+        ]
+
+
+def _beside_idle(snapshot: ClusterSnapshot) -> list[JobView]:
+    if not any(tenant.guarantee_gpus for tenant in snapshot.tenants) or snapshot.is_frozen:
+        return []
+    tenancy = Tenancy(snapshot)
+    waiting = [job for job in snapshot.jobs if job.state == JobState.PENDING]
+    fits = {job.job_id for job in waiting if _fits(snapshot, job)}
+    found = beside_idle(tenancy, waiting, fits)
+    return [job for job in found if not _exceeds(tenancy, job, base_gpus(job))]
+
+
+def _fits(snapshot: ClusterSnapshot, job: JobView) -> bool:
+    """Whether its base gang finds free GPUs, if GPUs are all that it asks for."""
+    if job.gpu.worker_multiplier or job.cpus_per_worker or job.memory_bytes_per_worker:
+        return False
+    nodes = {node.name: node for node in snapshot.nodes if _takes(node, job)}
+    free = {name: node.free_gpus for name, node in nodes.items()}
+    kinds = {node.gpu_type for node in nodes.values()}
+    return any(gang_on(free, nodes, job, kind) for kind in kinds)
 
 
 def starved(snapshot: ClusterSnapshot) -> list[str]:

@@ -53,6 +53,18 @@ def holds(
     return found
 
 
+def never_alone(snapshot: ClusterSnapshot, found: Iterable[Hold]) -> tuple[Hold, ...]:
+    """The same, but of jobs that could not run in the fleet as it is that alone: whatever else a
+    policy says of these, it is not what they wait for."""
+    fleet, jobs = Fleet(snapshot), {job.job_id: job for job in snapshot.jobs}
+    return tuple(
+        Hold(job_id=hold.job_id, blockers=never)
+        if hold.blockers and (never := fleet.why_never(wish_of(jobs[hold.job_id])))
+        else hold
+        for hold in found
+    )
+
+
 def blockers_of(
     snapshot: ClusterSnapshot, room: Room, job: JobView, fleet: Fleet | None = None
 ) -> tuple[str, ...]:

@@ -70,6 +70,7 @@ class Fleet:
         self._nodes: dict[str, list[NodeView]] = {}
         self._own: dict[ServiceName, list[NodeView]] = {}
         self._said: dict[Wish, tuple[str, ...]] = {}
+        self._never: dict[tuple[object, ...], bool] = {}
         for node in snapshot.nodes:
             if node.gpus:
                 self._nodes.setdefault(node.gpu_type, []).append(node)
@@ -82,6 +83,16 @@ class Fleet:
         if said is None:
             said = self._said[wish] = self._why_never(wish)
         return said
+
+    def is_never(self, job: JobView) -> bool:
+        """Whether no GPU type that a job accepts would do; for many jobs in a pass."""
+        if job.gpu.worker_multiplier or job.gpu.heterogeneous_speed_ratio:
+            return bool(self.why_never(wish_of(job)))
+        gang = (job.workers.min, job.gpus_per_worker, job.gpu.types)
+        alike = (gang, job.preemptibility, job.grace_s)
+        if alike not in self._never:
+            self._never[alike] = bool(self.why_never(wish_of(job)))
+        return self._never[alike]
 
     def _why_never(self, wish: Wish) -> tuple[str, ...]:
         if not self._nodes:

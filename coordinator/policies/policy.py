@@ -19,7 +19,7 @@ from msgspec import Struct, structs
 from common.errors import ConfigError
 from common.model import JobId, NodeName
 from coordinator.policies import resting
-from coordinator.policies.blockers import Hold
+from coordinator.policies.blockers import Hold, never_alone
 from coordinator.policies.decisions import Allocation, Decision
 from coordinator.policies.passes import NEEDS, Rules, allocate, hold, keep, lend, tell
 from coordinator.policies.queueing import submission_key
@@ -101,7 +101,12 @@ def bundle(name: str, description: str, rules: Rules) -> Policy:
         description=description,
         allocate=_within(partial(allocate, rules), trusts_profiles=rules.trusts_profiles),
         lend=partial(lend, rules),
-        hold=partial(tenant_rules.held, lambda snapshot, _: hold(rules, snapshot)),
+        hold=partial(
+            tenant_rules.held,
+            partial(allocate, rules),
+            lambda snapshot, _: hold(rules, snapshot),
+            trusts_profiles=rules.trusts_profiles,
+        ),
         keep=partial(keep, rules),
         tell=partial(tell, rules),
         knobs=rules,
@@ -176,6 +181,9 @@ def joint(
             return Allocation(decisions=(), memory=memory)
         return allocate(knobs, snapshot, memory)
 
+    def explain(snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
+        return never_alone(snapshot, hold(knobs, snapshot, memory))
+
     def turn(other: str, turned: K) -> Policy:
         return joint(
             other, description, knobs=turned, allocate=allocate, hold=hold, parts=parts,
@@ -189,7 +197,8 @@ def joint(
         lend=partial(lend, LENDS_NOTHING),
         hold=partial(
             tenant_rules.held,
-            partial(hold, knobs),
+            decide,
+            explain,
             by_weight=by_weight,
             keeps_quotas=keeps_quotas,
         ),

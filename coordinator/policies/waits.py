@@ -11,6 +11,9 @@ FAIR_SHARE = "fair_share"
 FRAGMENTATION = "fragmentation"
 """Another: its tenant is below its due, but its gang has no place with the locality it asks for."""
 
+OTHERS_GUARANTEE = "others_guarantee"
+"""Another: what it would take is covered by another tenant's guarantee, and it by none."""
+
 GUARANTEE = "guarantee"
 """Another: its tenant's guarantee covers it, and what borrowers hold cannot be taken back now."""
 

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 
-def counted(count: int, one: str, many: str = "") -> str:
+
+def number(count: int | Fraction) -> str:
+    """`3`, or `2.7` where it is not whole."""
+    return str(count) if isinstance(count, int) else f"{float(count):.1f}"
+
+
+def counted(count: int | Fraction, one: str, many: str = "") -> str:
     """`1 node`, `2 nodes`, `0 nodes`.
 
     Args:
@@ -11,4 +18,4 @@ def counted(count: int, one: str, many: str = "") -> str:
             `counted(1, "node takes", "nodes take")`.
         many: the same of several; by default with an s.
     """
-    return f"{count} {one}" if count == 1 else f"{count} {many or one + 's'}"
+    return f"{number(count)} {one}" if count == 1 else f"{number(count)} {many or one + 's'}"

@@ -20,7 +20,7 @@ from coordinator.engine.loan_entries import LoanEntry
 from coordinator.engine.state import JobEntry, NodeEntry, WorkerEntry
 from coordinator.policies.decisions import Decision
 from coordinator.policies.words import counted
-from coordinator.service import drains, ending, rows
+from coordinator.service import drains, ending, rows, suspended
 
 
 def job(engine: Engine, entry: JobEntry, *, now_s: float | None = None) -> tuple[str, ...]:
@@ -47,7 +47,9 @@ def job(engine: Engine, entry: JobEntry, *, now_s: float | None = None) -> tuple
             return (*_running(engine, entry), *drained, *_unknown(engine, entry), *_awaited(entry))
         case JobState.SUSPENDED:
             drained = drains.of_job(engine, entry)
-            return (_suspended(engine, entry), *drained, *_unknown(engine, entry))
+            now_s = engine.state.now_s
+            said = suspended.said(engine, entry, now_s=now_s)
+            return (said, *drained, *_unknown(engine, entry))
         case JobState.CANCELLED:
             return (f"cancelled by {entry.cancelled_by}",) if entry.cancelled_by else ()
         case _:
@@ -58,22 +60,6 @@ def _not_ready(worker: WorkerEntry) -> str:
     """Where a worker is made ready, how far that is, and what its node says that it waits for."""
     why = f": {worker.waits_for}" if worker.waits_for else ""
     return f"{worker.node} is {worker.phase or 'not yet taken'}{why}"
-
-
-def _suspended(engine: Engine, entry: JobEntry) -> str:
-    """Since when, and who computes on its GPUs meanwhile."""
-    mine = {uuid for worker in entry.workers.values() for uuid in worker.gpu_uuids}
-    others = sorted(
-        job.job_id
-        for job in engine.state.live()
-        if job.state in (JobState.STARTING, JobState.RUNNING, JobState.RESIZING)
-        and any(mine & set(worker.gpu_uuids) for worker in job.workers.values())
-    )
-    since_s = engine.state.now_s - (entry.suspended_at_s or engine.state.now_s)
-    return (
-        f"it keeps its GPUs and has been suspended for {since_s:.0f} s while "
-        f"{', '.join(others) or 'nobody'} computes on them"
-    )
 
 
 def _awaited(entry: JobEntry) -> list[str]:

@@ -22,8 +22,8 @@ from coordinator.engine.loan_entries import LoanEntry
 from coordinator.engine.sharing import keys_of
 from coordinator.engine.state import JobEntry, NodeEntry, StoryLine
 from coordinator.policies.snapshot import ClusterSnapshot
-from coordinator.policies.tenants.tenancy import Tenancy, waiting_gpus
-from coordinator.service import ending
+from coordinator.policies.tenants.tenancy import Count, Tenancy, waiting_gpus
+from coordinator.service import ending, suspended
 from coordinator.service.finding import ANYTHING, Subject
 from coordinator.service.folding import Folder
 
@@ -56,14 +56,17 @@ def job_row(engine: Engine, job: JobEntry, *, now_s: float) -> JobRow:
         error=job.error,
         failure=job.retry.failure,
         waited_s=waiting.spent_s(job, now_s),
-        blockers=_blockers(engine, job)
-        if job.state == JobState.PENDING
-        else ending.said(job, now_s=now_s),
+        blockers=_blockers(engine, job, now_s),
     )
 
 
-def _blockers(engine: Engine, job: JobEntry) -> tuple[str, ...]:
-    """What keeps a job that waits: first that nothing is decided, then what a pass would say."""
+def _blockers(engine: Engine, job: JobEntry, now_s: float) -> tuple[str, ...]:
+    """What keeps a job that waits: first that nothing is decided, then what a pass would say. Of
+    a suspended one who computes in its place, of others what becomes of them as they end."""
+    if job.state == JobState.SUSPENDED:
+        return (suspended.said(engine, job, now_s=now_s),)
+    if job.state != JobState.PENDING:
+        return ending.said(job, now_s=now_s)
     found = engine.blockers(job.job_id)
     return (FROZEN, *found) if engine.state.is_frozen else found
 
@@ -186,8 +189,8 @@ def tenant_rows(snapshot: ClusterSnapshot) -> tuple[TenantRow, ...]:
             parent=view.parent,
             weight=view.weight,
             guarantee_gpus=view.guarantee_gpus,
-            used_gpus=tenancy.used[name],
-            borrowed_gpus=max(0, tenancy.used[name] - view.guarantee_gpus),
+            used_gpus=_plain(tenancy.used[name]),
+            borrowed_gpus=_plain(max(0, tenancy.used[name] - view.guarantee_gpus)),
             borrow_limit_gpus=view.borrow_limit_gpus,
             lend_limit_gpus=view.lend_limit_gpus,
             waiting_gpus=below.get(name, 0),
@@ -195,6 +198,11 @@ def tenant_rows(snapshot: ClusterSnapshot) -> tuple[TenantRow, ...]:
         )
         for name, view in tenancy.views.items()
     )
+
+
+def _plain(gpus: Count) -> float:
+    """A part of GPUs as JSON has it; whole ones stay integers."""
+    return gpus if isinstance(gpus, int) else float(gpus)
 
 
 def loan_row(loan: LoanEntry, *, now_s: float) -> LoanRow:

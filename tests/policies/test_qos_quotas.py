@@ -54,6 +54,19 @@ def has(job: JobView, *, since_s: float, now_s: float) -> JobView:
     )
 
 
+def test_what_a_team_does_not_lend_outsiders_of_its_division_do_not_get_without_a_promise() -> None:
+    """Though its division sets no limit itself."""
+    tenants = (
+        TenantView(name="division", guarantee_gpus=8),
+        TenantView(name="team", parent="division", guarantee_gpus=8, lend_limit_gpus=2),
+    )
+    views = Tenancy(cell(waits("j", "other", 1), tenants=tenants)).views
+    quotas = Quotas(capacity=16, views=views)
+    for used, left in ((0, 10), (5, 10), (8, 8)):
+        planned = {"division": used, "team": used, "other": 0}
+        assert quotas.room("other", planned, is_promise=False) == left
+
+
 def one_node(*jobs: JobView, tenants: tuple[TenantView, ...], now_s: float) -> ClusterSnapshot:
     """Eight GPUs."""
     return replace(cell(*jobs, tenants=tenants, nodes=1), now_s=now_s)

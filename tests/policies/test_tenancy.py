@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 import pytest
 from hypothesis import assume, given, settings
@@ -10,11 +11,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.errors import ConfigError
-from common.model import JobState
+from common.model import GpuUuid, JobState
 from coordinator.engine.settings import TenantSettings, check_tenants
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
 from coordinator.policies.tenants.tenancy import Tenancy, fair_split, waiting_gpus, water_fill
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
+
+SUSPENDED = JobState.SUSPENDED
 
 
 def job_of(tenant: str, gpus: int, *, name: str, node: str | None = None) -> JobView:
@@ -188,6 +191,170 @@ def test_a_parent_s_limit_holds_for_its_children() -> None:
     )
     assert Tenancy(snapshot).room(job) == 2
     assert "tenant division" in Tenancy(snapshot).why_not(job, 4)
+
+
+def nested(*jobs: JobView, lends: int | None = 0, kept: int | None = None) -> ClusterSnapshot:
+    """64 GPUs: a division of 32 whose one team has all of these, and others."""
+    tenants = (
+        TenantView(name="research", guarantee_gpus=32, lend_limit_gpus=kept),
+        TenantView(name="vision", parent="research", guarantee_gpus=32, lend_limit_gpus=lends),
+        TenantView(name="ops"),
+    )
+    return cell(*jobs, tenants=tenants, nodes=8)
+
+
+@pytest.mark.parametrize(
+    ("lends", "kept", "left"),
+    [(0, None, 32), (8, None, 40), (8, 0, 32), (0, 16, 32), (None, 4, 36)],
+)
+def test_what_a_team_does_not_lend_outsiders_of_its_division_do_not_get_either(
+    lends: int | None, kept: int | None, left: int
+) -> None:
+    """A division keeps the larger of what it does not lend itself and of what its teams do not."""
+    job, wanted = job_of("ops", 8, name="j"), job_of("ops", 64, name="w")
+    tenancy = Tenancy(nested(job, lends=lends, kept=kept))
+    assert tenancy.room(job) == left
+    assert "lend" in tenancy.why_not(job, left + 1) and not tenancy.why_not(job, left)
+    assert tenancy.fair_shares(waiting_gpus(nested(wanted), tenancy))["ops"] == left
+
+
+def test_what_a_team_does_not_lend_its_siblings_do_not_get_of_their_division_s_share() -> None:
+    """Nor is it taken twice from what they may borrow: half of the 32 that nobody keeps."""
+    jobs = [job_of(name, 40, name=name) for name in ("nlp", "ops")]
+    snapshot = nested(*jobs)
+    snapshot = replace(
+        snapshot, tenants=(*snapshot.tenants, TenantView(name="nlp", parent="research"))
+    )
+    tenancy = Tenancy(snapshot)
+    shares = tenancy.fair_shares(waiting_gpus(snapshot, tenancy))
+    assert shares == {"research": 16.0, "vision": 0.0, "nlp": 16.0, "ops": 32.0 - 16.0}
+    assert tenancy.room(jobs[0]) == 32
+
+
+def test_its_own_tenants_are_not_named_as_those_that_do_not_lend() -> None:
+    """Who exceeds what others leave is told of others."""
+    job = job_of("vision", 8, name="j")
+    snapshot = nested(job)
+    keeps = TenantView(name="keeper", guarantee_gpus=8, lend_limit_gpus=0)
+    why = Tenancy(replace(snapshot, tenants=(*snapshot.tenants, keeps))).why_not(job, 60)
+    assert why.endswith("it may take 56: keeper lends no more of its own")
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> tuple[TenantView, ...]:
+    """Three levels; each level's guarantees within the one above, and all within 64."""
+    limit, few = st.one_of(st.none(), st.integers(0, 12)), st.integers(0, 6)
+    found: list[TenantView] = []
+    for top in "ab":
+        middles: list[TenantView] = []
+        for middle in (f"{top}1", f"{top}2"):
+            leaves = [
+                TenantView(
+                    name=f"{middle}{n}",
+                    parent=middle,
+                    guarantee_gpus=draw(few),
+                    lend_limit_gpus=draw(limit),
+                )
+                for n in (1, 2)
+            ]
+            has = sum(leaf.guarantee_gpus for leaf in leaves) + draw(few)
+            lends = draw(limit)
+            middles += [
+                TenantView(name=middle, parent=top, guarantee_gpus=has, lend_limit_gpus=lends),
+                *leaves,
+            ]
+        has = sum(view.guarantee_gpus for view in middles if view.parent == top) + draw(few)
+        lends = draw(limit)
+        found += [TenantView(name=top, guarantee_gpus=has, lend_limit_gpus=lends), *middles]
+    assume(sum(view.guarantee_gpus for view in found if not view.parent) <= 64)
+    return tuple(found)
+
+
+@given(
+    tenants=trees(),
+    held=st.lists(st.integers(0, 6), min_size=8, max_size=8),
+    place=st.integers(0, 8),
+)
+def test_a_borrower_never_has_more_of_a_guarantee_than_is_lent_at_any_level(
+    tenants: tuple[TenantView, ...], held: list[int], place: int
+) -> None:
+    """All others being within theirs: what a tenant has and could have is at least its guarantee
+    less what it lends; and room is never less than what is left of a guarantee."""
+    snapshot = cell(job_of("nobody", 1, name="j"), tenants=tenants, nodes=8)
+    tenancy = Tenancy(snapshot)
+    leaves = [view.name for view in tenants if len(view.name) == 3]
+    for leaf, gpus in zip(leaves, held, strict=True):
+        own = min(gpus, tenancy.views[leaf].guarantee_gpus)
+        tenancy.take(job_of(leaf, own, name="h"), own)
+    borrower = job_of([*leaves, "nobody"][place], 1, name="j")
+    before = dict(tenancy.used)
+    tenancy.take(borrower, max(0, int(min(tenancy.room(borrower), 64 - tenancy.used[""]))))
+    for view in tenants:
+        others = tenancy.used[""] - tenancy.used[view.name]
+        if view.lend_limit_gpus is not None and view.name not in tenancy.path(borrower):
+            assert 64 - others >= view.guarantee_gpus - view.lend_limit_gpus
+    for leaf in set(leaves) - {borrower.tenant}:
+        rest = tenancy.views[leaf].guarantee_gpus - before[leaf]
+        assert tenancy.room(job_of(leaf, 1, name="j")) >= rest
+
+
+@given(tenants=trees(), asked=st.lists(st.integers(0, 64), min_size=9, max_size=9))
+def test_shares_leave_what_is_not_lent_at_any_level(
+    tenants: tuple[TenantView, ...], asked: list[int]
+) -> None:
+    """Those of others and what a tenant does not lend of its own are never more than there is."""
+    leaves = [view.name for view in tenants if len(view.name) == 3] + ["nobody"]
+    jobs = [job_of(name, gpus, name=name) for name, gpus in zip(leaves, asked, strict=True) if gpus]
+    snapshot = cell(*jobs, tenants=tenants, nodes=8)
+    tenancy = Tenancy(snapshot)
+    shares = tenancy.fair_shares(waiting_gpus(snapshot, tenancy))
+    for view in tenants:
+        others = sum(shares.get(leaf, 0.0) for leaf in leaves if not leaf.startswith(view.name))
+        lends = view.guarantee_gpus if view.lend_limit_gpus is None else view.lend_limit_gpus
+        assert others <= 64 - max(0, view.guarantee_gpus - lends) + 1e-9
+
+
+# --- shared GPUs --------------------------------------------------------------------------------
+
+
+def sits(name: str, tenant: str, *uuids: int, state: JobState = JobState.RUNNING) -> JobView:
+    """A job on named GPUs of the first node."""
+    made = job_of(tenant, len(uuids), name=name, node="n0")
+    named = tuple(GpuUuid(f"GPU-{uuid}") for uuid in uuids)
+    return replace(made, state=state, placed=(replace(made.placed[0], gpu_uuids=named),))
+
+
+@pytest.mark.parametrize("computes", ["a", "b"])
+@pytest.mark.parametrize("is_turned", [False, True])
+def test_tenants_that_take_turns_on_gpus_have_equal_parts(computes: str, is_turned: bool) -> None:
+    """Whoever computes now, and whoever comes first by name; the sum is the GPUs in use."""
+    jobs = [
+        sits(name, name, *range(8), state=JobState.RUNNING if name == computes else SUSPENDED)
+        for name in "ab"
+    ]
+    used = Tenancy(cell(*(reversed(jobs) if is_turned else jobs), tenants=())).used
+    assert (used["a"], used["b"], used[""]) == (4, 4, 8)
+
+
+def test_a_tenant_has_a_part_for_each_of_its_jobs() -> None:
+    """Of one GPU with two jobs of one and one of another; of a division all of its teams' parts."""
+    jobs = [sits("x", "a", 0), sits("y", "b", 0), sits("z", "a", 0), sits("w", "a", 1)]
+    tenants = (TenantView(name="p"), *(TenantView(name=name, parent="p") for name in "ab"))
+    used = Tenancy(cell(*jobs, tenants=tenants)).used
+    assert (used["a"], used["b"]) == (Fraction(5, 3), Fraction(1, 3))
+    assert used["p"] == used[""] == 2 and isinstance(used["p"], int)
+
+
+@given(jobs=st.lists(st.tuples(st.sampled_from("abc"), st.sets(st.integers(0, 7), min_size=1))))
+def test_parts_of_shared_gpus_are_the_gpus_in_use(jobs: list[tuple[str, set[int]]]) -> None:
+    """Exactly, whoever shares with whom; and a job of those of one tenant adds none."""
+    there = [sits(f"j{n}", tenant, *uuids) for n, (tenant, uuids) in enumerate(jobs)]
+    used = Tenancy(cell(*there, tenants=())).used
+    everyone = set[int]().union(*(uuids for _, uuids in jobs))
+    assert sum(used.get(name, 0) for name in "abc") == used[""] == len(everyone)
+    for name in "abc":
+        own = set[int]().union(*(uuids for tenant, uuids in jobs if tenant == name))
+        assert used.get(name, 0) <= len(own)
 
 
 # --- settings -----------------------------------------------------------------------------------

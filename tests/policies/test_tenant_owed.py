@@ -32,8 +32,8 @@ START_S = 30.0
 OWED = (TenantSettings(name="b", guarantee_gpus=8), TenantSettings(name="c"))
 
 
-IN_TURN = {"fifo", "yarn", "gandiva-lyra", "gandiva-sets", "las", "themis-lp"}
-"""They keep a strict line, or give GPUs out in rounds: a job that fits waits for that."""
+IN_TURN = {"gandiva-sets", "las", "themis-lp"}
+"""They give GPUs out in rounds, or by size: a job that fits waits for that."""
 
 
 # --- in bounded time ----------------------------------------------------------------------------

@@ -8,8 +8,10 @@ from common.model import JobState
 from coordinator.cli import columns
 from coordinator.engine.events import OperatorAction, PassDue, WorkerFact
 from coordinator.engine.state import JobEntry
-from coordinator.service import rows
+from coordinator.service import explain, rows
 from tests.engine.black_hole import BACK_OFF_S, FAULT, BlackHole
+from tests.engine.house import House, state
+from tests.engine.test_sharing import beside, resume, suspend
 
 
 def row(cell: BlackHole, job: JobEntry) -> JobRow:
@@ -56,3 +58,27 @@ def test_a_job_that_ended_says_how() -> None:
     assert shown.state == JobState.FAILED
     assert columns.why(shown) == shown.error
     assert shown.error.startswith(error)
+
+
+def test_a_suspended_job_says_who_computes_in_its_place() -> None:
+    """Its line has the words of `explain`, and none any more once it computes itself."""
+    house = House()
+    first = house.submit("first", work_s=1000.0)
+    house.start(first, "t0")
+    second = house.submit("second", work_s=1000.0)
+    house.decide(suspend(first), beside(second, first))
+    house.wait(10.0)
+
+    since_s = first.suspended_at_s or 0.0
+
+    def said(after_s: float) -> str:
+        return columns.why(rows.job_row(house.engine, first, now_s=since_s + after_s))
+
+    assert state(first) == JobState.SUSPENDED
+    assert said(10.0) == (
+        f"it keeps its GPUs and has been suspended for 10 s while {second.job_id} computes on them"
+    )
+    now_s = house.engine.state.now_s
+    assert said(now_s - since_s) == explain.job(house.engine, first)[0]
+    house.decide(suspend(second), resume(first))
+    assert said(20.0) == ""

@@ -15,7 +15,7 @@ from msgspec import Struct
 from coordinator.policies.deadlines.shares import Claim, Piece, Plan, Timeline
 from coordinator.policies.floor import present_workers
 from coordinator.policies.snapshot import JobView, TenantView
-from coordinator.policies.tenants.tenancy import WHOLE, Tenancy
+from coordinator.policies.tenants.tenancy import WHOLE, Count, Tenancy, unlent
 
 
 def has_quotas(tenants: Iterable[TenantView]) -> bool:
@@ -42,7 +42,7 @@ class Quotas(Struct, frozen=True, kw_only=True):
     capacity: int = 0
     views: Mapping[str, TenantView] = {}
     held: tuple[Held, ...] = ()
-    used: Mapping[str, int] = {}
+    used: Mapping[str, Count] = {}
 
     def path(self, name: str) -> tuple[str, ...]:
         """A tenant, its parent, and so on."""
@@ -52,7 +52,7 @@ class Quotas(Struct, frozen=True, kw_only=True):
             name = self.views[name].parent
         return tuple(found)
 
-    def room(self, name: str, planned: Mapping[str, int], *, is_promise: bool) -> float:
+    def room(self, name: str, planned: Mapping[str, Count], *, is_promise: bool) -> float:
         """GPUs that a tenant may still have beside what is planned for each."""
         limits = (self._limit(each) - planned[each] for each in self.path(name))
         return min(self._most(name, planned, is_promise=is_promise) - planned[name], *limits)
@@ -61,9 +61,9 @@ class Quotas(Struct, frozen=True, kw_only=True):
         view = self.views[name]
         if view.borrow_limit_gpus is None:
             return inf
-        return max(view.guarantee_gpus + view.borrow_limit_gpus, self.used.get(name, 0))
+        return float(max(view.guarantee_gpus + view.borrow_limit_gpus, self.used.get(name, 0)))
 
-    def _most(self, name: str, planned: Mapping[str, int], *, is_promise: bool) -> float:
+    def _most(self, name: str, planned: Mapping[str, Count], *, is_promise: bool) -> float:
         """GPUs that others leave to it; never less than its guarantee."""
         view = self.views[name]
         most: float = self.capacity
@@ -71,12 +71,17 @@ class Quotas(Struct, frozen=True, kw_only=True):
             most = self._most(view.parent, planned, is_promise=is_promise)
         for other, theirs in self.views.items():
             if theirs.parent == view.parent and other != name:
-                kept = theirs.guarantee_gpus
-                if not is_promise:
-                    lends = theirs.lend_limit_gpus
-                    kept = 0 if lends is None else max(0, kept - lends)
-                most -= max(planned[other], kept)
+                kept = self._kept(other, planned)
+                if is_promise:
+                    kept = max(0.0, float(theirs.guarantee_gpus - planned[other]))
+                most -= float(planned[other]) + kept
         return max(view.guarantee_gpus, most)
+
+    def _kept(self, name: str, planned: Mapping[str, Count]) -> float:
+        """GPUs of its idle guarantee that a tenant does not lend, or those below it do not."""
+        children = (child for child, view in self.views.items() if view.parent == name)
+        below = sum(self._kept(child, planned) for child in children)
+        return float(max(unlent(self.views[name], float(planned[name])), below))
 
 
 def quotas_beside(

@@ -27,6 +27,7 @@ from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Allocation
 from coordinator.policies.floor import Floor, is_movable
 from coordinator.policies.granting import Grant, carry_out, going_on
+from coordinator.policies.never import Fleet
 from coordinator.policies.placing.holding import Attempted, Holding
 from coordinator.policies.placing.locality import ANYWHERE, Gang, whole
 from coordinator.policies.placing.prerun_pool import PrerunPool, is_prerun
@@ -78,6 +79,7 @@ class _Pass:
         self.waiting: list[tuple[JobView, Try, Attempted, bool]] = []
         self.kinds: dict[str, list[JobId]] = {FAIR_SHARE: [], FRAGMENTATION: []}
         self.wakes: list[float] = []
+        self._fleet = Fleet(snapshot)
         self._before = recalled(memory, dict[JobId, Attempted])
         for job in snapshot.jobs:
             if job.state == JobState.PENDING and job.job_id in self._before:
@@ -206,7 +208,8 @@ class _Pass:
         holds_later = is_within and not age.may_hold
         if tried.held or holds_later or age.level < ANYWHERE:
             self.wakes.append(age.until_s)
-        self.kinds[FRAGMENTATION if is_within else FAIR_SHARE].append(job.job_id)
+        if not self._fleet.is_never(job):  # else neither a quota nor a place would let it start
+            self.kinds[FRAGMENTATION if is_within else FAIR_SHARE].append(job.job_id)
         self.waiting.append((job, age, tried, is_within))
 
     def holds(self) -> tuple[Hold, ...]:

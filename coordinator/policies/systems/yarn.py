@@ -5,10 +5,12 @@ papers compare deep learning schedulers with them: `yarn` is non-preemptive FIFO
 and head-of-line blocking (YARN-CS of Tiresias, NSDI'19, section 5.1). Must not know the engine.
 
 A queue is a tenant. Inside a queue jobs go by priority and submission, and the first that does not
-fit blocks those behind it. `yarn-fair` serves the queue with the least GPUs over its weight;
-`yarn-capacity` goes down the tree of queues, each time to the one that uses the smallest part of
-its capacity: its guarantee, or its weight's part of the whole where it has none. What a queue may
-borrow, and that it gets its guarantee back, are the rules of tenants that hold for all policies.
+fit blocks those behind it; but whoever could not run in the fleet as it is blocks nobody, as YARN
+refuses what is beyond its maximum. `yarn-fair` serves the queue with the least GPUs over its
+weight; `yarn-capacity` goes down the tree of queues, each time to the one that uses the smallest
+part of its capacity: its guarantee, or its weight's part of the whole where it has none. What a
+queue may borrow, and that it gets its guarantee back, are the rules of tenants that hold for all
+policies.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from coordinator.policies.decisions import Allocation
 from coordinator.policies.floor import Floor, fewest_nodes, is_movable
 from coordinator.policies.granting import Grant, begin, carry_out, going_on
 from coordinator.policies.knob_types import Period
+from coordinator.policies.never import Fleet, wish_of
 from coordinator.policies.policy import NoKnobs, Parts, Policy, joint
 from coordinator.policies.recall import recalled
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
@@ -50,19 +53,28 @@ Next = Callable[[Tenancy, set[str]], str]
 
 
 class _Queues:
-    """One pass: queues are served one job at a time until each is empty or blocked."""
+    """One pass: queues are served one job at a time until each is empty or blocked.
+
+    never: jobs that block nobody, as they could not run in the fleet as it is.
+    """
 
     def __init__(self, snapshot: ClusterSnapshot, next_: Next) -> None:
         self.tenancy = Tenancy(snapshot)
         self.grants: list[Grant] = []
         self.held: list[Hold] = []
+        self.never: list[Hold] = []
         self._floor = Floor(snapshot)
+        self._fleet = Fleet(snapshot)
         queues = lines(snapshot, self.tenancy.leaf)
         while queues:
             queue = next_(self.tenancy, set(queues))
-            if not self._start(queues[queue][0], queue):
-                self._block(queues.pop(queue))
-                continue
+            head = queues[queue][0]
+            if not self._start(head, queue):
+                never = self._fleet.why_never(wish_of(head))
+                if not never:
+                    self._block(queues.pop(queue))
+                    continue
+                self.never.append(Hold(job_id=head.job_id, blockers=never))
             queues[queue].pop(0)
             if not queues[queue]:
                 del queues[queue]
@@ -93,10 +105,13 @@ class _Line:
     def __init__(self, snapshot: ClusterSnapshot) -> None:
         self.grants: list[Grant] = []
         self.held: list[Hold] = []
-        floor = Floor(snapshot)
+        floor, fleet = Floor(snapshot), Fleet(snapshot)
         jobs = line(snapshot)
         for place, job in enumerate(jobs):
             grant = begin(floor, job, "first in line, on the fewest nodes", fewest_nodes)
+            if grant is None and (never := fleet.why_never(wish_of(job))):
+                self.held.append(Hold(job_id=job.job_id, blockers=never))
+                continue
             if grant is None:
                 fewest = ("GPU is", "GPUs on the fewest nodes are")
                 first = f"{counted(base_gpus(job), *fewest)} not free; it is the first"
@@ -216,7 +231,8 @@ def _kept(
 
 def _family(name: str, description: str, next_: Next, parts: Parts) -> Policy:
     def hold(_: Struct, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
-        return tuple(_Queues(snapshot, next_).held)
+        queues = _Queues(snapshot, next_)
+        return (*queues.held, *queues.never)
 
     if next_ is least_used:
         return joint(

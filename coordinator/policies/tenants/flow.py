@@ -20,7 +20,7 @@ from coordinator.policies.decisions import (
     Start,
 )
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
-from coordinator.policies.tenants.tenancy import Tenancy
+from coordinator.policies.tenants.tenancy import Count, Tenancy
 
 Gpus = dict[NodeName, int]
 
@@ -200,7 +200,7 @@ def moves_of(flow: Flow, tenancy: Tenancy, decisions: Sequence[Decision | None])
     return found
 
 
-def are_borrowed(mine: Iterable[Move], used: int, guarantee: int) -> list[bool]:
+def are_borrowed(mine: Iterable[Move], used: Count, guarantee: int) -> list[bool]:
     """Of a tenant's own moves, one after the other, whether what each leaves was only borrowed.
 
     used: before the first. A job is whole: its stop is no loss of a guarantee while the tenant

@@ -33,19 +33,21 @@ from coordinator.policies.tenants.flow import (
     sum_by_node,
 )
 from coordinator.policies.tenants.keeping import Keeping
-from coordinator.policies.tenants.tenancy import Tenancy
+from coordinator.policies.tenants.tenancy import Count, Tenancy
 
 
 class Dropped(Struct, frozen=True, kw_only=True):
     """A decision, or the part of it, that tenants do not allow, and why.
 
-    is_quota: its own tenant has no room; else it would take from another's guarantee, or it was
-        a stop for one that did, or for nobody.
+    is_quota: its own tenant has no room.
+    is_taking: it would take from another's guarantee. If it is neither, it was a stop for one that
+        did, or for nobody.
     """
 
     decision: Decision
     why: str
     is_quota: bool = False
+    is_taking: bool = False
 
 
 def guarded(
@@ -156,7 +158,7 @@ class _Guard:
             decision = self.kept[place]
             assert decision is not None
             why = f"tenant {name} is within its guarantee and loses nothing to another tenant"
-            self.dropped.append(Dropped(decision=decision, why=why))
+            self.dropped.append(Dropped(decision=decision, why=why, is_taking=True))
             is_resize = isinstance(decision, Resize)
             self.kept[place] = _without(decision, ()) if is_resize else None
 
@@ -173,7 +175,7 @@ class _Guard:
         return None
 
     def _robbed(
-        self, name: str, used: int, guarantee: int, moves: Sequence[Move]
+        self, name: str, used: Count, guarantee: int, moves: Sequence[Move]
     ) -> list[NodeName]:
         """Nodes where outsiders take what a tenant may not lose."""
         mine = [move for move in moves if name in move.path]

@@ -24,7 +24,7 @@ from coordinator.policies.tenants.flow import (
     moves_of,
     sum_by_node,
 )
-from coordinator.policies.tenants.tenancy import Tenancy
+from coordinator.policies.tenants.tenancy import Count, Tenancy
 
 
 class Keeping:
@@ -70,7 +70,7 @@ class Keeping:
                     kept.append(move.place)
         return kept
 
-    def _keep_one(self, move: Move, short: int) -> int:
+    def _keep_one(self, move: Move, short: Count) -> int:
         """GPUs that a job keeps as nobody takes them; up to so many, and then to a whole worker."""
         decision = self.decisions[move.place]
         match decision:
@@ -88,7 +88,7 @@ class Keeping:
             case _:
                 return 0
 
-    def _keep_workers(self, place: int, decision: Resize, short: int) -> int:
+    def _keep_workers(self, place: int, decision: Resize, short: Count) -> int:
         """The oldest first, as the newest are given back first."""
         job = job_of(self._flow, decision)
         assert job is not None

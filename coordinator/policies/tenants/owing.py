@@ -1,4 +1,5 @@
-"""What a guarantee owes a job that waits, and why nobody gives it back yet. Knows no policy.
+"""What a guarantee owes a job that waits, whom it precedes, and why nobody gives it back yet. Knows
+no policy.
 
 Must not know who decided, nor the engine.
 """
@@ -12,9 +13,14 @@ from msgspec import Struct
 from common.model import JobId, Preemptibility
 from coordinator.policies.floor import is_movable
 from coordinator.policies.snapshot import JobView
+from coordinator.policies.tenants.lines import submission
 from coordinator.policies.tenants.seats import Seat
 from coordinator.policies.tenants.tenancy import Tenancy, base_gpus
-from coordinator.policies.words import counted
+from coordinator.policies.words import counted, number
+
+PATIENCE_S = 1800.0
+"""So long a policy may leave a job that a guarantee covers waiting beside free GPUs that it fits
+on: more than any round, lease, or patience for a better place with the settings as they come."""
 
 MOST_NAMED = 3
 """Borrowers that an explanation names; the others are counted."""
@@ -30,6 +36,87 @@ def is_owed(tenancy: Tenancy, job: JobView, other: JobView, wanted: int) -> bool
         return False
     top = tenancy.views[mine[-1]]
     return tenancy.used[top.name] + wanted <= top.guarantee_gpus
+
+
+def covers(tenancy: Tenancy, job: JobView) -> list[str]:
+    """The tenants whose guarantee covers a job that waits, the own one first."""
+    wanted, views = base_gpus(job), tenancy.views
+    return [
+        name
+        for name in tenancy.path(job)
+        if tenancy.used[name] + wanted <= views[name].guarantee_gpus
+    ]
+
+
+def is_covered(tenancy: Tenancy, job: JobView) -> bool:
+    """Whether a guarantee covers a job that waits."""
+    return bool(covers(tenancy, job))
+
+
+def behind(
+    tenancy: Tenancy, waiting: Iterable[JobView], fits: Iterable[JobView]
+) -> frozenset[JobId]:
+    """Jobs that wait and that no guarantee covers, while one covers a job that fits on free GPUs
+    and that is of a tenant they are no part of.
+
+    fits: such jobs. Without them nobody is behind.
+    """
+    least: dict[str, JobView] = {}
+    for job in fits:  # the smallest of a tenant is owed by whoever owes a larger one
+        name = tenancy.leaf(job)
+        if name not in least or base_gpus(job) < base_gpus(least[name]):
+            least[name] = job
+    if not least:
+        return frozenset()
+    found, borrows = set[JobId](), dict[str, bool]()
+    for other in waiting:
+        name = tenancy.leaf(other)
+        if name not in borrows:
+            owed = (is_owed(tenancy, job, other, base_gpus(job)) for job in least.values())
+            borrows[name] = any(owed)
+        if borrows[name] and not is_covered(tenancy, other):
+            found.add(other.job_id)
+    return frozenset(found)
+
+
+def beside_idle(
+    tenancy: Tenancy, waiting: Iterable[JobView], fits: Container[JobId]
+) -> list[JobView]:
+    """Jobs that wait although a guarantee covers them and they fit on free GPUs, for no other one
+    that the order of a policy may put before them.
+
+    That is one before it by priority and submission, of its own tenant or covered as well, that
+    does not fit or that none covers. waiting: all that do. fits: those for which there is room.
+    """
+    found: list[JobView] = []
+    stuck = False
+    of_tenants = set[str]()
+    for job in sorted(waiting, key=submission):
+        covered = covers(tenancy, job)
+        if not (covered and job.job_id in fits):
+            stuck |= bool(covered)
+            of_tenants.update(tenancy.path(job))
+        elif not stuck and covered[-1] not in of_tenants:
+            found.append(job)
+    return found
+
+
+def overdue(
+    tenancy: Tenancy, waiting: Iterable[JobView], fits: Container[JobId], now_s: float
+) -> tuple[list[JobView], float | None]:
+    """Those that wait beside idle GPUs and have waited for long enough, and when the next will
+    have. What a job asks for beside GPUs is its policy's matter.
+    """
+    late, wakes_s = list[JobView](), list[float]()
+    for job in beside_idle(tenancy, waiting, fits):
+        since_s = job.waiting_since_s
+        if since_s is None or job.cpus_per_worker or job.memory_bytes_per_worker:
+            continue
+        if since_s + PATIENCE_S > now_s:
+            wakes_s.append(since_s + PATIENCE_S)
+        else:
+            late.append(job)
+    return late, min(wakes_s, default=None)
 
 
 class Shortage(Struct, frozen=True, kw_only=True):
@@ -50,13 +137,8 @@ def shortage_of(
 
     busy: jobs that something was decided about in this pass.
     """
-    wanted = base_gpus(job)
-    covers = [
-        name
-        for name in tenancy.path(job)
-        if tenancy.used[name] + wanted <= tenancy.views[name].guarantee_gpus
-    ]
-    if not covers:
+    wanted, covered = base_gpus(job), covers(tenancy, job)
+    if not covered:
         return Shortage()
     held = [seat for seat in seats if _is_beyond(tenancy, seat, job, wanted)]
     never = [each for seat in held for each in seat.jobs if not _agreed(each)]
@@ -67,9 +149,9 @@ def shortage_of(
         for each in seat.jobs
         if each.job_id in busy or not is_movable(each)
     ]
-    name = covers[0]
+    name = covered[0]
     guarantee = counted(tenancy.views[name].guarantee_gpus, "GPU")
-    why = f"tenant {name} uses {tenancy.used[name]} of the {guarantee} of its guarantee; "
+    why = f"tenant {name} uses {number(tenancy.used[name])} of the {guarantee} of its guarantee; "
     if soon:
         why += f"borrowers that cannot be stopped yet: {_names(soon)}"
     elif never:

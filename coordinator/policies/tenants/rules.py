@@ -2,13 +2,13 @@
 
 Must not know the engine. Without tenants nothing is looked at. With them a policy does not see the
 waiting jobs whose tenant has no room, so that they block nobody; what it decides is guarded; by
-weight tenants below their fair share start first; and those below their guarantee get GPUs back
-from those that borrow.
+weight tenants below their fair share start first; those below their guarantee get GPUs back from
+those that borrow; and where GPUs are free, their jobs do not wait for borrowers' that wait.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Set
+from collections.abc import Callable, Container
 from functools import partial
 
 from msgspec import Struct
@@ -18,11 +18,12 @@ from common.model import JobId
 from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Allocation, Decision, Preempt, Reject, Start, earliest
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.tenants.giving import Back
 from coordinator.policies.tenants.guarding import Dropped, blocked, guarded
 from coordinator.policies.tenants.takeback import given_back
 from coordinator.policies.tenants.tenancy import Tenancy
 from coordinator.policies.tenants.weighing import Scale, are_weighed, why_behind
-from coordinator.policies.waits import FAIR_SHARE, GUARANTEE, Wait
+from coordinator.policies.waits import FAIR_SHARE, GUARANTEE, OTHERS_GUARANTEE, Wait
 
 MOST_TRIES = 4
 """So often a pass is taken anew without the jobs that quotas refused; then what is left is kept.
@@ -40,7 +41,11 @@ seconds: that they can be stopped now brings none by itself.
 """
 
 Decide = Callable[[ClusterSnapshot, bytes], Allocation]
+Explain = Callable[[ClusterSnapshot, bytes], tuple[Hold, ...]]
 Guard = Callable[[tuple[Decision, ...]], tuple[tuple[Decision, ...], tuple[Dropped, ...]]]
+
+GO_FIRST = "jobs that another tenant's guarantee covers, and that fit on free GPUs, go first"
+"""Why a borrower's job waits where the policy by itself would have had them wait for it."""
 
 
 class _Pass(Struct, frozen=True, kw_only=True):
@@ -57,6 +62,66 @@ class _Pass(Struct, frozen=True, kw_only=True):
     def stopped(self) -> set[JobId]:
         """Jobs that are preempted."""
         return {each.job_id for each in self.kept if isinstance(each, Preempt)}
+
+
+class _Tries:
+    """The passes that one instant takes, each without the jobs that it hides from the policy.
+
+    by_quota: why jobs were hidden for which their tenant has no room. yielding: the same of those
+    that would take from another's guarantee, or that jobs within theirs precede.
+    """
+
+    def __init__(
+        self, decide: Decide, guard: Guard, snapshot: ClusterSnapshot, memory: bytes
+    ) -> None:
+        self._decide = decide
+        self._guard = guard
+        self._snapshot = snapshot
+        self._memory = memory
+        self.by_quota = blocked(snapshot, Tenancy(snapshot))
+        self.yielding: dict[JobId, str] = {}
+
+    def first(self) -> _Pass:
+        """Without those alone for which there is no room by quota, whatever else is decided."""
+        return self.within(frozenset(self.by_quota))
+
+    def within(self, hidden: frozenset[JobId]) -> _Pass:
+        """A pass that is taken anew without the jobs whose start is refused, as what they would
+        have had is then for others."""
+        tries = 0
+        while True:
+            tries += 1
+            allocation = self._decide(without(self._snapshot, hidden), self._memory)
+            kept, dropped = self._guard(allocation.decisions)
+            begun = {each.job_id for each in kept if isinstance(each, Start)}
+            whys = {
+                each.decision.job_id: each
+                for each in dropped
+                if isinstance(each.decision, Start)
+                and (each.is_quota or each.is_taking)
+                and each.decision.job_id not in begun
+            }
+            if not whys or tries == MOST_TRIES:
+                return _Pass(allocation=allocation, kept=kept, hidden=hidden)
+            for job_id, each in whys.items():
+                (self.by_quota if each.is_quota else self.yielding)[job_id] = each.why
+            hidden |= whys.keys()
+
+    def due_first(self, best: _Pass) -> tuple[_Pass, Back]:
+        """The pass in which jobs that a guarantee covers do not wait for borrowers' jobs that wait
+        themselves, where that starts one of them more; and what comes back after it."""
+        back = given_back(self._snapshot, best.kept, is_patient=True)
+        for _ in range(MOST_TRIES):
+            behind = back.behind - best.hidden
+            if not behind:
+                break
+            other = self.within(best.hidden | behind)
+            if back.fits.isdisjoint(other.started()):
+                break
+            self.yielding |= dict.fromkeys(behind, GO_FIRST)
+            best = other
+            back = given_back(self._snapshot, best.kept, is_patient=True)
+        return best, given_back(self._snapshot, best.kept) if back.fits else back
 
 
 def allocated(
@@ -77,73 +142,42 @@ def allocated(
     """
     if not snapshot.tenants or snapshot.is_frozen:
         return decide(snapshot, memory)
-    tenancy = Tenancy(snapshot)
-    if keeps_quotas:
-        return _kept_by_itself(decide(snapshot, memory), snapshot, tenancy)
     guard = partial(guarded, snapshot, trusts_profiles=trusts_profiles)
-    within = partial(_within_quotas, decide, guard, snapshot, memory)
-    best = within(frozenset(blocked(snapshot, tenancy)))
-    if by_weight and are_weighed(tenancy):
-        best = _by_weight(within, snapshot, best)
-    return _given_back(best.allocation, guard, best.kept, best.hidden, snapshot)
+    tries = _Tries(decide, guard, snapshot, memory)
+    if keeps_quotas:
+        allocation = decide(snapshot, memory)
+        kept, _ = guard(allocation.decisions)
+        gone = {each.job_id for each in kept if isinstance(each, Reject)}
+        hidden = frozenset(tries.by_quota.keys() - gone)
+        best = _Pass(allocation=allocation, kept=kept, hidden=hidden)
+        return _told(best, given_back(snapshot, kept), tries, guard, snapshot)
+    best = tries.first()
+    if by_weight and are_weighed(Tenancy(snapshot)):
+        best = _by_weight(tries.within, snapshot, best)
+    best, back = tries.due_first(best)
+    return _told(best, back, tries, guard, snapshot)
 
 
-def _kept_by_itself(
-    allocation: Allocation, snapshot: ClusterSnapshot, tenancy: Tenancy
+def _told(
+    made: _Pass, back: Back, tries: _Tries, guard: Guard, snapshot: ClusterSnapshot
 ) -> Allocation:
-    """A pass of a policy that keeps quotas itself."""
-    guard = partial(guarded, snapshot)
-    kept, _ = guard(allocation.decisions)
-    gone = {each.job_id for each in kept if isinstance(each, Reject)}
-    hidden = blocked(snapshot, tenancy).keys() - gone
-    return _given_back(allocation, guard, kept, hidden, snapshot)
-
-
-def _given_back(
-    allocation: Allocation,
-    guard: Guard,
-    decisions: tuple[Decision, ...],
-    hidden: Set[JobId],
-    snapshot: ClusterSnapshot,
-) -> Allocation:
-    """With what tenants below their guarantee get back; `hidden` have no room by quota."""
-    back = given_back(snapshot, decisions)
+    """A pass with what tenants below their guarantee get back, and what others wait for."""
     kept, _ = guard(back.decisions)
-    waits, again_s = allocation.waits, None
-    told = {*hidden, *(job_id for wait in waits for job_id in wait.jobs)}
-    if owed := tuple(sorted(back.waits.keys() - told)):
-        waits = (*waits, Wait(kind=GUARANTEE, jobs=owed))
+    allocation, again_s = made.allocation, None
+    waits = allocation.waits
+    told = {*made.hidden, *(job_id for wait in waits for job_id in wait.jobs)}
     if back.is_soon:
         again_s = snapshot.now_s + GIVEN_BACK_AGAIN_S
-    hidden = hidden - {each.job_id for each in kept if isinstance(each, Start)}
-    if hidden:  # of them the policy could say nothing
-        waits = (*waits, Wait(kind=FAIR_SHARE, jobs=tuple(sorted(hidden))))
-    wake_at_s = earliest(allocation.wake_at_s, again_s)
+    hidden = made.hidden - {each.job_id for each in kept if isinstance(each, Start)}
+    yielding = hidden & tries.yielding.keys()
+    kinds = {
+        GUARANTEE: back.waits.keys() - told,
+        FAIR_SHARE: hidden - yielding,  # of them the policy could say nothing
+        OTHERS_GUARANTEE: yielding,
+    }
+    waits += tuple(Wait(kind=k, jobs=tuple(sorted(jobs))) for k, jobs in kinds.items() if jobs)
+    wake_at_s = earliest(allocation.wake_at_s, again_s, back.wake_at_s)
     return replace(allocation, decisions=kept, waits=waits, wake_at_s=wake_at_s)
-
-
-def _within_quotas(
-    decide: Decide,
-    guard: Guard,
-    snapshot: ClusterSnapshot,
-    memory: bytes,
-    hidden: frozenset[JobId],
-) -> _Pass:
-    """A pass that is taken anew without the jobs that quotas refuse."""
-    tries = 0
-    while True:
-        tries += 1
-        allocation = decide(without(snapshot, hidden), memory)
-        kept, dropped = guard(allocation.decisions)
-        refused = {
-            each.decision.job_id
-            for each in dropped
-            if each.is_quota and isinstance(each.decision, Start)
-        }
-        refused -= {each.job_id for each in kept if isinstance(each, Start)}
-        if not refused or tries == MOST_TRIES:
-            return _Pass(allocation=allocation, kept=kept, hidden=hidden)
-        hidden |= refused
 
 
 def _by_weight(
@@ -179,33 +213,56 @@ def _by_weight(
 
 
 def held(
-    explain: Callable[[ClusterSnapshot, bytes], tuple[Hold, ...]],
+    decide: Decide,
+    explain: Explain,
     snapshot: ClusterSnapshot,
     memory: bytes,
     *,
     by_weight: bool = True,
     keeps_quotas: bool = False,
+    trusts_profiles: bool = True,
 ) -> tuple[Hold, ...]:
     """Why each job that waits would not start in a pass now: quotas, or the policy's reasons, that
-    others go first by weight, and what its tenant is due. by_weight, keeps_quotas: as for
-    `allocated`.
+    others go first by weight or by their guarantee, and what its tenant is due.
+
+    decide: the policy's pass, as some of that shows only in one. by_weight, keeps_quotas,
+    trusts_profiles: as for `allocated`.
     """
-    if not snapshot.tenants:
+    if not snapshot.tenants or snapshot.is_frozen:
         return explain(snapshot, memory)
     owed = given_back(snapshot, ()).waits
-    why = blocked(snapshot, Tenancy(snapshot))
+    guard = partial(guarded, snapshot, trusts_profiles=trusts_profiles)
+    tries = _Tries(decide, guard, snapshot, memory)
     if keeps_quotas:
-        found = [
-            _and(_and(hold, why.pop(hold.job_id, None)), owed.get(hold.job_id))
-            for hold in explain(snapshot, memory)
-        ]
-        return (*found, *(Hold(job_id=each, blockers=(reason,)) for each, reason in why.items()))
-    behind = why_behind(snapshot, why.keys()) if by_weight else {}
-    holds = explain(without(snapshot, why), memory)
+        holds, why = explain(snapshot, memory), dict(tries.by_quota)
+        holds = tuple(_and(hold, why.pop(hold.job_id, None)) for hold in holds)
+    else:
+        behind = why_behind(snapshot, tries.by_quota.keys()) if by_weight else {}
+        holds, why = _seen(explain, snapshot, memory, tries)
+        holds = tuple(_and(hold, behind.get(hold.job_id)) for hold in holds)
     return (
-        *(_and(_and(hold, behind.get(hold.job_id)), owed.get(hold.job_id)) for hold in holds),
+        *(_and(hold, owed.get(hold.job_id)) for hold in holds),
         *(Hold(job_id=job_id, blockers=(reason,)) for job_id, reason in why.items()),
     )
+
+
+def _seen(
+    explain: Explain, snapshot: ClusterSnapshot, memory: bytes, tries: _Tries
+) -> tuple[tuple[Hold, ...], dict[JobId, str]]:
+    """What the policy says of the jobs that it sees in the end; and why it does not see others."""
+    best, _ = tries.due_first(tries.first())
+    after = tries.yielding.keys() & best.hidden
+    why = {each: tries.by_quota.get(each) or tries.yielding[each] for each in best.hidden}
+    soft = {each for each in after if tries.yielding[each] == GO_FIRST}
+    holds = explain(without(snapshot, best.hidden - soft), memory)
+    if soft:  # what it says of these by itself is true as well; of others what it says without them
+        told = {hold.job_id: hold for hold in explain(without(snapshot, best.hidden), memory)}
+        holds = tuple(told.get(hold.job_id, hold) for hold in holds)
+        holds = tuple(_and(hold, why.get(hold.job_id)) for hold in holds)
+    if after:
+        holds = tuple(hold for hold in holds if hold.job_id not in best.started())
+    said = {hold.job_id for hold in holds}
+    return holds, {job_id: why[job_id] for job_id in sorted(why) if job_id not in said}
 
 
 def _and(hold: Hold, reason: str | None) -> Hold:

@@ -4,14 +4,13 @@ A waiting job whose tenant stays within its guarantee with it, and that finds no
 borrowers hold: first what they would start or grow on in this very pass, then their flexible
 workers, then their jobs that lose least by a stop, with all that share GPUs with them; no more of
 them than it needs. A borrower holds more than its guarantee before each stop, at each level below
-the tenant that both are part of. Where there is room, when its job starts is up to the policy.
+the tenant that both are part of. Where there is room, when its job starts is up to the policy, for
+as long as any may be patient.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-
-from msgspec import Struct
 
 from common.model import GpuUuid, JobId, JobState, NodeName, NodeRole
 from coordinator.policies.decisions import (
@@ -25,47 +24,14 @@ from coordinator.policies.decisions import (
     Suspend,
 )
 from coordinator.policies.floor import is_movable
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
+from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.tenants import owing
 from coordinator.policies.tenants.fitting import gang_on
 from coordinator.policies.tenants.flow import Flow, Gpus, job_of, sum_by_node
-from coordinator.policies.tenants.owing import is_owed, shortage_of
+from coordinator.policies.tenants.giving import Back, Source
 from coordinator.policies.tenants.seats import Seat, left_by, seats
-from coordinator.policies.tenants.tenancy import Tenancy
+from coordinator.policies.tenants.tenancy import Tenancy, base_gpus
 from coordinator.policies.words import counted
-
-
-class _Source(Struct, frozen=True, kw_only=True):
-    """What a borrower could give back in one piece.
-
-    gpus: that others can have then, by node. used: that the borrower has less.
-    decision: one of this pass that would not be; else the job's workers leave.
-    seat: the job and all that share its GPUs, which are stopped, whole; None stops nobody.
-    """
-
-    job: JobView
-    gpus: Gpus
-    used: int
-    decision: Decision | None = None
-    workers: tuple[WorkerView, ...] = ()
-    seat: Seat | None = None
-
-    @property
-    def jobs(self) -> tuple[JobView, ...]:
-        """Whose it is."""
-        return (self.job,) if self.seat is None else self.seat.jobs
-
-
-class Back(Struct, frozen=True, kw_only=True):
-    """What comes of a pass.
-
-    decisions: of the pass, and those that give tenants below their guarantee theirs back.
-    waits: jobs that a guarantee covers, that find no room, and that get none in this pass; and why.
-    is_soon: some of what they are due can perhaps be taken back before anything else happens.
-    """
-
-    decisions: tuple[Decision, ...]
-    waits: dict[JobId, str]
-    is_soon: bool
 
 
 def taken_back(snapshot: ClusterSnapshot, decisions: Sequence[Decision]) -> tuple[Decision, ...]:
@@ -73,8 +39,13 @@ def taken_back(snapshot: ClusterSnapshot, decisions: Sequence[Decision]) -> tupl
     return given_back(snapshot, decisions).decisions
 
 
-def given_back(snapshot: ClusterSnapshot, decisions: Sequence[Decision]) -> Back:
-    """The same, and who gets nothing though a guarantee covers it."""
+def given_back(
+    snapshot: ClusterSnapshot, decisions: Sequence[Decision], *, is_patient: bool = False
+) -> Back:
+    """The same, and who gets nothing though a guarantee covers it.
+
+    is_patient: jobs that fit are the policy's, however long they have waited.
+    """
     back = _TakeBack(snapshot, decisions)
     failed: dict[tuple[object, ...], str] = {}
     waits: dict[JobId, str] = {}
@@ -85,12 +56,20 @@ def given_back(snapshot: ClusterSnapshot, decisions: Sequence[Decision]) -> Back
         if alike not in failed:
             if back.serve(job):
                 continue
-            shortage = shortage_of(back.tenancy, back.seats, back.busy, job)
+            shortage = owing.shortage_of(back.tenancy, back.seats, back.busy, job)
             failed[alike] = shortage.why
             is_soon |= shortage.is_soon
         if failed[alike]:
             waits[job.job_id] = failed[alike]
-    return Back(decisions=back.decisions(), waits=waits, is_soon=is_soon)
+    wake_at_s = None if is_patient else back.end_patience()
+    return Back(
+        decisions=back.decisions(),
+        waits=waits,
+        is_soon=is_soon,
+        fits=frozenset(job.job_id for job in back.fits),
+        behind=owing.behind(back.tenancy, back.waiting(), back.fits),
+        wake_at_s=wake_at_s,
+    )
 
 
 class _TakeBack:
@@ -99,7 +78,7 @@ class _TakeBack:
     seats: who has GPUs together. busy: jobs that something is decided about, but a turn.
     stopped: uses by tenant before the pass, less what its stops give back; the guard counts so.
     turning: jobs that are suspended or resumed in the pass, which a stop of them takes the place
-        of. awaited: GPUs that somebody moves to in it.
+        of. awaited: GPUs that somebody moves to in it. fits: jobs that had room as it was.
     """
 
     def __init__(self, snapshot: ClusterSnapshot, decisions: Sequence[Decision]) -> None:
@@ -117,8 +96,9 @@ class _TakeBack:
         self._turning: set[JobId] = set()
         self._awaited: set[GpuUuid] = set()
         self.seats = seats(snapshot.jobs)
-        self._gone: dict[JobId, list[_Source]] = {}
+        self._gone: dict[JobId, list[Source]] = {}
         self._starts: list[Start] = []
+        self.fits: list[JobView] = []
         for decision, left in zip(decisions, self._flow.lefts(decisions), strict=True):
             job = job_of(self._flow, decision)
             if job is not None:
@@ -155,22 +135,42 @@ class _TakeBack:
 
         covered = [
             job
-            for job in self._snapshot.jobs
-            if job.state == JobState.PENDING
-            and job.job_id not in self.busy
-            and any(views[name].guarantee_gpus > used[name] for name in self.tenancy.path(job))
+            for job in self.waiting()
+            if any(views[name].guarantee_gpus > used[name] for name in self.tenancy.path(job))
         ]
         return sorted(covered, key=place)
+
+    def waiting(self) -> list[JobView]:
+        """Jobs that wait on after all that was decided so far."""
+        jobs = self._snapshot.jobs
+        return [j for j in jobs if j.state == JobState.PENDING and j.job_id not in self.busy]
 
     def serve(self, job: JobView) -> bool:
         """Take back what the job needs to start, and start it; False: borrowers have not enough.
 
         One that fits without is left to the policy.
         """
-        kinds = job.gpu.types or sorted({n.gpu_type for n in self._snapshot.nodes})
+        kinds = self._kinds(job)
         if any(self._placed(job, kind) for kind in kinds):
+            if owing.is_covered(self.tenancy, job):
+                self.fits.append(job)
             return True
         return any(self._serve_on(job, kind) for kind in kinds)
+
+    def end_patience(self) -> float | None:
+        """Start those that fit and that waited for long enough; returns when the next will have."""
+        fits = {job.job_id for job in self.fits}
+        late, wake_at_s = owing.overdue(self.tenancy, self.waiting(), fits, self._snapshot.now_s)
+        for job in late:
+            kind = next((kind for kind in self._kinds(job) if self._placed(job, kind)), None)
+            covered = owing.is_covered(self.tenancy, job) and self._is_within(job, base_gpus(job))
+            if kind is not None and covered:
+                self._settle(job, kind, ())
+                self.fits.remove(job)
+        return wake_at_s
+
+    def _kinds(self, job: JobView) -> Sequence[str]:
+        return job.gpu.types or sorted({node.gpu_type for node in self._snapshot.nodes})
 
     def _placed(self, job: JobView, gpu_type: str) -> tuple[Placement, ...]:
         """Its base gang; empty where it does not fit."""
@@ -190,9 +190,9 @@ class _TakeBack:
         )
 
     def _serve_from(
-        self, sources: Iterable[_Source], job: JobView, gpu_type: str, wanted: int
+        self, sources: Iterable[Source], job: JobView, gpu_type: str, wanted: int
     ) -> bool:
-        given: list[_Source] = []
+        given: list[Source] = []
         for source in sources:
             if self._borrows(source, job):
                 self._give(source)
@@ -210,7 +210,7 @@ class _TakeBack:
         self._settle(job, gpu_type, given)
         return True
 
-    def _spare(self, given: list[_Source], job: JobView, gpu_type: str) -> None:
+    def _spare(self, given: list[Source], job: JobView, gpu_type: str) -> None:
         """Give back what was not needed after all, the dearest first."""
         for source in list(reversed(given)):
             if source.seat is None and any(each.seat for each in self._gone[source.job.job_id]):
@@ -232,7 +232,7 @@ class _TakeBack:
 
     def _sources(
         self, job: JobView, wanted: int, gpu_type: str, *, only: NodeName | None = None
-    ) -> Iterable[_Source]:
+    ) -> Iterable[Source]:
         """What others hold there that the job's guarantee covers, the cheapest first.
 
         Those of one kind last whose deadline is still ahead: it may have been promised.
@@ -246,7 +246,7 @@ class _TakeBack:
             return any(n in self._free and nodes[n].gpu_type == gpu_type for n in gpus)
 
         def is_owed_by(other: JobView) -> bool:
-            return is_owed(self.tenancy, job, other, wanted)
+            return owing.is_owed(self.tenancy, job, other, wanted)
 
         yield from (each for each in self._newcomers(is_owed_by) if is_there(each.gpus))
         theirs = [
@@ -260,25 +260,25 @@ class _TakeBack:
         yield from (each for each in self._flexible(theirs) if is_there(each.gpus))
         yield from (each for each in self._whole(theirs) if is_there(each.gpus))
 
-    def _newcomers(self, is_owed_by: Callable[[JobView], bool]) -> Iterable[_Source]:
+    def _newcomers(self, is_owed_by: Callable[[JobView], bool]) -> Iterable[Source]:
         """What others would start or grow on in this pass."""
         for decision in sorted(self._kept, key=lambda each: self._has_date(self._job_of(each))):
             taker, gpus = self._job_of(decision), self._flow.taken(decision)
             if taker is None or not gpus or self._flow.leaving(decision):
                 continue
             if is_owed_by(taker):
-                yield _Source(job=taker, gpus=gpus, used=sum(gpus.values()), decision=decision)
+                yield Source(job=taker, gpus=gpus, used=sum(gpus.values()), decision=decision)
 
-    def _flexible(self, theirs: Iterable[Seat]) -> Iterable[_Source]:
+    def _flexible(self, theirs: Iterable[Seat]) -> Iterable[Source]:
         """Flexible workers, one by one."""
         for other in sorted((each for seat in theirs for each in seat.jobs), key=self._has_date):
             if other.is_resizable and other.job_id not in self._turning:
                 for worker in other.placed:
                     if worker.is_flexible and not worker.is_leaving:
                         own = self._flow.own(worker)
-                        yield _Source(job=other, gpus=own.free, used=own.used, workers=(worker,))
+                        yield Source(job=other, gpus=own.free, used=own.used, workers=(worker,))
 
-    def _whole(self, theirs: Iterable[Seat]) -> Iterable[_Source]:
+    def _whole(self, theirs: Iterable[Seat]) -> Iterable[Source]:
         """Jobs, each with all that have any of its GPUs, without the workers that go already."""
         for seat in sorted(filter(self._may_stop, theirs), key=self._price):
             given = [each for other in seat.jobs for each in self._gone.get(other.job_id, ())]
@@ -290,7 +290,7 @@ class _TakeBack:
                 if not worker.is_leaving and worker not in gone
             ]
             left = left_by(stay)
-            yield _Source(
+            yield Source(
                 job=seat.jobs[0], gpus=left.free, used=left.used, workers=tuple(stay), seat=seat
             )
 
@@ -317,7 +317,7 @@ class _TakeBack:
             and seat.uuids.isdisjoint(self._awaited)
         )
 
-    def _borrows(self, source: _Source, job: JobView) -> bool:
+    def _borrows(self, source: Source, job: JobView) -> bool:
         """Whether whoever holds it has more than its guarantee, at each level beside the job's."""
         for name in self.tenancy.below_top(source.job, job):
             guarantee = self.tenancy.views[name].guarantee_gpus
@@ -330,7 +330,7 @@ class _TakeBack:
                 return False
         return True
 
-    def _give(self, source: _Source, *, sign: int = 1) -> None:
+    def _give(self, source: Source, *, sign: int = 1) -> None:
         """The source's GPUs come free, or are taken again."""
         for job in source.jobs:
             gone = self._gone.setdefault(job.job_id, [])
@@ -340,20 +340,23 @@ class _TakeBack:
 
     # --- decisions ----------------------------------------------------------------------------
 
-    def _settle(self, job: JobView, gpu_type: str, given: Sequence[_Source]) -> None:
+    def _settle(self, job: JobView, gpu_type: str, given: Sequence[Source]) -> None:
         placements = self._placed(job, gpu_type)
         count = job.workers_on(gpu_type).min
         factor = job.gpu.worker_multiplier.get(gpu_type, 1)
         tenant = self.tenancy.leaf(job)
         lenders = sorted({self.tenancy.leaf(source.job) for source in given})
+        gpus = counted(count * job.gpus_per_worker, "GPU")
+        how = f"{gpus} back from {', '.join(lenders)}"
+        if not given:
+            how = f"it fits on free GPUs and has waited for more than {owing.PATIENCE_S:.0f} s"
         start = Start(
             job_id=job.job_id,
             gpu_type=gpu_type,
             placements=placements,
             estimated_runtime_s=job.work_left_s(self._snapshot.now_s) * factor / count,
             estimate_source=job.estimate_source,
-            reason=f"tenant {tenant} is due its guarantee: "
-            f"{counted(count * job.gpus_per_worker, 'GPU')} back from {', '.join(lenders)}",
+            reason=f"tenant {tenant} is due its guarantee: {how}",
         )
         self._starts.append(start)
         self.busy.add(job.job_id)
@@ -375,7 +378,7 @@ class _TakeBack:
                 stops.append(self._stop(self._flow.jobs[job_id], sources))
         return (*self._kept, *stops, *self._starts)
 
-    def _stop(self, job: JobView, sources: Sequence[_Source]) -> Decision:
+    def _stop(self, job: JobView, sources: Sequence[Source]) -> Decision:
         nodes: set[NodeName] = {node for source in sources for node in source.gpus}
         who = ", ".join(
             start.job_id

@@ -8,12 +8,14 @@ GPUs are counted whatever their type.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fractions import Fraction
 from math import inf
 
 from common.model import GpuUuid, JobState
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
-from coordinator.policies.words import counted
+from coordinator.policies.words import counted, number
 
 WHOLE = ""
 """The parent of those that have none: the cell."""
@@ -53,17 +55,42 @@ def _path(views: Mapping[str, TenantView], name: str) -> tuple[str, ...]:
     return tuple(path)
 
 
-def _new_gpus(job: JobView, seen: set[GpuUuid]) -> int:
-    """GPUs that it has, was not told to give back, and that nobody before had; `seen` grows.
+Count = int | Fraction
+"""GPUs in use: a whole number, but where tenants came to share GPUs; exact then, too."""
 
-    While it moves it has those where it goes.
+
+def _used_gpus(snapshot: ClusterSnapshot, leaf: Callable[[JobView], str]) -> dict[str, Count]:
+    """GPUs by tenant that its jobs have and were not told to give back.
+
+    A job that moves has those where it goes. Of a GPU that several jobs have, computing or not,
+    each has an equal part, so that all parts are the GPUs in use: what jobs that take turns have of
+    it in the long run, and what jobs have that compute there at one time.
     """
-    count = 0
-    for worker in (*job.placed, *job.held):
-        if not worker.is_leaving:
-            count += worker.gpus - sum(uuid in seen for uuid in worker.gpu_uuids)
-            seen.update(worker.gpu_uuids)
-    return count
+    found: dict[str, Count] = {}
+    first: dict[GpuUuid, str] = {}
+    shared: dict[GpuUuid, Counter[str]] = {}
+    for job in snapshot.jobs:
+        if not (job.placed or job.held):
+            continue
+        name = leaf(job)
+        there = [worker for worker in (*job.placed, *job.held) if not worker.is_leaving]
+        own = {uuid for worker in there for uuid in worker.gpu_uuids}
+        unnamed = sum(worker.gpus - len(worker.gpu_uuids) for worker in there)
+        new = {uuid for uuid in own if uuid not in first}
+        found[name] = found.get(name, 0) + unnamed + len(new)
+        for uuid in own - new:
+            shared.setdefault(uuid, Counter((first[uuid],)))[name] += 1
+        first.update(dict.fromkeys(new, name))
+    for uuid, parts in shared.items():
+        found[first[uuid]] -= 1
+        for name, jobs in parts.items():
+            found[name] += Fraction(jobs, parts.total())
+    return {name: _whole(gpus) for name, gpus in found.items()}
+
+
+def _whole(gpus: Count) -> Count:
+    """The same as an integer where it is one, as nearly always."""
+    return int(gpus) if gpus == int(gpus) else gpus
 
 
 def base_gpus(job: JobView) -> int:
@@ -85,14 +112,13 @@ class Tenancy:
             self.children.setdefault(name, [])
             self.children[view.parent].append(name)
         self._paths = {name: _path(self.views, name) for name in self.views}
-        self.used: dict[str, int] = dict.fromkeys((*self.views, WHOLE), 0)
-        shared: set[GpuUuid] = set()
-        for job in snapshot.jobs:
-            if job.placed or job.held:
-                self.take(job, _new_gpus(job, shared))
+        self.used: dict[str, Count] = dict.fromkeys((*self.views, WHOLE), 0)
+        for name, gpus in _used_gpus(snapshot, self.leaf).items():
+            for each in (*self._paths[name], WHOLE):
+                self.used[each] = _whole(self.used[each] + gpus)
         self._keepers = [n for n, v in self.views.items() if v.lend_limit_gpus is not None]
         free = sum(node.free_gpus for node in snapshot.nodes if node.is_schedulable)
-        self.capacity = self.used[WHOLE] + free
+        self.capacity = int(self.used[WHOLE]) + free
 
     def leaf(self, job: JobView) -> str:
         """Where its GPUs are counted first."""
@@ -104,13 +130,13 @@ class Tenancy:
         """Its tenant, that one's parent, and so on."""
         return self._paths[self.leaf(job)]
 
-    def take(self, job: JobView, gpus: int) -> None:
+    def take(self, job: JobView, gpus: Count) -> None:
         """The job gets GPUs."""
         self.used[WHOLE] += gpus
         for name in self.path(job):
             self.used[name] += gpus
 
-    def leave(self, job: JobView, gpus: int) -> None:
+    def leave(self, job: JobView, gpus: Count) -> None:
         """The opposite of `take`."""
         self.take(job, -gpus)
 
@@ -133,8 +159,8 @@ class Tenancy:
         alone: as if everybody else had stopped what it runs.
         """
         path = self.path(job)
-        limits = [self.limit_gpus(name) - self.used[name] for name in path]
-        return min(self._most(path[0], alone=alone) - self.used[path[0]], *limits)
+        limits = [float(self.limit_gpus(name) - self.used[name]) for name in path]
+        return min(float(self._most(path[0], alone=alone) - self.used[path[0]]), *limits)
 
     def _most(self, name: str, *, alone: bool) -> float:
         """GPUs that others leave to a tenant; never less than its guarantee.
@@ -145,18 +171,16 @@ class Tenancy:
         if not self._keepers:
             return inf
         is_top = view.parent == WHOLE
-        most = self.capacity if is_top else self._most(view.parent, alone=alone)
+        most = float(self.capacity) if is_top else self._most(view.parent, alone=alone)
         for other in self.children[view.parent]:
             if other != name:
-                most -= self._kept(other) + (0 if alone else self.used[other])
+                most -= float(self._kept(other) + (0 if alone else self.used[other]))
         return max(view.guarantee_gpus, most)
 
-    def _kept(self, name: str) -> int:
-        """GPUs of its idle guarantee that a tenant does not lend."""
-        view = self.views[name]
-        if view.lend_limit_gpus is None:
-            return 0
-        return max(0, view.guarantee_gpus - self.used[name] - view.lend_limit_gpus)
+    def _kept(self, name: str) -> float:
+        """GPUs of its idle guarantee that a tenant does not lend, or those below it do not."""
+        below = sum(self._kept(child) for child in self.children[name])
+        return max(unlent(self.views[name], float(self.used[name])), below)
 
     def why_not(self, job: JobView, gpus: int, *, alone: bool = False) -> str:
         """Why its tenant may not take so many GPUs more; empty when it may."""
@@ -170,9 +194,13 @@ class Tenancy:
                     f"{_exceeds(name, gpus, used)} its guarantee of {view.guarantee_gpus} and its "
                     f"borrow limit of {view.borrow_limit_gpus}"
                 )
-        name = self.leaf(job)
+        name, own = self.leaf(job), self.path(job)
         guarantee = self.views[name].guarantee_gpus
-        keepers = [other for other in self._keepers if self._kept(other)]
+        keepers = [
+            other
+            for other in self._keepers
+            if other not in own and unlent(self.views[other], float(self.used[other])) > 0
+        ]
         lend = "lends no more of its own" if len(keepers) == 1 else "lend no more of theirs"
         return (
             f"{_exceeds(name, gpus, self.used[name])} its guarantee of {guarantee}, and it may "
@@ -187,21 +215,36 @@ class Tenancy:
         waiting_gpus: by the tenant of `leaf`. A tenant asks for what it uses and waits for.
         """
         asked: dict[str, float] = {}
+        kept_below: dict[str, float] = {}
         for name in reversed(self.views):
             own = [asked[child] for child in self.children[name]]
             wanted = sum(own) if own else self.used[name] + waiting_gpus.get(name, 0)
-            asked[name] = min(wanted, self.limit_gpus(name))
+            asked[name] = min(float(wanted), self.limit_gpus(name))
+            kept_below[name] = sum(
+                max(unlent(self.views[child], asked[child]), kept_below[child])
+                for child in self.children[name]
+            )
         shares: dict[str, float] = {}
         for parent in (WHOLE, *self.views):
             views = [self.views[name] for name in self.children[parent]]
-            whole = float(self.capacity) if parent == WHOLE else shares[parent]
-            shares |= fair_split(whole, views, asked)
+            whole = float(self.capacity)
+            if parent != WHOLE:  # what is kept idle below it is part of what it has to divide
+                whole = shares[parent] + kept_below[parent]
+            shares |= fair_split(whole, views, asked, kept_below)
         return shares
 
 
-def _exceeds(name: str, gpus: int, used: int) -> str:
+def unlent(view: TenantView, used: float) -> float:
+    """GPUs of its guarantee that a tenant which uses so many neither uses nor lends."""
+    if view.lend_limit_gpus is None:
+        return 0.0
+    return max(0.0, view.guarantee_gpus - used - view.lend_limit_gpus)
+
+
+def _exceeds(name: str, gpus: int, used: Count) -> str:
     which = counted(gpus, "GPU on top of", "GPUs on top of")
-    return f"tenant {name}: {which} the {used} that it uses {'exceeds' if gpus == 1 else 'exceed'}"
+    exceeds = "exceeds" if gpus == 1 else "exceed"
+    return f"tenant {name}: {which} the {number(used)} that it uses {exceeds}"
 
 
 def _limit(view: TenantView) -> int:
@@ -209,26 +252,30 @@ def _limit(view: TenantView) -> int:
 
 
 def fair_split(
-    whole: float, views: Sequence[TenantView], asked: Mapping[str, float]
+    whole: float,
+    views: Sequence[TenantView],
+    asked: Mapping[str, float],
+    kept_below: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
     """Shares of siblings: guarantees first, what is over by weight, nobody more than it asks for.
 
     KAI-Scheduler's rule ("deserved" quota, then over-quota by weight). Where guarantees exceed the
     whole, all get the same part of theirs. What a tenant does not lend of an idle guarantee is
     nobody's.
+
+    kept_below: by name, what those below it do not lend of theirs: of its guarantee as well, and
+        no part of its share.
     """
-    due = {view.name: min(asked[view.name], view.guarantee_gpus) for view in views}
+    below = {view.name: (kept_below or {}).get(view.name, 0.0) for view in views}
+    wanted = {name: asked[name] + kept for name, kept in below.items()}
+    due = {view.name: min(wanted[view.name], view.guarantee_gpus) for view in views}
     first = water_fill(whole, {v.name: (float(v.guarantee_gpus), due[v.name]) for v in views})
-    kept = sum(
-        max(0.0, view.guarantee_gpus - view.lend_limit_gpus - due[view.name])
-        for view in views
-        if view.lend_limit_gpus is not None
-    )
+    kept = sum(max(0.0, unlent(view, asked[view.name]) - below[view.name]) for view in views)
     over = max(0.0, whole - sum(first.values()) - kept)
     more = water_fill(
-        over, {view.name: (view.weight, asked[view.name] - first[view.name]) for view in views}
+        over, {view.name: (view.weight, wanted[view.name] - first[view.name]) for view in views}
     )
-    return {name: first[name] + more[name] for name in first}
+    return {name: max(0.0, first[name] + more[name] - below[name]) for name in first}
 
 
 def water_fill(whole: float, parts: Mapping[str, tuple[float, float]]) -> dict[str, float]:

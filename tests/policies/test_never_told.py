@@ -1,0 +1,88 @@
+"""What no waiting cures is the only cause that a policy names, and it blocks nobody else's line."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from coordinator.policies.bundles import POLICIES, policy
+from coordinator.policies.decisions import Preempt, Reject, Start
+from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.waits import FAIR_SHARE, Wait
+from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
+from tests.policies.tenant_books import names, runs
+
+WHY = "can never run here: all 2 nodes of type H100 have 4 GPUs together, room for 2 workers"
+
+
+def gang() -> JobView:
+    """Fifty workers of two GPUs."""
+    made = make_job_view("big", workers=(50, 50), gpus_per_worker=2, submitted_at_s=NOW_S - 100.0)
+    return replace(made, tenant="a", waiting_since_s=NOW_S - 100.0)
+
+
+def small(name: str = "small", tenant: str = "b") -> JobView:
+    """One GPU, submitted later."""
+    return replace(make_job_view(name, submitted_at_s=NOW_S - 10.0), tenant=tenant)
+
+
+def cell(*jobs: JobView) -> ClusterSnapshot:
+    """Two nodes of two GPUs."""
+    there = [
+        make_node_view(
+            f"n{n}", gpus=2, workers=[w for job in jobs for w in job.placed if w.node == f"n{n}"]
+        )
+        for n in range(2)
+    ]
+    return make_snapshot(nodes=there, jobs=jobs)
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_a_job_that_can_never_run_is_told_so_under_every_policy(name: str) -> None:
+    """Whoever is before it, and whatever the policy weighs; those that decide jointly add nothing
+    that would not be true of it."""
+    made, snapshot = policy(name), cell(gang(), small())
+    memory = made.allocate(snapshot, b"").memory
+    [blockers] = [hold.blockers for hold in made.hold(snapshot, memory) if hold.job_id == "big"]
+    assert WHY in blockers
+    assert blockers == (WHY,) or blockers[0].startswith("needs 100 GPUs of type H100")
+
+
+@pytest.mark.parametrize("name", ["yarn", "yarn-fair", "yarn-capacity"])
+def test_the_head_of_a_line_that_can_never_run_blocks_nobody(name: str) -> None:
+    """Not even in its own queue; one that does not fit now does."""
+    made, late = policy(name), small("late", tenant="a")
+    assert names(made.allocate(cell(gang(), late), b"").decisions, Start) == {"late"}
+    full = replace(gang(), workers=replace(gang().workers, min=2, max=2))
+    snapshot = cell(runs("r", "c", "n0", 1), full, late)
+    assert names(made.allocate(snapshot, b"").decisions, Start) == set()
+
+
+def test_nobody_is_stopped_for_a_queue_s_job_that_can_never_run() -> None:
+    """The first of the queue that could run is who is due."""
+    made = policy("yarn-fair:preempts=true:timeout_s=1")
+    busy = [
+        replace(runs(f"r{n}", "b", f"n{n // 2}", 1), started_at_s=NOW_S - 9.0) for n in range(4)
+    ]
+    snapshot = cell(*busy, gang(), small("due", tenant="a"))
+    before = made.allocate(snapshot, b"").memory
+    found = made.allocate(replace(snapshot, now_s=NOW_S + 5.0), before).decisions
+    assert names(found, Start) == {"due"}
+    assert len(names(found, Preempt)) == 1
+
+
+def test_neither_a_quota_nor_a_place_is_what_it_waits_for() -> None:
+    """Philly counts no delay of it; of a gang that could run it does."""
+    made, second = policy("philly"), small()
+    assert made.allocate(cell(gang(), second), b"").waits == ()
+    full = replace(gang(), workers=replace(gang().workers, min=2, max=2))
+    found = made.allocate(cell(runs("r", "c", "n0", 1), runs("s", "c", "n1", 1), full), b"")
+    assert found.waits == (Wait(kind=FAIR_SHARE, jobs=(full.job_id,)),)
+
+
+def test_a_deadline_that_no_promise_to_another_stands_against_is_refused_for_its_gang() -> None:
+    """Nothing was promised to anybody there."""
+    asks = replace(gang(), deadline_at_s=NOW_S + 9e6)
+    [reject] = policy("qos-elasticflow").allocate(cell(asks), b"").decisions
+    assert isinstance(reject, Reject) and reject.earliest_s is None
+    assert reject.reason.endswith("cannot be met at all: its base gang never fits")
