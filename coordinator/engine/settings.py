@@ -195,3 +195,18 @@ def check_tenants(tenants: tuple[TenantSettings, ...]) -> None:
                 f"engine.tenants: {names} are guaranteed {promised} GPUs, more than the "
                 f"{tenant.guarantee_gpus} of their parent {tenant.name}"
             )
+
+
+def overpromised(tenants: tuple[TenantSettings, ...], training_gpus: int) -> str:
+    """That the cell's own GPUs are too few for all guarantees together; empty where they are not.
+
+    No error: nodes come and go, and lent ones help out, but nobody may count on those.
+    """
+    roots = [tenant for tenant in tenants if not tenant.parent]
+    promised = sum(tenant.guarantee_gpus for tenant in roots)
+    if promised <= training_gpus:
+        return ""
+    return (
+        f"tenants: {promised} GPUs are guaranteed, and the training nodes have {training_gpus}: "
+        "not all guarantees can be kept at a time"
+    )

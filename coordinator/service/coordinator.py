@@ -24,7 +24,7 @@ from coordinator.engine.events import (
     NodeReported,
     OrdersRecovered,
 )
-from coordinator.service import intake
+from coordinator.service import intake, promised
 from coordinator.service.bounded import end, until_told
 from coordinator.service.complaints import Complaints
 from coordinator.service.deciding import Decider
@@ -218,6 +218,8 @@ class Coordinator:
         started = LeaderStarted(epoch=epoch, holder=self.holder, settings=engine, clock=clock)
         self.decider.post(started)
         self._hear_everybody_again()
+        if warning := promised.unkept(self.engine.state, engine.tenants):
+            log.warning("%s", warning)
         await self._subscribe(subjects.node_renew(cell), self.renewals.answer)
         async with Requests(serve, clock=self.clock) as requests, asyncio.TaskGroup() as group:
             await self._subscribe(subjects.api_all(cell), requests.take)

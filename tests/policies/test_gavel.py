@@ -72,6 +72,23 @@ def test_whoever_received_less_of_its_share_runs_next() -> None:
     assert sum(isinstance(decision, Preempt) for decision in found.decisions) == 1
 
 
+def test_a_newcomer_is_not_told_a_share_that_nobody_set() -> None:
+    """Until the program is solved again it waits for one, and hears when; then it hears which."""
+    memory = LAS.allocate(pool([a_job("a"), a_job("b")]), b"").memory
+    jobs = [a_job("a", on="n1", since_s=NOW_S), a_job("b", on="n1", since_s=NOW_S), a_job("new")]
+    early = LAS.allocate(pool(jobs, now_s=NOW_S + 130.0), memory)
+    assert all("0% of the time" not in decision.reason for decision in early.decisions)
+    (held,) = LAS.hold(pool(jobs, now_s=NOW_S + 130.0), early.memory)
+    assert held.blockers == (
+        "the next round begins in 110 s; it waits for its share of the time, which comes in 950 s",
+    )
+    late = NOW_S + 1080.0  # the ninth round: the first one 1,000 s after shares were set
+    solved = LAS.allocate(pool(jobs, now_s=late), early.memory)
+    ran = [replace(jobs[0], started_at_s=late), jobs[1], jobs[2]]
+    (held,) = LAS.hold(pool(ran, now_s=late + 10.0), solved.memory)
+    assert held.blockers[0].startswith("the next round begins in 110 s; it should run 67% of the ")
+
+
 def test_shares_stay_until_the_program_is_solved_again() -> None:
     """A newcomer has no share before `solve_s`, and one by the program after it."""
     memory = LAS.allocate(pool([a_job("a"), a_job("b")]), b"").memory

@@ -31,6 +31,18 @@ class Turn(Struct, array_like=True):
     left_s: float | None = None
     alone_rate: float = 1.0
 
+    @property
+    def has_share(self) -> bool:
+        """Whether shares were set since it came: a newcomer's is not 0, nobody has said one."""
+        return self.left_s is not None
+
+    @property
+    def share_text(self) -> str:
+        """What it should have, in words."""
+        if not self.has_share:
+            return "it waits for its share of the time"
+        return f"it should run {self.share:.0%} of the time"
+
     def settle(self, since_s: float, half_s: float) -> None:
         """Close the account of so many seconds: what it did not receive of its share is owed.
 

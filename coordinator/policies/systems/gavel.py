@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import ceil, inf
 
 import msgspec
 from msgspec import Struct
@@ -133,16 +134,27 @@ class RoundPass:
 
     def _grant(self, job: JobView) -> Grant:
         turn = self.rounds.turns[job.job_id]
+        received = f", and received {turn.received_s:.0f} s since shares were set"
         reason = (
-            f"round of {self._knobs.round_s:g} s: it should run {turn.share:.0%} of the time, and "
-            f"received {turn.received_s:.0f} s since shares were set"
+            f"round of {self._knobs.round_s:g} s: {turn.share_text}"
+            f"{received if turn.has_share else ''}"
         )
         return Grant(job=job, workers=job.workers.min, reason=reason)
 
     def due_text(self, job: JobView) -> str:
         """What a job should have, and what it is owed."""
         turn = self.rounds.turns[job.job_id]
-        return f"it should run {turn.share:.0%} of the time and is owed {turn.owed_s:.0f} s"
+        if not turn.has_share:
+            return f"{turn.share_text}, which comes in {self._next_solve_in_s():.0f} s"
+        return f"{turn.share_text} and is owed {turn.owed_s:.0f} s"
+
+    def _next_solve_in_s(self) -> float:
+        """Until the first round that begins once the last shares were kept up long enough."""
+        rounds, round_s = self.rounds, self._knobs.round_s
+        solved_at_s = rounds.solved_at_s
+        due_s = -inf if solved_at_s is None else solved_at_s + self._knobs.solve_s
+        count = max(1, ceil((max(due_s, self._now_s) - rounds.begun_at_s) / round_s))
+        return max(0.0, rounds.begun_at_s + count * round_s - self._now_s)
 
     def told(self, job: JobView) -> tuple[str, ...]:
         """How a job that runs stands."""
