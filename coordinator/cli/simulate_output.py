@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 
@@ -40,8 +40,18 @@ LEAST_KEY_WIDTH = 16
 """What was asked for is cut to this, or to a third of the terminal, where it is longer."""
 
 
-def put_runs(here: Session, output: Output, workload: Workload, runs: Sequence[Run]) -> None:
-    """All runs on standard output."""
+def put_runs(
+    here: Session,
+    output: Output,
+    workload: Workload,
+    runs: Sequence[Run],
+    *,
+    options: Mapping[str, object],
+) -> None:
+    """All runs on standard output.
+
+    options: what was asked for, by name; JSON tells it.
+    """
     averages = means([run.result for run in runs])
     equal = alike(runs)
     match output:
@@ -50,6 +60,7 @@ def put_runs(here: Session, output: Output, workload: Workload, runs: Sequence[R
                 {
                     "workload": workload.name,
                     "cluster": cluster_text(workload),
+                    "options": options,
                     "runs": [fields(run.result) for run in runs],
                     "means": [fields(row) for row in averages],
                     "alike": equal,
@@ -72,6 +83,20 @@ def say_seedless(runs: Sequence[Run]) -> None:
     """That all seeds are one run, on standard error: an interval of 0 is no certainty then."""
     if is_seedless(runs):
         say("aryl: the seed changes nothing here: no shares, losses or chances are drawn by it")
+
+
+def say_begun_again(workload: Workload, runs: Sequence[Run]) -> None:
+    """Who stopped jobs of a trace that does not tell which ones save, on standard error: all of
+    them then begin again, which others' simulators most often do not let them."""
+    if any(job.has_checkpoints for job in workload.jobs):
+        return
+    stopped = [run.result for run in runs if run.result.preemptions and not run.result.reclaims]
+    names = ", ".join(dict.fromkeys(result.policy for result in stopped))
+    if names:
+        say(
+            f"aryl: {names}: jobs that were stopped begin again, as none is said to save; "
+            "published figures most often take --checkpoints on-request"
+        )
 
 
 def _skipped(runs: Sequence[Run]) -> list[str]:
@@ -219,8 +244,12 @@ def cluster_text(workload: Workload) -> str:
     )
 
 
-def write_page(path: Path, workload: Workload, task: Task, runs: Sequence[Run]) -> None:
+def write_page(
+    path: Path, workload: Workload, task: Task, runs: Sequence[Run], *, command: str
+) -> None:
     """The page with plots.
+
+    command: the call that made it.
 
     Raises:
         ConfigError: it cannot be written there.
@@ -229,7 +258,7 @@ def write_page(path: Path, workload: Workload, task: Task, runs: Sequence[Run]) 
         workload=workload.name,
         cluster=cluster_text(workload),
         jobs=len(workload.jobs),
-        notes=(*_notes(task), *map(_sentence, _skipped(runs))),
+        notes=(*_notes(task), *map(_sentence, _skipped(runs)), f"Made by: {command}"),
         alike=_sentence(alike_text(alike(runs), lacks(workload, [run.result for run in runs]))),
     )
     try:
@@ -246,14 +275,19 @@ def _sentence(line: str) -> str:
 def _notes(task: Task) -> tuple[str, ...]:
     """What a reader must know of how it was played; what was swept is in the names instead."""
     options = task.options
-    said = [
-        "With delays: nodes and jobs take time to drain, start, resize, save and warm up."
-        if options.has_delays
-        else "Without delays: starts, stops and loans are at once.",
-        "Run-time estimates are the true running times (oracle)."
-        if options.is_oracle
-        else "Run-time estimates are learned from jobs that ended.",
-    ]
+    said: list[str] = []
+    if "delays" not in task.swept:
+        said.append(
+            "With delays: nodes and jobs take time to drain, start, resize, save and warm up."
+            if options.has_delays
+            else "Without delays: starts, stops and loans are at once."
+        )
+    if "oracle" not in task.swept:
+        said.append(
+            "Run-time estimates are the true running times (oracle)."
+            if options.is_oracle
+            else "Run-time estimates are learned from jobs that ended."
+        )
     shares = (
         ("elastic", "elastic", task.shares.elastic),
         ("fungible", "for both GPU types", task.shares.fungible),
@@ -264,8 +298,12 @@ def _notes(task: Task) -> tuple[str, ...]:
         for key, what, share in shares
         if share is not None and key not in task.swept
     ]
+    if sum(share is not None for _, _, share in shares) > 1:
+        said.append(
+            "One draw serves these shares: the jobs of a smaller one are among those of a larger."
+        )
     if options.loss_ratio and "loss" not in task.swept:
         said.append(f"{100 * options.loss_ratio:g} % of all messages are lost.")
-    if options.crashes:
+    if options.crashes and "crash" not in task.swept:
         said.append(f"{counted(len(options.crashes), 'node crashes', 'nodes crash')}.")
     return (" ".join(said),)

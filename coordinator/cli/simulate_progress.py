@@ -84,10 +84,13 @@ def watching(
 
 
 def tally(files: Sequence[Path]) -> tuple[int, int]:
-    """(jobs that ended, events) over all runs; one that says nothing yet counts as not begun."""
+    """(jobs that ended, events) over all runs; one that says nothing yet counts as not begun.
+
+    What a run said is replaced in one step, so both only grow.
+    """
     ended = events = 0
     for file in files:
-        # Caught while it is written, a file is empty: its next word comes soon.
+        # There is no file before its run says anything; a disk may be full.
         with suppress(OSError, ValueError):
             jobs, of_it = file.read_text().split()
             ended, events = ended + int(jobs), events + int(of_it)

@@ -20,6 +20,7 @@ from coordinator import plugins
 from coordinator.engine.accounting import plain
 from coordinator.policies.names import YARDSTICK
 from coordinator.sim.inputs import Shares, read_workload
+from coordinator.sim.loads import Loads
 from coordinator.sim.run import Run, RunResult, UnfinishedError, play
 from coordinator.sim.stage import RunOptions
 from coordinator.sim.statistics import Estimate, estimate
@@ -59,7 +60,7 @@ class Task(Struct, frozen=True, kw_only=True):
     options: RunOptions
     seed: int | None = 1
     cluster: str | None = None
-    load: str | None = None
+    load: Loads = None
     shares: Shares = Shares()
     scenario: str | None = None
     parameters: PaperParameters | None = None
@@ -103,7 +104,7 @@ def play_task(task: Task) -> Run:
     options = task.options
     if task.curves is not None:
         options = structs.replace(options, curves=read_all_curves(Path(task.curves)))
-    told = None if task.progress is None else _teller(Path(task.progress))
+    told = None if task.progress is None else teller(Path(task.progress))
     run = play(task.read(), options, clock=SystemClock(), told=told)
     result = structs.replace(run.result, scenario=task.scenario or "", swept=task.swept)
     if task.keeps_jobs:
@@ -111,9 +112,14 @@ def play_task(task: Task) -> Run:
     return structs.replace(run, result=result, rows=(), samples=())
 
 
-def _teller(path: Path) -> Callable[[int, int], None]:
+def teller(path: Path) -> Callable[[int, int], None]:
+    """Says how far a run is into a file of its own, as `jobs events`."""
+    beside = path.with_name(f"{path.name}.new")
+
     def tell(jobs: int, events: int) -> None:
-        path.write_text(f"{jobs} {events}")
+        # Whoever reads it meets this word or the last one, never an empty file: bars go forward.
+        beside.write_text(f"{jobs} {events}")
+        beside.replace(path)
 
     return tell
 

@@ -13,16 +13,16 @@ from msgspec import Struct, structs
 from common.errors import ConfigError
 from common.model import MAX_JOB_S, MAX_WORKERS, NodeName, Pool, ServiceName
 from common.settings import load as load_settings
-from coordinator.engine.settings import TenantSettings, check_tenants
+from coordinator.engine.settings import TenantSettings, check_tenants, overpromised
 from coordinator.sim.cluster import NodeSpec
+from coordinator.sim.loads import Loads, read_loads_of, texts
 from coordinator.sim.outages import Crash
 from coordinator.workloads.formats import find, from_first, read_jobs, read_nodes
-from coordinator.workloads.load_formats import read_load
-from coordinator.workloads.named import named
+from coordinator.workloads.named import named, seed_of
 from coordinator.workloads.paper import PaperParameters
+from coordinator.workloads.proportions import in_proportion
 from coordinator.workloads.records import (
     MAX_NODES,
-    LoadSeries,
     NodeGroup,
     Source,
     TraceJob,
@@ -193,7 +193,7 @@ def read_workload(
     *,
     seed: int | None = None,
     cluster: str | None = None,
-    load: str | None = None,
+    load: Loads = None,
     shares: Shares | None = None,
     parameters: PaperParameters | None = None,
     skip_zero_gpus: bool = False,
@@ -201,9 +201,10 @@ def read_workload(
     """A named workload or a trace file, with its cluster and its inference load.
 
     Args:
-        seed: which `paper`, and what the shares choose; None is 1.
-        cluster: None: the workload's own.
-        load: a load file, `FILE:SERIES` where it has several; None: the workload's own.
+        seed: which `paper`, and what the shares choose; None is that in the name, else 1.
+        cluster: None: the workload's own. So many nodes have the GPU types that a named workload's
+            own have, see `in_proportion`.
+        load: of one service or of several, see `loads`; None: the workload's own.
         parameters: of the generator, for a named workload.
         skip_zero_gpus: leave rows of a trace without a GPU out and count them; else an error.
 
@@ -222,10 +223,24 @@ def read_workload(
             raise ConfigError(f"workload {name}: a trace file has no generator's parameters")
         found = _from_trace(name, cluster, skip_zero_gpus=skip_zero_gpus)
     if cluster is not None:
-        found = structs.replace(found, nodes=parse_cluster(cluster))
+        nodes = parse_cluster(cluster)
+        if CLUSTER_SHAPE.fullmatch(cluster):  # it names no types; a file does
+            nodes = in_proportion(found.nodes, nodes, found.jobs)
+        found = structs.replace(found, nodes=nodes)
     if load is not None:
-        found = structs.replace(found, loads=(_read_load(load),))
-    return structs.replace(found, jobs=_shared(found.jobs, shares or Shares(), seed or 1, found))
+        found = structs.replace(found, loads=read_loads_of(load))
+    _check_services(found)
+    drawn = _shared(found.jobs, shares or Shares(), seed_of(name, seed), found)
+    return structs.replace(found, jobs=drawn)
+
+
+def _check_services(workload: Workload) -> None:
+    nodes = sum(group.count for group in workload.nodes if group.home_pool == Pool.INFERENCE)
+    if 0 < nodes < len(workload.loads):
+        raise ConfigError(
+            f"load: {len(workload.loads)} services on {nodes} inference nodes, expected at least "
+            "one node for each"
+        )
 
 
 def _from_trace(name: str, cluster: str | None, *, skip_zero_gpus: bool) -> Workload:
@@ -252,7 +267,7 @@ def _from_trace(name: str, cluster: str | None, *, skip_zero_gpus: bool) -> Work
     )
 
 
-def unused(workload: Workload, load: str | None) -> str | None:
+def unused(workload: Workload, load: Loads) -> str | None:
     """What was asked for and does nothing in a run of this workload, in one line; else None.
 
     Args:
@@ -260,16 +275,16 @@ def unused(workload: Workload, load: str | None) -> str | None:
     """
     lends = any(group.home_pool == Pool.INFERENCE for group in workload.nodes)
     if load is not None and not lends:
-        return f"load {load}: not played: the cluster has no inference nodes"
+        return f"load {', '.join(texts(load))}: not played: the cluster has no inference nodes"
     if lends and not workload.loads:
         return f"workload {workload.name}: without --load its inference nodes lend nothing"
     return None
 
 
-def _read_load(text: str) -> LoadSeries:
-    file, _, series = text.partition(":")
-    load = read_load(find(file), name=series or None)
-    return structs.replace(load, start_s=0.0)
+def unkept(workload: Workload, tenants: tuple[TenantSettings, ...]) -> str:
+    """That a workload's cluster cannot keep what tenants are promised, in one line; else empty."""
+    training = (group for group in workload.nodes if group.home_pool == Pool.TRAINING)
+    return overpromised(tenants, sum(group.count * group.gpus for group in training))
 
 
 def _shared(

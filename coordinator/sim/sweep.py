@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from itertools import product
 from math import isfinite
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import Meta, Struct, structs
 
 from common.errors import ConfigError
 from common.model import MAX_JOB_S
@@ -22,16 +22,23 @@ from coordinator.engine.settings import EngineSettings, ServiceSettings
 from coordinator.policies.bundles import KNOBS, policy
 from coordinator.policies.policy import knobs_of
 from coordinator.sim.compare import KNOB, Task
-from coordinator.sim.inputs import DAY_S, RANGES
+from coordinator.sim.failure_sources import FailureSource
+from coordinator.sim.inputs import DAY_S, RANGES, parse_crash, read_tenants
 from coordinator.sim.runtime import Saves
 from coordinator.sim.stage import TimesTaken
 from coordinator.workloads.formats import TRACES_VARIABLE
+from coordinator.workloads.named import seed_of
 from coordinator.workloads.paper import PaperParameters
 from coordinator.workloads.shaping import RuntimeModel
 from coordinator.workloads.table import digits
 
 DEFAULT_SAVE_PERIOD_S = 1800.0
 LEAST_SAVE_PERIOD_S = 0.001
+
+MOST_RESTARTS = 1_000_000
+"""What a job may ask for, see docs/job-contract.md."""
+
+Restarts = Annotated[int, Meta(ge=0, le=MOST_RESTARTS)]
 
 S = TypeVar("S", bound=Struct)
 
@@ -124,6 +131,40 @@ def _field(name: str) -> Callable[[Task, str, str], Task]:
     return change
 
 
+def _run_option(name: str, kind: Any, expected: str) -> Callable[[Task, str, str], Task]:
+    def change(task: Task, key: str, text: str) -> Task:
+        value = _converted(key, text, kind, expected)
+        return structs.replace(task, options=structs.replace(task.options, **{name: value}))
+
+    return change
+
+
+def _converted(key: str, text: str, kind: Any, expected: str) -> Any:
+    try:
+        return msgspec.convert(text, kind, strict=False)
+    except msgspec.ValidationError:
+        raise ConfigError(f"{key}: {text!r}, expected {expected}") from None
+
+
+def _skips(task: Task, key: str, text: str) -> Task:
+    return structs.replace(task, skip_zero_gpus=_converted(key, text, bool, YES_OR_NO))
+
+
+def _crash(task: Task, key: str, text: str) -> Task:
+    options = structs.replace(task.options, crashes=(parse_crash(text),))
+    return structs.replace(task, options=options)
+
+
+def _tenants(task: Task, key: str, text: str) -> Task:
+    engine = {**task.options.engine, "tenants": read_tenants(text)}
+    return structs.replace(task, options=structs.replace(task.options, engine=engine))
+
+
+def _workload_name(task: Task, key: str, text: str) -> Task:
+    options = structs.replace(task.options, seed=seed_of(text, task.seed))
+    return structs.replace(task, workload=text, options=options)
+
+
 def _speedup(task: Task, key: str, text: str) -> Task:
     model, curves = parse_speedup(text)
     options = structs.replace(task.options, speedup=model)
@@ -136,20 +177,38 @@ def _saves(task: Task, key: str, text: str) -> Task:
     return structs.replace(task, options=options)
 
 
+YES_OR_NO = "true or false"
+
 OPTIONS: dict[str, Callable[[Task, str, str], Task]] = {
     "checkpoint-share": _share("checkpoint"),
     "checkpoints": _saves,
     "cluster": _field("cluster"),
     "coalesce": _option("coalesce_s"),
+    "crash": _crash,
+    "delays": _run_option("has_delays", bool, YES_OR_NO),
     "elastic": _share("elastic"),
+    "failures": _run_option("failures", FailureSource, "none, philly or philly-drawn"),
     "fungible": _share("fungible"),
     "load": _field("load"),
     "loss": _option("loss_ratio"),
+    "oracle": _run_option("is_oracle", bool, YES_OR_NO),
     "pass-period": _option("pass_period_s"),
+    "prerun": _option("prerun_s"),
+    "restarts": _run_option("restarts", Restarts, f"a whole number from 0 to {MOST_RESTARTS}"),
+    "skip-zero-gpus": _skips,
     "speedup": _speedup,
-    "workload": _field("workload"),
+    "tenants": _tenants,
+    "workload": _workload_name,
 }
 """Options of `aryl simulate` that can be swept."""
+
+BY_THEMSELVES = {
+    "policy": "--policy A,B",
+    "scenario": "--scenario A,B",
+    "seed": "--seeds 1..10",
+    "seeds": "--seeds 1..10",
+}
+"""Options that take several values where they are given."""
 
 
 # --- fields of a part ---------------------------------------------------------------------------
@@ -239,6 +298,8 @@ def vary(task: Task, key: str, text: str) -> Task:
         ConfigError: an unknown key, which lists the valid ones, or a value that is none of its.
     """
     part, _, name = key.partition(".")
+    if key in BY_THEMSELVES:
+        raise ConfigError(f"sweep: {key} takes several values by itself: {BY_THEMSELVES[key]}")
     if key in OPTIONS:
         found = OPTIONS[key](task, key, text)
     elif part in PARTS and name in PARTS[part][0]:

@@ -51,6 +51,8 @@ LOAD_DAYS = 28
 LOAD_STEP_S = 300.0
 """Whole weeks, longer than the jobs last; the paper's inference data have a value per 5 minutes."""
 
+_NAME = re.compile(r"paper(-overload)?(?:-(\d{1,6}))?")
+
 DAY_NOISE = 0.015
 STEP_KEPT, STEP_NOISE = 0.9, 0.004
 """Load beyond the hourly curve: a level per day, and an AR(1) per step; ours, small, unfitted."""
@@ -105,14 +107,26 @@ def named(
     Raises:
         ConfigError: a seed for a name that has one.
     """
-    found = re.fullmatch(r"paper(-overload)?(?:-(\d{1,6}))?", name)
+    found = _NAME.fullmatch(name)
     if found is None:
         return None
     if found[2] and seed is not None:
         raise ConfigError(f"workload {name} has its seed in its name; seed {seed} was given too")
-    number = int(found[2]) if found[2] else (1 if seed is None else seed)
+    number = seed_of(name, seed)
     made = overload(number, parameters) if found[1] else paper(number, parameters)
     return made if parameters is None else structs.replace(made, name=f"{made.name}-varied")
+
+
+def seed_of(name: str, seed: int | None) -> int:
+    """The seed of all that a run of a workload draws: `paper-N` is `paper` with seed N, also in who
+    is elastic and in which messages are lost.
+
+    name: of a workload, ours or a file. seed: that was given; None: that in the name, else 1.
+    """
+    if seed is not None:
+        return seed
+    found = _NAME.fullmatch(name)
+    return int(found[2]) if found and found[2] else 1
 
 
 def checksum(jobs: Sequence[TraceJob]) -> str:

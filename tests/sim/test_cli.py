@@ -10,11 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from coordinator.cli.simulate_progress import tally, watching
-from coordinator.sim.compare import Task
-from coordinator.sim.stage import RunOptions
 from tests.cli.fake_cell import FakeCell, Run, aryl
 from tests.sim.small import SLICE
 
@@ -149,7 +145,8 @@ class Page(HTMLParser):
 def test_the_page_is_whole_and_needs_nothing_from_outside(tmp_path: Path) -> None:
     """Plots are inline; no script, no link, no image is loaded from anywhere."""
     file = tmp_path / "report.html"
-    done = simulate(*POOL, "--policy", "fifo,srsf", "--html", str(file))
+    saving = ("--checkpoints", "trace")
+    done = simulate(*POOL, *saving, "--policy", "fifo,srsf", "--html", str(file))
     assert (done.code, done.err) == (0, f"wrote {file}\n")
     text = file.read_text()
     page = Page(text)
@@ -186,6 +183,16 @@ def test_the_page_does_not_say_of_all_what_was_swept(tmp_path: Path) -> None:
     assert "fifo elastic=0.3" in file.read_text()
     simulate(*POOL, "--policy", "fifo", "--elastic", "0.1", "--html", str(file))
     assert "10 % of the jobs, drawn by seed, are elastic." in file.read_text()
+    assert "One draw serves" not in file.read_text()
+
+
+def test_the_page_says_that_one_draw_serves_all_shares(tmp_path: Path) -> None:
+    """Who reads that 10 % are elastic and half save would think that these are apart."""
+    file = tmp_path / "report.html"
+    shares = ("--elastic", "0.1", "--checkpoint-share", "0.5")
+    done = simulate(*POOL, "--policy", "fifo", *shares, "--html", str(file))
+    assert done.code == 0, done.err
+    assert "the jobs of a smaller one are among those of a larger" in file.read_text()
 
 
 # --- mistakes -----------------------------------------------------------------------------------
@@ -198,6 +205,8 @@ def test_the_page_does_not_say_of_all_what_was_swept(tmp_path: Path) -> None:
         (("--policy", "fifo,fifo"), "policy: fifo stands twice"),
         (("--policy", ","), "policy: none named"),
         (("--policy", ""), "policy: none named"),
+        (("--policy", "fifo,,sjf"), "policy: 'fifo,,sjf' has an empty name"),
+        (("--policy", "fifo,"), "policy: 'fifo,' has an empty name"),
         (("--policy", "magic"), "is not one of all, afs"),
         (
             ("--policy", "all,fifo"),
@@ -335,32 +344,3 @@ def test_the_part_of_the_way_to_the_bound_stands_beside_every_policy() -> None:
     assert first[:end].split()[-1] == f"{100 * fifo['gap_closed_ratio']:.1f}"
     [alone] = json.loads(simulate(*POOL, "--policy", "fifo", "-o", "json").out)["runs"]
     assert alone["gap_closed_ratio"] is None
-
-
-# --- progress -----------------------------------------------------------------------------------
-
-
-def test_progress_adds_up_what_the_runs_say(tmp_path: Path) -> None:
-    """A run that said nothing yet, or is just writing, counts as not begun."""
-    files = [tmp_path / "0", tmp_path / "1", tmp_path / "2"]
-    files[0].write_text("10 200")
-    files[1].write_text("")
-    assert tally(files) == (10, 200)
-    files[2].write_text("5 100")
-    assert tally(files) == (15, 300)
-
-
-def test_a_terminal_sees_a_bar_and_a_pipe_sees_nothing() -> None:
-    """Tasks are told to say how far they are only where somebody looks."""
-    task = Task(workload="w", options=RunOptions(policy="fifo"))
-    pipe = Console(file=io.StringIO(), force_terminal=False)
-    with watching([task], jobs=5, out=pipe) as told:
-        assert told == [task]
-    screen = io.StringIO()
-    terminal = Console(file=screen, force_terminal=True, width=120)
-    with watching([task], jobs=5, out=terminal) as told:
-        assert told[0].progress is not None
-        assert Path(told[0].progress).parent.is_dir()
-    assert not Path(told[0].progress or "").parent.exists()
-    assert "events" in screen.getvalue()
-    assert "ETA" in screen.getvalue()

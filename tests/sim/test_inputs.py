@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from common.errors import ConfigError
 from common.model import NodeName, Pool, ServiceName
@@ -19,8 +20,10 @@ from coordinator.sim.inputs import (
     read_workload,
 )
 from coordinator.sim.outages import Crash
-from coordinator.workloads.records import NodeGroup
+from coordinator.sim.stage import RunOptions, Stage
+from coordinator.workloads.records import NodeGroup, TraceJob
 
+SHARES = Shares.__struct_fields__
 SLICE = Path(__file__).parents[1] / "data" / "sim" / "itp_slice.csv"
 TRACES = Path(__file__).parents[1] / "data" / "traces"
 
@@ -121,16 +124,73 @@ def test_a_load_file_stands_in_for_the_own_load() -> None:
     assert [(load.name, load.start_s) for load in found.loads] == [("m-mid", 0.0)]
 
 
-def test_shares_are_drawn_by_seed() -> None:
-    """The same seed chooses the same jobs, another seed others."""
+def test_a_load_begins_with_the_run_whenever_its_file_does(tmp_path: Path) -> None:
+    """A file that was cut out of a longer one begins at some later second."""
+    file = tmp_path / "load.csv"
+    file.write_text("t_s,busy_ratio\n900,0.2\n1200,0.3\n")
+    [load] = read_workload(str(SLICE), cluster="1x64+2x8", load=str(file)).loads
+    assert next(iter(load.samples())) == (0.0, 0.2)
+    assert load.start_s == 0.0
 
-    def elastic(seed: int) -> list[str]:
-        shares = Shares(elastic=0.3)
-        found = read_workload(str(SLICE), seed=seed, cluster="1x64", shares=shares)
-        return [job.job_id for job in found.jobs if job.is_elastic]
 
-    assert elastic(1) == elastic(1)
-    assert elastic(1) != elastic(2)
+AGGREGATE = str(TRACES / "servegen_aggregate.csv")
+
+
+def test_several_loads_are_several_services() -> None:
+    """Each with nodes of its own, under the name of its series or under one that is given."""
+    loads = (f"{AGGREGATE}:m-mid", f"chat={AGGREGATE}:m-mid", f"code={AGGREGATE}:m-large")
+    found = read_workload(str(SLICE), cluster="1x64+7x8", load=loads)
+    assert [load.name for load in found.loads] == ["m-mid", "chat", "code"]
+    assert found.loads[0].values == found.loads[1].values != found.loads[2].values
+    stage = Stage(found, RunOptions(policy="fifo"))
+    assert {name: len(nodes) for name, nodes in stage.nodes_of.items()} == {
+        "m-mid": 3,
+        "chat": 2,
+        "code": 2,
+    }
+
+
+@pytest.mark.parametrize(
+    ("loads", "said"),
+    [
+        ((f"{AGGREGATE}:m-mid",) * 2, "load: m-mid stands twice; NAME=FILE"),
+        ((f"a={AGGREGATE}",), "several series, name one: m-large, m-mid"),
+        (("a=nowhere.csv",), r"trace nowhere\.csv: no such file"),
+        (
+            tuple(f"s{number}={AGGREGATE}:m-mid" for number in range(3)),
+            "load: 3 services on 2 inference nodes, expected at least one node for each",
+        ),
+    ],
+)
+def test_services_that_cannot_be_are_one_clear_error(loads: tuple[str, ...], said: str) -> None:
+    """Two of one name, a series that is not named, and one without a node."""
+    with pytest.raises(ConfigError, match=said):
+        read_workload(str(SLICE), cluster="1x64+2x8", load=loads)
+
+
+def chosen(option: str, share: float, seed: int | None) -> frozenset[str]:
+    """The jobs of the slice that a share of one kind falls on."""
+    shares = structs.replace(Shares(), **{option: share})
+    found = read_workload(str(SLICE), seed=seed, cluster="8x8+8x8", shares=shares)
+
+    def is_chosen(job: TraceJob) -> bool:
+        fungible = len(job.gpu_types) > 1
+        told = {
+            "elastic": job.is_elastic, "fungible": fungible, "checkpoint": job.has_checkpoints
+        }  # fmt: skip
+        return told[option]
+
+    return frozenset(job.job_id for job in found.jobs if is_chosen(job))
+
+
+@pytest.mark.parametrize("option", SHARES)
+def test_shares_are_drawn_by_seed(option: str) -> None:
+    """The same seed chooses the same jobs, another seed others, 0 like any; none given is 1."""
+    of_seed = [chosen(option, 0.3, seed) for seed in range(4)]
+    assert len(set(of_seed)) == len(of_seed)
+    assert all(len(ids) == round(0.3 * 240) for ids in of_seed)
+    assert chosen(option, 0.3, 1) == of_seed[1] == chosen(option, 0.3, None)
+    assert chosen(option, 0.1, 2) < of_seed[2] < chosen(option, 0.5, 2)
 
 
 def test_a_share_is_a_part_of_one() -> None:

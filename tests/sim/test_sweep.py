@@ -12,11 +12,14 @@ import pytest
 from msgspec import structs
 
 from common.errors import ConfigError
+from common.model import NodeName
 from coordinator.engine.accounting import Quantiles
 from coordinator.policies.bundles import POLICIES
 from coordinator.policies.knob_text import knobs
 from coordinator.sim.compare import Task, label, means
+from coordinator.sim.failure_sources import FailureSource
 from coordinator.sim.inputs import Shares
+from coordinator.sim.outages import Crash
 from coordinator.sim.run import RunResult
 from coordinator.sim.runtime import Saves
 from coordinator.sim.stage import RunOptions, Stage
@@ -47,6 +50,14 @@ def test_options_and_fields_change_what_they_name() -> None:
     turned = vary(vary(BASE, "policy.resize_cost_s", "7"), "policy.reclaim", "random")
     assert turned.options.policy_text == "aryl-elastic:resize_cost_s=7:reclaim=random"
     assert turned.options.policy == "aryl-elastic"
+    assert vary(BASE, "failures", "philly-drawn").options.failures == FailureSource.PHILLY_DRAWN
+    assert vary(BASE, "restarts", "7").options.restarts == 7
+    assert vary(BASE, "prerun", "30").options.prerun_s == 30.0
+    assert not vary(BASE, "oracle", "false").options.is_oracle
+    assert not vary(BASE, "delays", "false").options.has_delays
+    assert vary(BASE, "skip-zero-gpus", "true").skip_zero_gpus
+    twice = vary(vary(BASE, "crash", "t00000@5+5"), "crash", "t00000@60+6")
+    assert twice.options.crashes == (Crash(node=NodeName("t00000"), at_s=60.0, down_s=6.0),)
     drawn = vary(vary(BASE, "workload.load", "0.9"), "workload.gangs", "3").parameters
     assert drawn is not None
     assert (drawn.load, drawn.gangs) == (0.9, 3)
@@ -64,11 +75,14 @@ def _owner(key: str) -> tuple[Task, str]:
     return structs.replace(BASE, options=options), knob.default
 
 
-def test_every_key_can_be_swept() -> None:
+def test_every_key_can_be_swept(tmp_path: Path) -> None:
     """None is listed that then fails on a value that suits it."""
+    tenants = tmp_path / "tenants.toml"
+    tenants.write_text('[[tenants]]\nname = "a"\nweight = 2\n')
     values = {
         "checkpoints": "never", "cluster": "1x64", "speedup": "linear", "load": "x.csv",
         "workload": "paper-1", "policy.reclaim": "random", "policy.reclaim_cost": "jobs",
+        "crash": "t00000@60+60", "failures": "philly", "tenants": str(tenants),
     }  # fmt: skip
     for key in keys():
         base, default = _owner(key)
@@ -118,7 +132,15 @@ def test_settings_and_delays_reach_the_run() -> None:
     [
         ("elastc=1", "'elastc' is not one of .*elastic.*policy.resize_cost_s.*workload.load"),
         ("policy.speed=1", "'policy.speed' is not one of"),
-        ("policy=1", "'policy' is not one of"),
+        ("policy=1", "policy takes several values by itself: --policy A,B"),
+        ("seed=1,2", r"seed takes several values by itself: --seeds 1\.\.10"),
+        ("scenario=basic", "scenario takes several values by itself: --scenario A,B"),
+        ("failures=all", "failures: 'all', expected none, philly or philly-drawn"),
+        ("restarts=-1", "restarts: '-1', expected a whole number from 0 to 1000000"),
+        ("oracle=maybe", "oracle: 'maybe', expected true or false"),
+        ("crash=t1", "crash t1: expected NODE@SECONDS"),
+        ("tenants=nowhere.toml", "nowhere.toml: no such file"),
+        ("prerun=0", "prerun: '0', expected a number from 1 to"),
         ("service.name=a", "'service.name' is not one of"),
         ("elastic", "expected KEY=VALUE"),
         ("=1", "expected KEY=VALUE"),

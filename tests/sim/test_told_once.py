@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,38 @@ def test_a_directory_is_no_page_and_is_refused_before_the_runs(tmp_path: Path) -
     assert f"html {tmp_path}: is a directory, expected the name of a file" in done.err
     assert done.out == ""
     assert "events" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--policy", "fifo,srsf"), ["aryl: srsf: jobs that were stopped begin again"]),
+        (("--policy", "fifo"), []),
+        (("--policy", "srsf", "--checkpoints", "on-request"), []),
+        (("--policy", "srsf", "--checkpoints", "trace"), []),
+        (("--policy", "srsf", "--checkpoint-share", "0.5"), []),
+    ],
+)
+def test_who_stops_jobs_that_do_not_save_is_told_once(
+    more: tuple[str, ...], said: list[str]
+) -> None:
+    """Published figures of such policies take it that nothing is lost; who says what is kept, and
+    who stops nobody, is told nothing."""
+    pool = ("--workload", str(SLICE), "--cluster", "1x64", "--no-delays", "--cores", "1")
+    done = simulate(*pool, *more)
+    assert done.code == 0, done.err
+    lines = [line for line in done.err.splitlines() if "begin again" in line]
+    assert [line[: len(text)] for line, text in zip(lines, said, strict=True)] == said
+
+
+def test_results_come_out_also_where_the_page_cannot_be_written() -> None:
+    """Hours of runs are not thrown away for it: they are printed first, and the end is an error."""
+    given = ("--cluster", "2x64", "--html", "/dev/full", "-o", "json")
+    done = simulate(*POOL[:-1], "1", *given)
+    assert done.code == 2
+    assert [run["seed"] for run in json.loads(done.out)["runs"]] == [1]
+    assert "html /dev/full: No space left on device" in done.err
+    assert "Traceback" not in done.err
 
 
 def test_a_deadline_that_no_way_home_fits_into_is_told_and_nothing_is_lent() -> None:
