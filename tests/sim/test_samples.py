@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from common.clock import SystemClock
-from common.model import NodeName, Pool
+from common.model import NodeName, NodeRole, Pool, ServiceName
 from coordinator.sim.cluster import NodeSpec
 from coordinator.sim.run import play
 from coordinator.sim.samples import Serving
-from coordinator.sim.stage import RunOptions
+from coordinator.sim.stage import RunOptions, Stage
 from coordinator.workloads.records import LoadSeries, LoadUnit, NodeGroup, TraceJob, Workload
 
 STEPS = LoadSeries(name="chat", step_s=100.0, values=(0.5, 0.25), unit=LoadUnit.BUSY)
@@ -99,3 +99,71 @@ def test_what_could_be_lent_leaves_the_headroom_and_the_least_that_serves() -> N
 
     assert lendable(100, 0.4) == {58}
     assert lendable(2, 0.0) == {1}
+
+
+@pytest.mark.slow
+def test_several_services_lend_each_by_its_own_load() -> None:
+    """One that is busy all day keeps its nodes, and one that is quiet lends; both are counted."""
+
+    def load(name: str, busy: float) -> LoadSeries:
+        return LoadSeries(name=name, step_s=300.0, values=(busy, busy), unit=LoadUnit.BUSY)
+
+    of = Workload(
+        name="w",
+        jobs=tuple(
+            TraceJob(
+                job_id=f"j{number}",
+                submit_s=float(number),
+                duration_s=4000.0,
+                gpus=8,
+                gpu_types=("V100", "T4"),
+            )
+            for number in range(12)
+        ),
+        loads=(load("busy", 0.9), load("quiet", 0.1)),
+        nodes=(
+            NodeGroup(count=1, gpus=8, gpu_type="V100"),
+            NodeGroup(count=20, gpus=8, gpu_type="T4", home_pool=Pool.INFERENCE),
+        ),
+        length_s=4000.0,
+    )
+    stage = Stage(of, RunOptions(policy="aryl-loan", has_delays=False, check=True))
+    lent: set[str] = set()
+
+    def look(_: float) -> None:
+        roles = stage.sim.engine.state.nodes.items()
+        lent.update(str(name) for name, node in roles if node.role == NodeRole.ON_LOAN)
+
+    stage.sim.watch = look
+    stage.sim.run_jobs()
+    assert lent
+    quiet = {str(spec.name) for spec in stage.nodes_of[ServiceName("quiet")]}
+    assert lent <= quiet
+    run = play(of, RunOptions(policy="aryl-loan", has_delays=False), clock=SystemClock())
+    assert {sample.lendable_nodes for sample in run.samples} == {8}  # 10 less 1 and a spare one
+    assert all(sample.serving_gpu_ratio == pytest.approx(0.5) for sample in run.samples)
+
+
+def test_what_could_be_lent_is_of_the_load_of_that_instant() -> None:
+    """Not of the step after or before it: the line of the page falls as the load rises."""
+    rising = LoadSeries(name="chat", step_s=100.0, values=(0.4, 0.8, 0.1), unit=LoadUnit.BUSY)
+    of = Workload(
+        name="w",
+        jobs=tuple(
+            TraceJob(job_id=f"j{number}", submit_s=70.0 * number, duration_s=60.0, gpus=8)
+            for number in range(10)
+        ),
+        loads=(rising,),
+        nodes=(
+            NodeGroup(count=1, gpus=8, gpu_type="V100"),
+            NodeGroup(count=100, gpus=8, gpu_type="T4", home_pool=Pool.INFERENCE),
+        ),
+        length_s=700.0,
+    )
+    run = play(of, RunOptions(policy="fifo", has_delays=False), clock=SystemClock())
+    lendable = {0: 58, 1: 18, 2: 88}  # of a hundred, 2 stay above those that are busy
+    steps = {int(sample.at_s / 100.0) % 3 for sample in run.samples}
+    assert steps == {0, 1, 2}
+    assert [sample.lendable_nodes for sample in run.samples] == [
+        lendable[int(sample.at_s / 100.0) % 3] for sample in run.samples
+    ]

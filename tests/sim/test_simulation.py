@@ -6,7 +6,17 @@ from itertools import count
 
 import pytest
 
-from common.model import JobId, JobSpec, JobState, Mode, NodeName, Pool, ServiceName, WorkerRange
+from common.model import (
+    JobId,
+    JobSpec,
+    JobState,
+    Mode,
+    NodeName,
+    NodeRole,
+    Pool,
+    ServiceName,
+    WorkerRange,
+)
 from coordinator.engine.accounting import figures
 from coordinator.engine.events import Event, LoadMeasured, LoanPassDue, PassDue
 from coordinator.engine.settings import EngineSettings, ServiceSettings
@@ -104,6 +114,29 @@ def ended(run: Simulation) -> dict[str, float | None]:
     """When each job ended."""
     jobs = run.engine.state.jobs.values()
     return {job.job_id: job.finished_at_s for job in jobs if job.state == JobState.SUCCEEDED}
+
+
+# --- crashes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("down_s", "is_lost"), [(14.0, False), (16.0, True), (60.0, True)])
+def test_a_node_that_is_down_for_a_quarter_of_a_minute_is_lost(
+    down_s: float, is_lost: bool
+) -> None:
+    """Fifteen seconds after it fell silent, as in a live cell by default, and not before; one that
+    is back by then never was."""
+    run = sim(delays=SLOW)
+    run.submit([job("a", 10_000.0)])
+    run.crash([Crash(node=NodeName("t0"), at_s=100.0, down_s=down_s)])
+    roles: list[NodeRole] = []
+
+    def look() -> None:
+        roles.append(run.engine.state.nodes[NodeName("t0")].role)
+
+    for at_s in (99.0, 114.9, 115.1):
+        run.loop.at(at_s, look)
+    run.run(until_s=116.0)
+    assert [role == NodeRole.LOST for role in roles] == [False, False, is_lost]
 
 
 # --- passes -------------------------------------------------------------------------------------
