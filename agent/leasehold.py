@@ -46,7 +46,8 @@ class Leasehold:
         """Why the node must not be lent any longer; empty while it may.
 
         given_up: why the node itself cannot begin the loan, as far as nobody else has ended it. It
-            turns back for good then: on its way back nothing is as a drain left it.
+            turns back for good then, also where it is told to go on by an agent that starts anew:
+            on its way back nothing is as a drain left it.
         """
         memory = self._memory
         if memory.lease is None:
@@ -55,12 +56,14 @@ class Leasehold:
             return "the coordinator asked for it back"
         if self._refusal:
             return self._refusal
+        turned_back = memory.turned_back
+        if turned_back is not None and turned_back.lease_id == memory.lease.lease_id:
+            return turned_back.reason
         ends_at_s = memory.lease_ends_at_s
         if ends_at_s is not None and now_s >= ends_at_s:
             return "the lease ran out without an answer"
         if given_up:
             memory.turned_back = TurnBack(lease_id=memory.lease.lease_id, reason=given_up)
-            self._refusal = given_up
         return given_up
 
     def end(self) -> None:

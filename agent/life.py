@@ -39,6 +39,7 @@ class Life:
         self._health = Health()
         self._why = ""
         self.trespasses: tuple[Trespass, ...] = ()
+        self._unknown_server = ""
         self.ledger_error = ""
         """Why the memory is not on disk; until it is, what was begun goes on or home, no more."""
         self._role_at_s = now_s
@@ -59,6 +60,7 @@ class Life:
         memory = self.memory
         memory.boot_id = boot_id
         self.workers.end_all("the node rebooted", now_s=now_s)
+        memory.left_behind, memory.strangers = [], []
         way_home.booted(memory)
         self._lease.end()
         inference = self._goes_home()
@@ -146,9 +148,10 @@ class Life:
     @property
     def detail(self) -> str:
         """Why the node is where it is, in words."""
-        trespass = trespasses.in_words(self.trespasses)
+        trespass = trespasses.in_words(self.trespasses, self.memory)
         kept = f"kept in quarantine: {self._kept_by}" if self._kept_by else ""
-        parts = (self._why, kept, self._commands.error, trespass, self.ledger_error)
+        server = self._unknown_server
+        parts = (self._why, kept, self._commands.error, trespass, server, self.ledger_error)
         return "; ".join(part for part in parts if part)
 
     def hook_done(self, kind: HookKind, *, error: str, now_s: float) -> None:
@@ -160,6 +163,7 @@ class Life:
     def step(self, facts: Facts) -> list[Action]:
         """Everything that should happen now, given what is."""
         self.trespasses = trespasses.told(facts.trespassers)
+        self._unknown_server = facts.unknown_server
         trespasses.forget_gone(self.memory, facts)
         actions = self._role_step(facts)
         closed = self.ledger_error
@@ -234,7 +238,11 @@ class Life:
         is_out_of_time = facts.now_s - since_s > self.settings.device_free_timeout_s
         is_hopeless = stopped_at_s is not None and handover.is_beside(facts, since_s=stopped_at_s)
         if busy and self._commands.is_idle and (is_out_of_time or is_hopeless):
-            trespasses.left_behind(self.memory, facts)
+            if is_hopeless:
+                trespasses.keep(self.memory, (pid for pid, _ in facts.trespassers))
+                busy = handover.unusable(facts)
+            if is_out_of_time and stopped_at_s is not None:
+                trespasses.keep(self.memory, facts.others)
             return self._turn_home(facts, self._lease.over(facts.now_s, given_up=busy))
         if stopped_at_s is None:
             return self._commands.run(HookKind.STOP, facts.now_s)
@@ -263,6 +271,9 @@ class Life:
         return self._turn_home(facts, over) if over else []
 
     def _turn_home(self, facts: Facts, why: str) -> list[Action]:
+        is_draining = self.memory.role == R.DRAINING
+        if is_draining and self._commands.done_at_s(HookKind.STOP) is None:
+            self.memory.is_server_stopped = False  # as far as anybody knows
         way_home.began(self.memory, now_s=facts.now_s)
         self._lease.end()
         self._fire(NodeEvent.VACATE, facts.now_s, why)
@@ -287,13 +298,13 @@ class Life:
         if self._emptied_at_s is None:
             self._emptied_at_s = facts.now_s
         is_out_of_time = facts.now_s - self._emptied_at_s > self.settings.device_free_timeout_s
+        beside = trespasses.known(self.memory, facts)
         if is_out_of_time:
-            trespasses.left_behind(self.memory, facts)
+            beside |= facts.others
+            if self.memory.is_server_stopped:  # else it may be the server that is there, and stays
+                trespasses.keep(self.memory, facts.others)
         busy = self._kept_out(
-            facts,
-            since_s=self._emptied_at_s,
-            is_patient=not is_out_of_time,
-            beside=trespasses.known(self.memory, facts),
+            facts, since_s=self._emptied_at_s, is_patient=not is_out_of_time, beside=beside
         )
         if not busy:
             instants_s = (self._role_at_s, self._saved_at_s, self._emptied_at_s, facts.now_s)

@@ -179,6 +179,7 @@ class Node:
             statuses=tuple(_fact(status) for status in statuses),
             trespassers=self._strangers.found,
             others=self._strangers.others,
+            unknown_server=self._strangers.unknown_server,
             listening_ports=self._machine.listening_ports()
             if self.life.workers.awaits_store
             else frozenset(),

@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from agent.processes import PROC, leaders, lineage
+from common.errors import ConfigError
 
 TCP_LISTEN = "0A"
 """State of a listening socket in /proc/net/tcp (Linux, include/net/tcp_states.h)."""
@@ -20,10 +21,25 @@ SHARED_BY_CLIENTS = "nvidia-cuda-mps"
 """How CUDA's Multi-Process Service is called, cut to what the kernel keeps of a name (15 bytes):
 it computes for its clients, and is whosever they are."""
 
+UNIT_KINDS = (".service", ".scope", ".slice")
+"""Of systemd, those that are control groups with processes."""
 MOST_LOOKS_BETWEEN = 64
 """Of a server that nobody could find so far."""
 
 _PORTS = {"http": 80, "https": 443}
+
+
+def checked_units(units: Sequence[str]) -> None:
+    """Refuse what can be no unit's name: it would match nothing, and nobody would be told.
+
+    Raises:
+        ConfigError: names the field.
+    """
+    for unit in units:
+        stem = next((unit.removesuffix(kind) for kind in UNIT_KINDS if unit.endswith(kind)), "")
+        if not stem or "/" in stem or any(letter.isspace() for letter in stem):
+            kinds = " or ".join(UNIT_KINDS)
+            raise ConfigError(f"server.units: {unit!r} is no unit's name, which ends in {kinds}")
 
 
 def listening(proc: Path = PROC) -> Iterator[tuple[int, str]]:

@@ -111,6 +111,9 @@ class Memory(Struct, kw_only=True):
     left_behind: list[int] = field(default_factory=list[int])
     """GPU processes that outlived the server or the workers for longer than those may take; until
     they are gone."""
+    strangers: list[int] = field(default_factory=list[int])
+    """GPU processes of nobody's that were seen last: whoever starts next could tell a server's from
+    others only by its second sample, and its coordinator would lend the node before that."""
     is_server_stopped: bool = False
     """The server of an inference node was told to stop and not yet to start again."""
     home_due_at_s: float | None = None
@@ -171,6 +174,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     trespassers: GPU processes of nobody who was given the GPUs, as (pid, GPU): `agent.strangers`.
     others: GPU processes that are alive and of no granted worker, whosever they are, while the GPUs
         change hands; empty at other times.
+    unknown_server: why nobody can tell the server's GPU processes by its settings; mostly empty.
     listening_ports: TCP ports that somebody listens on; empty while nobody waits for one.
     contact_at_s: when the last report was sent that the coordinator answered; None before one.
     """
@@ -184,6 +188,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     statuses: tuple[WorkerFact, ...] = ()
     trespassers: tuple[tuple[int, GpuUuid], ...] = ()
     others: frozenset[int] = frozenset()
+    unknown_server: str = ""
     listening_ports: frozenset[int] = frozenset()
     contact_at_s: float | None = None
 

@@ -8,6 +8,7 @@ or does not answer, nobody can be told from it: whoever was a stranger before st
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -20,6 +21,11 @@ from common.model import GpuUuid, NodeRole
 
 Found = tuple[tuple[int, GpuUuid], ...]
 
+log = logging.getLogger(__name__)
+
+LOOKS_IN_VAIN = 3
+"""So many samples in a row show that the server's units are not those that it runs in: one may be
+of processes that have ended meanwhile."""
 _RUNS_WORKERS = (NodeRole.TRAINING, NodeRole.ON_LOAN)
 
 
@@ -58,6 +64,19 @@ class Strangers:
         """Processes of the server as it was seen last; None: nobody could tell."""
         self._suspects: set[int] = set()
         self._judged_at_s: float | None = None
+        self._looks_in_vain = 0
+        self._is_warned = False
+
+    @property
+    def unknown_server(self) -> str:
+        """Why nobody can tell the server's processes although its units are named; else empty."""
+        if self._server is None or self._looks_in_vain < LOOKS_IN_VAIN:
+            return ""
+        units = ", ".join(self._server.units)
+        return (
+            f"server.units: no process on a GPU is in {units}, so the server is not known and "
+            "no other process beside it is seen"
+        )
 
     def saw(self, look: Look, memory: Memory) -> None:
         """Judge the GPU processes of a sample by the node's role; one that saw no GPU shows nothing
@@ -66,7 +85,8 @@ class Strangers:
             return
         used = [(process.pid, gpu.uuid) for gpu in look.gpus for process in gpu.processes]
         pids = {pid for pid, _ in used}
-        known = {pid for pid, _ in self.found} | set(memory.left_behind)
+        left = pids & set(memory.left_behind)
+        known = left.union(memory.strangers)
         self.others = frozenset()
         certain = known & pids
         is_draining = memory.role == NodeRole.DRAINING
@@ -79,22 +99,34 @@ class Strangers:
             if self._servers is not None:
                 certain |= self.others - self._servers
         elif is_serving and look.is_healthy and self._server is not None:
-            certain = self._beside_server(look, pids, known, self._server)
+            certain = self._beside_server(look, pids, known, left, self._server)
         self.found = tuple((pid, uuid) for pid, uuid in used if pid in certain)
+        memory.strangers = sorted({pid for pid, _ in self.found})
 
     def _beside_server(
-        self, look: Look, pids: set[int], known: set[int], server: ServerSettings
+        self, look: Look, pids: set[int], known: set[int], left: set[int], server: ServerSettings
     ) -> set[int]:
         """Those that are none of the server's in two samples: one may show a server that ends,
-        and be judged by the one that has begun."""
+        and be judged by the one that has begun. Of whoever outlived a stop of the server it does
+        not matter whose it is: it would again, and no worker could have its GPU."""
         if look.at_s == self._judged_at_s:
             return {pid for pid, _ in self.found}
         self._judged_at_s = look.at_s
         beside = self._machine.beside_server(pids, server) if pids else set[int]()
+        self._count_in_vain(is_in_vain=beside is None and bool(server.units))
         if beside is None:
             self._servers, self._suspects = None, set[int]()
             return known & pids
+        beside |= left
         certain = beside & (known | self._suspects)
         self._suspects = beside
         self._servers = frozenset(pids - beside)
         return certain
+
+    def _count_in_vain(self, *, is_in_vain: bool) -> None:
+        self._looks_in_vain = self._looks_in_vain + 1 if is_in_vain else 0
+        if not is_in_vain:
+            self._is_warned = False
+        elif self.unknown_server and not self._is_warned:
+            self._is_warned = True
+            log.warning("%s", self.unknown_server)

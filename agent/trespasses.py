@@ -4,7 +4,7 @@ Pure; must not know how whose they are is found out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from agent.state import Facts, Memory
 from common.messages import GpuHealth, Trespass
@@ -19,19 +19,22 @@ def told(found: Sequence[tuple[int, GpuUuid]]) -> tuple[Trespass, ...]:
     return tuple(Trespass(pid=pid, gpu_uuid=gpu) for pid, gpu in found[:MAX_TRESPASSES])
 
 
-def in_words(trespasses: Sequence[Trespass]) -> str:
-    """The first of them and how many more; empty without any."""
+def in_words(trespasses: Sequence[Trespass], memory: Memory) -> str:
+    """The first of them and how many more; empty without any. One that its settings call the
+    server's, and that no stop of it ends, can be told by this alone."""
     if not trespasses:
         return ""
     first, more = trespasses[0], len(trespasses) - 1
     others = f" and {more} more" if more else ""
-    return f"trespass: process {first.pid} on {first.gpu_uuid}{others}"
+    is_left = first.pid in memory.left_behind
+    seen = ", seen there while the server was stopped" if is_left else ""
+    return f"trespass: process {first.pid} on {first.gpu_uuid}{seen}{others}"
 
 
-def left_behind(memory: Memory, facts: Facts) -> None:
-    """Whoever is on a GPU now had the time that a server or a worker has to leave it: it is none of
-    either, or one that will not end."""
-    memory.left_behind = sorted({*memory.left_behind, *facts.others})
+def keep(memory: Memory, pids: Iterable[int]) -> None:
+    """Remember strangers, or whoever is on a GPU after the time that a server or a worker has to
+    leave it: it is none of either, or one that will not end."""
+    memory.left_behind = sorted({*memory.left_behind, *pids})
 
 
 def known(memory: Memory, facts: Facts) -> frozenset[int]:

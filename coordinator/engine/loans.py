@@ -258,6 +258,7 @@ def _adopt_lease(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
         begun_at_s=ctx.now_s,
         reason="adopted: the node holds this lease",
     )
+    ctx.state.counters.loans += 1  # nobody here counted it, and its end will be counted
     ctx.tell(node.name, f"lease {event.lease_id} adopted", "found on the node")
     ctx.touch(node.name)
 
@@ -266,7 +267,7 @@ def _went_home(ctx: Context, node: NodeEntry, loan: LoanEntry, event: NodeReport
     """The node went home by itself: its lease ended, or it gave the loan up before it began, and no
     order had reached it."""
     promised_s = promised.known_s(ctx, loan.service)
-    turned_back = event.turned_back
+    turned_back = None if loan.begun_at_s is not None else event.turned_back
     if turned_back is not None and turned_back.lease_id == loan.lease_id:
         loan.turned_back, loan.turned_back_at_s = turned_back.reason, ctx.now_s
         loan.turn_back_deadline_s = promised_s

@@ -23,6 +23,8 @@ from coordinator.policies.words import counted
 
 STORAGE_SILENT = "the storage did not answer"
 """In the error of a start or of a look before it; as in `agent.state`."""
+NODES_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+"""Of a job's PATH, what is its node's all the same."""
 HUNG_KEPT = 8
 """Of one node; who hangs there more often is not news."""
 MOST = 3
@@ -84,11 +86,19 @@ def _refused(ctx: Context, node: NodeEntry, worker: WorkerEntry, why: str) -> No
 
 
 def _begins_in(spec: JobSpec) -> str:
-    """The storage on which a worker begins and which need not be its node's; empty: none."""
+    """The storage that a worker needs to begin and that need not be its node's; empty: none.
+
+    It begins in its directory and runs its program, which is looked for along its own PATH if it
+    has one; its node looks at its checkpoint before. Which of them hangs is not told.
+    """
     if spec.workdir != "/":
         return spec.workdir
-    directory, _, _ = spec.command[0].rpartition("/")
-    return directory if directory.startswith("/") else ""
+    directory, _, program = spec.command[0].rpartition("/")
+    if directory.startswith("/"):
+        return directory
+    looked_in = spec.env.get("PATH", "").split(":") if program == spec.command[0] else []
+    own = (part for part in looked_in if part.startswith("/") and part not in NODES_PATH)
+    return spec.checkpoint.path or next(own, "")
 
 
 def _hung(ctx: Context, node: NodeEntry, directory: str, *, within_s: float) -> int:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.server_processes import ServerProcesses
+from agent.server_processes import ServerProcesses, checked_units
+from common.errors import ConfigError
 
 LISTENS = """
 import socket, subprocess, sys
@@ -184,6 +185,20 @@ def test_an_agent_that_may_not_see_who_listens_is_told_the_units(proc: Proc) -> 
     assert proc.beside(50, 51, 60, 70, units=("vllm.service",)) == {60, 70}
     assert proc.beside(50, 51, 60, 70, units=("system.slice",)) == {70}
     assert proc.beside(60, 70, units=("vllm.service",)) is None
+
+
+@pytest.mark.parametrize(
+    "unit", ["", "vllm", ".service", "vllm.socket", "/system.slice/vllm.service", "a b.service"]
+)
+def test_what_is_no_units_name_is_refused(unit: str) -> None:
+    """It would be found nowhere; the field and the name are told."""
+    with pytest.raises(ConfigError, match=f"server.units: {unit!r} is no unit's name"):
+        checked_units(("vllm.service", unit))
+
+
+def test_names_of_units_that_have_processes_are_taken() -> None:
+    """A service, also of a template, a container's scope, a slice."""
+    checked_units(("vllm@0.service", "docker-0a1b.scope", "machine.slice"))
 
 
 def test_a_server_that_was_not_found_is_looked_for_ever_less_often(proc: Proc) -> None:

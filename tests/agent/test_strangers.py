@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from agent.settings import ServerSettings
@@ -32,7 +33,7 @@ class Kin:
 
     def beside_server(self, pids: set[int], server: ServerSettings) -> set[int] | None:
         """As the machine's: by what is known of the server."""
-        assert server == SERVER
+        assert server.health_url == SERVER.health_url
         return None if self.server is None else pids - self.server - self.dead
 
 
@@ -171,3 +172,27 @@ def test_a_node_without_a_server_accuses_nobody_between_its_roles() -> None:
     house.eye = Strangers(house.kin, None)
     for _ in range(3):
         assert house.saw(STRANGER) == []
+
+
+def test_units_that_no_process_is_in_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    """After some samples, once in the log, and as long as it is so: with a typo in them nobody is
+    ever a stranger. Without units it is no news that a server cannot be told."""
+    house = House()
+    house.eye = Strangers(house.kin, msgspec.structs.replace(SERVER, units=("vlm.service",)))
+    house.saw(SERVERS, STRANGER)
+    house.kin.server = None
+    for _ in range(2):
+        house.saw(SERVERS, STRANGER)
+    assert house.eye.unknown_server == ""
+    for _ in range(5):
+        house.saw(SERVERS, STRANGER)
+        assert "no process on a GPU is in vlm.service" in house.eye.unknown_server
+    assert len(caplog.records) == 1
+    house.kin.server = {SERVERS}
+    house.saw(SERVERS, STRANGER)
+    assert house.eye.unknown_server == ""
+    silent = House()
+    silent.kin.server = None
+    for _ in range(5):
+        silent.saw(SERVERS, STRANGER)
+    assert silent.eye.unknown_server == ""

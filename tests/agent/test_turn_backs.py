@@ -13,7 +13,7 @@ from agent.state import Facts, HookKind, Memory
 from common.messages import GpuHealth, GpuProcess, Trespass
 from common.model import GpuUuid, LeaseId, NodeRole, TurnBack
 from tests.agent.agent_house import AgentHouse
-from tests.agent.bench import Bench, key, lease, order, page, two_gpus
+from tests.agent.bench import SERVER, Bench, key, lease, order, page, two_gpus
 from tests.agent.test_sick_gpus import draining, lent, renewed
 
 R, H = NodeRole, HookKind
@@ -131,6 +131,7 @@ def test_a_stranger_on_one_gpu_excuses_no_other_process() -> None:
     assert house.role() == R.VACATING
     house.steps(4)
     assert house.role() == R.SERVING
+    assert house.memory.left_behind == [12, 4711], "so that it is learnt once"
 
 
 def test_who_keeps_the_server_out_is_named_and_not_the_stranger_beside_him() -> None:
@@ -221,7 +222,8 @@ class World:
     """A machine on which a test says who is not the server's."""
 
     def __init__(self) -> None:
-        self.beside: set[int] = set()
+        self.beside: set[int] | None = set()
+        """None: it cannot tell."""
 
     def free_port(self) -> int:
         return 4711
@@ -233,7 +235,7 @@ class World:
         return set(pids)
 
     def beside_server(self, pids: Iterable[int], server: ServerSettings) -> set[int] | None:
-        return self.beside & set(pids)
+        return None if self.beside is None else self.beside & set(pids)
 
 
 async def test_an_agent_reports_who_is_beside_its_server_and_that_it_turned_back() -> None:
@@ -250,3 +252,29 @@ async def test_an_agent_reports_who_is_beside_its_server_and_that_it_turned_back
         why = "GPU GPU-1 is used by process 30, which is not the server's"
         assert house.report.turned_back == TurnBack(lease_id=LeaseId("l1-1"), reason=why)
         assert "stop" not in house.machine.commands
+
+
+async def test_the_first_report_of_an_agent_that_restarts_names_the_strangers_of_before() -> None:
+    """Its coordinator would lend the node by one that names none."""
+    world = World()
+    async with AgentHouse(inference=True, world=world) as house:
+        await house.until(lambda: bool(house.reports) and house.report.role == R.SERVING)
+        house.machine.pids, world.beside = {0: 20, 1: 30}, {30}
+        await house.until(lambda: len(house.report.trespasses) > 0)
+    async with AgentHouse(inference=True, world=world, before=house) as again:
+        await again.until(lambda: bool(again.reports))
+        assert again.reports[0].role == R.SERVING
+        assert again.reports[0].trespasses == (Trespass(pid=30, gpu_uuid=GpuUuid("GPU-1")),)
+
+
+async def test_an_agent_reports_that_its_servers_units_are_not_where_it_runs() -> None:
+    """As long as it is so."""
+    world = World()
+    server = msgspec.structs.replace(SERVER, units=("vlm.service",))
+    async with AgentHouse(inference=True, world=world, server=server) as house:
+        await house.until(lambda: bool(house.reports) and house.report.role == R.SERVING)
+        house.machine.pids, world.beside = {0: 20}, None
+        said = "server.units: no process on a GPU is in vlm.service"
+        await house.until(lambda: said in house.report.detail)
+        world.beside = set()
+        await house.until(lambda: said not in house.report.detail)

@@ -274,3 +274,14 @@ def test_all_nodes_are_told_with_their_own_times() -> None:
     said = avoiding.told(job, 10.0)
     assert said.startswith("t1, t2 again in 20 s, t0 again in 50 s, t3 again in 290 s, ")
     assert said.endswith(" and 4 later")
+
+
+def test_who_is_to_blame_is_so_until_its_time_is_over() -> None:
+    """A node that may be used again says nothing of where a job fits; what its own fault closed is
+    not the node's matter."""
+    retry = RetryEntry(
+        avoided={T0: Avoided(5.0), T1: Avoided(6.0), T2: Avoided(9.0, is_own_fault=True)}
+    )
+    assert avoiding.blamed(retry, 4.9) == [T0, T1]
+    assert avoiding.blamed(retry, 5.0) == [T1]
+    assert avoiding.blamed(retry, 6.0) == []

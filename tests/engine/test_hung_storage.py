@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from agent.state import STORAGE_SILENT as AGENTS_WORDS
 from common.messages import WorkerPhase
-from common.model import JobState, NodeName
+from common.model import CheckpointSpec, JobState, NodeName
 from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.events import JobCancelRequested, PassDue, WorkerFact
 from coordinator.engine.refusals import MOST, STORAGE_SILENT
@@ -15,6 +15,7 @@ from coordinator.engine.state import JobEntry
 from tests.engine.black_hole import FAULT, REST_S, BlackHole
 from tests.engine.house import state
 
+LOOKED = f"node fault: workdir or checkpoint.path: {STORAGE_SILENT} in 10 s"
 HUNG = f"node fault: cannot start the worker: j-1-0: its shim: workdir: {STORAGE_SILENT} in 10 s"
 
 
@@ -25,10 +26,24 @@ def cell_of(nodes: int) -> BlackHole:
     return cell
 
 
-def submit(cell: BlackHole, name: str, *, workdir: str = "/", program: str = "x") -> JobEntry:
-    """A job whose worker begins there."""
+def submit(
+    cell: BlackHole,
+    name: str,
+    *,
+    workdir: str = "/",
+    program: str = "x",
+    saves_at: str | None = None,
+    path: str = "",
+) -> JobEntry:
+    """A job whose worker begins there, by a PATH of its own if one is given."""
     job = cell.submit(name)
-    job.spec = replace(job.spec, workdir=workdir, command=(program,))
+    job.spec = replace(
+        job.spec,
+        workdir=workdir,
+        command=(program,),
+        env={"PATH": path} if path else {},
+        checkpoint=CheckpointSpec(path=saves_at),
+    )
     return job
 
 
@@ -47,13 +62,22 @@ def test_agents_and_engine_use_the_same_words() -> None:
     assert STORAGE_SILENT == AGENTS_WORDS
 
 
-def test_one_job_whose_directory_hangs_closes_no_node() -> None:
+@pytest.mark.parametrize(
+    ("where", "error"),
+    [
+        ({"workdir": "/data/a"}, HUNG),
+        ({"saves_at": "/data/a/checkpoint"}, LOOKED),
+        ({"path": "/usr/bin:/data/a/bin"}, HUNG),
+        ({"saves_at": "/data/a/checkpoint", "path": "/data/a/bin"}, HUNG),
+    ],
+)
+def test_one_job_whose_directory_hangs_closes_no_node(where: dict[str, str], error: str) -> None:
     """However often it comes, and wherever it goes: it takes its fault along."""
     cell = cell_of(2)
-    job = submit(cell, "hangs", workdir="/data/a")
+    job = submit(cell, "hangs", **where)
     hung_on: list[NodeName] = []
     while len(hung_on) < 4 * MOST:
-        hung_on.append(hangs(cell, job))
+        hung_on.append(hangs(cell, job, error))
         cell.now_s = max(cell.now_s, job.retry.at_s or 0.0)
         cell.handle(PassDue())
     assert max(hung_on.count(NodeName(name)) for name in cell.boots) >= 2 * MOST
@@ -74,6 +98,8 @@ def test_many_jobs_of_one_directory_close_no_node() -> None:
         ({"workdir": "/data/a"}, {"workdir": "/data/b"}),
         ({"program": "/data/a/train"}, {"program": "/data/b/train"}),
         ({"workdir": "/data/a"}, {"program": "/data/b/train"}),
+        ({"workdir": "/data/a"}, {"saves_at": "/data/b/checkpoint"}),
+        ({"path": "/data/a/bin"}, {"path": "/data/b/bin"}),
     ],
 )
 def test_two_directories_that_hang_on_one_node_close_it(
@@ -112,11 +138,12 @@ def test_what_hangs_adds_nothing_to_what_the_node_refused_by_itself() -> None:
     assert cell.node("t0").closed_reason
 
 
-def test_a_start_that_hangs_with_nothing_of_the_job_s_own_is_the_node_s() -> None:
+@pytest.mark.parametrize("path", ["", "/usr/local/bin:/usr/bin:/bin"])
+def test_a_start_that_hangs_with_nothing_of_the_job_s_own_is_the_node_s(path: str) -> None:
     """A program of the node's, begun in its root directory, hangs for nobody's mount."""
     cell = cell_of(1)
     for number in range(MOST):
-        hangs(cell, submit(cell, f"j{number}"))
+        hangs(cell, submit(cell, f"j{number}", path=path))
     assert cell.node("t0").closed_reason
 
 

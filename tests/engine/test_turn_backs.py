@@ -174,3 +174,17 @@ def test_a_turn_back_is_remembered_by_the_next_leader_and_an_old_journal_knows_n
     report = msgspec.to_builtins(says(house, NodeRole.VACATING))
     assert "turned_back" not in report
     assert msgspec.convert(report, NodeReported).turned_back is None
+
+
+def test_a_loan_that_began_did_not_turn_back_whatever_its_node_says() -> None:
+    """A node of an older version could say that it gave a loan up and begin it after all, if its
+    agent was killed in between: its service lost the node by a lapse."""
+    house = draining()
+    began = msgspec.structs.replace(
+        turned(house, NodeRole.ON_LOAN), lease_id=loan_of(house).lease_id
+    )
+    for report in (turned(house, NodeRole.DRAINING), began, turned(house, NodeRole.VACATING)):
+        house.sim.handle(report)
+    house.sim.handle(turned(house, NodeRole.SERVING, WAY_S))
+    assert (loan_of(house).is_lapsed, loan_of(house).turned_back) == (True, "")
+    assert counts(figures(house.engine.state)) == ((0, 0), (1, 0), (0, 0))

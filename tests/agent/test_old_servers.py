@@ -1,0 +1,293 @@
+"""A server that is stopped, and who is on its GPUs meanwhile: what is left of it, what outlives it
+and what is nobody's, told from each other as an agent tells them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+
+from agent.handover import is_beside
+from agent.life import Life
+from agent.settings import ServerSettings
+from agent.state import Action, Facts, HookKind, Memory, RunHook
+from agent.strangers import Look, Strangers
+from common.messages import GpuProcess
+from common.model import GpuUuid, LeaseId, NodeRole
+from tests.agent.bench import SERVER, Bench, lease, page, two_gpus
+
+R, H = NodeRole, HookKind
+GPU = GpuUuid("GPU-0")
+FREE_S = 20.0
+"""`device_free_timeout_s` here."""
+ENGINE, CHILD, MATE, STRANGER = 20, 21, 22, 4711
+"""The server's own processes; one that counts as the server's and that no stop of it ends, such as
+a server of CUDA's MPS; and one of nobody's."""
+
+
+class Kin:
+    """A machine on which nothing is a worker's. is_known: whether it can tell the server's."""
+
+    def __init__(self, *, is_known: bool) -> None:
+        self.is_known = is_known
+
+    def strangers(self, pids: set[int], owners: Sequence[int]) -> set[int]:
+        """As the machine's."""
+        return set(pids)
+
+    def beside_server(self, pids: set[int], server: ServerSettings) -> set[int] | None:
+        """As the machine's."""
+        if not self.is_known or not pids & {ENGINE, CHILD}:
+            return None
+        return pids - {ENGINE, CHILD, MATE}
+
+
+class House(Bench):
+    """A node that serves, with its agent's own eye for strangers.
+
+    Args:
+        beside: on the last GPU beside the server from the beginning.
+        ends_s: the server's processes leave so long after its stop command.
+        stop_error: what that command says; then nothing ends.
+    """
+
+    now_s: float
+
+    def __init__(
+        self, *beside: int, ends_s: float = 0.0, stop_error: str = "", is_known: bool = True
+    ) -> None:
+        super().__init__(device_free_timeout_s=FREE_S)
+        self.kin = Kin(is_known=is_known)
+        self.eye = Strangers(self.kin, SERVER)
+        self.on: list[set[int]] = [{ENGINE}, {ENGINE, CHILD, *beside}]
+        self.ends_s, self.stop_error = ends_s, stop_error
+        self.stopped_at_s: float | None = None
+        self.started_beside: set[int] | None = None
+        """Who was on the GPUs when the server was started."""
+        self.is_healthy, self.page = True, page()
+        self.steps(6)
+        assert self.role() == R.SERVING
+        self.hooks.clear()
+
+    def step(self, after_s: float = 1.0) -> list[Action]:
+        """Time passes, the agent looks, and commands are answered."""
+        self.now_s += after_s
+        if self.stopped_at_s is not None and self.now_s >= self.stopped_at_s + self.ends_s:
+            self._leave()
+        gpus = tuple(
+            msgspec.structs.replace(
+                gpu, processes=tuple(GpuProcess(pid=pid) for pid in sorted(self.on[gpu.index]))
+            )
+            for gpu in two_gpus({})
+        )
+        look = Look(at_s=self.now_s, gpus=gpus, owners=(), is_healthy=self.is_healthy)
+        self.eye.saw(look, self.memory)
+        facts = Facts(
+            now_s=self.now_s, gpus=gpus, gpus_at_s=self.now_s, inference=self.page,
+            is_healthy=self.is_healthy, probed_at_s=self.now_s,
+            trespassers=self.eye.found, others=self.eye.others,
+        )  # fmt: skip
+        actions = self.life.step(facts)
+        for action in actions:
+            if isinstance(action, RunHook):
+                self.hooks.append(action.kind)
+                self.answer(action.kind, self.stop_error if action.kind == H.STOP else "")
+        return actions
+
+    def answer(self, kind: HookKind, error: str = "") -> None:
+        """A stopped server leaves in its time; a started one has the GPUs at once."""
+        super().answer(kind, error)
+        if kind == H.STOP and not error:
+            self.stopped_at_s = self.now_s
+            if not self.ends_s:
+                self._leave()
+        elif kind == H.START:
+            self.started_beside = self.on[0] | self.on[1]
+            self.stopped_at_s = None
+            self.on[0].add(ENGINE)
+            self.on[1] |= {ENGINE, CHILD}
+
+    def _leave(self) -> None:
+        for pids in self.on:
+            pids -= {ENGINE, CHILD}
+
+    def restart(self, boot_id: str = "boot-1") -> None:
+        """The agent is killed and starts from what is on disk."""
+        saved = msgspec.msgpack.encode(self.memory)
+        self.memory = msgspec.msgpack.decode(saved, type=Memory)
+        self.life = Life(self.settings, self.memory, boot_id=boot_id, now_s=self.now_s)
+        self.eye = Strangers(self.kin, SERVER)
+
+    def told(self) -> set[int]:
+        """Processes that it reports as strangers."""
+        return {found.pid for found in self.life.trespasses}
+
+    def until_stop(self, name: str = "l1-1") -> None:
+        """It is lent, as far as its stop command."""
+        self.hooks.clear()
+        self.want(R.ON_LOAN, lease=lease(name))
+        while H.STOP not in self.hooks:
+            self.go(1, name)
+
+    def go(self, count: int, name: str = "l1-1") -> None:
+        """Steps of a second; the coordinator prolongs the lease."""
+        for _ in range(count):
+            self.life.renewed(LeaseId(name), self.now_s + 1000.0)
+            self.step()
+
+    def why(self) -> str:
+        """Why it turned back; empty where it did not."""
+        turned = self.memory.turned_back
+        return "" if turned is None else turned.reason
+
+
+def test_no_server_is_started_beside_its_old_one_because_of_a_stranger() -> None:
+    """A stranger sends the node home at once; what is left of the stopped server is waited for all
+    the same, and is no stranger."""
+    house = House(ends_s=8.0)
+    house.until_stop()
+    house.on[1].add(STRANGER)
+    house.go(7)
+    assert (house.role(), house.memory.left_behind) == (R.VACATING, [STRANGER])
+    house.go(10)
+    assert house.started_beside == {STRANGER}
+    assert (house.role(), house.told()) == (R.SERVING, {STRANGER})
+
+
+def test_an_old_server_that_does_not_end_is_given_its_time_beside_a_stranger_too() -> None:
+    """Then it is started beside both: that it had its time is no matter of who else is there."""
+    house = House(ends_s=1000.0)
+    house.until_stop()
+    house.on[1].add(STRANGER)
+    house.go(int(FREE_S))
+    assert house.role() == R.VACATING
+    assert house.memory.left_behind == [STRANGER]
+    house.go(8)
+    assert house.role() == R.SERVING
+    assert house.memory.left_behind == [ENGINE, CHILD, STRANGER]
+
+
+def test_a_turn_back_names_the_stranger_and_not_what_is_left_of_the_server() -> None:
+    """Whoever looks for the one that is to blame must not find the other."""
+    house = House(ends_s=8.0)
+    house.until_stop()
+    house.on[1].add(STRANGER)
+    house.go(3)
+    assert house.why() == f"GPU GPU-1 is used by process {STRANGER}, which is not the server's"
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_server_that_could_not_be_stopped_is_no_stranger(is_known: bool) -> None:
+    """Its stop command failed until the time was over. Once that is mended its node can be lent,
+    whether it missed a health check meanwhile or not, and whoever can tell the server's."""
+    house = House(stop_error="Access denied", is_known=is_known)
+    house.until_stop()
+    house.go(40)
+    assert (house.role(), house.why()) == (R.SERVING, "stop command: Access denied")
+    assert (house.memory.left_behind, house.told()) == ([], set())
+    house.is_healthy = False
+    house.step()
+    assert house.told() == set()
+    house.is_healthy = True
+    house.step()
+    house.stop_error = ""
+    house.until_stop("l1-2")
+    house.go(3, "l1-2")
+    assert house.role() == R.ON_LOAN
+
+
+@pytest.mark.parametrize("ended_by", ["the time", "an order"])
+def test_a_server_that_could_not_be_stopped_and_hangs_is_no_stranger(ended_by: str) -> None:
+    """It answers nobody until the way home is out of time and it is started: its processes are as
+    before, and its own."""
+    house = House(stop_error="Access denied")
+    house.until_stop()
+    house.is_healthy, house.page = False, None
+    if ended_by == "an order":
+        house.want(R.SERVING)
+    house.go(60)
+    assert (house.role(), house.started_beside) == (R.SERVING, {ENGINE, CHILD})
+    assert (house.memory.left_behind, house.told()) == ([], set())
+
+
+@pytest.mark.parametrize("stranger", [(), (STRANGER,)])
+def test_what_outlives_the_server_is_learnt_once(stranger: tuple[int, ...]) -> None:
+    """Whoever it belongs to: its node is not lent again as long as it is there, also if its agent
+    restarts, and with a stranger beside it that had sent the node home before."""
+    house = House(MATE)
+    house.until_stop()
+    house.on[1] |= set(stranger)
+    house.go(2 * int(FREE_S))
+    assert (house.role(), house.told()) == (R.SERVING, {MATE, *stranger})
+    said = f"trespass: process {MATE} on GPU-1, seen there while the server was stopped"
+    assert said in house.life.detail
+    house.on[1].discard(STRANGER)
+    house.restart()
+    for _ in range(2):
+        house.step()
+        assert house.told() == {MATE}
+    house.on[1].discard(MATE)
+    house.step()
+    assert house.told() == set()
+    house.until_stop("l1-2")
+    house.go(3, "l1-2")
+    assert house.role() == R.ON_LOAN
+
+
+def test_a_drain_that_turned_back_is_over_for_an_agent_that_restarts_too() -> None:
+    """It was killed before the node was routed to again, and the stranger has gone meanwhile: what
+    was told of the loan stays true."""
+    house = House()
+    house.page = page(running=1)
+    house.want(R.ON_LOAN, lease=lease())
+    house.go(3)
+    house.on[1].add(STRANGER)
+    while not house.why():
+        house.go(1)
+    why = house.why()
+    assert house.role() == R.DRAINING
+    house.restart()
+    house.on[1].discard(STRANGER)
+    house.page = page()
+    house.go(10)
+    assert (house.role(), house.why()) == (R.SERVING, why)
+    assert set(house.hooks) == {H.UNROUTE, H.ROUTE}
+
+
+@pytest.mark.parametrize("is_healthy", [True, False])
+def test_an_agent_that_restarts_knows_the_strangers_of_before(is_healthy: bool) -> None:
+    """At its first look, which it reports: its node would be lent by it. One that came since is
+    judged as ever, and a boot ends them all."""
+    house = House(STRANGER)
+    assert house.told() == {STRANGER}
+    house.restart()
+    house.is_healthy = is_healthy
+    house.on[0].add(STRANGER + 1)
+    house.step()
+    assert house.told() == {STRANGER}
+    house.is_healthy = True
+    house.steps(2)
+    assert house.told() == {STRANGER, STRANGER + 1}
+    house.restart(boot_id="boot-2")
+    assert (house.memory.strangers, house.memory.left_behind) == ([], [])
+
+
+def test_a_sample_of_before_the_stop_does_not_end_the_loan() -> None:
+    """It shows who was beside the server, which may have ended with it."""
+    house = House()
+    house.until_stop()
+    assert house.stopped_at_s is not None
+    seen = Facts(now_s=house.now_s, gpus_at_s=house.stopped_at_s, trespassers=((1, GPU),))
+    assert not is_beside(seen, since_s=house.stopped_at_s)
+    later = msgspec.structs.replace(seen, gpus_at_s=house.stopped_at_s + 0.1)
+    assert is_beside(later, since_s=house.stopped_at_s)
+
+
+def test_units_that_are_not_the_servers_are_told_in_the_reason() -> None:
+    """An operator looks there why no stranger is ever seen, or why the node is where it is."""
+    house = House()
+    house.life.step(Facts(now_s=house.now_s, unknown_server="server.units: no process"))
+    assert "server.units: no process" in house.life.detail
+    house.step()
+    assert "server.units" not in house.life.detail
