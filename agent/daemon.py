@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import cast
 
+from agent import boots
 from agent.agent import Agent
 from agent.duties import Duties
 from agent.fake_fleet import load_fleet
@@ -25,7 +26,8 @@ from agent.machine import ThisMachine
 from agent.node import Node
 from agent.resort import last_resort
 from agent.sampling import make_sampler
-from agent.settings import AgentSettings
+from agent.server_processes import checked_units
+from agent.settings import WORKERS_DIR, AgentSettings, Starter
 from agent.state import first_memory
 from agent.workers import make_runner
 from common import natsrules, systemd
@@ -63,6 +65,7 @@ def make_node(
     memory = ledger.load() or first_memory(settings, boot_id)
     if memory.node != settings.node:
         raise ConfigError(f"state_dir: {state_dir} belongs to node {memory.node}")
+    boot_id = boots.this_boot(state_dir / WORKERS_DIR, known=memory.boot_id, seen=boot_id)
     life = Life(settings, memory, boot_id=boot_id, now_s=clock.now_s())
     return Node(
         settings,
@@ -284,11 +287,14 @@ def _check_outside(settings: AgentSettings) -> None:
     """
     natsrules.server_urls(settings.nats_url, access=settings.access, insecure=settings.insecure)
     read_rules(settings.failure_rules)
+    if settings.worker_starter == Starter.SYSTEMD:  # others inherit what this process sees
+        boots.check(SystemClock().boot_id())
     server = settings.server
     if server is not None:
         engine_named(server.engine)
         checked_url(server.metrics_url, "server.metrics_url")
         checked_url(server.health_url, "server.health_url")
+        checked_units(server.units)
 
 
 def _flat(error: BaseException) -> list[BaseException]:

@@ -45,7 +45,7 @@ class HungShims:
         Only to a process of the directory's owner, so that a forged record cannot aim a root agent.
         """
         if now_s < self._end_by_s.get(key, float("inf")) or not is_shim_alive(
-            record, self._boot_id
+            directory, record, self._boot_id
         ):
             return
         log.error("worker %s should have ended: its shim %d hangs, killed", key, record.shim_pid)

@@ -23,6 +23,10 @@ SHORTEST_HUNG_S = 2.0
 """Several heartbeats of `agent.holder`."""
 
 
+WORKERS_DIR = "workers"
+"""Where in `state_dir` the directories of workers are."""
+
+
 class Starter(StrEnum):
     """How a worker's shim, or the last resort, is started."""
 

@@ -175,6 +175,26 @@ def take_lock(path: str) -> int | None:
     return fd
 
 
+def is_locked(path: str) -> bool:
+    """Whether somebody holds a file's lock, looked at and not taken; it goes with its process.
+
+    A file that is there and cannot be looked at counts as locked: that proves no end.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
 # --- log ------------------------------------------------------------------------------------
 
 

@@ -113,10 +113,17 @@ def read_record(directory: Path) -> WorkerRecord | None:
     return _decoder.decode(data)
 
 
-def is_shim_alive(record: WorkerRecord, boot_id: str) -> bool:
-    """Whether the shim that wrote it is still that process: boot, number, start (design 7)."""
-    ticks = shim_files.start_ticks(record.shim_pid)
-    return record.boot_id == boot_id and 0 < ticks == record.shim_start_ticks
+def is_shim_alive(directory: Path, record: WorkerRecord, boot_id: str) -> bool:
+    """Whether the shim that wrote it is still that process: boot, number, start (design 7).
+
+    Another boot id alone is no proof that it ended: in a container the agent's view of /proc and
+    the shim's may differ, and its job would be started again while it runs. A process of that
+    number and start that holds the directory's lock is the shim, as no lock outlives a boot.
+    """
+    if not 0 < shim_files.start_ticks(record.shim_pid) == record.shim_start_ticks:
+        return False
+    is_locked = shim_files.is_locked
+    return record.boot_id == boot_id or is_locked(str(directory / shim_files.LOCK_FILE))
 
 
 def bury(directory: Path, record: WorkerRecord, *, boot_id: str, now_s: float) -> WorkerRecord:
@@ -129,12 +136,14 @@ def bury(directory: Path, record: WorkerRecord, *, boot_id: str, now_s: float) -
     if latest is None or latest.phase == WorkerPhase.EXITED:
         return latest or record  # its last word came between our first look and its end
     ended_s, error = now_s, SHIM_LOST
-    if record.boot_id == boot_id:
-        left = kill_leftovers(directory, record)
-        if left:
-            error = f"{SHIM_LOST}; {left} of its processes are not dead yet"
-            return msgspec.structs.replace(record, phase=WorkerPhase.STOPPING, error=error)
-    else:
+    is_this_boot = record.boot_id == boot_id
+    # Numbers of another boot may be anybody's by now; whoever has the directory's mark is its own,
+    # and shows that there was no boot.
+    left = kill_leftovers(directory, record) if is_this_boot else len(kill_marked(directory))
+    if left:
+        error = f"{SHIM_LOST}; {left} of its processes are not dead yet"
+        return msgspec.structs.replace(record, phase=WorkerPhase.STOPPING, error=error)
+    if not is_this_boot:
         ended_s, error = record.updated_boot_s, f"{SHIM_LOST}: the node has booted since"
     record = msgspec.structs.replace(
         record, phase=WorkerPhase.EXITED, error=error, ended_boot_s=ended_s

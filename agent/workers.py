@@ -24,7 +24,7 @@ from agent.hung_shims import HungShims
 from agent.kept_logs import KeptLogs
 from agent.lost_logs import cut_lost
 from agent.reserve import OneLook, Refuse, refusal
-from agent.settings import AgentSettings, Starter
+from agent.settings import WORKERS_DIR, AgentSettings, Starter
 from agent.starters import (
     DetachedStarter,
     ShimStarter,
@@ -259,8 +259,8 @@ class ShimRunner:
                 self._hung.forget(key)
             else:
                 self._hung.end_if_hung(key, directory, record, now_s=now_s)
-            if record.phase != WorkerPhase.EXITED and not is_shim_alive(record, self._boot_id):
-                record = bury(directory, record, boot_id=self._boot_id, now_s=now_s)
+                if not is_shim_alive(directory, record, self._boot_id):
+                    record = bury(directory, record, boot_id=self._boot_id, now_s=now_s)
         except msgspec.DecodeError as error:
             text = f"{SHIM_LOST}: its status cannot be read: {error}"
             phase = WorkerPhase.STOPPING if kill_marked(directory) else WorkerPhase.EXITED
@@ -280,7 +280,7 @@ class ShimRunner:
     def _as_status(self, key: WorkerKey, record: WorkerRecord) -> WorkerStatus:
         ended_s = record.ended_boot_s
         until_s = self._clock.now_s() if ended_s is None else ended_s
-        reasons, is_now = set(StopReason), record.boot_id == self._boot_id
+        reasons, is_now = set(StopReason), ended_s is None or record.boot_id == self._boot_id
         saved_s = record.checkpoint_boot_s
         return WorkerStatus(
             key=key,
@@ -385,7 +385,7 @@ def make_runner(settings: AgentSettings, *, clock: Clock) -> ShimRunner:
             starter = DetachedStarter(clock)
     state_dir = Path(settings.state_dir).absolute()  # shims live in a directory of their own
     return ShimRunner(
-        state_dir / "workers",
+        state_dir / WORKERS_DIR,
         clock=clock,
         starter=starter,
         kept_logs=KeptLogs(

@@ -75,6 +75,35 @@ def test_the_nats_example_is_a_configuration(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_units_block_puts_every_file_where_the_units_look_for_it(tmp_path: Path) -> None:
+    """Followed line by line on a machine that has only Debian's own directories. Owners are left
+    out: the accounts of a node are not on every machine."""
+    [block] = [block for block in blocks(OPERATIONS) if "aryl-agent.sysusers" in block]
+    commands = [line for line in block.splitlines() if line.startswith("install ")]
+    root, here = tmp_path / "root", tmp_path / "here"
+    for name in ("usr/lib/sysusers.d", "etc/polkit-1/rules.d", "etc/systemd/system"):
+        (root / name).mkdir(parents=True)
+    here.mkdir()
+    (here / "systemd").symlink_to(ROOT / "systemd")
+    for name in re.findall(r"(?<= )[a-z]+\.(?:toml|conf|crt|key|nk)(?= )", block):
+        (here / name).touch()
+    for command in commands:
+        words = command.partition("#")[0].partition("&&")[0]
+        words = re.sub(r" -[og] \S+", "", words).replace(" /", f" {root}/")
+        done = subprocess.run(
+            ["sh", "-c", words], cwd=here, capture_output=True, text=True, check=False, timeout=30
+        )
+        assert done.returncode == 0, (command, done.stderr)
+    units = [path.read_text() for path in (root / "etc/systemd/system").glob("*.service")]
+    text = "\n".join(re.sub(r"^#.*$", "", unit, flags=re.MULTILINE) for unit in units)
+    wanted = set(re.findall(r"/etc/aryl/[a-z./]+", text)) | {"/etc/aryl/nats.crt"}
+    assert len(units) == 3
+    assert len(wanted) == 7
+    assert [path for path in sorted(wanted) if not (root / path[1:]).is_file()] == []
+    assert (root / "etc/aryl").stat().st_mode & 0o777 == 0o755
+    assert (root / "etc/aryl/credentials").stat().st_mode & 0o777 == 0o700
+
+
 @pytest.mark.parametrize(
     "kind", [AgentSettings, CoordinatorSettings], ids=lambda kind: kind.__name__
 )

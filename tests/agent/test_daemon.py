@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from agent.ledger import Ledger
 from common.clock import SystemClock
 from common.messages import WorkerPhase
 from common.model import JobId, NodeRole, WorkerKey
@@ -124,6 +125,7 @@ async def test_an_address_that_does_not_fit_ends_the_agent_with_2(
         ('health_url = "http', 'health_url = "htp', "server.health_url: 'htp"),
         ('metrics_url = "http', 'metrics_url = "htp', "server.metrics_url: 'htp"),
         ("[server]", '[server]\nengine = "vlm"', "engine: 'vlm' is not known"),
+        ("[server]", '[server]\nunits = ["vllm"]', "server.units: 'vllm' is no unit's name"),
         ("[server]", 'failure_rules = "/nowhere"\n[server]', "failure rules: /nowhere"),
     ],
 )
@@ -198,6 +200,32 @@ async def test_kill_9_of_the_agent_during_a_job_loses_nothing(house: DaemonHouse
     assert worker is not None
     assert (worker.exit_code, worker.error) == (5, "")
     assert pids(house) == [pid]
+
+
+async def test_an_agent_that_sees_another_boot_id_ends_nothing_that_runs(
+    house: DaemonHouse,
+) -> None:
+    """A living worker proves that the machine has not booted: the node goes on under the boot of
+    its ledger, so that nobody starts the job elsewhere."""
+    config = house.config()
+    agent = await house.start(config)
+    pid = await waiting_worker(house)
+    await kill_9(agent)
+    ledger = Ledger(house.state_dir)
+    memory = ledger.load()
+    assert memory is not None
+    memory.boot_id = "the container's"
+    await ledger.save(memory)
+    ledger.close()
+    seen = len(house.reports)
+    await house.start(config)
+    await house.until(lambda: len(house.reports) > seen + 2, "the next agent reports")
+    report = house.reports[-1]
+    assert report.boot_id == "the container's"
+    assert [worker.phase for worker in report.workers] == [P.RUNNING]
+    assert pids(house) == [pid]
+    house.mark("go").touch()
+    await house.until_phase(KEY, P.EXITED)
 
 
 async def test_a_job_that_ends_while_no_agent_runs_is_reported_by_the_next_one(

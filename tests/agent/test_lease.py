@@ -36,6 +36,7 @@ class House:
         self.is_granting: bool | None = True
         """None: the coordinator does not answer."""
         self.granted_ttl_s = 0.0
+        self.nonce_ahead = 0
         self.changes = 0
         self.keeper = LeaseKeeper(
             self.bench.life,
@@ -64,8 +65,8 @@ class House:
         if self.is_granting is None:
             return
         reply = RenewReply(
-            lease_id=request.lease_id, nonce=request.nonce, is_granted=self.is_granting, epoch=1,
-            ttl_s=self.granted_ttl_s, reason="the load rises",
+            lease_id=request.lease_id, nonce=request.nonce + self.nonce_ahead,
+            is_granted=self.is_granting, epoch=1, ttl_s=self.granted_ttl_s, reason="the load rises",
         )  # fmt: skip
         await message.respond(encode(reply))
 
@@ -133,6 +134,22 @@ async def test_an_answer_may_shorten_the_ttl_and_never_lengthen_it() -> None:
         sent_at_s = house.clock.now_s()
         await house.step()
         assert house.until_s == sent_at_s + TTL_S
+
+
+@pytest.mark.parametrize("is_granting", [True, False])
+async def test_an_answer_to_another_request_says_nothing(is_granting: bool) -> None:
+    """A grant of an earlier request, late on its way, is no word that the loan goes on now; a
+    refusal that answers something else sends nobody home."""
+    async with House() as house:
+        house.lend()
+        await house.step()
+        until_s, changes = house.until_s, house.changes
+        house.is_granting, house.nonce_ahead = is_granting, -1
+        await house.clock.advance(TTL_S / 3)
+        await house.step()
+        assert len(house.asked_at_s) == 2
+        assert (house.until_s, house.changes, house.keeper.failures) == (until_s, changes, 1)
+        assert house.bench.memory.lease is not None
 
 
 async def test_silence_is_counted_and_prolongs_nothing() -> None:

@@ -193,20 +193,6 @@ async def test_a_number_used_again_is_not_the_worker(house: WorkerHouse) -> None
         await bystander.wait()
 
 
-async def test_after_a_boot_every_worker_is_over(house: WorkerHouse) -> None:
-    """A record of another boot is of a process that cannot live."""
-    key = await house.start(make_order(*WAIT))
-    pid = (await house.status(key)).pid
-    path = house.directory(key) / shim_files.STATUS_FILE
-    real = house.raw(key)
-    shim_files.write_json(str(path), real | {"boot_id": "another"}, is_durable=False)
-    status = await house.status(key)
-    assert status.phase == WorkerPhase.EXITED
-    assert "booted" in status.error
-    assert is_alive(pid)  # nothing was signalled: the number may be anybody's
-    shim_files.write_json(str(path), real, is_durable=False)
-
-
 async def test_an_ended_worker_can_be_forgotten_and_a_live_one_cannot(house: WorkerHouse) -> None:
     """Forgetting removes the directory, and never hides a process."""
     key = await house.start(make_order(*WAIT))
