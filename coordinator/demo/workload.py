@@ -233,7 +233,8 @@ class Workload:
             status = await self._client.ask(GetStatus(), Status)
             nodes = await self._client.ask(ListNodes(), Nodes)
             loans = await self._client.ask(ListLoans(is_live_only=False), Loans)
-            why = () if status.figures["loans"] else await self._why_none_lent()
+            is_any_lent = status.figures["loans"] or status.on_loan_nodes
+            why = () if is_any_lent else await self._why_none_lent()
         except ArylError as error:
             log.info("figures: %s", error)
             is_fresh = False

@@ -349,6 +349,8 @@ class Engine:
             *invariants.gpu_faults(self.state),
             *invariants.lease_faults(ctx),
             *invariants.job_faults(self.state),
+            *invariants.size_faults(self.state),
+            *invariants.figure_faults(self.state),
             *invariants.store_faults(self.state),
             *invariants.sharing_faults(ctx),
             *invariants.closure_faults(self.state),

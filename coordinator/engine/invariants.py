@@ -145,6 +145,38 @@ def job_faults(state: ClusterState) -> list[str]:
     return faults
 
 
+def size_faults(state: ClusterState) -> list[str]:
+    """No job has more workers that count than it can use; those on their way out do not."""
+    faults: list[str] = []
+    for job in state.live():
+        if job.gpu_type is None:
+            continue
+        most = job.spec.workers_on(job.gpu_type).max
+        if job.running_workers > most:
+            faults.append(f"job {job.job_id} has {job.running_workers} workers, at most {most}")
+    return faults
+
+
+def figure_faults(state: ClusterState) -> list[str]:
+    """What has ended had begun: no more jobs and loans end than were counted in.
+
+    Only of a state whose counters were all kept by these rules: one that an older version saved may
+    have adopted jobs and loans uncounted.
+    """
+    counters = state.counters
+    faults: list[str] = []
+    ended = counters.jobs_finished + counters.jobs_failed + counters.jobs_rejected
+    if ended + len(state.live_jobs) > counters.jobs_submitted:
+        faults.append(
+            f"{ended} jobs have ended and {len(state.live_jobs)} live, "
+            f"of {counters.jobs_submitted} submitted"
+        )
+    back = counters.reclaims + counters.leases_lapsed + counters.turn_backs
+    if back > counters.loans:
+        faults.append(f"{back} loans were called back or ended, of {counters.loans}")
+    return faults
+
+
 def store_faults(state: ClusterState) -> list[str]:
     """A rendezvous store is there only beside a live attempt, on the node that was ordered it."""
     faults: list[str] = []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from common.lifecycle import JobEvent
 from common.messages import OrderPhase, WorkerOrder
-from common.model import JobState, WorkerKey
+from common.model import FINAL_JOB_STATES, JobState, WorkerKey
 from coordinator.engine import jobs, losses, rebuilding, sharing, stores
 from coordinator.engine.context import Context, hold_gpus, release_gpus
 from coordinator.engine.events import OrdersRecovered
@@ -30,6 +30,9 @@ def recovered(ctx: Context, event: OrdersRecovered) -> None:
             continue
         found.add(order.key)
         if job is None or order.key.attempt > job.attempt:
+            if job is None or job.state in FINAL_JOB_STATES:
+                # The journal has lost that it was submitted, and its end will be counted.
+                ctx.state.counters.jobs_submitted += 1
             job = _rebuilt(ctx, order)
             _drop_older_attempt(ctx, job)
             ctx.state.jobs[job.job_id] = job

@@ -98,6 +98,7 @@ class Api:
         self.loans: tuple[LoanRow, ...] = ()
         self.figures = FIGURES
         self.why: tuple[str, ...] = ()
+        self.on_loan_nodes = 0
 
     async def open(self) -> None:
         await self._bus.subscribe(subjects.api_all(CELL), self._on_request)
@@ -107,7 +108,8 @@ class Api:
         if verb == "submit":
             await self._on_submit(message)
         elif verb == GetStatus.__struct_config__.tag:
-            await message.respond(encode(status(self.figures)))
+            said = msgspec.structs.replace(status(self.figures), on_loan_nodes=self.on_loan_nodes)
+            await message.respond(encode(said))
         elif verb == ListNodes.__struct_config__.tag:
             await message.respond(encode(Nodes(rows=self.nodes)))
         elif verb == ListLoans.__struct_config__.tag:
@@ -237,6 +239,16 @@ async def test_why_nothing_was_lent_is_asked_until_something_is(tmp_path: Path) 
             await house.workload.observe()
             assert house.workload.run().why_none_lent == why
         house.api.figures = FIGURES
+        await house.workload.observe()
+        assert house.workload.run().why_none_lent == ()
+
+
+async def test_a_node_that_is_on_loan_is_lent_whoever_counted_it(tmp_path: Path) -> None:
+    """A coordinator that lost its journal may know of no loan that it made: while a node is away,
+    nothing says why none is."""
+    async with open_house(tmp_path, inference_nodes=2) as house:
+        house.api.figures, house.api.why = figures(ClusterState()), ("chat: 0 spare",)
+        house.api.on_loan_nodes = 1
         await house.workload.observe()
         assert house.workload.run().why_none_lent == ()
 
