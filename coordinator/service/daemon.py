@@ -16,7 +16,7 @@ from pathlib import Path
 from common import systemd
 from common.bus import connect_nats, leave
 from common.clock import SystemClock
-from common.errors import ArylError, Fenced
+from common.errors import ArylError, ConfigError, Fenced
 from common.log import set_up
 from common.settings import load
 from coordinator import plugins
@@ -117,8 +117,7 @@ def main(argv: list[str] | None = None) -> int:
     for problem in plugins.problems():
         log.warning("%s", problem)
     try:
-        settings = load(args.config, CoordinatorSettings)
-        check(settings)
+        settings = _settings(args.config)
         for warning in warnings(settings):
             log.warning("%s", warning)
         if args.check:
@@ -132,6 +131,20 @@ def main(argv: list[str] | None = None) -> int:
         log.error("%s", error)
         return 2
     return 0
+
+
+def _settings(path: Path) -> CoordinatorSettings:
+    """As they stand in a file and fit.
+
+    Raises:
+        ConfigError: names the file, the field and what was expected.
+    """
+    settings = load(path, CoordinatorSettings)
+    try:
+        check(settings)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return settings
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -89,7 +89,10 @@ def check(settings: CoordinatorSettings) -> None:
         ConfigError: names the field, and what was expected.
     """
     natsrules.server_urls(settings.nats_url, access=settings.access, insecure=settings.insecure)
-    policy(settings.engine.policy)
+    try:
+        policy(settings.engine.policy)
+    except ConfigError as error:  # which names the field as it is called there
+        raise ConfigError(f"engine.{error}") from error
     if settings.leader_margin_s >= settings.leader_ttl_s:
         raise ConfigError(
             f"leader_margin_s: {settings.leader_margin_s:g}, expected less than leader_ttl_s, "

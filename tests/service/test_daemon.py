@@ -44,7 +44,8 @@ def check(path: Path) -> subprocess.CompletedProcess[str]:
         (GOOD + "coalesce_s = -1\n", ["coalesce_s", ">= 0"]),
         (GOOD + 'leader_ttl_s = "long"\n', ["leader_ttl_s", "float"]),
         (GOOD + "leader_margin_s = 9\n", ["leader_margin_s", "8"]),
-        (GOOD + '[engine]\npolicy = "aril"\n', ["policy", "aryl"]),
+        (GOOD + '[engine]\npolicy = "aril"\n', ["engine.policy: 'aril'", "aryl"]),
+        (GOOD + '[engine]\npolicy = "aryl:knob=1"\n', ["engine.policy aryl: ", "knob"]),
         (
             GOOD + 2 * '[[engine.services]]\nname = "a"\ncapacity_per_node = 3\n',
             ["engine.services", "a is there twice"],
@@ -69,6 +70,7 @@ def check(path: Path) -> subprocess.CompletedProcess[str]:
         "wrong type",
         "margin above the TTL",
         "policy",
+        "knob of a policy",
         "a service twice",
         "plain text off loopback",
         "plain text off loopback, the second of two",
@@ -83,7 +85,7 @@ def test_a_typo_in_the_settings_is_named(tmp_path: Path, text: str, names: list[
     result = check(path)
     assert result.returncode == 2, result.stderr
     assert "Traceback" not in result.stderr
-    for name in names:
+    for name in (f"{path}: ", *names):
         assert name in result.stderr
     assert len(result.stderr.splitlines()) == 1
 

@@ -119,6 +119,18 @@ async def test_a_standby_waits_until_the_holder_is_silent(place: Place) -> None:
     assert standby.valid_until_s > clock.now_s()
 
 
+async def test_a_standby_waits_for_as_long_as_the_holder_was_promised() -> None:
+    """The TTL is the holder's own: one with a shorter TTL in its settings would lead beside it."""
+    clock, key = FakeClock(), MemoryKey()
+    holder = memory_lease(key, clock=clock, ttl_s=60.0, margin_s=MARGIN_S)
+    standby = memory_lease(key, clock=clock, ttl_s=2.0, margin_s=MARGIN_S)
+    began_s = clock.now_s()
+    await holder.acquire("a", lambda: 0)
+    assert await while_time_passes(clock, standby.acquire("b", lambda: 0)) == 2
+    assert clock.now_s() >= began_s + 60.0
+    assert clock.now_s() >= holder.valid_until_s
+
+
 FIRST = ProcessId(boot_id="b", pid_namespace="n", pid=7, start_ticks=70)
 
 
