@@ -78,6 +78,8 @@ async def test_after_a_boot_every_worker_is_over(house: WorkerHouse, is_another:
     very start that is written there: nobody is signalled, and nothing lives."""
     key = await house.start(make_order("true"))
     await house.until_exited(key)
+    lock = str(house.directory(key) / shim_files.LOCK_FILE)
+    await house.until(lambda: not shim_files.is_locked(lock), "its shim has ended, too")
     bystander = await asyncio.create_subprocess_exec(*WAIT)
     try:
         ticks = shim_files.start_ticks(bystander.pid)

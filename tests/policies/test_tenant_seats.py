@@ -23,7 +23,7 @@ from coordinator.policies.tenants.flow import Left
 from coordinator.policies.tenants.guarding import guarded
 from coordinator.policies.tenants.seats import left_by, seats
 from coordinator.policies.tenants.takeback import taken_back
-from coordinator.policies.tenants.tenancy import Tenancy
+from coordinator.policies.tenants.tenancy import Count, Tenancy
 from tests.builders import NOW_S, make_node_view, make_snapshot
 from tests.policies.sharing_cell import DELAYS, SLICE_S, Cell
 from tests.policies.tenant_books import A8, B8, names, runs, start, stop, waits
@@ -266,7 +266,7 @@ def test_what_is_held_for_a_job_that_moves_is_its_tenant_s() -> None:
     cell.submit("short", tenant="rich", work_s=900.0)
     cell.submit("a", at_s=2.0, tenant="rich", work_s=5000.0)
     cell.submit("b", at_s=3.0, tenant="rich", work_s=5000.0)
-    used: set[int] = set()
+    used: set[Count] = set()
     while not cell.made(Migrate) and cell.sim.loop.now_s < 3000.0:
         cell.until(cell.sim.loop.now_s + 0.25)
     [(moved_s, move)] = cell.made(Migrate)
