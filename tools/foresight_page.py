@@ -28,6 +28,7 @@ from tools.foresight_text import (
     BOUNDS,
     FAIRNESS,
     HEAD,
+    ODDS_SINCE,
     ODDS_TEXT,
     PAIRED,
     SAVING,
@@ -234,9 +235,16 @@ def _parts(runs: Runs, workloads: Sequence[str], policies: Mapping[str, str]) ->
     return _table(["", *names, "aryl / it: queueing, body, JCT"], rows)
 
 
+def _differences(
+    runs: Runs, workloads: Sequence[str], figure: Figure, than: str = "aryl"
+) -> list[float]:
+    """Foresight less another policy, seed by seed."""
+    return [figure(runs[w, "foresight"]) - figure(runs[w, than]) for w in workloads]
+
+
 def _difference(runs: Runs, workloads: Sequence[str], figure: Figure) -> Estimate:
     """Foresight less aryl, seed by seed; no interval where no seed differs from another."""
-    return estimate([figure(runs[w, "foresight"]) - figure(runs[w, "aryl"]) for w in workloads])
+    return estimate(_differences(runs, workloads, figure))
 
 
 def is_beyond(found: Estimate) -> bool:
@@ -314,6 +322,21 @@ def _families(runs: Runs, rows: Mapping[str, str]) -> str:
     return "".join(told)
 
 
+def odds_less_fixed(runs: Runs) -> str:
+    """Per real trace what odds by the job change beside two fixed quantiles."""
+    names = ("queueing", "JCT", "preemptions", "lost GPU-h")
+    rows: list[list[str]] = []
+    for name in REAL:
+        workloads = [each for each in _complete(runs, name) if (each, FIXED) in runs]
+        if not workloads:
+            continue
+        less = {key: _differences(runs, workloads, FIGURES[key], FIXED) for key in names}
+        told = [_shown(estimate(found), _digits(key)) for key, found in less.items()]
+        waits = less["queueing"]
+        rows.append([f"`{name}`", *told, f"{min(waits):,.0f} to {max(waits):,.0f}"])
+    return _table(["odds less fixed quantiles", *names, "queueing by seed"], rows)
+
+
 def _curve(runs: Runs) -> str:
     """Per quantile, in order, where all seeds were played with it; odds by the job beside them."""
     told: list[str] = []
@@ -353,7 +376,7 @@ def page(runs: Runs) -> str:
         _parts(runs, OVERLOADED, {**rows, **parts}),
     ]
     told += [ABLATION_REAL, _parts(runs, ABLATED, {**rows, **parts})]
-    told += [ODDS_TEXT, _families(runs, rows)]
+    told += [ODDS_TEXT, odds_less_fixed(runs), ODDS_SINCE, _families(runs, rows)]
     saving = {"aryl": "aryl", "fixed quantiles": FIXED, "with saves": SAVES}
     told += [SAVING, _parts(runs, SAVED, saving), TRADE, _curve(runs), TAIL]
     return "".join(told)

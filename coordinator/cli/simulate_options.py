@@ -108,21 +108,16 @@ ElasticOption = Annotated[
     typer.Option(
         "--elastic",
         metavar="SHARE",
-        help="Share of elastic jobs; one draw serves all shares: the jobs of a smaller one are "
-        "among those of a larger one.",
+        help="Share of elastic jobs; each share is drawn apart, by seed.",
     ),
 ]
 FungibleOption = Annotated[
     float | None,
-    typer.Option(
-        "--fungible", metavar="SHARE", help="Share of jobs for both GPU types; drawn as --elastic."
-    ),
+    typer.Option("--fungible", metavar="SHARE", help="Share of jobs for both GPU types."),
 ]
 CheckpointShareOption = Annotated[
     float | None,
-    typer.Option(
-        "--checkpoint-share", metavar="SHARE", help="Share of jobs that save; drawn as --elastic."
-    ),
+    typer.Option("--checkpoint-share", metavar="SHARE", help="Share of jobs that save."),
 ]
 LossOption = Annotated[
     float,

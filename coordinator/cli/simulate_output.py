@@ -298,10 +298,6 @@ def _notes(task: Task) -> tuple[str, ...]:
         for key, what, share in shares
         if share is not None and key not in task.swept
     ]
-    if sum(share is not None for _, _, share in shares) > 1:
-        said.append(
-            "One draw serves these shares: the jobs of a smaller one are among those of a larger."
-        )
     if options.loss_ratio and "loss" not in task.swept:
         said.append(f"{100 * options.loss_ratio:g} % of all messages are lost.")
     if options.crashes and "crash" not in task.swept:

@@ -33,7 +33,7 @@ from coordinator.workloads.paper import (
     nodes,
 )
 from coordinator.workloads.records import LoadSeries, LoadUnit, TraceJob, Workload
-from coordinator.workloads.shaping import choose, with_fungible_share
+from coordinator.workloads.shaping import Draw, choose, with_fungible_share
 
 WEEK_FILE = "paper_inference_week.csv"
 
@@ -70,7 +70,7 @@ def paper(seed: int, parameters: PaperParameters | None = None) -> Workload:
     chance_seed = DRAW_SEEDS.get(seed, OTHER_SEEDS_FROM + seed)
     drawn = draw(parameters, chance_seed)
     jobs = to_jobs(drawn, parameters)
-    jobs = with_fungible_share(jobs, _share_of_free(jobs, FUNGIBLE_SHARE), chance_seed)
+    jobs = _with_fungible(jobs, chance_seed)
     return _workload(f"paper-{seed}", jobs, drawn, parameters, chance_seed)
 
 
@@ -88,9 +88,13 @@ def overload(seed: int = 1, parameters: PaperParameters | None = None) -> Worklo
     )
     drawn = draw(more, chance_seed, jobs=round(JOBS * OVERLOAD))
     jobs = to_jobs(drawn, more)
-    jobs = with_fungible_share(jobs, _share_of_free(jobs, FUNGIBLE_SHARE), chance_seed)
+    jobs = _with_fungible(jobs, chance_seed)
     moved = choose(
-        jobs, OVERLOAD_ELASTIC_FUNGIBLE_SHARE, chance_seed, among=lambda job: job.is_elastic
+        jobs,
+        OVERLOAD_ELASTIC_FUNGIBLE_SHARE,
+        chance_seed,
+        draw=Draw.PAPER,
+        among=lambda job: job.is_elastic,
     )
     jobs = tuple(_moved(job, is_fungible=job.job_id in moved) for job in jobs)
     name = "paper-overload" if seed == 1 else f"paper-overload-{seed}"
@@ -166,10 +170,10 @@ def to_jobs(drawn: Drawn, parameters: PaperParameters) -> tuple[TraceJob, ...]:
     )
 
 
-def _share_of_free(jobs: Sequence[TraceJob], share: float) -> float:
+def _with_fungible(jobs: Sequence[TraceJob], seed: int) -> tuple[TraceJob, ...]:
     """21 % of all jobs fall on those that are not bound to the rare type."""
     free = sum(RARE_GPU not in job.gpu_types for job in jobs)
-    return share * len(jobs) / free
+    return with_fungible_share(jobs, FUNGIBLE_SHARE * len(jobs) / free, seed, draw=Draw.PAPER)
 
 
 def _moved(job: TraceJob, *, is_fungible: bool) -> TraceJob:

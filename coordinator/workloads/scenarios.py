@@ -17,6 +17,7 @@ from coordinator.workloads.records import LoadSeries, TraceJob, Workload
 from coordinator.workloads.shaping import (
     INFERENCE_GPU,
     TRAINING_GPU,
+    Draw,
     ShapeOptions,
     choose,
     with_fungible_share,
@@ -32,10 +33,6 @@ MOST_ERROR = 0.25
 
 _IDEAL_FACTOR = 2
 """Section 7.1: a job without a range gets its request as the fewest and twice that as the most."""
-
-
-_OTHER_DRAWS = 1 << 40
-"""So that a seed chooses other jobs than those that it made fungible."""
 
 _NODE_GPUS = 8
 _GPUS_FOR_ONE = ShapeOptions().inference_multiplier
@@ -84,10 +81,17 @@ def with_ranges(jobs: Sequence[TraceJob], share: float, seed: int) -> tuple[Trac
     """
     elastic = [job for job in jobs if job.is_elastic]
     wanted = round(share * len(jobs))
-    kept = choose(elastic, min(1.0, wanted / max(1, len(elastic))), seed)
+    part = min(1.0, wanted / max(1, len(elastic)))
+    kept = choose(elastic, part, seed, draw=Draw.ELASTIC)
     missing = max(0, wanted - len(elastic))
     others = len(jobs) - len(elastic)
-    grown = choose(jobs, missing / max(1, others), seed, among=lambda job: not job.is_elastic)
+    grown = choose(
+        jobs,
+        missing / max(1, others),
+        seed,
+        draw=Draw.ELASTIC,
+        among=lambda job: not job.is_elastic,
+    )
     return tuple(
         _grown(job) if job.job_id in grown else _kept(job, is_kept=job.job_id in kept)
         for job in jobs
@@ -118,7 +122,7 @@ def with_heterogeneous_share(
 
     speed_ratio: part of its full speed that a job makes while it spans both types.
     """
-    chosen = choose(jobs, share, seed + _OTHER_DRAWS, among=_may_move)
+    chosen = choose(jobs, share, seed, draw=Draw.SPANNING, among=_may_move)
     return tuple(
         _spanning(job, speed_ratio)
         if job.job_id in chosen
@@ -151,7 +155,7 @@ def with_wrong_estimates(
 
     Errors are even between -most_error and +most_error; a job's error is the same at every share.
     """
-    wrong = choose(jobs, share, seed)
+    wrong = choose(jobs, share, seed, draw=Draw.WRONG)
     random = Random(seed + 1)  # not the draws that chose: else the first are off the most
     errors = {
         job_id: (2.0 * random.random() - 1.0) * most_error

@@ -3,13 +3,14 @@
 Must not know clocks or the engine. No public trace tells elastic ranges or which jobs are fungible;
 the rules here are ours, are stated with every result, and choose by seed alone: each job draws one
 number in the order of the job ids, and the smallest draws are chosen. So 20 % is part of 40 %, and
-neither the order of the input nor the hash seed matters.
+neither the order of the input nor the hash seed matters. What jobs are chosen for has draws of its
+own (`Draw`): one seed makes other jobs elastic than it makes fungible.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from math import ceil
 from random import Random
 
@@ -78,11 +79,31 @@ class ShapeOptions(Struct, frozen=True, kw_only=True):
 # --- choosing by seed ---------------------------------------------------------------------------
 
 
+class Draw(IntEnum):
+    """What jobs are chosen for. Within one, a larger share chooses more of the same jobs."""
+
+    ELASTIC = 0
+    SPANNING = 1
+    """Both GPU types in one run."""
+    FUNGIBLE = 2
+    SAVING = 3
+    PAPER = 0
+    """What the named workloads draw, none of which draws twice; their bytes are frozen."""
+    WRONG = 0
+    """Told a wrong running time: as who is elastic, by which the rows of Table 9 were played; the
+    named workloads draw nobody's range."""
+
+
+_DRAWS_APART = 1 << 40
+"""Between the random seeds of two draws, beyond all seeds that a person gives."""
+
+
 def choose(
     jobs: Sequence[TraceJob],
     share: float,
     seed: int,
     *,
+    draw: Draw,
     among: Callable[[TraceJob], bool] = lambda _: True,
 ) -> frozenset[str]:
     """The ids of the jobs that a share falls on; nested: a larger share chooses these and more.
@@ -94,7 +115,7 @@ def choose(
     """
     if not 0.0 <= share <= 1.0:
         raise ValueError(f"share {share}, expected 0 to 1")
-    random = Random(seed)
+    random = Random(seed + draw * _DRAWS_APART)
     draws = sorted((random.random(), job_id) for job_id in sorted(job.job_id for job in jobs))
     accepted = {job.job_id for job in jobs if among(job)}
     ordered = [job_id for _, job_id in draws if job_id in accepted]
@@ -121,7 +142,7 @@ def with_elastic_share(
     above 1 keeps n as its base, as half of it is no whole number of workers.
     Nothing else of the job changes: `duration_s` stays the running time on n GPUs.
     """
-    chosen = choose(jobs, share, seed)
+    chosen = choose(jobs, share, seed, draw=Draw.ELASTIC)
     return tuple(
         _elastic(job, gpus_per_node) if job.job_id in chosen else _inelastic(job) for job in jobs
     )
@@ -160,6 +181,7 @@ def with_fungible_share(
     *,
     training_gpu: str = TRAINING_GPU,
     inference_gpu: str = INFERENCE_GPU,
+    draw: Draw = Draw.FUNGIBLE,
 ) -> tuple[TraceJob, ...]:
     """Let a share of the jobs accept both types, one per run (Lyra, section 2.1); others the first.
 
@@ -170,7 +192,7 @@ def with_fungible_share(
     def is_free(job: TraceJob) -> bool:
         return job.gpu_types in {(), both, plain}
 
-    chosen = choose(jobs, share, seed, among=is_free)
+    chosen = choose(jobs, share, seed, draw=draw, among=is_free)
     return tuple(
         structs.replace(job, gpu_types=both if job.job_id in chosen else plain)
         if is_free(job)
@@ -183,7 +205,7 @@ def with_checkpoint_share(
     jobs: Sequence[TraceJob], share: float, seed: int
 ) -> tuple[TraceJob, ...]:
     """Let a share of the jobs resume where they were; others start again (Lyra, Figure 13)."""
-    chosen = choose(jobs, share, seed)
+    chosen = choose(jobs, share, seed, draw=Draw.SAVING)
     return tuple(structs.replace(job, has_checkpoints=job.job_id in chosen) for job in jobs)
 
 

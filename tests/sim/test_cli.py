@@ -183,16 +183,6 @@ def test_the_page_does_not_say_of_all_what_was_swept(tmp_path: Path) -> None:
     assert "fifo elastic=0.3" in file.read_text()
     simulate(*POOL, "--policy", "fifo", "--elastic", "0.1", "--html", str(file))
     assert "10 % of the jobs, drawn by seed, are elastic." in file.read_text()
-    assert "One draw serves" not in file.read_text()
-
-
-def test_the_page_says_that_one_draw_serves_all_shares(tmp_path: Path) -> None:
-    """Who reads that 10 % are elastic and half save would think that these are apart."""
-    file = tmp_path / "report.html"
-    shares = ("--elastic", "0.1", "--checkpoint-share", "0.5")
-    done = simulate(*POOL, "--policy", "fifo", *shares, "--html", str(file))
-    assert done.code == 0, done.err
-    assert "the jobs of a smaller one are among those of a larger" in file.read_text()
 
 
 # --- mistakes -----------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -168,9 +169,11 @@ def test_services_that_cannot_be_are_one_clear_error(loads: tuple[str, ...], sai
         read_workload(str(SLICE), cluster="1x64+2x8", load=loads)
 
 
-def chosen(option: str, share: float, seed: int | None) -> frozenset[str]:
-    """The jobs of the slice that a share of one kind falls on."""
-    shares = structs.replace(Shares(), **{option: share})
+def chosen(option: str, share: float | Shares, seed: int | None) -> frozenset[str]:
+    """The jobs of the slice that the share of one kind falls on, alone or beside others."""
+    shares = share
+    if not isinstance(shares, Shares):
+        shares = structs.replace(Shares(), **{option: share})
     found = read_workload(str(SLICE), seed=seed, cluster="8x8+8x8", shares=shares)
 
     def is_chosen(job: TraceJob) -> bool:
@@ -191,6 +194,15 @@ def test_shares_are_drawn_by_seed(option: str) -> None:
     assert all(len(ids) == round(0.3 * 240) for ids in of_seed)
     assert chosen(option, 0.3, 1) == of_seed[1] == chosen(option, 0.3, None)
     assert chosen(option, 0.1, 2) < of_seed[2] < chosen(option, 0.5, 2)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("one", "other"), [*combinations(SHARES, 2)])
+def test_whom_one_share_falls_on_says_nothing_of_another(one: str, other: str, seed: int) -> None:
+    """Of two shares of 30 % in one call, 9 % of the jobs have both."""
+    shares = structs.replace(Shares(), **{one: 0.3, other: 0.3})
+    both = chosen(one, shares, seed) & chosen(other, shares, seed)
+    assert 9 <= len(both) <= 35  # of 240: 21.6, and a standard deviation of 3.3
 
 
 def test_a_share_is_a_part_of_one() -> None:

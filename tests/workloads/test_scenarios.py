@@ -59,7 +59,7 @@ def count(workload: Workload) -> dict[str, int]:
     ("name", "elastic", "fungible", "heterogeneous"),
     [
         (Scenario.BASIC, 10, 42, 0),
-        (Scenario.ADVANCED, 10, 38, 20),
+        (Scenario.ADVANCED, 10, 39, 20),
         (Scenario.HETEROGENEOUS, 10, 0, 20),
         (Scenario.IDEAL, 201, 0, 200),
     ],

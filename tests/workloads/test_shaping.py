@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -10,7 +12,9 @@ from hypothesis import strategies as st
 from common.jobspec import parse
 from common.model import WorkerRange
 from coordinator.workloads.records import ScalingCurve, SpeedUp, TraceJob
+from coordinator.workloads.scenarios import with_heterogeneous_share, with_ranges
 from coordinator.workloads.shaping import (
+    Draw,
     RuntimeModel,
     ShapeOptions,
     choose,
@@ -39,26 +43,60 @@ def make_jobs(count: int, *, gpus: int = 8, **told: object) -> tuple[TraceJob, .
     )
 
 
-@given(st.integers(0, 60), st.floats(0, 1), st.floats(0, 1), st.integers(0, 5))
+@given(
+    st.integers(0, 60), st.floats(0, 1), st.floats(0, 1), st.integers(0, 5), st.sampled_from(Draw)
+)
 def test_a_larger_share_chooses_the_smaller_one_and_more(
-    count: int, one: float, other: float, seed: int
+    count: int, one: float, other: float, seed: int, draw: Draw
 ) -> None:
     """Exactly the share, nested, whatever the order of the input."""
     jobs = make_jobs(count)
     less, more = sorted((one, other))
-    chosen = choose(jobs, less, seed)
+    chosen = choose(jobs, less, seed, draw=draw)
     assert len(chosen) == round(less * count)
-    assert chosen <= choose(jobs, more, seed)
-    assert chosen == choose(jobs[::-1], less, seed)
+    assert chosen <= choose(jobs, more, seed, draw=draw)
+    assert chosen == choose(jobs[::-1], less, seed, draw=draw)
 
 
 def test_seeds_choose_differently_and_shares_are_checked() -> None:
     """Two seeds, two choices; a percentage is no share."""
     jobs = make_jobs(100)
-    assert choose(jobs, 0.2, 1) != choose(jobs, 0.2, 2)
+    for draw in Draw:
+        assert choose(jobs, 0.2, 1, draw=draw) != choose(jobs, 0.2, 2, draw=draw)
     for share in (-0.1, 20.0):
         with pytest.raises(ValueError, match="expected 0 to 1"):
-            choose(jobs, share, 1)
+            choose(jobs, share, 1, draw=Draw.ELASTIC)
+
+
+def chosen_by_kind(jobs: tuple[TraceJob, ...], share: float, seed: int) -> dict[str, set[str]]:
+    """Whom each way to choose a share falls on."""
+
+    def ids(shaped: tuple[TraceJob, ...], name: str) -> set[str]:
+        return {job.job_id for job in shaped if getattr(job, name)}
+
+    fungible = with_fungible_share(jobs, share, seed)
+    return {
+        "elastic": ids(with_elastic_share(jobs, share, seed), "is_elastic"),
+        "fungible": {job.job_id for job in fungible if len(job.gpu_types) > 1},
+        "saving": ids(with_checkpoint_share(jobs, share, seed), "has_checkpoints"),
+        "spanning": ids(with_heterogeneous_share(jobs, share, seed), "heterogeneous_speed_ratio"),
+    }
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_jobs_are_chosen_for_says_nothing_of_what_else_they_are_chosen_for(seed: int) -> None:
+    """Of two shares of 30 %, whatever they are of, the second has 30 % of the first in it."""
+    found = chosen_by_kind(make_jobs(1000), 0.3, seed)
+    assert all(len(ids) == 300 for ids in found.values())
+    for one, other in combinations(found.values(), 2):
+        assert 60 <= len(one & other) <= 120  # 90, and a standard deviation of 6.6
+
+
+def test_who_is_elastic_is_drawn_alike_as_a_share_and_as_a_scenario() -> None:
+    """`--elastic 0.3` and `elastic-30` fall on the same jobs of a trace that tells no range."""
+    jobs = make_jobs(100)
+    ranges = {job.job_id for job in with_ranges(jobs, 0.3, 2) if job.is_elastic}
+    assert ranges == choose(jobs, 0.3, 2, draw=Draw.ELASTIC)
 
 
 @given(GPUS, st.sampled_from([4, 8]))
