@@ -41,6 +41,8 @@ def recovered(ctx: Context, event: OrdersRecovered) -> None:
         _adopt(ctx, node, job, order.key, order.gpu_uuids, is_flexible=order.is_flexible)
         _fold_order(ctx, job, order)
         rebuilding.adopted(ctx, job, order)
+    aside = {o.key.job_id for o in event.orders if o.is_suspended and o.key in found}
+    sharing.found_together(ctx, node, {key.job_id for key in found}, aside)
     ordered = {order.key for order in event.orders}
     # What the ledger has and does not fit stays unknown: the node's next report judges it again.
     node.unknown_workers = [key for key in node.unknown_workers if key in ordered - found]

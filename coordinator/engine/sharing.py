@@ -8,7 +8,7 @@ known to fit. What a GPU is worth is charged once: to those that compute on it, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from common.lifecycle import JobEvent
 from common.messages import GpuHealth, OrderPhase
@@ -144,6 +144,30 @@ def resume_all(ctx: Context) -> None:
     for job_id in sorted(ctx.state.suspended_jobs):
         why = "the policy shares no GPUs, and nobody computes on its own"
         resume(ctx, Resume(job_id=job_id, reason=why))
+
+
+def found_together(
+    ctx: Context, node: NodeEntry, found: Container[JobId], aside: Container[JobId]
+) -> None:
+    """Workers of a ledger compute on the same GPUs: the lost journal had let them be packed.
+
+    An order says that a worker shares and not that it may be packed, nor who came first, so each
+    that was found counts as packed.
+
+    found: jobs of which the ledger had workers that the journal did not know. aside: those of them
+    that it has as suspended; one that another node, which had not heard of it, still had as running
+    is put aside where somebody else computes.
+    """
+    for slot in node.gpus if node.name in ctx.state.shared_nodes else ():
+        for job in computing_on(ctx, slot):
+            is_aside = job.job_id in aside and job.state == JobState.RUNNING
+            if is_aside and len(computing_on(ctx, slot)) > 1:
+                put_aside(ctx, job, f"it had been suspended on {node.name}")
+        packed = computing_on(ctx, slot)
+        for job in packed if len(packed) > 1 else ():
+            if job.job_id in found and not job.is_packed:
+                job.is_packed = True
+                ctx.changed_jobs[job.job_id] = None
 
 
 def _order_anew(ctx: Context, job: JobEntry) -> None:
