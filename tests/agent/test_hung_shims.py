@@ -90,6 +90,8 @@ async def test_a_number_used_again_is_not_the_shim(house: WorkerHouse) -> None:
     """A process that has the recorded number but another start, or boot, is left alone."""
     worker = await house.start(make_order("true"))
     await house.until_exited(worker)
+    lock = str(house.directory(worker) / shim_files.LOCK_FILE)
+    await house.until(lambda: not shim_files.is_locked(lock), "its own shim has ended")
     record = read_record(house.directory(worker))
     assert record is not None
     bystander = await asyncio.create_subprocess_exec("sleep", "600")
