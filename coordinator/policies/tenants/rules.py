@@ -8,7 +8,7 @@ those that borrow; and where GPUs are free, their jobs do not wait for borrowers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from functools import partial
 
 from msgspec import Struct
@@ -16,7 +16,15 @@ from msgspec.structs import replace
 
 from common.model import JobId
 from coordinator.policies.blockers import Hold
-from coordinator.policies.decisions import Allocation, Decision, Preempt, Reject, Start, earliest
+from coordinator.policies.decisions import (
+    Allocation,
+    Decision,
+    Preempt,
+    Reject,
+    Resize,
+    Start,
+    earliest,
+)
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.tenants.giving import Back
 from coordinator.policies.tenants.guarding import Dropped, blocked, guarded
@@ -57,7 +65,7 @@ class _Pass(Struct, frozen=True, kw_only=True):
 
     def started(self) -> set[JobId]:
         """Jobs that start."""
-        return {each.job_id for each in self.kept if isinstance(each, Start)}
+        return _starts(self.kept)
 
     def stopped(self) -> set[JobId]:
         """Jobs that are preempted."""
@@ -162,7 +170,7 @@ def _told(
     made: _Pass, back: Back, tries: _Tries, guard: Guard, snapshot: ClusterSnapshot
 ) -> Allocation:
     """A pass with what tenants below their guarantee get back, and what others wait for."""
-    kept, _ = guard(back.decisions)
+    back, kept = _allowed(made, back, guard, snapshot)
     allocation, again_s = made.allocation, None
     waits = allocation.waits
     told = {*made.hidden, *(job_id for wait in waits for job_id in wait.jobs)}
@@ -178,6 +186,35 @@ def _told(
     waits += tuple(Wait(kind=k, jobs=tuple(sorted(jobs))) for k, jobs in kinds.items() if jobs)
     wake_at_s = earliest(allocation.wake_at_s, again_s, back.wake_at_s)
     return replace(allocation, decisions=kept, waits=waits, wake_at_s=wake_at_s)
+
+
+def _allowed(
+    made: _Pass, back: Back, guard: Guard, snapshot: ClusterSnapshot
+) -> tuple[Back, tuple[Decision, ...]]:
+    """What comes back, and what is allowed of it; no start of the pass gives way in vain.
+
+    The guard counts by nodes what a guarantee loses, and may refuse who would be given GPUs. Then
+    those whose decisions gave way for such jobs keep theirs, as borrowers that run may have enough;
+    else the jobs get nothing.
+    """
+    aside = frozenset[JobId]()
+    for _ in range(MOST_TRIES):
+        kept, _ = guard(back.decisions)
+        refused = _starts(back.decisions) - _starts(kept) - made.started()
+        if not refused:
+            return back, kept
+        gone = {
+            each.job_id
+            for each in made.kept
+            if isinstance(each, Start | Resize) and each not in back.decisions
+        }
+        aside |= gone - aside or refused
+        back = given_back(snapshot, made.kept, aside=aside)
+    return back, made.kept
+
+
+def _starts(decisions: Iterable[Decision]) -> set[JobId]:
+    return {each.job_id for each in decisions if isinstance(each, Start)}
 
 
 def _by_weight(

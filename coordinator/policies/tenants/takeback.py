@@ -10,7 +10,7 @@ as long as any may be patient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from common.model import GpuUuid, JobId, JobState, NodeName, NodeRole
 from coordinator.policies.decisions import (
@@ -29,6 +29,7 @@ from coordinator.policies.tenants import owing
 from coordinator.policies.tenants.fitting import gang_on
 from coordinator.policies.tenants.flow import Flow, Gpus, job_of, sum_by_node
 from coordinator.policies.tenants.giving import Back, Source
+from coordinator.policies.tenants.guarding import blocked
 from coordinator.policies.tenants.seats import Seat, left_by, seats
 from coordinator.policies.tenants.tenancy import Tenancy, base_gpus
 from coordinator.policies.words import counted
@@ -40,13 +41,18 @@ def taken_back(snapshot: ClusterSnapshot, decisions: Sequence[Decision]) -> tupl
 
 
 def given_back(
-    snapshot: ClusterSnapshot, decisions: Sequence[Decision], *, is_patient: bool = False
+    snapshot: ClusterSnapshot,
+    decisions: Sequence[Decision],
+    *,
+    is_patient: bool = False,
+    aside: Collection[JobId] = (),
 ) -> Back:
     """The same, and who gets nothing though a guarantee covers it.
 
-    is_patient: jobs that fit are the policy's, however long they have waited.
+    is_patient: jobs that fit are the policy's, however long they have waited. aside: get nothing,
+        and what was decided about them stays.
     """
-    back = _TakeBack(snapshot, decisions)
+    back = _TakeBack(snapshot, decisions, aside)
     failed: dict[tuple[object, ...], str] = {}
     waits: dict[JobId, str] = {}
     is_soon = False
@@ -81,7 +87,9 @@ class _TakeBack:
         of. awaited: GPUs that somebody moves to in it. fits: jobs that had room as it was.
     """
 
-    def __init__(self, snapshot: ClusterSnapshot, decisions: Sequence[Decision]) -> None:
+    def __init__(
+        self, snapshot: ClusterSnapshot, decisions: Sequence[Decision], aside: Collection[JobId]
+    ) -> None:
         self._snapshot = snapshot
         self._kept = list(decisions)
         self._flow = Flow(snapshot)
@@ -92,7 +100,9 @@ class _TakeBack:
             for name, gpus in self._flow.free.items()
             if self._flow.nodes[name].role == NodeRole.TRAINING
         }
-        self.busy: set[JobId] = set()
+        self._aside = aside
+        # Whoever has no room by quota, whoever gives back, is waited for by nobody.
+        self.busy = {*aside, *blocked(snapshot, self.tenancy)}
         self._turning: set[JobId] = set()
         self._awaited: set[GpuUuid] = set()
         self.seats = seats(snapshot.jobs)
@@ -163,8 +173,8 @@ class _TakeBack:
         late, wake_at_s = owing.overdue(self.tenancy, self.waiting(), fits, self._snapshot.now_s)
         for job in late:
             kind = next((kind for kind in self._kinds(job) if self._placed(job, kind)), None)
-            covered = owing.is_covered(self.tenancy, job) and self._is_within(job, base_gpus(job))
-            if kind is not None and covered:
+            covered = owing.is_covered(self.tenancy, job)
+            if kind is not None and covered and base_gpus(job) <= self.tenancy.room(job):
                 self._settle(job, kind, ())
                 self.fits.remove(job)
         return wake_at_s
@@ -202,7 +212,7 @@ class _TakeBack:
         fits = bool(self._placed(job, gpu_type))
         if fits:
             self._spare(given, job, gpu_type)
-            fits = self._is_within(job, wanted)
+            fits = wanted <= self.tenancy.room(job)
         if not fits:
             for source in reversed(given):
                 self._give(source, sign=-1)
@@ -221,13 +231,6 @@ class _TakeBack:
             else:
                 self._give(source)
 
-    def _is_within(self, job: JobView, gpus: int) -> bool:
-        """Whether its tenants stay within what they may use."""
-        tenancy = self.tenancy
-        return all(
-            tenancy.used[name] + gpus <= tenancy.limit_gpus(name) for name in tenancy.path(job)
-        )
-
     # --- borrowers ----------------------------------------------------------------------------
 
     def _sources(
@@ -242,8 +245,7 @@ class _TakeBack:
         def is_there(gpus: Gpus) -> bool:
             if only is not None:
                 return gpus.keys() == {only}
-            nodes = self._flow.nodes
-            return any(n in self._free and nodes[n].gpu_type == gpu_type for n in gpus)
+            return any(n in self._free and self._flow.nodes[n].gpu_type == gpu_type for n in gpus)
 
         def is_owed_by(other: JobView) -> bool:
             return owing.is_owed(self.tenancy, job, other, wanted)
@@ -266,7 +268,7 @@ class _TakeBack:
             taker, gpus = self._job_of(decision), self._flow.taken(decision)
             if taker is None or not gpus or self._flow.leaving(decision):
                 continue
-            if is_owed_by(taker):
+            if taker.job_id not in self._aside and is_owed_by(taker):
                 yield Source(job=taker, gpus=gpus, used=sum(gpus.values()), decision=decision)
 
     def _flexible(self, theirs: Iterable[Seat]) -> Iterable[Source]:
@@ -369,8 +371,6 @@ class _TakeBack:
 
     def decisions(self) -> tuple[Decision, ...]:
         """What was decided before, less what is not to be, the stops, and the starts on them."""
-        if not self._starts:
-            return tuple(self._kept)
         stops: list[Decision] = []
         for job_id in sorted(self._gone):
             sources = [source for source in self._gone[job_id] if source.decision is None]
