@@ -24,6 +24,7 @@ from coordinator.policies.decisions import Allocation
 from coordinator.policies.floor import Floor
 from coordinator.policies.granting import Grant, begin, carry_out, going_on
 from coordinator.policies.knob_types import Period
+from coordinator.policies.never import Fleet, wish_of
 from coordinator.policies.placing.vectors import (
     Vector,
     dominant,
@@ -71,7 +72,16 @@ class Offers:
         self._knobs = knobs
         self._snapshot = snapshot
         self._floor = Floor(snapshot)
-        self._lines = lines(snapshot)
+        fleet = Fleet(snapshot)
+        self._lines: dict[str, list[JobView]] = {}
+        self._never: list[Hold] = []
+        for name, line in lines(snapshot).items():
+            for job in line:
+                if fleet.is_never(job):  # it would hoard for ever, and block those behind it
+                    never = fleet.why_never(wish_of(job))
+                    self._never.append(Hold(job_id=job.job_id, blockers=never))
+                else:
+                    self._lines.setdefault(name, []).append(job)
         self._weights = weights_of(snapshot)
         nodes = self._floor.nodes.values()
         self._total = Vector(
@@ -81,8 +91,9 @@ class Offers:
         )
         self._shares = shares(snapshot, self._total, self._weights)
         now_s = snapshot.now_s
+        # A refusal holds at its end as well: the pass that comes then is for the others.
         self.refused = {
-            name: {node: at_s for node, at_s in nodes.items() if at_s > now_s}
+            name: {node: at_s for node, at_s in nodes.items() if at_s >= now_s}
             for name, nodes in before.refused.items()
             if name in self._lines
         }
@@ -133,6 +144,7 @@ class Offers:
         """Start jobs in order on its offers; hoard for the first that lacks some, decline the rest.
 
         A job that its offers do not hold blocks those behind it: they would eat what it waits for.
+        Those that could not run in the fleet as it is are in no line.
         """
         mine = self.hoards.get(name, {})
         line = self._lines[name]
@@ -183,7 +195,7 @@ class Offers:
                 )
                 behind = f"behind {line[0].job_id} of its framework, whose gang is not offered"
                 held.append(Hold(job_id=job.job_id, blockers=(behind if place else first,)))
-        return tuple(held)
+        return (*held, *self._never)
 
 
 def _allocate(knobs: MesosKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
