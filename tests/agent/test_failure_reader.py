@@ -213,6 +213,21 @@ async def test_the_process_that_matches_is_killed_with_its_question(tmp_path: Pa
     assert children() == before
 
 
+async def test_a_process_that_still_matches_at_the_limit_is_killed(tmp_path: Path) -> None:
+    """One that has its question and would never answer it."""
+    rules, before = site_rules(tmp_path, HANGS), children()
+    reader = FailureReader(rules, SystemClock(), limit_s=0.5)
+    reading = asyncio.create_task(reader.added(ended(tmp_path, "a" * 60), tmp_path))
+    await asyncio.wait([reading], timeout=LIMIT_S)
+    left = children() - before
+    for pid in left:
+        kill(pid)
+    assert not left
+    failure = (await reading).failure
+    assert failure is not None
+    assert failure.line == "log not read: the site's patterns took more than 0.5 s"
+
+
 def children() -> set[int]:
     """Processes that this one has started and that are not gone."""
     own = Path("/proc/self/task")
