@@ -291,6 +291,8 @@ def _check_outside(settings: AgentSettings) -> None:
         boots.check(SystemClock().boot_id())
     server = settings.server
     if server is not None:
+        if warning := settings.warning():
+            log.warning("%s", warning)
         engine_named(server.engine)
         checked_url(server.metrics_url, "server.metrics_url")
         checked_url(server.health_url, "server.health_url")

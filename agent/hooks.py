@@ -75,6 +75,34 @@ class SystemCommands:
             return f"{argv[0]} exited with {status}" + (f": {said[-1]}" if said else "")
 
 
+class OneCommand:
+    """One command at a time, which can be ended before its time limit."""
+
+    def __init__(self, commands: Commands) -> None:
+        self._commands = commands
+        self._running: asyncio.Task[str] | None = None
+
+    async def run(
+        self, argv: Sequence[str], *, timeout_s: float, variables: Mapping[str, str]
+    ) -> str:
+        """Like `Commands.run`; of one that was ended it says so."""
+        doing = self._commands.run(argv, timeout_s=timeout_s, variables=variables)
+        running = asyncio.create_task(doing)
+        self._running = running
+        try:
+            return await running
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is not None and caller.cancelling():
+                raise
+            return f"{argv[0]} was ended: its node is wanted back"
+
+    def end(self) -> None:
+        """End the one that runs, if one does; `run` returns when it is gone."""
+        if self._running is not None:
+            self._running.cancel()
+
+
 def _output() -> IO[bytes]:
     """Where a command writes: a file without a name, or memory where no disk takes it.
 

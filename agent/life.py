@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import UNSET, UnsetType
 
-from agent import handover, moving, trespasses, way_home
+from agent import acceptance, handover, moving, trespasses, way_home
 from agent.holding import Holding
 from agent.leasehold import Leasehold
 from agent.server import Health, Idleness, ServerCommands
@@ -90,14 +90,8 @@ class Life:
     def accept(self, desired: DesiredState, *, now_s: float) -> DesiredReply:
         """Take a desired state, or say why not; a refusal changes nothing."""
         memory = self.memory
-        error = ""
-        if desired.node != memory.node:
-            error = f"node: this is {memory.node}, not {desired.node}"
-        elif desired.epoch < memory.epoch:
-            error = f"epoch: {desired.epoch} is over, epoch {memory.epoch} leads"
-        elif desired.epoch == memory.epoch and desired.generation < memory.generation:
-            error = f"generation: {desired.generation} is older than {memory.generation}"
-        elif (desired.epoch, desired.generation) != (memory.epoch, memory.generation):
+        error = acceptance.refusal(desired, memory)
+        if not error and (desired.epoch, desired.generation) != (memory.epoch, memory.generation):
             memory.epoch, memory.generation = desired.epoch, desired.generation
             self.workers.take(desired)
             memory.desired_role = desired.role
@@ -257,7 +251,9 @@ class Life:
 
     def _back_from_draining(self, facts: Facts, why: str) -> list[Action]:
         if not self._commands.is_idle:
-            return []
+            limit_s = self.settings.device_free_timeout_s
+            until_s = self._reclaim_at_s
+            return self._commands.end_drain(facts.now_s, stop_limit_s=limit_s, until_s=until_s)
         if self.memory.is_server_stopped:
             return self._turn_home(facts, why)
         if self._commands.done_at_s(HookKind.ROUTE) is None:

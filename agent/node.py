@@ -16,7 +16,7 @@ from msgspec import Struct
 from agent.duties import Duties
 from agent.errands import Errands
 from agent.gpu_xids import UntoldXids
-from agent.hooks import Commands
+from agent.hooks import Commands, OneCommand
 from agent.ledger import LedgerPort
 from agent.life import Life
 from agent.machine import Machine
@@ -28,6 +28,7 @@ from agent.state import (
     NODE_FAULT,
     Action,
     CheckReserve,
+    EndHook,
     Facts,
     ForgetWorker,
     HookKind,
@@ -113,7 +114,7 @@ class Node:
         """Set when `step` should be called at once."""
         self._ledger = ledger
         self._sampler = sampler
-        self._commands = commands
+        self._command = OneCommand(commands)
         self._machine = machine
         self._strangers = Strangers(machine, settings.server)
         self._errands = Errands(on_failure=self.changed.set)
@@ -229,13 +230,15 @@ class Node:
         if isinstance(action, RunHook):
             error = self.life.ledger_error
             self.life.hook_done(action.kind, error=error, now_s=self.clock.now_s())
-        else:
+        elif not isinstance(action, EndHook):  # which needs no ledger
             self.life.workers.not_done(action)
 
     def _begin(self, action: Action) -> None:
         """Have it done; an action that is under way already is not done twice at a time."""
         if isinstance(action, RunHook):
             self._errands.begin(self._hook(action.kind), name=f"hook {action.kind}")
+        elif isinstance(action, EndHook):
+            self._command.end()
         elif not self._errands.is_under_way(action):
             checked = action.order.key if isinstance(action, CheckReserve) else None
             name = type(action).__name__
@@ -295,7 +298,7 @@ class Node:
         timeout_s = server.hook_timeout_s
         try:
             with self.duties.leg(f"{kind} command", within_s=timeout_s):
-                error = await self._commands.run(argv, timeout_s=timeout_s, variables=variables)
+                error = await self._command.run(argv, timeout_s=timeout_s, variables=variables)
         except OSError as failure:  # a hook that never answered would never be tried again
             error = str(failure)
         if error:
@@ -319,6 +322,8 @@ def _needs_ledger(action: Action) -> bool:
     match action:
         case CheckReserve() | StartWorker() | ForgetWorker():
             return True
+        case EndHook():
+            return False
         case RunHook(kind):
             return kind in (HookKind.UNROUTE, HookKind.STOP)
         case StopWorker() | ResizeWorker() | PauseWorker():

@@ -4,7 +4,7 @@ Pure; must not know roles, GPUs or how a command is run.
 
 from __future__ import annotations
 
-from agent.state import Action, Facts, HookKind, RunHook
+from agent.state import Action, EndHook, Facts, HookKind, RunHook
 from common.messages import InferenceReport
 
 RETRY_S = 1.0
@@ -19,6 +19,8 @@ class ServerCommands:
 
     def __init__(self, now_s: float) -> None:
         self._running: HookKind | None = None
+        self._began_at_s = now_s
+        self._is_ending = False
         self._role_count = self._running_role_count = 0
         self._done_at_s: dict[HookKind, float] = {}
         self._retry_at_s = now_s
@@ -44,7 +46,29 @@ class ServerCommands:
         if self._running is not None or now_s < self._retry_at_s:
             return []
         self._running, self._running_role_count = kind, self._role_count
+        self._began_at_s, self._is_ending = now_s, False
         return [RunHook(kind)]
+
+    def end_drain(
+        self, now_s: float, *, stop_limit_s: float, until_s: float | None
+    ) -> list[Action]:
+        """The node is wanted back: what is left of a drain is not waited for; ended once.
+
+        What takes the server out of its routing is ended at once, as it is undone next. What stops
+        it has its time, so that it is not started while it ends: `stop_limit_s` seconds from its
+        beginning, and no longer than until `until_s`, where whoever wants the node said when.
+        """
+        if self._running == HookKind.UNROUTE:
+            end_at_s = now_s
+        elif self._running == HookKind.STOP:
+            end_at_s = self._began_at_s + stop_limit_s
+            end_at_s = end_at_s if until_s is None else min(end_at_s, until_s)
+        else:
+            return []
+        if self._is_ending or now_s < end_at_s:
+            return []
+        self._is_ending = True
+        return [EndHook(self._running)]
 
     def answered(self, kind: HookKind, *, error: str, now_s: float) -> None:
         """The one that runs has ended; one of a role that is over counts for nothing: the present
@@ -54,7 +78,7 @@ class ServerCommands:
             return
         if error:
             self.error = f"{kind} command: {error}"
-            self._retry_at_s = now_s + RETRY_S
+            self._retry_at_s = now_s if self._is_ending else now_s + RETRY_S
         else:
             self.error = ""
             self._done_at_s[kind] = now_s

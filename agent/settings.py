@@ -160,6 +160,16 @@ class AgentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         ),
     ] = 10.0
 
+    def warning(self) -> str:
+        """What is allowed and yet may cost a promise, naming the fields; empty: nothing."""
+        if self.server is None or self.server.hook_timeout_s <= self.device_free_timeout_s:
+            return ""
+        return (
+            f"server.hook_timeout_s: {self.server.hook_timeout_s:g} is longer than"
+            f" device_free_timeout_s ({self.device_free_timeout_s:g}): a stop command that is still"
+            " running then is ended when the node must go home"
+        )
+
     def check(self) -> None:
         """What types cannot say.
 

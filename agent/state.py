@@ -239,5 +239,11 @@ class RunHook(Struct, frozen=True):
     kind: HookKind
 
 
+class EndHook(Struct, frozen=True):
+    """End the server command that runs; it is answered by `Life.hook_done` like any other."""
+
+    kind: HookKind
+
+
 WorkerAction = CheckReserve | StartWorker | StopWorker | ResizeWorker | PauseWorker | ForgetWorker
-Action = WorkerAction | RunHook
+Action = WorkerAction | RunHook | EndHook

@@ -220,7 +220,7 @@ def _server(node: NodePlan, router_url: str) -> dict[str, object]:
         "stop": [*ctl, "stop", *files],
         "route": [*route, "add", router_url, node.name, url],
         "unroute": [*route, "remove", router_url, node.name],
-        "hook_timeout_s": 20.0,
+        "hook_timeout_s": 15.0,
     }
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from agent.life import Life
 from agent.settings import AgentSettings, ServerSettings
-from agent.state import Action, Facts, HookKind, Memory, RunHook, WorkerFact, first_memory
+from agent.state import Action, EndHook, Facts, HookKind, Memory, RunHook, WorkerFact, first_memory
 from common.messages import (
     DesiredReply,
     DesiredState,
@@ -153,7 +153,10 @@ class Bench:
         self.sampled_at_s: float | None = None
         """When the newest sample of the GPUs was begun; None: each look has one of its own."""
         self.answers_hooks = True
+        self.ends_hooks = True
+        """Whether a command that is to end does so at once."""
         self.hooks: list[HookKind] = []
+        self.ended_hooks: list[HookKind] = []
         self.generation = self.memory.generation
 
     def step(self, after_s: float = 1.0) -> list[Action]:
@@ -181,6 +184,10 @@ class Bench:
                 self.hooks.append(action.kind)
                 if self.answers_hooks:
                     self.answer(action.kind)
+            elif isinstance(action, EndHook):
+                self.ended_hooks.append(action.kind)
+                if self.ends_hooks:
+                    self.answer(action.kind, error="was ended")
         return actions
 
     def answer(self, kind: HookKind, error: str = "") -> None:
