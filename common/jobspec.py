@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import reprlib
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum, EnumMeta
@@ -53,6 +54,8 @@ def parse(
         field = f"field {untext.field}: " if untext.field else ""
         raise ConfigError(f"{place(untext.field)}: {field}{untext.what}")
     _known_keys(values, place)
+    for path, what in _variable_misfits(values.get("env")):
+        raise ConfigError(f"{place(path)}: field {path}: {what}")
     try:
         spec = msgspec.convert(dict(values), JobSpec)
     except msgspec.ValidationError as error:
@@ -198,6 +201,17 @@ def _known_keys(
             and issubclass(below, msgspec.Struct)
         ):
             _known_keys(cast("Mapping[str, object]", value), place, below, f"{path}.")
+
+
+def _variable_misfits(env: object) -> Iterator[Misfit]:
+    """msgspec says that a variable is no text, but not which one."""
+    if not isinstance(env, Mapping):
+        return
+    for name, value in cast("Mapping[object, object]", env).items():
+        for text in (name, value):
+            if not isinstance(text, str):
+                what = f"Expected `str` in quotes, got {reprlib.repr(text)}"
+                yield Misfit(f"env.{name}", what)
 
 
 def _choices(message: str) -> str:

@@ -168,7 +168,7 @@ REFUSED: dict[str, tuple[str, list[str]]] = {
     "half": (GOOD + "gpu: {types: [H100\n", ["is not YAML: line 10"]),
     "control character": (GOOD + "app: \x07\n", ["is not YAML"]),
     "endless number": (GOOD + f"priority: {'9' * 5_000}\n", ["is not YAML"]),
-    "wrong type": (GOOD.replace('"no"', "1"), ["line 6", "field env", "`str`"]),
+    "wrong type": (GOOD.replace('"no"', "1"), ["line 8", "field env.FLAG", "`str`"]),
     "wrong type in a list": (GOOD.replace("train.py", "8"), ["line 2", "field command[1]"]),
     "null": (GOOD.replace("max: 4", "max:"), ["line 5", "field workers.max", "null"]),
     "out of range": (GOOD.replace("min: 2", "min: 0"), ["line 4", "field workers.min", ">= 1"]),

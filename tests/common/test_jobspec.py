@@ -95,6 +95,18 @@ def test_a_job_that_fits_passes_as_it_is() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("env", "field"),
+    [({"A": "1", "B": 1}, "env.B"), ({"A": None}, "env.A"), ({7: "x"}, "env.7")],
+)
+def test_a_variable_that_is_no_text_is_named(env: dict[Any, Any], field: str) -> None:
+    """A job may have dozens of them; the place is that of the one."""
+    with pytest.raises(
+        ConfigError, match=f"^line 9: field {field}: Expected `str` in quotes, got "
+    ):
+        parse({**GOOD, "env": env}, source="f", place_by_path={field: "line 9"})
+
+
 def test_the_check_holds_for_a_job_that_came_decoded() -> None:
     """A caller that encodes a job itself passes the same rules as a job file."""
     spec = JobSpec(name="j", command=("",), workers=WorkerRange(min=1, max=1))
