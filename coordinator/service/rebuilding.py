@@ -61,20 +61,21 @@ async def rebuild(
     engine, after = await _from_snapshot(journal, snapshots)
     progress()
     _check_reaches(after, journal)
-    records = mismatches = 0
+    records = mismatches = first_mismatch = 0
     async for sequence, data in journal.read(after + 1):
         record = _decoded(data, sequence)
         with _decided_by_what_is_here(f"journal record {sequence}"):
-            mismatches += not replay(engine, record)
+            is_same = replay(engine, record)
+        if not is_same:
+            mismatches += 1
+            first_mismatch = first_mismatch or sequence
         records += 1
         progress()
         await asyncio.sleep(0)  # the lease must be renewed meanwhile: one that ran out is lost
-    log.info(
-        "rebuilt from snapshot %d and %d records, %d decided otherwise now",
-        after,
-        records,
-        mismatches,
-    )
+    log.info("rebuilt from snapshot %d and %d records", after, records)
+    if mismatches:
+        told = "%d of these records are decided otherwise now, journal record %d first"
+        log.warning(told, mismatches, first_mismatch)
     return Rebuilt(engine=engine, records=records, snapshot_sequence=after)
 
 

@@ -117,6 +117,30 @@ async def test_a_snapshot_that_cannot_be_written_stops_nothing() -> None:
         assert coordinator.is_leading
 
 
+@pytest.mark.parametrize("is_changed", [False, True])
+async def test_a_journal_that_is_decided_otherwise_now_is_warned_of(
+    is_changed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What happened was decided by other code: whoever looks for the reason finds the record."""
+    async with Cell(training=2) as cell:
+        coordinator = await cell.lead()
+        await running(cell, coordinator, "one")
+        await running(cell, coordinator, "two")
+        await cell.leaders[0].crash()
+        deciding = [(number, record) for number, record in cell.journal() if record.decisions]
+        for number, record in deciding[-2:] if is_changed else ():
+            cell.records[number - 1] = encode_record(replace(record, decisions=()))
+        again = cell.launch("two").coordinator
+        caplog.clear()
+        await again.decider.rebuild()
+        told = [one for one in caplog.records if "otherwise" in one.message]
+        assert [one.levelname for one in told] == ["WARNING"] * is_changed
+        changed = deciding[-2:]
+        for one in told:
+            assert one.message.startswith(f"{len(changed)} of these records")
+            assert f"journal record {changed[0][0]} first" in one.message
+
+
 NEWER = encode_record(
     Record(version=RECORD_VERSION + 1, epoch=1, writer="w", entries=(), decisions=())
 )
