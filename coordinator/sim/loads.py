@@ -1,23 +1,26 @@
-"""The inference services of a run and the load of each, from what a person writes.
+"""The inference services of a run and the load of each, as a person writes it and as it is played.
 
-Must not know nodes. `FILE` or `FILE:SERIES` is a service under the name of its series, and
+Must not know the engine. `FILE` or `FILE:SERIES` is a service under the name of its series, and
 `NAME=FILE` or `NAME=FILE:SERIES` one under a name of its own.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec import structs
 
 from common.errors import ConfigError
 from coordinator.workloads.formats import find
 from coordinator.workloads.load_formats import read_load
-from coordinator.workloads.records import LoadSeries
+from coordinator.workloads.records import LoadSeries, LoadUnit
 
 Loads = str | Sequence[str] | None
 """As asked for: one, several, or the workload's own."""
+
+PEAK_RATIO = 0.95
+"""A load in requests is scaled so that its peak needs this part of a service's nodes (Figure 1)."""
 
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]{0,63})=(.+)")
 
@@ -43,6 +46,22 @@ def read_loads_of(asked: Loads) -> tuple[LoadSeries, ...]:
             f"load: {', '.join(twice)} stands twice; NAME=FILE gives a service its own name"
         )
     return tuple(loads)
+
+
+def busy_nodes(load: LoadSeries, value: float, nodes: int) -> float:
+    """Nodes' worth of load; a series in requests is scaled by its peak."""
+    if load.unit == LoadUnit.BUSY:
+        return value * nodes
+    return value * PEAK_RATIO * nodes / max(load.values)
+
+
+def for_ever(load: LoadSeries, nodes: int) -> Iterator[tuple[float, float]]:
+    """(seconds, nodes' worth of load) at each step, the series again and again."""
+    step = 0
+    while True:
+        value = load.values[step % len(load.values)]
+        yield step * load.step_s, busy_nodes(load, value, nodes)
+        step += 1
 
 
 def _read(text: str) -> LoadSeries:

@@ -14,8 +14,9 @@ from msgspec import Struct
 from common.model import Pool, ServiceName
 from coordinator.policies.loans.loaning import nodes_for
 from coordinator.sim.cluster import NodeSpec
+from coordinator.sim.loads import busy_nodes
 from coordinator.sim.series import Point, Usage
-from coordinator.sim.stage import Stage, busy_nodes
+from coordinator.sim.stage import Stage
 from coordinator.workloads.records import LoadSeries
 
 

@@ -5,7 +5,7 @@ Here stand the numbers that the literature or we give to delays, and what is off
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct, structs
@@ -17,13 +17,12 @@ from coordinator.policies.bundles import policy
 from coordinator.sim.cluster import Delays, NodeSpec
 from coordinator.sim.failure_sources import FailureSource, failing, that_may_fail
 from coordinator.sim.inputs import gpu_types, gpus_per_node, node_specs
+from coordinator.sim.loads import for_ever
 from coordinator.sim.outages import Crash
 from coordinator.sim.runtime import RunRules, Saves
 from coordinator.sim.simulation import Passes, Simulation, Submission
 from coordinator.sim.wire import WireRules
 from coordinator.workloads.records import (
-    LoadSeries,
-    LoadUnit,
     Source,
     TraceJob,
     Workload,
@@ -72,9 +71,6 @@ class TimesTaken(Struct, frozen=True, kw_only=True):
 
 PROGRESS_AFTER_S = 60.0
 COALESCE_S = 0.1
-
-PEAK_RATIO = 0.95
-"""A load in requests is scaled so that its peak needs this part of a service's nodes (Figure 1)."""
 
 GRACE_S = 30.0
 
@@ -328,22 +324,6 @@ def _passes(workload: Workload, options: RunOptions) -> Passes:
     return Passes(
         coalesce_s=coalesce_s, grid_s=workload.pass_period_s, period_s=options.pass_period_s
     )
-
-
-def busy_nodes(load: LoadSeries, value: float, nodes: int) -> float:
-    """Nodes' worth of load; a series in requests is scaled by its peak."""
-    if load.unit == LoadUnit.BUSY:
-        return value * nodes
-    return value * PEAK_RATIO * nodes / max(load.values)
-
-
-def for_ever(load: LoadSeries, nodes: int) -> Iterator[tuple[float, float]]:
-    """(seconds, nodes' worth of load) at each step, the series again and again."""
-    step = 0
-    while True:
-        value = load.values[step % len(load.values)]
-        yield step * load.step_s, busy_nodes(load, value, nodes)
-        step += 1
 
 
 def _check_ranges(workload: Workload) -> None:

@@ -17,6 +17,7 @@ from msgspec import structs
 
 from common.errors import ConfigError
 from coordinator.workloads.chance import Chance
+from coordinator.workloads.choosing import Draw, choose
 from coordinator.workloads.load_formats import parse_loads
 from coordinator.workloads.own import job_lines
 from coordinator.workloads.paper import (
@@ -33,7 +34,7 @@ from coordinator.workloads.paper import (
     nodes,
 )
 from coordinator.workloads.records import LoadSeries, LoadUnit, TraceJob, Workload
-from coordinator.workloads.shaping import Draw, choose, with_fungible_share
+from coordinator.workloads.shaping import with_fungible_share
 
 WEEK_FILE = "paper_inference_week.csv"
 

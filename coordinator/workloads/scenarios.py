@@ -1,7 +1,7 @@
 """What the paper varies, as pure functions: a workload in, a workload out.
 
 Must not know policies: FIFO or Aryl, with or without loans, is the caller's. Sections and figures
-are of Lyra, EuroSys'23. Chosen jobs are nested (`shaping.choose`): 20 % is part of 40 %.
+are of Lyra, EuroSys'23. Chosen jobs are nested (`choosing.choose`): 20 % is part of 40 %.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from random import Random
 
 from msgspec import structs
 
+from coordinator.workloads.choosing import Draw, choose
 from coordinator.workloads.paper import DAY_S, RARE_GPU
 from coordinator.workloads.records import LoadSeries, TraceJob, Workload
 from coordinator.workloads.shaping import (
     INFERENCE_GPU,
     TRAINING_GPU,
-    Draw,
     ShapeOptions,
-    choose,
     with_fungible_share,
     worker_size,
 )

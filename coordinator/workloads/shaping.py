@@ -1,23 +1,20 @@
 """From trace jobs to jobs of the simulator: elastic ranges, GPU types, checkpoints, speed-ups.
 
 Must not know clocks or the engine. No public trace tells elastic ranges or which jobs are fungible;
-the rules here are ours, are stated with every result, and choose by seed alone: each job draws one
-number in the order of the job ids, and the smallest draws are chosen. So 20 % is part of 40 %, and
-neither the order of the input nor the hash seed matters. What jobs are chosen for has draws of its
-own (`Draw`): one seed makes other jobs elastic than it makes fungible.
+the rules here are ours, are stated with every result, and choose by seed alone (`choosing`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import IntEnum, StrEnum
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
 from math import ceil
-from random import Random
 
 from msgspec import Struct, structs
 
 from common.model import CheckpointSpec, GpuRequest, JobId, JobSpec, WorkerRange
 from common.profile import JobProfile
+from coordinator.workloads.choosing import Draw, choose
 from coordinator.workloads.goodput import model_for, speedup_of
 from coordinator.workloads.models import ModelFacts, facts_of
 from coordinator.workloads.records import ScalingCurve, SpeedUp, TraceJob, WorkloadJob
@@ -74,52 +71,6 @@ class ShapeOptions(Struct, frozen=True, kw_only=True):
     grace_s: float = 30.0
     is_oracle: bool = True
     has_locality: bool = False
-
-
-# --- choosing by seed ---------------------------------------------------------------------------
-
-
-class Draw(IntEnum):
-    """What jobs are chosen for. Within one, a larger share chooses more of the same jobs."""
-
-    ELASTIC = 0
-    SPANNING = 1
-    """Both GPU types in one run."""
-    FUNGIBLE = 2
-    SAVING = 3
-    PAPER = 0
-    """What the named workloads draw, none of which draws twice; their bytes are frozen."""
-    WRONG = 0
-    """Told a wrong running time: as who is elastic, by which the rows of Table 9 were played; the
-    named workloads draw nobody's range."""
-
-
-_DRAWS_APART = 1 << 40
-"""Between the random seeds of two draws, beyond all seeds that a person gives."""
-
-
-def choose(
-    jobs: Sequence[TraceJob],
-    share: float,
-    seed: int,
-    *,
-    draw: Draw,
-    among: Callable[[TraceJob], bool] = lambda _: True,
-) -> frozenset[str]:
-    """The ids of the jobs that a share falls on; nested: a larger share chooses these and more.
-
-    share: of the jobs that `among` accepts, 0 to 1, rounded to whole jobs.
-
-    Raises:
-        ValueError: a share outside of 0 to 1.
-    """
-    if not 0.0 <= share <= 1.0:
-        raise ValueError(f"share {share}, expected 0 to 1")
-    random = Random(seed + draw * _DRAWS_APART)
-    draws = sorted((random.random(), job_id) for job_id in sorted(job.job_id for job in jobs))
-    accepted = {job.job_id for job in jobs if among(job)}
-    ordered = [job_id for _, job_id in draws if job_id in accepted]
-    return frozenset(ordered[: round(share * len(ordered))])
 
 
 def worker_size(gpus: int, gpus_per_node: int) -> int:

@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 
 from common.jobspec import parse
 from common.model import WorkerRange
+from coordinator.workloads.choosing import Draw, choose
 from coordinator.workloads.records import ScalingCurve, SpeedUp, TraceJob
 from coordinator.workloads.scenarios import with_heterogeneous_share, with_ranges
 from coordinator.workloads.shaping import (
-    Draw,
     RuntimeModel,
     ShapeOptions,
-    choose,
     from_curve,
     linear,
     lossy,
