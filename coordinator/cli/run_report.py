@@ -238,41 +238,44 @@ def _s(seconds: float | None) -> str:
 
 
 def _reclaims(loans: Sequence[LoanRow]) -> Table:
-    table = Table(title="reclaims", title_style="bold")
-    _add_columns(table)
+    table = _ways_home("reclaims", "preempted")
     for loan in loans:
-        took = f"{loan.reclaim_s:.1f} s" + (" late" if loan.is_late else "")
-        deadline = _promise(loan.reclaim_deadline_s)
-        table.add_row(loan.node, loan.lease_id, took, deadline, str(loan.realised_preemptions))
+        preempted = str(loan.realised_preemptions)
+        _add_way_home(table, loan, loan.reclaim_s, loan.reclaim_deadline_s, preempted)
     return table
 
 
 def _lapsed(loans: Sequence[LoanRow]) -> Table:
     """What the TTL had left of the deadline is what the node then had."""
-    table = Table(title="home by themselves: leases that ended by their TTL", title_style="bold")
-    _add_columns(table)
+    table = _ways_home("home by themselves: leases that ended by their TTL", "preempted")
     for loan in loans:
-        took = f"{loan.lapse_s:.1f} s" + (" late" if loan.is_late else "")
-        deadline = _promise(loan.lapse_deadline_s)
-        table.add_row(loan.node, loan.lease_id, took, deadline, str(loan.realised_preemptions))
+        preempted = str(loan.realised_preemptions)
+        _add_way_home(table, loan, loan.lapse_s, loan.lapse_deadline_s, preempted)
     return table
 
 
 def _turned_back(loans: Sequence[LoanRow]) -> Table:
     """Nobody was preempted: no worker had come yet."""
-    table = Table(title="turned back by their nodes before they began", title_style="bold")
-    _add_columns(table, "why")
+    table = _ways_home("turned back by their nodes before they began", "why")
     for loan in loans:
-        took = f"{loan.turn_back_s:.1f} s" + (" late" if loan.is_late else "")
-        deadline = _promise(loan.turn_back_deadline_s)
-        table.add_row(loan.node, loan.lease_id, took, deadline, loan.turned_back)
+        _add_way_home(table, loan, loan.turn_back_s, loan.turn_back_deadline_s, loan.turned_back)
     return table
 
 
-def _add_columns(table: Table, last: str = "preempted") -> None:
+def _ways_home(title: str, last: str) -> Table:
+    """A table of nodes that came home, with a last column of its own."""
+    table = Table(title=title, title_style="bold")
     for heading in ("node", "lease", "took", "deadline", last):
         is_text = heading in ("node", "lease", "why")
         table.add_column(heading, justify="left" if is_text else "right")
+    return table
+
+
+def _add_way_home(
+    table: Table, loan: LoanRow, took_s: float | None, deadline_s: float | None, last: str
+) -> None:
+    took = f"{took_s:.1f} s" + (" late" if loan.is_late else "")
+    table.add_row(loan.node, loan.lease_id, took, _promise(deadline_s), last)
 
 
 def _promise(seconds: float | None) -> str:
