@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Generator
+from functools import cache
 from itertools import islice
 from pathlib import Path
 
@@ -26,8 +28,19 @@ settings.load_profile("gate")
 
 
 HERE = Path(__file__).parent
-COMPUTING = tuple(HERE / area for area in ("engine", "policies", "sim", "workloads"))
-"""Tests that wait for nothing."""
+COMPUTING = {"engine", "policies", "sim", "workloads"}
+"""Areas of tests that wait for nothing."""
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """No garbage is looked for among thousands of tests, which stay, nor among them later on."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -39,10 +52,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     parts = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     with_cells = -(-3 * parts // 5)
-    cells = [item for item in items if HERE / "cell" in item.path.parents]
-    computing = [item for item in items if not set(COMPUTING).isdisjoint(item.path.parents)]
-    dealt = {*cells, *computing}
-    others = [item for item in items if item not in dealt]
+    by_area: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        by_area.setdefault(_area(item.path), []).append(item)
+    cells = by_area.pop("cell", [])
+    computing = [item for area in sorted(COMPUTING) for item in by_area.pop(area, [])]
+    others = [item for area in by_area.values() for item in area]
     length = -(-len(items) // parts)
     at = min(len(computing), length * (parts - with_cells))
     first, rest = computing[:at], iter([*others, *computing[at:]])
@@ -51,6 +66,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         begun = cells[part::with_cells]
         ordered += [*begun, *islice(rest, max(0, length - len(begun)))]
     items[:] = [*ordered, *first, *rest]
+
+
+@cache
+def _area(path: Path) -> str:
+    """The directory of `tests` that a file is in; empty where it is in none."""
+    return path.parent.name if path.parent.parent == HERE else ""
 
 
 @pytest.fixture

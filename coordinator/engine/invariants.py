@@ -65,9 +65,10 @@ def sharing_faults(ctx: Context) -> list[str]:
     or packed unnoticed."""
     state, faults = ctx.state, list[str]()
     for node in state.nodes.values():
-        if node.name not in state.shared_nodes and any(slot.guests for slot in node.gpus):
+        shared = [slot for slot in node.gpus if slot.guests]  # on others only the holder computes
+        if shared and node.name not in state.shared_nodes:
             faults.append(f"{node.name} has a GPU that is shared, and is not known to")
-        for slot in node.gpus if node.name in state.shared_nodes else ():
+        for slot in shared:
             packed = sharing.computing_on(ctx, slot)
             if len(packed) > sharing.MAX_PACKED:
                 faults.append(f"GPU {slot.uuid}: {len(packed)} jobs compute on it")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import typer
@@ -102,6 +103,8 @@ def _kind(option: Any) -> str:
     return str(option.display_type(_context())).replace("|", "\\|")
 
 
+@cache
 def _context() -> Any:
+    """Made once: Typer reads every function of the app anew for each of its commands."""
     root: Any = typer.main.get_command(app)
     return root.make_context(PROGRAM, ["status"])

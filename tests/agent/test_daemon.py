@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from agent.daemon import main
 from agent.ledger import Ledger
 from common.clock import SystemClock
 from common.messages import WorkerPhase
@@ -23,6 +24,7 @@ from tests.agent.daemon_house import (
     pids,
 )
 from tests.agent.worker_house import PATIENCE_S, is_alive
+from tests.programs import ended
 
 P, R = WorkerPhase, NodeRole
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
@@ -50,6 +52,7 @@ async def waiting_worker(house: DaemonHouse) -> int:
         ({"home_pool": "inference"}, ("service", "inference")),
         ({"kept_logs_count": "many"}, ("kept_logs_count",)),
         ({"hung_after_s": 1.5}, ("hung_after_s", "at least 2")),
+        ({"stranger_after_s": 61.0}, ("stranger_after_s", "at most 60")),
         ({"home_pool": "traning"}, ("home_pool", "'traning', expected one of training, inference")),
     ],
 )
@@ -58,7 +61,7 @@ async def test_a_mistake_in_the_settings_names_the_field_and_ends_with_2(
 ) -> None:
     """Before anything is touched: no state directory, no lock, no message."""
     config = house.config(**changes)
-    status, text = await house.run("--config", str(config), "--fake-nvml", str(house.fleet))
+    status, text = ended(main, "--config", str(config), "--fake-nvml", str(house.fleet))
     assert status == 2
     assert "Traceback" not in text
     assert all(word in text for word in (*words, str(config)))
@@ -83,7 +86,7 @@ async def test_checking_reads_the_fake_fleet_too(house: DaemonHouse, tmp_path: P
     fleet.write_text("[[gpu]]\ncuont = 8\nmodel = 'H100'\nmemory_bytes = 1000\n")
     config = str(house.config())
     for check in (("--check",), ()):
-        status, text = await house.run(*check, "--config", config, "--fake-nvml", str(fleet))
+        status, text = ended(main, *check, "--config", config, "--fake-nvml", str(fleet))
         assert status == 2
         assert "misspelt.toml" in text
         assert "cuont" in text
@@ -111,7 +114,7 @@ async def test_an_address_that_does_not_fit_ends_the_agent_with_2(
     config = house.config(**changes)
     for check in (("--check",), ()):
         arguments = (*check, "--config", str(config), "--fake-nvml", str(house.fleet))
-        status, text = await house.run(*arguments)
+        status, text = ended(main, *arguments)
         assert status == 2
         assert "Traceback" not in text
         assert words in text
@@ -139,7 +142,7 @@ async def test_checking_finds_what_an_agent_would_find_later_or_never(
     config.write_text(text.replace(before, after))
     for check in (("--check",), ()):
         arguments = (*check, "--config", str(config), "--fake-nvml", str(house.fleet))
-        status, said = await house.run(*arguments)
+        status, said = ended(main, *arguments)
         assert (status, words in said) == (2, True), said
         assert str(config) in said
     assert not house.state_dir.exists()

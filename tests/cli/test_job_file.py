@@ -20,6 +20,7 @@ from common.model import CheckpointSpec, JobSpec, Preemptibility, RetrySpec, Wor
 from coordinator.cli import job_file, yaml_text
 from coordinator.cli.job_file import STDIN, FileKind
 from tests.cli.fake_cell import FakeCell, Run, aryl
+from tests.draws import whole
 
 GOOD = """\
 name: llm
@@ -48,14 +49,14 @@ SECONDS = st.floats(min_value=0.001, max_value=1e9)
 @st.composite
 def specs(draw: st.DrawFn) -> JobSpec:
     """A job that passes every rule."""
-    low = draw(st.integers(1, 8))
+    low = draw(whole(1, 8))
     spec = JobSpec(
         name=draw(st.from_regex(r"[A-Za-z0-9_-]{1,12}", fullmatch=True)),
         command=("train", *draw(st.lists(WORDS, max_size=3))),
-        workers=WorkerRange(min=low, max=low + draw(st.integers(0, 8))),
+        workers=WorkerRange(min=low, max=low + draw(whole(0, 8))),
         workdir="/" + draw(TEXT),
         env=draw(st.dictionaries(WORDS.filter(lambda key: key and "=" not in key), WORDS)),
-        priority=draw(st.integers(-1_000_000, 1_000_000)),
+        priority=draw(whole(-1_000_000, 1_000_000)),
         preemptibility=draw(st.sampled_from(Preemptibility)),
         expected_runtime_s=draw(st.none() | SECONDS),
         checkpoint=CheckpointSpec(path=draw(st.none() | WORDS.filter(bool)), grace_s=draw(SECONDS)),

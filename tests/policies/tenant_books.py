@@ -11,6 +11,7 @@ from common.model import JobId, JobState, NodeName
 from coordinator.policies.decisions import Decision, Placement, Preempt, Resize, Start
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.draws import pick
 from tests.strategies import snapshots
 
 A8 = TenantView(name="a", guarantee_gpus=8)
@@ -70,26 +71,26 @@ def names(decisions: tuple[Decision, ...], kind: type[Start | Preempt | Resize])
 
 NAMES = ("a", "b", "c", "d", "nobody")
 """`c` and `d` are part of `p`; nothing is promised to `nobody`."""
+FEW = st.integers(0, 12)
+LIMIT = st.one_of(st.none(), st.integers(0, 8))
 
 
 @st.composite
 def shared_cells(draw: st.DrawFn) -> ClusterSnapshot:
     """Generated clusters whose jobs belong to tenants in two levels."""
     snapshot = draw(snapshots())
-    jobs = tuple(replace(job, tenant=draw(st.sampled_from(NAMES))) for job in snapshot.jobs)
-    few = st.integers(0, 12)
-    limit = st.one_of(st.none(), st.integers(0, 8))
-    inner = {name: draw(few) for name in "cd"}
+    jobs = tuple(replace(job, tenant=draw(pick(*NAMES))) for job in snapshot.jobs)
+    inner = {name: draw(FEW) for name in "cd"}
     tenants = [
-        TenantView(name="p", guarantee_gpus=sum(inner.values()) + draw(few)),
+        TenantView(name="p", guarantee_gpus=sum(inner.values()) + draw(FEW)),
         *(
             TenantView(
                 name=name,
                 parent="p" if name in inner else "",
-                weight=draw(st.sampled_from((1.0, 1.0, 3.0))),
-                guarantee_gpus=inner[name] if name in inner else draw(few),
-                borrow_limit_gpus=draw(limit),
-                lend_limit_gpus=draw(limit),
+                weight=draw(pick(1.0, 1.0, 3.0)),
+                guarantee_gpus=inner[name] if name in inner else draw(FEW),
+                borrow_limit_gpus=draw(LIMIT),
+                lend_limit_gpus=draw(LIMIT),
             )
             for name in "abcd"
         ),

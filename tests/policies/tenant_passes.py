@@ -20,6 +20,7 @@ from coordinator.engine.settings import EngineSettings, TenantSettings
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.sim.cluster import Delays, NodeSpec
 from coordinator.sim.simulation import Simulation, Submission
+from tests.draws import pick
 
 NODE_GPUS = 8
 
@@ -238,15 +239,15 @@ CONCAVE = ((1, 1.0), (2, 1.8), (4, 3.0), (8, 4.5))
 @st.composite
 def asked(draw: st.DrawFn) -> Asked:
     """One job of any tenant; most may use more workers than they need."""
-    least = draw(st.sampled_from((1, 1, 2)))
-    work_s = float(draw(st.sampled_from((120, 600, 1800, 7200))))
+    least = draw(pick(1, 1, 2))
+    work_s = float(draw(pick(120, 600, 1800, 7200)))
     return Asked(
-        tenant=draw(st.sampled_from("aabcdd")),
-        at_s=float(draw(st.sampled_from((0, 0, 0, 30, 90, 300)))),
-        workers=(least, least + draw(st.sampled_from((0, 6, 2, 6)))),
-        gpus=draw(st.sampled_from((1, 1, 1, 2))),
+        tenant=draw(pick(*"aabcdd")),
+        at_s=float(draw(pick(0, 0, 0, 30, 90, 300))),
+        workers=(least, least + draw(pick(0, 6, 2, 6))),
+        gpus=draw(pick(1, 1, 1, 2)),
         work_s=work_s,
-        deadline_s=draw(st.sampled_from((None, work_s * 0.7, work_s * 3))),
-        speedup=draw(st.sampled_from(((), CONCAVE))),
-        preemptibility=draw(st.sampled_from((Preemptibility.FULL, Preemptibility.NON))),
+        deadline_s=draw(pick(None, work_s * 0.7, work_s * 3)),
+        speedup=draw(pick((), CONCAVE)),
+        preemptibility=draw(pick(Preemptibility.FULL, Preemptibility.NON)),
     )

@@ -25,6 +25,7 @@ from tests.builders import (
     make_snapshot,
     make_worker_view,
 )
+from tests.draws import pick, whole, yes_or_no
 from tests.policies.safety import settle
 
 N0 = NodeName("n0")
@@ -149,13 +150,13 @@ def crowds(draw: st.DrawFn) -> ClusterSnapshot:
     jobs: list[JobView] = []
     nodes: dict[str, list[WorkerView]] = {}
     tenant = st.sampled_from(("poor", "rich", "rich"))
-    for number in range(draw(st.integers(1, 3))):
+    for number in range(draw(whole(1, 3))):
         name, left = f"n{number}", 8
-        nodes[name], is_ill = [], draw(st.booleans())
+        nodes[name], is_ill = [], draw(yes_or_no())
         while left:
             gpus = draw(st.sampled_from([size for size in (8, 4, 2, 1) if size <= left]))
             left -= gpus
-            barred = draw(st.integers(0, min(2, gpus))) if is_ill else 0
+            barred = draw(whole(0, min(2, gpus))) if is_ill else 0
             job_id = f"r{len(jobs)}"
             worker = make_worker_view(job_id, 0, name, gpus=gpus, barred_gpus=barred)
             nodes[name].append(worker)
@@ -166,7 +167,7 @@ def crowds(draw: st.DrawFn) -> ClusterSnapshot:
                 placed=(worker,),
                 remaining_work_s=1e6,
                 submitted_at_s=0.0,
-                lost_if_preempted_gpu_s=float(draw(st.integers(0, 3)) * 100),
+                lost_if_preempted_gpu_s=float(draw(whole(0, 3)) * 100),
             )
             since_s = NOW_S - 50000.0
             jobs.append(
@@ -181,15 +182,15 @@ def crowds(draw: st.DrawFn) -> ClusterSnapshot:
                     has_saved=True,
                 )
             )
-    promised = draw(st.sampled_from((None, 4, 8, 16)))
-    for number in range(draw(st.integers(1, 3)) if promised is None else 1):
+    promised = draw(pick(None, 4, 8, 16))
+    for number in range(draw(whole(1, 3)) if promised is None else 1):
         made = make_job_view(
             f"w{number}",
-            workers=(draw(st.integers(1, 2)),) * 2,
-            gpus_per_worker=draw(st.sampled_from((1, 2, 4, 8))),
+            workers=(draw(whole(1, 2)),) * 2,
+            gpus_per_worker=draw(pick(1, 2, 4, 8)),
             remaining_work_s=60.0,
             submitted_at_s=1.0 + number,
-            priority=draw(st.integers(0, 1)),
+            priority=draw(whole(0, 1)),
         )
         jobs.append(replace(made, tenant=draw(tenant), waiting_since_s=NOW_S - 1000.0))
     tenants = () if promised is None else (TenantView(name="poor", guarantee_gpus=promised),)

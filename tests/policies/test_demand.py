@@ -23,6 +23,7 @@ from tests.builders import (
     make_snapshot,
     make_worker_view,
 )
+from tests.draws import pick, whole
 from tests.strategies import snapshots
 
 FULL = 8
@@ -291,17 +292,15 @@ def generous(draw: st.DrawFn) -> ClusterSnapshot:
     """A busy cluster whose services can spare all their nodes but those that are too fresh."""
     snapshot = draw(snapshots())
     nodes = [
-        replace(node, free_gpus=min(node.free_gpus, draw(st.sampled_from((0, 0, 0, 2, 8)))))
+        replace(node, free_gpus=min(node.free_gpus, draw(pick(0, 0, 0, 2, 8))))
         if node.is_schedulable
-        else replace(node, serving_since_s=draw(st.sampled_from((0.0, 0.0, NOW_S))))
+        else replace(node, serving_since_s=draw(pick(0.0, 0.0, NOW_S)))
         if node.role == NodeRole.SERVING
         else node
         for node in snapshot.nodes
     ]
     services = [
-        make_service_view(
-            service.name, load=0.0, min_serving=draw(st.integers(0, 1)), hold_off_s=200.0
-        )
+        make_service_view(service.name, load=0.0, min_serving=draw(whole(0, 1)), hold_off_s=200.0)
         for service in snapshot.services
     ]
     made = replace(

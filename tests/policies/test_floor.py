@@ -20,6 +20,7 @@ from tests.builders import (
     make_snapshot,
     make_worker_view,
 )
+from tests.draws import whole
 from tests.policies.safety import Ledger
 from tests.strategies import snapshots
 
@@ -203,11 +204,11 @@ def cases(draw: st.DrawFn) -> tuple[ClusterSnapshot, Sequence[Grant]]:
     """A cluster, and some of its jobs in any order with any worker count of their range."""
     snapshot = draw(snapshots())
     order = draw(st.permutations(snapshot.jobs))
-    chosen = order[: draw(st.integers(0, len(order)))]
+    chosen = order[: draw(whole(0, len(order)))]
     return snapshot, [
         Grant(
             job=job,
-            workers=draw(st.integers(job.workers.min, job.workers.max)),
+            workers=draw(whole(job.workers.min, job.workers.max)),
             reason="its turn",
         )
         for job in chosen

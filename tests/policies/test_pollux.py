@@ -23,6 +23,7 @@ from tests.builders import (
     make_snapshot,
     make_worker_view,
 )
+from tests.draws import pick, whole, yes_or_no
 
 SMALL = SearchKnobs(population=20, generations=20)
 
@@ -52,22 +53,22 @@ def found(problem: Problem, knobs: SearchKnobs = SMALL, seed: int = 1) -> list[i
 def problems(draw: st.DrawFn) -> Problem:
     """A few jobs of any range and curve on some GPUs, some of them running."""
     jobs: list[JobView] = []
-    for number in range(draw(st.integers(1, 6))):
-        least = draw(st.integers(1, 3))
-        most = least + draw(st.integers(0, 5))
+    for number in range(draw(whole(1, 6))):
+        least = draw(whole(1, 3))
+        most = least + draw(whole(0, 5))
         gains = draw(st.lists(st.floats(0.05, 1.0), min_size=most, max_size=most))
         made = job(
             str(number),
             least=least,
             most=most,
-            gpus=draw(st.sampled_from((1, 2, 4))),
+            gpus=draw(pick(1, 2, 4)),
             gains=tuple(gains),
         )
-        if draw(st.booleans()):
+        if draw(yes_or_no()):
             placed = tuple(make_worker_view(str(number), index, "n0") for index in range(least))
             made = replace(made, state=JobState.RUNNING, gpu_type="H100", placed=placed, attempt=1)
         jobs.append(made)
-    return Problem(SMALL, pool(draw(st.integers(1, 24)), *jobs), NOW_S)
+    return Problem(SMALL, pool(draw(whole(1, 24)), *jobs), NOW_S)
 
 
 @given(problems(), st.integers(0, 5))

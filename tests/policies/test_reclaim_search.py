@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from coordinator.policies.reclaim.frontier import exact_points, fill
 from coordinator.policies.reclaim.hull import hull
 from coordinator.policies.reclaim.problem import Problem, lexical_weights, merge, parts
 from coordinator.policies.reclaim.search import EXCHANGE_EFFORT, solve
+from tests.draws import whole
 from tests.exact_reclaim import Question, solve_in_process
 from tests.exact_reclaim import solve as solve_exactly
 from tests.reclaim_cases import CASES
@@ -26,14 +28,24 @@ from tests.reclaim_cases import CASES
 often = settings(max_examples=100, deadline=None)
 
 
+@cache
+def _held_by_nodes(job_count: int) -> st.SearchStrategy[list[tuple[int, ...]]]:
+    jobs = st.sets(st.integers(0, job_count - 1), min_size=1, max_size=4)
+    return st.lists(jobs.map(lambda held: tuple(sorted(held))), min_size=1, max_size=10)
+
+
+@cache
+def _weights(job_count: int) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(1, 9), min_size=job_count, max_size=job_count)
+
+
 @st.composite
 def problems(draw: st.DrawFn, *, jobs_max: int = 8) -> Problem:
     """Few nodes with few jobs, some alike."""
-    job_count = draw(st.integers(1, jobs_max))
-    jobs = st.sets(st.integers(0, job_count - 1), min_size=1, max_size=4)
-    nodes = draw(st.lists(jobs.map(lambda held: tuple(sorted(held))), min_size=1, max_size=10))
-    weights = draw(st.lists(st.integers(1, 9), min_size=job_count, max_size=job_count))
-    wanted = draw(st.integers(1, len(nodes)))
+    job_count = draw(whole(1, jobs_max))
+    nodes = draw(_held_by_nodes(job_count))
+    weights = draw(_weights(job_count))
+    wanted = draw(whole(1, len(nodes)))
     return merge(nodes, weights, wanted).problem
 
 

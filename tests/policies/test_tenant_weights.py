@@ -19,6 +19,7 @@ from coordinator.policies.tenants.tenancy import Tenancy
 from coordinator.policies.waits import FAIR_SHARE, Wait
 from coordinator.sim.cluster import NodeSpec
 from coordinator.sim.simulation import Simulation, Submission
+from tests.draws import pick, whole
 from tests.policies.tenant_books import cell, check, names, runs, start, waits
 from tests.strategies import snapshots
 
@@ -175,21 +176,21 @@ def test_teams_share_by_weight_within_their_division() -> None:
 @st.composite
 def contested(draw: st.DrawFn) -> ClusterSnapshot:
     """Jobs of one size of two tenants, some running, enough of them waiting to fill the cell."""
-    size = draw(st.sampled_from((1, 2, 4)))
+    size = draw(pick(1, 2, 4))
     places = [f"n{n}" for n in range(2) for _ in range(8 // size)]
     running = [
         runs(f"r{number:02d}", owner, node, size)
         for number, node in enumerate(places)
-        if (owner := draw(st.sampled_from(("", "a", "b"))))
+        if (owner := draw(pick("", "a", "b")))
     ]
     waiting = [
         replace(
-            waits(f"w{number:02d}", draw(st.sampled_from("ab")), size, submitted_at_s=-number),
-            remaining_work_s=draw(st.sampled_from((60.0, 600.0, 6000.0))),
+            waits(f"w{number:02d}", draw(pick(*"ab")), size, submitted_at_s=-number),
+            remaining_work_s=draw(pick(60.0, 600.0, 6000.0)),
         )
-        for number in range(draw(st.integers(0, 20)))
+        for number in range(draw(whole(0, 20)))
     ]
-    weights = draw(st.sampled_from(((3.0, 1.0), (1.0, 2.0), (5.0, 1.0))))
+    weights = draw(pick((3.0, 1.0), (1.0, 2.0), (5.0, 1.0)))
     tenants = tuple(TenantView(name=n, weight=w) for n, w in zip("ab", weights, strict=True))
     return cell(*running, *waiting, tenants=tenants)
 

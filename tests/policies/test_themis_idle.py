@@ -20,6 +20,7 @@ from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.systems.themis.arbiter import Arbiter
 from coordinator.policies.systems.themis.knobs import ThemisKnobs
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.draws import pick, whole
 
 WORK_S = 36_000.0
 
@@ -148,25 +149,25 @@ KNOBS = st.builds(
 @st.composite
 def idle_cells(draw: st.DrawFn) -> ClusterSnapshot:
     """Nodes in several racks without anybody, and jobs, some of them trials of one app."""
-    count = draw(st.integers(1, 4))
+    count = draw(whole(1, 4))
     racks = draw(st.lists(st.sampled_from(("r1", "r2", "r3")), min_size=count, max_size=count))
     nodes = [
-        replace(make_node_view(f"n{at}", gpus=draw(st.integers(1, 4))), rack=rack)
+        replace(make_node_view(f"n{at}", gpus=draw(whole(1, 4))), rack=rack)
         for at, rack in enumerate(racks)
     ]
     jobs: list[JobView] = []
-    for number in range(draw(st.integers(1, 5))):
-        least = draw(st.integers(1, 6))
-        far, near = sorted(draw(st.sampled_from((1e-3, 0.3, 0.5, 0.99, 1.0))) for _ in range(2))
-        work_s = draw(st.sampled_from((0.0, 1.0, WORK_S, 1e9)))
+    for number in range(draw(whole(1, 5))):
+        least = draw(whole(1, 6))
+        far, near = sorted(draw(pick(1e-3, 0.3, 0.5, 0.99, 1.0)) for _ in range(2))
+        work_s = draw(pick(0.0, 1.0, WORK_S, 1e9))
         job = make_job_view(
             f"j{number}",
-            workers=(least, least + draw(st.integers(0, 3))),
-            gpus_per_worker=draw(st.integers(1, 2)),
+            workers=(least, least + draw(whole(0, 3))),
+            gpus_per_worker=draw(whole(1, 2)),
             remaining_work_s=work_s,
-            submitted_at_s=NOW_S - draw(st.sampled_from((0.0, 3600.0, 1e8))),
+            submitted_at_s=NOW_S - draw(pick(0.0, 3600.0, 1e8)),
         )
-        app = draw(st.sampled_from((None, None, "search")))
+        app = draw(pick(None, None, "search"))
         profile = JobProfile(rack_speed_ratio=near, far_speed_ratio=far)
         jobs.append(replace(job, whole_work_s=work_s, app=app, profile=profile))
     return make_snapshot(nodes=nodes, jobs=jobs)

@@ -20,6 +20,7 @@ from coordinator.policies.decisions import Preempt
 from coordinator.policies.snapshot import ClusterSnapshot
 from coordinator.policies.systems.tiresias.policy import TiresiasKnobs
 from tests.builders import NOW_S
+from tests.draws import pick
 from tests.served import cell, changed
 from tests.served import served_job as job
 from tests.strategies import snapshots
@@ -175,8 +176,8 @@ numbers = st.floats(0.0, 20_000.0)
 def queue_knobs(draw: st.DrawFn) -> QueueKnobs:
     """Up to three limits, with or without promotions."""
     limits = draw(st.sets(st.integers(1, 150).map(lambda n: 100.0 * n), max_size=3))
-    promote = draw(st.sampled_from((0.5, 1.0, 8.0, None)))
-    line = draw(st.sampled_from((Line.FIRST_START, Line.RUNNING, Line.ENTRY)))
+    promote = draw(pick(0.5, 1.0, 8.0, None))
+    line = draw(pick(Line.FIRST_START, Line.RUNNING, Line.ENTRY))
     return QueueKnobs(limits=tuple(sorted(limits)), promote=promote, line=line)
 
 
@@ -265,7 +266,7 @@ def served_snapshots(draw: st.DrawFn) -> ClusterSnapshot:
             else None,
         )
         for each in snapshot.jobs
-        for served in [draw(st.sampled_from((0.0, 100.0, 3599.0, 3600.0, 50_000.0)))]
+        for served in [draw(pick(0.0, 100.0, 3599.0, 3600.0, 50_000.0))]
     )
     return structs.replace(snapshot, jobs=jobs)
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from coordinator.demo.supervise import TERM_S
-from coordinator.service.daemon import run
+from coordinator.service.daemon import main, run
 from coordinator.service.settings import CoordinatorSettings
+from tests.programs import ended
 from tests.servers import running_nats
 
 GOOD = 'cell = "c"\nnats_url = "nats://127.0.0.1:4222"\n'
@@ -30,7 +31,6 @@ def check(path: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "names"),
     [
@@ -82,12 +82,12 @@ def test_a_typo_in_the_settings_is_named(tmp_path: Path, text: str, names: list[
     """Exit 2; the error has the file, the field and what was expected or the nearest valid key."""
     path = tmp_path / "coordinator.toml"
     path.write_text(text, encoding="utf-8")
-    result = check(path)
-    assert result.returncode == 2, result.stderr
-    assert "Traceback" not in result.stderr
+    status, said = ended(main, "--config", str(path), "--check")
+    assert status == 2, said
+    assert "Traceback" not in said
     for name in (f"{path}: ", *names):
-        assert name in result.stderr
-    assert len(result.stderr.splitlines()) == 1
+        assert name in said
+    assert len(said.splitlines()) == 1
 
 
 @pytest.mark.slow
@@ -99,17 +99,14 @@ def test_settings_that_fit_pass(tmp_path: Path) -> None:
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
-@pytest.mark.slow
 def test_a_plain_url_with_certificates_of_its_own_passes(tmp_path: Path) -> None:
     """As for the client, which asks its server for TLS then; only what it refuses is refused."""
     path = tmp_path / "coordinator.toml"
     url = 'cell = "c"\nnats_url = "nats://10.0.0.1:4222"\n'
     path.write_text(f'{url}[access]\ntls_ca_path = "/etc/aryl/ca.pem"\n', encoding="utf-8")
-    result = check(path)
-    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    assert ended(main, "--config", str(path), "--check") == (0, "")
 
 
-@pytest.mark.slow
 def test_a_service_that_can_never_lend_is_told_of(tmp_path: Path) -> None:
     """Its file fits, so it is a warning: with the sum, its parts, and the deadline below it."""
     path = tmp_path / "coordinator.toml"
@@ -121,9 +118,9 @@ def test_a_service_that_can_never_lend_is_told_of(tmp_path: Path) -> None:
         "max_grace_s = 5\ndevice_free_p99_s = 3\nwarm_up_p99_s = 4\n",
         encoding="utf-8",
     )
-    result = check(path)
-    assert result.returncode == 0
-    [line] = result.stderr.splitlines()
+    status, said = ended(main, "--config", str(path), "--check")
+    assert status == 0
+    [line] = said.splitlines()
     assert "level=warning" in line.lower()
     assert "engine.services: slow never lends a node" in line
     for part in ("20.5 s", "lease_ttl_s 8 +", "max_grace_s 5 +", "device_free_p99_s 3 +"):

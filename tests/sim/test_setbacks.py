@@ -14,6 +14,7 @@ from coordinator.sim.run import Run, play
 from coordinator.sim.runtime import Saves
 from coordinator.sim.stage import RunOptions, Stage
 from coordinator.workloads.records import TraceJob, Workload
+from tests.draws import pick, whole, yes_or_no
 
 IN_TURNS = (
     *("themis", "themis-simple", "themis-lp", "las", "afs-p"),
@@ -35,14 +36,14 @@ RESTART_S = 600.0
 def workloads(draw: st.DrawFn) -> Workload:
     """Two to six jobs of up to a node and a half on two nodes, as long as many turns."""
     jobs: list[TraceJob] = []
-    for number in range(draw(st.integers(2, 6))):
+    for number in range(draw(whole(2, 6))):
         job = TraceJob(
             job_id=f"j{number}",
-            submit_s=draw(st.integers(0, 4000)),
-            duration_s=draw(st.sampled_from((60, 1500, 9000, 20_000))),
-            gpus=draw(st.sampled_from((1, 2, 4, 4, 6))),
+            submit_s=draw(whole(0, 4000)),
+            duration_s=draw(pick(60, 1500, 9000, 20_000)),
+            gpus=draw(pick(1, 2, 4, 4, 6)),
         )
-        if draw(st.booleans()):
+        if draw(yes_or_no()):
             job = structs.replace(job, gpus_per_worker=1, min_workers=job.gpus, max_workers=8)
         jobs.append(job)
     return on_two_nodes(*sorted(jobs, key=lambda job: job.submit_s))

@@ -34,6 +34,7 @@ from coordinator.workloads.paper import (
 )
 from coordinator.workloads.records import LoadUnit, TraceJob
 from coordinator.workloads.shaping import to_workload_jobs
+from tests.workloads.papers import paper
 
 PARAMETERS = PaperParameters()
 
@@ -49,9 +50,7 @@ FROZEN = {
 
 def jobs_of(name: str) -> tuple[TraceJob, ...]:
     """The jobs of a named workload."""
-    workload = named(name)
-    assert workload is not None
-    return workload.jobs
+    return paper(name).jobs
 
 
 @pytest.mark.slow
@@ -104,8 +103,7 @@ def test_long_jobs_come_evenly() -> None:
 @pytest.mark.parametrize("name", ["paper-2", "paper-overload"])
 def test_a_paper_trace_names_the_jobs_that_were_at_work_before_it(name: str) -> None:
     """They are long and of the first two hours, and without them day 0 is a day like any other."""
-    workload = named(name)
-    assert workload is not None
+    workload = paper(name)
     initial = [job for job in workload.jobs if job.job_id in workload.initial_jobs]
     assert len(initial) == len(workload.initial_jobs)
     assert all(job.submit_s < EARLY_S for job in initial)
@@ -198,8 +196,7 @@ def test_a_named_trace_is_a_file_of_our_format() -> None:
 @pytest.mark.slow
 def test_who_may_use_which_gpu() -> None:
     """21 % accept both types, no other job asks for the rare type, and nodes have them all."""
-    workload = named("paper-1")
-    assert workload is not None
+    workload = paper("paper-1")
     kinds = [job.gpu_types for job in workload.jobs]
     assert kinds.count(("V100", "T4")) == round(0.21 * JOBS)
     assert kinds.count((RARE_GPU,)) == PARAMETERS.rare_jobs
@@ -239,10 +236,8 @@ def test_names_are_recognized() -> None:
 @pytest.mark.slow
 def test_a_seed_names_the_same_trace_as_its_number() -> None:
     """`paper` with seed 3 is `paper-3`; without a seed it is `paper-1`."""
-    by_seed, by_name, plain = named("paper", seed=3), named("paper-3"), named("paper")
-    assert by_seed == by_name
-    assert plain is not None
-    assert plain.name == "paper-1"
+    assert named("paper", seed=3) == paper("paper-3")
+    assert named("paper") == paper("paper-1")
 
 
 def test_the_packaged_week_is_the_paper_s_curve() -> None:

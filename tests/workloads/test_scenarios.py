@@ -7,7 +7,6 @@ from collections import Counter
 import pytest
 from msgspec import structs
 
-from coordinator.workloads.named import named
 from coordinator.workloads.records import LoadSeries, LoadUnit, NodeGroup, TraceJob, Workload
 from coordinator.workloads.scenarios import (
     Scenario,
@@ -18,6 +17,7 @@ from coordinator.workloads.scenarios import (
     with_wrong_estimates,
 )
 from coordinator.workloads.shaping import with_elastic_share, with_fungible_share
+from tests.workloads.papers import paper
 
 DAY_S = 86_400
 RARE = TraceJob(job_id="rare", submit_s=1, duration_s=9, gpus=8, gpu_types=("V100-32GB",))
@@ -221,15 +221,37 @@ def test_what_was_at_work_before_the_trace_comes_once_and_is_no_part_of_a_day() 
 @pytest.mark.parametrize("name", ["paper-1", "paper-4", "paper-overload"])
 def test_every_draw_of_days_asks_for_as_much_as_the_source(name: str) -> None:
     """GPU-seconds of any ten days drawn are within 5 % of those of the source's first ten."""
-    source = named(name)
-    assert source is not None
-    days = 10
+    source, days = paper(name), 10
     offered_gpu_s = sum(job.gpu_s for job in source.jobs if job.submit_s < days * DAY_S)
-    ratios = [
-        sum(job.gpu_s for job in bootstrapped(source, days=days, seed=seed).jobs) / offered_gpu_s
-        for seed in range(40)
-    ]
+
+    def ratio(workload: Workload, seed: int) -> float:
+        drawn = bootstrapped(workload, days=days, seed=seed)
+        return sum(job.gpu_s for job in drawn.jobs) / offered_gpu_s
+
+    short = by_days(source)
+    assert ratio(short, 0) == pytest.approx(ratio(source, 0))
+    ratios = [ratio(short, seed) for seed in range(40)]
     assert 0.95 < min(ratios) < max(ratios) < 1.05
+
+
+def by_days(workload: Workload) -> Workload:
+    """All that is asked for in a day as one job: what days add up to takes no longer to draw.
+
+    What was at work before the first day stays as it is, job by job.
+    """
+    whole: dict[int, float] = {}
+    initial: list[TraceJob] = []
+    for job in workload.jobs:
+        if job.job_id in workload.initial_jobs:
+            initial.append(job)
+        else:
+            day = int(job.submit_s // DAY_S)
+            whole[day] = whole.get(day, 0.0) + job.gpu_s
+    days = [
+        TraceJob(job_id=f"day{day}", submit_s=float(day * DAY_S), duration_s=gpu_s, gpus=1)
+        for day, gpu_s in sorted(whole.items())
+    ]
+    return structs.replace(workload, jobs=(*initial, *days))
 
 
 def test_less_than_a_day_cannot_be_bootstrapped() -> None:
