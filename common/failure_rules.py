@@ -29,6 +29,8 @@ MAX_CHARS_OF_LINE = 2000
 """A longer line is looked at up to here: what the packaged patterns take is bounded by it. A site's
 own may take for ever on far shorter ones; whoever matches them must be able to end it."""
 NO_SIGNATURE = "no_signature"
+MOST_SIGNALS = 64
+"""Their numbers are no greater (signal(7))."""
 
 Steps = Annotated[int, Meta(ge=0, le=3)]
 
@@ -38,7 +40,7 @@ class ReasonRule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     name: Reason
     title: Title
-    origins: tuple[Origin, ...]
+    origins: tuple[Origin, ...] = ()
     retry: RetryClass
     most_retries: Times | None = None
     is_free: bool = False
@@ -105,11 +107,6 @@ class FailureRules:
         self._sites = [each for own in explicit[:-1] for each in own]
         self._weighed = explicit[-1]
         self._outcomes = [each for own in compiled for each in own if each.rule.is_implicit]
-        self.signature_count = sum(
-            len(each.rule.texts) + len(each.rule.patterns) + len(each.rule.exit_codes)
-            for own in compiled
-            for each in own
-        )
 
     def _compile(self, rule: Signature) -> _Compiled:
         if rule.reason not in self.reasons:
@@ -139,6 +136,7 @@ class FailureRules:
             suspects_node=rule.suspects_node,
             is_explicit=is_explicit,
             line=line[:MAX_LINE_CHARS],
+            origins=rule.origins,
         )
 
     def classify(self, log: bytes, *, exit_code: int | None, error: str = "") -> Failure:
@@ -155,9 +153,17 @@ class FailureRules:
         seen = {order: at for order, at in self._offsets(text) if at}
         lines = LogLines(text if seen else "")
         best = decisive(self._sightings(seen, lines))
-        if best is not None:
-            line = lines.line(best.line).strip()
-            return self.failure(self._weighed[best.order].rule.reason, line=line)
+        if best is None:
+            return self._outcome(text, exit_code)
+        if best.is_outlived:
+            other = self._outcome(lines.after(best.line), exit_code)
+            if other.reason != NO_SIGNATURE or _is_signal(exit_code):
+                return other
+        line = lines.line(best.line).strip()
+        return self.failure(self._weighed[best.order].rule.reason, line=line)
+
+    def _outcome(self, text: str, exit_code: int | None) -> Failure:
+        """What an end was whose cause no words tell."""
         for each in self._weighed:
             if exit_code is not None and exit_code in each.rule.exit_codes:
                 return self.failure(each.rule.reason, line=f"exit code {exit_code}")
@@ -183,8 +189,17 @@ class FailureRules:
                         order=order,
                         is_certain=rule.is_certain,
                         is_end=rule.is_certain or lines.is_end(number),
+                        is_outlived=not rule.is_certain and lines.is_outlived(number),
                         steps_after_cause=rule.steps_after_cause,
                     )
+
+
+def _is_signal(exit_code: int | None) -> bool:
+    """Whether it was ended from outside: an exception that nobody caught gives another code.
+
+    A shell tells of the signal by 128 and its number.
+    """
+    return exit_code is not None and (exit_code < 0 or 128 < exit_code <= 128 + MOST_SIGNALS)
 
 
 def _readable(log: bytes, error: str) -> str:

@@ -33,7 +33,10 @@ class RetryClass(StrEnum):
 
 
 class Origin(StrEnum):
-    """Who has to look at it (table 7: IF, AE, U)."""
+    """Who has to look at it (table 7: IF, AE, U).
+
+    `engine`: whoever keeps the framework that the job runs in.
+    """
 
     INFRASTRUCTURE = "infrastructure"
     ENGINE = "engine"
@@ -49,6 +52,7 @@ class Failure(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
     suspects_node: the node's hardware is at fault.
     is_explicit: the log names the root cause; else only its outcome was seen.
     line: what was read.
+    origins: who has to look at it; empty where its rule does not say.
     """
 
     reason: Reason
@@ -59,6 +63,7 @@ class Failure(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omi
     suspects_node: bool = False
     is_explicit: bool = True
     line: Line = ""
+    origins: tuple[Origin, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.title} ({self.line})" if self.line else self.title

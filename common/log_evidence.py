@@ -3,8 +3,9 @@
 A log is full of errors that its program got over: an optional module that is not there, a download
 that was tried again. Three things tell these apart. An exception that nobody caught is printed at
 the end of a traceback. A line may say itself that it was got over ("WARNING", "falling back").
-And whoever goes on training after an error was not ended by it. Must not know what words mean which
-failure.
+And whoever goes on training after an error was not ended by it. A traceback alone is no proof: who
+catches an exception may print it just so. It ended the program unless training went on for long
+after it and the log tells another end. Must not know what words mean which failure.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ from msgspec import Struct
 GOES_ON_LINES = 10
 """After so many lines of progress an error was got over. Not fewer: of ranks that write to one log
 some print a few more after another one has failed."""
+OUTLIVED_LINES = 100
+"""After so many lines of progress an exception with its traceback was caught, if the program had
+another end. More than above, since a traceback mostly is the end: of sixteen ranks in one log each
+may still print some lines before it waits for the one that died."""
 LONGEST_TRACEBACK_LINES = 400
 HEADER = "Traceback (most recent call last):"
 
@@ -30,8 +35,12 @@ _WORDS = re.compile(
 _UNHEARD = re.compile(r"^Exception ignored (?:in|on|while)\b")
 _THREAD = re.compile(r"^Exception in thread ")
 _PROGRESS = re.compile(
-    r"(?i)\b(?:global_?step|step|epoch|iter|iteration|batch|loss)\b\W{0,3}\d|\d ?it/s\b"
+    r"(?i)\b(?:global_?step|step|epoch|iter|iteration|batch|loss)\b\W{0,3}\d"
+    r"|\d ?(?:it/s|s/it)\b"
 )
+_FRAME = re.compile(r'^\s+File ".*", line \d+, in (\S+)')
+_OUTERMOST = frozenset({"<module>", "_run_module_as_main", "_bootstrap"})
+"""Where a program or a process begins, and so does the traceback of what nobody caught."""
 
 
 class Sighting(Struct, frozen=True, kw_only=True):
@@ -46,6 +55,7 @@ class Sighting(Struct, frozen=True, kw_only=True):
     order: int
     is_certain: bool
     is_end: bool
+    is_outlived: bool
     steps_after_cause: int
 
 
@@ -55,10 +65,12 @@ def decisive(sightings: Iterable[Sighting]) -> Sighting | None:
     A root cause counts more than what follows from one, unless it was only told after that and not
     as an end: a script that goes on after a failure complains of what the failure left undone.
     Among equals the system's word goes first, then an end before what was told in passing, then the
-    later line, and within a line the signature that comes first.
+    later line, and within a line the signature that comes first. What the program outlived counts
+    where nothing else was seen.
     """
+    told = list(sightings)
     by_steps: dict[int, list[Sighting]] = {}
-    for each in sightings:
+    for each in [each for each in told if not each.is_outlived] or told:
         by_steps.setdefault(each.steps_after_cause, []).append(each)
     best: Sighting | None = None
     for steps in sorted(by_steps, reverse=True):
@@ -88,7 +100,9 @@ class LogLines:
         progress = [at for at, line in enumerate(self._lines) if _PROGRESS.search(line)]
         self._last_progress = progress[-1] if progress else -1
         self._goes_on_until = progress[-GOES_ON_LINES] if len(progress) >= GOES_ON_LINES else 0
+        self._outlived_until = progress[-OUTLIVED_LINES] if len(progress) >= OUTLIVED_LINES else 0
         self._ends: set[int] = set()
+        self._outlived: set[int] = set()
         self._unheard: set[int] = set()
         self._read_tracebacks()
 
@@ -104,6 +118,14 @@ class LogLines:
         """Whether it is an exception that nobody caught."""
         return number in self._ends
 
+    def after(self, number: int) -> str:
+        """All that was told after a line."""
+        return self._text[self._starts[number + 1] :]
+
+    def is_outlived(self, number: int) -> bool:
+        """Whether it is an exception that was caught, if the program had another end."""
+        return number in self._outlived
+
     def is_got_over(self, number: int) -> bool:
         """Whether the program went on after what it says."""
         if number in self._ends:
@@ -114,30 +136,44 @@ class LogLines:
         return _LEVEL.search(line) is not None or _WORDS.search(line) is not None
 
     def _read_tracebacks(self) -> None:
+        caught: set[tuple[str, ...]] = set()  # their paths
         for number, line in enumerate(self._lines):
             at = line.find(HEADER)
             if at < 0:
                 continue
-            end = self._exception_of(number, line[:at])
+            end, path = self._exception_of(number, line[:at])
             before = self._lines[number - 1].removeprefix(line[:at]) if number else ""
             if end is None or _THREAD.match(before):
                 continue  # a thread that ends is not the program's end
             is_told = (
                 _LEVEL.search(before) and self._last_progress > end
             )  # logged, with where it was
-            is_got_over = is_told or _UNHEARD.match(before)
-            (self._unheard if is_got_over else self._ends).add(end)
+            if is_told or _UNHEARD.match(before):
+                self._unheard.add(end)
+                continue
+            self._ends.add(end)
+            if end < self._outlived_until or path in caught:
+                self._outlived.add(end)
+                if len(path) > 1 and path[0] not in _OUTERMOST:
+                    caught.add(path)  # a loop that goes on after each: it does so again
 
-    def _exception_of(self, header: int, prefix: str) -> int | None:
-        """The line of the exception: the first one that is not set in. Ranks have a prefix each."""
+    def _exception_of(self, header: int, prefix: str) -> tuple[int | None, tuple[str, ...]]:
+        """The line of the exception, the first one that is not set in; and how it came about.
+
+        The latter names the calls, the outermost first, and the kind of exception. Ranks have a
+        prefix each.
+        """
+        calls: list[str] = []
         for number in self._after(header):
             line = self._lines[number]
             if prefix and not line.startswith(prefix):
                 continue  # another rank's
             body = line[len(prefix) :]
             if body and not body[0].isspace():
-                return number
-        return None
+                return number, (*calls, body.partition(":")[0])
+            if frame := _FRAME.match(body):
+                calls.append(frame[1])
+        return None, ()
 
     def _after(self, number: int) -> Iterator[int]:
         yield from range(number + 1, min(len(self._lines), number + LONGEST_TRACEBACK_LINES))

@@ -142,8 +142,12 @@ def _job(row: JobRow, now_s: float) -> Pairs:
 
 
 def _failure(row: JobRow) -> str:
-    """Why it failed last, and what that means for another try."""
-    return "" if row.failure is None else f"{row.failure}; retry: {row.failure.retry}"
+    """Why it failed last, what that means for another try, and whose matter it is."""
+    if row.failure is None:
+        return ""
+    origins = " or ".join(row.failure.origins)
+    who = f"; who has to look: {origins}" if origins else ""
+    return f"{row.failure}; retry: {row.failure.retry}{who}"
 
 
 def _waited(row: JobRow) -> str:

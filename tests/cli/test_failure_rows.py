@@ -42,7 +42,7 @@ def test_a_job_in_full_says_what_failed_with_its_class_and_what_it_waited_for() 
     lines = [str(line) for line in _facts(found, 100.0, is_wide=False)]
     [failure] = [line for line in lines if line.startswith("failure")]
     assert failure.split("  ", 1)[1].strip() == (
-        "GPU out of memory (CUDA out of memory. Tried 2 GiB); retry: never"
+        "GPU out of memory (CUDA out of memory. Tried 2 GiB); retry: never; who has to look: engine"
     )
     [waited] = [line for line in lines if line.startswith("waited for")]
     assert waited.split("  ", 1)[1].strip() == "fair_share 1h, fragmentation 1m 30s"
