@@ -13,7 +13,7 @@ from coordinator.policies.snapshot import ClusterSnapshot, TenantView
 from coordinator.policies.tenants.guarding import guarded
 from coordinator.policies.tenants.owing import PATIENCE_S
 from coordinator.policies.tenants.rules import GO_FIRST, allocated, held
-from coordinator.policies.tenants.takeback import given_back, taken_back
+from coordinator.policies.tenants.takeback import given_back
 from tests.builders import NOW_S, make_job_view, make_worker_view
 from tests.policies.tenant_books import A8, B8, cell, names, runs, start, waits
 from tests.policies.tenant_passes import Asked, Cell
@@ -112,12 +112,13 @@ def test_a_start_does_not_give_way_for_one_that_is_refused() -> None:
     assert allocated(swaps, snapshot, b"").decisions == swaps(snapshot, b"").decisions
 
 
-def test_who_was_stopped_in_a_pass_has_no_more_to_give_for_what_starts_in_it() -> None:
-    """A tenant within its guarantee is not a borrower by a start that would not make room."""
+def test_a_tenant_that_starts_beyond_its_guarantee_gives_what_it_has_beside() -> None:
+    """It borrows then, as in the next pass, and keeps its guarantee by what it starts."""
     owed = replace(waits("owed", "b", 8), avoid_nodes=(NodeName("n1"),))
     snapshot = cell(runs("r", "a", "n0", 8), waits("more", "a", 8), owed, tenants=(A8, B8))
-    begun = (start("more", "n1"),)
-    assert taken_back(snapshot, begun) == begun
+    found = given_back(snapshot, (start("more", "n1"),)).decisions
+    assert (names(found, Preempt), names(found, Start)) == ({"r"}, {"more", "owed"})
+    assert guarded(snapshot, found) == (found, ())
 
 
 # --- those that fit -----------------------------------------------------------------------------

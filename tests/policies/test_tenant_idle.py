@@ -21,6 +21,7 @@ from coordinator.policies.tenants.takeback import given_back
 from coordinator.policies.waits import OTHERS_GUARANTEE, Wait
 from coordinator.sim.cluster import Delays
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
+from tests.draws import pick
 from tests.policies.tenant_books import names, runs, start, stop, waits
 from tests.policies.tenant_passes import Asked, Cell
 
@@ -94,14 +95,14 @@ DELAYS = Delays(report_s=1.0, ready_s=20.0, start_s=5.0, suspend_s=1.0, resume_s
 @st.composite
 def borrowed(draw: st.DrawFn) -> Asked:
     """A gang larger than any guarantee."""
-    count = draw(st.sampled_from((3, 4)))
+    count = draw(pick(3, 4))
     return Asked(
-        tenant=draw(st.sampled_from("bbc")),
-        at_s=draw(st.sampled_from((0.0, 30.0, 300.0))),
+        tenant=draw(pick(*"bbc")),
+        at_s=draw(pick(0.0, 30.0, 300.0)),
         gpus=8,
         workers=(count, count),
         work_s=count * 9000.0,
-        deadline_s=draw(st.sampled_from((None, 20000.0))),
+        deadline_s=draw(pick(None, 20000.0)),
     )
 
 
@@ -109,10 +110,10 @@ def borrowed(draw: st.DrawFn) -> Asked:
 def small(draw: st.DrawFn) -> Asked:
     """A job of one worker, of a tenant with a guarantee or one without."""
     return Asked(
-        tenant=draw(st.sampled_from("aaac")),
-        gpus=draw(st.sampled_from((1, 2, 4, 8))),
-        at_s=draw(st.sampled_from((10.0, 11.0, 90.0, 200.0, 900.0))),
-        work_s=draw(st.sampled_from((600.0, 1800.0, 7200.0))),
+        tenant=draw(pick(*"aaac")),
+        gpus=draw(pick(1, 2, 4, 8)),
+        at_s=draw(pick(10.0, 11.0, 90.0, 200.0, 900.0)),
+        work_s=draw(pick(600.0, 1800.0, 7200.0)),
     )
 
 
@@ -142,7 +143,7 @@ def test_a_job_within_a_guarantee_that_fits_starts_in_bounded_time_under_every_p
 ) -> None:
     """On several nodes, whatever of others waits before it."""
     played = Cell(policy, TENANTS, nodes=4, delays=delays, check=True)
-    watched = played.engine.beside_idle = _Watched()
+    watched = played.beside_idle = _Watched()
     played.ask([*gangs, *jobs])
     played.run(until_s=6000.0)
     assert watched.most_s <= bound_s(policy)

@@ -14,7 +14,7 @@ from coordinator.policies.bundles import POLICIES
 from coordinator.policies.decisions import Preempt
 from coordinator.policies.snapshot import JobView, TenantView
 from coordinator.policies.tenants.rules import GIVEN_BACK_AGAIN_S
-from coordinator.policies.tenants.takeback import taken_back
+from coordinator.policies.tenants.takeback import given_back
 from coordinator.policies.waits import GUARANTEE, Wait
 from coordinator.sim.cluster import Delays
 from tests.builders import make_node_view, make_snapshot
@@ -141,7 +141,7 @@ def test_a_job_whose_deadline_is_ahead_is_stopped_last() -> None:
     dated = runs("dated", "a", "n0", 8, lost_gpu_s=1.0)
     for at_s, expected in ((5000.0, {"other"}), (1.0, {"dated"})):
         made = cell(replace(dated, deadline_at_s=at_s), *jobs, tenants=(OTHERS, B8))
-        assert names(taken_back(replace(made, now_s=100.0), ()), Preempt) == expected
+        assert names(given_back(replace(made, now_s=100.0), ()).decisions, Preempt) == expected
 
 
 def test_small_jobs_elsewhere_do_not_use_up_what_a_borrower_may_lose() -> None:
@@ -159,7 +159,7 @@ def test_small_jobs_elsewhere_do_not_use_up_what_a_borrower_may_lose() -> None:
         ),
         nodes=3,
     )
-    assert names(taken_back(snapshot, ()), Preempt) == {"large"}
+    assert names(given_back(snapshot, ()).decisions, Preempt) == {"large"}
 
 
 def test_a_job_that_may_not_go_there_does_not_keep_its_like_from_going() -> None:
@@ -171,7 +171,7 @@ def test_a_job_that_may_not_go_there_does_not_keep_its_like_from_going() -> None
         tenants=(OTHERS, B8),
         nodes=1,
     )
-    assert names(taken_back(snapshot, ()), Preempt) == {"r"}
+    assert names(given_back(snapshot, ()).decisions, Preempt) == {"r"}
 
 
 # --- the check ----------------------------------------------------------------------------------

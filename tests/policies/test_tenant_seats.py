@@ -22,7 +22,7 @@ from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
 from coordinator.policies.tenants.flow import Left
 from coordinator.policies.tenants.guarding import guarded
 from coordinator.policies.tenants.seats import left_by, seats
-from coordinator.policies.tenants.takeback import taken_back
+from coordinator.policies.tenants.takeback import given_back
 from coordinator.policies.tenants.tenancy import Count, Tenancy
 from tests.builders import NOW_S, make_node_view, make_snapshot
 from tests.policies.sharing_cell import DELAYS, SLICE_S, Cell
@@ -131,7 +131,7 @@ def test_all_that_share_gpus_are_stopped_for_a_guarantee() -> None:
         waits("owed", "b", 8),
         tenants=(OTHERS, B8),
     )
-    decisions = taken_back(snapshot, ())
+    decisions = given_back(snapshot, ()).decisions
     assert names(decisions, Preempt) == {"r1", "r2"}
     assert names(decisions, Start) == {"owed"}
     assert guarded(snapshot, decisions) == (decisions, ())
@@ -150,7 +150,7 @@ def test_what_a_seat_costs_is_what_all_on_it_lose(is_dear: bool) -> None:
         nodes=2,
     )
     expected = {"r1", "r2"} if is_dear else {"alone"}
-    assert names(taken_back(snapshot, ()), Preempt) == expected
+    assert names(given_back(snapshot, ()).decisions, Preempt) == expected
 
 
 @pytest.mark.parametrize("state", [JobState.STARTING, JobState.RUNNING])
@@ -162,7 +162,7 @@ def test_nobody_is_stopped_where_another_would_stay(state: JobState) -> None:
         preemptibility=Preemptibility.NON if state == JobState.RUNNING else Preemptibility.FULL,
     )
     snapshot = shared(sits("r1", "a", "n0"), stays, waits("owed", "b", 8), tenants=(OTHERS, B8))
-    assert taken_back(snapshot, ()) == ()
+    assert given_back(snapshot, ()).decisions == ()
 
 
 @pytest.mark.parametrize("ago_s", [10.0, 700.0])
@@ -186,14 +186,14 @@ def test_nobody_is_stopped_where_another_is_on_its_way() -> None:
     mine = (sits("r1", "a", "n0", lost_gpu_s=1.0), waits("owed", "b", 8))
     tenants = (OTHERS, B8)
     snapshot = shared(*mine, comes, tenants=tenants, nodes=2)
-    assert taken_back(snapshot, (move,)) == (move,)
+    assert given_back(snapshot, (move,)).decisions == (move,)
     leaves = replace(
         comes,
         state=JobState.PREEMPTING,
         placed=(replace(comes.placed[0], is_leaving=True),),
         held=(replace(comes.placed[0], node=NodeName("n0"), gpu_uuids=named("n0")),),
     )
-    assert taken_back(shared(*mine, leaves, tenants=tenants), ()) == ()
+    assert given_back(shared(*mine, leaves, tenants=tenants), ()).decisions == ()
 
 
 def test_a_guarantee_takes_the_place_of_turns() -> None:
@@ -217,7 +217,7 @@ def test_a_guarantee_takes_the_place_of_turns() -> None:
         tenants=(OTHERS, B8),
         nodes=2,
     )
-    decisions = taken_back(snapshot, (*turn, *other))
+    decisions = given_back(snapshot, (*turn, *other)).decisions
     assert decisions[:2] == other
     assert names(decisions, Preempt) == {"r1", "r2"}
     assert names(decisions, Start) == {"owed"}

@@ -10,7 +10,7 @@ from coordinator.policies.bundles import POLICIES
 from coordinator.policies.decisions import Preempt, Resize, Start
 from coordinator.policies.snapshot import TenantView
 from coordinator.policies.tenants.guarding import guarded
-from coordinator.policies.tenants.takeback import taken_back
+from coordinator.policies.tenants.takeback import given_back
 from tests.builders import make_job_view, make_worker_view
 from tests.policies.tenant_books import A8, B8, cell, check, names, runs, start, waits
 
@@ -49,7 +49,7 @@ def test_flexible_workers_are_given_back_before_a_job_is_stopped() -> None:
         waits("owed", "b", 4),
         tenants=(A8, B8),
     )
-    decisions = taken_back(snapshot, ())
+    decisions = given_back(snapshot, ()).decisions
     assert names(decisions, Start) == {"owed"}
     (shrunk,) = (d for d in decisions if isinstance(d, Resize))
     assert len(shrunk.removed_workers) == 4
@@ -61,8 +61,12 @@ def test_a_borrower_does_not_start_where_a_guarantee_is_due() -> None:
     snapshot = cell(
         runs("r", "a", "n0", 8), waits("more", "a", 8), waits("owed", "b", 8), tenants=(A8, B8)
     )
-    assert taken_back(snapshot, (start("more", "n1"),))[-1].reason.startswith("tenant b is due")
-    assert names(taken_back(snapshot, (start("more", "n1"),)), Start) == {"owed"}
+    assert (
+        given_back(snapshot, (start("more", "n1"),))
+        .decisions[-1]
+        .reason.startswith("tenant b is due")
+    )
+    assert names(given_back(snapshot, (start("more", "n1"),)).decisions, Start) == {"owed"}
 
 
 def test_only_borrowers_give_back_however_cheap_others_are() -> None:
@@ -75,7 +79,7 @@ def test_only_borrowers_give_back_however_cheap_others_are() -> None:
         tenants=(A8, B8, TenantView(name="c", guarantee_gpus=8)),
         nodes=3,
     )
-    assert names(taken_back(snapshot, ()), Preempt) == {"dear"}
+    assert names(given_back(snapshot, ()).decisions, Preempt) == {"dear"}
 
 
 def test_nothing_is_taken_back_where_the_owed_job_may_not_go() -> None:
@@ -102,7 +106,7 @@ def test_nobody_is_stopped_in_vain_for_a_guarantee() -> None:
         waits("owed", "b", 8),
         tenants=(TenantView(name="a"), B8, TenantView(name="c", guarantee_gpus=4)),
     )
-    decisions = taken_back(snapshot, ())
+    decisions = given_back(snapshot, ()).decisions
     assert names(decisions, Preempt) == {"whole"}
     assert names(decisions, Start) == {"owed"}
 
@@ -121,7 +125,7 @@ def test_nothing_is_taken_back_without_right(guarantee: int, wants: int, free_no
         tenants=(A8, TenantView(name="b", guarantee_gpus=guarantee)),
         nodes=2 + free_nodes,
     )
-    assert taken_back(snapshot, ()) == ()
+    assert given_back(snapshot, ()).decisions == ()
 
 
 def test_within_a_division_teams_give_each_other_back_first() -> None:
@@ -137,7 +141,7 @@ def test_within_a_division_teams_give_each_other_back_first() -> None:
         waits("owed", "c", 8),
         tenants=tenants,
     )
-    decisions = taken_back(snapshot, ())
+    decisions = given_back(snapshot, ()).decisions
     assert names(decisions, Preempt) == {"d1"}
     assert guarded(snapshot, decisions) == (decisions, ())
 
@@ -148,7 +152,7 @@ def test_nothing_is_taken_back_beyond_the_owed_job_s_own_limit() -> None:
     team = TenantView(name="c", parent="p", borrow_limit_gpus=8)
     tenants = (division, team, TenantView(name="a"))
     jobs = (runs("r", "a", "n0", 8), waits("owed", "c", 8))
-    allowed = taken_back(cell(*jobs, tenants=tenants, nodes=1), ())
+    allowed = given_back(cell(*jobs, tenants=tenants, nodes=1), ()).decisions
     assert (names(allowed, Preempt), names(allowed, Start)) == ({"r"}, {"owed"})
     tenants = (division, replace(team, borrow_limit_gpus=7), TenantView(name="a"))
-    assert taken_back(cell(*jobs, tenants=tenants, nodes=1), ()) == ()
+    assert given_back(cell(*jobs, tenants=tenants, nodes=1), ()).decisions == ()

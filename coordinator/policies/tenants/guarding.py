@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeName
-from coordinator.policies.decisions import Decision, Placement, Resize, Start, Suspend
+from coordinator.policies.decisions import Decision, Placement, Resize, Start
 from coordinator.policies.placement import placed_count
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.speeds import rate_on
@@ -34,6 +34,7 @@ from coordinator.policies.tenants.flow import (
 )
 from coordinator.policies.tenants.keeping import Keeping
 from coordinator.policies.tenants.tenancy import Count, Tenancy
+from coordinator.policies.tenants.vain import in_vain
 
 
 class Dropped(Struct, frozen=True, kw_only=True):
@@ -207,29 +208,12 @@ class _Guard:
 
     def spare_in_vain(self) -> None:
         """Nobody is stopped or suspended for one that does not start: the last is spared first."""
-        for place in reversed(range(len(self.kept))):
+        for place in in_vain(self._flow, self._before, self.kept):
             decision = self.kept[place]
-            stops = isinstance(decision, Suspend)
-            if decision is None or not (stops or self._flow.leaving(decision)):
-                continue
-            if self._is_needed(place, self._before) and not self._is_needed(place, self.kept):
-                self.kept[place] = None
-                why = "nobody starts on what it would leave"
-                self.dropped.append(Dropped(decision=decision, why=why))
-
-    def _is_needed(self, place: int, decisions: Sequence[Decision | None]) -> bool:
-        """Whether others take what a decision vacates, or compute where one is suspended."""
-        mine = decisions[place]
-        there = [decision for decision in decisions if decision is not None]
-        if isinstance(mine, Suspend):
-            return any(mine.job_id in self._flow.beside(decision) for decision in there)
-        taken = sum_by_node(map(self._flow.taken, there))
-        left = sum_by_node(left.free for left in self._flow.lefts(there))
-        own = self._flow.parts(place, decisions)
-        return any(
-            taken.get(node, 0) > self._flow.free.get(node, 0) + left[node] - gpus
-            for node, gpus in own.items()
-        )
+            assert decision is not None
+            self.kept[place] = None
+            why = "nobody starts on what it would leave"
+            self.dropped.append(Dropped(decision=decision, why=why))
 
 
 def _one_less(placements: Sequence[Placement], place: int) -> list[Placement]:
@@ -254,11 +238,14 @@ def _without(decision: Decision, added: tuple[Placement, ...]) -> Decision | Non
 def blocked(snapshot: ClusterSnapshot, tenancy: Tenancy) -> dict[JobId, str]:
     """Waiting jobs whose tenant has no room for their base gang, and why."""
     found: dict[JobId, str] = {}
+    known: dict[tuple[str, int], str] = {}
     for job in snapshot.jobs:
         if job.state == JobState.PENDING:
-            why = tenancy.why_not(job, fewest_gpus(job), alone=True)
-            if why:
-                found[job.job_id] = why
+            alike = tenancy.leaf(job), fewest_gpus(job)
+            if alike not in known:
+                known[alike] = tenancy.why_not(job, alike[1], alone=True)
+            if known[alike]:
+                found[job.job_id] = known[alike]
     return found
 
 

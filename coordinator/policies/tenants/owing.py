@@ -16,7 +16,7 @@ from coordinator.policies.snapshot import JobView
 from coordinator.policies.tenants.lines import submission
 from coordinator.policies.tenants.seats import Seat
 from coordinator.policies.tenants.tenancy import Tenancy, base_gpus
-from coordinator.policies.words import counted, number
+from coordinator.policies.words import counted, number, some
 
 PATIENCE_S = 1800.0
 """So long a policy may leave a job that a guarantee covers waiting beside free GPUs that it fits
@@ -175,6 +175,4 @@ def _agreed(job: JobView) -> bool:
 
 
 def _names(jobs: Sequence[JobView]) -> str:
-    names = sorted(job.job_id for job in jobs)
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more
+    return some(sorted(job.job_id for job in jobs), MOST_NAMED)

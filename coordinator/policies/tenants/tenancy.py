@@ -112,6 +112,10 @@ class Tenancy:
             self.children.setdefault(name, [])
             self.children[view.parent].append(name)
         self._paths = {name: _path(self.views, name) for name in self.views}
+        self._leaves = {
+            name: name + ITSELF if name + ITSELF in self.views else name for name in self.views
+        }
+        self._below: dict[tuple[str, str], tuple[str, ...]] = {}
         self.used: dict[str, Count] = dict.fromkeys((*self.views, WHOLE), 0)
         for name, gpus in _used_gpus(snapshot, self.leaf).items():
             for each in (*self._paths[name], WHOLE):
@@ -123,12 +127,15 @@ class Tenancy:
     def leaf(self, job: JobView) -> str:
         """Where its GPUs are counted first."""
         name = job.tenant or NOBODY
-        itself = name + ITSELF
-        return itself if itself in self.views else name
+        return self._leaves.get(name, name)
 
     def path(self, job: JobView) -> tuple[str, ...]:
         """Its tenant, that one's parent, and so on."""
         return self._paths[self.leaf(job)]
+
+    def path_of(self, name: str) -> tuple[str, ...]:
+        """The same of a tenant."""
+        return self._paths[name]
 
     def take(self, job: JobView, gpus: Count) -> None:
         """The job gets GPUs."""
@@ -142,8 +149,11 @@ class Tenancy:
 
     def below_top(self, job: JobView, other: JobView) -> tuple[str, ...]:
         """The job's tenants that the other job is no part of, the own one first."""
-        theirs = set(self.path(other))
-        return tuple(name for name in self.path(job) if name not in theirs)
+        pair = self.leaf(job), self.leaf(other)
+        if pair not in self._below:
+            theirs = self._paths[pair[1]]
+            self._below[pair] = tuple(name for name in self._paths[pair[0]] if name not in theirs)
+        return self._below[pair]
 
     # --- what it may take -------------------------------------------------------------------
 
