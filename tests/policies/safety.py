@@ -77,7 +77,11 @@ class Ledger:
                     if not worker.is_leaving:
                         self.free[worker.node] += worker.freed_gpus
             case Migrate():
-                self._take(self.jobs[decision.job_id], decision.placements)
+                job = self.jobs[decision.job_id]
+                self._take(job, decision.placements)  # it leaves only then
+                for worker in job.placed:
+                    if not worker.is_leaving:
+                        self.free[worker.node] += worker.freed_gpus
             case _:
                 pass
 

@@ -18,6 +18,14 @@ def test_who_was_just_resized_does_not_grow_onto_idle_gpus() -> None:
     assert isinstance(decide(job, text=SHORT)["a"], Resize)
 
 
+def test_who_would_be_late_grows_however_lately_it_was_resized() -> None:
+    """The rest is for what can wait; a deadline cannot."""
+    late = structs.replace(view("a", 800.0, 200.0, placed=2), last_resized_at_s=NOW_S - 10.0)
+    resize = decide(late, view("b", 1e6, None, workers=(4, 4)))["a"]
+    assert isinstance(resize, Resize)
+    assert sum(placement.worker_count for placement in resize.added) == 2
+
+
 def test_who_was_just_started_is_not_stopped_for_two_others() -> None:
     """One more job would be in time without it; so soon after its start it goes on all the same."""
     wide = view("wide", 800.0, 110.0, workers=(8, 8), placed=8)

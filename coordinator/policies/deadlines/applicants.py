@@ -51,6 +51,11 @@ def _has_begun(job: JobView) -> bool:
     return job.first_started_at_s is not None or job.state != JobState.PENDING
 
 
+def is_start_of_gang(job: JobView) -> bool:
+    """Whether it is a pre-run that has a deadline, which is that of its gang."""
+    return job.behind is not None and job.deadline_at_s is not None
+
+
 def kind_of(job: JobView, kinds: Sequence[str]) -> str | None:
     """The GPU type on which a job is planned: its own, else the first of `kinds` that it takes."""
     if job.gpu_type is not None:
@@ -60,6 +65,7 @@ def kind_of(job: JobView, kinds: Sequence[str]) -> str | None:
 
 def fixed_gpus(job: JobView) -> int:
     """GPUs that it holds and cannot be asked to give back; it is no part of any plan."""
-    if job.preemptibility == Preemptibility.FULL or job.state == JobState.PENDING:
+    is_planned = job.preemptibility == Preemptibility.FULL or is_start_of_gang(job)
+    if is_planned or job.state == JobState.PENDING:
         return 0
     return present_workers(job) * job.gpus_per_worker

@@ -1,11 +1,20 @@
 """What each job claims of a GPU type: its sizes, its work left, and what changes take. Pure.
 
-Must not know which claims can be promised, nor a policy.
+A deadline is the gang's, so a pre-run claims what its gang does, and is the start of that: so long
+is nothing done for the deadline, on GPUs that the gang then finds (ours). Must not know which
+claims can be promised, nor a policy.
 """
 
 from __future__ import annotations
 
+from math import inf
+
+from msgspec import structs
+
+from common.model import JobState, Preemptibility
+from coordinator.policies.deadlines.applicants import is_start_of_gang
 from coordinator.policies.deadlines.overheads import (
+    AWAY,
     NONE,
     Overheads,
     changes_of,
@@ -15,6 +24,8 @@ from coordinator.policies.deadlines.overheads import (
 )
 from coordinator.policies.deadlines.shares import Claim
 from coordinator.policies.deadlines.sizes import claim_of, sizes_of
+from coordinator.policies.setbacks import loss_gpu_s
+from coordinator.policies.shapes import Behind
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.tenants.tenancy import Tenancy
 
@@ -53,6 +64,8 @@ class Claims:
 
         Where changes take time, what its estimate does not see is left as well.
         """
+        if is_start_of_gang(job) and job.behind is not None:
+            return self._with_gang(job, job.behind, kind, gpus)
         now_s = self._snapshot.now_s
         factor = job.gpu.worker_multiplier.get(kind, 1)
         most = gpus // (job.gpus_per_worker * factor)
@@ -67,4 +80,42 @@ class Claims:
             factor=factor,
             changes=changes_of(job, overhead, self._snapshot),
             tenant="" if self._tenancy is None else self._tenancy.leaf(job),
+        )
+
+    def _with_gang(self, job: JobView, behind: Behind, kind: str, gpus: int) -> Claim:
+        """What a pre-run claims that has a deadline: its gang's plan, and itself as its start."""
+        now_s = self._snapshot.now_s
+        overhead = self.overheads.get(job.job_id, NONE)
+        changes = changes_of(job, overhead, self._snapshot)
+        begins_s, again_s = (changes.begins_s, changes.again_s) if changes else (0.0, 0.0)
+        whole_s, runs = job.whole_work_s, job.state not in AWAY
+        may_stop = not runs or job.preemptibility == Preemptibility.FULL
+        is_over = job.state == JobState.PREEMPTING and job.remaining_work_s <= 0.0
+        rest_s = job.work_left_s(now_s) if runs or is_over else whole_s
+        gang = structs.replace(
+            job, workers=behind.workers, gpus_per_worker=behind.gpus_per_worker, behind=None
+        )
+        factor = job.gpu.worker_multiplier.get(kind, 1)
+        most = gpus // (gang.gpus_per_worker * factor)
+        sizes = sizes_of(gang, most, powers_of_two=self._powers_of_two)
+        claim = claim_of(
+            gang,
+            now_s,
+            sizes,
+            left_s=behind.work_s,
+            margin=self._margin,
+            restart_s=self._restart_s,
+            factor=factor,
+            changes=changes,
+            tenant="" if self._tenancy is None else self._tenancy.leaf(job),
+        )
+        return structs.replace(
+            claim,
+            pauses=False,
+            redo_s=0.0 if may_stop else inf,
+            stop_gpu_s=loss_gpu_s(job, now_s) if runs else 0.0,
+            keeps=not may_stop,
+            present=sizes[0] if runs and sizes else 0,
+            begins_s=begins_s + rest_s + again_s,
+            again_s=again_s + whole_s + again_s,
         )

@@ -66,6 +66,11 @@ class Sharing:
             workers * self._claims[name].gpus_per_worker for name, workers in self.given.items()
         )
 
+    @property
+    def left_gpus(self) -> int:
+        """GPUs that nobody was given."""
+        return self._left
+
     def share(self) -> dict[str, int]:
         """Workers of each job now."""
         for name in self._claims:

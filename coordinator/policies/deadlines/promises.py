@@ -192,6 +192,23 @@ class Book:
         self.claims = sorted((*self.claims, *newcomers), key=by_deadline)
         return True
 
+    def bears(self, name: str, pause_s: float) -> bool:
+        """Whether a job is in time though it stands still for so long from now on.
+
+        It is planned with that then, around the plans of others. Who has no plan bears it.
+        """
+        claim = next((each for each in self.claims if each.job_id == name), None)
+        if claim is None:
+            return True
+        room = self.room()
+        room.give(self.plans[name], claim)
+        paused = structs.replace(claim, begins_s=claim.begins_s + pause_s)
+        plan = fill(room.line(claim), paused, self._now_s)
+        if plan is None:
+            return False
+        self.plans[name] = plan
+        return True
+
     def put_off(self, dates: Mapping[str, float], promised: Container[str]) -> dict[str, float]:
         """Promise who is late the earliest date that breaks no other promise; dates by job.
 

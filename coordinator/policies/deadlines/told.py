@@ -44,6 +44,9 @@ def grant_reason(job: JobView, workers: int, plan: Plan | None, now_s: float) ->
         return f"{workers} now: without a promise, on what the promised shares leave"
     share = counted(now_of(plan, now_s), "worker")
     early_s = (job.deadline_at_s or 0.0) - plan[-1].end_s
+    if job.behind is not None:
+        most = counted(max(piece.workers for piece in plan), "worker")
+        return f"its pre-run; {most} of its gang are planned, {early_s:.0f} s before its deadline"
     return f"{workers} now: minimum share {share}, {early_s:.0f} s before its deadline"
 
 

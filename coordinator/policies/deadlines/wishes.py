@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from math import inf
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from common.model import JobState
 from coordinator.policies.deadlines.predict import Prediction, Steps
@@ -80,13 +81,26 @@ class Wish(Struct, kw_only=True):
 
 
 def wish_of(job: JobView, pool: Pool, steps: Steps, *, now_s: float, margin: float) -> Wish:
-    """What a job needs of a pool, with predictions taken so many times."""
+    """What a job needs of a pool, with predictions taken so many times.
+
+    A pre-run is due when its gang has to begin, with as many workers as it can have, to be in time.
+    """
+    job = _due_before_gang(job, margin)
     factor = job.gpu.worker_multiplier.get(pool.gpu_type, 1)
     time = Prediction(job, steps, now_s, margin, gpu_type=pool.gpu_type, factor=factor)
     each = job.gpus_per_worker * factor
     most = min(job.workers.max, pool.gpus // each)
     need = None if job.deadline_at_s is None else time.need(job.deadline_at_s, most)
     return Wish(job=job, time=time, need=need, most=most, gpus_each=each, factor=factor)
+
+
+def _due_before_gang(job: JobView, margin: float) -> JobView:
+    behind = job.behind
+    if behind is None or job.deadline_at_s is None:
+        return job
+    least = behind.workers.min
+    rate = job.profile.rate(job.profile.fastest(least, behind.workers.max), base=least)
+    return replace(job, deadline_at_s=job.deadline_at_s - margin * behind.work_s / rate)
 
 
 def most_in_time(

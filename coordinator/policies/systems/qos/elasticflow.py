@@ -9,7 +9,8 @@ not stops and growth that nobody could foresee, for which there is the margin. S
 broken by seconds, and seldom one by more; who is late then gets the earliest date that breaks no
 other promise. Where it says nothing takes time plans are the paper's. Ours as well is what stops
 cost: the paper's jobs save, and who does not is planned without a pause and goes on as long as no
-promise needs its GPUs. Must not know nodes: who gets how many workers is carried out by the floor.
+promise needs its GPUs. Where those of a share are free in pieces others move, if they are in time.
+Must not know nodes: who gets how many workers is carried out by the floor.
 """
 
 from __future__ import annotations
@@ -20,22 +21,30 @@ from math import inf
 import msgspec
 from msgspec import Struct
 
-from common.model import JobId, JobState
+from common.model import JobId, JobState, Preemptibility
 from coordinator.policies.answers import answers
 from coordinator.policies.blockers import Hold
-from coordinator.policies.deadlines.applicants import applicants, fixed_gpus, kind_of
+from coordinator.policies.deadlines.applicants import (
+    applicants,
+    fixed_gpus,
+    is_start_of_gang,
+    kind_of,
+)
 from coordinator.policies.deadlines.claims import Claims
 from coordinator.policies.deadlines.leftovers import Sharing
+from coordinator.policies.deadlines.moves import Bearing
 from coordinator.policies.deadlines.overheads import Overheads, handed_over
 from coordinator.policies.deadlines.predict import Margin
 from coordinator.policies.deadlines.promises import NO_QUOTAS, Book, Plans, by_deadline
 from coordinator.policies.deadlines.quotas import Quotas, has_quotas, quotas_beside
-from coordinator.policies.deadlines.shares import Claim, next_change_s
+from coordinator.policies.deadlines.shares import Claim, next_change_s, now_of
 from coordinator.policies.deadlines.told import UNLESS, grant_reason, refusal, waiting_reason
 from coordinator.policies.decisions import Allocation, Reject
 from coordinator.policies.floor import Floor, consolidated
 from coordinator.policies.granting import Grant, carry_out
+from coordinator.policies.granting import Plan as Carried
 from coordinator.policies.knob_types import Period, Seconds
+from coordinator.policies.placing.clearing import Clearing
 from coordinator.policies.policy import Parts, Policy, joint
 from coordinator.policies.recall import recalled
 from coordinator.policies.setbacks import told
@@ -59,6 +68,7 @@ class ElasticFlowKnobs(Struct, frozen=True, kw_only=True):
     round_s: shares are settled no more often than this, but where a plan says so; 0: whenever
         something happens. admits_together: the newcomers of a round are admitted all or none. Both
         as in the authors' artefact, whose rounds are 60 s.
+    migrates: others move where a promised share finds its GPUs in pieces, if they are in time.
     """
 
     margin: Margin = 1.05
@@ -68,6 +78,7 @@ class ElasticFlowKnobs(Struct, frozen=True, kw_only=True):
     powers_of_two: bool = True
     round_s: Seconds = 0.0
     admits_together: bool = False
+    migrates: bool = True
 
 
 class _Memory(Struct, frozen=True, array_like=True):
@@ -112,7 +123,7 @@ class _Pass:
         )
         self.grants: list[Grant] = []
         self.rejects: list[Reject] = []
-        self.promises: Plans = {}
+        self._bearing = Bearing(snapshot.now_s)
         self.late: list[str] = []
         self.overheads = self._claims.overheads
         self.dates: dict[str, float] = {}
@@ -148,18 +159,39 @@ class _Pass:
         self.dates.update(dates)
         soft = [*book.late, *sorted(soft, key=by_deadline)]
         slot_s = max(self._knobs.slot_s, RESIZES_PER_SLOT * self._snapshot.resize_s)
-        given = Sharing(book, soft, now_s=self._now_s, gpus=gpus, slot_s=slot_s).share()
-        self.promises.update(book.plans)
+        sharing = Sharing(book, soft, now_s=self._now_s, gpus=gpus, slot_s=slot_s)
+        given = sharing.share()
+        self._bearing.add(book)
         changes = (next_change_s(plan, self._now_s) for plan in book.plans.values())
         self.wake_at_s = min(self.wake_at_s, min(changes, default=inf))
+        left = sharing.left_gpus
         for claim in (*book.claims, *soft):
-            self._grant(by_id[JobId(claim.job_id)], kind, given[claim.job_id], book)
+            job, workers = by_id[JobId(claim.job_id)], given[claim.job_id]
+            if is_start_of_gang(job):
+                gpus_each = job.workers_on(kind).min * job.gpus_per_worker
+                # Its plan begins later, and it can give the GPUs back until then.
+                may_stop = job.preemptibility == Preemptibility.FULL
+                is_early = may_stop and not workers and gpus_each <= left
+                left -= gpus_each if is_early else 0
+                workers = job.workers.min if workers or is_early else 0
+            self._grant(job, kind, workers, book)
+
+    def carried_out(self) -> Carried:
+        """What comes of the grants on real nodes; others move for shares, and are planned so."""
+        may_move = self._bearing.may_move
+        clearing = Clearing(self._snapshot, may_move) if self._knobs.migrates else None
+        return carry_out(self._snapshot, self.grants, place=consolidated, clearing=clearing)
+
+    @property
+    def promises(self) -> Plans:
+        """The plan of every promise."""
+        return self._bearing.plans
 
     def _quotas(self, here: Container[JobId]) -> Quotas:
         if self._tenancy is None:
             return NO_QUOTAS
         elsewhere = [job for job in self._snapshot.jobs if job.job_id not in here]
-        plans = {**self._before.promises, **self.promises}
+        plans = {**self._before.promises, **self._bearing.plans}
         gpus = self._floor.total_gpus()
         return quotas_beside(self._tenancy, gpus, elsewhere, plans, self._now_s)
 
@@ -183,6 +215,7 @@ class _Pass:
                 workers=workers * factor,
                 gpu_type=kind,
                 reason=grant_reason(job, workers, plan, self._now_s),
+                share=min(workers, now_of(plan or (), self._now_s)) * factor,
                 is_promised=plan is not None or job.job_id in self.late,
             )
         )
@@ -194,7 +227,7 @@ def _allocate(knobs: ElasticFlowKnobs, snapshot: ClusterSnapshot, memory: bytes)
         wake_at_s = min(before.round_at_s, before.due_at_s)
         return Allocation(decisions=(), memory=memory, wake_at_s=wake_at_s)
     found = _Pass(knobs, snapshot, memory)
-    plan = carry_out(snapshot, found.grants, place=consolidated)
+    plan = found.carried_out()
     wake_at_s = min(found.wake_at_s, inf if plan.wake_at_s is None else plan.wake_at_s)
     if any(job.state in IN_FLIGHT for job in snapshot.jobs):
         wake_at_s = min(wake_at_s, snapshot.now_s + knobs.slot_s)  # what they hold is settled then
@@ -216,7 +249,7 @@ def _allocate(knobs: ElasticFlowKnobs, snapshot: ClusterSnapshot, memory: bytes)
 
 def _hold(knobs: ElasticFlowKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
     found = _Pass(knobs, snapshot, memory)
-    plan = carry_out(snapshot, found.grants, place=consolidated)
+    plan = found.carried_out()
     rejects = {reject.job_id: reject.reason for reject in found.rejects}
     return answers(snapshot, plan.decisions, plan.holds, {**found.notes, **rejects})
 

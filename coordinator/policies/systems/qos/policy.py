@@ -36,8 +36,9 @@ class QosKnobs(Struct, frozen=True, kw_only=True):
     margin: what is predicted to be left counts so many times. tick_s: predictions are looked at so
         often while a job with a deadline is there.
     slack_ratio: a job that would end earlier than its deadline by this part of its window gives
-        workers back while others wait. resize_every_s: at most one resize of a job in so long; nor
-        is anybody who is in time stopped for others so soon after a start or a resize.
+        workers back while others wait. resize_every_s: at most one resize of a job in so long, but
+        where a deadline needs it; nor is anybody who is in time stopped for others so soon after a
+        start or a resize.
     resize_cost_s: running time that a resize must save.
     fills_idle: workers that nobody waits for go to running jobs, by deadline.
     """
