@@ -12,11 +12,11 @@ Nobody is stopped: Mesos revokes beyond a guaranteed share only, and that is the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from zlib import crc32
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from common.model import JobState, NodeName
 from coordinator.policies.blockers import Hold
@@ -49,20 +49,33 @@ class MesosKnobs(Struct, frozen=True, kw_only=True):
     hoard_s: Period = 120.0
 
 
+ALLOCATIONS_OF_A_TURN = 4
+"""It is offered nodes, hoards them, gives them back, and is passed over once."""
+
+Refusal = tuple[float, int]
+"""Until when it holds, and the number of the allocation in which it was made."""
+
+
 class Memory(Struct, frozen=True):
     """What is remembered between passes, all by framework.
 
-    allocated_at_s: the last tick. hoards: GPUs by node. since_s: since when it hoards.
-    refused: nodes that it does not want, and until when.
-    seen: free GPUs and waiting jobs in a few bits; same_since_s: since when they are these.
+    allocated_at_s, number: the last tick, counted from 1. hoards: GPUs by node. since_s: since when
+    it hoards. refused: nodes that it does not want. given_back: nodes of a hoard that just ended.
+    seen: free GPUs and waiting jobs in a few bits; same_since_s: since when they are these, and
+    same_count: for how many allocations after the one that saw them first. asks: whether the last
+    allocation asked for another one, as somebody has a turn to come.
     """
 
     allocated_at_s: float = -1e9
     hoards: dict[str, dict[NodeName, int]] = {}
     since_s: dict[str, float] = {}
-    refused: dict[str, dict[NodeName, float]] = {}
+    refused: dict[str, dict[NodeName, Refusal]] = {}
     seen: int = 0
     same_since_s: float = 0.0
+    same_count: int = 0
+    number: int = 0
+    given_back: tuple[NodeName, ...] = ()
+    asks: bool = False
 
 
 class Offers:
@@ -91,12 +104,7 @@ class Offers:
         )
         self._shares = shares(snapshot, self._total, self._weights)
         now_s = snapshot.now_s
-        # A refusal holds at its end as well: the pass that comes then is for the others.
-        self.refused = {
-            name: {node: at_s for node, at_s in nodes.items() if at_s >= now_s}
-            for name, nodes in before.refused.items()
-            if name in self._lines
-        }
+        self.number = before.number + 1
         self.since_s = {k: at_s for k, at_s in before.since_s.items() if k in self._lines}
         self.hoards: dict[str, dict[NodeName, int]] = {}
         self.grants: list[Grant] = []
@@ -107,7 +115,9 @@ class Offers:
         for name in sorted(before.hoards):
             if name in self._lines:
                 self._keep(name, before.hoards[name])
-        self._offer()
+        self.refused = self._standing(before)
+        self.given_back: tuple[NodeName, ...] = ()
+        self._offer(before.given_back)
         for name in sorted(self._lines):
             self._answer(name)
 
@@ -128,12 +138,38 @@ class Offers:
         share = dominant(more, self._total, self._weights.get(name, 1.0))
         self._shares[name] = self._shares.get(name, 0.0) + share
 
-    def _offer(self) -> None:
-        """Node by node, all that is free, to the smallest share that has not refused it."""
+    def _standing(self, before: Memory) -> dict[str, dict[NodeName, Refusal]]:
+        """Refusals that have not ended, or that some of the others were not asked after yet.
+
+        Passes may come later than refusals end, whatever `refuse_s` is: were all to lapse together,
+        the smallest share would be offered what it has no use for again and again. So each holds
+        for as many allocations as there are others, if those come because they were asked for. It
+        holds at its end as well: the pass that comes then is for the others.
+        """
+        turns = len(self._lines) - 1 if before.asks else 0
+        return {
+            name: {
+                node: refusal
+                for node, refusal in nodes.items()
+                if refusal[0] >= self._snapshot.now_s or refusal[1] + turns >= self.number
+            }
+            for name, nodes in before.refused.items()
+            if name in self._lines
+        }
+
+    def _offer(self, given_back: Sequence[NodeName]) -> None:
+        """Node by node, all that is free, to the smallest share that has not refused it.
+
+        given_back: of a hoard that lasted too long; whoever hoards for longest is first: were they
+            offered to whoever has none yet, they would go round and no gang would have them all.
+        """
         for node, gpus in sorted(self._unallocated.items()):
             open_to = [
                 name for name in self._lines if gpus > 0 and node not in self.refused.get(name, {})
             ]
+            if node in given_back:
+                hoarding = [name for name in open_to if name in self.since_s]
+                open_to = sorted(hoarding, key=lambda k: (self.since_s[k], k))[:1] or open_to
             if open_to:
                 first = min(open_to, key=lambda name: (self._shares.get(name, 0.0), name))
                 self._hold(first, node, gpus)
@@ -163,6 +199,8 @@ class Offers:
             self.since_s.pop(name, None)
             self.hoards.pop(name, None)
             self._refuse(name, left)
+            if name == self._gives_back:
+                self.given_back = tuple(sorted(left))
 
     def _useful(self, job: JobView, left: dict[NodeName, int]) -> set[NodeName]:
         """Nodes that can take a worker of a job."""
@@ -170,12 +208,14 @@ class Offers:
         return {
             node
             for node, gpus in left.items()
-            if gpus >= job.gpus_per_worker and self._floor.nodes[node].gpu_type in kinds
+            if gpus >= job.gpus_per_worker
+            and self._floor.nodes[node].gpu_type in kinds
+            and node not in job.avoid_nodes
         }
 
     def _refuse(self, name: str, nodes: Iterable[NodeName]) -> None:
-        until_s = self._snapshot.now_s + self._knobs.refuse_s
-        self.refused.setdefault(name, {}).update(dict.fromkeys(sorted(nodes), until_s))
+        refusal = (self._snapshot.now_s + self._knobs.refuse_s, self.number)
+        self.refused.setdefault(name, {}).update(dict.fromkeys(sorted(nodes), refusal))
 
     def _start(self, job: JobView) -> bool:
         grant = begin(self._floor, job, f"framework {job.tenant} takes offers of nodes for it")
@@ -210,21 +250,25 @@ def _allocate(knobs: MesosKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Al
     after = Memory(
         seen=seen,
         same_since_s=before.same_since_s if seen == before.seen else now_s,
+        same_count=before.same_count + 1 if seen == before.seen else 0,
         allocated_at_s=now_s,
         hoards=offers.hoards,
         since_s=offers.since_s,
         refused=offers.refused,
+        number=offers.number,
+        given_back=offers.given_back,
     )
+    wake_at_s = _wake_at_s(knobs, after, now_s)
+    after = structs.replace(after, asks=wake_at_s is not None)
     return Allocation(
-        decisions=plan.decisions,
-        memory=msgspec.msgpack.encode(after),
-        wake_at_s=_wake_at_s(knobs, after, now_s),
+        decisions=plan.decisions, memory=msgspec.msgpack.encode(after), wake_at_s=wake_at_s
     )
 
 
 def _seen(snapshot: ClusterSnapshot) -> int:
     free = [(node.name, node.free_gpus) for node in snapshot.nodes if node.is_schedulable]
-    jobs = [job.job_id for job in snapshot.jobs if job.state == JobState.PENDING]
+    # Who waits again is offered anew, and after its pre-run asks for another gang.
+    jobs = [(job.job_id, job.attempt) for job in snapshot.jobs if job.state == JobState.PENDING]
     return crc32(msgspec.msgpack.encode((free, jobs)))
 
 
@@ -232,12 +276,14 @@ def _wake_at_s(knobs: MesosKnobs, after: Memory, now_s: float) -> float | None:
     """When a refusal or a hoard ends, on a tick: until then nothing new can be offered.
 
     Once all have had their turns with the same free GPUs and the same jobs, offers are in vain
-    until something happens.
+    until something happens. Turns take their time, and where passes come late their number: each
+    hoards, gives back, and is passed over for the others.
     """
-    turns_s = (knobs.hoard_s + knobs.refuse_s + knobs.tick_s) * (len(after.refused) + 1)
-    if now_s > after.same_since_s + turns_s:
+    turns = len(after.refused) + 1
+    turns_s = (knobs.hoard_s + knobs.refuse_s + knobs.tick_s) * turns
+    if now_s > after.same_since_s + turns_s and after.same_count > ALLOCATIONS_OF_A_TURN * turns:
         return None
-    ends = [at_s for nodes in after.refused.values() for at_s in nodes.values()]
+    ends = [at_s for nodes in after.refused.values() for at_s, _ in nodes.values()]
     ends += [at_s + knobs.hoard_s for at_s in after.since_s.values()]
     return max(now_s + knobs.tick_s, min(ends)) if ends else None
 
