@@ -1,4 +1,4 @@
-"""How much work a job has left, and where that number comes from (design 3).
+"""How much work a job has left, and where that number comes from.
 
 Live progress, else that of an earlier attempt, else history of (tenant, name, command), else
 declared, else the size class's median, else the configured default. Work is in worker-seconds. Must
@@ -14,6 +14,7 @@ from common.messages import OrderPhase
 from common.model import JobSpec, JobState
 from coordinator.engine.settings import EngineSettings
 from coordinator.engine.state import ClusterState, JobEntry
+from coordinator.engine.step_times import StepTimes
 from coordinator.policies.sources import Source
 
 HISTORY_KEPT = 20
@@ -52,10 +53,17 @@ def whole_work(
 
 
 def record(state: ClusterState, job: JobEntry, work_s: float, *, kept: int) -> None:
-    """A job ended well: remember its work, of the last `kept` kinds of jobs that did."""
-    for key in (history_key(job.tenant, job.spec), size_class(job.spec)):
+    """A job ended well: remember its work, of the last `kept` kinds of jobs that did.
+
+    Jobs that look alike are gangs: one that ended in its pre-run did what so much work of a gang's
+    workers would have done, in proportion to their GPUs.
+    """
+    gang = job.spec.prerun.gang
+    ratio = 1.0 if gang is None else job.spec.gpus_per_worker / gang.gpus_per_worker
+    found = {history_key(job.tenant, job.spec): work_s * ratio, size_class(job.spec): work_s}
+    for key, seen_s in found.items():
         seen = state.history.pop(key, [])
-        state.history[key] = [*seen, work_s][-HISTORY_KEPT:]
+        state.history[key] = [*seen, seen_s][-HISTORY_KEPT:]
     while len(state.history) > kept:
         del state.history[next(iter(state.history))]
 
@@ -189,6 +197,11 @@ def attempt_ended(job: JobEntry) -> None:
         job.longest_work_s = max(job.longest_work_s, done_s)
     job.attempt_ran_at_s = None
     job.measured_left_s = None
+
+
+def forget_measured(job: JobEntry) -> None:
+    """What its attempts told of its length is of another gang than the next one is."""
+    job.measured_work_s, job.longest_work_s, job.steps = None, 0.0, StepTimes()
 
 
 def _work_s(job: JobEntry) -> float:

@@ -17,7 +17,7 @@ from coordinator.policies.sources import Source
 
 
 def recovered(ctx: Context, event: OrdersRecovered) -> None:
-    """Rebuild jobs that the journal lost from what a node's ledger holds (design 9)."""
+    """Rebuild jobs that the journal lost from what a node's ledger holds."""
     node = ctx.state.nodes.get(event.node)
     if node is None:
         return
@@ -56,6 +56,7 @@ def recovered(ctx: Context, event: OrdersRecovered) -> None:
 
 def _rebuilt(ctx: Context, order: WorkerOrder) -> JobEntry:
     """A job as one worker's order tells it; none of its workers is here yet."""
+    gang = order.spec.prerun.gang or order.spec  # whose work it is, also while its pre-run is on
     return JobEntry(
         job_id=order.key.job_id,
         spec=order.spec,
@@ -68,8 +69,8 @@ def _rebuilt(ctx: Context, order: WorkerOrder) -> JobEntry:
         gpu_type=order.gpu_type,
         endpoint=order.endpoint,
         preemption_count=order.preemption_count,
-        expected_work_s=(order.spec.expected_runtime_s or 0.0) * order.spec.workers.min
-        or ctx.settings.default_expected_runtime_s * order.spec.workers.min,
+        expected_work_s=(order.spec.expected_runtime_s or 0.0) * gang.workers.min
+        or ctx.settings.default_expected_runtime_s * gang.workers.min,
         estimate_source=Source.LEDGER,
         is_recovered=True,
     )

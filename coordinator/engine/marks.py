@@ -51,6 +51,7 @@ class RetryEntry(Struct, kw_only=True, omit_defaults=True):
     is_charged: the latest one counts on the job's budget.
     at_s: it is not tried again before; None: at once.
     is_prerun_over: its pre-run went well and is being stopped; see `prerun`.
+    prerun_attempts: so many of its attempts were pre-runs, once it is a gang.
     avoided: nodes that it leaves alone, each for a time of its own; see `avoiding`.
     no_loan_until_s: nodes could not start it, maybe for its own storage: before this no further
         node is lent for it. None: as for any other.
@@ -71,6 +72,7 @@ class RetryEntry(Struct, kw_only=True, omit_defaults=True):
     old_avoid_nodes: list[NodeName] = field(default_factory=list[NodeName], name="avoid_nodes")
     old_avoid_until_s: float = field(default=0.0, name="avoid_until_s")
     is_prerun_over: bool = False
+    prerun_attempts: int = 0
     node_faults: int = 0
     refused_by: dict[str, NodeName] = field(default_factory=dict[str, NodeName])
     refused_attempt: int = 0

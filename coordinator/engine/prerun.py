@@ -44,4 +44,4 @@ def passed(ctx: Context, job: JobEntry, why: str) -> None:
     jobs.fire(ctx, job, JobEvent.PREEMPT, f"its pre-run is over: {why}")
     job.after_vacating = AfterVacating.REQUEUE
     jobs.stop_workers(ctx, job, StopReason.PREEMPT)
-    jobs.requeue_if_vacated(ctx, job)
+    jobs.conclude_if_vacated(ctx, job)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from common.model import JobSpec, PrerunGang, WorkerRange
-from coordinator.engine import estimates
+from coordinator.engine import estimates, retrying
 from coordinator.engine.context import Context
 from coordinator.engine.state import JobEntry
 
@@ -35,11 +35,19 @@ def is_on(job: JobEntry) -> bool:
     return job.spec.prerun.gang is not None
 
 
-def settled(job: JobEntry) -> None:
-    """The last worker of a pre-run that is over has gone: the job is a gang again."""
-    if job.retry.is_prerun_over:
-        job.retry.is_prerun_over = False
-        job.spec = submitted(job)
+def settled(ctx: Context, job: JobEntry) -> None:
+    """The last worker of a pre-run that is over has gone: the job is a gang again.
+
+    What was learned of one worker on a few GPUs says nothing of it: not its length, nor its steps,
+    nor on which nodes it fits. What it saved it keeps.
+    """
+    if not job.retry.is_prerun_over:
+        return
+    job.retry.is_prerun_over = False
+    job.retry.prerun_attempts = job.attempt
+    job.spec = submitted(job)
+    estimates.forget_measured(job)
+    retrying.asks_for_more(ctx, job)
 
 
 def submitted(job: JobEntry) -> JobSpec:

@@ -102,7 +102,10 @@ def left_gpu_s(job: JobView, now_s: float) -> float:
 
 
 class Work(Struct, frozen=True, array_like=True):
-    """What a job asked for at its submission: GPU-seconds, the most GPUs, and its shortest time."""
+    """What a job asked for when it came: GPU-seconds, and the most GPUs.
+
+    It comes again as the gang that it is after its pre-run.
+    """
 
     gpu_s: float
     gpus: int
@@ -152,9 +155,12 @@ class Attendance(Struct):
             since_s = min(job.submitted_at_s for job in jobs)
             record = AppRecord(since_s, self.area_s, seen_at_s=self.at_s)
         for job in jobs:
-            if job.job_id not in record.jobs:
+            known = record.jobs.get(job.job_id)
+            if known is None or known.gpus != most_gpus(job):
                 work_s = max(job.whole_work_s, job.work_left_s(self.at_s))
                 record.jobs[job.job_id] = Work(work_s * job.gpus_per_worker, most_gpus(job))
+            if known is not None and known != record.jobs[job.job_id] and len(record.jobs) == 1:
+                record.granted_at_s, record.rho = None, inf  # what it was given was another gang's
         return record
 
     def mean_apps(self, record: AppRecord) -> float:

@@ -162,11 +162,11 @@ def consolidated(floor: Floor, job: JobView, gpu_type: str, count: int) -> tuple
 
 
 def fewest_nodes(floor: Floor, job: JobView, gpu_type: str, count: int) -> tuple[Placement, ...]:
-    """On as few nodes as it would have on empty ones, or not at all."""
+    """On as few nodes as it would have on empty ones that it may have, or not at all."""
     sizes = [
         (node.gpus - node.barred_gpus) // job.gpus_per_worker
-        for node in floor.nodes.values()
-        if node.gpu_type == gpu_type
+        for name, node in floor.nodes.items()
+        if node.gpu_type == gpu_type and name not in floor.avoided
     ]
     found = consolidated(floor, job, gpu_type, count)
     return found if len(found) <= nodes_needed(sizes, count) else ()
@@ -186,7 +186,16 @@ def nodes_needed(sizes: Iterable[int], count: int) -> int:
 def first_fit(
     floor: Floor, job: JobView, place: Place = best_fit
 ) -> tuple[str, tuple[Placement, ...]] | None:
-    """Nodes for a whole base gang, of the first GPU type that has room for it."""
+    """Nodes for a whole base gang, of the first GPU type that has room for it; none it avoids."""
+    others, floor.avoided = floor.avoided, job.avoid_nodes
+    found = _first_fit(floor, job, place)
+    floor.avoided = others
+    return found
+
+
+def _first_fit(
+    floor: Floor, job: JobView, place: Place
+) -> tuple[str, tuple[Placement, ...]] | None:
     for gpu_type in job.gpu.types or floor.gpu_types:
         count = job.workers_on(gpu_type).min
         found = place(floor, job, gpu_type, count)

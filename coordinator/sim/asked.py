@@ -11,6 +11,7 @@ from coordinator import plugins
 from coordinator.policies.bundles import COMPARED
 from coordinator.policies.bundles import policy as find_policy
 from coordinator.sim.compare import Task
+from coordinator.sim.failure_sources import FailureSource
 from coordinator.sim.inputs import parse_seeds
 from coordinator.workloads.named import seed_of
 from coordinator.workloads.paper_runs import Scene, find_scene
@@ -73,6 +74,20 @@ def seeds_of(seed: int | None, seeds: str | None) -> tuple[int | None, ...]:
     if seed is not None and seeds is not None:
         raise ConfigError("seeds: give --seed or --seeds, not both")
     return (seed,) if seeds is None else parse_seeds(seeds)
+
+
+def refuse_idle(tasks: Sequence[Task]) -> None:
+    """Look that something comes of what was asked for.
+
+    Raises:
+        ConfigError: a pre-run, and in no run may jobs fail, so that none asks for one.
+    """
+    asked = [task.options for task in tasks if task.options.prerun_s is not None]
+    if asked and all(options.failures == FailureSource.NONE for options in asked):
+        raise ConfigError(
+            f"prerun: {asked[0].prerun_s:g} decides nothing without --failures: only jobs that may "
+            "fail ask for a pre-run"
+        )
 
 
 def tasks(

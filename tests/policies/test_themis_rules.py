@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from common.profile import JobProfile
-from coordinator.policies.apps import AppRecord, Attendance, Work
+from coordinator.policies.apps import AppRecord, Attendance, Work, most_gpus
 from coordinator.policies.auctions.leases import Memory
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Allocation, Start
@@ -57,7 +57,7 @@ def served_before(jobs: Iterable[JobView], **record: tuple[float, float]) -> byt
             apps[f"job {job.job_id}"] = AppRecord(
                 submitted_at_s=job.submitted_at_s,
                 area_s=0.0,
-                jobs={job.job_id: Work(job.whole_work_s, job.workers.max)},
+                jobs={job.job_id: Work(job.whole_work_s * job.gpus_per_worker, most_gpus(job))},
                 granted_at_s=NOW_S - since_s,
                 rho=rho,
             )

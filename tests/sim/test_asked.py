@@ -9,13 +9,15 @@ from msgspec import structs
 
 from common.errors import ConfigError
 from coordinator.cli.simulate import usable_cores
-from coordinator.sim.asked import plays, seeds_of, tasks
+from coordinator.sim.asked import plays, refuse_idle, seeds_of, tasks
 from coordinator.sim.compare import Task
 from coordinator.sim.inputs import Shares, read_workload
 from coordinator.sim.stage import RunOptions
 from coordinator.sim.sweep import sweep
 from coordinator.workloads.named import seed_of
 from coordinator.workloads.shaping import RuntimeModel
+from tests.cli.fake_cell import FakeCell, aryl
+from tests.sim.small import SLICE
 
 BASE = Task(workload="paper", options=RunOptions(policy=""), shares=Shares(elastic=0.3))
 
@@ -104,3 +106,32 @@ def test_runs_at_a_time_are_as_many_as_cores_that_may_be_used() -> None:
         assert usable_cores() == 1
     finally:
         os.sched_setaffinity(0, before)
+
+
+@pytest.mark.parametrize(
+    ("sweeps", "is_idle"),
+    [
+        (["prerun=60,600"], True),
+        (["prerun=60,600", "failures=none"], True),
+        (["prerun=60,600", "failures=none,philly"], False),
+        (["failures=none,philly"], False),
+        ([], False),
+    ],
+)
+def test_a_pre_run_that_nobody_asks_for_is_refused(sweeps: list[str], *, is_idle: bool) -> None:
+    """Only jobs that may fail ask for one; one run in which some do is enough."""
+    found = sweep(asked("paper", None), sweeps)
+    if not is_idle:
+        refuse_idle(found)
+        return
+    with pytest.raises(ConfigError, match=r"^prerun: 60 decides nothing without --failures: "):
+        refuse_idle(found)
+
+
+def test_a_command_with_an_idle_pre_run_plays_nothing() -> None:
+    """It says what is missing, in one line."""
+    done = aryl(
+        FakeCell({}), "simulate", "--workload", str(SLICE), "--policy", "fifo", "--prerun", "300"
+    )
+    assert (done.code, done.out) == (2, "")
+    assert "prerun: 300 decides nothing without --failures" in done.err

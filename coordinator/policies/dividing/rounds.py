@@ -22,6 +22,7 @@ class Turn(Struct, array_like=True):
     received_s: time that it ran since the last one, and half a round. owed_s: by earlier ones.
     alone_s: time alone on its part of the GPUs that the work done until `left_s` would have taken.
     left_s: running time left when the program was solved last; alone_rate: its speed alone then.
+    gpus: of its gang when it was seen last; 0: it was not.
     """
 
     share: float = 0.0
@@ -30,6 +31,7 @@ class Turn(Struct, array_like=True):
     alone_s: float = 0.0
     left_s: float | None = None
     alone_rate: float = 1.0
+    gpus: int = 0
 
     @property
     def has_share(self) -> bool:
@@ -73,7 +75,10 @@ class Rounds(Struct):
     turns: dict[JobId, Turn] = field(default_factory=dict[JobId, Turn])
 
     def note(self, snapshot: ClusterSnapshot, round_s: float) -> None:
-        """Jobs came and went, those that ran have received time."""
+        """Jobs came and went, those that ran have received time.
+
+        Who comes as a gang after its pre-run has the share of that until shares are set anew.
+        """
         noted_at_s, self.noted_at_s = self.noted_at_s, snapshot.now_s
         before = self.turns
         self.turns = {
@@ -81,6 +86,10 @@ class Rounds(Struct):
             for job in snapshot.jobs
         }
         self.is_stale |= self.turns.keys() != before.keys()
+        for job in snapshot.jobs:
+            turn, gpus = self.turns[job.job_id], job.workers.min * job.gpus_per_worker
+            self.is_stale |= turn.gpus not in (0, gpus)
+            turn.gpus = gpus
         for job in snapshot.jobs:
             if job.placed and job.started_at_s is not None:
                 since_s = max(noted_at_s, job.started_at_s)

@@ -7,7 +7,7 @@ compute, the others wait for their turn behind them. Affinity of nodes to one ga
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import inf
 
 from msgspec import Struct
@@ -93,6 +93,11 @@ class Division:
         for each in self.sets:
             each.jobs = [job_id for job_id in each.jobs if job_id in there]
         self.sets = [each for each in self.sets if each.jobs]
+
+    def leave(self, stands: Callable[[JobId, Class], bool]) -> None:
+        """Jobs that do not stand among gangs of their class any more leave; their sets stay."""
+        for each in self.sets:
+            each.jobs = [job_id for job_id in each.jobs if stands(job_id, each.kind)]
 
     def adopt(self, job_id: JobId, kind: Class, nodes: tuple[NodeName, ...]) -> bool:
         """Who runs already stays where it is, if nobody's set is there or one of its class."""

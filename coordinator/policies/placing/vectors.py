@@ -94,8 +94,8 @@ class Bins:
                     self.free[worker.node] = self.free[worker.node].plus(mine, -1.0)
 
     def room(self, job: JobView, name: NodeName) -> int:
-        """Workers of a job that a node can take."""
-        return self._room(job, name, self.free[name])
+        """Workers of a job that a node can take; none on one that the job leaves alone."""
+        return 0 if name in job.avoid_nodes else self._room(job, name, self.free[name])
 
     def _room(self, job: JobView, name: NodeName, free: Vector) -> int:
         whole = self.whole[name]

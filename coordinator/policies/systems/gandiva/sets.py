@@ -39,10 +39,11 @@ EARLY_S = 1e-6
 class Knobs(Struct, frozen=True, kw_only=True):
     """slice_s: length of a turn; nodes are shared out again at each (section 3.1: a minute).
 
-    least_turn_ratio: nor is a turn shorter than so many times what it took to hand it over, from
-        the decision until the gang ran: others' stops and its own start. Ours; without it jobs that
-        take a minute to stop and start do nothing else. Twenty are ten of a whole stop, as what was
-        saved has to be loaded as well, which nobody tells. 0: a turn is a slice.
+    least_turn_ratio: a turn lasts at least so many times as long as handing it over took, which is
+        from the decision until the gang ran: others stopped, then it started. Ours, not the
+        paper's: jobs that take a minute to stop and to start would do nothing else in turns of a
+        minute. To load what was saved takes about as long again and is told to nobody, so that at
+        20 a turn is some ten times its whole cost. 0: a turn is a slice, whatever it costs.
     quiet_s: the artefact's steps: it looks only when a job came, and each slice once none came for
         so long; until then GPUs that come free stay idle. 0: it looks at whatever happens.
     counts_by_gang: the artefact's shares: a class gets and gives back a set for each gang that it
@@ -99,6 +100,7 @@ class _Pass:
 
     def _settle(self) -> None:
         before, now_s = self._before, self._snapshot.now_s
+        self.division.leave(self._is_alike)
         known = {job_id for each in self.division.sets for job_id in each.jobs}
         came = self._jobs.keys() - known - set(before.waits)
         self.came_at_s, self.looked_at_s = before.came_at_s, before.looked_at_s
@@ -120,6 +122,11 @@ class _Pass:
         self.division.first(
             {job.job_id: (job.job_id not in stays, -job.priority) for job in self._jobs.values()}
         )
+
+    def _is_alike(self, job_id: JobId, kind: Class) -> bool:
+        """Whether a job is a gang of a class, or gone; after its pre-run it is another one."""
+        job = self._jobs.get(job_id)
+        return job is None or _class(job, kind.gpu_type) == kind
 
     def _stay(self) -> set[JobId]:
         """Who runs and may not be stopped now, or shall not for its work's sake."""
