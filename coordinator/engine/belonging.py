@@ -12,6 +12,7 @@ from coordinator.engine import homeward, loans
 from coordinator.engine.context import Context
 from coordinator.engine.settings import EngineSettings
 from coordinator.engine.state import ClusterState, NodeEntry
+from coordinator.policies.words import some
 
 NAMED = 8
 """Nodes that a line names; more are counted."""
@@ -36,12 +37,7 @@ def unknown_services(
         service = state.nodes[name].service
         if service is not None and service not in known:
             naming.setdefault(service, []).append(name)
-    return tuple((service, _some(names)) for service, names in sorted(naming.items()))
-
-
-def _some(names: list[NodeName]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
+    return tuple((service, some(names, NAMED)) for service, names in sorted(naming.items()))
 
 
 def is_unknown(ctx: Context, node: NodeEntry) -> bool:

@@ -9,9 +9,10 @@ anew, and is told nothing of before.
 
 from __future__ import annotations
 
-from common.model import JobId, NodeRole
+from common.model import NodeRole
 from coordinator.engine.context import Context, keys_on
 from coordinator.engine.state import ClusterState, NodeEntry
+from coordinator.policies.words import some
 
 REMOVED = "removed from the cell"
 """How the last line of a node's story begins."""
@@ -39,7 +40,7 @@ def _held(state: ClusterState, node: NodeEntry) -> str:
         workers = (*job.workers.values(), *(() if job.store is None else (job.store,)))
         if any(worker.node == node.name for worker in workers):
             job_ids.add(job.job_id)
-    return f"it may still run {_some(job_ids)}" if job_ids else ""
+    return f"it may still run {some(sorted(job_ids), NAMED)}" if job_ids else ""
 
 
 def _loan(state: ClusterState, node: NodeEntry) -> str:
@@ -55,13 +56,8 @@ def _unread(state: ClusterState, node: NodeEntry) -> str:
     for job in state.live():
         if node.name in job.awaited_nodes:
             job_ids.add(job.job_id)
-    return f"only its ledger tells what it runs of {_some(job_ids)}" if job_ids else ""
-
-
-def _some(job_ids: set[JobId]) -> str:
-    named = sorted(job_ids)
-    more = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
-    return f"{', '.join(named[:NAMED])}{more}"
+    jobs = some(sorted(job_ids), NAMED)
+    return f"only its ledger tells what it runs of {jobs}" if jobs else ""
 
 
 def remove(ctx: Context, node: NodeEntry, said: str) -> None:

@@ -24,9 +24,10 @@ from coordinator.policies.floor import (
     present_workers,
 )
 from coordinator.policies.placement import merge
+from coordinator.policies.placing.clearing import Clearing
 from coordinator.policies.shares import runtime_on
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
-from coordinator.policies.words import counted
+from coordinator.policies.words import counted, listed, unsaved
 
 
 class Grant(Struct, frozen=True, kw_only=True):
@@ -35,6 +36,7 @@ class Grant(Struct, frozen=True, kw_only=True):
     gpu_type: of the attempt; None takes the first accepted one with room. Running jobs keep theirs.
     placements: exactly there, for a job that waits; None leaves it to the placing rule.
     is_promised: its deadline was promised to it.
+    share: others move for so many of these workers, where they find no room else.
     """
 
     job: JobView
@@ -43,6 +45,7 @@ class Grant(Struct, frozen=True, kw_only=True):
     gpu_type: str | None = None
     placements: tuple[Placement, ...] | None = None
     is_promised: bool = False
+    share: int = 0
 
 
 def going_on(snapshot: ClusterSnapshot, *, but: Collection[JobId] = ()) -> list[Grant]:
@@ -84,14 +87,18 @@ def carry_out(
     floor: Floor | None = None,
     place: Place = best_fit,
     stops_in_vain: bool = False,
+    clearing: Clearing | None = None,
 ) -> Plan:
     """Decisions that give each granted job its workers, as far as nodes allow.
 
     Running jobs that may be stopped and were granted nothing are preempted if somebody starts or
     grows on what they hold, or in any case where `stops_in_vain`. Jobs that cannot be touched now
     (they start, stop or resize, or did not agree) keep what they have whatever is granted.
+
+    clearing: by which others move for a `share` that finds no room; None: nobody does.
     """
-    return _Carrying(snapshot, grants, floor or Floor(snapshot), place).plan(stops_in_vain)
+    floor = floor or Floor(snapshot)
+    return _Carrying(snapshot, grants, floor, place, clearing).plan(stops_in_vain)
 
 
 class _Carrying:
@@ -101,12 +108,18 @@ class _Carrying:
     """
 
     def __init__(
-        self, snapshot: ClusterSnapshot, grants: Sequence[Grant], floor: Floor, place: Place
+        self,
+        snapshot: ClusterSnapshot,
+        grants: Sequence[Grant],
+        floor: Floor,
+        place: Place,
+        clearing: Clearing | None,
     ) -> None:
         self._snapshot = snapshot
         self._grants = grants
         self._floor = floor
         self._place = place
+        self._clearing = clearing
         self._shrinks: list[Decision] = []
         self._starts: list[Decision] = []
         self._grows: list[Decision] = []
@@ -132,26 +145,31 @@ class _Carrying:
                 self._start(grant)
         self._resize(shrinks=False)
         preempts = [self._preempt(job) for job in self._going]
+        moves = self._clearing.decisions if self._clearing is not None else ()
         return Plan(
-            decisions=(*self._shrinks, *preempts, *self._starts, *self._grows),
+            decisions=(*self._shrinks, *preempts, *moves, *self._starts, *self._grows),
             holds=tuple(self._holds),
             wake_at_s=min(self._wakes, default=None),
         )
 
     def _find(
-        self, place: Place, job: JobView, gpu_type: str, *, least: int, count: int
+        self, place: Place, job: JobView, gpu_type: str, *, least: int, count: int, share: int
     ) -> tuple[Placement, ...]:
         """Nodes for `count` workers: free GPUs first, else also those of jobs without a grant.
 
-        Only those whose GPUs are really taken are stopped. Fewer than `least` workers: nobody is.
+        For `share` of them others move, if that gives no room either. Only those whose GPUs are
+        really taken are stopped. Fewer than `least` workers: nobody is.
         """
         self._floor.avoided = job.avoid_nodes
         found = place(self._floor, job, gpu_type, count)
-        if _count(found) >= count or not self._staying:
+        wanted = 0 if self._clearing is None else min(share, count)
+        if _count(found) >= count or not (self._staying or _count(found) < wanted):
             return found
         for other in self._staying:
             self._floor.vacate(other.placed)
         more = place(self._floor, job, gpu_type, count)
+        if _count(more) < wanted and self._clear(job, gpu_type, least, wanted):
+            more = place(self._floor, job, gpu_type, count)
         if _count(more) < least or _count(more) <= _count(found):
             for other in self._staying:
                 self._floor.stay(other.placed)
@@ -164,16 +182,28 @@ class _Carrying:
         self._floor.give(more, job.gpus_per_worker)
         return more
 
+    def _clear(self, job: JobView, gpu_type: str, least: int, count: int) -> bool:
+        """Let others move, but those who change in this pass, or might go."""
+        if self._clearing is None:
+            return False
+        busy = {each.job_id for each in (*self._staying, *self._going)}
+        busy |= {
+            grant.job.job_id
+            for grant in self._grants
+            if grant.workers != present_workers(grant.job)
+        }
+        return self._clearing.make(self._floor, job, gpu_type, least=least, count=count, busy=busy)
+
     def _preempt(self, job: JobView) -> Decision:
         nodes = {worker.node for worker in job.placed}
         takers = sorted({taker for node in nodes for taker in self._takers.get(node, ())})
-        who, lost_gpu_s = ", ".join(takers), job.lost_gpu_s(self._snapshot.now_s)
+        lost_gpu_s, yet = job.lost_gpu_s(self._snapshot.now_s), "" if takers else " yet"
         return Preempt(
             job_id=job.job_id,
             predicted_cost_gpu_s=lost_gpu_s,
-            beneficiary=who,
-            reason=f"its turn is over: {who or 'nobody yet'} takes its GPUs; "
-            f"{lost_gpu_s:.0f} GPU-s of work lost",
+            beneficiary=", ".join(takers),
+            reason=f"its turn is over: {listed(takers, 'takes', 'take')} GPUs where it runs{yet}; "
+            f"{unsaved(lost_gpu_s)}",
         )
 
     # --- running jobs -------------------------------------------------------------------------
@@ -211,14 +241,17 @@ class _Carrying:
         job = grant.job
         assert job.gpu_type is not None
         most = job.workers_on(job.gpu_type).max - present_workers(job)
-        placements = self._find(self._place, job, job.gpu_type, least=1, count=min(count, most))
+        share = grant.share - present_workers(job)
+        placements = self._find(
+            self._place, job, job.gpu_type, least=1, count=min(count, most), share=share
+        )
         if placements:
             self._give(job, placements)
             self._grows.append(
                 Resize(
                     job_id=job.job_id,
                     added=tuple(_flexible(placement) for placement in placements),
-                    reason=grant.reason,
+                    reason=_told(grant, _count(placements), min(count, most)),
                 )
             )
 
@@ -231,11 +264,14 @@ class _Carrying:
             gang = job.workers_on(gpu_type)
             count = min(max(grant.workers, gang.min), gang.max)
             place = _exactly(grant.placements) if grant.placements else self._place
-            placements = self._find(place, job, gpu_type, least=gang.min, count=count)
+            placements = self._find(
+                place, job, gpu_type, least=gang.min, count=count, share=grant.share
+            )
             placed = _count(placements)
             if placed >= gang.min:
                 self._give(job, placements)
-                self._starts.append(self._start_on(grant, gpu_type, placements))
+                why = _told(grant, placed, count)
+                self._starts.append(self._start_on(grant, gpu_type, placements, why))
                 return
             most = max(most, placed)
         self._holds.append(
@@ -248,7 +284,9 @@ class _Carrying:
             )
         )
 
-    def _start_on(self, grant: Grant, gpu_type: str, placements: Sequence[Placement]) -> Start:
+    def _start_on(
+        self, grant: Grant, gpu_type: str, placements: Sequence[Placement], why: str
+    ) -> Start:
         job = grant.job
         base = job.workers_on(gpu_type).min
         split = merge(list(_split(placements, base)))
@@ -259,7 +297,7 @@ class _Carrying:
             placements=split,
             estimated_runtime_s=runtime_on(job, gpu_type, count, self._snapshot.now_s),
             estimate_source=job.estimate_source,
-            reason=grant.reason,
+            reason=why,
             is_promised=grant.is_promised,
         )
 
@@ -281,6 +319,13 @@ def _exactly(placements: tuple[Placement, ...]) -> Place:
         return placements if fits else ()
 
     return place
+
+
+def _told(grant: Grant, placed: int, wanted: int) -> str:
+    """Why it has these workers, and where there was no room for all that it was granted."""
+    if placed >= wanted:
+        return grant.reason
+    return f"{grant.reason}; there is room for {placed} of {counted(wanted, 'worker')} to add"
 
 
 def _count(placements: Iterable[Placement]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 
 
@@ -19,3 +20,41 @@ def counted(count: int | Fraction, one: str, many: str = "") -> str:
         many: the same of several; by default with an s.
     """
     return f"{number(count)} {one}" if count == 1 else f"{number(count)} {many or one + 's'}"
+
+
+def some(names: Sequence[str], most: int) -> str:
+    """`a`, `a, b`, `a, b and 2 more` where so many are named at most; empty of nobody."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+MOST_NAMES = 3
+"""Of more only so many are named in a sentence."""
+
+
+def listed(names: Sequence[str], one: str, many: str) -> str:
+    """`a takes`, `a and b take`, `a, b, c and 2 others take`, `nobody takes`.
+
+    Args:
+        one, many: the verb of one name, and of several.
+    """
+    if len(names) < 2:
+        return f"{names[0] if names else 'nobody'} {one}"
+    said, others = list(names[:MOST_NAMES]), len(names) - MOST_NAMES
+    if others > 0:
+        said.append(counted(others, "other"))
+    return f"{', '.join(said[:-1])} and {said[-1]} {many}"
+
+
+def unsaved(gpu_s: float) -> str:
+    """Of a job that is to stop: the work that its next start lacks unless it saves it now.
+
+    Not called lost: a job that saves when it is asked to loses none of it.
+
+    Args:
+        gpu_s: since its last checkpoint, in GPU-seconds.
+    """
+    whole = round(gpu_s)
+    if not whole:
+        return "all of its work is saved"
+    return f"{counted(whole, 'GPU-s of its work is', 'GPU-s of its work are')} not saved yet"

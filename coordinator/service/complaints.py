@@ -11,6 +11,7 @@ import logging
 
 from common.clock import Clock
 from common.log import REPEAT_PERIOD_S
+from coordinator.policies.words import some
 
 log = logging.getLogger(__name__)
 
@@ -69,10 +70,9 @@ class Complaints:
 
     def _of_many(self, elapsed_s: float) -> str:
         names = list(self._senders)
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         why = max(self._reasons, key=lambda reason: self._reasons[reason])
         others = len(self._reasons) - 1
         also = f", and {others} other reason{'s' if others > 1 else ''}" if others else ""
         times = f"{self._count - self._told_count} in {elapsed_s:.0f} s"
-        who = f"{self._what} of {', '.join(names[:NAMED])}{more}"
+        who = f"{self._what} of {some(names, NAMED)}"
         return f"{who}, {times}: {why}{also} ({self._count})"

@@ -225,6 +225,30 @@ def test_yarn_capacity_goes_down_the_tree() -> None:
     assert started(decide("yarn-capacity", snapshot)) == ["jp1", "jp2", "jq"]
 
 
+@pytest.mark.parametrize(("weight", "first"), [(1.0, "jp1"), (9.0, "jp2")])
+def test_yarn_capacity_counts_a_weight_s_part_from_its_parent(weight: float, first: str) -> None:
+    """A team without a guarantee is due its weight's part of its division, not of the cell.
+
+    The other team uses all that it is due. Of the division's 4 GPUs this one is due 2 by equal
+    weights, and 3.6 by nine times the weight; it uses 3.
+    """
+    tenants = (
+        TenantView(name="p", guarantee_gpus=4),
+        TenantView(name="p1", parent="p", guarantee_gpus=2),
+        TenantView(name="p2", parent="p", weight=weight),
+        TenantView(name="q", guarantee_gpus=12),
+    )
+    jobs = (
+        job("r1", "p1", gpus=2, nodes=("n0",)),
+        job("r2", "p2", gpus=3, nodes=("n0",)),
+        job("r", "q", gpus=10, nodes=("n0",)),
+        job("jp1", "p1"),
+        job("jp2", "p2"),
+    )
+    snapshot = replace(cell(machine("n0", gpus=16, jobs=jobs), jobs=jobs), tenants=tenants)
+    assert started(decide("yarn-capacity", snapshot)) == [first]
+
+
 # --- Mesos --------------------------------------------------------------------------------------
 
 

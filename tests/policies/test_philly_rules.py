@@ -101,6 +101,26 @@ def test_nobody_is_stopped_for_a_tenant_beyond_its_quota() -> None:
     assert stopped(with_quotas(snapshot, {"rich": 0, "poor": 3})) == []
 
 
+@pytest.mark.parametrize(("weight", "stops"), [(3.0, ["small"]), (1.0, [])])
+def test_without_guarantees_a_quota_is_the_part_of_a_weight(
+    weight: float, stops: list[str]
+) -> None:
+    """Three times the weight is three times the quota: 6 of 8 GPUs, and the other is due 2.
+
+    With 5 in use the heavy one is within its quota for one more, and the light one is beyond its
+    own with 3; by equal weights neither is due more than 4.
+    """
+    jobs = (
+        job("large", "heavy", gpus=5, nodes=("n0",)),
+        since(job("small", "light", gpus=1, nodes=("n0",)), 9.0),
+        since(job("rest", "light", gpus=2, nodes=("n0",)), 1.0),
+        job("asks", "heavy", gpus=1),
+    )
+    tenants = (TenantView(name="heavy", weight=weight), TenantView(name="light"))
+    snapshot = replace(cell(machine("n0", gpus=8, jobs=jobs), jobs=jobs), tenants=tenants)
+    assert stopped(snapshot) == stops
+
+
 # --- who is like whom -----------------------------------------------------------------------------
 
 

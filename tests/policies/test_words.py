@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from coordinator.policies.bundles import POLICIES
 from coordinator.policies.snapshot import ClusterSnapshot
-from coordinator.policies.words import counted
+from coordinator.policies.words import counted, some
 from tests.policies.tenant_books import shared_cells
 
 MANY = "GPUs|nodes|servers|workers|jobs|gangs|turns|tries|bidders"
@@ -30,6 +30,17 @@ def test_words_whose_plural_is_irregular_are_given_both() -> None:
     assert counted(1, "process", "processes") == "1 process"
     assert counted(2, "process", "processes") == "2 processes"
     assert counted(1, "worker runs", "workers run") == "1 worker runs"
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [((), ""), (("a",), "a"), (("a", "b"), "a, b"), (("a", "b", "c", "d"), "a, b and 2 more")],
+)
+def test_of_many_names_some_are_said_and_the_others_counted(
+    names: tuple[str, ...], said: str
+) -> None:
+    """In their order, and so many at most as the sentence has room for."""
+    assert some(names, 2) == said
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from coordinator.policies.reclaim.greedy import node_preemption_cost
 from coordinator.policies.reclaim.occupancy import Occupancy
 from coordinator.policies.reclaim.reclaiming import Choice
 from coordinator.policies.snapshot import ServiceView, WorkerView
+from coordinator.policies.words import unsaved
 
 Price = Callable[[JobId], float]
 """GPU-seconds that stopping a job is predicted to lose."""
@@ -29,6 +30,7 @@ def carry_out(
     `occupancy` is brought up to date. because: why the service wants nodes, with numbers.
     price: None predicts the work that is lost alone.
     """
+    is_priced = price is not None
     price = price or occupancy.lost_gpu_s
     if choice.note:
         because = f"{because}; {choice.note}"
@@ -37,6 +39,7 @@ def carry_out(
     bill: dict[NodeName, list[JobId]] = {name: [] for name in choice.nodes}
     for job_id in choice.victims:
         lost_gpu_s = price(job_id)
+        cost = f"expected to cost {lost_gpu_s:.0f} GPU-s" if is_priced else unsaved(lost_gpu_s)
         nodes = [name for name in choice.nodes if job_id in occupancy.base_jobs(name)]
         bill[nodes[0]].append(job_id)  # each victim is counted once, as its Preempt says
         preempts.append(
@@ -46,7 +49,7 @@ def carry_out(
                 beneficiary=service.name,
                 node=nodes[0],
                 reason=f"its base gang is on {', '.join(nodes)}, which {service.name} takes back: "
-                f"{because}; {lost_gpu_s:.0f} GPU-s lost",
+                f"{because}; {cost}",
             )
         )
     reclaims: list[Decision] = []

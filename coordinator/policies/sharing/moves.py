@@ -11,6 +11,7 @@ from common.model import JobState, NodeName
 from coordinator.policies.decisions import Migrate, Placement
 from coordinator.policies.sharing.board import Board, Place, is_willing, node_count
 from coordinator.policies.snapshot import JobView
+from coordinator.policies.words import unsaved
 
 
 class Moves:
@@ -108,6 +109,6 @@ class Moves:
                 job_id=job.job_id,
                 placements=place[1],
                 predicted_cost_gpu_s=lost_gpu_s,
-                reason=f"{why}; {lost_gpu_s:.0f} GPU-s of work are not saved yet",
+                reason=f"{why}; {unsaved(lost_gpu_s)}",
             ),
         )

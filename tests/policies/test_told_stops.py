@@ -1,0 +1,121 @@
+"""What people read of a stop: what it may cost, and who takes the GPUs."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from coordinator.policies.bundles import policy
+from coordinator.policies.decisions import Decision, Preempt
+from coordinator.policies.granting import Grant, carry_out
+from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.tenants.takeback import given_back
+from coordinator.policies.words import listed, unsaved
+from tests.builders import make_cluster, make_service_view, make_snapshot
+from tests.policies import tenant_books as books
+from tests.policies.machines import cell, job, machine
+
+
+@pytest.mark.parametrize(
+    ("gpu_s", "said"),
+    [
+        (0.0, "all of its work is saved"),
+        (0.4, "all of its work is saved"),
+        (1.0, "1 GPU-s of its work is not saved yet"),
+        (9.4, "9 GPU-s of its work are not saved yet"),
+    ],
+)
+def test_work_that_is_not_saved_is_not_called_lost(gpu_s: float, said: str) -> None:
+    """Whether it is lost shows when the job has had its grace to save it."""
+    assert unsaved(gpu_s) == said
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ((), "nobody takes"),
+        (("a",), "a takes"),
+        (("a", "b"), "a and b take"),
+        (("a", "b", "c"), "a, b and c take"),
+        (("a", "b", "c", "d"), "a, b, c and 1 other take"),
+        (("a", "b", "c", "d", "e"), "a, b, c and 2 others take"),
+    ],
+)
+def test_several_take_and_one_takes(names: tuple[str, ...], said: str) -> None:
+    """A verb follows how many there are, and of many only some are named."""
+    assert listed(names, "takes", "take") == said
+
+
+def at_work(made: JobView, unsaved_gpu_s: float) -> JobView:
+    """The same, with so much work that is not saved."""
+    return replace(made, lost_if_preempted_gpu_s=unsaved_gpu_s)
+
+
+def why(decisions: tuple[Decision, ...]) -> str:
+    """Of the only job that is stopped."""
+    [stop] = [each for each in decisions if isinstance(each, Preempt)]
+    return stop.reason
+
+
+def told(snapshot: ClusterSnapshot, *names: str) -> str:
+    """Why the one that is stopped is, where these are granted what they ask for."""
+    jobs = {each.job_id: each for each in snapshot.jobs}
+    grants = [Grant(job=jobs[n], workers=jobs[n].workers.min, reason="") for n in sorted(jobs)]
+    plan = carry_out(snapshot, [grant for grant in grants if grant.job.job_id in names])
+    return why(plan.decisions)
+
+
+def test_whoever_is_stopped_for_a_turn_is_told_what_is_not_saved_and_who_comes() -> None:
+    """With checkpoints on request nothing of it is lost, and two jobs may come for one.
+
+    They need not take the very GPUs that it leaves: others leave some on its node as well.
+    """
+    jobs = (
+        at_work(job("old", gpus=2, nodes=("n0",)), 9.0),
+        job("new1"),
+        job("new2"),
+    )
+    snapshot = cell(machine("n0", gpus=2, jobs=jobs), jobs=jobs)
+    both, one = told(snapshot, "new1", "new2"), told(snapshot, "new1")
+    assert both.startswith("its turn is over: new1 and new2 take GPUs where it runs; ")
+    assert one.startswith("its turn is over: new1 takes GPUs where it runs; ")
+    assert {both.split("; ")[1], one.split("; ")[1]} == {"9 GPU-s of its work are not saved yet"}
+
+
+def test_a_turn_that_ends_for_nobody_says_so() -> None:
+    """Under a policy whose turns end even where nobody comes."""
+    jobs = (job("old", nodes=("n0",)),)
+    plan = carry_out(cell(machine("n0", jobs=jobs), jobs=jobs), [], stops_in_vain=True)
+    assert [each.reason for each in plan.decisions] == [
+        "its turn is over: nobody takes GPUs where it runs yet; all of its work is saved"
+    ]
+
+
+def test_a_borrower_that_is_stopped_is_told_the_same() -> None:
+    """Its GPUs are due to others: who, and what of its work is not saved."""
+    snapshot = books.cell(
+        books.runs("kept", "a", "n0", 8, lost_gpu_s=20.0),
+        books.runs("lent", "a", "n1", 8, lost_gpu_s=9.0),
+        books.waits("owed1", "b", 4),
+        books.waits("owed2", "b", 4),
+        tenants=(books.A8, books.B8),
+    )
+    assert why(given_back(snapshot, ()).decisions) == (
+        "tenant a borrows these GPUs, and owed1 is due them; 9 GPU-s of its work are not saved yet"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("aryl", "; 9 GPU-s of its work are not saved yet"),
+        ("aryl:reclaim=near-optimum:reclaim_cost=lost-gpu-s", "; expected to cost 513 GPU-s"),
+    ],
+)
+def test_a_job_on_a_node_that_is_taken_back_is_told_the_same(name: str, said: str) -> None:
+    """Priced by work its restart counts too: eight GPUs for 63 s."""
+    nodes, jobs = make_cluster({"n0": {"a": 8}})
+    jobs = [replace(at_work(each, 9.0), has_saved=True) for each in jobs]
+    service = make_service_view(load=1e6, min_serving=1, reclaim_deadline_s=60.0)
+    snapshot = make_snapshot(nodes=nodes, jobs=jobs, services=[service])
+    assert why(policy(name).lend(snapshot)).endswith(said)
