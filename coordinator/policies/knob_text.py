@@ -5,14 +5,14 @@ Must not know policies by name, nor who shows it.
 
 from __future__ import annotations
 
-from enum import StrEnum
 from inspect import cleandoc
 from math import inf
 from re import escape, split
-from typing import Any, cast
+from typing import Any
 
 from msgspec import Struct, inspect
 
+from coordinator.policies.needs import value_text
 from coordinator.policies.policy import Policy, knobs_of
 
 
@@ -88,20 +88,3 @@ def _limits(kind: inspect.IntType | inspect.FloatType) -> str:
     signs = {">": kind.gt, ">=": kind.ge, "<": kind.lt, "<=": kind.le}
     limits = [f"{sign} {at:g}" for sign, at in signs.items() if at is not None and at != inf]
     return " " + " and ".join(limits) if limits else ""
-
-
-def value_text(value: object) -> str:
-    """A knob's value, as a name turns it."""
-    match value:
-        case bool():
-            return str(value).lower()
-        case StrEnum():
-            return value.value
-        case None:
-            return "null"
-        case tuple():
-            return "/".join(value_text(item) for item in cast("tuple[object, ...]", value))
-        case float():
-            return f"{value:g}"
-        case _:
-            return str(value)

@@ -6,7 +6,7 @@ that are turned by name: `aryl:reclaim=random:resize_cost_s=0`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
 from math import isfinite
@@ -21,15 +21,13 @@ from common.model import JobId, NodeName
 from coordinator.policies import resting
 from coordinator.policies.blockers import Hold, never_alone
 from coordinator.policies.decisions import Allocation, Decision
+from coordinator.policies.needs import Needs, is_unturned, unmet
 from coordinator.policies.passes import NEEDS, Rules, allocate, hold, keep, lend, tell
 from coordinator.policies.queueing import submission_key
 from coordinator.policies.snapshot import ClusterSnapshot
 from coordinator.policies.tenants import rules as tenant_rules
 
 K = TypeVar("K", bound=Struct)
-
-Needs = Mapping[str, tuple[str, float | None]]
-"""Knobs that decide nothing while another one is off: which, and what it is then."""
 
 
 class Parts(Struct, frozen=True, kw_only=True):
@@ -72,7 +70,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     tell: how a job that has GPUs stands by the policy's own measure, or why it has no more; most
         have nothing to say.
     knobs: what can be turned of it. turn: the policy by a name of its own with other knobs.
-    needs: those that decide nothing while another one is off.
+    needs: those that decide nothing while others are off, see `needs`.
     shares_gpus: it suspends jobs and resumes them; under any other one they go on when they can.
     """
 
@@ -167,6 +165,7 @@ def joint(
     by_weight: bool = True,
     keeps_quotas: bool = False,
     tell: Tell[K] | None = None,
+    needs: Needs | None = None,
 ) -> Policy:
     """A policy that decides jointly who runs, by the general hook; it lends nothing.
 
@@ -174,6 +173,7 @@ def joint(
     by_weight: tenants take turns by their weights; not where it divides by them itself, by a
         measure of its own, or has promised jobs their time.
     keeps_quotas: it reckons with them itself, and sees the jobs that its tenants have no room for.
+    needs: its knobs that decide nothing while others are off.
     """
 
     def decide(snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
@@ -188,6 +188,7 @@ def joint(
         return joint(
             other, description, knobs=turned, allocate=allocate, hold=hold, parts=parts,
             shares_gpus=shares_gpus, by_weight=by_weight, keeps_quotas=keeps_quotas, tell=tell,
+            needs=needs,
         )  # fmt: skip
 
     return Policy(
@@ -205,6 +206,7 @@ def joint(
         keep=partial(keep, LENDS_NOTHING),
         tell=_unsaid if tell is None else partial(tell, knobs),
         knobs=knobs,
+        needs=needs or {},
         turn=turn,
         parts=parts,
         shares_gpus=shares_gpus,
@@ -243,24 +245,20 @@ def turned(made: Policy, name: str, texts: list[str], *, is_whole: bool = True) 
     except ConfigError as error:  # values that do not fit each other
         raise ConfigError(f"policy {made.name}: {error}") from None
     for key, text in zip(names, texts, strict=True):
-        if is_whole and (idle := _idle(made, knobs, key)):
-            raise ConfigError(f"policy {made.name}: {text} decides nothing: {idle}")
+        # Every default may be said, also where it decides nothing.
+        if is_whole and not is_unturned(knobs, key):
+            refuse_idle(made, knobs, key, text)
     return made.turn(name, knobs)
 
 
-def _idle(made: Policy, knobs: Struct, key: str) -> str:
-    """Why a knob that somebody turned decides nothing; empty where it does, or is off itself.
+def refuse_idle(made: Policy, knobs: Struct, key: str, text: str) -> None:
+    """Refuse a knob that decides nothing beside the others.
 
-    Off is what it is where no policy and nobody else turned it, so that every default may be said.
+    Raises:
+        ConfigError: it says which other one it needs.
     """
-    if key not in made.needs:
-        return ""
-    other, off = made.needs[key]
-    (unturned,) = (field.default for field in structs.fields(knobs) if field.name == key)
-    if getattr(knobs, key) == unturned or getattr(knobs, other) != off:
-        return ""
-    told = "null" if off is None else f"{off:g}"
-    return f"it needs {other}, which is {told}"
+    if idle := unmet(made.needs, knobs, key):
+        raise ConfigError(f"policy {made.name}: {text} decides nothing: {idle}")
 
 
 def _knob(policy: str, known: dict[str, Any], text: str) -> tuple[str, object]:

@@ -18,6 +18,7 @@ from common.clock import SystemClock
 from common.errors import ConfigError
 from coordinator import plugins
 from coordinator.engine.accounting import plain
+from coordinator.policies.bundles import policy as find_policy
 from coordinator.policies.names import YARDSTICK
 from coordinator.sim.inputs import Shares, read_workload
 from coordinator.sim.loads import Loads
@@ -206,15 +207,13 @@ def with_gaps(runs: Sequence[Run]) -> list[Run]:
 
     0 is no better than sjf, 1 is at the bound, below 0 is worse than sjf. sjf is that of the same
     scenario, seed and swept options; a knob changes no jobs, so what has one turned is measured
-    from sjf without. There is none where either run did not finish all jobs: their means and
-    bounds are of different ones.
+    from sjf without, or with its own values swept. There is none where either run did not finish
+    all jobs: their means and bounds are of different ones.
     """
     yardsticks = {
         _same_jobs(run.result): run.result.jct_s.mean
         for run in runs
-        if run.result.policy == YARDSTICK
-        and _finished_all(run.result)
-        and not any(map(_is_knob, run.result.swept))
+        if run.result.policy == YARDSTICK and _finished_all(run.result) and _is_own(run.result)
     }
     return [_with_gap(run, yardsticks.get(_same_jobs(run.result))) for run in runs]
 
@@ -230,6 +229,13 @@ def _finished_all(result: RunResult) -> bool:
 
 def _is_knob(key: str) -> bool:
     return key.startswith(KNOB)
+
+
+def _is_own(result: RunResult) -> bool:
+    """Whether all swept knobs of a run are what they are of its policy anyway."""
+    turned = [f"{k.removeprefix(KNOB)}={v}" for k, v in result.swept.items() if _is_knob(k)]
+    name = ":".join((result.policy, *turned))
+    return find_policy(name, is_whole=False).knobs == find_policy(result.policy).knobs
 
 
 def _with_gap(run: Run, sjf_s: float | None) -> Run:

@@ -20,7 +20,8 @@ from common.errors import ConfigError
 from common.model import MAX_JOB_S
 from coordinator.engine.settings import EngineSettings, ServiceSettings
 from coordinator.policies.bundles import KNOBS, policy
-from coordinator.policies.policy import knobs_of
+from coordinator.policies.needs import needed, unmet
+from coordinator.policies.policy import knobs_of, refuse_idle
 from coordinator.sim.compare import KNOB, Task
 from coordinator.sim.failure_sources import FailureSource
 from coordinator.sim.inputs import DAY_S, RANGES, parse_crash, read_tenants
@@ -327,28 +328,26 @@ def parse_sweep(text: str) -> tuple[str, tuple[str, ...]]:
 def sweep(tasks: Sequence[Task], texts: Sequence[str]) -> list[Task]:
     """Every task at every combination of the swept values, the last key's turning fastest.
 
-    A knob is turned of the policies that have it, and the others are run once.
+    A knob is turned of the policies that have it and can use it, and the others are run once.
 
     Raises:
-        ConfigError: as `parse_sweep` and `vary`, a key twice, a knob that no policy here has, or
-            one that decides nothing beside the others.
+        ConfigError: as `parse_sweep` and `vary`, a key twice, a knob that no policy here has or can
+            use, or one that decides nothing beside a value of another one that is swept.
     """
     axes = [parse_sweep(text) for text in texts]
     names = [key for key, _ in axes]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigError(f"sweep: {', '.join(twice)} stands twice")
-    for key in names:
-        if not any(_has(task, key) for task in tasks):
-            policies = ", ".join(dict.fromkeys(task.options.policy for task in tasks))
-            knob = key.removeprefix(KNOB)
-            raise ConfigError(f"sweep: none of {policies} has a knob {knob}")
+    for key, values in axes:
+        if not any(_has(task, key, names) for task in tasks):
+            _refuse(tasks, key, values[0])
     varied: list[Task] = []
     for values in product(*(values for _, values in axes)):
         for task in tasks:
             made = task
             for key, value in zip(names, values, strict=True):
-                made = vary(made, key, value) if _has(task, key) else made
+                made = vary(made, key, value) if _has(task, key, names) else made
             if made.options.knobs:
                 policy(made.options.policy_text)
             if made not in varied:
@@ -356,11 +355,28 @@ def sweep(tasks: Sequence[Task], texts: Sequence[str]) -> list[Task]:
     return varied
 
 
-def _has(task: Task, key: str) -> bool:
+def _has(task: Task, key: str, keys: Sequence[str]) -> bool:
     """Whether a key says something of a task: only knobs are of some policies alone.
 
-    A key that is none counts as one that does: `vary` says what is wrong with it.
+    A key that is none counts as one that does: `vary` says what is wrong with it. So does a knob
+    that decides something once another one of `keys` is turned.
     """
     name = key.removeprefix(KNOB)
-    is_knob = key.startswith(KNOB) and name in KNOBS
-    return not is_knob or name in knobs_of(policy(task.options.policy))
+    if not key.startswith(KNOB) or name not in KNOBS:
+        return True
+    made = policy(task.options.policy)
+    if name not in knobs_of(made):
+        return False
+    beside = {other.removeprefix(KNOB) for other in keys}
+    return not unmet(made.needs, made.knobs, name) or bool(needed(made.needs, name) & beside)
+
+
+def _refuse(tasks: Sequence[Task], key: str, value: str) -> None:
+    """Say why a knob is none of anybody here."""
+    name = key.removeprefix(KNOB)
+    for task in tasks:
+        made = policy(task.options.policy)
+        if name in knobs_of(made):
+            refuse_idle(made, made.knobs, name, f"{name}={value}")
+    policies = ", ".join(dict.fromkeys(task.options.policy for task in tasks))
+    raise ConfigError(f"sweep: none of {policies} has a knob {name}")

@@ -31,12 +31,15 @@ from coordinator.workloads.shaping import (
     with_fungible_share,
 )
 
-PAPER_KNOBS = (
-    ":resize_cost_s=0:elastic_base_prefers_loan=true:lend_only_on_demand=false"
-    ":trusts_profiles=false"
-)
-"""The paper's rules where `aryl` has its own (sections 5.2, 5.3 and 6); its scheduler takes scaling
-for linear also where the jobs lose by it (section 7.2)."""
+PAPER_SCALING = ":resize_cost_s=0"
+PAPER_LOANS = ":elastic_base_prefers_loan=true:lend_only_on_demand=false"
+PAPER_PROFILES = ":trusts_profiles=false"
+"""The paper's rules where `aryl` has its own (sections 5.2, 5.3 and 6): of scaling, of loans, and
+of every policy, as its scheduler takes scaling for linear also where jobs lose by it (7.2)."""
+
+PAPER_KNOBS = f"{PAPER_SCALING}{PAPER_LOANS}{PAPER_PROFILES}"
+LOANS_ALONE = f"{PAPER_LOANS}{PAPER_PROFILES}"
+SCALING_ALONE = f"{PAPER_SCALING}{PAPER_PROFILES}"
 
 PAPER = f"aryl{PAPER_KNOBS}:reclaim=cost"
 """Aryl as the paper has it."""
@@ -136,14 +139,14 @@ SCENES = {
         _scene("ideal", PAPER, IDEAL, "all elastic and heterogeneous at full speed"),
         _scene(
             "loan-opportunistic",
-            f"opportunistic{PAPER_KNOBS}",
+            f"opportunistic{LOANS_ALONE}",
             BASIC,
             "fungible jobs are guests of the inference cluster",
         ),
-        _scene("loan-random", f"aryl-random{PAPER_KNOBS}", BASIC, "loans, reclaimed at random"),
-        _scene("loan-scf", f"aryl-scf{PAPER_KNOBS}", BASIC, "loans, fewest jobs reclaimed first"),
-        _scene("loan-aryl", f"aryl-loan{PAPER_KNOBS}:reclaim=cost", BASIC, "loans, no scaling"),
-        _scene("elastic-aryl", f"aryl-elastic{PAPER_KNOBS}", BASIC, "scaling, no loans"),
+        _scene("loan-random", f"aryl-random{LOANS_ALONE}", BASIC, "loans, reclaimed at random"),
+        _scene("loan-scf", f"aryl-scf{LOANS_ALONE}", BASIC, "loans, fewest jobs reclaimed first"),
+        _scene("loan-aryl", f"aryl-loan{LOANS_ALONE}:reclaim=cost", BASIC, "loans, no scaling"),
+        _scene("elastic-aryl", f"aryl-elastic{SCALING_ALONE}", BASIC, "scaling, no loans"),
         _scene(
             "elastic-gandiva",
             "gandiva-lyra:resize_cost_s=0:trusts_profiles=false",
@@ -160,7 +163,7 @@ SCENES = {
         ),
         Scene(
             name="elastic-tuned",
-            policy=f"aryl-elastic{PAPER_KNOBS}",
+            policy=f"aryl-elastic{SCALING_ALONE}",
             shape=BASIC,
             description="scaling, no loans, jobs tune their batch size (Lyra+TunedJobs)",
             speedup=RuntimeModel.TUNED,
@@ -229,7 +232,7 @@ FAMILIES = {
         Family(
             name="elastic",
             description="scaling only, so many percent of the jobs elastic (Figures 14 to 16)",
-            policy=f"aryl-elastic{PAPER_KNOBS}",
+            policy=f"aryl-elastic{SCALING_ALONE}",
             shape=_elastic,
         ),
         Family(

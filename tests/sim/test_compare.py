@@ -206,6 +206,14 @@ def test_only_sjf_on_the_same_jobs_is_a_yardstick() -> None:
     assert closed(sjf, *others) == [0.0, None, None, None]
 
 
+def test_sjf_with_a_knob_at_its_own_value_is_a_yardstick() -> None:
+    """With another one turned it is another policy, and stands where that one would."""
+    own = beside("sjf", 200.0, policy__claim_ratio="0", policy__is_strict="false")
+    aryl = beside("aryl", 150.0, policy__claim_ratio="2")
+    assert closed(own, aryl) == [0.0, 0.5]
+    assert closed(beside("sjf", 200.0, policy__claim_ratio="2"), aryl) == [None, None]
+
+
 @pytest.mark.parametrize("lacking", ["jobs_rejected", "jobs_failed"])
 def test_a_run_that_did_not_finish_all_jobs_is_on_no_way(lacking: str) -> None:
     """Its mean and its bound are of other jobs than those of sjf, whichever run lacks one."""

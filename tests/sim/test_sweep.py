@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,17 +25,22 @@ from coordinator.sim.run import RunResult
 from coordinator.sim.runtime import Saves
 from coordinator.sim.stage import RunOptions, Stage
 from coordinator.sim.sweep import keys, parse_sweep, sweep, vary
+from coordinator.workloads.paper import PaperParameters
 from coordinator.workloads.shaping import RuntimeModel
 from tests.cli.fake_cell import FakeCell, Run, aryl
-from tests.sim.small import SLICE, small
+from tests.sim.small import SLICE, small, write_few
 
 BASE = Task(workload=str(SLICE), cluster="1x64", options=RunOptions(policy="aryl-elastic"))
 
 
-def simulate(*args: str) -> Run:
-    """`aryl simulate ARGS` of the slice on one pool, with no cell anywhere."""
-    given = ("--workload", str(SLICE), "--cluster", "1x64", "--backend", "sequential")
-    return aryl(FakeCell({}), "simulate", *given, *args)
+Simulate = Callable[..., Run]
+
+
+@pytest.fixture
+def simulate(tmp_path: Path) -> Simulate:
+    """`aryl simulate ARGS` of a few jobs on one pool, with no cell anywhere."""
+    given = ("--workload", write_few(tmp_path), "--cluster", "1x64", "--backend", "sequential")
+    return lambda *args: aryl(FakeCell({}), "simulate", *given, *args)
 
 
 # --- keys ---------------------------------------------------------------------------------------
@@ -64,8 +70,11 @@ def test_options_and_fields_change_what_they_name() -> None:
 
 
 def _owner(key: str) -> tuple[Task, str]:
-    """A task whose policy has the knob that a key names, and the knob's own value there."""
+    """A task whose policy has the knob that a key names, and the knob's own value there; or the
+    generator's own value of a parameter."""
     part, _, name = key.partition(".")
+    if part == "workload" and name:
+        return BASE, str(getattr(PaperParameters(), name))
     if part != "policy" or name in {knob.name for knob in knobs(POLICIES["aryl-elastic"])}:
         return BASE, "1"
     policy, knob = next(
@@ -100,12 +109,12 @@ def test_every_key_can_be_swept(tmp_path: Path) -> None:
 def test_a_knob_that_needs_another_one_may_be_swept_beside_it() -> None:
     """In whichever order; alone, or at a value of the other one at which it decides nothing, it is
     refused before anything runs."""
-    near, of = "policy.near_quantile=0.5,0.9", "policy.lifetime_quantile=0,0.25"
-    for texts in ([near, of], [of, near]):
-        assert len(sweep([BASE], texts)) == 4
+    near, base = "policy.near_quantile=0.5,0.9", "policy.lifetime_quantile=0,0.25"
+    for texts in ([near, base], [base, near]):
+        assert len(sweep(of("aryl"), texts)) == 4
     for texts in ([near], [near, "policy.lifetime_quantile=0.25,null"]):
         with pytest.raises(ConfigError, match=r"near_quantile=0\.5 decides nothing: it needs life"):
-            sweep([BASE], texts)
+            sweep(of("aryl"), texts)
 
 
 def test_settings_and_delays_reach_the_run() -> None:
@@ -139,7 +148,7 @@ def test_settings_and_delays_reach_the_run() -> None:
         ("restarts=-1", "restarts: '-1', expected a whole number from 0 to 1000000"),
         ("oracle=maybe", "oracle: 'maybe', expected true or false"),
         ("crash=t1", "crash t1: expected NODE@SECONDS"),
-        ("tenants=nowhere.toml", "nowhere.toml: no such file"),
+        ("tenants=nowhere.toml", "^tenants nowhere.toml: no such file"),
         ("prerun=0", "prerun: '0', expected a number from 1 to"),
         ("service.name=a", "'service.name' is not one of"),
         ("elastic", "expected KEY=VALUE"),
@@ -190,6 +199,38 @@ def test_a_knob_is_swept_of_those_that_have_it() -> None:
         ("sjf", (), {}),
         ("themis", ("f=0.8",), {"policy.f": "0.8"}),
     ]
+
+
+def test_a_knob_is_swept_of_those_that_can_use_it() -> None:
+    """A bundle without the part that it belongs to is what it is at every value, and runs once."""
+    made = sweep(of("sjf", "aryl", "aryl-loan"), ["policy.resize_cost_s=5,60"])
+    shown = [(task.options.policy_text, task.swept) for task in made]
+    assert shown == [
+        ("sjf", {}),
+        ("aryl:resize_cost_s=5", {"policy.resize_cost_s": "5"}),
+        ("aryl-loan", {}),
+        ("aryl:resize_cost_s=60", {"policy.resize_cost_s": "60"}),
+    ]
+    by_rule = sweep(of("aryl-random", "aryl"), ["policy.reclaim_cost=jobs,lost-gpu-s"])
+    assert [task.options.policy for task in by_rule] == ["aryl-random", "aryl", "aryl"]
+
+
+def test_a_part_that_is_swept_itself_takes_its_knobs() -> None:
+    """`sjf` with scaling has a use for them; at a value that has none they are refused."""
+    both = ["policy.is_scaling=true", "policy.resize_cost_s=0,60"]
+    for keys_in_order in (both, both[::-1]):
+        assert len(sweep(of("sjf"), keys_in_order)) == 2
+    with pytest.raises(ConfigError, match="resize_cost_s=0 decides nothing: it needs is_scaling"):
+        sweep(of("sjf"), ["policy.is_scaling=true,false", both[1]])
+
+
+def test_a_knob_that_nobody_here_can_use_is_an_error() -> None:
+    """It says of the first that has it what it needs, at a value, too, that is its default."""
+    with pytest.raises(
+        ConfigError,
+        match=r"^policy sjf: reclaim=cost decides nothing: it needs is_loaning, which is false$",
+    ):
+        sweep(of("srtf", "sjf", "aryl-elastic"), ["policy.reclaim=cost,random"])
 
 
 def test_two_keys_are_told_apart_by_who_has_them() -> None:
@@ -243,7 +284,7 @@ def test_a_trace_file_has_no_generator() -> None:
 # --- rows ---------------------------------------------------------------------------------------
 
 
-def test_rows_carry_what_was_swept() -> None:
+def test_rows_carry_what_was_swept(simulate: Simulate) -> None:
     """JSON, table and CSV tell the values beside the figures, which differ by them."""
     args = ("--policy", "aryl-elastic", "--sweep", "elastic=0,0.5", "--seeds", "1..2")
     runs = json.loads(simulate(*args, "-o", "json").out)
@@ -260,7 +301,18 @@ def test_rows_carry_what_was_swept() -> None:
     assert {row["elastic"] for row in rows} == {"0", "0.5"}
 
 
-def test_the_page_has_a_line_for_each_value(tmp_path: Path) -> None:
+def test_the_way_to_the_bound_is_told_beside_knobs_that_are_swept(simulate: Simulate) -> None:
+    """`sjf` is played once, as it can use none of them, and every row is measured from it."""
+    args = ("--policy", "sjf,aryl-elastic", "--elastic", "0.5", "-o", "json")
+    runs = json.loads(simulate(*args, "--sweep", "policy.resize_cost_s=0,600").out)["runs"]
+    assert [run["policy"] for run in runs] == ["sjf", "aryl-elastic", "aryl-elastic"]
+    assert [run["gap_closed_ratio"] is None for run in runs] == [False] * 3
+    assert runs[0]["gap_closed_ratio"] == 0.0
+    claims = json.loads(simulate(*args, "--sweep", "policy.claim_ratio=0,2").out)["runs"]
+    assert all(run["gap_closed_ratio"] is not None for run in claims)
+
+
+def test_the_page_has_a_line_for_each_value(tmp_path: Path, simulate: Simulate) -> None:
     """Values are part of the names of its plots."""
     file = tmp_path / "page.html"
     done = simulate("--policy", "sjf", "--sweep", "elastic=0,0.5", "--html", str(file))
@@ -269,7 +321,7 @@ def test_the_page_has_a_line_for_each_value(tmp_path: Path) -> None:
     assert "sjf elastic=0.5<" in file.read_text()
 
 
-def test_an_unknown_key_ends_the_command_with_the_list() -> None:
+def test_an_unknown_key_ends_the_command_with_the_list(simulate: Simulate) -> None:
     """Exit code 2 and no traceback."""
     done = simulate("--sweep", "elastc=0.1")
     assert done.code == 2

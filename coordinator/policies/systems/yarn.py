@@ -26,6 +26,7 @@ from coordinator.policies.decisions import Allocation
 from coordinator.policies.floor import Floor, fewest_nodes, is_movable
 from coordinator.policies.granting import Grant, begin, carry_out, going_on
 from coordinator.policies.knob_types import Period
+from coordinator.policies.needs import off
 from coordinator.policies.never import Fleet, wish_of
 from coordinator.policies.policy import NoKnobs, Parts, Policy, joint
 from coordinator.policies.recall import recalled
@@ -36,16 +37,21 @@ from coordinator.policies.words import counted
 
 
 class FairKnobs(Struct, frozen=True, kw_only=True):
-    """preempts: off, as by default in YARN (yarn.scheduler.fair.preemption).
+    """preempts: a queue that has had too little for long takes GPUs from queues above their fair
+        share; off, as by default in YARN (yarn.scheduler.fair.preemption).
 
-    threshold, timeout_s: a queue that has had less than this part of its fair share for so long
-    takes GPUs from queues above theirs (fairSharePreemptionThreshold 0.5; YARN's own timeout is
-    never, so with `preempts` one is needed).
+    threshold: less than this part of a queue's fair share is too little (YARN's
+        fairSharePreemptionThreshold, 0.5 there too).
+    timeout_s: a queue that waits and has too little takes GPUs after so long (YARN's
+        fairSharePreemptionTimeout, which is never there unless somebody sets it).
     """
 
     preempts: bool = False
     threshold: Ratio = 0.5
     timeout_s: Period = 60.0
+
+
+_PREEMPTING = ((off("preempts", False),),)
 
 
 Next = Callable[[Tenancy, set[str]], str]
@@ -237,7 +243,7 @@ def _family(name: str, description: str, next_: Next, parts: Parts) -> Policy:
     if next_ is least_used:
         return joint(
             name, description, knobs=FairKnobs(), allocate=_fair, hold=hold, parts=parts,
-            by_weight=False,
+            by_weight=False, needs=dict.fromkeys(("threshold", "timeout_s"), _PREEMPTING),
         )  # fmt: skip
     return joint(
         name, description, knobs=NoKnobs(), allocate=_capacity, hold=hold, parts=parts,

@@ -14,6 +14,7 @@ from common.model import JobId, JobState, PositiveInt, Ratio
 from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Allocation, Resume, Start
 from coordinator.policies.knob_types import Period, Seconds
+from coordinator.policies.needs import off
 from coordinator.policies.policy import Parts, joint
 from coordinator.policies.recall import recalled
 from coordinator.policies.sharing.board import Board
@@ -148,6 +149,11 @@ POLICIES = (
         "gandiva",
         "every job computes at once, in turns on shared GPUs; packs, moves and grows what pays",
         knobs=Knobs(),
+        needs={
+            "rest_s": ((off("migrates", False),),),
+            "defrag_free_ratio": ((off("migrates", False),),),
+            "grow_after_s": ((off("grows", False),),),
+        },
         allocate=allocate,
         hold=hold,
         shares_gpus=True,

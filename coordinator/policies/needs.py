@@ -1,0 +1,71 @@
+"""Which knobs decide nothing while others are off, and how that is said. Must not know a policy.
+
+A policy says it of its knobs in one table, beside them. Whoever turns one in vain is told what it
+needs; whoever compares policies turns each knob of those that can use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+from msgspec import Struct, structs
+
+
+class Off(Struct, frozen=True):
+    """A knob, and the values at which it leaves another one nothing to decide."""
+
+    knob: str
+    values: tuple[object, ...]
+
+
+Needs = Mapping[str, tuple[tuple[Off, ...], ...]]
+"""By knob: of each of these groups it needs one that is not off."""
+
+
+def off(knob: str, *values: object) -> Off:
+    """A knob that is off at any of these values."""
+    return Off(knob, values)
+
+
+def needed(needs: Needs, key: str) -> frozenset[str]:
+    """The knobs on which it depends whether this one decides anything."""
+    return frozenset(each.knob for group in needs.get(key, ()) for each in group)
+
+
+def unmet(needs: Needs, knobs: Struct, key: str) -> str:
+    """What a knob needs and has not, whatever its own value is; empty: it decides something."""
+    for group in needs.get(key, ()):
+        if all(getattr(knobs, each.knob) in each.values for each in group):
+            return f"it needs {', or '.join(_lacking(knobs, each.knob) for each in group)}"
+    return ""
+
+
+def _lacking(knobs: Struct, key: str) -> str:
+    value = getattr(knobs, key)
+    if isinstance(value, str):  # a choice is never off: another one is wanted
+        return f"another {key} than {value_text(value)}"
+    return f"{key}, which is {value_text(value)}"
+
+
+def is_unturned(knobs: Struct, key: str) -> bool:
+    """Whether a knob is what it is where no policy and nobody else turned it."""
+    (unturned,) = (field.default for field in structs.fields(knobs) if field.name == key)
+    return bool(getattr(knobs, key) == unturned)
+
+
+def value_text(value: object) -> str:
+    """A knob's value, as a name turns it."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case str():
+            return str(value)
+        case None:
+            return "null"
+        case tuple():
+            return "/".join(value_text(item) for item in cast("tuple[object, ...]", value))
+        case float():
+            return f"{value:g}"
+        case _:
+            return str(value)

@@ -1,0 +1,166 @@
+"""Knobs of parts that a bundle has not: all of them are refused, and none would decide anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from re import escape
+
+import pytest
+from msgspec import inspect
+
+from common.clock import SystemClock
+from common.errors import ConfigError
+from coordinator.engine.settings import EngineSettings
+from coordinator.policies.added import Added
+from coordinator.policies.bundles import POLICIES, add, policy
+from coordinator.policies.needs import is_unturned, needed, unmet
+from coordinator.policies.policy import knobs_of, turned
+from coordinator.service.settings import CoordinatorSettings, check
+from coordinator.sim.run import play
+from coordinator.sim.stage import RunOptions
+from coordinator.workloads.records import Workload
+from coordinator.workloads.shaping import with_fungible_share
+from tests.sim.small import small
+
+SCALES = "is_scaling, which is false"
+LENDS = "is_loaning, which is false"
+APART = "separates_at_home, which is false"
+PREFERS = "elastic_base_prefers_loan, which is false"
+
+
+@pytest.mark.parametrize(
+    ("name", "needs"),
+    [
+        ("fifo:resize_cost_s=60", SCALES),
+        ("fifo:reclaim=random", LENDS),
+        ("aryl-loan:grows_when_idle=true", SCALES),
+        ("aryl-loan:queue_weight=1", SCALES),
+        ("aryl-elastic:lend_quantile=0.9", LENDS),
+        ("aryl-elastic:lifetime_quantile=0.9", LENDS),
+        ("aryl-elastic:lend_only_on_demand=false", LENDS),
+        ("foresight:is_loaning=false:near_quantile=0.5", LENDS),
+        ("aryl-loan:separates_groups=false", f"{SCALES}, or {PREFERS}"),
+        ("aryl-elastic:separates_groups=false", f"{LENDS}, or {APART}"),
+        ("aryl:separates_groups=false:separates_at_home=true", "separates_groups, which is false"),
+        ("aryl:reclaim=random:reclaim_cost=lost-gpu-s", "another reclaim than random"),
+        ("aryl-scf:waits_for_finish=true", "another reclaim than fewest-jobs"),
+        ("aryl:claims_most=0:claim_ratio=0.5", "claims_most, which is 0"),
+        ("yarn-fair:timeout_s=5", "preempts, which is false"),
+        ("gandiva:migrates=false:rest_s=5", "migrates, which is false"),
+        ("gandiva:grows=false:grow_after_s=5", "grows, which is false"),
+    ],
+)
+def test_a_knob_of_a_part_that_is_off_is_refused(name: str, needs: str) -> None:
+    """Whoever turns it, in a comparison or in a cell's settings, is told what it needs."""
+    base, _, _ = name.partition(":")
+    _, _, last = name.rpartition(":")
+    said = escape(f"policy {base}: {last} decides nothing: it needs {needs}")
+    with pytest.raises(ConfigError, match=f"^{said}$"):
+        policy(name)
+
+
+def test_a_cell_s_settings_are_refused_by_the_same_words() -> None:
+    """The key that is wrong first, then the knob and what it needs; no coordinator starts so."""
+    engine = EngineSettings(policy="fifo:reclaim=random")
+    settings = CoordinatorSettings(cell="a", nats_url="nats://127.0.0.1:4222", engine=engine)
+    said = f"engine.policy fifo: reclaim=random decides nothing: it needs {LENDS}"
+    with pytest.raises(ConfigError, match=f"^{escape(said)}$"):
+        check(settings)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fifo:reclaim=cost:resize_cost_s=5",
+        "fifo:is_scaling=true:resize_cost_s=60",
+        "fifo:reclaim=random:is_loaning=true",
+        "aryl-random:is_scaling=true:is_loaning=false",
+        "aryl-loan:elastic_base_prefers_loan=true:separates_groups=false",
+        "foresight:is_loaning=false",
+        "foresight:claims_most=0",
+        "yarn-fair:preempts=true:timeout_s=5",
+    ],
+)
+def test_a_knob_of_a_part_that_is_on_is_taken(name: str) -> None:
+    """In whichever order they are written; so is a default that is said, and what is switched off
+    of a policy that has the rest of it by itself."""
+    assert policy(name).name == name
+
+
+# --- they really decide nothing -----------------------------------------------------------------
+
+BUNDLES = ("fifo", "sjf", "aryl-loan", "aryl-elastic", "aryl-random", "gandiva-lyra", "foresight")
+MADE = "made-for-a-test"
+
+
+def _other_value(name: str, kind: object, default: object) -> str:
+    """A value that a knob has not by default, as far from it as goes."""
+    match inspect.type_info(kind):
+        case inspect.BoolType():
+            return str(not default).lower()
+        case inspect.EnumType():
+            return {"reclaim": "random", "reclaim_cost": "lost-gpu-s"}[name]
+        case _:
+            return {"resize_cost_s": "3600", "claim_ratio": "2"}.get(name, "1")
+
+
+def _idle() -> Iterator[tuple[str, str]]:
+    for name in BUNDLES:
+        made = POLICIES[name]
+        for knob, kind in knobs_of(made).items():
+            if unmet(made.needs, made.knobs, knob) and is_unturned(made.knobs, knob):
+                yield name, f"{knob}={_other_value(knob, kind, getattr(made.knobs, knob))}"
+
+
+IDLE = tuple(_idle())
+
+
+@pytest.fixture
+def _nothing_added() -> Iterator[None]:
+    yield
+    add(())
+
+
+@cache
+def _workload() -> Workload:
+    """Elastic jobs, jobs for both pools, saves and loans: something for every part to decide."""
+    found = small(60)
+    training, inference = (
+        next(group.gpu_type for group in found.nodes if group.home_pool == pool)
+        for pool in ("training", "inference")
+    )
+    jobs = with_fungible_share(found.jobs, 0.5, 1, training_gpu=training, inference_gpu=inference)
+    return Workload(
+        name="both", jobs=jobs, loads=found.loads, nodes=found.nodes, length_s=found.length_s
+    )
+
+
+@cache
+def _lives(name: str) -> str:
+    return play(_workload(), RunOptions(policy=name), clock=SystemClock()).fingerprint
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "text"), IDLE)
+@pytest.mark.usefixtures("_nothing_added")
+def test_what_is_refused_would_have_changed_no_job_s_life(name: str, text: str) -> None:
+    """A table that says too much would take a knob away that decides something."""
+    made = turned(POLICIES[name], MADE, [text], is_whole=False)
+    add([Added(name=MADE, origin="tests", made=made)])
+    again = play(_workload(), RunOptions(policy=MADE), clock=SystemClock()).fingerprint
+    assert again == _lives(name)
+
+
+def test_the_lives_tell_rules_apart() -> None:
+    """Else equal ones would say nothing: scaling, loans and who goes home each change some."""
+    names = ("sjf", "aryl-loan", "aryl-elastic", "aryl", "foresight", "aryl:resize_cost_s=3600")
+    assert len({_lives(name) for name in names}) == len(names)
+
+
+def test_knobs_need_knobs_of_the_same_policy() -> None:
+    """A word in a table that is no knob would never be off."""
+    for made in POLICIES.values():
+        known = knobs_of(made).keys()
+        assert made.needs.keys() <= known, made.name
+        assert {other for knob in known for other in needed(made.needs, knob)} <= known, made.name
