@@ -51,7 +51,7 @@ from coordinator.cli.simulate_output import (
 )
 from coordinator.cli.simulate_progress import watching
 from coordinator.cli.simulate_told import command, options
-from coordinator.sim.asked import ALL, plays, seeds_of, tasks
+from coordinator.sim.asked import ALL, plays, refuse_idle, seeds_of, tasks
 from coordinator.sim.compare import Task, compare, with_gaps
 from coordinator.sim.failure_sources import FailureSource
 from coordinator.sim.inputs import (
@@ -178,6 +178,7 @@ def simulate(
         base, plays(scenario, policy), seeds_of(seed, seeds), delays=delays, speedup=model
     )
     asked = sweep(plain, sweeps or ())
+    refuse_idle(asked)
     played = asked[0].read()  # a mistake in what they share is said at once, and once
     _say_unused(asked, played)
     with watching(asked, jobs=len(played.jobs)) as watched:
@@ -199,7 +200,8 @@ def simulate(
     if checkpoints is None and saves is None:
         say_begun_again(played, runs)
     resolved = {"delays": asked[0].options.has_delays, "checkpoints": kept}
-    put_runs(here, output, played, runs, options=options(ctx) | resolved)
+    told = options(ctx, resolved, swept=asked[0].swept)
+    put_runs(here, output, played, runs, options=told)
     for why in unfinished:
         say(f"aryl: left out: {why}")
     if html is not None:  # last: where it cannot be written, all else is said already

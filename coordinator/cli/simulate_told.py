@@ -6,7 +6,7 @@ Must not know what the options mean.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import cast
@@ -27,14 +27,20 @@ class _Given(Struct, frozen=True):
     no: str
 
 
-def options(ctx: typer.Context) -> dict[str, object]:
+def options(
+    ctx: typer.Context, resolved: Mapping[str, object], *, swept: Container[str] = ()
+) -> dict[str, object]:
     """Every option that shapes the runs, by its long name without dashes; what has no value is not
-    there. Those that nobody gave have their default value."""
-    return {
+    there. Those that nobody gave have their default value.
+
+    resolved: what some are where nobody said it. swept: those of which each run has its own value.
+    """
+    given = {
         each.name: _plain(each.value)
         for each in _given(ctx)
         if each.value is not None and each.value not in ([], ())
     }
+    return {name: value for name, value in (given | dict(resolved)).items() if name not in swept}
 
 
 def command(ctx: typer.Context) -> str:

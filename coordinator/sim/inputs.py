@@ -260,6 +260,7 @@ def _from_trace(name: str, cluster: str | None, *, skip_zero_gpus: bool) -> Work
         source=Source(
             file=str(path),
             column=trace.gpus_column,
+            types_column=trace.types_column,
             lines=trace.lines,
             skipped_zero_gpus=trace.skipped_zero_gpus,
             skipped_not_run=trace.skipped_not_run,
@@ -335,7 +336,7 @@ def read_tenants(text: str) -> tuple[TenantSettings, ...]:
     Raises:
         ConfigError: no such file, what is no tenant, or tenants that are no tree.
     """
-    tenants = load_settings(find(text), _TenantsFile).tenants
+    tenants = load_settings(find(text, what="tenants"), _TenantsFile).tenants
     check_tenants(tenants)
     return tenants
 

@@ -67,5 +67,5 @@ def for_ever(load: LoadSeries, nodes: int) -> Iterator[tuple[float, float]]:
 def _read(text: str) -> LoadSeries:
     named = _NAMED.fullmatch(text)
     file, _, series = (named[2] if named else text).partition(":")
-    load = structs.replace(read_load(find(file), name=series or None), start_s=0.0)
+    load = structs.replace(read_load(find(file, what="load"), name=series or None), start_s=0.0)
     return structs.replace(load, name=named[1]) if named else load

@@ -359,7 +359,7 @@ def _check_fits(
     kinds = sorted({kind for kind, _ in counts})
     for job in jobs:
         size = job.spec.gpus_per_worker
-        accepted = (kind for kind in kinds if job.spec.accepts(kind))
+        accepted = [kind for kind in kinds if job.spec.accepts(kind)]
         if any(
             _places(job.spec, kind, counts) >= job.spec.workers_on(kind).min for kind in accepted
         ):
@@ -367,8 +367,9 @@ def _check_fits(
         asked = f"{job.spec.workers.min} workers of {size} GPUs"
         of = " or ".join(job.spec.gpu.types) or "any type"
         name = names[job.job_id]
+        place = source.place(name, is_of_type=not accepted)
         raise ConfigError(
-            f"{source.place(name)}job {name}: {asked} ({of}) never fit this cluster, which has "
+            f"{place}job {name}: {asked} ({of}) never fit this cluster, which has "
             + ", ".join(f"{counts[key]} nodes of {key[1]} {key[0]}" for key in sorted(counts))
         )
 

@@ -35,7 +35,7 @@ color:var(--ink);font:15px/1.5 system-ui,sans-serif}
 h1{font-size:24px;line-height:1.25;margin:0 0 4px;overflow-wrap:anywhere}
 h2{font-size:18px;margin:32px 0 10px}h3{font-size:14px;margin:0 0 6px;font-weight:600}
 h3 small{font-weight:400;color:var(--soft);font-size:12px}
-p{margin:0 0 10px;color:var(--soft);max-width:90ch}
+p{margin:0 0 10px;color:var(--soft);max-width:90ch;overflow-wrap:anywhere}
 .wrap{overflow-x:auto;margin:0 0 14px}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:13px}
 caption{text-align:left;font-weight:600;font-size:14px;padding:0 0 4px}
@@ -44,7 +44,7 @@ thead th{color:var(--soft);font-weight:600;white-space:normal;vertical-align:bot
 max-width:96px;line-height:1.25}
 th small,td small{display:block;font-weight:400;font-size:11px;color:var(--soft)}
 th:first-child{text-align:left;position:sticky;left:0;background:var(--paper);font-weight:400;
-max-width:26ch;white-space:normal;overflow-wrap:anywhere;color:var(--ink)}
+min-width:16ch;max-width:26ch;white-space:normal;overflow-wrap:anywhere;color:var(--ink)}
 @media(max-width:900px){table{font-size:12px}th,td{padding:3px 5px}}
 td.best{background:var(--best);font-weight:700}
 .plots{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,540px),1fr));gap:14px}

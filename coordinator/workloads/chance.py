@@ -43,6 +43,32 @@ def normal_quantile(share: Floats) -> Floats:
     return np.array([standard.inv_cdf(min(max(u, 1e-12), 1 - 1e-12)) for u in share.tolist()])
 
 
+def wander(chance: Chance, hours: int, tau_h: float) -> Floats:
+    """An AR(1) of unit variance, a value per hour."""
+    kept = float(np.exp(-1.0 / tau_h))
+    noise = chance.normal(hours)
+    z = noise.copy()
+    for hour in range(1, hours):
+        z[hour] = kept * z[hour - 1] + np.sqrt(1.0 - kept * kept) * noise[hour]
+    return z
+
+
+def at_rate(place: Floats, log_rate: Floats, length_s: float) -> Floats:
+    """Instants of places in [0, 1) where the rate is exp(log_rate) by the hour."""
+    passed = np.concatenate(([0.0], np.cumsum(np.exp(log_rate))))
+    return np.interp(place, passed / passed[-1], np.linspace(0.0, length_s, len(passed)))
+
+
+def dealt(chance: Chance, alike: Floats | Ints) -> Floats:
+    """Places in [0, 1): of each hundred jobs that are next in `alike`, one in each hundredth."""
+    place = np.empty(len(alike))
+    order = np.argsort(alike, kind="stable")
+    for start in range(0, len(order), 100):
+        members = order[start : start + 100]
+        place[members] = chance.shuffled(chance.strata(len(members)))
+    return place
+
+
 def exact_sizes(chance: Chance, sizes: Ints, weights: Floats, count: int) -> Ints:
     """Sizes in exact counts, in such an order that each has all running times in proportion."""
     edges = np.cumsum(weights) / weights.sum()

@@ -38,7 +38,8 @@ class JobFormat(Struct, frozen=True, kw_only=True):
     """A published shape.
 
     columns: those that must be there; it is recognized by all of them.
-    gpus: the column with the GPUs, looked at before the row is read.
+    gpus: the column with the GPUs, looked at before the row is read. types: that with the GPU types
+        that a job accepts; empty: there is none.
     is_sorted: its origin publishes it in order of submission, so disorder means damage.
     read: the row as a job; None when it never ran.
     may_have: columns beyond `columns`, when others are errors.
@@ -56,6 +57,7 @@ class JobFormat(Struct, frozen=True, kw_only=True):
     may_have: frozenset[str] | None = None
     is_whole_header: bool = False
     has_not: frozenset[str] = frozenset()
+    types: str = ""
 
 
 def _elasticflow(row: Row, _: Context) -> TraceJob:
@@ -246,6 +248,7 @@ WITH_HEADER = (
         columns=("submit_s", "duration_s", "gpus"),
         gpus="gpus",
         submit="submit_s",
+        types="gpu_types",
         read=lambda row, _: read_own(row),
         may_have=frozenset(OWN_COLUMNS),
     ),
@@ -336,6 +339,7 @@ WITH_HEADER = (
         ),
         gpus="num_gpu",
         submit="creation_time",
+        types="gpu_spec",
         read=_openb,
     ),
 )

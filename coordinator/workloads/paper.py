@@ -19,14 +19,17 @@ import numpy as np
 from msgspec import Meta, Struct, structs
 from numpy.typing import NDArray
 
-from common.model import Pool, PositiveInt
+from common.model import Pool
 from coordinator.workloads.chance import (
     Chance,
     Floats,
     Ints,
+    at_rate,
+    dealt,
     exact_sizes,
     normal_quantile,
     tilted,
+    wander,
     weights_for_mean,
 )
 from coordinator.workloads.records import NodeGroup
@@ -72,6 +75,16 @@ BETWEEN_S = 20.0
 """Mean time between the jobs of a batch."""
 
 
+MOST_SECONDS = 1e8
+SHORTEST_S = 20.0
+"""No job runs shorter: where the short mode begins."""
+SHARE_95 = 0.95
+
+Sigma = Annotated[float, Meta(ge=0, le=10)]
+Runs = Annotated[float, Meta(ge=SHORTEST_S, le=MOST_SECONDS)]
+Some = Annotated[int, Meta(ge=0, le=JOBS)]
+
+
 class PaperParameters(Struct, frozen=True, kw_only=True):
     """What the paper leaves open.
 
@@ -91,33 +104,54 @@ class PaperParameters(Struct, frozen=True, kw_only=True):
     gangs, gang_gpus, gang_sigma, gang_s: short-lived large gangs: how many, their lognormal median
         and sigma in GPUs, their mean running time.
     rare_jobs, rare_nodes, rare_load: jobs of one node each that accept only the rare type, how many
-        nodes have it, and their demand over its capacity.
+        nodes have it, and their demand over its capacity; no rare_jobs: a cluster without the tail.
     pass_period_s: the scheduler passes at multiples of this only; whole seconds, as all times.
     """
 
-    load: float = 0.775
+    load: Annotated[float, Meta(gt=0, le=10)] = 0.775
     elastic_ratio: Annotated[int, Meta(ge=1, le=1024)] = 2
     is_elastic_at_base: bool = True
-    rate_sigma: float = 0.2
-    long_sigma: float = 0.03
-    rate_tau_h: float = 5.2
-    batch: float = 5.0
-    initial: float = 0.53
-    short_share: float = 0.76
-    short_s: float = 800.0
-    long_s: float = 20_600.0
-    q95_s: float = 82_000.0
-    q99_s: float = 253_000.0
-    longest_s: float = 600_000.0
-    short_tilt: float = 0.0
-    gangs: int = 115
-    gang_gpus: float = 755.0
-    gang_sigma: float = 0.14
-    gang_s: float = 190.0
-    rare_jobs: int = 504
-    rare_nodes: int = 3
-    rare_load: float = 1.22
-    pass_period_s: PositiveInt = 82
+    rate_sigma: Sigma = 0.2
+    long_sigma: Sigma = 0.03
+    rate_tau_h: Annotated[float, Meta(ge=0.01, le=1e6)] = 5.2
+    batch: Annotated[float, Meta(ge=1, le=JOBS)] = 5.0
+    initial: Annotated[float, Meta(ge=0, le=2)] = 0.53
+    short_share: Annotated[float, Meta(gt=0, lt=SHARE_95)] = 0.76
+    short_s: Runs = 800.0
+    long_s: Runs = 20_600.0
+    q95_s: Runs = 82_000.0
+    q99_s: Runs = 253_000.0
+    longest_s: Runs = 600_000.0
+    short_tilt: Annotated[float, Meta(ge=-10, le=10)] = 0.0
+    gangs: Some = 115
+    gang_gpus: Annotated[float, Meta(ge=1, le=TRAINING_GPUS)] = 755.0
+    gang_sigma: Sigma = 0.14
+    gang_s: Annotated[float, Meta(ge=0, le=MOST_SECONDS)] = 190.0
+    rare_jobs: Some = 504
+    rare_nodes: Annotated[int, Meta(ge=0, lt=NODES)] = 3
+    rare_load: Annotated[float, Meta(ge=0, le=100)] = 1.22
+    pass_period_s: Annotated[int, Meta(ge=1, le=int(DAY_S))] = 82
+
+
+def check(parameters: PaperParameters) -> None:
+    """Look whether parameters fit each other; of each alone its type says what it may be.
+
+    Raises:
+        ValueError: running times that do not rise, rare jobs without a node for them, or no jobs
+            left beside the rare ones and the gangs.
+    """
+    p = parameters
+    for low, high in pairwise(("short_s", "long_s", "q95_s", "q99_s", "longest_s")):
+        low_s, high_s = getattr(p, low), getattr(p, high)
+        if low_s > high_s:
+            raise ValueError(f"{low}: {low_s:g}, expected at most {high}, which is {high_s:g}")
+    if p.rare_jobs and not p.rare_nodes:
+        raise ValueError(f"rare_nodes: 0, expected one or more for {p.rare_jobs} rare_jobs")
+    most = JOBS - round(ELASTIC_SHARE * JOBS) - 1
+    if p.rare_jobs + p.gangs > most:
+        raise ValueError(
+            f"rare_jobs and gangs: {p.rare_jobs + p.gangs} jobs, expected at most {most} together"
+        )
 
 
 def with_fastest_reading(elastic_ratio: int) -> PaperParameters:
@@ -154,7 +188,7 @@ class Drawn(Struct, frozen=True, kw_only=True):
 
 def nodes(parameters: PaperParameters) -> tuple[NodeGroup, ...]:
     """443 training nodes, the rare ones among them, and 520 inference nodes."""
-    return (
+    groups = (
         NodeGroup(count=NODES - parameters.rare_nodes, gpus=GPUS_PER_NODE, gpu_type=TRAINING_GPU),
         NodeGroup(count=parameters.rare_nodes, gpus=GPUS_PER_NODE, gpu_type=RARE_GPU),
         NodeGroup(
@@ -164,6 +198,7 @@ def nodes(parameters: PaperParameters) -> tuple[NodeGroup, ...]:
             home_pool=Pool.INFERENCE,
         ),
     )
+    return tuple(group for group in groups if group.count)
 
 
 def draw(parameters: PaperParameters, seed: int, *, jobs: int = JOBS) -> Drawn:
@@ -172,8 +207,10 @@ def draw(parameters: PaperParameters, seed: int, *, jobs: int = JOBS) -> Drawn:
     jobs: fewer make a thinner trace of the same length; tests do.
 
     Raises:
-        ValueError: parameters that no trace can have, such as a mean below the shortest mix.
+        ValueError: as `check`, or parameters that no trace can have, such as a mean below the
+            shortest mix.
     """
+    check(parameters)
     chance = Chance(seed)
     part = jobs / JOBS
     rare_count = round(parameters.rare_jobs * part)
@@ -207,35 +244,19 @@ def _submitted(parameters: PaperParameters, chance: Chance, body: Drawn) -> Draw
     sigma says.
     """
     hours = int(LENGTH_S // 3600)
-    z = _wander(chance, hours, parameters.rate_tau_h)
+    z = wander(chance, hours, parameters.rate_tau_h)
     is_long = body.duration_s >= parameters.long_s
     submit_s = np.empty(len(body.gpus))
-    place = _dealt(chance, (body.duration_s * body.gpus)[is_long])
-    submit_s[is_long] = _at_rate(place, parameters.long_sigma * z)
+    place = dealt(chance, (body.duration_s * body.gpus)[is_long])
+    submit_s[is_long] = at_rate(place, parameters.long_sigma * z, LENGTH_S)
     # D / LENGTH of the jobs that run D would be at work at the start, with half of it left.
     early = parameters.initial * body.duration_s / LENGTH_S
     is_early = is_long & (chance.uniform(len(submit_s)) < early)
     submit_s[is_early] = EARLY_S * chance.uniform(int(is_early.sum()))
     short = np.flatnonzero(~is_long)
     instants = _bursts(parameters, chance, len(short), parameters.rate_sigma * z)
-    submit_s[short[np.argsort(_dealt(chance, body.gpus[short]), kind="stable")]] = instants
+    submit_s[short[np.argsort(dealt(chance, body.gpus[short]), kind="stable")]] = instants
     return structs.replace(body, submit_s=submit_s, is_initial=is_early)
-
-
-def _wander(chance: Chance, hours: int, tau_h: float) -> Floats:
-    """An AR(1) of unit variance, a value per hour."""
-    kept = float(np.exp(-1.0 / tau_h))
-    noise = chance.normal(hours)
-    z = noise.copy()
-    for hour in range(1, hours):
-        z[hour] = kept * z[hour - 1] + np.sqrt(1.0 - kept * kept) * noise[hour]
-    return z
-
-
-def _at_rate(place: Floats, log_rate: Floats) -> Floats:
-    """Instants of places in [0, 1) where the rate is exp(log_rate) by the hour."""
-    passed = np.concatenate(([0.0], np.cumsum(np.exp(log_rate))))
-    return np.interp(place, passed / passed[-1], np.linspace(0.0, LENGTH_S, len(passed)))
 
 
 def _bursts(parameters: PaperParameters, chance: Chance, count: int, log_rate: Floats) -> Floats:
@@ -245,20 +266,10 @@ def _bursts(parameters: PaperParameters, chance: Chance, count: int, log_rate: F
     if another > 0.0:
         sizes += np.floor(np.log1p(-chance.uniform(count)) / np.log(another)).astype(np.int64)
     batch_of = np.repeat(np.arange(count), sizes)[:count]
-    starts = _at_rate(chance.strata(int(batch_of[-1]) + 1 if count else 0), log_rate)
+    starts = at_rate(chance.strata(int(batch_of[-1]) + 1 if count else 0), log_rate, LENGTH_S)
     within = np.cumsum(-BETWEEN_S * np.log1p(-chance.uniform(count)))
     first = np.searchsorted(batch_of, batch_of)
     return np.sort(np.minimum(starts[batch_of] + within - within[first], LENGTH_S - 1.0))
-
-
-def _dealt(chance: Chance, alike: Floats | Ints) -> Floats:
-    """Places in [0, 1): of each hundred jobs that are next in `alike`, one in each hundredth."""
-    place = np.empty(len(alike))
-    order = np.argsort(alike, kind="stable")
-    for start in range(0, len(order), 100):
-        members = order[start : start + 100]
-        place[members] = chance.shuffled(chance.strata(len(members)))
-    return place
 
 
 # --- what -----------------------------------------------------------------------------------------
@@ -267,7 +278,7 @@ def _dealt(chance: Chance, alike: Floats | Ints) -> Floats:
 def _rare(parameters: PaperParameters, chance: Chance, count: int) -> Drawn:
     """A line of its own, longer than its nodes can serve, of jobs so alike that no order helps."""
     submit_s = chance.strata(count) * LENGTH_S
-    mean_s = parameters.rare_load * parameters.rare_nodes * LENGTH_S / parameters.rare_jobs
+    mean_s = parameters.rare_load * parameters.rare_nodes * LENGTH_S / max(1, parameters.rare_jobs)
     duration_s = mean_s * (0.9 + 0.2 * chance.shuffled(chance.strata(count)))
     gpus = np.full(count, GPUS_PER_NODE, dtype=np.int64)
     return _drawn(submit_s, duration_s, gpus, gpus, is_rare=True)
@@ -332,16 +343,15 @@ def _runtimes(parameters: PaperParameters, share: Floats, mean_s: float) -> Floa
         )
     found: Floats = _quantile(parameters, share, low)
     if abs(found.mean() - mean_s) > 0.01 * mean_s:
-        raise ValueError(
-            f"running times: mean {found.mean():.0f} s, no exponent gives {mean_s:.0f}"
-        )
+        mean = f"{found.mean():.0f} s"
+        raise ValueError(f"running times: mean {mean}, no exponent gives {mean_s:.0f}")
     return found
 
 
 def _quantile(parameters: PaperParameters, share: Floats, exponent: float) -> Floats:
     p = parameters
-    anchors = [(p.short_share, p.long_s), (0.95, p.q95_s), (0.99, p.q99_s), (1.0, p.longest_s)]
-    out: Floats = 20.0 * (p.short_s / 20.0) ** (share / p.short_share)
+    anchors = [(p.short_share, p.long_s), (SHARE_95, p.q95_s), (0.99, p.q99_s), (1.0, p.longest_s)]
+    out: Floats = SHORTEST_S * (p.short_s / SHORTEST_S) ** (share / p.short_share)
     for (low_u, low_s), (high_u, high_s) in pairwise(anchors):
         inside = (share >= low_u) & (share < high_u)
         v = (share[inside] - low_u) / (high_u - low_u)

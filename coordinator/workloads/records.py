@@ -91,7 +91,8 @@ class JobTrace(Struct, frozen=True, kw_only=True):
     """The jobs of one file in order of submission; ties in the order of the file.
 
     skipped_zero_gpus, skipped_not_run: rows left out, by their reason.
-    gpus_column: that with the GPUs. lines: where each job stood, by its id.
+    gpus_column: that with the GPUs. types_column: that with the GPU types; empty: there is none.
+    lines: where each job stood, by its id.
     """
 
     name: str
@@ -100,6 +101,7 @@ class JobTrace(Struct, frozen=True, kw_only=True):
     skipped_zero_gpus: int = 0
     skipped_not_run: int = 0
     gpus_column: str = ""
+    types_column: str = ""
     lines: dict[str, int] = {}
 
 
@@ -230,20 +232,24 @@ class WorkloadJob(Struct, frozen=True, kw_only=True):
 class Source(Struct, frozen=True, kw_only=True):
     """The file that a workload's jobs came from; nothing of it is set where they were generated.
 
-    column: that with the GPUs. lines: where each job stood, by its id.
+    column: that with the GPUs. types_column: that with the GPU types; empty: there is none. lines:
+    where each job stood, by its id.
     skipped_zero_gpus, skipped_not_run: rows left out, by their reason.
     """
 
     file: str = ""
     column: str = ""
+    types_column: str = ""
     lines: dict[str, int] = {}
     skipped_zero_gpus: int = 0
     skipped_not_run: int = 0
 
-    def place(self, job_id: str) -> str:
-        """What an error about a job's size begins with: file, line and column; else nothing."""
+    def place(self, job_id: str, *, is_of_type: bool = False) -> str:
+        """What an error about a job's size, or its GPU types, begins with: file, line and column;
+        else nothing."""
         line = self.lines.get(job_id)
-        return f"{self.file}: line {line}: column {self.column}: " if line else ""
+        column = self.types_column if is_of_type and self.types_column else self.column
+        return f"{self.file}: line {line}: column {column}: " if line else ""
 
 
 class Workload(Struct, frozen=True, kw_only=True):

@@ -22,6 +22,7 @@ from tests.builders import (
     make_service_view,
     make_snapshot,
 )
+from tests.draws import pick, whole
 
 NEAR = "aryl:reclaim=near-optimum"
 BY_WORK = f"{NEAR}:reclaim_cost=lost-gpu-s"
@@ -209,6 +210,21 @@ def test_nobody_waits_unless_the_rule_is_on_and_a_recall_never_does() -> None:
     assert all(decision.wait_s == 0 for decision in decisions if isinstance(decision, Reclaim))
 
 
+def test_of_two_that_may_be_waited_for_the_one_that_ends_first_goes_home() -> None:
+    """Both end within the slack; a node that comes home at once serves sooner than one that waits
+    for minutes, whatever they are called and however many flexible workers it has to release."""
+    nodes, jobs = make_cluster(
+        {"n1": {"later": 4}, "n2": {"sooner": 4}}, flexible={"n2": {"wide": 4}}
+    )
+    left_s = {"later": 250.0, "sooner": 60.0, "wide": 1e6}
+    jobs = [ran(job, run_s=9e4, saved_s_ago=9.0, left_s=left_s[job.job_id]) for job in jobs]
+    snapshot = make_snapshot(nodes=nodes, jobs=jobs, services=[make_service_view()])
+    how = Reclaiming(costs=Costs(snapshot), slack_s=400.0)
+    choice = choose_nodes(Occupancy(snapshot), nodes, 1, how)
+    assert (choice.nodes, choice.victims) == ((NodeName("n2"),), ())
+    assert choice.awaited == ((JobId("sooner"), 90.0),)
+
+
 def test_shrinking_comes_before_waiting() -> None:
     """A node with flexible workers only goes first; then one that waits; then who must stop."""
     nodes, jobs = make_cluster(
@@ -233,26 +249,24 @@ def test_shrinking_comes_before_waiting() -> None:
 @st.composite
 def lent(draw: st.DrawFn) -> tuple[list[NodeView], list[JobView], int]:
     """Lent nodes with base and flexible workers, jobs of any age, and how many are wanted."""
-    count = draw(st.integers(1, 9))
+    count = draw(whole(1, 9))
     base = draw(st.lists(st.sets(st.integers(0, 6), max_size=3), min_size=count, max_size=count))
     extra = draw(st.lists(st.booleans(), min_size=count, max_size=count))
     nodes, jobs = make_cluster(
         {f"n{i}": {f"j{j}": 2 for j in sorted(held)} for i, held in enumerate(base)},
         flexible={f"n{i}": {f"j{i % 7}": 1} for i, has in enumerate(extra) if has},
     )
-    nodes += [
-        make_node_view(f"d{i}", role=NodeRole.DRAINING) for i in range(draw(st.integers(0, 1)))
-    ]
+    nodes += [make_node_view(f"d{i}", role=NodeRole.DRAINING) for i in range(draw(whole(0, 1)))]
     views = [
         ran(
             job,
             run_s=1e5,
-            saved_s_ago=float(draw(st.integers(0, 2000))),
-            left_s=float(draw(st.sampled_from((20, 90, 5000)))),
+            saved_s_ago=float(draw(whole(0, 2000))),
+            left_s=float(draw(pick(20, 90, 5000))),
         )
         for job in jobs
     ]
-    return nodes, views, draw(st.integers(0, count + 1))
+    return nodes, views, draw(whole(0, count + 1))
 
 
 every_way = st.builds(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.fake_cell import FakeCell, Run, aryl
-from tests.sim.small import SLICE
+from tests.sim.small import SLICE, write_few
 
 POOL = ("--workload", str(SLICE), "--cluster", "1x64", "--no-delays", "--backend", "sequential")
 
@@ -57,11 +57,12 @@ SHORT = ("JCT", "QUEUEING", "MAKESPAN", "HELD", "RHO", "RHO MAX", "RHO >1")
 @pytest.mark.parametrize("width", [40, 80, 160])
 @pytest.mark.parametrize("seeds", ["1..1", "1..2"])
 def test_at_any_width_all_that_was_asked_for_is_there_and_no_line_wraps(
-    width: int, seeds: str
+    tmp_path: Path, width: int, seeds: str
 ) -> None:
     """Tables below each other where one is too wide, each with its policies, and a word of more."""
     args = ("--policy", "fifo,aryl-elastic:is_strict=true", "--seeds", seeds, "--elastic", "0.5")
-    done = aryl(FakeCell({}), "simulate", *POOL, *args, environ={"COLUMNS": str(width)})
+    pool = ("--workload", write_few(tmp_path), *POOL[2:])
+    done = aryl(FakeCell({}), "simulate", *pool, *args, environ={"COLUMNS": str(width)})
     lines = done.out.splitlines()
     assert done.code == 0, done.err
     assert max(len(line) for line in lines) <= width
@@ -214,7 +215,8 @@ def test_the_page_does_not_say_of_all_what_was_swept(tmp_path: Path) -> None:
         (("--crash", "t1"), "crash t1: expected NODE@SECONDS+SECONDS"),
         (("--crash", "t9@5+5"), "no node t9; there are t00000 to t00000"),
         (("--elastic", "2"), "elastic: 2, expected 0 to 1"),
-        (("--load", "nowhere.csv"), "trace nowhere.csv: no such file"),
+        (("--load", "nowhere.csv"), "load nowhere.csv: no such file"),
+        (("--tenants", "nowhere.toml"), "aryl: tenants nowhere.toml: no such file"),
         (("--html", "/proc/x.html"), "html /proc/x.html: No such file"),
         (("--html", "/nonexistent/x.html"), "html /nonexistent/x.html: No such directory"),
     ],
@@ -309,7 +311,8 @@ def test_what_does_nothing_is_said_in_one_line(
     file = tmp_path / "load.csv"
     file.write_text("t_s,busy_ratio\n0,0.2\n300,0.3\n")
     load = ("--load", str(file)) if has_load else ()
-    given = ("--workload", str(SLICE), "--cluster", cluster, "--backend", "sequential", "--seed")
+    jobs = write_few(tmp_path)
+    given = ("--workload", jobs, "--cluster", cluster, "--backend", "sequential", "--seed")
     done = simulate(*given, "1", *load, "--policy", "fifo,sjf", "--no-delays")
     assert done.code == 0, done.err
     assert [line for line in done.err.splitlines() if line.startswith("aryl: ")] == [

@@ -2,8 +2,8 @@
 
 Origins and settings of the published figures: Tiresias' simulator (SymbioticLab, scheme `count`,
 whole seconds) and Alibaba's PAI simulator, both on the ITP traces of microsoft/elasticflow-traces.
-The two small traces and the slice are packaged; the large ones are read where ARYL_TRACES names
-their directory.
+Three traces, with PAI's figures of one of them, and the slice are packaged; the large ones are read
+where ARYL_TRACES names their directory.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ Tiresias: fifo and shortest-gpu. PAI: what it calls FIFO skips what does not fit
 PREEMPTIONS = {("cluster04", "srsf"): 1429}
 """Trace and policy, where they are published."""
 
-SMALL = [row for row in PUBLISHED if row[0] in ("cluster01", "cluster06")]
+SMALL = [row for row in PUBLISHED if row[0] in ("cluster01", "cluster02", "cluster06")]
 LARGE = [row for row in PUBLISHED if row not in SMALL]
 
 
@@ -218,7 +218,7 @@ def test_published_figures_of_small_traces_come_out(
 
 
 @needs_traces
-@pytest.mark.parametrize("trace", ["cluster01", "cluster06"])
+@pytest.mark.parametrize("trace", ["cluster01", "cluster02", "cluster06"])
 def test_a_packaged_trace_is_the_published_one(trace: str) -> None:
     """Every job of it, in its order; only names and what no policy here reads are left out."""
     ours = read_workload(packaged(trace), cluster="1x128").jobs

@@ -96,6 +96,26 @@ def test_a_trace_begins_with_its_first_job() -> None:
     assert found.length_s == found.jobs[-1].submit_s
 
 
+@pytest.mark.parametrize(
+    ("row", "column"),
+    [
+        ("0,10,8,H100", "gpu_types"),
+        ("0,10,800,A100|H100", "gpu_types"),
+        ("0,10,800,V100", "gpus"),
+        ("0,10,800,H100|V100", "gpus"),
+        ("0,10,800,", "gpus"),
+    ],
+)
+def test_what_never_fits_is_blamed_on_the_column_that_says_it(
+    tmp_path: Path, row: str, column: str
+) -> None:
+    """A type that the cluster has not is no fault of the size, whatever that is."""
+    file = tmp_path / "t.csv"
+    file.write_text(f"submit_s,duration_s,gpus,gpu_types\n{row}\n")
+    with pytest.raises(ConfigError, match=rf"t\.csv: line 2: column {column}: job 1: .* never fit"):
+        Stage(read_workload(str(file), cluster="2x8"), RunOptions(policy="fifo"))
+
+
 def test_a_trace_needs_a_cluster() -> None:
     """It tells none, and none is guessed."""
     with pytest.raises(ConfigError, match="add --cluster"):
@@ -156,7 +176,7 @@ def test_several_loads_are_several_services() -> None:
     [
         ((f"{AGGREGATE}:m-mid",) * 2, "load: m-mid stands twice; NAME=FILE"),
         ((f"a={AGGREGATE}",), "several series, name one: m-large, m-mid"),
-        (("a=nowhere.csv",), r"trace nowhere\.csv: no such file"),
+        (("a=nowhere.csv",), r"load nowhere\.csv: no such file"),
         (
             tuple(f"s{number}={AGGREGATE}:m-mid" for number in range(3)),
             "load: 3 services on 2 inference nodes, expected at least one node for each",

@@ -92,7 +92,7 @@ def test_both_ends_of_a_range_belong_to_it(option: str) -> None:
         ),
         (("--sweep", "workload.pass_period_s=-5"), "workload.pass_period_s: '-5': Expected `int`"),
         (("--sweep", "workload.elastic_ratio=1000000000"), "workload.elastic_ratio: '1000000000'"),
-        (("--sweep", "workload.load=inf"), "workload.load: 'inf', expected a number"),
+        (("--sweep", "workload.load=inf"), "workload.load: 'inf': Expected `float` <= 10"),
         (("--delays", "--sweep", "delays.start_s=inf"), "delays.start_s: 'inf', expected"),
         (("--delays", "--sweep", "delays.start_s=-1"), "delays.start_s: '-1', expected"),
     ],

@@ -294,3 +294,32 @@ def test_names_are_text_and_not_markup() -> None:
     text = drawn(result("a", swept=swept), result("b", swept=swept))
     assert "<b>&" not in text
     Page(text)
+
+
+# --- narrow screens -----------------------------------------------------------------------------
+
+
+def _rules(text: str) -> dict[str, dict[str, str]]:
+    """The declarations of a page's style sheet by selector, those of `@media` left out."""
+    sheet = re.sub(r"@(media|supports)[^{]*\{(?:[^{}]*\{[^{}]*\})*[^{}]*\}", "", text)
+    found: dict[str, dict[str, str]] = {}
+    for selector, block in re.findall(r"([^{}]+)\{([^{}]*)\}", sheet):
+        pairs = (part.split(":", 1) for part in block.split(";") if ":" in part)
+        found.setdefault(selector.strip(), {}).update((k.strip(), v) for k, v in pairs)
+    return found
+
+
+def test_names_keep_a_column_that_can_be_read_on_a_narrow_screen() -> None:
+    """A cell that may break anywhere is squeezed to one letter by its neighbors unless it says how
+    wide it is at least: no built-in name is broken by it."""
+    (text,) = re.findall(r"<style>(.*?)</style>", drawn(result("fifo")), re.DOTALL)
+    name = _rules(text)["th:first-child"]
+    assert name["overflow-wrap"] == "anywhere"
+    least = float(name["min-width"].removesuffix("ch"))
+    assert len("foresight") + 4 <= least <= float(name["max-width"].removesuffix("ch"))
+
+
+def test_what_made_a_page_wraps_however_long_a_path_is() -> None:
+    """Else one path of the call makes the whole page as wide as itself."""
+    (text,) = re.findall(r"<style>(.*?)</style>", drawn(result("fifo")), re.DOTALL)
+    assert _rules(text)["p"]["overflow-wrap"] == "anywhere"

@@ -84,6 +84,18 @@ def test_what_nobody_said_is_told_as_it_was_played() -> None:
     assert (told["delays"], told["checkpoints"]) == (False, "trace")
 
 
+def test_what_is_swept_is_told_with_each_row_alone() -> None:
+    """No single value would be true of all rows, neither a default nor the first one's."""
+    swept = ("--sweep", "delays=true,false", "--sweep", "loss=0,0.1", "--policy", "fifo")
+    pool = tuple(word for word in POOL if word != "--no-delays")
+    found = json.loads(simulate(*pool, *swept, "-o", "json").out)
+    assert not {"delays", "loss"} & found["options"].keys()
+    assert found["options"]["sweep"] == ["delays=true,false", "loss=0,0.1"]
+    assert found["options"]["oracle"] is True
+    values = [(run["swept"]["delays"], run["swept"]["loss"]) for run in found["runs"]]
+    assert values == [("true", "0"), ("true", "0.1"), ("false", "0"), ("false", "0.1")]
+
+
 # --- progress -----------------------------------------------------------------------------------
 
 
