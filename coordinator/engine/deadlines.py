@@ -34,9 +34,13 @@ class Deadlines:
 
     def next_s(self) -> float | None:
         """The earliest instant; None when time changes nothing."""
-        while self._heap and self._known_s.get(self._heap[0][1]) != self._heap[0][0]:
-            heapq.heappop(self._heap)
-        return self._heap[0][0] if self._heap else None
+        heap, known_s = self._heap, self._known_s
+        while heap:
+            at_s, job_id = heap[0]
+            if known_s.get(job_id) == at_s:
+                return at_s
+            heapq.heappop(heap)
+        return None
 
     def due(self, state: ClusterState, now_s: float) -> list[JobEntry]:
         """Jobs whose deadline is over, by job id."""

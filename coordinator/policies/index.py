@@ -21,7 +21,7 @@ from common.model import (
     ServiceName,
 )
 from coordinator.policies.service_nodes import ServiceSorter
-from coordinator.policies.shapes import Group, JobShape, Masks, Tag
+from coordinator.policies.shapes import Group, JobShape, Masks, Tag, add_bit, trimmed
 from coordinator.policies.snapshot import (
     ClusterSnapshot,
     Flexible,
@@ -56,14 +56,6 @@ def shape(job: JobView) -> JobShape:
     )
 
 
-def bits(mask: int) -> Iterator[int]:
-    """The members of a set of places, lowest first."""
-    while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low
-
-
 def tag_of(base_count: int, flexible_count: int) -> Tag:
     """The tag of a node by what stays on it."""
     if base_count:
@@ -83,13 +75,16 @@ class NodeSorter:
         self._names: tuple[NodeName, ...] = ()
         self._places: dict[NodeName, int] = {}
         self._nodes: list[Occupied | None] = []
+        self._made: tuple[Occupied | None, ...] | None = None
+        """Those, as the last index has them; None where one has changed since."""
         self._masks: dict[Group, Masks] = {}
         self._flexible: Flexible = {}
         self._spots: dict[NodeName, Spot] = {}
         self._stale: set[NodeName] = set()
         """Nodes of which these two may be others by now."""
         self._resizable: tuple[JobView, ...] = ()
-        """The jobs for which they were made."""
+        self._resizable_jobs: dict[JobId, JobView] = {}
+        """The jobs for which they were made, in order and by id."""
         self._removable: Flexible = {}
         self._room: dict[NodeName, Spot] = {}
         """Copies of these two, which snapshots share until something of them changes."""
@@ -107,6 +102,7 @@ class NodeSorter:
             self._put_in(place, _occupied(view))
 
     def _insert(self, place: int, name: NodeName) -> None:
+        self._made = None
         self._stale.update(self._spots)  # whose places may be others now
         self._names = (*self._names[:place], name, *self._names[place:])
         self._nodes.insert(place, None)
@@ -123,6 +119,7 @@ class NodeSorter:
         if place is None:
             return
         self._take_out(place)
+        self._made = None
         self._stale.update(self._spots)  # whose places may be others now
         self._names = (*self._names[:place], *self._names[place + 1 :])
         del self._nodes[place]
@@ -141,14 +138,14 @@ class NodeSorter:
             del self._masks[group]
         if old.flexible:
             self._stale.add(old.node.name)
-        self._nodes[place] = None
+        self._nodes[place] = self._made = None
 
     def _put_in(self, place: int, new: Occupied) -> None:
         masks = self._masks.setdefault(_group(new), [])
         add_bit(masks, new.free, place)
         if new.flexible:
             self._stale.add(new.node.name)
-        self._nodes[place] = new
+        self._nodes[place], self._made = new, None
 
     def masks(self) -> tuple[tuple[Group, tuple[int, ...]], ...]:
         """The sets of places, group by group."""
@@ -160,10 +157,12 @@ class NodeSorter:
         """The index of these nodes, as they are now, and of a sorter's jobs."""
         parts = jobs.parts()
         self._find_removable(parts.resizable)
+        if self._made is None:
+            self._made = tuple(self._nodes)
         return Index(
             names=self._names,
             places=self._places,
-            nodes=tuple(self._nodes),
+            nodes=self._made,
             masks=self.masks(),
             flexible=self._removable,
             spots=self._room,
@@ -180,18 +179,19 @@ class NodeSorter:
         longer may, be resized."""
         if resizable is self._resizable and not self._stale:
             return
-        now = {job.job_id: job for job in resizable}
         if resizable is not self._resizable:
-            before = {job.job_id: job for job in self._resizable}
-            for job_id in before.keys() ^ now.keys():
-                job = now.get(job_id) or before[job_id]
+            now = {job.job_id: job for job in resizable}
+            for job_id in self._resizable_jobs.keys() ^ now.keys():
+                job = now.get(job_id) or self._resizable_jobs[job_id]
                 self._stale.update([worker.node for worker in job.placed])
-            self._resizable = resizable
+            self._resizable, self._resizable_jobs = resizable, now
+            if not self._stale:
+                return
         for name in self._stale:
             place = self._places.get(name)
             occupied = None if place is None else self._nodes[place]
             workers = () if occupied is None else occupied.flexible
-            mine = tuple([worker for worker in workers if worker.job_id in now])
+            mine = tuple([one for one in workers if one.job_id in self._resizable_jobs])
             self._flexible.pop(name, None)
             self._spots.pop(name, None)
             if mine and occupied is not None and place is not None:
@@ -199,21 +199,6 @@ class NodeSorter:
                 self._spots[name] = spot(occupied, mine, occupied.free, place)
         self._stale.clear()
         self._removable, self._room = dict(self._flexible), dict(self._spots)
-
-
-def add_bit(masks: Masks, free: int, place: int) -> None:
-    """Add a place to the set of a number of free GPUs."""
-    if free >= len(masks):
-        masks += [0] * (free + 1 - len(masks))
-    masks[free] |= 1 << place
-
-
-def trimmed(masks: Masks) -> Masks:
-    """A copy without the empty sets at its end."""
-    last = len(masks)
-    while last and not masks[last - 1]:
-        last -= 1
-    return masks[:last]
 
 
 def _order(group: Group) -> tuple[str, str, int]:
@@ -226,10 +211,13 @@ def _group(occupied: Occupied) -> Group:
 
 
 def _occupied(view: NodeView) -> Occupied:
+    service = view.service if view.role == NodeRole.ON_LOAN else None
+    if not view.workers:
+        return Occupied(view, service, view.free_gpus, 0, ())
     stay = [worker for worker in view.workers if not worker.is_leaving]
     flexible = [worker for worker in stay if worker.is_flexible]
-    flexible.sort(key=lambda worker: (worker.job_id, worker.worker_index))
-    service = view.service if view.role == NodeRole.ON_LOAN else None
+    if len(flexible) > 1:
+        flexible.sort(key=lambda worker: (worker.job_id, worker.worker_index))
     return Occupied(view, service, view.free_gpus, len(stay) - len(flexible), tuple(flexible))
 
 

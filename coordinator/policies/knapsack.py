@@ -66,9 +66,22 @@ def solve(
     """Flexible workers per group: exact while the table is small, else greedy."""
     weight = sum(group.extra_max * group.gpus_per_worker for group in groups)
     if weight <= capacity_gpus:
-        return solve_greedy(groups, capacity_gpus)  # nothing competes: greedy is exact
+        return tuple([_best_alone(group) for group in groups])  # nothing competes
     cells = sum(group.extra_max for group in groups) * capacity_gpus
     return (solve_exact if cells <= cells_max else solve_greedy)(groups, capacity_gpus)
+
+
+def _best_alone(group: Group) -> int:
+    """What a group climbs to where there is room for all, by the steps of `solve_greedy`."""
+    if group.rates:
+        return solve_greedy([group], group.extra_max * group.gpus_per_worker)[0]
+    count, value_s = 0, group.value_s(0)
+    while count < group.extra_max:
+        more_s = group.value_s(count + 1)
+        if more_s - value_s <= 0:
+            break  # gains fall with each worker
+        count, value_s = count + 1, more_s
+    return count
 
 
 def solve_exact(groups: Sequence[Group], capacity_gpus: int) -> tuple[int, ...]:

@@ -18,17 +18,14 @@ from coordinator.policies.bars import Bar
 from coordinator.policies.decisions import Placement
 from coordinator.policies.index import (
     Use,
-    add_bit,
-    bits,
     group_of,
     index_of,
     removable,
     spot,
     spots_now,
     tag_of,
-    trimmed,
 )
-from coordinator.policies.shapes import Group, Masks, Tag
+from coordinator.policies.shapes import Group, Masks, Tag, add_bit, bits, trimmed
 from coordinator.policies.snapshot import (
     ClusterSnapshot,
     Flexible,
@@ -80,9 +77,12 @@ class Room:
         self.bars: list[Bar] = []
         self._flexible: Flexible | None = None if has_flexible else {}
         self._spots: dict[NodeName, Spot] | None = None
-        self.free: Mapping[NodeName, int] = _Column(self, 0)
-        self.base_count: Mapping[NodeName, int] = _Column(self, 1)
-        self.flexible_count: Mapping[NodeName, int] = _Column(self, 2)
+
+    @property
+    def free(self) -> Mapping[NodeName, int]:
+        """Free GPUs of every usable node. Made when it is asked for: a room that kept it would be
+        part of a cycle, and hold what it saw of the cluster until garbage is looked for."""
+        return _Free(self)
 
     @property
     def flexible(self) -> Flexible:
@@ -323,15 +323,14 @@ class Room:
         return 3
 
 
-class _Column(Mapping[NodeName, int]):
-    """One number of every usable node."""
+class _Free(Mapping[NodeName, int]):
+    """Free GPUs of every usable node."""
 
-    def __init__(self, room: Room, column: int) -> None:
+    def __init__(self, room: Room) -> None:
         self._room = room
-        self._column = column
 
     def __getitem__(self, name: NodeName) -> int:
-        return self._room.use(name)[self._column]
+        return self._room.use(name)[0]
 
     def __iter__(self) -> Iterator[NodeName]:
         return iter(self._room.nodes)

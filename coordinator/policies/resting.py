@@ -1,8 +1,8 @@
 """Jobs that were preempted lately: no other one's turn stops them again yet. Knows no policy.
 
-The engine refuses such a preemption (`min_runtime_s`, design section 5: nobody is stopped over and
-over), and with it the start that was to have the GPUs. So a policy is told beforehand, and is asked
-again when the first of them may be stopped. Must not know the engine.
+The engine refuses such a preemption (`min_runtime_s`: nobody is stopped over and over), and with it
+the start that was to have the GPUs. So a policy is told beforehand, and is asked again when the
+first of them may be stopped. Must not know the engine.
 """
 
 from __future__ import annotations

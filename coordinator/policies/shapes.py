@@ -5,11 +5,12 @@ Must not know a snapshot, nor which nodes and jobs there are.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import IntEnum
 
 from msgspec import Struct
 
-from common.model import NodeName, Preemptibility, ServiceName
+from common.model import NodeName, Preemptibility, ServiceName, WorkerRange
 
 
 class Tag(IntEnum):
@@ -30,6 +31,38 @@ class Group(Struct, frozen=True, cache_hash=True):
 
 Masks = list[int]
 """By number of free GPUs: a set of places of nodes, as the bits of an integer."""
+
+
+def bits(mask: int) -> Iterator[int]:
+    """The members of a set of places, lowest first."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def add_bit(masks: Masks, free: int, place: int) -> None:
+    """Add a place to the set of a number of free GPUs."""
+    if free >= len(masks):
+        masks += [0] * (free + 1 - len(masks))
+    masks[free] |= 1 << place
+
+
+def trimmed(masks: Masks) -> Masks:
+    """A copy without the empty sets at its end."""
+    last = len(masks)
+    while last and not masks[last - 1]:
+        last -= 1
+    return masks[:last]
+
+
+class Behind(Struct, frozen=True, kw_only=True):
+    """The gang that a job is after its pre-run. work_s: worker-seconds of it, by the estimate."""
+
+    workers: WorkerRange
+    gpus_per_worker: int
+    work_s: float
+    estimate_source: str
 
 
 class JobShape(Struct, frozen=True, cache_hash=True):

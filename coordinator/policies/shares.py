@@ -6,7 +6,6 @@ Phase 2 of Lyra, EuroSys'23, section 5.2, gives out flexible workers; `scaling` 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 
 from common.model import JobId
 from coordinator.policies.decisions import Placement
@@ -54,29 +53,40 @@ class Share:
         """How much a second of its running time counts."""
         self.removed: list[WorkerView] = []
         self.added: list[Placement] = []
+        self._work_s: float | None = None
+        self._rates: tuple[float, ...] | None = None if self._has_curve else ()
+        self._most: int | None = None if self._has_curve else self.span.max - self.span.min
 
-    @cached_property
+    # Worked out when they are first asked for: of a job that has all it can use nobody asks. By
+    # hand, as `cached_property` takes a lock each time that it works one out.
+
+    @property
     def work_s(self) -> float:
-        """Worker-seconds left on its GPU type; of a job that has all it can use nobody asks."""
-        return work_on(self.job, self.gpu_type, self._now_s)
+        """Worker-seconds left on its GPU type."""
+        if self._work_s is None:
+            self._work_s = work_on(self.job, self.gpu_type, self._now_s)
+        return self._work_s
 
     @property
     def count(self) -> int:
         """Flexible workers after this pass."""
         return self.current - len(self.removed) + (placed_count(self.added) if self.added else 0)
 
-    @cached_property
+    @property
     def rates(self) -> tuple[float, ...]:
         """Work a second by number of flexible workers, by its profile; empty: in proportion."""
-        if not self._has_curve:
-            return ()
-        base, most = self.span.min, max(self.current, self.span.max - self.span.min)
-        return tuple([rate_on(self.job, self.gpu_type, base + extra) for extra in range(most + 1)])
+        if self._rates is None:
+            base, most = self.span.min, max(self.current, self.span.max - self.span.min)
+            counts = range(base, base + most + 1)
+            self._rates = tuple([rate_on(self.job, self.gpu_type, count) for count in counts])
+        return self._rates
 
-    @cached_property
+    @property
     def most(self) -> int:
         """The most flexible workers that it can use: fewest of those that make it fastest."""
-        return self.best(0, self.span.max - self.span.min)
+        if self._most is None:
+            self._most = self.best(0, self.span.max - self.span.min)
+        return self._most
 
     @property
     def is_full(self) -> bool:
@@ -246,6 +256,8 @@ def that_may_grow(
     On any other type all have what they can use, and nobody would have to shrink for anybody.
     """
     types = {job.gpu_type for job in growable} | {share.gpu_type for share in new}
+    if not types:
+        return []
     return [
         shares[job_id]
         for job_id, job in shares.jobs.items()

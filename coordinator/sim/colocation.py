@@ -29,23 +29,29 @@ class Colocation:
         self._gpus[order.key] = order.gpu_uuids
         met: set[JobId] = set()
         for uuid in order.gpu_uuids:
-            here = self._on.setdefault(uuid, {})
-            if here:
-                met.update([key.job_id for key in here])
+            here = self._on.get(uuid)
+            if here is None:
+                self._on[uuid] = {order.key: order.spec.profile}
+                continue
+            met.update([key.job_id for key in here])
             here[order.key] = order.spec.profile
             self._shared_count += len(here) == 2
-        return met - {order.key.job_id}
+        met.discard(order.key.job_id)
+        return met
 
     def leave(self, key: WorkerKey) -> set[JobId]:
         """A worker ceases to compute; the other jobs that have its GPUs to themselves now."""
         met: set[JobId] = set()
         for uuid in self._gpus.pop(key, ()):
             here = self._on[uuid]
+            if len(here) == 1:
+                del self._on[uuid]  # nearly always it had the GPU to itself
+                continue
             self._shared_count -= len(here) == 2
             del here[key]
-            if here:
-                met.update([other.job_id for other in here])
-        return met - {key.job_id}
+            met.update([other.job_id for other in here])
+        met.discard(key.job_id)
+        return met
 
     def share(self, key: WorkerKey) -> float:
         """Part of its GPUs' time that is a worker's own."""

@@ -24,10 +24,13 @@ class Held(Struct):
 
     def fact(self, endpoint: str, now_s: float) -> WorkerFact:
         """What is to be reported of it; the same value again while nothing changed."""
-        if self.ended_at_s is not None:
-            self.said = None  # its end is longer ago each time
         said = self.said
-        if said is None or said.phase != self.phase or said.stop_reason != self.stop_reason:
+        if (
+            said is None
+            or said.phase is not self.phase
+            or said.stop_reason is not self.stop_reason
+            or self.ended_at_s is not None  # its end is longer ago each time
+        ):
             said = self.said = WorkerFact(
                 key=self.order.key,
                 phase=self.phase,

@@ -6,7 +6,8 @@ Must not know what the calls do. The sequence makes ties deterministic.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 URGENT = 0
 NORMAL = 1
@@ -16,13 +17,18 @@ LAST = 3
 """After what is late: a scheduling pass sees what a loan pass of its instant did."""
 
 
+_Entry = tuple[float, int, int, Callable[[], None]]
+
+
 class Loop:
     """Runs calls in order of simulated time."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
         self.events = 0
-        self._heap: list[tuple[float, int, int, Callable[[], None]]] = []
+        self.is_halted = False
+        """Whether `steps` returns after the present call; `step` and `run` go on all the same."""
+        self._heap: list[_Entry] = []
         self._sequence = 0
 
     def at(self, when_s: float, call: Callable[[], None], *, priority: int = NORMAL) -> None:
@@ -38,6 +44,26 @@ class Loop:
         when_s = self.now_s + (delay_s if delay_s > 0.0 else 0.0)
         heapq.heappush(self._heap, (when_s, priority, self._sequence, call))
 
+    def plan(self, calls: Iterable[tuple[float, Callable[[], None]]]) -> None:
+        """As `at` for each (instant, call), of which only the next one is in the heap: what is to
+        come does not slow down what comes before it."""
+        planned: list[_Entry] = []
+        for when_s, call in calls:
+            self._sequence += 1
+            planned.append((max(when_s, self.now_s), NORMAL, self._sequence, call))
+        planned.sort()
+        self._plan_next(iter(planned))
+
+    def _plan_next(self, planned: Iterator[_Entry]) -> None:
+        for when_s, priority, sequence, call in planned:
+            run: Callable[[], None] = partial(self._run_planned, call, planned)
+            heapq.heappush(self._heap, (when_s, priority, sequence, run))
+            break
+
+    def _run_planned(self, call: Callable[[], None], planned: Iterator[_Entry]) -> None:
+        self._plan_next(planned)
+        call()
+
     def step(self) -> bool:
         """Run the next call; False when there is none."""
         if not self._heap:
@@ -46,6 +72,16 @@ class Loop:
         self.events += 1
         call()
         return True
+
+    def steps(self, most: int) -> int:
+        """Run up to so many calls, none once it is halted or nothing is left; how many."""
+        heap, pop, done = self._heap, heapq.heappop, 0
+        while heap and done < most and not self.is_halted:
+            self.now_s, _, _, call = pop(heap)
+            done += 1
+            call()
+        self.events += done
+        return done
 
     def run(self, until_s: float = float("inf")) -> None:
         """Run until nothing is left or the next call is later than `until_s`."""

@@ -14,7 +14,7 @@ RESET_PEAK = "5"
 """Written to clear_refs it makes the peak the present size, proc(5); Linux 4.0 and later."""
 
 
-COLLECT_AFTER = (50_000, 20, 1000)
+COLLECT_AFTER = (200_000, 20, 1000)
 """As `gc.set_threshold`: new objects of the youngest generation, then of each younger one its
 collections."""
 
@@ -24,8 +24,8 @@ def collecting_rarely() -> Generator[None]:
     """Look for garbage in cycles seldom while this lasts; for programs that keep what they make.
 
     A run keeps every job, node and worker that it makes, and the collector looks through all of
-    them each time that their number has grown by a quarter. What the scratch rooms of the passes
-    leave in cycles is found among the young.
+    them each time that their number has grown by a quarter. Most passes leave nothing in cycles;
+    what others do leave is found among the young, before it takes much memory.
     """
     before = gc.get_threshold()
     gc.set_threshold(*COLLECT_AFTER)

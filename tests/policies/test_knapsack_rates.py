@@ -143,3 +143,12 @@ def test_who_is_faster_with_fewer_gives_up_what_pays_for_the_change() -> None:
     assert solve([large], 4) == solve_exact([large], 4) == (2,)
     dear = replace(large, change_cost_s=saved_s)
     assert solve([dear], 4) == solve_exact([dear], 4) == (4,)
+
+
+@given(MIXED)
+def test_with_room_for_all_each_group_has_what_it_climbs_to_among_others(
+    groups: list[Group],
+) -> None:
+    """Nothing competes there, so that nobody's order matters: the greedy answer is the same."""
+    room_gpus = weight_gpus(groups, [group.extra_max for group in groups])
+    assert solve(groups, room_gpus) == solve_greedy(groups, room_gpus)

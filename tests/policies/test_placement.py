@@ -75,7 +75,7 @@ def test_fill_places_what_fits_and_holds_nothing() -> None:
     placements = fill(room, job, "H100", 5)
     assert (placed_count(placements), room.free[NodeName("n1")]) == (2, 8)
     room.hold(placements, 3)
-    assert (room.free[NodeName("n1")], room.base_count[NodeName("n1")]) == (2, 2)
+    assert room.use(NodeName("n1")) == (2, 2, 0)
     with pytest.raises(AssertionError, match="2 free, 6 asked"):
         room.hold(placements, 3)
 
@@ -236,7 +236,7 @@ def test_a_worker_that_is_released_and_kept_leaves_no_trace() -> None:
     worker = room.flexible[nodes[0].name][0]
     before, saved = room.save(), room.save()
     room.release(worker)
-    assert (room.free[nodes[0].name], room.flexible_count[nodes[0].name]) == (6, 0)
+    assert room.use(nodes[0].name) == (6, 1, 0)
     room.keep(worker)
     assert room.save() == before
     room.release(worker)
