@@ -37,3 +37,13 @@ class Attempt(Struct):
     is_leaving: bool = False
     """It was asked to stop, cannot save and computes on for nothing until it ends."""
     version: int = 0
+
+    def admits(self, key: WorkerKey) -> bool:
+        """Whether a worker that begins now is of this gang; else its number was given out anew, by
+        a coordinator that lost its journal.
+
+        A gang that was asked to leave, or of which nobody is left, takes nobody in, and none of its
+        workers begins twice.
+        """
+        is_over = self.is_leaving or not self.workers
+        return key.attempt == self.number and key not in self.workers and not is_over

@@ -137,7 +137,7 @@ class Runtime:
         """A worker computes from now on, with the others of its gang."""
         job = self._jobs[order.key.job_id]
         attempt = job.attempt
-        if attempt is None or attempt.number != order.key.attempt:
+        if attempt is None or not attempt.admits(order.key):
             for key in () if attempt is None else tuple(attempt.workers):
                 self._leave(key, is_asked=False)  # on a node that was given up
             attempt = job.attempt = self._begin(job, order)

@@ -64,7 +64,13 @@ class Bench:
     def _finished(self, job_id: JobId, workers: dict[WorkerKey, NodeName]) -> None:
         self.finished_at_s = self.loop.now_s
 
-    def start(self, *indices: int, attempt: int = 1, gpus: tuple[GpuUuid, ...] = ()) -> None:
+    def start(
+        self,
+        *indices: int,
+        attempt: int = 1,
+        gpus: tuple[GpuUuid, ...] = (),
+        gpu_type: str = "T4",
+    ) -> None:
         """Workers compute from now on."""
         for index in indices:
             order = WorkerOrder(
@@ -74,7 +80,7 @@ class Bench:
                 user="u",
                 submitted_at_s=0.0,
                 gpu_uuids=gpus,
-                gpu_type="T4",
+                gpu_type=gpu_type,
                 is_flexible=False,
                 phase=OrderPhase.RUN,
                 worker_count=1,
@@ -285,6 +291,35 @@ def test_an_attempt_that_follows_a_lost_one_has_its_gpus_and_its_work_for_itself
     bench.start(0, attempt=2, gpus=gpus)
     assert bench.runtime.lost_gpu_s == 100.0 * GPUS
     bench.stop(0, attempt=1)
+    bench.wait(2000.0)
+    assert bench.finished_at_s == 100.0 + 1000.0
+
+
+@pytest.mark.parametrize("key_index", [0, 1], ids=["the same worker", "another one"])
+def test_a_number_that_comes_back_is_an_attempt_of_its_own(key_index: int) -> None:
+    """A coordinator that lost its journal gives out numbers again: the one that was asked to leave
+    under this number computes for nothing beside the new one, or is gone, and the job ends."""
+    bench = Bench(RunRules(saves=Saves.NEVER), workers=(1, 1))
+    bench.start(0, attempt=2)
+    bench.wait(100.0)
+    bench.runtime.asked(WorkerKey(JOB, 2, 0), StopReason.PREEMPT)
+    if key_index == 0:
+        bench.stop(0, attempt=2)
+    bench.wait(50.0)
+    bench.start(key_index, attempt=2)
+    bench.stop(1 - key_index, attempt=2)
+    bench.wait(2000.0)
+    assert bench.finished_at_s == 150.0 + 1000.0
+
+
+def test_a_number_that_comes_back_has_the_pace_of_its_own_gpus() -> None:
+    """What was true of the attempt that had it before, such as its GPU type, is not of this one."""
+    bench = Bench(RunRules(saves=Saves.NEVER), workers=(1, 3), multiplier=2)
+    bench.start(0, 1, attempt=1, gpu_type="T4")
+    bench.wait(100.0)
+    for index in range(2):
+        bench.runtime.crashed(WorkerKey(JOB, 1, index))
+    bench.start(0, attempt=1, gpu_type="V100")
     bench.wait(2000.0)
     assert bench.finished_at_s == 100.0 + 1000.0
 
