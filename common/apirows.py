@@ -122,7 +122,8 @@ class LoanRow(Part, frozen=True, kw_only=True, omit_defaults=False):
 
     begun_at_s: when its node was heard to be on loan; None too where a call home overtook that.
     reclaim_s: from the order to come home to serving again; None without an order, of a node that
-        is not home yet, and of one that had not stopped its server.
+        is not home yet, and of one that had not stopped its server, unless it was heard to drain
+        until after its deadline; that one has no stages.
     """
 
     lease_id: str

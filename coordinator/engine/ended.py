@@ -1,4 +1,5 @@
-"""Which nodes have the logs of workers that are gone. Must not know why they ended."""
+"""Which nodes have the logs of workers that are gone, and since when they are. Must not know why
+they ended."""
 
 from __future__ import annotations
 
@@ -10,6 +11,16 @@ ENDED_WORKERS_KEPT = 64
 """Of the latest attempt that ran."""
 EARLIER_WORKERS_KEPT = 64
 """Of all attempts before it; a state that is saved must not grow with time."""
+HEARD_LATE_S = 15.0
+"""An end that is heard so long after it happened could be told to nobody at the time, since nobody
+led or its node was cut off; that long a node may be silent before it is LOST. What is heard sooner
+is as late as reports are, and then the end is when it is heard, for all that is counted from it."""
+
+
+def left(job: JobEntry, worker: WorkerEntry, ended_at_s: float) -> None:
+    """A worker ended, at that instant; not for a store, which a gang need not wait for."""
+    job.left_at_s = max(job.left_at_s, ended_at_s)
+    remember(job, worker)
 
 
 def remember(job: JobEntry, worker: WorkerEntry) -> None:
@@ -31,6 +42,14 @@ def remember(job: JobEntry, worker: WorkerEntry) -> None:
     while len(ended) > ENDED_WORKERS_KEPT:  # an elastic job may shrink and grow for months
         del ended[next(iter(ended))]
     del job.earlier_workers[:-EARLIER_WORKERS_KEPT]
+
+
+def waits_since_s(job: JobEntry, now_s: float) -> float:
+    """Since when a job waits whose last worker was heard to be gone now, after an attempt that ran:
+    since that worker ended, if nobody could hear of it."""
+    ran_at_s = now_s if job.attempt_ran_at_s is None else job.attempt_ran_at_s
+    since_s = max(job.left_at_s, ran_at_s)
+    return since_s if now_s - since_s >= HEARD_LATE_S else now_s
 
 
 def of_attempt(job: JobEntry, attempt: int | None) -> dict[int, EndedWorker]:

@@ -22,6 +22,7 @@ from coordinator.engine import (
     invariants,
     jobs,
     ledgers,
+    loans,
     migrating,
     nodes,
     operator,
@@ -76,13 +77,10 @@ class Engine:
         self._gpus_said: nodes.Said = {}
         self._holds: dict[JobId, tuple[str, ...]] | None = None
         self._fleet: Fleet | None = None
-        self.beside_idle = guarantees.BesideIdle()
         self._tells_waits = True
         """Whether the policy said of any job what it waits for."""
         self._policy_wake_at_s: float | None = None
         """What the last pass asked for; not saved, as whoever starts to lead begins with one."""
-        self.settings = settings
-        self.policy = policy(settings.policy)
         self._configure(settings)
 
     def _configure(self, settings: EngineSettings) -> None:
@@ -103,10 +101,12 @@ class Engine:
 
         `now_s` never decreases; an earlier instant counts as the last one.
         """
-        now_s = max(now_s, self.state.now_s)
+        before_s, now_s = self.state.now_s, max(now_s, self.state.now_s)
         self.state.now_s = now_s
         self._tally.integrate(self.state.counters, now_s)
         ctx = Context(self.state, self.settings, now_s)
+        if isinstance(event, LeaderStarted):
+            self._led_until(ctx, before_s)
         self._dispatch(ctx, event)
         if self.state.awaited:
             awaiting.settle(ctx)
@@ -174,6 +174,12 @@ class Engine:
                 self._loan_pass(ctx)
             case _:
                 assert_never(event)
+
+    def _led_until(self, ctx: Context, until_s: float) -> None:
+        """Whoever led took its last fact at this instant, and heard its nodes until then."""
+        for node in self.state.nodes.values():
+            if node.is_heard:
+                loans.drained(ctx, node, until_s=until_s)
 
     def _leader_started(self, ctx: Context, event: LeaderStarted) -> None:
         self.state.epoch = max(self.state.epoch + 1, event.epoch)
@@ -336,13 +342,15 @@ class Engine:
             }
         return self._holds
 
-    def check(self, *, are_copies_too: bool = True, is_after_pass: bool = False) -> list[str]:
+    def check(
+        self, *, are_copies_too: bool = True, beside_idle: guarantees.BesideIdle | None = None
+    ) -> list[str]:
         """Broken invariants, as sentences; empty when all is well. Tests call it often.
 
         are_copies_too: whether also what is kept beside the state (tally, views, orders) is what it
             would be if it were made anew, which takes several times as long.
-        is_after_pass: nothing happened since the last pass, so that guarantees are met where they
-            can be.
+        beside_idle: what the caller saw so after the passes before. Given where nothing happened
+            since the last pass, so that guarantees are met where they can be.
         """
         ctx = Context(self.state, self.settings, self.state.now_s)
         faults = [
@@ -359,9 +367,9 @@ class Engine:
             faults += invariants.tally_faults(self._tally, accounting.GpuTally(self.state))
             faults += invariants.view_faults(self._views.snapshot(ctx), *view.made_anew(ctx))
             faults += invariants.order_faults(ctx, self._orders)
-        if is_after_pass:
+        if beside_idle is not None:
             faults += guarantees.starved(self._views.snapshot(ctx))
-            faults += self.beside_idle.faults(self._views.snapshot(ctx))
+            faults += beside_idle.faults(self._views.snapshot(ctx))
         return faults
 
     def encode_state(self) -> bytes:

@@ -120,6 +120,9 @@ class NodeReported(Fact, frozen=True, kw_only=True, tag="node_reported"):
     """How long before this fact its latest way home was over; None: not known."""
     turned_back: TurnBack | None = None
     """Its latest loan was given up by the node itself; None: it was not, or an older version."""
+    is_move_heard: bool = False
+    """It left another role, in which it had been heard until now: no later than the silence by
+    which a node is LOST before this fact, in the same boot. False also: an older version."""
 
 
 class ProgressReported(Fact, frozen=True, kw_only=True, tag="progress_reported"):

@@ -156,7 +156,7 @@ def preempt(
     fire(ctx, job, JobEvent.PREEMPT, reason)
     job.after_vacating = AfterVacating.REQUEUE
     stop_workers(ctx, job, StopReason.PREEMPT)
-    requeue_if_vacated(ctx, job)
+    conclude_if_vacated(ctx, job)
 
 
 def worker_phase_changed(ctx: Context, job: JobEntry, worker: WorkerEntry) -> None:
@@ -164,7 +164,7 @@ def worker_phase_changed(ctx: Context, job: JobEntry, worker: WorkerEntry) -> No
     if job.state == JobState.STARTING:
         _run_when_ready(ctx, job)
     elif job.state == JobState.RESIZING:
-        grow_when_ready(ctx, job)
+        end_resize_when_done(ctx, job)
 
 
 def is_ready(worker: WorkerEntry) -> bool:
@@ -179,7 +179,7 @@ def is_base_there(job: JobEntry) -> bool:
 
 
 def _run_when_ready(ctx: Context, job: JobEntry) -> None:
-    """Nobody runs before every node of the gang is ready (design 5)."""
+    """Nobody runs before every node of the gang is ready: a part of it can only wait."""
     # The last worker is mostly the last to be ready: look there first, as all of them come by.
     if not (all(map(is_ready, reversed(job.workers.values()))) and is_base_there(job)):
         return
@@ -203,7 +203,7 @@ def _run_when_ready(ctx: Context, job: JobEntry) -> None:
     fire(ctx, job, JobEvent.GANG_READY, f"workers ready: {len(job.workers)}")
 
 
-def grow_when_ready(ctx: Context, job: JobEntry) -> None:
+def end_resize_when_done(ctx: Context, job: JobEntry) -> None:
     """End a resize when its new workers are ready and its released ones are gone."""
     added = [w for w in job.workers.values() if w.order == OrderPhase.RESERVE and w.stop is None]
     if added and all(is_ready(worker) for worker in added):
@@ -232,7 +232,7 @@ def worker_gone(ctx: Context, job: JobEntry, worker: WorkerEntry, ending: Ending
     release_gpus(ctx, worker.node, worker.key)
     del job.workers[worker.key.worker_index]
     ctx.changed_jobs[job.job_id] = None
-    ended.remember(job, worker)
+    ended.left(job, worker, ended_at_s)
     for other in job.workers.values():
         ctx.touch(other.node)
     if worker.stop is not None:
@@ -276,7 +276,7 @@ def _store_gone(ctx: Context, job: JobEntry, store: WorkerEntry, ending: Ending)
     is_free = ending.is_node_fault or was_killed or code == PORT_TAKEN_EXIT_CODE
     error = f"its rendezvous store on {store.node} ended: {ending.error or f'exit code {code}'}"
     _fault(ctx, job, store.node, replace(ending, error=error, is_node_fault=is_free))
-    requeue_if_vacated(ctx, job)
+    conclude_if_vacated(ctx, job)
 
 
 def _count_release(ctx: Context, job: JobEntry, worker: WorkerEntry) -> None:
@@ -286,7 +286,7 @@ def _count_release(ctx: Context, job: JobEntry, worker: WorkerEntry) -> None:
 
 
 def _goes_on_without(job: JobEntry, worker: WorkerEntry) -> bool:
-    """Whether a worker's loss only shrinks its gang (design 5): the base meets again without it."""
+    """Whether a worker's loss only shrinks its gang: the base meets again without it."""
     is_whole = job.state in (JobState.RUNNING, JobState.RESIZING, JobState.SUSPENDED)
     return worker.is_flexible and is_whole
 
@@ -295,6 +295,10 @@ def _sent_home(
     ctx: Context, job: JobEntry, worker: WorkerEntry, reason: StopReason, stake: estimates.Stake
 ) -> None:
     """The node stopped a worker by itself: its lease ended. Only that is a preemption by node."""
+    if reason == StopReason.CANCEL:  # by an order that the journal has lost
+        job.after_vacating, job.cancelled_by = AfterVacating.CANCEL, f"an order to {worker.node}"
+        stop_workers(ctx, job, reason)
+        return
     if _goes_on_without(job, worker):
         ctx.state.counters.flexible_workers_released += 1
         ctx.tell(job.job_id, "flexible worker lost", f"{worker.node} went home ({reason})")
@@ -337,13 +341,13 @@ def _settle(ctx: Context, job: JobEntry) -> None:
             if job.workers:
                 stop_workers(ctx, job, StopReason.FINISHED)
         elif job.state == JobState.RESIZING:
-            grow_when_ready(ctx, job)
+            end_resize_when_done(ctx, job)
         elif job.state == JobState.STARTING:
             _run_when_ready(ctx, job)
-    requeue_if_vacated(ctx, job)
+    conclude_if_vacated(ctx, job)
 
 
-def requeue_if_vacated(ctx: Context, job: JobEntry) -> None:
+def conclude_if_vacated(ctx: Context, job: JobEntry) -> None:
     """When the last worker of an attempt that is over has gone: what becomes of its job."""
     if job.workers or job.after_vacating is None:
         return
@@ -351,7 +355,7 @@ def requeue_if_vacated(ctx: Context, job: JobEntry) -> None:
     after = job.after_vacating
     if after == AfterVacating.SUCCEED:
         job.exit_code, job.error = 0, ""
-        if job.attempt_ran_at_s is not None and job.attempt <= 1:
+        if job.attempt_ran_at_s is not None and job.attempt - job.retry.prerun_attempts <= 1:
             kept = ctx.settings.job_histories_kept
             estimates.record(ctx.state, job, job.worker_s, kept=kept)
         end(ctx, job, JobEvent.SUCCEED)
@@ -365,11 +369,11 @@ def requeue_if_vacated(ctx: Context, job: JobEntry) -> None:
 
 def _requeue(ctx: Context, job: JobEntry) -> None:
     stores.leave(ctx, job)
-    prerun_shape.settled(job)
     job.after_vacating = None
     if job.attempt_ran_at_s is not None:  # else it has waited all the time, its nodes taken in vain
-        job.pending_since_s = ctx.now_s
+        job.pending_since_s = ended.waits_since_s(job, ctx.now_s)
     estimates.attempt_ended(job)
+    prerun_shape.settled(ctx, job)
     job.gang_deadline_s = None
     job.awaited_nodes = []
     job.gpu_type = None

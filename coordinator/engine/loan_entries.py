@@ -23,6 +23,9 @@ class LoanEntry(Struct, kw_only=True):
     is_server_stopped: bool = False
     """Its node stopped its server for it, and was called back or turned back before it was heard to
     be on loan; `coordinator.engine.returns.has_left`."""
+    is_drain_late: bool = False
+    """Its node was called back while it drained, and was heard to drain, out of its service's
+    routing, until after its deadline."""
     reclaim_ordered_at_s: float | None = None
     reclaim_deadline_s: float | None = None
     reclaim_reason: str = ""
@@ -64,7 +67,6 @@ class ShadowLoan(Struct, kw_only=True):
     """A loan that a watched service would have made; see `coordinator.engine.watching`."""
 
     service: ServiceName
-    lent_at_s: float
     reclaimed_at_s: float | None = None
     is_late: bool = False
 

@@ -7,11 +7,11 @@ from coordinator.engine import jobs, promised, pruning, stages
 from coordinator.engine.context import Context, keys_on, sick_slots
 from coordinator.engine.events import NodeReported
 from coordinator.engine.loan_entries import LoanEntry
-from coordinator.engine.returns import has_left, is_late, is_reclaim, is_turn_back
+from coordinator.engine.returns import has_left, is_late, is_reclaim, is_turn_back, overdue_s
 from coordinator.engine.state import JobEntry, NodeEntry, WorkerEntry
 from coordinator.policies.decisions import Loan, Reclaim
 
-_ON_LOAN, _SERVING = NodeRole.ON_LOAN, NodeRole.SERVING
+_DRAINING, _ON_LOAN, _SERVING = NodeRole.DRAINING, NodeRole.ON_LOAN, NodeRole.SERVING
 """Members of an enum are slow to look up, and every report asks for these."""
 
 _NOT_LENT = (NodeRole.SERVING, NodeRole.QUARANTINED, NodeRole.WARMING)
@@ -55,13 +55,14 @@ def _why_not(ctx: Context, node: NodeEntry) -> str:
         return f"{node.name} is cordoned"
     if node.ledger_error or node.closed_reason:
         return f"{node.name} takes nothing new: {node.ledger_error or node.closed_reason}"
-    for slot in sick_slots(node):
+    if sick := sick_slots(node):
         # Its server runs beside it. Once stopped it might never be healthy again, and no deadline
         # could be kept: the agent waits for each GPU to be free.
-        what = "gone" if slot.is_gone else slot.health
-        return f"{node.name} is not lent: its GPU {slot.uuid} is {what}"
-    for uuid, pid in sorted(node.trespassed.items()):
+        what = "gone" if sick[0].is_gone else sick[0].health
+        return f"{node.name} is not lent: its GPU {sick[0].uuid} is {what}"
+    if node.trespassed:
         # No worker would get it, and its server may not find room beside that process again.
+        uuid, pid = min(node.trespassed.items())
         return (
             f"{node.name} is not lent: its GPU {uuid} is used by process {pid}, which is not its "
             "server's"
@@ -131,12 +132,9 @@ def workers_on(ctx: Context, node: NodeEntry) -> list[tuple[JobEntry, WorkerEntr
     """Live workers of a node with their jobs, by job id and index."""
     found: list[tuple[JobEntry, WorkerEntry]] = []
     for key in sorted(keys_on(node)):
-        job = ctx.state.jobs.get(key.job_id)
-        if job is None or job.attempt != key.attempt:
-            continue
-        worker = job.workers.get(key.worker_index)
+        worker = ctx.worker(key)
         if worker is not None:
-            found.append((job, worker))
+            found.append((ctx.state.jobs[key.job_id], worker))
     return found
 
 
@@ -179,8 +177,8 @@ def role_reported(
         loan = ctx.state.loans[node.lease.lease_id]
         if node.role == _ON_LOAN and event.lease_id == loan.lease_id:
             if loan.begun_at_s is None:
-                loan.begun_at_s = ctx.now_s
-                ctx.state.counters.reclaims += is_reclaim(loan)
+                was_reclaim, loan.begun_at_s = is_reclaim(loan), ctx.now_s
+                ctx.state.counters.reclaims += is_reclaim(loan) and not was_reclaim
                 ctx.tell(node.name, f"on loan (lease {loan.lease_id})", loan.reason)
         elif _has_gone_home(node, loan) or _has_let_go(ctx, node, event):
             _went_home(ctx, node, loan, event)
@@ -191,16 +189,15 @@ def role_reported(
 
 
 def _note_left(ctx: Context, node: NodeEntry, event: NodeReported, *, old_role: NodeRole) -> None:
-    """Note of a loan that has not begun, as far as was heard, that its node stopped its server.
+    """Note of a loan that has not begun, as far as was heard, that its node stopped its server, or
+    that it drained until after its deadline.
 
     Its drain may have ended before the call home reached it. Its roles on the way tell, or else,
     where no report fell into the way, the stages that it has measured: a node forgets those of the
     way before when it takes a lease. A server that quarantine restarts was not stopped for a loan.
     """
-    loan = None if node.last_lease_id is None else ctx.state.loans.get(node.last_lease_id)
-    if loan is None or loan.returned_at_s is not None or has_left(loan):
-        return
-    if node.lease is not None and node.role == _ON_LOAN:
+    loan = _not_begun(ctx, node)
+    if loan is None or (node.lease is not None and node.role == _ON_LOAN):
         return  # it begins
     stages_s = event.stage_durations_s
     loan.is_server_stopped = (
@@ -208,7 +205,26 @@ def _note_left(ctx: Context, node: NodeEntry, event: NodeReported, *, old_role: 
         or (node.role == NodeRole.WARMING and old_role not in _NOT_LENT)
         or ("device_free" in stages_s and stages_s != node.stage_durations_s)
     )
+    if node.role == _DRAINING or (old_role == _DRAINING and event.is_move_heard):
+        loan.is_drain_late = overdue_s(loan, ctx.now_s) > 0
     ctx.state.counters.reclaims += is_reclaim(loan)
+
+
+def drained(ctx: Context, node: NodeEntry, *, until_s: float) -> None:
+    """A node is not heard from now on that was until an instant; if it drained, it did so then.
+
+    Its next report may be that it serves, and is no word of when it began to.
+    """
+    loan = _not_begun(ctx, node) if node.role == _DRAINING else None
+    if loan is not None:
+        loan.is_drain_late = overdue_s(loan, until_s) > 0
+        ctx.state.counters.reclaims += is_reclaim(loan)
+
+
+def _not_begun(ctx: Context, node: NodeEntry) -> LoanEntry | None:
+    """The open loan of a node that is not known to have left its service for it."""
+    loan = None if node.last_lease_id is None else ctx.state.loans.get(node.last_lease_id)
+    return None if loan is None or loan.returned_at_s is not None or has_left(loan) else loan
 
 
 def _has_gone_home(node: NodeEntry, loan: LoanEntry) -> bool:
@@ -241,7 +257,7 @@ def _lets_go(ctx: Context, node: NodeEntry, event: NodeReported) -> bool:
 
 
 def _adopt_lease(ctx: Context, node: NodeEntry, event: NodeReported) -> None:
-    """A new leader adopts the leases that it finds (design 9), unless the loan was called back."""
+    """A new leader adopts the leases that it finds, unless the loan was called back."""
     if event.lease_id is None or event.lease_id in ctx.state.loans:
         return
     service = node.service

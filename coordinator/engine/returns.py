@@ -54,9 +54,12 @@ def tally(loans: Iterable[LoanEntry], now_s: float) -> Tally:
 def has_left(loan: LoanEntry) -> bool:
     """Whether its node is known to have left its service, so that its way home is a return.
 
-    A loan that was called back first may have begun all the same, between two reports.
+    A loan that was called back first may have begun all the same, between two reports. A node that
+    only drains is out of the routing: one that is called back then and serves again in time was
+    hardly missed, and one that is heard to drain until after its deadline was away like any other.
+    Of one that nobody heard meanwhile nobody knows for how long it drained.
     """
-    return loan.begun_at_s is not None or loan.is_server_stopped
+    return loan.begun_at_s is not None or loan.is_server_stopped or loan.is_drain_late
 
 
 def is_reclaim(loan: LoanEntry) -> bool:
@@ -97,10 +100,11 @@ def is_late(loan: LoanEntry) -> bool:
     """Whether a return that is over broke a promise; never of a node that had not left.
 
     From the order it has the deadline. A lapse has what the TTL leaves of it: nobody asked the node
-    back, but its service has the promise from the last renewal on (design 6: TTL + way home fit
-    into the deadline). A turn-back has all of it: its service, which might have asked at that time,
-    had not begun to. Both promises hold for an order that waited when the lease lapsed or the node
-    turned back. A loan that ended otherwise was late if a deadline was over by then.
+    back, but its service has the promise from the last renewal on: a node is lent only where TTL
+    and way home fit into the deadline. A turn-back has all of it: its service, which might have
+    asked at that time, had not begun to. Both promises hold for an order that waited when the lease
+    lapsed or the node turned back. A loan that ended otherwise was late if a deadline was over by
+    then.
     """
     if not has_left(loan) or loan.returned_at_s is None:
         return False

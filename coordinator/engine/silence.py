@@ -1,7 +1,7 @@
 """Nodes that say nothing: LOST at first, and what has certainly ended there later. Must not know
 how silence is measured.
 
-Silence proves nothing (design 6): workers of a LOST node are unknown, not dead, and hold their job
+Silence proves nothing: workers of a LOST node are unknown, not dead, and hold their job
 until the node is heard, an operator vouches for its death, or the job's own `stop_after_s` has
 ended them. The last is a lease, counted on two clocks: an agent tells its shims when it *sent* the
 last report that a leader answered, and a shim stops its worker `stop_after_s` after that instant,
@@ -12,6 +12,7 @@ shim counts from.
 
 from __future__ import annotations
 
+from common.faults import NODE_FAULT
 from common.lifecycle import NODE_TRANSITIONS, NodeEvent, advance
 from common.model import JobSpec, NodeName, NodeRole
 from coordinator.engine import jobs, loans
@@ -21,8 +22,6 @@ from coordinator.engine.marks import Ending
 from coordinator.engine.settings import EngineSettings
 from coordinator.engine.state import ClusterState, JobEntry, NodeEntry, WorkerEntry
 
-NODE_FAULT_PREFIX = "node fault"
-"""How an agent begins the error of a worker that its node, not its job, ended."""
 CLOCK_DRIFT_RATIO = 0.002
 """Two clocks differ by less: each runs at most 500 ppm off (adjtimex(2)), and that is doubled."""
 
@@ -59,6 +58,7 @@ def silent(ctx: Context, event: NodeSilent) -> None:
 
 
 def _lose(ctx: Context, node: NodeEntry, event: NodeSilent) -> None:
+    loans.drained(ctx, node, until_s=ctx.ago(event.silent_s))
     node.role = advance(NODE_TRANSITIONS, node.role, NodeEvent.SILENT, who=f"node {node.name}")
     node.serving_since_s = None
     node.silent_since_s = ctx.now_s - event.silent_s
@@ -95,5 +95,5 @@ def confirm_dead(ctx: Context, node_name: NodeName, by: str) -> None:
 
 def node_fault(ctx: Context, job: JobEntry, worker: WorkerEntry, what: str) -> None:
     """A worker or store is gone and its node is to blame."""
-    ending = Ending(error=f"{NODE_FAULT_PREFIX}: {what}", is_node_fault=True)
+    ending = Ending(error=f"{NODE_FAULT}: {what}", is_node_fault=True)
     jobs.worker_gone(ctx, job, worker, ending)

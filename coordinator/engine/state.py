@@ -234,6 +234,8 @@ class JobEntry(Struct, kw_only=True):
     started_at_s: float | None = None
     """First start of its first attempt that ran."""
     attempt_ran_at_s: float | None = None
+    left_at_s: float = 0.0
+    """When the latest of its workers to end had ended."""
     finished_at_s: float | None = None
     total_queueing_s: float = 0.0
     gang_deadline_s: float | None = None

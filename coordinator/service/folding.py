@@ -140,6 +140,7 @@ class Folder:
         if last is not None and last.boot_id == report.boot_id and report.sequence <= last.sequence:
             self.stale_count += 1
             return None
+        is_move_heard = self._is_move_heard(last, report, now_s)
         self.reports[node] = report
         self.heard_at_s[node] = self._silent_since_s[node] = now_s
         was_silent = node in self._silent
@@ -149,7 +150,15 @@ class Folder:
         if not was_silent and not _is_news(facts, self._facts.get(node)):
             return None
         self._facts[node] = facts
-        return _dated(facts, report, late_s=0.0)
+        told = _dated(facts, report, late_s=0.0)
+        return structs.replace(told, is_move_heard=True) if is_move_heard else told
+
+    def _is_move_heard(self, last: NodeReport | None, report: NodeReport, now_s: float) -> bool:
+        """Whether a role was left just now. By the clock, not by `silent_s`: whoever did not listen
+        for a while may have missed the move, though the node was not silent."""
+        if last is None or last.role == report.role or last.boot_id != report.boot_id:
+            return False
+        return now_s - self.heard_at_s[NodeName(report.node)] <= self.lost_after_s
 
     def _fold_load(self, node: NodeName, report: NodeReport, now_s: float) -> None:
         """Arrivals = completions + change of what is in flight (conservation of requests)."""
@@ -315,8 +324,10 @@ _TELLING = _ENDED | {WorkerPhase.RESERVING}
 def _is_news(facts: NodeReported, last: NodeReported | None) -> bool:
     """Whether facts are others than the last ones said. How much memory is yet in use on a GPU that
     is waited for, and by which process, changes from one report to the next and decides nothing."""
-    if last is None or facts == last:
-        return last is None
+    if last is None:
+        return True
+    if facts == last:
+        return False
     if all(worker.phase != WorkerPhase.RESERVING for worker in facts.workers):
         return True
     return _gist(facts) != _gist(last)

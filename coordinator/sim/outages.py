@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from common.model import NodeName
-from coordinator.engine.events import NodeSilent
+from coordinator.engine.events import NodeReported, NodeSilent
 from coordinator.sim.cluster import PretendNode
 from coordinator.sim.loop import Loop
 
@@ -47,6 +48,16 @@ class Outages:
         self._tell = tell
         self._awaited_s = awaited_s
         self._since_s: dict[NodeName, float] = {}
+        self._heard: dict[NodeName, NodeReported] = {}
+
+    def heard(self, report: NodeReported) -> NodeReported:
+        """A report as it enters: a node that is up is heard all the time, though it says nothing
+        new, so that a role that it left in one boot was its own until now."""
+        last = self._heard.get(report.node)
+        self._heard[report.node] = report
+        if last is None or last.role == report.role or last.boot_id != report.boot_id:
+            return report
+        return replace(report, is_move_heard=True)
 
     def begin(self, crash: Crash) -> None:
         """The node loses power now."""

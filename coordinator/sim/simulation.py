@@ -27,6 +27,7 @@ from coordinator.engine.events import (
     OrdersRecovered,
     PassDue,
 )
+from coordinator.engine.guarantees import BesideIdle
 from coordinator.engine.settings import EngineSettings
 from coordinator.policies.decisions import Decision
 from coordinator.sim.cluster import Delays, NodeSpec, PretendNode
@@ -110,6 +111,7 @@ class Simulation:
         self.events = 0
         """Facts that the engine has taken."""
         self._check = check
+        self.beside_idle = BesideIdle()
         self._keep_decisions = keep_decisions
         self.watch: Watch | None = None
         self.hear: Callable[[Sequence[Decision]], None] | None = None
@@ -154,8 +156,8 @@ class Simulation:
 
     def submit(self, submissions: Iterable[Submission]) -> None:
         """Let jobs arrive at their instants."""
-        for submission in submissions:
-            self._left += 1
+        found = list(submissions)
+        for submission in found:
             spec = submission.spec
             self.runtime.add(
                 submission.job_id,
@@ -164,7 +166,8 @@ class Simulation:
                 gpus_per_worker=spec.gpus_per_worker,
                 path=spec.checkpoint.path,
             )
-            self.loop.at(submission.at_s, partial(self._arrive, submission))
+        self._left += len(found)
+        self.loop.plan([(each.at_s, partial(self._arrive, each)) for each in found])
 
     def _arrive(self, submission: Submission) -> None:
         self._left -= 1
@@ -230,14 +233,9 @@ class Simulation:
             look: called now and then; what it raises ends the run.
         """
         self.begin()
-        loop = self.loop
-        while (self._left or self.engine.state.live_jobs) and loop.step():
-            if loop.events % STEPS_PER_LOOK == 0:
-                look()
-
-    def adopt_engine(self, engine: Engine) -> None:
-        """Another coordinator takes over; the nodes stay as they are."""
-        self.engine = engine
+        self.loop.is_halted = not (self._left or self.engine.state.live_jobs)
+        while self.loop.steps(STEPS_PER_LOOK) == STEPS_PER_LOOK:
+            look()
 
     def _tick(self) -> None:
         """Periodic passes, as long as there is a job."""
@@ -264,7 +262,8 @@ class Simulation:
         if self._check:
             copies = self.events % COPIES_EVERY == 0
             is_after_pass = isinstance(event, PassDue) and not outcome.needs_pass
-            faults = self.engine.check(are_copies_too=copies, is_after_pass=is_after_pass)
+            beside_idle = self.beside_idle if is_after_pass else None
+            faults = self.engine.check(are_copies_too=copies, beside_idle=beside_idle)
             assert not faults, f"after {event}: {faults}"
         for command in outcome.commands:
             if isinstance(command, PushDesired):  # as nearly all are; a match takes its time
@@ -276,6 +275,7 @@ class Simulation:
         if outcome.needs_pass:
             self.ask_pass()
         self._wake_at(outcome.wake_at_s)
+        self.loop.is_halted = not (self._left or self.engine.state.live_jobs)
 
     def _wake_at(self, when_s: float | None) -> None:
         """The engine wants a pass at an instant at the latest; None: no more."""
@@ -337,7 +337,7 @@ class Simulation:
         if not self.wire.arrives():
             self._say_again(report.node)
             return
-        self.handle(report)
+        self.handle(self._outages.heard(report))
         if self._is_faulty:
             self._compare_soon(report.node)
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
+from msgspec.structs import replace
 
-from common.model import JobState, NodeName
+from common.model import JobState, NodeName, NodeRole, StopReason
 from coordinator.engine.accounting import queueing_s
 from coordinator.engine.events import JobCancelRequested
 from coordinator.engine.state import JobEntry
@@ -15,6 +16,7 @@ from coordinator.policies.decisions import Loan, Preempt, Reclaim
 from coordinator.policies.snapshot import JobView
 from coordinator.sim.cluster import Delays
 from tests.engine.house import CHAT, House, state
+from tests.engine.losing import gone_report, lend
 from tests.engine.test_safety import DELAYS, Op, often, perform, steps
 
 T0, I0 = NodeName("t0"), NodeName("i0")
@@ -101,6 +103,48 @@ def test_an_attempt_that_ran_is_no_wait() -> None:
     assert queueing_s(job, house.sim.loop.now_s) == 30.0 + 10.0
     house.engine.handle(JobCancelRequested(job_id=job.job_id, by="ops/me"), now_s=250.0)
     assert queueing_s(job, 1000.0) == 30.0 + 13.0
+
+
+def hears_late(house: House, job: JobEntry, ended_ago_s: float) -> float:
+    """i0 is heard to have gone home by itself, with its worker's end so long ago; now."""
+    house.wait(400.0)
+    home = StopReason.PREEMPT
+    report = gone_report(house, job, "i0", ended_ago_s=ended_ago_s, stop_reason=home)
+    house.sim.handle(replace(report, role=NodeRole.WARMING, service=CHAT))
+    return house.sim.loop.now_s
+
+
+@pytest.mark.parametrize(
+    ("ended_ago_s", "waited_s"), [(200.0, 200.0), (15.0, 15.0), (14.0, 0.0), (1e6, 400.0)]
+)
+def test_a_wait_that_began_while_nobody_led_is_counted_from_its_beginning(
+    ended_ago_s: float, waited_s: float
+) -> None:
+    """Its node went home when its lease had run out, and could tell nobody: that outage is part of
+    the wait, for the figures and for whoever lets the job age. A report is always a little late,
+    and no wait is longer than since the attempt began to run."""
+    house = House()
+    lend(house, "i0")
+    job = house.submit(work_s=1e6)
+    house.wait(30.0)
+    house.start(job, I0)
+    now_s = hears_late(house, job, ended_ago_s)
+    assert (state(job), job.attempt_ran_at_s) == (JobState.PENDING, None)
+    assert seen(house, job).waiting_since_s == now_s - waited_s
+    assert queueing_s(job, now_s + 10.0) == 30.0 + waited_s + 10.0
+    assert house.engine.check() == []
+
+
+def test_a_gang_waits_from_the_end_of_its_last_worker() -> None:
+    """The other node went on until it was told, and held its GPUs."""
+    house = House(delays=Delays(stop_s=7.0))
+    lend(house, "i0")
+    job = house.submit(workers=(2, 2), work_s=1e6)
+    house.start(job, I0, T0)
+    now_s = hears_late(house, job, 200.0)
+    assert state(job) == JobState.PREEMPTING
+    house.wait(10.0)
+    assert seen(house, job).waiting_since_s == now_s + 7.0
 
 
 def ran_s(house: House, job: JobEntry) -> float:

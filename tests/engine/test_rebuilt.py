@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from common.messages import OrderPhase, WorkerPhase
 from common.model import JobId, JobState, NodeName
 from coordinator.engine.events import JobCancelRequested
@@ -64,4 +66,25 @@ def test_a_gang_that_was_told_to_run_in_part_runs_whole() -> None:
     house.lose_journal()
     assert running(house) == ["t0", "t1"]
     assert (found(house).state, found(house).attempt) == (JobState.RUNNING, 1)
+    assert house.engine.check() == []
+
+
+@pytest.mark.parametrize("deaf", [None, "t1"])
+def test_a_job_whose_workers_were_told_of_its_cancel_does_not_run_again(deaf: str | None) -> None:
+    """The journal that had it is lost while they stop: the node that was told tells it when its
+    worker has gone, and the rest of the gang ends, too."""
+    house = House(delays=Delays(stop_s=20.0))
+    house.start(house.submit(workers=(2, 2)), "t0", "t1")
+    house.wait(5.0)
+    if deaf:
+        house.toggle_deaf(NodeName(deaf))
+    house.sim.handle(JobCancelRequested(job_id=JOB, by="a/b"))
+    house.wait(1.0)
+    house.lose_journal()
+    if deaf:
+        house.toggle_deaf(NodeName(deaf))
+    assert found(house).state == JobState.RUNNING
+    house.wait(50.0)
+    assert (found(house).state, found(house).preemption_count) == (JobState.CANCELLED, 0)
+    assert found(house).cancelled_by == "an order to t0"
     assert house.engine.check() == []

@@ -68,6 +68,7 @@ class Agent:
         boot_id: of its machine; None is the pretend node's own.
         instance: which start of an agent this is; None is an older agent, which does not say.
         up_s: how long its machine has been up.
+        delays: how long its own life takes it.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Agent:
         boot_id: str | None = None,
         instance: str | None = None,
         up_s: float = 0.0,
+        delays: Delays = DELAYS,
     ) -> None:
         self.name = spec.name
         self.boot_id = boot_id
@@ -106,7 +108,7 @@ class Agent:
         self.node = PretendNode(
             spec,
             self._loop,
-            DELAYS,
+            delays,
             tell=self._tell,
             started=lambda order: self.started.append(order.key),
             stopped=lambda _: None,

@@ -176,6 +176,18 @@ def test_a_grid_puts_passes_off_to_its_multiples() -> None:
     assert len(set(run.passes())) == len(run.passes())
 
 
+def test_what_a_pass_itself_brings_about_waits_for_the_next_one_of_the_grid() -> None:
+    """A node that is lent at once could take a job in the pass's own instant: it starts one period
+    later, as under a scheduler that looks once a period."""
+    run = sim(policy="aryl-loan", passes=Passes(grid_s=70.0), training=1, inference=3)
+    run.load(CHAT, ((250.0 * step, 0.1) for step in count()))
+    run.submit([job("first", 1.0, work_s=3000.0), job("second", 301.0)])
+    to_the_end(run)
+    jobs = run.engine.state.jobs
+    assert [jobs[JobId(name)].started_at_s for name in ("first", "second")] == [70.0, 420.0]
+    assert len(set(run.passes())) == len(run.passes())
+
+
 def test_periodic_passes_come_only_when_asked_for_and_only_with_jobs() -> None:
     """A period of 30 s makes a pass each 30 s of a job's life and none after it."""
     run = sim(passes=Passes(period_s=30.0))
