@@ -11,12 +11,10 @@ import os
 import re
 import sys
 from datetime import UTC, datetime
-from typing import Any, Literal, TextIO
+from typing import Any, TextIO
 
 from common.clock import Clock
 from common.errors import ConfigError
-
-Style = Literal["plain", "json"]
 
 LEVELS = {
     "DEBUG": logging.DEBUG,

@@ -11,7 +11,8 @@ from rich.text import Text
 
 from common.api import LoanRow, Status
 from coordinator.cli.render import MISSING, percent
-from coordinator.demo.workload import Quantiles, Run, Workload
+from coordinator.demo.workload import Run, Workload
+from coordinator.engine.accounting import Durations
 from coordinator.policies.words import counted
 
 BAR_WIDTH = 30
@@ -228,7 +229,7 @@ def _turn_backs(run: Run) -> list[tuple[str, str]]:
     return [("turned back", f"{run.turn_backs}, {late}; home again in {times}")]
 
 
-def _quantiles(found: Quantiles) -> str:
+def _quantiles(found: Durations) -> str:
     return f"mean {_s(found.mean)}, median {_s(found.p50)}, p95 {_s(found.p95)}"
 
 

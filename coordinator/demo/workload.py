@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from math import inf
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from common.api import (
@@ -36,27 +37,13 @@ from coordinator.demo.cell import Cell
 from coordinator.demo.load import TIMEOUT_S
 from coordinator.demo.plan import SERVICE
 from coordinator.demo.traces import JobOptions, Submission, read_jobs, submissions
+from coordinator.engine.accounting import Durations, Figures, ReclaimTimes
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 OUT = ("draining", "on loan", "coming home")
 """A loan in one of these states keeps a node from serving."""
-
-
-class Quantiles(Struct, frozen=True, kw_only=True):
-    """Seconds of the machine's own clock; None where there was nothing to measure."""
-
-    mean: float | None = None
-    p50: float | None = None
-    p95: float | None = None
-
-
-class ReclaimTimes(Struct, frozen=True, kw_only=True):
-    """Seconds from the reclaim order, or the lapse of a lease, to serving again; None of none."""
-
-    p50: float | None = None
-    max: float | None = None
 
 
 class Run(Struct, frozen=True, kw_only=True):
@@ -76,8 +63,8 @@ class Run(Struct, frozen=True, kw_only=True):
     jobs_running: int
     deadlines_due: int
     deadlines_met: int
-    queueing_s: Quantiles
-    jct_s: Quantiles
+    queueing_s: Durations
+    jct_s: Durations
     training_gpu_ratio: float
     on_loan_gpu_ratio: float
     training_gpu_busy_ratio: float | None
@@ -306,45 +293,45 @@ class Workload:
         """
         if self.status is None:
             raise Unavailable("no coordinator answered: there are no figures")
-        figures: dict[str, Any] = self.status.figures
+        found = msgspec.convert(self.status.figures, Figures)
         plan = self._cell.plan
         return Run(
             policy=self.status.policy,
             speed=self._speed,
             duration_s=self._clock.now_s() - self._began_at_s,
-            jobs_submitted=figures["jobs_submitted"],
-            jobs_finished=figures["jobs_finished"],
-            jobs_failed=figures["jobs_failed"],
-            jobs_rejected=figures["jobs_rejected"],
+            jobs_submitted=found.jobs_submitted,
+            jobs_finished=found.jobs_finished,
+            jobs_failed=found.jobs_failed,
+            jobs_rejected=found.jobs_rejected,
             jobs_pending=self.status.pending_jobs,
             jobs_starting=self.status.starting_jobs,
             jobs_running=self.status.running_jobs,
-            deadlines_due=figures["deadlines_due"],
-            deadlines_met=figures["deadlines_met"],
-            queueing_s=Quantiles(**figures["queueing_s"]),
-            jct_s=Quantiles(**figures["jct_s"]),
-            training_gpu_ratio=figures["training_gpu_ratio"],
-            on_loan_gpu_ratio=figures["on_loan_gpu_ratio"],
+            deadlines_due=found.deadlines_due,
+            deadlines_met=found.deadlines_met,
+            queueing_s=found.queueing_s,
+            jct_s=found.jct_s,
+            training_gpu_ratio=found.training_gpu_ratio,
+            on_loan_gpu_ratio=found.on_loan_gpu_ratio,
             training_gpu_busy_ratio=self.training_busy.mean,
             on_loan_gpu_busy_ratio=self.on_loan_busy.mean,
             inference_gpu_busy_ratio=self.inference_busy.mean,
-            loans=figures["loans"],
-            loans_cancelled=figures["loans_cancelled"],
-            leases_lapsed=figures["leases_lapsed"],
-            lapse_s=ReclaimTimes(**figures["lapse_s"]),
-            lapses_late=figures["lapses_late"],
-            turn_backs=figures["turn_backs"],
-            turn_back_s=ReclaimTimes(**figures["turn_back_s"]),
-            turn_backs_late=figures["turn_backs_late"],
-            reclaims=figures["reclaims"],
-            reclaim_s=ReclaimTimes(**figures["reclaim_s"]),
+            loans=found.loans,
+            loans_cancelled=found.loans_cancelled,
+            leases_lapsed=found.leases_lapsed,
+            lapse_s=found.lapse_s,
+            lapses_late=found.lapses_late,
+            turn_backs=found.turn_backs,
+            turn_back_s=found.turn_back_s,
+            turn_backs_late=found.turn_backs_late,
+            reclaims=found.reclaims,
+            reclaim_s=found.reclaim_s,
             reclaim_deadline_s=plan.periods.reclaim_deadline_s,
-            reclaims_late=figures["reclaims_late"],
-            preemptions=figures["preemptions"],
-            lost_gpu_s=figures["lost_gpu_s"],
-            resizes=figures["resizes"],
-            flexible_workers_released=figures["flexible_workers_released"],
-            jobs_finished_on_loan=figures["jobs_finished_on_loan"],
+            reclaims_late=found.reclaims_late,
+            preemptions=found.preemptions,
+            lost_gpu_s=found.lost_gpu_s,
+            resizes=found.resizes,
+            flexible_workers_released=found.flexible_workers_released,
+            jobs_finished_on_loan=found.jobs_finished_on_loan,
             requests_served=self.requests.served,
             requests_refused=self.requests.refused_during_loans,
             requests_refused_total=self.requests.refused,

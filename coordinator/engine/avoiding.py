@@ -10,6 +10,7 @@ from common.model import JobState, NodeName
 from coordinator.engine.context import Context
 from coordinator.engine.marks import Avoided, RetryEntry
 from coordinator.engine.state import JobEntry
+from coordinator.policies.words import some
 
 NODES_NAMED = 4
 """Of the nodes that a sentence is about."""
@@ -38,7 +39,7 @@ def end_s(job: JobEntry) -> float | None:
 
     A job that runs leaves the node of its own fault alone for good: it computes elsewhere.
     """
-    return min(_ends_s(job).values(), default=None)
+    return min(_ends_s(job).values(), default=None) if job.retry.avoided else None
 
 
 def time_is_up(ctx: Context, job: JobEntry) -> None:
@@ -89,5 +90,4 @@ def why_not_growing(job: JobEntry, now_s: float) -> tuple[str, ...]:
 
 def named(nodes: list[NodeName]) -> str:
     """Nodes in words, not too many of them."""
-    names, more = ", ".join(nodes[:NODES_NAMED]), len(nodes) - NODES_NAMED
-    return names if more <= 0 else f"{names} and {more} more"
+    return some(nodes, NODES_NAMED)

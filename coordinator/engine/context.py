@@ -12,7 +12,14 @@ from common.model import GpuUuid, JobId, NodeName, WorkerKey
 from coordinator.engine.commands import Refused
 from coordinator.engine.loan_entries import LoanEntry
 from coordinator.engine.settings import EngineSettings, ServiceSettings
-from coordinator.engine.state import ClusterState, GpuSlot, JobEntry, NodeEntry, StoryLine
+from coordinator.engine.state import (
+    ClusterState,
+    GpuSlot,
+    JobEntry,
+    NodeEntry,
+    StoryLine,
+    WorkerEntry,
+)
 from coordinator.policies.decisions import Decision
 
 STORY_LINES_KEPT = 5000
@@ -78,6 +85,13 @@ class Context:
         """A job by id."""
         return self.state.jobs.get(job_id)
 
+    def worker(self, key: WorkerKey) -> WorkerEntry | None:
+        """The worker of a key, if it is of its job's present attempt; a store is no worker."""
+        job = self.state.jobs.get(key.job_id)
+        if job is None or job.attempt != key.attempt:
+            return None
+        return job.workers.get(key.worker_index)
+
     def loan_of(self, name: NodeName | None) -> LoanEntry | None:
         """The loan that a node is under or was promised to; None when it is not lent."""
         node = None if name is None else self.state.nodes.get(name)
@@ -88,18 +102,23 @@ class Context:
 
 def is_leaving(ctx: Context, key: WorkerKey) -> bool:
     """Whether the worker was told to stop, so that its GPUs come free by themselves."""
-    job = ctx.state.jobs.get(key.job_id)
-    worker = job.workers.get(key.worker_index) if job and job.attempt == key.attempt else None
+    worker = ctx.worker(key)
     return worker is not None and worker.stop is not None
 
 
 def keys_on(node: NodeEntry) -> set[WorkerKey]:
     """Keys of the workers that hold GPUs of a node or were promised them."""
-    keys = {slot.holder for slot in node.gpus if slot.holder is not None}
-    for slot in [slot for slot in node.gpus if slot.nominee is not None or slot.guests]:
+    keys: set[WorkerKey] = set()
+    last: WorkerKey | None = None
+    for slot in node.gpus:
+        holder = slot.holder
+        if holder is not last and holder is not None:  # a worker's GPUs stand in a row
+            keys.add(holder)
+            last = holder
         if slot.nominee is not None:
             keys.add(slot.nominee)
-        keys.update(slot.guests)
+        if slot.guests:
+            keys.update(slot.guests)
     return keys
 
 
@@ -108,7 +127,9 @@ def slots_of(node: NodeEntry, key: WorkerKey) -> list[GpuSlot]:
     return [
         slot
         for slot in node.gpus
-        if slot.holder == key or slot.nominee == key or key in slot.guests
+        if (slot.holder is not None and slot.holder == key)
+        or (slot.nominee is not None and slot.nominee == key)
+        or (slot.guests and key in slot.guests)
     ]
 
 
@@ -120,7 +141,7 @@ def free_slots(ctx: Context, node: NodeEntry) -> list[GpuSlot]:
     last: WorkerKey | None = None
     last_leaves, healthy, trespassed = False, GpuHealth.OK, node.trespassed
     for slot in node.gpus:
-        if slot.nominee is not None or slot.health != healthy or slot.is_gone:
+        if slot.nominee is not None or slot.health is not healthy or slot.is_gone:
             continue
         if trespassed and slot.uuid in trespassed:
             continue
@@ -140,7 +161,7 @@ def barred_uuids(node: NodeEntry) -> frozenset[GpuUuid]:
     found = [
         slot.uuid
         for slot in node.gpus
-        if slot.health != healthy or slot.is_gone or (trespassed and slot.uuid in trespassed)
+        if slot.health is not healthy or slot.is_gone or (trespassed and slot.uuid in trespassed)
     ]
     return frozenset(found) if found else NONE_BARRED
 
@@ -195,15 +216,19 @@ def release_gpus(ctx: Context, node_name: NodeName, key: WorkerKey) -> None:
     node = ctx.state.nodes.get(node_name)
     if node is None:
         return
+    is_gone = False
     for slot in node.gpus:
-        if slot.nominee == key:
+        if slot.nominee is not None and slot.nominee == key:
             slot.nominee = None
-        if key in slot.guests:
+        if slot.guests and key in slot.guests:
             slot.guests.remove(key)
-        if slot.holder == key and slot.guests:
-            slot.holder = slot.guests.pop(0)
-        elif slot.holder == key:
-            slot.holder, slot.nominee = slot.nominee, None
-    node.gpus = [slot for slot in node.gpus if slot.holder is not None or not slot.is_gone]
+        if slot.holder is not None and slot.holder == key:
+            if slot.guests:
+                slot.holder = slot.guests.pop(0)
+            else:
+                slot.holder, slot.nominee = slot.nominee, None
+        is_gone |= slot.is_gone
+    if is_gone:
+        node.gpus = [slot for slot in node.gpus if slot.holder is not None or not slot.is_gone]
     ctx.changed_nodes[node_name] = None
     ctx.needs_pass = True

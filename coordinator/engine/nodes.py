@@ -5,6 +5,7 @@ A node's report is the truth about what is held; the journal is the truth about 
 
 from __future__ import annotations
 
+from common.faults import NODE_FAULT
 from common.lifecycle import HEARD, NODE_TRANSITIONS, NodeEvent, advance, node_path
 from common.messages import OrderPhase, WorkerPhase
 from common.model import FINAL_JOB_STATES, JobState, NodeName, NodeRole, Pool, WorkerKey
@@ -43,13 +44,13 @@ def reported(ctx: Context, event: NodeReported, said: Said) -> None:
     old_pool, old_service = (None, None) if node is None else (node.home_pool, node.service)
     if node is None:
         node = _join(ctx, event)
-    before, is_elsewhere = _standing(node), _is_elsewhere(node, event)
+    before, is_seen_anew = _standing(node), _is_seen_anew(node, event)
     is_new_boot = node.boot_id != event.boot_id
     was_heard, old_role = node.is_heard, node.role
-    node.boot_id, node.detail = event.boot_id, event.detail
-    node.home_pool, node.rack, node.service = event.home_pool, event.rack, event.service
-    node.cpus, node.memory_bytes = event.cpus, event.memory_bytes
-    node.heard_at_s, node.is_heard = ctx.now_s, True
+    node.boot_id, node.detail, node.heard_at_s = event.boot_id, event.detail, ctx.now_s
+    if is_seen_anew:  # or it was not heard
+        node.home_pool, node.rack, node.service = event.home_pool, event.rack, event.service
+        node.cpus, node.memory_bytes, node.is_heard = event.cpus, event.memory_bytes, True
     node.reported_epoch, node.reported_generation = event.epoch, event.generation
     _fold_ledger_error(ctx, node, event)
     _fold_gpus(ctx, node, event, said)
@@ -64,7 +65,7 @@ def reported(ctx: Context, event: NodeReported, said: Said) -> None:
     loans.role_reported(ctx, node, event, old_role=old_role)
     if node.lease is not None:
         belonging.settle(ctx, node)
-    if is_elsewhere or _standing(node) != before:
+    if is_seen_anew or _standing(node) != before:
         ctx.changed_nodes[node.name] = None
     if not was_heard or old_role != node.role:
         ctx.touch(node.name)
@@ -72,7 +73,7 @@ def reported(ctx: Context, event: NodeReported, said: Said) -> None:
         ctx.needs_loan_pass = True
 
 
-def _is_elsewhere(node: NodeEntry, event: NodeReported) -> bool:
+def _is_seen_anew(node: NodeEntry, event: NodeReported) -> bool:
     """Whether policies see a node anew for where and how large it is, or as it was not heard."""
     return (
         not node.is_heard
@@ -167,12 +168,14 @@ def _fold_role(ctx: Context, node: NodeEntry, event: NodeReported, *, is_new_boo
     elif node.role != event.role:
         _move(ctx, node, event)
     serves, was_down = node.role == _SERVING, node.is_server_down
-    node.is_server_down = serves and event.is_server_down
-    if serves and node.is_server_down != was_down:
-        # A dead server measures as no load: it must not look like one to spare.
-        ctx.tell(node.name, "server up again" if was_down else "server down", event.detail)
-        ctx.needs_loan_pass = True
-    if not serves or node.is_server_down:
+    is_down = serves and event.is_server_down
+    if is_down != was_down:
+        node.is_server_down = is_down
+        if serves:
+            # A dead server measures as no load: it must not look like one to spare.
+            ctx.tell(node.name, "server up again" if was_down else "server down", event.detail)
+            ctx.needs_loan_pass = True
+    if not serves or is_down:
         node.serving_since_s = None
     elif node.serving_since_s is None:
         node.serving_since_s = ctx.now_s
@@ -226,8 +229,8 @@ def _between(old: NodeRole, path: tuple[NodeEvent, ...]) -> list[NodeRole]:
 def _fold_trespasses(
     ctx: Context, node: NodeEntry, event: NodeReported, *, is_new_boot: bool
 ) -> None:
-    """Each foreign process on a GPU is told once, however often it comes and goes (design 7); as
-    long as it is there nobody new gets the GPU."""
+    """Each foreign process on a GPU is told once, however often it comes and goes; as long as
+    it is there nobody new gets the GPU."""
     trespassed = {fact.gpu_uuid: fact.pid for fact in event.trespasses}
     if trespassed != node.trespassed:
         node.trespassed = trespassed
@@ -270,17 +273,13 @@ def _is_told_again(ctx: Context, node: NodeEntry, fact: WorkerFact) -> bool:
 
     One that ended is not live any more: it was taken from its job when its node said so first.
     """
-    key = fact.key
-    job = ctx.state.jobs.get(key.job_id)
-    if job is None or job.attempt != key.attempt:
-        return False
-    worker = job.workers.get(key.worker_index)
+    worker = ctx.worker(fact.key)
     return (
         worker is not None
-        and worker.phase == fact.phase
+        and worker.phase is fact.phase
         and worker.node == node.name
         and worker.endpoint == fact.endpoint
-        and (worker.waits_for == fact.error or fact.phase != _RESERVING)
+        and (worker.waits_for == fact.error or fact.phase is not _RESERVING)
     )
 
 
@@ -295,7 +294,7 @@ def _fold_worker(ctx: Context, node: NodeEntry, fact: WorkerFact) -> None:
         return
     worker = job.worker(key.worker_index)
     if worker is not None and key.attempt == job.attempt and worker.node != node.name:
-        _elsewhere(ctx, node, worker, is_over=is_over)
+        _held_elsewhere(ctx, node, worker, is_over=is_over)
         return
     if key.attempt < job.attempt or worker is None or job.state in FINAL_JOB_STATES:
         is_its = job.is_recovered and key.attempt == job.attempt
@@ -311,7 +310,7 @@ def _fold_worker(ctx: Context, node: NodeEntry, fact: WorkerFact) -> None:
     _fold_live_worker(ctx, node, job, worker, fact)
 
 
-def _elsewhere(ctx: Context, node: NodeEntry, worker: WorkerEntry, *, is_over: bool) -> None:
+def _held_elsewhere(ctx: Context, node: NodeEntry, worker: WorkerEntry, *, is_over: bool) -> None:
     """A node says that it holds a worker which another one was given: it has no say in it."""
     if is_over:
         acknowledge(ctx, node, worker.key)
@@ -363,7 +362,7 @@ def _fold_live_worker(
 def _is_node_fault(node: NodeEntry, worker: WorkerEntry, fact: WorkerFact) -> bool:
     """Whether its node is to blame: it says so, or refused the worker for want of a GPU that it had
     when the worker was placed."""
-    if fact.error.startswith(silence.NODE_FAULT_PREFIX):
+    if fact.error.startswith(NODE_FAULT):
         return True
     return fact.phase == WorkerPhase.REFUSED and refusals.wants_gone_gpu(node, worker)
 
@@ -388,7 +387,7 @@ def _missing_workers(
     Only a report that already shows the generation of the order, in this epoch, proves that; or a
     new boot id, after which nothing can be running.
     """
-    if not node.stores and keys_on(node) <= reported_keys:
+    if not node.stores and reported_keys.issuperset(keys_on(node)):
         return
     for job, worker in loans.held_on(ctx, node):
         if worker.key in reported_keys:

@@ -13,6 +13,7 @@ closes a node only where the directories of two jobs hang there within that time
 
 from __future__ import annotations
 
+from common.faults import STORAGE_SILENT
 from common.messages import OrderPhase, WorkerPhase
 from common.model import JobSpec
 from coordinator.engine.context import Context
@@ -21,8 +22,6 @@ from coordinator.engine.marks import HungStart
 from coordinator.engine.state import ClusterState, NodeEntry, WorkerEntry
 from coordinator.policies.words import counted
 
-STORAGE_SILENT = "the storage did not answer"
-"""In the error of a start or of a look before it; as in `agent.state`."""
 NODES_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 """Of a job's PATH, what is its node's all the same."""
 HUNG_KEPT = 8

@@ -123,6 +123,20 @@ def _go_elsewhere(
         retry.at_s = until_s
 
 
+def asks_for_more(ctx: Context, job: JobEntry) -> None:
+    """A job is a gang now and needs more than its pre-run did: it leaves a node alone still only
+    where the others would take the gang; of two nodes the one that was to be left for longer.
+    """
+    retry, known = job.retry, job.retry.avoided
+    retry.avoided = {}
+    for name in sorted(known, key=lambda name: (-known[name].until_s, name)):
+        if _fits_without(ctx, job, {*retry.avoided, name}):
+            retry.avoided[name] = known[name]
+    if gone := sorted(known.keys() - retry.avoided.keys()):
+        what = "avoids fewer nodes" if retry.avoided else "avoids no node any more"
+        ctx.tell(job.job_id, what, f"its gang does not fit without {avoiding.named(gone)}")
+
+
 def judged(ctx: Context, job: JobEntry, node: NodeName, ending: Ending) -> Ending:
     """How a worker ended, with a refusal taken for its node's fault or for the job's own."""
     if not ending.refused or ending.is_node_fault:
@@ -243,8 +257,10 @@ def deadline_s(job: JobEntry) -> float | None:
     """When time alone changes where or when a job may have workers again."""
     if rests(job):
         return job.retry.at_s
-    ends_s = (job.retry.no_loan_until_s, avoiding.end_s(job))
-    return min((end_s for end_s in ends_s if end_s is not None), default=None)
+    loan_s, avoids_s = job.retry.no_loan_until_s, avoiding.end_s(job)
+    if loan_s is None or avoids_s is None:
+        return avoids_s if loan_s is None else loan_s
+    return min(loan_s, avoids_s)
 
 
 def time_is_up(ctx: Context, job: JobEntry) -> None:

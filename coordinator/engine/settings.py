@@ -154,7 +154,7 @@ class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = ()
 
     def return_s(self, service: ServiceSettings) -> float:
-        """Longest way home of a lent node: TTL + grace + device free + warm-up (design 6)."""
+        """Longest way home of a lent node: TTL + grace + device free + warm-up."""
         return (
             self.lease_ttl_s
             + service.max_grace_s

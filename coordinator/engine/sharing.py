@@ -35,9 +35,8 @@ def keys_of(slot: GpuSlot) -> Iterable[WorkerKey]:
 
 
 def _find(ctx: Context, key: WorkerKey) -> tuple[JobEntry, WorkerEntry] | None:
-    job = ctx.job(key.job_id)
-    worker = job.workers.get(key.worker_index) if job and job.attempt == key.attempt else None
-    return None if job is None or worker is None else (job, worker)
+    worker = ctx.worker(key)
+    return None if worker is None else (ctx.state.jobs[key.job_id], worker)
 
 
 def computing_on(ctx: Context, slot: GpuSlot) -> list[JobEntry]:

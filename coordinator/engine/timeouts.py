@@ -22,7 +22,9 @@ def deadline_s(job: JobEntry) -> float | None:
     end_s = prerun.deadline_s(job)
     if end_s is None:
         end_s = _limit_s(job)
-    return min((at_s for at_s in (retry_s, end_s) if at_s is not None), default=None)
+    if retry_s is None or end_s is None:
+        return end_s if retry_s is None else retry_s
+    return min(retry_s, end_s)
 
 
 def _limit_s(job: JobEntry) -> float | None:
@@ -63,7 +65,7 @@ def _gang_timeout(ctx: Context, job: JobEntry) -> None:
         jobs.fire(ctx, job, JobEvent.GANG_TIMEOUT, job.error)
         job.after_vacating = AfterVacating.REQUEUE
         jobs.stop_workers(ctx, job, StopReason.GANG_TIMEOUT)
-        jobs.requeue_if_vacated(ctx, job)
+        jobs.conclude_if_vacated(ctx, job)
     elif job.state == JobState.RESIZING:
         added = {
             index: worker

@@ -20,6 +20,7 @@ from coordinator.engine.context import (
 from coordinator.engine.starting import is_schedulable
 from coordinator.engine.state import ClusterState, JobEntry, NodeEntry, WorkerEntry
 from coordinator.policies.index import JobSorter, NodeSorter
+from coordinator.policies.shapes import Behind
 from coordinator.policies.snapshot import (
     ClusterSnapshot,
     JobView,
@@ -82,8 +83,8 @@ class Views:
                 self._job_sorter.put(job)
         return ClusterSnapshot(
             now_s=ctx.now_s,
-            nodes=tuple(self._nodes.views),
-            jobs=tuple(self._jobs.views),
+            nodes=self._nodes.views(),
+            jobs=self._jobs.views(),
             services=services(ctx),
             is_frozen=state.is_frozen,
             resize_cooldown_s=ctx.settings.resize_cooldown_s,
@@ -107,7 +108,8 @@ class _Sorted(Generic[K, V]):
     """Views in the order of their keys, and which of them are stale."""
 
     def __init__(self, stale: Iterable[K]) -> None:
-        self.views: list[V] = []
+        self._views: list[V] = []
+        self._made: tuple[V, ...] | None = ()
         self.stale: set[K] = set(stale)
         self._keys: list[K] = []
 
@@ -116,18 +118,25 @@ class _Sorted(Generic[K, V]):
         stale, self.stale = sorted(self.stale), set()
         return stale
 
+    def views(self) -> tuple[V, ...]:
+        """All of them, in order; the same tuple until one is put."""
+        if self._made is None:
+            self._made = tuple(self._views)
+        return self._made
+
     def put(self, key: K, view: V | None) -> None:
         """Replace, add or (None) remove a view."""
+        self._made = None
         place = bisect_left(self._keys, key)
         is_there = place < len(self._keys) and self._keys[place] == key
         if view is None:
             if is_there:
-                del self._keys[place], self.views[place]
+                del self._keys[place], self._views[place]
         elif is_there:
-            self.views[place] = view
+            self._views[place] = view
         else:
             self._keys.insert(place, key)
-            self.views.insert(place, view)
+            self._views.insert(place, view)
 
 
 def _worker_view(worker: WorkerEntry, barred: Set[GpuUuid]) -> WorkerView:
@@ -178,7 +187,7 @@ def node_view(ctx: Context, node: NodeEntry) -> NodeView:
         is_drained_by_operator=node.is_cordoned,
         takes_nothing=bool(node.ledger_error or node.closed_reason),
         sick_gpus=len(sick_slots(node)) if barred else 0,
-        trespassed_gpus=sum(uuid in node.trespassed for uuid in barred),
+        trespassed_gpus=sum([uuid in node.trespassed for uuid in barred]) if barred else 0,
         barred_gpus=len(barred),
         serving_since_s=node.serving_since_s,
         shadow=_shadow(ctx, node),
@@ -209,11 +218,30 @@ def _seen_job(ctx: Context, job_id: JobId) -> JobView | None:
     ran_s = 0.0 if ran_at_s is None else ctx.now_s - ran_at_s
     return replace(
         seen,
-        remaining_work_s=max(0.0, time_s - ran_s),
+        remaining_work_s=0.0 if job.retry.is_prerun_over else max(0.0, time_s - ran_s),
         work_rate=0 if ran_at_s is None else 1,
         least_work_s=0.0,
         estimated_left_s=None,
         estimate_source=Source.PRERUN,
+        whole_work_s=time_s,
+        step_time_s=None,
+        step_time_workers=0,
+        step_time_gpu_type="",
+        steps_left=None,
+        behind=_behind(job),
+    )
+
+
+def _behind(job: JobEntry) -> Behind | None:
+    """The gang that a job is when its pre-run is over; what that saves is not known before."""
+    gang = job.spec.prerun.gang
+    if gang is None:
+        return None
+    return Behind(
+        workers=gang.workers,
+        gpus_per_worker=gang.gpus_per_worker,
+        work_s=job.expected_work_s,
+        estimate_source=job.estimate_source,
     )
 
 

@@ -13,10 +13,7 @@ from common.model import Mode, NodeName, NodeRole, ServiceName
 from coordinator.engine.context import Context
 from coordinator.engine.loan_entries import Recommendation, ShadowLoan
 from coordinator.engine.state import ServiceEntry
-from coordinator.policies.decisions import Decision, Recommend
-
-LEND = "lend"
-RECLAIM = "reclaim"
+from coordinator.policies.decisions import Advice, Decision, Recommend
 
 
 def take(ctx: Context, decision: Recommend) -> str:
@@ -36,12 +33,10 @@ def take(ctx: Context, decision: Recommend) -> str:
 
 def _watch(ctx: Context, service: ServiceEntry, decision: Recommend) -> str:
     shadow = ctx.state.shadow_loans.get(decision.node)
-    if decision.action == LEND and shadow is None:
-        ctx.state.shadow_loans[decision.node] = ShadowLoan(
-            service=decision.service, lent_at_s=ctx.now_s
-        )
+    if decision.action == Advice.LEND and shadow is None:
+        ctx.state.shadow_loans[decision.node] = ShadowLoan(service=decision.service)
         service.shadow_loan_count += 1
-    elif decision.action == RECLAIM and shadow is not None and shadow.reclaimed_at_s is None:
+    elif decision.action == Advice.RECLAIM and shadow is not None and shadow.reclaimed_at_s is None:
         shadow.reclaimed_at_s = ctx.now_s
         service.shadow_reclaim_count += 1
     else:

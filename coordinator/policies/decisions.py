@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from msgspec import Struct
 
 from common.model import GpuUuid, JobId, NodeName, ServiceName
@@ -125,11 +127,17 @@ class Reclaim(Proposal, frozen=True, kw_only=True, tag="reclaim"):
     wait_s: float = 0.0
 
 
+class Advice(StrEnum):
+    """What is only recommended or watched; to take back is only watched (mode observe)."""
+
+    LEND = "lend"
+    RECLAIM = "reclaim"
+
+
 class Recommend(Proposal, frozen=True, kw_only=True, tag="recommend"):
     """What a service in mode recommend should do, or one in mode observe would have done."""
 
-    action: str
-    """`lend`, or in mode observe `reclaim`."""
+    action: Advice
     node: NodeName
     service: ServiceName
 

@@ -6,19 +6,12 @@ loan (loaning, forecast) and reclaim (reclaiming). Must not know the engine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from msgspec import Struct
 from msgspec.structs import replace
 
 from common.model import JobId, Mode, NodeName, NonNegativeFloat, NonNegativeInt, Ratio
 from coordinator.policies.blockers import Hold, holds
-from coordinator.policies.decisions import (
-    Allocation,
-    Decision,
-    Loan,
-    Recommend,
-)
+from coordinator.policies.decisions import Advice, Allocation, Decision, Loan, Recommend
 from coordinator.policies.foresight_claims import Claims
 from coordinator.policies.index import index_of
 from coordinator.policies.line_weight import line_weight
@@ -27,6 +20,7 @@ from coordinator.policies.loans.demand import Demand, choose_loans
 from coordinator.policies.loans.keeping import why_kept
 from coordinator.policies.loans.lifetime import Lifetimes
 from coordinator.policies.loans.loaning import Balance, balance, by_quantile, numbers
+from coordinator.policies.needs import Needs, off
 from coordinator.policies.pass_decisions import resizes, starts
 from coordinator.policies.placement import Room
 from coordinator.policies.queueing import (
@@ -56,7 +50,9 @@ class Rules(Struct, frozen=True, kw_only=True):
     is_scaling: flexible workers are given and taken. is_loaning: spare nodes are lent.
     resize_cost_s: running time that each flexible worker more or less must save (a rendezvous).
     grows_when_idle: nobody gets a flexible worker while a job waits.
-    elastic_base_prefers_loan: the paper's placing of elastic base demand, see `placement`.
+    elastic_base_prefers_loan: base workers of elastic jobs go to lent nodes first, as in the
+        paper; else to training nodes while they fit there, as nobody is preempted for a reclaim but
+        who has a base worker on a lent node.
     lend_only_on_demand: lend no node that no job could use; the paper lends whatever is spare.
     separates_groups: base and flexible workers go to lent nodes of their own; the paper's naive
         placement does not (table 6).
@@ -72,9 +68,10 @@ class Rules(Struct, frozen=True, kw_only=True):
         one GPU type at a time.
     trusts_profiles: a job is thought to go as fast at each size as its profile tells; else, and
         where it tells nothing, in proportion to its workers, as in the paper. The order is the
-        paper's either way, see `shortest_key`.
+        paper's either way: by the running time with the most workers, in proportion to them.
     queue_weight: how much what a flexible worker saves those who wait counts beside what it saves
-        its own job (`line_weight`); 0: nothing, as in the paper.
+        its own job. A second of the job then counts 1 + queue_weight x n x g / G: n jobs wait for
+        its GPU type, its base gang has g GPUs, the type has G. 0: nothing, as in the paper.
     lifetime_quantile: base workers go to lent nodes only if loans outlive them by this quantile
         of the load, where its day is known; None: wherever there is room. near_quantile: a job
         that would have room at home but for a claim or flexible workers goes by this one; None: by
@@ -112,14 +109,41 @@ class Rules(Struct, frozen=True, kw_only=True):
     lend_quantile: Ratio | None = None
 
 
-NEEDS: Mapping[str, tuple[str, float | None]] = {
-    "claim_stretch": ("claim_ratio", 0.0),
-    "claims_most": ("claim_ratio", 0.0),
-    "lifetime_odds": ("lifetime_quantile", None),
-    "near_quantile": ("lifetime_quantile", None),
-    "lifetime_saves": ("lifetime_quantile", None),
+_SCALING = (off("is_scaling", False),)
+_LOANING = (off("is_loaning", False),)
+_PRICED = (off("reclaim", ReclaimRule.RANDOM, ReclaimRule.FEWEST_JOBS),)
+_CLAIMING = (off("claim_ratio", 0.0),)
+_CLAIMANTS = (off("claims_most", 0),)
+_LIFETIMES = (off("lifetime_quantile", None),)
+
+NEEDS: Needs = {
+    "resize_cost_s": (_SCALING,),
+    "grows_when_idle": (_SCALING,),
+    "queue_weight": (_SCALING,),
+    "elastic_base_prefers_loan": (_LOANING,),
+    "lend_only_on_demand": (_LOANING,),
+    "separates_groups": (
+        (*_LOANING, off("separates_at_home", False)),
+        (*_SCALING, off("elastic_base_prefers_loan", False)),
+    ),
+    "separates_at_home": (_SCALING, (off("separates_groups", False),)),
+    "reclaim": (_LOANING,),
+    "reclaim_cost": (_LOANING, _PRICED),
+    "waits_for_finish": (_LOANING, _PRICED),
+    "claim_ratio": (_CLAIMANTS,),
+    "claim_stretch": (_CLAIMING, _CLAIMANTS),
+    "claims_most": (_CLAIMING,),
+    "lifetime_quantile": (_LOANING,),
+    "lifetime_odds": (_LOANING, _LIFETIMES),
+    "near_quantile": (_LOANING, _LIFETIMES),
+    "lifetime_saves": (_LOANING, _LIFETIMES),
+    "lend_quantile": (_LOANING,),
 }
-"""Knobs that decide nothing while another one is off: which, and what it is then."""
+"""Which part uses which knob: those that decide nothing while others are off.
+
+What another policy has lent comes home under any one, by what the loan knobs are by default there.
+`waits_for_loan` stands by itself: without loans its guests wait for ever.
+"""
 
 
 # --- who starts, how large, where -----------------------------------------------------------
@@ -138,10 +162,12 @@ def allocate(rules: Rules, snapshot: ClusterSnapshot, memory: bytes) -> Allocati
     decisions: tuple[Decision, ...] = ()
     jobs = index.resizable if rules.is_scaling else ()
     if index.lines or (jobs and index.growable):  # else nobody wants anything: often so
-        _, shares, new, admitted = _settled(rules, snapshot)
+        room, shares, new, admitted = _settled(rules, snapshot)
+        room.bars.clear()  # they know the room: whoever knows each other stays until garbage goes
         gone, grown = resizes(shares, admitted, resize_cost_s=rules.resize_cost_s)
         decisions = (*gone, *starts(admitted, new, trusts_profiles=rules.trusts_profiles), *grown)
-    wakes = (rests_until_s(snapshot, job) for job in jobs)
+    resized = [job for job in jobs if job.last_resized_at_s is not None]
+    wakes = [rests_until_s(snapshot, job) for job in resized]
     wake_at_s = min((wake for wake in wakes if wake is not None), default=None)
     return Allocation(decisions=decisions, memory=memory, wake_at_s=wake_at_s)
 
@@ -275,8 +301,9 @@ def lend(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Decision, ...]:
     loans lends nothing, but takes back in time what another one has lent.
 
     A frozen cell lends nothing and notes nothing, but a service gets back what its load needs, as
-    in any other: its promise comes before an operator's wish for quiet (design, promise 1), and
-    leases that are renewed would keep its nodes away for as long as the freeze lasts.
+    in any other (docs/decisions/0019-a-freeze-gives-back.md): its promise comes before an
+    operator's wish for quiet, and leases that are renewed would keep its nodes away for as long as
+    the freeze lasts.
     """
     snapshot = by_quantile(snapshot, rules.lend_quantile)
     take_back = TakeBack(
@@ -314,7 +341,8 @@ def _balance_service(
     if service.mode == Mode.ACT:
         return tuple(Loan(node=name, service=service.name, reason=because) for name in names)
     return tuple(
-        Recommend(action="lend", node=name, service=service.name, reason=because) for name in names
+        Recommend(action=Advice.LEND, node=name, service=service.name, reason=because)
+        for name in names
     )
 
 
@@ -334,9 +362,9 @@ def _watched(
     )
     because = numbers(service, have)
     if have.shortfall:
-        action, names = "reclaim", tuple(node.name for node in lent[: have.shortfall])
+        action, names = Advice.RECLAIM, tuple(node.name for node in lent[: have.shortfall])
     elif rules.is_loaning:
-        action, names = "lend", choose_loans(snapshot, service, have, demand)
+        action, names = Advice.LEND, choose_loans(snapshot, service, have, demand)
     else:
         return ()
     return tuple(
@@ -355,5 +383,5 @@ def keep(rules: Rules, snapshot: ClusterSnapshot, name: NodeName) -> tuple[str, 
         is_loaning=rules.is_loaning,
         demand=demand,
         lent_next=[d.node for d in decided if isinstance(d, Loan)],
-        proposed=[d.node for d in decided if isinstance(d, Recommend) and d.action == "lend"],
+        proposed=[d.node for d in decided if isinstance(d, Recommend) and d.action == Advice.LEND],
     )

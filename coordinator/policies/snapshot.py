@@ -24,7 +24,9 @@ from common.model import (
 )
 from common.profile import NO_PROFILE, JobProfile
 from coordinator.policies.loans.seasonal import Season
-from coordinator.policies.shapes import Group
+from coordinator.policies.shapes import Behind, Group
+
+ROUNDING_S = 1e-6  # worker-seconds that are none: what is used up is seldom exactly 0
 
 
 class WorkerView(Struct, frozen=True, kw_only=True):
@@ -124,6 +126,7 @@ class JobView(Struct, frozen=True, kw_only=True):
     step_time_s: seconds a step, measured with `step_time_workers` workers on `step_time_gpu_type`
         (empty: not known); None before two words of one worker count. steps_left: at `as_of_s`, by
         its last word.
+    behind: while a pre-run is on, or waits, all else is of that; None: there is none.
 
     A view is good until something happens to the job, however much time passes: snapshots share
     the views of jobs that nothing happened to.
@@ -185,6 +188,7 @@ class JobView(Struct, frozen=True, kw_only=True):
     step_time_workers: int = 0
     step_time_gpu_type: str = ""
     steps_left: float | None = None
+    behind: Behind | None = None
     is_resizable: bool = False
     """Running, elastic, and no resize of it is under way."""
     is_resting: bool = False
@@ -213,12 +217,13 @@ class JobView(Struct, frozen=True, kw_only=True):
     def estimate_left_s(self, now_s: float) -> float:
         """Worker-seconds left at an instant by the estimate alone, while that is above zero.
 
-        What has outlived its estimate has left what `work_left_s` says.
+        What has outlived its estimate has left what `work_left_s` says; so has what is about to by
+        less than rounding, as views of different instants would else tell unlike stories.
         """
         if self.estimated_left_s is None:
             return self.work_left_s(now_s)
         left_s = self.estimated_left_s - self.work_rate * max(0.0, now_s - self.as_of_s)
-        return left_s if left_s > 0 else self.work_left_s(now_s)
+        return left_s if left_s > ROUNDING_S else self.work_left_s(now_s)
 
     def lost_gpu_s(self, now_s: float) -> float:
         """GPU-seconds that a preemption at an instant throws away."""

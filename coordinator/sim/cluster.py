@@ -62,7 +62,9 @@ class NodeSpec(Struct, frozen=True, kw_only=True):
 
 
 _SITTING = (
-    *(WorkerPhase.READY, WorkerPhase.RUNNING, WorkerPhase.SUSPENDED),
+    WorkerPhase.READY,
+    WorkerPhase.RUNNING,
+    WorkerPhase.SUSPENDED,
     WorkerPhase.STOPPING,
 )
 _STARTED = (WorkerPhase.RUNNING, WorkerPhase.SUSPENDED)
@@ -165,7 +167,9 @@ class PretendNode:
             epoch=self._epoch,
             generation=self._generation,
             lease_id=self._lease_id,
-            workers=tuple([held[key].fact(self._endpoint, now_s) for key in sorted(held)]),
+            workers=tuple([held[key].fact(self._endpoint, now_s) for key in sorted(held)])
+            if held
+            else (),
         )
         self._tell(self._said)
 

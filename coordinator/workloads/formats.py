@@ -47,8 +47,10 @@ HISTORY_COLUMNS = ("duration",)
 """The whole header of a list of attained service: no trace of jobs."""
 
 
-def find(name: str, directory: str | None = None) -> Path:
-    """A trace file by path, or by name below `directory` or `$ARYL_TRACES`.
+def find(name: str, directory: str | None = None, *, what: str = "trace") -> Path:
+    """A file by path, or by name below `directory` or `$ARYL_TRACES`.
+
+    what: what it is wanted as, for the error.
 
     Raises:
         ConfigError: it is in neither place.
@@ -59,7 +61,7 @@ def find(name: str, directory: str | None = None) -> Path:
         if _is_file(place):
             return place
     hint = "" if root else f"; {TRACES_VARIABLE} may name the directory of traces"
-    raise ConfigError(f"trace {name}: no such file: {', '.join(map(str, places))}{hint}")
+    raise ConfigError(f"{what} {name}: no such file: {', '.join(map(str, places))}{hint}")
 
 
 def _is_file(place: Path) -> bool:
@@ -140,6 +142,7 @@ def _collect(table: Table, found: JobFormat, context: Context, *, skip_zero_gpus
         skipped_zero_gpus=zero_gpus,
         skipped_not_run=not_run,
         gpus_column=found.gpus,
+        types_column=found.types,
         lines=lines,
     )
 
@@ -267,17 +270,6 @@ def read_nodes(path: Path, *, skip_zero_gpus: bool = False) -> tuple[tuple[NodeG
         for key in sorted(counts)
     )
     return groups, skipped
-
-
-def read_service_gpu_s(path: Path) -> tuple[float, ...]:
-    """A list of attained service in GPU-seconds, one per line: Tiresias' history for Gittins.
-
-    Raises:
-        ConfigError: as `read_jobs`.
-    """
-    table = Table.open(path)
-    table.require(HISTORY_COLUMNS)
-    return tuple(row.count("duration") for row in table.rows())
 
 
 def read_curves(path: Path, *, gpu_type: str) -> tuple[ScalingCurve, ...]:

@@ -88,17 +88,6 @@ def read_load(path: Path, *, name: str | None = None, bin_s: float = BIN_S) -> L
     raise ConfigError(f"{path}: {asked}: {', '.join(sorted(loads))}")
 
 
-def load_lines(series: LoadSeries) -> Iterable[str]:
-    """A series as our own CSV, line by line with newlines."""
-    yield f"t_s,{series.unit.value}\n"
-    for at_s, value in series.samples():
-        yield f"{_short(at_s)},{_short(value)}\n"
-
-
-def _short(value: float) -> str:
-    return repr(value).removesuffix(".0")
-
-
 def _stem(name: str) -> str:
     return Path(name).name.partition(".")[0]
 

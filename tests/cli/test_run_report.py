@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from coordinator.cli.run_report import run_table
-from coordinator.demo.workload import Quantiles, ReclaimTimes, Run
-from coordinator.engine.accounting import Figures
+from coordinator.demo.workload import Run
+from coordinator.engine.accounting import Durations, Figures, ReclaimTimes
 from tests.cli.fake_cell import loan_row
 
 GLOSSARY = Path(__file__).parents[2] / "docs" / "glossary.md"
@@ -24,8 +24,8 @@ def run(**changes: Any) -> Run:
         "policy": "aryl", "speed": 120.0, "duration_s": 60.0, "jobs_submitted": 9,
         "jobs_finished": 3, "jobs_failed": 0, "jobs_pending": 3, "jobs_starting": 1,
         "jobs_running": 2, "deadlines_due": 0, "deadlines_met": 0,
-        "queueing_s": Quantiles(mean=1.0, p50=1.0, p95=2.0),
-        "jct_s": Quantiles(mean=9.0, p50=8.0, p95=20.0), "training_gpu_ratio": 0.91,
+        "queueing_s": Durations(mean=1.0, p50=1.0, p95=2.0),
+        "jct_s": Durations(mean=9.0, p50=8.0, p95=20.0), "training_gpu_ratio": 0.91,
         "on_loan_gpu_ratio": 0.82, "training_gpu_busy_ratio": 0.73,
         "on_loan_gpu_busy_ratio": 0.64, "inference_gpu_busy_ratio": 0.25, "loans": 2,
         "loans_cancelled": 0, "leases_lapsed": 0, "lapse_s": ReclaimTimes(), "lapses_late": 0,
@@ -116,7 +116,7 @@ def test_a_turn_back_is_no_lapse_and_says_why() -> None:
 
 def test_what_nobody_measured_is_no_zero() -> None:
     """Of a run in which nothing has ended and nobody came home there are no times."""
-    shown = table(run(jct_s=Quantiles(), reclaims=0, reclaim_s=ReclaimTimes()))
+    shown = table(run(jct_s=Durations(), reclaims=0, reclaim_s=ReclaimTimes()))
     assert "|JCT, finished jobs|mean -, median -, p95 -|" in shown
     assert "|reclaims|0, 0 late; median -, longest - of 45 s|" in shown
     assert "|queueing time, all jobs|mean 1.0 s, median 1.0 s, p95 2.0 s|" in shown

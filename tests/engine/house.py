@@ -14,6 +14,7 @@ from common.model import (
     Launcher,
     Mode,
     NodeName,
+    NodeRole,
     Pool,
     RetrySpec,
     ServiceName,
@@ -23,7 +24,7 @@ from coordinator.engine import loans
 from coordinator.engine.commands import Outcome
 from coordinator.engine.context import Context
 from coordinator.engine.engine import Engine
-from coordinator.engine.events import LeaderStarted, PassDue
+from coordinator.engine.events import GpuFact, LeaderStarted, NodeReported, PassDue
 from coordinator.engine.settings import EngineSettings, ServiceSettings
 from coordinator.engine.state import JobEntry, NodeEntry, WorkerEntry
 from coordinator.policies.bundles import Policy
@@ -110,7 +111,7 @@ class House:
         fresh = Engine(self.engine.settings)
         fresh.policy = self.engine.policy
         epoch = self.engine.state.epoch + 1
-        self.sim.adopt_engine(fresh)
+        self.sim.engine = fresh
         self.engine = fresh
         self.sim.handle(LeaderStarted(epoch=epoch, holder="new"))
         for node in self.sim.nodes.values():
@@ -202,6 +203,20 @@ class House:
     def node(self, name: str) -> NodeEntry:
         """A node as the engine sees it."""
         return self.engine.state.nodes[NodeName(name)]
+
+    def report(self, name: str, role: NodeRole) -> NodeReported:
+        """What a node in this role says that knows the latest order and holds no lease."""
+        node = self.node(name)
+        return NodeReported(
+            node=node.name,
+            boot_id=node.boot_id,
+            home_pool=node.home_pool,
+            role=role,
+            epoch=self.engine.state.epoch,
+            generation=node.generation,
+            gpus=tuple(GpuFact(slot.uuid, slot.gpu_type) for slot in node.gpus),
+            service=node.service,
+        )
 
 
 def state(job: JobEntry) -> JobState:

@@ -138,7 +138,7 @@ def test_a_wait_outlives_the_coordinator() -> None:
     assert saved.awaited == house.engine.state.awaited
     fresh = Engine(house.engine.settings, saved)
     fresh.policy = house.engine.policy
-    house.sim.adopt_engine(fresh)
+    house.sim.engine = fresh
     house.engine = fresh
     house.wait(55.0)
     assert fresh.state.jobs[job.job_id].state == JobState.PENDING

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from common.model import NodeName, NodeRole
 from coordinator.engine.accounting import figures
 from coordinator.engine.engine import Engine, decode_state
-from coordinator.engine.events import GpuFact, NodeReported
 from coordinator.engine.loan_entries import LoanEntry
 from coordinator.engine.returns import is_late
 from coordinator.policies.decisions import Loan, Reclaim
@@ -35,21 +35,8 @@ def called_back() -> House:
 
 def says(house: House, role: NodeRole, stage_durations_s: dict[str, float] | None = None) -> None:
     """A report of i0 that knows the latest order and holds no lease."""
-    node = house.node("i0")
-    house.engine.handle(
-        NodeReported(
-            node=node.name,
-            boot_id=node.boot_id,
-            home_pool=node.home_pool,
-            role=role,
-            epoch=house.engine.state.epoch,
-            generation=node.generation,
-            gpus=tuple(GpuFact(slot.uuid, slot.gpu_type) for slot in node.gpus),
-            service=node.service,
-            stage_durations_s=stage_durations_s or {},
-        ),
-        now_s=house.engine.state.now_s,
-    )
+    said = replace(house.report("i0", role), stage_durations_s=stage_durations_s or {})
+    house.engine.handle(said, now_s=house.engine.state.now_s)
 
 
 def passes(house: House, seconds: float) -> None:

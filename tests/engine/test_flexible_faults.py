@@ -1,9 +1,10 @@
-"""Node faults of flexible workers: the gang shrinks to what is left and goes on (design 5)."""
+"""Node faults of flexible workers: the gang shrinks to what is left and goes on."""
 
 from __future__ import annotations
 
 import pytest
 
+from common.faults import NODE_FAULT
 from common.messages import OrderPhase, WorkerPhase
 from common.model import JobState, Launcher, NodeName
 from coordinator.engine.events import (
@@ -14,7 +15,7 @@ from coordinator.engine.events import (
     OperatorAsked,
     WorkerFact,
 )
-from coordinator.engine.silence import NODE_FAULT_PREFIX, certain_end_s
+from coordinator.engine.silence import certain_end_s
 from coordinator.engine.state import JobEntry
 from coordinator.policies.decisions import Placement, Resize
 from coordinator.sim.cluster import Delays
@@ -60,7 +61,7 @@ def ends(house: House, name: NodeName, job: JobEntry, *, error: str, exit_code: 
 def strike(house: House, name: NodeName, job: JobEntry, how: str) -> None:
     """A node takes its worker along, in one of the ways in which the engine can learn of it."""
     if how == "said":
-        ends(house, name, job, error=f"{NODE_FAULT_PREFIX}: the supervisor is gone", exit_code=0)
+        ends(house, name, job, error=f"{NODE_FAULT}: the supervisor is gone", exit_code=0)
         return
     house.sim.nodes[name].crash()
     if how == "rebooted":

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from common.model import LeaseId, NodeName, NodeRole
 from coordinator.engine import returns
 from coordinator.engine.accounting import ReclaimTimes, figures
-from coordinator.engine.events import GpuFact, NodeReported
+from coordinator.engine.events import NodeReported
 from coordinator.engine.loan_entries import LoanEntry
 from coordinator.policies.decisions import Loan
 from coordinator.sim.cluster import Delays
@@ -36,18 +36,7 @@ def says(
     house: House, role: NodeRole, stage_durations_s: dict[str, float] | None = None
 ) -> NodeReported:
     """A report of the lent node, which holds no lease any more."""
-    node = house.node("i0")
-    return NodeReported(
-        node=node.name,
-        boot_id=node.boot_id,
-        home_pool=node.home_pool,
-        role=role,
-        epoch=house.engine.state.epoch,
-        generation=node.generation,
-        gpus=tuple(GpuFact(slot.uuid, slot.gpu_type) for slot in node.gpus),
-        service=node.service,
-        stage_durations_s=stage_durations_s or {},
-    )
+    return replace(house.report("i0", role), stage_durations_s=stage_durations_s or {})
 
 
 @pytest.mark.parametrize(("unattended_s", "is_late"), [(0.0, False), (16.0, False), (17.0, True)])

@@ -10,7 +10,6 @@ from common.model import JobState, NodeName, NodeRole, StopReason
 from coordinator.engine.accounting import ReclaimTimes, figures
 from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.events import (
-    GpuFact,
     LeaderStarted,
     NodeReported,
     NodeSilent,
@@ -60,19 +59,8 @@ def says(
     stage_durations_s: dict[str, float] | None = None,
 ) -> NodeReported:
     """A report that shows the latest order and no lease, of a node that acts by itself."""
-    node = house.node(name)
-    return NodeReported(
-        node=node.name,
-        boot_id=node.boot_id,
-        home_pool=node.home_pool,
-        role=role,
-        epoch=house.engine.state.epoch,
-        generation=node.generation,
-        gpus=tuple(GpuFact(slot.uuid, slot.gpu_type) for slot in node.gpus),
-        service=node.service,
-        workers=workers,
-        stage_durations_s=stage_durations_s or {},
-    )
+    told = stage_durations_s or {}
+    return replace(house.report(name, role), workers=workers, stage_durations_s=told)
 
 
 def test_a_node_whose_server_is_down_is_not_one_to_spare() -> None:
@@ -357,7 +345,7 @@ def test_an_empty_journal_stops_nothing() -> None:
 
     fresh = Engine(house.engine.settings)
     fresh.policy = house.engine.policy
-    house.sim.adopt_engine(fresh)
+    house.sim.engine = fresh
     house.sim.handle(LeaderStarted(epoch=7, holder="new"))
     for node in house.sim.nodes.values():
         node.report_soon()

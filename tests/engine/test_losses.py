@@ -203,7 +203,7 @@ def test_work_at_stake_outlives_a_restart_of_the_coordinator() -> None:
     stop(house, job)
     copy = Engine(house.engine.settings, decode_state(house.engine.encode_state()))
     copy.policy = house.engine.policy
-    house.sim.adopt_engine(copy)
+    house.sim.engine = copy
     house.wait(STOP_S)
     assert copy.state.jobs[job.job_id].lost_gpu_s == WHOLE + GRACE
     assert copy.state.counters.preemption_cost_gpu_s == WHOLE + GRACE
@@ -220,7 +220,7 @@ def test_what_was_booked_stays_with_a_job_that_is_rebuilt_from_a_ledger() -> Non
     house.wait(RAN_S)
     behind = Engine(house.engine.settings, old)
     behind.policy = house.engine.policy
-    house.sim.adopt_engine(behind)
+    house.sim.engine = behind
     house.sim.handle(LeaderStarted(epoch=2, holder="new"))
     for node in house.sim.nodes.values():
         node.report_soon()

@@ -89,7 +89,7 @@ def test_a_loan_closes_after_a_restart_of_the_engine() -> None:
     )
     fresh = Engine(house.engine.settings, decode_state(house.engine.encode_state()))
     fresh.policy = house.engine.policy
-    house.sim.adopt_engine(fresh)
+    house.sim.engine = fresh
     house.engine = fresh
     house.wait(15.0)
     [loan] = house.engine.state.loans.values()

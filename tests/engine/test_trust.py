@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -17,7 +18,7 @@ from coordinator.engine.events import (
 from coordinator.engine.settings import EngineSettings, ServiceSettings
 from coordinator.engine.state import ServiceEntry
 from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Recommend
+from coordinator.policies.decisions import Advice, Recommend
 from tests.engine.house import CHAT, House
 
 
@@ -195,14 +196,27 @@ def test_watching_is_in_the_state() -> None:
         assert again.shadow_loans or again.recommendations
 
 
+def test_a_shadow_that_an_older_version_saved_is_read() -> None:
+    """It wrote down when it began as well, which nothing asks for."""
+    house = Watched(Mode.OBSERVE)
+    house.load(1.0)
+    plain = msgspec.msgpack.decode(house.engine.encode_state())
+    for shadow in plain["shadow_loans"].values():
+        shadow["lent_at_s"] = 60.0
+    again = decode_state(msgspec.msgpack.encode(plain))
+    assert again.shadow_loans
+    assert again == house.engine.state
+
+
 def test_a_stale_shadow_decision_is_refused() -> None:
     """What is there already, or not, is not counted twice."""
     house = Watched(Mode.OBSERVE)
     house.load(1.0)
-    recommend = Recommend(action="lend", node=NodeName("i0"), service=CHAT, reason="r")
+    recommend = Recommend(action=Advice.LEND, node=NodeName("i0"), service=CHAT, reason="r")
     real = house.engine.policy
     house.engine.policy = replace(
-        real, lend=lambda _: (recommend, replace(recommend, action="reclaim", node=NodeName("i2")))
+        real,
+        lend=lambda _: (recommend, replace(recommend, action=Advice.RECLAIM, node=NodeName("i2"))),
     )
     outcome = house.engine.handle(LoanPassDue(), now_s=house.sim.loop.now_s)
     assert len(outcome.refused) == 2

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from common.model import NodeRole
 from coordinator.policies.bundles import POLICIES, Policy
 from coordinator.policies.decisions import (
+    Advice,
     Loan,
     Preempt,
     Reclaim,
@@ -137,4 +138,4 @@ def test_no_loans_means_none(policy: Policy, snapshot: ClusterSnapshot) -> None:
     """Policies without loans never lend, though they take back what somebody has lent."""
     decisions = policy.lend(snapshot)
     assert not [decision for decision in decisions if isinstance(decision, Loan)]
-    assert not [d for d in decisions if isinstance(d, Recommend) and d.action == "lend"]
+    assert not [d for d in decisions if isinstance(d, Recommend) and d.action == Advice.LEND]

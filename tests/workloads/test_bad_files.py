@@ -14,7 +14,6 @@ from coordinator.workloads.formats import (
     read_curves,
     read_jobs,
     read_nodes,
-    read_service_gpu_s,
     read_throughputs,
 )
 from coordinator.workloads.load_formats import parse_loads, read_loads
@@ -33,7 +32,6 @@ READERS: dict[str, Callable[[Path], object]] = {
     "jobs": jobs,
     "loads": read_loads,
     "nodes": read_nodes,
-    "service": read_service_gpu_s,
     "curves": lambda path: read_curves(path, gpu_type="T4"),
     "throughputs": read_throughputs,
 }
@@ -56,7 +54,6 @@ def test_an_empty_file_is_one_error(tmp_path: Path, name: str, text: str) -> Non
         ("loads", "t_s,req_per_s"),
         ("loads", "client,t_s,req_per_s,cv"),
         ("nodes", "sn,gpu,model"),
-        ("service", "duration"),
         ("curves", "global_batch_size,1,2"),
     ],
 )
@@ -170,8 +167,6 @@ def test_the_zone_of_an_instant_counts_behind_any_fraction() -> None:
         ("nodes", "sn,gpu,model\na,100001,T4\n", "line 2: column gpu: 100001, expected at most 1"),
         ("nodes", "sn,model\na,T4\n", "line 1: column gpu: missing; there are: sn, model"),
         ("nodes", "sn,gpu,model,cpu_milli\na,1,T4,-5\n", "line 2: column cpu_milli: -5, expected"),
-        ("service", "duration\n5\ninf\n", "line 3: column duration: 'inf' is not a number"),
-        ("service", "duration\n5\n1e300\n", "line 3: column duration: 1e300, expected at most"),
         ("curves", "global_batch_size,0\n64,1\n", "line 1: column 0: expected a number of GPUs"),
         ("curves", "global_batch_size,\u0661\n64,1\n", "line 1: column \u0661: expected a number"),
         ("curves", "global_batch_size,1\n64,inf\n", "line 2: column 1: 'inf' is not a number"),

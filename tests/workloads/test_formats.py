@@ -18,7 +18,6 @@ from coordinator.workloads.formats import (
     read_curves,
     read_jobs,
     read_nodes,
-    read_service_gpu_s,
     read_throughputs,
 )
 from coordinator.workloads.own import COLUMNS, job_lines
@@ -130,9 +129,10 @@ def test_openb_nodes_are_grouped() -> None:
         read_nodes(DATA / "openb_nodes.csv")
 
 
-def test_attained_service_is_a_list() -> None:
-    """Tiresias' history for Gittins is one number per line."""
-    assert read_service_gpu_s(DATA / "tiresias_service.csv") == (121, 122, 124)
+def test_a_published_history_of_attained_service_is_no_trace() -> None:
+    """Tiresias' list for Gittins is one number per line, and says nothing of when jobs came."""
+    with pytest.raises(ConfigError, match="line 1: column duration: stands alone: a history"):
+        read_jobs(DATA / "tiresias_service.csv")
 
 
 def test_a_scaling_curve_holds_what_was_measured() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import ConfigError
-from coordinator.workloads.load_formats import load_lines, parse_loads, read_load, read_loads
+from coordinator.workloads.load_formats import parse_loads, read_load, read_loads
 from coordinator.workloads.records import LoadSeries, LoadUnit
 
 DATA = Path(__file__).parents[1] / "data" / "traces"
@@ -55,7 +55,8 @@ def test_our_own_series_comes_back() -> None:
         series = LoadSeries(
             name="own", step_s=300, values=(0.25, 1 / 3, 0.5), unit=unit, start_s=900
         )
-        text = "".join(load_lines(series))
+        rows = [f"{at_s!r},{value!r}\n" for at_s, value in series.samples()]
+        text = f"t_s,{unit.value}\n" + "".join(rows)
         assert parse_loads("own.csv", text) == {"own": series}
 
 

@@ -172,23 +172,23 @@ class Filling:
 
     def _grow(self) -> None:
         """Worker by worker to the tenant with the smallest share that can use one."""
-        lines: dict[str, list[tuple[JobView, str]]] = {}
+        growing: dict[str, list[tuple[JobView, str]]] = {}
         for job, kind, _ in self._starts.values():
-            lines.setdefault(job.tenant, []).append((job, kind))
+            growing.setdefault(job.tenant, []).append((job, kind))
         for job in self._snapshot.jobs:
             if job.job_id in self._shrunk or job.job_id in self._stopped:
                 continue
             is_ready = rests_until_s(self._snapshot, job) is None
             if job.is_resizable and job.gpu_type and is_ready:
-                lines.setdefault(job.tenant, []).append((job, job.gpu_type))
-        for line in lines.values():
+                growing.setdefault(job.tenant, []).append((job, job.gpu_type))
+        for line in growing.values():
             line.sort(key=lambda each: (each[0].submitted_at_s, each[0].job_id))
-        while lines:
-            tenant = min(lines, key=lambda tenant: (self._shares.of(tenant), tenant))
-            if not self._grow_one(*lines[tenant][0]):
-                lines[tenant].pop(0)
-            if not lines[tenant]:
-                del lines[tenant]
+        while growing:
+            tenant = min(growing, key=lambda tenant: (self._shares.of(tenant), tenant))
+            if not self._grow_one(*growing[tenant][0]):
+                growing[tenant].pop(0)
+            if not growing[tenant]:
+                del growing[tenant]
 
     def _grow_one(self, job: JobView, kind: str) -> bool:
         started = self._starts.get(job.job_id)

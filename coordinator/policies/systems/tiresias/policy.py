@@ -151,8 +151,8 @@ class _Pass:
         return fewest_nodes if self._is_skewed(job) else best_fit
 
     def _is_skewed(self, job: JobView) -> bool:
-        told = job.profile.skew_ratio
-        skew_ratio = self._skews.get(job.profile.model) if told is None else told
+        own_ratio = job.profile.skew_ratio
+        skew_ratio = self._skews.get(job.profile.model) if own_ratio is None else own_ratio
         return skew_ratio is not None and skew_ratio > self._knobs.pack_limit
 
     def allocation(self) -> Allocation:
@@ -204,15 +204,15 @@ class _Pass:
 
 def _learned(snapshot: ClusterSnapshot, skews: dict[str, float]) -> dict[str, float]:
     """Skews of models: what jobs tell, the latest submitted last."""
-    told = {
+    learned = {
         job.profile.model: job.profile.skew_ratio
         for job in snapshot.jobs
         if job.profile.skew_ratio is not None and job.profile.model
     }
-    if told.items() <= skews.items():
+    if learned.items() <= skews.items():
         return skews
-    kept = {model: skew for model, skew in skews.items() if model not in told}
-    return dict([*kept.items(), *told.items()][-MODELS_KEPT:])
+    kept = {model: skew for model, skew in skews.items() if model not in learned}
+    return dict([*kept.items(), *learned.items()][-MODELS_KEPT:])
 
 
 def _served(snapshot: ClusterSnapshot, before: Memory) -> tuple[float, ...]:
