@@ -108,6 +108,8 @@ class Describe(Message, frozen=True, kw_only=True, tag="describe"):
 class Operate(Message, frozen=True, kw_only=True, tag="operate"):
     """A human action: see `coordinator.engine.events.OperatorAction` for the verbs.
 
+    target: a node's name, or a service's, which may be empty for all; of `revoke_loan` the id of
+        the loan or the name of the lent node.
     deadline_s: of a drain: what runs on the node may go on for so long, and is preempted then;
         None: at once.
     """

@@ -27,7 +27,7 @@ from common.bus import BusMessage
 from common.errors import ProtocolError, Unavailable
 from common.jobspec import misfit
 from common.messages import MAX_MESSAGE_BYTES, Message, decode, encode
-from common.model import FINAL_JOB_STATES, JobId, JobSpec, Mode, NodeName, ServiceName
+from common.model import FINAL_JOB_STATES, JobId, JobSpec, Mode, NodeName, NodeRole, ServiceName
 from coordinator.engine import prerun_shape, removing
 from coordinator.engine.events import (
     JobCancelRequested,
@@ -80,7 +80,7 @@ class Api:
             request = decode(message.data, self._kind(verb))
             reply = await self._answer(request, tenant, user)
         except ProtocolError as error:
-            self._coordinator.bad_requests += 1
+            self._coordinator.note_bad_request()
             reply = ApiError(
                 code=ApiErrorCode.USAGE, message=str(error), field=field_of(str(error)) or verb
             )
@@ -93,7 +93,7 @@ class Api:
     def _kind(self, verb: str) -> type[Message]:
         kind = self._kinds.get(verb)
         if kind is None:
-            self._coordinator.bad_requests += 1
+            self._coordinator.note_bad_request()
             known = ", ".join(sorted(self._kinds))
             raise Refusal(ApiErrorCode.USAGE, f"no verb {verb!r}; there are {known}", "verb")
         return kind
@@ -150,11 +150,11 @@ class Api:
             raise Refusal(ApiErrorCode.USAGE, f"field {found.field}: {found.what}", found.field)
         nodes = [n for n in self._coordinator.engine.state.nodes.values() if n.gpus]
         types = sorted({node.gpu_type for node in nodes})
-        unknown = [name for name in spec.gpu.types if name not in types]
-        if nodes and spec.gpu.types and len(unknown) == len(spec.gpu.types):
+        missing = [name for name in spec.gpu.types if name not in types]
+        if nodes and spec.gpu.types and len(missing) == len(spec.gpu.types):
             raise Refusal(
                 ApiErrorCode.USAGE,
-                f"no node has {' or '.join(unknown)}; there are {', '.join(types)}",
+                f"no node has {' or '.join(missing)}; there are {', '.join(types)}",
                 "gpu.types",
             )
         largest = max((len(n.gpus) for n in nodes if spec.accepts(n.gpu_type)), default=0)
@@ -192,20 +192,20 @@ class Api:
             raise Refusal(
                 ApiErrorCode.USAGE, f"{action} has no deadline_s, only drain has", "deadline_s"
             )
-        self._check_target(action, request)
+        target = self._target(action, request)
         event = OperatorAsked(
             action=action,
             by=f"{tenant}/{user}",
-            target=request.target,
+            target=target,
             value=request.value,
             reason=request.reason,
             deadline_s=request.deadline_s,
         )
         await self._coordinator.record(event)
         if action == OperatorAction.REMOVE:
-            self._forget_node(NodeName(request.target))
+            self._forget_node(NodeName(target))
         within = "" if request.deadline_s is None else f" within {request.deadline_s:.0f} s"
-        return Done(detail=f"{action} {request.target}".strip() + within)
+        return Done(detail=f"{action} {target}".strip() + within)
 
     def _forget_node(self, name: NodeName) -> None:
         """Of a node that was removed nothing is told any more, not even what it reported last."""
@@ -223,37 +223,53 @@ class Api:
             if action == OperatorAction.CONFIRM_DEAD and is_awaited(state, name):
                 return
             raise unknown("node", name, sorted(state.nodes))
-        if action == OperatorAction.CONFIRM_DEAD and node.role != "lost":
+        if action == OperatorAction.CONFIRM_DEAD and node.role != NodeRole.LOST:
             raise Refusal(
                 ApiErrorCode.CONFLICT, f"node {node.name} is {node.role}, not lost", "node"
             )
         if action == OperatorAction.REMOVE and (why := removing.why_not(state, node)):
             raise Refusal(ApiErrorCode.CONFLICT, why, "node")
 
-    def _check_target(self, action: OperatorAction, request: Operate) -> None:
+    def _target(self, action: OperatorAction, request: Operate) -> str:
+        """What the engine knows it by: a loan by its id, also where the caller names its node.
+
+        Raises:
+            Refusal: there is none, or nothing of the kind can be done to it.
+        """
         state = self._coordinator.engine.state
         a = OperatorAction
-        if action in (a.CORDON, a.UNCORDON, a.DRAIN, a.CONFIRM_DEAD, a.REMOVE):
-            self._check_node(action, NodeName(request.target))
-        elif action == a.APPROVE_LOAN:
-            if NodeName(request.target) not in state.recommendations:
-                known = ", ".join(sorted(state.recommendations))
-                others = f"those of {known} are" if known else "none is now"
-                raise Refusal(
-                    ApiErrorCode.NOT_FOUND,
-                    f"no loan of {request.target!r} is recommended; {others}",
-                    "loan",
-                )
-        elif action == a.REVOKE_LOAN:
-            loan = finding.loan(state, request.target)
-            if loan.returned_at_s is not None:
-                raise Refusal(ApiErrorCode.CONFLICT, "the loan came home already", "lease_id")
-        elif request.target and ServiceName(request.target) not in state.services:
-            raise unknown("service", request.target, sorted(state.services))
+        match action:
+            case a.CORDON | a.UNCORDON | a.DRAIN | a.CONFIRM_DEAD | a.REMOVE:
+                self._check_node(action, NodeName(request.target))
+            case a.APPROVE_LOAN:
+                self._check_recommended(NodeName(request.target))
+            case a.REVOKE_LOAN:
+                loan = finding.loan(state, request.target)
+                if loan.returned_at_s is not None:
+                    raise Refusal(ApiErrorCode.CONFLICT, "the loan came home already", "lease_id")
+                return loan.lease_id
+            case a.FREEZE | a.THAW | a.RECALL | a.END_RECALL | a.SET_MODE:
+                self._check_service(ServiceName(request.target))
         if action == a.SET_MODE and request.value not in list(Mode):
             raise Refusal(
                 ApiErrorCode.USAGE, f"{request.value!r} is not one of {', '.join(Mode)}", "mode"
             )
+        return request.target
+
+    def _check_recommended(self, node: NodeName) -> None:
+        recommended = self._coordinator.engine.state.recommendations
+        if node not in recommended:
+            known = ", ".join(sorted(recommended))
+            others = f"those of {known} are" if known else "none is now"
+            raise Refusal(
+                ApiErrorCode.NOT_FOUND, f"no loan of {node!r} is recommended; {others}", "loan"
+            )
+
+    def _check_service(self, name: ServiceName) -> None:
+        """An empty name means all of them."""
+        services = self._coordinator.engine.state.services
+        if name and name not in services:
+            raise unknown("service", name, sorted(services))
 
 
 def _fitting(data: bytes, verb: str) -> bytes:
