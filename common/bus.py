@@ -1,7 +1,7 @@
 """The bus: a protocol that drivers take as an argument, and NATS behind it.
 
-An edge: with `common.natscalls` and `coordinator.service.store` the only importer of `nats`. Must
-not know what a message means.
+An edge: with `common.natscalls`, and the coordinator's journal and leader key, the only importer of
+`nats`. Must not know what a message means.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ class NatsBus:
         return self._client.max_payload
 
     def jetstream(self, *, timeout_s: float) -> JetStreamContext:
-        """JetStream on the present connection; only `coordinator.service.store` may ask.
+        """JetStream on the present connection, for the coordinator's journal and leader key alone.
 
         Raises:
             Unavailable: not connected.

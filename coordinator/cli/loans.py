@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from common.api import Describe, Description, ListLoans, Loans
+from common.api import ApiError, ApiErrorCode, Describe, Description, ListLoans, Loans
 from coordinator.cli import columns
 from coordinator.cli.complete import complete_loans
 from coordinator.cli.operate import ReasonOption, YesOption, order_against_jobs
@@ -20,7 +20,7 @@ from coordinator.cli.output import (
 )
 from coordinator.cli.session import session
 from coordinator.cli.shared import add_describe, add_explain, add_order
-from coordinator.client import Client
+from coordinator.client import ApiRefused, Client
 from coordinator.engine.events import OperatorAction
 
 app = typer.Typer(no_args_is_help=True, help="See what is lent and what it cost; take it back.")
@@ -76,6 +76,9 @@ def revoke(
     async def find(client: Client) -> tuple[str, set[str]]:
         found = await client.ask(Describe(kind="loan", name=loan), Description)
         assert found.loan is not None, "a loan's description has its row"
+        if found.loan.returned_at_s is not None:
+            home = "the loan came home already"
+            raise ApiRefused(ApiError(code=ApiErrorCode.CONFLICT, message=home, field="lease_id"))
         return found.loan.lease_id, {found.loan.node}
 
     order_against_jobs(

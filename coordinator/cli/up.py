@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Coroutine, Generator
 from math import inf
 from pathlib import Path
 from typing import Annotated
@@ -35,6 +35,7 @@ from coordinator.demo.supervise import sweep
 from coordinator.demo.workload import Run, Workload, play
 from coordinator.policies.bundles import policy as find_policy
 from coordinator.policies.words import counted
+from coordinator.service.bounded import beside, end, is_done_first
 from coordinator.service.process import start_ticks
 
 log = logging.getLogger(__name__)
@@ -137,14 +138,11 @@ async def _up(
         client = await cell.client(user=USER)
         # What a visitor submits to an empty cell takes as long as it takes.
         workload = Workload(cell, client, speed=1.0 if is_empty else speed, clock=clock)
-        playing = None if is_empty else asyncio.create_task(play(cell, workload, speed=speed))
-        try:
+        async with contextlib.AsyncExitStack() as stack:
+            if not is_empty:
+                playing = beside(play(cell, workload, speed=speed), name="workload", broke=stop.set)
+                await stack.enter_async_context(playing)
             await _watch(workload, clock, stop=stop, length_s=length_s, output=output)
-        finally:
-            if playing is not None:
-                playing.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await playing
         if not await workload.last_look(limit_s=LAST_LOOK_S):
             say(without_last_look(workload))
         run = workload.run()
@@ -189,7 +187,8 @@ async def _running_cell(
                 entry.show(nats_url=await cell.start_nats())
                 say(f"starting {counted(len(cell.nodes), 'agent')}; logs are in {run_dir / 'logs'}")
                 await cell.start()
-                is_ready = await _is_ready(cell, stop)
+                client = await cell.client(user=USER)
+                is_ready = await is_ready_first(cell.ready(client), stop=stop)
                 if not is_ready:
                     say("stopped before the cell was ready")
                 yield cell if is_ready else None
@@ -202,17 +201,19 @@ async def _running_cell(
             cell.remove()
 
 
-async def _is_ready(cell: Cell, stop: asyncio.Event) -> bool:
-    """Wait until it is; False when it was stopped before."""
-    starting = asyncio.create_task(cell.ready(await cell.client(user=USER)))
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if not starting.done():
-        starting.cancel()
-        return False
-    starting.result()
-    return True
+async def is_ready_first(
+    becoming_ready: Coroutine[object, object, object], *, stop: asyncio.Event
+) -> bool:
+    """Wait until it is done; False when it was stopped before, and then it has ended as well.
+
+    Raises:
+        Exception: what it broke of.
+    """
+    starting = asyncio.create_task(becoming_ready, name="start")
+    try:
+        return await is_done_first(starting, told=stop)
+    finally:
+        await end(starting)
 
 
 async def _end_predecessor(clock: Clock) -> None:

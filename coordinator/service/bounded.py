@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
 from common.clock import Clock
+
+log = logging.getLogger(__name__)
 
 
 async def until_told(
@@ -21,25 +25,61 @@ async def until_told(
         Exception: what it raised, also while it was cancelled.
     """
     running = asyncio.create_task(doing, name="until told")
-    telling = asyncio.create_task(told.wait(), name="told")
+    is_late = False
     try:
-        await asyncio.wait({running, telling}, return_when=asyncio.FIRST_COMPLETED)
+        await is_done_first(running, told=told)
         try:
             async with clock.timeout(limit_s):
                 await asyncio.wait({running})
         except TimeoutError:
-            running.cancel()
+            is_late = True
     finally:
-        is_late = running.cancelling() > 0
-        telling.cancel()
-        running.cancel()
-        await asyncio.gather(telling, running, return_exceptions=True)
-    if not running.cancelled():
-        running.result()
+        await end(running)
     return not is_late
 
 
+async def is_done_first(doing: asyncio.Future[Any], *, told: asyncio.Event) -> bool:
+    """Wait until it is done or `told` is set; whether it is done. It is left to the caller."""
+    telling = asyncio.create_task(told.wait(), name="told")
+    try:
+        await asyncio.wait({doing, telling}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await end(telling)
+    return doing.done()
+
+
 async def end(task: asyncio.Future[Any]) -> None:
-    """Cancel a task and wait until it has ended, however it does."""
+    """Cancel a task and wait until it has ended.
+
+    Raises:
+        Exception: what it died of, be it long ago: nobody else would ever hear of it.
+    """
     task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.result()
+
+
+@contextlib.asynccontextmanager
+async def beside(
+    doing: Coroutine[object, object, None], *, name: str, broke: Callable[[], None]
+) -> AsyncGenerator[None]:
+    """Do it for as long as the block runs.
+
+    broke: called as soon as it raises, as nobody looks at it before the block is over.
+
+    Raises:
+        Exception: what it raised, at the end of the block.
+    """
+
+    def look(done: asyncio.Task[None]) -> None:
+        if not done.cancelled() and (error := done.exception()) is not None:
+            log.error("%s broke: %r", name, error)
+            broke()
+
+    task = asyncio.create_task(doing, name=name)
+    task.add_done_callback(look)
+    try:
+        yield
+    finally:
+        await end(task)

@@ -24,8 +24,9 @@ from coordinator.engine.events import (
     NodeReported,
     OrdersRecovered,
 )
-from coordinator.service import intake, promised
-from coordinator.service.bounded import end, until_told
+from coordinator.service import guarantees_kept, intake
+from coordinator.service.asking import LedgerAsker
+from coordinator.service.bounded import beside, end, is_done_first, until_told
 from coordinator.service.complaints import Complaints
 from coordinator.service.deciding import Decider
 from coordinator.service.dispatch import Dispatcher
@@ -72,7 +73,7 @@ class Coordinator:
         self.bad_reports = 0
         self._bad_reports = Complaints(clock, "bad reports")
         self._rivals = Complaints(clock, "reports of rivals")
-        self.bad_requests = 0
+        self._bad_requests = 0
         self.is_leading = False
         self._leads_since_s = float("inf")
         self._tick_s = min(settings.pass_period_s, settings.load_period_s, 1.0)
@@ -89,7 +90,6 @@ class Coordinator:
         self._fenced: Fenced | None = None
         self._highest_reported_epoch = 0
         self._subscriptions: list[Subscription] = []
-        self._asking: dict[NodeName, asyncio.Task[None]] = {}
         self.decider = Decider(
             settings,
             holder=holder,
@@ -118,6 +118,13 @@ class Coordinator:
             fenced=self._on_fenced,
             instance=self.folder.instance,
         )
+        self._ledgers = LedgerAsker(
+            self.dispatcher.ledger,
+            got=lambda node, reply: self.decider.post(
+                OrdersRecovered(node=node, orders=reply.orders)
+            ),
+            lacked=self.folder.forget_node,  # its next report asks again
+        )
 
     @property
     def engine(self) -> Engine:
@@ -129,12 +136,16 @@ class Coordinator:
         """Messages of any kind that did not fit, counted and dropped."""
         return (
             self.bad_reports
-            + self.bad_requests
+            + self._bad_requests
             + self.folder.rivals.dropped_count
             + self.renewals.bad_messages
             + self.dispatcher.bad_messages
             + self.decider.foreign_count
         )
+
+    def note_bad_request(self) -> None:
+        """A caller sent what is no request; it was told so and changed nothing."""
+        self._bad_requests += 1
 
     def may_act(self) -> bool:
         """Whether the lease still holds by this machine's own clock."""
@@ -167,8 +178,10 @@ class Coordinator:
 
     async def _run(self, serve: Handler) -> None:
         await self._subscribe(subjects.node_report(self.settings.cell), self._on_report)
-        listening = asyncio.create_task(self._listening.run(), name="listen")
-        try:
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(self._unsubscribe)
+            listening = beside(self._listening.run(), name="listen", broke=self.stop)
+            await stack.enter_async_context(listening)
             # What the last leader left of its TTL runs out while the nodes are listened to.
             with contextlib.suppress(Unavailable):
                 await self._lease.look()
@@ -177,18 +190,17 @@ class Coordinator:
             if epoch is None:
                 return
             self._is_standby = False
-            keeping = asyncio.create_task(self._keep_lease(), name="lease")
-            try:
-                await self.decider.rebuild()
-                if not self._stopping.is_set():
-                    await self._lead(epoch, serve)
-            finally:
-                await end(keeping)
-                await self._leave()
-        finally:
-            await end(listening)
-            for subscription in self._subscriptions:
-                await subscription.unsubscribe()
+            stack.push_async_callback(self._leave)
+            # Without its lease's keeper it would lead nobody, and feed its watchdog for ever.
+            keeping = beside(self._keep_lease(), name="lease", broke=self.stop)
+            await stack.enter_async_context(keeping)
+            await self.decider.rebuild()
+            if not self._stopping.is_set():
+                await self._lead(epoch, serve)
+
+    async def _unsubscribe(self) -> None:
+        for subscription in self._subscriptions:
+            await subscription.unsubscribe()
 
     def _stand_by(self) -> None:
         """To wait well is a standby's part; whoever has the lease must show more than that."""
@@ -202,12 +214,10 @@ class Coordinator:
         acquiring = asyncio.ensure_future(
             self._lease.acquire(self.holder, lambda: self._highest_reported_epoch)
         )
-        stopping = asyncio.ensure_future(self._stopping.wait())
         try:
-            await asyncio.wait({acquiring, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            return acquiring.result() if acquiring.done() else None
+            is_taken = await is_done_first(acquiring, told=self._stopping)
+            return acquiring.result() if is_taken else None
         finally:
-            await end(stopping)
             await end(acquiring)
 
     async def _lead(self, epoch: int, serve: Handler) -> None:
@@ -218,7 +228,7 @@ class Coordinator:
         started = LeaderStarted(epoch=epoch, holder=self.holder, settings=engine, clock=clock)
         self.decider.post(started)
         self._hear_everybody_again()
-        if warning := promised.unkept(self.engine.state, engine.tenants):
+        if warning := guarantees_kept.unkept(self.engine.state, engine.tenants):
             log.warning("%s", warning)
         await self._subscribe(subjects.node_renew(cell), self.renewals.answer)
         async with Requests(serve, clock=self.clock) as requests, asyncio.TaskGroup() as group:
@@ -226,13 +236,14 @@ class Coordinator:
             tasks = [
                 group.create_task(self.dispatcher.run(), name="dispatch"),
                 group.create_task(self._tick(), name="tick"),
+                group.create_task(self._ledgers.run(), name="ledgers"),
             ]
             self.leading.set()
             try:
                 await self.decider.run()
             finally:
                 self.is_leading = False
-                for task in [*tasks, *self._asking.values()]:
+                for task in tasks:
                     task.cancel()
         if self._fenced is None:
             with contextlib.suppress(TimeoutError):
@@ -341,10 +352,11 @@ class Coordinator:
             )
 
     def _doubt(self, node: NodeName) -> str:
-        """A lease is renewed only by a leader that passes and hears the node (design 6).
+        """A lease is renewed only by a leader that passes and hears the node.
 
-        These pass: an agent that gets no answer asks again, and goes home when its TTL ends. A
-        refusal would end every loan at each change of the leader.
+        These doubts pass (docs/decisions/0007-leases-enforced-by-the-agent.md): an agent that gets
+        no answer asks again, and goes home when its TTL ends. A refusal would end every loan at
+        each change of the leader.
         """
         now_s = self.clock.now_s()
         if not self.may_act():
@@ -381,19 +393,4 @@ class Coordinator:
                 if command.node in self.engine.state.nodes:  # else removed since, in one record
                     self.dispatcher.push(self.engine.desired(command.node))
             case AskLedger():
-                self._ask_ledger(command.node)
-
-    def _ask_ledger(self, node: NodeName) -> None:
-        if node not in self._asking:
-            task = asyncio.create_task(self._fetch_ledger(node), name=f"ledger {node}")
-            self._asking[node] = task
-            task.add_done_callback(lambda _: self._asking.pop(node, None))
-
-    async def _fetch_ledger(self, node: NodeName) -> None:
-        try:
-            reply = await self.dispatcher.ledger(node)
-        except (Unavailable, ProtocolError) as error:
-            log.warning("ledger of %s: %s", node, error)
-            self.folder.forget_node(node)  # its next report asks again
-            return
-        self.decider.post(OrdersRecovered(node=node, orders=reply.orders))
+                self._ledgers.ask(command.node)

@@ -21,8 +21,9 @@ from common.log import set_up
 from common.settings import load
 from coordinator import plugins
 from coordinator.service.api import Api
+from coordinator.service.bounded import end
 from coordinator.service.coordinator import Coordinator
-from coordinator.service.leaderkey import LeaderLease
+from coordinator.service.leaderkey import leader_lease
 from coordinator.service.settings import CoordinatorSettings, check, warnings
 from coordinator.service.store import Journal, Snapshots
 
@@ -58,7 +59,7 @@ async def run(settings: CoordinatorSettings) -> None:
             replicas=replicas,
             is_shortened=settings.journal_kept_days > 0,
         )
-        lease = LeaderLease(
+        lease = leader_lease(
             bus,
             cell=settings.cell,
             clock=clock,
@@ -86,12 +87,12 @@ async def run(settings: CoordinatorSettings) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, coordinator.stop)
-        ready = asyncio.create_task(_say_ready(coordinator))
+        ready = asyncio.create_task(_say_ready(coordinator), name="ready")
         try:
             await coordinator.run(Api(coordinator).serve)
         finally:
-            ready.cancel()
             systemd.stopping()
+            await end(ready)
     finally:
         await leave(bus, clock=clock)
 

@@ -17,8 +17,18 @@ from common import subjects
 from common.bus import Bus
 from common.clock import Clock
 from common.errors import Fenced, ProtocolError, Unavailable
-from common.messages import DesiredReply, DesiredState, LedgerReply, LedgerRequest, decode, encode
-from common.model import NodeName
+from common.messages import (
+    DesiredReply,
+    DesiredState,
+    LedgerReply,
+    LedgerRequest,
+    LogReply,
+    LogRequest,
+    Message,
+    decode,
+    encode,
+)
+from common.model import NodeName, WorkerKey
 from coordinator.service import intake
 from coordinator.service.complaints import Complaints
 
@@ -84,7 +94,7 @@ class Dispatcher:
         self.pushes = 0
         self.refusals = 0
         self.bad_messages = 0
-        self._bad_answers = Complaints(clock, "bad answers to orders")
+        self._bad_answers = Complaints(clock, "bad answers")
         self._refusals = Complaints(clock, "refusals of orders")
 
     def push(self, desired: DesiredState) -> None:
@@ -143,8 +153,7 @@ class Dispatcher:
             log.debug("push to %s: %s", node, error)  # its next report shows that it lags
             return
         except ProtocolError as error:
-            self.bad_messages += 1
-            self._bad_answers.note(node, str(error))
+            self._note_bad(node, error)
             return
         if not reply.is_accepted:
             self.refusals += 1
@@ -162,16 +171,36 @@ class Dispatcher:
             Unavailable: the node does not answer.
             ProtocolError: its answer does not fit.
         """
-        answer = await self._bus.request(
-            subjects.node_ledger(self._cell, node),
-            encode(LedgerRequest(node=node, instance=self._instance(node))),
-            timeout_s=self._timeout_s,
-        )
+        request = LedgerRequest(node=node, instance=self._instance(node))
+        answer = await self._ask(subjects.node_ledger(self._cell, node), request)
         try:
             return _of(node, decode(answer, LedgerReply))
-        except ProtocolError:
-            self.bad_messages += 1
+        except ProtocolError as error:
+            self._note_bad(node, error)
             raise
+
+    async def log(self, node: NodeName, key: WorkerKey, *, max_bytes: int) -> LogReply:
+        """The last `max_bytes` bytes of a worker's log, or why there are none.
+
+        Raises:
+            Unavailable: the node does not answer.
+            ProtocolError: its answer does not fit.
+        """
+        request = LogRequest(node=node, key=key, max_bytes=max_bytes, instance=self._instance(node))
+        answer = await self._ask(subjects.node_logs(self._cell, node), request)
+        try:
+            return decode(answer, LogReply)
+        except ProtocolError as error:
+            self._note_bad(node, error)
+            raise
+
+    async def _ask(self, subject: str, request: Message) -> bytes:
+        return await self._bus.request(subject, encode(request), timeout_s=self._timeout_s)
+
+    def _note_bad(self, node: NodeName, error: ProtocolError) -> None:
+        """The node's fault, whoever wanted to know: it is counted, and the log names it."""
+        self.bad_messages += 1
+        self._bad_answers.note(node, str(error))
 
 
 def _of(node: NodeName, reply: LedgerReply) -> LedgerReply:

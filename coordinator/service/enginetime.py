@@ -1,7 +1,7 @@
 """Engine time: seconds since 1970 that run on with the boot clock, whatever somebody sets.
 
 A wall clock that is set back must not hold up the time limits, waits and loans of a cell, and one
-that is set ahead must not end them (design 6: intervals are of the boot clock). So each leader
+that is set ahead must not end them: intervals are of the boot clock. So each leader
 leaves a mark in the journal: how far engine time is ahead of the boot clock of its machine. A next
 one on the same boot goes on from there, and asks no wall clock. On another boot or machine only the
 wall clock says how long nobody led; where that is long, it is told, as the clock may be wrong. Must

@@ -7,12 +7,14 @@ from common.model import JobState, NodeRole, Pool
 from coordinator.engine import (
     belonging,
     estimates,
+    jobs,
     loans,
     refusals,
     removing,
     retrying,
     returns,
     silence,
+    stores,
 )
 from coordinator.engine.context import Context
 from coordinator.engine.engine import Engine
@@ -28,32 +30,35 @@ def job(engine: Engine, entry: JobEntry, *, now_s: float | None = None) -> tuple
 
     now_s: engine time; None: of the last event.
     """
-    if ends := ending.said(entry, now_s=engine.state.now_s if now_s is None else now_s):
-        return (*ends, *_unknown(engine, entry))
+    at_s = _or_last_event(engine, now_s)
+    if ends := ending.said(entry, now_s=at_s):
+        return (*ends, *_unknown(engine, entry, at_s))
     match entry.state:
         case JobState.PENDING:
-            return (*_pending(engine, entry),)
+            return tuple(_pending(engine, entry, at_s))
         case JobState.STARTING:
             waiting = sorted(
                 f"worker {i} on {_not_ready(w)}"
                 for i, w in entry.workers.items()
-                if w.phase != "ready"
+                if not jobs.is_ready(w)
             )
-            if entry.store is not None and entry.store.phase not in ("ready", "running"):
+            if entry.store is not None and not stores.is_ready(entry):
                 waiting.append(f"its rendezvous store on {_not_ready(entry.store)}")
             return ("its gang waits until every node is ready", *waiting, *_awaited(entry))
         case JobState.RUNNING | JobState.RESIZING:
-            drained = drains.of_job(engine, entry)
-            return (*_running(engine, entry), *drained, *_unknown(engine, entry), *_awaited(entry))
+            drained, lost = drains.of_job(engine, entry, at_s), _unknown(engine, entry, at_s)
+            return (*_running(engine, entry), *drained, *lost, *_awaited(entry))
         case JobState.SUSPENDED:
-            drained = drains.of_job(engine, entry)
-            now_s = engine.state.now_s
-            said = suspended.said(engine, entry, now_s=now_s)
-            return (said, *drained, *_unknown(engine, entry))
+            said = suspended.said(engine, entry, now_s=at_s)
+            return (said, *drains.of_job(engine, entry, at_s), *_unknown(engine, entry, at_s))
         case JobState.CANCELLED:
             return (f"cancelled by {entry.cancelled_by}",) if entry.cancelled_by else ()
         case _:
             return (entry.error,) if entry.error else ()
+
+
+def _or_last_event(engine: Engine, now_s: float | None) -> float:
+    return engine.state.now_s if now_s is None else now_s
 
 
 def _not_ready(worker: WorkerEntry) -> str:
@@ -71,7 +76,7 @@ def _awaited(entry: JobEntry) -> list[str]:
     ]
 
 
-def _pending(engine: Engine, entry: JobEntry) -> list[str]:
+def _pending(engine: Engine, entry: JobEntry, now_s: float) -> list[str]:
     blockers = engine.blockers(entry.job_id)
     reasons = list(blockers)
     if engine.state.is_frozen:
@@ -90,10 +95,13 @@ def _pending(engine: Engine, entry: JobEntry) -> list[str]:
     if not blockers and not engine.state.is_frozen:
         reasons.append("nothing: it starts in the next scheduling pass")
     said = retrying.why_failed(entry)
-    if said and not retrying.why_waiting(entry, engine.state.now_s):
+    if said and not retrying.why_waiting(entry, now_s):
         reasons.append(f"its latest try ended: {said}")
     if entry.preemption_count:
         reasons.append(f"it was preempted {counted(entry.preemption_count, 'time')}")
+    if entry.node_fault_count:
+        times = counted(entry.node_fault_count, "time")
+        reasons.append(f"its nodes failed it {times}, which costs it no try")
     return reasons
 
 
@@ -120,7 +128,7 @@ def _running(engine: Engine, entry: JobEntry) -> tuple[str, ...]:
     return (*said, *engine.standing(entry.job_id))
 
 
-def _unknown(engine: Engine, entry: JobEntry) -> list[str]:
+def _unknown(engine: Engine, entry: JobEntry, now_s: float) -> list[str]:
     """Its workers on LOST nodes: what must happen before they count as gone, and when."""
     said: list[str] = []
     for name in sorted({worker.node for worker in entry.workers.values()}):
@@ -134,7 +142,7 @@ def _unknown(engine: Engine, entry: JobEntry) -> list[str]:
                 f"confirmed dead (aryl node confirm-dead {name}); the job has no stop_after_s"
             )
             continue
-        left_s = max(0.0, since_s + end_s - engine.state.now_s)
+        left_s = max(0.0, since_s + end_s - now_s)
         said.append(
             f"{name} is lost: unless it is heard, its workers there count as ended in "
             f"{left_s:.0f} s (stop_after_s, grace and margin: {end_s:.0f} s of silence)"
@@ -142,12 +150,13 @@ def _unknown(engine: Engine, entry: JobEntry) -> list[str]:
     return said
 
 
-def estimate(engine: Engine, entry: JobEntry) -> str:
-    """The run-time estimate and where it comes from."""
-    work_s, source = estimates.remaining_work(entry, engine.state.now_s)
+def estimate(engine: Engine, entry: JobEntry, *, now_s: float | None = None) -> str:
+    """The run-time estimate and where it comes from; now_s as of `job`."""
+    at_s = _or_last_event(engine, now_s)
+    work_s, source = estimates.remaining_work(entry, at_s)
     workers = max(entry.running_workers, entry.spec.workers.min)
     pace = estimates.pace(entry) or entry.spec.workers.min
-    over_s = estimates.outlived_s(entry, engine.state.now_s)
+    over_s = estimates.outlived_s(entry, at_s)
     if over_s and entry.attempt_ran_at_s is not None:
         source = (
             f"{source}; it has outlived that by {over_s / pace:.0f} s, and as much again is assumed"
@@ -155,8 +164,9 @@ def estimate(engine: Engine, entry: JobEntry) -> str:
     return f"{work_s / pace:.0f} s left with {counted(workers, 'worker')} (source: {source})"
 
 
-def node(engine: Engine, entry: NodeEntry) -> tuple[str, ...]:
-    """Why a node does what it does."""
+def node(engine: Engine, entry: NodeEntry, *, now_s: float | None = None) -> tuple[str, ...]:
+    """Why a node does what it does; now_s as of `job`."""
+    at_s = _or_last_event(engine, now_s)
     said = [f"it is {entry.role}, wanted: {entry.desired_role}"]
     if not entry.is_heard:
         said.append("this coordinator has not heard it yet, so it is ordered nothing")
@@ -166,13 +176,13 @@ def node(engine: Engine, entry: NodeEntry) -> tuple[str, ...]:
             said.append(
                 f"it holds nothing; if it will not come back: aryl node remove {entry.name}"
             )
-    said += drains.of_node(engine, entry)
+    said += drains.of_node(engine, entry, at_s)
     if closed := refusals.why(engine.state, entry):
         said.append(closed)
-    if entry.detail:
-        said.append(entry.detail)
-    said += _overdue(engine, entry)
-    said += _belongs(engine, entry)
+    if detail := _detail(entry):
+        said.append(detail)
+    said += _overdue(engine, entry, at_s)
+    said += _belongs(engine, entry, at_s)
     said += engine.why_kept(entry.name)
     if entry.lease is not None:
         said.append(f"lent by {entry.lease.service} under lease {entry.lease.lease_id}")
@@ -180,7 +190,7 @@ def node(engine: Engine, entry: NodeEntry) -> tuple[str, ...]:
         said.append(
             f"holds {counted(len(entry.unknown_workers), 'worker')} that its ledger must explain"
         )
-    ctx = Context(engine.state, engine.settings, engine.state.now_s)
+    ctx = Context(engine.state, engine.settings, at_s)
     said += _sick_gpus(entry)
     said += [
         f"GPU {uuid} is used by process {pid}, which no worker was granted it for{_beside(entry)}"
@@ -195,7 +205,13 @@ def node(engine: Engine, entry: NodeEntry) -> tuple[str, ...]:
     return tuple(said)
 
 
-def _belongs(engine: Engine, entry: NodeEntry) -> list[str]:
+def _detail(entry: NodeEntry) -> str:
+    """What its agent says of it, but for the lease that it is under: that is said of it anyway."""
+    lease = None if entry.lease is None else f"lease {entry.lease.lease_id}"
+    return "; ".join(part for part in entry.detail.split("; ") if part != lease)
+
+
+def _belongs(engine: Engine, entry: NodeEntry, now_s: float) -> list[str]:
     """What keeps a node out of its pool's work, by its agent's settings and the cell's."""
     if entry.home_pool == Pool.TRAINING:
         if entry.role not in (NodeRole.TRAINING, NodeRole.LOST, NodeRole.QUARANTINED):
@@ -204,7 +220,7 @@ def _belongs(engine: Engine, entry: NodeEntry) -> list[str]:
     said: list[str] = []
     if entry.role == NodeRole.TRAINING:
         said.append("it is of the inference pool now, and still training: it takes no workers")
-    ctx = Context(engine.state, engine.settings, engine.state.now_s)
+    ctx = Context(engine.state, engine.settings, now_s)
     if belonging.is_unknown(ctx, entry):
         known = ", ".join(sorted(s.name for s in engine.settings.services)) or "none"
         said.append(
@@ -213,7 +229,7 @@ def _belongs(engine: Engine, entry: NodeEntry) -> list[str]:
         )
     found = None if entry.last_lease_id is None else engine.state.loans.get(entry.last_lease_id)
     if found is not None and found.returned_at_s is None and found.reclaim_reason:
-        since_s = engine.state.now_s - (found.reclaim_ordered_at_s or 0.0)
+        since_s = now_s - (found.reclaim_ordered_at_s or 0.0)
         said.append(
             f"{found.service} wants it back since {since_s:.0f} s, of "
             f"{found.reclaim_deadline_s or 0.0:g} s: {found.reclaim_reason}"
@@ -239,11 +255,11 @@ def _beside(entry: NodeEntry) -> str:
     return " and that is not its server's: nothing new is placed on it, and the node is not lent"
 
 
-def _overdue(engine: Engine, entry: NodeEntry) -> list[str]:
+def _overdue(engine: Engine, entry: NodeEntry, now_s: float) -> list[str]:
     """That a node was asked back and is later than its service was promised."""
     lease_id = entry.last_lease_id
     found = None if lease_id is None else engine.state.loans.get(lease_id)
-    late_s = 0.0 if found is None else returns.overdue_s(found, engine.state.now_s)
+    late_s = 0.0 if found is None else returns.overdue_s(found, now_s)
     if found is None or late_s <= 0:
         return []
     kind, promise = "reclaim", f"deadline {found.reclaim_deadline_s or 0.0:g} s"

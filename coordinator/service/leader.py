@@ -2,7 +2,7 @@
 
 Must not know where the key is kept (`coordinator.service.leaderkey` has it on JetStream).
 
-The rules (design 9): clocks of two machines are never compared. A holder counts its TTL from the
+The rules: clocks of two machines are never compared. A holder counts its TTL from the
 moment that it *sent* the write that succeeded; everybody else counts the same TTL from the moment
 that they first *saw* that revision, which is later. So the holder always stops before another one
 starts, as long as their clocks run at the same speed to within the margin. A holder that ended is
@@ -140,8 +140,8 @@ class LeaderLease:
     async def acquire(self, holder: str, highest_reported_epoch: Callable[[], int]) -> int:
         """Wait until this holder leads; returns its epoch.
 
-        The epoch is one more than every epoch that the key or any agent has seen by then
-        (design 9): agents go on reporting while a standby waits.
+        The epoch is one more than every epoch that the key or any agent has seen by
+        then: agents go on reporting while a standby waits.
         """
         while True:
             asked_s = self._clock.now_s()

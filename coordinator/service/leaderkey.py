@@ -12,36 +12,38 @@ from common import subjects
 from common.bus import NatsBus
 from common.clock import Clock
 from common.natscalls import jetstream_as_unavailable
-from coordinator.service import leader
-from coordinator.service.leader import KeyEntry
+from coordinator.service.leader import KeyEntry, LeaderLease
 from coordinator.service.process import has_ended, this_process
 from coordinator.service.store import TIMEOUT_S
 
 
-class LeaderLease(leader.LeaderLease):
-    """`LeasePort` on one key of a KV bucket of its own; the rules are in `leader`."""
+def leader_lease(
+    bus: NatsBus,
+    *,
+    cell: str,
+    clock: Clock,
+    ttl_s: float,
+    margin_s: float,
+    nonce: str,
+    replicas: int = 1,
+) -> LeaderLease:
+    """The lease of this process, on one key of a KV bucket of its own; arguments as `LeaderLease`.
 
-    def __init__(
-        self,
-        bus: NatsBus,
-        *,
-        cell: str,
-        clock: Clock,
-        ttl_s: float,
-        margin_s: float,
-        nonce: str,
-        replicas: int = 1,
-    ) -> None:
-        # Two attempts fit between the last renewal and the end of the lease.
-        super().__init__(
-            NatsKey(bus, cell=cell, timeout_s=min(TIMEOUT_S, ttl_s / 4), replicas=replicas),
-            clock=clock,
-            ttl_s=ttl_s,
-            margin_s=margin_s,
-            nonce=nonce,
-            process=this_process(),
-            has_ended=has_ended,
-        )
+    replicas: of the bucket.
+
+    Raises:
+        ConfigError: the margin eats the TTL.
+    """
+    # Two attempts fit between the last renewal and the end of the lease.
+    return LeaderLease(
+        NatsKey(bus, cell=cell, timeout_s=min(TIMEOUT_S, ttl_s / 4), replicas=replicas),
+        clock=clock,
+        ttl_s=ttl_s,
+        margin_s=margin_s,
+        nonce=nonce,
+        process=this_process(),
+        has_ended=has_ended,
+    )
 
 
 class NatsKey:

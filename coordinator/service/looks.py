@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from common import subjects
 from common.api import (
     ApiErrorCode,
     Describe,
@@ -28,7 +27,7 @@ from common.api import (
     Tenants,
 )
 from common.errors import ProtocolError, Unavailable
-from common.messages import LogReply, LogRequest, Message, decode, encode
+from common.messages import Message
 from common.model import FINAL_JOB_STATES, STORE_INDEX
 from coordinator.engine import ended, prerun_shape
 from coordinator.engine.state import EndedWorker, JobEntry, NodeEntry
@@ -45,6 +44,12 @@ class Looks:
         self._coordinator = coordinator
 
     def list(self, request: Message) -> Message:
+        """Whatever has rows: jobs, nodes, services, tenants, loans, events, the cell's status.
+
+        Raises:
+            Refusal: the subject of the events is unknown.
+            TypeError: the request is none of these.
+        """
         c = self._coordinator
         state = c.engine.state
         match request:
@@ -76,8 +81,7 @@ class Looks:
                 found, has_more = page(all_rows)
                 last = found[-1].number if has_more else state.stories_dropped + len(state.stories)
                 return Events(rows=found, last=last, subject=about.name, has_more=has_more)
-            case _:
-                assert isinstance(request, GetStatus)
+            case GetStatus():
                 return rows.status(
                     c.engine,
                     c.folder,
@@ -87,6 +91,8 @@ class Looks:
                     now_s=self._now_s(),
                     clock_warning=c.decider.time.warning(),
                 )
+            case _:
+                raise TypeError(f"no rows answer a {type(request).__name__}")
 
     def _jobs(self, request: ListJobs) -> Jobs:
         engine, now_s = self._coordinator.engine, self._now_s()
@@ -124,6 +130,11 @@ class Looks:
         return self._coordinator.decider.time.now_s()
 
     def describe(self, request: Describe) -> Description:
+        """All that is known of one job, node, service or loan.
+
+        Raises:
+            Refusal: there is none of that name.
+        """
         describers: dict[str, Callable[[str], Description]] = {
             "job": self._describe_job,
             "node": self._describe_node,
@@ -135,13 +146,15 @@ class Looks:
     def _describe_job(self, name: str) -> Description:
         engine = self._coordinator.engine
         job = finding.job(engine.state, name)
+        now_s = self._now_s()
+        is_over = job.state in FINAL_JOB_STATES
         return Description(
             kind="job",
             name=job.job_id,
-            job=rows.job_row(engine, job, now_s=self._now_s()),
+            job=rows.job_row(engine, job, now_s=now_s),
             workers=rows.worker_rows(job),
-            why=explain.job(engine, job, now_s=self._now_s()),
-            estimate="" if job.state in FINAL_JOB_STATES else explain.estimate(engine, job),
+            why=explain.job(engine, job, now_s=now_s),
+            estimate="" if is_over else explain.estimate(engine, job, now_s=now_s),
             story=self._story(finding.about_job(engine.state, job.job_id)),
             spec=prerun_shape.submitted(job),
         )
@@ -157,7 +170,7 @@ class Looks:
             cost=report.cost if report else None,
             collectors=report.collectors if report else (),
             node=self._node_row(node),
-            why=explain.node(c.engine, node),
+            why=explain.node(c.engine, node, now_s=self._now_s()),
             story=self._story(finding.about_node(c.engine.state, name)),
         )
 
@@ -206,25 +219,18 @@ class Looks:
         )
 
     async def logs(self, request: GetLogs) -> Logs:
+        """The end of a worker's log, as its node has it.
+
+        Raises:
+            Refusal: there is no such job, attempt or worker, or its node has no log of it.
+            Unavailable: the node does not answer, or what it answers does not fit.
+        """
         job = finding.job(self._coordinator.engine.state, request.job_id)
         worker = _worker(job, request)
-        c = self._coordinator
-        answer = await c.bus.request(
-            subjects.node_logs(c.settings.cell, worker.node),
-            encode(
-                LogRequest(
-                    node=worker.node,
-                    key=worker.key,
-                    max_bytes=request.max_bytes,
-                    instance=c.folder.instance(worker.node),
-                )
-            ),
-            timeout_s=c.settings.push_timeout_s,
-        )
+        dispatcher = self._coordinator.dispatcher
         try:
-            reply = decode(answer, LogReply)
+            reply = await dispatcher.log(worker.node, worker.key, max_bytes=request.max_bytes)
         except ProtocolError as error:  # the node's fault, not the caller's
-            c.bad_requests += 1
             raise Unavailable(f"logs of node {worker.node}: {error}") from error
         index, attempt = worker.key.worker_index, worker.key.attempt
         if reply.error:

@@ -134,7 +134,7 @@ def service_row(engine: Engine, folder: Folder, name: str, *, now_s: float) -> S
     nodes = [node for node in engine.state.nodes.values() if node.service == name]
     lent = [node for node in nodes if node.lease is not None]
     serving = [node for node in nodes if node.role == NodeRole.SERVING]
-    running, waiting = _in_flight(
+    running_requests, waiting_requests = _in_flight(
         [folder.reports[n.name] for n in serving if n.name in folder.reports]
     )
     loans = [loan for loan in engine.state.loans.values() if loan.service == name]
@@ -154,8 +154,8 @@ def service_row(engine: Engine, folder: Folder, name: str, *, now_s: float) -> S
         min_serving=settings.min_serving,
         reclaim_deadline_s=settings.reclaim_deadline_s,
         return_s=engine.settings.return_s(settings),
-        running_requests=running,
-        waiting_requests=waiting,
+        running_requests=running_requests,
+        waiting_requests=waiting_requests,
         reclaims=tally.reclaims,
         reclaims_late=tally.reclaims_late,
         lapses=tally.lapses,
@@ -178,9 +178,9 @@ def _in_flight(reports: list[NodeReport]) -> tuple[float | None, float | None]:
 def tenant_rows(snapshot: ClusterSnapshot) -> tuple[TenantRow, ...]:
     """All tenants, each before its children."""
     tenancy = Tenancy(snapshot)
-    waiting = waiting_gpus(snapshot, tenancy)
-    shares = tenancy.fair_shares(waiting)
-    below = dict(waiting)
+    gpus_by_tenant = waiting_gpus(snapshot, tenancy)
+    shares = tenancy.fair_shares(gpus_by_tenant)
+    below = dict(gpus_by_tenant)
     for name, view in reversed(tenancy.views.items()):
         below[view.parent] = below.get(view.parent, 0) + below.get(name, 0)
     return tuple(

@@ -106,7 +106,7 @@ def check(settings: CoordinatorSettings) -> None:
 
 
 def warnings(settings: CoordinatorSettings) -> list[str]:
-    """What fits and is hardly meant: services that can never lend (design 6, the way home).
+    """What fits and is hardly meant: services that can never lend.
 
     The sum is the one that loan passes go by, so no pass would ever lend a node of theirs.
     """

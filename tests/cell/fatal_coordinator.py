@@ -25,7 +25,7 @@ from coordinator.engine.events import JobSubmitted
 from coordinator.engine.record import decode_record
 from coordinator.service.api import Api
 from coordinator.service.coordinator import Coordinator
-from coordinator.service.leaderkey import LeaderLease
+from coordinator.service.leaderkey import leader_lease
 from coordinator.service.settings import CoordinatorSettings
 from coordinator.service.store import TIMEOUT_S, Journal, Snapshots
 
@@ -76,7 +76,7 @@ async def run(settings: CoordinatorSettings, point: Point, job: str) -> None:
         snapshots=Snapshots(
             bus, cell=settings.cell, clock=clock, new_name=lambda: secrets.token_hex(8)
         ),
-        lease=LeaderLease(
+        lease=leader_lease(
             bus,
             cell=settings.cell,
             clock=clock,

@@ -224,6 +224,19 @@ def test_an_order_that_hits_no_job_is_not_asked_about(line: str, is_interactive:
     assert "[y/N]" not in run.err
 
 
+def test_a_loan_that_is_home_is_not_said_to_be_revoked() -> None:
+    """Nothing is sent, and the refusal is the only word."""
+    here = cell()
+    here.answers[Describe] = lambda request: Description(
+        kind=request.kind, name=request.name, loan=loan_row("l7", node="i0", returned_at_s=1.0)
+    )
+    run = aryl(here, "loan", "revoke", "l7")
+    assert run.code != 0
+    assert orders(here) == []
+    assert "came home already" in run.err
+    assert "revoking" not in run.err
+
+
 @pytest.mark.parametrize(("answer", "code", "count"), [("y\n", 0, 1), ("n\n", 1, 0)])
 def test_a_death_is_asked_about_whoever_it_hits(answer: str, code: int, count: int) -> None:
     """Nobody but the operator knows that the machine is off: what they promise is said first."""

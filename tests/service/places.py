@@ -116,7 +116,7 @@ class JetStream:
         )
 
     async def lease(self, clock: FakeClock) -> LeasePort:
-        return leaderkey.LeaderLease(
+        return leaderkey.leader_lease(
             await self.bus(),
             cell=CELL,
             clock=clock,

@@ -180,9 +180,10 @@ async def test_a_report_that_makes_no_sense_is_dropped(
 
 @pytest.mark.parametrize(("subject", "case"), cases(ANSWERED))
 async def test_a_spoilt_answer_of_an_agent_is_dropped(
-    subject: Callable[..., str], case: Spoilt
+    subject: Callable[..., str], case: Spoilt, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever waited for it goes on without it, and asks again when it matters."""
+    """Whoever waited for it goes on without it, and asks again when it matters; it is counted as
+    the node's, and the log names it."""
     async with Cell() as cell:
         coordinator = await cell.lead()
         agent = cell.agents["t0"]
@@ -200,14 +201,15 @@ async def test_a_spoilt_answer_of_an_agent_is_dropped(
         if subject is subjects.node_desired:
             coordinator.dispatcher.push(coordinator.engine.desired(NodeName("t0")))
         elif subject is subjects.node_ledger:
-            coordinator._ask_ledger(NodeName("t0"))
+            coordinator._ledgers.ask(NodeName("t0"))
         else:
             reply = await cell.ask(GetLogs(job_id=submitted.job_id))
             assert isinstance(reply, ApiError)
             assert reply.code == ApiErrorCode.UNAVAILABLE
             assert "logs of node t0" in reply.message
         await cell.clock.settle()
-        assert coordinator.bad_messages == 1
+        assert coordinator.dispatcher.bad_messages == coordinator.bad_messages == 1
+        assert "bad answers of t0: " in caplog.text
         assert coordinator.is_leading
         assert agent.running() == running
 
@@ -222,7 +224,7 @@ async def test_a_ledger_that_is_signed_by_another_node_is_dropped() -> None:
             await message.respond(encode(LedgerReply(node="t9", orders=())))
 
         await cell.caller.subscribe(subjects.node_ledger(CELL, "t0"), answer)
-        coordinator._ask_ledger(NodeName("t0"))
+        coordinator._ledgers.ask(NodeName("t0"))
         await cell.clock.settle()
         assert coordinator.bad_messages == 1
 

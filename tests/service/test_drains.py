@@ -149,3 +149,20 @@ def test_a_node_with_only_a_store_is_not_empty() -> None:
     )
     folder = Folder(lost_after_s=1.0, load_period_s=1.0, progress_period_s=1.0)
     assert rows.node_row(node, folder, boot_now_s=0.0).jobs == ("jmeets",)
+
+
+async def test_what_is_said_of_a_drain_is_as_old_as_its_row() -> None:
+    """One answer has one instant, whenever something last happened in the cell."""
+    async with Cell() as cell:
+        coordinator = await cell.lead()
+        job_id = await running(cell, coordinator)
+        await drain(cell)
+        left_s = (await row(cell)).drain_left_s
+        assert left_s is not None
+        coordinator.engine.state.now_s -= 20.0  # as if nothing had happened for so long
+        found = await cell.ask(Describe(kind="node", name="t0"))
+        assert isinstance(found, Description)
+        assert found.node is not None
+        assert found.node.drain_left_s == pytest.approx(left_s, abs=1.0)
+        assert f"may go on for {found.node.drain_left_s:.0f} s" in "\n".join(found.why)
+        assert f"unless it ends in {left_s:.0f} s" in await said(cell, "job", job_id)

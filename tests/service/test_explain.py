@@ -6,8 +6,12 @@ import msgspec
 import pytest
 
 from common.api import Describe, Description, Submit, Submitted
-from common.model import CheckpointSpec, GpuRequest, JobSpec
+from common.model import CheckpointSpec, GpuRequest, JobSpec, NodeName
+from coordinator.engine.state import DrainEntry
+from coordinator.policies.decisions import Loan
 from coordinator.policies.waits import FAIR_SHARE, FRAGMENTATION
+from coordinator.service import explain
+from tests.engine.house import CHAT, House
 from tests.service.cell import Cell, make_settings, make_spec
 
 
@@ -74,6 +78,23 @@ async def test_a_serving_node_is_told_why_it_is_not_lent() -> None:
         assert not [reason for reason in await why(cell, "node", "t0") if "load" in reason]
 
 
+@pytest.mark.parametrize("beside", ["", "unroute command: sh exited with 1", "lease l1-10"])
+def test_a_lent_node_says_its_lease_once(beside: str) -> None:
+    """Its agent names it too, and what else the agent says stays."""
+    house = House()
+    house.decide(Loan(node=NodeName("i0"), service=CHAT, reason="idle"), lend=True)
+    node = house.node("i0")
+    assert node.lease is not None
+    own = f"lease {node.lease.lease_id}"
+    node.detail = f"{own}; {beside}" if beside else own
+    said = explain.node(house.engine, node)
+    assert f"lent by chat under {own}" in said
+    assert not [line for line in said if line.split("; ")[0] == own]
+    assert [line for line in said if line == beside] == ([beside] if beside else [])
+    node.lease = None
+    assert node.detail in explain.node(house.engine, node)
+
+
 async def test_an_estimate_counts_a_type_that_needs_more_workers() -> None:
     """Two workers of half the pace do what one of the reference type would: 600 s, not 300."""
     async with Cell(training=2) as cell:
@@ -105,3 +126,30 @@ async def test_a_waiting_job_is_told_how_long_it_waited_for_what() -> None:
         assert sum(first.values()) > 0
         assert sum(second.values()) - sum(first.values()) == pytest.approx(3.0)
         assert await waited_s(cell, runs) == {}
+
+
+def test_all_ages_of_an_answer_are_of_the_instant_that_it_is_asked_for() -> None:
+    """A cell in which nothing happens has an old last event: nobody's time stands still for it."""
+    house = House()
+    job = house.submit("runs", work_s=1000.0)
+    house.start(job, "t0")
+    house.wait(10.0)
+    now_s = house.engine.state.now_s
+    house.engine.state.drains[NodeName("t0")] = DrainEntry(until_s=now_s + 90.0, reason="drained")
+    node = house.node("t0")
+    node.is_cordoned = node.is_draining = True
+
+    def said(after_s: float) -> tuple[str, str, str]:
+        at_s = now_s + after_s
+        return (
+            " ".join(explain.node(house.engine, node, now_s=at_s)),
+            " ".join(explain.job(house.engine, job, now_s=at_s)),
+            explain.estimate(house.engine, job, now_s=at_s),
+        )
+
+    first_s = float(said(0.0)[2].split()[0])
+    for after_s in (0.0, 30.0):
+        of_node, of_job, left = said(after_s)
+        assert f"may go on for {90.0 - after_s:.0f} s" in of_node
+        assert f"unless it ends in {90.0 - after_s:.0f} s" in of_job
+        assert float(left.split()[0]) == pytest.approx(first_s - after_s, abs=1.0)

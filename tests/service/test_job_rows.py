@@ -80,5 +80,6 @@ def test_a_suspended_job_says_who_computes_in_its_place() -> None:
     )
     now_s = house.engine.state.now_s
     assert said(now_s - since_s) == explain.job(house.engine, first)[0]
+    assert said(99.0) == explain.job(house.engine, first, now_s=since_s + 99.0)[0]
     house.decide(suspend(second), resume(first))
     assert said(20.0) == ""

@@ -1,0 +1,68 @@
+"""Ledgers of nodes, asked for beside the decisions, one question at a time for each node.
+
+Must not know why a ledger is wanted, nor what follows from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from common.errors import ProtocolError, Unavailable
+from common.messages import LedgerReply
+from common.model import NodeName
+
+log = logging.getLogger(__name__)
+
+
+class LedgerAsker:
+    """Asks nodes what they hold; nothing of it outlives `run`.
+
+    Args:
+        fetch: asks one node; raises Unavailable or ProtocolError where there is no good answer.
+        got: told a node and its ledger.
+        lacked: told a node that gave no good answer.
+    """
+
+    def __init__(
+        self,
+        fetch: Callable[[NodeName], Awaitable[LedgerReply]],
+        *,
+        got: Callable[[NodeName, LedgerReply], None],
+        lacked: Callable[[NodeName], None],
+    ) -> None:
+        self._fetch = fetch
+        self._got = got
+        self._lacked = lacked
+        self._wanted: dict[NodeName, None] = {}
+        self._asked: set[NodeName] = set()
+        self._wake = asyncio.Event()
+
+    def ask(self, node: NodeName) -> None:
+        """A node's ledger is wanted; nothing more is asked of one whose answer is awaited."""
+        if node not in self._asked:
+            self._wanted[node] = None
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Ask what is wanted, for ever."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                for node in self._wanted:
+                    self._asked.add(node)
+                    group.create_task(self._ask(node), name=f"ledger {node}")
+                self._wanted.clear()
+
+    async def _ask(self, node: NodeName) -> None:
+        try:
+            reply = await self._fetch(node)
+        except (Unavailable, ProtocolError) as error:
+            log.warning("ledger of %s: %s", node, error)
+            self._lacked(node)
+        else:
+            self._got(node, reply)
+        finally:
+            self._asked.discard(node)
