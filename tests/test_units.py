@@ -22,6 +22,9 @@ MAX_EXPOSURE = {
     "aryl-coordinator.service": 2.0,
     "aryl-nats.service": 2.5,
 }
+JOBS_APART = "jobs-apart.conf"
+"""The drop-in with which jobs have an account of their own."""
+JOBS_APART_EXPOSURE = 4.5
 BARE_UNIT = "[Service]\nExecStart=/opt/aryl/venv/bin/bare\n"
 
 ANALYZE = shutil.which("systemd-analyze")
@@ -36,7 +39,7 @@ def directives(unit_text: str) -> list[tuple[str, str]]:
 
 
 def read(unit_name: str) -> dict[str, str]:
-    """The last value of each directive of a shipped unit."""
+    """The last value of each directive of a shipped unit, or of a drop-in."""
     return dict(directives((UNITS_DIR / unit_name).read_text()))
 
 
@@ -60,6 +63,7 @@ class UnitRoot:
 
     def install(self, unit_name: str, text: str, *, with_programs: bool = True) -> None:
         """Write a unit, and an executable for each program that it starts."""
+        (self._units / unit_name).parent.mkdir(exist_ok=True)
         (self._units / unit_name).write_text(text)
         if not with_programs:
             return
@@ -107,6 +111,38 @@ def unit_root(tmp_path_factory: pytest.TempPathFactory) -> UnitRoot:
 def test_systemd_has_nothing_to_say(unit_root: UnitRoot, unit_name: str) -> None:
     """systemd reads every shipped unit without one word of complaint."""
     assert unit_root.verify(unit_name) == ""
+
+
+@pytest.fixture(scope="module")
+def root_of_jobs_apart(tmp_path_factory: pytest.TempPathFactory) -> UnitRoot:
+    """A tree with the agent's unit and the drop-in that keeps jobs apart."""
+    root = UnitRoot(tmp_path_factory.mktemp("root"))
+    for name in ("aryl-agent.service", "aryl-jobs.slice"):
+        root.install(name, (UNITS_DIR / name).read_text())
+    root.install(f"aryl-agent.service.d/{JOBS_APART}", (UNITS_DIR / JOBS_APART).read_text())
+    return root
+
+
+@needs_analyze
+def test_systemd_has_nothing_to_say_of_the_drop_in(root_of_jobs_apart: UnitRoot) -> None:
+    """It is read together with its unit, and a fault beside it is reported."""
+    root = root_of_jobs_apart
+    assert root.verify("aryl-agent.service") == ""
+    assert root.exposure("aryl-agent.service") <= JOBS_APART_EXPOSURE
+    root.install("aryl-agent.service.d/fault.conf", "[Service]\nUserr=root\n")
+    assert "Userr" in root.verify("aryl-agent.service")
+
+
+def test_an_agent_that_keeps_jobs_apart_can_do_what_that_takes_and_no_more() -> None:
+    """It is root for another account's processes and files; a right more needs a reason here."""
+    drop_in = directives((UNITS_DIR / JOBS_APART).read_text())
+    capabilities = "SETUID SETGID KILL SYS_PTRACE DAC_OVERRIDE FOWNER"
+    assert drop_in == [
+        ("User", "root"),
+        ("Group", "root"),
+        ("CapabilityBoundingSet", " ".join(f"CAP_{name}" for name in capabilities.split())),
+        ("SystemCallFilter", "@setuid"),
+    ]
 
 
 @needs_analyze
@@ -161,12 +197,13 @@ def test_the_agent_sees_its_gpus() -> None:
     assert not {"DevicePolicy", "DeviceAllow", "PrivateUsers"} & unit.keys()
 
 
-def test_the_agents_account_is_declared() -> None:
-    """The account that the agent runs as is the one that the sysusers file creates."""
+def test_the_accounts_of_agent_and_jobs_are_declared() -> None:
+    """The sysusers file creates the one that the agent runs as, and another one for jobs."""
     unit = read("aryl-agent.service")
     lines = (UNITS_DIR / "aryl-agent.sysusers").read_text().splitlines()
     declared = [line.split()[1] for line in lines if line.startswith("u ")]
-    assert declared == [unit["User"]] == [unit["Group"]]
+    assert declared == [unit["User"], "aryl-job"]
+    assert unit["Group"] == unit["User"]
 
 
 @pytest.mark.parametrize("unit_name", SERVICE_NAMES)
@@ -225,6 +262,7 @@ def test_the_documented_nats_settings_are_accepted(tmp_path: Path) -> None:
     [
         ("org.freedesktop.systemd1.manage-units", "aryl-agent", "yes"),
         ("org.freedesktop.systemd1.manage-units", "alice", "not handled"),
+        ("org.freedesktop.systemd1.manage-units", "aryl-job", "not handled"),
         ("org.freedesktop.systemd1.manage-unit-files", "aryl-agent", "not handled"),
         ("org.freedesktop.login1.reboot", "aryl-agent", "not handled"),
     ],
