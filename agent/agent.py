@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -33,6 +34,8 @@ from common.messages import (
 from common.natsrules import BusCounters
 
 log = logging.getLogger(__name__)
+
+Asked = TypeVar("Asked", LedgerRequest, LogRequest)
 
 MIN_REPORT_GAP_S = 0.1
 MAX_LOG_BYTES = 256 * 1024
@@ -286,25 +289,14 @@ class Agent:
         await message.respond(encode(reply))
 
     async def _on_ledger(self, message: BusMessage) -> None:
-        try:
-            request = decode(message.data, LedgerRequest)
-            self._check_node(request.node)
-            if self._is_for_another(request.instance):
-                return
-        except ProtocolError as error:
-            self._count_bad(message, error)
+        if self._asked(message, LedgerRequest) is None:
             return
         orders = tuple(held.order for held in self._life.workers.held())
         await message.respond(encode(LedgerReply(node=self._settings.node, orders=orders)))
 
     async def _on_logs(self, message: BusMessage) -> None:
-        try:
-            request = decode(message.data, LogRequest)
-            self._check_node(request.node)
-            if self._is_for_another(request.instance):
-                return
-        except ProtocolError as error:
-            self._count_bad(message, error)
+        request = self._asked(message, LogRequest)
+        if request is None:
             return
         try:
             tail = await self.node.runner.log_tail(
@@ -314,6 +306,16 @@ class Agent:
         except (ArylError, OSError) as error:
             reply = LogReply(error=f"worker {request.key} has no log here: {error}")
         await message.respond(encode(reply))
+
+    def _asked(self, message: BusMessage, kind: type[Asked]) -> Asked | None:
+        """A question to this agent; None of what is none, which is counted, or is for another."""
+        try:
+            request = decode(message.data, kind)
+            self._check_node(request.node)
+        except ProtocolError as error:
+            self._count_bad(message, error)
+            return None
+        return None if self._is_for_another(request.instance) else request
 
     def _is_for_another(self, instance: str | UnsetType) -> bool:
         """Whether the coordinator means another agent of this name, or the one before this one.

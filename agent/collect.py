@@ -16,6 +16,7 @@ from agent.gpu_reader import GpuReader
 from agent.gpu_xids import GpuXids
 from agent.inference import FetchPage, engine_named, parse_metrics
 from agent.kernel_log import KernelLog
+from agent.mps import without_servers
 from common.clock import Clock
 from common.messages import CollectorReport, CostReport, GpuReport, HostReport, InferenceReport
 
@@ -100,7 +101,10 @@ def _first(values: Iterable[T | None]) -> T | None:
 
 
 class GpuCollector:
-    """GPUs, through the NVML child; their XIDs from the kernel log too, where it is read."""
+    """GPUs, through the NVML child; their XIDs from the kernel log too, where it is read.
+
+    Of the processes on them those that only compute for others are left out: see `agent.mps`.
+    """
 
     name = "gpu"
 
@@ -114,7 +118,7 @@ class GpuCollector:
 
     async def collect(self) -> Part:
         """All GPUs; what could not be read of them is the error."""
-        gpus = await self._reader.sample()
+        gpus = without_servers(await self._reader.sample())
         if self._kernel_log is not None:
             lines = self._kernel_log.take()
             addresses = self._reader.uuid_by_pci_address

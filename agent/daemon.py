@@ -21,6 +21,7 @@ from agent.holder import END_S, Heartbeat, beating, end_if_hung, monotonic_s
 from agent.hooks import SystemCommands
 from agent.inference import checked_url, engine_named
 from agent.ledger import Ledger, exclusive, is_disk_error, peek
+from agent.left_commands import end_left
 from agent.life import Life
 from agent.machine import ThisMachine
 from agent.node import Node
@@ -80,7 +81,7 @@ def make_node(
             is_server_wanted=lambda: memory.role not in (NodeRole.ON_LOAN, NodeRole.VACATING),
             is_health_wanted=lambda: memory.role != NodeRole.ON_LOAN,
         ),
-        commands=SystemCommands(clock),
+        commands=SystemCommands(clock, state_dir=state_dir),
         machine=ThisMachine(),
         duties=duties,
     )
@@ -136,6 +137,8 @@ async def _take_node(
 ) -> Heartbeat:
     """Hold the node's lock, and beat; wait while a `--go-home` or a dying agent still has it.
 
+    No server command of whoever had it before is left then.
+
     Raises:
         Unavailable: somebody else still has it after `within_s`.
     """
@@ -152,6 +155,7 @@ async def _take_node(
                 is_told = True
             await clock.sleep(LOCK_RETRY_S if within_s is None else LOCK_LOOK_S)
         else:
+            await end_left(state_dir, clock=clock)
             return await stack.enter_async_context(beating(state_dir, clock))
 
 

@@ -9,22 +9,18 @@ import logging
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 import agent
 from agent.failure_child import Question
+from agent.runner import WorkerStatus
 from agent.worker_record import SHIM_LOST, tail
 from common.clock import Clock
 from common.failure_rules import NO_SIGNATURE, TAIL_BYTES, FailureRules
 from common.failures import Failure
 from common.messages import WorkerPhase
 from common.model import WorkerKey
-
-if TYPE_CHECKING:
-    from agent.workers import WorkerStatus
-
 
 logger = logging.getLogger(__name__)
 

@@ -189,10 +189,10 @@ class FakeNvml:
         return round(self._answering(handle).group.power_limit_w * 1000)
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: Handle, /) -> list[ComputeProcess]:
-        gpu = self._answering(handle)
-        return [
-            _Process(holder.pid, _memory_bytes(holder, gpu)) for holder in self._holders_of(gpu)
-        ]
+        return self._processes_of(handle, are_mps_clients=False)
+
+    def nvmlDeviceGetMPSComputeRunningProcesses(self, handle: Handle, /) -> list[ComputeProcess]:
+        return self._processes_of(handle, are_mps_clients=True)
 
     def nvmlDeviceGetTotalEccErrors(
         self, handle: Handle, errorType: int, counterType: int, /
@@ -277,6 +277,14 @@ class FakeNvml:
         if self._active(FaultKind.LOST, handle.index):
             _raise(GPU_IS_LOST)
         return handle
+
+    def _processes_of(self, handle: Handle, *, are_mps_clients: bool) -> list[ComputeProcess]:
+        gpu = self._answering(handle)
+        return [
+            _Process(holder.pid, _memory_bytes(holder, gpu))
+            for holder in self._holders_of(gpu)
+            if holder.is_mps_client == are_mps_clients
+        ]
 
     def _holders_of(self, gpu: _Gpu) -> list[Holder]:
         with self._lock:

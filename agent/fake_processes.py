@@ -20,6 +20,9 @@ BUSY_ENV = "ARYL_FAKE_GPU_BUSY_RATIO"
 MEMORY_ENV = "ARYL_FAKE_GPU_MEMORY_BYTES"
 USAGE_FILE_ENV = "ARYL_FAKE_GPU_USAGE_FILE"
 VISIBLE_ENV = "CUDA_VISIBLE_DEVICES"
+MPS_ENV = "CUDA_MPS_PIPE_DIRECTORY"
+"""Whoever has it computes through the Multi-Process Service of that directory (CUDA's own
+variable)."""
 
 YOUNG_SCANS = 4
 """A process is read again this often: between fork and exec it still shows its parent's
@@ -43,12 +46,14 @@ class Holder(Struct, frozen=True, kw_only=True):
     pid: int
     uuids: tuple[str, ...]
     usage: Usage
+    is_mps_client: bool = False
 
 
 class _Entry(Struct, kw_only=True):
     start_ticks: int
     scans: int = 0
     uuids: tuple[str, ...] = ()
+    is_mps_client: bool = False
     usage: Usage = Usage()
     usage_file: Path | None = None
     usage_mtime_ns: int = -1
@@ -76,7 +81,14 @@ class ProcessTable:
             entry = self._look_at(pid)
             if entry is not None and entry.uuids:
                 self._refresh_usage(entry)
-                holders.append(Holder(pid=pid, uuids=entry.uuids, usage=entry.usage))
+                holders.append(
+                    Holder(
+                        pid=pid,
+                        uuids=entry.uuids,
+                        usage=entry.usage,
+                        is_mps_client=entry.is_mps_client,
+                    )
+                )
         return holders
 
     def _look_at(self, pid: int) -> _Entry | None:
@@ -101,6 +113,7 @@ class ProcessTable:
         environ = _environ(self._proc / str(pid) / "environ")
         visible = environ.get(VISIBLE_ENV, "").split(",")
         entry.uuids = tuple(uuid for uuid in visible if uuid in self._uuids)
+        entry.is_mps_client = bool(environ.get(MPS_ENV))
         if not entry.uuids:
             return
         file = environ.get(USAGE_FILE_ENV, "")

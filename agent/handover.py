@@ -43,12 +43,12 @@ def unusable(facts: Facts) -> str:
 def is_beside(facts: Facts, *, since_s: float) -> bool:
     """Whether somebody is on a GPU who was there beside the server, by a sample after `since_s`: to
     wait for its end could take for ever."""
-    return facts.gpus_at_s > since_s and bool(facts.trespassers)
+    return facts.sampled_at_s > since_s and bool(facts.trespassers)
 
 
 def to_workers(facts: Facts, *, since_s: float, free_memory_ratio: float) -> str:
     """Why workers cannot have all GPUs; a sample from before `since_s` proves nothing."""
-    if facts.gpus is None or facts.gpus_at_s <= since_s:
+    if facts.gpus is None or facts.sampled_at_s <= since_s:
         return "waits for a GPU sample"
     found = (busy(gpu, free_memory_ratio=free_memory_ratio) for gpu in facts.gpus)
     return next((why for why in found if why), "")
@@ -69,7 +69,7 @@ def to_server(
     yet tell of somebody. beside: processes that the server is started beside, for nobody knows when
     they end; what memory is in use on their GPUs may be theirs.
     """
-    if facts.gpus is None or facts.gpus_at_s <= since_s:
+    if facts.gpus is None or facts.sampled_at_s <= since_s:
         return "waits for a GPU sample"
     for gpu in facts.gpus:
         if is_patient and gpu.health == GpuHealth.UNRESPONSIVE:

@@ -159,16 +159,32 @@ class Heartbeat:
 
 @contextlib.asynccontextmanager
 async def beating(state_dir: Path, clock: Clock) -> AsyncGenerator[Heartbeat]:
-    """Beat for as long as the block runs."""
+    """Beat for as long as the block runs; a heartbeat that breaks ends the block.
+
+    Whoever goes on without one is taken for hung as soon as the node is away.
+
+    Raises:
+        Exception: what the heartbeat broke of.
+    """
     heartbeat = Heartbeat(state_dir)
+    holder = asyncio.current_task()
+    assert holder is not None
     task = asyncio.create_task(heartbeat.beat_for_ever(clock), name="heartbeat")
+
+    def end_if_broken(done: asyncio.Task[None]) -> None:
+        if not done.cancelled():  # it never returns
+            holder.cancel()
+
+    task.add_done_callback(end_if_broken)
     try:
         yield heartbeat
     finally:
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        await asyncio.wait({task})
         heartbeat.close()
+        if not task.cancelled():
+            holder.uncancel()
+            task.result()
 
 
 async def end_if_hung(

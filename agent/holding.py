@@ -11,8 +11,6 @@ from msgspec import structs
 from agent import gpu_claims
 from agent.state import (
     FORGOTTEN_KEPT,
-    NODE_FAULT,
-    Action,
     CheckReserve,
     Facts,
     ForgetWorker,
@@ -22,9 +20,11 @@ from agent.state import (
     ResizeWorker,
     StartWorker,
     StopWorker,
+    WorkerAction,
     WorkerFact,
 )
 from agent.worker_report import phase_of, worker_report
+from common.faults import NODE_FAULT
 from common.messages import (
     DesiredState,
     OrderPhase,
@@ -226,7 +226,7 @@ class Holding:
         keys = (held.order.key for held in self.live())
         return any((key.job_id, key.attempt) == attempt and not key.is_store for key in keys)
 
-    def not_done(self, action: Action) -> None:
+    def not_done(self, action: WorkerAction) -> None:
         """An action failed for now: what its worker was not told is told again by the next step."""
         match action:
             case CheckReserve():
@@ -239,12 +239,12 @@ class Holding:
                 self._told_count.pop(action.key, None)
             case PauseWorker():
                 self._told_suspended.pop(action.key, None)
-            case _:
+            case ForgetWorker():
                 pass
 
-    def step(self, facts: Facts, *, closed: str) -> list[Action]:
+    def step(self, facts: Facts, *, closed: str) -> list[WorkerAction]:
         """Look at every worker. closed: why nothing may start on this node; empty when it may."""
-        actions: list[Action] = [ForgetWorker(key) for key in self._to_forget]
+        actions: list[WorkerAction] = [ForgetWorker(key) for key in self._to_forget]
         actions += self._given_up(facts)
         self._to_forget = []
         by_key = {fact.key: fact for fact in facts.statuses}
@@ -264,7 +264,7 @@ class Holding:
         self._answered.clear()
         return actions
 
-    def _withdrawn(self, held: Held, stop: StopOrder, now_s: float) -> list[Action]:
+    def _withdrawn(self, held: Held, stop: StopOrder, now_s: float) -> list[WorkerAction]:
         """To stop before it was seen to run. A start that was begun cannot be called back, so its
         worker is told to stop, and keeps its GPUs until the start is answered or its shim speaks.
         It has computed nothing that it could save.
@@ -278,13 +278,13 @@ class Holding:
             self._end(held, now_s)
         return []
 
-    def _given_up(self, facts: Facts) -> list[Action]:
+    def _given_up(self, facts: Facts) -> list[WorkerAction]:
         """What is there of workers that the coordinator was told are over, or has forgotten.
 
         A shim that came to life after its start was given up runs what may run elsewhere by now;
         the files of a forgotten worker stay behind when the agent dies before it removes them.
         """
-        actions: list[Action] = []
+        actions: list[WorkerAction] = []
         for fact in facts.statuses:
             held = self._memory.workers.get(str(fact.key))
             is_forgotten = held is None and fact.key in self._memory.forgotten
@@ -295,7 +295,7 @@ class Holding:
                 actions.append(StopWorker(fact.key, StopReason.STALE, 0.0))
         return actions
 
-    def _running(self, held: Held, fact: WorkerFact, facts: Facts) -> list[Action]:
+    def _running(self, held: Held, fact: WorkerFact, facts: Facts) -> list[WorkerAction]:
         key, now_s = held.order.key, facts.now_s
         held.phase = phase_of(held, fact, facts)
         self._is_there(held)
@@ -322,7 +322,7 @@ class Holding:
             actions.append(ResizeWorker(key, count))
         return actions
 
-    def _paused(self, held: Held) -> list[Action]:
+    def _paused(self, held: Held) -> list[WorkerAction]:
         """Suspend it as ordered; let it go on when those that it gives its turn to have left."""
         key, wanted = held.order.key, held.order.is_suspended
         is_so = held.phase == P.SUSPENDED
@@ -345,7 +345,7 @@ class Holding:
             for uuid in held.order.gpu_uuids:
                 self._gpu_left_at_s[uuid] = now_s
 
-    def _reserve(self, held: Held, facts: Facts, closed: str) -> list[Action]:
+    def _reserve(self, held: Held, facts: Facts, closed: str) -> list[WorkerAction]:
         key = held.order.key
         why = closed or self._not_yet(held, facts)
         if why or held.phase == P.REFUSED:
@@ -365,7 +365,7 @@ class Holding:
         is_to_run = held.order.phase == OrderPhase.RUN and not held.order.is_suspended
         return self._begin(held, held.order) if is_to_run else []
 
-    def _begin(self, held: Held, order: WorkerOrder) -> list[Action]:
+    def _begin(self, held: Held, order: WorkerOrder) -> list[WorkerAction]:
         """Start it; an agent before this one may have begun it, and a shim is started once."""
         self._starting.add(order.key)
         if not held.is_begun:
@@ -393,7 +393,7 @@ class Holding:
         return why or gpu_claims.why_not_free(
             held.order,
             known,
-            sampled_at_s=facts.gpus_at_s,
+            sampled_at_s=facts.sampled_at_s,
             left_at_s=self.gpu_left_at_s(wanted),
             free_memory_ratio=self._free_memory_ratio,
         )

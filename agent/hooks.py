@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
-import signal
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import IO, Protocol
 
+from agent.commands import ended
+from agent.left_commands import CommandRecord
 from common.clock import Clock
 
 ERROR_TEXT_BYTES = 300
 LEAST_OUTPUT_BYTES = 64 * 1024
+WAITS = 'read -r word && exec "$@" </dev/null'
+"""The first words of a command's process: it becomes the command once it is written down, and ends
+where its agent ended before that."""
 
 
 class Commands(Protocol):
@@ -34,10 +41,15 @@ class SystemCommands:
 
     Their output goes to a file and not to a pipe: a command that leaves a daemon behind would keep
     a pipe open for ever.
+
+    Args:
+        state_dir: where the one that runs is written down for the agent that comes next, see
+            `agent.left_commands`; None: nowhere.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, state_dir: Path | None = None) -> None:
         self._clock = clock
+        self._record = None if state_dir is None else CommandRecord(state_dir)
 
     async def run(
         self, argv: Sequence[str], *, timeout_s: float, variables: Mapping[str, str]
@@ -48,31 +60,46 @@ class SystemCommands:
         """
         with _output() as output:
             try:
-                process = await asyncio.create_subprocess_exec(
-                    *argv,
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                    env={**os.environ, **variables},
-                )
+                process = await self._start(argv, output, variables)
             except OSError as error:
                 return f"{argv[0]}: {error.strerror}"
             try:
-                async with self._clock.timeout(timeout_s):
-                    status = await process.wait()
+                status = await ended(process, clock=self._clock, timeout_s=timeout_s)
             except TimeoutError:
                 return f"{argv[0]} did not end within {timeout_s:g} s"
-            finally:
-                if process.returncode is None:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)
-                    await process.wait()
             if status == 0:
                 return ""
             output.seek(max(0, output.seek(0, os.SEEK_END) - ERROR_TEXT_BYTES))
             said = output.read().decode(errors="replace").strip().splitlines()
             return f"{argv[0]} exited with {status}" + (f": {said[-1]}" if said else "")
+
+    async def _start(
+        self, argv: Sequence[str], output: IO[bytes], variables: Mapping[str, str]
+    ) -> asyncio.subprocess.Process:
+        """The command's process, which does nothing before it is written down.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        _find(argv[0])
+        wait_fd, go_fd = os.pipe()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                "/bin/sh", "-c", WAITS, argv[0], *argv,
+                stdin=wait_fd,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env={**os.environ, **variables},
+            )  # fmt: skip
+            if self._record is not None:
+                self._record.write(process.pid)
+            with contextlib.suppress(BrokenPipeError):
+                os.write(go_fd, b"\n")
+        finally:
+            os.close(wait_fd)
+            os.close(go_fd)
+        return process
 
 
 class OneCommand:
@@ -87,7 +114,7 @@ class OneCommand:
     ) -> str:
         """Like `Commands.run`; of one that was ended it says so."""
         doing = self._commands.run(argv, timeout_s=timeout_s, variables=variables)
-        running = asyncio.create_task(doing)
+        running = asyncio.create_task(doing, name=f"command {argv[0]}")
         self._running = running
         try:
             return await running
@@ -101,6 +128,17 @@ class OneCommand:
         """End the one that runs, if one does; `run` returns when it is gone."""
         if self._running is not None:
             self._running.cancel()
+
+
+def _find(program: str) -> None:
+    """Look whether there is such a program; the shell that becomes it would not say which it was.
+
+    Raises:
+        OSError: there is none, or it cannot be run.
+    """
+    if shutil.which(program) is None:
+        code = errno.EACCES if Path(program).exists() else errno.ENOENT
+        raise OSError(code, os.strerror(code))
 
 
 def _output() -> IO[bytes]:

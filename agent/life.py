@@ -35,11 +35,10 @@ class Life:
         self.memory = memory
         self._lease = Leasehold(memory)
         self.workers = Holding(memory, free_memory_ratio=settings.device_free_memory_ratio)
-        self._reclaim_at_s: float | None = None
         self._health = Health()
         self._why = ""
         self.trespasses: tuple[Trespass, ...] = ()
-        self._unknown_server = ""
+        self._unknown_server = self._slow = ""
         self.ledger_error = ""
         """Why the memory is not on disk; until it is, what was begun goes on or home, no more."""
         self._role_at_s = now_s
@@ -60,7 +59,7 @@ class Life:
         memory = self.memory
         memory.boot_id = boot_id
         self.workers.end_all("the node rebooted", now_s=now_s)
-        memory.left_behind, memory.strangers = [], []
+        memory.left_behind, memory.strangers, memory.serve_by_s = [], [], None
         way_home.booted(memory)
         self._lease.end()
         inference = self._goes_home()
@@ -95,7 +94,7 @@ class Life:
             memory.epoch, memory.generation = desired.epoch, desired.generation
             self.workers.take(desired)
             memory.desired_role = desired.role
-            self._reclaim_at_s = (
+            memory.serve_by_s = (
                 None if desired.reclaim_in_s is None else now_s + desired.reclaim_in_s
             )
             self._lease.take(desired, now_s)
@@ -131,8 +130,8 @@ class Life:
     @property
     def is_in_transition(self) -> bool:
         """Whether something is under way that should be looked at often."""
-        moving = self.memory.role in (R.DRAINING, R.VACATING, R.WARMING)
-        return moving or self.workers.is_in_transition
+        is_between_roles = self.memory.role in (R.DRAINING, R.VACATING, R.WARMING)
+        return is_between_roles or self.workers.is_in_transition
 
     @property
     def is_server_down(self) -> bool:
@@ -145,7 +144,8 @@ class Life:
         trespass = trespasses.in_words(self.trespasses, self.memory)
         kept = f"kept in quarantine: {self._kept_by}" if self._kept_by else ""
         server = self._unknown_server
-        parts = (self._why, kept, self._commands.error, trespass, server, self.ledger_error)
+        commands = (self._commands.error, self._slow)
+        parts = (self._why, kept, *commands, trespass, server, self.ledger_error)
         return "; ".join(part for part in parts if part)
 
     def hook_done(self, kind: HookKind, *, error: str, now_s: float) -> None:
@@ -160,6 +160,7 @@ class Life:
         self._unknown_server = facts.unknown_server
         trespasses.forget_gone(self.memory, facts)
         actions = self._role_step(facts)
+        self._slow = self._commands.slow(facts.now_s)
         closed = self.ledger_error
         if self.memory.role not in (R.TRAINING, R.ON_LOAN):
             closed = f"the node is {self.memory.role}"
@@ -215,7 +216,9 @@ class Life:
         if not self.memory.is_server_stopped:
             is_idle = self._idleness.saw(facts, since_s=unrouted_at_s)
             self._why = self._idleness.why
-            if not is_idle:
+            if facts.suspects and not self._why:
+                self._why = f"waits to see whether process {min(facts.suspects)} stays on its GPU"
+            if not is_idle or facts.suspects:
                 return []
             self.memory.is_server_stopped = True
         return self._stopped(facts)
@@ -252,7 +255,7 @@ class Life:
     def _back_from_draining(self, facts: Facts, why: str) -> list[Action]:
         if not self._commands.is_idle:
             limit_s = self.settings.device_free_timeout_s
-            until_s = self._reclaim_at_s
+            until_s = self.memory.serve_by_s
             return self._commands.end_drain(facts.now_s, stop_limit_s=limit_s, until_s=until_s)
         if self.memory.is_server_stopped:
             return self._turn_home(facts, why)
@@ -277,8 +280,8 @@ class Life:
 
     def _vacating(self, facts: Facts) -> list[Action]:
         grace_s = self.settings.vacate_grace_s
-        if self._reclaim_at_s is not None:
-            grace_s = min(grace_s, max(0.0, self._reclaim_at_s - facts.now_s))
+        if self.memory.serve_by_s is not None:
+            grace_s = min(grace_s, max(0.0, self.memory.serve_by_s - facts.now_s))
         self.workers.vacate(grace_s=grace_s, now_s=facts.now_s)
         self._saved_at_s = max(self._saved_at_s, way_home.saved_at_s(facts))
         live = self.workers.live()
@@ -328,7 +331,7 @@ class Life:
 
         It was started on a way home that the ledger missed, or by hand, or never stopped.
         """
-        if facts.is_healthy and facts.probed_at_s > since_s:
+        if facts.is_healthy and facts.sampled_at_s > since_s:
             return ""
         ratio = self.settings.device_free_memory_ratio
         return handover.to_server(
@@ -344,7 +347,7 @@ class Life:
             actions: list[Action] = []  # commands are told the GPUs
         elif (started_at_s := self._commands.done_at_s(HookKind.START)) is None:
             actions = self._commands.run(HookKind.START, facts.now_s)
-        elif facts.probed_at_s <= started_at_s or not facts.is_healthy:
+        elif facts.sampled_at_s <= started_at_s or not facts.is_healthy:
             actions = []
         elif self._commands.done_at_s(HookKind.ROUTE) is None:
             actions = self._commands.run(HookKind.ROUTE, facts.now_s)
@@ -358,7 +361,7 @@ class Life:
             why = self._commands.error or "the server did not become healthy"
             self._fire(NodeEvent.WARM_UP_FAILED, facts.now_s, why)
             return []
-        return actions
+        return actions or self._commands.end_late(facts.now_s, until_s=self.memory.serve_by_s)
 
     def _quarantined(self, facts: Facts) -> list[Action]:
         """Home again once it was quiet and empty for `quarantine_s`, or an operator said so.

@@ -7,18 +7,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from agent import shim_files, worker_spec
+from agent import shim_files
+from agent.runner import WorkerStatus
 from agent.worker_record import SHIM_LOST
 from common.messages import WorkerPhase
 
-if TYPE_CHECKING:
-    from agent.workers import WorkerStatus
 
-
-async def cut_lost(status: WorkerStatus, directory: Path) -> None:
-    """Cut it as its shim would have, once nothing of the worker is left to write it.
+async def cut_lost(status: WorkerStatus, directory: Path, *, max_bytes: int) -> None:
+    """Cut it at `max_bytes` as its shim would have, once nothing of the worker is left to write it.
 
     At each look: one that is short enough costs a glance. Outside the event loop, because as much
     as a whole log is copied; a disk that does not take it now may do so at the next look.
@@ -26,4 +23,4 @@ async def cut_lost(status: WorkerStatus, directory: Path) -> None:
     if status.phase == WorkerPhase.EXITED and status.error.startswith(SHIM_LOST):
         path = str(directory / shim_files.LOG_FILE)
         with contextlib.suppress(OSError):
-            await asyncio.to_thread(shim_files.cut_log, path, worker_spec.LOG_MAX_BYTES)
+            await asyncio.to_thread(shim_files.cut_log, path, max_bytes)

@@ -21,11 +21,11 @@ from agent.ledger import LedgerPort
 from agent.life import Life
 from agent.machine import Machine
 from agent.reserve import CHECK_TIMEOUT_S
+from agent.runner import WorkerRunner, WorkerStatus
 from agent.settings import AgentSettings
 from agent.shim_paths import NODE_ERROR
 from agent.starters import START_TIMEOUT_S
 from agent.state import (
-    NODE_FAULT,
     Action,
     CheckReserve,
     EndHook,
@@ -42,16 +42,15 @@ from agent.state import (
 )
 from agent.strangers import Look, Strangers
 from agent.worker_record import SHIM_LOST
-from agent.workers import WorkerRunner, WorkerStatus
 from common.clock import Clock
 from common.errors import ArylError, Unavailable
+from common.faults import NODE_FAULT
 from common.messages import (
     CollectorReport,
     CostReport,
     GpuReport,
     HostReport,
     InferenceReport,
-    WorkerPhase,
 )
 
 log = logging.getLogger(__name__)
@@ -116,7 +115,7 @@ class Node:
         self._sampler = sampler
         self._command = OneCommand(commands)
         self._machine = machine
-        self._strangers = Strangers(machine, settings.server)
+        self._strangers = Strangers(machine, settings.server, after_s=settings.stranger_after_s)
         self._errands = Errands(on_failure=self.changed.set)
         self._xids = UntoldXids()
 
@@ -173,12 +172,12 @@ class Node:
         return Facts(
             now_s=self.clock.now_s(),
             gpus=sample.gpus,
-            gpus_at_s=sample.began_at_s,
+            sampled_at_s=sample.began_at_s,
             inference=sample.inference,
             is_healthy=sample.is_healthy,
-            probed_at_s=sample.began_at_s,
             statuses=tuple(_fact(status) for status in statuses),
             trespassers=self._strangers.found,
+            suspects=self._strangers.suspects,
             others=self._strangers.others,
             unknown_server=self._strangers.unknown_server,
             listening_ports=self._machine.listening_ports()
@@ -337,7 +336,7 @@ def _limit_s(action: WorkerAction) -> float:
             return 2 * START_TIMEOUT_S  # of its unit, and of its shim's first word
         case CheckReserve():
             return CHECK_TIMEOUT_S
-        case _:
+        case StopWorker() | ResizeWorker() | PauseWorker() | ForgetWorker():
             return 0.0
 
 
@@ -353,7 +352,7 @@ def _owners(statuses: Sequence[WorkerStatus]) -> list[int]:
 def _fact(status: WorkerStatus) -> WorkerFact:
     return WorkerFact(
         key=status.key,
-        phase=WorkerPhase(status.phase),
+        phase=status.phase,
         exit_code=status.exit_code,
         error=f"{NODE_FAULT}: {status.error}" if _is_nodes_fault(status) else status.error,
         stop_reason=status.stop_reason,

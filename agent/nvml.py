@@ -109,6 +109,9 @@ class NvmlApi(Protocol):
     def nvmlDeviceGetPowerUsage(self, handle: Handle, /) -> int: ...
     def nvmlDeviceGetEnforcedPowerLimit(self, handle: Handle, /) -> int: ...
     def nvmlDeviceGetComputeRunningProcesses(self, handle: Handle, /) -> list[ComputeProcess]: ...
+    def nvmlDeviceGetMPSComputeRunningProcesses(
+        self, handle: Handle, /
+    ) -> list[ComputeProcess]: ...
     def nvmlDeviceGetTotalEccErrors(
         self, handle: Handle, errorType: int, counterType: int, /
     ) -> int: ...
@@ -257,7 +260,8 @@ class GpuProbe:
                 _supported(lambda: api.nvmlDeviceGetCurrentClocksEventReasons(handle))
             ),
             processes=_processes(
-                _supported(lambda: api.nvmlDeviceGetComputeRunningProcesses(handle))
+                _supported(lambda: api.nvmlDeviceGetComputeRunningProcesses(handle)),
+                _supported(lambda: api.nvmlDeviceGetMPSComputeRunningProcesses(handle)),
             ),
             xids=self._xids(),
         )
@@ -347,8 +351,10 @@ def _throttle_reasons(bits: int | None) -> tuple[str, ...]:
     return tuple(name for name, bit in THROTTLE_REASONS.items() if bits is not None and bits & bit)
 
 
-def _processes(found: list[ComputeProcess] | None) -> tuple[GpuProcess, ...]:
+def _processes(*lists: list[ComputeProcess] | None) -> tuple[GpuProcess, ...]:
+    """Each once, by pid. Clients of CUDA's Multi-Process Service are in a list of their own; the
+    other one then has their server."""
+    found = {process.pid: process for processes in lists for process in processes or ()}
     return tuple(
-        GpuProcess(pid=process.pid, memory_used_bytes=process.usedGpuMemory)
-        for process in sorted(found or (), key=lambda process: process.pid)
+        GpuProcess(pid=pid, memory_used_bytes=found[pid].usedGpuMemory) for pid in sorted(found)
     )

@@ -16,9 +16,9 @@ import sys
 from pathlib import Path
 from typing import Protocol
 
-from agent.state import NODE_FAULT, STORAGE_SILENT
 from agent.worker_spec import Account
 from common.clock import Clock
+from common.faults import NODE_FAULT, STORAGE_SILENT
 
 CHECK_TIMEOUT_S = 10.0
 CHECKER = Path(__file__).with_name("shim_paths.py")

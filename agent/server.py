@@ -8,6 +8,10 @@ from agent.state import Action, EndHook, Facts, HookKind, RunHook
 from common.messages import InferenceReport
 
 RETRY_S = 1.0
+AGAIN_BEFORE_S = 5.0
+"""A command that brings the server back has another try so long before its node must serve."""
+SLOW_S = 5.0
+"""A command that runs for longer is told of before it has ended."""
 PROBES_MISSED_WHEN_DOWN = 3
 """So many health checks in a row must fail before a server counts as down."""
 SAMPLES_AT_REST = 2
@@ -21,11 +25,15 @@ class ServerCommands:
         self._running: HookKind | None = None
         self._began_at_s = now_s
         self._is_ending = False
+        self._was_late: set[HookKind] = set()
+        """Commands that were ended in this role for being late."""
         self._role_count = self._running_role_count = 0
         self._done_at_s: dict[HookKind, float] = {}
         self._retry_at_s = now_s
         self.error = ""
         """Of the latest one of this role, in words."""
+        self._failed: HookKind | None = None
+        """Which one `error` is of."""
 
     @property
     def is_idle(self) -> bool:
@@ -40,6 +48,7 @@ class ServerCommands:
         """What was done in the one before proves nothing in this one."""
         self._role_count += 1
         self._done_at_s, self.error, self._retry_at_s = {}, "", now_s
+        self._was_late = set()
 
     def run(self, kind: HookKind, now_s: float) -> list[Action]:
         """Start a command, unless one runs or the last failure is too fresh."""
@@ -47,7 +56,15 @@ class ServerCommands:
             return []
         self._running, self._running_role_count = kind, self._role_count
         self._began_at_s, self._is_ending = now_s, False
+        if kind != self._failed:
+            self.error = ""
         return [RunHook(kind)]
+
+    def slow(self, now_s: float) -> str:
+        """That one runs for long, in words; empty where none does."""
+        if self._running is None or now_s - self._began_at_s <= SLOW_S:
+            return ""
+        return f"the {self._running} command runs for more than {SLOW_S:g} s"
 
     def end_drain(
         self, now_s: float, *, stop_limit_s: float, until_s: float | None
@@ -57,6 +74,7 @@ class ServerCommands:
         What takes the server out of its routing is ended at once, as it is undone next. What stops
         it has its time, so that it is not started while it ends: `stop_limit_s` seconds from its
         beginning, and no longer than until `until_s`, where whoever wants the node said when.
+        Of what undoes the drain, see `end_late`.
         """
         if self._running == HookKind.UNROUTE:
             end_at_s = now_s
@@ -64,11 +82,30 @@ class ServerCommands:
             end_at_s = self._began_at_s + stop_limit_s
             end_at_s = end_at_s if until_s is None else min(end_at_s, until_s)
         else:
-            return []
+            return self.end_late(now_s, until_s=until_s)
         if self._is_ending or now_s < end_at_s:
             return []
         self._is_ending = True
         return [EndHook(self._running)]
+
+    def end_late(self, now_s: float, *, until_s: float | None) -> list[Action]:
+        """The node must serve by `until_s`, and the command that brings it there hangs, perhaps.
+
+        It is ended while there is time for another try, once in a role: half of the time that it
+        had, or all but `AGAIN_BEFORE_S`, whichever is longer. One that takes as long each time is
+        not kept from ever ending well: its second try has its own time limit and no other.
+        """
+        kind = self._running
+        if kind is None or kind not in (HookKind.START, HookKind.ROUTE) or until_s is None:
+            return []
+        had_s = until_s - self._began_at_s
+        if had_s <= 0 or now_s < until_s - min(AGAIN_BEFORE_S, had_s / 2):
+            return []
+        if self._is_ending or kind in self._was_late:
+            return []
+        self._is_ending = True
+        self._was_late.add(kind)
+        return [EndHook(kind)]
 
     def answered(self, kind: HookKind, *, error: str, now_s: float) -> None:
         """The one that runs has ended; one of a role that is over counts for nothing: the present
@@ -77,7 +114,7 @@ class ServerCommands:
         if self._running_role_count != self._role_count:
             return
         if error:
-            self.error = f"{kind} command: {error}"
+            self.error, self._failed = f"{kind} command: {error}", kind
             self._retry_at_s = now_s if self._is_ending else now_s + RETRY_S
         else:
             self.error = ""
@@ -101,11 +138,11 @@ class Health:
 
     def saw(self, facts: Facts, *, since_s: float) -> bool:
         """Whether it missed the newest check; each counts once, and none from before `since_s`."""
-        is_missed = facts.probed_at_s > since_s and not facts.is_healthy
+        is_missed = facts.sampled_at_s > since_s and not facts.is_healthy
         if not is_missed:
             self._missed = 0
-        elif facts.probed_at_s != self._missed_at_s:
-            self._missed, self._missed_at_s = self._missed + 1, facts.probed_at_s
+        elif facts.sampled_at_s != self._missed_at_s:
+            self._missed, self._missed_at_s = self._missed + 1, facts.sampled_at_s
         return is_missed
 
 
@@ -118,16 +155,16 @@ class Idleness:
 
     def __init__(self) -> None:
         self._page: InferenceReport | None = None
-        self._probed_at_s = -1.0
+        self._sampled_at_s = -1.0
         self._samples = 0
         self.why = ""
         """What it waits for, in words."""
 
     def saw(self, facts: Facts, *, since_s: float) -> bool:
         """Whether it is at rest; a sample counts once, and not from before `since_s`."""
-        if facts.probed_at_s <= max(since_s, self._probed_at_s):
+        if facts.sampled_at_s <= max(since_s, self._sampled_at_s):
             return False
-        self._probed_at_s = facts.probed_at_s
+        self._sampled_at_s = facts.sampled_at_s
         page, last = facts.inference, self._page
         self._page = page
         if page is None:

@@ -17,10 +17,6 @@ from common.errors import ConfigError
 
 TCP_LISTEN = "0A"
 """State of a listening socket in /proc/net/tcp (Linux, include/net/tcp_states.h)."""
-SHARED_BY_CLIENTS = "nvidia-cuda-mps"
-"""How CUDA's Multi-Process Service is called, cut to what the kernel keeps of a name (15 bytes):
-it computes for its clients, and is whosever they are."""
-
 UNIT_KINDS = (".service", ".scope", ".slice")
 """Of systemd, those that are control groups with processes."""
 MOST_LOOKS_BETWEEN = 64
@@ -79,11 +75,7 @@ class ServerProcesses:
             own = self._of_listeners(alive, groups, self._listeners(_port_of(url)))
         if not own:
             return None
-        return {
-            pid
-            for pid in alive
-            if pid not in own and not self._text(str(pid), "comm").startswith(SHARED_BY_CLIENTS)
-        }
+        return alive.keys() - own
 
     def _of_listeners(
         self, alive: dict[int, set[int]], groups: dict[int, set[str]], listeners: set[int]

@@ -21,6 +21,8 @@ from common.model import (
 Argv = tuple[str, ...]
 SHORTEST_HUNG_S = 2.0
 """Several heartbeats of `agent.holder`."""
+LONGEST_STRANGER_AFTER_S = 60.0
+"""A loan waits for so long to see who stays, and for a crash loop several times as long."""
 
 
 WORKERS_DIR = "workers"
@@ -115,6 +117,14 @@ class AgentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     device_free_memory_ratio: Annotated[
         Ratio, Meta(description="a GPU with less memory used than this counts as free")
     ] = 0.05
+    stranger_after_s: Annotated[
+        PositiveFloat,
+        Meta(
+            description="a GPU process of nobody's keeps a node from being lent once it was seen"
+            " for so long, or several in a row on one GPU for five times as long; what is there for"
+            " less, as a diagnostic is, is only waited for; at most 60"
+        ),
+    ] = 2.0
     warm_up_timeout_s: Annotated[
         PositiveFloat, Meta(description="a server not healthy by then: quarantine")
     ] = 900.0
@@ -182,6 +192,11 @@ class AgentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 raise ConfigError(f"{field}: an inference node needs it (home_pool is inference)")
             if not inference and value is not None:
                 raise ConfigError(f"{field}: a training node has none (home_pool is training)")
+        if self.stranger_after_s > LONGEST_STRANGER_AFTER_S:
+            raise ConfigError(
+                f"stranger_after_s: {self.stranger_after_s:g} is longer than a loan should wait for"
+                f" a process to leave, expected at most {LONGEST_STRANGER_AFTER_S:g}"
+            )
         if self.hung_after_s < SHORTEST_HUNG_S:
             raise ConfigError(
                 f"hung_after_s: {self.hung_after_s:g} is too short to tell a hung agent from a busy"

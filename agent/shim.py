@@ -31,11 +31,14 @@ def become_user(directory: str, account: dict[str, object]) -> None:
 
     Raises:
         OSError: not root, or no such directory.
-        ValueError: the account is root's.
+        ValueError: the account is root's, or the directory is not.
     """
     uid, gid, name = account.get("uid"), account.get("gid"), account.get("name")
     if not isinstance(uid, int) or not isinstance(gid, int) or uid <= 0:
         raise ValueError(f"account: {account!r}, expected uid and gid of a user who is not root")
+    # Looked at after the account was read: it never becomes root's again, so nobody else wrote it.
+    if os.lstat(directory).st_uid != os.geteuid():
+        raise ValueError(f"{directory}: a job was let in already, and could lead root anywhere")
     os.chown(os.path.join(directory, "spec.json"), uid, -1)
     os.chown(directory, uid, -1)
     os.chmod(directory, 0o770)

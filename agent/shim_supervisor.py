@@ -230,7 +230,7 @@ class Supervisor:
 
         Nothing else puts `stop_after_s` off, no other order and not the agent's being alive: the
         coordinator counts its silence from the last report, and would give the job to others while
-        an agent behind a cut cable kept this worker (design 6).
+        an agent behind a cut cable kept this worker.
         """
         if contact_at_s is not None:
             now_s = shim_files.boot_time_s()

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from agent import shim_files
-from agent.state import STORAGE_SILENT
+from agent.commands import ended, started
 from agent.withdrawn import is_shim_silent
 from agent.worker_record import file_tail
 from agent.worker_spec import grace_s
 from common.clock import Clock
 from common.errors import Unavailable
+from common.faults import STORAGE_SILENT
 from common.messages import WorkerOrder
 from common.model import WorkerKey
 
@@ -125,7 +126,7 @@ async def run_command(
     env: Mapping[str, str] = BARE_ENVIRONMENT,
     cwd: str = "/",
 ) -> None:
-    """Run a short command to its end, its output appended to `log`.
+    """Run a short command to its end, its output appended to `log`; none outlives its caller.
 
     exit_codes: those that mean success.
 
@@ -134,7 +135,7 @@ async def run_command(
     """
     with _opened(log) as output:
         try:
-            process = await asyncio.create_subprocess_exec(
+            starting = asyncio.create_subprocess_exec(
                 *argv,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
@@ -143,14 +144,12 @@ async def run_command(
                 env=env,
                 start_new_session=True,
             )
+            process = await started(starting)
         except OSError as error:
             raise Unavailable(f"{argv[0]}: {error}") from error
     try:
-        async with clock.timeout(timeout_s):
-            exit_code = await process.wait()
+        exit_code = await ended(process, clock=clock, timeout_s=timeout_s)
     except TimeoutError:
-        with suppress(ProcessLookupError):  # it may have ended in this very moment
-            process.kill()
         raise Unavailable(f"{argv[0]}: no end in {timeout_s:g} s") from None
     if exit_code not in exit_codes:
         text = _last_words(log)
@@ -206,7 +205,7 @@ class DetachedStarter:
         )
 
 
-class SystemdCommands(Protocol):
+class Systemd(Protocol):
     """What a starter asks of systemd; `RealSystemd` is the one that runs its programs."""
 
     async def run(self, argv: tuple[str, ...], *, log: Path, timeout_s: float) -> None:
@@ -229,11 +228,11 @@ class RealSystemd:
         self._clock = clock
 
     async def run(self, argv: tuple[str, ...], *, log: Path, timeout_s: float) -> None:
-        """As `SystemdCommands.run`."""
+        """As `Systemd.run`."""
         await run_command(argv, log=log, clock=self._clock, timeout_s=timeout_s)
 
     async def ask(self, argv: tuple[str, ...], *, timeout_s: float) -> str:
-        """As `SystemdCommands.ask`."""
+        """As `Systemd.ask`."""
         with tempfile.TemporaryDirectory() as scratch:
             answer = Path(scratch, "answer")
             await run_command(argv, log=answer, clock=self._clock, timeout_s=timeout_s)
@@ -255,7 +254,7 @@ class SystemdStarter:
         clock: Clock,
         *,
         is_user_manager: bool = False,
-        systemd: SystemdCommands | None = None,
+        systemd: Systemd | None = None,
     ) -> None:
         self._clock = clock
         self._is_user_manager = is_user_manager
@@ -265,7 +264,7 @@ class SystemdStarter:
         """What is run: a unit of the agent's own user, whoever's manager it is.
 
         An agent may manage the system's units without being root (systemd/50-aryl-agent.rules):
-        what it starts there must not be root either, for jobs never are (design 10).
+        what it starts there must not be root either, for jobs never are.
         """
         user = None if self._is_user_manager else (os.geteuid(), os.getegid())
         manages_user = self._is_user_manager

@@ -34,10 +34,6 @@ from common.model import (
 
 FORGOTTEN_KEPT = 4096
 ENDED_LEASES_KEPT = 256
-NODE_FAULT = "node fault"
-STORAGE_SILENT = "the storage did not answer"
-"""So an error says that what hangs may be the job's own; `coordinator.engine.refusals` reads it."""
-"""How the error of a worker begins that its node, not its job, ended."""
 
 
 class HookKind(StrEnum):
@@ -116,6 +112,8 @@ class Memory(Struct, kw_only=True):
     others only by its second sample, and its coordinator would lend the node before that."""
     is_server_stopped: bool = False
     """The server of an inference node was told to stop and not yet to start again."""
+    serve_by_s: float | None = None
+    """By when it was told to serve again, on the boot clock; None: nobody said."""
     home_due_at_s: float | None = None
     """While it is on its way home: when its lease was over, on the boot clock."""
     home_at_s: float | None = None
@@ -169,9 +167,11 @@ class WorkerFact(Struct, frozen=True, kw_only=True):
 class Facts(Struct, frozen=True, kw_only=True):
     """The world at one instant, as far as it is known.
 
-    gpus: None before the first sample. gpus_at_s: when that sample was begun.
-    inference, is_healthy: of the inference server, asked at probed_at_s.
+    sampled_at_s: when the sample was begun that gpus, inference and is_healthy are of.
+    gpus: None before the first sample.
+    inference, is_healthy: of the inference server.
     trespassers: GPU processes of nobody who was given the GPUs, as (pid, GPU): `agent.strangers`.
+    suspects: those beside a server that will be among them if they stay.
     others: GPU processes that are alive and of no granted worker, whosever they are, while the GPUs
         change hands; empty at other times.
     unknown_server: why nobody can tell the server's GPU processes by its settings; mostly empty.
@@ -180,13 +180,13 @@ class Facts(Struct, frozen=True, kw_only=True):
     """
 
     now_s: float
+    sampled_at_s: float = 0.0
     gpus: tuple[GpuReport, ...] | None = None
-    gpus_at_s: float = 0.0
     inference: InferenceReport | None = None
     is_healthy: bool = False
-    probed_at_s: float = 0.0
     statuses: tuple[WorkerFact, ...] = ()
     trespassers: tuple[tuple[int, GpuUuid], ...] = ()
+    suspects: frozenset[int] = frozenset()
     others: frozenset[int] = frozenset()
     unknown_server: str = ""
     listening_ports: frozenset[int] = frozenset()

@@ -4,12 +4,15 @@ Must not know what follows from it. A stranger is a process of nobody who was gi
 a node runs workers, one of no worker; while it serves, one that is not its server's; and while its
 GPUs change hands, whoever is alive on them and of neither. In between, as while a server warms up
 or does not answer, nobody can be told from it: whoever was a stranger before stays one.
+
+What looks at the GPUs for a moment, as a diagnostic does, is no stranger to a node that could be
+lent: its pid is another one each time, and each would cost a loan, or a stop of the server.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -26,6 +29,9 @@ log = logging.getLogger(__name__)
 LOOKS_IN_VAIN = 3
 """So many samples in a row show that the server's units are not those that it runs in: one may be
 of processes that have ended meanwhile."""
+STREAM_RATIO = 5.0
+"""Who follows each other on one GPU for so many times `after_s`, with nobody in between who stays,
+is a stranger as one that stays: what a diagnostic starts ends sooner, and a crash loop never."""
 _RUNS_WORKERS = (NodeRole.TRAINING, NodeRole.ON_LOAN)
 
 
@@ -51,18 +57,31 @@ class Kinship(Protocol):
 
 
 class Strangers:
-    """Looks at each sample; `found` and `others` are of the last one."""
+    """Looks at each sample; `found`, `suspects` and `others` are of the last one.
 
-    def __init__(self, machine: Kinship, server: ServerSettings | None) -> None:
+    Args:
+        after_s: beside a server, and until a loan begins, a stranger is who was on a GPU in each
+            sample for so long. Not beside workers, where it costs nobody anything, nor on the way
+            home, which waits for none.
+    """
+
+    def __init__(self, machine: Kinship, server: ServerSettings | None, *, after_s: float) -> None:
         self.found: Found = ()
         """(pid, GPU) of those that are strangers for certain."""
+        self.suspects: frozenset[int] = frozenset()
+        """Those that will be, if they stay."""
         self.others: frozenset[int] = frozenset()
         """While the GPUs change hands, all that are alive and of no worker, the server's too."""
         self._machine = machine
         self._server = server
+        self._after_s = after_s
         self._servers: frozenset[int] | None = None
         """Processes of the server as it was seen last; None: nobody could tell."""
-        self._suspects: set[int] = set()
+        self._beside: set[int] | None = None
+        """Who was not the server's in the sample that was judged last; None: nobody could tell."""
+        self._since_s: dict[int | GpuUuid, float] = {}
+        """When the first was begun of the samples in a row that show it as nobody's, by pid, or
+        that show somebody of nobody's on it, by GPU."""
         self._judged_at_s: float | None = None
         self._looks_in_vain = 0
         self._is_warned = False
@@ -87,7 +106,8 @@ class Strangers:
         pids = {pid for pid, _ in used}
         left = pids & set(memory.left_behind)
         known = left.union(memory.strangers)
-        self.others = frozenset()
+        self.others, self.suspects = frozenset(), frozenset()
+        since_s, self._since_s = self._since_s, {}
         certain = known & pids
         is_draining = memory.role == NodeRole.DRAINING
         is_serving = memory.role == NodeRole.SERVING or is_draining
@@ -96,32 +116,49 @@ class Strangers:
             certain = self._machine.strangers(pids, look.owners) if pids else set[int]()
         elif memory.role == NodeRole.VACATING or (is_draining and memory.is_server_stopped):
             self.others = frozenset(self._machine.strangers(pids, look.owners) if pids else ())
-            if self._servers is not None:
-                certain |= self.others - self._servers
+            beside = set[int]() if self._servers is None else set(self.others - self._servers)
+            certain |= self._lasting(beside, known, since_s, look) if is_draining else beside
         elif is_serving and look.is_healthy and self._server is not None:
-            certain = self._beside_server(look, pids, known, left, self._server)
+            self._judge(look, pids, self._server)
+            if self._beside is not None:
+                # Of whoever outlived a stop of the server it does not matter whose it is: it would
+                # again, and no worker could have its GPU.
+                beside = self._beside | left
+                self._servers = frozenset(pids - beside)
+                certain = self._lasting(beside, known, since_s, look)
         self.found = tuple((pid, uuid) for pid, uuid in used if pid in certain)
         memory.strangers = sorted({pid for pid, _ in self.found})
 
-    def _beside_server(
-        self, look: Look, pids: set[int], known: set[int], left: set[int], server: ServerSettings
-    ) -> set[int]:
-        """Those that are none of the server's in two samples: one may show a server that ends,
-        and be judged by the one that has begun. Of whoever outlived a stop of the server it does
-        not matter whose it is: it would again, and no worker could have its GPU."""
+    def _judge(self, look: Look, pids: set[int], server: ServerSettings) -> None:
+        """Find out who is none of the server's, once for each sample."""
         if look.at_s == self._judged_at_s:
-            return {pid for pid, _ in self.found}
+            return
         self._judged_at_s = look.at_s
-        beside = self._machine.beside_server(pids, server) if pids else set[int]()
-        self._count_in_vain(is_in_vain=beside is None and bool(server.units))
-        if beside is None:
-            self._servers, self._suspects = None, set[int]()
-            return known & pids
-        beside |= left
-        certain = beside & (known | self._suspects)
-        self._suspects = beside
-        self._servers = frozenset(pids - beside)
-        return certain
+        self._beside = self._machine.beside_server(pids, server) if pids else set[int]()
+        self._count_in_vain(is_in_vain=self._beside is None and bool(server.units))
+        if self._beside is None:
+            self._servers = None
+
+    def _lasting(
+        self, beside: set[int], known: set[int], since_s: Mapping[int | GpuUuid, float], look: Look
+    ) -> set[int]:
+        """Those that are known, or have been there for so long. One sample would never do: it may
+        show a server that ends, and be judged by the one that has begun. Of those that follow each
+        other on a GPU, the newest."""
+        by_gpu = {
+            gpu.uuid: found
+            for gpu in look.gpus or ()
+            if (found := {process.pid for process in gpu.processes} & beside)
+        }
+        judged: list[int | GpuUuid] = [*beside, *by_gpu]
+        self._since_s = {one: since_s.get(one, look.at_s) for one in judged}
+        for_s = {one: look.at_s - at_s for one, at_s in self._since_s.items()}
+        lasting = {pid for pid in beside if for_s[pid] >= self._after_s}
+        for uuid, pids in by_gpu.items():
+            if for_s[uuid] >= STREAM_RATIO * self._after_s and not pids & (known | lasting):
+                lasting.add(min(pids, key=lambda pid: (for_s[pid], -pid)))
+        self.suspects = frozenset(beside - known - lasting)
+        return beside & (known | lasting)
 
     def _count_in_vain(self, *, is_in_vain: bool) -> None:
         self._looks_in_vain = self._looks_in_vain + 1 if is_in_vain else 0

@@ -114,7 +114,7 @@ def read_record(directory: Path) -> WorkerRecord | None:
 
 
 def is_shim_alive(directory: Path, record: WorkerRecord, boot_id: str) -> bool:
-    """Whether the shim that wrote it is still that process: boot, number, start (design 7).
+    """Whether the shim that wrote it is still that process: boot, number, start.
 
     Another boot id alone is no proof that it ended: in a container the agent's view of /proc and
     the shim's may differ, and its job would be started again while it runs. A process of that

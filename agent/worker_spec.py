@@ -22,7 +22,7 @@ STORE_GRACE_S = 5.0
 
 
 class Account(Struct, frozen=True, kw_only=True):
-    """The user of this machine as whom a worker runs; never root (design 10)."""
+    """The user of this machine as whom a worker runs; never root."""
 
     name: str
     uid: int
@@ -123,12 +123,14 @@ def shim_spec(
     account: Account | None = None,
     home: str = "/",
     contact_at_s: float | None = None,
+    log_max_bytes: int = LOG_MAX_BYTES,
 ) -> dict[str, object]:
     """The spec.json of a worker's shim.
 
     directory: where the shim keeps its files; marks all processes of the worker.
     contact_at_s: when the coordinator was last heard, on the boot clock: from there on
         `stop_after_s` counts, however late the shim comes to life.
+    log_max_bytes: at which its log is cut.
     """
     spec = order.spec
     is_store = order.key.is_store
@@ -146,7 +148,7 @@ def shim_spec(
         # Silence proves nothing, so without the job's own wish it ends no worker.
         "stop_after_s": spec.stop_after_s,
         "contact_at_s": contact_at_s,
-        "log_max_bytes": LOG_MAX_BYTES,
+        "log_max_bytes": log_max_bytes,
         "account": None
         if account is None
         else {"name": account.name, "uid": account.uid, "gid": account.gid},

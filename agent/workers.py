@@ -12,10 +12,8 @@ import contextlib
 import os
 import shutil
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
-from msgspec import Struct
 
 from agent import shim_control, shim_files
 from agent.accounts import job_account
@@ -24,15 +22,11 @@ from agent.hung_shims import HungShims
 from agent.kept_logs import KeptLogs
 from agent.lost_logs import cut_lost
 from agent.reserve import OneLook, Refuse, refusal
+from agent.runner import WorkerStatus
 from agent.settings import WORKERS_DIR, AgentSettings, Starter
-from agent.starters import (
-    DetachedStarter,
-    ShimStarter,
-    SystemdStarter,
-    first_word,
-)
-from agent.state import NODE_FAULT
+from agent.starters import DetachedStarter, ShimStarter, SystemdStarter, first_word
 from agent.withdrawn import is_shim_silent, withdraw
+from agent.worker_directory import make_directory
 from agent.worker_record import (
     SHIM_LOST,
     WorkerRecord,
@@ -44,107 +38,20 @@ from agent.worker_record import (
     read_record,
     tail,
 )
-from agent.worker_spec import Account, checkpoint_path, search_path, shim_spec, worker_argv
+from agent.worker_spec import (
+    LOG_MAX_BYTES,
+    Account,
+    checkpoint_path,
+    search_path,
+    shim_spec,
+    worker_argv,
+)
 from common.clock import Clock
 from common.errors import ConfigError, Unavailable
 from common.failure_rules import FailureRules, read_rules
-from common.failures import Failure
+from common.faults import NODE_FAULT
 from common.messages import WorkerOrder, WorkerPhase
-from common.model import Checkpoint, Progress, StopReason, WorkerKey
-
-
-class WorkerStatus(Struct, frozen=True, kw_only=True):
-    """What is known of one worker.
-
-    pid: of its main process; its descendants are the worker's as well.
-    shim_pid: of its shim while it has one, which takes in whoever left the main process; else 0.
-    running_s: since its start, until its end.
-    ended_at_s, saved_at_s: of its end and of its claim of the checkpoint, on this boot's clock; of
-        an earlier boot only the end is known, which is 0.
-    stop_stage: how far its stop has come: requested, working, saved, released, signalled, killed.
-    stop_stages_s: seconds from the order to stop until each stage. save_over_at_s: see its record.
-    failure: why it ended by itself without success.
-    """
-
-    key: WorkerKey
-    phase: WorkerPhase
-    pid: int
-    shim_pid: int = 0
-    exit_code: int | None = None
-    error: str = ""
-    stop_reason: StopReason | None = None
-    progress: Progress | None = None
-    checkpoint: Checkpoint | None = None
-    running_s: float = 0.0
-    ended_at_s: float | None = None
-    saved_at_s: float | None = None
-    stop_stage: str = ""
-    stop_stages_s: dict[str, float] = {}
-    save_over_at_s: float | None = None
-    detail: str = ""
-    garbage_count: int = 0
-    failure: Failure | None = None
-
-
-class WorkerRunner(Protocol):
-    """Runs workers; every method may be repeated without harm."""
-
-    async def start(self, order: WorkerOrder, *, endpoint: str) -> None:
-        """Have the worker running or ended; a key is started at most once.
-
-        Raises:
-            ConfigError: the order cannot be run at all.
-            Unavailable: it could not be started now.
-        """
-        ...
-
-    async def stop(self, key: WorkerKey, reason: StopReason, grace_s: float) -> None:
-        """Begin the end of a worker; of several graces the earliest end counts.
-
-        One that is being started need not begin; its status or the answer to `start` says so.
-        """
-        ...
-
-    async def resize(self, key: WorkerKey, worker_count: int) -> None:
-        """Tell the worker how large its gang is now."""
-        ...
-
-    async def pause(self, key: WorkerKey, *, is_suspended: bool) -> None:
-        """Have the worker suspended, or computing again; its status says when it is."""
-        ...
-
-    def contacted(self, at_s: float) -> None:
-        """The coordinator answered a report of this instant: `stop_after_s` counts from there."""
-        ...
-
-    async def statuses(self) -> tuple[WorkerStatus, ...]:
-        """Every worker that was started and not forgotten, by key."""
-        ...
-
-    async def forget(self, key: WorkerKey) -> None:
-        """Remove every trace of a worker that has ended but its log, which is kept for a while.
-
-        Raises:
-            Unavailable: it has not ended.
-        """
-        ...
-
-    async def log_tail(self, key: WorkerKey, max_bytes: int) -> bytes:
-        """The end of what the worker wrote, while it runs and for a while after it ended.
-
-        Raises:
-            ConfigError: the key names no place.
-            Unavailable: there is no log of it, or no longer.
-        """
-        ...
-
-    async def adopt(self) -> tuple[WorkerKey, ...]:
-        """Workers that live on from before this agent started."""
-        ...
-
-    async def check_reserve(self, order: WorkerOrder) -> str:
-        """Why this node cannot run the worker; empty when it can."""
-        ...
+from common.model import StopReason, WorkerKey
 
 
 class ShimRunner:
@@ -158,6 +65,7 @@ class ShimRunner:
         refuse: looks whether a worker could start here.
         failure_rules: what is read in the logs of failed workers; None reads nothing.
         is_root_allowed: let workers run as root; for tests and machines of one person only.
+        log_max_bytes: at which the log of a worker is cut.
     """
 
     def __init__(
@@ -171,6 +79,7 @@ class ShimRunner:
         refuse: Refuse = refusal,
         is_root_allowed: bool = False,
         failure_rules: FailureRules | None = None,
+        log_max_bytes: int = LOG_MAX_BYTES,
     ) -> None:
         self._run_dir = run_dir
         self._clock = clock
@@ -179,6 +88,7 @@ class ShimRunner:
         self._account = account
         self._refuse = OneLook(refuse)
         self._is_root_allowed = is_root_allowed
+        self._log_max_bytes = log_max_bytes
         self._boot_id = shim_files.boot_id()
         self._hung = HungShims(self._boot_id)
         self._contact_at_s: float | None = None
@@ -193,8 +103,7 @@ class ShimRunner:
         if (directory / shim_files.STATUS_FILE).exists():
             return
         self._check_not_root()
-        with contextlib.suppress(FileExistsError):  # another start of it, or one cut short
-            directory.mkdir(mode=0o700, parents=True)
+        is_for_a_shim = await asyncio.to_thread(make_directory, directory, self._account)
         spec = shim_spec(
             order,
             endpoint=endpoint,
@@ -202,11 +111,14 @@ class ShimRunner:
             account=self._account,
             home=os.environ.get("HOME", "/"),
             contact_at_s=self._contact_at_s,
+            log_max_bytes=self._log_max_bytes,
         )
         path = str(directory / shim_files.SPEC_FILE)
-        await asyncio.to_thread(shim_files.write_json, path, spec, is_durable=True)
+        if is_for_a_shim:
+            await asyncio.to_thread(shim_files.write_json, path, spec, is_durable=True)
         try:
-            await self._starter.start(directory, order)
+            if is_for_a_shim:
+                await self._starter.start(directory, order)
             await first_word(order.key, directory, clock=self._clock)
         except Unavailable:  # given up: whenever its shim gets on, this comes before all else
             await self.stop(order.key, StopReason.STALE, 0.0)
@@ -244,7 +156,7 @@ class ShimRunner:
         seen: list[tuple[WorkerStatus, Path]] = []
         for key, directory in self._directories():
             if (status := self._status(key, directory)) is not None:
-                await cut_lost(status, directory)
+                await cut_lost(status, directory, max_bytes=self._log_max_bytes)
                 seen.append((status, directory))
         found = await asyncio.gather(*(self._failures.added(*each) for each in seen))
         return tuple(sorted(found, key=lambda status: status.key))

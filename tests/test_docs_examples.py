@@ -13,11 +13,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from agent.runner import WorkerStatus
 from agent.settings import AgentSettings
 from agent.worker_spec import shim_spec
-from agent.workers import WorkerStatus
+from common.clock import SystemClock
 from common.messages import WorkerPhase
-from common.model import StopReason
+from common.model import JobId, StopReason
 from common.settings import describe, load
 from coordinator.cli.submit import SubmitFlags, job_spec
 from coordinator.service.natsserver import find_binary
@@ -62,17 +63,35 @@ def test_the_agents_examples_are_settings_files(tmp_path: Path) -> None:
         load(file, AgentSettings).check()
 
 
+def test_jobs_of_a_node_as_it_is_installed_are_nobody_of_aryl_s(tmp_path: Path) -> None:
+    """Who follows the page has the drop-in, the account and the setting, and no rule that lets the
+    agent's account manage units."""
+    file = tmp_path / "agent.toml"
+    file.write_text(block_with(OPERATIONS, 'home_pool = "training"'))
+    accounts = (ROOT / "systemd/aryl-agent.sysusers").read_text()
+    assert f"\nu {load(file, AgentSettings).job_user} " in accounts
+    [install] = [block for block in blocks(OPERATIONS) if "aryl-agent.sysusers" in block]
+    assert "/etc/systemd/system/aryl-agent.service.d/jobs-apart.conf" in install
+    assert "50-aryl-agent.rules" not in install
+
+
 @pytest.mark.nats
 def test_the_nats_example_is_a_configuration(tmp_path: Path) -> None:
     """The server itself accepts it, and every write is synced; TLS files are the site's own."""
     text = block_with(OPERATIONS, "jetstream")
     assert "sync_interval: always" in text
     file = tmp_path / "nats.conf"
-    file.write_text(re.sub(r"^tls .*$", "", text, flags=re.MULTILINE))
-    done = subprocess.run(
-        [find_binary(), "-t", "-c", file], capture_output=True, text=True, check=False, timeout=30
-    )
-    assert done.returncode == 0, done.stderr
+    for added in ("", block_with(OPERATIONS, "cluster {")):
+        config = re.sub(r"^ *tls .*$", "", f"{text}\n{added}", flags=re.MULTILINE)
+        file.write_text(config)
+        done = subprocess.run(
+            [find_binary(), "-t", "-c", file],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=30,
+        )
+        assert done.returncode == 0, done.stderr
 
 
 def test_the_units_block_puts_every_file_where_the_units_look_for_it(tmp_path: Path) -> None:
@@ -198,6 +217,45 @@ async def test_the_example_can_be_submitted_again(
     key = msgspec.structs.replace(order.key, attempt=attempt)
     started = await house.start(msgspec.structs.replace(order, key=key))
     await house.until_said(started, says)
+
+
+@pytest.mark.slow
+async def test_every_base_worker_of_the_example_leaves_by_itself(
+    house: WorkerHouse, tmp_path: Path
+) -> None:
+    """A job has succeeded when all of them have exited with 0, and nobody tells them to leave. The
+    checkpoint of a run that has ended is no end of this one."""
+    checkpoint = tmp_path / "saves" / "train.json"
+    checkpoint.parent.mkdir()
+    total_steps, _ = example_steps()
+    checkpoint.write_text(json.dumps({"step": total_steps}))
+    orders = [
+        make_order(
+            sys.executable, "-u", str(EXAMPLES / "train.py"),
+            workdir=tmp_path, checkpoint=checkpoint, workers=(2, 2), index=index,
+        )
+        for index in range(2)
+    ]  # fmt: skip
+    first = [await house.start(order) for order in orders]
+    await house.until_said(first[0], "begins at step 0\n")
+    await house.until_said(first[1], "stands by\n")
+    saved = checkpoint.with_suffix(".new")
+    saved.write_text(json.dumps({"step": total_steps - 1}))
+    saved.replace(checkpoint)
+    keys = [
+        msgspec.structs.replace(order.key, job_id=JobId("job-2"), attempt=2) for order in orders
+    ]
+    told_at_s = SystemClock().now_s()
+    for order, key in zip(orders, keys, strict=True):
+        await house.start(msgspec.structs.replace(order, key=key))
+    for key in (*keys, first[1]):
+        ended = await house.until_status(
+            key, lambda status: status.phase == WorkerPhase.EXITED, "its end"
+        )
+        assert ended.exit_code == 0, house.log(key)
+        assert ended.stop_reason is None
+        assert ended.ended_at_s is not None
+        assert ended.ended_at_s > told_at_s
 
 
 def example_steps() -> tuple[int, float]:

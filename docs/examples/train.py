@@ -2,7 +2,7 @@
 
 It must not know Aryl's packages: environment, signals, files and one socket are all there is
 (docs/job-contract.md). Worker 0 trains, faster with more workers; the others stand by, as the
-processes of one real gang would compute for it.
+processes of one real gang would compute for it, and leave when it has saved the last step.
 """
 
 import contextlib
@@ -88,9 +88,24 @@ def train(shim: Shim) -> None:
     sys.stdout.write(f"leaves at step {step} with {shim.worker_count} workers\n")
 
 
+def saved() -> tuple[int, int]:
+    """When the checkpoint was saved, and its step; zeros without one."""
+    if not CHECKPOINT.exists():
+        return 0, 0
+    return CHECKPOINT.stat().st_mtime_ns, json.loads(CHECKPOINT.read_text())["step"]
+
+
 def stand_by(shim: Shim) -> None:
-    """Any other worker: there until told to leave; Aryl tells it when worker 0 has ended."""
+    """Any other worker: there until told to leave, or until worker 0 has saved the last step.
+
+    The job has succeeded once all its base workers have left by themselves; nobody tells them to.
+    """
+    of_another_run = saved() if os.environ["ARYL_ATTEMPT"] == "1" else None
+    sys.stdout.write("stands by\n")
     while not shim.is_leaving:
+        newest = saved()
+        if newest != of_another_run and newest[1] >= TOTAL_STEPS:
+            break
         shim.hear(1.0)
 
 

@@ -12,8 +12,8 @@ from agent.duties import Duties
 from agent.life import Life
 from agent.machine import Machine, ThisMachine
 from agent.node import Node, Sample
+from agent.runner import WorkerStatus
 from agent.state import Memory, first_memory
-from agent.workers import WorkerStatus
 from common import subjects
 from common.bus import BusMessage
 from common.errors import ConfigError, Unavailable

@@ -166,10 +166,9 @@ class Bench:
             Facts(
                 now_s=self.now_s,
                 gpus=two_gpus(self.pids, sick=self.sick, memory_used_bytes=self.memory_used_bytes),
-                gpus_at_s=self.now_s if self.sampled_at_s is None else self.sampled_at_s,
+                sampled_at_s=self.now_s if self.sampled_at_s is None else self.sampled_at_s,
                 inference=self.page,
                 is_healthy=self.is_healthy,
-                probed_at_s=self.now_s,
                 statuses=tuple(self.workers.values()),
                 listening_ports=self.listening_ports,
                 contact_at_s=self.contact_at_s,

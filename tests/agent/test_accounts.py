@@ -29,7 +29,7 @@ def test_an_account_that_is_not_there_names_the_field() -> None:
 
 
 def test_root_is_refused_whoever_asks() -> None:
-    """Jobs never run as root (design 10)."""
+    """Jobs never run as root."""
     with pytest.raises(ConfigError, match="job_user: 'root' is root"):
         job_account("root")
 

@@ -12,10 +12,11 @@ import pytest
 from agent import shim_files
 from agent.failure_child import Question, answer
 from agent.failure_reader import FailureReader, match_in_child
+from agent.runner import WorkerStatus
 from agent.settings import Starter
 from agent.starters import DetachedStarter
 from agent.state import WorkerFact
-from agent.workers import ShimRunner, WorkerStatus, make_runner
+from agent.workers import ShimRunner, make_runner
 from common.clock import SystemClock
 from common.errors import ConfigError
 from common.failure_rules import TAIL_BYTES, FailureRules, read_rules

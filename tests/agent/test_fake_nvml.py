@@ -50,10 +50,14 @@ class Table:
     def __init__(self) -> None:
         self.holders: list[Holder] = []
 
-    def hold(self, pid: int, *indices: int, usage: Usage | None = None) -> None:
+    def hold(
+        self, pid: int, *indices: int, usage: Usage | None = None, is_mps_client: bool = False
+    ) -> None:
         """A process with these GPUs."""
         uuids = tuple(fake_uuid("n1", index) for index in indices)
-        self.holders.append(Holder(pid=pid, uuids=uuids, usage=usage or Usage()))
+        self.holders.append(
+            Holder(pid=pid, uuids=uuids, usage=usage or Usage(), is_mps_client=is_mps_client)
+        )
 
     def scan(self) -> list[Holder]:
         return self.holders
@@ -341,6 +345,17 @@ def test_a_probe_reads_the_fake_in_si_units() -> None:
     assert report.power_limit_w == 72.0
     assert report.power_w == pytest.approx(39.6)
     assert [process.pid for process in report.processes] == [7, 9]
+
+
+def test_a_probe_tells_clients_of_mps_among_the_processes() -> None:
+    """NVML has them in a list of their own; without it a job would hide behind their server."""
+    machine = Machine()
+    machine.table.hold(9, 0)
+    machine.table.hold(7, 0, is_mps_client=True)
+    compute = machine.api.nvmlDeviceGetComputeRunningProcesses(machine.handle())
+    clients = machine.api.nvmlDeviceGetMPSComputeRunningProcesses(machine.handle())
+    assert ([one.pid for one in compute], [one.pid for one in clients]) == ([9], [7])
+    assert [one.pid for one in GpuProbe(machine.api, 0).read().processes] == [7, 9]
 
 
 def test_a_probe_names_a_gpu_that_fell_off_the_bus_and_why() -> None:

@@ -246,3 +246,19 @@ async def test_a_heartbeat_that_is_not_needed_is_not_written(tmp_path: Path) -> 
         await beating
     heartbeat.close()
     assert holder.read(tmp_path) is None
+
+
+async def test_a_holder_whose_heartbeat_breaks_ends(tmp_path: Path) -> None:
+    """It says what broke: one that went on would be taken for hung as soon as its node is away."""
+
+    def is_needed() -> bool:
+        raise RuntimeError("a defect")
+
+    with pytest.raises(RuntimeError, match="a defect"):
+        async with CLOCK.timeout(PATIENCE_S), holder.beating(tmp_path, CLOCK) as heartbeat:
+            heartbeat.is_needed = is_needed
+            await asyncio.Event().wait()
+    assert holder.read(tmp_path) is None
+    task = asyncio.current_task()
+    assert task is not None
+    assert not task.cancelling()

@@ -9,10 +9,10 @@ import msgspec
 from msgspec.structs import replace
 
 from agent.machine import ThisMachine
+from agent.runner import WorkerStatus
 from agent.settings import ServerSettings
 from agent.state import HookKind
 from agent.worker_record import SHIM_LOST
-from agent.workers import WorkerStatus
 from common.errors import Unavailable
 from common.messages import (
     OrderPhase,
@@ -158,7 +158,7 @@ async def test_a_worker_whose_shim_died_is_a_node_fault() -> None:
 
 
 async def test_a_gpu_process_of_no_worker_is_told_and_one_of_a_worker_is_not() -> None:
-    """CUDA_VISIBLE_DEVICES isolates nobody, so a trespasser is seen and named (design 7)."""
+    """CUDA_VISIBLE_DEVICES isolates nobody, so a trespasser is seen and named."""
     house = House()
     await house.run_one()
     sleeper = await asyncio.create_subprocess_exec("sleep", "60")

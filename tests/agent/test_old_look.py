@@ -6,8 +6,8 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
+from agent.runner import WorkerStatus
 from agent.state import StopWorker
-from agent.workers import WorkerStatus
 from common.messages import OrderPhase, StopOrder, WorkerPhase
 from common.model import NodeRole, StopReason
 from tests.agent.agent_house import AgentHouse, ModelRunner

@@ -12,18 +12,20 @@ from agent.handover import is_beside
 from agent.life import Life
 from agent.settings import ServerSettings
 from agent.state import Action, Facts, HookKind, Memory, RunHook
-from agent.strangers import Look, Strangers
+from agent.strangers import STREAM_RATIO, Look, Strangers
 from common.messages import GpuProcess
 from common.model import GpuUuid, LeaseId, NodeRole
 from tests.agent.bench import SERVER, Bench, lease, page, two_gpus
 
 R, H = NodeRole, HookKind
 GPU = GpuUuid("GPU-0")
+AFTER_S = 1.0
+"""`stranger_after_s` here."""
 FREE_S = 20.0
 """`device_free_timeout_s` here."""
 ENGINE, CHILD, MATE, STRANGER = 20, 21, 22, 4711
 """The server's own processes; one that counts as the server's and that no stop of it ends, such as
-a server of CUDA's MPS; and one of nobody's."""
+another server of its unit; and one of nobody's."""
 
 
 class Kin:
@@ -59,7 +61,7 @@ class House(Bench):
     ) -> None:
         super().__init__(device_free_timeout_s=FREE_S)
         self.kin = Kin(is_known=is_known)
-        self.eye = Strangers(self.kin, SERVER)
+        self.eye = Strangers(self.kin, SERVER, after_s=AFTER_S)
         self.on: list[set[int]] = [{ENGINE}, {ENGINE, CHILD, *beside}]
         self.ends_s, self.stop_error = ends_s, stop_error
         self.stopped_at_s: float | None = None
@@ -84,9 +86,9 @@ class House(Bench):
         look = Look(at_s=self.now_s, gpus=gpus, owners=(), is_healthy=self.is_healthy)
         self.eye.saw(look, self.memory)
         facts = Facts(
-            now_s=self.now_s, gpus=gpus, gpus_at_s=self.now_s, inference=self.page,
-            is_healthy=self.is_healthy, probed_at_s=self.now_s,
-            trespassers=self.eye.found, others=self.eye.others,
+            now_s=self.now_s, gpus=gpus, sampled_at_s=self.now_s, inference=self.page,
+            is_healthy=self.is_healthy,
+            trespassers=self.eye.found, suspects=self.eye.suspects, others=self.eye.others,
         )  # fmt: skip
         actions = self.life.step(facts)
         for action in actions:
@@ -117,7 +119,7 @@ class House(Bench):
         saved = msgspec.msgpack.encode(self.memory)
         self.memory = msgspec.msgpack.decode(saved, type=Memory)
         self.life = Life(self.settings, self.memory, boot_id=boot_id, now_s=self.now_s)
-        self.eye = Strangers(self.kin, SERVER)
+        self.eye = Strangers(self.kin, SERVER, after_s=AFTER_S)
 
     def told(self) -> set[int]:
         """Processes that it reports as strangers."""
@@ -175,6 +177,58 @@ def test_a_turn_back_names_the_stranger_and_not_what_is_left_of_the_server() -> 
     house.on[1].add(STRANGER)
     house.go(3)
     assert house.why() == f"GPU GPU-1 is used by process {STRANGER}, which is not the server's"
+
+
+def test_what_looks_at_the_gpus_for_a_moment_ends_no_loan() -> None:
+    """A diagnostic that is seen at the very time of a stop, at each loan with another pid: its end
+    is waited for, and the server is stopped once, and started when the node comes home."""
+    house = House()
+    for loan in range(3):
+        house.hooks.clear()
+        house.want(R.ON_LOAN, lease=lease(f"l1-{loan}"))
+        while H.STOP not in house.hooks:
+            house.go(1, f"l1-{loan}")
+        house.on[1].add(100 + loan)
+        house.go(1, f"l1-{loan}")
+        assert house.role() == R.DRAINING, "nobody else's GPU is lent"
+        house.on[1].discard(100 + loan)
+        house.go(2, f"l1-{loan}")
+        assert (house.role(), house.hooks, house.why()) == (R.ON_LOAN, [H.UNROUTE, H.STOP], "")
+        house.want(R.SERVING)
+        house.go(5)
+        assert house.role() == R.SERVING
+        assert house.hooks == [H.UNROUTE, H.STOP, H.START, H.ROUTE]
+
+
+def test_no_server_is_stopped_beside_somebody_who_may_stay() -> None:
+    """Its stop waits until he has gone, or is a stranger: then the drain turns back."""
+    house = House()
+    house.want(R.ON_LOAN, lease=lease())
+    house.go(2)
+    for pid in range(100, 104):
+        house.on[1] = {ENGINE, CHILD, pid}
+        house.go(1)
+        assert (house.role(), house.hooks) == (R.DRAINING, [H.UNROUTE])
+        assert f"process {pid} stays" in house.life.detail
+    house.go(2)
+    assert (house.role(), house.hooks) == (R.SERVING, [H.UNROUTE, H.ROUTE])
+    assert "process 103" in house.why()
+
+
+def test_a_crash_loop_beside_a_server_ends_the_loan_before_the_stop() -> None:
+    """None of its processes stays, and the drain waits for none of them for ever."""
+    house = House()
+    house.want(R.ON_LOAN, lease=lease())
+    began_at_s, pid = house.now_s, 100
+    while house.memory.turned_back is None or house.role() != R.SERVING:
+        assert house.now_s < began_at_s + 3 * STREAM_RATIO * AFTER_S
+        house.on[1].discard(pid)
+        pid += 1
+        house.on[1].add(pid)
+        house.go(1)
+    assert house.hooks == [H.UNROUTE, H.ROUTE]
+    assert "is used by process" in house.why()
+    assert house.told(), "and it is not lent again meanwhile"
 
 
 @pytest.mark.parametrize("is_known", [True, False])
@@ -278,9 +332,9 @@ def test_a_sample_of_before_the_stop_does_not_end_the_loan() -> None:
     house = House()
     house.until_stop()
     assert house.stopped_at_s is not None
-    seen = Facts(now_s=house.now_s, gpus_at_s=house.stopped_at_s, trespassers=((1, GPU),))
+    seen = Facts(now_s=house.now_s, sampled_at_s=house.stopped_at_s, trespassers=((1, GPU),))
     assert not is_beside(seen, since_s=house.stopped_at_s)
-    later = msgspec.structs.replace(seen, gpus_at_s=house.stopped_at_s + 0.1)
+    later = msgspec.structs.replace(seen, sampled_at_s=house.stopped_at_s + 0.1)
     assert is_beside(later, since_s=house.stopped_at_s)
 
 

@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from agent import reserve
-from agent.state import NODE_FAULT
 from common.clock import SystemClock
+from common.faults import NODE_FAULT
 from tests.agent.worker_house import PATIENCE_S
 from tests.fakeclock import FakeClock
 

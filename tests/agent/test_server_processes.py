@@ -162,20 +162,19 @@ class Proc:
 
 @pytest.fixture
 def proc(tmp_path: Path) -> Proc:
-    """An agent under systemd, and the processes of two services, of a person and of CUDA's MPS."""
+    """An agent under systemd, and the processes of two services and of a person."""
     found = Proc(tmp_path)
     found.add(50, "/system.slice/vllm.service", holds="socket:[77]")
     found.add(51, "/system.slice/vllm.service")
     found.add(60, "/system.slice/other.service")
     found.add(70, "/user.slice/user-1000.slice/session-3.scope")
-    found.add(80, "/system.slice/mps.service", name="nvidia-cuda-mps")
     return found
 
 
 def test_the_rest_of_a_listeners_unit_is_the_servers(proc: Proc) -> None:
     """By where systemd has put it; that other controllers put all services into one slice says
-    nothing. A server of CUDA's MPS computes for its clients and is nobody's."""
-    assert proc.beside(50, 51, 60, 70, 80) == {60, 70}
+    nothing."""
+    assert proc.beside(50, 51, 60, 70) == {60, 70}
 
 
 def test_an_agent_that_may_not_see_who_listens_is_told_the_units(proc: Proc) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from agent import shim_files, starters, worker_spec
-from agent.workers import WorkerStatus
+from agent import shim_files, starters
+from agent.runner import WorkerStatus
 from common.errors import Unavailable
 from common.messages import WorkerPhase
 from common.model import Checkpoint, StopReason
@@ -307,11 +307,10 @@ def test_a_log_is_cut_with_a_note_and_its_end_is_kept(tmp_path: Path) -> None:
     assert Path(path).read_text().endswith("more")
 
 
-async def test_the_log_of_a_worker_that_ends_is_cut_too(
-    house: WorkerHouse, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_the_log_of_a_worker_that_ends_is_cut_too(house: WorkerHouse, tmp_path: Path) -> None:
     """It may write much and end before its shim looks at its log again; the last words are kept."""
-    monkeypatch.setattr(worker_spec, "LOG_MAX_BYTES", 10_000)
+    house.log_max_bytes = 10_000
+    house.runner = house.new_runner()
     script = "until [ -e go ]; do sleep 0.05; done; seq 100000; echo the end; exit 3"
     key = await house.start(make_order("sh", "-c", script, workdir=tmp_path))
     (tmp_path / "go").touch()
@@ -323,11 +322,12 @@ async def test_the_log_of_a_worker_that_ends_is_cut_too(
 
 
 async def test_the_log_of_a_worker_whose_shim_was_lost_is_cut_too(
-    house: WorkerHouse, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    house: WorkerHouse, tmp_path: Path
 ) -> None:
     """Nobody looks at it until the agent finds the shim dead; the last words are kept, and are
     there for whoever asks once the worker is forgotten."""
-    monkeypatch.setattr(worker_spec, "LOG_MAX_BYTES", 10_000)
+    house.log_max_bytes = 10_000
+    house.runner = house.new_runner()
     script = "until [ -e go ]; do sleep 0.05; done; seq 100000; echo the end; exec sleep 600"
     key = await house.start(make_order("sh", "-c", script, workdir=tmp_path))
     shim_pid = house.raw(key)["shim_pid"]
@@ -345,7 +345,7 @@ async def test_the_log_of_a_worker_whose_shim_was_lost_is_cut_too(
 
 
 async def test_a_shim_is_small(house: WorkerHouse) -> None:
-    """At most 12 MB resident (design 8), while its worker talks to it."""
+    """At most 12 MB resident, while its worker talks to it."""
     body = 'say(type="progress", step=1, loss=0.1); hear.readline()'
     key = await house.start(make_order(*talker(body)))
     status: WorkerStatus = await house.until_status(key, lambda s: s.progress is not None, "talk")

@@ -9,12 +9,14 @@ import pytest
 
 from agent.settings import ServerSettings
 from agent.state import first_memory
-from agent.strangers import Look, Strangers
+from agent.strangers import STREAM_RATIO, Look, Strangers
 from common.messages import GpuProcess, GpuReport
 from common.model import GpuUuid, NodeRole
 from tests.agent.bench import SERVER, settings
 
 R = NodeRole
+AFTER_S = 1.0
+"""Here, where two samples are a second apart."""
 OWNER = 100
 """Of a granted worker; every process below 10 descends from it."""
 WORKER, SERVERS, CHILD, STRANGER, OTHER = 1, 20, 21, 30, 31
@@ -44,14 +46,16 @@ class House:
         self.kin = Kin()
         self.memory = first_memory(settings(), "boot-1")
         self.memory.role = role
-        self.eye = Strangers(self.kin, SERVER)
+        self.eye = Strangers(self.kin, SERVER, after_s=AFTER_S)
         self.is_healthy = True
         self.at_s = 0.0
 
-    def saw(self, *pids: int, role: NodeRole | None = None, same: bool = False) -> list[int]:
+    def saw(
+        self, *pids: int, role: NodeRole | None = None, same: bool = False, later_s: float = 1.0
+    ) -> list[int]:
         """Strangers by a look at these processes, of a new sample unless it is the same."""
         self.memory.role = role or self.memory.role
-        self.at_s += not same
+        self.at_s += 0.0 if same else later_s
         gpu = GpuReport(
             uuid=GpuUuid("GPU-0"), index=0, gpu_type="H100", memory_total_bytes=1,
             processes=tuple(GpuProcess(pid=pid) for pid in pids),
@@ -105,13 +109,78 @@ def test_beside_workers_it_is_whoever_is_no_workers(role: NodeRole) -> None:
 
 
 def test_what_is_left_of_a_stopped_server_is_no_stranger() -> None:
-    """It may take a while to end; who was beside it, or came since, is one."""
+    """It may take a while to end; who was beside it, or came since and stays, is one."""
     house = House()
     house.saw(SERVERS, CHILD)
     house.memory.is_server_stopped = True
-    assert house.saw(CHILD, OTHER, role=R.DRAINING) == [OTHER]
+    assert house.saw(CHILD, OTHER, role=R.DRAINING) == []
+    assert house.saw(CHILD, OTHER) == [OTHER]
     assert house.eye.others == {CHILD, OTHER}
     assert house.saw(CHILD, OTHER, role=R.VACATING) == [OTHER]
+
+
+@pytest.mark.parametrize(
+    ("role", "is_stopped"), [(R.SERVING, False), (R.DRAINING, False), (R.DRAINING, True)]
+)
+def test_who_is_there_for_a_moment_is_no_stranger_to_a_node_that_could_be_lent(
+    role: NodeRole, is_stopped: bool
+) -> None:
+    """However many samples show it; it is told as one that may become one, and does by staying."""
+    house = House()
+    house.saw(SERVERS)
+    house.memory.is_server_stopped = is_stopped
+    for pid in range(40, 50):  # a diagnostic, with another pid each time
+        for _ in range(4):
+            assert house.saw(SERVERS, pid, role=role, later_s=AFTER_S / 4) == []
+            assert house.eye.suspects == {pid}
+        assert house.saw(SERVERS, later_s=AFTER_S / 4) == []
+        assert house.eye.suspects == frozenset()
+    for _ in range(4):
+        assert house.saw(SERVERS, STRANGER, later_s=AFTER_S / 4) == []
+    assert house.saw(SERVERS, STRANGER, later_s=AFTER_S / 4) == [STRANGER]
+    assert house.eye.suspects == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("role", "is_stopped"), [(R.SERVING, False), (R.DRAINING, False), (R.DRAINING, True)]
+)
+def test_processes_that_follow_each_other_on_a_gpu_are_one_stranger_in_the_end(
+    role: NodeRole, is_stopped: bool
+) -> None:
+    """None of them stays, and somebody is always there: a loan would wait for ever to see who."""
+    house = House()
+    house.saw(SERVERS)
+    house.memory.is_server_stopped = is_stopped
+    looks = int(STREAM_RATIO * 2)
+    for pid in range(40, 40 + looks):
+        assert house.saw(SERVERS, pid, role=role, later_s=AFTER_S / 2) == []
+        assert house.eye.suspects == {pid}
+    for pid in range(90, 95):
+        assert house.saw(SERVERS, pid, later_s=AFTER_S / 2) == [pid], "the newest, by name"
+        assert house.saw(SERVERS, pid, same=True) == [pid]
+    assert house.saw(SERVERS, 95, 96, later_s=AFTER_S / 2) == [96]
+    assert house.saw(SERVERS, later_s=AFTER_S / 2) == []
+    assert house.saw(SERVERS, 99, later_s=AFTER_S / 2) == [], "its time begins anew"
+
+
+def test_a_gap_in_the_samples_of_a_process_begins_its_time_anew() -> None:
+    """It may be another one of the same pid, and nobody was in the way meanwhile."""
+    house = House()
+    for _ in range(3):
+        assert house.saw(SERVERS, STRANGER, later_s=AFTER_S / 2) == []
+        assert house.saw(SERVERS, later_s=AFTER_S / 2) == []
+    for is_healthy in (True, False, True):
+        house.is_healthy = is_healthy
+        assert house.saw(SERVERS, STRANGER) == [], "nobody could tell in between"
+
+
+def test_a_way_home_waits_for_nobody_to_stay() -> None:
+    """Whoever is seen once, and is not the server's, is one that the server is started beside."""
+    house = House()
+    house.saw(SERVERS, CHILD)
+    house.memory.is_server_stopped = True
+    assert house.saw(CHILD, OTHER, role=R.DRAINING) == []
+    assert house.saw(CHILD, OTHER, role=R.VACATING, later_s=0.01) == [OTHER]
 
 
 def test_of_an_unknown_server_that_was_stopped_all_may_be_its_own() -> None:
@@ -169,7 +238,7 @@ def test_a_look_that_sees_no_gpu_shows_nobody_gone() -> None:
 def test_a_node_without_a_server_accuses_nobody_between_its_roles() -> None:
     """Of the training pool, in quarantine."""
     house = House(R.QUARANTINED)
-    house.eye = Strangers(house.kin, None)
+    house.eye = Strangers(house.kin, None, after_s=AFTER_S)
     for _ in range(3):
         assert house.saw(STRANGER) == []
 
@@ -178,7 +247,8 @@ def test_units_that_no_process_is_in_are_told(caplog: pytest.LogCaptureFixture) 
     """After some samples, once in the log, and as long as it is so: with a typo in them nobody is
     ever a stranger. Without units it is no news that a server cannot be told."""
     house = House()
-    house.eye = Strangers(house.kin, msgspec.structs.replace(SERVER, units=("vlm.service",)))
+    server = msgspec.structs.replace(SERVER, units=("vlm.service",))
+    house.eye = Strangers(house.kin, server, after_s=AFTER_S)
     house.saw(SERVERS, STRANGER)
     house.kin.server = None
     for _ in range(2):

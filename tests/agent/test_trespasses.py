@@ -1,4 +1,4 @@
-"""Whose a GPU process is: real shims and real processes, seen by a node's driver (design 7)."""
+"""Whose a GPU process is: real shims and real processes, seen by a node's driver."""
 
 from __future__ import annotations
 

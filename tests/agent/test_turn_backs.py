@@ -138,7 +138,7 @@ def test_who_keeps_the_server_out_is_named_and_not_the_stranger_beside_him() -> 
     """Whoever looks for the one that is waited for must not find the other."""
     [gpu, _] = two_gpus({0: 4711})
     both = msgspec.structs.replace(gpu, processes=(*gpu.processes, GpuProcess(pid=12)))
-    facts = Facts(now_s=2.0, gpus=(both,), gpus_at_s=1.0)
+    facts = Facts(now_s=2.0, gpus=(both,), sampled_at_s=1.0)
     beside = frozenset({4711})
     said = to_server(facts, since_s=0.0, free_memory_ratio=0.05, beside=beside)
     assert said == "GPU GPU-0 is used by process 12"
@@ -278,3 +278,18 @@ async def test_an_agent_reports_that_its_servers_units_are_not_where_it_runs() -
         await house.until(lambda: said in house.report.detail)
         world.beside = set()
         await house.until(lambda: said not in house.report.detail)
+
+
+async def test_an_agent_stops_no_server_while_it_waits_to_see_who_stays() -> None:
+    """For as long as its settings say; nobody is told as a stranger yet."""
+    world = World()
+    async with AgentHouse(inference=True, world=world, stranger_after_s=1000.0) as house:
+        await house.until(lambda: bool(house.reports) and house.report.role == R.SERVING)
+        house.machine.commands.clear()
+        house.machine.pids, world.beside = {0: 20, 1: 30}, {30}
+        await house.want(R.ON_LOAN, lease=lease())
+        await house.until(lambda: "whether process 30 stays" in house.report.detail)
+        await house.clock.advance(10.0)
+        assert (house.machine.commands, house.report.trespasses) == (["unroute"], ())
+        house.machine.pids = {0: 20}
+        await house.until(lambda: "stop" in house.machine.commands)

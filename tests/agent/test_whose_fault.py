@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 
 from agent import reserve, shim_paths
+from agent.runner import WorkerStatus
 from agent.shim_worker import Worker
 from agent.starters import DetachedStarter
-from agent.state import NODE_FAULT
 from agent.worker_spec import Account
-from agent.workers import ShimRunner, WorkerStatus
+from agent.workers import ShimRunner
 from common.clock import SystemClock
+from common.faults import NODE_FAULT
 from common.messages import WorkerPhase
 from tests.agent.bench import key
 from tests.agent.node_house import House

@@ -11,10 +11,10 @@ import pytest
 
 from agent import shim_files, shim_sockets
 from agent.starters import START_TIMEOUT_S, shim_argv
-from agent.state import STORAGE_SILENT
 from agent.withdrawn import is_shim_silent
 from agent.workers import ShimRunner
 from common.errors import Unavailable
+from common.faults import STORAGE_SILENT
 from common.messages import WorkerOrder, WorkerPhase
 from common.model import StopReason, WorkerKey
 from tests.agent.worker_house import WorkerHouse, make_house, make_order

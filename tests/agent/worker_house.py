@@ -12,8 +12,10 @@ from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 from agent import shim_files
+from agent.runner import WorkerStatus
 from agent.starters import DetachedStarter
-from agent.workers import ShimRunner, WorkerStatus
+from agent.worker_spec import LOG_MAX_BYTES
+from agent.workers import ShimRunner
 from common.clock import SystemClock
 from common.messages import OrderPhase, WorkerOrder, WorkerPhase
 from common.model import (
@@ -99,6 +101,7 @@ class WorkerHouse:
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         self.clock = SystemClock()
+        self.log_max_bytes = LOG_MAX_BYTES
         self.runner = self.new_runner()
 
     def new_runner(self) -> ShimRunner:
@@ -108,6 +111,7 @@ class WorkerHouse:
             clock=self.clock,
             starter=DetachedStarter(self.clock),
             is_root_allowed=True,  # the tests may run as anybody
+            log_max_bytes=self.log_max_bytes,
         )
 
     async def start(self, order: WorkerOrder) -> WorkerKey:

@@ -1,0 +1,167 @@
+"""A server command that outlives its agent: only its node's agent may move the server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from agent.hooks import WAITS, SystemCommands
+from agent.ledger import peek
+from agent.left_commands import CommandRecord, end_left
+from common.clock import SystemClock
+from common.model import NodeRole
+from tests.agent.daemon_house import LOOK_S, DaemonHouse, kill_9, make_daemon_house
+from tests.agent.worker_house import PATIENCE_S, is_alive
+
+R = NodeRole
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncGenerator[DaemonHouse]:
+    """A daemon's house; at its end commands that still wait are let go."""
+    async for house in make_daemon_house(tmp_path):
+        yield house
+        house.mark("go").touch()
+
+
+def hanging(house: DaemonHouse, script: str) -> Path:
+    """A settings file whose unroute command writes down its processes and waits to be let go; then
+    it does what `script` says."""
+    waits = f"while [ ! -e {house.mark('go')} ]; do sleep 0.05; done"
+    pids = house.mark("command")
+    text = f"sh -c 'echo $$ >> {pids}; {waits}' & echo $$ >> {pids}; wait; {script}"
+    config = house.config(inference=True)
+    was = f"rm -f {house.mark('routed')}"
+    assert was in config.read_text()
+    config.write_text(config.read_text().replace(was, text))
+    return config
+
+
+async def until_it_hangs(
+    house: DaemonHouse, config: Path
+) -> tuple[asyncio.subprocess.Process, list[int]]:
+    """An agent whose unroute command runs, and the command's two processes."""
+    agent = await house.start(config)
+    await house.until_role(R.SERVING)
+    assert house.mark("routed").exists()
+    await house.want(R.ON_LOAN, ttl_s=3.0)
+    marks = house.mark("command")
+    await house.until(
+        lambda: marks.exists() and len(marks.read_text().splitlines()) == 2, "the command runs"
+    )
+    pids = [int(line) for line in marks.read_text().splitlines()]
+    assert all(map(is_alive, pids))
+    return agent, pids
+
+
+@pytest.mark.nats
+@pytest.mark.slow
+async def test_an_agent_ends_the_command_of_the_one_before_it(house: DaemonHouse) -> None:
+    """Killed while its unroute runs, it leaves it to nobody: the next agent is home and routed to
+    when the old command would have taken the node out of its routing."""
+    config = hanging(house, f"rm -f {house.mark('routed')}")
+    agent, pids = await until_it_hangs(house, config)
+    await kill_9(agent)
+    assert all(map(is_alive, pids))
+    await house.start(config)
+    assert not any(map(is_alive, pids))
+    await house.want(R.SERVING)
+    await house.until_role(R.SERVING)
+    assert house.mark("routed").exists()
+
+
+@pytest.mark.nats
+@pytest.mark.slow
+async def test_a_last_resort_ends_the_command_of_a_dead_agent(house: DaemonHouse) -> None:
+    """It brings the node home, and nothing takes it out again."""
+    config = hanging(house, f"rm -f {house.mark('routed')}")
+    agent, pids = await until_it_hangs(house, config)
+    await kill_9(agent)
+    assert all(map(is_alive, pids))
+    memory = peek(house.state_dir)
+    assert memory is not None
+    until_s = memory.lease_ends_at_s or 0.0
+    await house.until(lambda: house.clock.now_s() > until_s, "the lease is over")
+    config_args = ("--config", str(config), "--fake-nvml", str(house.fleet))
+    status, text = await house.run("--go-home", *config_args)
+    assert status == 0, text
+    assert not any(map(is_alive, pids))
+    memory = peek(house.state_dir)
+    assert memory is not None
+    assert memory.role == R.SERVING
+    assert house.mark("routed").exists()
+
+
+async def test_a_command_that_takes_too_long_is_ended_with_its_children(tmp_path: Path) -> None:
+    """A child that goes on would move the server when its agent believes that nothing runs."""
+    started = tmp_path / "started"
+    script = f"sleep 1000 & echo $$ $! > {started}.new; mv {started}.new {started}; wait"
+    commands = SystemCommands(SystemClock())
+    doing = asyncio.create_task(commands.run(("sh", "-c", script), timeout_s=1000.0, variables={}))
+    clock = SystemClock()
+    async with clock.timeout(PATIENCE_S):
+        while not started.exists():
+            await clock.sleep(LOOK_S)
+    pids = [int(word) for word in started.read_text().split()]
+    assert len(pids) == 2
+    assert all(map(is_alive, pids))
+    doing.cancel()
+    await asyncio.wait({doing})
+    async with clock.timeout(PATIENCE_S):
+        while any(map(is_alive, pids)):
+            await clock.sleep(LOOK_S)
+
+
+def test_a_command_whose_agent_dies_before_it_is_written_down_does_nothing(tmp_path: Path) -> None:
+    """Nobody could end it later, as nobody would know of it."""
+    done = tmp_path / "done"
+    for said, is_done in ((b"", False), (b"\n", True)):
+        subprocess.run(
+            ("/bin/sh", "-c", WAITS, "touch", "touch", done), input=said, check=False, timeout=30
+        )
+        assert done.exists() == is_done
+
+
+async def test_a_command_runs_where_it_cannot_be_written_down(tmp_path: Path) -> None:
+    """A node that stays away because a disk takes no line would be the greater harm."""
+    commands = SystemCommands(SystemClock(), state_dir=tmp_path / "missing")
+    done = tmp_path / "done"
+    assert await commands.run(("touch", str(done)), timeout_s=30.0, variables={}) == ""
+    assert done.exists()
+
+
+async def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
+    """As is one that cannot be run."""
+    plain = tmp_path / "plain"
+    plain.touch()
+    commands = SystemCommands(SystemClock())
+    for program, why in ((tmp_path / "none", "No such file"), (plain, "Permission denied")):
+        said = await commands.run((str(program),), timeout_s=30.0, variables={})
+        assert said.startswith(f"{program}: {why}")
+
+
+@pytest.mark.parametrize("changed", ["", "boot", "ticks"])
+async def test_only_the_very_process_that_was_written_down_is_ended(
+    tmp_path: Path, changed: str
+) -> None:
+    """Its number may be another's by now, in this boot or the next."""
+    other = await asyncio.create_subprocess_exec("sleep", "1000", start_new_session=True)
+    try:
+        CommandRecord(tmp_path).write(other.pid)
+        path = tmp_path / "command"
+        boot, pid, ticks = path.read_text().split()
+        boot = "another" if changed == "boot" else boot
+        ticks = str(int(ticks) + 1) if changed == "ticks" else ticks
+        path.write_text(f"{boot} {pid} {ticks}\n")
+        await end_left(tmp_path, clock=SystemClock())
+        assert is_alive(other.pid) == bool(changed)
+    finally:
+        if other.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                other.kill()
+        await other.wait()
