@@ -222,7 +222,7 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     deadline_s: JobSeconds | None = None
     time_limit_s: JobSeconds | None = None
     stop_after_s: JobSeconds | None = None
-    """A worker without contact to the coordinator for so long is stopped; None never (design 6)."""
+    """A worker without contact to the coordinator for so long is stopped; None: never."""
     checkpoint: CheckpointSpec = CheckpointSpec()
     retry: RetrySpec = RetrySpec()
     launcher: Launcher = Launcher.NONE
@@ -239,7 +239,7 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def has_store(self) -> bool:
-        """Whether each attempt runs a rendezvous store of its own beside its workers (design 5)."""
+        """Whether each attempt runs a rendezvous store of its own beside its workers."""
         is_default = self.launcher == Launcher.TORCHRUN and self.is_elastic
         return is_default or bool(self.rendezvous.command)
 
