@@ -12,7 +12,7 @@ from msgspec import structs
 from common.model import JobId, JobState, NodeName, Preemptibility
 from coordinator.policies.decisions import Migrate, Placement, Resize
 from coordinator.policies.floor import Floor
-from coordinator.policies.placing.clearing import MOST_REFUSED, RESTS, Clearing
+from coordinator.policies.placing.clearing import MOST_REFUSED, Clearing
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
 from tests.builders import (
     make_job_view,
@@ -176,7 +176,7 @@ def test_not_everybody_is_asked() -> None:
         {"is_resting": True},
         {"state": JobState.RESIZING},
         {"avoid_nodes": (NodeName("n1"), NodeName("n2"))},
-        {"started_at_s": 100_000.0 - RESTS * WHOLE_S + 1.0},
+        {"started_at_s": 100_000.0 - 10 * WHOLE_S + 1.0},
     ],
     ids=["not to be stopped", "stopped lately", "under way", "failed there", "moved lately"],
 )
@@ -187,7 +187,7 @@ def test_whom_nobody_may_stop_now_stays(changed: dict[str, object]) -> None:
 
 def test_who_moved_long_enough_ago_moves_again() -> None:
     """It has rested for ten times what a move takes."""
-    snapshot = cell(PIECES, {"started_at_s": 100_000.0 - RESTS * WHOLE_S})
+    snapshot = cell(PIECES, {"started_at_s": 100_000.0 - 10 * WHOLE_S})
     assert Tried(snapshot, wants(4)).has_room
 
 
