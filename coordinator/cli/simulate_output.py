@@ -18,11 +18,10 @@ from coordinator.cli.render import MISSING, Column, table
 from coordinator.cli.session import Session, say
 from coordinator.policies.words import counted
 from coordinator.sim.alike import alike, alike_text, is_seedless, lacks
-from coordinator.sim.compare import Means, Task, means
+from coordinator.sim.compare import Means, Task, means, plays_own
 from coordinator.sim.measures import Group, Shown, told
 from coordinator.sim.page import Heading, page
 from coordinator.sim.run import JobRow, Run, RunResult
-from coordinator.workloads.paper_runs import find_scene
 from coordinator.workloads.records import Workload
 
 
@@ -202,8 +201,7 @@ def _width(rows: Sequence[Means], column: Column[Means]) -> int:
 
 def _policy(row: Means) -> str:
     """A scenario's own policy without its knobs, which the scenario tells."""
-    is_own = bool(row.scenario) and find_scene(row.scenario).policy == row.policy
-    return row.policy.partition(":")[0] if is_own else row.policy
+    return row.policy.partition(":")[0] if plays_own(row) else row.policy
 
 
 def swept_keys(rows: Sequence[Means] | Sequence[RunResult]) -> list[str]:

@@ -48,10 +48,14 @@ def _lacking(knobs: Struct, key: str) -> str:
     return f"{key}, which is {value_text(value)}"
 
 
-def is_unturned(knobs: Struct, key: str) -> bool:
-    """Whether a knob is what it is where no policy and nobody else turned it."""
+def is_unturned(knobs: Struct, key: str, *, shipped: Struct | None = None) -> bool:
+    """Whether a knob is what it is where no policy and nobody else turned it.
+
+    shipped: the knobs of a policy before anybody turns them: as it has it there counts as well.
+    """
     (unturned,) = (field.default for field in structs.fields(knobs) if field.name == key)
-    return bool(getattr(knobs, key) == unturned)
+    own = unturned if shipped is None else getattr(shipped, key)
+    return getattr(knobs, key) in (unturned, own)
 
 
 def value_text(value: object) -> str:

@@ -245,8 +245,8 @@ def turned(made: Policy, name: str, texts: list[str], *, is_whole: bool = True) 
     except ConfigError as error:  # values that do not fit each other
         raise ConfigError(f"policy {made.name}: {error}") from None
     for key, text in zip(names, texts, strict=True):
-        # Every default may be said, also where it decides nothing.
-        if is_whole and not is_unturned(knobs, key):
+        # Every default, and what the policy has by itself, may be said where it decides nothing.
+        if is_whole and not is_unturned(knobs, key, shipped=made.knobs):
             refuse_idle(made, knobs, key, text)
     return made.turn(name, knobs)
 
@@ -275,7 +275,7 @@ def _knob(policy: str, known: dict[str, Any], text: str) -> tuple[str, object]:
         found = msgspec.convert(parts, known[key], strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(
-            f"policy {policy}: {key}={value}: {_plainly(error)}{_choices(known[key])}"
+            f"policy {policy}: {key}={value}: {plainly(error)}{_choices(known[key])}"
         ) from None
     if not _is_finite(found):
         raise ConfigError(f"policy {policy}: {key}={value}: expected a finite number")
@@ -289,8 +289,12 @@ def _is_finite(value: object) -> bool:
     return not isinstance(value, float) or isfinite(value)
 
 
-def _plainly(error: msgspec.ValidationError) -> str:
-    """Every value is written as text: that it is text says nothing of what is wrong with it."""
+def plainly(error: msgspec.ValidationError) -> str:
+    """What is wrong with a value that is written as text: not that it is text, as all of them are.
+
+    Returns:
+        `expected a whole number or null` and the like, or the error's own words.
+    """
     number = fullmatch(r"Expected `(int|float)( \| null)?`, got `str`(.*)", str(error))
     if number is None:
         return str(error)

@@ -20,6 +20,7 @@ from coordinator import plugins
 from coordinator.engine.accounting import plain
 from coordinator.policies.bundles import policy as find_policy
 from coordinator.policies.names import YARDSTICK
+from coordinator.policies.needs import unmet
 from coordinator.sim.inputs import Shares, read_workload
 from coordinator.sim.loads import Loads
 from coordinator.sim.run import Run, RunResult, UnfinishedError, play
@@ -271,8 +272,21 @@ def label(row: RunResult | Means) -> str:
     A scenario under its own policy is told by its name alone.
     """
     swept = (f"{key}={value}" for key, value in row.swept.items())
-    is_own = bool(row.scenario) and find_scene(row.scenario).policy == row.policy
-    return " ".join(filter(None, (row.scenario, "" if is_own else row.policy, *swept)))
+    return " ".join(filter(None, (row.scenario, "" if plays_own(row) else row.policy, *swept)))
+
+
+def plays_own(row: RunResult | Means) -> bool:
+    """Whether a row is of its scenario's own policy, less what a sweep replaced or left idle."""
+    if not row.scenario:
+        return False
+    own, told = find_scene(row.scenario).policy.split(":"), row.policy.split(":")
+    turned = {k.removeprefix(KNOB): v for k, v in row.swept.items() if _is_knob(k)}
+    if not turned or own[0] != told[0] or not set(told) <= set(own):
+        return own == told
+    name = ":".join((row.policy, *(f"{knob}={value}" for knob, value in turned.items())))
+    made = find_policy(name, is_whole=False)
+    gone = [text.partition("=")[0] for text in own if text not in told]
+    return all(knob in turned or unmet(made.needs, made.knobs, knob) for knob in gone)
 
 
 def means(results: Sequence[RunResult]) -> tuple[Means, ...]:

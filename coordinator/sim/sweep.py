@@ -20,13 +20,13 @@ from common.errors import ConfigError
 from common.model import MAX_JOB_S
 from coordinator.engine.settings import EngineSettings, ServiceSettings
 from coordinator.policies.bundles import KNOBS, policy
-from coordinator.policies.needs import needed, unmet
-from coordinator.policies.policy import knobs_of, refuse_idle
-from coordinator.sim.compare import KNOB, Task
+from coordinator.policies.policy import plainly
+from coordinator.sim.compare import Task
 from coordinator.sim.failure_sources import FailureSource
 from coordinator.sim.inputs import DAY_S, RANGES, parse_crash, read_tenants
 from coordinator.sim.runtime import Saves
 from coordinator.sim.stage import TimesTaken
+from coordinator.sim.swept_knobs import may_use, refuse, turned, without_idle
 from coordinator.workloads.formats import TRACES_VARIABLE
 from coordinator.workloads.named import seed_of
 from coordinator.workloads.paper import PaperParameters
@@ -203,6 +203,9 @@ OPTIONS: dict[str, Callable[[Task, str, str], Task]] = {
 }
 """Options of `aryl simulate` that can be swept."""
 
+NAMED = {"cluster", "crash", "load", "speedup", "tenants", "workload"}
+"""Those of them whose values are names and shapes, of which two may look like one number."""
+
 BY_THEMSELVES = {
     "policy": "--policy A,B",
     "scenario": "--scenario A,B",
@@ -227,7 +230,7 @@ def converted(part: str, kind: type[S], changes: Sequence[tuple[str, str]], base
         try:
             found[name] = msgspec.convert(text, types[name], strict=False)
         except msgspec.ValidationError as error:
-            raise ConfigError(f"{part}.{name}: {text!r}: {error}") from None
+            raise ConfigError(f"{part}.{name}: {text!r}: {plainly(error)}") from None
         value = found[name]
         if isinstance(value, float) and not isfinite(value):
             raise ConfigError(f"{part}.{name}: {text!r}, expected a number")
@@ -235,10 +238,9 @@ def converted(part: str, kind: type[S], changes: Sequence[tuple[str, str]], base
 
 
 def _policy(task: Task, name: str, text: str) -> Task:
-    knobs = (*task.options.knobs, f"{name}={text}")
-    options = structs.replace(task.options, knobs=knobs)
-    policy(options.policy_text, is_whole=False)  # `sweep` turns the others, then looks again
-    return structs.replace(task, options=options)
+    found = turned(task, name, text)
+    policy(found.options.policy_text, is_whole=False)  # `sweep` turns the others, then looks again
+    return found
 
 
 def _workload(task: Task, name: str, text: str) -> Task:
@@ -320,63 +322,47 @@ def parse_sweep(text: str) -> tuple[str, tuple[str, ...]]:
     found = tuple(value.strip() for value in values.split(",") if value.strip())
     if not key or not found:
         raise ConfigError(f"sweep {text!r}: expected KEY=VALUE,VALUE,..")
-    if len(set(found)) < len(found):
+    key = key.strip()
+    if len({_meant(key, value) for value in found}) < len(found):
         raise ConfigError(f"sweep {text!r}: a value stands twice")
-    return key.strip(), found
+    return key, found
+
+
+def _meant(key: str, text: str) -> float | str:
+    """A value that is a number is the same however it is written; a name is not."""
+    if key in NAMED:
+        return text
+    try:
+        return float(digits(text))
+    except ValueError:
+        return text
 
 
 def sweep(tasks: Sequence[Task], texts: Sequence[str]) -> list[Task]:
     """Every task at every combination of the swept values, the last key's turning fastest.
 
-    A knob is turned of the policies that have it and can use it, and the others are run once.
+    A knob is turned of the policies that have it and can use it, and the others are run once; so
+    is a policy at a value of another one that is swept which leaves the knob nothing to decide.
 
     Raises:
-        ConfigError: as `parse_sweep` and `vary`, a key twice, a knob that no policy here has or can
-            use, or one that decides nothing beside a value of another one that is swept.
+        ConfigError: as `parse_sweep` and `vary`, a key twice, or a knob that no policy here has or
+            can use at any combination.
     """
     axes = [parse_sweep(text) for text in texts]
     names = [key for key, _ in axes]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ConfigError(f"sweep: {', '.join(twice)} stands twice")
-    for key, values in axes:
-        if not any(_has(task, key, names) for task in tasks):
-            _refuse(tasks, key, values[0])
     varied: list[Task] = []
     for values in product(*(values for _, values in axes)):
         for task in tasks:
             made = task
             for key, value in zip(names, values, strict=True):
-                made = vary(made, key, value) if _has(task, key, names) else made
-            if made.options.knobs:
-                policy(made.options.policy_text)
+                made = vary(made, key, value) if may_use(task, key, names) else made
+            made = without_idle(made)
             if made not in varied:
                 varied.append(made)
+    for key, values in axes:
+        if not any(key in task.swept for task in varied):
+            refuse(varied, key, values[0])
     return varied
-
-
-def _has(task: Task, key: str, keys: Sequence[str]) -> bool:
-    """Whether a key says something of a task: only knobs are of some policies alone.
-
-    A key that is none counts as one that does: `vary` says what is wrong with it. So does a knob
-    that decides something once another one of `keys` is turned.
-    """
-    name = key.removeprefix(KNOB)
-    if not key.startswith(KNOB) or name not in KNOBS:
-        return True
-    made = policy(task.options.policy)
-    if name not in knobs_of(made):
-        return False
-    beside = {other.removeprefix(KNOB) for other in keys}
-    return not unmet(made.needs, made.knobs, name) or bool(needed(made.needs, name) & beside)
-
-
-def _refuse(tasks: Sequence[Task], key: str, value: str) -> None:
-    """Say why a knob is none of anybody here."""
-    name = key.removeprefix(KNOB)
-    for task in tasks:
-        made = policy(task.options.policy)
-        if name in knobs_of(made):
-            refuse_idle(made, made.knobs, name, f"{name}={value}")
-    policies = ", ".join(dict.fromkeys(task.options.policy for task in tasks))
-    raise ConfigError(f"sweep: none of {policies} has a knob {name}")

@@ -53,13 +53,15 @@ def find(name: str, directory: str | None = None, *, what: str = "trace") -> Pat
     what: what it is wanted as, for the error.
 
     Raises:
-        ConfigError: it is in neither place.
+        ConfigError: it is in neither place, or a directory.
     """
     root = directory or os.environ.get(TRACES_VARIABLE)
     places = [Path(name)] + ([Path(root) / name] if root else [])
     for place in places:
         if _is_file(place):
             return place
+        if _is_directory(place):
+            raise ConfigError(f"{what} {name}: {place} is a directory, expected a file")
     hint = "" if root else f"; {TRACES_VARIABLE} may name the directory of traces"
     raise ConfigError(f"{what} {name}: no such file: {', '.join(map(str, places))}{hint}")
 
@@ -68,6 +70,14 @@ def _is_file(place: Path) -> bool:
     """A name that is too long for the file system is none of a file."""
     try:
         return place.is_file()
+    except OSError:
+        return False
+
+
+def _is_directory(place: Path) -> bool:
+    """Nor is it one of a directory."""
+    try:
+        return place.is_dir()
     except OSError:
         return False
 

@@ -79,12 +79,16 @@ def test_a_cell_s_settings_are_refused_by_the_same_words() -> None:
         "aryl-loan:elastic_base_prefers_loan=true:separates_groups=false",
         "foresight:is_loaning=false",
         "foresight:claims_most=0",
+        "foresight:lifetime_quantile=null:lifetime_odds=true",
+        "foresight:claims_most=0:claim_ratio=0.5",
+        "foresight:is_loaning=false:lend_quantile=0.9:near_quantile=0.9",
+        "aryl-random:is_loaning=false:reclaim=random",
         "yarn-fair:preempts=true:timeout_s=5",
     ],
 )
 def test_a_knob_of_a_part_that_is_on_is_taken(name: str) -> None:
-    """In whichever order they are written; so is a default that is said, and what is switched off
-    of a policy that has the rest of it by itself."""
+    """In whichever order they are written; so is a default or a policy's own value that is said,
+    and what is switched off of a policy that has the rest of it by itself."""
     assert policy(name).name == name
 
 

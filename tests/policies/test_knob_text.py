@@ -125,7 +125,7 @@ IDLE = [
     ("aryl", "lifetime_odds=true", "lifetime_quantile, which is null"),
     ("aryl", "near_quantile=0", "lifetime_quantile, which is null"),
     ("aryl-loan", "lifetime_saves=true", "lifetime_quantile, which is null"),
-    ("foresight:lifetime_quantile=null", "near_quantile=0.9", "lifetime_quantile, which is null"),
+    ("foresight:lifetime_quantile=null", "near_quantile=0.5", "lifetime_quantile, which is null"),
     ("sjf", "claim_stretch=0", "claim_ratio, which is 0"),
     ("foresight:claim_ratio=0", "claims_most=2", "claim_ratio, which is 0"),
 ]

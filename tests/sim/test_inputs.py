@@ -116,6 +116,12 @@ def test_what_never_fits_is_blamed_on_the_column_that_says_it(
         Stage(read_workload(str(file), cluster="2x8"), RunOptions(policy="fifo"))
 
 
+def test_a_directory_is_no_workload(tmp_path: Path) -> None:
+    """It is there, so that nobody is told that it is not."""
+    with pytest.raises(ConfigError, match=r"^trace .*: .* is a directory, expected a file$"):
+        read_workload(str(tmp_path), cluster="1x8")
+
+
 def test_a_trace_needs_a_cluster() -> None:
     """It tells none, and none is guessed."""
     with pytest.raises(ConfigError, match="add --cluster"):

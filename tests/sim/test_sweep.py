@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -106,17 +105,6 @@ def test_every_key_can_be_swept(tmp_path: Path) -> None:
             pytest.fail(f"{key} takes none of the values that were tried")
 
 
-def test_a_knob_that_needs_another_one_may_be_swept_beside_it() -> None:
-    """In whichever order; alone, or at a value of the other one at which it decides nothing, it is
-    refused before anything runs."""
-    near, base = "policy.near_quantile=0.5,0.9", "policy.lifetime_quantile=0,0.25"
-    for texts in ([near, base], [base, near]):
-        assert len(sweep(of("aryl"), texts)) == 4
-    for texts in ([near], [near, "policy.lifetime_quantile=0.25,null"]):
-        with pytest.raises(ConfigError, match=r"near_quantile=0\.5 decides nothing: it needs life"):
-            sweep(of("aryl"), texts)
-
-
 def test_settings_and_delays_reach_the_run() -> None:
     """What the engine and the pretend nodes get is what the row says."""
     task = BASE
@@ -155,11 +143,14 @@ def test_settings_and_delays_reach_the_run() -> None:
         ("=1", "expected KEY=VALUE"),
         ("elastic=", "expected KEY=VALUE"),
         ("elastic=0.1,0.1", "a value stands twice"),
+        ("elastic=0.1,0.10", "a value stands twice"),
+        ("policy.resize_cost_s=5,5.0", "a value stands twice"),
         ("elastic=2", "elastic: '2', expected a number from 0 to 1"),
         ("elastic=0_1", "elastic: '0_1', expected a number from 0 to 1"),
         ("checkpoints=1_800", "checkpoints: '1_800', expected"),
         ("loss=nan", "loss: 'nan', expected a number from 0 to 0.9"),
-        ("workload.load=x", "workload.load: 'x': Expected `float`"),
+        ("workload.load=x", "^workload.load: 'x': expected a number$"),
+        ("workload.rare_jobs=0.5", "^workload.rare_jobs: '0.5': expected a whole number"),
         ("workload.load=nan", "workload.load: 'nan'"),
         ("service.headroom_ratio=7", "service.headroom_ratio: '7': Expected `float` <= 1"),
         ("delays.start_s=-1", "delays.start_s: '-1', expected 0 to"),
@@ -181,84 +172,6 @@ def test_delays_of_a_run_without_delays_are_a_mistake() -> None:
     assert len(sweep([BASE], ["delays.drain_s=1,100"])) == 2
 
 
-def of(*policies: str) -> list[Task]:
-    """The same under several policies."""
-    return [
-        structs.replace(BASE, options=structs.replace(BASE.options, policy=policy))
-        for policy in policies
-    ]
-
-
-def test_a_knob_is_swept_of_those_that_have_it() -> None:
-    """A policy without it stands beside them once, and not once for each value."""
-    made = sweep(of("srtf", "themis", "sjf"), ["policy.f=0.2,0.8"])
-    shown = [(task.options.policy, task.options.knobs, task.swept) for task in made]
-    assert shown == [
-        ("srtf", (), {}),
-        ("themis", ("f=0.2",), {"policy.f": "0.2"}),
-        ("sjf", (), {}),
-        ("themis", ("f=0.8",), {"policy.f": "0.8"}),
-    ]
-
-
-def test_a_knob_is_swept_of_those_that_can_use_it() -> None:
-    """A bundle without the part that it belongs to is what it is at every value, and runs once."""
-    made = sweep(of("sjf", "aryl", "aryl-loan"), ["policy.resize_cost_s=5,60"])
-    shown = [(task.options.policy_text, task.swept) for task in made]
-    assert shown == [
-        ("sjf", {}),
-        ("aryl:resize_cost_s=5", {"policy.resize_cost_s": "5"}),
-        ("aryl-loan", {}),
-        ("aryl:resize_cost_s=60", {"policy.resize_cost_s": "60"}),
-    ]
-    by_rule = sweep(of("aryl-random", "aryl"), ["policy.reclaim_cost=jobs,lost-gpu-s"])
-    assert [task.options.policy for task in by_rule] == ["aryl-random", "aryl", "aryl"]
-
-
-def test_a_part_that_is_swept_itself_takes_its_knobs() -> None:
-    """`sjf` with scaling has a use for them; at a value that has none they are refused."""
-    both = ["policy.is_scaling=true", "policy.resize_cost_s=0,60"]
-    for keys_in_order in (both, both[::-1]):
-        assert len(sweep(of("sjf"), keys_in_order)) == 2
-    with pytest.raises(ConfigError, match="resize_cost_s=0 decides nothing: it needs is_scaling"):
-        sweep(of("sjf"), ["policy.is_scaling=true,false", both[1]])
-
-
-def test_a_knob_that_nobody_here_can_use_is_an_error() -> None:
-    """It says of the first that has it what it needs, at a value, too, that is its default."""
-    with pytest.raises(
-        ConfigError,
-        match=r"^policy sjf: reclaim=cost decides nothing: it needs is_loaning, which is false$",
-    ):
-        sweep(of("srtf", "sjf", "aryl-elastic"), ["policy.reclaim=cost,random"])
-
-
-def test_two_keys_are_told_apart_by_who_has_them() -> None:
-    """The one that is everybody's is swept of those, too, that do not have the other."""
-    made = sweep(of("srtf", "themis"), ["policy.f=0.2,0.8", "loss=0,0.1"])
-    counts = Counter(task.options.policy for task in made)
-    assert counts == {"themis": 4, "srtf": 2}
-    assert len({tuple(task.swept.items()) for task in made if task.options.policy == "srtf"}) == 2
-
-
-def test_a_knob_that_no_policy_has_is_an_error() -> None:
-    """Nothing would be swept; it says of whom it was asked."""
-    with pytest.raises(ConfigError, match=r"^sweep: none of srtf, sjf has a knob f$"):
-        sweep(of("srtf", "sjf"), ["policy.f=0.2"])
-
-
-def test_a_value_that_one_of_the_policies_refuses_is_an_error() -> None:
-    """Its row would be missing without a word."""
-    with pytest.raises(ConfigError, match="policy qos: resize_cost_s=2e9"):
-        sweep(of("aryl", "qos"), ["policy.resize_cost_s=2e9"])
-
-
-def test_a_knob_that_is_turned_already_is_not_swept() -> None:
-    """Two values of one knob: nobody can tell which of them the row is of."""
-    with pytest.raises(ConfigError, match="resize_cost_s is turned twice"):
-        sweep(of("aryl:resize_cost_s=1"), ["policy.resize_cost_s=2"])
-
-
 def test_a_key_is_swept_once() -> None:
     """Twice would make rows that look alike."""
     with pytest.raises(ConfigError, match="elastic stands twice"):
@@ -273,6 +186,7 @@ def test_the_last_key_turns_fastest_and_no_key_changes_nothing() -> None:
         (elastic, loss, seed) for elastic in "01" for loss in ("0", "0.1") for seed in (1, 2)
     ]
     assert parse_sweep(" a = 1, 2 ") == ("a", ("1", "2"))
+    assert parse_sweep("workload=1,1.0") == ("workload", ("1", "1.0"))  # names of files
 
 
 def test_a_trace_file_has_no_generator() -> None:
