@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
-from common.model import JobId, JobState
+from common.model import JobId, JobState, NodeName
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Start
+from coordinator.policies.systems.mesos import Memory
+from tests.builders import NOW_S, make_job_view
 from tests.policies.tenant_books import names
 from tests.policies.tenant_passes import Asked, Cell
 from tests.policies.test_never_told import WHY, cell, gang, small
@@ -49,3 +53,31 @@ def test_it_is_told_that_it_can_never_run() -> None:
     told = {hold.job_id: hold.blockers for hold in made.hold(snapshot, b"")}
     assert told[JobId("big")] == (WHY,)
     assert not any("behind big" in why for why in told.get(JobId("late"), ()))
+
+
+@pytest.mark.parametrize("decliners", ["a", "ac"])
+def test_all_the_others_are_asked_before_one_is_asked_again(decliners: str) -> None:
+    """However short refusals are: frameworks with no share and no use for half a node do not keep
+    it from one that runs something already."""
+    played = Cell("mesos:refuse_s=0.1", (), nodes=2)
+    busy = [Asked(tenant="d", gpus=8, work_s=100000.0), Asked(tenant="d", gpus=4, work_s=100000.0)]
+    wide = [Asked(tenant=tenant, at_s=1.0, gpus=8) for tenant in decliners]
+    played.ask([*busy, *wide, Asked(tenant="d", at_s=10.0, work_s=10000.0)])
+    played.run(until_s=60.0)
+    assert states(played)[JobId(f"d{2 + len(wide)}")] == JobState.RUNNING
+
+
+@pytest.mark.parametrize("oldest", ["a", "b"])
+def test_the_oldest_of_the_hoards_that_lasted_too_long_is_given_back(oldest: str) -> None:
+    """One gives back at a time, and it is not their names that tell which."""
+    wide = [
+        replace(make_job_view(name, workers=(2, 2), gpus_per_worker=2), tenant=name)
+        for name in "ab"
+    ]
+    nodes = {"a": {NodeName("n0"): 2}, "b": {NodeName("n1"): 2}}
+    since_s = {name: NOW_S - (1000.0 if name == oldest else 900.0) for name in "ab"}
+    before = Memory(hoards=nodes, since_s=since_s, number=7)
+    made = policy("mesos").allocate(cell(*wide), msgspec.msgpack.encode(before))
+    after = msgspec.msgpack.decode(made.memory, type=Memory)
+    assert set(after.hoards) == set(after.since_s) == {"a", "b"} - {oldest}
+    assert after.given_back == tuple(nodes[oldest])

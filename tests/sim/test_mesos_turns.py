@@ -66,3 +66,57 @@ def test_hoards_that_end_before_the_next_pass_get_round_too(coalesce_s: float) -
     name = "mesos:refuse_s=0.001:tick_s=0.001:hoard_s=0.001"
     options = RunOptions(policy=name, coalesce_s=coalesce_s)
     assert len(play(TWO, options, clock=SystemClock()).rows) == 4
+
+
+def ended(text: str, cluster: str, policy: str) -> float:
+    """When the last of these jobs ended; each line has submission, duration, GPUs, GPUs per worker
+    and tenant."""
+    jobs: list[TraceJob] = []
+    for number, line in enumerate(text.split()):
+        at_s, duration_s, gpus, each, tenant = line.split(",")
+        jobs.append(
+            TraceJob(
+                job_id=str(number),
+                submit_s=float(at_s),
+                duration_s=float(duration_s),
+                gpus=int(gpus),
+                gpus_per_worker=int(each),
+                tenant=tenant,
+            )
+        )
+    last_s = jobs[-1].submit_s
+    nodes = parse_cluster(cluster)
+    made = Workload(name="turns", jobs=tuple(jobs), loads=(), nodes=nodes, length_s=last_s)
+    rows = play(made, RunOptions(policy=policy), clock=SystemClock()).rows
+    assert len(rows) == len(jobs)
+    return max(row.finished_at_s for row in rows)
+
+
+@pytest.mark.parametrize("refuse_s", [300.0, 3600.0])
+def test_nodes_given_back_at_different_times_come_together_for_a_gang(refuse_s: float) -> None:
+    """However long refusals are, who hoards has all that its gang can use: here six GPUs are given
+    back again and again before the rest of the cluster becomes free."""
+    jobs = "1193,3593,26,1,a 1193,10,26,1,a 1725,10,32,8,a"
+    assert ended(jobs, "4x8", f"mesos:refuse_s={refuse_s}") < 1193.0 + 3593.0 + 10.0 + 180.0
+
+
+@pytest.mark.parametrize("refuse_s", [300.0, 3600.0])
+def test_long_refusals_of_two_frameworks_come_together_too(refuse_s: float) -> None:
+    """Each gives back what it hoards while the other runs; in the end both have run."""
+    jobs = "161,30,14,1,e 162,1,21,1,b 163,1,16,4,b"
+    assert ended(jobs, "4x8", f"mesos:refuse_s={refuse_s}") < 4.0 * (refuse_s + 120.0)
+
+
+IDLE = """
+458,1,10,2,a 458,0,14,2,b 1018,4395,8,8,c 1019,1,8,8,a 1019,0,14,1,c 1112,30,16,8,a
+1112,3238,8,4,a 1113,0,9,1,b 1148,1,9,1,b 1148,1,4,2,c 1148,4173,12,2,c 1148,0,15,1,b
+1148,30,14,2,a 1149,30,3,1,c 1150,30,12,4,b 1150,30,8,8,c 1151,30,8,8,b 1152,0,4,4,a
+1201,30,16,8,b 1580,30,16,2,c 1580,1,5,1,c 1580,0,14,1,c 1580,0,9,1,a 1580,30,16,8,b
+"""
+"""Three frameworks, all of whose lines have gangs for the whole cluster."""
+
+
+def test_hoards_shorter_than_refusals_get_round() -> None:
+    """No job waits for ever where a hoard ends before the refusal that gave back the rest."""
+    work_s = 4395.0 + 3238.0 + 4173.0 + 13 * 30.0
+    assert ended(IDLE, "2x8", "mesos:hoard_s=1") < 1580.0 + work_s + 24 * 60.0

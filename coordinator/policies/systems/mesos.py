@@ -62,8 +62,8 @@ class Memory(Struct, frozen=True):
     allocated_at_s, number: the last tick, counted from 1. hoards: GPUs by node. since_s: since when
     it hoards. refused: nodes that it does not want. given_back: nodes of a hoard that just ended.
     seen: free GPUs and waiting jobs in a few bits; same_since_s: since when they are these, and
-    same_count: for how many allocations after the one that saw them first. asks: whether the last
-    allocation asked for another one, as somebody has a turn to come.
+    same_count: for how many allocations after the one that saw them first. in_vain: whether all
+    have had their turns in vain, though the first job of one fits on what is free.
     """
 
     allocated_at_s: float = -1e9
@@ -75,7 +75,7 @@ class Memory(Struct, frozen=True):
     same_count: int = 0
     number: int = 0
     given_back: tuple[NodeName, ...] = ()
-    asks: bool = False
+    in_vain: bool = False
 
 
 class Offers:
@@ -112,12 +112,18 @@ class Offers:
         # One gives back at a time: if all did, they would swap what they have for ever.
         self._gives_back = min(ended, key=lambda k: (self.since_s[k], k), default=None)
         self._unallocated = dict(self._floor.free)
-        for name in sorted(before.hoards):
-            if name in self._lines:
-                self._keep(name, before.hoards[name])
-        self.refused = self._standing(before)
+        self._idle = dict(self._floor.free)
+        self.refused: dict[str, dict[NodeName, Refusal]] = {}
         self.given_back: tuple[NodeName, ...] = ()
-        self._offer(before.given_back)
+        fitting = self.fitting() if before.in_vain else None
+        if fitting is not None:
+            self._offer_all(fitting)
+        else:
+            for name in sorted(before.hoards):
+                if name in self._lines:
+                    self._keep(name, before.hoards[name])
+            self.refused = self._standing(before)
+            self._offer(before.given_back)
         for name in sorted(self._lines):
             self._answer(name)
 
@@ -143,19 +149,58 @@ class Offers:
 
         Passes may come later than refusals end, whatever `refuse_s` is: were all to lapse together,
         the smallest share would be offered what it has no use for again and again. So each holds
-        for as many allocations as there are others, if those come because they were asked for. It
-        holds at its end as well: the pass that comes then is for the others.
+        for as many allocations as there are others. Who hoards for a gang refuses nothing that the
+        gang can use: nodes that it gave back at different times would else never be its own
+        together.
         """
-        turns = len(self._lines) - 1 if before.asks else 0
-        return {
-            name: {
-                node: refusal
-                for node, refusal in nodes.items()
-                if refusal[0] >= self._snapshot.now_s or refusal[1] + turns >= self.number
-            }
-            for name, nodes in before.refused.items()
-            if name in self._lines
-        }
+        turns = len(self._lines) - 1
+        standing: dict[str, dict[NodeName, Refusal]] = {}
+        for name, nodes in before.refused.items():
+            if name in self._lines:
+                is_hoarding = name in self.hoards and name != self._gives_back
+                free = self._unallocated if is_hoarding else {}
+                useful = self._useful(self._lines[name][0], free)
+                standing[name] = {
+                    node: refusal
+                    for node, refusal in nodes.items()
+                    if refusal[1] + turns >= self.number
+                    or (refusal[0] > self._snapshot.now_s and node not in useful)
+                }
+        return standing
+
+    def is_due(self) -> bool:
+        """Whether the next tick has something to offer: what one refused just now to the others,
+        or to whoever hoards what it refused before."""
+        just_now = any(
+            number == self.number for nodes in self.refused.values() for _, number in nodes.values()
+        )
+        return (just_now and len(self._lines) > 1) or any(
+            not self.refused.get(name, {})
+            .keys()
+            .isdisjoint(self._useful(self._lines[name][0], self._unallocated))
+            for name in self.hoards
+            if self._lines[name]
+        )
+
+    def fitting(self) -> str | None:
+        """Whose first job would start on all that is free, hoarded or not; smallest share first."""
+        for name in sorted(self._lines, key=lambda name: (self._shares.get(name, 0.0), name)):
+            self._floor.free = dict(self._idle)
+            line = self._lines[name]
+            if line and begin(self._floor, line[0], "") is not None:
+                return name
+        return None
+
+    def _offer_all(self, name: str) -> None:
+        """All give back what they hoard, and one is offered all; refusals start anew.
+
+        Turns alone need not end with a start: frameworks with gangs can pass nodes round for as
+        long as others run, and the one in need of the least has the greatest share.
+        """
+        self.since_s, self._gives_back = {}, None
+        for node, gpus in sorted(self._unallocated.items()):
+            if gpus > 0:
+                self._hold(name, node, gpus)
 
     def _offer(self, given_back: Sequence[NodeName]) -> None:
         """Node by node, all that is free, to the smallest share that has not refused it.
@@ -188,6 +233,8 @@ class Offers:
         while line and self._start(line[0]):
             line.pop(0)
         left = {node: gpus for node, gpus in self._floor.free.items() if gpus > 0}
+        for node, gpus in mine.items():
+            self._idle[node] -= gpus - left.get(node, 0)
         useful = self._useful(line[0], left) if line else set[NodeName]()
         now_s = self._snapshot.now_s
         since_s = self.since_s.get(name, now_s)
@@ -258,8 +305,12 @@ def _allocate(knobs: MesosKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Al
         number=offers.number,
         given_back=offers.given_back,
     )
-    wake_at_s = _wake_at_s(knobs, after, now_s)
-    after = structs.replace(after, asks=wake_at_s is not None)
+    wake_at_s: float | None = None
+    in_vain = _is_in_vain(knobs, after, now_s)
+    if in_vain and offers.fitting() is not None:
+        after, wake_at_s = structs.replace(after, in_vain=True), now_s + knobs.tick_s
+    elif not in_vain:
+        wake_at_s = now_s + knobs.tick_s if offers.is_due() else _wake_at_s(knobs, after, now_s)
     return Allocation(
         decisions=plan.decisions, memory=msgspec.msgpack.encode(after), wake_at_s=wake_at_s
     )
@@ -272,17 +323,20 @@ def _seen(snapshot: ClusterSnapshot) -> int:
     return crc32(msgspec.msgpack.encode((free, jobs)))
 
 
-def _wake_at_s(knobs: MesosKnobs, after: Memory, now_s: float) -> float | None:
-    """When a refusal or a hoard ends, on a tick: until then nothing new can be offered.
+def _is_in_vain(knobs: MesosKnobs, after: Memory, now_s: float) -> bool:
+    """Whether all have had their turns with the same free GPUs and the same jobs.
 
-    Once all have had their turns with the same free GPUs and the same jobs, offers are in vain
-    until something happens. Turns take their time, and where passes come late their number: each
-    hoards, gives back, and is passed over for the others.
+    Turns take their time, and where passes come late their number: each hoards, gives back, and is
+    passed over for the others.
     """
     turns = len(after.refused) + 1
     turns_s = (knobs.hoard_s + knobs.refuse_s + knobs.tick_s) * turns
-    if now_s > after.same_since_s + turns_s and after.same_count > ALLOCATIONS_OF_A_TURN * turns:
-        return None
+    is_late = now_s > after.same_since_s + turns_s
+    return is_late and after.same_count > ALLOCATIONS_OF_A_TURN * turns
+
+
+def _wake_at_s(knobs: MesosKnobs, after: Memory, now_s: float) -> float | None:
+    """When a refusal or a hoard ends, on a tick: until then nothing new can be offered."""
     ends = [at_s for nodes in after.refused.values() for at_s, _ in nodes.values()]
     ends += [at_s + knobs.hoard_s for at_s in after.since_s.values()]
     return max(now_s + knobs.tick_s, min(ends)) if ends else None
