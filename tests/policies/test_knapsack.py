@@ -145,3 +145,17 @@ def test_a_table_that_is_too_large_is_answered_greedily() -> None:
     groups = [job((1, 2), 30.0), job((1, 2), 50.0, 2)]
     assert solve(groups, 2) == solve_exact(groups, 2) == (0, 1)
     assert solve(groups, 2, cells_max=0) == solve_greedy(groups, 2) == (1, 0)
+
+
+@given(st.lists(strategies.groups(is_moving=True), min_size=1, max_size=4))
+def test_where_nothing_competes_each_climbs_as_greedily(groups: list[Group]) -> None:
+    """With room for all, `solve` takes the steps of `solve_greedy` without its queue."""
+    room = sum(group.extra_max * group.gpus_per_worker for group in groups)
+    assert solve(groups, room) == solve_greedy(groups, room)
+
+
+def test_a_worker_that_gains_nothing_is_left_out_where_nothing_competes() -> None:
+    """Among equals the fewest: no work is left, or the gain is what the change costs."""
+    ended = job((1, 3), 0.0)
+    even = Group(work_s=20.0, base_workers=1, extra_max=2, gpus_per_worker=1, change_cost_s=10.0)
+    assert solve([ended, even], 100) == solve_exact([ended, even], 100) == (0, 0)

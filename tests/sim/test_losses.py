@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from common.model import JobId, JobSpec, JobState, WorkerRange
+from common.model import JobId, JobSpec, JobState, NodeName, WorkerRange
+from coordinator.engine.engine import Engine
+from coordinator.engine.events import OrdersRecovered
 from coordinator.sim.outages import Crash
 from coordinator.sim.runtime import Saves
 from coordinator.sim.simulation import Submission
 from coordinator.sim.stage import RunOptions, Stage
+from coordinator.sim.wire import Wire, WireRules
 from tests.sim.small import small
-from tests.sim.test_simulation import SLOW, sim, to_the_end
+from tests.sim.test_simulation import SLOW, job, sim, to_the_end
 
 
 def played(policy: str, saves: Saves | None, *, has_delays: bool) -> Stage:
@@ -84,3 +87,38 @@ def test_a_crash_that_takes_flexible_workers_only_costs_no_attempt(
     assert run.engine.state.counters.preemptions == 0
     assert run.runtime.lost_gpu_s == 0.0
     assert (job.finished_at_s or 0.0) < 850.0  # 1200 s and more with the work of a new attempt
+
+
+class Scripted(Wire):
+    """Loses the messages that it is told to; those that come after these all arrive."""
+
+    def __init__(self, *arriving: bool) -> None:
+        super().__init__(WireRules())
+        self._arriving = list(arriving)
+
+    def arrives(self) -> bool:
+        """As told, one after the other."""
+        return self._arriving.pop(0) if self._arriving else True
+
+
+def ledger_read_at_s(*arriving: bool) -> list[float]:
+    """When ledgers come in at a coordinator that forgot all it knew at 100 s, after which these of
+    the messages arrive."""
+    run = sim(training=1)
+    run.submit([job("a", 0.0, work_s=1000.0), job("b", 500.0)])
+
+    def forget() -> None:
+        run.engine = Engine(run.engine.settings)
+        run.wire = Scripted(*arriving)
+        run.nodes[NodeName("t0")].report_soon()
+
+    run.loop.at(100.0, forget)
+    to_the_end(run)
+    assert run.engine.state.jobs[JobId("a")].state == JobState.SUCCEEDED
+    return [at_s for at_s, event in run.seen if isinstance(event, OrdersRecovered)]
+
+
+def test_a_question_for_a_ledger_is_lost_like_any_message_and_asked_again() -> None:
+    """No ledger comes of a lost question: the node's next report makes the coordinator ask anew."""
+    assert ledger_read_at_s(True, True) == [100.0]
+    assert ledger_read_at_s(True, False) == [100.0 + WireRules().report_period_s]
