@@ -14,7 +14,7 @@ from functools import partial
 from msgspec import Struct
 from msgspec.structs import replace
 
-from common.model import JobId
+from common.model import JobId, JobState
 from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import (
     Allocation,
@@ -41,7 +41,8 @@ gives what the others would have had to other tenants.
 """
 
 SHARES_AGAIN_S = 1.0
-"""Where tenants took turns by weight and GPUs are left, a pass follows after so many seconds."""
+"""Where tenants took turns by weight, or jobs gave way to a guarantee, and GPUs are left, a pass
+follows after so many seconds."""
 
 GIVEN_BACK_AGAIN_S = 10.0
 """While borrowers start, resize or rest that a guarantee waits for, a pass follows after so many
@@ -69,7 +70,7 @@ class _Pass(Struct, frozen=True, kw_only=True):
 
     def stopped(self) -> set[JobId]:
         """Jobs that are preempted."""
-        return {each.job_id for each in self.kept if isinstance(each, Preempt)}
+        return _stops(self.kept)
 
 
 class _Tries:
@@ -83,7 +84,7 @@ class _Tries:
         self, decide: Decide, guard: Guard, snapshot: ClusterSnapshot, memory: bytes
     ) -> None:
         self._decide = decide
-        self._guard = guard
+        self.guard = guard
         self._snapshot = snapshot
         self._memory = memory
         self.by_quota = blocked(snapshot, Tenancy(snapshot))
@@ -100,7 +101,7 @@ class _Tries:
         while True:
             tries += 1
             allocation = self._decide(without(self._snapshot, hidden), self._memory)
-            kept, dropped = self._guard(allocation.decisions)
+            kept, dropped = self.guard(allocation.decisions)
             begun = {each.job_id for each in kept if isinstance(each, Start)}
             whys = {
                 each.decision.job_id: each
@@ -158,19 +159,79 @@ def allocated(
         gone = {each.job_id for each in kept if isinstance(each, Reject)}
         hidden = frozenset(tries.by_quota.keys() - gone)
         best = _Pass(allocation=allocation, kept=kept, hidden=hidden)
-        return _told(best, given_back(snapshot, kept), tries, guard, snapshot)
+        settled = _settled(best, given_back(snapshot, kept), guard, snapshot)
+        return _told(settled, tries, snapshot, is_left=_is_left(settled, snapshot))
     best = tries.first()
     if by_weight and are_weighed(Tenancy(snapshot)):
         best = _by_weight(tries.within, snapshot, best)
     best, back = tries.due_first(best)
-    return _told(best, back, tries, guard, snapshot)
+    settled, is_left = _without_those(_settled(best, back, guard, snapshot), tries, snapshot)
+    return _told(settled, tries, snapshot, is_left=is_left)
+
+
+class _Settled(Struct, frozen=True, kw_only=True):
+    """A pass with what comes back after it: `kept` are its decisions in the end."""
+
+    made: _Pass
+    back: Back
+    kept: tuple[Decision, ...]
+
+    def gave_way(self) -> set[JobId]:
+        """Jobs that the policy would start, and that give way to those that a guarantee covers."""
+        return self.made.started() - _starts(self.kept)
+
+
+def _settled(made: _Pass, back: Back, guard: Guard, snapshot: ClusterSnapshot) -> _Settled:
+    back, kept = _allowed(made, back, guard, snapshot)
+    return _Settled(made=made, back=back, kept=kept)
+
+
+def _without_those(
+    first: _Settled, tries: _Tries, snapshot: ClusterSnapshot
+) -> tuple[_Settled, bool]:
+    """The pass without the jobs that give way in it, where others start on what that leaves.
+
+    It counts if those that start already do so again, and nobody more is stopped. Returns as well
+    whether GPUs are left that somebody who waits would fit on.
+    """
+    best = first
+    for _ in range(MOST_TRIES):
+        gave_way = best.gave_way()
+        if not _is_left(best, snapshot):
+            break
+        before = dict(tries.yielding)
+        made, back = tries.due_first(tries.within(best.made.hidden | gave_way))
+        other = _settled(made, back, tries.guard, snapshot)
+        if not _starts(best.kept) < _starts(other.kept) or _stops(other.kept) - _stops(best.kept):
+            tries.yielding = before
+            return best, True
+        tries.yielding |= dict.fromkeys(gave_way, GO_FIRST)
+        best = other
+    return best, _is_left(best, snapshot)
+
+
+def _is_left(settled: _Settled, snapshot: ClusterSnapshot) -> bool:
+    """Whether jobs gave way, and one that waits beside them fits on what is free after all."""
+    gave_way = settled.gave_way()
+    if not gave_way:
+        return False
+    gone = gave_way | _starts(settled.kept) | settled.made.hidden
+    rest = (
+        job
+        for job in snapshot.jobs
+        if job.state == JobState.PENDING and job.job_id not in gone and not job.is_resting
+    )
+    return bool(Scale(snapshot).that_fit(settled.kept, rest))
 
 
 def _told(
-    made: _Pass, back: Back, tries: _Tries, guard: Guard, snapshot: ClusterSnapshot
+    settled: _Settled, tries: _Tries, snapshot: ClusterSnapshot, *, is_left: bool
 ) -> Allocation:
-    """A pass with what tenants below their guarantee get back, and what others wait for."""
-    back, kept = _allowed(made, back, guard, snapshot)
+    """A pass with what tenants below their guarantee get back, and what others wait for.
+
+    is_left: GPUs are left that the policy gave to a job which gave way; it is asked again soon.
+    """
+    made, back, kept = settled.made, settled.back, settled.kept
     allocation, again_s = made.allocation, None
     waits = allocation.waits
     told = {*made.hidden, *(job_id for wait in waits for job_id in wait.jobs)}
@@ -184,7 +245,8 @@ def _told(
         OTHERS_GUARANTEE: yielding,
     }
     waits += tuple(Wait(kind=k, jobs=tuple(sorted(jobs))) for k, jobs in kinds.items() if jobs)
-    wake_at_s = earliest(allocation.wake_at_s, again_s, back.wake_at_s)
+    left_s = snapshot.now_s + SHARES_AGAIN_S if is_left else None
+    wake_at_s = earliest(allocation.wake_at_s, again_s, left_s, back.wake_at_s)
     return replace(allocation, decisions=kept, waits=waits, wake_at_s=wake_at_s)
 
 
@@ -215,6 +277,10 @@ def _allowed(
 
 def _starts(decisions: Iterable[Decision]) -> set[JobId]:
     return {each.job_id for each in decisions if isinstance(each, Start)}
+
+
+def _stops(decisions: Iterable[Decision]) -> set[JobId]:
+    return {each.job_id for each in decisions if isinstance(each, Preempt)}
 
 
 def _by_weight(

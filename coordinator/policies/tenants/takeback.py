@@ -24,7 +24,7 @@ from coordinator.policies.tenants.giving import Back, Source
 from coordinator.policies.tenants.guarding import blocked
 from coordinator.policies.tenants.lending import Lenders
 from coordinator.policies.tenants.lines import submission
-from coordinator.policies.tenants.tenancy import base_gpus
+from coordinator.policies.tenants.tenancy import Tenancy, base_gpus
 from coordinator.policies.tenants.vain import in_vain
 from coordinator.policies.words import counted, listed, unsaved
 
@@ -260,12 +260,19 @@ class _TakeBack:
         """The decisions of the pass without those that gave way and all stops that were for them;
         None where each of the stops has its use as it is.
 
-        To be taken back from anew: whoever runs on may be the one who gives.
+        To be taken back from anew: whoever runs on may be the one who gives. A start of this class
+        is a use of such a stop only if its job had no room by quota before: then the stopped job
+        has none after it. Any other may be due what it takes only because of the stop; the policy
+        would want the stopped job back there, and decide the same again in each pass.
         """
         kept = set(map(id, self._lenders.kept))
         rest = [each if id(each) in kept else None for each in self._before]
+        if None not in rest:
+            return None
+        barred = blocked(self._snapshot, Tenancy(self._snapshot))
         others = self.decisions()[len(kept) :]
-        if None not in rest or not in_vain(self._flow, self._before, [*rest, *others]):
+        uses = [each for each in others if not isinstance(each, Start) or each.job_id in barred]
+        if not in_vain(self._flow, self._before, [*rest, *uses]):
             return None
         vain = set(in_vain(self._flow, self._before, rest))
         return [each for n, each in enumerate(rest) if each is not None and n not in vain]
