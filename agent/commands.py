@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
-import signal
 from asyncio.subprocess import Process
 from collections.abc import Coroutine
 
+from agent import sessions
 from common.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -40,7 +38,7 @@ async def started(starting: Coroutine[object, object, Process]) -> Process:
 async def ended(process: Process, *, clock: Clock, timeout_s: float) -> int:
     """The exit code of a process that leads a session of its own, once it has ended.
 
-    Whatever ends the wait ends the process and its group with it: none goes on that nobody waits
+    Whatever ends the wait ends the process and its session with it: none goes on that nobody waits
     for, but for one that the kernel holds, which is left to the kernel.
 
     Raises:
@@ -60,6 +58,8 @@ async def ended(process: Process, *, clock: Clock, timeout_s: float) -> int:
 
 
 def _kill(process: Process) -> None:
-    """The process and its group; it may end in this very moment."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    """The process and its session; it may end in this very moment."""
+    try:
+        sessions.end(process.pid)
+    except PermissionError as error:
+        log.error("command %d: a process of it cannot be ended: %s", process.pid, error)

@@ -37,7 +37,7 @@ class Commands(Protocol):
 
 
 class SystemCommands:
-    """Commands as processes, without a shell, in a process group of their own.
+    """Commands as processes, without a shell, in a session of their own.
 
     Their output goes to a file and not to a pipe: a command that leaves a daemon behind would keep
     a pipe open for ever.

@@ -1,19 +1,18 @@
 """Which server command a node runs now, in a file beside the node's lock, and the end of one that
 outlived its agent. Must not know what commands do, nor when a node moves.
 
-An agent that is killed takes no command along: it is a process group of its own. One that takes a
+An agent that is killed takes no command along: it is a session of its own. One that takes a
 node out of its routing would do so long after the next agent has brought the node home.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import signal
 from pathlib import Path
 
-from agent.shim_files import TERMINAL_STATES, boot_id, start_ticks
+from agent import sessions
+from agent.shim_files import boot_id, start_ticks
 from common.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -21,7 +20,6 @@ log = logging.getLogger(__name__)
 END_S = 5.0
 """A process that was sent SIGKILL is gone by then, or waits in the kernel for a device."""
 LOOK_S = 0.02
-PROC = Path("/proc")
 
 
 class CommandRecord:
@@ -31,7 +29,7 @@ class CommandRecord:
         self._path = state_dir / "command"
 
     def write(self, pid: int) -> None:
-        """Name the leader of a command's process group, before it does anything.
+        """Name the leader of a command's session, before it does anything.
 
         Written in place and not synced: it must outlive a process, no boot. On a full disk it has
         the blocks of the one before. One that has ended needs no removal: no process is it again.
@@ -68,27 +66,13 @@ async def end_left(state_dir: Path, *, clock: Clock) -> None:
         return
     log.warning("command %d has outlived its agent and is ended", leader)
     try:
-        os.killpg(leader, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+        sessions.end(leader)
     except PermissionError as error:
         log.error("command %d cannot be ended: %s; it may yet move the server", leader, error)
         return
     try:
         async with clock.timeout(END_S):
-            while _is_alive(leader):
+            while sessions.living(leader):
                 await clock.sleep(LOOK_S)
     except TimeoutError:
         log.error("command %d does not end; it may yet move the server", leader)
-
-
-def _is_alive(group: int) -> bool:
-    """Whether a process of this group is left; a zombie does nothing."""
-    for directory in PROC.iterdir():
-        if not directory.name.isdigit():
-            continue
-        with contextlib.suppress(OSError):
-            fields = (directory / "stat").read_bytes().rpartition(b")")[2].decode("ascii").split()
-            if int(fields[2]) == group and fields[0] not in TERMINAL_STATES:
-                return True
-    return False

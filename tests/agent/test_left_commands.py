@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import subprocess
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -97,24 +98,66 @@ async def test_a_last_resort_ends_the_command_of_a_dead_agent(house: DaemonHouse
     assert house.mark("routed").exists()
 
 
-async def test_a_command_that_takes_too_long_is_ended_with_its_children(tmp_path: Path) -> None:
-    """A child that goes on would move the server when its agent believes that nothing runs."""
-    started = tmp_path / "started"
-    script = f"sleep 1000 & echo $$ $! > {started}.new; mv {started}.new {started}; wait"
-    commands = SystemCommands(SystemClock())
-    doing = asyncio.create_task(commands.run(("sh", "-c", script), timeout_s=1000.0, variables={}))
+def told(started: Path) -> list[int]:
+    """The pids in the file; none before it is there."""
+    return [int(word) for word in started.read_text().split()] if started.exists() else []
+
+
+async def until_it_runs(started: Path, *, is_apart: bool) -> list[int]:
+    """The pids that a script of `CHILDREN` writes down, once its child is where it is to be."""
     clock = SystemClock()
     async with clock.timeout(PATIENCE_S):
-        while not started.exists():
+        while not (pids := told(started)):
             await clock.sleep(LOOK_S)
-    pids = [int(word) for word in started.read_text().split()]
+        while (os.getpgid(pids[1]) != pids[0]) != is_apart:
+            await clock.sleep(LOOK_S)
     assert len(pids) == 2
     assert all(map(is_alive, pids))
+    return pids
+
+
+CHILDREN = pytest.mark.parametrize(
+    ("child", "is_apart"), [("sleep 1000", False), ("timeout 1000 sleep 1000", True)]
+)
+"""A child in the command's process group, and one that makes a group of its own."""
+
+
+def script_of(child: str, started: Path) -> str:
+    """Begins the child, and writes down who runs."""
+    return f"{child} & echo $$ $! > {started}.new; mv {started}.new {started}; wait"
+
+
+@CHILDREN
+async def test_a_command_that_takes_too_long_is_ended_with_its_children(
+    tmp_path: Path, child: str, is_apart: bool
+) -> None:
+    """A child that goes on would move the server when its agent believes that nothing runs."""
+    started = tmp_path / "started"
+    argv = ("sh", "-c", script_of(child, started))
+    commands = SystemCommands(SystemClock())
+    doing = asyncio.create_task(commands.run(argv, timeout_s=1000.0, variables={}))
+    pids = await until_it_runs(started, is_apart=is_apart)
     doing.cancel()
     await asyncio.wait({doing})
+    clock = SystemClock()
     async with clock.timeout(PATIENCE_S):
         while any(map(is_alive, pids)):
             await clock.sleep(LOOK_S)
+
+
+@CHILDREN
+async def test_a_command_that_was_left_is_ended_with_its_children(
+    tmp_path: Path, child: str, is_apart: bool
+) -> None:
+    """`timeout` in a script is how an operator bounds a step, and must not hide one."""
+    started = tmp_path / "started"
+    argv = ("sh", "-c", script_of(child, started))
+    left = await asyncio.create_subprocess_exec(*argv, start_new_session=True)
+    pids = await until_it_runs(started, is_apart=is_apart)
+    CommandRecord(tmp_path).write(left.pid)
+    await end_left(tmp_path, clock=SystemClock())
+    assert not any(map(is_alive, pids))
+    await left.wait()
 
 
 def test_a_command_whose_agent_dies_before_it_is_written_down_does_nothing(tmp_path: Path) -> None:
