@@ -220,6 +220,26 @@ async def test_the_example_can_be_submitted_again(
 
 
 @pytest.mark.slow
+async def test_a_lost_attempt_of_the_example_is_not_followed_by_the_end_of_another_run(
+    house: WorkerHouse, tmp_path: Path
+) -> None:
+    """The first attempt is lost before it has done anything; the second has all of it to do."""
+    checkpoint = tmp_path / "saves" / "train.json"
+    checkpoint.parent.mkdir()
+    total_steps, _ = example_steps()
+    checkpoint.write_text(json.dumps({"step": total_steps}))
+    order = make_order(
+        sys.executable, "-u", str(EXAMPLES / "train.py"),
+        workdir=tmp_path, checkpoint=checkpoint,
+    )  # fmt: skip
+    first = await house.start(order)
+    await house.until_said(first, "attempt 1 begins at step 0\n")
+    key = msgspec.structs.replace(order.key, attempt=2)
+    second = await house.start(msgspec.structs.replace(order, key=key))
+    await house.until_said(second, "attempt 2 begins at step 0\n")
+
+
+@pytest.mark.slow
 async def test_every_base_worker_of_the_example_leaves_by_itself(
     house: WorkerHouse, tmp_path: Path
 ) -> None:

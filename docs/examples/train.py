@@ -17,6 +17,7 @@ from pathlib import Path
 
 TOTAL_STEPS = 2400
 STEP_S = 0.5
+STEPS_PER_SAVE = 120
 CHECKPOINT = Path(os.environ["ARYL_CHECKPOINT_PATH"] or "checkpoint.json")
 
 
@@ -76,11 +77,16 @@ def first_step() -> int:
 def train(shim: Shim) -> None:
     """Worker 0: from the last checkpoint to the end, or until asked to leave."""
     step = first_step()
+    save(
+        step
+    )  # before the first step: should this attempt be lost, no other run's end is taken for ours
     sys.stdout.write(f"attempt {os.environ['ARYL_ATTEMPT']} begins at step {step}\n")
     while step < TOTAL_STEPS and not shim.is_leaving:
         shim.hear(STEP_S / shim.worker_count)
         step += 1
         shim.say(type="progress", step=step, total_steps=TOTAL_STEPS, loss=2.0 / (step + 1))
+        if step % STEPS_PER_SAVE == 0:
+            save(step)  # what a node that dies at once does not take along
     if shim.is_leaving:
         shim.say(type="checkpoint", stage="working", eta_s=1.0)
     save(step)
