@@ -77,9 +77,7 @@ def first_step() -> int:
 def train(shim: Shim) -> None:
     """Worker 0: from the last checkpoint to the end, or until asked to leave."""
     step = first_step()
-    save(
-        step
-    )  # before the first step: should this attempt be lost, no other run's end is taken for ours
+    save(step)  # at once: were this attempt lost, the next would begin at another run's end
     sys.stdout.write(f"attempt {os.environ['ARYL_ATTEMPT']} begins at step {step}\n")
     while step < TOTAL_STEPS and not shim.is_leaving:
         shim.hear(STEP_S / shim.worker_count)

@@ -38,11 +38,12 @@ class Shim:
     async def ended_by(self, *, now_s: float) -> int:
         """By which signal it ends that is looked at, at an instant, and then asked to end.
 
-        Nothing comes before a SIGKILL that was sent.
+        Nothing comes before a SIGKILL that was sent. Asked by number: `Process.terminate` looks
+        whether it has ended, and takes the exit status from the loop, which is told 255 then.
         """
         self.hung.end_if_hung(self.worker, self.directory, self.record, now_s=now_s)
         with suppress(ProcessLookupError):
-            self.process.terminate()
+            os.kill(self.process.pid, signal.SIGTERM)
         return -await self.process.wait()
 
 
