@@ -12,9 +12,6 @@ from common.clock import Clock
 
 log = logging.getLogger(__name__)
 
-END_S = 5.0
-"""A process that was sent SIGKILL is gone by then, or waits in the kernel for a device."""
-
 
 async def started(starting: Coroutine[object, object, Process]) -> Process:
     """The process that is being started; one whose caller is cancelled meanwhile ends as well.
@@ -51,7 +48,7 @@ async def ended(process: Process, *, clock: Clock, timeout_s: float) -> int:
         if process.returncode is None:
             _kill(process)
             try:
-                async with clock.timeout(END_S):
+                async with clock.timeout(sessions.END_S):
                     await process.wait()
             except TimeoutError:
                 log.error("pid %d does not end; left behind", process.pid)

@@ -17,8 +17,6 @@ from common.clock import Clock
 
 log = logging.getLogger(__name__)
 
-END_S = 5.0
-"""A process that was sent SIGKILL is gone by then, or waits in the kernel for a device."""
 LOOK_S = 0.02
 
 
@@ -71,7 +69,7 @@ async def end_left(state_dir: Path, *, clock: Clock) -> None:
         log.error("command %d cannot be ended: %s; it may yet move the server", leader, error)
         return
     try:
-        async with clock.timeout(END_S):
+        async with clock.timeout(sessions.END_S):
             while sessions.living(leader):
                 await clock.sleep(LOOK_S)
     except TimeoutError:

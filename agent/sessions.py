@@ -14,6 +14,8 @@ from pathlib import Path
 from agent.shim_files import TERMINAL_STATES
 
 PROC = Path("/proc")
+END_S = 5.0
+"""A process that was sent SIGKILL is gone by then, or waits in the kernel for a device."""
 
 
 def living(session: int) -> frozenset[int]:
