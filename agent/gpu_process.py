@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -14,6 +14,7 @@ import agent
 from agent.fake_fleet import load_fleet
 from agent.gpu_reader import ProcessStarter, ReaderProcess
 from agent.gpu_wire import ASK, HEADER, ChildSettings, payload_bytes
+from common.children import send_signal
 
 
 class ChildProcess:
@@ -45,13 +46,8 @@ class ChildProcess:
     def close_input(self) -> None:
         self._stdin.close()
 
-    def terminate(self) -> None:
-        with suppress(ProcessLookupError):
-            self._process.terminate()
-
-    def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            self._process.kill()
+    def urge(self, number: signal.Signals) -> None:
+        send_signal(self._process, number)
 
     async def wait(self) -> int:
         return await self._process.wait()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Protocol
@@ -40,8 +41,9 @@ class ReaderProcess(Protocol):
         """Tell it to end in good order."""
         ...
 
-    def terminate(self) -> None: ...
-    def kill(self) -> None: ...
+    def urge(self, number: signal.Signals) -> None:
+        """Send it a signal; nothing where it has ended."""
+        ...
 
     async def wait(self) -> int:
         """Exit status, once it has ended."""
@@ -57,7 +59,10 @@ class GpuReader:
     A child that does not answer is waited for, as a driver often comes back; after
     `restart_after_s` it is asked to end, then made to, and another one is started. It is not
     killed at once: killing a process inside NVML has frozen GPUs (dcgm-exporter#84). After a
-    crash the next start waits `backoff_s`, doubled up to `max_backoff_s`.
+    crash the next start waits `backoff_s`, doubled up to `max_backoff_s`. One that was ended before
+    it ever gave a good answer may only have been slow, on a machine without a free core or at a
+    driver that takes long to open: the next one has twice as long, up to `max_restart_after_s`,
+    or none would ever get there.
     """
 
     def __init__(
@@ -67,6 +72,7 @@ class GpuReader:
         *,
         deadline_s: float = 1.0,
         restart_after_s: float = 30.0,
+        max_restart_after_s: float = 120.0,
         end_grace_s: float = 5.0,
         backoff_s: float = 1.0,
         max_backoff_s: float = 60.0,
@@ -75,6 +81,7 @@ class GpuReader:
         self._clock = clock
         self._deadline_s = deadline_s
         self._restart_after_s = restart_after_s
+        self._max_restart_after_s = max_restart_after_s
         self._end_grace_s = end_grace_s
         self._backoff_s = backoff_s
         self._max_backoff_s = max_backoff_s
@@ -161,7 +168,7 @@ class GpuReader:
         return None if starting.cancelled() or starting.exception() else starting.result()
 
     async def _supervise(self) -> None:
-        backoff_s = self._backoff_s
+        backoff_s, patience_s = self._backoff_s, self._restart_after_s
         while True:
             self._is_down = self._has_good_answer = False
             # A task of its own: a child whose start is interrupted would be nobody's, or killed.
@@ -173,32 +180,36 @@ class GpuReader:
             except OSError as error:
                 reason = f"the GPU reader cannot be started: {error}"
             else:
-                reason = await self._serve(self._process)
+                reason, is_silent = await self._serve(self._process, patience_s)
                 await self._end(self._process)
                 self._process = None
+                if is_silent:
+                    patience_s = min(2 * patience_s, self._max_restart_after_s)
             if self._has_good_answer:
-                backoff_s = self._backoff_s
+                backoff_s, patience_s = self._backoff_s, self._restart_after_s
             logger.warning("gpu reader: restart in %g s: %s", backoff_s, reason)
             self._is_down = True
             self._tell((), reason)
             await self._clock.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, self._max_backoff_s)
 
-    async def _serve(self, process: ReaderProcess) -> str:
-        """Ask whenever somebody wants to know; returns why that came to an end."""
+    async def _serve(self, process: ReaderProcess, first_after_s: float) -> tuple[str, bool]:
+        """Ask whenever somebody wants to know; returns why that came to an end, and whether it was
+        for want of an answer. The first good one may take `first_after_s`."""
         last_error = ""
         while True:
             await self._wanted.wait()
             self._wanted.clear()
+            limit_s = self._restart_after_s if self._has_good_answer else first_after_s
             try:
-                async with self._clock.timeout(self._restart_after_s):
+                async with self._clock.timeout(limit_s):
                     sample = sample_of(await process.ask())
             except TimeoutError:
-                return f"the GPU reader did not answer for {self._restart_after_s:g} s"
+                return f"the GPU reader did not answer for {limit_s:g} s", True
             except (OSError, EOFError):
-                return last_error or "the GPU reader has ended"
+                return last_error or "the GPU reader has ended", False
             except ProtocolError as error:
-                return f"the GPU reader is out of step: {error}"
+                return f"the GPU reader is out of step: {error}", False
             last_error = sample.error
             self._take(sample)
 
@@ -226,9 +237,9 @@ class GpuReader:
 
     async def _end(self, process: ReaderProcess) -> None:
         """Ask, then urge, then force; a process that the kernel holds is left to the kernel."""
-        for step in (process.close_input, process.terminate, process.kill):
+        for number in (None, signal.SIGTERM, signal.SIGKILL):
             with suppress(OSError):
-                step()
+                process.close_input() if number is None else process.urge(number)
             try:
                 async with self._clock.timeout(self._end_grace_s):
                     await process.wait()

@@ -11,6 +11,7 @@ import errno
 import logging
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -23,6 +24,7 @@ import agent
 from agent.fake_kernel_log import FakeLogSettings
 from agent.kernel_log import Entry, LogOpener, LogReader
 from agent.settings import KernelLogChoice
+from common.children import send_signal
 from common.clock import Clock
 from common.errors import ProtocolError
 
@@ -154,9 +156,8 @@ class JournalReader:
 
     async def close(self) -> None:
         """SIGTERM, and SIGKILL if that is not heard."""
-        for end in (self._process.terminate, self._process.kill):
-            with suppress(ProcessLookupError):
-                end()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            send_signal(self._process, number)
             with suppress(TimeoutError):
                 async with self._clock.timeout(END_GRACE_S):
                     await self._process.communicate()

@@ -10,12 +10,14 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from msgspec import Struct
 
+from common.children import send_signal
 from common.clock import Clock
 from coordinator.demo import server_ctl
 from coordinator.demo.supervise import RESTART_S
@@ -130,8 +132,7 @@ class ServerKeeper:
             status = await process.wait()
         finally:
             if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
+                send_signal(process, signal.SIGKILL)
                 await process.wait()
         if status != 0:
             log.error("the server of %s cannot be started: see %s", node, kept.files.log)

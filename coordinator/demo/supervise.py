@@ -16,6 +16,7 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
+from common.children import send_signal
 from common.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -48,10 +49,8 @@ class _Running(Struct):
 
 
 def _send(running: _Running, number: signal.Signals) -> None:
-    process = running.process
-    if process is not None and process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(number)
+    if running.process is not None:
+        send_signal(running.process, number)
 
 
 class Supervisor:
@@ -114,8 +113,7 @@ class Supervisor:
         try:
             status = await process.wait()
         except asyncio.CancelledError:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            send_signal(process, signal.SIGKILL)
             await process.wait()
             raise
         if running.end_signal is None:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import shutil
+import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct
 
+from common.children import send_signal
 from common.clock import Clock
 from common.errors import ConfigError, Unavailable
 from common.natsrules import MAX_PAYLOAD_BYTES
@@ -38,14 +40,6 @@ class Process(Protocol):
     @property
     def returncode(self) -> int | None:
         """None while it runs."""
-        ...
-
-    def terminate(self) -> None:
-        """SIGTERM."""
-        ...
-
-    def kill(self) -> None:
-        """SIGKILL."""
         ...
 
     async def wait(self) -> int:
@@ -183,8 +177,7 @@ class NatsServer:
         if self._process is None:
             return
         if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.terminate()
+            send_signal(self._process, signal.SIGTERM)
             try:
                 async with self._clock.timeout(STOP_TIMEOUT_S):
                     await self._process.wait()
@@ -196,9 +189,7 @@ class NatsServer:
         """SIGKILL, as a crash would; what was acknowledged is in the store."""
         process, self._process = self._process, None
         if process is not None:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
+            send_signal(process, signal.SIGKILL)
             await process.wait()
 
     async def restart(self) -> str:

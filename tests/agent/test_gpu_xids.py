@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Sequence
 
 import msgspec
@@ -138,10 +139,7 @@ class OneSample:
     def close_input(self) -> None:
         pass
 
-    def terminate(self) -> None:
-        pass
-
-    def kill(self) -> None:
+    def urge(self, number: signal.Signals) -> None:
         pass
 
     async def wait(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from itertools import pairwise
 
 import pytest
@@ -16,6 +17,7 @@ from tests.fakeclock import FakeClock
 
 DEADLINE_S = 1.0
 RESTART_AFTER_S = 30.0
+MAX_RESTART_AFTER_S = 100.0
 END_GRACE_S = 5.0
 BACKOFF_S = 2.0
 
@@ -61,11 +63,8 @@ class ModelProcess:
     def close_input(self) -> None:
         self._signal("close_input")
 
-    def terminate(self) -> None:
-        self._signal("terminate")
-
-    def kill(self) -> None:
-        self._signal("kill")
+    def urge(self, number: signal.Signals) -> None:
+        self._signal(number.name)
 
     async def wait(self) -> int:
         await self._ended.wait()
@@ -93,6 +92,7 @@ class House:
             self.clock,
             deadline_s=DEADLINE_S,
             restart_after_s=RESTART_AFTER_S,
+            max_restart_after_s=MAX_RESTART_AFTER_S,
             end_grace_s=END_GRACE_S,
             backoff_s=BACKOFF_S,
             max_backoff_s=4 * BACKOFF_S,
@@ -180,21 +180,62 @@ async def test_events_of_a_late_answer_are_in_the_next_report() -> None:
 
 async def test_a_child_stuck_for_long_is_replaced_in_steps() -> None:
     """Closing its input comes first, then SIGTERM, and SIGKILL only when both did not help."""
-    house = House(ends_at="kill")
+    house = House(ends_at="SIGKILL")
     await house.sample(gpu(0))
     await house.sample_unanswered()
     await house.clock.advance(RESTART_AFTER_S - DEADLINE_S)
     stuck = house.children[0]
     assert stuck.signals == ["close_input"]
     await house.clock.advance(END_GRACE_S)
-    assert stuck.signals == ["close_input", "terminate"]
+    assert stuck.signals == ["close_input", "SIGTERM"]
     await house.clock.advance(END_GRACE_S)
-    assert stuck.signals == ["close_input", "terminate", "kill"]
+    assert stuck.signals == ["close_input", "SIGTERM", "SIGKILL"]
     assert len(house.children) == 1
     await house.clock.advance(BACKOFF_S)
     assert len(house.children) == 2
     house.children[1].ends_at = "close_input"
     assert await house.sample(gpu(0)) == (gpu(0),)
+    await house.reader.close()
+
+
+async def pause_before_the_end(house: House) -> float:
+    """Seconds that the present child, which says nothing, is given until it is asked to end."""
+    asked_at_s = house.clock.now_s()
+    task = await house.ask()
+    child = house.children[-1]
+    while not child.signals:
+        await house.clock.advance(1.0)
+    await asyncio.gather(task, return_exceptions=True)
+    return house.clock.now_s() - asked_at_s
+
+
+async def test_a_child_that_has_never_answered_is_given_longer_than_the_one_before_it() -> None:
+    """However slowly a starved machine starts it, or a driver opens, one gets there in the end; and
+    once one has answered, silence is a hang again."""
+    house = House()
+    given_s: list[float] = []
+    for _ in range(4):
+        given_s.append(await pause_before_the_end(house))
+        await house.clock.advance(END_GRACE_S + 4 * BACKOFF_S)
+    assert given_s == [
+        RESTART_AFTER_S, 2 * RESTART_AFTER_S, MAX_RESTART_AFTER_S, MAX_RESTART_AFTER_S
+    ]  # fmt: skip
+    assert await house.sample(gpu(0)) == (gpu(0),)
+    assert await pause_before_the_end(house) == RESTART_AFTER_S
+    await house.clock.advance(END_GRACE_S + 4 * BACKOFF_S)
+    assert await pause_before_the_end(house) == RESTART_AFTER_S
+    await house.reader.close()
+
+
+async def test_a_child_that_ends_by_itself_makes_none_of_its_followers_wait_longer() -> None:
+    """A crash says nothing of how long an answer takes."""
+    house = House()
+    for _ in range(3):
+        task = await house.ask()
+        house.children[-1].crash()
+        await asyncio.gather(task, return_exceptions=True)
+        await house.clock.advance(4 * BACKOFF_S)
+    assert await pause_before_the_end(house) == RESTART_AFTER_S
     await house.reader.close()
 
 

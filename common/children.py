@@ -1,0 +1,72 @@
+"""A signal to a child of this process, and to nobody else. An edge; must not know what a child
+does, nor why it is to end.
+
+asyncio's own `Process.kill`, `terminate` and `send_signal` are not used for it. Those of some
+versions ask the kernel first whether the child has ended, and so take its exit status away from the
+loop, which then tells 255 for it. Those of others send to a number that another process may have by
+then: a child is reaped before the loop is told.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Protocol
+
+
+class Child(Protocol):
+    """What is needed of a child; `asyncio.subprocess.Process` is one."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        ...
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs, as far as this process has been told."""
+        ...
+
+
+def send_signal(child: Child, number: signal.Signals) -> None:
+    """Send a signal to a child; to nobody when it has ended. Its exit status stays where it is.
+
+    Raises:
+        PermissionError: it has another account's rights.
+    """
+    if child.returncode is not None:
+        return
+    try:
+        pid_fd = os.pidfd_open(child.pid)
+    except ProcessLookupError:
+        return
+    except OSError:  # a kernel before 5.3, a filter of system calls, or no descriptor is left
+        _send_by_number(child.pid, number)
+        return
+    try:
+        # The descriptor is of whoever has the number now; it stays that process's.
+        if _is_unreaped(os.P_PIDFD, pid_fd):
+            signal.pidfd_send_signal(pid_fd, number)
+    except ProcessLookupError:
+        pass  # it has been reaped since
+    finally:
+        os.close(pid_fd)
+
+
+def _send_by_number(pid: int, number: signal.Signals) -> None:
+    """As well as it goes without a descriptor: a number is no other's while its child is unreaped,
+    which it was a moment ago."""
+    try:
+        if _is_unreaped(os.P_PID, pid):
+            os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def _is_unreaped(id_type: int, number: int) -> bool:
+    """Whether this is a child of this process, running or ended; it is not reaped by the look."""
+    try:
+        os.waitid(id_type, number, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
