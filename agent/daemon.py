@@ -9,36 +9,37 @@ import logging
 import secrets
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
 from agent import boots
 from agent.agent import Agent
+from agent.called_home import call_all
 from agent.duties import Duties
 from agent.fake_fleet import load_fleet
 from agent.go_home import go_home, hung_after_s, is_away, lease_left_s
-from agent.holder import END_S, Heartbeat, beating, end_if_hung, monotonic_s
+from agent.holder import END_S, Heartbeat, beating, end_if_hung, monotonic_s, read
 from agent.hooks import SystemCommands
-from agent.inference import checked_url, engine_named
+from agent.kept_settings import keep
 from agent.ledger import Ledger, exclusive, is_disk_error, peek
-from agent.left_commands import end_left
+from agent.left_commands import CommandRecord, end_left
 from agent.life import Life
 from agent.machine import ThisMachine
 from agent.node import Node
+from agent.own_files import give_all
 from agent.resort import last_resort
 from agent.sampling import make_sampler
-from agent.server_processes import checked_units
-from agent.settings import WORKERS_DIR, AgentSettings, Starter
-from agent.state import first_memory
+from agent.settings import WORKERS_DIR, AgentSettings
+from agent.settings_file import check_state_dir, checked, way_home
+from agent.state import Memory, first_memory
 from agent.workers import make_runner
-from common import natsrules, systemd
+from common import systemd
 from common.bus import connect_nats, leave
 from common.clock import Clock, SystemClock
 from common.errors import ArylError, ConfigError, Unavailable
-from common.failure_rules import read_rules
 from common.log import set_up
 from common.model import NodeRole
-from common.settings import load
 
 log = logging.getLogger(__name__)
 
@@ -52,9 +53,16 @@ LOCK_LOOK_S = 0.05
 
 
 def make_node(
-    settings: AgentSettings, *, clock: Clock, fake_nvml: Path | None, duties: Duties
+    settings: AgentSettings,
+    *,
+    clock: Clock,
+    fake_nvml: Path | None,
+    duties: Duties,
+    is_known_boot: bool = False,
 ) -> Node:
     """A node on this machine's processes, files and GPUs.
+
+    is_known_boot: the ledger is of this boot, whatever id of the boot is seen here.
 
     Raises:
         ConfigError: the ledger is another node's or another version's.
@@ -66,6 +74,8 @@ def make_node(
     memory = ledger.load() or first_memory(settings, boot_id)
     if memory.node != settings.node:
         raise ConfigError(f"state_dir: {state_dir} belongs to node {memory.node}")
+    if is_known_boot:
+        boot_id = memory.boot_id
     boot_id = boots.this_boot(state_dir / WORKERS_DIR, known=memory.boot_id, seen=boot_id)
     life = Life(settings, memory, boot_id=boot_id, now_s=clock.now_s())
     return Node(
@@ -81,7 +91,7 @@ def make_node(
             is_server_wanted=lambda: memory.role not in (NodeRole.ON_LOAN, NodeRole.VACATING),
             is_health_wanted=lambda: memory.role != NodeRole.ON_LOAN,
         ),
-        commands=SystemCommands(clock, state_dir=state_dir),
+        commands=SystemCommands(clock, record=CommandRecord(state_dir)),
         machine=ThisMachine(),
         duties=duties,
     )
@@ -100,6 +110,7 @@ async def run_agent(
     async with contextlib.AsyncExitStack() as stack:
         heartbeat = await _take_node(stack, Path(settings.state_dir), clock)
         node = make_node(settings, clock=clock, fake_nvml=fake_nvml, duties=duties)
+        _keep(settings)
         heartbeat.is_needed = lambda: is_away(node.life.memory)
         heartbeat.is_well = lambda: not duties.overdue()
         stack.push_async_callback(node.close)
@@ -167,7 +178,9 @@ async def bring_home(settings: AgentSettings, *, fake_nvml: Path | None) -> None
     """
     clock = SystemClock()
     state_dir = Path(settings.state_dir)
+    was_held = False
     async with contextlib.AsyncExitStack() as stack:
+        stack.callback(give_all, state_dir)  # root may bring home the node of another account
         try:
             heartbeat = await _take_node(stack, state_dir, clock, within_s=0.0)
         except Unavailable:
@@ -177,14 +190,30 @@ async def bring_home(settings: AgentSettings, *, fake_nvml: Path | None) -> None
             patience_s = _patience_s(settings, state_dir, clock.now_s())
             await end_if_hung(state_dir, patience_s=patience_s, clock=clock)
             heartbeat = await _take_node(stack, state_dir, clock, within_s=END_S)
+            was_held = True
         duties = Duties(monotonic_s)
-        node = make_node(settings, clock=clock, fake_nvml=fake_nvml, duties=duties)
+        node = make_node(
+            settings, clock=clock, fake_nvml=fake_nvml, duties=duties, is_known_boot=was_held
+        )
         heartbeat.is_well = lambda: not duties.overdue()
         stack.push_async_callback(node.close)
         with duties.leg("adopt", within_s=ADOPT_S):
             await node.runner.adopt()
         said = await go_home(node, clock=clock)
+        if not said and (memory := peek(state_dir)) is not None and is_away(memory):
+            raise Unavailable(
+                f"{state_dir}: node {settings.node} is {memory.role}, and with these settings it"
+                " would not come home: mend them"
+            )
         log.info("node %s: %s", settings.node, said or "it is not away")
+
+
+def _keep(settings: AgentSettings) -> None:
+    """Write down what this agent starts with, for a way home whose file is spoilt by then."""
+    try:
+        keep(Path(settings.state_dir), settings)
+    except OSError as error:  # the file still has them; an agent that did not start has nothing
+        log.warning("settings not kept in state_dir: %s; only their file brings it home", error)
 
 
 def _is_home(state_dir: Path) -> bool:
@@ -202,9 +231,20 @@ def _patience_s(settings: AgentSettings, state_dir: Path, now_s: float) -> float
     """
     memory = peek(state_dir)
     left_s = 0.0 if memory is None else lease_left_s(memory, now_s)
-    if memory is None or memory.boot_id != SystemClock().boot_id() or left_s > 0:
+    if memory is None or not _is_of_this_boot(state_dir, memory) or left_s > 0:
         raise Unavailable(f"{state_dir}: another agent works on this node")
     return hung_after_s(settings, memory)
+
+
+def _is_of_this_boot(state_dir: Path, memory: Memory) -> bool:
+    """Whether a ledger that somebody holds is of this boot: by the id that is seen here, by the one
+    that its living holder sees, or by a worker that lives."""
+    seen, holder = SystemClock().boot_id(), read(state_dir)
+    if holder is not None and holder.is_running(state_dir) and memory.boot_id == holder.boot_id:
+        return True
+    return memory.boot_id == boots.this_boot(
+        state_dir / WORKERS_DIR, known=memory.boot_id, seen=seen
+    )
 
 
 async def run_all(
@@ -243,14 +283,23 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--fake-nvml", type=Path, help="describes the GPUs of a machine without any"
     )
+    parser.add_argument(
+        "--state-dir", type=Path, action="append",
+        help="of a node whose file cannot be read; once for each --config, or not at all",
+    )  # fmt: skip
     parser.add_argument("--go-home", action="store_true", help="bring a lent node home and exit")
     parser.add_argument("--check", action="store_true", help="check the files and exit")
     parser.add_argument("--log-format", choices=["plain", "json"], default="plain")
     parser.add_argument("--log-level", default="INFO")
     args = parser.parse_args(argv)
+    if args.state_dir is None:
+        args.state_dir = [None] * len(args.config)
+    elif len(args.state_dir) != len(args.config):
+        parser.error("--state-dir: give it once for each --config, or not at all")
     set_up(level=args.log_level, style=args.log_format)
+    named: list[tuple[Path, Path | None]] = list(zip(args.config, args.state_dir, strict=True))
     try:
-        configs = [(path, _checked(path, is_going_home=args.go_home)) for path in args.config]
+        configs = _configs(args, named)
         if args.fake_nvml is not None:
             load_fleet(args.fake_nvml)  # the child that reads it could only fail again and again
         if args.check:
@@ -258,49 +307,54 @@ def main(argv: list[str] | None = None) -> int:
         with contextlib.suppress(asyncio.CancelledError):
             asyncio.run(run_all(configs, fake_nvml=args.fake_nvml, is_going_home=args.go_home))
     except ArylError as error:
-        log.error("%s", error)
-        return 2
+        return _refused([error], args, named)
     except BaseExceptionGroup as group:
         found = _flat(cast("BaseException", group))
         if not all(isinstance(one, ArylError) or is_disk_error(one) for one in found):
             raise
-        for one in found:
-            log.error("%s", one)
-        return 2
+        return _refused(found, args, named)
     finally:
         systemd.stopping()
     return 0
 
 
-def _checked(path: Path, *, is_going_home: bool) -> AgentSettings:
-    settings = load(path, AgentSettings)
-    try:
-        settings.check()
-        if not is_going_home:  # which needs none of this, and must not fail for it
-            _check_outside(settings)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
-    return settings
-
-
-def _check_outside(settings: AgentSettings) -> None:
-    """What an agent would refuse later, or never have an answer from.
+def _configs(
+    args: argparse.Namespace, named: list[tuple[Path, Path | None]]
+) -> list[tuple[Path, AgentSettings]]:
+    """Every file with its settings.
 
     Raises:
-        ConfigError: names the field.
+        ConfigError: one does not fit.
     """
-    natsrules.server_urls(settings.nats_url, access=settings.access, insecure=settings.insecure)
-    read_rules(settings.failure_rules)
-    if settings.worker_starter == Starter.SYSTEMD:  # others inherit what this process sees
-        boots.check(SystemClock().boot_id())
-    server = settings.server
-    if server is not None:
-        if warning := settings.warning():
-            log.warning("%s", warning)
-        engine_named(server.engine)
-        checked_url(server.metrics_url, "server.metrics_url")
-        checked_url(server.health_url, "server.health_url")
-        checked_units(server.units)
+    if args.go_home:
+        return [(path, way_home(path, state_dir=state_dir)) for path, state_dir in named]
+    configs = [(path, checked(path)) for path, _ in named]
+    for (path, settings), (_, state_dir) in zip(configs, named, strict=True):
+        try:
+            check_state_dir(path, settings, state_dir)
+        except ConfigError as error:
+            if args.check:
+                raise
+            log.warning("%s", error)
+    return configs
+
+
+def _refused(
+    errors: Sequence[BaseException],
+    args: argparse.Namespace,
+    named: list[tuple[Path, Path | None]],
+) -> int:
+    """The exit status of a process that could not do what it was asked.
+
+    What does not fit the settings keeps their agents from starting as long as nobody mends them:
+    the nodes of all of them that are away have a last resort then.
+    """
+    for error in errors:
+        log.error("%s", error)
+    is_start = not (args.check or args.go_home)
+    if is_start and any(isinstance(error, ConfigError) for error in errors):
+        call_all(named, fake_nvml=args.fake_nvml)
+    return 2
 
 
 def _flat(error: BaseException) -> list[BaseException]:

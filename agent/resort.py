@@ -11,8 +11,11 @@ from agent.settings import AgentSettings, Starter
 from common.clock import Clock
 
 
-def go_home_argv(config: Path, fake_nvml: Path | None) -> tuple[str, ...]:
-    """The command that brings a node home by itself."""
+def go_home_argv(config: Path, state_dir: Path, fake_nvml: Path | None) -> tuple[str, ...]:
+    """The command that brings a node home by itself.
+
+    It names the state directory too: by then the file may not say it any more.
+    """
     fake = () if fake_nvml is None else ("--fake-nvml", str(fake_nvml.resolve()))
     return (
         sys.executable,
@@ -20,7 +23,9 @@ def go_home_argv(config: Path, fake_nvml: Path | None) -> tuple[str, ...]:
         "agent.daemon",
         "--go-home",
         "--config",
-        str(config.resolve()),
+        str(config.absolute()),  # drop-ins are beside a link, not beside what it leads to
+        "--state-dir",
+        str(state_dir.absolute()),
         *fake,
     )
 
@@ -29,8 +34,8 @@ def last_resort(
     settings: AgentSettings, *, config: Path, fake_nvml: Path | None, clock: Clock
 ) -> LastResort:
     """The last resort of this node, as its settings say."""
-    argv = go_home_argv(config, fake_nvml)
     state_dir = Path(settings.state_dir)
+    argv = go_home_argv(config, state_dir, fake_nvml)
     if settings.last_resort == Starter.SYSTEMD:
         log = state_dir / "last-resort.log"
         return SystemdLastResort(settings.node, argv, log=log, clock=clock)

@@ -12,6 +12,7 @@ import json
 import os
 import stat
 import time
+from collections.abc import Callable
 
 SPEC_FILE = "spec.json"
 STATUS_FILE = "status.json"
@@ -87,8 +88,17 @@ def _encoded(value: dict[str, object]) -> bytes:
     return text.encode(errors="replace")
 
 
-def write_json(path: str, value: dict[str, object], *, is_durable: bool) -> None:
+def write_json(
+    path: str,
+    value: dict[str, object],
+    *,
+    is_durable: bool,
+    mode: int = 0o640,
+    owned: Callable[[int], None] | None = None,
+) -> None:
     """Replace a file in one step; durable means that it survives a power cut as well.
+
+    owned: gets the new file's descriptor before the file has its name, to give it to its owner.
 
     Raises:
         OSError: the disk does not take it; the old file is whole.
@@ -97,8 +107,10 @@ def write_json(path: str, value: dict[str, object], *, is_durable: bool) -> None
     # Never into what is there: the agent writes too, and a job could lead it to any file by a link.
     with contextlib.suppress(FileNotFoundError):
         os.unlink(temporary)
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
+        if owned is not None:
+            owned(fd)
         data = _encoded(value)
         while data:
             data = data[os.write(fd, data) :]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -47,12 +47,15 @@ def load(path: Path, kind: type[S]) -> S:
 
     Raises:
         ConfigError: a file cannot be read or is not TOML, a key is unknown (the nearest valid one
-            is named), missing, of the wrong type or out of range.
+            is named), missing, of the wrong type or out of range, or a text has a zero byte in it.
     """
     merged: _Table = {}
     origins: dict[_Key, Path] = {}
-    for file in (path, *_drop_ins(path)):
+    for file in (path, *drop_ins(path)):
         _merge(merged, _read(file), (), file, origins)
+    if (zero := _key_with_zero(merged)) is not None:
+        where = _origin(zero, origins, path)
+        raise ConfigError(f"{where}: {_dotted(zero)}: holds a zero byte, which no setting may")
     try:
         return msgspec.convert(merged, kind, dec_hook=_decode_custom)
     except msgspec.ValidationError as error:
@@ -69,7 +72,8 @@ def describe(kind: type[msgspec.Struct]) -> tuple[SettingRow, ...]:
 # --- reading and merging --------------------------------------------------------------------
 
 
-def _drop_ins(path: Path) -> list[Path]:
+def drop_ins(path: Path) -> list[Path]:
+    """The files that are laid over a settings file, in their order."""
     return sorted(path.with_name(f"{path.name}.d").glob("*.toml"))
 
 
@@ -80,6 +84,8 @@ def _read(file: Path) -> _Table:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: not TOML: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"{file}: not TOML that can be read: nested too deep") from None
 
 
 def _merge(into: _Table, new: _Table, prefix: _Key, file: Path, origins: dict[_Key, Path]) -> None:
@@ -93,6 +99,18 @@ def _merge(into: _Table, new: _Table, prefix: _Key, file: Path, origins: dict[_K
             _merge(table, cast("_Table", value), key, file, origins)
         else:
             into[name] = value
+
+
+def _key_with_zero(value: object, key: _Key = ()) -> _Key | None:
+    """Where a text holds a zero byte: no path, name or command can, and each would fail late."""
+    if isinstance(value, str):
+        return key if "\0" in value else None
+    if isinstance(value, dict):
+        items: Iterable[tuple[str | int, object]] = cast("_Table", value).items()
+    else:
+        items = enumerate(_list(value))
+    found = (_key_with_zero(item, (*key, name)) for name, item in items)
+    return next((one for one in found if one is not None), None)
 
 
 def _origin(key: _Key, origins: Mapping[_Key, Path], default: Path) -> Path:

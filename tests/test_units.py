@@ -197,6 +197,15 @@ def test_the_agent_sees_its_gpus() -> None:
     assert not {"DevicePolicy", "DeviceAllow", "PrivateUsers"} & unit.keys()
 
 
+def test_an_agent_without_its_file_knows_whose_node_it_is() -> None:
+    """It starts all the same: a node that is lent would stay away after a reboot."""
+    unit = read("aryl-agent.service")
+    assert not [key for key in unit if key.startswith(("Assert", "Condition"))]
+    arguments = unit["ExecStart"].split()
+    state_dir = arguments[arguments.index("--state-dir") + 1]
+    assert state_dir == f"/var/lib/{unit['StateDirectory']}"
+
+
 def test_the_accounts_of_agent_and_jobs_are_declared() -> None:
     """The sysusers file creates the one that the agent runs as, and another one for jobs."""
     unit = read("aryl-agent.service")

@@ -19,19 +19,19 @@ OTHER = next((found for found in pwd.getpwall() if found.pw_uid not in (0, os.ge
 
 def test_no_name_is_the_agent_s_own_user() -> None:
     """Most agents are nobody special, and can be nobody else."""
-    assert job_account("") is None
+    assert job_account("", uid=os.geteuid()) is None
 
 
 def test_an_account_that_is_not_there_names_the_field() -> None:
     """Before the first worker fails of it."""
     with pytest.raises(ConfigError, match="job_user: there is no account"):
-        job_account("no-such-account-here")
+        job_account("no-such-account-here", uid=os.geteuid())
 
 
 def test_root_is_refused_whoever_asks() -> None:
     """Jobs never run as root."""
     with pytest.raises(ConfigError, match="job_user: 'root' is root"):
-        job_account("root")
+        job_account("root", uid=os.geteuid())
 
 
 @pytest.mark.skipif(OTHER is None, reason="this machine has no second account")
@@ -40,9 +40,9 @@ def test_another_account_needs_root() -> None:
     assert OTHER is not None
     if os.geteuid() != 0:
         with pytest.raises(ConfigError, match="only an agent that is root"):
-            job_account(OTHER.pw_name)
+            job_account(OTHER.pw_name, uid=os.geteuid())
         return
-    found = job_account(OTHER.pw_name)
+    found = job_account(OTHER.pw_name, uid=os.geteuid())
     assert found is not None
     assert (found.name, found.uid, found.gid, found.home) == (
         OTHER.pw_name,
@@ -55,7 +55,7 @@ def test_another_account_needs_root() -> None:
 @pytest.mark.skipif(os.geteuid() == 0, reason="root is refused as an account")
 def test_the_agent_s_own_account_by_name_is_no_change() -> None:
     """Naming what is so anyway asks for no privilege."""
-    assert job_account(ME) is None
+    assert job_account(ME, uid=os.geteuid()) is None
 
 
 def test_the_settings_reach_the_runner() -> None:

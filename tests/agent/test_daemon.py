@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -148,14 +149,6 @@ async def test_checking_finds_what_an_agent_would_find_later_or_never(
     assert not house.state_dir.exists()
 
 
-async def test_going_home_needs_no_address_that_fits(house: DaemonHouse) -> None:
-    """A file that was spoilt while the node is lent must not keep it away."""
-    config = house.config(inference=True, nats_url="nats://192.0.2.1:4222")
-    arguments = ("--go-home", "--config", str(config), "--fake-nvml", str(house.fleet))
-    status, text = await house.run(*arguments)
-    assert (status, "serving again" in text) == (0, True), text
-
-
 async def test_a_file_of_fake_gpus_that_does_not_fit_ends_the_agent_with_2(
     house: DaemonHouse,
 ) -> None:
@@ -292,6 +285,26 @@ async def test_a_relative_state_directory_is_as_good_as_any(house: DaemonHouse) 
     worker = house.worker(KEY)
     assert worker is not None
     assert (worker.exit_code, worker.error) == (4, "")
+
+
+async def test_each_server_command_is_told_its_node_service_and_gpus(house: DaemonHouse) -> None:
+    """By its environment: there is no shell that could put them into its words."""
+    told = 'printf "%s %s %s" "$ARYL_NODE" "$ARYL_SERVICE" "$ARYL_GPU_UUIDS" >'
+    config = house.config(inference=True)
+    text = config.read_text()
+    for command, does in (("start", "touch"), ("route", "touch"), ("unroute", "rm -f")):
+        line = next(line for line in text.splitlines() if line.startswith(f"{command} = "))
+        saying = json.dumps(f"{told} {house.mark(command)}; {does}")[1:-1]
+        text = text.replace(line, line.replace(f'"{does}', f'"{saying}'))
+    config.write_text(text)
+    await house.start(config)
+    await house.until_role(R.SERVING)
+    await house.want(R.ON_LOAN, ttl_s=30.0)
+    await house.until_role(R.ON_LOAN)
+    gpus = ",".join(gpu.uuid for gpu in house.reports[-1].gpus)
+    assert gpus.count(",") == 1
+    for command in ("start", "route", "unroute"):
+        assert house.mark(command).read_text() == f"n1 chat {gpus}"
 
 
 # --- one agent per node -----------------------------------------------------------------------

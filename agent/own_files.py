@@ -1,0 +1,58 @@
+"""Whose the files in a node's state directory are: its owner's, also those that root makes there.
+Must not know what is in them.
+
+The files are closed to all others, so an agent that is not root could not go on with what root's
+`--go-home` left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from pathlib import Path
+
+ROOT = 0
+WORKER_DEPTH = 2
+"""Of a worker's directory; what its job keeps below it is the job's."""
+
+
+def give(fd: int, state_dir: Path) -> None:
+    """Give what root made in a state directory to its owner, if that is somebody else.
+
+    A file that has another name besides is left as it is: whoever has the directory could have
+    linked one of root's there. So is what cannot be given; its owner is told when it is opened.
+    """
+    if os.geteuid() != ROOT:
+        return
+    with contextlib.suppress(OSError):
+        owner, found = state_dir.stat(), os.fstat(fd)
+        is_alone = stat.S_ISREG(found.st_mode) and found.st_nlink == 1
+        is_fit = is_alone or stat.S_ISDIR(found.st_mode)
+        if found.st_uid == ROOT != owner.st_uid and is_fit:
+            os.fchown(fd, owner.st_uid, owner.st_gid)
+
+
+def give_all(state_dir: Path) -> None:
+    """The same of everything that root has left there, workers' directories included; no link is
+    followed."""
+    if os.geteuid() != ROOT:
+        return
+    with contextlib.suppress(OSError):
+        if state_dir.stat().st_uid == ROOT:
+            return
+        for path, directories, files, directory_fd in os.fwalk(state_dir):
+            for name in (*directories, *files):
+                _give_named(name, directory_fd, state_dir)
+            if len(Path(path).relative_to(state_dir).parts) >= WORKER_DEPTH:
+                directories.clear()
+
+
+def _give_named(name: str, directory_fd: int, state_dir: Path) -> None:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with contextlib.suppress(OSError):
+        fd = os.open(name, flags, dir_fd=directory_fd)
+        try:
+            give(fd, state_dir)
+        finally:
+            os.close(fd)

@@ -1,0 +1,243 @@
+"""An agent's settings file as its start takes it, and as a way home takes one that does not fit.
+Must not know the bus, nor change anything in a state directory.
+
+A file is checked as a whole before anything is touched. A way home needs little of it, and must not
+fail for the rest: the file may have been changed while the node is lent.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tomllib
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from msgspec import structs
+
+from agent import boots
+from agent.accounts import worker_account
+from agent.go_home import is_away
+from agent.inference import ENGINES, checked_url, engine_named
+from agent.kept_settings import kept
+from agent.ledger import peek
+from agent.moving import left_pool
+from agent.server_processes import checked_units
+from agent.settings import AgentSettings, Starter
+from common import natsrules
+from common.clock import SystemClock
+from common.errors import ConfigError
+from common.failure_rules import read_rules
+from common.settings import drop_ins, load
+
+log = logging.getLogger(__name__)
+
+
+def checked(path: Path, *, uid: int | None = None) -> AgentSettings:
+    """The settings of an agent that starts, or is to.
+
+    uid: as which account; None is this process's.
+
+    Raises:
+        ConfigError: they do not fit each other or this machine; names file and field.
+    """
+    settings = load(path, AgentSettings)
+    with _naming(path):
+        settings.check()
+        _check_node(settings)
+        _check_jobs(settings, os.geteuid() if uid is None else uid)
+        _check_server(settings)
+    return settings
+
+
+def check_state_dir(path: Path, settings: AgentSettings, state_dir: Path | None) -> None:
+    """Whether a file and the command line name the same state directory.
+
+    Raises:
+        ConfigError: they do not, so where the file cannot be read its node is not found.
+    """
+    if state_dir is not None and not _is_same(settings, state_dir):
+        raise ConfigError(
+            f"{path}: state_dir: {settings.state_dir}, and --state-dir says {state_dir}"
+        )
+
+
+def _is_same(settings: AgentSettings, state_dir: Path) -> bool:
+    return Path(settings.state_dir).resolve() == state_dir.resolve()
+
+
+@contextmanager
+def _naming(path: Path) -> Generator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _check_node(settings: AgentSettings) -> None:
+    """Whether the state directory is this node's.
+
+    Raises:
+        ConfigError: it is another one's.
+    """
+    known = peek(Path(settings.state_dir)) or kept(Path(settings.state_dir))
+    if known is not None and known.node != settings.node:
+        raise ConfigError(f"node: {settings.node}, and state_dir belongs to node {known.node}")
+
+
+def _check_jobs(settings: AgentSettings, uid: int) -> None:
+    """What an agent would refuse later, with a coordinator to ask and workers to start.
+
+    Raises:
+        ConfigError: names the field.
+    """
+    access = settings.access
+    natsrules.server_urls(settings.nats_url, access=access, insecure=settings.insecure)
+    # Seed and credentials may be there for the agent's unit alone, and only while that runs.
+    natsrules.options(structs.replace(access, nkey_seed_path=None, credentials_path=None))
+    read_rules(settings.failure_rules)
+    worker_account(settings.job_user, uid=uid, is_root_allowed=settings.is_root_allowed)
+    if settings.worker_starter == Starter.SYSTEMD:  # others inherit what this process sees
+        boots.check(SystemClock().boot_id())
+
+
+def _check_server(settings: AgentSettings) -> None:
+    """What an agent would never have an answer from.
+
+    Raises:
+        ConfigError: names the field.
+    """
+    server = settings.server
+    if server is None:
+        return
+    if warning := settings.warning():
+        log.warning("%s", warning)
+    engine_named(server.engine)
+    checked_url(server.metrics_url, "server.metrics_url")
+    checked_url(server.health_url, "server.health_url")
+    checked_units(server.units)
+
+
+# --- the way home ---------------------------------------------------------------------------
+
+
+def way_home(path: Path, *, state_dir: Path | None) -> AgentSettings:
+    """The settings for `--go-home`: the file's where they fit this node and its server, else those
+    that the node's agent accepted last; and the file's all the same where it accepted none and they
+    are of this node.
+
+    Nothing of jobs is left in them: no failure rules are read and no account is looked up.
+
+    state_dir: of the node, where the file names none; if both name one, that of a node that is
+        away goes before, and then the file's.
+
+    Raises:
+        ConfigError: the file does not fit, and there is nothing else; names file and field.
+    """
+    settings, warning = _settings_home(path, state_dir)
+    if warning:
+        log.warning("%s", warning)
+    return settings
+
+
+def expected_home(path: Path, *, state_dir: Path | None) -> AgentSettings | None:
+    """What `way_home` would give now, without a word; None where it would fail."""
+    try:
+        return _settings_home(path, state_dir)[0]
+    except ConfigError:
+        return None
+
+
+def _settings_home(path: Path, state_dir: Path | None) -> tuple[AgentSettings, str]:
+    """As of `way_home`, and why they are not the file's, or that they do not fit; mostly empty."""
+    where = _home_dir(path, state_dir)
+    told, warning = None, ""
+    try:
+        read = load(path, AgentSettings)
+        with _naming(path):
+            read.check()
+            _check_place(read, where)
+            told = read
+            _check_server(read)
+    except ConfigError as error:
+        last, warning = _accepted(where), str(error)
+        if last is not None:
+            warning += "; on what the node's agent accepted last it goes home"
+            told = last
+        elif told is None:
+            hint = "" if state_dir else "; its agent's last ones are used with --state-dir DIR"
+            raise ConfigError(f"{error}{hint}") from None
+    return _for_way_home(told), warning
+
+
+def _home_dir(path: Path, state_dir: Path | None) -> Path | None:
+    """The state directory of the node that is to come home; None: nobody says.
+
+    A unit may name another one than a site's file, and a file may have been changed: so the one of
+    a node that is away, else one of any node.
+    """
+    named = [where for where in (_named_state_dir(path), state_dir) if where is not None]
+    for where in named:
+        memory = peek(where)
+        if memory is not None and is_away(memory):
+            return where
+    known = [where for where in named if os.path.lexists(where / "ledger") or kept(where)]
+    return next(iter(known or named), None)
+
+
+def _accepted(where: Path | None) -> AgentSettings | None:
+    """What the agent of the node in this state directory accepted last; None: nobody knows.
+
+    An agent may have accepted what its ledger never had, as a move to another pool.
+    """
+    last = None if where is None else kept(where)
+    memory = None if where is None else peek(where)
+    if last is None or memory is None:
+        return last
+    is_of_node = memory.node == last.node and left_pool(memory, last.home_pool) is None
+    return last if is_of_node else None
+
+
+def _check_place(settings: AgentSettings, where: Path | None) -> None:
+    """Whether these are of the node in this state directory, and of the loan that it has.
+
+    Raises:
+        ConfigError: they are of another one, so that nothing would be known of the loan, or nobody
+            would do what ends it.
+    """
+    if where is None:
+        return
+    if not _is_same(settings, where):
+        raise ConfigError(f"state_dir: {settings.state_dir}, and the node's is {where}")
+    _check_node(settings)
+    memory, last = peek(where), _accepted(where)
+    pool = None if memory is None else left_pool(memory, settings.home_pool)
+    if memory is None and last is not None and last.home_pool != settings.home_pool:
+        pool = last.home_pool
+    if pool is not None:
+        raise ConfigError(f"home_pool: {settings.home_pool}, and the node is of the {pool} pool")
+    if last is not None and last.service != settings.service:
+        raise ConfigError(f"service: {settings.service}, and the node is of {last.service}")
+
+
+def _named_state_dir(path: Path) -> Path | None:
+    """What the last of the file and its drop-ins says that says it, as far as they are TOML."""
+    named: object = None
+    for file in (path, *drop_ins(path)):
+        with suppress(OSError, ValueError, RecursionError):
+            named = tomllib.loads(file.read_text(encoding="utf-8")).get("state_dir", named)
+    return Path(named) if isinstance(named, str) and named and "\0" not in named else None
+
+
+def _for_way_home(settings: AgentSettings) -> AgentSettings:
+    """Less what it does not need; no worker is started on it, and as root none could be.
+
+    An engine that is not known costs the load on its page, which nobody is told of then.
+    """
+    server = settings.server
+    if server is not None and server.engine not in ENGINES:
+        server = structs.replace(server, metrics_url="")
+    return structs.replace(
+        settings, server=server, failure_rules="", job_user="", is_root_allowed=False
+    )
