@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import socket
+import stat
 from collections.abc import Iterator
 
 from agent import shim_files
@@ -19,6 +20,12 @@ MAX_LINE_BYTES = 65_536
 MAX_CLIENTS = 8
 MAX_UNIX_PATH_BYTES = 107
 """What fits into sockaddr_un on Linux, the ending zero not counted."""
+FOLDER_NOTE = "job-socket-folder"
+"""In a worker's directory: where its job's socket is, if it is elsewhere."""
+FOLDER_PREFIX = "/tmp/aryl-"
+"""Of where that is; the rest are a pid and chance."""
+_FOLDER_REST = frozenset("0123456789abcdef-")
+_MAX_NOTE_BYTES = 100
 
 
 def parse(data: bytes) -> dict[str, object] | None:
@@ -118,7 +125,8 @@ class JobSocket:
         name = shim_files.JOB_SOCKET
         if len(os.fsencode(self.path)) > MAX_UNIX_PATH_BYTES:
             # The job gets an absolute path and cannot be asked to use tricks to shorten it.
-            self._folder = f"/tmp/aryl-{os.getpid()}-{os.urandom(8).hex()}"
+            self._folder = f"{FOLDER_PREFIX}{os.getpid()}-{os.urandom(8).hex()}"
+            _note(self._folder)  # first: whoever is killed in between has left only what is named
             os.mkdir(self._folder, 0o700)
             self.path = name = os.path.join(self._folder, shim_files.JOB_SOCKET)
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -186,3 +194,52 @@ class JobSocket:
             os.unlink(self.path)
             if self._folder:
                 os.rmdir(self._folder)
+                os.unlink(FOLDER_NOTE)
+
+
+def _note(folder: str) -> None:
+    """Name it in the worker's directory, which a shim is in."""
+    fd = os.open(FOLDER_NOTE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+    try:
+        os.write(fd, folder.encode("ascii"))
+    finally:
+        os.close(fd)
+
+
+def remove_folder(directory: str) -> None:
+    """Remove the folder that a shim has named in a worker's directory and left; none is no error.
+
+    The directory is its job's, who may have written any name there, and whoever calls may be root.
+    So only a folder of such a name counts, and only one of the account that has the directory; of
+    it only its socket goes. No link is followed: there is none that this account could not remove.
+    """
+    with contextlib.suppress(OSError):
+        owner = os.lstat(directory).st_uid
+        folder = _noted(os.path.join(directory, FOLDER_NOTE))
+        if folder is None:
+            return
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if os.fstat(fd).st_uid != owner:
+                return
+            with contextlib.suppress(FileNotFoundError):
+                found = os.stat(shim_files.JOB_SOCKET, dir_fd=fd, follow_symlinks=False)
+                if stat.S_ISSOCK(found.st_mode):
+                    os.unlink(shim_files.JOB_SOCKET, dir_fd=fd)
+        finally:
+            os.close(fd)
+        os.rmdir(folder)
+
+
+def _noted(path: str) -> str | None:
+    """The name in a note that only a shim can have meant; a fifo or a link is not waited for."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return None
+        name = os.read(fd, _MAX_NOTE_BYTES).decode("ascii", errors="replace")
+    finally:
+        os.close(fd)
+    rest = name.removeprefix(FOLDER_PREFIX)
+    is_ours = name != rest and bool(rest) and _FOLDER_REST.issuperset(rest)
+    return name if is_ours else None

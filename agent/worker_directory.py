@@ -11,6 +11,7 @@ import os
 import shutil
 from pathlib import Path
 
+from agent import shim_sockets
 from agent.withdrawn import is_shim_silent
 from agent.worker_record import kill_marked
 from agent.worker_spec import Account
@@ -40,6 +41,14 @@ def make_directory(directory: Path, account: Account | None) -> bool:
         if is_shim_silent(directory):
             return False
         kill_marked(directory)
+        shim_sockets.remove_folder(str(directory))
         shutil.rmtree(directory)
         directory.mkdir(mode=0o700)
     return True
+
+
+def remove_directory(directory: Path) -> None:
+    """Remove it, as far as the disk lets, with what its shim had to put elsewhere and left there
+    because it was killed."""
+    shim_sockets.remove_folder(str(directory))
+    shutil.rmtree(directory, ignore_errors=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Generator
 from pathlib import Path
@@ -17,7 +19,7 @@ from agent.worker_spec import Account
 from agent.workers import ShimRunner
 from common.clock import SystemClock
 from common.messages import WorkerOrder
-from tests.agent.worker_house import make_order
+from tests.agent.worker_house import PATIENCE_S, make_order
 
 JOBS = Account(name="nobody", uid=65534, gid=65534, home="/nonexistent")
 ORDER = make_order("true")
@@ -95,6 +97,41 @@ async def test_a_directory_that_a_job_had_is_made_anew(tmp_path: Path) -> None:
     target = given_away(tmp_path / str(ORDER.key))
     assert await started(tmp_path, JOBS) == [(0, [shim_files.SPEC_FILE])]
     assert target.read_text() == "as it was"
+    assert (tmp_path / str(ORDER.key)).stat().st_mode & 0o777 == 0o700
+
+
+def has_called_exec(pid: int) -> bool:
+    """Whether a process has its environment; whoever started it may go on shortly before that."""
+    return bool(Path(f"/proc/{pid}/environ").read_bytes())
+
+
+@needs_root
+async def test_what_a_dead_shim_left_running_is_killed_before_its_directory_is_made_anew(
+    tmp_path: Path,
+) -> None:
+    """Its job would run twice: nobody knows of the first one when the directory is gone."""
+    directory = tmp_path / str(ORDER.key)
+    given_away(directory)
+    left = await asyncio.create_subprocess_exec(
+        *("sleep", "1000"),
+        env={"ARYL_WORKER_DIRECTORY": str(directory), "PATH": os.environ["PATH"]},
+        user=JOBS.uid,
+        group=JOBS.gid,
+        extra_groups=[],
+        cwd="/",
+    )
+    try:
+        clock = SystemClock()
+        async with clock.timeout(PATIENCE_S):
+            while not has_called_exec(left.pid):
+                await clock.sleep(0.02)
+        assert make_directory(directory, JOBS)
+        async with clock.timeout(PATIENCE_S):
+            assert await left.wait() == -signal.SIGKILL
+    finally:
+        if left.returncode is None:
+            left.kill()
+            await left.wait()
 
 
 @needs_root
