@@ -24,8 +24,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from agent.processes import PROC, thread_states
-from agent.shim_files import boot_id, start_ticks
+from agent import own_files
+from agent.processes import PROC, has_lock, thread_states
+from agent.shim_files import boot_id, is_locked, start_ticks
 from common.clock import Clock
 from common.errors import Unavailable
 
@@ -58,16 +59,25 @@ class Holder(Struct, frozen=True, kw_only=True):
     beat_count: int
     beat_at_s: float
 
-    @property
-    def is_running(self) -> bool:
-        """Whether this very process is there, stopped or not, and no other with its pid."""
-        is_this_boot = self.boot_id == boot_id()
-        return is_this_boot and self.start_ticks > 0 and start_ticks(self.pid) == self.start_ticks
+    def is_running(self, state_dir: Path) -> bool:
+        """Whether this very process is there, stopped or not, and no other with its pid.
+
+        Another boot id is no proof that it is gone: in a container the file may be masked for it or
+        for whoever looks. No lock outlives a boot, and the kernel says who has one.
+        """
+        if not 0 < self.start_ticks == start_ticks(self.pid):
+            return False
+        return self.boot_id == boot_id() or has_lock(self.pid, lock_path(state_dir))
 
 
 def path_in(state_dir: Path) -> Path:
     """Where a node's holder says who it is."""
     return state_dir / "holder"
+
+
+def lock_path(state_dir: Path) -> Path:
+    """What a node's holder has locked."""
+    return state_dir / "lock"
 
 
 def read(state_dir: Path) -> Holder | None:
@@ -129,6 +139,7 @@ class Heartbeat:
         line = f"{self._name} {self._count:012d} {monotonic_s():020.6f}\n".encode("ascii")
         if self._fd is None:
             self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            own_files.give(self._fd, self._path.parent)
             os.ftruncate(self._fd, min(len(line), os.fstat(self._fd).st_size))
         os.pwrite(self._fd, line, 0)
 
@@ -188,19 +199,26 @@ async def beating(state_dir: Path, clock: Clock) -> AsyncGenerator[Heartbeat]:
 
 
 async def end_if_hung(
-    state_dir: Path, *, patience_s: float, clock: Clock, proc: Path = PROC
-) -> Holder:
+    state_dir: Path,
+    *,
+    patience_s: float,
+    clock: Clock,
+    let_go_s: float = END_S,
+    proc: Path = PROC,
+) -> Holder | None:
     """SIGKILL a holder that has not beaten for `patience_s`; it is gone or going then.
 
-    Never by a pid alone: boot, pid and start time must be those of who wrote the file.
+    Never by a pid alone: boot, pid and start time must be those of who wrote the file. None: nobody
+    was ended, as whoever had the lock let it go within `let_go_s`.
 
     Raises:
         Unavailable: it is alive, or nobody knows who it is, or it waits for a disk and would not
             end; whoever calls tries again later.
     """
     holder = read(state_dir)
-    if holder is None or not holder.is_running:
-        raise Unavailable(f"{state_dir}: another agent works on this node, and says not which")
+    if holder is None or not holder.is_running(state_dir):
+        await _until_let_go(state_dir, let_go_s, clock)
+        return None
     if not os.access(path_in(state_dir), os.W_OK):
         raise Unavailable(
             f"{state_dir}: another agent works on this node; the disk is read-only, so that it "
@@ -217,18 +235,37 @@ async def end_if_hung(
         if silent_s >= patience_s and looked_at_s - began_at_s >= WATCH_S:
             break
         await clock.sleep(LOOK_S)
-        if read(state_dir) != holder:
+        said = read(state_dir)
+        if said is None or not said.is_running(state_dir):
+            await _until_let_go(state_dir, let_go_s, clock)
+            return None
+        if said != holder:
             raise Unavailable(f"{state_dir}: another agent works on this node and is alive")
         now_s = clock.now_s()
         if now_s - looked_at_s > HELD_UP_S:
             began_at_s = now_s
         looked_at_s = now_s
     log.warning("process %d has the node and hangs, silent for %.1f s", holder.pid, silent_s)
-    _end(holder)
+    _end(holder, state_dir)
     return holder
 
 
-def _end(holder: Holder) -> None:
+async def _until_let_go(state_dir: Path, within_s: float, clock: Clock) -> None:
+    """Wait for the lock of a holder that is gone, or has said that it goes. For a moment a lock
+    outlives its process: in a child that has not yet become a program of its own, or until the
+    kernel has closed all that a dead one had open.
+
+    Raises:
+        Unavailable: somebody still has it, and nobody knows who.
+    """
+    began_at_s = clock.now_s()
+    while is_locked(str(lock_path(state_dir))):
+        if clock.now_s() - began_at_s >= within_s:
+            raise Unavailable(f"{state_dir}: another agent works on this node, and says not which")
+        await clock.sleep(LOOK_S)
+
+
+def _end(holder: Holder, state_dir: Path) -> None:
     """SIGKILL of this process and no other: the descriptor is taken before it is verified.
 
     Raises:
@@ -241,7 +278,7 @@ def _end(holder: Holder) -> None:
     except OSError as error:
         raise Unavailable(f"process {holder.pid} hangs and cannot be ended: {error}") from error
     try:
-        if holder.is_running:
+        if holder.is_running(state_dir):
             signal.pidfd_send_signal(pid_fd, signal.SIGKILL)
     except ProcessLookupError:
         pass

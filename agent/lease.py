@@ -47,11 +47,12 @@ class LeaseKeeper:
     """Renews the lease every third of its TTL from the moment that it was taken, sooner after a
     failure.
 
-    The last resort is armed before the first request: a node whose agent dies in the drain, and
-    whose coordinator never answered, must come home too.
+    The last resort is armed before the first request, and before the node leaves its routing: one
+    whose agent dies in the drain, and whose coordinator never answered, must come home too.
 
     Args:
         changed: called after each answer, when there may be something to write down or to do.
+        tried: called when a new lease may begin.
         margin_s: the last resort fires this long after the TTL.
     """
 
@@ -65,6 +66,7 @@ class LeaseKeeper:
         last_resort: LastResort,
         margin_s: float,
         changed: Callable[[], Awaitable[None]],
+        tried: Callable[[], None] = lambda: None,
     ) -> None:
         self._life = life
         self._cell = cell
@@ -73,6 +75,8 @@ class LeaseKeeper:
         self._last_resort = last_resort
         self._margin_s = margin_s
         self._changed = changed
+        self._tried = tried
+        self._tried_for: LeaseId | None = None
         self._nonce = 0
         self._next_at_s = 0.0
         self._renewing: LeaseId | None = None
@@ -87,6 +91,11 @@ class LeaseKeeper:
         if self._lease() is None:
             return None
         return max(0.0, self._next_at_s - self._clock.now_s())
+
+    def may_begin(self, lease_id: LeaseId) -> bool:
+        """Whether the last resort was armed for a lease, or could not be: a node that nobody would
+        bring home but its agent still has that."""
+        return self._tried_for == lease_id
 
     @property
     def step_limit_s(self) -> float:
@@ -115,6 +124,9 @@ class LeaseKeeper:
         self._next_at_s = now_s + lease.ttl_s / RENEWALS_PER_TTL
         if self._armed_for != lease.lease_id:
             await self._arm(lease)
+        if self._tried_for != lease.lease_id:
+            self._tried_for = lease.lease_id
+            self._tried()
         await self._renew(lease)
 
     async def _disarm_if_home(self, now_s: float) -> None:

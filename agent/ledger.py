@@ -13,6 +13,7 @@ import errno
 import fcntl
 import logging
 import os
+import stat
 import struct
 import zlib
 from collections.abc import Callable, Generator
@@ -20,16 +21,29 @@ from pathlib import Path
 from typing import Protocol
 
 import msgspec
+from msgspec import Struct
 
-from agent.state import Memory
+from agent import ledger_words, own_files
+from agent.holder import lock_path
+from agent.state import MEMORY_VERSION, Memory
 from common.errors import ConfigError, Unavailable
 
 log = logging.getLogger(__name__)
 
 COMPACT_BYTES = 1 << 20
+OWN_MODE = 0o600
 _FRAME = struct.Struct("<II")
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Memory)
+
+
+class _Versioned(Struct):
+    """What is read first: the rest may have another meaning."""
+
+    version: int = MEMORY_VERSION
+
+
+_version_decoder = msgspec.msgpack.Decoder(_Versioned)
 
 
 def peek(state_dir: Path) -> Memory | None:
@@ -39,7 +53,7 @@ def peek(state_dir: Path) -> Memory | None:
     """
     try:
         payload, _ = last_record((state_dir / "ledger").read_bytes())
-        return _decoder.decode(payload) if payload else None
+        return _memory(payload) if payload else None
     except (OSError, msgspec.DecodeError):
         return None
 
@@ -101,7 +115,7 @@ class Ledger:
         tells whether it can be written again.
 
         Raises:
-            ConfigError: the file is of another version of Aryl.
+            ConfigError: the file is of another version of Aryl; it is left as it is.
             Unavailable: it is there and cannot be read.
         """
         try:
@@ -110,18 +124,19 @@ class Ledger:
             return None
         except OSError as error:
             raise Unavailable(f"ledger {self._path}: {error}") from error
-        payload, self._end = last_record(data)
-        if self._end < len(data):
-            dropped = len(data) - self._end
-            log.warning("ledger: %d bytes after the last whole record are dropped", dropped)
-            with contextlib.suppress(OSError):  # it is kept for people, who can do without it
-                self._path.with_suffix(".torn").write_bytes(data[self._end :])
-        if not payload:
-            return None
+        payload, end = last_record(data)
         try:
-            memory = _decoder.decode(payload)
+            memory = _memory(payload) if payload else None
         except msgspec.DecodeError as error:
             raise ConfigError(f"{self._path}: not a ledger of this version: {error}") from error
+        self._end = end
+        if end < len(data):
+            dropped = len(data) - end
+            log.warning("ledger: %d bytes after the last whole record are dropped", dropped)
+            with contextlib.suppress(OSError):  # it is kept for people, who can do without it
+                self._keep_torn(data[end:])
+        if memory is None:
+            return None
         try:
             self._rewrite(payload)
         except OSError as error:
@@ -130,6 +145,13 @@ class Ledger:
             self._last = payload
         return memory
 
+    def _keep_torn(self, data: bytes) -> None:
+        fd = _open_own(self._path.with_suffix(".torn"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            self._write_all(fd, data)
+        finally:
+            os.close(fd)
+
     async def save(self, memory: Memory) -> None:
         """Return when this memory is on disk; one that did not change costs nothing.
 
@@ -137,7 +159,7 @@ class Ledger:
             Unavailable: the disk took it not. The record before it counts, and it may be tried
                 again as often as one likes.
         """
-        payload = _encoder.encode(memory)
+        payload = _encoder.encode(ledger_words.written(memory))
         async with self._lock:
             if payload == self._last:
                 return
@@ -155,7 +177,7 @@ class Ledger:
             return
         if self._fd is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._fd = _open_own(self._path, os.O_WRONLY | os.O_CREAT)
             os.ftruncate(self._fd, self._end)
             os.lseek(self._fd, self._end, os.SEEK_SET)
         record = frame(payload)
@@ -172,7 +194,7 @@ class Ledger:
     def _rewrite(self, payload: bytes) -> None:
         """A fresh file with one record, in place of the old one at once or not at all."""
         fresh, record = self._path.with_suffix(".new"), frame(payload)
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        fd = _open_own(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
             self._write_all(fd, record)
             self._sync(fd)
@@ -218,6 +240,31 @@ def last_record(data: bytes) -> tuple[bytes, int]:
     return payload, offset
 
 
+def _memory(payload: bytes) -> Memory:
+    """The memory of a record.
+
+    Raises:
+        msgspec.DecodeError: it is of another version.
+    """
+    version = _version_decoder.decode(payload).version
+    if version > MEMORY_VERSION:
+        raise msgspec.ValidationError(
+            f"version: {version}, written by a newer agent; this one reads up to {MEMORY_VERSION}"
+        )
+    return ledger_words.read(_decoder.decode(payload))
+
+
+def _open_own(path: Path, flags: int) -> int:
+    """A file of the node's account alone, whatever the umask: the last resort has not the agent's.
+    One that is there and that others may read is closed to them; no link is followed."""
+    fd = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, OWN_MODE)
+    own_files.give(fd, path.parent)
+    with contextlib.suppress(OSError):  # another's, or on a disk that takes no write
+        if stat.S_IMODE(os.fstat(fd).st_mode) & ~OWN_MODE:
+            os.fchmod(fd, OWN_MODE)
+    return fd
+
+
 def frame(payload: bytes) -> bytes:
     return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
 
@@ -231,7 +278,7 @@ def exclusive(state_dir: Path) -> Generator[None]:
             there since the node's first agent.
         ConfigError: this account cannot have a lock there, whatever the disk does.
     """
-    path = state_dir / "lock"
+    path = lock_path(state_dir)
     try:
         fd = _lock_file(path)
     except OSError as error:
@@ -252,7 +299,7 @@ def _lock_file(path: Path) -> int:
     """The lock's descriptor; on a read-only disk for reading, which locks as well."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        return _open_own(path, os.O_WRONLY | os.O_CREAT)
     except OSError as error:
         if error.errno != errno.EROFS:
             raise

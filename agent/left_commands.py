@@ -12,16 +12,20 @@ import os
 from pathlib import Path
 
 from agent import sessions
+from agent.holder import WAITING_IN_KERNEL
+from agent.processes import leaders, thread_states
 from agent.shim_files import boot_id, start_ticks
 from common.clock import Clock
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.02
+NODE_VARIABLE = "ARYL_NODE"
+"""Each command has it in its environment."""
 
 
 class CommandRecord:
-    """The file; the node's lock must be held. What it names is proven by boot, pid and start."""
+    """The file; the node's lock must be held. What it names is proven by boot, pid and start, or
+    where the boot has two names by what the process itself has of an agent."""
 
     def __init__(self, state_dir: Path) -> None:
         self._path = state_dir / "command"
@@ -49,8 +53,26 @@ class CommandRecord:
             leader, began = int(pid), int(ticks)
         except (OSError, ValueError):
             return None
-        is_it = named_boot_id == boot_id() and began > 0 and start_ticks(leader) == began
-        return leader if is_it else None
+        if not 0 < began == start_ticks(leader):
+            return None
+        return leader if named_boot_id == boot_id() or _is_command(leader) else None
+
+
+def _is_command(pid: int) -> bool:
+    """Whether a process was begun as a server command: it leads a session and has the variable.
+
+    Another boot id is no proof that it is another's: in a container the file may be masked for who
+    wrote it or for whoever looks. No process outlives a boot, and none of another boot has the
+    number, the start and the marks of this one. Of one that waits in the kernel its environment,
+    which is in its own memory, is not asked for: whoever did might wait with it.
+    """
+    if leaders(pid) != {pid} or WAITING_IN_KERNEL in thread_states(pid):
+        return False
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # it has ended meanwhile, or is another account's
+        return False
+    return any(text.startswith(f"{NODE_VARIABLE}=".encode()) for text in environment)
 
 
 async def end_left(state_dir: Path, *, clock: Clock) -> None:
@@ -70,7 +92,7 @@ async def end_left(state_dir: Path, *, clock: Clock) -> None:
         return
     try:
         async with clock.timeout(sessions.END_S):
-            while sessions.living(leader):
-                await clock.sleep(LOOK_S)
+            await sessions.emptied(leader, clock)
     except TimeoutError:
-        log.error("command %d does not end; it may yet move the server", leader)
+        who = sessions.left(leader)
+        log.error("command %d: %s does not end; it may yet move the server", leader, who)

@@ -51,6 +51,35 @@ def thread_states(pid: int, *, proc: Path = PROC) -> set[str]:
     return found
 
 
+def name_of(pid: int, *, proc: Path = PROC) -> str:
+    """A process's name, 15 characters at most; empty when it is gone.
+
+    Not its command line, which the kernel reads from the process's own memory: whoever asks for
+    that of one that waits in the kernel may wait with it.
+    """
+    try:
+        stat = (proc / str(pid) / "stat").read_bytes()
+    except OSError:
+        return ""
+    return stat[stat.find(b"(") + 1 : stat.rfind(b")")].decode(errors="replace")
+
+
+def has_lock(pid: int, path: Path, *, proc: Path = PROC) -> bool:
+    """Whether a process has a file locked by flock(2), as the kernel says in /proc/locks (proc(5)).
+
+    By the number of the file alone, for a file system may have another one of itself for that table
+    than it has for stat(2).
+    """
+    try:
+        inode = path.stat().st_ino
+        lines = (proc / "locks").read_text("ascii").splitlines()
+    except OSError:
+        return False
+    # Who waits for one has an arrow in the second place.
+    found = [words for line in lines if len(words := line.split()) > 5 and words[1] == "FLOCK"]
+    return any(words[4] == str(pid) and words[5].split(":")[-1] == str(inode) for words in found)
+
+
 def strangers(pids: Iterable[int], owners: Iterable[int], *, proc: Path = PROC) -> set[int]:
     """Those of `pids` that are alive and descend from none of `owners`."""
     known = set(owners)

@@ -208,8 +208,6 @@ class Supervisor:
         grace_s = read_number((order or {}).get("grace_s"))
         if op == "stop" and grace_s is not None:
             self._begin_stop(str((order or {}).get("reason")), grace_s)
-        elif op == "kill":
-            self._begin_stop(str((order or {}).get("reason") or "stale"), 0.0)
         elif op == "resize" and count is not None and count >= 0:
             self._worker_count = int(count)
             self._tell_count()

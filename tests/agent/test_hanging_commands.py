@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from agent.hooks import OneCommand, SystemCommands
-from agent.server import SLOW_S
+from agent.server import SLOW_S, ServerCommands
 from agent.starters import run_command
 from agent.state import HookKind, Memory
 from common.clock import SystemClock
@@ -247,6 +247,49 @@ async def test_a_node_ends_the_process_of_the_command_and_goes_home() -> None:
         house.machine.gate.set()
         await house.until_role(NodeRole.SERVING)
         assert house.machine.commands == ["unroute", "cancelled", "route"]
+
+
+async def test_a_node_tells_who_does_not_end_of_a_command() -> None:
+    """Its detail says so when it serves again, which is the event of its way back."""
+    async with AgentHouse(inference=True) as house:
+        await house.until_role(NodeRole.SERVING)
+        house.machine.gate = asyncio.Event()
+        house.machine.left_behind = "process 7 (stuck, state D) did not end"
+        await house.want(NodeRole.ON_LOAN, lease=lease(ttl_s=TTL_S))
+        await house.clock.advance(5.0)
+        await house.want(NodeRole.SERVING)
+        await house.clock.advance(1.0)
+        house.machine.gate.set()
+        await house.until_role(NodeRole.SERVING)
+        assert "unroute command: process 7 (stuck, state D)" in house.reports[-1].detail
+
+
+def test_who_is_left_of_a_command_is_told_until_one_of_its_kind_succeeds() -> None:
+    """It may yet undo what its node does, in whatever role that is by then."""
+    bench = draining(HookKind.UNROUTE)
+    bench.want(NodeRole.SERVING)
+    bench.ends_hooks = False
+    bench.step(STEP_S)
+    bench.life.hook_done(HookKind.UNROUTE, error="was ended", now_s=bench.now_s, left="process 7")
+    until_home(bench, 3 * STEP_S)
+    assert "unroute command: process 7" in bench.life.detail
+    bench.want(NodeRole.ON_LOAN, lease=lease("l1-2", ttl_s=TTL_S))
+    bench.answers_hooks = False
+    bench.step(STEP_S)
+    bench.answer(HookKind.UNROUTE, error="failed")
+    assert "process 7" in bench.life.detail, "it failed, perhaps for the sake of that one"
+    bench.answers_hooks = True
+    bench.steps(3)
+    assert "process 7" not in bench.life.detail
+
+
+def test_who_is_left_of_a_command_of_a_role_that_is_over_is_told_too() -> None:
+    """What it said counts for nothing then; that it is there may matter all the more."""
+    commands = ServerCommands(0.0)
+    commands.run(HookKind.UNROUTE, 1.0)
+    commands.new_role(2.0)
+    commands.answered(HookKind.UNROUTE, error="was ended", left="process 7", now_s=3.0)
+    assert (commands.error, commands.left) == ("", "unroute command: process 7")
 
 
 async def test_a_command_that_is_ended_leaves_no_process(tmp_path: Path) -> None:

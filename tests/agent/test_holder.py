@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import signal
 import sys
@@ -16,7 +17,8 @@ import pytest
 from agent import holder
 from agent.holder import Heartbeat, Holder, end_if_hung
 from agent.ledger import exclusive
-from agent.processes import thread_states
+from agent.processes import has_lock, thread_states
+from agent.shim_files import boot_id, start_ticks
 from common.clock import SystemClock
 from common.errors import Unavailable
 from tests.agent.worker_house import PATIENCE_S, is_alive
@@ -24,6 +26,8 @@ from tests.agent.worker_house import PATIENCE_S, is_alive
 ROOT = Path(__file__).parents[2]
 CLOCK = SystemClock()
 PATIENT_S = 2.0
+LET_GO_S = 0.3
+"""Where nobody will let it go."""
 HOLD = """
 import asyncio, pathlib, sys, time
 from agent.holder import beating
@@ -89,9 +93,12 @@ class HolderHouse:
     async def judge(self, *, clock: SystemClock = CLOCK) -> str:
         """End it if it hangs; why not, or an empty text when it was ended and is gone."""
         try:
-            ended = await end_if_hung(self.state_dir, patience_s=PATIENT_S, clock=clock)
+            ended = await end_if_hung(
+                self.state_dir, patience_s=PATIENT_S, clock=clock, let_go_s=LET_GO_S
+            )
         except Unavailable as error:
             return str(error)
+        assert ended is not None
         assert ended.pid == self.pid
         await self.until(lambda: not is_alive(self.pid), "it is gone")
         return ""
@@ -190,6 +197,68 @@ async def test_a_watcher_that_was_held_up_begins_to_watch_anew(house: HolderHous
     assert is_alive(house.pid)
 
 
+class ThenClock(SystemClock):
+    """Does something when it is first slept on: as soon as somebody waits."""
+
+    def __init__(self, do: Callable[[], None]) -> None:
+        self._todo = [do]
+
+    async def sleep(self, delay_s: float) -> None:
+        while self._todo:
+            self._todo.pop()()
+        await super().sleep(delay_s)
+
+
+async def left_lock(state_dir: Path) -> asyncio.subprocess.Process:
+    """A process that has a node's lock from its parent, and no other part in it."""
+    fd = os.open(holder.lock_path(state_dir), os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return await asyncio.create_subprocess_exec("sleep", "1000", pass_fds=(fd,))
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("says", ["who is gone", "nothing"])
+async def test_a_lock_that_outlives_its_holder_is_waited_for(tmp_path: Path, says: str) -> None:
+    """For a moment, in a child that is being begun, or when an agent ends in good order."""
+    gone = await asyncio.create_subprocess_exec("true")
+    await gone.wait()
+    if says != "nothing":
+        word = Holder(boot_id=boot_id(), pid=gone.pid, start_ticks=1, beat_count=7, beat_at_s=0.0)
+        say(tmp_path, word)
+    keeps = await left_lock(tmp_path)
+    try:
+        with pytest.raises(Unavailable, match="says not which"):
+            await end_if_hung(tmp_path, patience_s=0.0, clock=CLOCK, let_go_s=LET_GO_S)
+        clock = ThenClock(keeps.kill)
+        assert await end_if_hung(tmp_path, patience_s=0.0, clock=clock) is None
+        with exclusive(tmp_path):
+            pass
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            keeps.kill()
+        await keeps.wait()
+
+
+@pytest.mark.parametrize("is_word_gone", [False, True])
+async def test_a_holder_that_ends_while_it_is_watched_is_watched_no_longer(
+    house: HolderHouse, is_word_gone: bool
+) -> None:
+    """It is neither alive nor worth the patience that one has with the living."""
+    await house.stop()
+
+    def end() -> None:
+        if is_word_gone:
+            holder.path_in(house.state_dir).unlink()
+        os.kill(house.pid, signal.SIGKILL)
+
+    async with CLOCK.timeout(PATIENCE_S):
+        found = await end_if_hung(house.state_dir, patience_s=1e6, clock=ThenClock(end))
+    assert found is None
+    assert house.is_free()
+
+
 async def test_a_holder_that_waits_for_a_disk_is_not_ended(
     house: HolderHouse, tmp_path: Path
 ) -> None:
@@ -203,17 +272,76 @@ async def test_a_holder_that_waits_for_a_disk_is_not_ended(
     assert is_alive(house.pid)
 
 
-@pytest.mark.parametrize("change", [{"start_ticks": 1}, {"boot_id": "another-boot"}])
-async def test_a_process_that_only_has_the_pid_is_never_ended(
-    house: HolderHouse, change: dict[str, object]
-) -> None:
-    """A pid is used again: by another process, and after a boot by any."""
-    await house.stop()
-    said = msgspec.structs.replace(house.said(), **change)
+def say(state_dir: Path, said: Holder) -> None:
+    """Have a node's holder say this of itself."""
     words = (said.boot_id, said.pid, said.start_ticks, said.beat_count, said.beat_at_s)
-    holder.path_in(house.state_dir).write_text(" ".join(map(str, words)))
+    holder.path_in(state_dir).write_text(" ".join(map(str, words)))
+
+
+@pytest.mark.parametrize("boot", ["", "another-boot"])
+async def test_a_process_that_only_has_the_pid_is_never_ended(
+    house: HolderHouse, boot: str
+) -> None:
+    """A pid is used again."""
+    await house.stop()
+    said = house.said()
+    boot = boot or said.boot_id
+    say(house.state_dir, msgspec.structs.replace(said, start_ticks=1, boot_id=boot))
     assert "says not which" in await house.judge()
     assert is_alive(house.pid)
+
+
+async def test_a_process_that_has_pid_and_start_of_a_holder_before_a_boot_is_never_ended(
+    house: HolderHouse,
+) -> None:
+    """Machines boot alike, so that number and start may be another's by chance; whoever holds the
+    node now, and has not said so yet, does not make that one its holder."""
+    bystander = await asyncio.create_subprocess_exec("sleep", "1000")
+    try:
+        await house.stop()
+        ticks = start_ticks(bystander.pid)
+        old = msgspec.structs.replace(
+            house.said(), boot_id="another-boot", pid=bystander.pid, start_ticks=ticks
+        )
+        say(house.state_dir, old)
+        assert "says not which" in await house.judge()
+        assert is_alive(bystander.pid)
+    finally:
+        bystander.kill()
+        await bystander.wait()
+
+
+async def test_a_holder_that_sees_another_boot_id_is_ended_as_any_other(house: HolderHouse) -> None:
+    """A container masks the file, for it or for whoever looks; the lock that it has is of now."""
+    await house.stop()
+    say(house.state_dir, msgspec.structs.replace(house.said(), boot_id="masked"))
+    assert await house.judge() == ""
+    await house.until(house.is_free, "the kernel has closed the lock of the dead")
+
+
+def locks() -> str:
+    """The kernel's table of all that is locked."""
+    return Path("/proc/locks").read_text()
+
+
+async def test_who_waits_for_a_lock_does_not_have_it(tmp_path: Path) -> None:
+    """The kernel names both in one table."""
+    path = tmp_path / "lock"
+    path.touch()
+    other = tmp_path / "other"
+    other.touch()
+    script = "import fcntl, sys; fcntl.flock(open(sys.argv[1]), fcntl.LOCK_EX)"
+    with exclusive(tmp_path):
+        waits = await asyncio.create_subprocess_exec(sys.executable, "-c", script, str(path))
+        async with CLOCK.timeout(PATIENCE_S):
+            while f" {waits.pid} " not in locks():
+                await CLOCK.sleep(0.02)
+        assert has_lock(os.getpid(), path)
+        assert not has_lock(os.getpid(), other)
+        assert not has_lock(waits.pid, path)
+        assert not has_lock(os.getpid(), tmp_path / "none")
+    assert await waits.wait() == 0
+    assert not has_lock(os.getpid(), path)
 
 
 async def test_without_a_word_of_the_holder_nobody_is_ended(house: HolderHouse) -> None:
@@ -254,10 +382,18 @@ async def test_a_holder_whose_heartbeat_breaks_ends(tmp_path: Path) -> None:
     def is_needed() -> bool:
         raise RuntimeError("a defect")
 
+    was_in_time = False
     with pytest.raises(RuntimeError, match="a defect"):
-        async with CLOCK.timeout(PATIENCE_S), holder.beating(tmp_path, CLOCK) as heartbeat:
+        async with holder.beating(tmp_path, CLOCK) as heartbeat:
             heartbeat.is_needed = is_needed
-            await asyncio.Event().wait()
+            # Its own: whatever ends the block, `beating` says at its end what broke.
+            try:
+                async with CLOCK.timeout(PATIENCE_S):
+                    await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                was_in_time = True
+                raise
+    assert was_in_time
     assert holder.read(tmp_path) is None
     task = asyncio.current_task()
     assert task is not None

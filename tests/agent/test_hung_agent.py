@@ -6,15 +6,19 @@ import asyncio
 import os
 import signal
 
+import msgspec
 import pytest
 
 from agent import holder
+from agent.ledger import frame, peek
 from agent.processes import thread_states
+from agent.shim_files import boot_id
 from common.model import NodeRole
 from tests.agent.daemon_house import DaemonHouse, end, lend, make_daemon_house
 from tests.agent.worker_house import is_alive
 
 R = NodeRole
+MASKED = "00000000-0000-4000-8000-000000000000"
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 house = pytest.fixture(make_daemon_house)
@@ -42,6 +46,46 @@ async def test_a_lent_node_whose_agent_hangs_comes_home(house: DaemonHouse) -> N
     assert house.mark("up").exists()
     assert not is_alive(pid)
     assert await agent.wait() == -signal.SIGKILL
+
+
+async def mask(house: DaemonHouse) -> None:
+    """Have all that an agent wrote name a boot of which nobody else hears, as where a container
+    lays an id of its own over the kernel's. The agent must stand still."""
+    memory = peek(house.state_dir)
+    assert memory is not None
+    ledger = house.state_dir / "ledger"
+    memory.boot_id = MASKED
+    ledger.write_bytes(ledger.read_bytes() + frame(msgspec.msgpack.encode(memory)))
+    path = holder.path_in(house.state_dir)
+    path.write_text(path.read_text().replace(boot_id(), MASKED))
+
+
+@pytest.mark.parametrize("has_worker", [True, False])
+async def test_a_lent_node_whose_agent_hangs_and_sees_another_boot_id_comes_home(
+    house: DaemonHouse, has_worker: bool
+) -> None:
+    """The last resort may be where the boot has its right name, and the agent not. It goes on with
+    what the agent remembers: there was no boot, and no way home since one."""
+    agent = await house.start(house.config(inference=True))
+    pid = 0
+    if has_worker:
+        pid = await lend(house, ttl_s=6.0)
+    else:
+        await house.until_role(R.SERVING)
+        await house.want(R.ON_LOAN, ttl_s=6.0)
+        await house.until_role(R.ON_LOAN)
+    house.is_renewing = False
+    await stop(house, agent)
+    await mask(house)
+    await house.until(lambda: house.mark("routed").exists(), "the node is routed again")
+    assert not (has_worker and is_alive(pid))
+    assert await agent.wait() == -signal.SIGKILL
+
+    def is_home() -> bool:
+        memory = peek(house.state_dir)
+        return memory is not None and (memory.role, memory.boot_id) == (R.SERVING, MASKED)
+
+    await house.until(is_home, "its ledger says so")
 
 
 async def test_an_agent_that_was_stopped_and_goes_on_within_its_lease_keeps_its_loan(
@@ -97,6 +141,6 @@ async def test_an_agent_that_ends_says_that_it_holds_nothing(house: DaemonHouse)
     agent = await house.start(house.config())
     said = holder.read(house.state_dir)
     assert said is not None
-    assert (said.pid, said.is_running) == (agent.pid, True)
+    assert (said.pid, said.is_running(house.state_dir)) == (agent.pid, True)
     assert await end(agent) == 0
     assert holder.read(house.state_dir) is None

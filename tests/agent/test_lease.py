@@ -6,13 +6,14 @@ import asyncio
 
 import pytest
 
+from agent.agent import MIN_REPORT_GAP_S
 from agent.lease import DISARM_RETRY_S, RETRIES_PER_TTL, LastResort, LeaseKeeper
 from common import subjects
 from common.bus import BusMessage
 from common.errors import Unavailable
 from common.messages import RenewReply, RenewRequest, decode, encode
 from common.model import LeaseId, NodeRole
-from tests.agent.agent_house import ModelLastResort
+from tests.agent.agent_house import AgentHouse, ModelLastResort
 from tests.agent.bench import Bench, lease
 from tests.fakes import FakeBus, FakeClock, FakeNetwork
 
@@ -308,3 +309,58 @@ async def test_the_keeper_says_how_long_it_has_nothing_to_do() -> None:
         await house.step()
         waits_s.append(house.keeper.wait_s)
         assert waits_s == [None, 0.0, pytest.approx(TTL_S / 3)]
+
+
+# --- the agent that runs it -------------------------------------------------------------------
+
+
+async def test_a_node_leaves_its_routing_with_its_last_resort_armed() -> None:
+    """An agent that was killed with its first command under way would leave it away for ever."""
+    async with AgentHouse(inference=True) as house:
+        await house.until_role(NodeRole.SERVING)
+        house.stall.begin("arm")
+        await house.want(NodeRole.ON_LOAN, lease=lease(ttl_s=TTL_S))
+        await house.clock.advance(TTL_S / 2)
+        assert not house.last_resort.is_armed()
+        assert "unroute" not in house.machine.commands
+        assert house.report.role == NodeRole.SERVING
+        house.stall.end()
+        await house.clock.settle()
+        assert house.last_resort.is_armed()
+        assert "unroute" in house.machine.commands
+        await house.until_role(NodeRole.ON_LOAN)
+
+
+@pytest.mark.parametrize("failures", [[], [Unavailable("systemd")]])
+@pytest.mark.parametrize("after_ratio", [0.0, 0.25, 0.5, 0.75])
+async def test_a_loan_begins_with_its_order_and_not_at_the_next_look(
+    after_ratio: float, failures: list[Exception]
+) -> None:
+    """Also where its last resort could not be armed, which its report counts."""
+    async with AgentHouse(inference=True) as house:
+        await house.until_role(NodeRole.SERVING)
+        await house.clock.advance(after_ratio * house.settings.step_period_s)
+        house.last_resort.failures = list(failures)
+        await house.want(NodeRole.ON_LOAN, lease=lease(ttl_s=TTL_S))
+        await house.clock.advance(MIN_REPORT_GAP_S)  # so long a report that was sent lasts
+        assert "unroute" in house.machine.commands
+        await house.until_role(NodeRole.ON_LOAN)
+        agent = house.report.agent
+        assert agent is not None
+        assert agent.lease_failures == len(failures)
+
+
+async def test_a_loan_that_is_called_off_before_it_began_moves_nothing() -> None:
+    """Whatever still hangs: the node serves, and takes the next one."""
+    async with AgentHouse(inference=True) as house:
+        await house.until_role(NodeRole.SERVING)
+        house.stall.begin("arm")
+        await house.want(NodeRole.ON_LOAN, lease=lease(ttl_s=TTL_S))
+        await house.want(NodeRole.SERVING)
+        await house.clock.advance(1.0)
+        house.stall.end()
+        await house.clock.advance(1.0)
+        assert (house.report.role, house.report.lease) == (NodeRole.SERVING, None)
+        assert "unroute" not in house.machine.commands
+        await house.want(NodeRole.ON_LOAN, lease=lease("l1-2", ttl_s=TTL_S))
+        await house.until_role(NodeRole.ON_LOAN)

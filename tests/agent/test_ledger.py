@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from agent.ledger import COMPACT_BYTES, Ledger, exclusive, frame
-from agent.state import Held, Memory, first_memory
+from agent.ledger import COMPACT_BYTES, Ledger, exclusive, frame, peek
+from agent.state import MEMORY_VERSION, Held, Memory, first_memory
 from common.errors import ConfigError, Unavailable
 from tests.agent.bench import order, settings
 
@@ -145,6 +146,27 @@ async def test_a_ledger_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="ledger"):
         Ledger(tmp_path).load()
     assert (tmp_path / "ledger").read_bytes() == frame(b"\x01")
+
+
+@pytest.mark.parametrize("torn", [b"", b"torn"])
+def test_a_ledger_of_a_newer_version_is_refused_and_left_as_it_is(
+    tmp_path: Path, torn: bytes
+) -> None:
+    """What an older agent would read wrong, and then write back, would cost a newer one its
+    workers; a file that it cannot read for other reasons is told apart by the field's name."""
+    newer = {**msgspec.to_builtins(memory(1)), "version": MEMORY_VERSION + 1, "role": "of then"}
+    path = tmp_path / "ledger"
+    path.write_bytes(frame(msgspec.msgpack.encode(newer)) + torn)
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match=rf"version: {MEMORY_VERSION + 1}, .*newer agent"):
+        Ledger(tmp_path).load()
+    assert peek(tmp_path) is None
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("ledger", before)]
+    newer["role"] = "serving"  # all of it would fit
+    path.write_bytes(frame(msgspec.msgpack.encode(newer)))
+    assert peek(tmp_path) is None
+    with pytest.raises(ConfigError, match="version"):
+        Ledger(tmp_path).load()
 
 
 def test_two_agents_never_work_on_one_node(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from tests.agent.worker_house import is_alive, kill
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
+CLOCK = SystemClock()
 LIMIT_S = 20.0
 """A test that waits this long has failed; nothing here is timed."""
 GROUP = '{count = 4, model = "H100", memory_bytes = 85899345920}'
@@ -49,7 +50,7 @@ def add_fault(fleet: Path, text: str) -> None:
 @asynccontextmanager
 async def reading(
     start: ProcessStarter, *, deadline_s: float = LIMIT_S, restart_after_s: float = LIMIT_S
-) -> AsyncIterator[GpuReader]:
+) -> AsyncGenerator[GpuReader]:
     """A reader on real processes; every child has ended after the block."""
     reader = GpuReader(
         start,
@@ -77,21 +78,28 @@ def starter(fleet: Path | None, *, gpu_deadline_s: float = LIMIT_S) -> ProcessSt
 
 async def until(reader: GpuReader, fact: Callable[[tuple[GpuReport, ...]], bool]) -> None:
     """Sample until a fact holds."""
-    clock = SystemClock()
-    async with clock.timeout(LIMIT_S):
+    async with CLOCK.timeout(LIMIT_S):
         while not fact(await reader.sample()):
-            await clock.sleep(0.01)
+            await CLOCK.sleep(0.01)
 
 
 def are_ok(gpus: tuple[GpuReport, ...]) -> bool:
     return bool(gpus) and all(gpu.health is GpuHealth.OK for gpu in gpus)
 
 
+async def running_child(reader: GpuReader, *, after: int | None = None) -> int:
+    """The child's process id, once there is one other than `after`; a deadline may pass before."""
+    async with CLOCK.timeout(LIMIT_S):
+        while (pid := reader.child_pid) in (None, after):
+            await CLOCK.sleep(0.01)
+    assert pid is not None
+    return pid
+
+
 async def until_gone(pid: int) -> None:
-    clock = SystemClock()
-    async with clock.timeout(LIMIT_S):
+    async with CLOCK.timeout(LIMIT_S):
         while is_alive(pid):
-            await clock.sleep(0.01)
+            await CLOCK.sleep(0.01)
 
 
 async def test_a_child_answers_over_its_pipe_and_ends_when_asked(fleet: Path) -> None:
@@ -148,8 +156,7 @@ async def test_a_driver_that_hangs_costs_the_deadline_only(fleet: Path) -> None:
         for _ in range(2):
             with pytest.raises(Unavailable, match=r"0\.2 s"):
                 await reader.sample()
-        pid = reader.child_pid
-        assert pid is not None
+        pid = await running_child(reader)
         assert is_alive(pid), "a hanging child is waited for, not killed"
 
 
@@ -161,21 +168,17 @@ async def test_a_hang_that_lasts_brings_a_new_child(fleet: Path) -> None:
     async with reading(start, deadline_s=0.2, restart_after_s=0.5) as reader:
         with pytest.raises(Unavailable):
             await reader.sample()
-        stuck = reader.child_pid
-        assert stuck is not None
+        stuck = await running_child(reader)
         now_s[0] = 100.0
-        clock = SystemClock()
-        async with clock.timeout(LIMIT_S):
-            while reader.child_pid in (stuck, None):
-                await clock.sleep(0.01)
+        await running_child(reader, after=stuck)
         await until_gone(stuck)
-        async with clock.timeout(LIMIT_S):
+        async with CLOCK.timeout(LIMIT_S):
             while True:
                 try:
                     if are_ok(await reader.sample(LIMIT_S)):
                         return
                 except Unavailable:
-                    await clock.sleep(0.01)
+                    await CLOCK.sleep(0.01)
 
 
 async def test_kill_9_of_the_child_heals(fleet: Path) -> None:
@@ -249,10 +252,7 @@ async def test_a_child_that_talks_nonsense_is_ended_and_replaced(fleet: Path, sa
             await reader.sample()
         assert reader.error
         await until_gone(processes[0].pid)
-        clock = SystemClock()
-        async with clock.timeout(LIMIT_S):
-            while reader.child_pid in (None, processes[0].pid):
-                await clock.sleep(0.01)
+        await running_child(reader, after=processes[0].pid)
         await until(reader, are_ok)
 
 
@@ -375,13 +375,12 @@ async def test_a_fleet_file_that_breaks_later_is_told_by_the_child(fleet: Path) 
         with pytest.raises(Unavailable, match="fake fleet"):
             await reader.sample()
         write(fleet, SOUND)
-        clock = SystemClock()
-        async with clock.timeout(LIMIT_S):
+        async with CLOCK.timeout(LIMIT_S):
             while True:
                 try:
                     assert are_ok(await reader.sample())
                 except Unavailable:
-                    await clock.sleep(0.01)
+                    await CLOCK.sleep(0.01)
                 else:
                     return
 
