@@ -6,6 +6,7 @@ Fail static: without a bus the node goes on as it is; only a lease that runs out
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TypeVar
 
@@ -82,7 +83,10 @@ class Agent:
             last_resort=last_resort,
             margin_s=lease_ttl_margin_s,
             changed=self._lease_changed,
+            tried=node.changed.set,
         )
+        self._desired = asyncio.Event()
+        """Set when there may be a new lease."""
         self._reported: object = None
         self._reported_at_s = float("-inf")
         self._sequence = 0
@@ -95,6 +99,7 @@ class Agent:
             subjects.node_ledger(cell, name): self._on_ledger,
             subjects.node_logs(cell, name): self._on_logs,
         }
+        self._life.may_begin = self._keeper.may_begin
         for subject, handler in handlers.items():
             await self._bus.subscribe(subject, handler)
         async with asyncio.TaskGroup() as group:
@@ -127,7 +132,11 @@ class Agent:
                 await self._keeper.step()
             wait_s = self._keeper.wait_s
             period_s = self._settings.step_period_s
-            await self._clock.sleep(period_s if wait_s is None else min(wait_s, period_s))
+            look_s = period_s if wait_s is None else min(wait_s, period_s)
+            with contextlib.suppress(TimeoutError):
+                async with self._clock.timeout(look_s):
+                    await self._desired.wait()
+            self._desired.clear()
 
     async def _lease_changed(self) -> None:
         await self.node.save()
@@ -211,6 +220,7 @@ class Agent:
             stage_durations_s=memory.stage_durations_s,
             home_ago_s=home_ago_s,
             turned_back=memory.turned_back,
+            slow_command=self._life.slow_command(now_s),
         )
 
     def _own(self) -> AgentReport:
@@ -286,6 +296,7 @@ class Agent:
             why = self._life.ledger_error
             reply = msgspec.structs.replace(reply, is_accepted=False, error=why)
         self.node.changed.set()
+        self._desired.set()
         await message.respond(encode(reply))
 
     async def _on_ledger(self, message: BusMessage) -> None:

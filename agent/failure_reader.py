@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -15,10 +16,12 @@ import msgspec
 import agent
 from agent.failure_child import Question
 from agent.runner import WorkerStatus
-from agent.worker_record import SHIM_LOST, tail
+from agent.worker_record import tail
+from common.children import send_signal
 from common.clock import Clock
 from common.failure_rules import NO_SIGNATURE, TAIL_BYTES, FailureRules
 from common.failures import Failure
+from common.faults import Fault
 from common.messages import WorkerPhase
 from common.model import WorkerKey
 
@@ -117,7 +120,7 @@ async def match_in_child(question: Question) -> Failure:
         found, _ = await process.communicate(msgspec.msgpack.encode(question))
     finally:
         if process.returncode is None:
-            process.kill()
+            send_signal(process, signal.SIGKILL)
             await process.wait()
     return msgspec.msgpack.decode(found, type=Failure)
 
@@ -126,4 +129,4 @@ def _failed_by_itself(status: WorkerStatus) -> bool:
     """Whether its program ended without success and without an order; a lost shim is its node's."""
     is_over = status.phase == WorkerPhase.EXITED and status.stop_reason is None
     is_failure = bool(status.exit_code or status.error)
-    return is_over and is_failure and not status.error.startswith(SHIM_LOST)
+    return is_over and is_failure and status.fault != Fault.SHIM_LOST

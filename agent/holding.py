@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from msgspec import structs
 
 from agent import gpu_claims
+from agent.runner import Refusal
 from agent.state import (
     FORGOTTEN_KEPT,
     CheckReserve,
@@ -24,7 +25,7 @@ from agent.state import (
     WorkerFact,
 )
 from agent.worker_report import phase_of, worker_report
-from common.faults import NODE_FAULT
+from common.faults import Fault
 from common.messages import (
     DesiredState,
     OrderPhase,
@@ -160,21 +161,21 @@ class Holding:
 
     # --- what is done -------------------------------------------------------------------------
 
-    def checked(self, key: WorkerKey, *, endpoint: str, refusal: str) -> None:
+    def checked(self, key: WorkerKey, *, endpoint: str, refusal: Refusal | None) -> None:
         """The answer to `CheckReserve`: where the gang may meet, or why it cannot run here."""
         self._checking.discard(key)
         held = self._memory.workers.get(str(key))
         if held is None or held.phase != P.RESERVING:
             return
-        if refusal:
-            held.phase, held.error = P.REFUSED, refusal
+        if refusal is not None:
+            held.refuse(refusal.error, refusal.fault, refusal.refused_for)
         else:
             held.endpoint = endpoint
 
-    def started(self, key: WorkerKey, *, error: str) -> None:
+    def started(self, key: WorkerKey, *, error: str, fault: Fault = Fault.NODE) -> None:
         """The answer to `StartWorker`; it may come late, and what its shim said meanwhile counts.
 
-        Of a worker that was to stop meanwhile the next step decides.
+        Of a worker that was to stop meanwhile the next step decides. fault: whose the error is.
         """
         self._starting.discard(key)
         held = self._memory.workers.get(str(key))
@@ -186,7 +187,7 @@ class Holding:
             if not key.is_store:  # which runs as soon as it listens
                 held.phase = P.RUNNING
         elif held.stop is None:
-            held.phase, held.error = P.REFUSED, f"{NODE_FAULT}: cannot start the worker: {error}"
+            held.refuse(f"cannot start the worker: {error}", fault)
 
     def _is_there(self, held: Held) -> None:
         """Its shim lives, which may not have heard of a stop while it came to life."""
@@ -197,7 +198,7 @@ class Holding:
     def end_all(self, error: str, *, now_s: float) -> None:
         """Nothing runs any more, whatever was known: the machine booted anew."""
         for held in self.live():
-            held.error = held.error or f"{NODE_FAULT}: {error}"
+            held.error, held.fault = held.error or error, Fault.NODE
             self._end(held, now_s)
         for held in self.held():  # whatever was then was before this boot, where its clock begins
             held.ended_at_s = held.saved_at_s = 0.0
@@ -255,7 +256,7 @@ class Holding:
             elif held.is_started and held.order.key in self._answered:
                 continue  # this look may have been begun before its start was answered
             elif held.is_started:
-                held.error = f"{NODE_FAULT}: the worker and its supervisor are gone"
+                held.error, held.fault = "the worker and its supervisor are gone", Fault.SHIM_LOST
                 self._end(held, facts.now_s)
             elif held.stop is not None:
                 actions += self._withdrawn(held, held.stop, facts.now_s)
@@ -304,6 +305,7 @@ class Holding:
         if held.is_over:
             held.exit_code, held.error = fact.exit_code, fact.error
             held.stop_reason, held.failure = fact.stop_reason, fact.failure
+            held.fault = fact.fault
             held.checkpoint, held.running_s = fact.checkpoint, fact.running_s
             held.saved_at_s, held.ended_at_s = fact.saved_at_s, fact.ended_at_s
             self._end(held, now_s)
@@ -386,8 +388,7 @@ class Holding:
         known = {gpu.uuid: gpu for gpu in facts.gpus}
         missing = sorted(wanted - set(known))
         if missing:
-            why = f"{NODE_FAULT}: GPU {missing[0]} is not on this node"
-            held.phase, held.error = P.REFUSED, why
+            held.refuse(f"GPU {missing[0]} is not on this node", Fault.NODE)
             return held.error
         why = gpu_claims.who_holds(held, self.live())
         return why or gpu_claims.why_not_free(

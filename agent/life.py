@@ -6,6 +6,8 @@ world must do comes back as actions. Roles move by `common.lifecycle.NODE_TRANSI
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from msgspec import UNSET, UnsetType
 
 from agent import acceptance, handover, moving, trespasses, way_home
@@ -15,7 +17,7 @@ from agent.server import Health, Idleness, ServerCommands
 from agent.settings import AgentSettings
 from agent.state import Action, Facts, HookKind, Memory
 from common.lifecycle import NODE_TRANSITIONS, NodeEvent, advance
-from common.messages import DesiredReply, DesiredState, Trespass
+from common.messages import CommandReport, DesiredReply, DesiredState, Trespass
 from common.model import LeaseId, NodeRole, Pool
 
 R = NodeRole
@@ -34,6 +36,7 @@ class Life:
         self.settings = settings
         self.memory = memory
         self._lease = Leasehold(memory)
+        self.may_begin: Callable[[LeaseId], bool] = lambda _: True  # once its way home is sure
         self.workers = Holding(memory, free_memory_ratio=settings.device_free_memory_ratio)
         self._health = Health()
         self._why = ""
@@ -144,19 +147,23 @@ class Life:
         trespass = trespasses.in_words(self.trespasses, self.memory)
         kept = f"kept in quarantine: {self._kept_by}" if self._kept_by else ""
         server = self._unknown_server
-        commands = (self._commands.error, self._slow)
+        commands = (self._commands.error, self._commands.left, self._slow)
         parts = (self._why, kept, *commands, trespass, server, self.ledger_error)
         return "; ".join(part for part in parts if part)
 
-    def hook_done(self, kind: HookKind, *, error: str, now_s: float) -> None:
-        """The answer to `RunHook`."""
+    def slow_command(self, now_s: float) -> CommandReport | UnsetType:
+        """What moves its server and does not come to an end, if there is such a command."""
+        return self._commands.report(now_s)
+
+    def hook_done(self, kind: HookKind, *, error: str, now_s: float, left: str = "") -> None:
+        """The answer to `RunHook`. left: who did not end of a command that was ended."""
         if kind == HookKind.START and not error:
             self.memory.is_server_stopped = False
-        self._commands.answered(kind, error=error, now_s=now_s)
+        self._commands.answered(kind, error=error, left=left, now_s=now_s)
 
     def step(self, facts: Facts) -> list[Action]:
         """Everything that should happen now, given what is."""
-        self.trespasses = trespasses.told(facts.trespassers)
+        self.trespasses = trespasses.told(facts)
         self._unknown_server = facts.unknown_server
         trespasses.forget_gone(self.memory, facts)
         actions = self._role_step(facts)
@@ -197,7 +204,7 @@ class Life:
             over = self._lease.over(facts.now_s, given_up=self.ledger_error)
             if over:
                 self._lease.end()
-            else:
+            elif self.may_begin(self.memory.lease.lease_id):
                 self._fire(NodeEvent.LEND, facts.now_s, f"lease {self.memory.lease.lease_id}")
                 return self._draining(facts)
         is_down = self._health.saw(facts, since_s=self._role_at_s)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agent import shim_files
 from agent.runner import WorkerStatus
-from agent.worker_record import SHIM_LOST
+from common.faults import Fault
 from common.messages import WorkerPhase
 
 
@@ -20,7 +20,7 @@ async def cut_lost(status: WorkerStatus, directory: Path, *, max_bytes: int) -> 
     At each look: one that is short enough costs a glance. Outside the event loop, because as much
     as a whole log is copied; a disk that does not take it now may do so at the next look.
     """
-    if status.phase == WorkerPhase.EXITED and status.error.startswith(SHIM_LOST):
+    if status.phase == WorkerPhase.EXITED and status.fault == Fault.SHIM_LOST:
         path = str(directory / shim_files.LOG_FILE)
         with contextlib.suppress(OSError):
             await asyncio.to_thread(shim_files.cut_log, path, max_bytes)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Protocol
 
 from agent.processes import strangers
@@ -30,6 +31,10 @@ class Machine(Protocol):
 
     def beside_server(self, pids: Iterable[int], server: ServerSettings) -> set[int] | None:
         """Those of `pids` that are alive and not this server's; None: nobody can tell."""
+        ...
+
+    def owner(self, pid: int) -> str:
+        """The user and the program of a process, such as `uid 1001: python3`; empty: it is gone."""
         ...
 
 
@@ -57,3 +62,12 @@ class ThisMachine:
     def beside_server(self, pids: Iterable[int], server: ServerSettings) -> set[int] | None:
         """As `agent.server_processes`."""
         return self._server_processes.beside(pids, url=server.health_url, units=server.units)
+
+    def owner(self, pid: int) -> str:
+        """By number: to ask for the name of a user may mean to ask another machine."""
+        process = Path("/proc", str(pid))
+        try:
+            program = (process / "comm").read_text(errors="replace").strip()
+            return f"uid {process.stat().st_uid}: {program}"
+        except OSError:
+            return ""

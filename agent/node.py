@@ -18,12 +18,12 @@ from agent.errands import Errands
 from agent.gpu_xids import UntoldXids
 from agent.hooks import Commands, OneCommand
 from agent.ledger import LedgerPort
+from agent.left_commands import NODE_VARIABLE
 from agent.life import Life
 from agent.machine import Machine
-from agent.reserve import CHECK_TIMEOUT_S
-from agent.runner import WorkerRunner, WorkerStatus
+from agent.path_check import CHECK_TIMEOUT_S
+from agent.runner import StorageSilentError, WorkerRunner, WorkerStatus
 from agent.settings import AgentSettings
-from agent.shim_paths import NODE_ERROR
 from agent.starters import START_TIMEOUT_S
 from agent.state import (
     Action,
@@ -41,10 +41,10 @@ from agent.state import (
     WorkerFact,
 )
 from agent.strangers import Look, Strangers
-from agent.worker_record import SHIM_LOST
+from agent.trespasses import MAX_TRESPASSES
 from common.clock import Clock
 from common.errors import ArylError, Unavailable
-from common.faults import NODE_FAULT
+from common.faults import Fault
 from common.messages import (
     CollectorReport,
     CostReport,
@@ -169,6 +169,7 @@ class Node:
             is_healthy=sample.is_healthy,
         )
         self._strangers.saw(look, self.life.memory)
+        strangers = {pid for pid, _ in self._strangers.found[:MAX_TRESPASSES]}
         return Facts(
             now_s=self.clock.now_s(),
             gpus=sample.gpus,
@@ -177,6 +178,7 @@ class Node:
             is_healthy=sample.is_healthy,
             statuses=tuple(_fact(status) for status in statuses),
             trespassers=self._strangers.found,
+            owners={pid: self._machine.owner(pid) for pid in sorted(strangers)},
             suspects=self._strangers.suspects,
             others=self._strangers.others,
             unknown_server=self._strangers.unknown_server,
@@ -250,7 +252,9 @@ class Node:
         except (ArylError, OSError) as error:
             log.warning("%s: %s", name, error)
             if isinstance(action, StartWorker):
-                self.life.workers.started(action.order.key, error=str(error))
+                is_silent = isinstance(error, StorageSilentError)
+                fault = Fault.STORAGE if is_silent else Fault.NODE
+                self.life.workers.started(action.order.key, error=str(error), fault=fault)
                 self.changed.set()
             else:
                 self.life.workers.not_done(action)
@@ -290,7 +294,7 @@ class Node:
         }[kind]
         gpus = self.last_sample.gpus or ()
         variables = {
-            "ARYL_NODE": self.settings.node,
+            NODE_VARIABLE: self.settings.node,
             "ARYL_SERVICE": self.settings.service or "",
             "ARYL_GPU_UUIDS": ",".join(gpu.uuid for gpu in gpus),
         }
@@ -302,7 +306,8 @@ class Node:
             error = str(failure)
         if error:
             log.warning("%s command: %s", kind, error)
-        self.life.hook_done(kind, error=error, now_s=self.clock.now_s())
+        left = self._command.left
+        self.life.hook_done(kind, error=error, now_s=self.clock.now_s(), left=left)
         self.changed.set()
 
     async def close(self) -> None:
@@ -354,7 +359,7 @@ def _fact(status: WorkerStatus) -> WorkerFact:
         key=status.key,
         phase=status.phase,
         exit_code=status.exit_code,
-        error=f"{NODE_FAULT}: {status.error}" if _is_nodes_fault(status) else status.error,
+        error=status.error,
         stop_reason=status.stop_reason,
         progress=status.progress,
         checkpoint=status.checkpoint,
@@ -363,10 +368,5 @@ def _fact(status: WorkerStatus) -> WorkerFact:
         saved_at_s=status.saved_at_s,
         save_over_at_s=status.save_over_at_s,
         failure=status.failure,
+        fault=status.fault,
     )
-
-
-def _is_nodes_fault(status: WorkerStatus) -> bool:
-    """Whether the worker's supervisor died on it, or its command could not be started for reasons
-    that lie in the node: not its job's fault."""
-    return status.error.startswith((SHIM_LOST, NODE_ERROR))

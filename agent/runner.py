@@ -6,9 +6,25 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from common.errors import Unavailable
 from common.failures import Failure
+from common.faults import Fault
 from common.messages import WorkerOrder, WorkerPhase
 from common.model import Checkpoint, Progress, StopReason, WorkerKey
+
+
+class StorageSilentError(Unavailable):
+    """A worker could not be started because the storage on which it begins did not answer."""
+
+
+class Refusal(Struct, frozen=True):
+    """Why a node does not run a worker, for people; whose fault that is, and what its job names
+    that is not there: `workdir`, `checkpoint.path`, `command`, or empty where the job is not to
+    blame."""
+
+    error: str
+    fault: Fault = Fault.NODE
+    refused_for: str = ""
 
 
 class WorkerStatus(Struct, frozen=True, kw_only=True):
@@ -21,7 +37,8 @@ class WorkerStatus(Struct, frozen=True, kw_only=True):
         an earlier boot only the end is known, which is 0.
     stop_stage: how far its stop has come: requested, working, saved, released, signalled, killed.
     stop_stages_s: seconds from the order to stop until each stage. save_over_at_s: see its record.
-    failure: why it ended by itself without success.
+    failure: why it ended by itself without success. fault: whose that is, as far as its shim, or
+        who found it dead, can tell.
     """
 
     key: WorkerKey
@@ -42,6 +59,7 @@ class WorkerStatus(Struct, frozen=True, kw_only=True):
     detail: str = ""
     garbage_count: int = 0
     failure: Failure | None = None
+    fault: Fault = Fault.NONE
 
 
 class WorkerRunner(Protocol):
@@ -52,6 +70,7 @@ class WorkerRunner(Protocol):
 
         Raises:
             ConfigError: the order cannot be run at all.
+            StorageSilentError: the storage on which it begins does not answer.
             Unavailable: it could not be started now.
         """
         ...
@@ -100,6 +119,6 @@ class WorkerRunner(Protocol):
         """Workers that live on from before this agent started."""
         ...
 
-    async def check_reserve(self, order: WorkerOrder) -> str:
-        """Why this node cannot run the worker; empty when it can."""
+    async def check_reserve(self, order: WorkerOrder) -> Refusal | None:
+        """Why this node cannot run the worker; None when it can."""
         ...

@@ -4,8 +4,10 @@ Pure; must not know roles, GPUs or how a command is run.
 
 from __future__ import annotations
 
+from msgspec import UNSET, UnsetType
+
 from agent.state import Action, EndHook, Facts, HookKind, RunHook
-from common.messages import InferenceReport
+from common.messages import CommandReport, InferenceReport
 
 RETRY_S = 1.0
 AGAIN_BEFORE_S = 5.0
@@ -34,6 +36,10 @@ class ServerCommands:
         """Of the latest one of this role, in words."""
         self._failed: HookKind | None = None
         """Which one `error` is of."""
+        self.left = ""
+        """Who is left of one that was ended and did not end, in words; it may yet move the server.
+        Told until one of its kind succeeds, whatever role the node has then."""
+        self._left_of: HookKind | None = None
 
     @property
     def is_idle(self) -> bool:
@@ -61,10 +67,18 @@ class ServerCommands:
         return [RunHook(kind)]
 
     def slow(self, now_s: float) -> str:
-        """That one runs for long, in words; empty where none does."""
-        if self._running is None or now_s - self._began_at_s <= SLOW_S:
+        """That one runs for long, in words that do not change; empty where none does."""
+        found = self.report(now_s)
+        if found is UNSET:
             return ""
-        return f"the {self._running} command runs for more than {SLOW_S:g} s"
+        return f"the {found.name} command runs for more than {SLOW_S:g} s"
+
+    def report(self, now_s: float) -> CommandReport | UnsetType:
+        """The one that runs for long, and for how long; unset where none does."""
+        running_s = now_s - self._began_at_s
+        if self._running is None or running_s <= SLOW_S:
+            return UNSET
+        return CommandReport(name=self._running, running_s=running_s)
 
     def end_drain(
         self, now_s: float, *, stop_limit_s: float, until_s: float | None
@@ -107,10 +121,14 @@ class ServerCommands:
         self._was_late.add(kind)
         return [EndHook(kind)]
 
-    def answered(self, kind: HookKind, *, error: str, now_s: float) -> None:
-        """The one that runs has ended; one of a role that is over counts for nothing: the present
-        one asks for itself."""
+    def answered(self, kind: HookKind, *, error: str, left: str, now_s: float) -> None:
+        """The one that runs has ended, but for who is left of it; one of a role that is over counts
+        for nothing: the present one asks for itself."""
         self._running = None
+        if left:
+            self.left, self._left_of = f"{kind} command: {left}", kind
+        elif not error and kind == self._left_of:
+            self.left = ""
         if self._running_role_count != self._role_count:
             return
         if error:

@@ -1,5 +1,6 @@
 """Whether the paths and the command of a worker are there for whoever looks, and whose fault it is
-if not. Must not know orders or GPUs; needs no other module, as `agent.reserve` runs it by its path.
+if not. Must not know orders or GPUs; needs no other module, as `agent.path_check` runs it by its
+path.
 
 Standard library only and without `typing`, because a shim must stay under 12 MB.
 """
@@ -78,25 +79,27 @@ def _is_dir(path: str) -> bool:
 
 
 def refusal(workdir: str, checkpoint_path: str, command: str, search_path: str) -> str:
-    """Why this node cannot run a worker, or the empty string; asks as whoever calls it.
+    """What a job names that its worker cannot run with here, and in a second line why; the empty
+    string when it can. Asks as whoever calls it.
 
     Raises:
         OSError: its storage is not well.
     """
     if not _is_dir(workdir):
-        return f"workdir {workdir!r} is not a directory on this node"
+        return f"workdir\nworkdir {workdir!r} is not a directory on this node"
     if not os.access(workdir, os.R_OK | os.X_OK):
-        return f"workdir {workdir!r} cannot be entered by the job's user"
+        return f"workdir\nworkdir {workdir!r} cannot be entered by the job's user"
     if checkpoint_path:
+        named = f"checkpoint.path\ncheckpoint.path {checkpoint_path!r}"
         place = os.path.join(workdir, checkpoint_path)
         if not _is_dir(place):
             place = os.path.dirname(place.rstrip("/"))
         if not _is_dir(place):
-            return f"checkpoint.path {checkpoint_path!r}: {place!r} is not a directory on this node"
+            return f"{named}: {place!r} is not a directory on this node"
         if not os.access(place, os.W_OK | os.X_OK):
-            return f"checkpoint.path {checkpoint_path!r}: the job's user cannot write {place!r}"
+            return f"{named}: the job's user cannot write {place!r}"
     if not find_command(command, search_path, workdir):
-        return f"command {command!r} was not found on PATH {search_path!r}"
+        return f"command\ncommand {command!r} was not found on PATH {search_path!r}"
     return ""
 
 
@@ -105,7 +108,7 @@ def error_text(number: int) -> str:
     return f"{errno.errorcode.get(number, number)}: {os.strerror(number)}"
 
 
-if __name__ == "__main__":  # agent.reserve asks this way, as the job's user
+if __name__ == "__main__":  # agent.path_check asks this way, as the job's user
     question = json.loads(sys.argv[1])
     try:
         said = refusal(**{str(name): str(value) for name, value in question.items()})

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from agent import shim_files
-from agent.commands import ended, started
+from agent.commands import ended, left_behind, started
+from agent.runner import StorageSilentError
 from agent.withdrawn import is_shim_silent
 from agent.worker_record import file_tail
 from agent.worker_spec import grace_s
@@ -144,13 +145,14 @@ async def run_command(
                 env=env,
                 start_new_session=True,
             )
-            process = await started(starting)
+            process = await started(starting, name=argv[0], clock=clock)
         except OSError as error:
             raise Unavailable(f"{argv[0]}: {error}") from error
     try:
-        exit_code = await ended(process, clock=clock, timeout_s=timeout_s)
-    except TimeoutError:
-        raise Unavailable(f"{argv[0]}: no end in {timeout_s:g} s") from None
+        exit_code = await ended(process, name=argv[0], clock=clock, timeout_s=timeout_s)
+    except TimeoutError as error:
+        said = f"{argv[0]}: no end in {timeout_s:g} s"
+        raise Unavailable("; ".join((said, *left_behind(error)))) from None
     if exit_code not in exit_codes:
         text = _last_words(log)
         raise Unavailable(f"{argv[0]}: exit code {exit_code}: {text}")
@@ -186,6 +188,7 @@ async def first_word(key: WorkerKey, directory: Path, *, clock: Clock) -> None:
         text = file_tail(directory / SHIM_LOG, 500).decode(errors="replace").strip()
         if is_shim_silent(directory):  # its worker enters its directory before it says a word
             text = f"workdir or command: {STORAGE_SILENT} in {START_TIMEOUT_S:g} s {text}".strip()
+            raise StorageSilentError(f"{key}: its shim did not start: {text}") from None
         raise Unavailable(f"{key}: its shim did not start: {text}") from None
 
 

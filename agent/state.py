@@ -12,6 +12,7 @@ from msgspec import Struct, field
 
 from agent.settings import AgentSettings
 from common.failures import Failure
+from common.faults import Fault
 from common.messages import (
     GpuReport,
     InferenceReport,
@@ -32,6 +33,8 @@ from common.model import (
     WorkerKey,
 )
 
+MEMORY_VERSION = 1
+"""Raised by a change that an older agent would read wrong, and not merely without what is new."""
 FORGOTTEN_KEPT = 4096
 ENDED_LEASES_KEPT = 256
 
@@ -55,6 +58,8 @@ class Held(Struct, kw_only=True):
         life at any time. is_started: it was seen to.
     ended_at_s, saved_at_s: of its end and its claim of the checkpoint, once it is over, on the boot
         clock; None: not known.
+    fault, refused_for: see `WorkerReport`; a ledger of an older version has them in `error` alone,
+        and for such a version they are there as well: `agent.ledger_words`.
     """
 
     order: WorkerOrder
@@ -71,17 +76,25 @@ class Held(Struct, kw_only=True):
     ended_at_s: float | None = None
     saved_at_s: float | None = None
     failure: Failure | None = None
+    fault: Fault = Fault.NONE
+    refused_for: str = ""
 
     @property
     def is_over(self) -> bool:
         """Whether it ended, or never could begin."""
         return self.phase in (WorkerPhase.EXITED, WorkerPhase.REFUSED)
 
+    def refuse(self, error: str, fault: Fault, refused_for: str = "") -> None:
+        """The node cannot run it, for this reason."""
+        self.phase, self.error = WorkerPhase.REFUSED, error
+        self.fault, self.refused_for = fault, refused_for
+
 
 class Memory(Struct, kw_only=True):
     """What outlives the agent's process; one record of the ledger."""
 
-    version: int = 1
+    version: int = MEMORY_VERSION
+    """That of whoever wrote it; a newer one is not read, see `agent.ledger`."""
     node: str
     boot_id: str
     instance: str | None = None
@@ -162,6 +175,7 @@ class WorkerFact(Struct, frozen=True, kw_only=True):
     saved_at_s: float | None = None
     save_over_at_s: float | None = None
     failure: Failure | None = None
+    fault: Fault = Fault.NONE
 
 
 class Facts(Struct, frozen=True, kw_only=True):
@@ -171,6 +185,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     gpus: None before the first sample.
     inference, is_healthy: of the inference server.
     trespassers: GPU processes of nobody who was given the GPUs, as (pid, GPU): `agent.strangers`.
+    owners: of those, their user and program, by pid.
     suspects: those beside a server that will be among them if they stay.
     others: GPU processes that are alive and of no granted worker, whosever they are, while the GPUs
         change hands; empty at other times.
@@ -186,6 +201,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     is_healthy: bool = False
     statuses: tuple[WorkerFact, ...] = ()
     trespassers: tuple[tuple[int, GpuUuid], ...] = ()
+    owners: dict[int, str] = field(default_factory=dict[int, str])
     suspects: frozenset[int] = frozenset()
     others: frozenset[int] = frozenset()
     unknown_server: str = ""

@@ -8,15 +8,17 @@ from collections.abc import Iterable, Sequence
 
 from agent.state import Facts, Memory
 from common.messages import GpuHealth, Trespass
-from common.model import GpuUuid
 
 MAX_TRESPASSES = 32
 """A report names no more of them: one is enough to send somebody there."""
 
 
-def told(found: Sequence[tuple[int, GpuUuid]]) -> tuple[Trespass, ...]:
-    """(pid, GPU) pairs as a report has them."""
-    return tuple(Trespass(pid=pid, gpu_uuid=gpu) for pid, gpu in found[:MAX_TRESPASSES])
+def told(facts: Facts) -> tuple[Trespass, ...]:
+    """Those that are seen now, as a report has them."""
+    return tuple(
+        Trespass(pid=pid, gpu_uuid=gpu, owner=facts.owners.get(pid, ""))
+        for pid, gpu in facts.trespassers[:MAX_TRESPASSES]
+    )
 
 
 def in_words(trespasses: Sequence[Trespass], memory: Memory) -> str:

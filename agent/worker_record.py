@@ -17,11 +17,14 @@ import msgspec
 from msgspec import Struct
 
 from agent import shim_files, shim_stop
+from agent.shim_paths import NODE_ERROR
 from common.errors import ConfigError
+from common.faults import Fault
 from common.messages import WorkerPhase
 from common.model import STORE_INDEX, TOKEN_PATTERN, Checkpoint, JobId, Progress, WorkerKey
 
 SHIM_LOST = "shim lost"
+"""How people are told of a worker whose shim died; `Fault.SHIM_LOST` is how programs are."""
 MAX_RECORD_BYTES = 1024 * 1024
 """Far more than a shim writes; a job may write what it likes there."""
 
@@ -50,6 +53,9 @@ class WorkerRecord(Struct, frozen=True, kw_only=True):
     """When it was told to stop; None: never, or not known of a shim of an older version."""
     stop_stages_s: dict[str, float] = {}
     garbage_count: int = 0
+    fault: Fault = Fault.NONE
+    """Whose fault its end is, as who buried it says; a shim says in words that its node is to blame
+    (`read_record`)."""
 
     @property
     def save_over_at_s(self) -> float | None:
@@ -96,7 +102,8 @@ def key_of(directory: Path) -> WorkerKey | None:
 
 
 def read_record(directory: Path) -> WorkerRecord | None:
-    """What the shim says; None when nothing has run yet.
+    """What the shim says, or who buried it; None when nothing has run yet. Whose fault an end is
+    stands in `fault`, whatever version wrote it.
 
     Raises:
         msgspec.DecodeError: the file is damaged, or is none any more.
@@ -110,7 +117,11 @@ def read_record(directory: Path) -> WorkerRecord | None:
         raise msgspec.DecodeError(str(error)) from error
     if len(data) > MAX_RECORD_BYTES:
         raise msgspec.DecodeError(f"more than {MAX_RECORD_BYTES} bytes")
-    return _decoder.decode(data)
+    record = _decoder.decode(data)
+    if record.fault != Fault.NONE or not record.error.startswith((SHIM_LOST, NODE_ERROR)):
+        return record
+    is_lost = record.error.startswith(SHIM_LOST)
+    return msgspec.structs.replace(record, fault=Fault.SHIM_LOST if is_lost else Fault.NODE)
 
 
 def is_shim_alive(directory: Path, record: WorkerRecord, boot_id: str) -> bool:
@@ -142,11 +153,17 @@ def bury(directory: Path, record: WorkerRecord, *, boot_id: str, now_s: float) -
     left = kill_leftovers(directory, record) if is_this_boot else len(kill_marked(directory))
     if left:
         error = f"{SHIM_LOST}; {left} of its processes are not dead yet"
-        return msgspec.structs.replace(record, phase=WorkerPhase.STOPPING, error=error)
+        return msgspec.structs.replace(
+            record, phase=WorkerPhase.STOPPING, error=error, fault=Fault.SHIM_LOST
+        )
     if not is_this_boot:
         ended_s, error = record.updated_boot_s, f"{SHIM_LOST}: the node has booted since"
     record = msgspec.structs.replace(
-        record, phase=WorkerPhase.EXITED, error=error, ended_boot_s=ended_s
+        record,
+        phase=WorkerPhase.EXITED,
+        error=error,
+        ended_boot_s=ended_s,
+        fault=Fault.SHIM_LOST,
     )
     path = str(directory / shim_files.STATUS_FILE)
     with contextlib.suppress(OSError):

@@ -38,6 +38,8 @@ def worker_report(
         running_s=held.running_s or (fact.running_s if fact else 0.0),
         ended_ago_s=_ago_s(held.ended_at_s, now_s),
         failure=held.failure,
+        fault=held.fault,
+        refused_for=held.refused_for,
     )
 
 

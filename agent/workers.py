@@ -10,23 +10,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 from pathlib import Path
 
 import msgspec
 
 from agent import shim_control, shim_files
-from agent.accounts import job_account
+from agent.accounts import check_not_root, job_account
 from agent.failure_reader import FailureReader
 from agent.hung_shims import HungShims
 from agent.kept_logs import KeptLogs
 from agent.lost_logs import cut_lost
-from agent.reserve import OneLook, Refuse, refusal
-from agent.runner import WorkerStatus
+from agent.path_check import OneLook, Refuse, refusal
+from agent.runner import Refusal, WorkerStatus
 from agent.settings import WORKERS_DIR, AgentSettings, Starter
 from agent.starters import DetachedStarter, ShimStarter, SystemdStarter, first_word
 from agent.withdrawn import is_shim_silent, withdraw
-from agent.worker_directory import make_directory
+from agent.worker_directory import make_directory, remove_directory
 from agent.worker_record import (
     SHIM_LOST,
     WorkerRecord,
@@ -49,7 +48,7 @@ from agent.worker_spec import (
 from common.clock import Clock
 from common.errors import ConfigError, Unavailable
 from common.failure_rules import FailureRules, read_rules
-from common.faults import NODE_FAULT
+from common.faults import Fault
 from common.messages import WorkerOrder, WorkerPhase
 from common.model import StopReason, WorkerKey
 
@@ -125,9 +124,8 @@ class ShimRunner:
             raise
 
     def _check_not_root(self) -> None:
-        uid = os.geteuid() if self._account is None else self._account.uid
-        if uid == 0 and not self._is_root_allowed:
-            raise ConfigError("job_user: workers would run as root, jobs never do: name an account")
+        uid = os.geteuid()
+        check_not_root(self._account, uid=uid, is_root_allowed=self._is_root_allowed)
 
     async def stop(self, key: WorkerKey, reason: StopReason, grace_s: float) -> None:
         """As `WorkerRunner.stop`."""
@@ -176,7 +174,8 @@ class ShimRunner:
         except msgspec.DecodeError as error:
             text = f"{SHIM_LOST}: its status cannot be read: {error}"
             phase = WorkerPhase.STOPPING if kill_marked(directory) else WorkerPhase.EXITED
-            return WorkerStatus(key=key, phase=phase, pid=0, error=text)
+            lost = Fault.SHIM_LOST
+            return WorkerStatus(key=key, phase=phase, pid=0, error=text, fault=lost)
         if record.phase != WorkerPhase.EXITED:
             self._tell_contact(key)
         return self._as_status(key, record)
@@ -212,6 +211,7 @@ class ShimRunner:
             save_over_at_s=record.save_over_at_s if is_now else None,
             detail=record.detail,
             garbage_count=record.garbage_count,
+            fault=record.fault,
         )
 
     async def forget(self, key: WorkerKey) -> None:
@@ -229,7 +229,7 @@ class ShimRunner:
             raise Unavailable(f"{key}: cannot be forgotten, its shim lives")
         if self._kept_logs is not None:
             self._kept_logs.keep(key, directory)
-        shutil.rmtree(directory, ignore_errors=True)
+        remove_directory(directory)
 
     async def log_tail(self, key: WorkerKey, max_bytes: int) -> bytes:
         """As `WorkerRunner.log_tail`; reaches back into the part that was moved aside."""
@@ -252,16 +252,16 @@ class ShimRunner:
             status.key for status in await self.statuses() if status.phase != WorkerPhase.EXITED
         )
 
-    async def check_reserve(self, order: WorkerOrder) -> str:
+    async def check_reserve(self, order: WorkerOrder) -> Refusal | None:
         """As `WorkerRunner.check_reserve`; asks as the job's user, in a process of its own."""
         try:
             self._check_not_root()
         except ConfigError as error:  # of its settings: every job would be refused here
-            return f"{NODE_FAULT}: {error}"
+            return Refusal(str(error))
         try:
             directory_name(order.key)
         except ConfigError as error:
-            return str(error)
+            return Refusal(str(error), Fault.JOB, "key")
         question = {
             "workdir": order.spec.workdir,
             "checkpoint_path": checkpoint_path(order),
@@ -306,7 +306,7 @@ def make_runner(settings: AgentSettings, *, clock: Clock) -> ShimRunner:
             max_count=settings.kept_logs_count,
             max_bytes=settings.kept_logs_bytes,
         ),
-        account=job_account(settings.job_user),
+        account=job_account(settings.job_user, uid=os.geteuid()),
         is_root_allowed=settings.is_root_allowed,
         failure_rules=read_rules(settings.failure_rules),
     )

@@ -1,8 +1,31 @@
-"""Words in a worker's error that say whose fault it is. Must not know who writes or reads them."""
+"""Whose fault it is that a worker ended, or could not begin. Must not know who writes or reads it.
+
+It is a field of its own in a report (`WorkerReport.fault`); the words beside it are for people.
+"""
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 NODE_FAULT = "node fault"
-"""How the error of a worker begins that its node, not its job, ended."""
+"""What people are told first of the end of a worker that its node, not its job, is to blame for."""
 STORAGE_SILENT = "the storage did not answer"
-"""In the error of a start, or of a look before it: what hangs may be the job's own."""
+"""What people are told of a start, or of a look before it, that `STORAGE` is the fault of."""
+
+
+class Fault(StrEnum):
+    """Whose fault it is, as far as its node can tell; `Fault.is_nodes` says which budget pays."""
+
+    NONE = "none"  # nobody's that the node knows: its exit code and its log say more
+    JOB = "job"  # the job names what is not there; `refused_for` says what
+    NODE = "node"  # the node could not run it, or lost it
+    STORAGE = "storage"  # storage did not answer: the node's, though it may be the job's own
+    SHIM_LOST = "shim_lost"  # the worker's supervisor died, and it with it
+
+    @property
+    def is_nodes(self) -> bool:
+        """Whether its node is to blame, which is free of charge."""
+        return self in _NODES
+
+
+_NODES = frozenset({Fault.NODE, Fault.STORAGE, Fault.SHIM_LOST})

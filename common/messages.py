@@ -1,19 +1,23 @@
-"""The wire: every message, its encoding and the protocol version. Must not know the bus.
+"""The wire between agents and coordinators: every message. Must not know the bus.
 
-MessagePack written by msgspec; a decoder rejects what does not fit and says which field.
-`docs/protocol.md` is generated from these types.
+`docs/protocol.md` is generated from these types; `common.encoding` is how they become bytes, and
+`common.telemetry` what of a report is measured.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TypeVar
 
-import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, UnsetType, field
 
-from common.errors import ProtocolError
+from common.encoding import MAX_MESSAGE_BYTES as MAX_MESSAGE_BYTES
+from common.encoding import PROTOCOL_VERSION as PROTOCOL_VERSION
+from common.encoding import Message as Message
+from common.encoding import Part as Part
+from common.encoding import decode as decode
+from common.encoding import encode as encode
 from common.failures import Failure
+from common.faults import Fault
 from common.model import (
     Checkpoint,
     GpuUuid,
@@ -25,112 +29,21 @@ from common.model import (
     Ordinal,
     Pool,
     Progress,
-    Ratio,
     StopReason,
     Token,
     TurnBack,
     WorkerKey,
 )
-
-PROTOCOL_VERSION = 1
-MAX_MESSAGE_BYTES = 1_000_000
-"""Larger messages are refused before they are decoded."""
-
-
-class Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of everything that crosses the wire; `v` is checked before anything else."""
-
-    v: int = PROTOCOL_VERSION
-
-
-class Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A piece of a message."""
-
+from common.telemetry import AgentReport as AgentReport
+from common.telemetry import CollectorReport as CollectorReport
+from common.telemetry import CostReport as CostReport
+from common.telemetry import GpuHealth as GpuHealth
+from common.telemetry import GpuProcess as GpuProcess
+from common.telemetry import GpuReport as GpuReport
+from common.telemetry import HostReport as HostReport
+from common.telemetry import InferenceReport as InferenceReport
 
 # --- node report ----------------------------------------------------------------------------
-
-
-class GpuHealth(StrEnum):
-    """`unresponsive`: NVML does not answer in time. `lost`: fell off the bus."""
-
-    OK = "ok"
-    UNRESPONSIVE = "unresponsive"
-    LOST = "lost"
-    FAULTY = "faulty"
-
-
-class GpuProcess(Part, frozen=True, kw_only=True):
-    """A process that holds GPU memory, as NVML sees it."""
-
-    pid: NonNegativeInt
-    memory_used_bytes: NonNegativeInt | None = None
-
-
-class GpuReport(Part, frozen=True, kw_only=True):
-    """One GPU, in SI units; None where the device or driver does not say."""
-
-    uuid: GpuUuid
-    index: NonNegativeInt
-    gpu_type: str
-    memory_total_bytes: NonNegativeInt
-    health: GpuHealth = GpuHealth.OK
-    memory_used_bytes: NonNegativeInt | None = None
-    gpu_busy_ratio: Ratio | None = None
-    power_w: NonNegativeFloat | None = None
-    power_limit_w: NonNegativeFloat | None = None
-    temperature_c: float | None = None
-    ecc_uncorrected_count: NonNegativeInt | None = None
-    throttle_reasons: tuple[str, ...] = ()
-    processes: tuple[GpuProcess, ...] = ()
-    xids: tuple[NonNegativeInt, ...] = ()
-    """XID codes seen since the last report."""
-
-
-class HostReport(Part, frozen=True, kw_only=True):
-    """The machine around the GPUs."""
-
-    cpu_count: NonNegativeInt
-    cpu_busy_ratio: Ratio
-    memory_total_bytes: NonNegativeInt
-    memory_used_bytes: NonNegativeInt
-
-
-class InferenceReport(Part, frozen=True, kw_only=True):
-    """What the inference server's own metrics page says; counters are since its start."""
-
-    running_count: NonNegativeFloat
-    waiting_count: NonNegativeFloat
-    success_total: NonNegativeFloat
-    kv_cache_used_ratio: NonNegativeFloat | None = None
-
-
-class CollectorReport(Part, frozen=True, kw_only=True):
-    """How one collector fared; a failure is data, never a crash."""
-
-    name: str
-    is_success: bool
-    duration_s: NonNegativeFloat
-    error: str = ""
-
-
-class CostReport(Part, frozen=True, kw_only=True):
-    """What the agent itself costs since its start."""
-
-    cpu_s: NonNegativeFloat
-    rss_bytes: NonNegativeInt
-
-
-class AgentReport(Part, frozen=True, kw_only=True):
-    """How the agent itself fares, counted since its start; all of it should stay near zero."""
-
-    bad_messages: NonNegativeInt = 0
-    """Messages that did not fit, and were dropped."""
-    lease_failures: NonNegativeInt = 0
-    """Renewals without a usable answer, and last resorts that could not be armed or disarmed."""
-    bus_errors: NonNegativeInt = 0
-    bus_handler_errors: NonNegativeInt = 0
-    bus_dropped_messages: NonNegativeInt = 0
-    bus_reconnects: NonNegativeInt = 0
 
 
 class Trespass(Part, frozen=True, kw_only=True):
@@ -138,6 +51,17 @@ class Trespass(Part, frozen=True, kw_only=True):
 
     pid: NonNegativeInt
     gpu_uuid: GpuUuid
+    owner: str = ""
+    """Its user and program, such as `uid 1001: python3`; empty: it has gone, or an agent of an
+    older version."""
+
+
+class CommandReport(Part, frozen=True, kw_only=True):
+    """A command that moves the inference server and has run for long without an end."""
+
+    name: str
+    """`start`, `stop`, `route` or `unroute`."""
+    running_s: NonNegativeFloat
 
 
 class WorkerPhase(StrEnum):
@@ -149,7 +73,7 @@ class WorkerPhase(StrEnum):
     SUSPENDED = "suspended"  # it keeps its place and does not compute, until it is resumed
     STOPPING = "stopping"
     EXITED = "exited"
-    REFUSED = "refused"  # the node cannot run it; `error` says why
+    REFUSED = "refused"  # the node cannot run it; `fault` says whose it is, `error` why
 
 
 class WorkerReport(Part, frozen=True, kw_only=True):
@@ -174,6 +98,11 @@ class WorkerReport(Part, frozen=True, kw_only=True):
     """Seconds from its end to this report, on the node's clock; 0 also when that is not known."""
     failure: Failure | None = None
     """Why it ended by itself without success, as its log says."""
+    fault: Fault = Fault.NONE
+    """Whose fault its end is, or that it was refused; `error` has it in words. An agent of an older
+    version says it in words alone: `common.oldfaults`."""
+    refused_for: str = ""
+    """What its job names that it was refused for: `workdir`, `checkpoint.path` or `command`."""
 
 
 class NodeReport(Message, frozen=True, kw_only=True, tag="node_report"):
@@ -214,7 +143,7 @@ class NodeReport(Message, frozen=True, kw_only=True, tag="node_report"):
     """Its inference server misses its health checks: the node serves nobody."""
     ledger_error: str = ""
     """Why its ledger cannot be written, as on a full disk: nothing new begins on it meanwhile."""
-    stage_durations_s: dict[str, float] = {}
+    stage_durations_s: dict[str, float] = field(default_factory=dict[str, float])
     """Stages of the last return: checkpoint, exit, device_free, server_ready; and unattended, which
     is what else passed since the lease was over, because nobody worked on it. Kept over a restart.
     Agents of an older version tell checkpoint and exit as one, vacate."""
@@ -223,6 +152,8 @@ class NodeReport(Message, frozen=True, kw_only=True, tag="node_report"):
     agent of an older version."""
     turned_back: TurnBack | None = None
     """Until the next lease. None: its latest loan ended otherwise, or an older version."""
+    slow_command: CommandReport | UnsetType = UNSET
+    """Only while there is one: a coordinator of an older version refuses it."""
 
 
 # --- desired state --------------------------------------------------------------------------
@@ -349,50 +280,3 @@ class LogReply(Message, frozen=True, kw_only=True, tag="logs_reply"):
 
     text: str = ""
     error: str = ""
-
-
-# --- encoding -------------------------------------------------------------------------------
-
-M = TypeVar("M", bound=Message)
-
-_encoder = msgspec.msgpack.Encoder()
-_decoders: dict[type[Message], msgspec.msgpack.Decoder[Message]] = {}
-
-
-class _VersionOnly(Struct):
-    v: int
-
-
-_version_decoder = msgspec.msgpack.Decoder(_VersionOnly)
-
-
-def encode(message: Message) -> bytes:
-    """One message as MessagePack."""
-    return _encoder.encode(message)
-
-
-def decode(data: bytes, kind: type[M]) -> M:
-    """One message of the given kind.
-
-    Raises:
-        ProtocolError: too large, another version, not MessagePack, or a field that does not fit;
-            the text names the field.
-    """
-    if len(data) > MAX_MESSAGE_BYTES:
-        raise ProtocolError(
-            f"{kind.__name__}: {len(data)} bytes, expected at most {MAX_MESSAGE_BYTES}"
-        )
-    try:
-        version = _version_decoder.decode(data).v
-        if version != PROTOCOL_VERSION:
-            raise ProtocolError(
-                f"{kind.__name__}: field v: version {version}, expected {PROTOCOL_VERSION}"
-            )
-        decoder = _decoders.get(kind)
-        if decoder is None:
-            decoder = _decoders.setdefault(kind, msgspec.msgpack.Decoder(kind))
-        message = decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"{kind.__name__}: {error}") from error
-    assert isinstance(message, kind)
-    return message

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated
 
 import typer
 
-from common.api import ApiError, ApiErrorCode, Describe, Description, ListLoans, Loans
+from common.api import ApiError, ApiErrorCode, Describe, Description, ListLoans, LoanRow, Loans
 from coordinator.cli import columns
 from coordinator.cli.complete import complete_loans
 from coordinator.cli.operate import ReasonOption, YesOption, order_against_jobs
@@ -77,8 +78,8 @@ def revoke(
         found = await client.ask(Describe(kind="loan", name=loan), Description)
         assert found.loan is not None, "a loan's description has its row"
         if found.loan.returned_at_s is not None:
-            home = "the loan came home already"
-            raise ApiRefused(ApiError(code=ApiErrorCode.CONFLICT, message=home, field="lease_id"))
+            said = await _not_lent(client, found.loan, named=loan)
+            raise ApiRefused(ApiError(code=ApiErrorCode.CONFLICT, message=said, field="lease_id"))
         return found.loan.lease_id, {found.loan.node}
 
     order_against_jobs(
@@ -90,3 +91,15 @@ def revoke(
         is_yes=yes,
         output=output,
     )
+
+
+async def _not_lent(client: Client, row: LoanRow, *, named: str) -> str:
+    """Of a loan that is over, that its node has none and what that does now.
+
+    named: by whom the caller named it: its id, or its node.
+    """
+    said = f"there is no loan of {row.node}"
+    with suppress(ApiRefused):  # it was removed
+        node = (await client.ask(Describe(kind="node", name=row.node), Description)).node
+        said += f", which is {columns.role(node)}" if node is not None else ""
+    return said if named == row.node else f"loan {row.lease_id} came home already: {said}"

@@ -40,6 +40,10 @@ class CellInfo(msgspec.Struct, frozen=True, kw_only=True):
     schema_version: int = SCHEMA_VERSION
 
 
+class _VersionOnly(msgspec.Struct):
+    schema_version: int = SCHEMA_VERSION
+
+
 class CellRuns(ConfigError):  # noqa: N818 - a state of this machine, not a mistake
     """Another cell is in the way: one machine and user run one at a time."""
 
@@ -65,7 +69,8 @@ def find(directory: Path | None = None) -> CellInfo | None:
     """The cell that runs here and can be talked to; None when none does, as when it is dead.
 
     Raises:
-        ConfigError: the directory belongs to somebody else or others can write to it.
+        ConfigError: the directory belongs to somebody else or others can write to it, or the cell
+            is of another version.
     """
     info = _shown(directory or home())
     return info if info is not None and info.nats_url and _lives(info) else None
@@ -165,8 +170,21 @@ def _check_owner(directory: Path) -> None:
 
 
 def _read(path: Path) -> CellInfo | None:
+    """None of a file that is not there or is damaged.
+
+    Raises:
+        ConfigError: it is of another version of `aryl`, which may mean something else by its words.
+    """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=CellInfo)
+        data = path.read_bytes()
+        version = msgspec.json.decode(data, type=_VersionOnly).schema_version
+        if version != SCHEMA_VERSION:
+            raise ConfigError(
+                f"{path}: field schema_version: {version}, expected {SCHEMA_VERSION}: a cell of "
+                "another version of aryl runs here or was killed; use that version, or stop the "
+                "cell and remove the file"
+            )
+        return msgspec.json.decode(data, type=CellInfo)
     except (FileNotFoundError, msgspec.DecodeError):
         return None
 

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from common.messages import OrderPhase
 from common.model import JobSpec, JobState
+from coordinator.engine.ended import HEARD_LATE_S
 from coordinator.engine.settings import EngineSettings
-from coordinator.engine.state import ClusterState, JobEntry
+from coordinator.engine.state import ClusterState, JobEntry, WorkerEntry
 from coordinator.engine.step_times import StepTimes
 from coordinator.policies.sources import Source
 
@@ -99,6 +100,25 @@ def settle_work(job: JobEntry, now_s: float) -> None:
         job.worker_s += pace(job) * elapsed_s
         job.attained_gpu_s += computing_gpus(job) * elapsed_s
     job.worker_s_at_s = now_s
+
+
+def computes_no_more(job: JobEntry, worker: WorkerEntry, now_s: float, ended_at_s: float) -> None:
+    """Take a worker from its job, all of whose work was counted up to now.
+
+    Nobody may have heard for a while that it had ended, since nobody led or its node was cut off:
+    what was counted for it since then is taken back. See `ended.HEARD_LATE_S`.
+    """
+    before = pace(job)
+    del job.workers[worker.key.worker_index]
+    if job.attempt_ran_at_s is None or worker.order != OrderPhase.RUN:
+        return
+    until_s = now_s if worker.stop is None else min(now_s, worker.stop_ordered_at_s)
+    over_s = until_s - max(ended_at_s, job.attempt_ran_at_s)
+    if over_s <= 0 or now_s - ended_at_s < HEARD_LATE_S or job.state == JobState.SUSPENDED:
+        return
+    over_gpu_s = len(worker.gpu_uuids) * worker.share * over_s
+    job.attained_gpu_s = max(0.0, job.attained_gpu_s - over_gpu_s)
+    job.worker_s = max(0.0, job.worker_s - (before - pace(job)) * over_s)
 
 
 def computing_gpus(job: JobEntry) -> float:

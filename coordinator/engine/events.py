@@ -7,6 +7,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from common.failures import Failure
+from common.faults import Fault
 from common.messages import GpuHealth, WorkerOrder, WorkerPhase
 from common.model import (
     Checkpoint,
@@ -81,6 +82,10 @@ class WorkerFact(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Its last word, once it has ended: nobody asks it again."""
     checkpoint: Checkpoint | None = None
     failure: Failure | None = None
+    fault: Fault = Fault.NONE
+    """Whose fault its end is; a record of an older version says it in `error` (`engine.record`)."""
+    refused_for: str = ""
+    """What its job names that its node refused it for, and is not to blame for."""
     ended_ago_s: float = 0.0
     """How long before this fact it ended, and claimed its checkpoint; 0 also when not known."""
     saved_ago_s: float = 0.0
@@ -91,6 +96,8 @@ class TrespassFact(Struct, frozen=True, order=True):
 
     pid: int
     gpu_uuid: GpuUuid
+    owner: str = ""
+    """Its user and program; empty: not known."""
 
 
 class NodeReported(Fact, frozen=True, kw_only=True, tag="node_reported"):

@@ -16,6 +16,7 @@ from coordinator.engine import (
     ended,
     estimates,
     losses,
+    lost_orders,
     prerun_shape,
     pruning,
     retrying,
@@ -230,7 +231,7 @@ def worker_gone(ctx: Context, job: JobEntry, worker: WorkerEntry, ending: Ending
     stake = estimates.stake(job, ctx.now_s, ended_at_s)  # with the work of this worker
     ending = replace(ending, has_begun=worker.phase != WorkerPhase.REFUSED)
     release_gpus(ctx, worker.node, worker.key)
-    del job.workers[worker.key.worker_index]
+    estimates.computes_no_more(job, worker, ctx.now_s, ended_at_s)
     ctx.changed_jobs[job.job_id] = None
     ended.left(job, worker, ended_at_s)
     for other in job.workers.values():
@@ -240,7 +241,7 @@ def worker_gone(ctx: Context, job: JobEntry, worker: WorkerEntry, ending: Ending
         retrying.learned(ctx, job, worker.node, ending)
     elif ending.said_reason is not None:
         _sent_home(ctx, job, worker, ending.said_reason, stake)
-    elif ending.exit_code == 0 and not ending.error:
+    elif ending.exit_code == 0 and not ending.error and not ending.is_node_fault:
         job.succeeded_workers.append(worker.key.worker_index)
     elif (ending.is_node_fault or ending.refused) and _goes_on_without(job, worker):
         job.node_fault_count += 1
@@ -248,7 +249,7 @@ def worker_gone(ctx: Context, job: JobEntry, worker: WorkerEntry, ending: Ending
             retrying.left_alone(ctx, job, worker.node)
         elif not ending.has_begun:
             retrying.left_for_now(ctx, job, {worker.node})
-        ctx.tell(job.job_id, "flexible worker lost", ending.error)
+        ctx.tell(job.job_id, "flexible worker lost", ending.in_words)
     else:
         _fault(ctx, job, worker.node, ending)
     _settle(ctx, job)
@@ -294,18 +295,18 @@ def _goes_on_without(job: JobEntry, worker: WorkerEntry) -> bool:
 def _sent_home(
     ctx: Context, job: JobEntry, worker: WorkerEntry, reason: StopReason, stake: estimates.Stake
 ) -> None:
-    """The node stopped a worker by itself: its lease ended. Only that is a preemption by node."""
-    if reason == StopReason.CANCEL:  # by an order that the journal has lost
-        job.after_vacating, job.cancelled_by = AfterVacating.CANCEL, f"an order to {worker.node}"
+    """The node stopped a worker by itself: its lease ended, or an order that the journal has lost
+    said so, which is carried out. Only the former is a preemption by node."""
+    if lost_orders.carried_out(job, worker.node, reason):
         stop_workers(ctx, job, reason)
         return
+    why = lost_orders.why_stopped(worker.node, reason)
     if _goes_on_without(job, worker):
-        ctx.state.counters.flexible_workers_released += 1
-        ctx.tell(job.job_id, "flexible worker lost", f"{worker.node} went home ({reason})")
+        ctx.state.counters.flexible_workers_released += reason != StopReason.GANG_TIMEOUT
+        ctx.tell(job.job_id, "flexible worker lost", why)
         return
     if estimates.is_all_saved(job):
         stake = stake._replace(gpu_s=0.0)  # it saved in its grace, before the coordinator knew
-    why = f"{worker.node} went home by itself ({reason})"
     preempt(ctx, job, why, loan=ctx.loan_of(worker.node), stake=stake)
 
 
@@ -314,19 +315,17 @@ def _fault(ctx: Context, job: JobEntry, node: NodeName, ending: Ending) -> None:
     if job.state not in ACTIVE_JOB_STATES:
         return
     ending = retrying.judged(ctx, job, node, ending)
-    job.exit_code, job.error = ending.exit_code, ending.error
+    job.exit_code, job.error = ending.exit_code, ending.in_words
     if ending.is_node_fault:
         job.node_fault_count += 1
         retrying.node_fault(ctx, job, node, is_in_vain=not ending.has_begun)
         may_retry = True
     else:
         may_retry = retrying.own_fault(ctx, job, node, ending)
-    whose = "node fault" if ending.is_node_fault else "own fault"
-    # An agent says whose fault it is in the same words: once is enough.
-    said = ending.error.removeprefix(f"{whose}: ") or f"exit code {ending.exit_code}"
+    said = ending.error or f"exit code {ending.exit_code}"
     said += f": {ending.failure}" if ending.failure else ""
     job.after_vacating = AfterVacating.REQUEUE if may_retry else AfterVacating.FAIL
-    fire(ctx, job, JobEvent.WORKER_FAILED, f"{whose}: {said}")
+    fire(ctx, job, JobEvent.WORKER_FAILED, f"{ending.whose}: {said}")
     stop_workers(ctx, job, StopReason.FINISHED)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from msgspec import Struct, field
 
 from common.failures import Failure
-from common.model import NodeName, StopReason
+from common.faults import NODE_FAULT
+from common.model import GpuUuid, NodeName, StopReason
 
 
 class Ending(Struct, frozen=True, kw_only=True):
@@ -27,12 +28,40 @@ class Ending(Struct, frozen=True, kw_only=True):
     refused: str = ""
     has_begun: bool = True
 
+    @property
+    def whose(self) -> str:
+        """Which budget pays for it, in words."""
+        return NODE_FAULT if self.is_node_fault else "own fault"
+
+    @property
+    def in_words(self) -> str:
+        """Its error for people, with whose fault it is where its node knows that; of what a job
+        names and one node only misses the words say enough."""
+        if not self.is_node_fault or self.refused:
+            return self.error
+        return f"{NODE_FAULT}: {self.error}" if self.error else NODE_FAULT
+
 
 class HungStart(Struct, frozen=True):
     """A worker that its node could not start because storage did not answer: which, and when."""
 
     directory: str
     at_s: float
+
+
+class TrespassStory(Struct, kw_only=True):
+    """What was told of processes of nobody's on one GPU that belong together; see `trespassing`.
+
+    owner: their user and program, as the first of them had it. pids: the latest of them.
+    left_at_s: when none was there any more; None: one is.
+    untold_count: those that came since the one that was told.
+    """
+
+    gpu_uuid: GpuUuid
+    owner: str
+    pids: list[int]
+    left_at_s: float | None = None
+    untold_count: int = 0
 
 
 class Avoided(Struct, frozen=True):

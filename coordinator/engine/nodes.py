@@ -5,7 +5,6 @@ A node's report is the truth about what is held; the journal is the truth about 
 
 from __future__ import annotations
 
-from common.faults import NODE_FAULT
 from common.lifecycle import HEARD, NODE_TRANSITIONS, NodeEvent, advance, node_path
 from common.messages import OrderPhase, WorkerPhase
 from common.model import FINAL_JOB_STATES, JobState, NodeName, NodeRole, Pool, WorkerKey
@@ -18,6 +17,7 @@ from coordinator.engine import (
     rebuilding,
     refusals,
     silence,
+    trespassing,
 )
 from coordinator.engine.context import Context, keys_on, mark_holders
 from coordinator.engine.events import GpuFact, NodeReported, WorkerFact
@@ -29,9 +29,6 @@ ENDED_PHASES = (WorkerPhase.EXITED, WorkerPhase.REFUSED)
 
 _LOST, _SERVING, _RESERVING = NodeRole.LOST, NodeRole.SERVING, WorkerPhase.RESERVING
 """Members of an enum are slow to look up, and every report asks for these."""
-
-TRESPASSES_KEPT = 64
-"""Of one node; older ones are told again if they are still there."""
 
 
 Said = dict[NodeName, tuple[GpuFact, ...]]
@@ -58,7 +55,7 @@ def reported(ctx: Context, event: NodeReported, said: Said) -> None:
     if is_new_boot:
         refusals.forget(ctx, node, "it booted anew")
     if event.trespasses or is_new_boot or node.trespassed:
-        _fold_trespasses(ctx, node, event, is_new_boot=is_new_boot)
+        trespassing.fold(ctx, node, event, is_new_boot=is_new_boot)
     _fold_workers(ctx, node, event, is_new_boot=is_new_boot)
     if old_pool != node.home_pool or old_service != node.service:
         belonging.moved(ctx, node, old_pool=old_pool, old_service=old_service)
@@ -226,30 +223,6 @@ def _between(old: NodeRole, path: tuple[NodeEvent, ...]) -> list[NodeRole]:
     return roles
 
 
-def _fold_trespasses(
-    ctx: Context, node: NodeEntry, event: NodeReported, *, is_new_boot: bool
-) -> None:
-    """Each foreign process on a GPU is told once, however often it comes and goes; as long as
-    it is there nobody new gets the GPU."""
-    trespassed = {fact.gpu_uuid: fact.pid for fact in event.trespasses}
-    if trespassed != node.trespassed:
-        node.trespassed = trespassed
-        ctx.changed_nodes[node.name] = None
-        mark_holders(ctx, node)
-        ctx.needs_pass = ctx.needs_loan_pass = True
-    if is_new_boot:
-        node.trespasses_told = []  # process ids begin anew
-    for fact in event.trespasses:
-        if (fact.pid, fact.gpu_uuid) not in node.trespasses_told:
-            node.trespasses_told.append((fact.pid, fact.gpu_uuid))
-            why = (
-                "nobody was granted this GPU for it, and it is no server's of the node; nothing "
-                "but its owner can end it"
-            )
-            ctx.tell(node.name, f"trespass: process {fact.pid} on {fact.gpu_uuid}", why)
-    del node.trespasses_told[:-TRESPASSES_KEPT]
-
-
 def _fold_workers(ctx: Context, node: NodeEntry, event: NodeReported, *, is_new_boot: bool) -> None:
     reported_keys = {fact.key for fact in event.workers}
     if node.acknowledged:
@@ -352,7 +325,7 @@ def _fold_live_worker(
                 said_reason=fact.stop_reason,
                 is_node_fault=is_node_fault,
                 failure=fact.failure,
-                refused="" if is_node_fault else refusals.what_of(fact),
+                refused="" if is_node_fault else fact.refused_for,
             ),
         )
     elif old_phase != fact.phase:
@@ -362,7 +335,7 @@ def _fold_live_worker(
 def _is_node_fault(node: NodeEntry, worker: WorkerEntry, fact: WorkerFact) -> bool:
     """Whether its node is to blame: it says so, or refused the worker for want of a GPU that it had
     when the worker was placed."""
-    if fact.error.startswith(NODE_FAULT):
+    if fact.fault.is_nodes:
         return True
     return fact.phase == WorkerPhase.REFUSED and refusals.wants_gone_gpu(node, worker)
 

@@ -2,16 +2,23 @@
 
 A record is a batch of events with their instants and the decisions that came of them. Must not
 know where records are kept.
+
+Facts of an older version say in words whose fault the end of a worker was; they are read as the
+fields that they are now, so that they are decided again as they were.
 """
 
 from __future__ import annotations
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
+from common import oldfaults
 from common.errors import ProtocolError
+from common.faults import Fault
+from common.messages import WorkerPhase
 from coordinator.engine.engine import Engine
-from coordinator.engine.events import Event
+from coordinator.engine.events import Event, NodeReported, WorkerFact
 from coordinator.policies.decisions import Decision
 
 RECORD_VERSION = 1
@@ -61,9 +68,31 @@ def decode_record(data: bytes, *, sequence: int) -> Record:
             raise ProtocolError(
                 f"journal record {sequence}: version {version}, expected {RECORD_VERSION}"
             )
-        return _decoder.decode(data)
+        record = _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"journal record {sequence}: {error}") from error
+    entries = tuple(map(_translated, record.entries))
+    return replace(record, entries=entries)
+
+
+def _translated(entry: Entry) -> Entry:
+    """An entry as this version would have written it."""
+    event = entry.event
+    if not isinstance(event, NodeReported) or not any(map(_is_in_words, event.workers)):
+        return entry
+    workers = tuple(_with_fault(fact) if _is_in_words(fact) else fact for fact in event.workers)
+    return Entry(entry.now_s, replace(event, workers=workers))
+
+
+def _is_in_words(fact: WorkerFact) -> bool:
+    """Whether the fault of an end is nowhere but in its words, if there is one."""
+    is_over = fact.phase in (WorkerPhase.EXITED, WorkerPhase.REFUSED)
+    return is_over and bool(fact.error) and fact.fault == Fault.NONE
+
+
+def _with_fault(fact: WorkerFact) -> WorkerFact:
+    said = oldfaults.said(fact.error, is_refused=fact.phase == WorkerPhase.REFUSED)
+    return replace(fact, error=said.error, fault=said.fault, refused_for=said.refused_for)
 
 
 def decision_bytes(decisions: tuple[Decision, ...]) -> bytes:

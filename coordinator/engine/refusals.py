@@ -13,7 +13,7 @@ closes a node only where the directories of two jobs hang there within that time
 
 from __future__ import annotations
 
-from common.faults import STORAGE_SILENT
+from common.faults import Fault
 from common.messages import OrderPhase, WorkerPhase
 from common.model import JobSpec
 from coordinator.engine.context import Context
@@ -36,7 +36,7 @@ def heard(
     """Learn from the news of one worker whether its node can start any."""
     if fact.phase == WorkerPhase.REFUSED:
         if is_node_fault and worker.stop is None and not wants_gone_gpu(node, worker):
-            _refused(ctx, node, worker, fact.error)
+            _refused(ctx, node, worker, fact)
         return
     has_run = fact.phase == WorkerPhase.RUNNING or fact.exit_code is not None
     if (node.refused_starts or node.hung_starts) and has_run and not is_node_fault:
@@ -49,14 +49,7 @@ def wants_gone_gpu(node: NodeEntry, worker: WorkerEntry) -> bool:
     return not there.issuperset(worker.gpu_uuids)
 
 
-def what_of(fact: WorkerFact) -> str:
-    """What a job names that its node refused it for, and is not to blame for: `workdir`,
-    `checkpoint.path` or `command`, with which its words begin (`agent.shim_paths.refusal`)."""
-    is_refused = fact.phase == WorkerPhase.REFUSED
-    return fact.error.split(maxsplit=1)[0] if is_refused and fact.error.strip() else ""
-
-
-def _refused(ctx: Context, node: NodeEntry, worker: WorkerEntry, why: str) -> None:
+def _refused(ctx: Context, node: NodeEntry, worker: WorkerEntry, fact: WorkerFact) -> None:
     """An attempt counts once, however many workers it has there, and only where its gang was ready:
     what a node says of a reserve may come of the job's own storage, and the jobs of one user would
     close one node after the other.
@@ -69,7 +62,8 @@ def _refused(ctx: Context, node: NodeEntry, worker: WorkerEntry, why: str) -> No
     node.refused_last = key
     rest_s = ctx.settings.retry_backoff_max_s
     job = ctx.job(key.job_id)
-    storage = "" if job is None or STORAGE_SILENT not in why else _begins_in(job.spec)
+    is_hung = fact.fault == Fault.STORAGE
+    storage = _begins_in(job.spec) if job is not None and is_hung else ""
     if storage:
         count = node.refused_starts + _hung(ctx, node, storage, within_s=rest_s)
     else:
@@ -78,7 +72,7 @@ def _refused(ctx: Context, node: NodeEntry, worker: WorkerEntry, why: str) -> No
     if count < MOST or not is_shown or node.closed_reason or rest_s <= 0:
         return
     times = counted(count, "start")
-    node.closed_reason = f"it refused {times} in a row, the last: {why}"
+    node.closed_reason = f"it refused {times} in a row, the last: {fact.error}"
     ctx.state.closed_until_s[node.name] = ctx.now_s + rest_s
     ctx.tell(node.name, "takes nothing new", f"{node.closed_reason}; for {rest_s:.0f} s")
     _changed(ctx, node)

@@ -12,7 +12,6 @@ shim counts from.
 
 from __future__ import annotations
 
-from common.faults import NODE_FAULT
 from common.lifecycle import NODE_TRANSITIONS, NodeEvent, advance
 from common.model import JobSpec, NodeName, NodeRole
 from coordinator.engine import jobs, loans
@@ -95,5 +94,4 @@ def confirm_dead(ctx: Context, node_name: NodeName, by: str) -> None:
 
 def node_fault(ctx: Context, job: JobEntry, worker: WorkerEntry, what: str) -> None:
     """A worker or store is gone and its node is to blame."""
-    ending = Ending(error=f"{NODE_FAULT}: {what}", is_node_fault=True)
-    jobs.worker_gone(ctx, job, worker, ending)
+    jobs.worker_gone(ctx, job, worker, Ending(error=what, is_node_fault=True))

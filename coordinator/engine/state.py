@@ -29,7 +29,7 @@ from common.model import (
     WorkerKey,
 )
 from coordinator.engine.loan_entries import Awaited, LoanEntry, Recommendation, ShadowLoan
-from coordinator.engine.marks import ClockMark, HungStart, RetryEntry, WaitEntry
+from coordinator.engine.marks import ClockMark, HungStart, RetryEntry, TrespassStory, WaitEntry
 from coordinator.engine.step_times import StepTimes
 from coordinator.engine.totals import Counters
 from coordinator.policies.decisions import Migrate
@@ -114,8 +114,8 @@ class NodeEntry(Struct, kw_only=True):
     trespassed: dict[GpuUuid, int] = field(default_factory=dict[GpuUuid, int])
     """GPUs that somebody uses to whom nobody granted them, each with one such process, by its last
     report; no worker would begin there."""
-    trespasses_told: list[tuple[int, GpuUuid]] = field(default_factory=list[tuple[int, GpuUuid]])
-    """The latest that were told of this boot, so that each is told once."""
+    trespass_stories: list[TrespassStory] = field(default_factory=list[TrespassStory])
+    """What was told of them in this boot, so that a crowd of them is told once."""
     unknown_workers: list[WorkerKey] = field(default_factory=list[WorkerKey])
     """Held there but not known here; nothing is placed on the node until its ledger was read."""
 

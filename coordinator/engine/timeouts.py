@@ -7,7 +7,7 @@ from __future__ import annotations
 from common.lifecycle import JobEvent
 from common.messages import OrderPhase
 from common.model import JobState, StopReason
-from coordinator.engine import jobs, prerun, retrying, stores
+from coordinator.engine import jobs, lost_orders, prerun, retrying, stores
 from coordinator.engine.context import Context
 from coordinator.engine.state import AfterVacating, JobEntry, WorkerEntry
 
@@ -44,8 +44,7 @@ def time_is_up(ctx: Context, job: JobEntry) -> None:
     if limit_s is None or ran_at_s is None or job.state not in jobs.ACTIVE_JOB_STATES:
         return
     if ctx.now_s - ran_at_s >= limit_s and job.after_vacating is None:
-        job.error = f"ran into its time_limit_s of {limit_s:g} s"
-        job.after_vacating = AfterVacating.FAIL
+        lost_orders.at_time_limit(job)
         jobs.stop_workers(ctx, job, StopReason.TIME_LIMIT)
 
 

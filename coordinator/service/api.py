@@ -244,10 +244,7 @@ class Api:
             case a.APPROVE_LOAN:
                 self._check_recommended(NodeName(request.target))
             case a.REVOKE_LOAN:
-                loan = finding.loan(state, request.target)
-                if loan.returned_at_s is not None:
-                    raise Refusal(ApiErrorCode.CONFLICT, "the loan came home already", "lease_id")
-                return loan.lease_id
+                return finding.open_loan(state, request.target).lease_id
             case a.FREEZE | a.THAW | a.RECALL | a.END_RECALL | a.SET_MODE:
                 self._check_service(ServiceName(request.target))
         if action == a.SET_MODE and request.value not in list(Mode):

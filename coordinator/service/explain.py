@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from common.messages import GpuHealth, OrderPhase
+from common.messages import CommandReport, GpuHealth, OrderPhase
 from common.model import JobState, NodeRole, Pool
 from coordinator.engine import (
     belonging,
@@ -164,8 +164,17 @@ def estimate(engine: Engine, entry: JobEntry, *, now_s: float | None = None) -> 
     return f"{work_s / pace:.0f} s left with {counted(workers, 'worker')} (source: {source})"
 
 
-def node(engine: Engine, entry: NodeEntry, *, now_s: float | None = None) -> tuple[str, ...]:
-    """Why a node does what it does; now_s as of `job`."""
+def node(
+    engine: Engine,
+    entry: NodeEntry,
+    *,
+    now_s: float | None = None,
+    slow_command: CommandReport | None = None,
+) -> tuple[str, ...]:
+    """Why a node does what it does; now_s as of `job`.
+
+    slow_command: what moves its server and has not ended, for so long until now.
+    """
     at_s = _or_last_event(engine, now_s)
     said = [f"it is {entry.role}, wanted: {entry.desired_role}"]
     if not entry.is_heard:
@@ -181,7 +190,7 @@ def node(engine: Engine, entry: NodeEntry, *, now_s: float | None = None) -> tup
         said.append(closed)
     if detail := _detail(entry):
         said.append(detail)
-    said += _overdue(engine, entry, at_s)
+    said += _overdue(engine, entry, at_s, slow_command)
     said += _belongs(engine, entry, at_s)
     said += engine.why_kept(entry.name)
     if entry.lease is not None:
@@ -255,8 +264,10 @@ def _beside(entry: NodeEntry) -> str:
     return " and that is not its server's: nothing new is placed on it, and the node is not lent"
 
 
-def _overdue(engine: Engine, entry: NodeEntry, now_s: float) -> list[str]:
-    """That a node was asked back and is later than its service was promised."""
+def _overdue(
+    engine: Engine, entry: NodeEntry, now_s: float, slow_command: CommandReport | None
+) -> list[str]:
+    """That a node was asked back and is later than its service was promised, and for whom."""
     lease_id = entry.last_lease_id
     found = None if lease_id is None else engine.state.loans.get(lease_id)
     late_s = 0.0 if found is None else returns.overdue_s(found, now_s)
@@ -271,9 +282,21 @@ def _overdue(engine: Engine, entry: NodeEntry, now_s: float) -> list[str]:
         promise = f"{found.lapse_deadline_s or 0.0:g} s after its lease ended by itself"
     return [
         f"{found.service} should have had it back {late_s:.0f} s ago ({promise}): a late {kind}; "
+        f"{_waits_for(slow_command)}"
+    ]
+
+
+def _waits_for(slow_command: CommandReport | None) -> str:
+    """What a node that is late has yet to wait for."""
+    if slow_command is not None:
+        return (
+            f"its {slow_command.name} command has run for {slow_command.running_s:.0f} s and has "
+            "not ended"
+        )
+    return (
         "workers that do not end within their grace are killed, and a node whose GPUs stay busy is "
         "quarantined"
-    ]
+    )
 
 
 def loan(entry: LoanEntry) -> tuple[str, ...]:

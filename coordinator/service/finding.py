@@ -92,7 +92,26 @@ def loan(state: ClusterState, name: str) -> LoanEntry:
     of_node = [loan for loan in state.loans.values() if loan.node == name]
     if of_node:
         return of_node[-1]
+    if NodeName(name) in state.nodes:
+        raise Refusal(ApiErrorCode.NOT_FOUND, not_lent(state, NodeName(name)), "loan")
     raise unknown("loan", name, list(state.loans)[-5:])
+
+
+def open_loan(state: ClusterState, name: str) -> LoanEntry:
+    """As `loan`, of those that are not home yet; a Refusal says what the node does instead."""
+    found = loan(state, name)
+    if found.returned_at_s is None:
+        return found
+    said = not_lent(state, found.node)
+    if found.node != name:
+        said = f"loan {found.lease_id} came home already: {said}"
+    raise Refusal(ApiErrorCode.CONFLICT, said, "lease_id")
+
+
+def not_lent(state: ClusterState, name: NodeName) -> str:
+    """Of a node without a loan, that it has none and what it does."""
+    found = state.nodes.get(name)
+    return f"there is no loan of {name}" + ("" if found is None else f", which is {found.role}")
 
 
 def about_job(state: ClusterState, name: str) -> Subject:

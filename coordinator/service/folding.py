@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from msgspec import UNSET, Struct, UnsetType, structs
 
+from common.faults import Fault
 from common.messages import InferenceReport, NodeReport, WorkerPhase, WorkerReport
 from common.model import JobId, LeaseId, NodeName, NodeRole, Progress, ServiceName
 from coordinator.engine.events import (
@@ -301,11 +302,15 @@ def facts_of(report: NodeReport, *, rival: str = "") -> NodeReported:
                 progress=worker.progress if worker.phase in _ENDED else None,
                 checkpoint=worker.checkpoint if worker.phase in _ENDED else None,
                 failure=worker.failure if worker.phase in _ENDED else None,
+                fault=worker.fault if worker.phase in _ENDED else _NO_FAULT,
+                refused_for=worker.refused_for,
             )
             for worker in report.workers
         ),
         trespasses=tuple(
-            sorted(TrespassFact(found.pid, found.gpu_uuid) for found in report.trespasses)
+            sorted(
+                TrespassFact(found.pid, found.gpu_uuid, found.owner) for found in report.trespasses
+            )
         ),
         detail="; ".join(said for said in (rival, report.detail) if said),
         rival=rival,
@@ -316,6 +321,7 @@ def facts_of(report: NodeReport, *, rival: str = "") -> NodeReported:
     )
 
 
+_NO_FAULT = Fault.NONE
 _ENDED = frozenset({WorkerPhase.EXITED, WorkerPhase.REFUSED})
 _TELLING = _ENDED | {WorkerPhase.RESERVING}
 """Phases whose error says why a worker ended, or what keeps its node from making ready for it."""

@@ -12,7 +12,7 @@ from agent.duties import Duties
 from agent.life import Life
 from agent.machine import Machine, ThisMachine
 from agent.node import Node, Sample
-from agent.runner import WorkerStatus
+from agent.runner import Refusal, WorkerStatus
 from agent.state import Memory, first_memory
 from common import subjects
 from common.bus import BusMessage
@@ -74,7 +74,7 @@ class ModelRunner:
         self.calls: list[tuple[str, WorkerKey]] = []
         self.stops: list[tuple[WorkerKey, StopReason, float]] = []
         self.contacts_s: list[float] = []
-        self.refusal = ""
+        self.refusal: Refusal | None = None
         self.is_deaf = False
         """While set, workers do not end when they are told to."""
         self.watch: Callable[[str, WorkerKey], None] = lambda _name, _key: None
@@ -129,7 +129,7 @@ class ModelRunner:
     async def adopt(self) -> tuple[WorkerKey, ...]:
         return tuple(self.known)
 
-    async def check_reserve(self, order: WorkerOrder) -> str:
+    async def check_reserve(self, order: WorkerOrder) -> Refusal | None:
         await self._call("check", order.key)
         return self.refusal
 
@@ -163,6 +163,8 @@ class ModelMachine:
         """What the last command was told."""
         self.gate: asyncio.Event | None = None
         """Commands end when it is set."""
+        self.left_behind = ""
+        """Who does not end of a command that is ended; empty: all do."""
         self.stall = Stall()
         self.command_errors: list[str] = []
         """What the next commands say, one each; then they succeed."""
@@ -196,8 +198,10 @@ class ModelMachine:
         try:
             if self.gate is not None:
                 await self.gate.wait()
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as ended:
             self.commands.append("cancelled")
+            if self.left_behind:
+                ended.add_note(self.left_behind)
             raise
         error = self.command_errors.pop(0) if self.command_errors else ""
         if not error and argv[0] in ("start", "stop"):

@@ -21,6 +21,7 @@ from common.clock import SystemClock
 from common.errors import ConfigError
 from common.failure_rules import TAIL_BYTES, FailureRules, read_rules
 from common.failures import Failure, RetryClass
+from common.faults import Fault
 from common.messages import WorkerPhase
 from common.model import NodeRole, StopReason
 from tests.agent.bench import Bench, key, order, settings
@@ -105,6 +106,7 @@ async def test_a_lost_supervisor_is_its_node_s_fault(house: ReadingHouse) -> Non
     kill(shim)
     status = await house.until_exited(worker)
     assert status.error.startswith("shim lost")
+    assert status.fault == Fault.SHIM_LOST
     assert status.failure is None
 
 
@@ -286,7 +288,7 @@ def test_a_failure_is_reported_and_outlives_the_agent() -> None:
     bench = Bench(inference=False)
     bench.want(NodeRole.TRAINING, order())
     bench.step()
-    bench.life.workers.checked(key(), endpoint="n1:1", refusal="")
+    bench.life.workers.checked(key(), endpoint="n1:1", refusal=None)
     bench.step()
     bench.life.workers.started(key(), error="")
     said = read_rules().failure("core_dump", line="Aborted (core dumped)")

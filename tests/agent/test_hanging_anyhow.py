@@ -98,6 +98,9 @@ class Quiet:
     def beside_server(self, pids: Iterable[int], server: ServerSettings) -> set[int] | None:
         return set()
 
+    def owner(self, pid: int) -> str:
+        return ""
+
 
 class Play:
     """A lent node, what its coordinator wants, and the moves that change either."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from agent.runner import Refusal
 from agent.state import CheckReserve, ForgetWorker, ResizeWorker, StartWorker, StopWorker
+from common.faults import Fault
 from common.messages import OrderPhase, StopOrder, WorkerPhase, WorkerReport
 from common.model import NodeRole, StopReason, WorkerKey
 from tests.agent.bench import Bench, key, order
@@ -27,7 +29,7 @@ def ready(bench: Bench, phase: OrderPhase = OrderPhase.RESERVE) -> None:
     """Bring the default worker to READY, or to running."""
     bench.want(R.TRAINING, order(phase=phase))
     bench.step()
-    bench.life.workers.checked(key(), endpoint="n1:29500", refusal="")
+    bench.life.workers.checked(key(), endpoint="n1:29500", refusal=None)
     bench.step()
     if phase == OrderPhase.RUN:
         bench.life.workers.started(key(), error="")
@@ -40,7 +42,7 @@ def test_a_reserved_worker_is_checked_then_ready_with_an_endpoint_and_not_starte
     bench = training()
     bench.want(R.TRAINING, order(phase=OrderPhase.RESERVE))
     assert [type(action) for action in bench.steps(2)] == [CheckReserve]
-    bench.life.workers.checked(key(), endpoint="n1:29500", refusal="")
+    bench.life.workers.checked(key(), endpoint="n1:29500", refusal=None)
     assert bench.steps(2) == []
     assert (report(bench).phase, report(bench).endpoint) == (P.READY, "n1:29500")
 
@@ -58,14 +60,16 @@ def test_a_run_order_starts_a_ready_worker_once() -> None:
     assert report(bench).phase == P.RUNNING
 
 
-@pytest.mark.parametrize("refusal", ["workdir: /nope is missing", "command: x not found"])
-def test_a_worker_that_can_never_run_here_is_refused_with_the_reason(refusal: str) -> None:
+@pytest.mark.parametrize(("what", "why"), [("workdir", "/nope is missing"), ("command", "no x")])
+def test_a_worker_that_can_never_run_here_is_refused_with_the_reason(what: str, why: str) -> None:
     """The coordinator hears it and places the gang elsewhere."""
     bench = training()
     bench.want(R.TRAINING, order(phase=OrderPhase.RESERVE))
     bench.step()
-    bench.life.workers.checked(key(), endpoint="", refusal=refusal)
-    assert (report(bench).phase, report(bench).error) == (P.REFUSED, refusal)
+    bench.life.workers.checked(key(), endpoint="", refusal=Refusal(why, Fault.JOB, what))
+    found = report(bench)
+    assert (found.phase, found.error) == (P.REFUSED, why)
+    assert (found.fault, found.refused_for) == (Fault.JOB, what)
 
 
 def test_an_order_for_a_gpu_that_is_not_here_is_refused() -> None:
@@ -74,7 +78,7 @@ def test_an_order_for_a_gpu_that_is_not_here_is_refused() -> None:
     bench.want(R.TRAINING, order(gpus=(0, 7)))
     bench.step()
     assert report(bench).phase == P.REFUSED
-    assert report(bench).error.startswith("node fault: GPU ")
+    assert report(bench).fault == Fault.NODE
     assert "GPU-7" in report(bench).error
 
 
@@ -104,7 +108,7 @@ def test_a_reservation_waits_for_the_worker_before_it() -> None:
     assert "j1.1.0" in report(bench, later).error
     bench.ends(key(), -15, StopReason.PREEMPT)
     bench.steps(2)
-    bench.life.workers.checked(later, endpoint="n1:29501", refusal="")
+    bench.life.workers.checked(later, endpoint="n1:29501", refusal=None)
     assert [type(action) for action in bench.step()] == [StartWorker]
 
 
@@ -187,7 +191,7 @@ def test_a_worker_without_its_shim_is_a_node_fault() -> None:
     bench.workers.clear()
     bench.step()
     assert report(bench).phase == P.EXITED
-    assert report(bench).error.startswith("node fault")
+    assert report(bench).fault == Fault.SHIM_LOST
 
 
 def test_a_worker_that_cannot_be_started_is_a_node_fault() -> None:
@@ -198,7 +202,7 @@ def test_a_worker_that_cannot_be_started_is_a_node_fault() -> None:
     bench.step()
     bench.life.workers.started(key(), error="no space left on device")
     assert report(bench).phase == P.REFUSED
-    assert report(bench).error.startswith("node fault")
+    assert report(bench).fault == Fault.NODE
     assert "no space" in report(bench).error
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent import shim_files
+from common.faults import Fault
 from common.messages import WorkerPhase
 from tests.agent.worker_house import PATIENCE_S, WorkerHouse, is_alive, make_house, make_order
 from tests.sockets import short_path
@@ -37,6 +38,7 @@ async def test_a_worker_whose_status_cannot_be_read_is_over_when_it_has_been_end
     status = await house.status(key)
     assert status.phase == WorkerPhase.STOPPING
     assert "cannot be read" in status.error
+    assert status.fault == Fault.SHIM_LOST
     await house.until_exited(key)
     assert not is_alive(pid)
 
@@ -70,7 +72,9 @@ async def test_what_a_job_puts_in_place_of_a_file_is_neither_waited_for_nor_foll
         status = await house.status(key)
         data = await house.runner.log_tail(key, 100)
     assert status.phase == WorkerPhase.EXITED
-    assert ("cannot be read" in status.error) == (name == shim_files.STATUS_FILE)
+    is_lost = name == shim_files.STATUS_FILE
+    assert ("cannot be read" in status.error) == is_lost
+    assert status.fault == (Fault.SHIM_LOST if is_lost else Fault.NONE)
     assert data == b""
 
 

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from agent.state import HookKind, StopWorker
+from common.faults import Fault
 from common.messages import DesiredState, WorkerOrder, WorkerPhase
 from common.model import LeaseId, NodeRole, StopReason
 from tests.agent.bench import Bench, key, lease, order, page
@@ -208,7 +209,7 @@ def test_a_reboot_ends_the_lease_and_every_attempt() -> None:
     assert (again.role(), again.memory.lease) == (R.WARMING, None)
     (report,) = again.life.workers.reports()
     assert report.phase == WorkerPhase.EXITED
-    assert report.error.startswith("node fault")
+    assert (report.fault, report.error) == (Fault.NODE, "the node rebooted")
 
 
 def test_a_device_that_stays_busy_is_quarantined_and_comes_back_when_it_is_free() -> None:

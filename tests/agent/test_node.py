@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterable
 
 import msgspec
+import pytest
 from msgspec.structs import replace
 
 from agent.machine import ThisMachine
-from agent.runner import WorkerStatus
+from agent.runner import Refusal, StorageSilentError, WorkerStatus
 from agent.settings import ServerSettings
 from agent.state import HookKind
 from agent.worker_record import SHIM_LOST
 from common.errors import Unavailable
+from common.faults import Fault
 from common.messages import (
     OrderPhase,
     StopOrder,
@@ -45,16 +48,27 @@ async def test_what_is_to_be_done_is_on_disk_before_it_is_done() -> None:
 # --- doing that fails -------------------------------------------------------------------------
 
 
-async def test_a_worker_that_cannot_be_started_is_a_node_fault_with_the_reason() -> None:
-    """The coordinator places it elsewhere, free of charge."""
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [
+        (OSError("disk"), Fault.NODE),
+        (Unavailable("disk"), Fault.NODE),
+        (StorageSilentError("disk"), Fault.STORAGE),
+    ],
+)
+async def test_a_worker_that_cannot_be_started_is_a_node_fault_with_the_reason(
+    error: Exception, fault: Fault
+) -> None:
+    """The coordinator places it elsewhere, free of charge; but storage that does not answer may be
+    the job's own, which it counts."""
     house = House()
     house.runner.watch = lambda name, _: (
-        house.runner.failures.append(OSError("disk")) if name == "start" else None
+        house.runner.failures.append(error) if name == "start" else None
     )
     house.accept(R.TRAINING, order())
     await house.turn(3)
     assert house.said().phase == P.REFUSED
-    assert house.said().error.startswith("node fault")
+    assert house.said().fault == fault
     assert "disk" in house.said().error
 
 
@@ -75,7 +89,7 @@ async def test_a_shim_that_comes_to_life_after_its_start_was_given_up_is_stopped
 async def test_a_forgotten_worker_whose_shim_runs_after_all_is_stopped_then_removed() -> None:
     """Forgetting never leaves a process behind."""
     house = House()
-    house.runner.refusal = "command 'x' was not found"
+    house.runner.refusal = Refusal("command 'x' was not found", Fault.JOB, "command")
     house.accept(R.TRAINING, order())
     await house.turn(2)
     house.accept(R.TRAINING, acknowledged=(key(),))
@@ -148,10 +162,11 @@ async def test_a_worker_whose_shim_died_is_a_node_fault() -> None:
     """The job is not blamed for what it did not do."""
     house = House()
     await house.run_one()
-    house.runner.known[key()] = WorkerStatus(key=key(), phase=P.EXITED, pid=0, error=SHIM_LOST)
+    lost = WorkerStatus(key=key(), phase=P.EXITED, pid=0, error=SHIM_LOST, fault=Fault.SHIM_LOST)
+    house.runner.known[key()] = lost
     await house.turn()
     assert house.said().phase == P.EXITED
-    assert house.said().error.startswith("node fault")
+    assert house.said().fault == Fault.SHIM_LOST
 
 
 # --- trespass ---------------------------------------------------------------------------------
@@ -166,7 +181,9 @@ async def test_a_gpu_process_of_no_worker_is_told_and_one_of_a_worker_is_not() -
         house.machine.pids[1] = sleeper.pid
         await house.turn()
         assert house.life.detail == f"trespass: process {sleeper.pid} on GPU-1"
-        assert list(house.life.trespasses) == [Trespass(pid=sleeper.pid, gpu_uuid=GpuUuid("GPU-1"))]
+        owner = f"uid {os.getuid()}: sleep"
+        found = Trespass(pid=sleeper.pid, gpu_uuid=GpuUuid("GPU-1"), owner=owner)
+        assert list(house.life.trespasses) == [found]
         status = house.runner.known[key()]
         house.runner.known[key()] = msgspec.structs.replace(status, pid=sleeper.pid)
         await house.turn()
@@ -192,6 +209,9 @@ async def test_the_machine_is_asked_through_its_port() -> None:
 
         def beside_server(self, pids: Iterable[int], server: ServerSettings) -> set[int] | None:
             return None
+
+        def owner(self, pid: int) -> str:
+            return ""
 
     house = House(world=Model())
     house.accept(R.TRAINING, replace(order(), phase=OrderPhase.RESERVE))

@@ -8,6 +8,7 @@ import pytest
 
 from agent.runner import WorkerStatus
 from agent.state import StopWorker
+from common.faults import Fault
 from common.messages import OrderPhase, StopOrder, WorkerPhase
 from common.model import NodeRole, StopReason
 from tests.agent.agent_house import AgentHouse, ModelRunner
@@ -77,14 +78,13 @@ def test_a_worker_of_which_the_next_look_sees_nothing_is_lost() -> None:
     bench = Bench(inference=False)
     bench.want(R.TRAINING, order(phase=OrderPhase.RUN))
     bench.step()
-    bench.life.workers.checked(key(), endpoint="n1:29500", refusal="")
+    bench.life.workers.checked(key(), endpoint="n1:29500", refusal=None)
     bench.step()
     bench.life.workers.started(key(), error="")
     bench.step()
     assert [report.phase for report in bench.life.workers.reports()] == [P.RUNNING]
     actions = bench.step()
     [report] = bench.life.workers.reports()
-    assert (report.phase, report.error) == (
-        P.EXITED, "node fault: the worker and its supervisor are gone"
-    )  # fmt: skip
+    assert (report.phase, report.fault) == (P.EXITED, Fault.SHIM_LOST)
+    assert report.error == "the worker and its supervisor are gone"
     assert not any(isinstance(action, StopWorker) for action in actions)

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from agent.reserve import OneLook
+from agent.path_check import OneLook
+from agent.runner import Refusal
 from agent.starters import DetachedStarter
 from agent.worker_spec import Account
 from agent.workers import ShimRunner
 from common.clock import Clock
+from common.faults import Fault
 from tests.agent.worker_house import make_order
 from tests.fakes import FakeClock
 
@@ -26,11 +28,11 @@ class Storage:
         self.looked: list[str] = []
         self.dropped: list[str] = []
         self.gate = asyncio.Event()
-        self.answer: str | OSError = ""
+        self.answer: Refusal | OSError | None = None
 
     async def __call__(
         self, question: dict[str, str], *, account: Account | None, clock: Clock
-    ) -> str:
+    ) -> Refusal | None:
         self.looked.append(question["workdir"])
         try:
             await self.gate.wait()
@@ -42,7 +44,7 @@ class Storage:
         return self.answer
 
 
-def ask(look: OneLook, workdir: str = "/a") -> asyncio.Task[str]:
+def ask(look: OneLook, workdir: str = "/a") -> asyncio.Task[Refusal | None]:
     """Somebody who asks."""
     return asyncio.create_task(look({"workdir": workdir}, account=None, clock=CLOCK))
 
@@ -58,7 +60,7 @@ async def test_a_gang_looks_once_on_each_node_however_many_workers_it_has(tmp_pa
     checks = [asyncio.create_task(runner.check_reserve(order)) for order in (*gang, other)]
     await CLOCK.settle()
     assert storage.looked == ["/gang", "/other"]
-    storage.answer = "node fault: the storage did not answer"
+    storage.answer = Refusal("the storage did not answer", Fault.STORAGE)
     storage.gate.set()
     assert await asyncio.gather(*checks) == [storage.answer] * 9
 
@@ -68,7 +70,7 @@ async def test_who_asks_after_the_answer_has_a_look_of_its_own() -> None:
     storage = Storage()
     look = OneLook(storage)
     storage.gate.set()
-    assert [await ask(look), await ask(look)] == ["", ""]
+    assert [await ask(look), await ask(look)] == [None, None]
     assert storage.looked == ["/a", "/a"]
 
 
@@ -87,7 +89,7 @@ async def test_a_look_ends_with_the_last_one_who_waits_for_it() -> None:
     later = ask(look)
     await CLOCK.settle()
     storage.gate.set()
-    assert await later == ""
+    assert await later is None
     assert storage.looked == ["/a", "/a"]
 
 
@@ -101,7 +103,7 @@ async def test_who_asks_while_a_look_is_being_dropped_has_one_of_its_own() -> No
     later = ask(look)
     await CLOCK.settle()
     storage.gate.set()
-    assert await later == ""
+    assert await later is None
 
 
 async def test_a_look_that_fails_fails_for_all() -> None:
@@ -113,10 +115,10 @@ async def test_a_look_that_fails_fails_for_all() -> None:
     storage.gate.set()
     found = await asyncio.gather(*asked, return_exceptions=True)
     assert found == [storage.answer] * 2
-    storage.answer = ""
+    storage.answer = None
     with pytest.raises(OSError, match="out of descriptors"):
         await asked[0]
-    assert await ask(look) == ""
+    assert await ask(look) is None
 
 
 async def test_the_users_of_two_accounts_do_not_share_a_look() -> None:

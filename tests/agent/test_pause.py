@@ -81,7 +81,7 @@ def running(bench: Bench) -> None:
     """Bring the default worker to running."""
     bench.want(NodeRole.TRAINING, order(phase=OrderPhase.RUN))
     bench.step()
-    bench.life.workers.checked(key(), endpoint="n1:29500", refusal="")
+    bench.life.workers.checked(key(), endpoint="n1:29500", refusal=None)
     bench.step()
     bench.life.workers.started(key(), error="")
     bench.runs(key())
@@ -104,7 +104,7 @@ def test_a_turn_is_given_on_only_when_it_was_left() -> None:
     assert phase(bench, OTHER) == P.RESERVING
     bench.runs(key(), phase=P.SUSPENDED)
     bench.step()
-    bench.life.workers.checked(OTHER, endpoint="n1:29501", refusal="")
+    bench.life.workers.checked(OTHER, endpoint="n1:29501", refusal=None)
     assert [type(action) for action in bench.step()] == [StartWorker]
     assert phase(bench, key()) == P.SUSPENDED
 
@@ -118,7 +118,7 @@ def test_a_suspended_worker_goes_on_when_the_other_has_left() -> None:
     bench.runs(key(), phase=P.SUSPENDED)
     bench.want(NodeRole.TRAINING, shared(suspended=True), shared(suspended=False, worker=OTHER))
     bench.step()
-    bench.life.workers.checked(OTHER, endpoint="n1:29501", refusal="")
+    bench.life.workers.checked(OTHER, endpoint="n1:29501", refusal=None)
     bench.step()
     bench.life.workers.started(OTHER, error="")
     bench.runs(OTHER)

@@ -15,6 +15,7 @@ from agent.state import CheckReserve, ResizeWorker, StartWorker, StopWorker
 from agent.worker_record import directory_name, key_of
 from agent.worker_spec import STORE_GRACE_S, TORCH_STORE, shim_spec, worker_argv, worker_environment
 from common.errors import ConfigError
+from common.faults import Fault
 from common.messages import OrderPhase, StopOrder, WorkerOrder, WorkerPhase
 from common.model import (
     STORE_INDEX,
@@ -113,7 +114,7 @@ def started() -> Bench:
     """A node whose store was started and does not listen yet."""
     bench = bench_with(bench_order())
     bench.step()
-    bench.life.workers.checked(STORE, endpoint=ENDPOINT, refusal="")
+    bench.life.workers.checked(STORE, endpoint=ENDPOINT, refusal=None)
     bench.step()
     bench.life.workers.started(STORE, error="")
     bench.runs(STORE)
@@ -125,7 +126,7 @@ def test_a_store_starts_with_the_reservation_at_the_endpoint_that_its_node_offer
     """It must listen before anybody is told to run; the order has no endpoint yet."""
     bench = bench_with(bench_order())
     assert [type(action) for action in bench.step()] == [CheckReserve]
-    bench.life.workers.checked(STORE, endpoint=ENDPOINT, refusal="")
+    bench.life.workers.checked(STORE, endpoint=ENDPOINT, refusal=None)
     [start] = bench.step()
     assert isinstance(start, StartWorker)
     assert (start.order.key, start.order.endpoint) == (STORE, ENDPOINT)
@@ -158,12 +159,12 @@ def test_a_store_that_was_not_started_is_its_node_s_fault() -> None:
     """The gang is placed anew, free of charge."""
     bench = bench_with(bench_order())
     bench.step()
-    bench.life.workers.checked(STORE, endpoint=ENDPOINT, refusal="")
+    bench.life.workers.checked(STORE, endpoint=ENDPOINT, refusal=None)
     bench.step()
     bench.life.workers.started(STORE, error="no space")
     [found] = bench.life.workers.reports()
     assert found.phase == P.REFUSED
-    assert found.error.startswith("node fault")
+    assert found.fault == Fault.NODE
 
 
 def test_a_node_that_goes_home_stops_a_store_after_its_workers() -> None:

@@ -237,6 +237,9 @@ class World:
     def beside_server(self, pids: Iterable[int], server: ServerSettings) -> set[int] | None:
         return None if self.beside is None else self.beside & set(pids)
 
+    def owner(self, pid: int) -> str:
+        return f"uid 7: p{pid}"
+
 
 async def test_an_agent_reports_who_is_beside_its_server_and_that_it_turned_back() -> None:
     """What its coordinator decides by."""
@@ -245,7 +248,8 @@ async def test_an_agent_reports_who_is_beside_its_server_and_that_it_turned_back
         await house.until(lambda: bool(house.reports) and house.report.role == R.SERVING)
         house.machine.pids, world.beside = {0: 20, 1: 30}, {30}
         await house.until(lambda: len(house.report.trespasses) > 0)
-        assert house.report.trespasses == (Trespass(pid=30, gpu_uuid=GpuUuid("GPU-1")),)
+        found = Trespass(pid=30, gpu_uuid=GpuUuid("GPU-1"), owner="uid 7: p30")
+        assert house.report.trespasses == (found,)
         assert not any(report.turned_back for report in house.reports)
         await house.want(R.ON_LOAN, lease=lease())
         await house.until(lambda: house.report.turned_back is not None)
@@ -264,7 +268,7 @@ async def test_the_first_report_of_an_agent_that_restarts_names_the_strangers_of
     async with AgentHouse(inference=True, world=world, before=house) as again:
         await again.until(lambda: bool(again.reports))
         assert again.reports[0].role == R.SERVING
-        assert again.reports[0].trespasses == (Trespass(pid=30, gpu_uuid=GpuUuid("GPU-1")),)
+        assert [found.pid for found in again.reports[0].trespasses] == [30]
 
 
 async def test_an_agent_reports_that_its_servers_units_are_not_where_it_runs() -> None:

@@ -4,6 +4,7 @@ well, which no job is charged for."""
 from __future__ import annotations
 
 import errno
+import json
 import os
 import resource
 import sys
@@ -13,14 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from agent import reserve, shim_paths
-from agent.runner import WorkerStatus
+from agent import path_check, shim_files, shim_paths
+from agent.runner import Refusal, WorkerStatus
 from agent.shim_worker import Worker
 from agent.starters import DetachedStarter
+from agent.worker_record import bury, read_record
 from agent.worker_spec import Account
 from agent.workers import ShimRunner
 from common.clock import SystemClock
-from common.faults import NODE_FAULT
+from common.faults import Fault
 from common.messages import WorkerPhase
 from tests.agent.bench import key
 from tests.agent.node_house import House
@@ -53,9 +55,9 @@ def question(directory: Path, **changes: str) -> dict[str, str]:
     return asked | changes
 
 
-async def said(asked: dict[str, str], checker: Path = reserve.CHECKER) -> str:
+async def said(asked: dict[str, str], checker: Path = path_check.CHECKER) -> Refusal | None:
     """The answer of a real process."""
-    return await reserve.refusal(asked, account=None, clock=SystemClock(), checker=checker)
+    return await path_check.refusal(asked, account=None, clock=SystemClock(), checker=checker)
 
 
 @contextmanager
@@ -88,8 +90,10 @@ async def test_what_is_not_there_is_the_jobs_own_fault(
 ) -> None:
     """It would be refused on every node."""
     answer = await said(question(tmp_path, **changes))
-    assert answer
-    assert not answer.startswith(NODE_FAULT)
+    assert answer is not None
+    assert answer.error
+    named = next(iter(changes)).replace("checkpoint_path", "checkpoint.path")
+    assert (answer.fault, answer.refused_for) == (Fault.JOB, named)
 
 
 async def test_a_question_that_no_process_could_be_asked_is_the_jobs_own_fault(
@@ -97,8 +101,9 @@ async def test_a_question_that_no_process_could_be_asked_is_the_jobs_own_fault(
 ) -> None:
     """Its own process could not be given that either."""
     answer = await said(question(tmp_path, command="x" * 200_000))
-    assert "Argument list too long" in answer
-    assert not answer.startswith(NODE_FAULT)
+    assert answer is not None
+    assert "Argument list too long" in answer.error
+    assert (answer.fault, answer.refused_for) == (Fault.JOB, "command")
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.ENOTCONN])
@@ -109,23 +114,24 @@ async def test_storage_that_answers_with_an_error_is_its_nodes_fault(
     """A stale mount is not the same as a directory that is not there; the path is told."""
     broken = tmp_path / "mount"
     checker = tmp_path / "checker.py"
-    real = str(reserve.CHECKER)
+    real = str(path_check.CHECKER)
     checker.write_text(STALE.format(broken=str(broken), number=number, checker=real))
     answer = await said(question(tmp_path, **{field: str(broken / "x")}), checker)
-    assert answer.startswith(NODE_FAULT)
-    assert str(broken) in answer
-    assert errno.errorcode[number] in answer
-    assert await said(question(tmp_path), checker) == ""
+    assert answer is not None
+    assert (answer.fault, answer.refused_for) == (Fault.NODE, "")
+    assert str(broken) in answer.error
+    assert errno.errorcode[number] in answer.error
+    assert await said(question(tmp_path), checker) is None
 
 
 async def test_a_command_is_looked_for_behind_a_folder_that_is_not_well(tmp_path: Path) -> None:
     """As execvpe does; what is found there can start."""
     broken = tmp_path / "mount"
     checker = tmp_path / "checker.py"
-    real = str(reserve.CHECKER)
+    real = str(path_check.CHECKER)
     checker.write_text(STALE.format(broken=str(broken), number=errno.ESTALE, checker=real))
     path = f"{broken}:{Path(sys.executable).parent}"
-    assert await said(question(tmp_path, search_path=path), checker) == ""
+    assert await said(question(tmp_path, search_path=path), checker) is None
 
 
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "raise MemoryError"])
@@ -134,15 +140,19 @@ async def test_a_look_that_is_ended_is_its_nodes_fault(tmp_path: Path, end: str)
     checker = tmp_path / "checker.py"
     checker.write_text(f"import os\n{end}\n")
     answer = await said(question(tmp_path), checker)
-    assert answer.startswith(f"{NODE_FAULT}: cannot look as the job's user: exit code")
+    assert answer is not None
+    assert answer.error.startswith("cannot look as the job's user: exit code")
+    assert answer.fault == Fault.NODE
 
 
 async def test_a_look_that_cannot_begin_is_its_nodes_fault(tmp_path: Path) -> None:
     """Nothing is known of the job's paths then."""
     with files_left(0):
         answer = await said(question(tmp_path))
-    assert answer.startswith(f"{NODE_FAULT}: cannot look as the job's user")
-    assert "Too many open files" in answer
+    assert answer is not None
+    assert answer.error.startswith("cannot look as the job's user")
+    assert "Too many open files" in answer.error
+    assert answer.fault == Fault.NODE
 
 
 async def test_an_agent_whose_workers_would_be_root_is_to_blame_itself(tmp_path: Path) -> None:
@@ -150,7 +160,9 @@ async def test_an_agent_whose_workers_would_be_root_is_to_blame_itself(tmp_path:
     clock = SystemClock()
     runner = ShimRunner(tmp_path, clock=clock, starter=DetachedStarter(clock), account=ROOT)
     answer = await runner.check_reserve(make_order("true", workdir=str(tmp_path)))
-    assert answer.startswith(f"{NODE_FAULT}: job_user:")
+    assert answer is not None
+    assert answer.error.startswith("job_user:")
+    assert answer.fault == Fault.NODE
 
 
 def test_a_shim_tells_a_node_that_cannot_start_it_from_a_command_that_cannot_start(
@@ -172,19 +184,54 @@ def test_a_shim_tells_a_node_that_cannot_start_it_from_a_command_that_cannot_sta
         os.close(log_fd)
 
 
-@pytest.mark.parametrize(
-    ("error", "is_nodes"),
-    [(f"{shim_paths.NODE_ERROR}: 'x': ENOMEM", True), ("cannot start 'x': ENOENT", False)],
-)
-async def test_what_a_shim_says_of_its_node_is_reported_as_the_nodes_fault(
-    error: str, *, is_nodes: bool
-) -> None:
+@pytest.mark.parametrize("fault", [Fault.NODE, Fault.NONE])
+async def test_what_a_shim_says_of_its_node_is_reported_as_the_nodes_fault(fault: Fault) -> None:
     """So that the coordinator charges the right budget."""
     house = House()
     await house.run_one()
     house.runner.known[key()] = WorkerStatus(
-        key=key(), phase=WorkerPhase.EXITED, pid=0, exit_code=126, error=error
+        key=key(), phase=WorkerPhase.EXITED, pid=0, exit_code=126, error="ENOMEM", fault=fault
     )
     await house.turn(2)
-    assert error in house.said().error
-    assert house.said().error.startswith(NODE_FAULT) == is_nodes
+    assert (house.said().error, house.said().fault) == ("ENOMEM", fault)
+
+
+def write_record(directory: Path, *, phase: str, error: str) -> None:
+    """The status of a shim that no process is."""
+    record = {
+        "phase": phase, "pid": 1, "start_ticks": 1, "shim_pid": 1, "shim_start_ticks": 1,
+        "boot_id": "b", "started_boot_s": 1.0, "updated_boot_s": 1.0, "error": error,
+    }  # fmt: skip
+    (directory / shim_files.STATUS_FILE).write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize("boot_id", ["b", "another"])
+def test_who_buries_a_worker_says_at_once_that_its_shim_was_lost(
+    tmp_path: Path, boot_id: str
+) -> None:
+    """What this look says is reported before the next one reads the record."""
+    write_record(tmp_path, phase="running", error="")
+    record = read_record(tmp_path)
+    assert record is not None
+    buried = bury(tmp_path, record, boot_id=boot_id, now_s=5.0)
+    assert (buried.phase, buried.fault) == (WorkerPhase.EXITED, Fault.SHIM_LOST)
+    assert read_record(tmp_path) == buried
+
+
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [
+        (f"{shim_paths.NODE_ERROR}: 'x': ENOMEM", Fault.NODE),
+        ("cannot start 'x': ENOENT", Fault.NONE),
+        ("shim lost: the node has booted since", Fault.SHIM_LOST),
+        ("", Fault.NONE),
+    ],
+)
+def test_whose_fault_it_is_is_read_from_a_record_of_any_version(
+    tmp_path: Path, error: str, fault: Fault
+) -> None:
+    """A shim, and an agent of an older version that buried one, say it in words alone."""
+    write_record(tmp_path, phase="exited", error=error)
+    found = read_record(tmp_path)
+    assert found is not None
+    assert (found.fault, found.error) == (fault, error)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent import shim_files, shim_sockets
+from agent.runner import StorageSilentError
 from agent.starters import START_TIMEOUT_S, shim_argv
 from agent.withdrawn import is_shim_silent
 from agent.workers import ShimRunner
@@ -144,6 +145,7 @@ async def test_a_start_that_hangs_in_storage_is_told_from_one_that_did_not_begin
         if lock_fd is not None:
             os.close(lock_fd)
     assert (STORAGE_SILENT in str(refused.value)) is is_there
+    assert isinstance(refused.value, StorageSilentError) is is_there
 
 
 async def test_a_worker_whose_start_was_given_up_before_its_shim_was_there_never_begins(

@@ -14,13 +14,15 @@ import psutil
 import pytest
 
 from agent import shim_files
+from agent.runner import Refusal
 from agent.settings import AgentSettings, Starter
 from agent.starters import DetachedStarter
 from agent.worker_spec import Account
 from agent.workers import ShimRunner, make_runner
 from common.clock import Clock, SystemClock
 from common.errors import ConfigError, Unavailable
-from common.messages import WorkerPhase
+from common.faults import Fault
+from common.messages import WorkerOrder, WorkerPhase
 from common.model import JobId, Pool, Progress, StopReason, WorkerKey
 from tests.agent.worker_house import (
     WorkerHouse,
@@ -240,7 +242,9 @@ async def test_a_job_id_cannot_name_another_place(house: WorkerHouse) -> None:
     order = msgspec.structs.replace(make_order("true"), key=WorkerKey(JobId("../x"), 1, 0))
     with pytest.raises(ConfigError, match="key"):
         await house.start(order)
-    assert "key" in await house.runner.check_reserve(order)
+    refused = await house.runner.check_reserve(order)
+    assert refused is not None
+    assert (refused.fault, refused.refused_for) == (Fault.JOB, "key")
 
 
 async def test_jobs_never_run_as_root(tmp_path: Path) -> None:
@@ -248,9 +252,11 @@ async def test_jobs_never_run_as_root(tmp_path: Path) -> None:
     clock = SystemClock()
     runner = ShimRunner(tmp_path, clock=clock, starter=DetachedStarter(clock))
     if os.geteuid() != 0:
-        assert await runner.check_reserve(make_order("true")) == ""
+        assert await runner.check_reserve(make_order("true")) is None
         return
-    assert "root" in await runner.check_reserve(make_order("true"))
+    refused = await runner.check_reserve(make_order("true"))
+    assert refused is not None
+    assert "root" in refused.error
     with pytest.raises(ConfigError, match="root"):
         await runner.start(make_order("true"), endpoint="")
 
@@ -275,11 +281,12 @@ async def test_a_worker_runs_as_its_account(open_dir: Path) -> None:
         )
         order = make_order("sh", "-c", "id -u; id -g; echo $HOME; exec sleep 600")
         refusal = await house.runner.check_reserve(order)
-        if "cannot look as the job's user" in refusal:
+        if refusal is not None and "cannot look as the job's user" in refusal.error:
             pytest.skip(f"this interpreter is not everybody's: {refusal}")
-        assert refusal == ""
-        closed = make_order("true", workdir="/root")
-        assert "workdir" in await house.runner.check_reserve(closed)
+        assert refusal is None
+        closed = await house.runner.check_reserve(make_order("true", workdir="/root"))
+        assert closed is not None
+        assert closed.refused_for == "workdir"
         key = await house.start(order)
         await house.until_said(key, "/nonexistent")
         assert house.log(key).split() == ["65534", "65534", "/nonexistent"]
@@ -294,32 +301,45 @@ async def test_who_looks_at_paths_can_be_somebody_else(tmp_path: Path) -> None:
     """A model of the machine answers in place of a process; the question is the same."""
     asked: list[dict[str, str]] = []
 
-    async def refuse(question: dict[str, str], *, account: Account | None, clock: Clock) -> str:
+    async def refuse(question: dict[str, str], *, account: Account | None, clock: Clock) -> Refusal:
         asked.append(question)
-        return "no storage"
+        return Refusal("no storage")
 
     clock = SystemClock()
     runner = ShimRunner(
         tmp_path, clock=clock, starter=DetachedStarter(clock), refuse=refuse, is_root_allowed=True
     )
-    assert await runner.check_reserve(make_order("train", workdir="/data")) == "no storage"
+    answer = await runner.check_reserve(make_order("train", workdir="/data"))
+    assert answer == Refusal("no storage")
     [question] = asked
     assert (question["workdir"], question["command"]) == ("/data", "train")
 
 
 async def test_reserve_names_what_is_missing(house: WorkerHouse, tmp_path: Path) -> None:
     """Workdir, checkpoint path and command are looked for before a gang counts on the node."""
-    check = house.runner.check_reserve
-    assert await check(make_order("true", workdir=tmp_path, checkpoint=tmp_path / "new")) == ""
-    assert "workdir" in await check(make_order("true", workdir=tmp_path / "gone"))
+
+    async def check(order: WorkerOrder) -> tuple[str, str]:
+        refused = await house.runner.check_reserve(order)
+        if refused is None:
+            return "", ""
+        assert refused.fault == Fault.JOB
+        return refused.refused_for, refused.error
+
+    nothing = ("", "")
+    assert await check(make_order("true", workdir=tmp_path, checkpoint=tmp_path / "new")) == nothing
+    what, why = await check(make_order("true", workdir=tmp_path / "gone"))
+    assert (what, why.split()[0]) == ("workdir", "workdir")
     missing = make_order("true", workdir=tmp_path, checkpoint=tmp_path / "gone" / "new")
-    assert "checkpoint.path" in await check(missing)
-    assert "no-such-command" in await check(make_order("no-such-command"))
+    what, why = await check(missing)
+    assert (what, why.split()[0]) == ("checkpoint.path", "checkpoint.path")
+    what, why = await check(make_order("no-such-command"))
+    assert what == "command"
+    assert "no-such-command" in why
     on_path = make_order("tool", workdir=tmp_path, env={"PATH": str(tmp_path)})
-    assert "tool" in await check(on_path)
+    assert "tool" in (await check(on_path))[1]
     (tmp_path / "tool").write_text("#!/bin/sh\n")
     (tmp_path / "tool").chmod(0o755)
-    assert await check(on_path) == ""
+    assert await check(on_path) == nothing
 
 
 def test_the_settings_choose_the_starter(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from common.api import (
     Operate,
 )
 from common.errors import ProtocolError
-from common.model import JobState, NodeRole
+from common.model import JobState, NodeRole, Pool
 from coordinator.cli import columns
 from coordinator.cli.describe import Hit, hit_line
 from coordinator.engine.events import OperatorAction
@@ -235,6 +235,31 @@ def test_a_loan_that_is_home_is_not_said_to_be_revoked() -> None:
     assert orders(here) == []
     assert "came home already" in run.err
     assert "revoking" not in run.err
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ("l7", "loan l7 came home already: there is no loan of i0, which is serving"),
+        ("i0", "there is no loan of i0, which is serving"),
+    ],
+)
+def test_of_a_node_that_is_not_lent_it_is_said_what_it_does(named: str, said: str) -> None:
+    """Nobody who names a node asks for a loan of last week."""
+    here = cell()
+
+    def answer(request: Describe) -> Description:
+        if request.kind == "node":
+            serves = node_row("i0", role=NodeRole.SERVING, home_pool=Pool.INFERENCE)
+            return Description(kind="node", name="i0", node=serves)
+        row = loan_row("l7", node="i0", returned_at_s=1.0)
+        return Description(kind="loan", name="l7", loan=row)
+
+    here.answers[Describe] = answer
+    run = aryl(here, "loan", "revoke", named)
+    assert (run.code, orders(here)) == (4, [])
+    assert said in run.err
+    assert ("came home" in run.err) == (named == "l7")
 
 
 @pytest.mark.parametrize(("answer", "code", "count"), [("y\n", 0, 1), ("n\n", 1, 0)])

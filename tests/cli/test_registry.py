@@ -102,6 +102,33 @@ def test_a_broken_file_counts_as_none(tmp_path: Path) -> None:
     assert registry.find(tmp_path) is None
 
 
+@pytest.mark.parametrize("version", [0, 2, "1"])
+def test_a_cell_of_another_version_is_named_and_not_guessed_at(
+    tmp_path: Path, version: object
+) -> None:
+    """Its fields may mean something else; nothing is done to it, and nothing is started beside."""
+    tmp_path.chmod(0o700)
+    shown = tmp_path / "cell.json"
+    said = msgspec.to_builtins(info()) | {"schema_version": version}
+    shown.write_bytes(msgspec.json.encode(said))
+    if isinstance(version, str):  # no version of anything
+        assert registry.find(tmp_path) is None
+        return
+    for look in (registry.find, registry.left_behind):
+        with pytest.raises(ConfigError, match=f"cell.json: field schema_version: {version}, expec"):
+            look(tmp_path)
+    assert msgspec.json.decode(shown.read_bytes()) == said
+
+
+def test_a_file_without_a_version_is_of_the_first_one(tmp_path: Path) -> None:
+    """It was left out where it is what everybody writes."""
+    tmp_path.chmod(0o700)
+    said = msgspec.to_builtins(info())
+    del said["schema_version"]
+    (tmp_path / "cell.json").write_bytes(msgspec.json.encode(said))
+    assert registry.find(tmp_path) == info()
+
+
 def test_the_directory_is_ours_alone(tmp_path: Path) -> None:
     """It is made with mode 0700; one that others can write to is refused, and so is a link."""
     home = tmp_path / "aryl"

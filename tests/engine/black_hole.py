@@ -20,6 +20,7 @@ from coordinator.engine.events import (
 )
 from coordinator.engine.settings import EngineSettings
 from coordinator.engine.state import JobEntry, NodeEntry, WorkerEntry
+from tests.engine.journalled import journalled
 from tests.engine.reporting import GPUS
 
 FAULT = "node fault: cannot start the worker: systemd-run failed"
@@ -45,7 +46,7 @@ class BlackHole:
     def handle(self, event: Event) -> Outcome:
         """One event, a tenth of a second after the one before it."""
         self.now_s += 0.1
-        outcome = self.engine.handle(event, now_s=self.now_s)
+        outcome = self.engine.handle(journalled(event), now_s=self.now_s)
         assert self.engine.check() == []
         return outcome
 

@@ -29,6 +29,7 @@ from coordinator.engine.events import (
     WorkerFact,
 )
 from coordinator.engine.state import JobEntry, NodeEntry
+from tests.engine.journalled import journalled
 from tests.engine.reporting import CHAT, GPUS, service, settings
 
 TYPE = "H100"
@@ -57,7 +58,7 @@ class Lending:
     def handle(self, event: Event) -> Outcome:
         """One event, a tenth of a second after the one before it."""
         self.now_s += 0.1
-        outcome = self.engine.handle(event, now_s=self.now_s)
+        outcome = self.engine.handle(journalled(event), now_s=self.now_s)
         assert self.engine.check() == []
         return outcome
 

@@ -33,6 +33,7 @@ from coordinator.engine.events import (
 )
 from coordinator.engine.settings import EngineSettings, ServiceSettings
 from coordinator.engine.state import JobEntry, NodeEntry, WorkerEntry
+from tests.engine.journalled import journalled
 
 CHAT, CODE = ServiceName("chat"), ServiceName("code")
 N = NodeName("n")
@@ -82,7 +83,7 @@ class Reporting:
     def handle(self, event: Event) -> Outcome:
         """One event, a second after the one before it."""
         self.now_s += 1.0
-        outcome = self.engine.handle(event, now_s=self.now_s)
+        outcome = self.engine.handle(journalled(event), now_s=self.now_s)
         assert self.engine.check() == []
         return outcome
 

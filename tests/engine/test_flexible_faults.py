@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.faults import NODE_FAULT
+from common.faults import Fault
 from common.messages import OrderPhase, WorkerPhase
 from common.model import JobState, Launcher, NodeName
 from coordinator.engine.events import (
@@ -39,11 +39,21 @@ def on(node: NodeName) -> Placement:
     return Placement(node=node, worker_count=1, is_flexible=True)
 
 
-def ends(house: House, name: NodeName, job: JobEntry, *, error: str, exit_code: int) -> None:
+def ends(
+    house: House,
+    name: NodeName,
+    job: JobEntry,
+    *,
+    error: str,
+    exit_code: int,
+    fault: Fault = Fault.NONE,
+) -> None:
     """A node says that its worker of the job has ended."""
     node = house.node(name)
     key = next(worker.key for worker in job.workers.values() if worker.node == name)
-    gone = WorkerFact(key=key, phase=WorkerPhase.EXITED, error=error, exit_code=exit_code)
+    gone = WorkerFact(
+        key=key, phase=WorkerPhase.EXITED, error=error, exit_code=exit_code, fault=fault
+    )
     house.sim.handle(
         NodeReported(
             node=name,
@@ -58,10 +68,26 @@ def ends(house: House, name: NodeName, job: JobEntry, *, error: str, exit_code: 
     )
 
 
+@pytest.mark.parametrize("name", [BASE, FLEXIBLE])
+def test_a_worker_whose_node_is_to_blame_did_not_succeed_whatever_its_exit_code(
+    name: NodeName,
+) -> None:
+    """What its shim says last may be its exit code alone; the fault that the node tells counts."""
+    house = House()
+    job = grown(house)
+    ends(house, name, job, error="", exit_code=0, fault=Fault.SHIM_LOST)
+    assert job.succeeded_workers == []
+    assert job.node_fault_count == 1
+    house.settle()
+    assert state(job) != JobState.SUCCEEDED
+    assert house.engine.check() == []
+
+
 def strike(house: House, name: NodeName, job: JobEntry, how: str) -> None:
     """A node takes its worker along, in one of the ways in which the engine can learn of it."""
     if how == "said":
-        ends(house, name, job, error=f"{NODE_FAULT}: the supervisor is gone", exit_code=0)
+        why = "the supervisor is gone"
+        ends(house, name, job, error=why, exit_code=0, fault=Fault.SHIM_LOST)
         return
     house.sim.nodes[name].crash()
     if how == "rebooted":

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from common.messages import OrderPhase, WorkerPhase
-from common.model import JobId, JobState, NodeName
-from coordinator.engine.events import JobCancelRequested
-from coordinator.engine.state import JobEntry
+from common.model import JobId, JobState, NodeName, StopReason
+from coordinator.engine.events import GpuFact, JobCancelRequested, NodeReported, WorkerFact
+from coordinator.engine.state import AfterVacating, JobEntry
+from coordinator.policies.decisions import Placement, Resize
 from coordinator.sim.cluster import Delays
 from tests.engine.house import House
+from tests.engine.losing import gone_report
 
 JOB = JobId("j")
 
@@ -87,4 +90,75 @@ def test_a_job_whose_workers_were_told_of_its_cancel_does_not_run_again(deaf: st
     house.wait(50.0)
     assert (found(house).state, found(house).preemption_count) == (JobState.CANCELLED, 0)
     assert found(house).cancelled_by == "an order to t0"
+    assert house.engine.check() == []
+
+
+@pytest.mark.parametrize("deaf", [None, "t1"])
+def test_a_job_whose_workers_were_told_of_its_time_limit_does_not_run_again(
+    deaf: str | None,
+) -> None:
+    """It has had its time; the limit that began anew with what was found would be a second one."""
+    house = House(delays=Delays(stop_s=20.0))
+    job = house.submit(workers=(2, 2))
+    job.spec = replace(job.spec, time_limit_s=60.0)
+    house.start(job, "t0", "t1")
+    house.wait(59.0)
+    if deaf:
+        house.toggle_deaf(NodeName(deaf))
+    house.wait(3.0)
+    assert found(house).after_vacating == AfterVacating.FAIL
+    house.lose_journal()
+    if deaf:
+        house.toggle_deaf(NodeName(deaf))
+    assert found(house).state == JobState.RUNNING
+    house.wait(50.0)
+    assert (found(house).state, found(house).preemption_count) == (JobState.FAILED, 0)
+    assert found(house).error == "ran into its time_limit_s of 60 s"
+    assert house.engine.check() == []
+
+
+def test_a_gang_that_was_given_up_before_it_was_ready_is_told_so_and_went_nowhere() -> None:
+    """Its nodes are where they were: nobody went home, and no preemption is counted."""
+    house = House(delays=Delays(ready_s=1e6))
+    house.start(house.submit(workers=(2, 2)), "t0", "t1")
+    house.wait(5.0)
+    house.lose_journal()
+    assert found(house).state == JobState.STARTING
+    node = house.node("t0")
+    [worker] = [one for one in found(house).workers.values() if one.node == node.name]
+    reason = StopReason.GANG_TIMEOUT
+    house.sim.handle(
+        NodeReported(
+            node=node.name,
+            boot_id=node.boot_id,
+            home_pool=node.home_pool,
+            role=node.role,
+            epoch=node.reported_epoch,
+            generation=node.reported_generation,
+            gpus=tuple(GpuFact(slot.uuid, slot.gpu_type) for slot in node.gpus),
+            workers=(WorkerFact(key=worker.key, phase=WorkerPhase.EXITED, stop_reason=reason),),
+        )
+    )
+    told = [line.reason for line in house.engine.state.stories if line.subject == JOB]
+    assert not [said for said in told if "went home" in said]
+    assert "its gang was not ready in time, by an earlier order to t0" in told
+    assert (found(house).preemption_count, found(house).node_fault_count) == (0, 0)
+    assert found(house).after_vacating in (None, AfterVacating.REQUEUE)
+    assert house.engine.check() == []
+
+
+@pytest.mark.parametrize("reason", [StopReason.PREEMPT, StopReason.GANG_TIMEOUT])
+def test_a_worker_that_was_not_ready_in_time_was_not_released(reason: StopReason) -> None:
+    """Its loan did not end by it; one whose node went home by itself gave up what it had."""
+    house = House()
+    job = house.submit(workers=(1, 2), work_s=1e6)
+    house.start(job, "t0")
+    added = (Placement(node=NodeName("t1"), worker_count=1, is_flexible=True),)
+    house.decide(Resize(job_id=job.job_id, added=added, reason="room"))
+    house.wait(30.0)
+    assert running(house) == ["t0", "t1"]
+    house.sim.handle(gone_report(house, job, "t1", stop_reason=reason))
+    assert (job.running_workers, job.preemption_count) == (1, 0)
+    is_released = reason != StopReason.GANG_TIMEOUT
+    assert house.engine.state.counters.flexible_workers_released == is_released
     assert house.engine.check() == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from common.faults import Fault
 from common.messages import DesiredState, OrderPhase, WorkerOrder, WorkerPhase
 from common.model import (
     STORE_INDEX,
@@ -122,12 +123,13 @@ def store(
     *,
     exit_code: int | None = None,
     error: str = "",
+    fault: Fault = Fault.NONE,
     reason: StopReason | None = None,
 ) -> WorkerFact:
     """What the node says of the store."""
     return WorkerFact(
         key=STORE, phase=phase, endpoint="n:2000", exit_code=exit_code, error=error,
-        stop_reason=reason,
+        stop_reason=reason, fault=fault,
     )  # fmt: skip
 
 
@@ -173,14 +175,14 @@ def test_a_gang_whose_store_never_listens_is_told_so_and_queues_again_for_free()
     ("end", "has_run", "own", "node_faults"),
     [
         (store(P.EXITED, exit_code=-9), True, 0, 1),
-        (store(P.EXITED, error="node fault: shim lost"), True, 0, 1),
-        (store(P.EXITED, error="node fault: shim lost"), False, 0, 1),
+        (store(P.EXITED, error="shim lost", fault=Fault.SHIM_LOST), True, 0, 1),
+        (store(P.EXITED, error="shim lost", fault=Fault.SHIM_LOST), False, 0, 1),
         (store(P.EXITED, exit_code=75), False, 0, 1),
         (store(P.EXITED, exit_code=1), False, 1, 0),
         (store(P.EXITED, exit_code=-11), False, 1, 0),
         (store(P.EXITED, exit_code=0), True, 1, 0),
         (store(P.EXITED, exit_code=127, error="cannot start 'kv'"), False, 1, 0),
-        (store(P.REFUSED, error="command 'kv' was not found"), False, 1, 0),
+        (store(P.REFUSED, error="command 'kv' was not found", fault=Fault.JOB), False, 1, 0),
     ],
 )
 def test_the_end_of_a_store_is_counted_by_its_cause(

@@ -69,7 +69,7 @@ def says(house: House, *found: Trespass, boot: str = "") -> None:
 def test_a_trespass_is_told_once_each_and_anew_after_a_boot() -> None:
     """A process that comes and goes does not fill the story; process ids mean one boot."""
     house = House()
-    other = Trespass(pid=78, gpu_uuid=GpuUuid("GPU-1"))
+    other = Trespass(pid=78, gpu_uuid=GpuUuid("GPU-1"), owner="uid 7: train")
     for found in ((SEEN,), (), (SEEN,), (other, SEEN)):
         says(house, *found)
     assert told(house) == ["trespass: process 77 on GPU-1", "trespass: process 78 on GPU-1"]

@@ -51,15 +51,22 @@ async def test_a_node_that_is_not_lent_is_not_revoked() -> None:
         await cell.ask(order, tenant="ops")
         await cell.until(lambda: loan.returned_at_s is not None)
         before = revoked(cell)
-        for target, code in (
-            (loan.node, ApiErrorCode.CONFLICT),
-            (other, ApiErrorCode.NOT_FOUND),
-            ("t9", ApiErrorCode.NOT_FOUND),
-            ("", ApiErrorCode.NOT_FOUND),
+        home = f"there is no loan of {loan.node}, which is serving"
+        over = f"loan {loan.lease_id} came home already: {home}"
+        never = (
+            f"there is no loan of {other}, which is {coordinator.engine.state.nodes[other].role}"
+        )
+        for target, code, said in (
+            (loan.node, ApiErrorCode.CONFLICT, home),
+            (loan.lease_id, ApiErrorCode.CONFLICT, over),
+            (other, ApiErrorCode.NOT_FOUND, never),
+            ("t9", ApiErrorCode.NOT_FOUND, "no loan 't9'; known: "),
+            ("", ApiErrorCode.NOT_FOUND, "no loan ''; known: "),
         ):
             order = Operate(action=OperatorAction.REVOKE_LOAN, target=target)
             refused = await cell.ask(order, tenant="ops")
             assert isinstance(refused, ApiError)
             assert refused.code == code
+            assert refused.message.startswith(said)
             assert refused.field
         assert revoked(cell) == before

@@ -8,20 +8,24 @@ other job would be refused as well, and the coordinator charges no job for it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Protocol
 
+from agent.runner import Refusal
 from agent.worker_spec import Account
+from common.children import send_signal
 from common.clock import Clock
-from common.faults import NODE_FAULT, STORAGE_SILENT
+from common.faults import STORAGE_SILENT, Fault
 
 CHECK_TIMEOUT_S = 10.0
 CHECKER = Path(__file__).with_name("shim_paths.py")
+COMMAND = "command"
+"""What is too long of a question that is: a path that long is none."""
 
 
 class Refuse(Protocol):
@@ -29,8 +33,8 @@ class Refuse(Protocol):
 
     async def __call__(
         self, question: dict[str, str], *, account: Account | None, clock: Clock
-    ) -> str:
-        """Why not, or the empty string; the arguments of `refusal`."""
+    ) -> Refusal | None:
+        """Why not, or None; the arguments of `refusal`."""
         ...
 
 
@@ -41,9 +45,9 @@ async def refusal(
     clock: Clock,
     timeout_s: float = CHECK_TIMEOUT_S,
     checker: Path = CHECKER,
-) -> str:
-    """Why not, or the empty string; begins with `NODE_FAULT` where the node is to blame. Asked in a
-    process of its own: storage may hang for ever, and only a process can be somebody else.
+) -> Refusal | None:
+    """Why not, and whose fault that is; None when it can. Asked in a process of its own: storage
+    may hang for ever, and only a process can be somebody else.
 
     question: the arguments of `agent.shim_paths.refusal`.
     checker: the program that looks.
@@ -63,23 +67,25 @@ async def refusal(
         )  # fmt: skip
     except OSError as error:
         said = f"cannot look as the job's user: {error}"
-        # What is asked is too long to be handed to a process, which the job's own would find too.
-        return said if error.errno == errno.E2BIG else f"{NODE_FAULT}: {said}"
+        if error.errno == errno.E2BIG:
+            # What is asked is too long to be handed to a process: the job's own would find it so.
+            return Refusal(said, Fault.JOB, COMMAND)
+        return Refusal(said)
     try:
         async with clock.timeout(timeout_s):
             answer, _ = await process.communicate()
     except TimeoutError:
         what = f"{STORAGE_SILENT} in {timeout_s:g} s"
-        return f"{NODE_FAULT}: workdir or checkpoint.path: {what}"
+        return Refusal(f"workdir or checkpoint.path: {what}", Fault.STORAGE)
     finally:
         if process.returncode is None:  # an agent that ends leaves nobody behind who looks
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            send_signal(process, signal.SIGKILL)
     said = answer.decode(errors="replace")
     if process.returncode != 0:
         said = said or f"exit code {process.returncode}"
-        return f"{NODE_FAULT}: cannot look as the job's user: {said}"
-    return said
+        return Refusal(f"cannot look as the job's user: {said}")
+    refused_for, _, why = said.partition("\n")
+    return Refusal(why, Fault.JOB, refused_for) if said else None
 
 
 class OneLook:
@@ -95,7 +101,7 @@ class OneLook:
 
     async def __call__(
         self, question: dict[str, str], *, account: Account | None, clock: Clock
-    ) -> str:
+    ) -> Refusal | None:
         """As `Refuse`."""
         asked = (account, *sorted(question.items()))
         look = self._looks.get(asked)
@@ -117,6 +123,6 @@ class OneLook:
 class _Look:
     """One look under way, and how many wait for it."""
 
-    def __init__(self, task: asyncio.Future[str]) -> None:
+    def __init__(self, task: asyncio.Future[Refusal | None]) -> None:
         self.task = task
         self.waiting_count = 0

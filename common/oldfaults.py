@@ -1,0 +1,41 @@
+"""What agents said in words before `WorkerReport.fault` was a field of its own, translated once
+where it is read. Must not know who reads it, nor what is done about a fault.
+
+Reports of agents of an older version say it so, and every journal that was begun then: a record
+must be decided again as it was, however old it is.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from common.faults import Fault
+
+NODE_WORDS = "node fault"
+SHIM_WORDS = "shim lost"
+STORAGE_WORDS = "the storage did not answer"
+"""As those versions say it, letter by letter: not the words that people are told today."""
+
+
+class Said(Struct, frozen=True):
+    """A worker's end: whose fault it is, what the job names that was refused, the rest in words."""
+
+    fault: Fault
+    refused_for: str
+    error: str
+
+
+def said(error: str, *, is_refused: bool) -> Said:
+    """What an old `error` of a worker that ended, or was refused, says.
+
+    A refusal that is not the node's fault begins with what the job names.
+    """
+    if error.startswith(NODE_WORDS):
+        rest = error.removeprefix(NODE_WORDS).removeprefix(":").lstrip()
+        if rest.startswith(SHIM_WORDS):
+            return Said(Fault.SHIM_LOST, "", rest)
+        return Said(Fault.STORAGE if STORAGE_WORDS in rest else Fault.NODE, "", rest)
+    words = error.split(maxsplit=1)
+    if is_refused and words:
+        return Said(Fault.JOB, words[0], error)
+    return Said(Fault.NONE, "", error)

@@ -1,0 +1,85 @@
+"""What a job is held to have computed, where its end was heard long after it happened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from common.model import JobState, NodeName, StopReason
+from coordinator.engine.ended import HEARD_LATE_S
+from coordinator.engine.estimates import attained_gpu_s
+from coordinator.policies.decisions import Placement, Resize
+from coordinator.sim.cluster import Delays
+from tests.engine.house import House, state
+from tests.engine.losing import gone_report
+
+T0, T1 = NodeName("t0"), NodeName("t1")
+GPUS = 8
+
+
+@pytest.mark.parametrize("end", ["success", "failure", "home"])
+@pytest.mark.parametrize(
+    ("ended_ago_s", "counted_s"), [(200.0, 200.0), (HEARD_LATE_S, 385.0), (14.0, 400.0), (1e6, 0.0)]
+)
+def test_a_job_computed_until_its_worker_ended_however_late_that_was_heard(
+    end: str, ended_ago_s: float, counted_s: float
+) -> None:
+    """Nobody led, or its node was cut off: for whom it counts what a job has had, and for the next
+    estimate, that time was no computing. A report is always a little late."""
+    house = House()
+    job = house.submit(work_s=1e6, max_restarts=1)
+    house.start(job, T0)
+    house.wait(5.0)
+    assert job.attempt_ran_at_s is not None
+    house.wait(400.0 - (house.sim.loop.now_s - job.attempt_ran_at_s))
+    ends: dict[str, dict[str, Any]] = {
+        "success": {"exit_code": 0},
+        "failure": {"exit_code": 1},
+        "home": {"stop_reason": StopReason.PREEMPT},
+    }
+    ran_s = house.sim.loop.now_s - job.attempt_ran_at_s
+    house.sim.handle(gone_report(house, job, T0, ended_ago_s=ended_ago_s, **ends[end]))
+    assert state(job) == (JobState.SUCCEEDED if end == "success" else JobState.PENDING)
+    assert job.attained_gpu_s == pytest.approx(GPUS * (counted_s + ran_s - 400.0), abs=1e-6)
+    assert job.worker_s == pytest.approx(counted_s + ran_s - 400.0, abs=1e-6)
+    assert house.engine.check() == []
+
+
+@pytest.mark.parametrize("exit_code", [0, 1])
+def test_of_a_gang_it_is_taken_back_once_for_each_worker(exit_code: int) -> None:
+    """The first end stops the others, which had ended then, too: they are told one by one."""
+    house = House()
+    job = house.submit(workers=(2, 2), work_s=1e6, max_restarts=1)
+    house.start(job, T0, T1)
+    house.wait(400.0)
+    assert job.attempt_ran_at_s is not None
+    ran_s = house.sim.loop.now_s - job.attempt_ran_at_s
+    for name in (T0, T1):
+        gone = gone_report(house, job, name, ended_ago_s=200.0, exit_code=exit_code)
+        house.engine.handle(gone, now_s=house.sim.loop.now_s)
+    assert state(job) == (JobState.PENDING if exit_code else JobState.SUCCEEDED)
+    assert job.attained_gpu_s == pytest.approx(2 * GPUS * (ran_s - 200.0), abs=1e-6)
+    if not exit_code:
+        assert job.worker_s == pytest.approx(2 * (ran_s - 200.0), abs=1e-6)
+    assert house.engine.check() == []
+
+
+def test_what_a_worker_did_not_compute_before_its_stop_is_taken_back_and_no_more() -> None:
+    """From the order to stop on nothing was counted for it, so that nothing is taken back."""
+    house = House(delays=Delays(stop_s=1e6))
+    job = house.submit(workers=(1, 2), work_s=1e6, stop_after_s=1e6)
+    house.start(job, T0)
+    added = (Placement(node=T1, worker_count=1, is_flexible=True),)
+    house.decide(Resize(job_id=job.job_id, added=added, reason="room"))
+    house.wait(200.0)
+    assert job.running_workers == 2
+    [index] = [worker.key.worker_index for worker in job.workers.values() if worker.node == T1]
+    house.decide(Resize(job_id=job.job_id, removed_workers=(index,), reason="room"))
+    house.wait(100.0)
+    was_gpu_s = attained_gpu_s(job, house.sim.loop.now_s)
+    gone = gone_report(house, job, T1, ended_ago_s=150.0, stop_reason=StopReason.RELEASE)
+    house.engine.handle(gone, now_s=house.sim.loop.now_s)
+    taken_back_gpu_s = was_gpu_s - attained_gpu_s(job, house.sim.loop.now_s)
+    assert taken_back_gpu_s == pytest.approx(GPUS * 50.0, abs=1e-6)
+    assert house.engine.check() == []
