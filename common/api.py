@@ -14,6 +14,7 @@ from msgspec import Meta
 from common.apirows import JobRow as JobRow
 from common.apirows import LoanRow as LoanRow
 from common.apirows import NodeRow as NodeRow
+from common.apirows import NodeTelemetry as NodeTelemetry
 from common.apirows import ServiceRow as ServiceRow
 from common.apirows import StoryRow as StoryRow
 from common.apirows import TenantRow as TenantRow
@@ -212,6 +213,8 @@ class Description(Message, frozen=True, kw_only=True, tag="description"):
     """Of a node: how its agent fares, as it said last; what it costs, and what it cannot see."""
     cost: CostReport | None = None
     collectors: tuple[CollectorReport, ...] = ()
+    telemetry: NodeTelemetry | None = None
+    """Of a node that this coordinator has heard: what it measured last."""
     workers: tuple[WorkerRow, ...] = ()
     nodes: tuple[NodeRow, ...] = ()
     """Of a service: all that are its own."""

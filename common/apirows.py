@@ -10,6 +10,7 @@ from msgspec import field
 from common.failures import Failure
 from common.messages import Part
 from common.model import JobState, Mode, NodeRole, Pool
+from common.telemetry import GpuReport, HostReport, InferenceReport
 
 
 class WorkerRow(Part, frozen=True, kw_only=True):
@@ -82,6 +83,22 @@ class NodeRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     drain_left_s: float | None = None
     is_server_down: bool = False
     """It is there to serve, and its server does not: it counts for nothing."""
+
+
+class NodeTelemetry(Part, frozen=True, kw_only=True, omit_defaults=False):
+    """What a node measured of itself by its latest report; nothing older is kept.
+
+    reported_ago_s: how old all of it is. is_silent: a newer report should have come by now.
+    lease_remaining_s: until the lease ends unless it is renewed, as its agent counted when it
+        reported; None: it has none, or not yet an answer to a renewal.
+    """
+
+    reported_ago_s: float
+    is_silent: bool
+    lease_remaining_s: float | None
+    gpus: tuple[GpuReport, ...]
+    host: HostReport | None
+    inference: InferenceReport | None
 
 
 class ServiceRow(Part, frozen=True, kw_only=True, omit_defaults=False):

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from common.api import Describe, Description, JobRow, LoanRow, NodeRow, ServiceRow
 from common.model import FINAL_JOB_STATES, JobSpec
-from coordinator.cli import columns, render
+from coordinator.cli import columns, render, telemetry
 from coordinator.cli.output import Format, Show, put, put_json, put_one
 from coordinator.cli.output import fields as plain_fields
 from coordinator.cli.session import Session
@@ -35,6 +35,10 @@ def describe(session: Session, show: Show, kind: str, name: str) -> None:
     now_s = session.clock.wall_s()
     width = session.out.width
     put(session, _facts(found, now_s, is_wide=show.form == Format.WIDE))
+    if found.telemetry is not None and found.telemetry.gpus:
+        is_wide, of = show.form == Format.WIDE, found.telemetry.gpus
+        table = render.table(of, telemetry.gpus(), width=width, is_wide=is_wide)
+        put(session, ["", *table, ""])
     if found.workers:
         put(session, ["", *render.table(found.workers, columns.worker_rows(), width=width)])
     if found.nodes:
@@ -104,6 +108,8 @@ def _facts(found: Description, now_s: float, *, is_wide: bool) -> Iterator[Text 
         pairs += _spec(found.spec, is_wide=is_wide)
     if found.node is not None:
         pairs += _node(found.node)
+    if found.telemetry is not None:
+        pairs += telemetry.facts(found.telemetry)
     if is_wide:
         pairs += _agent(found)
     if found.service is not None:

@@ -163,6 +163,7 @@ class Looks:
         c = self._coordinator
         node = finding.node(c.engine.state, name)
         report = c.folder.reports.get(node.name)
+        slow_command = rows.slow_command(node.name, c.folder, boot_now_s=c.clock.now_s())
         return Description(
             kind="node",
             name=name,
@@ -170,7 +171,8 @@ class Looks:
             cost=report.cost if report else None,
             collectors=report.collectors if report else (),
             node=self._node_row(node),
-            why=explain.node(c.engine, node, now_s=self._now_s()),
+            telemetry=rows.telemetry(node.name, c.folder, boot_now_s=c.clock.now_s()),
+            why=explain.node(c.engine, node, now_s=self._now_s(), slow_command=slow_command),
             story=self._story(finding.about_node(c.engine.state, name)),
         )
 

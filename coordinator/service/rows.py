@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from statistics import fmean
 
+from msgspec import UNSET
+
 from common.api import (
     JobRow,
     LoanRow,
     NodeRow,
+    NodeTelemetry,
     ServiceRow,
     Status,
     StoryRow,
     TenantRow,
     WorkerRow,
 )
-from common.messages import NodeReport
+from common.messages import CommandReport, NodeReport
 from common.model import JobState, NodeName, NodeRole, Pool
 from coordinator.engine import accounting, returns, waiting
 from coordinator.engine.engine import Engine
@@ -95,6 +98,37 @@ def busy_ratio(reports: list[NodeReport]) -> float | None:
         if gpu.gpu_busy_ratio is not None
     ]
     return fmean(ratios) if ratios else None
+
+
+def telemetry(name: NodeName, folder: Folder, *, boot_now_s: float) -> NodeTelemetry | None:
+    """What a node measured of itself by the latest report; None: none was heard here.
+
+    boot_now_s: on the clock that `folder` was told of reports by.
+    """
+    report = folder.reports.get(name)
+    if report is None:
+        return None
+    return NodeTelemetry(
+        reported_ago_s=max(0.0, boot_now_s - folder.heard_at_s[name]),
+        is_silent=folder.silent_s(name, now_s=boot_now_s) > folder.lost_after_s,
+        lease_remaining_s=report.lease_remaining_s,
+        gpus=report.gpus,
+        host=report.host,
+        inference=report.inference,
+    )
+
+
+def slow_command(name: NodeName, folder: Folder, *, boot_now_s: float) -> CommandReport | None:
+    """What a node has waited for until now, by its latest report; boot_now_s as of `telemetry`.
+
+    Of a silent node, too: nothing else is known of the command.
+    """
+    report = folder.reports.get(name)
+    if report is None or report.slow_command is UNSET:
+        return None
+    age_s = max(0.0, boot_now_s - folder.heard_at_s[name])
+    told = report.slow_command
+    return CommandReport(name=told.name, running_s=told.running_s + age_s)
 
 
 def node_row(
