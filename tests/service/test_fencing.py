@@ -15,9 +15,11 @@ from common.api import (
     Submitted,
 )
 from common.errors import Fenced, Unavailable
+from common.messages import encode
 from common.model import JobId, NodeName
 from coordinator.engine.events import JobSubmitted
 from coordinator.service.coordinator import Coordinator
+from tests.fakes import MemoryKey
 from tests.service.cell import CELL, Cell, Leader, make_settings, make_spec
 from tests.service.steps import on_loan, submit
 
@@ -83,6 +85,56 @@ async def test_a_leader_whose_lease_ran_out_stops_by_itself() -> None:
         assert isinstance(leader.task.exception(), Fenced)
         assert cell.clock.now_s() - started_s <= SETTINGS.leader_ttl_s
         assert not coordinator.may_act()
+
+
+class HangingKey(MemoryKey):
+    """A lease's key whose writes get no answer, neither good nor bad, while it hangs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    async def put(self, value: bytes, *, last_revision: int) -> int | None:
+        """Compare-and-set, as soon as it hangs no longer."""
+        await self.answers.wait()
+        return await super().put(value, last_revision=last_revision)
+
+
+async def test_a_leader_whose_renewal_hangs_does_nothing_past_the_end_of_its_lease() -> None:
+    """Another one may lead by then, and it has not heard so: it journals nothing, pushes nothing,
+    renews no lease and answers no report."""
+    async with Cell(inference=1) as cell:
+        cell.key = key = HangingKey()
+        coordinator = await cell.lead()
+        leader, agent = cell.leaders[0], cell.agents["i0"]
+        await on_loan(cell, coordinator)
+        assert (await agent.renew()).is_granted
+        key.answers.clear()
+        await cell.clock.advance(SETTINGS.leader_ttl_s)
+        assert coordinator.is_leading
+        records, pushes = len(cell.records), coordinator.dispatcher.pushes
+        event = JobSubmitted(job_id=JobId("jx"), spec=make_spec(), tenant="a", user="b")
+        recording = asyncio.ensure_future(coordinator.record(event))
+        coordinator.dispatcher.push(coordinator.engine.desired(agent.name))
+        with pytest.raises(Unavailable):
+            await agent.renew()
+        report = cell.caller.request(
+            subjects.node_report(CELL, agent.name), encode(agent.make_report()), timeout_s=2.0
+        )
+        with pytest.raises(Unavailable):
+            await cell.meanwhile(report)
+        await cell.clock.advance(SETTINGS.engine.loan_period_s)
+        assert (len(cell.records), coordinator.dispatcher.pushes) == (records, pushes)
+        assert coordinator.renewals.unanswered == 1
+        assert coordinator.is_leading
+        key.answers.set()
+        await cell.until(leader.task.done)
+        with pytest.raises(Fenced, match="ran out"):
+            leader.task.result()
+        with pytest.raises(Unavailable):
+            await recording
+        assert len(cell.records) == records
 
 
 async def test_a_journal_that_is_down_stops_decisions() -> None:
