@@ -85,12 +85,14 @@ class FailureRules:
 
     Args:
         files: the packaged file last; a reason that several define is the first one's.
+        site_file: what a mistake in the others is told of.
 
     Raises:
-        ConfigError: a signature of a reason that nobody defines, or a pattern that is none.
+        ConfigError: a signature of a reason that nobody defines, one that no failure can show, or a
+            pattern that is none.
     """
 
-    def __init__(self, *files: RuleFile) -> None:
+    def __init__(self, *files: RuleFile, site_file: str = "") -> None:
         self.files = files
         self.reasons: dict[str, ReasonRule] = {}
         for file in files:
@@ -98,7 +100,14 @@ class FailureRules:
                 self.reasons.setdefault(reason.name, reason)
         if NO_SIGNATURE not in self.reasons:
             raise ConfigError(f"failure rules: reason {NO_SIGNATURE} is not defined")
-        compiled = [[self._compile(rule) for rule in file.signature] for file in files]
+        of = [f"{site_file}: " if site_file else ""] * (len(files) - 1) + [""]
+        compiled = [
+            [
+                self._compile(rule, f"{which}signature[{at}]")
+                for at, rule in enumerate(file.signature)
+            ]
+            for which, file in zip(of, files, strict=True)
+        ]
         self.has_site_patterns = any(
             rule.patterns for file in files[:-1] for rule in file.signature
         )
@@ -108,16 +117,21 @@ class FailureRules:
         self._weighed = explicit[-1]
         self._outcomes = [each for own in compiled for each in own if each.rule.is_implicit]
 
-    def _compile(self, rule: Signature) -> _Compiled:
+    def _compile(self, rule: Signature, where: str) -> _Compiled:
+        of = f"failure rules: {where}: "
         if rule.reason not in self.reasons:
             known = ", ".join(sorted(self.reasons))
-            raise ConfigError(f"failure rules: reason {rule.reason!r} is not one of {known}")
+            raise ConfigError(f"{of}reason {rule.reason!r} is not one of {known}")
         if "" in rule.texts or "" in rule.patterns:
-            raise ConfigError(f"failure rules: {rule.reason}: an empty text is in every log")
+            raise ConfigError(f"{of}{rule.reason}: an empty text is in every log")
+        if not (rule.texts or rule.patterns or rule.exit_codes):
+            raise ConfigError(
+                f"{of}{rule.reason}: no failure can show it: expected texts, patterns or exit_codes"
+            )
         try:
             patterns = tuple(re.compile(pattern, re.MULTILINE) for pattern in rule.patterns)
         except re.error as error:
-            raise ConfigError(f"failure rules: {rule.reason}: {error}") from None
+            raise ConfigError(f"{of}{rule.reason}: patterns: {error}") from None
         return _Compiled(rule, patterns)
 
     def failure(self, reason: str, *, line: str = "", is_explicit: bool = True) -> Failure:
@@ -249,7 +263,7 @@ def read_rules(site_file: str = "") -> FailureRules:
     """
     packaged = resources.files("common").joinpath("data/failures.toml").read_text()
     own = RuleFile() if not site_file else _parse(_read(site_file), site_file)
-    return FailureRules(own, _parse(packaged, "failures.toml"))
+    return FailureRules(own, _parse(packaged, "failures.toml"), site_file=site_file)
 
 
 def _read(path: str) -> str:

@@ -52,6 +52,11 @@ ONCE = {"core_dump", "invalid_memory_access", "traceback_from_crash", "no_signat
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n'
 
+SHM = (
+    "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient "
+    "shared memory (shm)."
+)
+
 SEEN = [
     ("cpu_out_of_memory", "numpy.core._exceptions._ArrayMemoryError: Unable to allocate 7.45 GiB"),
     ("cpu_out_of_memory", "RuntimeError: DataLoader worker (pid 41) is killed by signal: Killed."),
@@ -90,6 +95,38 @@ SEEN = [
         "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment, "
         "e.g. changing env variable CUDA_VISIBLE_DEVICES after program start.",
     ),
+    *(
+        ("cuda_init_failed", f"{TRACEBACK}RuntimeError: {words}")
+        for words in (
+            "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before "
+            "calling NumCudaDevices() that might have already set an error? Error 802: system not "
+            "yet initialized",
+            "CUDA error: system not yet initialized",
+        )
+    ),
+    (
+        "cuda_version_mismatch",
+        f"{TRACEBACK}RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 804: forward "
+        "compatibility was attempted on non supported HW",
+    ),
+    (
+        "cuda_version_mismatch",
+        f"{TRACEBACK}RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 803: system "
+        "has unsupported display driver / cuda driver combination",
+    ),
+    (
+        "cpu_out_of_memory",
+        f"{TRACEBACK}RuntimeError: unable to open shared memory object </torch_1> in read-write "
+        "mode: Too many open files (24)",
+    ),
+    ("cpu_out_of_memory", SHM),
+    ("cpu_out_of_memory", f"{SHM}\nBus error (core dumped)"),
+    (
+        "cpu_out_of_memory",
+        f"{TRACEBACK}RuntimeError: DataLoader worker (pid 41) is killed by signal: Bus error. It "
+        "is possible that dataloader's workers are out of shared memory.",
+    ),
+    ("invalid_memory_access", "./train.sh: line 4:  811 Bus error      (core dumped) ./train"),
     ("model_diverged", "ERROR:tensorflow:Model diverged with loss = NaN."),
     ("model_diverged", "FloatingPointError: Loss became infinite or NaN at iteration=132!"),
     ("cuda_version_mismatch", "CUDA driver version is insufficient for CUDA runtime version"),
@@ -280,19 +317,35 @@ def test_the_decision_record_counts_the_signatures() -> None:
     ("text", "expected"),
     [
         ("[[signature]]\nreason = 'nonsense'", "reason 'nonsense' is not one of"),
-        ("[[signature]]\nreason = 'core_dump'\npatterns = ['(']", "core_dump: missing )"),
+        ("[[signature]]\nreason = 'core_dump'\npatterns = ['(']", "core_dump: patterns: missing )"),
         ("[[signature]]\nreason = 'core_dump'\ntexts = ['']", "an empty text is in every log"),
         ("[[signatur]]\nreason = 'core_dump'", "unknown field `signatur`"),
         ("[[reason]", "failure rules:"),
+        ("[[signature]]\nreason = 'core_dump'", "no failure can show it: expected texts, patterns"),
+        (
+            "[[signature]]\nreason = 'core_dump'\ntexts = ['x']\n"
+            "[[signature]]\nreason = 'core_dump'\nis_certain = true",
+            "signature[1]: core_dump: no failure can show it",
+        ),
     ],
 )
 def test_a_site_s_mistake_is_said(tmp_path: Path, text: str, expected: str) -> None:
-    """A file that is none of rules, or that names what is not there, says what is wrong."""
+    """A file that is none of rules, or names what is not there, is named with what is wrong."""
     path = tmp_path / "site.toml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match="failure rules") as raised:
+    with pytest.raises(ConfigError) as raised:
         read_rules(str(path))
+    assert str(raised.value).startswith(f"failure rules: {path}: ")
     assert expected in str(raised.value)
+
+
+@pytest.mark.parametrize("shown", ["texts = ['x']", "patterns = ['x']", "exit_codes = [7]"])
+def test_one_way_to_show_it_is_enough(tmp_path: Path, shown: str) -> None:
+    """Texts, patterns or exit codes make a signature, each alone."""
+    path = tmp_path / "site.toml"
+    path.write_text(f"[[signature]]\nreason = 'core_dump'\n{shown}\n")
+    rules = read_rules(str(path))
+    assert rules.classify(b"x\n", exit_code=7).reason == "core_dump"
 
 
 def test_a_file_that_is_not_there_is_a_mistake() -> None:
