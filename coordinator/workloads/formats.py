@@ -47,13 +47,18 @@ HISTORY_COLUMNS = ("duration",)
 """The whole header of a list of attained service: no trace of jobs."""
 
 
+class NoFileError(ConfigError):
+    """A name of no file: it may be one of something else."""
+
+
 def find(name: str, directory: str | None = None, *, what: str = "trace") -> Path:
     """A file by path, or by name below `directory` or `$ARYL_TRACES`.
 
     what: what it is wanted as, for the error.
 
     Raises:
-        ConfigError: it is in neither place, or a directory.
+        NoFileError: it is in neither place.
+        ConfigError: it is a directory.
     """
     root = directory or os.environ.get(TRACES_VARIABLE)
     places = [Path(name)] + ([Path(root) / name] if root else [])
@@ -63,7 +68,7 @@ def find(name: str, directory: str | None = None, *, what: str = "trace") -> Pat
         if _is_directory(place):
             raise ConfigError(f"{what} {name}: {place} is a directory, expected a file")
     hint = "" if root else f"; {TRACES_VARIABLE} may name the directory of traces"
-    raise ConfigError(f"{what} {name}: no such file: {', '.join(map(str, places))}{hint}")
+    raise NoFileError(f"{what} {name}: no such file: {', '.join(map(str, places))}{hint}")
 
 
 def _is_file(place: Path) -> bool:

@@ -74,7 +74,6 @@ EARLY_S = 2 * 3600.0
 BETWEEN_S = 20.0
 """Mean time between the jobs of a batch."""
 
-
 MOST_SECONDS = 1e8
 SHORTEST_S = 20.0
 """No job runs shorter: where the short mode begins."""
@@ -265,7 +264,8 @@ def _bursts(parameters: PaperParameters, chance: Chance, count: int, log_rate: F
     sizes = np.ones(count, dtype=np.int64)
     if another > 0.0:
         sizes += np.floor(np.log1p(-chance.uniform(count)) / np.log(another)).astype(np.int64)
-    batch_of = np.repeat(np.arange(count), sizes)[:count]
+    sizes = sizes[: np.searchsorted(np.cumsum(sizes), count) + 1]  # no more than there are jobs
+    batch_of = np.repeat(np.arange(len(sizes)), sizes)[:count]
     starts = at_rate(chance.strata(int(batch_of[-1]) + 1 if count else 0), log_rate, LENGTH_S)
     within = np.cumsum(-BETWEEN_S * np.log1p(-chance.uniform(count)))
     first = np.searchsorted(batch_of, batch_of)
@@ -336,22 +336,22 @@ def _runtimes(parameters: PaperParameters, share: Floats, mean_s: float) -> Floa
     for _ in range(50):
         middle = (low + high) / 2.0
         # A larger exponent keeps more jobs at the lower end of each part.
-        low, high = (
-            (middle, high)
-            if _quantile(parameters, share, middle).mean() > mean_s
-            else (low, middle)
-        )
+        is_above = _quantile(parameters, share, middle).mean() > mean_s
+        low, high = (middle, high) if is_above else (low, middle)
     found: Floats = _quantile(parameters, share, low)
     if abs(found.mean() - mean_s) > 0.01 * mean_s:
-        mean = f"{found.mean():.0f} s"
-        raise ValueError(f"running times: mean {mean}, no exponent gives {mean_s:.0f}")
+        raise ValueError(
+            f"short_share, short_s .. longest_s: a mean of {found.mean():.0f} s at the nearest, "
+            f"expected {mean_s:.0f} s of all jobs but elastic and rare ones and gangs"
+        )
     return found
 
 
 def _quantile(parameters: PaperParameters, share: Floats, exponent: float) -> Floats:
     p = parameters
     anchors = [(p.short_share, p.long_s), (SHARE_95, p.q95_s), (0.99, p.q99_s), (1.0, p.longest_s)]
-    out: Floats = SHORTEST_S * (p.short_s / SHORTEST_S) ** (share / p.short_share)
+    of_short = np.minimum(share, p.short_share) / p.short_share  # the others come below
+    out: Floats = SHORTEST_S * (p.short_s / SHORTEST_S) ** of_short
     for (low_u, low_s), (high_u, high_s) in pairwise(anchors):
         inside = (share >= low_u) & (share < high_u)
         v = (share[inside] - low_u) / (high_u - low_u)

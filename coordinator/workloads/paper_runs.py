@@ -15,12 +15,13 @@ from functools import partial
 from msgspec import Struct, structs
 
 from common.errors import ConfigError
+from coordinator.workloads.pools import node_sizes
 from coordinator.workloads.records import Workload
 from coordinator.workloads.scenarios import (
     Scenario,
     bootstrapped,
+    heterogeneous_alone,
     scenario,
-    with_heterogeneous_share,
     with_ranges,
     with_wrong_estimates,
 )
@@ -28,7 +29,6 @@ from coordinator.workloads.shaping import (
     RuntimeModel,
     with_any_size,
     with_checkpoint_share,
-    with_fungible_share,
 )
 
 PAPER_SCALING = ":resize_cost_s=0"
@@ -93,13 +93,13 @@ def _wrong(percent: int, workload: Workload, seed: int) -> Workload:
 
 
 def _elastic(percent: int, workload: Workload, seed: int) -> Workload:
-    return structs.replace(workload, jobs=with_ranges(workload.jobs, percent / 100, seed))
+    nodes = node_sizes(workload.nodes)
+    jobs = with_ranges(workload.jobs, percent / 100, seed, nodes=nodes)
+    return structs.replace(workload, jobs=jobs)
 
 
 def _heterogeneous(percent: int, workload: Workload, seed: int) -> Workload:
-    jobs = with_fungible_share(workload.jobs, 0.0, seed)
-    jobs = with_heterogeneous_share(jobs, percent / 100, seed)
-    return structs.replace(workload, jobs=jobs)
+    return heterogeneous_alone(workload, percent / 100, seed)
 
 
 def _checkpoint(percent: int, workload: Workload, seed: int) -> Workload:

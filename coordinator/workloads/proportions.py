@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import structs
 
 from coordinator.workloads.records import NodeGroup, TraceJob
-from coordinator.workloads.shaping import worker_size
+from coordinator.workloads.sizes import worker_size
 
 
 def in_proportion(

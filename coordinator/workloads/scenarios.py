@@ -13,15 +13,14 @@ from random import Random
 from msgspec import structs
 
 from coordinator.workloads.choosing import Draw, choose
-from coordinator.workloads.paper import DAY_S, RARE_GPU
+from coordinator.workloads.paper import DAY_S
+from coordinator.workloads.pools import Pools, pools_of
 from coordinator.workloads.records import LoadSeries, TraceJob, Workload
 from coordinator.workloads.shaping import (
-    INFERENCE_GPU,
-    TRAINING_GPU,
     ShapeOptions,
     with_fungible_share,
-    worker_size,
 )
+from coordinator.workloads.sizes import NodeSizes
 
 HETEROGENEOUS_SHARE = 0.10
 HETEROGENEOUS_SPEED = 0.7
@@ -33,7 +32,6 @@ MOST_ERROR = 0.25
 _IDEAL_FACTOR = 2
 """Section 7.1: a job without a range gets its request as the fewest and twice that as the most."""
 
-_NODE_GPUS = 8
 _GPUS_FOR_ONE = ShapeOptions().inference_multiplier
 
 
@@ -51,32 +49,44 @@ class Scenario(StrEnum):
 
 
 def scenario(workload: Workload, name: Scenario, *, seed: int) -> Workload:
-    """The workload as a scenario has it; its name says which."""
-    jobs = workload.jobs
+    """The workload as a scenario has it on its own cluster; its name says which."""
+    jobs, pools = workload.jobs, pools_of(workload.nodes)
     match name:
         case Scenario.BASIC:
             return workload
         case Scenario.ADVANCED:
-            jobs = with_heterogeneous_share(jobs, HETEROGENEOUS_SHARE, seed)
+            jobs = with_heterogeneous_share(jobs, HETEROGENEOUS_SHARE, seed, pools)
         case Scenario.HETEROGENEOUS:
-            jobs = with_fungible_share(jobs, 0.0, seed)
-            jobs = with_heterogeneous_share(jobs, HETEROGENEOUS_SHARE, seed)
+            jobs = heterogeneous_alone(workload, HETEROGENEOUS_SHARE, seed).jobs
         case Scenario.IDEAL:
-            jobs = with_ranges(jobs, 1.0, seed)
-            jobs = with_heterogeneous_share(jobs, 1.0, seed, speed_ratio=1.0)
+            jobs = with_ranges(jobs, 1.0, seed, nodes=pools.training_nodes)
+            jobs = with_heterogeneous_share(jobs, 1.0, seed, pools, speed_ratio=1.0)
     return structs.replace(workload, name=f"{workload.name}-{name}", jobs=jobs)
 
 
-def _may_move(job: TraceJob) -> bool:
-    """A job that needs the rare type runs nowhere else, in every scenario."""
-    return RARE_GPU not in job.gpu_types
+def heterogeneous_alone(workload: Workload, share: float, seed: int) -> Workload:
+    """So many of its jobs heterogeneous, and none fungible (section 7.1; Figure 11)."""
+    pools = pools_of(workload.nodes)
+    jobs = with_fungible_share(
+        workload.jobs,
+        0.0,
+        seed,
+        training_gpu=pools.training_gpu,
+        inference_gpu=pools.inference_gpu,
+        other_gpus=pools.training_gpus[1:],
+    )
+    jobs = with_heterogeneous_share(jobs, share, seed, pools)
+    return structs.replace(workload, jobs=jobs)
 
 
-def with_ranges(jobs: Sequence[TraceJob], share: float, seed: int) -> tuple[TraceJob, ...]:
+def with_ranges(
+    jobs: Sequence[TraceJob], share: float, seed: int, *, nodes: NodeSizes
+) -> tuple[TraceJob, ...]:
     """So many of all jobs elastic (Figures 14 to 16): those that are, and others by draw.
 
-    A job without a range gets [request, twice the request]. Where fewer than the jobs that are
-    elastic already are asked for, some of these lose their range and keep their base.
+    A job without a range gets [request, twice the request], in workers that fit a node. Where fewer
+    than the jobs that are elastic already are asked for, some of these lose their range and keep
+    their base.
     """
     elastic = [job for job in jobs if job.is_elastic]
     wanted = round(share * len(jobs))
@@ -92,13 +102,13 @@ def with_ranges(jobs: Sequence[TraceJob], share: float, seed: int) -> tuple[Trac
         among=lambda job: not job.is_elastic,
     )
     return tuple(
-        _grown(job) if job.job_id in grown else _kept(job, is_kept=job.job_id in kept)
+        _grown(job, nodes) if job.job_id in grown else _kept(job, is_kept=job.job_id in kept)
         for job in jobs
     )
 
 
-def _grown(job: TraceJob) -> TraceJob:
-    size = job.gpus_per_worker or worker_size(job.gpus, 8)
+def _grown(job: TraceJob, nodes: NodeSizes) -> TraceJob:
+    size = job.gpus_per_worker or nodes.worker_gpus(job.gpu_types, job.gpus)
     workers = job.gpus // size
     return structs.replace(
         job, gpus_per_worker=size, min_workers=workers, max_workers=_IDEAL_FACTOR * workers
@@ -112,34 +122,54 @@ def _kept(job: TraceJob, *, is_kept: bool) -> TraceJob:
 
 
 def with_heterogeneous_share(
-    jobs: Sequence[TraceJob], share: float, seed: int, *, speed_ratio: float = HETEROGENEOUS_SPEED
+    jobs: Sequence[TraceJob],
+    share: float,
+    seed: int,
+    pools: Pools,
+    *,
+    speed_ratio: float = HETEROGENEOUS_SPEED,
 ) -> tuple[TraceJob, ...]:
-    """Let a share of the jobs span both GPU types in one run (section 6; Figure 11); others not.
+    """Let a share of the jobs span GPU types of both pools in one run (section 6; Figure 11).
 
-    They accept both types, and get workers small enough for a node of the second type, where one
-    stands for as many GPUs as the worker multiplier says: two of four GPUs instead of one of eight.
+    They accept the inference type too, and get workers small enough for its nodes, where one stands
+    for as many GPUs as the worker multiplier says: two of four GPUs instead of one of eight. A job
+    that names no type accepts all of the training pool, and may span these as well, GPU for GPU. A
+    job that asks for a type of neither pool, or not for the main type of training, runs nowhere
+    else and counts for no share; and where both pools have one main type, or an inference node has
+    fewer GPUs than the least worker needs there, there is nothing to span.
 
-    speed_ratio: part of its full speed that a job makes while it spans both types.
+    speed_ratio: part of its full speed that a job makes while it spans types.
     """
-    chosen = choose(jobs, share, seed, draw=Draw.SPANNING, among=_may_move)
+    known = {*pools.training_gpus, pools.inference_gpu}
+    is_able = (
+        pools.training_gpu != pools.inference_gpu and pools.inference_node_gpus >= _GPUS_FOR_ONE
+    )
+
+    def may_span(job: TraceJob) -> bool:
+        asked = job.gpu_types or pools.training_gpus
+        return is_able and pools.training_gpu in asked and known.issuperset(asked)
+
+    chosen = choose(jobs, share, seed, draw=Draw.SPANNING, among=may_span)
     return tuple(
-        _spanning(job, speed_ratio)
+        _spanning(job, pools, speed_ratio)
         if job.job_id in chosen
         else structs.replace(job, heterogeneous_speed_ratio=0.0)
         for job in jobs
     )
 
 
-def _spanning(job: TraceJob, speed_ratio: float) -> TraceJob:
-    size = job.gpus_per_worker or worker_size(job.gpus, _NODE_GPUS)
+def _spanning(job: TraceJob, pools: Pools, speed_ratio: float) -> TraceJob:
+    asked = job.gpu_types or pools.training_gpus
+    at_home = [kind for kind in pools.training_gpus if kind in asked]
+    size = job.gpus_per_worker or pools.training_nodes.worker_gpus(tuple(at_home), job.gpus)
     fewest = job.min_workers or max(1, job.gpus // size)
     most = max(fewest, job.max_workers or fewest)
-    while size > 1 and (size * _GPUS_FOR_ONE > _NODE_GPUS or fewest == 1):
+    while size > 1 and (size * _GPUS_FOR_ONE > pools.inference_node_gpus or fewest == 1):
         factor = next(n for n in range(2, size + 1) if size % n == 0)
         size, fewest, most = size // factor, fewest * factor, most * factor
     return structs.replace(
         job,
-        gpu_types=(TRAINING_GPU, INFERENCE_GPU),
+        gpu_types=tuple(dict.fromkeys((*at_home, pools.inference_gpu))),
         gpus_per_worker=size,
         min_workers=fewest,
         max_workers=most,

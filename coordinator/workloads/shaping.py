@@ -18,9 +18,13 @@ from coordinator.workloads.choosing import Draw, choose
 from coordinator.workloads.goodput import model_for, speedup_of
 from coordinator.workloads.models import ModelFacts, facts_of
 from coordinator.workloads.records import ScalingCurve, SpeedUp, TraceJob, WorkloadJob
+from coordinator.workloads.sizes import NodeSizes, nodes_of
 
 TRAINING_GPU = "V100"
 INFERENCE_GPU = "T4"
+
+OF_EIGHT = nodes_of(8)
+"""Nodes of the paper's size."""
 
 LOSS_PER_WORKER = 0.2
 """Lyra, EuroSys'23, sections 7.2 and 7.4: each worker beyond the base adds this much less."""
@@ -50,10 +54,10 @@ class RuntimeModel(StrEnum):
 class ShapeOptions(Struct, frozen=True, kw_only=True):
     """How trace rows become jobs.
 
-    gpus_per_node: a worker never spans nodes.
+    nodes: what workers are made for, as none spans nodes.
     training_gpu, inference_gpu: the two types of the simulated cluster.
     inference_multiplier: workers on an inference GPU that stand for one on a training GPU, so that
-        the global batch stays: 32 GB over 16 GB of memory in the paper's cluster.
+        the global batch stays: 32 GB over 16 GB of memory in the paper's cluster. Of two types.
     runtime: how elastic jobs speed up.
     curves: for `RuntimeModel.TABLE`.
     grace_s: how long a job may take to stop.
@@ -62,7 +66,7 @@ class ShapeOptions(Struct, frozen=True, kw_only=True):
     has_locality: gangs of known models are slower where they are spread, see `models`.
     """
 
-    gpus_per_node: int = 8
+    nodes: NodeSizes = OF_EIGHT
     training_gpu: str = TRAINING_GPU
     inference_gpu: str = INFERENCE_GPU
     inference_multiplier: int = 2
@@ -73,18 +77,8 @@ class ShapeOptions(Struct, frozen=True, kw_only=True):
     has_locality: bool = False
 
 
-def worker_size(gpus: int, gpus_per_node: int) -> int:
-    """GPUs of one worker of an inelastic job: all on one node, or whole nodes.
-
-    Sizes that are neither fall to the largest divisor that fits a node: 12 GPUs are two of 6.
-    """
-    if gpus <= gpus_per_node:
-        return gpus
-    return next(size for size in range(gpus_per_node, 0, -1) if gpus % size == 0)
-
-
 def with_elastic_share(
-    jobs: Sequence[TraceJob], share: float, seed: int, *, gpus_per_node: int = 8
+    jobs: Sequence[TraceJob], share: float, seed: int, *, nodes: NodeSizes = OF_EIGHT
 ) -> tuple[TraceJob, ...]:
     """Make a share of the jobs elastic, others inelastic.
 
@@ -94,14 +88,12 @@ def with_elastic_share(
     Nothing else of the job changes: `duration_s` stays the running time on n GPUs.
     """
     chosen = choose(jobs, share, seed, draw=Draw.ELASTIC)
-    return tuple(
-        _elastic(job, gpus_per_node) if job.job_id in chosen else _inelastic(job) for job in jobs
-    )
+    return tuple(_elastic(job, nodes) if job.job_id in chosen else _inelastic(job) for job in jobs)
 
 
-def _elastic(job: TraceJob, gpus_per_node: int) -> TraceJob:
+def _elastic(job: TraceJob, nodes: NodeSizes) -> TraceJob:
     base = job.gpus // 2 if job.gpus % 2 == 0 else job.gpus
-    size = worker_size(base, gpus_per_node)
+    size = nodes.worker_gpus(job.gpu_types, base)
     return structs.replace(
         job,
         gpus_per_worker=size,
@@ -132,24 +124,37 @@ def with_fungible_share(
     *,
     training_gpu: str = TRAINING_GPU,
     inference_gpu: str = INFERENCE_GPU,
+    other_gpus: Sequence[str] = (),
     draw: Draw = Draw.FUNGIBLE,
 ) -> tuple[TraceJob, ...]:
-    """Let a share of the jobs accept both types, one per run (Lyra, section 2.1); others the first.
+    """Let a share of the jobs accept the inference type too, one type per run (Lyra, section 2.1).
 
-    A job that asks for a type of its own keeps it and counts for no share.
+    Without it a job that names no type accepts all of the training pool: which of these it runs on
+    was no choice of its own. One that names the first type alone keeps to that one. A job that asks
+    for other types keeps them and counts for no share. Where the inference type is one of those of
+    training, a job that accepts it runs in both pools anyway.
+
+    other_gpus: further types of the training pool.
     """
-    both, plain = (training_gpu, inference_gpu), (training_gpu,)
+    every = (training_gpu, *other_gpus)
 
-    def is_free(job: TraceJob) -> bool:
-        return job.gpu_types in {(), both, plain}
+    def at_home(job: TraceJob) -> tuple[str, ...] | None:
+        if not job.gpu_types:
+            return every
+        told = (every, (training_gpu,))
+        return next((each for each in told if job.gpu_types in {each, both(each)}), None)
 
-    chosen = choose(jobs, share, seed, draw=draw, among=is_free)
-    return tuple(
-        structs.replace(job, gpu_types=both if job.job_id in chosen else plain)
-        if is_free(job)
-        else job
-        for job in jobs
-    )
+    def both(plain: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*plain, inference_gpu)))
+
+    def with_types(job: TraceJob, *, is_chosen: bool) -> TraceJob:
+        plain = at_home(job)
+        if plain is None:
+            return job
+        return structs.replace(job, gpu_types=both(plain) if is_chosen else plain)
+
+    chosen = choose(jobs, share, seed, draw=draw, among=lambda job: at_home(job) is not None)
+    return tuple(with_types(job, is_chosen=job.job_id in chosen) for job in jobs)
 
 
 def with_checkpoint_share(
@@ -212,7 +217,7 @@ def to_workload_jobs(
 
 
 def _workload_job(job: TraceJob, options: ShapeOptions) -> WorkloadJob:
-    size = job.gpus_per_worker or worker_size(job.gpus, options.gpus_per_node)
+    size = job.gpus_per_worker or options.nodes.worker_gpus(job.gpu_types, job.gpus)
     had = max(1, job.gpus // size)
     workers = WorkerRange(min=job.min_workers or had, max=job.max_workers or had)
     workers, speedup = _speedup(job, workers, size, options)
@@ -271,8 +276,8 @@ def _speedup(
         case RuntimeModel.GOODPUT | RuntimeModel.TUNED if workers.min < workers.max:
             is_tuned = options.runtime == RuntimeModel.TUNED
             model = model_for(job.model, job.job_id)
-            nodes_of = options.gpus_per_node
-            return workers, speedup_of(model, workers, size, nodes_of, is_tuned=is_tuned)
+            of_node = options.nodes.gpus_for(job.gpu_types, job.gpus)
+            return workers, speedup_of(model, workers, size, of_node, is_tuned=is_tuned)
         case RuntimeModel.LINEAR | RuntimeModel.GOODPUT | RuntimeModel.TUNED:
             return workers, linear(workers)
         case RuntimeModel.TABLE:
@@ -306,7 +311,8 @@ def _spec(
     profile: JobProfile,
 ) -> JobSpec:
     multiplier = {}
-    if options.inference_gpu in job.gpu_types and options.inference_multiplier > 1:
+    is_other = options.inference_gpu != options.training_gpu  # a GPU stands for itself
+    if is_other and options.inference_gpu in job.gpu_types and options.inference_multiplier > 1:
         multiplier = {options.inference_gpu: options.inference_multiplier}
     path = f"/checkpoints/{job.job_id}" if job.has_checkpoints else None
     had = max(1, job.gpus // size)

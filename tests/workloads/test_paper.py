@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -184,6 +185,18 @@ def test_parameters_that_no_trace_can_have_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=said):
             draw(structs.replace(PARAMETERS, **changes), 1, jobs=2_000)
+
+
+def test_large_batches_take_no_more_memory_than_the_jobs_that_come() -> None:
+    """A batch that outlasts the trace is cut, and those after it are not made at all."""
+    tracemalloc.start()
+    try:
+        drawn = draw(structs.replace(PARAMETERS, batch=float(JOBS)), 1, jobs=500)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(drawn.gpus) == 500
+    assert peak_bytes < 50e6
 
 
 @pytest.mark.slow

@@ -7,6 +7,8 @@ from collections import Counter
 import pytest
 from msgspec import structs
 
+from common.model import Pool
+from coordinator.workloads.pools import Pools, pools_of
 from coordinator.workloads.records import LoadSeries, LoadUnit, NodeGroup, TraceJob, Workload
 from coordinator.workloads.scenarios import (
     Scenario,
@@ -17,9 +19,13 @@ from coordinator.workloads.scenarios import (
     with_wrong_estimates,
 )
 from coordinator.workloads.shaping import with_elastic_share, with_fungible_share
+from coordinator.workloads.sizes import NodeSizes, nodes_of
 from tests.workloads.papers import paper
 
 DAY_S = 86_400
+PAPER_POOLS = Pools(
+    training_gpus=("V100",), inference_gpu="T4", training_nodes=nodes_of(8), inference_node_gpus=8
+)
 RARE = TraceJob(job_id="rare", submit_s=1, duration_s=9, gpus=8, gpu_types=("V100-32GB",))
 
 
@@ -109,15 +115,73 @@ def test_a_worker_of_a_heterogeneous_job_fits_a_node_of_either_type(
 ) -> None:
     """On the second type it has twice the GPUs, so it has at most half a node; two can be apart."""
     job = TraceJob(job_id="a", submit_s=0, duration_s=1, gpus=gpus)
-    [made] = with_heterogeneous_share([job], 1.0, 1)
+    [made] = with_heterogeneous_share([job], 1.0, 1, PAPER_POOLS)
     assert (made.gpus_per_worker, made.min_workers, made.max_workers) == (size, workers, workers)
     assert made.gpu_types == ("V100", "T4")
+
+
+@pytest.mark.parametrize(
+    ("training", "inference", "gpus", "size"),
+    [(4, 4, 8, 2), (4, 4, 4, 2), (8, 4, 8, 2), (4, 8, 8, 4), (16, 16, 16, 8), (8, 2, 4, 1)],
+)
+def test_workers_are_as_large_as_the_nodes_of_both_pools_let_them_be(
+    training: int, inference: int, gpus: int, size: int
+) -> None:
+    """On nodes of the first type whole, on those of the second in twice as many GPUs."""
+    job = TraceJob(job_id="a", submit_s=0, duration_s=1, gpus=gpus)
+    pools = structs.replace(
+        PAPER_POOLS, training_nodes=nodes_of(training), inference_node_gpus=inference
+    )
+    [made] = with_heterogeneous_share([job], 1.0, 1, pools)
+    assert (made.gpus_per_worker, (made.min_workers or 0) * size) == (size, gpus)
+
+
+def test_jobs_grow_in_workers_that_fit_a_node() -> None:
+    """Eight GPUs are two workers on nodes of four, and may become four of them."""
+    [made] = with_ranges(SMALL.jobs[:1], 1.0, 1, nodes=nodes_of(4))
+    assert not SMALL.jobs[0].is_elastic
+    assert (made.gpus_per_worker, made.min_workers, made.max_workers) == (4, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("asked", "spans"),
+    [
+        ((), True),
+        (("H100",), True),
+        (("H100", "L4"), True),
+        (("L4", "H100"), True),
+        (("L4",), False),
+        (("V100",), False),
+        (("V100", "T4"), False),
+        (("H100", "A100"), False),
+    ],
+)
+def test_who_spans_takes_the_types_of_the_cluster_and_none_that_it_did_not_ask_for(
+    asked: tuple[str, ...], *, spans: bool
+) -> None:
+    """Of H100 and L4: who asks for another type keeps it, as does who asks for L4 alone."""
+    job = TraceJob(job_id="a", submit_s=0, duration_s=1, gpus=8, gpu_types=asked)
+    pools = structs.replace(PAPER_POOLS, training_gpus=("H100",), inference_gpu="L4")
+    [made] = with_heterogeneous_share([job], 1.0, 1, pools)
+    assert made.gpu_types == (("H100", "L4") if spans else asked)
+    assert made.heterogeneous_speed_ratio == (0.7 if spans else 0.0)
+
+
+def test_pools_of_one_type_have_nothing_to_span() -> None:
+    """Every job runs in both of them as it is."""
+    pools = structs.replace(PAPER_POOLS, inference_gpu="V100")
+    plain = tuple(structs.replace(job, gpu_types=()) for job in SMALL.jobs)
+    assert with_heterogeneous_share(plain, 1.0, 1, pools) == plain
 
 
 def test_shares_of_elastic_jobs_are_nested_and_keep_those_that_are() -> None:
     """20 % of the jobs elastic are part of 60 %; below the present share some lose their range."""
     shares = {
-        share: {job.job_id for job in with_ranges(SMALL.jobs, share, 1) if job.is_elastic}
+        share: {
+            job.job_id
+            for job in with_ranges(SMALL.jobs, share, 1, nodes=nodes_of(8))
+            if job.is_elastic
+        }
         for share in (0.0, 0.02, 0.2, 0.6, 1.0)
     }
     assert [len(found) for found in shares.values()] == [0, 4, 40, 121, 201]
@@ -127,16 +191,18 @@ def test_shares_of_elastic_jobs_are_nested_and_keep_those_that_are() -> None:
 
 def test_a_job_that_loses_its_range_keeps_its_base() -> None:
     """The fewest workers are what its trace gave it."""
-    for old, new in zip(SMALL.jobs, with_ranges(SMALL.jobs, 0.0, 1), strict=True):
+    for old, new in zip(
+        SMALL.jobs, with_ranges(SMALL.jobs, 0.0, 1, nodes=nodes_of(8)), strict=True
+    ):
         assert new.min_workers == old.min_workers
         assert new.max_workers == old.min_workers
 
 
 def test_heterogeneous_jobs_are_a_share_at_a_speed() -> None:
     """Asking again replaces what was; a share of 0 takes it away."""
-    jobs = with_heterogeneous_share(SMALL.jobs, 0.5, 1)
+    jobs = with_heterogeneous_share(SMALL.jobs, 0.5, 1, PAPER_POOLS)
     assert sum(job.heterogeneous_speed_ratio == 0.7 for job in jobs) == 100
-    none = with_heterogeneous_share(jobs, 0.0, 1)
+    none = with_heterogeneous_share(jobs, 0.0, 1, PAPER_POOLS)
     assert not any(job.heterogeneous_speed_ratio for job in none)
 
 
@@ -252,6 +318,27 @@ def by_days(workload: Workload) -> Workload:
         for day, gpu_s in sorted(whole.items())
     ]
     return structs.replace(workload, jobs=(*initial, *days))
+
+
+def test_the_pools_of_a_cluster_are_told_by_their_main_types() -> None:
+    """Most GPUs, not most nodes; of that type the node that most of them are in; without the second
+    pool its nodes would be like those of the first."""
+    training = (
+        NodeGroup(count=5, gpus=1, gpu_type="A"),
+        NodeGroup(count=1, gpus=4, gpu_type="B"),
+        NodeGroup(count=1, gpus=2, gpu_type="B"),
+        NodeGroup(count=1, gpus=5, gpu_type="C"),
+    )
+    inference = (NodeGroup(count=2, gpus=2, gpu_type="D", home_pool=Pool.INFERENCE),)
+    both = pools_of(training + inference)
+    assert both == Pools(
+        training_gpus=("B", "A", "C"),
+        inference_gpu="D",
+        training_nodes=NodeSizes(training),
+        inference_node_gpus=2,
+    )
+    assert (both.training_gpu, both.training_nodes.gpus_for(("B",), 1)) == ("B", 4)
+    assert pools_of(training) == structs.replace(both, inference_gpu="T4", inference_node_gpus=4)
 
 
 def test_less_than_a_day_cannot_be_bootstrapped() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from common.jobspec import parse
 from common.model import WorkerRange
 from coordinator.workloads.choosing import Draw, choose
+from coordinator.workloads.pools import Pools
 from coordinator.workloads.records import ScalingCurve, SpeedUp, TraceJob
 from coordinator.workloads.scenarios import with_heterogeneous_share, with_ranges
 from coordinator.workloads.shaping import (
@@ -25,10 +26,13 @@ from coordinator.workloads.shaping import (
     with_checkpoint_share,
     with_elastic_share,
     with_fungible_share,
-    worker_size,
 )
+from coordinator.workloads.sizes import nodes_of, worker_size
 
 GPUS = st.integers(1, 200)
+POOLS = Pools(
+    training_gpus=("V100",), inference_gpu="T4", training_nodes=nodes_of(8), inference_node_gpus=8
+)
 YOLO = ScalingCurve(
     model="yolov3", gpu_type="T4", batch_size=64, points=((1, 4.0), (2, 7.0), (4, 10.0), (8, 6.0))
 )
@@ -78,7 +82,9 @@ def chosen_by_kind(jobs: tuple[TraceJob, ...], share: float, seed: int) -> dict[
         "elastic": ids(with_elastic_share(jobs, share, seed), "is_elastic"),
         "fungible": {job.job_id for job in fungible if len(job.gpu_types) > 1},
         "saving": ids(with_checkpoint_share(jobs, share, seed), "has_checkpoints"),
-        "spanning": ids(with_heterogeneous_share(jobs, share, seed), "heterogeneous_speed_ratio"),
+        "spanning": ids(
+            with_heterogeneous_share(jobs, share, seed, POOLS), "heterogeneous_speed_ratio"
+        ),
     }
 
 
@@ -94,7 +100,7 @@ def test_what_jobs_are_chosen_for_says_nothing_of_what_else_they_are_chosen_for(
 def test_who_is_elastic_is_drawn_alike_as_a_share_and_as_a_scenario() -> None:
     """`--elastic 0.3` and `elastic-30` fall on the same jobs of a trace that tells no range."""
     jobs = make_jobs(100)
-    ranges = {job.job_id for job in with_ranges(jobs, 0.3, 2) if job.is_elastic}
+    ranges = {job.job_id for job in with_ranges(jobs, 0.3, 2, nodes=nodes_of(8)) if job.is_elastic}
     assert ranges == choose(jobs, 0.3, 2, draw=Draw.ELASTIC)
 
 
@@ -139,6 +145,17 @@ def test_fungible_jobs_accept_both_types_and_others_one() -> None:
     ]
     again = with_fungible_share(shaped, 0.0, 1)
     assert {job.gpu_types for job in again} == {("V100",), ("X",)}
+
+
+def test_a_gpu_of_the_only_type_stands_for_itself() -> None:
+    """Where both pools have one type, a share of fungible jobs changes no job, and none needs two
+    workers for one."""
+    jobs = with_fungible_share(make_jobs(10), 0.5, 1, training_gpu="H100", inference_gpu="H100")
+    assert {job.gpu_types for job in jobs} == {("H100",)}
+    options = ShapeOptions(training_gpu="H100", inference_gpu="H100")
+    assert {made.spec.workers_on("H100").min for made in to_workload_jobs(jobs, options)} == {
+        made.spec.workers.min for made in to_workload_jobs(make_jobs(10), options)
+    }
 
 
 def test_a_share_of_the_jobs_checkpoints() -> None:
