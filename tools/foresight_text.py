@@ -94,19 +94,19 @@ jobs, each drawn by seed with draws of its own, on clusters whose training nodes
 90 % by the trace's mean demand, beside as many inference nodes with the load of ServeGen's
 `m-small`.
 
-At first one draw served for both, so that all elastic jobs were among those that accept the other
-type. All rows of the real traces were played again since. What is told of seeds that are not
-reported, of earlier versions and of runs that are not kept is of the first draws, and so are the
-parameters, which were not chosen again.
+In the *first draws* one served for both, so that all elastic jobs were among those that accept the
+other type. No row of the real traces is of these. What is told of seeds that are not reported, of
+other rules and of runs that are not kept is of the first draws, and so are the parameters, which
+were not chosen again.
 
 Odds by the job were chosen on `paper-overload-9` and on seeds 6 to 9 of cluster06, and then played
 on all that is overloaded and all real traces.
 
 All rows were played with the same rules; of those of `sjf`, which lends nothing, `paper-overload-2`
 to `paper-overload-5` are older, and the others came out the same to the last digit when they were
-played again. `foresight` is as it is shipped, with odds by the job;
-`fixed quantiles` is `foresight:lifetime_odds=false`, which was shipped before. Its parts, and the
-curve, are switched off and turned beside fixed quantiles, where each stands for itself.
+played again. `foresight` is as it is shipped, with odds by the job; `fixed quantiles` is
+`foresight:lifetime_odds=false`. Its parts, and the curve, are switched off and turned beside fixed
+quantiles, where each stands for itself.
 
 `body` is the mean queueing of all jobs but those of the rare GPU type of the paper's traces, whose
 line no order helps ([workload](workload-paper.md)). Intervals are 95 % over seeds; a single seed
@@ -192,24 +192,23 @@ BEHIND_FIXED = """
 The means of queueing are within their intervals of `aryl`'s on cluster02 and cluster06, and better
 beyond it on cluster03 (the table of rows above).
 
-What costs was asked of fixed quantiles, before odds were shipped, with the first draws of the
-shares, and all that follows up to **Preemptions** is told of those; none of these runs is kept. On
-cluster02 claims cost: on seeds 4 and 5 the mean queueing was 7,944 s without them, 8,820 s as they
-are, and 11,302 s with jobs that age at 10 times their length instead of 30. To age at 10 was no
-worse on cluster03 and better on cluster06. One `claim_stretch` does not suit both; 30 made the mean
-queueing worse on none by more than its interval.
+What costs was asked of fixed quantiles, with the first draws of the shares, and all that follows up
+to **Preemptions** is told of those; none of these runs is kept. On cluster02 claims cost: on seeds
+4 and 5 the mean queueing was 7,944 s without them, 8,820 s as they are, and 11,302 s with jobs that
+age at 10 times their length instead of 30. To age at 10 was no worse on cluster03 and better on
+cluster06. One `claim_stretch` does not suit both; 30 made the mean queueing worse on none by more
+than its interval.
 
-On cluster06, where training is full for days, an earlier version of this page had jobs that waited
-longer than with `aryl` on three seeds. In part that was `aryl`, whose rows were of an older engine
-(10,338 s on seed 5 then, 12,912 s later). The rest was caution: whoever stays away from a lent node
-for fear of a preemption takes the place of another one at home, for hours. When loans had to
+On cluster06, where training is full for days, caution costs: whoever stays away from a lent node
+for fear of a preemption takes the place of another one at home, for hours. Where loans had to
 outlive every job by the median of the load the mean over seeds 1 to 5 was 14,349 s, and 12,824 s
-with two quantiles; over seeds 6 to 11 it was 13,258 s, and then 12,164 s (`aryl`: 14,861 s). On
-seed 5 it was 18,734 s, of which jobs of less than an hour had 5,131 s; with `aryl` these had 2,016
-s. Seeds 3 and 5 stayed behind `aryl`, by a tenth, and seed 4 was ahead. Single seeds say little
-there: the same change that makes one better by a quarter makes another one worse. Whole nodes are
-an example, blamed for seed 5 before (12,758 s without): seeds 6 to 11 were 13,535 s without and
-13,258 s with them, and seeds 1 to 5 were better without, by less than the seeds differed.
+with two quantiles; over seeds 6 to 11 it was 13,258 s, and 12,164 s with two (`aryl`: 14,861 s).
+With the median jobs of less than an hour had 5,131 s of the 18,734 s of seed 5; with `aryl` these
+had 2,016 s. With two quantiles seeds 3 and 5 were behind `aryl`, by a tenth, and seed 4 was ahead.
+Single seeds say little there: the same change that makes one better by a quarter makes another one
+worse. Whole nodes are an example: by the median seed 5 was 12,758 s without them, a third less; but
+seeds 6 to 11 were 13,535 s without and 13,258 s with them, and seeds 1 to 5 together were better
+without by less than the seeds differed.
 
 **Preemptions** are at most a quarter of `aryl`'s on `paper-1` to `paper-5`, cluster03 and
 cluster06, and more on cluster02 and under overload: the price of low odds, see the curve. With
@@ -222,10 +221,10 @@ free, and because flexible workers or a claim stood in the way at home. Of the 1
 had gone by the low odds, and one by 0.9: at their start the forecast had said, by its lower
 quarter, that so many nodes could stay away, and the load came back sooner. That is what it says of
 three in four. So these were mostly not mistakes but bets; what was wrong is the price, since under
-overload jobs wait for minutes at home and not for days. Odds by the job, which are shipped since,
-set that right for the most part. On `paper-overload-1` fewer are stopped without claims too, and
-without the higher quantile for jobs that have room at home (`near_quantile`) nearly twice as many;
-on cluster06 neither makes a difference to that. Both are rows below.
+overload jobs wait for minutes at home and not for days. Odds by the job set that right for the most
+part. On `paper-overload-1` fewer are stopped without claims too, and without the higher quantile
+for jobs that have room at home (`near_quantile`) nearly twice as many; on cluster06 neither makes a
+difference to that. Both are rows below.
 """
 
 ABLATION = """
@@ -263,15 +262,15 @@ by 3,940 s longer, which is nearly as long as without claims there. Two simpler 
 on the same seeds: L / (L + W + E) had 12,030 s and L / (L + 2 W + 2 E) 12,743 s, and seed 9 made
 that difference too.
 
-It was off at first, as on seeds 1 to 5 of cluster02 jobs waited longer by 560 s on average, from
-886 s less to 2,292 s more by seed. Then seeds were played by which odds had not been chosen, and
-which are not reported either. On seeds 6, 7 and 8 of cluster02 jobs waited 7,375 s, 11,530 s and
-7,708 s with odds, and 9,117 s, 11,331 s and 8,955 s with fixed quantiles (`aryl`: 7,274 s, 12,123 s
-and 8,417 s), for 462 stops in all instead of 493 (`aryl`: 1,594). On its eight seeds together that
-was 9,315 s with odds and 9,313 s without (`aryl`: 8,951 s): no difference. Seed 6 of cluster03
-waited 27,848 s instead of 28,201 s (`aryl`: 30,469 s), with 103 stops instead of 116; seed 10 of
-cluster06 waited 13,992 s instead of 13,229 s (`aryl`: 14,699 s). All of these are of the first
-draws of the shares.
+On seeds 1 to 5 of cluster02, with the first draws, jobs waited longer with odds, by 560 s on
+average, from 886 s less to 2,292 s more by seed. So seeds were played by which odds had not been
+chosen, and which are not reported either. On seeds 6, 7 and 8 of cluster02 jobs waited 7,375 s,
+11,530 s and 7,708 s with odds, and 9,117 s, 11,331 s and 8,955 s with fixed quantiles (`aryl`:
+7,274 s, 12,123 s and 8,417 s), for 462 stops in all instead of 493 (`aryl`: 1,594). On its eight
+seeds together that was 9,315 s with odds and 9,313 s without (`aryl`: 8,951 s): no difference. Seed
+6 of cluster03 waited 27,848 s instead of 28,201 s (`aryl`: 30,469 s), with 103 stops instead of
+116; seed 10 of cluster06 waited 13,992 s instead of 13,229 s (`aryl`: 14,699 s). All of these are
+of the first draws of the shares.
 
 Odds less fixed quantiles on the seeds that are reported, as they are drawn now, seed by seed, with
 the least and the most of the differences in queueing:
@@ -323,7 +322,8 @@ TAIL = """
 ## What was tried and left out
 
 On the trace for choosing parameters (quarter size, five days) none of these paid. Their runs are
-not kept, and most were made with the older count of held nodes, so that no figure is given:
+not kept, and most were made with a count of held nodes that was too careful (*How it was
+measured*), so that no figure is given:
 
 - Fungible jobs that loans surely outlive go to lent nodes *first*: longer queueing and more
   preemptions, as every job there holds nodes that the next one may then not hold.
@@ -332,15 +332,15 @@ not kept, and most were made with the older count of held nodes, so that no figu
 - A careful quantile for lifetimes, and the median only for jobs that have waited half an hour: no
   fewer preemptions than the median alone, and longer queueing on a real trace.
 - A claim only where it pays: where what its nodes lie idle for costs the others in line less than
-  the job is expected to wait yet, which is as long as it has waited. (This one lately, on other
-  traces.) On seeds 6, 7 and 9 of cluster06 every claim pays by that, and nothing changes; on seed 8
-  one does not, and jobs wait 13,395 s instead of 11,440. Without any claim they wait 13,982 s on
-  these four seeds, and with all of them 11,429. On seeds 6 and 7 of cluster02, where claims cost,
-  it is 10,091 s by that rule and 10,224 s with all: it does not tell the claims that cost from the
-  others. Without any it is 9,841 s, which is hardly less.
-- Reclaims near the optimum (`reclaim=near-optimum`; lately, too, and on the real traces). On seeds
-  1 to 5 a fifth less work was lost with it, on five other ones of each trace as much as without: no
-  gain beyond chance ([benchmarks](benchmarks.md#whom-a-reclaim-stops)).
+  the job is expected to wait yet, which is as long as it has waited. (With the count as it is, on
+  other traces.) On seeds 6, 7 and 9 of cluster06 every claim pays by that, and nothing changes; on
+  seed 8 one does not, and jobs wait 13,395 s instead of 11,440. Without any claim they wait 13,982
+  s on these four seeds, and with all of them 11,429. On seeds 6 and 7 of cluster02, where claims
+  cost, it is 10,091 s by that rule and 10,224 s with all: it does not tell the claims that cost
+  from the others. Without any it is 9,841 s, which is hardly less.
+- Reclaims near the optimum (`reclaim=near-optimum`; with odds by the job, on the real traces). On
+  seeds 1 to 5 a fifth less work was lost with it, on five other ones of each trace as much as
+  without: no gain beyond chance ([benchmarks](benchmarks.md#whom-a-reclaim-stops)).
 - Age alone, without the stretch: on a small cluster where everybody waits for hours it turns
   shortest first into first come, first served.
 
