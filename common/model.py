@@ -263,7 +263,7 @@ STORE_INDEX = -1
 and counted as none."""
 
 
-class WorkerKey(Struct, frozen=True, order=True):
+class WorkerKey(Struct, frozen=True, order=True, cache_hash=True):
     """One worker of one attempt of one job, or its rendezvous store; unique for ever."""
 
     job_id: JobId

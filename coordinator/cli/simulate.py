@@ -99,6 +99,12 @@ def _say_unused(tasks: Sequence[Task], played: Workload) -> None:
         say(f"aryl: {line}")
 
 
+def _say_left_out(unfinished: Sequence[str]) -> None:
+    """A line for each run that did not come to its end, with the reason."""
+    for why in unfinished:
+        say(f"aryl: left out: {why}")
+
+
 def simulate(
     ctx: typer.Context,
     workload: WorkloadOption,
@@ -194,7 +200,8 @@ def simulate(
             )
         )
     if not runs:
-        raise ConfigError(unfinished[0])
+        _say_left_out(unfinished[:-1])
+        raise ConfigError(unfinished[-1])
     say_skipped(runs)
     say_seedless(runs)
     if checkpoints is None and saves is None:
@@ -202,8 +209,7 @@ def simulate(
     resolved = {"delays": asked[0].options.has_delays, "checkpoints": kept}
     told = options(ctx, resolved, swept=asked[0].swept)
     put_runs(here, output, played, runs, options=told)
-    for why in unfinished:
-        say(f"aryl: left out: {why}")
+    _say_left_out(unfinished)
     if html is not None:  # last: where it cannot be written, all else is said already
         write_page(html, played, asked[0], runs, command=command(ctx))
     if unfinished:

@@ -131,10 +131,13 @@ def close(ctx: Context, node: NodeEntry, why: str) -> None:
 def workers_on(ctx: Context, node: NodeEntry) -> list[tuple[JobEntry, WorkerEntry]]:
     """Live workers of a node with their jobs, by job id and index."""
     found: list[tuple[JobEntry, WorkerEntry]] = []
+    all_jobs = ctx.state.jobs
     for key in sorted(keys_on(node)):
-        worker = ctx.worker(key)
-        if worker is not None:
-            found.append((ctx.state.jobs[key.job_id], worker))
+        job = all_jobs.get(key.job_id)
+        if job is not None and job.attempt == key.attempt:  # as `Context.worker` has it
+            worker = job.workers.get(key.worker_index)
+            if worker is not None:
+                found.append((job, worker))
     return found
 
 

@@ -161,15 +161,17 @@ class Room:
         self._change(name, gpus=gpus)
 
     def _change(self, name: NodeName, *, gpus: int = 0, base: int = 0, flexible: int = 0) -> None:
-        occupied, old = self.node(name), self.use(name)
+        occupied, place = self.node(name), self.index.places[name]
+        before = (occupied.free, occupied.base_count, len(occupied.flexible))
+        old = self._used.get(place, before)
         assert old[0] + gpus >= 0, f"{name}: {old[0]} free, {-gpus} asked"
         new = (old[0] + gpus, old[1] + base, old[2] + flexible)
-        place = self.index.places[name]
         self._masks[_group(occupied, old)][old[0]] &= ~(1 << place)
         add_bit(self._masks.setdefault(_group(occupied, new), []), new[0], place)
-        self._used[place] = new
-        if new == (occupied.free, occupied.base_count, len(occupied.flexible)):
-            del self._used[place]
+        if new == before:
+            self._used.pop(place, None)
+        else:
+            self._used[place] = new
         if self._spots is not None and name in self._spots:
             self._spots[name] = spot(occupied, self.flexible[name], new[0], place)
 

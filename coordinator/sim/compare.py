@@ -21,9 +21,10 @@ from coordinator.engine.accounting import plain
 from coordinator.policies.bundles import policy as find_policy
 from coordinator.policies.names import YARDSTICK
 from coordinator.policies.needs import unmet
+from coordinator.sim.ending import UnfinishedError
 from coordinator.sim.inputs import Shares, read_workload
 from coordinator.sim.loads import Loads
-from coordinator.sim.run import Run, RunResult, UnfinishedError, play
+from coordinator.sim.run import Run, RunResult, play
 from coordinator.sim.stage import RunOptions
 from coordinator.sim.statistics import Estimate, estimate
 from coordinator.workloads.formats import read_all_curves

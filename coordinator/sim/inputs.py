@@ -6,7 +6,7 @@ Must not run anything. Every mistake is one `ConfigError` that says what was exp
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct, structs
 
@@ -17,9 +17,10 @@ from coordinator.engine.settings import TenantSettings, check_tenants, overpromi
 from coordinator.sim.cluster import NodeSpec
 from coordinator.sim.loads import Loads, read_loads_of, texts
 from coordinator.sim.outages import Crash
-from coordinator.workloads.formats import find, from_first, read_jobs, read_nodes
+from coordinator.workloads.formats import NoFileError, find, from_first, read_jobs, read_nodes
 from coordinator.workloads.named import named, seed_of
 from coordinator.workloads.paper import PaperParameters
+from coordinator.workloads.pools import gpu_types, node_sizes
 from coordinator.workloads.proportions import in_proportion
 from coordinator.workloads.records import (
     MAX_NODES,
@@ -140,8 +141,8 @@ def _from_shape(shape: re.Match[str]) -> tuple[NodeGroup, ...]:
 
 def _from_file(text: str) -> tuple[NodeGroup, ...]:
     try:
-        path = find(text)
-    except ConfigError:
+        path = find(text, what="cluster")
+    except NoFileError:
         raise ConfigError(
             f"cluster {text}: no such file and no shape; expected {EXPECTED_CLUSTER}"
         ) from None
@@ -176,6 +177,12 @@ def node_specs(groups: Sequence[NodeGroup], services: Sequence[ServiceName]) -> 
                 )
             )
     return specs
+
+
+def node_names(specs: Sequence[NodeSpec]) -> str:
+    """The names of all nodes, as one range for each pool."""
+    names = [[spec.name for spec in specs if spec.home_pool == pool] for pool in Pool]
+    return " and ".join(f"{found[0]} to {found[-1]}" for found in names if found)
 
 
 def _rack(group: NodeGroup, group_number: int, place: int) -> str:
@@ -217,7 +224,8 @@ def read_workload(
     except (ValueError, ZeroDivisionError, OverflowError) as error:
         if parameters is None:
             raise
-        raise ConfigError(f"workload {name}: no trace comes of these parameters: {error}") from None
+        changed = ", ".join(_changed(parameters)) or "these parameters"
+        raise ConfigError(f"workload {name}: no trace comes of {changed}: {error}") from None
     if found is None:
         if parameters is not None:
             raise ConfigError(f"workload {name}: a trace file has no generator's parameters")
@@ -232,6 +240,15 @@ def read_workload(
     _check_services(found)
     drawn = _shared(found.jobs, shares or Shares(), seed_of(name, seed), found)
     return structs.replace(found, jobs=drawn)
+
+
+def _changed(parameters: PaperParameters) -> Iterator[str]:
+    """Which of them are not the fitted ones, as `name=value`."""
+    fitted = PaperParameters()
+    for name in PaperParameters.__struct_fields__:
+        value = getattr(parameters, name)
+        if value != getattr(fitted, name):
+            yield f"{name}={value}"
 
 
 def _check_services(workload: Workload) -> None:
@@ -299,35 +316,20 @@ def _shared(
         if share is not None and not 0.0 <= share <= 1.0:
             raise ConfigError(f"{option}: {share:g}, expected 0 to 1")
     if shares.elastic is not None:
-        size = gpus_per_node(workload.nodes)
-        jobs = with_elastic_share(jobs, shares.elastic, seed, gpus_per_node=size)
+        jobs = with_elastic_share(jobs, shares.elastic, seed, nodes=node_sizes(workload.nodes))
     if shares.fungible is not None:
         training, inference = gpu_types(workload.nodes)
         jobs = with_fungible_share(
-            jobs, shares.fungible, seed, training_gpu=training, inference_gpu=inference
+            jobs,
+            shares.fungible,
+            seed,
+            training_gpu=training[0],
+            inference_gpu=inference,
+            other_gpus=training[1:],
         )
     if shares.checkpoint is not None:
         jobs = with_checkpoint_share(jobs, shares.checkpoint, seed)
     return jobs
-
-
-def gpus_per_node(groups: Sequence[NodeGroup]) -> int:
-    """GPUs of the largest training node: a worker never spans nodes."""
-    return max(group.gpus for group in groups if group.home_pool == Pool.TRAINING)
-
-
-def gpu_types(groups: Sequence[NodeGroup]) -> tuple[str, str]:
-    """The types of most training and of most inference GPUs."""
-
-    def common(pool: Pool, default: str) -> str:
-        counts: dict[str, int] = {}
-        for group in groups:
-            if group.home_pool == pool:
-                gpus = counts.get(group.gpu_type, 0) + group.count * group.gpus
-                counts[group.gpu_type] = gpus
-        return max(sorted(counts), key=counts.__getitem__, default=default)
-
-    return common(Pool.TRAINING, TRAINING_GPU), common(Pool.INFERENCE, INFERENCE_GPU)
 
 
 def read_tenants(text: str) -> tuple[TenantSettings, ...]:

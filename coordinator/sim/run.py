@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
+from operator import attrgetter
 
 from msgspec import Struct, structs
 
 from common.clock import Clock
-from common.errors import ConfigError
 from common.model import JobState
 from coordinator.engine.accounting import Durations, Quantiles, deadlines, durations, quantiles
 from coordinator.engine.state import JobEntry
 from coordinator.policies.bundles import policy
+from coordinator.sim.ending import Headway, check_ended
 from coordinator.sim.failing import FailureFigures
 from coordinator.sim.fairness import (
     AppFairness,
@@ -26,20 +27,13 @@ from coordinator.sim.fairness import (
     ratios,
 )
 from coordinator.sim.lives import app_of, lived, training_gpus
-from coordinator.sim.memory import PeakMemory, collecting_rarely
+from coordinator.sim.memory import PeakMemory, collecting_rarely, let_go
 from coordinator.sim.reclaims import Toll, TollKeeper
 from coordinator.sim.samples import Sample, ratio, samples, serving_of
 from coordinator.sim.series import Point, Recorder
 from coordinator.sim.stage import RunOptions, Stage
 from coordinator.sim.waits import Waits, waits_by_size
 from coordinator.workloads.records import Workload
-
-IDLE_EVENTS_PER_JOB = 100
-"""Facts for each job, beyond `idle_events`, without the end of one: then there is no headway."""
-
-
-class UnfinishedError(ConfigError):
-    """A run that does not come to its last job; another policy may."""
 
 
 class OnLoanJobs(Struct, frozen=True, kw_only=True):
@@ -131,6 +125,7 @@ class JobRow(Struct, frozen=True, kw_only=True):
 
     app: the group that it belongs to, or its own id. rho: finish-time fairness of that app.
     deadline_s: after its submission; None without one. is_promised: it was when it started.
+    tenant: whose it was.
     """
 
     job_id: str
@@ -152,6 +147,7 @@ class JobRow(Struct, frozen=True, kw_only=True):
     rho: float | None
     deadline_s: float | None = None
     is_promised: bool = False
+    tenant: str = ""
 
 
 class Run(Struct, frozen=True, kw_only=True):
@@ -184,15 +180,20 @@ def play(workload: Workload, options: RunOptions, *, clock: Clock, told: Told | 
     stage = Stage(workload, options)
     recorder = Recorder(stage.sim.engine, length_s=workload.length_s, progress=told)
     keeper = TollKeeper(stage.sim.engine)
-    stage.sim.watch, stage.sim.hear = recorder.watch, keeper.hear
-    stage.sim.run_jobs(_Headway(stage, options))
+
+    def watch(now_s: float) -> None:
+        keeper.look()  # at what the last event left
+        recorder.watch(now_s)
+
+    stage.sim.watch, stage.sim.hear = watch, keeper.hear
+    stage.sim.run_jobs(Headway(stage, options))
     recorder.finish(stage.sim.loop.now_s)
-    _check_ended(stage)
+    check_ended(stage, options)
     jobs = list(lived(stage, options))
     rhos = ratios(jobs, training_gpus(stage))
     result = _result(workload, options, stage, recorder)
     rows = tuple(_rows(stage, rhos))
-    return Run(
+    run = Run(
         result=structs.replace(
             result,
             reclaim=keeper.toll(),
@@ -205,9 +206,12 @@ def play(workload: Workload, options: RunOptions, *, clock: Clock, told: Told | 
         samples=samples(stage, recorder.points),
         fingerprint=fingerprint_of(rows),
     )
+    let_go(stage.sim.loop, stage.sim)
+    return run
 
 
-LIFE = tuple(name for name in JobRow.__struct_fields__ if name not in ("deadline_s", "is_promised"))
+ASKED = ("deadline_s", "is_promised", "tenant")
+LIFE = tuple(name for name in JobRow.__struct_fields__ if name not in ASKED)
 """What became of a job, without what was asked for or said: that may differ among equal lives."""
 
 
@@ -215,58 +219,14 @@ def fingerprint_of(rows: Sequence[JobRow]) -> str:
     """Of all that is told of each job; see `Run`."""
     if not rows:
         return ""
-    digest = sha256()
+    digest, life = sha256(), attrgetter(*LIFE)
     for row in sorted(rows, key=lambda row: row.job_id):
-        for value in (getattr(row, name) for name in LIFE):
-            text = f"{value:.3f}" if isinstance(value, float) else str(value)
-            digest.update(f"{text} ".encode())
+        told = [f"{value:.3f} " if isinstance(value, float) else f"{value} " for value in life(row)]
+        digest.update("".join(told).encode())
     return digest.hexdigest()
 
 
-class _Headway:
-    """Ends a run in which jobs only take turns at being stopped.
-
-    Raises:
-        ConfigError: when it is called after too many facts without a job's end.
-    """
-
-    def __init__(self, stage: Stage, options: RunOptions) -> None:
-        self._stage = stage
-        self._policy = options.policy
-        self._ended = self._events = 0
-        self._patience = options.idle_events + IDLE_EVENTS_PER_JOB * len(stage.jobs)
-
-    def __call__(self) -> None:
-        counters, events = self._stage.sim.engine.state.counters, self._stage.sim.events
-        ended = counters.jobs_finished + counters.jobs_failed
-        if ended > self._ended:
-            self._ended, self._events = ended, events
-        elif events - self._events > self._patience:
-            raise UnfinishedError(
-                f"policy {self._policy} makes no headway: {self._ended} of "
-                f"{len(self._stage.jobs)} jobs ended, then none in {self._patience} events, with "
-                f"{counters.preemptions} preemptions in all; jobs that keep their work "
-                "(--checkpoints on-request) may help"
-            )
-
-
 # --- what comes out -----------------------------------------------------------------------------
-
-
-def _check_ended(stage: Stage) -> None:
-    jobs = stage.sim.engine.state.jobs.values()
-    may_fail = stage.sim.failing is not None
-    left = [
-        job
-        for job in jobs
-        if not (_is_done(job) or job.is_rejected or (may_fail and job.state == JobState.FAILED))
-    ]
-    if left:
-        first = left[0]
-        raise UnfinishedError(
-            f"{len(left)} of {len(stage.jobs)} jobs never ended under this policy and cluster; "
-            f"the first is {stage.names[first.job_id]}, {first.state}: {first.error or 'it waits'}"
-        )
 
 
 def _is_done(job: JobEntry) -> bool:
@@ -374,4 +334,5 @@ def _rows(stage: Stage, rhos: Mapping[str, float]) -> Iterator[JobRow]:
             rho=rhos.get(app_of(job, job.job_id)),
             deadline_s=job.spec.deadline_s,
             is_promised=job.is_promised,
+            tenant=job.tenant,
         )

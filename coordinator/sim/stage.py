@@ -5,25 +5,26 @@ Here stand the numbers that the literature or we give to delays, and what is off
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct, structs
 
 from common.errors import ConfigError
-from common.model import JobId, JobSpec, Mode, ServiceName
+from common.model import JobId, Mode, ServiceName
 from coordinator.engine.settings import EngineSettings, ServiceSettings
+from coordinator.engine.tenants import views
 from coordinator.policies.bundles import policy
-from coordinator.sim.cluster import Delays, NodeSpec
+from coordinator.sim.cluster import Delays
 from coordinator.sim.failure_sources import FailureSource, failing, that_may_fail
-from coordinator.sim.inputs import gpu_types, gpus_per_node, node_specs
+from coordinator.sim.fits import check_fits, check_limits
+from coordinator.sim.inputs import node_names, node_specs
 from coordinator.sim.loads import for_ever
 from coordinator.sim.outages import Crash
 from coordinator.sim.runtime import RunRules, Saves
 from coordinator.sim.simulation import Passes, Simulation, Submission
 from coordinator.sim.wire import WireRules
+from coordinator.workloads.pools import gpu_types, node_sizes
 from coordinator.workloads.records import (
-    Source,
     TraceJob,
     Workload,
     WorkloadJob,
@@ -33,8 +34,8 @@ from coordinator.workloads.shaping import (
     RuntimeModel,
     ShapeOptions,
     to_workload_jobs,
-    worker_size,
 )
+from coordinator.workloads.sizes import worker_size
 
 
 class TimesTaken(Struct, frozen=True, kw_only=True):
@@ -142,8 +143,16 @@ class Stage:
             self.jobs = that_may_fail(
                 self.jobs, restarts=options.restarts, prerun_s=options.prerun_s
             )
-        _check_fits(self.jobs, self.names, self.specs, workload.source)
+        check_fits(self.jobs, self.names, self.specs, workload.source)
         self.settings = self._settings(options)
+        check_limits(
+            self.jobs,
+            self.names,
+            self.specs,
+            workload.source,
+            views(self.settings),
+            lends=bool(self.loads),
+        )
         self.passes = _passes(workload, options)
         self.sim = Simulation(
             self.settings,
@@ -165,8 +174,9 @@ class Stage:
     def _crash(self, options: RunOptions) -> None:
         for crash in options.crashes:
             if crash.node not in self.sim.nodes:
-                known = f"{self.specs[0].name} to {self.specs[-1].name}"
-                raise ConfigError(f"crash: no node {crash.node}; there are {known}")
+                raise ConfigError(
+                    f"crash: no node {crash.node}; there are {node_names(self.specs)}"
+                )
         self.sim.crash(options.crashes)
 
     def _settings(self, options: RunOptions) -> EngineSettings:
@@ -250,8 +260,8 @@ def _shaped(
         for number, job in enumerate(workload.jobs)
     )
     shape = ShapeOptions(
-        gpus_per_node=gpus_per_node(workload.nodes),
-        training_gpu=training,
+        nodes=node_sizes(workload.nodes),
+        training_gpu=training[0],
         inference_gpu=inference,
         runtime=options.speedup,
         curves=options.curves,
@@ -331,10 +341,11 @@ def _check_ranges(workload: Workload) -> None:
     ConfigError: a job that could not have had its GPUs with a number of workers in its range. Where
         it tells the size of a worker the reader has seen to it; else that size is the cluster's.
     """
-    of_node = gpus_per_node(workload.nodes)
+    nodes = node_sizes(workload.nodes)
     for job in workload.jobs:
         if job.min_workers is None or job.max_workers is None or job.gpus_per_worker is not None:
             continue
+        of_node = nodes.gpus_for(job.gpu_types, job.gpus)
         size = worker_size(job.gpus, of_node)
         if not job.min_workers <= job.gpus // size <= job.max_workers:
             raise ConfigError(
@@ -342,43 +353,3 @@ def _check_ranges(workload: Workload) -> None:
                 f"{job.gpus // size} x {size} on nodes of {of_node}, expected {job.min_workers} to "
                 f"{job.max_workers} workers; gpus_per_worker tells the size of one"
             )
-
-
-def _check_fits(
-    jobs: Sequence[WorkloadJob],
-    names: dict[JobId, str],
-    specs: Sequence[NodeSpec],
-    source: Source,
-) -> None:
-    """Raises:
-    ConfigError: a job whose base gang would not fit the empty cluster.
-    """
-    counts: dict[tuple[str, int], int] = {}
-    for spec in specs:
-        counts[spec.gpu_type, spec.gpus] = counts.get((spec.gpu_type, spec.gpus), 0) + 1
-    kinds = sorted({kind for kind, _ in counts})
-    for job in jobs:
-        size = job.spec.gpus_per_worker
-        accepted = [kind for kind in kinds if job.spec.accepts(kind)]
-        if any(
-            _places(job.spec, kind, counts) >= job.spec.workers_on(kind).min for kind in accepted
-        ):
-            continue
-        asked = f"{job.spec.workers.min} workers of {size} GPUs"
-        of = " or ".join(job.spec.gpu.types) or "any type"
-        name = names[job.job_id]
-        place = source.place(name, is_of_type=not accepted)
-        raise ConfigError(
-            f"{place}job {name}: {asked} ({of}) never fit this cluster, which has "
-            + ", ".join(f"{counts[key]} nodes of {key[1]} {key[0]}" for key in sorted(counts))
-        )
-
-
-def _places(spec: JobSpec, gpu_type: str, counts: Mapping[tuple[str, int], int]) -> int:
-    """Workers of an attempt on a GPU type that the empty cluster has room for."""
-    found = 0
-    for (kind, gpus), count in counts.items():
-        each = spec.gpu.gpus_for_one(kind, gpu_type)
-        if each is not None:
-            found += count * (gpus // (each * spec.gpus_per_worker))
-    return found

@@ -179,6 +179,8 @@ def _saves(task: Task, key: str, text: str) -> Task:
 
 
 YES_OR_NO = "true or false"
+YES_AND_NO = {"true": 1.0, "false": 0.0}
+"""Either may be written as a number."""
 
 OPTIONS: dict[str, Callable[[Task, str, str], Task]] = {
     "checkpoint-share": _share("checkpoint"),
@@ -205,6 +207,9 @@ OPTIONS: dict[str, Callable[[Task, str, str], Task]] = {
 
 NAMED = {"cluster", "crash", "load", "speedup", "tenants", "workload"}
 """Those of them whose values are names and shapes, of which two may look like one number."""
+
+DELAY = "delays."
+"""What the key of a step's time begins with."""
 
 BY_THEMSELVES = {
     "policy": "--policy A,B",
@@ -265,8 +270,8 @@ def _service(task: Task, name: str, text: str) -> Task:
 def _times(task: Task, name: str, text: str) -> Task:
     if not task.options.has_delays:
         raise ConfigError(
-            f"sweep: delays.{name} says nothing of a run without delays; without --no-delays, or "
-            "with --delays beside --scenario"
+            f"sweep: delays.{name} says nothing of a run without delays, as all are here; without "
+            "--no-delays and delays=false, or with --delays beside --scenario"
         )
     found = converted("delays", TimesTaken, [(name, text)], task.options.times)
     if not 0.0 <= getattr(found, name) <= DAY_S:
@@ -329,9 +334,12 @@ def parse_sweep(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _meant(key: str, text: str) -> float | str:
-    """A value that is a number is the same however it is written; a name is not."""
+    """A value that is a number is the same however it is written, and so are yes and no; a name is
+    not."""
     if key in NAMED:
         return text
+    if text.lower() in YES_AND_NO:
+        return YES_AND_NO[text.lower()]
     try:
         return float(digits(text))
     except ValueError:
@@ -342,11 +350,12 @@ def sweep(tasks: Sequence[Task], texts: Sequence[str]) -> list[Task]:
     """Every task at every combination of the swept values, the last key's turning fastest.
 
     A knob is turned of the policies that have it and can use it, and the others are run once; so
-    is a policy at a value of another one that is swept which leaves the knob nothing to decide.
+    is a policy at a value of another one that is swept which leaves the knob nothing to decide, and
+    a run without delays beside the time of a step.
 
     Raises:
-        ConfigError: as `parse_sweep` and `vary`, a key twice, or a knob that no policy here has or
-            can use at any combination.
+        ConfigError: as `parse_sweep` and `vary`, a key twice, or a knob or a step's time that
+            nobody here can use at any combination.
     """
     axes = [parse_sweep(text) for text in texts]
     names = [key for key, _ in axes]
@@ -356,13 +365,28 @@ def sweep(tasks: Sequence[Task], texts: Sequence[str]) -> list[Task]:
     varied: list[Task] = []
     for values in product(*(values for _, values in axes)):
         for task in tasks:
-            made = task
-            for key, value in zip(names, values, strict=True):
-                made = vary(made, key, value) if may_use(task, key, names) else made
-            made = without_idle(made)
+            made = without_idle(_combined(task, names, values))
             if made not in varied:
                 varied.append(made)
     for key, values in axes:
         if not any(key in task.swept for task in varied):
+            if _is_delay(key):
+                vary(varied[0], key, values[0])
             refuse(varied, key, values[0])
     return varied
+
+
+def _combined(task: Task, keys: Sequence[str], values: Sequence[str]) -> Task:
+    """A task at one combination; who has no delays there is left as it is by those of its steps."""
+    made = task
+    for key, value in sorted(zip(keys, values, strict=True), key=lambda pair: _is_delay(pair[0])):
+        is_idle = _is_delay(key) and not made.options.has_delays
+        if not is_idle and may_use(task, key, keys):
+            made = vary(made, key, value)
+    told = {key: made.swept[key] for key in (*task.swept, *keys) if key in made.swept}
+    return structs.replace(made, swept=told)
+
+
+def _is_delay(key: str) -> bool:
+    """Whether a key says how long a step takes: to be turned when it is known who has delays."""
+    return key.startswith(DELAY)

@@ -134,6 +134,12 @@ def test_one_difference_of_one_job_is_enough(other: JobRow) -> None:
     assert alike([run("x", SAME), run("y", SAME), run("z", other)]) == (("x", "y"),)
 
 
+def test_whose_a_job_was_is_no_difference() -> None:
+    """What was asked for or said of it is no part of what became of it."""
+    same = row("a", 20.0, tenant="vision", deadline_s=9.0, is_promised=True)
+    assert alike([run("x", SAME), run("y", same)]) == (("x", "y"),)
+
+
 def test_rounding_and_the_order_of_rows_are_no_difference() -> None:
     """Sums of other parts differ in their last digits."""
     one, other = row("a", 20.0), row("b", 30.0)

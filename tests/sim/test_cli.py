@@ -91,6 +91,22 @@ def test_csv_has_a_row_per_job_of_each_run() -> None:
     assert all((row["suspensions"], row["suspended_s"]) == ("0", "0") for row in rows)
 
 
+def test_csv_names_the_tenant_and_the_app_of_each_job(tmp_path: Path) -> None:
+    """So that figures can be taken by tenant; an app is its tenant's own, and has its name."""
+    trace = tmp_path / "t.csv"
+    trace.write_text(
+        "submit_s,duration_s,gpus,job_id,tenant,app\n"
+        "0,100,1,x,vision,tuning\n0,100,1,y,vision,\n0,100,1,z,speech,tuning\n"
+    )
+    given = ("--workload", str(trace), "--cluster", "1x8", "--policy", "fifo,drf", "-o", "csv")
+    rows = csv.DictReader(io.StringIO(simulate(*given).out))
+    assert [(row["job_id"], row["tenant"], row["app"]) for row in rows] == 2 * [
+        ("x", "vision", "vision/tuning"),
+        ("y", "vision", "y"),
+        ("z", "speech", "speech/tuning"),
+    ]
+
+
 def test_what_did_not_happen_is_null_and_not_zero() -> None:
     """Nobody ran on loan, nothing was reclaimed: no time, no ratio."""
     done = simulate(*POOL, "--policy", "fifo", "-o", "json")

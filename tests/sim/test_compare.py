@@ -11,7 +11,8 @@ from msgspec import structs
 from common.errors import ConfigError
 from coordinator.engine.accounting import Quantiles
 from coordinator.sim.compare import LOCAL_BACKENDS, Task, compare, flat, means, with_gaps
-from coordinator.sim.run import Run, RunResult, UnfinishedError
+from coordinator.sim.ending import UnfinishedError
+from coordinator.sim.run import Run, RunResult
 from coordinator.sim.stage import RunOptions
 from coordinator.sim.statistics import estimate, student_t
 from tests.sim.small import SLICE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from itertools import combinations
 from pathlib import Path
 
@@ -12,8 +13,6 @@ from common.errors import ConfigError
 from common.model import NodeName, Pool, ServiceName
 from coordinator.sim.inputs import (
     Shares,
-    gpu_types,
-    gpus_per_node,
     node_specs,
     parse_cluster,
     parse_crash,
@@ -22,6 +21,8 @@ from coordinator.sim.inputs import (
 )
 from coordinator.sim.outages import Crash
 from coordinator.sim.stage import RunOptions, Stage
+from coordinator.workloads.paper import PaperParameters
+from coordinator.workloads.pools import gpu_types, node_sizes
 from coordinator.workloads.records import NodeGroup, TraceJob
 
 SHARES = Shares.__struct_fields__
@@ -61,8 +62,8 @@ def test_a_cluster_file_lists_groups(tmp_path: Path) -> None:
     )
     groups = parse_cluster(str(file))
     assert [(group.count, group.gpu_type) for group in groups] == [(2, "H100"), (1, "L4")]
-    assert gpu_types(groups) == ("H100", "L4")
-    assert gpus_per_node(groups) == 8
+    assert gpu_types(groups) == (("H100",), "L4")
+    assert node_sizes(groups).gpus_for((), 16) == 8
 
 
 @pytest.mark.parametrize("text", ["[[nodes]]\ncount = 2\n", "nodes = 3\n", "[[nodes"])
@@ -114,6 +115,45 @@ def test_what_never_fits_is_blamed_on_the_column_that_says_it(
     file.write_text(f"submit_s,duration_s,gpus,gpu_types\n{row}\n")
     with pytest.raises(ConfigError, match=rf"t\.csv: line 2: column {column}: job 1: .* never fit"):
         Stage(read_workload(str(file), cluster="2x8"), RunOptions(policy="fifo"))
+
+
+def test_a_directory_is_no_cluster(tmp_path: Path) -> None:
+    """It is there, so that nobody is told that there is no such file."""
+    with pytest.raises(ConfigError, match=f"^cluster {tmp_path}: {tmp_path} is a directory, exp"):
+        parse_cluster(str(tmp_path))
+
+
+def test_a_node_that_is_not_there_is_told_which_are(tmp_path: Path) -> None:
+    """One range for each pool, as no name is between the last of one and the first of the other."""
+    file = tmp_path / "t.csv"
+    file.write_text("submit_s,duration_s,gpus\n0,10,1\n")
+    options = RunOptions(policy="fifo", crashes=(parse_crash("t00009@1+1"),))
+    with pytest.raises(
+        ConfigError, match=r"t00009; there are t00000 to t00001 and i00000 to i0000"
+    ):
+        Stage(read_workload(str(file), cluster="2x8+4x8"), options)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"load": 10.0},
+        {"rare_load": 100.0},
+        {"gang_s": 1e8, "gangs": 200},
+        {"short_share": 1e-9},
+        {"short_share": 5e-324},
+        {"longest_s": 82_000.0},
+    ],
+)
+def test_generator_values_that_fit_no_trace_are_named(changed: dict[str, float]) -> None:
+    """All that were changed, with what is wrong; and the arithmetic warns of nothing by itself."""
+    parameters = structs.replace(PaperParameters(), **changed)
+    told = ", ".join(f"{name}={value}" for name, value in sorted(changed.items()))
+    with warnings.catch_warnings(), pytest.raises(ConfigError) as caught:
+        warnings.simplefilter("error")
+        read_workload("paper", parameters=parameters)
+    named = str(caught.value).removeprefix("workload paper: no trace comes of ").split(": ")[0]
+    assert ", ".join(sorted(named.split(", "))) == told
 
 
 def test_a_directory_is_no_workload(tmp_path: Path) -> None:
@@ -210,6 +250,29 @@ def chosen(option: str, share: float | Shares, seed: int | None) -> frozenset[st
         return told[option]
 
     return frozenset(job.job_id for job in found.jobs if is_chosen(job))
+
+
+def test_shares_are_drawn_for_the_nodes_and_types_of_a_mixed_cluster(tmp_path: Path) -> None:
+    """A base of 16 GPUs is two workers where most nodes have eight, and who names no type accepts
+    all of training."""
+    trace, cluster = tmp_path / "t.csv", tmp_path / "cell.toml"
+    trace.write_text("submit_s,duration_s,gpus\n0,10,32\n")
+    kinds = ((8, 8, "H100", "training"), (1, 32, "A100", "training"), (4, 8, "L4", "inference"))
+    cluster.write_text(
+        "".join(
+            f'[[nodes]]\ncount = {count}\ngpus = {gpus}\ngpu_type = "{kind}"\n'
+            f'home_pool = "{pool}"\n'
+            for count, gpus, kind, pool in kinds
+        )
+    )
+    for fungible, types in ((0.0, ("H100", "A100")), (1.0, ("H100", "A100", "L4"))):
+        shares = Shares(elastic=1.0, fungible=fungible)
+        [job] = read_workload(str(trace), cluster=str(cluster), shares=shares).jobs
+        assert (job.gpus_per_worker, job.min_workers, job.max_workers) == (8, 2, 8)
+        assert job.gpu_types == types
+    cluster.write_text(cluster.read_text().replace("count = 8\ngpus = 8", "count = 16\ngpus = 4"))
+    [job] = read_workload(str(trace), cluster=str(cluster), shares=Shares(elastic=1.0)).jobs
+    assert (job.gpus_per_worker, job.min_workers, job.max_workers) == (4, 4, 16)
 
 
 @pytest.mark.parametrize("option", SHARES)

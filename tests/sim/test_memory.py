@@ -1,4 +1,4 @@
-"""How often garbage is looked for while a simulation runs."""
+"""How often garbage is looked for while a simulation runs, and what a run leaves of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import gc
 
 import pytest
 
+from common.clock import SystemClock
 from coordinator.sim.memory import COLLECT_AFTER, collecting_rarely
+from coordinator.sim.run import play
+from coordinator.sim.stage import RunOptions
+from tests.sim.small import small
 
 
 def test_garbage_is_looked_for_rarely_only_while_a_run_lasts() -> None:
@@ -23,3 +27,18 @@ def test_a_run_that_fails_leaves_the_collector_as_it_was() -> None:
     with pytest.raises(RuntimeError, match="no headway"), collecting_rarely():
         raise RuntimeError("no headway")
     assert gc.get_threshold() == before
+
+
+@pytest.mark.parametrize("policy", ["fifo", "aryl"])
+def test_a_run_leaves_no_garbage(policy: str) -> None:
+    """What it made goes as it ends: of a long run the search for it would take a second."""
+    workload, options = small(20), RunOptions(policy=policy)
+    play(workload, options, clock=SystemClock())  # what is made once, as of a module, is made now
+    gc.collect()
+    gc.disable()
+    try:
+        run = play(workload, options, clock=SystemClock())
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+    assert run.result.jobs == len(run.rows) > 0

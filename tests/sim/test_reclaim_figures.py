@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec import structs
 
 from common.clock import SystemClock
@@ -104,6 +105,27 @@ def test_a_preemption_for_another_job_is_no_toll_of_a_reclaim() -> None:
     assert keeper.toll() == Toll()
     keeper.hear([reclaim(NodeName("i00000")), preempt(entry.job_id, None)])
     assert keeper.toll() == Toll(gentle_ratio=1.0, collateral_ratio=0.0)
+
+
+WAITS = "aryl-loan:reclaim=near-optimum:reclaim_cost=lost-gpu-s:waits_for_finish=true"
+
+
+@pytest.mark.parametrize(
+    ("busy_ratio", "toll"),
+    [
+        (0.75, Toll(gentle_ratio=0.0, collateral_ratio=8 / 8)),
+        (1.0, Toll(gentle_ratio=0.0, collateral_ratio=0.0)),
+    ],
+)
+def test_a_wait_in_vain_is_counted_as_it_ends(busy_ratio: float, toll: Toll) -> None:
+    """A gang on two lent nodes, thought to end soon, is stopped when the wait is over: what it held
+    is told of that moment, though it runs on lent nodes again before the run ends."""
+    gang = structs.replace(job("a", 8, types=("T4",)), estimate_s=700.0)
+    options = structs.replace(OPTIONS, policy=WAITS, tells_progress=False)
+    busy = (*LOW, busy_ratio, busy_ratio, *(0.0,) * DAY)
+    found = play(workload_of(gang, busy=busy), options, clock=SystemClock()).result
+    assert (found.preemptions, found.on_loan_jobs.jobs) == (1, 1)
+    assert found.reclaim == toll
 
 
 def test_guests_are_those_that_were_on_lent_nodes() -> None:

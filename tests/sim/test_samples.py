@@ -37,10 +37,9 @@ def test_a_load_beyond_all_nodes_keeps_no_more_than_them_busy() -> None:
     assert Serving(beyond, nodes(2, 4)).gpu_s(10.0) == pytest.approx(80.0)
 
 
-def test_the_inference_pool_is_in_use_by_its_load_and_by_what_is_held_on_loan() -> None:
-    """A quarter serves; under a policy without loans that is all, under one with them more."""
-    quiet = LoadSeries(name="chat", step_s=300.0, values=(0.25,), unit=LoadUnit.BUSY)
-    of = Workload(
+def beside(*loads: LoadSeries, serving: int, jobs: int) -> Workload:
+    """One training node and so many that serve; each job needs all GPUs of one, of either kind."""
+    return Workload(
         name="w",
         jobs=tuple(
             TraceJob(
@@ -50,15 +49,21 @@ def test_the_inference_pool_is_in_use_by_its_load_and_by_what_is_held_on_loan() 
                 gpus=8,
                 gpu_types=("V100", "T4"),
             )
-            for number in range(4)
+            for number in range(jobs)
         ),
-        loads=(quiet,),
+        loads=loads,
         nodes=(
             NodeGroup(count=1, gpus=8, gpu_type="V100"),
-            NodeGroup(count=4, gpus=8, gpu_type="T4", home_pool=Pool.INFERENCE),
+            NodeGroup(count=serving, gpus=8, gpu_type="T4", home_pool=Pool.INFERENCE),
         ),
         length_s=4000.0,
     )
+
+
+def test_the_inference_pool_is_in_use_by_its_load_and_by_what_is_held_on_loan() -> None:
+    """A quarter serves; under a policy without loans that is all, under one with them more."""
+    quiet = LoadSeries(name="chat", step_s=300.0, values=(0.25,), unit=LoadUnit.BUSY)
+    of = beside(quiet, serving=4, jobs=4)
     at_home, on_loan = (
         play(of, RunOptions(policy=policy, has_delays=False), clock=SystemClock())
         for policy in ("fifo", "aryl-loan")
@@ -83,17 +88,7 @@ def test_what_could_be_lent_leaves_the_headroom_and_the_least_that_serves() -> N
 
     def lendable(count: int, busy: float) -> set[int]:
         quiet = LoadSeries(name="chat", step_s=300.0, values=(busy,), unit=LoadUnit.BUSY)
-        job = TraceJob(job_id="j", submit_s=0.0, duration_s=1000.0, gpus=8)
-        of = Workload(
-            name="w",
-            jobs=(job,),
-            loads=(quiet,),
-            nodes=(
-                NodeGroup(count=1, gpus=8, gpu_type="V100"),
-                NodeGroup(count=count, gpus=8, gpu_type="T4", home_pool=Pool.INFERENCE),
-            ),
-            length_s=1000.0,
-        )
+        of = beside(quiet, serving=count, jobs=1)
         run = play(of, RunOptions(policy="fifo", has_delays=False), clock=SystemClock())
         return {sample.lendable_nodes for sample in run.samples}
 
@@ -108,25 +103,7 @@ def test_several_services_lend_each_by_its_own_load() -> None:
     def load(name: str, busy: float) -> LoadSeries:
         return LoadSeries(name=name, step_s=300.0, values=(busy, busy), unit=LoadUnit.BUSY)
 
-    of = Workload(
-        name="w",
-        jobs=tuple(
-            TraceJob(
-                job_id=f"j{number}",
-                submit_s=float(number),
-                duration_s=4000.0,
-                gpus=8,
-                gpu_types=("V100", "T4"),
-            )
-            for number in range(12)
-        ),
-        loads=(load("busy", 0.9), load("quiet", 0.1)),
-        nodes=(
-            NodeGroup(count=1, gpus=8, gpu_type="V100"),
-            NodeGroup(count=20, gpus=8, gpu_type="T4", home_pool=Pool.INFERENCE),
-        ),
-        length_s=4000.0,
-    )
+    of = beside(load("busy", 0.9), load("quiet", 0.1), serving=20, jobs=12)
     stage = Stage(of, RunOptions(policy="aryl-loan", has_delays=False, check=True))
     lent: set[str] = set()
 

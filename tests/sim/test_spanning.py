@@ -6,7 +6,8 @@ import pytest
 from msgspec import structs
 
 from common.clock import SystemClock
-from common.model import Pool
+from common.model import NodeName, Pool
+from coordinator.sim.outages import Crash
 from coordinator.sim.run import Run, play
 from coordinator.sim.stage import RunOptions
 from coordinator.workloads.records import LoadSeries, LoadUnit, NodeGroup, TraceJob, Workload
@@ -30,7 +31,7 @@ def spanning(name: str, *, gpus: int, ratio: float = 0.7, most: int | None = Non
     )
 
 
-def play_on(*jobs: TraceJob, training: int, inference: int) -> Run:
+def play_on(*jobs: TraceJob, training: int, inference: int, crashes: tuple[Crash, ...] = ()) -> Run:
     """One training node, and two inference nodes of which one is spare; checked at every event."""
     workload = Workload(
         name="two-types",
@@ -46,7 +47,7 @@ def play_on(*jobs: TraceJob, training: int, inference: int) -> Run:
     later = tuple(structs.replace(job, submit_s=job.submit_s + 600) for job in jobs)
     options = RunOptions(policy=f"aryl{PAPER}", has_delays=False, check=True)
     service = {"headroom_ratio": 0.0, "min_serving": 0}
-    options = structs.replace(options, service=service)
+    options = structs.replace(options, service=service, crashes=crashes)
     return play(structs.replace(workload, jobs=later), options, clock=SystemClock())
 
 
@@ -70,6 +71,14 @@ def test_a_gang_over_two_types_goes_at_its_ratio() -> None:
     # 4 V100s over the span of submissions, which is the first hour.
     assert found.result.training_gpu_ratio == pytest.approx((3600 - 600) / 3600, abs=0.01)
     assert found.result.on_loan_gpu_ratio > 0.8
+
+
+def test_what_a_spanning_gang_loses_is_the_time_of_all_its_gpus() -> None:
+    """Four V100s and two workers of two T4s each compute for 1,000 s when a node dies: 8,000
+    GPU-seconds, of which the T4s' are half."""
+    crash = Crash(node=NodeName("t00000"), at_s=600.0 + 1000.0, down_s=60.0)
+    found = play_on(spanning("a", gpus=6), training=4, inference=4, crashes=(crash,))
+    assert found.result.lost_gpu_s == pytest.approx(1000.0 * (4 + 2 * 2))
 
 
 def test_a_job_that_spans_at_full_speed_loses_nothing() -> None:

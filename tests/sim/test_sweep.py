@@ -172,6 +172,41 @@ def test_delays_of_a_run_without_delays_are_a_mistake() -> None:
     assert len(sweep([BASE], ["delays.drain_s=1,100"])) == 2
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("has_delays", [True, False])
+def test_a_steps_time_is_left_out_where_a_swept_run_has_no_delays(
+    is_first: bool, has_delays: bool
+) -> None:
+    """Whatever is named first, and whatever is so without the sweep: one run without delays, and
+    one at each time with them, told in the order of the keys."""
+    base = structs.replace(BASE, options=structs.replace(BASE.options, has_delays=has_delays))
+    texts = ["delays=true,false", "delays.start_s=1,100"]
+    made = sweep([base], texts if is_first else texts[::-1])
+    told = {(task.options.has_delays, task.options.times.start_s) for task in made}
+    assert told == {(True, 1.0), (True, 100.0), (False, BASE.options.times.start_s)}
+    assert len(made) == 3
+    with_both = [tuple(task.swept) for task in made if task.options.has_delays]
+    keys = ("delays", "delays.start_s")
+    assert with_both == [keys if is_first else keys[::-1]] * 2
+    assert [task.swept for task in made if not task.options.has_delays] == [{"delays": "false"}]
+
+
+def test_a_steps_time_that_no_run_has_is_refused_with_what_helps() -> None:
+    """Also where the sweep itself takes the delays away; where one has them, its value is read."""
+    with pytest.raises(ConfigError, match=r"without --no-delays and delays=false, or with --delay"):
+        sweep([BASE], ["delays=false", "delays.start_s=1,100"])
+    with pytest.raises(ConfigError, match=r"delays\.start_s: '-1', expected 0 to"):
+        sweep([BASE], ["delays.start_s=-1", "delays=false,true"])
+
+
+@pytest.mark.parametrize("text", ["oracle=true,1", "delays=0,False", "oracle=True,true,0"])
+def test_yes_and_no_are_the_same_as_numbers(text: str) -> None:
+    """Else the same run would be played twice under two names."""
+    with pytest.raises(ConfigError, match="a value stands twice"):
+        sweep([BASE], [text])
+    assert len(sweep([BASE], ["oracle=true,0"])) == 2
+
+
 def test_a_key_is_swept_once() -> None:
     """Twice would make rows that look alike."""
     with pytest.raises(ConfigError, match="elastic stands twice"):

@@ -1,0 +1,96 @@
+"""Jobs that no run would ever come to the end of, found before it begins. Must not run anything.
+
+What an empty cluster has no room for, and what the limits of its tenant never allow: under every
+policy such a job would wait for ever, and what was played until then would be for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from common.errors import ConfigError
+from common.model import JobId, JobSpec, Pool
+from coordinator.policies.snapshot import ClusterSnapshot, TenantView
+from coordinator.policies.tenants.tenancy import NOBODY, Tenancy
+from coordinator.sim.cluster import NodeSpec
+from coordinator.workloads.records import Source, WorkloadJob
+
+
+def check_fits(
+    jobs: Sequence[WorkloadJob],
+    names: Mapping[JobId, str],
+    specs: Sequence[NodeSpec],
+    source: Source,
+) -> None:
+    """Look at each job in the cluster.
+
+    Args:
+        names: of the trace, by id.
+
+    Raises:
+        ConfigError: a job whose base gang would not fit the empty cluster.
+    """
+    counts: dict[tuple[str, int], int] = {}
+    for spec in specs:
+        counts[spec.gpu_type, spec.gpus] = counts.get((spec.gpu_type, spec.gpus), 0) + 1
+    kinds = sorted({kind for kind, _ in counts})
+    for job in jobs:
+        size = job.spec.gpus_per_worker
+        accepted = [kind for kind in kinds if job.spec.accepts(kind)]
+        if any(
+            _places(job.spec, kind, counts) >= job.spec.workers_on(kind).min for kind in accepted
+        ):
+            continue
+        asked = f"{job.spec.workers.min} workers of {size} GPUs"
+        of = " or ".join(job.spec.gpu.types) or "any type"
+        name = names[job.job_id]
+        place = source.place(name, is_of_type=not accepted)
+        raise ConfigError(
+            f"{place}job {name}: {asked} ({of}) never fit this cluster, which has "
+            + ", ".join(f"{counts[key]} nodes of {key[1]} {key[0]}" for key in sorted(counts))
+        )
+
+
+def _places(spec: JobSpec, gpu_type: str, counts: Mapping[tuple[str, int], int]) -> int:
+    """Workers of an attempt on a GPU type that the empty cluster has room for."""
+    found = 0
+    for (kind, gpus), count in counts.items():
+        each = spec.gpu.gpus_for_one(kind, gpu_type)
+        if each is not None:
+            found += count * (gpus // (each * spec.gpus_per_worker))
+    return found
+
+
+def check_limits(
+    jobs: Sequence[WorkloadJob],
+    names: Mapping[JobId, str],
+    specs: Sequence[NodeSpec],
+    source: Source,
+    tenants: Sequence[TenantView],
+    *,
+    lends: bool,
+) -> None:
+    """Look at each job with all other tenants idle.
+
+    Args:
+        names: of the trace, by id.
+        tenants: that have settings; without any nobody has a limit.
+        lends: whether inference nodes may ever be lent; else their GPUs are no room.
+
+    Raises:
+        ConfigError: a job whose base gang is more than its tenant may ever use.
+    """
+    if not tenants:
+        return
+    nothing = ClusterSnapshot(now_s=0.0, nodes=(), jobs=(), tenants=tuple(tenants))
+    nobody = Tenancy(nothing, (job.tenant or NOBODY for job in jobs))
+    ever = (spec for spec in specs if lends or spec.home_pool == Pool.TRAINING)
+    idle = nobody.idle(sum(spec.gpus for spec in ever))
+    kinds = {spec.gpu_type for spec in specs}
+    for job in jobs:
+        accepted = [kind for kind in kinds if job.spec.accepts(kind)]
+        fewest = min(job.spec.workers_on(kind).min for kind in accepted)
+        why = idle.why_never(job.tenant, fewest * job.spec.gpus_per_worker)
+        if why:
+            name = names[job.job_id]
+            raise ConfigError(f"{source.place(name)}job {name}: {why}")
