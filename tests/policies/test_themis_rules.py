@@ -173,7 +173,7 @@ def test_what_winners_pay_goes_to_those_that_were_left_out() -> None:
     jobs = rivals(others=3)
     free = played(f"{GOOD}:f=0.6:payment=none", jobs, {"n1": 4}, of_rivals(jobs))
     assert free == {"bid0": 2, "bid1": 2}
-    paid = played(f"{GOOD}:f=0.6", jobs, {"n1": 4}, of_rivals(jobs))
+    paid = played(f"{GOOD}:f=0.6:payment=whole", jobs, {"n1": 4}, of_rivals(jobs))
     assert (paid.pop("bid0"), paid.pop("bid1")) == (1, 1)
     assert list(paid.values()) == [1, 1]
 
@@ -181,7 +181,8 @@ def test_what_winners_pay_goes_to_those_that_were_left_out() -> None:
 def test_a_payment_is_told() -> None:
     """The reason of a start says how many GPUs were won, and how many of them were paid."""
     jobs = rivals(others=3)
-    found = policy(f"{GOOD}:f=0.6").allocate(cluster(jobs, n1=4), of_rivals(jobs))
+    name = f"{GOOD}:f=0.6:payment=whole"
+    found = policy(name).allocate(cluster(jobs, n1=4), of_rivals(jobs))
     starts = [each for each in found.decisions if isinstance(each, Start)]
     said = [start.reason for start in starts if start.job_id.startswith("bid")]
     assert len(said) == 2

@@ -4,12 +4,14 @@ Themis (NSDI'20, section 4) takes the mechanism from Cole, Gkatzelis and Goel (E
 what each bundle of GPUs is worth to them. The proportionally fair choice makes the product of all
 values greatest. Each bidder then keeps the part c of its bundle: the product of the others' values
 with it there, over that without it. What it loses is its hidden payment, as large as the harm that
-it does to others, so whoever bids the truth does best. Must not know apps, jobs or time.
+it does to others. Must not know apps, jobs or time.
 
-With a bundle granted in the part c, a bidder's value is its own value times the others', over what
-does not depend on it: exactly what the choice maximizes. That holds of any bundles, if the choice
-is optimal. That each keeps 1/e of its value holds where GPUs can be divided at will; with n whole
-GPUs in a bundle, and values that grow less and less, it is (1 - 1/n)^n.
+With a bundle worth the part c of it, a bidder's value is its own value times the others', over what
+does not depend on it: exactly what the choice maximizes, so whoever bids the truth does best. That
+holds of any bundles, if the choice is optimal. No payment makes of whole GPUs exactly the part c of
+their worth; what a lie gains then is said of each in `terms`. That each keeps 1/e of its value
+holds where GPUs can be divided at will; with n whole GPUs in a bundle, and values that grow less
+and less, it is (1 - 1/n)^n.
 """
 
 from __future__ import annotations

@@ -22,11 +22,14 @@ class Payment(StrEnum):
     """What becomes of the part 1 - c of a bundle that its bidder pays."""
 
     WHOLE = "whole"
-    """Whole GPUs, rounded up; where no gang fits what is left, all of it with chance c."""
+    """Whole GPUs, rounded up; where no gang fits what is left, all of it with chance c. A lie may
+    win what is certain in place of a chance."""
     FLOOR = "floor"
-    """Whole GPUs, rounded up: gangs that no longer fit get nothing from the auction."""
+    """Whole GPUs, rounded up: gangs that no longer fit get nothing from the auction. A lie may save
+    a GPU that is all the difference."""
     LOTTERY = "lottery"
-    """All of the bundle with chance c, else nothing: c of its value on the average."""
+    """All of the bundle with chance c, else nothing: c of its value on the average, which no lie
+    makes more. Who loses has still what nothing is worth; a lie gains a part of that at most."""
     NONE = "none"
     """Nothing is paid: the proportionally fair choice, which is not proof against lies."""
 
@@ -50,7 +53,7 @@ class Terms(Struct, frozen=True, kw_only=True):
 
     lease_s: Period = 1200.0
     spread: Part = 0.0
-    payment: Payment = Payment.WHOLE
+    payment: Payment = Payment.LOTTERY
     horizon: Horizon = Horizon.LEASE
 
 
