@@ -101,31 +101,32 @@ class Engine:
 
         `now_s` never decreases; an earlier instant counts as the last one.
         """
-        before_s, now_s = self.state.now_s, max(now_s, self.state.now_s)
-        self.state.now_s = now_s
-        self._tally.integrate(self.state.counters, now_s)
-        ctx = Context(self.state, self.settings, now_s)
+        state = self.state
+        before_s, now_s = state.now_s, max(now_s, state.now_s)
+        state.now_s = now_s
+        self._tally.integrate(state.counters, now_s)
+        ctx = Context(state, self.settings, now_s)
         if isinstance(event, LeaderStarted):
             self._led_until(ctx, before_s)
         self._dispatch(ctx, event)
-        if self.state.awaited:
+        if state.awaited:
             awaiting.settle(ctx)
-        if self.state.drains:
+        if state.drains:
             draining.settle(ctx)
-        if self.state.closed_until_s:
+        if state.closed_until_s:
             refusals.settle(ctx)
-        if self.state.migrating_jobs:
+        if state.migrating_jobs:
             migrating.settle(ctx)
-        if self.state.shared_nodes or self.state.suspended_jobs:
+        if state.shared_nodes or state.suspended_jobs:
             sharing.settle(ctx)
-        if self.state.closed_until_s and ctx.changed_nodes:
+        if state.closed_until_s and ctx.changed_nodes:
             unused.settle(ctx)
         if ctx.changed_nodes:
-            self._tally.update(self.state, ctx.changed_nodes)
+            self._tally.update(state, ctx.changed_nodes)
         self._views.note(ctx)
         self._holds = self._fleet = None
         if ctx.changed_jobs:
-            self._deadlines.note(self.state, ctx.changed_jobs)
+            self._deadlines.note(state, ctx.changed_jobs)
             self._orders.note(ctx.changed_jobs)
         return Outcome(
             commands=self._commands(ctx) if ctx.dirty_nodes or ctx.ask_ledgers else (),
@@ -142,9 +143,10 @@ class Engine:
         policy_s = self._policy_wake_at_s
         if policy_s is not None and (wake_at_s is None or policy_s < wake_at_s):
             wake_at_s = policy_s
-        if self.state.awaited or self.state.drains or self.state.closed_until_s:
+        state = self.state
+        if state.awaited or state.drains or state.closed_until_s:
             each = (awaiting.next_s, draining.next_s, refusals.next_s)
-            ends_s = (wake_at_s, *(next_s(self.state) for next_s in each))
+            ends_s = (wake_at_s, *(next_s(state) for next_s in each))
             wake_at_s = min(end_s for end_s in ends_s if end_s is not None)
         return wake_at_s
 
@@ -304,13 +306,14 @@ class Engine:
         return (*first, *(why for why in held if why not in first))
 
     def why_never(self, job_id: JobId) -> tuple[str, ...]:
-        """Why a waiting job could not run even if all nodes were open and empty; else empty."""
+        """Why a waiting job could not run even if all nodes were open and empty; else empty. Its
+        tenant's limits are such a reason."""
         job = self.state.jobs.get(job_id)
         if job is None or job.state != JobState.PENDING:
             return ()
         if self._fleet is None:
             self._fleet = Fleet(self.snapshot())
-        return self._fleet.why_never(wish_of(prerun_shape.submitted(job)))
+        return self._fleet.why_never(wish_of(prerun_shape.submitted(job)), job.tenant)
 
     def queue_place(self, job_id: JobId) -> tuple[int, int] | None:
         """Place in the policy's own order, from 1, and how many wait on; None when it would start.
@@ -369,6 +372,7 @@ class Engine:
             faults += invariants.order_faults(ctx, self._orders)
         if beside_idle is not None:
             faults += guarantees.starved(self._views.snapshot(ctx))
+            faults += guarantees.crowded_out(self._views.snapshot(ctx))
             faults += beside_idle.faults(self._views.snapshot(ctx))
         return faults
 
@@ -379,13 +383,12 @@ class Engine:
 
 def _lent_and_ready(state: ClusterState, service: ServiceName) -> tuple[int, int]:
     """Nodes of a service that have a lease, and those that serve; nobody asks without a lease."""
-    away = {loan.node for loan in state.loans.values() if loan.returned_at_s is None}
-    if not any(node in state.nodes and state.nodes[node].lease is not None for node in away):
+    leased = [node for node in state.nodes.values() if node.lease is not None]
+    lent = sum([node.service == service for node in leased])
+    if not lent:
         return 0, 0
     own = [node for node in state.nodes.values() if node.service == service]
-    lent = sum([node.lease is not None for node in own])
-    ready = sum([node.serving_since_s is not None for node in own]) if lent else 0
-    return lent, ready
+    return lent, sum([node.serving_since_s is not None for node in own])
 
 
 def decode_state(blob: bytes) -> ClusterState:

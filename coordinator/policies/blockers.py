@@ -59,7 +59,8 @@ def never_alone(snapshot: ClusterSnapshot, found: Iterable[Hold]) -> tuple[Hold,
     fleet, jobs = Fleet(snapshot), {job.job_id: job for job in snapshot.jobs}
     return tuple(
         Hold(job_id=hold.job_id, blockers=never)
-        if hold.blockers and (never := fleet.why_never(wish_of(jobs[hold.job_id])))
+        if hold.blockers
+        and (never := fleet.why_never(wish_of(jobs[hold.job_id]), jobs[hold.job_id].tenant))
         else hold
         for hold in found
     )

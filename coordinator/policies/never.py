@@ -1,6 +1,8 @@
 """What no waiting cures: why a job could not run in the fleet as it is, with nobody else in it.
 Must not know who runs, what is free, nor a policy's order.
 
+A tenant's limits count in the same way: what it may use at most, with all others idle.
+
 Nodes that an operator may open again count as open, and so do those that are lost. Of a service's
 nodes as many count as it may lend without any load: a gang that needs more of them at one time
 would wait for ever, and nothing that is free or lent now would tell it so.
@@ -15,6 +17,7 @@ from msgspec import Struct
 from common.model import JobSpec, NodeRole, Preemptibility, ServiceName
 from coordinator.policies.loans.loaning import nodes_for
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView, ServiceView
+from coordinator.policies.tenants.tenancy import Tenancy
 from coordinator.policies.words import counted
 
 NO_NODES = "no nodes are known"
@@ -76,13 +79,40 @@ class Fleet:
                 self._nodes.setdefault(node.gpu_type, []).append(node)
             if node.service:
                 self._own.setdefault(node.service, []).append(node)
+        self._idle = Tenancy(snapshot).idle(self._most_gpus()) if snapshot.tenants else None
 
-    def why_never(self, wish: Wish) -> tuple[str, ...]:
-        """Why no GPU type that a job accepts would do, type by type; empty if one would."""
+    def _most_gpus(self) -> int:
+        """GPUs that jobs could have at one time: those of no service, and the most that are lent.
+
+        Which nodes of a service are lent is not known; the largest are counted.
+        """
+        found = sum(n.gpus for nodes in self._nodes.values() for n in nodes if not n.service)
+        for name, own in self._own.items():
+            service = self._services.get(name)
+            most = 0 if service is None else most_lent(service, own)
+            found += sum(sorted((node.gpus for node in own), reverse=True)[:most])
+        return found
+
+    def why_never(self, wish: Wish, tenant: str | None = None) -> tuple[str, ...]:
+        """Why no GPU type that a job accepts would do, type by type; empty if one would.
+
+        tenant: whose job it is; then its limits are a reason too. None: they are not looked at.
+        """
         said = self._said.get(wish)
         if said is None:
             said = self._said[wish] = self._why_never(wish)
-        return said
+        if said or tenant is None:
+            return said
+        return tuple(filter(None, (self._beyond_limits(wish, tenant),)))
+
+    def _beyond_limits(self, wish: Wish, tenant: str) -> str:
+        """Why the limits of its tenant can never hold a job's base gang; empty if they may."""
+        if self._idle is None:
+            return ""
+        factors = dict(wish.multipliers)
+        factor = min((factors.get(name, 1) for name in wish.types), default=1)
+        gpus = wish.min_workers * wish.gpus_per_worker * factor
+        return self._idle.why_never(tenant, gpus)
 
     def is_never(self, job: JobView) -> bool:
         """Whether no GPU type that a job accepts would do; for many jobs in a pass."""

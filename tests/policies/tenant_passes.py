@@ -24,6 +24,9 @@ from tests.draws import pick
 
 NODE_GPUS = 8
 
+ENDLESS_PASSES = 200
+"""In one instant: far more than any rule asks for."""
+
 Held = Counter[tuple[NodeName, JobId]]
 
 
@@ -41,6 +44,7 @@ class Asked(Struct, frozen=True, kw_only=True):
     deadline_s: float | None = None
     speedup: tuple[tuple[int, float], ...] = ()
     preemptibility: Preemptibility = Preemptibility.FULL
+    priority: int = 0
 
 
 class Loss(Struct, frozen=True, kw_only=True):
@@ -201,6 +205,7 @@ class Cell(Simulation):
         before, had = self.engine.snapshot(), held(self.engine)
         super().handle(event)
         self._passes_at[self.loop.now_s] += 1
+        assert self.most_passes < ENDLESS_PASSES, f"passes without end at {self.loop.now_s} s"
         self.books.passed(before, had, self.engine.snapshot(), held(self.engine))
 
     def ask(self, jobs: Iterable[Asked]) -> None:
@@ -215,6 +220,7 @@ class Cell(Simulation):
                 expected_runtime_s=each.work_s / least,
                 deadline_s=each.deadline_s,
                 preemptibility=each.preemptibility,
+                priority=each.priority,
                 profile=JobProfile(speedup=each.speedup),
             )
             name = JobId(f"{each.tenant}{number}")

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from common.model import JobSpec, NodeRole, Preemptibility, WorkerRange
 from coordinator.policies.never import Fleet, wish_of
-from coordinator.policies.snapshot import JobView, NodeView, ServiceView
+from coordinator.policies.snapshot import JobView, NodeView, ServiceView, TenantView
 from tests.builders import make_job_view, make_node_view, make_service_view, make_snapshot
 
 OURS = (make_node_view("t0"), make_node_view("t1"))
@@ -121,3 +121,80 @@ def test_a_cell_without_nodes_says_so() -> None:
     """Nor does one whose nodes have no GPU."""
     assert never(make_job_view("j")) == ("no nodes are known",)
     assert never(make_job_view("j"), make_node_view("t0", gpus=0)) == ("no nodes are known",)
+
+
+def of_tenants(*tenants: TenantView, tenant: str, gpus: int) -> tuple[str, ...]:
+    """Why two nodes of eight GPUs could not run a tenant's gang of so many workers of one GPU."""
+    job = replace(make_job_view("j", workers=(gpus, gpus)), tenant=tenant)
+    snapshot = replace(make_snapshot(nodes=OURS, jobs=(job,)), tenants=tenants)
+    return Fleet(snapshot).why_never(wish_of(job), tenant)
+
+
+def test_what_its_tenant_may_use_at_most_is_such_a_reason() -> None:
+    """By its own limit, whatever it uses now."""
+    bounded = TenantView(name="a", guarantee_gpus=4, borrow_limit_gpus=4)
+    assert of_tenants(bounded, tenant="a", gpus=8) == ()
+    assert of_tenants(bounded, tenant="a", gpus=9) == (
+        "can never run here: needs 9 GPUs at one time, and tenant a may use 8: its guarantee of 4 "
+        "and its borrow limit of 4",
+    )
+    team = TenantView(name="team", parent="a")
+    [why] = of_tenants(bounded, team, tenant="team", gpus=9)
+    assert "tenant a may use 8" in why
+
+
+def test_what_others_never_lend_is_such_a_reason() -> None:
+    """While they use nothing, it stays theirs; while they use it, too."""
+    keeper = TenantView(name="b", guarantee_gpus=6, lend_limit_gpus=2)
+    assert of_tenants(TenantView(name="a"), keeper, tenant="a", gpus=12) == ()
+    assert of_tenants(TenantView(name="a"), keeper, tenant="a", gpus=13) == (
+        "can never run here: needs 13 GPUs at one time, and tenant a may use 12 of the 16 in this "
+        "fleet: the lend limits of b keep the others idle",
+    )
+    assert of_tenants(TenantView(name="a"), keeper, tenant="b", gpus=16) == ()
+
+
+def test_the_fleet_comes_before_a_tenant_s_limits() -> None:
+    """Where neither would do, the one that no setting cures is told."""
+    bounded = TenantView(name="a", guarantee_gpus=4, borrow_limit_gpus=4)
+    [why] = of_tenants(bounded, tenant="a", gpus=17)
+    assert "room for 16 workers" in why
+
+
+def test_what_is_kept_under_a_limited_parent_is_such_a_reason() -> None:
+    """Of what the parent may use at most, a team gets no more than its siblings do not keep."""
+    tenants = (
+        TenantView(name="p", guarantee_gpus=8, borrow_limit_gpus=0),
+        TenantView(name="c", parent="p", guarantee_gpus=4, lend_limit_gpus=0),
+        TenantView(name="d", parent="p"),
+    )
+    assert of_tenants(*tenants, tenant="d", gpus=4) == ()
+    [why] = of_tenants(*tenants, tenant="d", gpus=6)
+    assert "tenant d may use 4 of the 16 in this fleet: the lend limits of c keep" in why
+    assert of_tenants(*tenants, tenant="c", gpus=8) == ()
+
+
+def test_those_who_are_no_tenant_by_name_are_told_of_in_words() -> None:
+    """Jobs without a tenant, and a tenant's own beside those of its teams."""
+    keeper = TenantView(name="c", parent="p", guarantee_gpus=8, lend_limit_gpus=0)
+    tenants = (TenantView(name="p", guarantee_gpus=8), keeper)
+    [why] = of_tenants(*tenants, tenant="", gpus=9)
+    assert "at one time, and whoever has no tenant may use 8 of the 16" in why
+    [why] = of_tenants(*tenants, tenant="p", gpus=9)
+    assert "at one time, and tenant p by its own jobs may use 8 of the 16" in why
+
+
+@pytest.mark.parametrize(("min_serving", "most"), [(2, 4), (1, 12), (0, 20)])
+def test_nodes_that_a_service_never_lends_are_no_room_for_a_tenant(
+    min_serving: int, most: int
+) -> None:
+    """Of sixteen GPUs twelve are kept, and of the service's two nodes so many may be lent."""
+    keeper = TenantView(name="a", guarantee_gpus=12, lend_limit_gpus=0)
+    service = make_service_view(min_serving=min_serving)
+    job = replace(make_job_view("j", workers=(most, most)), tenant="b")
+    snapshot = make_snapshot(nodes=(*OURS, *serving(2)), jobs=(job,), services=(service,))
+    fleet = Fleet(replace(snapshot, tenants=(keeper,)))
+    assert fleet.why_never(wish_of(job), "b") == ()
+    more = replace(job, workers=WorkerRange(min=most + 1, max=most + 1))
+    [why] = fleet.why_never(wish_of(more), "b")
+    assert f"tenant b may use {most} of the {most + 12} in this fleet" in why

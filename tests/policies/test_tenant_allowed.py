@@ -12,8 +12,9 @@ from coordinator.policies.decisions import Allocation, Preempt, Resize, Start
 from coordinator.policies.snapshot import ClusterSnapshot, TenantView
 from coordinator.policies.tenants.guarding import guarded
 from coordinator.policies.tenants.owing import PATIENCE_S
-from coordinator.policies.tenants.rules import GO_FIRST, allocated, held
+from coordinator.policies.tenants.rules import allocated, held
 from coordinator.policies.tenants.takeback import given_back
+from coordinator.policies.tenants.tries import GO_FIRST
 from tests.builders import NOW_S, make_job_view, make_worker_view
 from tests.policies.tenant_books import A8, B8, cell, names, runs, start, waits
 from tests.policies.tenant_passes import Asked, Cell

@@ -16,8 +16,9 @@ from coordinator.policies.bundles import POLICIES, policy
 from coordinator.policies.decisions import Allocation, Preempt, Start
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
 from coordinator.policies.tenants.owing import PATIENCE_S
-from coordinator.policies.tenants.rules import GO_FIRST, allocated, held
+from coordinator.policies.tenants.rules import allocated, held
 from coordinator.policies.tenants.takeback import given_back
+from coordinator.policies.tenants.tries import GO_FIRST
 from coordinator.policies.waits import OTHERS_GUARANTEE, Wait
 from coordinator.sim.cluster import Delays
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot

@@ -8,7 +8,7 @@ those that borrow; and where GPUs are free, their jobs do not wait for borrowers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container
 from functools import partial
 
 from msgspec import Struct
@@ -19,6 +19,7 @@ from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import (
     Allocation,
     Decision,
+    Migrate,
     Preempt,
     Reject,
     Resize,
@@ -26,19 +27,27 @@ from coordinator.policies.decisions import (
     earliest,
 )
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.tenants.aftermath import short_lived
+from coordinator.policies.tenants.flow import Flow
 from coordinator.policies.tenants.giving import Back
-from coordinator.policies.tenants.guarding import Dropped, blocked, guarded
+from coordinator.policies.tenants.guarding import guarded
 from coordinator.policies.tenants.takeback import given_back
 from coordinator.policies.tenants.tenancy import Tenancy
+from coordinator.policies.tenants.tries import (
+    CALLED_BACK,
+    GO_FIRST,
+    MOST_TRIES,
+    Decide,
+    Guard,
+    Pass,
+    Tries,
+    starts_of,
+    stops_of,
+    without,
+)
+from coordinator.policies.tenants.vain import in_vain
 from coordinator.policies.tenants.weighing import Scale, are_weighed, why_behind
 from coordinator.policies.waits import FAIR_SHARE, GUARANTEE, OTHERS_GUARANTEE, Wait
-
-MOST_TRIES = 4
-"""So often a pass is taken anew without the jobs that quotas refused; then what is left is kept.
-
-Two do in nearly all cases: the first tells which jobs of a tenant the policy prefers, the second
-gives what the others would have had to other tenants.
-"""
 
 SHARES_AGAIN_S = 1.0
 """Where tenants took turns by weight, or jobs gave way to a guarantee, and GPUs are left, a pass
@@ -49,88 +58,7 @@ GIVEN_BACK_AGAIN_S = 10.0
 seconds: that they can be stopped now brings none by itself.
 """
 
-Decide = Callable[[ClusterSnapshot, bytes], Allocation]
 Explain = Callable[[ClusterSnapshot, bytes], tuple[Hold, ...]]
-Guard = Callable[[tuple[Decision, ...]], tuple[tuple[Decision, ...], tuple[Dropped, ...]]]
-
-GO_FIRST = "jobs that another tenant's guarantee covers, and that fit on free GPUs, go first"
-"""Why a borrower's job waits where the policy by itself would have had them wait for it."""
-
-
-class _Pass(Struct, frozen=True, kw_only=True):
-    """A pass as it would be: `kept` of it is allowed, `hidden` jobs the policy did not see."""
-
-    allocation: Allocation
-    kept: tuple[Decision, ...]
-    hidden: frozenset[JobId]
-
-    def started(self) -> set[JobId]:
-        """Jobs that start."""
-        return _starts(self.kept)
-
-    def stopped(self) -> set[JobId]:
-        """Jobs that are preempted."""
-        return _stops(self.kept)
-
-
-class _Tries:
-    """The passes that one instant takes, each without the jobs that it hides from the policy.
-
-    by_quota: why jobs were hidden for which their tenant has no room. yielding: the same of those
-    that would take from another's guarantee, or that jobs within theirs precede.
-    """
-
-    def __init__(
-        self, decide: Decide, guard: Guard, snapshot: ClusterSnapshot, memory: bytes
-    ) -> None:
-        self._decide = decide
-        self.guard = guard
-        self._snapshot = snapshot
-        self._memory = memory
-        self.by_quota = blocked(snapshot, Tenancy(snapshot))
-        self.yielding: dict[JobId, str] = {}
-
-    def first(self) -> _Pass:
-        """Without those alone for which there is no room by quota, whatever else is decided."""
-        return self.within(frozenset(self.by_quota))
-
-    def within(self, hidden: frozenset[JobId]) -> _Pass:
-        """A pass that is taken anew without the jobs whose start is refused, as what they would
-        have had is then for others."""
-        tries = 0
-        while True:
-            tries += 1
-            allocation = self._decide(without(self._snapshot, hidden), self._memory)
-            kept, dropped = self.guard(allocation.decisions)
-            begun = {each.job_id for each in kept if isinstance(each, Start)}
-            whys = {
-                each.decision.job_id: each
-                for each in dropped
-                if isinstance(each.decision, Start)
-                and (each.is_quota or each.is_taking)
-                and each.decision.job_id not in begun
-            }
-            if not whys or tries == MOST_TRIES:
-                return _Pass(allocation=allocation, kept=kept, hidden=hidden)
-            for job_id, each in whys.items():
-                (self.by_quota if each.is_quota else self.yielding)[job_id] = each.why
-            hidden |= whys.keys()
-
-    def due_first(self, best: _Pass) -> tuple[_Pass, Back]:
-        """The pass in which jobs that a guarantee covers do not wait for borrowers' jobs that wait
-        themselves, where that starts one of them more; and what comes back after it."""
-        back = given_back(self._snapshot, best.kept, is_patient=True)
-        for _ in range(MOST_TRIES):
-            behind = back.behind - best.hidden
-            if not behind:
-                break
-            other = self.within(best.hidden | behind)
-            if back.fits.isdisjoint(other.started()):
-                break
-            self.yielding |= dict.fromkeys(behind, GO_FIRST)
-            best = other
-            back = given_back(self._snapshot, best.kept, is_patient=True)
-        return best, given_back(self._snapshot, best.kept) if back.fits else back
 
 
 def allocated(
@@ -152,42 +80,106 @@ def allocated(
     if not snapshot.tenants or snapshot.is_frozen:
         return decide(snapshot, memory)
     guard = partial(guarded, snapshot, trusts_profiles=trusts_profiles)
-    tries = _Tries(decide, guard, snapshot, memory)
+    tries = Tries(decide, guard, snapshot, memory)
     if keeps_quotas:
-        allocation = decide(snapshot, memory)
-        kept, _ = guard(allocation.decisions)
-        gone = {each.job_id for each in kept if isinstance(each, Reject)}
-        hidden = frozenset(tries.by_quota.keys() - gone)
-        best = _Pass(allocation=allocation, kept=kept, hidden=hidden)
-        settled = _settled(best, given_back(snapshot, kept), guard, snapshot)
+        settled = _lasting(_of_all(decide, snapshot, memory, tries), tries, snapshot)
         return _told(settled, tries, snapshot, is_left=_is_left(settled, snapshot))
+    settled, is_left = _for_what_lasts(tries, snapshot, by_weight=by_weight)
+    return _told(settled, tries, snapshot, is_left=is_left)
+
+
+def _of_all(decide: Decide, snapshot: ClusterSnapshot, memory: bytes, tries: Tries) -> _Settled:
+    """The pass of a policy that has all jobs before it."""
+    allocation = decide(snapshot, memory)
+    kept, _ = tries.guard(allocation.decisions)
+    gone = {each.job_id for each in kept if isinstance(each, Reject)}
+    hidden = frozenset(tries.by_quota.keys() - gone)
+    made = Pass(allocation=allocation, kept=kept, hidden=hidden)
+    return _settled(made, given_back(snapshot, kept), tries.guard, snapshot)
+
+
+def _for_what_lasts(
+    tries: Tries, snapshot: ClusterSnapshot, *, by_weight: bool
+) -> tuple[_Settled, bool]:
+    """The pass of a policy whose stops are for what lasts; whatever else it would stop somebody
+    for, it does not see. Returns as well whether GPUs are left, see `_without_those`.
+    """
+    settled, is_left = _in_turn(tries, snapshot, by_weight=by_weight)
+    for _ in range(MOST_TRIES):
+        brief = starts_of(short_lived(snapshot, settled.made.kept, settled.kept))
+        if not brief:
+            break
+        tries.brief |= brief
+        tries.yielding |= dict.fromkeys(brief, CALLED_BACK)
+        settled, is_left = _in_turn(tries, snapshot, by_weight=by_weight)
+    lasting = _with_those_that_fit(_lasting(settled, tries, snapshot), tries, snapshot)
+    return lasting, is_left if lasting is settled else _is_left(lasting, snapshot)
+
+
+def _in_turn(tries: Tries, snapshot: ClusterSnapshot, *, by_weight: bool) -> tuple[_Settled, bool]:
+    """The pass without those that would not last, by weight, and with what is due first."""
     best = tries.first()
     if by_weight and are_weighed(Tenancy(snapshot)):
         best = _by_weight(tries.within, snapshot, best)
     best, back = tries.due_first(best)
-    settled, is_left = _without_those(_settled(best, back, guard, snapshot), tries, snapshot)
-    return _told(settled, tries, snapshot, is_left=is_left)
+    return _without_those(_settled(best, back, tries.guard, snapshot), tries, snapshot)
+
+
+def _with_those_that_fit(settled: _Settled, tries: Tries, snapshot: ClusterSnapshot) -> _Settled:
+    """The pass with such hidden jobs as fit on what it leaves free: these need no stop, whatever
+    the policy would have done for them."""
+    brief = tries.brief & settled.made.hidden
+    jobs = [job for job in snapshot.jobs if job.job_id in brief]
+    fits = Scale(snapshot).that_fit(settled.kept, jobs) if jobs else set[JobId]()
+    if not fits:
+        return settled
+    made = tries.within(settled.made.hidden - fits, may_stop=False)
+    other = _settled(made, given_back(snapshot, made.kept), tries.guard, snapshot)
+    is_more = starts_of(settled.kept) < starts_of(other.kept)
+    return other if is_more and stops_of(other.kept) <= stops_of(settled.kept) else settled
+
+
+def _lasting(settled: _Settled, tries: Tries, snapshot: ClusterSnapshot) -> _Settled:
+    """The pass without what would not last, and without the stops that were for that."""
+    while brief := short_lived(snapshot, settled.made.kept, settled.kept):
+        made, gone = settled.made, {each.job_id for each in brief}
+        rest = [None if _is_about(each, gone) else each for each in made.kept]
+        vain = set(in_vain(Flow(snapshot), made.kept, rest))
+        left = (each for n, each in enumerate(rest) if each is not None and n not in vain)
+        kept, _ = tries.guard(tuple(left))
+        made = replace(made, kept=kept)
+        settled = _settled(made, given_back(snapshot, kept), tries.guard, snapshot)
+    return settled
+
+
+def _is_about(decision: Decision, jobs: Container[JobId]) -> bool:
+    return isinstance(decision, Start | Resize | Migrate | Preempt) and decision.job_id in jobs
 
 
 class _Settled(Struct, frozen=True, kw_only=True):
     """A pass with what comes back after it: `kept` are its decisions in the end."""
 
-    made: _Pass
+    made: Pass
     back: Back
     kept: tuple[Decision, ...]
 
     def gave_way(self) -> set[JobId]:
         """Jobs that the policy would start, and that give way to those that a guarantee covers."""
-        return self.made.started() - _starts(self.kept)
+        return self.made.started() - starts_of(self.kept)
+
+    def has_growth_given_way(self) -> bool:
+        """Whether a job that runs would have had workers that are for such jobs now."""
+        grown = (each for each in self.made.kept if isinstance(each, Resize) and each.added)
+        return any(each not in self.back.decisions for each in grown)
 
 
-def _settled(made: _Pass, back: Back, guard: Guard, snapshot: ClusterSnapshot) -> _Settled:
+def _settled(made: Pass, back: Back, guard: Guard, snapshot: ClusterSnapshot) -> _Settled:
     back, kept = _allowed(made, back, guard, snapshot)
     return _Settled(made=made, back=back, kept=kept)
 
 
 def _without_those(
-    first: _Settled, tries: _Tries, snapshot: ClusterSnapshot
+    first: _Settled, tries: Tries, snapshot: ClusterSnapshot
 ) -> tuple[_Settled, bool]:
     """The pass without the jobs that give way in it, where others start on what that leaves.
 
@@ -199,10 +191,14 @@ def _without_those(
         gave_way = best.gave_way()
         if not _is_left(best, snapshot):
             break
+        if not gave_way:
+            return best, True
         before = dict(tries.yielding)
         made, back = tries.due_first(tries.within(best.made.hidden | gave_way))
         other = _settled(made, back, tries.guard, snapshot)
-        if not _starts(best.kept) < _starts(other.kept) or _stops(other.kept) - _stops(best.kept):
+        if not starts_of(best.kept) < starts_of(other.kept) or stops_of(other.kept) - stops_of(
+            best.kept
+        ):
             tries.yielding = before
             return best, True
         tries.yielding |= dict.fromkeys(gave_way, GO_FIRST)
@@ -211,11 +207,14 @@ def _without_those(
 
 
 def _is_left(settled: _Settled, snapshot: ClusterSnapshot) -> bool:
-    """Whether jobs gave way, and one that waits beside them fits on what is free after all."""
+    """Whether jobs gave way, and one that waits beside them fits on what is free after all; or
+    whether workers did, so that their jobs may grow by what is left of these."""
+    if settled.has_growth_given_way():
+        return True
     gave_way = settled.gave_way()
     if not gave_way:
         return False
-    gone = gave_way | _starts(settled.kept) | settled.made.hidden
+    gone = gave_way | starts_of(settled.kept) | settled.made.hidden
     rest = (
         job
         for job in snapshot.jobs
@@ -225,7 +224,7 @@ def _is_left(settled: _Settled, snapshot: ClusterSnapshot) -> bool:
 
 
 def _told(
-    settled: _Settled, tries: _Tries, snapshot: ClusterSnapshot, *, is_left: bool
+    settled: _Settled, tries: Tries, snapshot: ClusterSnapshot, *, is_left: bool
 ) -> Allocation:
     """A pass with what tenants below their guarantee get back, and what others wait for.
 
@@ -239,9 +238,10 @@ def _told(
         again_s = snapshot.now_s + GIVEN_BACK_AGAIN_S
     hidden = made.hidden - {each.job_id for each in kept if isinstance(each, Start)}
     yielding = hidden & tries.yielding.keys()
+    crowded = hidden & tries.by_quota.keys() & back.waits.keys()
     kinds = {
-        GUARANTEE: back.waits.keys() - told,
-        FAIR_SHARE: hidden - yielding,  # of them the policy could say nothing
+        GUARANTEE: back.waits.keys() - told | crowded,
+        FAIR_SHARE: hidden - yielding - crowded,  # of them the policy could say nothing
         OTHERS_GUARANTEE: yielding,
     }
     waits += tuple(Wait(kind=k, jobs=tuple(sorted(jobs))) for k, jobs in kinds.items() if jobs)
@@ -251,7 +251,7 @@ def _told(
 
 
 def _allowed(
-    made: _Pass, back: Back, guard: Guard, snapshot: ClusterSnapshot
+    made: Pass, back: Back, guard: Guard, snapshot: ClusterSnapshot
 ) -> tuple[Back, tuple[Decision, ...]]:
     """What comes back, and what is allowed of it; no start of the pass gives way in vain.
 
@@ -262,7 +262,7 @@ def _allowed(
     aside = frozenset[JobId]()
     for _ in range(MOST_TRIES):
         kept, _ = guard(back.decisions)
-        refused = _starts(back.decisions) - _starts(kept) - made.started()
+        refused = starts_of(back.decisions) - starts_of(kept) - made.started()
         if not refused:
             return back, kept
         gone = {
@@ -275,22 +275,15 @@ def _allowed(
     return back, made.kept
 
 
-def _starts(decisions: Iterable[Decision]) -> set[JobId]:
-    return {each.job_id for each in decisions if isinstance(each, Start)}
-
-
-def _stops(decisions: Iterable[Decision]) -> set[JobId]:
-    return {each.job_id for each in decisions if isinstance(each, Preempt)}
-
-
 def _by_weight(
-    within: Callable[[frozenset[JobId]], _Pass], snapshot: ClusterSnapshot, first: _Pass
-) -> _Pass:
+    within: Callable[[frozenset[JobId]], Pass], snapshot: ClusterSnapshot, first: Pass
+) -> Pass:
     """The pass in which tenants below their shares start first, where that makes a difference.
 
     The policy does not see the jobs behind theirs; but where that neither starts one of theirs
-    more nor leaves one running, it is no use, and the pass stays as it was. What is then still
-    free, the others may have.
+    more nor leaves one running, it is no use, and the pass stays as it was; so it does where what
+    siblings divide anew would be less for an outer level. What is then still free, the others may
+    have.
     """
     best, scale, behind = first, Scale(snapshot), dict[JobId, JobView]()
     for level in scale.levels:
@@ -301,6 +294,8 @@ def _by_weight(
             other = within(best.hidden | {job.job_id for job in found.behind})
             spared = best.stopped() - other.stopped()
             if found.short.isdisjoint(other.started() | spared):
+                break
+            if scale.is_less_outside(best.kept, other.kept, level=level):
                 break
             behind |= {job.job_id: job for job in found.behind}
             best = other
@@ -335,22 +330,22 @@ def held(
         return explain(snapshot, memory)
     owed = given_back(snapshot, ()).waits
     guard = partial(guarded, snapshot, trusts_profiles=trusts_profiles)
-    tries = _Tries(decide, guard, snapshot, memory)
+    tries = Tries(decide, guard, snapshot, memory)
     if keeps_quotas:
         holds, why = explain(snapshot, memory), dict(tries.by_quota)
         holds = tuple(_and(hold, why.pop(hold.job_id, None)) for hold in holds)
     else:
         behind = why_behind(snapshot, tries.by_quota.keys()) if by_weight else {}
+        settled, _ = _for_what_lasts(tries, snapshot, by_weight=by_weight)
+        tries.brief -= starts_of(settled.kept)
         holds, why = _seen(explain, snapshot, memory, tries)
         holds = tuple(_and(hold, behind.get(hold.job_id)) for hold in holds)
-    return (
-        *(_and(hold, owed.get(hold.job_id)) for hold in holds),
-        *(Hold(job_id=job_id, blockers=(reason,)) for job_id, reason in why.items()),
-    )
+    hidden = (Hold(job_id=job_id, blockers=(reason,)) for job_id, reason in why.items())
+    return tuple(_and(hold, owed.get(hold.job_id)) for hold in (*holds, *hidden))
 
 
 def _seen(
-    explain: Explain, snapshot: ClusterSnapshot, memory: bytes, tries: _Tries
+    explain: Explain, snapshot: ClusterSnapshot, memory: bytes, tries: Tries
 ) -> tuple[tuple[Hold, ...], dict[JobId, str]]:
     """What the policy says of the jobs that it sees in the end; and why it does not see others."""
     best, _ = tries.due_first(tries.first())
@@ -373,11 +368,3 @@ def _and(hold: Hold, reason: str | None) -> Hold:
     if reason is None or not hold.blockers:
         return hold
     return replace(hold, blockers=(*hold.blockers, reason))
-
-
-def without(snapshot: ClusterSnapshot, hidden: Container[JobId]) -> ClusterSnapshot:
-    """The snapshot as if these jobs were not there."""
-    jobs = tuple(job for job in snapshot.jobs if job.job_id not in hidden)
-    if len(jobs) == len(snapshot.jobs):
-        return snapshot
-    return replace(snapshot, jobs=jobs, index=None)

@@ -77,6 +77,7 @@ class _TakeBack:
         self.tenancy = self._counts.tenancy
         self._lenders = Lenders(snapshot, flow, self._counts, decisions, aside)
         self._starts: list[Start] = []
+        self._due: dict[JobId, list[JobId]] = {}
         self._blocked: Mapping[JobId, str] = {}
         self.waits: dict[JobId, str] = {}
         self.is_soon = False
@@ -173,9 +174,13 @@ class _TakeBack:
         return Gang(self._counts.free, self._flow.nodes, job, gpu_type)
 
     def _fits(self, job: JobView) -> bool:
-        """Whether its base gang finds room as it is."""
-        free = self._counts.free
-        return any(self._gang(job, kind).fits(free) for kind in self._kinds(job))
+        """Whether its base gang finds room as it is, and its tenant has room for it."""
+        free, gangs = self._counts.free, (self._gang(job, kind) for kind in self._kinds(job))
+        return any(gang.fits(free) and self._has_room(job, gang) for gang in gangs)
+
+    def _has_room(self, job: JobView, gang: Gang) -> bool:
+        """Whether siblings leave its tenant enough of what their parent may use."""
+        return gang.count * job.gpus_per_worker <= self.tenancy.room(job)
 
     # --- who gives ------------------------------------------------------------------------------
 
@@ -183,6 +188,10 @@ class _TakeBack:
         """The cheapest anywhere; where a borrower would then have given too much, node by node."""
         gang = self._gang(job, gpu_type)
         wanted = gang.count * job.gpus_per_worker
+        if not self._has_room(job, gang):  # what makes room by quota may be on any node
+            sources = self._lenders.sources(job, wanted, gang, is_anywhere=True)
+            if self._serve_from(sources, job, gang):
+                return True
         found = (source.gpus for source in self._lenders.sources(job, wanted, gang))
         most = sum_by_node([self._counts.free, *found])
         if not gang.fits(most):
@@ -199,32 +208,31 @@ class _TakeBack:
         """Start the job on what the first of the sources give; False: nothing has changed."""
         given: list[Source] = []
         free, workers = self._counts.free, gang.workers(self._counts.free)
+        fits = False
         for source in sources:
             if self._counts.borrows(source, job):
                 there = {name: free[name] for name in source.gpus if name in free}
                 self._lenders.give(source)
                 given.append(source)
                 workers += gang.workers({name: free[name] for name in there}) - gang.workers(there)
-                if workers >= gang.count:
+                fits = workers >= gang.count and self._has_room(job, gang)
+                if fits:
                     break
-        fits = workers >= gang.count
-        if fits:
-            self._spare(given, gang)
-            fits = gang.count * job.gpus_per_worker <= self.tenancy.room(job)
         if not fits:
             for source in reversed(given):
                 self._lenders.give(source, sign=-1)
             return False
+        self._spare(given, job, gang)
         self._settle(job, gang, given)
         return True
 
-    def _spare(self, given: list[Source], gang: Gang) -> None:
+    def _spare(self, given: list[Source], job: JobView, gang: Gang) -> None:
         """Give back what was not needed after all, the dearest first."""
         for source in list(reversed(given)):
             if source.seat is None and self._lenders.goes_whole(source.job):
                 continue  # it goes with its job
             self._lenders.give(source, sign=-1)
-            if gang.fits(self._counts.free):
+            if gang.fits(self._counts.free) and self._has_room(job, gang):
                 given.remove(source)
             else:
                 self._lenders.give(source)
@@ -248,6 +256,8 @@ class _TakeBack:
             reason=f"tenant {tenant} is due its guarantee: {how}",
         )
         self._starts.append(start)
+        for other in (other for source in given for other in source.jobs):
+            self._due.setdefault(other.job_id, []).append(job.job_id)
         self._counts.take(job, self._flow.taken(start))
         self._lenders.settle(job, given)
 
@@ -261,21 +271,48 @@ class _TakeBack:
         None where each of the stops has its use as it is.
 
         To be taken back from anew: whoever runs on may be the one who gives. A start of this class
-        is a use of such a stop only if its job had no room by quota before: then the stopped job
-        has none after it. Any other may be due what it takes only because of the stop; the policy
-        would want the stopped job back there, and decide the same again in each pass.
+        is no use of such a stop: its job may be due what it takes only because of the stop; the
+        policy would want the stopped job back there, sooner or later, and decide the same again.
+        It is one where the job had no room by quota before, and the stopped one has none after it.
         """
         kept = set(map(id, self._lenders.kept))
         rest = [each if id(each) in kept else None for each in self._before]
         if None not in rest:
             return None
         barred = blocked(self._snapshot, Tenancy(self._snapshot))
+        leavers = [each for each in self._lenders.kept if self._flow.leaving(each)]
         others = self.decisions()[len(kept) :]
-        uses = [each for each in others if not isinstance(each, Start) or each.job_id in barred]
+        uses = [
+            each
+            for each in others
+            if not isinstance(each, Start)
+            or (each.job_id in barred and self._keeps_out(each, leavers))
+        ]
         if not in_vain(self._flow, self._before, [*rest, *uses]):
             return None
         vain = set(in_vain(self._flow, self._before, rest))
         return [each for n, each in enumerate(rest) if each is not None and n not in vain]
+
+    def _keeps_out(self, start: Start, leavers: Sequence[Decision]) -> bool:
+        """Whether all jobs that leave GPUs where one starts have no room until it is due its again.
+
+        By a borrow limit of a tenant that all are part of, whatever its other jobs do. What lend
+        limits and the size of the cell leave to a tenant changes with what others use of the same
+        guarantee.
+        """
+        taken = self._flow.taken(start)
+        wanted, path = sum(taken.values()), self.tenancy.path(self._flow.jobs[start.job_id])
+
+        def is_out(decision: Decision) -> bool:
+            if not isinstance(decision, Preempt):
+                return False
+            stopped = self._flow.jobs[decision.job_id]
+            views = [self.tenancy.views[name] for name in self.tenancy.path(stopped)]
+            limits = [view.borrow_limit_gpus for view in views if view.name in path]
+            # Until it is due as much again it has more than the rest of its guarantee.
+            return any(n is not None and base_gpus(stopped) - wanted >= n for n in limits)
+
+        return all(is_out(each) for each in leavers if _nodes_of(self._flow, each) & taken.keys())
 
     def _stop(self, job: JobView, sources: Sequence[Source]) -> Decision:
         nodes: set[NodeName] = {node for source in sources for node in source.gpus}
@@ -284,6 +321,7 @@ class _TakeBack:
             for start in self._starts
             if nodes & {placement.node for placement in start.placements}
         ]
+        takers = takers or self._due[job.job_id]  # room by quota, wherever they start
         due = listed(takers, "is", "are")
         why = f"tenant {self.tenancy.leaf(job)} borrows these GPUs, and {due} due them"
         if not any(source.seat for source in sources):
@@ -297,3 +335,8 @@ class _TakeBack:
             beneficiary=", ".join(takers),
             reason=f"{why}; {unsaved(lost_gpu_s)}",
         )
+
+
+def _nodes_of(flow: Flow, decision: Decision) -> set[NodeName]:
+    """Where it tells workers to leave."""
+    return {worker.node for worker in flow.leaving(decision)}

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from fractions import Fraction
 from math import inf
 
 from common.model import GpuUuid, JobState
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.tenants.lent import Claim, left_to, unlent
 from coordinator.policies.words import counted, number
 
 WHOLE = ""
@@ -105,8 +107,10 @@ class Tenancy:
     capacity: GPUs that jobs have or could be given.
     """
 
-    def __init__(self, snapshot: ClusterSnapshot) -> None:
-        self.views = tree_of(snapshot.tenants, (job.tenant or NOBODY for job in snapshot.jobs))
+    def __init__(self, snapshot: ClusterSnapshot, named: Iterable[str] = ()) -> None:
+        """named: whose jobs are to come, beside those of the snapshot; `NOBODY` is one."""
+        here = (job.tenant or NOBODY for job in snapshot.jobs)
+        self.views = tree_of(snapshot.tenants, (*named, *here))
         self.children: dict[str, list[str]] = {WHOLE: []}
         for name, view in self.views.items():
             self.children.setdefault(name, [])
@@ -162,30 +166,63 @@ class Tenancy:
         view = self.views[name]
         return inf if view.borrow_limit_gpus is None else _limit(view)
 
-    def room(self, job: JobView, *, alone: bool = False) -> float:
+    def room(self, job: JobView) -> float:
         """GPUs that its tenant may still take, whether or not they are free.
 
-        Within its guarantee always; beyond it, what nobody else uses or keeps for itself.
-        alone: as if everybody else had stopped what it runs.
+        Of the whole its guarantee always; beyond it, what nobody else uses or keeps for itself. Of
+        what a parent may have no more than its other children leave, see `left_to`: those that have
+        more than their guarantees give it back first.
         """
-        path = self.path(job)
-        limits = [float(self.limit_gpus(name) - self.used[name]) for name in path]
-        return min(float(self._most(path[0], alone=alone) - self.used[path[0]]), *limits)
+        return self._room(self.path(job))
 
-    def _most(self, name: str, *, alone: bool) -> float:
-        """GPUs that others leave to a tenant; never less than its guarantee.
+    def _room(self, path: Sequence[str]) -> float:
+        if not self._keepers:  # it is for nodes to say what is left
+            return min(float(self.limit_gpus(name) - self.used[name]) for name in path)
+        return self._most(path[0]) - float(self.used[path[0]])
 
-        Where everybody lends all, it is for nodes to say what is left.
-        """
+    def _most(self, name: str) -> float:
+        """GPUs that a tenant may use now, with what others use and keep."""
         view = self.views[name]
-        if not self._keepers:
-            return inf
-        is_top = view.parent == WHOLE
-        most = float(self.capacity) if is_top else self._most(view.parent, alone=alone)
-        for other in self.children[view.parent]:
-            if other != name:
-                most -= float(self._kept(other) + (0 if alone else self.used[other]))
-        return max(view.guarantee_gpus, most)
+        others = [
+            Claim(
+                guarantee_gpus=self.views[other].guarantee_gpus,
+                used=float(self.used[other]),
+                kept=self._kept(other),
+            )
+            for other in self.children[view.parent]
+            if other != name
+        ]
+        if view.parent == WHOLE:
+            rest = float(self.capacity) - sum(each.used + each.kept for each in others)
+            most = max(float(view.guarantee_gpus), rest)
+        else:
+            most = left_to(view.guarantee_gpus, self._most(view.parent), others)
+        return min(self.limit_gpus(name), most)
+
+    def _room_alone(self, path: Sequence[str], gpus: int) -> float:
+        """The same as if everybody else had stopped what it runs.
+
+        Of siblings that counts for nothing where a parent may use no more, as nobody stops for a
+        borrower: but those beyond their guarantees stop for a job that a guarantee beside them
+        covers. Then the limits above that one never hold it up.
+        """
+        limits = [self._most_alone(path[0]) - float(self.used[path[0]])]
+        for name in path:
+            if self.used[name] + gpus <= self.views[name].guarantee_gpus:
+                break
+            limits.append(float(self.limit_gpus(name) - self.used[name]))
+        return min(limits)
+
+    def _most_alone(self, name: str) -> float:
+        """GPUs that a tenant may use at most, never less than its guarantee."""
+        view = self.views[name]
+        most = inf
+        if self._keepers:
+            is_top = view.parent == WHOLE
+            most = float(self.capacity) if is_top else self._most_alone(view.parent)
+            others = (other for other in self.children[view.parent] if other != name)
+            most = max(float(view.guarantee_gpus), most - sum(map(self._kept, others)))
+        return min(self.limit_gpus(name), most)
 
     def _kept(self, name: str) -> float:
         """GPUs of its idle guarantee that a tenant does not lend, or those below it do not."""
@@ -194,11 +231,19 @@ class Tenancy:
 
     def why_not(self, job: JobView, gpus: int, *, alone: bool = False) -> str:
         """Why its tenant may not take so many GPUs more; empty when it may."""
-        room = self.room(job, alone=alone)
+        room = self._room_alone(self.path(job), gpus) if alone else self.room(job)
         if gpus <= room:
             return ""
         for name in self.path(job):
             view, used = self.views[name], self.used[name]
+            if used + gpus <= view.guarantee_gpus and not alone:
+                if gpus <= self._room(self._paths[name]):
+                    break
+                return (
+                    f"{_who(name)} is due {counted(gpus, 'GPU')} within its guarantee of "
+                    f"{view.guarantee_gpus}, but others of tenant {view.parent} borrow what that "
+                    f"one may use, and have not given it back"
+                )
             if used + gpus > self.limit_gpus(name):
                 return (
                     f"{_exceeds(name, gpus, used)} its guarantee of {view.guarantee_gpus} and its "
@@ -216,6 +261,37 @@ class Tenancy:
             f"{_exceeds(name, gpus, self.used[name])} its guarantee of {guarantee}, and it may "
             f"take {max(0, int(room))}" + (f": {', '.join(keepers)} {lend}" if keepers else "")
         )
+
+    def why_never(self, tenant: str, gpus: int) -> str:
+        """Why a tenant may not have so many GPUs even while nobody uses any, see `idle`; empty if
+        it may, and where neither settings nor jobs are known of it.
+        """
+        if (leaf := self._leaves.get(tenant or NOBODY)) is None:
+            return ""
+        room = min(self._most_alone(leaf), *map(self.limit_gpus, self._paths[leaf]))
+        if gpus <= room:
+            return ""
+        needs = f"can never run here: needs {counted(gpus, 'GPU')} at one time, and"
+        for name in self._paths[leaf]:
+            view, most = self.views[name], self.limit_gpus(name)
+            if gpus > most:
+                return (
+                    f"{needs} {_who(name)} may use {number(int(most))}: its guarantee of "
+                    f"{view.guarantee_gpus} and its borrow limit of {view.borrow_limit_gpus}"
+                )
+        others = (name for name in self._keepers if name not in self._paths[leaf])
+        keepers = ", ".join(name for name in others if self._kept(name))
+        return (
+            f"{needs} {_who(leaf)} may use {int(room)} of the {self.capacity} in this fleet: the "
+            f"lend limits of {keepers} keep the others idle"
+        )
+
+    def idle(self, whole: int) -> Tenancy:
+        """The same tenants as if nobody used anything. whole: all GPUs there are."""
+        found = copy(self)
+        found.used = dict.fromkeys(self.used, 0)
+        found.capacity = whole
+        return found
 
     # --- fair shares ------------------------------------------------------------------------
 
@@ -244,17 +320,19 @@ class Tenancy:
         return shares
 
 
-def unlent(view: TenantView, used: float) -> float:
-    """GPUs of its guarantee that a tenant which uses so many neither uses nor lends."""
-    if view.lend_limit_gpus is None:
-        return 0.0
-    return max(0.0, view.guarantee_gpus - used - view.lend_limit_gpus)
-
-
 def _exceeds(name: str, gpus: int, used: Count) -> str:
     which = counted(gpus, "GPU on top of", "GPUs on top of")
     exceeds = "exceeds" if gpus == 1 else "exceed"
-    return f"tenant {name}: {which} the {number(used)} that it uses {exceeds}"
+    return f"{_who(name)}: {which} the {number(used)} that it uses {exceeds}"
+
+
+def _who(name: str) -> str:
+    """A tenant of `leaf` in a sentence."""
+    if name == NOBODY:
+        return "whoever has no tenant"
+    if name.endswith(ITSELF):
+        return f"tenant {name.removesuffix(ITSELF)} by its own jobs"
+    return f"tenant {name}"
 
 
 def _limit(view: TenantView) -> int:

@@ -1,0 +1,156 @@
+"""The cell as a pass leaves it, and what guarantees would call back in it. Must not know a policy,
+nor the engine.
+
+A stop is of use only if what it is for lasts. Whoever is stopped waits from then on; where its
+tenant's guarantee, or that of another job that waits, calls back what the stop was for, the next
+pass undoes it, and the policy decides the same again: to and fro, without headway. So a policy's
+stops count only where nothing is called back in the cell that they leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
+
+from common.model import JobId, JobState, NodeName
+from coordinator.policies.decisions import Decision, Migrate, Placement, Preempt, Resize, Start
+from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView, WorkerView
+from coordinator.policies.tenants.flow import Flow
+from coordinator.policies.tenants.takeback import given_back
+
+Move = Start | Resize | Migrate | Preempt
+
+ON_THE_WAY = (JobState.STARTING, JobState.RESIZING)
+"""Soon these run, and may be stopped: what would be called back from them then counts as well."""
+
+
+def short_lived(
+    snapshot: ClusterSnapshot, made: Iterable[Decision], kept: Sequence[Decision]
+) -> list[Move]:
+    """Those of a policy's decisions that guarantees would undo after the pass, in the same order.
+
+    That is what starts or grows and would be called back, and what takes the place of a job that
+    the pass stops and that would be due as much elsewhere.
+
+    made: by the policy. kept: what is left of it, and what comes back in the pass. Where the policy
+    stops or shrinks nobody nothing is looked at: what starts on free GPUs gives way in the pass
+    itself.
+    """
+    own = {each.job_id for each in made if isinstance(each, Move)}
+    mine = [each for each in kept if isinstance(each, Move) and each.job_id in own]
+    if not any(map(_is_stop, mine)) or not any(t.guarantee_gpus for t in snapshot.tenants):
+        return []
+    flow = Flow(snapshot)
+    back = given_back(after(snapshot, kept, flow), (), is_patient=True).decisions
+    called = {each.job_id for each in back if isinstance(each, Preempt | Resize)}
+    if not called:
+        return []
+    takers = [(each, flow.taken(each)) for each in mine]
+    if found := [each for each, taken in takers if taken and each.job_id in called]:
+        return found
+    gone = {each.job_id for each in mine if isinstance(each, Preempt)}
+    due = gone & {each.job_id for each in back if isinstance(each, Start)}
+    left = {worker.node for job_id in due for worker in flow.jobs[job_id].placed}
+    found = [each for each, taken in takers if not left.isdisjoint(taken)]
+    return found or [each for each in mine if each.job_id in due]
+
+
+def _is_stop(decision: Move) -> bool:
+    return isinstance(decision, Preempt) or (
+        isinstance(decision, Resize) and bool(decision.removed_workers)
+    )
+
+
+def after(snapshot: ClusterSnapshot, decisions: Sequence[Decision], flow: Flow) -> ClusterSnapshot:
+    """The cell once decisions were carried out: who has what, and who waits.
+
+    Whoever starts, or is on the way, runs. Turns of jobs that share GPUs, and nodes that are lent
+    or come home, are left as they are. flow: of the snapshot.
+    """
+    free: dict[NodeName, int] = {}
+    jobs: dict[JobId, JobView] = {}
+    for decision, left in zip(decisions, flow.lefts(decisions), strict=True):
+        for gpus, sign in ((left.free, 1), (flow.taken(decision), -1)):
+            for node, count in gpus.items():
+                free[node] = free.get(node, 0) + count * sign
+        if isinstance(decision, Move) and decision.job_id in flow.jobs:
+            before = jobs.get(decision.job_id, flow.jobs[decision.job_id])
+            jobs[decision.job_id] = _carried_out(before, decision, snapshot.now_s, flow)
+    there = tuple(jobs.get(job.job_id, job) for job in snapshot.jobs)
+    return replace(
+        snapshot,
+        index=None,
+        nodes=tuple(_with_free(node, free.get(node.name, 0)) for node in snapshot.nodes),
+        jobs=tuple(
+            replace(job, state=JobState.RUNNING) if job.state in ON_THE_WAY else job
+            for job in there
+        ),
+    )
+
+
+def _with_free(node: NodeView, more: int) -> NodeView:
+    return replace(node, free_gpus=node.free_gpus + more) if more else node
+
+
+def _carried_out(job: JobView, decision: Move, now_s: float, flow: Flow) -> JobView:
+    match decision:
+        case Preempt():
+            return replace(
+                job,
+                state=JobState.PENDING,
+                gpu_type=None,
+                placed=(),
+                held=(),
+                waiting_since_s=now_s,
+                is_resizable=False,
+            )
+        case Resize():
+            gone = set(decision.removed_workers)
+            stay = [worker for worker in job.placed if worker.worker_index not in gone]
+            more = _workers(job, job.gpu_type or "", decision.added, flow, is_flexible=True)
+            return replace(job, placed=(*stay, *more))
+        case Start():
+            workers = _workers(job, decision.gpu_type, decision.placements, flow)
+            return replace(
+                job,
+                state=JobState.RUNNING,
+                gpu_type=decision.gpu_type,
+                placed=workers,
+                waiting_since_s=None,
+                is_resizable=job.is_elastic,
+            )
+        case Migrate():
+            workers = _workers(job, job.gpu_type or "", decision.placements, flow)
+            return replace(job, state=JobState.RUNNING, placed=workers, held=())
+
+
+def _workers(
+    job: JobView,
+    gpu_type: str,
+    placements: Iterable[Placement],
+    flow: Flow,
+    *,
+    is_flexible: bool = False,
+) -> tuple[WorkerView, ...]:
+    """Workers on these places, numbered beyond those that the job has."""
+    found: list[WorkerView] = []
+    first = max((worker.worker_index for worker in job.placed), default=-1) + 1
+    for placement in placements:
+        node = flow.nodes.get(placement.node)
+        factor = None if node is None else job.gpu.gpus_for_one(node.gpu_type, gpu_type)
+        gpus = job.gpus_per_worker * (factor or 1)
+        for place in range(placement.worker_count):
+            uuids = placement.gpu_uuids[place * gpus : (place + 1) * gpus]
+            found.append(
+                WorkerView(
+                    job_id=job.job_id,
+                    worker_index=first + len(found),
+                    node=placement.node,
+                    gpus=gpus,
+                    freed_gpus=gpus,
+                    is_flexible=placement.is_flexible or is_flexible,
+                    gpu_uuids=uuids,
+                )
+            )
+    return tuple(found)

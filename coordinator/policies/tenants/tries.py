@@ -1,0 +1,137 @@
+"""The passes that one instant takes, each without jobs that the policy is not to see. Knows none.
+
+Must not know the engine, nor who is due what: it asks `takeback`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from common.model import JobId
+from coordinator.policies.decisions import Allocation, Decision, Preempt, Start
+from coordinator.policies.snapshot import ClusterSnapshot
+from coordinator.policies.tenants.giving import Back
+from coordinator.policies.tenants.guarding import Dropped, blocked
+from coordinator.policies.tenants.takeback import given_back
+from coordinator.policies.tenants.tenancy import Tenancy
+
+MOST_TRIES = 4
+"""So often a pass is taken anew without the jobs that quotas refused; then what is left is kept.
+
+Two do in nearly all cases: the first tells which jobs of a tenant the policy prefers, the second
+gives what the others would have had to other tenants.
+"""
+
+Decide = Callable[[ClusterSnapshot, bytes], Allocation]
+Guard = Callable[[tuple[Decision, ...]], tuple[tuple[Decision, ...], tuple[Dropped, ...]]]
+
+GO_FIRST = "jobs that another tenant's guarantee covers, and that fit on free GPUs, go first"
+"""Why a borrower's job waits where the policy by itself would have had them wait for it."""
+
+CALLED_BACK = "guarantees would call back at once what it would take by a stop"
+"""Why a job waits for which the policy would stop others: it would be stopped again itself."""
+
+
+class Pass(Struct, frozen=True, kw_only=True):
+    """A pass as it would be: `kept` of it is allowed, `hidden` jobs the policy did not see."""
+
+    allocation: Allocation
+    kept: tuple[Decision, ...]
+    hidden: frozenset[JobId]
+
+    def started(self) -> set[JobId]:
+        """Jobs that start."""
+        return starts_of(self.kept)
+
+    def stopped(self) -> set[JobId]:
+        """Jobs that are preempted."""
+        return stops_of(self.kept)
+
+
+class Tries:
+    """The passes that one instant takes, each without the jobs that it hides from the policy.
+
+    by_quota: why jobs were hidden for which their tenant has no room. yielding: the same of those
+    that would take from another's guarantee, or that jobs within theirs precede. brief: those that
+    were hidden as a guarantee would call back what they take.
+    """
+
+    def __init__(
+        self, decide: Decide, guard: Guard, snapshot: ClusterSnapshot, memory: bytes
+    ) -> None:
+        self._decide = decide
+        self.guard = guard
+        self._snapshot = snapshot
+        self._memory = memory
+        self.by_quota = blocked(snapshot, Tenancy(snapshot))
+        self.yielding: dict[JobId, str] = {}
+        self.brief: set[JobId] = set()
+
+    def first(self) -> Pass:
+        """Without those alone for which there is no room by quota, whatever else is decided, and
+        those that would not run for long."""
+        return self.within(frozenset(self.by_quota) | self.brief)
+
+    def within(self, hidden: frozenset[JobId], *, may_stop: bool = True) -> Pass:
+        """A pass that is taken anew without the jobs whose start is refused, as what they would
+        have had is then for others. may_stop: the policy may stop jobs for others."""
+        snapshot = self._snapshot if may_stop else _all_resting(self._snapshot)
+        tries = 0
+        while True:
+            tries += 1
+            allocation = self._decide(without(snapshot, hidden), self._memory)
+            kept, dropped = self.guard(allocation.decisions)
+            begun = {each.job_id for each in kept if isinstance(each, Start)}
+            whys = {
+                each.decision.job_id: each
+                for each in dropped
+                if isinstance(each.decision, Start)
+                and (each.is_quota or each.is_taking)
+                and each.decision.job_id not in begun
+            }
+            if not whys or tries == MOST_TRIES:
+                return Pass(allocation=allocation, kept=kept, hidden=hidden)
+            for job_id, each in whys.items():
+                (self.by_quota if each.is_quota else self.yielding)[job_id] = each.why
+            hidden |= whys.keys()
+
+    def due_first(self, best: Pass) -> tuple[Pass, Back]:
+        """The pass in which jobs that a guarantee covers do not wait for borrowers' jobs that wait
+        themselves, where that starts one of them more; and what comes back after it."""
+        back = given_back(self._snapshot, best.kept, is_patient=True)
+        for _ in range(MOST_TRIES):
+            behind = back.behind - best.hidden
+            if not behind:
+                break
+            other = self.within(best.hidden | behind)
+            if back.fits.isdisjoint(other.started()):
+                break
+            self.yielding |= dict.fromkeys(behind, GO_FIRST)
+            best = other
+            back = given_back(self._snapshot, best.kept, is_patient=True)
+        return best, given_back(self._snapshot, best.kept) if back.fits else back
+
+
+def without(snapshot: ClusterSnapshot, hidden: Container[JobId]) -> ClusterSnapshot:
+    """The snapshot as if these jobs were not there."""
+    jobs = tuple(job for job in snapshot.jobs if job.job_id not in hidden)
+    if len(jobs) == len(snapshot.jobs):
+        return snapshot
+    return replace(snapshot, jobs=jobs, index=None)
+
+
+def _all_resting(snapshot: ClusterSnapshot) -> ClusterSnapshot:
+    """The snapshot as if everybody who has GPUs had been stopped a moment ago."""
+    jobs = (replace(job, is_resting=True) if job.placed else job for job in snapshot.jobs)
+    return replace(snapshot, jobs=tuple(jobs), index=None)
+
+
+def starts_of(decisions: Iterable[Decision]) -> set[JobId]:
+    return {each.job_id for each in decisions if isinstance(each, Start)}
+
+
+def stops_of(decisions: Iterable[Decision]) -> set[JobId]:
+    return {each.job_id for each in decisions if isinstance(each, Preempt)}
