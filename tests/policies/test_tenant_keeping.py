@@ -240,6 +240,41 @@ def test_a_stop_that_its_own_tenant_needs_on_one_of_its_nodes_is_made() -> None:
     assert guarded(snapshot, (Preempt(job_id=JobId("e"), reason="test"),))[0] == ()
 
 
+def teams(guarantee_gpus: int) -> tuple[TenantView, ...]:
+    """A tenant that borrows nothing, and its two teams; the rest of its guarantee is its own."""
+    return (
+        TenantView(name="a", guarantee_gpus=guarantee_gpus, borrow_limit_gpus=0),
+        TenantView(name="ax", parent="a", guarantee_gpus=2),
+        TenantView(name="ay", parent="a", guarantee_gpus=2),
+    )
+
+
+def test_a_stop_that_makes_room_by_quota_for_its_own_tenant_is_made() -> None:
+    """Free GPUs elsewhere are no use to who may not take them: the stop is for the start."""
+    snapshot = cell(runs("own", "a", "n0", 4), waits("due", "ax", 2), tenants=teams(4))
+    for node in ("n0", "n1"):
+        decisions = (stop("own"), start("due", node))
+        assert guarded(snapshot, decisions) == (decisions, ())
+    kept, dropped = guarded(snapshot, (stop("own"),))
+    assert kept == ()
+    assert [each.decision for each in dropped] == [stop("own")]
+
+
+def test_a_stop_is_for_nobody_where_there_is_room_by_quota_without_it() -> None:
+    """Then the free GPUs are enough for the job of its own tenant."""
+    snapshot = cell(runs("own", "a", "n0", 4), waits("due", "ax", 2), tenants=teams(6))
+    kept, _ = guarded(snapshot, (stop("own"), start("due", "n1")))
+    assert kept == (start("due", "n1"),)
+
+
+def test_a_worker_that_makes_room_by_quota_for_its_own_tenant_leaves() -> None:
+    """A worker is whole, and so is the room: of two that leave the newest is for the start."""
+    large = elastic("e", "a", *["n0"] * 3, least=1, gpus=2)
+    snapshot = cell(large, waits("due", "ax", 1), tenants=teams(6))
+    kept, _ = guarded(snapshot, (shrink("e", 1, 2), start("due", "n1")))
+    assert kept == (shrink("e", 2), start("due", "n1"))
+
+
 @st.composite
 def careless(draw: st.DrawFn) -> tuple[ClusterSnapshot, tuple[Decision, ...]]:
     """A cell that tenants share, random shrinks and stops, and starts on what was free before."""

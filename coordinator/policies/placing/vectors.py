@@ -1,4 +1,4 @@
-"""GPUs, CPUs and memory together: what nodes have, what workers want, who has which part of it.
+"""GPUs, CPUs and memory together: what nodes have, what workers want of it, and what is left.
 
 A job that does not tell its CPUs or memory is taken to want the part of a node that its GPUs are of
 the node's GPUs; in shares of the whole cluster, of the mean node. Where no node tells its own, only
@@ -7,12 +7,12 @@ GPUs count. Must not know the engine, nor what is decided on them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from common.model import NodeName
 from coordinator.policies.decisions import Placement
-from coordinator.policies.floor import Floor, present_workers
+from coordinator.policies.floor import Floor
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView, WorkerView
 
 SLACK = 1e-9
@@ -70,6 +70,14 @@ def _has(node: NodeView) -> Vector:
     return Vector(float(node.gpus), float(node.cpus), float(node.memory_bytes))
 
 
+def total_of(nodes: Iterable[NodeView]) -> Vector:
+    """All that these nodes have, whoever uses it."""
+    total = Vector()
+    for node in nodes:
+        total = total.plus(_has(node))
+    return total
+
+
 class Bins:
     """Nodes with what is left of each; `take` and `give` change it.
 
@@ -80,9 +88,7 @@ class Bins:
     def __init__(self, snapshot: ClusterSnapshot) -> None:
         self.floor = Floor(snapshot)
         self.whole = {name: _has(node) for name, node in self.floor.nodes.items()}
-        self.total = Vector()
-        for whole in self.whole.values():
-            self.total = self.total.plus(whole)
+        self.total = total_of(self.floor.nodes.values())
         self.free: dict[NodeName, Vector] = {
             name: whole._replace(gpus=float(self.floor.free[name]))
             for name, whole in self.whole.items()
@@ -153,55 +159,3 @@ class Bins:
     def kinds(self, job: JobView) -> tuple[str, ...]:
         """GPU types that a job may start on, in its own order."""
         return tuple(job.gpu.types or self.floor.gpu_types)
-
-
-def shares(
-    snapshot: ClusterSnapshot, total: Vector, weights: Mapping[str, float]
-) -> dict[str, float]:
-    """Dominant share of each tenant over its weight: of what it has most of (DRF, NSDI'11, 4.1)."""
-    used: dict[str, Vector] = {}
-    for job in snapshot.jobs:
-        here = sum(not worker.is_leaving for worker in job.placed)
-        used[job.tenant] = used.get(job.tenant, Vector()).plus(wanted(job, total), here)
-    return {name: dominant(mine, total, weights.get(name, 1.0)) for name, mine in used.items()}
-
-
-def dominant(used: Vector, total: Vector, weight: float = 1.0) -> float:
-    """The largest part of a whole, over a weight."""
-    return max(used.over(total)) / weight
-
-
-def weights_of(snapshot: ClusterSnapshot) -> dict[str, float]:
-    """Weights of the tenants that have settings; the others count 1."""
-    return {tenant.name: tenant.weight for tenant in snapshot.tenants}
-
-
-class DominantShares:
-    """What each tenant has in a pass, and its dominant share by that over its weight.
-
-    Whoever runs is counted at first; `count` adds whom the pass starts, and takes whom it stops.
-    """
-
-    def __init__(self, snapshot: ClusterSnapshot, total: Vector) -> None:
-        self._total = total
-        self._weights = weights_of(snapshot)
-        self._used: dict[str, Vector] = {}
-        for job in snapshot.jobs:
-            self.count(job, present_workers(job))
-
-    def count(self, job: JobView, workers: int) -> None:
-        """So many workers of a job come, or with a negative number go."""
-        used = self._used.get(job.tenant, Vector())
-        self._used[job.tenant] = used.plus(wanted(job, self._total), workers)
-
-    def of(self, tenant: str) -> float:
-        """As things stand."""
-        return self._share(tenant, self._used.get(tenant, Vector()))
-
-    def with_more(self, job: JobView, workers: int) -> float:
-        """Of a job's tenant if so many workers of it came, or with a negative number went."""
-        more = Vector().plus(wanted(job, self._total), workers)
-        return self._share(job.tenant, self._used.get(job.tenant, Vector()).plus(more))
-
-    def _share(self, tenant: str, used: Vector) -> float:
-        return dominant(used, self._total, self._weights.get(tenant, 1.0))

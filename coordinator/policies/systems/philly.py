@@ -28,19 +28,19 @@ from coordinator.policies.decisions import Allocation
 from coordinator.policies.floor import Floor, is_movable
 from coordinator.policies.granting import Grant, carry_out, going_on
 from coordinator.policies.never import Fleet
+from coordinator.policies.placing.gang_tries import Patience, Try
 from coordinator.policies.placing.holding import Attempted, Holding
-from coordinator.policies.placing.locality import ANYWHERE, Gang, whole
+from coordinator.policies.placing.locality import ANYWHERE, LEVELS, Gang, whole
 from coordinator.policies.placing.prerun_pool import PrerunPool, is_prerun
-from coordinator.policies.placing.tries import Patience, Try
 from coordinator.policies.policy import Parts, joint
+from coordinator.policies.quotas_in_use import QuotasInUse, held_gpus
 from coordinator.policies.recall import recalled
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.tenants.descent import Tree
 from coordinator.policies.tenants.lines import in_turn, lines
 from coordinator.policies.tenants.tenancy import WHOLE, Tenancy, base_gpus
 from coordinator.policies.waits import FAIR_SHARE, FRAGMENTATION, Wait
 from coordinator.policies.words import counted
-
-LEVELS = ("fewest servers of one rack", "one rack", "anywhere")
 
 
 class Knobs(Patience, frozen=True, kw_only=True):
@@ -66,7 +66,7 @@ class _Pass:
         self._knobs = knobs
         self._snapshot = snapshot
         self._tenancy = Tenancy(snapshot)
-        self._quotas = _quotas(snapshot, self._tenancy)
+        self._quotas = QuotasInUse(snapshot, self._tenancy)
         self._floor = Floor(snapshot)
         self._pool = PrerunPool(snapshot, self._floor, knobs.prerun_gpus)
         self._holding = Holding(self._floor, knobs, snapshot.now_s, knobs.holders)
@@ -85,22 +85,15 @@ class _Pass:
             if job.state == JobState.PENDING and job.job_id in self._before:
                 tried = self._before[job.job_id]
                 self._before[job.job_id] = self._holding.resume(self._tenancy.leaf(job), tried)
-        waiting = lines(snapshot, self._tenancy.leaf)
-        for job in in_turn(waiting, self._part_in_use, lambda: len(self.grants)):
+        waiting, tree = lines(snapshot, self._tenancy.leaf), Tree(snapshot)
+        part = self._quotas.part_in_use
+        for job in in_turn(waiting, lambda line: tree.first(line, part), lambda: len(self.grants)):
             self._look_at(job)
-
-    def _part_in_use(self, leaf: str) -> float:
-        """Of a tenant's quota; it may change with each start."""
-        return self._tenancy.used[leaf] / max(1.0, self._quotas[leaf])
-
-    def _is_within(self, job: JobView) -> bool:
-        leaf = self._tenancy.leaf(job)
-        return self._tenancy.used[leaf] + base_gpus(job) <= self._quotas[leaf]
 
     def _look_at(self, job: JobView) -> None:
         now_s = self._snapshot.now_s
         tried = self._before.get(job.job_id, Attempted(now_s))
-        age, is_within = self._holding.age(tried), self._is_within(job)
+        age, is_within = self._holding.age(tried), self._quotas.is_within(job)
         alike = (*self._asks(job), is_prerun(job), age.level, age.may_hold, is_within)
         if alike in self._stuck and not tried.held:
             self._wait(job, age, tried, is_within=is_within)
@@ -145,7 +138,7 @@ class _Pass:
                 self._floor.take(placements, gang.gpus_per_worker)
                 self._tenancy.take(job, gang.workers * gang.gpus_per_worker)
                 nodes = len({placement.node for placement in placements})
-                reason = f"its gang fits: {LEVELS[level]}, {counted(nodes, 'server')}"
+                reason = f"its gang fits: {LEVELS[level]}, {counted(nodes, 'node')}"
                 self.grants.append(
                     Grant(
                         job=job, workers=gang.workers, reason=reason, gpu_type=gang.gpu_type,
@@ -160,18 +153,17 @@ class _Pass:
 
     def _preempt_for(self, job: JobView, level: int) -> bool:
         """Start it on GPUs of tenants beyond their quota, where the cell is full."""
-        used, capacity = self._tenancy.used, self._tenancy.capacity - self._pool.idle_gpus
-        is_full = used[WHOLE] >= self._knobs.preempt_ratio * capacity
+        capacity = self._tenancy.capacity - self._pool.idle_gpus
+        is_full = self._tenancy.used[WHOLE] >= self._knobs.preempt_ratio * capacity
         asks = ("preempt", level, *self._asks(job))
-        if not (is_full and self._is_within(job)) or asks in self._full:
+        if not (is_full and self._quotas.is_within(job)) or asks in self._full:
             return False
         self._full.add(asks)
         gone: list[JobView] = []
-        for victim in self._beyond_quota():
-            leaf, gpus = self._tenancy.leaf(victim), sum(w.gpus for w in victim.placed)
-            if used[leaf] - gpus < self._quotas[leaf]:
+        for victim in self._quotas.beyond(self._stoppable(), job):
+            if not self._quotas.is_used_without(victim, job):
                 continue
-            self._tenancy.leave(victim, gpus)
+            self._tenancy.leave(victim, held_gpus(victim))
             self._floor.vacate(victim.placed)
             gone.append(victim)
             self._full = {alike for alike in self._full if alike[0] == "preempt"}
@@ -180,7 +172,7 @@ class _Pass:
                 self.victims.update(each.job_id for each in gone if not self._goes_on(each))
                 return True
         for victim in gone:
-            self._tenancy.take(victim, sum(w.gpus for w in victim.placed))
+            self._tenancy.take(victim, held_gpus(victim))
             self._floor.stay(victim.placed)
         return False
 
@@ -188,18 +180,13 @@ class _Pass:
         """Nobody needs what it holds."""
         if not self._floor.goes_on(victim.placed):
             return False
-        self._tenancy.take(victim, sum(worker.gpus for worker in victim.placed))
+        self._tenancy.take(victim, held_gpus(victim))
         return True
 
-    def _beyond_quota(self) -> list[JobView]:
-        used, leaf = self._tenancy.used, self._tenancy.leaf
-        jobs = (job for job in self._snapshot.jobs if is_movable(job) and not self._pool.has(job))
-        found = [
-            job
-            for job in jobs
-            if job.job_id not in self.victims and used[leaf(job)] > self._quotas[leaf(job)]
-        ]
-        return sorted(found, key=lambda job: (-(job.started_at_s or 0.0), job.job_id))
+    def _stoppable(self) -> Iterator[JobView]:
+        """Whoever may be stopped and is not yet; nobody needs the GPUs of the pool."""
+        jobs = (job for job in self._snapshot.jobs if job.job_id not in self.victims)
+        return (job for job in jobs if is_movable(job) and not self._pool.has(job))
 
     # --- waiting ------------------------------------------------------------------------------
 
@@ -224,8 +211,8 @@ class _Pass:
         if not is_within:
             return (
                 f"fair share: tenant {leaf} uses {counted(self._tenancy.used[leaf], 'GPU')} of its "
-                f"quota of {self._quotas[leaf]:.0f}, the job needs {base_gpus(job)}, and no idle "
-                f"GPUs of others fit it ({LEVELS[age.level]})"
+                f"quota of {self._quotas.gpus[leaf]:.0f}, the job needs {base_gpus(job)}, and no "
+                f"idle GPUs of others fit it ({LEVELS[age.level]})"
             )
         why = (
             "fragmentation: within quota, but no place for "
@@ -237,15 +224,6 @@ class _Pass:
             nodes = ", ".join(f"{gpus} on {name}" for name, gpus in sorted(tried.held.items()))
             return f"{why}; holds {nodes}, for {left_s:.0f} s more"
         return why if age.may_hold else f"{why}; holds nothing for {left_s:.0f} s"
-
-
-def _quotas(snapshot: ClusterSnapshot, tenancy: Tenancy) -> dict[str, float]:
-    """GPUs by tenant: its guarantee, or its weight's part where nobody has one."""
-    if any(view.guarantee_gpus for view in snapshot.tenants):
-        return {name: float(view.guarantee_gpus) for name, view in tenancy.views.items()}
-    leaves = {tenancy.leaf(job) for job in snapshot.jobs}
-    each = tenancy.capacity / (sum(tenancy.views[leaf].weight for leaf in leaves) or 1.0)
-    return {name: view.weight * each for name, view in tenancy.views.items()}
 
 
 def _allocate(knobs: Knobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
@@ -273,7 +251,7 @@ POLICIES = (
         parts=Parts(
             order="least of its quota in use, then submission, out of order",
             size="base demand",
-            place="locality levels, then the emptiest rack and server",
+            place="locality levels, then the emptiest rack and node",
         ),
     ),
 )

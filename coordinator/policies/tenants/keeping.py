@@ -1,14 +1,15 @@
 """What a tenant keeps within its guarantee: what no job of its own would take. Knows no policy.
 
 GPUs that a decision takes from a job for nobody would be another tenant's in some later pass. So
-whoever is within its guarantee makes room for jobs of its own, of the same pass, or not at all;
-what is borrowed may go in any case, and so may workers that make their job no faster. Must not know
-the engine.
+whoever is within its guarantee makes room for jobs of its own, of the same pass, or not at all: on
+nodes, or of what a tenant that both are part of may use. What is borrowed may go in any case, and
+so may workers that make their job no faster. Must not know the engine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 
 from msgspec.structs import replace
 
@@ -38,6 +39,10 @@ class Keeping:
         self._tenancy = tenancy
         self.decisions = list(decisions)
         self._slack: dict[NodeName, int] = {}
+        self._has_limits = any(
+            view.borrow_limit_gpus is not None or view.lend_limit_gpus is not None
+            for view in tenancy.views.values()
+        )
 
     def keep(self) -> dict[int, str]:
         """Let tenants keep what is theirs; returns whose it is, by the place of the decision."""
@@ -64,22 +69,46 @@ class Keeping:
         borrowed = are_borrowed(mine, used, guarantee)
         for move, is_borrowed in reversed(list(zip(mine, borrowed, strict=True))):
             if short > 0 and move.gone and not is_borrowed:
-                gpus = self._keep_one(move, short)
+                gpus = self._keep_one(move, short, name)
                 short -= gpus
                 if gpus:
                     kept.append(move.place)
         return kept
 
-    def _keep_one(self, move: Move, short: Count) -> int:
+    def _has_room(self, name: str, place: int, instead: Decision | None) -> bool:
+        """Whether all that jobs of a tenant take is still within limits with another decision at a
+        place: free GPUs elsewhere are no use to who may not take them.
+
+        One after the other, as quotas are counted.
+        """
+        if not self._has_limits:
+            return True
+        made = [*self.decisions[:place], instead, *self.decisions[place + 1 :]]
+        tenancy = copy(self._tenancy)
+        tenancy.used = dict(tenancy.used)
+        for decision, left in zip(made, self._flow.lefts(made), strict=True):
+            job = None if decision is None else job_of(self._flow, decision)
+            if decision is None or job is None:
+                continue
+            tenancy.leave(job, left.used)
+            taken = sum(self._flow.taken(decision).values())
+            if taken and name in tenancy.path(job) and taken > tenancy.room(job):
+                return False
+            tenancy.take(job, taken)
+        return True
+
+    def _keep_one(self, move: Move, short: Count, name: str) -> int:
         """GPUs that a job keeps as nobody takes them; up to so many, and then to a whole worker."""
         decision = self.decisions[move.place]
         match decision:
             case Resize():
-                return self._keep_workers(move.place, decision, short)
+                return self._keep_workers(move.place, decision, short, name)
             case Preempt() | Migrate():
                 gpus = -move.net
                 needs = {node: left - move.taken.get(node, 0) for node, left in move.left.items()}
                 if gpus <= 0 or any(self._slack.get(node, 0) < n for node, n in needs.items()):
+                    return 0
+                if not self._has_room(name, move.place, None):
                     return 0
                 for node, count in needs.items():
                     self._slack[node] -= count
@@ -88,7 +117,7 @@ class Keeping:
             case _:
                 return 0
 
-    def _keep_workers(self, place: int, decision: Resize, short: Count) -> int:
+    def _keep_workers(self, place: int, decision: Resize, short: Count, name: str) -> int:
         """The oldest first, as the newest are given back first."""
         job = job_of(self._flow, decision)
         assert job is not None
@@ -100,7 +129,13 @@ class Keeping:
                 break
             own = self._flow.own(worker)
             gpus, slack = own.free[worker.node], self._slack.get(worker.node, 0)
-            if worker.worker_index in gone and own.used and gpus <= slack:
+            rest = replace(decision, removed_workers=tuple(sorted(gone - {worker.worker_index})))
+            if (
+                worker.worker_index in gone
+                and own.used
+                and gpus <= slack
+                and self._has_room(name, place, rest)
+            ):
                 gone.remove(worker.worker_index)
                 self._slack[worker.node] = slack - gpus
                 kept += own.used

@@ -126,21 +126,30 @@ class Lenders:
     # --- what they could give -----------------------------------------------------------------
 
     def sources(
-        self, job: JobView, wanted: int, gang: Gang, *, only: NodeName | None = None
+        self,
+        job: JobView,
+        wanted: int,
+        gang: Gang,
+        *,
+        only: NodeName | None = None,
+        is_anywhere: bool = False,
     ) -> Iterator[Source]:
         """What others hold where the gang may go that the job's guarantee covers.
 
         Those of one kind last whose deadline is still ahead: it may have been promised. What has
         been given while this goes on is looked at as it is then.
 
-        only: nothing that is not of this node alone.
+        only: nothing that is not of this node alone. is_anywhere: where the gang may not go as
+        well, as its tenant has no room before others use less.
         """
         newcomers, flexible, whole = (
             (self._newcomers, self._flexible, self._whole)
             if only is None
             else (each.get(only, ()) for each in self._on)
         )
-        nodes = gang.nodes if only is None else gang.nodes & {only}
+        nodes: Collection[NodeName] = gang.nodes if only is None else gang.nodes & {only}
+        if is_anywhere:
+            nodes = self._flow.nodes.keys()
         for each in newcomers:
             if self._is_for(each, job, wanted, nodes):
                 yield each.source

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from common.model import JobState
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.tenants.descent import Waiting
 
 
 def submission(job: JobView) -> tuple[float, float, str]:
@@ -37,19 +38,25 @@ def lines(
     return found
 
 
+def heads(waiting: Mapping[str, Sequence[JobView]]) -> dict[str, float]:
+    """When the first job of each line that has one was submitted."""
+    return {name: jobs[0].submitted_at_s for name, jobs in waiting.items() if jobs}
+
+
 def in_turn(
     waiting: Mapping[str, Sequence[JobView]],
-    rank: Callable[[str], object],
+    first: Callable[[Waiting], str],
     served: Callable[[], int],
 ) -> Iterator[JobView]:
-    """Jobs of several lines, each time of the one that ranks least, until all were looked at.
+    """Jobs of several lines, each time of the one that is next, until all were looked at.
 
-    rank: of a line by name; asked again whenever somebody was served, ties go by name.
+    first: of the lines that are left, by when their heads were submitted; asked again whenever
+        somebody was served.
     served: how many jobs were so far. A line whose job is not stays in front.
     """
     queues = {name: deque(jobs) for name, jobs in waiting.items()}
     while queues:
-        name = min(queues, key=lambda each: (rank(each), each))
+        name = first(heads(queues))
         before = served()
         while queues[name] and served() == before:
             yield queues[name].popleft()

@@ -99,6 +99,28 @@ class Scale:
                 tenancy.take(job, sum(self._flow.taken(decision).values()))
         return beyond
 
+    def is_less_outside(
+        self, before: Sequence[Decision], after: Sequence[Decision], *, level: int
+    ) -> bool:
+        """Whether somebody at an outer level has less of its share after a pass than another."""
+        if level == 0:
+            return False
+        old, new = self._tenancy_after(before), self._tenancy_after(after)
+        return any(
+            new.used[name] < min(old.used[name], share) - EPSILON_GPUS
+            for name, share in self.shares.items()
+            if len(new.path_of(name)) <= level
+        )
+
+    def _tenancy_after(self, decisions: Sequence[Decision]) -> Tenancy:
+        tenancy = Tenancy(self._snapshot)
+        for decision, left in zip(decisions, self._flow.lefts(decisions), strict=True):
+            job = job_of(self._flow, decision)
+            if job is not None:
+                tenancy.leave(job, left.used)
+                tenancy.take(job, sum(self._flow.taken(decision).values()))
+        return tenancy
+
     def is_met(self, tenancy: Tenancy, name: str) -> bool:
         """Whether a tenant uses its share."""
         return tenancy.used[name] >= self.shares[name] - EPSILON_GPUS

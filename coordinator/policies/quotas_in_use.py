@@ -1,0 +1,75 @@
+"""Quotas that others use while they idle: who is within its own, and who has more than that.
+
+The Philly study (ATC'19, section 2.3): a virtual cluster's quota is lent while its owner does not
+use it. Must not know whose turn it is, nor when anybody is stopped for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.tenants.tenancy import WHOLE, Tenancy, base_gpus
+
+
+def held_gpus(job: JobView) -> int:
+    """GPUs of all its workers, also of those that are leaving."""
+    return sum(worker.gpus for worker in job.placed)
+
+
+class QuotasInUse:
+    """What each tenant may use for sure, beside what it uses as a pass goes on.
+
+    A job is within quota where its tenant is, or anything that is part of: what the others there
+    leave of theirs is its own before it is anybody else's. Between two tenants this is reckoned
+    below where they part.
+
+    gpus: by tenant: its guarantee, and its weight's part of what its parent's quota has beyond
+    those; of the whole cell where nobody has one. Only tenants with jobs have parts by weight.
+    """
+
+    def __init__(self, snapshot: ClusterSnapshot, tenancy: Tenancy) -> None:
+        self._tenancy = tenancy
+        self.gpus: dict[str, float] = {}
+        are_promised = any(view.guarantee_gpus for view in snapshot.tenants)
+        present = {name for job in snapshot.jobs for name in tenancy.path(job)}
+        for parent in (WHOLE, *tenancy.views):
+            views = [tenancy.views[name] for name in tenancy.children[parent]]
+            if parent == WHOLE:
+                over = 0.0 if are_promised else float(tenancy.capacity)
+            else:
+                over = self.gpus[parent] - sum(view.guarantee_gpus for view in views)
+            each = max(0.0, over) / (sum(v.weight for v in views if v.name in present) or 1.0)
+            self.gpus |= {view.name: view.guarantee_gpus + view.weight * each for view in views}
+
+    def part_in_use(self, name: str) -> float:
+        """Of a tenant's quota; more than 1 where it uses idle ones of others."""
+        return self._tenancy.used[name] / max(1.0, self.gpus[name])
+
+    def is_within(self, job: JobView) -> bool:
+        """Whether it is, with the base gang of a job that waits, at any level."""
+        return self._is_within(self._tenancy.path(job), job)
+
+    def _is_within(self, names: Iterable[str], job: JobView) -> bool:
+        gpus = base_gpus(job)
+        return any(self._tenancy.used[name] + gpus <= self.gpus[name] for name in names)
+
+    def beyond(self, jobs: Iterable[JobView], job: JobView) -> list[JobView]:
+        """Those of tenants that use more than their quota at each level beside a job that is within
+        its own there, the youngest first."""
+        used, below = self._tenancy.used, self._tenancy.below_top
+        found = [
+            other
+            for other in jobs
+            if self._is_within(below(job, other), job)
+            and all(used[name] > self.gpus[name] for name in below(other, job))
+        ]
+        return sorted(found, key=lambda each: (-(each.started_at_s or 0.0), each.job_id))
+
+    def is_used_without(self, other: JobView, job: JobView) -> bool:
+        """Whether its tenant has all of its quota in use without a job that runs, too, at each
+        level beside the job that it would make room for."""
+        used, gpus = self._tenancy.used, held_gpus(other)
+        return all(
+            used[name] - gpus >= self.gpus[name] for name in self._tenancy.below_top(other, job)
+        )

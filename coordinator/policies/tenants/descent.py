@@ -1,0 +1,91 @@
+"""Down the tree of tenants: at each level to whoever has least, of those with somebody to serve.
+
+As Hadoop's schedulers go down their queues, and Mesos' allocator its roles. Weights are a matter
+among siblings: what a tenant has is compared with what its siblings have, and only inside it are
+those compared that are part of it. So teams get their part of what their organisation gets, however
+many there are of them, and what one of them leaves goes to its siblings first.
+
+Of equals the one whose job was submitted first is next: by name alone a tenant whose part is less
+than one job would stand behind the same siblings whenever something comes free. Knows no policy,
+nor what is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from math import inf
+
+from coordinator.policies.snapshot import ClusterSnapshot
+from coordinator.policies.tenants.tenancy import ITSELF, NOBODY, WHOLE, tree_of
+
+First = Callable[[Collection[str]], str]
+"""(lines that have somebody to serve) -> the one that is served next."""
+
+Waiting = Mapping[str, float]
+"""When the head of each line was submitted, seconds of the cell's clock."""
+
+Turn = tuple[tuple[float, float, str], ...]
+"""Keys, submissions and names from the outermost level inwards: whoever has the least is next."""
+
+NO_LINES: Waiting = {}
+
+
+class Tree:
+    """Who is part of whom, and weighs what among its siblings.
+
+    weights, children: by name; those of `WHOLE` have no parent. depth: levels below it.
+    """
+
+    def __init__(self, snapshot: ClusterSnapshot) -> None:
+        views = tree_of(snapshot.tenants, (job.tenant or NOBODY for job in snapshot.jobs))
+        self.weights = {name: view.weight for name, view in views.items()}
+        self.children: dict[str, list[str]] = {WHOLE: []}
+        paths: dict[str, tuple[str, ...]] = {WHOLE: ()}
+        for name, view in views.items():  # parents come first
+            self.children[name] = []
+            self.children[view.parent].append(name)
+            paths[name] = (name, *paths[view.parent])
+        self.depth = max(map(len, paths.values()))
+        self._paths = {name: paths.get(name + ITSELF, path) for name, path in paths.items() if name}
+        self._paths[""] = paths.get(NOBODY, ())
+
+    def path(self, tenant: str) -> tuple[str, ...]:
+        """Where jobs of a tenant are counted first, what that is part of, and so on.
+
+        tenant: as jobs name it, or as `Tenancy.leaf` does.
+        """
+        return self._paths[tenant]
+
+    def turn(self, tenant: str, key: Callable[[str], float], since_s: Waiting = NO_LINES) -> Turn:
+        """Whose jobs these are among all tenants; ties go by submission and name at each level.
+
+        The least of several turns is where one comes to who goes down the tree, at each level to
+        the least key of those that have one of them below. key: of a tenant at any level.
+        since_s: of `since`; whoever is not there has nobody who waits.
+        """
+        leaf, *outer = self.path(tenant)
+        return (
+            *((key(name), since_s.get(name, inf), name) for name in reversed(outer)),
+            (key(leaf), since_s.get(leaf, inf), tenant),
+        )
+
+    def since(self, heads: Waiting) -> dict[str, float]:
+        """The first submission of the heads of lines at or below a tenant of any level."""
+        found: dict[str, float] = {}
+        for tenant, submitted_at_s in heads.items():
+            for name in self.path(tenant):
+                found[name] = min(submitted_at_s, found.get(name, inf))
+        return found
+
+    def first(self, heads: Waiting, key: Callable[[str], float]) -> str:
+        """The line with the least turn."""
+        since_s = self.since(heads)
+        return min(heads, key=lambda tenant: self.turn(tenant, key, since_s))
+
+    def parting(self, tenant: str, other: str) -> tuple[str, str]:
+        """The siblings of which the two are part, or which they are: there weights tell them apart.
+
+        Of two different tenants.
+        """
+        pair = zip(reversed(self.path(tenant)), reversed(self.path(other)), strict=False)
+        return next((mine, theirs) for mine, theirs in pair if mine != theirs)

@@ -1,0 +1,124 @@
+"""Passes that are taken again: what is dropped, what starts after all, and where none counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from common.model import JobState, NodeName
+from coordinator.policies.blockers import Hold
+from coordinator.policies.decisions import Allocation, Decision, Preempt, Start
+from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.tenants.rules import SHARES_AGAIN_S, allocated, held
+from coordinator.policies.tenants.tries import MOST_TRIES
+from tests.builders import make_job_view, make_worker_view
+from tests.policies.tenant_books import cell, names, runs, start, stop, waits
+
+C = TenantView(name="c")
+D2 = TenantView(name="d", guarantee_gpus=2)
+
+
+def mid() -> JobView:
+    """A job of `d` that has 4 GPUs and needs the 2 that are promised: it may be stopped, and is due
+    them again at once, there alone."""
+    there = [make_worker_view("mid", n, "n0", gpus=2, is_flexible=n > 0) for n in range(2)]
+    made = make_job_view(
+        "mid", state=JobState.RUNNING, workers=(1, 2), gpus_per_worker=2, placed=there
+    )
+    return replace(made, tenant="d", avoid_nodes=(NodeName("n1"),))
+
+
+def sees(snapshot: ClusterSnapshot, name: str) -> bool:
+    """Whether a job is among those that a policy has before it."""
+    return any(job.job_id == name for job in snapshot.jobs)
+
+
+def for_first(*large: str) -> Callable[[ClusterSnapshot, bytes], Allocation]:
+    """A policy that stops `mid` for the first of some jobs that it sees."""
+
+    def decide(snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
+        name = next((each for each in large if sees(snapshot, each)), None)
+        made = () if name is None else (stop("mid"), start(name, "n0"))
+        return Allocation(decisions=made, memory=memory)
+
+    return decide
+
+
+def nobody_held(snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
+    """The policy by itself holds nobody."""
+    return ()
+
+
+def test_what_would_be_called_back_is_dropped_from_a_policy_that_has_all_jobs_before_it() -> None:
+    """And so is the stop that was for it, though `mid` has more than is promised to it."""
+    snapshot = cell(mid(), waits("large", "c", 8), tenants=(D2, C), nodes=1)
+    made = allocated(for_first("large"), snapshot, b"", keeps_quotas=True)
+    assert made.decisions == ()
+
+
+def test_a_policy_that_finds_ever_more_to_stop_somebody_for_stops_nobody_in_the_end() -> None:
+    """It is asked so often and no more; what it then still decides is dropped."""
+    large = [f"large{n}" for n in range(MOST_TRIES + 2)]
+    waiting = [waits(name, "c", 8) for name in large]
+    snapshot = cell(mid(), *waiting, tenants=(D2, C), nodes=1)
+    assert allocated(for_first(*large), snapshot, b"").decisions == ()
+
+
+def there_or_elsewhere(snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
+    """Stops `mid` for `large` where it may; else starts that on the free node."""
+    made: tuple[Decision, ...] = ()
+    if sees(snapshot, "large"):
+        may_stop = not any(job.is_resting for job in snapshot.jobs)
+        made = (stop("mid"), start("large", "n0")) if may_stop else (start("large", "n1"),)
+    return Allocation(decisions=made, memory=memory)
+
+
+def test_who_fits_on_free_gpus_starts_there_where_the_policy_would_stop_somebody_for_it() -> None:
+    """The policy decides once more as if nobody could be stopped; and it holds nobody for that."""
+    snapshot = cell(mid(), waits("large", "c", 8), tenants=(D2, C))
+    assert allocated(there_or_elsewhere, snapshot, b"").decisions == (start("large", "n1"),)
+    found = held(there_or_elsewhere, nobody_held, snapshot, b"")
+    assert [hold for hold in found if hold.job_id == "large"] == []
+
+
+def test_that_pass_does_not_count_where_it_stops_somebody_all_the_same() -> None:
+    """A policy may look at other things than whether a job rests."""
+    snapshot = cell(mid(), waits("large", "c", 8), tenants=(D2, C))
+    assert allocated(for_first("large"), snapshot, b"").decisions == ()
+
+
+def without_short(snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
+    """Starts `short`; where it does not see that, three others, one of them by a stop."""
+    made: tuple[Decision, ...] = (start("short", "n0"),)
+    if not sees(snapshot, "short"):
+        made = (start("long", "n0"), start("longer", "n0"), stop("runs"), start("other", "n1"))
+    return Allocation(decisions=made, memory=memory)
+
+
+def test_a_pass_without_those_that_gave_way_does_not_count_where_it_stops_somebody_more() -> None:
+    """Another pass follows instead."""
+    snapshot = cell(
+        runs("runs", "c", "n1", 8),
+        waits("short", "c", 8),
+        waits("long", "b", 4),
+        waits("longer", "b", 4),
+        waits("other", "c", 8),
+        tenants=(TenantView(name="b", guarantee_gpus=4), C),
+    )
+    made = allocated(without_short, snapshot, b"")
+    assert (names(made.decisions, Start), names(made.decisions, Preempt)) == ({"long"}, set())
+    assert made.wake_at_s == snapshot.now_s + SHARES_AGAIN_S
+
+
+def beside_head(snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
+    """Starts `other` as long as it sees `head`, and never anybody else."""
+    made = (start("other", "n0"),) if sees(snapshot, "head") else ()
+    return Allocation(decisions=made, memory=memory)
+
+
+def test_borrowers_are_hidden_only_where_one_more_that_is_owed_starts_then() -> None:
+    """`owed` fits as it is, and waits for the policy's own reasons."""
+    jobs = waits("owed", "a", 4), waits("head", "c", 8), waits("other", "c", 8)
+    snapshot = cell(*jobs, tenants=(TenantView(name="a", guarantee_gpus=4), C))
+    assert names(allocated(beside_head, snapshot, b"").decisions, Start) == {"other"}
