@@ -172,6 +172,18 @@ def test_measured_speed_ups_count_from_the_base_gang() -> None:
     assert [pace(bent, count) for count in (1, 2, 3, 4, 8, 16)] == pytest.approx(
         [1.0, 2.0, 2.5, 3.0, 4.0, 4.0]
     )
+    assert [pace(bent, count) for count in (2.5, 3.75, 4.4, 7.5)] == pytest.approx(
+        [2.25, 2.875, 3.1, 3.875]
+    )
+
+
+def test_alone_on_a_broken_share_a_job_is_as_fast_as_between_two_sizes() -> None:
+    """Two apps on five GPUs have 2.5 each: half of the way from two workers to three."""
+    bent = JobProfile(speedup=((1, 1.0), (2, 1.8), (3, 2.2)))
+    jobs = [replace(job("a", work_s=400.0), profile=bent), job("b", work_s=1.0)]
+    found = measured(jobs, Yardstick(gpus=5, now_s=0.0), Attendance())
+    assert found["job a"].share_gpus == pytest.approx(2.5)
+    assert found["job a"].alone_s == pytest.approx(400.0 / 2.0)
 
 
 def test_less_than_a_gang_makes_nothing() -> None:

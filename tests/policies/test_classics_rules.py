@@ -65,6 +65,17 @@ def test_drf_stops_jobs_of_the_tenant_with_most() -> None:
     assert stopped("drf:preempts=true", snapshot) == ["z0"]
 
 
+def test_drf_stops_the_richest_of_those_that_may_be_stopped() -> None:
+    """C would stay above A after the stop as well: B has 8 of 16 and C 6, so B gives."""
+    theirs = [job(f"z{n}", "B", gpus=2, nodes=("n0",)) for n in range(4)]
+    others = [job(f"c{n}", "C", gpus=2, nodes=("n0",)) for n in range(3)]
+    mine = job("r", "A", gpus=2, nodes=("n0",))
+    snapshot = full(*theirs, *others, mine, job("a", "A"), gpus=16)
+    assert stopped("drf:preempts=true", snapshot) == ["z0"]
+    alone = full(*theirs[:1], *others, mine, job("a", "A"), gpus=10)
+    assert stopped("drf:preempts=true", alone) == ["c0"], "it would have been allowed"
+
+
 def test_drf_shrinks_jobs_of_the_tenant_with_most() -> None:
     """B has five of nine GPUs and C three: B gives a flexible worker, though C comes by name."""
     jobs = (

@@ -214,6 +214,41 @@ def test_a_trial_is_judged_by_what_both_make_of_their_turns() -> None:
         assert pairs["guest|host"].gain == pytest.approx((host_rate + guest_rate) / 2)
 
 
+def judged(ago_s: float, *, was_packed: bool = True, packed_rate: float = 1.0) -> Pair:
+    """What is held of a trial that began so long ago, after a pass; packed both make half."""
+    host = seated("host", "n1", busy=0.3)
+    guest = replace(seated("guest", "n1", busy=0.3), is_packed=True)
+    marks = {
+        JobId(name): Mark(
+            attempt=0,
+            step=100,
+            gpu_s=100.0,
+            is_packed=was_packed,
+            alone_rate=2.0,
+            packed_rate=packed_rate,
+        )
+        for name in ("host", "guest")
+    }
+    memory = Memory(marks=marks, pairs={"guest|host": Pair(since_s=NOW_S - ago_s)}, looked_at=10**9)
+    snapshot = one_gpu_nodes([host, guest])
+    found = policy("gandiva").allocate(snapshot, msgspec.msgpack.encode(memory))
+    return msgspec.msgpack.decode(found.memory, type=Memory).pairs["guest|host"]
+
+
+@pytest.mark.parametrize(("ago_s", "gain"), [(0.0, None), (59.0, None), (60.0, 0.5)])
+def test_a_trial_lasts_a_slice_before_it_is_judged(ago_s: float, gain: float | None) -> None:
+    """However soon both have told how fast they are side by side."""
+    assert judged(ago_s).gain == gain
+
+
+def test_a_trial_is_not_judged_by_what_an_earlier_one_measured() -> None:
+    """What is measured of a pack begins anew with it: of the last one, with another job, nothing
+    is left; after three slices without a word the trial is over."""
+    assert judged(60.0, was_packed=False).gain is None
+    assert judged(179.0, was_packed=False).gain is None
+    assert judged(180.0, was_packed=False).gain == 0.0
+
+
 # --- turns and moves ----------------------------------------------------------------------------
 
 PLAIN = "gandiva:packs=false"

@@ -134,6 +134,43 @@ def test_among_equals_whoever_is_owed_more_runs(later: Turn, first: Turn) -> Non
     assert started(LAS.allocate(snapshot, msgspec.msgpack.encode(memory))) == {expected}
 
 
+@pytest.mark.parametrize("name", ["las", "themis-lp"])
+def test_what_a_job_did_not_receive_of_its_share_is_owed_and_told(name: str) -> None:
+    """When shares are set anew: half of 1,200 s is due; one had all of it, the other had none, and
+    what earlier accounts owed is still owed."""
+    rounds = policy(f"{name}:round_s=120")
+    jobs = [a_job("ran", on="n1", since_s=NOW_S - 1200.0), a_job("waited")]
+    turns = {
+        jobs[0].job_id: Turn(share=0.5, received_s=60.0, left_s=1e6, gpus=1),
+        jobs[1].job_id: Turn(share=0.5, received_s=60.0, owed_s=30.0, left_s=1e6, gpus=1),
+    }
+    set_at_s = NOW_S - 1200.0
+    memory = Rounds(
+        begun_at_s=set_at_s, noted_at_s=set_at_s, solved_at_s=set_at_s, is_stale=True, turns=turns
+    )
+    found = rounds.allocate(pool(jobs, gpus=1), msgspec.msgpack.encode(memory))
+    owed = {job_id: turn.owed_s for job_id, turn in rounds_of(found).turns.items()}
+    assert owed == pytest.approx({"ran": -600.0, "waited": 630.0})
+    assert started(found) == {"waited"}
+    later = [a_job("ran"), a_job("waited", on="n1", since_s=NOW_S)]
+    snapshot = pool(later, gpus=1, now_s=NOW_S + 10.0)
+    (told, *_) = rounds.tell(snapshot, found.memory, jobs[1].job_id)
+    assert told.endswith("% of the time and is owed 630 s")
+    (held,) = rounds.hold(snapshot, found.memory)
+    assert held.blockers[0].endswith("% of the time and is owed -600 s")
+
+
+def test_equal_jobs_that_were_owed_different_times_take_turns_by_it() -> None:
+    """The tie of equal shares and equal times is broken by the accounts that were closed."""
+    jobs = [a_job("a", on="n1", since_s=NOW_S - 1200.0), a_job("b")]
+    turns = {job.job_id: Turn(share=0.5, received_s=60.0, left_s=1e6, gpus=1) for job in jobs}
+    set_at_s = NOW_S - 1200.0
+    memory = Rounds(
+        begun_at_s=set_at_s, noted_at_s=set_at_s, solved_at_s=set_at_s, is_stale=True, turns=turns
+    )
+    assert started(LAS.allocate(pool(jobs, gpus=1), msgspec.msgpack.encode(memory))) == {"b"}
+
+
 def test_priority_comes_before_what_is_owed() -> None:
     """A job of higher priority has the round, however much it received."""
     jobs = [replace(a_job("a"), priority=1), a_job("b")]

@@ -30,9 +30,12 @@ def test_tetris_prefers_what_is_nearly_done() -> None:
     assert started(decide("tetris:fairness=0", cell(machine("n0"), jobs=jobs))) == ["short"]
 
 
-@pytest.mark.parametrize(("fairness", "first"), [("0", "rich"), ("0.9", "poor")])
+@pytest.mark.parametrize(
+    ("fairness", "first"), [("0", "rich"), ("0.49", "rich"), ("0.5", "poor"), ("0.9", "poor")]
+)
 def test_tetris_looks_at_the_worst_off_only(fairness: str, first: str) -> None:
-    """The job of the tenant that has most is the shortest, but fairness leaves it out."""
+    """The job of the tenant that has most is the shortest, but fairness leaves it out: of two jobs
+    the 1 - f part, rounded up, is one from a half on."""
     jobs = (
         job("r", "R", gpus=8, nodes=("n0",)),
         job("rich", "R", gpus=8, work_s=10.0),

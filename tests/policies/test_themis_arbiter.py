@@ -59,9 +59,12 @@ def ran(knobs: ThemisKnobs, snapshot: ClusterSnapshot, memory: Memory | None = N
 TEN = [f"j{number}" for number in range(10)]
 
 
-@pytest.mark.parametrize(("f", "bidders"), [(0.8, 2), (0.5, 5), (0.0, 10), (1.0, 1)])
+@pytest.mark.parametrize(
+    ("f", "bidders"), [(0.8, 2), (0.5, 5), (0.0, 10), (1.0, 1), (0.75, 2), (0.51, 4)]
+)
 def test_the_worst_off_bid_and_f_of_the_apps_are_left_out(f: float, bidders: int) -> None:
-    """Section 4: the 1 - f part of the apps with the worst rho is asked, and one app at least."""
+    """Section 4: the 1 - f part of the apps with the worst rho is asked, rounded down, and one app
+    at least."""
     memory = served({name: 1.0 + at for at, name in enumerate(TEN)})
     knobs = ThemisKnobs(f=f, payment=Payment.NONE)
     arbiter = ran(knobs, cell(bidders, map(waiting, TEN)), memory)
