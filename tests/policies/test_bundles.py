@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterable
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -34,6 +30,7 @@ from tests.builders import (
     make_service_view,
     make_snapshot,
 )
+from tests.policies.hash_seeds import said
 
 
 def decided(snapshot: ClusterSnapshot, name: str = "aryl") -> tuple[Decision, ...]:
@@ -286,15 +283,6 @@ print(hashlib.sha256(msgspec.msgpack.encode(decided)).hexdigest())
 @pytest.mark.slow
 def test_decisions_repeat_whatever_the_hash_seed() -> None:
     """Two interpreters that order sets differently decide the same bytes for one cluster."""
-    digests = {
-        subprocess.run(
-            [sys.executable, "-c", DIGEST],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            cwd=Path(__file__).parents[2],
-            check=True,
-            capture_output=True,
-        ).stdout
-        for seed in ("0", "1", "2")
-    }
+    digests = said(DIGEST)
     assert len(digests) == 1
     assert len(digests.pop().strip()) == 64

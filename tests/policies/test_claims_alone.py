@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from common.model import JobId, JobState, NodeRole
 from coordinator.policies.foresight_claims import Claim, Claims
 from coordinator.policies.placement import Room
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
+from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView, WorkerView
 from tests.builders import (
     NOW_S,
     make_job_view,
@@ -168,18 +168,23 @@ def test_a_node_of_an_earlier_claim_is_not_free_now_either() -> None:
     assert ready_s(found["second"]) == 1600.0
 
 
-def test_flexible_workers_are_in_nobodys_way() -> None:
-    """A node that only they are on is ready now, and one with a base worker when that ends."""
-    base = make_worker_view("wide", 0, "n1", gpus=8)
-    more = make_worker_view("wide", 1, "n2", gpus=8, is_flexible=True)
-    wide = make_job_view(
+def on_two(*placed: WorkerView) -> JobView:
+    """An elastic job that has grown: two hours of work for one worker."""
+    return make_job_view(
         "wide",
         state=JobState.RUNNING,
         workers=(1, 2),
         gpus_per_worker=8,
         remaining_work_s=7200.0,
-        placed=[base, more],
+        placed=placed,
     )
+
+
+def test_flexible_workers_are_in_nobodys_way() -> None:
+    """A node that only they are on is ready now, and one with a base worker when that ends."""
+    base = make_worker_view("wide", 0, "n1", gpus=8)
+    more = make_worker_view("wide", 1, "n2", gpus=8, is_flexible=True)
+    wide = on_two(base, more)
     nodes = [make_node_view("n1", workers=[base]), make_node_view("n2", workers=[more])]
     gang = aged("gang", workers=2)
     claim = claimed(make_snapshot(nodes=nodes, jobs=[wide, gang]))["gang"]
@@ -192,14 +197,7 @@ def test_a_worker_that_leaves_no_longer_speeds_its_job_up() -> None:
     """Of two workers one is told to go: what is left takes as long as with the other alone."""
     base = make_worker_view("wide", 0, "n1", gpus=8)
     gone = make_worker_view("wide", 1, "n2", gpus=8, is_flexible=True, is_leaving=True)
-    wide = make_job_view(
-        "wide",
-        state=JobState.RUNNING,
-        workers=(1, 2),
-        gpus_per_worker=8,
-        remaining_work_s=7200.0,
-        placed=[base, gone],
-    )
+    wide = on_two(base, gone)
     nodes = [make_node_view("n1", workers=[base])]
     claim = claimed(make_snapshot(nodes=nodes, jobs=[wide, aged("j")]))["j"]
     assert ready_s(claim) == 7200.0

@@ -12,29 +12,13 @@ from msgspec.structs import replace
 
 from coordinator.policies.knapsack import Group, ladder, solve, solve_exact, solve_greedy
 from tests import strategies
+from tests.policies.test_knapsack import brute_force_s, value_s, weight_gpus
 
 MIXED = st.lists(
     st.one_of(strategies.rated_groups(is_moving=True), strategies.groups(is_moving=True)),
     max_size=4,
 )
 CAPACITY_GPUS = st.integers(0, 24)
-
-
-def value_s(groups: Sequence[Group], extras: Sequence[int]) -> float:
-    """What a choice is worth."""
-    return sum(group.value_s(extra) for group, extra in zip(groups, extras, strict=True))
-
-
-def weight_gpus(groups: Sequence[Group], extras: Sequence[int]) -> int:
-    """GPUs that a choice holds."""
-    return sum(group.gpus_per_worker * e for group, e in zip(groups, extras, strict=True))
-
-
-def brute_force_s(groups: Sequence[Group], capacity_gpus: int) -> float:
-    """The best value of all choices that fit."""
-    choices = itertools.product(*(range(group.extra_max + 1) for group in groups))
-    fitting = (c for c in choices if weight_gpus(groups, c) <= capacity_gpus)
-    return max(value_s(groups, choice) for choice in fitting)
 
 
 def largest_step_s(group: Group) -> float:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -23,6 +19,7 @@ from coordinator.policies.reclaim.search import EXCHANGE_EFFORT, solve
 from tests.draws import whole
 from tests.exact_reclaim import Question, solve_in_process
 from tests.exact_reclaim import solve as solve_exactly
+from tests.policies.hash_seeds import said
 from tests.reclaim_cases import CASES
 
 often = settings(max_examples=100, deadline=None)
@@ -311,16 +308,7 @@ for name in ("scattered", "random, up to 4 nodes", "random, up to 10 nodes"):
 @pytest.mark.slow
 def test_the_answer_repeats_whatever_the_hash_seed() -> None:
     """Interpreters that order sets differently find the same victims, also in large parts."""
-    answers = {
-        subprocess.run(
-            [sys.executable, "-c", DIGEST],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            cwd=Path(__file__).parents[2],
-            check=True,
-            capture_output=True,
-        ).stdout
-        for seed in ("0", "1", "2")
-    }
+    answers = said(DIGEST)
     assert len(answers) == 1
     assert answers.pop().count(b"[") == 3
 

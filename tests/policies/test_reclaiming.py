@@ -23,15 +23,7 @@ from tests.builders import (
     make_service_view,
     make_snapshot,
 )
-
-FIGURE_5 = {
-    "s1": {"a": 6},
-    "s2": {"a": 6},
-    "s3": {"b": 8},
-    "s4": {"c": 8},
-    "s5": {"c": 2, "d": 2},
-    "s6": {"d": 8},
-}
+from tests.policies.test_baselines import FIGURE_5
 
 
 def occupancy_of(nodes: list[NodeView], jobs: list[JobView]) -> Occupancy:
