@@ -8,7 +8,7 @@ Must not know the engine, nor why a job deserves what it gets.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from msgspec import Struct
 
@@ -26,8 +26,16 @@ from coordinator.policies.floor import (
 from coordinator.policies.placement import merge
 from coordinator.policies.placing.clearing import Clearing
 from coordinator.policies.shares import runtime_on
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
 from coordinator.policies.words import counted, listed, unsaved
+
+Why = Callable[[Sequence[JobId]], str]
+"""What a stop is for, in words, by the jobs that take the GPUs."""
+
+
+def turn_over(takers: Sequence[JobId]) -> str:
+    """Where jobs take turns that is all."""
+    return "its turn is over"
 
 
 class Grant(Struct, frozen=True, kw_only=True):
@@ -37,6 +45,8 @@ class Grant(Struct, frozen=True, kw_only=True):
     placements: exactly there, for a job that waits; None leaves it to the placing rule.
     is_promised: its deadline was promised to it.
     share: others move for so many of these workers, where they find no room else.
+    leaving: indices of the flexible workers that go first where it has fewer than now; then the
+        newest. room_for: a job that waits and takes what they leave: without its start nobody goes.
     """
 
     job: JobView
@@ -46,6 +56,8 @@ class Grant(Struct, frozen=True, kw_only=True):
     placements: tuple[Placement, ...] | None = None
     is_promised: bool = False
     share: int = 0
+    leaving: tuple[int, ...] = ()
+    room_for: JobId | None = None
 
 
 def going_on(snapshot: ClusterSnapshot, *, but: Collection[JobId] = ()) -> list[Grant]:
@@ -88,6 +100,7 @@ def carry_out(
     place: Place = best_fit,
     stops_in_vain: bool = False,
     clearing: Clearing | None = None,
+    why: Why = turn_over,
 ) -> Plan:
     """Decisions that give each granted job its workers, as far as nodes allow.
 
@@ -96,9 +109,17 @@ def carry_out(
     (they start, stop or resize, or did not agree) keep what they have whatever is granted.
 
     clearing: by which others move for a `share` that finds no room; None: nobody does.
+    why: what those that are stopped are told.
     """
     floor = floor or Floor(snapshot)
-    return _Carrying(snapshot, grants, floor, place, clearing).plan(stops_in_vain)
+    return _Carrying(snapshot, grants, floor, place, clearing, why).plan(stops_in_vain)
+
+
+class _Shrink(Struct, frozen=True):
+    """Workers that go by a grant."""
+
+    grant: Grant
+    leaving: tuple[WorkerView, ...]
 
 
 class _Carrying:
@@ -114,13 +135,15 @@ class _Carrying:
         floor: Floor,
         place: Place,
         clearing: Clearing | None,
+        why: Why,
     ) -> None:
         self._snapshot = snapshot
         self._grants = grants
         self._floor = floor
         self._place = place
         self._clearing = clearing
-        self._shrinks: list[Decision] = []
+        self._why = why
+        self._shrinks: list[_Shrink] = []
         self._starts: list[Decision] = []
         self._grows: list[Decision] = []
         self._holds: list[Hold] = []
@@ -143,11 +166,12 @@ class _Carrying:
         for grant in self._grants:
             if grant.job.state == JobState.PENDING:
                 self._start(grant)
+        shrinks = self._needed_shrinks()
         self._resize(shrinks=False)
         preempts = [self._preempt(job) for job in self._going]
         moves = self._clearing.decisions if self._clearing is not None else ()
         return Plan(
-            decisions=(*self._shrinks, *preempts, *moves, *self._starts, *self._grows),
+            decisions=(*shrinks, *preempts, *moves, *self._starts, *self._grows),
             holds=tuple(self._holds),
             wake_at_s=min(self._wakes, default=None),
         )
@@ -202,8 +226,8 @@ class _Carrying:
             job_id=job.job_id,
             predicted_cost_gpu_s=lost_gpu_s,
             beneficiary=", ".join(takers),
-            reason=f"its turn is over: {listed(takers, 'takes', 'take')} GPUs where it runs{yet}; "
-            f"{unsaved(lost_gpu_s)}",
+            reason=f"{self._why(takers)}: {listed(takers, 'takes', 'take')} GPUs where it runs"
+            f"{yet}; {unsaved(lost_gpu_s)}",
         )
 
     # --- running jobs -------------------------------------------------------------------------
@@ -225,17 +249,24 @@ class _Carrying:
 
     def _shrink(self, grant: Grant, count: int) -> None:
         flexible = [w for w in grant.job.placed if w.is_flexible and not w.is_leaving]
-        # The newest first: they stand farthest from the base gang.
-        leaving = sorted(flexible, key=lambda worker: -worker.worker_index)[:count]
-        if leaving:
+        # Those that were named, then the newest: they stand farthest from the base gang.
+        flexible.sort(key=lambda w: (w.worker_index not in grant.leaving, -w.worker_index))
+        if leaving := tuple(flexible[:count]):
             self._floor.vacate(leaving)
-            self._shrinks.append(
-                Resize(
-                    job_id=grant.job.job_id,
-                    removed_workers=tuple(sorted(worker.worker_index for worker in leaving)),
-                    reason=grant.reason,
-                )
+            self._shrinks.append(_Shrink(grant, leaving))
+
+    def _needed_shrinks(self) -> list[Decision]:
+        """All, but those for a start that did not come about, of which nobody took anything."""
+        waits = {hold.job_id for hold in self._holds}
+        return [
+            Resize(
+                job_id=each.grant.job.job_id,
+                removed_workers=tuple(sorted(worker.worker_index for worker in each.leaving)),
+                reason=each.grant.reason,
             )
+            for each in self._shrinks
+            if not (each.grant.room_for in waits and self._floor.goes_on(each.leaving))
+        ]
 
     def _grow(self, grant: Grant, count: int) -> None:
         job = grant.job

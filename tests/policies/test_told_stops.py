@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from common.model import JobId
 from coordinator.policies.bundles import policy
+from coordinator.policies.deadlines.told import stopped_for
 from coordinator.policies.decisions import Decision, Preempt
 from coordinator.policies.granting import Grant, carry_out
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.tenants.takeback import given_back
 from coordinator.policies.words import listed, unsaved
-from tests.builders import make_cluster, make_service_view, make_snapshot
+from tests.builders import NOW_S, make_cluster, make_service_view, make_snapshot
 from tests.policies import tenant_books as books
 from tests.policies.machines import cell, job, machine
 
@@ -89,6 +91,38 @@ def test_a_turn_that_ends_for_nobody_says_so() -> None:
     assert [each.reason for each in plan.decisions] == [
         "its turn is over: nobody takes GPUs where it runs yet; all of its work is saved"
     ]
+
+
+@pytest.mark.parametrize("name", ["qos", "qos-edf", "qos-elasticflow"])
+def test_who_is_stopped_for_a_deadline_is_told_which(name: str) -> None:
+    """Where nobody has turns a stop is for the deadline of the job that takes the GPUs."""
+    jobs = (
+        job("idle", gpus=2, nodes=("n0",)),
+        replace(job("due", gpus=2, work_s=600.0), deadline_at_s=NOW_S + 900.0),
+    )
+    snapshot = cell(machine("n0", gpus=2, jobs=jobs), jobs=jobs)
+    assert why(policy(name).allocate(snapshot, b"").decisions).startswith(
+        "for the deadline of due in 900 s: due takes GPUs where it runs; "
+    )
+
+
+@pytest.mark.parametrize(
+    ("takers", "said"),
+    [
+        (("soon",), "for the deadline of soon in 60 s"),
+        (("later", "soon", "none"), "for the deadline of soon in 60 s"),
+        (("later", "none"), "for the deadline of later in 900 s"),
+        (("late", "soon"), "for the deadline of late 30 s ago"),
+        (("none",), "jobs with deadlines leave it no room"),
+        (("gone",), "jobs with deadlines leave it no room"),
+    ],
+)
+def test_of_several_takers_the_first_deadline_is_told(takers: tuple[str, ...], said: str) -> None:
+    """One that has passed is told so; where none has a deadline that is told instead."""
+    due = {"soon": 60.0, "later": 900.0, "late": -30.0}
+    jobs = [replace(job(each), deadline_at_s=NOW_S + left_s) for each, left_s in due.items()]
+    snapshot = cell(machine("n0"), jobs=(*jobs, job("none")))
+    assert stopped_for(snapshot)([JobId(each) for each in takers]) == said
 
 
 def test_a_borrower_that_is_stopped_is_told_the_same() -> None:

@@ -5,11 +5,14 @@ Must not know how plans come about.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 
+from common.model import JobId
 from coordinator.policies.deadlines.shares import Plan, now_of
 from coordinator.policies.decisions import Reject
-from coordinator.policies.snapshot import JobView
+from coordinator.policies.granting import Why
+from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.words import counted
 
 UNLESS = "unless a promised deadline needs it"
@@ -60,3 +63,19 @@ def waiting_reason(plan: Plan | None, now_s: float) -> str:
         f"the latest, with {counted(first.workers, 'worker')}; until then others need the "
         "GPUs more"
     )
+
+
+def stopped_for(snapshot: ClusterSnapshot) -> Why:
+    """What a job that is stopped is told: the first deadline of those that take its GPUs."""
+    deadlines = {job.job_id: job.deadline_at_s for job in snapshot.jobs}
+
+    def why(takers: Sequence[JobId]) -> str:
+        dated = [(at_s, name) for name in takers if (at_s := deadlines.get(name)) is not None]
+        if not dated:
+            return "jobs with deadlines leave it no room"
+        at_s, name = min(dated)
+        left_s = at_s - snapshot.now_s
+        when = f"in {left_s:.0f} s" if left_s >= 0 else f"{-left_s:.0f} s ago"
+        return f"for the deadline of {name} {when}"
+
+    return why

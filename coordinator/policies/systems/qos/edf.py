@@ -15,6 +15,7 @@ from common.model import JobId
 from coordinator.policies.answers import answers
 from coordinator.policies.blockers import Hold
 from coordinator.policies.deadlines.sizes import sizes_of
+from coordinator.policies.deadlines.told import stopped_for
 from coordinator.policies.decisions import Allocation
 from coordinator.policies.floor import Floor, Pool, consolidated, pools
 from coordinator.policies.granting import Grant, carry_out
@@ -80,7 +81,8 @@ def _all(knobs: EdfKnobs, snapshot: ClusterSnapshot) -> tuple[list[Grant], dict[
 
 
 def _allocate(knobs: EdfKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
-    plan = carry_out(snapshot, _all(knobs, snapshot)[0], place=consolidated)
+    grants, _ = _all(knobs, snapshot)
+    plan = carry_out(snapshot, grants, place=consolidated, why=stopped_for(snapshot))
     return Allocation(decisions=plan.decisions, memory=memory, wake_at_s=plan.wake_at_s)
 
 

@@ -18,8 +18,9 @@ from common.model import JobState, Ratio
 from coordinator.policies.answers import answers
 from coordinator.policies.blockers import Hold
 from coordinator.policies.deadlines.predict import Margin, Memory, Steps, refitted
+from coordinator.policies.deadlines.told import stopped_for
 from coordinator.policies.deadlines.wishes import Wish, most_in_time, wish_of
-from coordinator.policies.decisions import Allocation
+from coordinator.policies.decisions import Allocation, earliest
 from coordinator.policies.floor import Floor, Pool, pools
 from coordinator.policies.granting import Grant, carry_out
 from coordinator.policies.knob_types import Period, Seconds
@@ -79,7 +80,7 @@ class _Pass:
         names = {wish.job.job_id for wish in admitted}
         rest = [wish for wish in self.wishes if wish.job.job_id not in names]
         # Who can still be in time first; of the others, who runs goes on.
-        rest.sort(key=lambda w: not w.is_urgent and (1 + (w.job.state == JobState.PENDING)))
+        rest.sort(key=self._urgency)
         for wish in rest:
             base = wish.job.workers.min
             if base * wish.gpus_each <= left:
@@ -99,6 +100,9 @@ class _Pass:
             for wish in (*admitted, *rest)
             if wish.workers > 0
         ]
+
+    def _urgency(self, wish: Wish) -> tuple[bool, bool]:
+        return not wish.is_urgent, not wish.is_urgent and wish.job.state == JobState.PENDING
 
     def _keep(self, left: int, *, is_first: bool) -> int:
         """Running jobs keep what they have beyond their need, after those that wait for it.
@@ -176,14 +180,13 @@ def _all(knobs: QosKnobs, snapshot: ClusterSnapshot, memory: Memory) -> tuple[li
 def _allocate(knobs: QosKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
     passes, after = _all(knobs, snapshot, recalled(memory, Memory))
     grants = [grant for each in passes for grant in each.grants()]
-    plan = carry_out(snapshot, grants, place=one_node_or_spread)
-    wakes_s = [] if plan.wake_at_s is None else [plan.wake_at_s]
-    if any(job.deadline_at_s is not None for job in snapshot.jobs):
-        wakes_s.append(snapshot.now_s + knobs.tick_s)
+    plan = carry_out(snapshot, grants, place=one_node_or_spread, why=stopped_for(snapshot))
+    is_ticking = any(job.deadline_at_s is not None for job in snapshot.jobs)
+    tick_s = snapshot.now_s + knobs.tick_s if is_ticking else None
     return Allocation(
         decisions=plan.decisions,
         memory=msgspec.msgpack.encode(after),
-        wake_at_s=min(wakes_s, default=None),
+        wake_at_s=earliest(plan.wake_at_s, tick_s),
     )
 
 
