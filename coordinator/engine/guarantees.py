@@ -11,7 +11,7 @@ from coordinator.policies.floor import is_movable
 from coordinator.policies.resting import rests_until_s
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
 from coordinator.policies.tenants.fitting import gang_on
-from coordinator.policies.tenants.owing import PATIENCE_S, beside_idle
+from coordinator.policies.tenants.owing import PATIENCE_S, beside_idle, is_covered
 from coordinator.policies.tenants.seats import Seat, having, left_by, seats
 from coordinator.policies.tenants.tenancy import Tenancy, base_gpus
 
@@ -89,6 +89,48 @@ def starved(snapshot: ClusterSnapshot) -> list[str]:
     return faults
 
 
+def crowded_out(snapshot: ClusterSnapshot) -> list[str]:
+    """Jobs that wait within a guarantee after a pass though they fit on free GPUs, as siblings of
+    their tenant, or of one that it is part of, borrow what their parent may use.
+
+    Only where the jobs of one of these that can be stopped are enough, and none of its guarantee.
+    """
+    if not any(tenant.guarantee_gpus for tenant in snapshot.tenants) or snapshot.is_frozen:
+        return []
+    tenancy, faults = Tenancy(snapshot), list[str]()
+    crowded = [
+        job
+        for job in snapshot.jobs
+        if job.state == JobState.PENDING
+        and is_covered(tenancy, job)
+        and _exceeds(tenancy, job, base_gpus(job))
+        and _fits(snapshot, job)
+    ]
+    theirs: dict[str, list[Seat]] = {}
+    for (_, name), own in _by_place(snapshot, tenancy).items() if crowded else ():
+        theirs.setdefault(name, []).extend(own)
+    for job in crowded:
+        for name, own in sorted(theirs.items()):
+            if _would_make_room(tenancy, own, job):
+                faults.append(
+                    f"job {job.job_id} of tenant {job.tenant} waits within its guarantee and fits "
+                    f"on free GPUs, and tenant {name} borrows what their parent may use"
+                )
+    return faults
+
+
+def _would_make_room(tenancy: Tenancy, own: list[Seat], job: JobView) -> bool:
+    """Whether a borrower's stops would be right, and leave enough of what a parent may use."""
+    lender, gpus = own[0].jobs[0], base_gpus(job)
+    held = sum(left_by(w for each in seat.jobs for w in having(each)).used for seat in own)
+    if not _may_take(tenancy, lender, job, gpus, held):
+        return False
+    tenancy.leave(lender, held)
+    is_enough = not _exceeds(tenancy, job, gpus)
+    tenancy.take(lender, held)
+    return is_enough
+
+
 def _by_place(
     snapshot: ClusterSnapshot, tenancy: Tenancy
 ) -> dict[tuple[NodeName, str], list[Seat]]:
@@ -118,13 +160,16 @@ def _exceeds(tenancy: Tenancy, job: JobView, gpus: int) -> bool:
 
 def _would_do(tenancy: Tenancy, own: list[Seat], node: NodeView, job: JobView, gpus: int) -> bool:
     """Whether a borrower's stops would be right, and enough."""
-    lender = own[0].jobs[0]
-    mine, theirs = tenancy.below_top(job, lender), tenancy.below_top(lender, job)
-    if not mine or tenancy.used[mine[-1]] + gpus > tenancy.views[mine[-1]].guarantee_gpus:
-        return False
     lefts = [left_by(w for each in seat.jobs for w in having(each)) for seat in own]
-    held = sum(left.used for left in lefts)
-    if any(tenancy.used[name] - held < tenancy.views[name].guarantee_gpus for name in theirs):
+    if not _may_take(tenancy, own[0].jobs[0], job, gpus, sum(left.used for left in lefts)):
         return False
     free = node.free_gpus + sum(left.free[node.name] for left in lefts)
     return free // job.gpus_per_worker >= job.workers.min
+
+
+def _may_take(tenancy: Tenancy, lender: JobView, job: JobView, gpus: int, held: int) -> bool:
+    """Whether a job is owed so many GPUs by the lender's tenant, which borrows all that it held."""
+    mine, theirs = tenancy.below_top(job, lender), tenancy.below_top(lender, job)
+    if not mine or tenancy.used[mine[-1]] + gpus > tenancy.views[mine[-1]].guarantee_gpus:
+        return False
+    return all(tenancy.used[name] - held >= tenancy.views[name].guarantee_gpus for name in theirs)

@@ -139,6 +139,18 @@ def _gpus_of(node: NodeView) -> int:
     return node.gpus - max(0, node.barred_gpus - held)
 
 
+def takers(floor: Floor, job: JobView, gpus: Mapping[NodeName, int]) -> set[NodeName]:
+    """Nodes that can take a worker of a job, of these with so many GPUs."""
+    kinds = job.gpu.types or floor.gpu_types
+    return {
+        name
+        for name, free in gpus.items()
+        if free >= job.gpus_per_worker
+        and floor.nodes[name].gpu_type in kinds
+        and name not in job.avoid_nodes
+    }
+
+
 def best_fit(floor: Floor, job: JobView, gpu_type: str, count: int) -> tuple[Placement, ...]:
     """The fullest nodes that take a worker first: whole nodes stay whole."""
     rooms = floor.rooms(gpu_type, job.gpus_per_worker)
@@ -266,6 +278,14 @@ def pools(snapshot: ClusterSnapshot, floor: Floor) -> list[Pool]:
 def present_workers(job: JobView) -> int:
     """Workers that it has and that were not told to stop."""
     return sum(not worker.is_leaving for worker in job.placed)
+
+
+def spare_workers(job: JobView) -> tuple[WorkerView, ...]:
+    """Workers that it can go on without and may give now, the newest first."""
+    if not job.is_resizable:
+        return ()
+    flexible = (worker for worker in job.placed if worker.is_flexible and not worker.is_leaving)
+    return tuple(sorted(flexible, key=lambda worker: -worker.worker_index))
 
 
 def barred_gpus(job: JobView) -> int:

@@ -12,8 +12,9 @@ Must not know the engine, nor whose turn it is.
 
 from __future__ import annotations
 
+from common.model import JobId
 from coordinator.policies.floor import is_movable
-from coordinator.policies.snapshot import JobView
+from coordinator.policies.snapshot import ClusterSnapshot, JobView
 
 MOST_LOST_RATIO = 0.5
 """Of all that a job has computed, this part at most may be lost by stops."""
@@ -61,3 +62,9 @@ def told(job: JobView, now_s: float, when: str = "when its turn ends") -> tuple[
         return ()
     lost = f"{loss_gpu_s(job, now_s):.0f} GPU-s of work"
     return (f"it keeps its base gang {when}: a stop would lose {lost}, most of it",)
+
+
+def told_of(snapshot: ClusterSnapshot, job_id: JobId, *when: str) -> tuple[str, ...]:
+    """The same of a job by its name; nothing of one that is not there."""
+    jobs = (job for job in snapshot.jobs if job.job_id == job_id)
+    return next((told(job, snapshot.now_s, *when) for job in jobs), ())

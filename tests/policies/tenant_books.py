@@ -82,7 +82,12 @@ def shared_cells(draw: st.DrawFn) -> ClusterSnapshot:
     jobs = tuple(replace(job, tenant=draw(pick(*NAMES))) for job in snapshot.jobs)
     inner = {name: draw(FEW) for name in "cd"}
     tenants = [
-        TenantView(name="p", guarantee_gpus=sum(inner.values()) + draw(FEW)),
+        TenantView(
+            name="p",
+            guarantee_gpus=sum(inner.values()) + draw(FEW),
+            borrow_limit_gpus=draw(LIMIT),
+            lend_limit_gpus=draw(LIMIT),
+        ),
         *(
             TenantView(
                 name=name,
@@ -120,6 +125,13 @@ class Books:
         for name in (*self.tenants, "nobody"):
             if self.is_part(job, name):
                 self.used[name] += gpus
+
+    def kept(self, tenant: TenantView) -> int:
+        """GPUs of its idle guarantee that a tenant does not lend, or its teams do not."""
+        teams = sum(self.kept(team) for team in self.tenants.values() if team.parent == tenant.name)
+        if tenant.lend_limit_gpus is None:
+            return teams
+        return max(teams, tenant.guarantee_gpus - self.used[tenant.name] - tenant.lend_limit_gpus)
 
     def carry_out(self, decision: Decision) -> None:
         """Apply one decision; the GPUs it asks for must be there."""
@@ -185,12 +197,47 @@ class Books:
         return found
 
 
+def check_kept(snapshot: ClusterSnapshot, books: Books, before: Counter[str]) -> None:
+    """A root that takes GPUs beyond its guarantee leaves the others what they do not lend, and a
+    team that does leaves its siblings what they do not, of what their parent may use at most."""
+    grown = {name for name in books.used if books.used[name] > before[name]}
+    there = {node.name for node in snapshot.nodes if node.is_schedulable}
+    free = sum(gpus for node, gpus in books.free.items() if node in there)
+    barred = sum(w.gpus - w.freed_gpus for job in snapshot.jobs for w in job.placed)
+    # Another root within its guarantee may have come last, to what was still kept before.
+    of_right = sum(
+        books.used[name] - before[name]
+        for name in grown
+        if name in books.tenants
+        and not books.tenants[name].parent
+        and books.used[name] <= books.tenants[name].guarantee_gpus
+    )
+    for name in grown:
+        tenant = books.tenants.get(name, TenantView(name=name))
+        if books.used[name] <= tenant.guarantee_gpus:
+            continue
+        siblings = [
+            other
+            for other in books.tenants.values()
+            if other.parent == tenant.parent and other.name != name
+        ]
+        kept = sum(books.kept(other) for other in siblings)
+        if not tenant.parent:
+            assert kept <= free + barred + of_right, f"{name} took what others do not lend"
+            continue
+        parent = books.tenants[tenant.parent]
+        if parent.borrow_limit_gpus is not None:
+            most = parent.guarantee_gpus + parent.borrow_limit_gpus
+            assert books.used[parent.name] + kept <= most, f"{name} took what siblings keep"
+
+
 def check(snapshot: ClusterSnapshot, decisions: tuple[Decision, ...]) -> Books:
     """Carry decisions out, and look whether each tenant keeps what it is promised."""
     books = Books(snapshot)
     free, before = dict(books.free), Counter(books.used)
     for decision in decisions:
         books.carry_out(decision)
+    check_kept(snapshot, books, before)
     for name, tenant in books.tenants.items():
         after = books.used[name]
         if tenant.borrow_limit_gpus is not None:

@@ -126,7 +126,7 @@ def test_a_gang_is_another_one_to_frameworks_that_saw_its_pre_run() -> None:
     for attempt, since_s in ((1, NOW_S), (2, LATER_S)):
         found = cell(replace(GANG, attempt=attempt), *blocked, now_s=LATER_S)
         memory = mesos.allocate(found, first.memory).memory
-        assert msgspec.msgpack.decode(memory, type=Offered).same_since_s == since_s
+        assert msgspec.msgpack.decode(memory, type=Offered).still.since_s == since_s
 
 
 # --- nodes that a job leaves alone --------------------------------------------------------------

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Allocation, Preempt, Resize
-from coordinator.policies.placing.vectors import Vector, wanted
+from coordinator.policies.placing.dominant import AddedShares
+from coordinator.policies.placing.vectors import Vector, total_of, wanted
 from coordinator.policies.snapshot import TenantView
 from tests.builders import NOW_S
 from tests.policies.machines import cell, decide, job, machine, started
@@ -104,7 +105,7 @@ def test_a_job_that_tells_no_cpus_wants_its_gpus_part_of_a_node() -> None:
     assert wanted(job("j", gpus=4, cpus=8), whole) == Vector(4.0, 8.0, 256.0)
 
 
-@pytest.mark.parametrize(("name", "stops"), [("drf", set()), ("drf:preempts=true", {"b1"})])
+@pytest.mark.parametrize(("name", "stops"), [("drf", set[str]()), ("drf:preempts=true", {"b1"})])
 def test_drf_preempts_by_volcano_s_rule_where_it_is_told_to(name: str, stops: set[str]) -> None:
     """A goes to 2/8 and B comes from 6/8 to 4/8: A stays below. One more would not."""
     jobs = (
@@ -303,3 +304,23 @@ def test_gangs_that_hoard_halves_do_not_wait_for_ever() -> None:
         if started(allocation):
             break
     assert len(started(allocation)) == 1
+
+
+def test_what_is_added_counts_by_its_own_dominant_share() -> None:
+    """Half the GPUs and then half the CPUs are one whole, over a weight: no less than the share of
+    both together; nobody else's changes."""
+    node = machine("n0", gpus=8, cpus=64, memory_gb=64)
+    runs = job("j", gpus=2, cpus=1, memory_gb=1, nodes=("n0",))
+    snapshot = replace(cell(node, jobs=(runs,)), tenants=(TenantView(name="b", weight=2.0),))
+    made = AddedShares(snapshot, total_of(snapshot.nodes))
+    assert (made.of("a"), made.of("b")) == (0.25, 0.0)
+    made.add("b", Vector(4.0, 0.0, 0.0))
+    made.add("b", Vector(0.0, 32.0, 0.0))
+    assert (made.of("a"), made.of("b")) == (0.25, 0.5)
+
+
+def test_the_whole_is_all_that_nodes_have() -> None:
+    """Free or not; of no nodes it is nothing."""
+    nodes = [machine("n0", gpus=8, cpus=64, memory_gb=1), machine("n1", gpus=4, cpus=8)]
+    assert total_of(nodes) == Vector(12.0, 72.0, 1e9)
+    assert total_of([]) == Vector()

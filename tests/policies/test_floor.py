@@ -7,10 +7,19 @@ from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from common.model import JobState, NodeName, NodeRole, Preemptibility
+from common.model import GpuRequest, JobState, NodeName, NodeRole, Preemptibility
 from coordinator.policies.decisions import Placement, Preempt, Resize, Start
-from coordinator.policies.floor import Floor, best_fit, consolidated, is_movable, present_workers
+from coordinator.policies.floor import (
+    Floor,
+    best_fit,
+    consolidated,
+    is_movable,
+    present_workers,
+    spare_workers,
+    takers,
+)
 from coordinator.policies.granting import Grant, carry_out
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
 from tests.builders import (
@@ -258,3 +267,26 @@ def test_a_stop_is_for_somebody(case: tuple[ClusterSnapshot, Sequence[Grant]]) -
             assert "has not" in str(lacks)
         else:
             raise AssertionError(f"{victim.job_id} was stopped for nobody")
+
+
+def test_who_can_take_a_worker_has_the_type_the_gpus_and_is_not_avoided() -> None:
+    """By the GPUs that are asked about, not by those that are free there."""
+    nodes = [make_node_view(f"n{number}") for number in range(3)]
+    nodes.append(make_node_view("t4", gpu_type="T4"))
+    job = make_job_view("j", gpus_per_worker=4, types=("H100",))
+    job = replace(job, avoid_nodes=(NodeName("n1"),))
+    gpus = {NodeName(name): count for name, count in (("n0", 4), ("n1", 8), ("n2", 3), ("t4", 8))}
+    floor = Floor(make_snapshot(nodes=nodes))
+    assert takers(floor, job, gpus) == {"n0"}
+    assert takers(floor, replace(job, gpu=GpuRequest()), gpus) == {"n0", "t4"}
+
+
+def test_what_a_job_can_spare_are_its_flexible_workers_the_newest_first() -> None:
+    """None that is leaving, and none of a job that may not be resized now."""
+    placed = [
+        make_worker_view("j", index, "n0", is_flexible=index > 0, is_leaving=index == 2)
+        for index in range(4)
+    ]
+    job = make_job_view("j", state=JobState.RUNNING, workers=(1, 4), placed=placed)
+    assert [worker.worker_index for worker in spare_workers(job)] == [3, 1]
+    assert spare_workers(replace(job, is_resizable=False)) == ()

@@ -70,6 +70,21 @@ def test_sets_of_another_size_are_left_alone() -> None:
     assert shape(found) == {1: [1], 8: [1]}
 
 
+def test_whoever_stands_in_its_set_no_more_leaves_it_and_the_set_stays() -> None:
+    """Whether it does is asked with the set: of its class, or of its nodes."""
+    found = division(2, nodes(ONE, "n0", "ab"), nodes(FOUR, "n1", "a"))
+    found.leave(lambda job_id, each: job_id != "a" or NodeName("n0") in each.nodes)
+    assert shape(found) == {1: [2], 4: [0]}
+
+
+@pytest.mark.parametrize(("jobs", "is_shared"), [("a", False), ("ab", True)])
+def test_a_division_is_shared_where_a_set_has_more_jobs_than_room(
+    jobs: str, is_shared: bool
+) -> None:
+    """Somebody waits for a turn then; that another set has room is no help."""
+    assert division(2, nodes(FOUR, "n1", jobs), nodes(ONE, "n0", "c")).is_shared is is_shared
+
+
 def test_a_job_is_not_put_where_it_avoids_a_node() -> None:
     """Not into a set with that node, nor into a new one on it."""
     found = division(2, nodes(ONE, "n0", "a"))

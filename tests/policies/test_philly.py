@@ -15,7 +15,7 @@ from coordinator.policies.floor import Floor
 from coordinator.policies.placing.holding import Attempted
 from coordinator.policies.placing.locality import (
     ANYWHERE,
-    FEWEST_SERVERS,
+    FEWEST_NODES,
     ONE_RACK,
     Gang,
     part,
@@ -33,7 +33,7 @@ CYCLE_S = HOLD_S + BACK_OFF_S
 
 
 def node(name: str, *, free: int, rack: str = "r0", gpus: int = 8) -> NodeView:
-    """A server; what is not free on it is somebody's who never leaves."""
+    """A node; what is not free on it is somebody's who never leaves."""
     return replace(make_node_view(name, gpus=gpus, free_gpus=free), rack=rack)
 
 
@@ -48,7 +48,7 @@ def waiting(
 def running(
     name: str, on: Mapping[str, int], *, tenant: str, started_at_s: float = 0.0, **more: object
 ) -> JobView:
-    """A gang of one-GPU workers on servers."""
+    """A gang of one-GPU workers on nodes."""
     placed = [
         make_worker_view(name, index, host)
         for index, host in enumerate(host for host, count in on.items() for _ in range(count))
@@ -115,47 +115,47 @@ RACKS = [
 @pytest.mark.parametrize(
     ("level", "workers", "expected"),
     [
-        (FEWEST_SERVERS, 8, {"b0": 8}),
-        (FEWEST_SERVERS, 5, {"a0": 5}),
-        (FEWEST_SERVERS, 10, {"a0": 5, "a1": 5}),
-        (FEWEST_SERVERS, 11, {}),
+        (FEWEST_NODES, 8, {"b0": 8}),
+        (FEWEST_NODES, 5, {"a0": 5}),
+        (FEWEST_NODES, 10, {"a0": 5, "a1": 5}),
+        (FEWEST_NODES, 11, {}),
         (ONE_RACK, 11, {"a0": 5, "a1": 5, "a2": 1}),
         (ONE_RACK, 15, {}),
         (ANYWHERE, 15, {"a0": 5, "a1": 5, "a2": 4, "b0": 1}),
         (ANYWHERE, 25, {}),
-        (FEWEST_SERVERS, 1, {"b1": 1}),
+        (FEWEST_NODES, 1, {"b1": 1}),
     ],
 )
 def test_each_level_asks_for_its_locality(
     level: int, workers: int, expected: dict[str, int]
 ) -> None:
-    """The emptiest rack and its emptiest servers first; one GPU goes where the fewest are free."""
+    """The emptiest rack and its emptiest nodes first; one GPU goes where the fewest are free."""
     placed = whole(Floor(snapshot(RACKS)), Gang(workers, 1, "H100"), level)
     assert {each.node: each.worker_count for each in placed} == expected
 
 
 def test_a_gang_that_no_rack_could_ever_take_may_stand_anywhere() -> None:
     """Else it would wait for tries that cannot succeed."""
-    placed = whole(Floor(snapshot(RACKS)), Gang(4, 6, "H100"), FEWEST_SERVERS)
+    placed = whole(Floor(snapshot(RACKS)), Gang(4, 6, "H100"), FEWEST_NODES)
     assert placed == ()
     empty = [replace(each, free_gpus=8) for each in RACKS]
-    placed = whole(Floor(snapshot(empty)), Gang(4, 6, "H100"), FEWEST_SERVERS)
+    placed = whole(Floor(snapshot(empty)), Gang(4, 6, "H100"), FEWEST_NODES)
     assert sum(each.worker_count for each in placed) == 4
 
 
-def test_what_is_held_stays_on_its_servers() -> None:
-    """A gang that waits for a server's last GPUs does not change over to another server."""
+def test_what_is_held_stays_on_its_nodes() -> None:
+    """A gang that waits for a node's last GPUs does not change over to another node."""
     floor = Floor(snapshot(RACKS))
     gang = Gang(2, 8, "H100")
-    assert part(floor, gang, FEWEST_SERVERS, {}) == {"a0": 5, "a1": 5}
-    assert part(floor, gang, FEWEST_SERVERS, {NodeName("b1"): 2}) == {"b1": 2, "b0": 8}
+    assert part(floor, gang, FEWEST_NODES, {}) == {"a0": 5, "a1": 5}
+    assert part(floor, gang, FEWEST_NODES, {NodeName("b1"): 2}) == {"b1": 2, "b0": 8}
     one = Gang(1, 8, "H100")
-    assert part(floor, one, FEWEST_SERVERS, {NodeName("a1"): 5}) == {"a1": 5}
+    assert part(floor, one, FEWEST_NODES, {NodeName("a1"): 5}) == {"a1": 5}
 
 
 PARTLY = (node("a", free=6), node("b", free=4))
 OTHER = running("other", {"a": 2, "b": 4}, tenant="elsewhere")
-"""Half of the sixteen GPUs are the other tenant's, and no server is empty."""
+"""Half of the sixteen GPUs are the other tenant's, and no node is empty."""
 
 # --- holding, timeouts, levels by tries ---------------------------------------------------------
 
@@ -208,34 +208,34 @@ def test_it_lets_go_after_the_timeout_and_tries_again_after_backing_off(
 def test_every_three_timeouts_the_next_level_is_asked_for(
     timeouts: int, starts_at: dict[str, int]
 ) -> None:
-    """Ten workers fit two servers of eight at once only where three servers of the rack will do."""
-    servers = [node("a", free=5), node("b", free=4), node("c", free=1)]
+    """Ten workers fit two nodes of eight at once only where three nodes of the rack will do."""
+    nodes = [node("a", free=5), node("b", free=4), node("c", free=1)]
     before = {"g": Attempted(0.0)}
-    seen = snapshot(servers, waiting("g", 10), now_s=CYCLE_S * (timeouts - 1) + HOLD_S)
+    seen = snapshot(nodes, waiting("g", 10), now_s=CYCLE_S * (timeouts - 1) + HOLD_S)
     found = starts(play(seen, before)).get("g", {})
     assert sum(found.values()) == (10 if starts_at else 0)
 
 
 def test_the_last_level_crosses_racks() -> None:
     """After six timeouts, and there are no more wakes for a level that cannot be relaxed."""
-    servers = [
+    nodes = [
         node("a", free=5, rack="a"),
         node("b", free=5, rack="b"),
         node("c", free=0, rack="a"),
     ]
     job = waiting("g", 10)
     for timeouts, fits in ((5, False), (6, True)):
-        seen = snapshot(servers, job, now_s=CYCLE_S * (timeouts - 1) + HOLD_S)
+        seen = snapshot(nodes, job, now_s=CYCLE_S * (timeouts - 1) + HOLD_S)
         assert bool(starts(play(seen, {"g": Attempted(0.0)}))) == fits
 
 
 def test_at_the_last_level_the_end_of_a_back_off_is_waited_for() -> None:
     """From then on it may hold; while it may and finds nothing, time alone changes nothing."""
-    servers = [node("a", free=0)]
+    nodes = [node("a", free=0)]
     job = waiting("g", 4)
     for into_s, wakes_in_s in ((HOLD_S + 50.0, BACK_OFF_S - 50.0), (HOLD_S - 50.0, None)):
         now_s = 6 * CYCLE_S + into_s
-        seen = snapshot(servers, job, now_s=now_s, quotas={"vc": 8})
+        seen = snapshot(nodes, job, now_s=now_s, quotas={"vc": 8})
         done = play(seen, {"g": Attempted(0.0)})
         assert done.wake_at_s == (None if wakes_in_s is None else now_s + wakes_in_s)
 
@@ -331,6 +331,6 @@ def test_what_a_waiting_job_is_told() -> None:
     [hold] = policy("philly").hold(seen, memory)
     [why] = hold.blockers
     assert why == (
-        "fragmentation: within quota, but no place for 1 worker of 8 GPUs (fewest servers of one "
+        "fragmentation: within quota, but no place for 1 worker of 8 GPUs (fewest nodes of one "
         "rack; 0 tries timed out); holds 6 on a, for 50 s more"
     )

@@ -327,6 +327,15 @@ def test_idle_gpus_are_not_begun_on_before_they_are_promised() -> None:
     assert given == {"first": 1, "both": 0, "rest": 0}
 
 
+def test_what_nobody_was_given_is_lent_once() -> None:
+    """To whoever needs no more than that, and what one was lent no other is."""
+    book = Book(0.0, 4, {})
+    book.promise([rigid("only", 2.0, 2.01)])
+    sharing = Sharing(book, (), now_s=0.0, gpus=4, slot_s=60.0)
+    assert sharing.share() == {"only": 1}
+    assert [sharing.lend(gpus) for gpus in (4, 2, 2, 1, 1)] == [False, True, False, True, False]
+
+
 @pytest.mark.parametrize(("grown", "waits"), [("a", "z"), ("z", "a")])
 def test_base_gangs_come_before_growth_that_saves_nothing(grown: str, waits: str) -> None:
     """Twice the workers for half the time save no GPU time, nor does what rounding makes of it."""

@@ -11,6 +11,7 @@ from common.model import JobState, Preemptibility
 from coordinator.policies.deadlines.applicants import applicants, fixed_gpus, kind_of
 from coordinator.policies.deadlines.claims import Claims
 from coordinator.policies.deadlines.overheads import Overhead
+from coordinator.policies.deadlines.settling import Settled
 from coordinator.policies.deadlines.shares import Claim, Piece
 from coordinator.policies.deadlines.told import grant_reason, refusal, waiting_reason
 from coordinator.policies.snapshot import JobView
@@ -171,3 +172,16 @@ def test_who_waits_on_a_promise_is_told_when_it_starts_at_the_latest() -> None:
     assert "starts in 20 s at the latest, with 1 worker;" in waiting_reason(PLAN, NOW_S)
     for nothing in (None, ()):
         assert waiting_reason(nothing, NOW_S).endswith("leave no room for its base gang")
+
+
+@pytest.mark.parametrize(
+    ("now_s", "rests_until_s"), [(100.0, None), (100.5, 130.0), (129.9, 130.0), (130.0, None)]
+)
+def test_shares_rest_between_rounds_until_a_plan_wants_otherwise(
+    now_s: float, rests_until_s: float | None
+) -> None:
+    """At the instant at which they were settled they are again: jobs stop and start then."""
+    for other_s in (130.0, 160.0, inf):
+        for settled in (Settled(100.0, 130.0, other_s), Settled(100.0, other_s, 130.0)):
+            assert settled.rests_until_s(now_s) == rests_until_s
+    assert Settled().rests_until_s(0.0) is None

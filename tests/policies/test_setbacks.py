@@ -9,11 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from common.model import Checkpoint, JobState, NodeRole, WorkerRange
+from common.model import Checkpoint, JobId, JobState, NodeRole, WorkerRange
 from coordinator.engine.events import ProgressReported
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Allocation, Preempt, Resize, Start
-from coordinator.policies.setbacks import MOST_LOST_RATIO, is_set_back, loss_gpu_s, loss_s
+from coordinator.policies.setbacks import (
+    MOST_LOST_RATIO,
+    is_set_back,
+    loss_gpu_s,
+    loss_s,
+    told,
+    told_of,
+)
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from tests.builders import NOW_S, make_cluster, make_job_view, make_snapshot, make_worker_view
 from tests.engine.house import House
@@ -220,3 +227,13 @@ def test_a_policy_sees_whether_the_present_attempt_has_saved() -> None:
         seen.append((view.has_saved, view.lost_gpu_s(house.engine.state.now_s)))
     assert [has_saved for has_saved, _ in seen] == [False, True, False, False]
     assert [lost_gpu_s for _, lost_gpu_s in seen] == pytest.approx([160.0, 80.0, 0.0, 80.0])
+
+
+def test_of_a_job_it_is_told_why_it_goes_on() -> None:
+    """Only of the one that is asked after, in the words of whoever tells; nothing of no job."""
+    (job,) = make_cluster({"n0": {"j": 8}}, role=NodeRole.TRAINING)[1]
+    busy = ran(job, unsaved_gpu_s=8 * RAN_S, spent_gpu_s=8 * RAN_S)
+    snapshot = make_snapshot(jobs=[busy])
+    assert told_of(snapshot, job.job_id) == told(busy, NOW_S) != ()
+    assert told_of(snapshot, job.job_id, "for now") == told(busy, NOW_S, "for now")
+    assert told_of(snapshot, JobId("other")) == ()

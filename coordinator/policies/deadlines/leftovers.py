@@ -66,10 +66,12 @@ class Sharing:
             workers * self._claims[name].gpus_per_worker for name, workers in self.given.items()
         )
 
-    @property
-    def left_gpus(self) -> int:
-        """GPUs that nobody was given."""
-        return self._left
+    def lend(self, gpus: int) -> bool:
+        """To whoever needs so many, and only now; False where fewer are left."""
+        if gpus > self._left:
+            return False
+        self._left -= gpus
+        return True
 
     def share(self) -> dict[str, int]:
         """Workers of each job now."""

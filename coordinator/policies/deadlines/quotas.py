@@ -15,7 +15,9 @@ from msgspec import Struct
 from coordinator.policies.deadlines.shares import Claim, Piece, Plan, Timeline
 from coordinator.policies.floor import present_workers
 from coordinator.policies.snapshot import JobView, TenantView
-from coordinator.policies.tenants.tenancy import WHOLE, Count, Tenancy, unlent
+from coordinator.policies.tenants.lent import Claim as Has
+from coordinator.policies.tenants.lent import left_to, unlent
+from coordinator.policies.tenants.tenancy import WHOLE, Count, Tenancy
 
 
 def has_quotas(tenants: Iterable[TenantView]) -> bool:
@@ -64,18 +66,24 @@ class Quotas(Struct, frozen=True, kw_only=True):
         return float(max(view.guarantee_gpus + view.borrow_limit_gpus, self.used.get(name, 0)))
 
     def _most(self, name: str, planned: Mapping[str, Count], *, is_promise: bool) -> float:
-        """GPUs that others leave to it; never less than its guarantee."""
+        """GPUs that others leave to it; a promise counts on its guarantee in any case."""
         view = self.views[name]
-        most: float = self.capacity
-        if view.parent != WHOLE:
-            most = self._most(view.parent, planned, is_promise=is_promise)
+        others: list[Has] = []
         for other, theirs in self.views.items():
             if theirs.parent == view.parent and other != name:
                 kept = self._kept(other, planned)
                 if is_promise:
                     kept = max(0.0, float(theirs.guarantee_gpus - planned[other]))
-                most -= float(planned[other]) + kept
-        return max(view.guarantee_gpus, most)
+                gpus = theirs.guarantee_gpus
+                others.append(Has(guarantee_gpus=gpus, used=float(planned[other]), kept=kept))
+        if view.parent == WHOLE:
+            most = float(self.capacity) - sum(each.used + each.kept for each in others)
+        else:
+            whole = self._most(view.parent, planned, is_promise=is_promise)
+            most = left_to(view.guarantee_gpus, min(whole, self._limit(view.parent)), others)
+            if not is_promise:
+                return most
+        return max(float(view.guarantee_gpus), most)
 
     def _kept(self, name: str, planned: Mapping[str, Count]) -> float:
         """GPUs of its idle guarantee that a tenant does not lend, or those below it do not."""

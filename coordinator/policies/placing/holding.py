@@ -14,8 +14,8 @@ from msgspec import Struct, structs
 
 from common.model import NodeName
 from coordinator.policies.floor import Floor
+from coordinator.policies.placing.gang_tries import Patience, Try, try_at
 from coordinator.policies.placing.locality import Gang, part
-from coordinator.policies.placing.tries import Patience, Try, try_at
 
 
 class Attempted(Struct, frozen=True):

@@ -1,9 +1,9 @@
-"""Where a gang may stand by locality levels: servers, racks, anywhere. Knows no policy, decides
+"""Where a gang may stand by locality levels: nodes, racks, anywhere. Knows no policy, decides
 nothing.
 
-The levels of the Philly study (ATC'19, section 2.3): as few servers as possible within one rack
-(RDMA domain), any servers within one rack, any servers. Racks with the most free GPUs come first,
-and in a rack the servers with the most; a job of one GPU goes where the fewest are free.
+The levels of the Philly study (ATC'19, section 2.3): as few nodes as possible within one rack
+(RDMA domain), any nodes within one rack, any nodes. Racks with the most free GPUs come first,
+and in a rack the nodes with the most; a job of one GPU goes where the fewest are free.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from msgspec import Struct
 
 from common.model import NodeName
 from coordinator.policies.decisions import Placement
-from coordinator.policies.floor import Floor, fill
+from coordinator.policies.floor import Floor, fill, nodes_needed
 
-FEWEST_SERVERS, ONE_RACK, ANYWHERE = 0, 1, 2
+FEWEST_NODES, ONE_RACK, ANYWHERE = 0, 1, 2
 """Levels, from the strictest to the loosest."""
+
+LEVELS = ("fewest nodes of one rack", "one rack", "anywhere")
+"""The same in words."""
 
 
 class Gang(Struct, frozen=True):
@@ -33,10 +36,10 @@ def whole(floor: Floor, gang: Gang, level: int) -> tuple[Placement, ...]:
     rooms = floor.rooms(gang.gpu_type, gang.gpus_per_worker)
     if gang.workers * gang.gpus_per_worker == 1:
         return fill(rooms, sorted(rooms, key=lambda name: (floor.free[name], name)), 1)
-    for servers in _candidates(floor, gang, level, {}):
-        order = [name for name in servers if name in rooms]
-        if level == FEWEST_SERVERS:
-            order = order[: _fewest(floor, gang, servers)]
+    for nodes in _candidates(floor, gang, level, {}):
+        order = [name for name in nodes if name in rooms]
+        if level == FEWEST_NODES:
+            order = order[: _fewest(floor, gang, nodes)]
         if sum(rooms[name] for name in order) >= gang.workers:
             return fill(rooms, order, gang.workers)
     return ()
@@ -45,13 +48,13 @@ def whole(floor: Floor, gang: Gang, level: int) -> tuple[Placement, ...]:
 def part(floor: Floor, gang: Gang, level: int, held: Mapping[NodeName, int]) -> dict[NodeName, int]:
     """Free GPUs to hold for a gang that does not fit, where it may come to stand.
 
-    held: what it holds by now, which is free on the floor: it stays with those servers.
+    held: what it holds by now, which is free on the floor: it stays with those nodes.
     """
-    for servers in _candidates(floor, gang, level, held):
+    for nodes in _candidates(floor, gang, level, held):
         left = gang.workers
         taken: dict[NodeName, int] = {}
-        most = _fewest(floor, gang, servers) if level == FEWEST_SERVERS else len(servers)
-        for name in servers[:most]:
+        most = _fewest(floor, gang, nodes) if level == FEWEST_NODES else len(nodes)
+        for name in nodes[:most]:
             here = min(left, _places(floor, gang, (name,)))
             gpus = min(floor.free[name], here * gang.gpus_per_worker)
             if gpus > 0:
@@ -65,7 +68,7 @@ def part(floor: Floor, gang: Gang, level: int, held: Mapping[NodeName, int]) -> 
 def _candidates(
     floor: Floor, gang: Gang, level: int, held: Mapping[NodeName, int]
 ) -> list[list[NodeName]]:
-    """Groups of servers of which one is to take the gang, best first, and so within each."""
+    """Groups of nodes of which one is to take the gang, best first, and so within each."""
     racks: dict[str, list[NodeName]] = {}
     for name, node in floor.nodes.items():
         if node.gpu_type == gang.gpu_type and name not in floor.avoided:
@@ -92,11 +95,5 @@ def _places(floor: Floor, gang: Gang, names: Sequence[NodeName]) -> int:
 
 
 def _fewest(floor: Floor, gang: Gang, names: Sequence[NodeName]) -> int:
-    """How many of these servers the gang would need with nobody on them."""
-    left = gang.workers
-    sizes = sorted((_places(floor, gang, (name,)) for name in names), reverse=True)
-    for count, size in enumerate(sizes, start=1):
-        left -= size
-        if left <= 0:
-            return count
-    return len(sizes)
+    """How many of these nodes the gang would need with nobody on them."""
+    return nodes_needed((_places(floor, gang, (name,)) for name in names), gang.workers)

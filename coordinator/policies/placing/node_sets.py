@@ -82,6 +82,11 @@ class Division:
         taken = {name for each in self.sets for name in each.nodes}
         return [name for name in sorted(self._gpus) if name not in taken]
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether anybody in a set waits for a turn."""
+        return any(len(each.jobs) > self.room(each) for each in self.sets)
+
     def _workers(self, kind: Class, nodes: Iterable[NodeName]) -> int:
         return sum(self._gpus[name] // kind.gpus_per_worker for name in nodes)
 
@@ -94,10 +99,10 @@ class Division:
             each.jobs = [job_id for job_id in each.jobs if job_id in there]
         self.sets = [each for each in self.sets if each.jobs]
 
-    def leave(self, stands: Callable[[JobId, Class], bool]) -> None:
-        """Jobs that do not stand among gangs of their class any more leave; their sets stay."""
+    def leave(self, stands: Callable[[JobId, NodeSet], bool]) -> None:
+        """Jobs that do not stand in their set any more leave it; it stays."""
         for each in self.sets:
-            each.jobs = [job_id for job_id in each.jobs if stands(job_id, each.kind)]
+            each.jobs = [job_id for job_id in each.jobs if stands(job_id, each)]
 
     def adopt(self, job_id: JobId, kind: Class, nodes: tuple[NodeName, ...]) -> bool:
         """Who runs already stays where it is, if nobody's set is there or one of its class."""

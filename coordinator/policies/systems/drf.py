@@ -1,9 +1,9 @@
 """Dominant resource fairness: the tenant with the least of what it has most of goes next.
 
-Source: DRF, NSDI'11, algorithm 1. Progressive filling: the tenant with the smallest dominant share
-over its weight starts its next job, whole gangs only; one whose job does not fit is blocked for
-this pass. Flexible workers are dealt one by one in the same order on what is left. Must not know
-the engine.
+Sources: DRF, NSDI'11, algorithm 1; H-DRF, SoCC'13, for a tree of tenants. Progressive filling: the
+tenant with the smallest dominant share over its weight starts its next job, whole gangs only; one
+whose job does not fit is blocked for this pass. Flexible workers are dealt one by one in the same
+order on what is left. Must not know the engine.
 
 A running gang is stopped for another tenant only where `preempts` says so, and by Volcano's rule:
 the tenant that starts stays below the share that the other has after the stop. Flexible workers go
@@ -19,14 +19,17 @@ from msgspec import Struct, structs
 from common.model import JobId
 from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Allocation, Placement, earliest
-from coordinator.policies.floor import Floor, is_movable, present_workers
+from coordinator.policies.dividing.progressive import deal
+from coordinator.policies.floor import Floor, is_movable, present_workers, spare_workers
 from coordinator.policies.granting import Grant, carry_out
-from coordinator.policies.placing.vectors import NEVER, Bins, DominantShares
+from coordinator.policies.placement import placed_count
+from coordinator.policies.placing.dominant import DominantShares
+from coordinator.policies.placing.vectors import NEVER, Bins
 from coordinator.policies.placing.victims import fewest_victims
 from coordinator.policies.policy import Parts, joint
 from coordinator.policies.shares import rests_until_s
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
-from coordinator.policies.tenants.lines import lines
+from coordinator.policies.tenants.lines import in_turn, lines
 
 
 class DrfKnobs(Struct, frozen=True, kw_only=True):
@@ -43,6 +46,13 @@ class _Victim(Struct, frozen=True, kw_only=True):
     is_whole: bool
 
 
+class _Shrunk(Struct, frozen=True):
+    """Indices of flexible workers of one job that go, and for whom."""
+
+    room_for: JobId | None
+    leaving: list[int]
+
+
 class Filling:
     """One pass of progressive filling. held: jobs that wait on, and why."""
 
@@ -53,32 +63,27 @@ class Filling:
         self._shares = DominantShares(snapshot, self._bins.total)
         self._starts: dict[JobId, tuple[JobView, str, list[Placement]]] = {}
         self._grown: dict[JobId, list[Placement]] = {}
-        self._shrunk: dict[JobId, int] = {}
+        self._shrunk: dict[JobId, _Shrunk] = {}
         self._stopped: set[JobId] = set()
         self.held: list[tuple[JobView, str]] = []
         self._fill()
         self._grow()
 
     def _fill(self) -> None:
-        waiting = lines(self._snapshot)
-        while waiting:
-            tenant = min(waiting, key=lambda tenant: (self._shares.of(tenant), tenant))
-            job = waiting[tenant][0]
-            if self._start(job):
-                waiting[tenant].pop(0)
+        """The first job of the tenant with the smallest share, until each is blocked or done."""
+        blocking: dict[str, JobId] = {}
+        for job in in_turn(lines(self._snapshot), self._shares.first_of, lambda: len(self._starts)):
+            if job.tenant in blocking:
+                why = f"behind {blocking[job.tenant]} of its tenant, which does not fit"
+            elif self._start(job):
+                continue
             elif self._bins.never(job):
-                self.held.append((job, NEVER))
-                waiting[tenant].pop(0)
+                why = NEVER
             else:
-                first = f"its base gang does not fit; {tenant} has a share of"
-                self.held.append((job, f"{first} {self._shares.of(tenant):.3f}"))
-                self.held += [
-                    (other, f"behind {job.job_id} of its tenant, which does not fit")
-                    for other in waiting[tenant][1:]
-                ]
-                waiting[tenant] = []
-            if not waiting[tenant]:
-                del waiting[tenant]
+                blocking[job.tenant] = job.job_id
+                share = self._shares.of(job.tenant)
+                why = f"its base gang does not fit; {job.tenant} has a share of {share:.3f}"
+            self.held.append((job, why))
 
     def _start(self, job: JobView) -> bool:
         for makes_room in (False, True):
@@ -99,15 +104,14 @@ class Filling:
     def _make_room(self, job: JobView, kind: str) -> bool:
         """Let workers of tenants that stay above the job's go; nobody goes in vain."""
         base = job.workers_on(kind).min
-        after = self._shares.with_more(job, base)
         found = fewest_victims(
             self._victims(job, kind),
-            may_go=lambda each: self._shares.with_more(each.job, -len(each.workers)) > after,
+            may_go=lambda each: self._shares.keeps_more(each.job, len(each.workers), job, base),
             move=self._move,
             fits=lambda: bool(self._bins.pick(job, kind, base, self._bins.fullest)),
         )
         for victim in found or ():
-            self._note(victim)
+            self._note(victim, job)
         self._follow(found or ())
         return found is not None
 
@@ -121,40 +125,35 @@ class Filling:
             and other.job_id not in self._stopped
             and other.job_id not in self._shrunk
         ]
-        others.sort(key=lambda other: (-self._shares.of(other.tenant), other.job_id))
+        others.sort(key=lambda other: (-self._shares.beside(other, job), other.job_id))
         for other in others:
-            flexible = (w for w in other.placed if w.is_flexible and not w.is_leaving)
-            for worker in sorted(flexible, key=lambda worker: -worker.worker_index):
-                if other.is_resizable:
-                    yield _Victim(job=other, workers=(worker,), is_whole=False)
+            for worker in spare_workers(other):
+                yield _Victim(job=other, workers=(worker,), is_whole=False)
         if not self._knobs.preempts:
             return
         now_s = self._snapshot.now_s
         for other in sorted(
             filter(is_movable, others),
             key=lambda other: (
-                -self._shares.of(other.tenant),
+                -self._shares.beside(other, job),
                 other.lost_gpu_s(now_s),
                 other.job_id,
             ),
         ):
-            stay = tuple(
-                worker
-                for worker in other.placed
-                if not worker.is_leaving and not (worker.is_flexible and other.is_resizable)
-            )
-            yield _Victim(job=other, workers=stay, is_whole=True)
+            spare = spare_workers(other)
+            stay = (each for each in other.placed if not each.is_leaving and each not in spare)
+            yield _Victim(job=other, workers=tuple(stay), is_whole=True)
 
     def _move(self, victim: _Victim, sign: int) -> None:
         self._bins.vacate(victim.job, victim.workers, sign)
         self._shares.count(victim.job, -sign * len(victim.workers))
 
-    def _note(self, victim: _Victim) -> None:
+    def _note(self, victim: _Victim, job: JobView) -> None:
         if victim.is_whole:
             self._stopped.add(victim.job.job_id)
         else:
-            name = victim.job.job_id
-            self._shrunk[name] = self._shrunk.get(name, 0) + len(victim.workers)
+            shrunk = self._shrunk.setdefault(victim.job.job_id, _Shrunk(job.job_id, []))
+            shrunk.leaving.extend(worker.worker_index for worker in victim.workers)
 
     def _follow(self, found: Iterable[_Victim]) -> None:
         """With a gang its flexible workers go as well, also those that could have stayed."""
@@ -183,17 +182,12 @@ class Filling:
                 growing.setdefault(job.tenant, []).append((job, job.gpu_type))
         for line in growing.values():
             line.sort(key=lambda each: (each[0].submitted_at_s, each[0].job_id))
-        while growing:
-            tenant = min(growing, key=lambda tenant: (self._shares.of(tenant), tenant))
-            if not self._grow_one(*growing[tenant][0]):
-                growing[tenant].pop(0)
-            if not growing[tenant]:
-                del growing[tenant]
+        deal(growing, self._shares.first, lambda each: self._grow_one(*each))
 
     def _grow_one(self, job: JobView, kind: str) -> bool:
         started = self._starts.get(job.job_id)
         mine = started[2] if started else self._grown.setdefault(job.job_id, [])
-        have = present_workers(job) + sum(placement.worker_count for placement in mine)
+        have = present_workers(job) + placed_count(mine)
         if have >= job.workers_on(kind).max:
             return False
         found = self._bins.pick(job, kind, 1, self._bins.fullest)
@@ -210,22 +204,29 @@ class Filling:
         grants = [
             Grant(
                 job=job,
-                workers=sum(placement.worker_count for placement in placements),
+                workers=placed_count(placements),
                 gpu_type=kind,
                 placements=tuple(placements),
-                reason=f"tenant {job.tenant} has the smallest dominant share, "
-                f"{self._shares.of(job.tenant):.3f} with it",
+                reason=f"tenant {job.tenant} has the smallest dominant share"
+                f"{self._shares.among(job.tenant)}, {self._shares.of(job.tenant):.3f} with it",
             )
             for job, kind, placements in self._starts.values()
         ]
         for job in self._snapshot.jobs:
             if job.placed and job.job_id not in self._stopped:
-                more = sum(each.worker_count for each in self._grown.get(job.job_id, ()))
-                count = present_workers(job) + more - self._shrunk.get(job.job_id, 0)
+                more = placed_count(self._grown.get(job.job_id, ()))
+                shrunk = self._shrunk.get(job.job_id, _Shrunk(None, []))
+                count = present_workers(job) + more - len(shrunk.leaving)
                 why = (
                     f"tenant {job.tenant} has a dominant share of {self._shares.of(job.tenant):.3f}"
                 )
-                grants.append(Grant(job=job, workers=count, reason=why))
+                leaving = tuple(shrunk.leaving)
+                grants.append(
+                    Grant(
+                        job=job, workers=count, reason=why, leaving=leaving,
+                        room_for=shrunk.room_for,
+                    )
+                )  # fmt: skip
         plan = carry_out(self._snapshot, grants, place=self._planned)
         return Allocation(decisions=plan.decisions, wake_at_s=self._wake_at_s())
 

@@ -31,15 +31,9 @@ from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Allocation, Placement
 from coordinator.policies.granting import Grant, carry_out, going_on
 from coordinator.policies.knob_types import Part
-from coordinator.policies.placing.vectors import (
-    NEVER,
-    Bins,
-    Vector,
-    dominant,
-    shares,
-    wanted,
-    weights_of,
-)
+from coordinator.policies.placement import placed_count
+from coordinator.policies.placing.dominant import AddedShares
+from coordinator.policies.placing.vectors import NEVER, Bins, Vector, wanted
 from coordinator.policies.policy import Parts, joint
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.words import counted
@@ -82,8 +76,7 @@ class Packing:
         self._knobs = knobs
         self._snapshot = snapshot
         self._bins = Bins(snapshot)
-        self._weights = weights_of(snapshot)
-        self._shares = shares(snapshot, self._bins.total, self._weights)
+        self._shares = AddedShares(snapshot, self._bins.total)
         self._fits: dict[Shape, _Fit | None] = {}
         self.starts: list[tuple[JobView, _Fit, float]] = []
         self.waiting: dict[JobId, JobView] = {
@@ -128,7 +121,7 @@ class Packing:
         return job, fits[job.job_id], scores[job.job_id]
 
     def _worst_off(self, job: JobView) -> tuple[object, ...]:
-        return (self._shares.get(job.tenant, 0.0), job.submitted_at_s, job.job_id)
+        return (self._shares.worst_off(job.tenant), job.submitted_at_s, job.job_id)
 
     def _left(self, job: JobView) -> float:
         """Work left in parts of the cluster times seconds (section 3.3.1)."""
@@ -212,13 +205,8 @@ class Packing:
         self.starts.append((job, fit, score))
         del self.waiting[job.job_id]
         self._bins.move(job, fit.placements)
-        count = sum(placement.worker_count for placement in fit.placements)
-        more = dominant(
-            Vector().plus(wanted(job, self._bins.total), count),
-            self._bins.total,
-            self._weights.get(job.tenant, 1.0),
-        )
-        self._shares[job.tenant] = self._shares.get(job.tenant, 0.0) + more
+        count = placed_count(fit.placements)
+        self._shares.add(job.tenant, Vector().plus(wanted(job, self._bins.total), count))
         touched = {placement.node for placement in fit.placements}
         for shape, other in list(self._fits.items()):
             # Room only shrinks, so what found none finds none. What stands elsewhere stands when
@@ -234,7 +222,7 @@ def _allocate(knobs: TetrisKnobs, snapshot: ClusterSnapshot, memory: bytes) -> A
     grants = [
         Grant(
             job=job,
-            workers=sum(placement.worker_count for placement in fit.placements),
+            workers=placed_count(fit.placements),
             gpu_type=fit.gpu_type,
             placements=fit.placements,
             reason=f"alignment {fit.alignment:.3f}, score {score:.3f} with what is left of it",

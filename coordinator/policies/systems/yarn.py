@@ -6,16 +6,17 @@ and head-of-line blocking (YARN-CS of Tiresias, NSDI'19, section 5.1). Must not 
 
 A queue is a tenant. Inside a queue jobs go by priority and submission, and the first that does not
 fit blocks those behind it; but whoever could not run in the fleet as it is blocks nobody, as YARN
-refuses what is beyond its maximum. `yarn-fair` serves the queue with the least GPUs over its
-weight; `yarn-capacity` goes down the tree of queues, each time to the one that uses the smallest
-part of its capacity: its guarantee, or its weight's part of the whole where it has none. What a
-queue may borrow, and that it gets its guarantee back, are the rules of tenants that hold for all
-policies.
+refuses what is beyond its maximum. Both go down the tree of queues to the one that is served next:
+`yarn-fair` each time to the one with the least GPUs over its weight, `yarn-capacity` to the one
+that uses the smallest part of its capacity: its guarantee, or its weight's part of its parent's
+where it has none. What a queue may borrow, and that it gets its guarantee back, are the rules of
+tenants that hold for all policies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 from msgspec import Struct
@@ -31,7 +32,8 @@ from coordinator.policies.never import Fleet, wish_of
 from coordinator.policies.policy import NoKnobs, Parts, Policy, joint
 from coordinator.policies.recall import recalled
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
-from coordinator.policies.tenants.lines import line, lines
+from coordinator.policies.tenants.descent import Tree
+from coordinator.policies.tenants.lines import heads, line, lines
 from coordinator.policies.tenants.tenancy import WHOLE, Tenancy, base_gpus, waiting_gpus
 from coordinator.policies.words import counted
 
@@ -54,8 +56,8 @@ class FairKnobs(Struct, frozen=True, kw_only=True):
 _PREEMPTING = ((off("preempts", False),),)
 
 
-Next = Callable[[Tenancy, set[str]], str]
-"""(tenants, queues that have a job to try) -> the queue that is served next."""
+Key = Callable[[Tenancy, str], float]
+"""What a queue of any level has, as a part of what is its own: the least is served next."""
 
 
 class _Queues:
@@ -64,16 +66,17 @@ class _Queues:
     never: jobs that block nobody, as they could not run in the fleet as it is.
     """
 
-    def __init__(self, snapshot: ClusterSnapshot, next_: Next) -> None:
+    def __init__(self, snapshot: ClusterSnapshot, key: Key) -> None:
         self.tenancy = Tenancy(snapshot)
         self.grants: list[Grant] = []
         self.held: list[Hold] = []
         self.never: list[Hold] = []
         self._floor = Floor(snapshot)
         self._fleet = Fleet(snapshot)
+        tree = Tree(snapshot)
         queues = lines(snapshot, self.tenancy.leaf)
         while queues:
-            queue = next_(self.tenancy, set(queues))
+            queue = tree.first(heads(queues), partial(key, self.tenancy))
             head = queues[queue][0]
             if not self._start(head, queue):
                 never = self._fleet.why_never(wish_of(head))
@@ -137,39 +140,28 @@ def _strict(_: NoKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
 # --- queues -------------------------------------------------------------------------------------
 
 
-def least_used(tenancy: Tenancy, queues: set[str]) -> str:
-    """The queue with the fewest GPUs over its weight (Fair Scheduler, policy `fair`)."""
-    return min(queues, key=lambda name: (tenancy.used[name] / tenancy.views[name].weight, name))
+def of_weight(tenancy: Tenancy, name: str) -> float:
+    """GPUs of a queue over its weight (Fair Scheduler, policy `fair`)."""
+    return tenancy.used[name] / tenancy.views[name].weight
 
 
-def least_of_capacity(tenancy: Tenancy, queues: set[str]) -> str:
-    """Down the tree, each time to the child that uses the smallest part of its capacity."""
-    parent, whole = WHOLE, float(tenancy.capacity)
-    while True:
-        children = tenancy.children[parent]
-        weights = sum(tenancy.views[name].weight for name in children)
-        with_jobs = [name for name in children if _has_jobs(tenancy, name, queues)]
-
-        capacity = {
-            name: tenancy.views[name].guarantee_gpus
-            or whole * tenancy.views[name].weight / weights
-            or 1.0
-            for name in with_jobs
-        }
-        _, parent = min((tenancy.used[name] / capacity[name], name) for name in with_jobs)
-        if not tenancy.children[parent]:
-            return parent
-        whole = float(capacity[parent])
+def of_capacity(tenancy: Tenancy, name: str) -> float:
+    """The part of its capacity that a queue uses (Capacity Scheduler)."""
+    return tenancy.used[name] / _capacity_of(tenancy, name)
 
 
-def _has_jobs(tenancy: Tenancy, name: str, queues: set[str]) -> bool:
-    return name in queues or any(
-        _has_jobs(tenancy, child, queues) for child in tenancy.children[name]
-    )
+def _capacity_of(tenancy: Tenancy, name: str) -> float:
+    """Its guarantee, or its weight's part of its parent's where it has none."""
+    view = tenancy.views[name]
+    if view.guarantee_gpus:
+        return float(view.guarantee_gpus)
+    whole = float(tenancy.capacity) if view.parent == WHOLE else _capacity_of(tenancy, view.parent)
+    weights = sum(tenancy.views[each].weight for each in tenancy.children[view.parent])
+    return whole * view.weight / weights or 1.0
 
 
 def _capacity(_: NoKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
-    queues = _Queues(snapshot, least_of_capacity)
+    queues = _Queues(snapshot, of_capacity)
     plan = carry_out(snapshot, [*going_on(snapshot), *queues.grants])
     return Allocation(decisions=plan.decisions)
 
@@ -181,7 +173,7 @@ class _Starved(Struct, frozen=True):
 
 
 def _fair(knobs: FairKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
-    queues = _Queues(snapshot, least_used)
+    queues = _Queues(snapshot, of_weight)
     if not knobs.preempts:
         plan = carry_out(snapshot, [*going_on(snapshot), *queues.grants])
         return Allocation(decisions=plan.decisions)
@@ -235,12 +227,12 @@ def _kept(
     return [grant for grant in kept if grant.job.job_id not in stopped]
 
 
-def _family(name: str, description: str, next_: Next, parts: Parts) -> Policy:
+def _family(name: str, description: str, key: Key, parts: Parts) -> Policy:
     def hold(_: Struct, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
-        queues = _Queues(snapshot, next_)
+        queues = _Queues(snapshot, key)
         return (*queues.held, *queues.never)
 
-    if next_ is least_used:
+    if key is of_weight:
         return joint(
             name, description, knobs=FairKnobs(), allocate=_fair, hold=hold, parts=parts,
             by_weight=False, needs=dict.fromkeys(("threshold", "timeout_s"), _PREEMPTING),
@@ -263,13 +255,13 @@ POLICIES = (
     _family(
         "yarn-fair",
         "YARN's Fair Scheduler: the queue with the fewest GPUs over its weight is served next",
-        least_used,
+        of_weight,
         Parts(order="least used queue, FIFO inside", size="base demand", place="best fit"),
     ),
     _family(
         "yarn-capacity",
         "YARN's Capacity Scheduler: the queue that uses least of its capacity is served next",
-        least_of_capacity,
+        of_capacity,
         Parts(order="least of capacity, FIFO inside", size="base demand", place="best fit"),
     ),
 )

@@ -20,47 +20,38 @@ from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Allocation, Placement
 from coordinator.policies.floor import Floor, fill, is_movable, present_workers
 from coordinator.policies.granting import Grant, carry_out
-from coordinator.policies.knob_types import Period, Seconds
 from coordinator.policies.placing.node_sets import Class, Division, NodeSet
 from coordinator.policies.policy import Parts, joint
 from coordinator.policies.recall import recalled
-from coordinator.policies.setbacks import keeps_gang, told
+from coordinator.policies.setbacks import keeps_gang, told_of
 from coordinator.policies.sharing.board import COMPUTING_STATES
 from coordinator.policies.sharing.handing import fresh, handed
+from coordinator.policies.sharing.looks import Look, Looked, Pace
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.words import counted
 
 Times = Annotated[float, Meta(ge=0, le=1e6)]
 
-EARLY_S = 1e-6
-"""A look is due despite rounding."""
 
-
-class Knobs(Struct, frozen=True, kw_only=True):
-    """slice_s: length of a turn; nodes are shared out again at each (section 3.1: a minute).
-
-    least_turn_ratio: a turn lasts at least so many times as long as handing it over took, which is
-        from the decision until the gang ran: others stopped, then it started. Ours, not the
-        paper's: jobs that take a minute to stop and to start would do nothing else in turns of a
-        minute. To load what was saved takes about as long again and is told to nobody, so that at
-        20 a turn is some ten times its whole cost. 0: a turn is a slice, whatever it costs.
-    quiet_s: the artefact's steps: it looks only when a job came, and each slice once none came for
-        so long; until then GPUs that come free stay idle. 0: it looks at whatever happens.
+class Knobs(Pace, frozen=True, kw_only=True):
+    """least_turn_ratio: a turn lasts at least so many times as long as handing it over took, from
+        the decision until the gang ran: others stopped, then it started. Ours, not the paper's:
+        jobs that take a minute to stop and to start would do nothing else in turns of a minute. To
+        load what was saved takes about as long again and is told to nobody, so that at 20 a turn is
+        some ten times its whole cost. 0: a turn is a slice, whatever it costs.
     counts_by_gang: the artefact's shares: a class gets and gives back a set for each gang that it
         has too few or too many, though a set of small gangs holds several; and whoever lost its
         place stops, even where nobody comes.
     """
 
-    slice_s: Period = 60.0
     least_turn_ratio: Times = 20.0
-    quiet_s: Seconds = 0.0
     counts_by_gang: bool = False
 
 
 class Memory(Struct, frozen=True, kw_only=True):
     """sets: with their jobs, in turn. waits: who was looked at and found no set.
 
-    looked_at_s: when it looked last. came_at_s: when it last looked at somebody new.
+    came_at_s, looked_at_s: of `looked`, which says what they are; stored flat.
     handed_at_s: when those that have a place were given it.
     """
 
@@ -69,6 +60,11 @@ class Memory(Struct, frozen=True, kw_only=True):
     came_at_s: float = float("-inf")
     looked_at_s: float = float("-inf")
     handed_at_s: dict[JobId, float] = {}
+
+    @property
+    def looked(self) -> Looked:
+        """When it did, and when somebody new was there."""
+        return Looked(at_s=self.looked_at_s, came_at_s=self.came_at_s)
 
 
 class _Pass:
@@ -99,34 +95,30 @@ class _Pass:
     # --- who stands where ---------------------------------------------------------------------
 
     def _settle(self) -> None:
-        before, now_s = self._before, self._snapshot.now_s
+        knobs, before, now_s = self._knobs, self._before, self._snapshot.now_s
         self.division.leave(self._is_alike)
-        known = {job_id for each in self.division.sets for job_id in each.jobs}
-        came = self._jobs.keys() - known - set(before.waits)
-        self.came_at_s, self.looked_at_s = before.came_at_s, before.looked_at_s
-        is_due = now_s >= before.looked_at_s + self._knobs.slice_s - EARLY_S
-        is_quiet = now_s >= before.came_at_s + self._knobs.quiet_s - EARLY_S
-        looks = is_due and (bool(came) or is_quiet)
-        self.has_news = bool(came) and not looks
-        if looks:
-            self.looked_at_s = now_s
-            self.came_at_s = now_s if came else before.came_at_s
-        if looks or not self._knobs.quiet_s:
+        known = self.division.set_of().keys() | before.waits
+        self.look = Look(knobs, before.looked, now_s, has_new=not self._jobs.keys() <= known)
+        if self.look.is_one or not knobs.quiet_s:
             self.division.keep(self._jobs)
-            if looks:
-                ratio, handed_at_s = self._knobs.least_turn_ratio, before.handed_at_s
-                self.division.rotate(self._stay() | fresh(self._jobs, handed_at_s, ratio, now_s))
-                self.division.divide(counts_by_gang=self._knobs.counts_by_gang)
+            if self.look.is_one:
+                had = fresh(self._jobs, before.handed_at_s, knobs.least_turn_ratio, now_s)
+                self.division.rotate(self._stay() | had)
+                self.division.divide(counts_by_gang=knobs.counts_by_gang)
             self._welcome()
         stays = self._stay()
         self.division.first(
             {job.job_id: (job.job_id not in stays, -job.priority) for job in self._jobs.values()}
         )
 
-    def _is_alike(self, job_id: JobId, kind: Class) -> bool:
-        """Whether a job is a gang of a class, or gone; after its pre-run it is another one."""
+    def _is_alike(self, job_id: JobId, each: NodeSet) -> bool:
+        """Whether a job is a gang of a set's class, or gone; after its pre-run it is another."""
         job = self._jobs.get(job_id)
-        return job is None or _class(job, kind.gpu_type) == kind
+        return job is None or _class(job, each.kind.gpu_type) == each.kind
+
+    def _may_stand(self, job_id: JobId, each: NodeSet) -> bool:
+        """Whether a job avoids no node of a set."""
+        return set(self._jobs[job_id].avoid_nodes).isdisjoint(each.nodes)
 
     def _stay(self) -> set[JobId]:
         """Who runs and may not be stopped now, or shall not for its work's sake."""
@@ -139,10 +131,7 @@ class _Pass:
 
     def _welcome(self) -> None:
         """Whoever is in no set, by submission; those that run already first."""
-        settled = self.division.set_of()
-        for job_id, each in settled.items():
-            if not set(self._jobs[job_id].avoid_nodes).isdisjoint(each.nodes):
-                each.jobs.remove(job_id)
+        self.division.leave(self._may_stand)
         settled = self.division.set_of()
         new = [job for job in self._jobs.values() if job.job_id not in settled]
         new.sort(key=lambda job: (not job.placed, job.submitted_at_s, job.job_id))
@@ -173,8 +162,8 @@ class _Pass:
         after = Memory(
             sets=tuple(self.division.sets),
             waits=self._waits(),
-            came_at_s=self.came_at_s,
-            looked_at_s=self.looked_at_s,
+            came_at_s=self.look.after.came_at_s,
+            looked_at_s=self.look.after.at_s,
             handed_at_s=handed(
                 self._jobs, self._before.handed_at_s, decisions, self._snapshot.now_s
             ),
@@ -188,7 +177,7 @@ class _Pass:
     def _waits(self) -> tuple[JobId, ...]:
         """Who found no set; between looks who came since is nobody yet."""
         settled = self.division.set_of()
-        known = set(self._before.waits) if self.has_news else set(self._jobs)
+        known = set(self._before.waits) if self.look.is_awaited else set(self._jobs)
         return tuple(job_id for job_id in self._jobs if job_id in known - settled.keys())
 
     def _grants(self) -> list[Grant]:
@@ -228,34 +217,25 @@ class _Pass:
 
     def _wake_at_s(self) -> float | None:
         """The next look, while it may change something."""
-        is_shared = any(
-            len(each.jobs) > self.division.room(each) for each in self.division.sets
-        ) or any(job.state == JobState.PENDING for job in self._jobs.values())
-        if not self._jobs or not (is_shared or self._knobs.counts_by_gang):
-            return None
-        next_s = self.looked_at_s + self._knobs.slice_s
-        if self.has_news or not self._knobs.quiet_s:
-            return max(next_s, self._snapshot.now_s)
-        return max(next_s, self.came_at_s + self._knobs.quiet_s)
+        waits = any(job.state == JobState.PENDING for job in self._jobs.values())
+        may_change = self.division.is_shared or waits or self._knobs.counts_by_gang
+        return self.look.next_s if self._jobs and may_change else None
 
     def holds(self) -> tuple[Hold, ...]:
         """Why each job that waits would not start."""
         settled = self.division.set_of()
-        waits = [job for job in self._jobs.values() if job.state == JobState.PENDING]
+        turns = {name for each in self.division.sets for name in self.division.computing(each)}
         return tuple(
             Hold(job_id=job.job_id, blockers=(self._why(job, settled.get(job.job_id)),))
-            for job in waits
-            if job.job_id not in settled
-            or job.job_id not in self.division.computing(settled[job.job_id])
+            for job in self._jobs.values()
+            if job.state == JobState.PENDING and job.job_id not in turns
         )
 
     def _why(self, job: JobView, mine: NodeSet | None) -> str:
         if mine is None:
-            return (
-                f"no set of nodes for gangs of "
-                f"{counted(job.workers.min * job.gpus_per_worker, 'GPU')}, and "
-                f"{counted(len(self.division.loose()), 'node')} in no set"
-            )
+            gang = counted(job.workers.min * job.gpus_per_worker, "GPU")
+            loose = counted(len(self.division.loose()), "node")
+            return f"no set of nodes for gangs of {gang}, and {loose} in no set"
         return (
             f"waits for its turn in the set {', '.join(mine.nodes)}: "
             f"{counted(mine.jobs.index(job.job_id), 'job')} before it, room for "
@@ -280,7 +260,7 @@ def hold(knobs: Knobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, 
 
 def tell(knobs: Knobs, snapshot: ClusterSnapshot, memory: bytes, job_id: JobId) -> tuple[str, ...]:
     """Of a job whose turn does not end, why."""
-    return next((told(job, snapshot.now_s) for job in snapshot.jobs if job.job_id == job_id), ())
+    return told_of(snapshot, job_id)
 
 
 POLICIES = (

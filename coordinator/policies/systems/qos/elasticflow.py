@@ -37,8 +37,15 @@ from coordinator.policies.deadlines.overheads import Overheads, handed_over
 from coordinator.policies.deadlines.predict import Margin
 from coordinator.policies.deadlines.promises import NO_QUOTAS, Book, Plans, by_deadline
 from coordinator.policies.deadlines.quotas import Quotas, has_quotas, quotas_beside
+from coordinator.policies.deadlines.settling import Settled
 from coordinator.policies.deadlines.shares import Claim, next_change_s, now_of
-from coordinator.policies.deadlines.told import UNLESS, grant_reason, refusal, waiting_reason
+from coordinator.policies.deadlines.told import (
+    UNLESS,
+    grant_reason,
+    refusal,
+    stopped_for,
+    waiting_reason,
+)
 from coordinator.policies.decisions import Allocation, Reject
 from coordinator.policies.floor import Floor, consolidated
 from coordinator.policies.granting import Grant, carry_out
@@ -47,7 +54,7 @@ from coordinator.policies.knob_types import Period, Seconds
 from coordinator.policies.placing.clearing import Clearing
 from coordinator.policies.policy import Parts, Policy, joint
 from coordinator.policies.recall import recalled
-from coordinator.policies.setbacks import told
+from coordinator.policies.setbacks import told_of
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.tenants.tenancy import Tenancy
 
@@ -84,8 +91,7 @@ class ElasticFlowKnobs(Struct, frozen=True, kw_only=True):
 class _Memory(Struct, frozen=True, array_like=True):
     """promises: the plan under which each admitted job meets its deadline.
 
-    settled_at_s: when shares were settled; again at that instant, as jobs stop and start.
-    round_at_s: when they may be settled anew. due_at_s: when a plan wants it in any case.
+    settled_at_s, round_at_s, due_at_s: of `settled`, which says what they are; stored flat.
     late: who was promised a deadline that it cannot meet any more; it is not refused for that.
     overheads: what is known of attempts. dates: that were promised instead to those that are late.
     """
@@ -97,6 +103,11 @@ class _Memory(Struct, frozen=True, array_like=True):
     late: tuple[str, ...] = ()
     overheads: Overheads = {}
     dates: dict[str, float] = {}
+
+    @property
+    def settled(self) -> Settled:
+        """When shares were, and when they are anew."""
+        return Settled(self.settled_at_s, self.round_at_s, self.due_at_s)
 
 
 class _Pass:
@@ -123,7 +134,7 @@ class _Pass:
         )
         self.grants: list[Grant] = []
         self.rejects: list[Reject] = []
-        self._bearing = Bearing(snapshot.now_s)
+        self.bearing = Bearing(snapshot.now_s)
         self.late: list[str] = []
         self.overheads = self._claims.overheads
         self.dates: dict[str, float] = {}
@@ -161,37 +172,35 @@ class _Pass:
         slot_s = max(self._knobs.slot_s, RESIZES_PER_SLOT * self._snapshot.resize_s)
         sharing = Sharing(book, soft, now_s=self._now_s, gpus=gpus, slot_s=slot_s)
         given = sharing.share()
-        self._bearing.add(book)
+        self.bearing.add(book)
         changes = (next_change_s(plan, self._now_s) for plan in book.plans.values())
         self.wake_at_s = min(self.wake_at_s, min(changes, default=inf))
-        left = sharing.left_gpus
         for claim in (*book.claims, *soft):
             job, workers = by_id[JobId(claim.job_id)], given[claim.job_id]
             if is_start_of_gang(job):
-                gpus_each = job.workers_on(kind).min * job.gpus_per_worker
-                # Its plan begins later, and it can give the GPUs back until then.
+                # Its plan may begin later, and it can give the GPUs back until then.
                 may_stop = job.preemptibility == Preemptibility.FULL
-                is_early = may_stop and not workers and gpus_each <= left
-                left -= gpus_each if is_early else 0
-                workers = job.workers.min if workers or is_early else 0
+                gpus = job.workers_on(kind).min * job.gpus_per_worker
+                starts = workers or (may_stop and sharing.lend(gpus))
+                workers = job.workers.min if starts else 0
             self._grant(job, kind, workers, book)
 
     def carried_out(self) -> Carried:
         """What comes of the grants on real nodes; others move for shares, and are planned so."""
-        may_move = self._bearing.may_move
-        clearing = Clearing(self._snapshot, may_move) if self._knobs.migrates else None
-        return carry_out(self._snapshot, self.grants, place=consolidated, clearing=clearing)
-
-    @property
-    def promises(self) -> Plans:
-        """The plan of every promise."""
-        return self._bearing.plans
+        clearing = Clearing(self._snapshot, self.bearing.may_move) if self._knobs.migrates else None
+        return carry_out(
+            self._snapshot,
+            self.grants,
+            place=consolidated,
+            clearing=clearing,
+            why=stopped_for(self._snapshot),
+        )
 
     def _quotas(self, here: Container[JobId]) -> Quotas:
         if self._tenancy is None:
             return NO_QUOTAS
         elsewhere = [job for job in self._snapshot.jobs if job.job_id not in here]
-        plans = {**self._before.promises, **self._bearing.plans}
+        plans = {**self._before.promises, **self.bearing.plans}
         gpus = self._floor.total_gpus()
         return quotas_beside(self._tenancy, gpus, elsewhere, plans, self._now_s)
 
@@ -223,16 +232,16 @@ class _Pass:
 
 def _allocate(knobs: ElasticFlowKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
     before = recalled(memory, _Memory)
-    if before.settled_at_s < snapshot.now_s < min(before.round_at_s, before.due_at_s):
-        wake_at_s = min(before.round_at_s, before.due_at_s)
-        return Allocation(decisions=(), memory=memory, wake_at_s=wake_at_s)
+    rests_until_s = before.settled.rests_until_s(snapshot.now_s)
+    if rests_until_s is not None:
+        return Allocation(decisions=(), memory=memory, wake_at_s=rests_until_s)
     found = _Pass(knobs, snapshot, memory)
     plan = found.carried_out()
     wake_at_s = min(found.wake_at_s, inf if plan.wake_at_s is None else plan.wake_at_s)
     if any(job.state in IN_FLIGHT for job in snapshot.jobs):
         wake_at_s = min(wake_at_s, snapshot.now_s + knobs.slot_s)  # what they hold is settled then
     after = _Memory(
-        found.promises,
+        found.bearing.plans,
         snapshot.now_s,
         snapshot.now_s + knobs.round_s,
         wake_at_s,
@@ -257,8 +266,7 @@ def _hold(knobs: ElasticFlowKnobs, snapshot: ClusterSnapshot, memory: bytes) -> 
 def _told(
     _: ElasticFlowKnobs, snapshot: ClusterSnapshot, __: bytes, job_id: JobId
 ) -> tuple[str, ...]:
-    found = (told(job, snapshot.now_s, UNLESS) for job in snapshot.jobs if job.job_id == job_id)
-    return next(found, ())
+    return told_of(snapshot, job_id, UNLESS)
 
 
 ELASTICFLOW: Policy = joint(

@@ -31,7 +31,7 @@ from coordinator.policies.floor import Place, best_fit, fewest_nodes
 from coordinator.policies.granting import carry_out
 from coordinator.policies.policy import Parts, joint
 from coordinator.policies.recall import recalled
-from coordinator.policies.setbacks import keeps_gang, told
+from coordinator.policies.setbacks import keeps_gang, told_of
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.turns import Turns, takes_turns
 from coordinator.policies.words import counted
@@ -235,8 +235,7 @@ def _tell(
     knobs: TiresiasKnobs, snapshot: ClusterSnapshot, memory: bytes, job_id: JobId
 ) -> tuple[str, ...]:
     """Of a job that goes on whoever is promoted, why."""
-    mine = (job for job in snapshot.jobs if job.job_id == job_id and knobs.promote is not None)
-    return next((told(job, snapshot.now_s) for job in mine), ())
+    return () if knobs.promote is None else told_of(snapshot, job_id)
 
 
 PLACING = "fewest nodes for skewed models, else best fit"

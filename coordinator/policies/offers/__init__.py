@@ -1,0 +1,1 @@
+"""Parts of policies that offer nodes and let others choose: refusals, hoards, and standstills."""

@@ -1,0 +1,84 @@
+"""DRF makes room with flexible workers: those that it chose go, and nobody goes for nothing."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from common.model import JobId, JobState
+from coordinator.policies.bundles import policy
+from coordinator.policies.decisions import Resize, Start
+from coordinator.policies.granting import Grant, carry_out
+from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.policies.tenant_books import waits
+
+
+def elastic() -> JobView:
+    """A base gang on one node, and flexible workers that alternate between two others."""
+    nodes = ("n2", "n2", "n2", "n0", "n1", "n0", "n1")
+    placed = tuple(
+        make_worker_view("elastic", index, node, is_flexible=index > 2)
+        for index, node in enumerate(nodes)
+    )
+    made = make_job_view("elastic", state=JobState.RUNNING, workers=(3, 7), placed=placed)
+    return replace(made, tenant="b")
+
+
+def full(*waiting: JobView) -> ClusterSnapshot:
+    """Three nodes that the elastic job fills."""
+    job = elastic()
+    nodes = [
+        make_node_view(name, gpus=gpus, workers=[w for w in job.placed if w.node == name])
+        for name, gpus in (("n0", 2), ("n1", 2), ("n2", 3))
+    ]
+    return make_snapshot(nodes=nodes, jobs=(job, *waiting))
+
+
+def resized(decisions: tuple[object, ...]) -> list[tuple[int, ...]]:
+    """Who goes."""
+    return [each.removed_workers for each in decisions if isinstance(each, Resize)]
+
+
+def test_the_workers_go_that_make_room_on_one_node() -> None:
+    """A gang that needs a node's GPUs starts there in the same pass: not the newest workers of any
+    node leave, which would make room on neither."""
+    found = policy("drf").allocate(full(waits("gang", "a", 2)), b"").decisions
+    assert resized(found) == [(4, 6)]
+    assert [
+        (each.job_id, each.placements[0].node) for each in found if isinstance(each, Start)
+    ] == [("gang", "n1")]
+
+
+def grants(snapshot: ClusterSnapshot, workers: int, *leaving: int, room_for: str) -> list[Grant]:
+    """The elastic job keeps so many, and the other jobs start."""
+    job, *others = snapshot.jobs
+    return [
+        *(Grant(job=each, workers=1, reason="start", gpu_type="H100") for each in others),
+        Grant(
+            job=job,
+            workers=workers,
+            reason="shrink",
+            leaving=leaving,
+            room_for=JobId(room_for),
+        ),
+    ]
+
+
+def test_named_workers_leave_before_the_newest() -> None:
+    """And where too few are named the newest of the others."""
+    snapshot = full(waits("one", "a", 1))
+    for workers, leaving, gone in ((6, (3,), (3,)), (5, (3,), (3, 6)), (5, (3, 4, 5), (4, 5))):
+        plan = carry_out(snapshot, grants(snapshot, workers, *leaving, room_for="one"))
+        assert resized(plan.decisions) == [gone]
+
+
+def test_nobody_leaves_for_a_start_that_does_not_come_about() -> None:
+    """One worker less on each node is room for no gang of two GPUs, so that both stay; what another
+    takes of it has gone all the same."""
+    snapshot = full(waits("gang", "a", 2))
+    plan = carry_out(snapshot, grants(snapshot, 5, 5, 6, room_for="gang"))
+    assert plan.decisions == ()
+    assert [hold.job_id for hold in plan.holds] == ["gang"]
+    snapshot = full(waits("gang", "a", 2), waits("one", "a", 1))
+    plan = carry_out(snapshot, grants(snapshot, 5, 5, 6, room_for="gang"))
+    assert resized(plan.decisions) == [(5, 6)]
