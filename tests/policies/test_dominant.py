@@ -91,6 +91,18 @@ def of(gpus: int, cpus: int) -> Vector:
     return Vector(float(gpus), float(cpus), 0.0)
 
 
+def after_turnover(tree: list[TenantView]) -> dict[str, int]:
+    """Tasks of each in the paper's first example, after those of `n1` and `n22`, who want the same
+    resource, have ended and come anew many times."""
+    demands = {"n1": of(LITTLE, MUCH), "n21": of(MUCH, LITTLE), "n22": of(LITTLE, MUCH)}
+    made = Filling(demands, tree, of(100_200, 100_200))
+    for _ in range(100):
+        for name in ("n1", "n22"):
+            made.end(name)
+            made.fill()
+    return made.tasks
+
+
 def test_a_part_that_wants_another_resource_starves_nobody() -> None:
     """The paper's first example: `n1` wants one resource, `n2` has a part that wants that one and
     a part that wants the other, which nobody stands against. As tasks end and others take their
@@ -102,13 +114,7 @@ def test_a_part_that_wants_another_resource_starves_nobody() -> None:
         TenantView(name="n21", parent="n2"),
         TenantView(name="n22", parent="n2"),
     ]
-    demands = {"n1": of(LITTLE, MUCH), "n21": of(MUCH, LITTLE), "n22": of(LITTLE, MUCH)}
-    made = Filling(demands, tree, of(100_200, 100_200))
-    for _ in range(100):
-        for name in ("n1", "n22"):
-            made.end(name)
-            made.fill()
-    assert made.tasks == {"n1": 50, "n21": 100, "n22": 50}
+    assert after_turnover(tree) == {"n1": 50, "n21": 100, "n22": 50}
 
 
 def test_a_part_of_a_part_that_wants_another_resource_starves_nobody() -> None:
@@ -122,13 +128,7 @@ def test_a_part_of_a_part_that_wants_another_resource_starves_nobody() -> None:
         TenantView(name="n21", parent="n2x"),
         TenantView(name="n22", parent="n2y"),
     ]
-    demands = {"n1": of(LITTLE, MUCH), "n21": of(MUCH, LITTLE), "n22": of(LITTLE, MUCH)}
-    made = Filling(demands, tree, of(100_200, 100_200))
-    for _ in range(100):
-        for name in ("n1", "n22"):
-            made.end(name)
-            made.fill()
-    assert made.tasks == {"n1": 50, "n21": 100, "n22": 50}
+    assert after_turnover(tree) == {"n1": 50, "n21": 100, "n22": 50}
 
 
 def test_a_part_that_can_use_no_more_is_no_measure_for_its_siblings() -> None:
