@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from common.model import GpuUuid, JobId, JobState
 from common.profile import JobProfile
 from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Migrate, Resize, Resume, Start, Suspend
+from coordinator.policies.decisions import Decision, Migrate, Resize, Resume, Start, Suspend
 from coordinator.policies.sharing.packing import Mark, Pair
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
 from coordinator.policies.systems.gandiva.policy import Memory
@@ -185,37 +185,13 @@ def test_a_job_that_was_just_moved_is_not_moved_for_a_trial() -> None:
         assert trials(jobs) == {"guest": host}
 
 
-def test_a_trial_is_judged_by_what_both_make_of_their_turns() -> None:
-    """Kept above 1, the mean of packed over alone; at 1 or less the guest is put aside."""
-    for host_rate, guest_rate, is_parted in ((1.6, 0.5, False), (1.4, 0.5, True), (1.0, 1.0, True)):
-        host = seated("host", "n1", busy=0.3)
-        guest = replace(seated("guest", "n1", busy=0.3), is_packed=True)
-        marks = {
-            JobId(name): Mark(
-                attempt=0,
-                step=100,
-                gpu_s=100.0,
-                is_packed=True,
-                alone_rate=2.0,
-                packed_rate=2.0 * rate,
-            )
-            for name, rate in (("host", host_rate), ("guest", guest_rate))
-        }
-        memory = Memory(
-            marks=marks, pairs={"guest|host": Pair(since_s=NOW_S - 60.0)}, looked_at=10**9
-        )
-        found = policy("gandiva").allocate(
-            one_gpu_nodes([host, guest]), msgspec.msgpack.encode(memory)
-        )
-        stopped = [each.job_id for each in found.decisions if isinstance(each, Suspend)]
-        assert stopped == (["guest"] if is_parted else [])
-        assert len(found.decisions) == len(stopped)
-        pairs = msgspec.msgpack.decode(found.memory, type=Memory).pairs
-        assert pairs["guest|host"].gain == pytest.approx((host_rate + guest_rate) / 2)
+def after_trial(
+    ago_s: float, *, host_rate: float, guest_rate: float, was_packed: bool = True
+) -> tuple[tuple[Decision, ...], Pair]:
+    """What a pass decides of two that began their trial so long ago, and what it holds of it.
 
-
-def judged(ago_s: float, *, was_packed: bool = True, packed_rate: float = 1.0) -> Pair:
-    """What is held of a trial that began so long ago, after a pass; packed both make half."""
+    host_rate, guest_rate: measured packed; each made 2 alone.
+    """
     host = seated("host", "n1", busy=0.3)
     guest = replace(seated("guest", "n1", busy=0.3), is_packed=True)
     marks = {
@@ -225,28 +201,43 @@ def judged(ago_s: float, *, was_packed: bool = True, packed_rate: float = 1.0) -
             gpu_s=100.0,
             is_packed=was_packed,
             alone_rate=2.0,
-            packed_rate=packed_rate,
+            packed_rate=rate,
         )
-        for name in ("host", "guest")
+        for name, rate in (("host", host_rate), ("guest", guest_rate))
     }
     memory = Memory(marks=marks, pairs={"guest|host": Pair(since_s=NOW_S - ago_s)}, looked_at=10**9)
-    snapshot = one_gpu_nodes([host, guest])
-    found = policy("gandiva").allocate(snapshot, msgspec.msgpack.encode(memory))
-    return msgspec.msgpack.decode(found.memory, type=Memory).pairs["guest|host"]
+    found = policy("gandiva").allocate(one_gpu_nodes([host, guest]), msgspec.msgpack.encode(memory))
+    return found.decisions, msgspec.msgpack.decode(found.memory, type=Memory).pairs["guest|host"]
+
+
+def test_a_trial_is_judged_by_what_both_make_of_their_turns() -> None:
+    """Kept above 1, the mean of packed over alone; at 1 or less the guest is put aside."""
+    for host_rate, guest_rate, is_parted in ((1.6, 0.5, False), (1.4, 0.5, True), (1.0, 1.0, True)):
+        decisions, pair = after_trial(60.0, host_rate=2.0 * host_rate, guest_rate=2.0 * guest_rate)
+        stopped = [each.job_id for each in decisions if isinstance(each, Suspend)]
+        assert stopped == (["guest"] if is_parted else [])
+        assert len(decisions) == len(stopped)
+        assert pair.gain == pytest.approx((host_rate + guest_rate) / 2)
+
+
+def judged(ago_s: float, *, was_packed: bool = True) -> float | None:
+    """The gain that is held of a trial that began so long ago; packed both make half."""
+    _, pair = after_trial(ago_s, host_rate=1.0, guest_rate=1.0, was_packed=was_packed)
+    return pair.gain
 
 
 @pytest.mark.parametrize(("ago_s", "gain"), [(0.0, None), (59.0, None), (60.0, 0.5)])
 def test_a_trial_lasts_a_slice_before_it_is_judged(ago_s: float, gain: float | None) -> None:
     """However soon both have told how fast they are side by side."""
-    assert judged(ago_s).gain == gain
+    assert judged(ago_s) == gain
 
 
 def test_a_trial_is_not_judged_by_what_an_earlier_one_measured() -> None:
     """What is measured of a pack begins anew with it: of the last one, with another job, nothing
     is left; after three slices without a word the trial is over."""
-    assert judged(60.0, was_packed=False).gain is None
-    assert judged(179.0, was_packed=False).gain is None
-    assert judged(180.0, was_packed=False).gain == 0.0
+    assert judged(60.0, was_packed=False) is None
+    assert judged(179.0, was_packed=False) is None
+    assert judged(180.0, was_packed=False) == 0.0
 
 
 # --- turns and moves ----------------------------------------------------------------------------
