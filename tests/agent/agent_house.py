@@ -1,28 +1,21 @@
-"""A whole agent on a model of its machine: ledger, workers, GPUs, server and bus in memory."""
+"""A whole agent on a model of its machine, and a coordinator that says what a test wants."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-
-import msgspec
+from collections.abc import Callable
 
 from agent.agent import Agent
 from agent.duties import Duties
 from agent.life import Life
 from agent.machine import Machine, ThisMachine
-from agent.node import Node, Sample
-from agent.runner import Refusal, WorkerStatus
-from agent.state import Memory, first_memory
+from agent.node import Node
+from agent.state import first_memory
 from common import subjects
 from common.bus import BusMessage
-from common.errors import ConfigError, Unavailable
 from common.messages import (
     DesiredReply,
     DesiredState,
-    GpuHealth,
-    GpuReport,
-    InferenceReport,
     NodeReport,
     RenewReply,
     RenewRequest,
@@ -33,213 +26,16 @@ from common.messages import (
     decode,
     encode,
 )
-from common.model import Lease, NodeRole, StopReason, WorkerKey
+from common.model import Lease, NodeRole, WorkerKey
 from common.natsrules import BusCounters
-from tests.agent.bench import lease, page, settings, two_gpus
+from tests.agent.bench import lease, settings
+from tests.agent.models import MemoryLedger, ModelLastResort, ModelMachine, ModelRunner
 from tests.agent.stall import Stall
 from tests.fakes import FakeBus, FakeClock, FakeNetwork
 
 ANSWER_S = 5.0
 LIMIT_S = 120.0
 """Virtual time within which a node must have done what it was asked."""
-
-
-class MemoryLedger:
-    """`LedgerPort` in memory: what a new agent would find on disk."""
-
-    def __init__(self, saved: bytes = b"") -> None:
-        self.saved = saved
-        self.stall = Stall()
-        self.is_full = False
-
-    def load(self) -> Memory | None:
-        return msgspec.msgpack.decode(self.saved, type=Memory) if self.saved else None
-
-    async def save(self, memory: Memory) -> None:
-        await self.stall.at("ledger")
-        if self.is_full:
-            raise Unavailable("ledger: no space left on device")
-        self.saved = msgspec.msgpack.encode(memory)
-
-    def close(self) -> None:
-        pass
-
-
-class ModelRunner:
-    """`WorkerRunner` whose workers run until they are stopped or a test ends them."""
-
-    def __init__(self) -> None:
-        self.known: dict[WorkerKey, WorkerStatus] = {}
-        self.kept_logs: dict[WorkerKey, bytes] = {}
-        self.calls: list[tuple[str, WorkerKey]] = []
-        self.stops: list[tuple[WorkerKey, StopReason, float]] = []
-        self.contacts_s: list[float] = []
-        self.refusal: Refusal | None = None
-        self.is_deaf = False
-        """While set, workers do not end when they are told to."""
-        self.watch: Callable[[str, WorkerKey], None] = lambda _name, _key: None
-        """Called before each call that acts."""
-        self.failures: list[Exception] = []
-        """Raised by the next calls that act, one each."""
-        self.stall = Stall()
-
-    async def _call(self, name: str, key: WorkerKey) -> None:
-        self.watch(name, key)
-        self.calls.append((name, key))
-        if self.failures:
-            raise self.failures.pop(0)
-        await self.stall.at(name, key.job_id)
-
-    async def start(self, order: WorkerOrder, *, endpoint: str) -> None:
-        await self._call("start", order.key)
-        self.known.setdefault(order.key, running(order.key))
-
-    async def stop(self, key: WorkerKey, reason: StopReason, grace_s: float) -> None:
-        await self._call("stop", key)
-        self.stops.append((key, reason, grace_s))
-        if key in self.known and not self.is_deaf:
-            self.end(key, exit_code=-15, reason=reason)
-
-    async def resize(self, key: WorkerKey, worker_count: int) -> None:
-        await self._call("resize", key)
-
-    async def pause(self, key: WorkerKey, *, is_suspended: bool) -> None:
-        await self._call("suspend" if is_suspended else "resume", key)
-        phase = WorkerPhase.SUSPENDED if is_suspended else WorkerPhase.RUNNING
-        self.known[key] = msgspec.structs.replace(self.known[key], phase=phase)
-
-    def contacted(self, at_s: float) -> None:
-        self.contacts_s.append(at_s)
-
-    async def statuses(self) -> tuple[WorkerStatus, ...]:
-        await self.stall.at("statuses")
-        return tuple(self.known[key] for key in sorted(self.known))
-
-    async def forget(self, key: WorkerKey) -> None:
-        await self._call("forget", key)
-        self.known.pop(key, None)
-
-    async def log_tail(self, key: WorkerKey, max_bytes: int) -> bytes:
-        if "/" in key.job_id:
-            raise ConfigError(f"key: {key}, expected a token and two counts")
-        if key not in self.kept_logs:
-            raise Unavailable("it never ran here")
-        return self.kept_logs[key][-max_bytes:]
-
-    async def adopt(self) -> tuple[WorkerKey, ...]:
-        return tuple(self.known)
-
-    async def check_reserve(self, order: WorkerOrder) -> Refusal | None:
-        await self._call("check", order.key)
-        return self.refusal
-
-    def end(self, key: WorkerKey, *, exit_code: int = 0, reason: StopReason | None = None) -> None:
-        """A worker exits."""
-        self.known[key] = WorkerStatus(
-            key=key, phase=WorkerPhase.EXITED, pid=0, exit_code=exit_code, stop_reason=reason
-        )
-
-
-def running(key: WorkerKey, pid: int = 4000) -> WorkerStatus:
-    """A worker that runs."""
-    return WorkerStatus(key=key, phase=WorkerPhase.RUNNING, pid=pid)
-
-
-class ModelMachine:
-    """`Sampler` and `Commands`: two GPUs and an inference server that obeys its commands."""
-
-    def __init__(self, clock: FakeClock) -> None:
-        self.is_healthy = False
-        self.health = GpuHealth.OK
-        self.is_blind = False
-        """While set, the GPUs do not answer."""
-        self.pids: dict[int, int] = {}
-        """GPU processes, by the index of their GPU."""
-        self.xids: tuple[int, ...] = ()
-        """What the next look finds at the first GPU, and no later one."""
-        self.requests = 0.0
-        self.commands: list[str] = []
-        self.variables: dict[str, str] = {}
-        """What the last command was told."""
-        self.gate: asyncio.Event | None = None
-        """Commands end when it is set."""
-        self.left_behind = ""
-        """Who does not end of a command that is ended; empty: all do."""
-        self.stall = Stall()
-        self.command_errors: list[str] = []
-        """What the next commands say, one each; then they succeed."""
-        self._clock = clock
-
-    async def sample(self) -> Sample:
-        await self.stall.at("sample")
-        return Sample(
-            began_at_s=self._clock.now_s(),
-            gpus=None if self.is_blind else self.gpus(),
-            inference=self._page(),
-            is_healthy=self.is_healthy,
-        )
-
-    def _page(self) -> InferenceReport | None:
-        return page(running=self.requests) if self.is_healthy else None
-
-    def gpus(self) -> tuple[GpuReport, ...]:
-        xids, self.xids = self.xids, ()
-        first, *others = two_gpus(self.pids, health=self.health)
-        return (msgspec.structs.replace(first, xids=xids), *others)
-
-    async def close(self) -> None:
-        self.commands.append("closed")
-
-    async def run(
-        self, argv: Sequence[str], *, timeout_s: float, variables: Mapping[str, str]
-    ) -> str:
-        self.commands.append(argv[0])
-        self.variables = dict(variables)
-        try:
-            if self.gate is not None:
-                await self.gate.wait()
-        except asyncio.CancelledError as ended:
-            self.commands.append("cancelled")
-            if self.left_behind:
-                ended.add_note(self.left_behind)
-            raise
-        error = self.command_errors.pop(0) if self.command_errors else ""
-        if not error and argv[0] in ("start", "stop"):
-            self.is_healthy = argv[0] == "start"
-        return error
-
-
-class ModelLastResort:
-    """`LastResort` that keeps when it fires; a test moves the time."""
-
-    def __init__(self, clock: FakeClock) -> None:
-        self.fires_at_s: float | None = None
-        self.arm_count = 0
-        self.failures: list[Exception] = []
-        self.stall = Stall()
-        self.fired_count = 0
-        self._clock = clock
-
-    def is_armed(self) -> bool:
-        """Whether it would still fire."""
-        return self.fires_at_s is not None and self._clock.now_s() < self.fires_at_s
-
-    async def arm(self, after_s: float) -> None:
-        await self.stall.at("arm")
-        self.arm_count += 1
-        if self.failures:
-            raise self.failures.pop(0)
-        self._count_if_fired()
-        self.fires_at_s = self._clock.now_s() + after_s
-
-    async def disarm(self) -> None:
-        if self.failures:
-            raise self.failures.pop(0)
-        self._count_if_fired()
-        self.fires_at_s = None
-
-    def _count_if_fired(self) -> None:
-        self.fired_count += self.fires_at_s is not None and not self.is_armed()
 
 
 Renewal = Callable[[RenewRequest], RenewReply | bytes | None]

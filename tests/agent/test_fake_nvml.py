@@ -7,11 +7,10 @@ import pytest
 
 from agent.fake_fleet import FakeFleet, fake_uuid, parse_fleet
 from agent.fake_nvml import BUSY_TEMPERATURE_C, IDLE_POWER_RATIO, IDLE_TEMPERATURE_C, FakeNvml
-from agent.fake_processes import Holder, Usage
+from agent.fake_processes import Usage
 from agent.nvml import (
     ECC_UNCORRECTED,
     ECC_VOLATILE,
-    EVENT_XID,
     GPU_IS_LOST,
     INVALID_ARGUMENT,
     MEMORY_V2,
@@ -20,99 +19,19 @@ from agent.nvml import (
     THROTTLE_REASONS,
     TIMEOUT,
     UNINITIALIZED,
-    EventSet,
     GpuProbe,
-    Handle,
     NvmlApi,
-    NvmlFault,
 )
 from common.errors import ConfigError
 from common.messages import GpuHealth
+from tests.agent.nvml_machine import FLEET, GIB, Machine, code_of
 
-GIB = 1 << 30
-FLEET = f"""
-gpu = [
-  {{count = 2, model = "H100", memory_bytes = {80 * GIB}, power_limit_w = 700}},
-  {{count = 1, model = "L4", memory_bytes = {24 * GIB}, power_limit_w = 72}},
-]
-"""
 MORE_ARGUMENTS: dict[str, tuple[int, ...]] = {
     "nvmlDeviceGetTemperature": (TEMPERATURE_GPU,),
     "nvmlDeviceGetTemperatureV": (TEMPERATURE_GPU,),
     "nvmlDeviceGetTotalEccErrors": (ECC_UNCORRECTED, ECC_VOLATILE),
 }
 """Of the calls that take more than a handle."""
-
-
-class Table:
-    """Who holds which GPU, as the test says."""
-
-    def __init__(self) -> None:
-        self.holders: list[Holder] = []
-
-    def hold(
-        self, pid: int, *indices: int, usage: Usage | None = None, is_mps_client: bool = False
-    ) -> None:
-        """A process with these GPUs."""
-        uuids = tuple(fake_uuid("n1", index) for index in indices)
-        self.holders.append(
-            Holder(pid=pid, uuids=uuids, usage=usage or Usage(), is_mps_client=is_mps_client)
-        )
-
-    def scan(self) -> list[Holder]:
-        return self.holders
-
-
-class Machine:
-    """A fake NVML on a clock that only the test and the fake's own pauses move."""
-
-    def __init__(self, *faults: str, fleet: str = FLEET, age_s: float = 0.0) -> None:
-        self.now_s = 1000.0
-        self.pauses_s: list[float] = []
-        self.table = Table()
-        self.fleet = parse_fleet(fleet + "".join(f"\n[[fault]]\n{fault}" for fault in faults))
-        self.api = FakeNvml(
-            self.fleet,
-            node="n1",
-            processes=self.table,
-            now_s=lambda: self.now_s,
-            pause=self._pause,
-            age_s=age_s,
-        )
-        self.api.nvmlInit()
-
-    def _pause(self, pause_s: float) -> None:
-        self.pauses_s.append(pause_s)
-        self.now_s += pause_s
-
-    def handle(self, index: int = 0) -> Handle:
-        return self.api.nvmlDeviceGetHandleByIndex(index)
-
-    def events(self, *indices: int) -> EventSet:
-        """An event set that hears of the XIDs of these GPUs."""
-        event_set = self.api.nvmlEventSetCreate()
-        for index in indices:
-            self.api.nvmlDeviceRegisterEvents(self.handle(index), EVENT_XID, event_set)
-        return event_set
-
-    def xids(self, event_set: EventSet) -> list[int]:
-        """Every event that waits now."""
-        codes: list[int] = []
-        for _ in range(100):
-            try:
-                codes.append(self.api.nvmlEventSetWait_v2(event_set, 0).eventData)
-            except NvmlFault as error:
-                assert error.value == TIMEOUT
-                return codes
-        raise AssertionError(f"events without end: {codes}")
-
-
-def code_of(call: object, *arguments: object) -> int:
-    """NVML's return code of a call that must fail."""
-    assert callable(call)
-    with pytest.raises(NvmlFault) as caught:
-        call(*arguments)
-    return caught.value.value
 
 
 def test_it_has_every_function_that_the_agent_calls() -> None:

@@ -10,8 +10,9 @@ import pytest
 
 from common.messages import OrderPhase, StopOrder, WorkerOrder, WorkerPhase
 from common.model import NodeRole, StopReason, WorkerKey
-from tests.agent.agent_house import AgentHouse, ModelRunner, running
+from tests.agent.agent_house import AgentHouse
 from tests.agent.bench import key, lease, order
+from tests.agent.models import ModelRunner, running
 from tests.agent.node_house import House
 
 P, R = WorkerPhase, NodeRole

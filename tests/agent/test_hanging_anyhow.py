@@ -15,8 +15,8 @@ from common.clock import Clock
 from common.errors import Unavailable
 from common.messages import OrderPhase, StopOrder, WorkerOrder, WorkerPhase
 from common.model import NodeRole, StopReason, WorkerKey
-from tests.agent.agent_house import ModelRunner, running
 from tests.agent.bench import key, order
+from tests.agent.models import ModelRunner, running
 from tests.agent.node_house import House
 
 P, R = WorkerPhase, NodeRole

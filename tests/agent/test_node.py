@@ -24,8 +24,8 @@ from common.messages import (
     WorkerPhase,
 )
 from common.model import GpuUuid, NodeRole, StopReason, WorkerKey
-from tests.agent.agent_house import running
 from tests.agent.bench import key, order
+from tests.agent.models import running
 from tests.agent.node_house import House
 
 R, P = NodeRole, WorkerPhase
