@@ -42,6 +42,8 @@ from tests.agent.worker_house import PATIENCE_S, WorkerHouse, kill, make_order
 from tests.servers import running_nats
 
 ROOT = Path(__file__).parents[2]
+NODE_SITE = Path(__file__).parent / "node_site"
+"""Says of packages that only a coordinator has that they are not there."""
 LOOK_S = 0.05
 KEY = WorkerKey(JobId("job-1"), 1, 0)
 PAGE = "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:request_success_total 7\n"
@@ -131,7 +133,7 @@ class DaemonHouse:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", program, *arguments,
             cwd=cwd,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": f"{NODE_SITE}:{ROOT}"},
             stdin=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip

@@ -116,14 +116,16 @@ class Books:
         return tenant == name
 
 
-def held(engine: Engine) -> Held:
+def held(engine: Engine, snapshot: ClusterSnapshot) -> Held:
     """GPUs by node and job, those that several share counted for the first of them.
 
     A job that moves holds its GPUs where it goes.
+
+    snapshot: of this engine, now.
     """
     found: Held = Counter()
     seen: set[str] = set()
-    for job in engine.snapshot().jobs:
+    for job in snapshot.jobs:
         for worker in job.placed:
             if not worker.is_leaving:
                 found[worker.node, job.job_id] += worker.gpus - len(seen & set(worker.gpu_uuids))
@@ -202,11 +204,13 @@ class Cell(Simulation):
         if not isinstance(event, PassDue):
             super().handle(event)
             return
-        before, had = self.engine.snapshot(), held(self.engine)
+        before = self.engine.snapshot()
+        had = held(self.engine, before)
         super().handle(event)
         self._passes_at[self.loop.now_s] += 1
         assert self.most_passes < ENDLESS_PASSES, f"passes without end at {self.loop.now_s} s"
-        self.books.passed(before, had, self.engine.snapshot(), held(self.engine))
+        after = self.engine.snapshot()
+        self.books.passed(before, had, after, held(self.engine, after))
 
     def ask(self, jobs: Iterable[Asked]) -> None:
         """Let jobs come; their names end with their numbers."""

@@ -24,6 +24,8 @@ from tests.policies.sharing_cell import DELAYS
 from tests.policies.tenant_passes import NODE_GPUS, Asked, Cell
 
 ILL_AT_S, WELL_AT_S, END_S = 100.0, 700.0, 1500.0
+LOOK_S = DELAYS.stop_s / 5
+"""Between two looks at a job that moves: it is seen several times while its workers leave."""
 BOTH = (TenantSettings(name="poor", guarantee_gpus=8), TenantSettings(name="rich"))
 
 Bad = Mapping[str, bool]
@@ -168,11 +170,13 @@ def moving(ill_at_s: float) -> tuple[float, set[tuple[int, int, int]]]:
     cell.ask([Asked(tenant="a", gpus=8, work_s=1e6), short, replace(short, at_s=5.0, work_s=1e6)])
     began_s, seen = 0.0, set[tuple[int, int, int]]()
     while cell.loop.now_s < WELL_AT_S - 1.0:
-        cell.run(until_s=cell.loop.now_s + 0.25)
-        for job in cell.engine.snapshot().jobs:
-            for worker in job.held:
-                began_s = began_s or cell.loop.now_s
-                seen.add((worker.gpus, worker.freed_gpus, len(worker.barred_uuids)))
+        cell.run(until_s=cell.loop.now_s + LOOK_S)
+        held = [worker for job in cell.engine.snapshot().jobs for worker in job.held]
+        if began_s and not held:
+            break
+        for worker in held:
+            began_s = began_s or cell.loop.now_s
+            seen.add((worker.gpus, worker.freed_gpus, len(worker.barred_uuids)))
     return began_s, seen
 
 

@@ -347,19 +347,15 @@ def loans(snapshot: ClusterSnapshot) -> set[NodeName]:
 @pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(snapshot=generous())
-def test_every_lent_node_is_used(snapshot: ClusterSnapshot) -> None:
-    """Once what was lent has come, the very next pass puts workers on each of these nodes."""
+def test_every_lent_node_is_used_and_no_gang_waits_that_a_loan_would_start(
+    snapshot: ClusterSnapshot,
+) -> None:
+    """Once what was lent has come, the very next pass puts workers on each of these nodes; where
+    nothing is lent, all the spare nodes together would not let one more job start."""
     names = loans(snapshot)
-    nodes, _ = put(handed_over(snapshot, names))
-    assert names <= nodes
-
-
-@pytest.mark.slow
-@settings(max_examples=300, deadline=None)
-@given(snapshot=generous())
-def test_no_gang_waits_that_a_loan_would_start(snapshot: ClusterSnapshot) -> None:
-    """Where nothing is lent, all the spare nodes together would not let one more job start."""
-    if loans(snapshot):
+    if names:
+        used, _ = put(handed_over(snapshot, names))
+        assert names <= used
         return
     spare: set[NodeName] = set()
     for service in snapshot.services:

@@ -136,8 +136,9 @@ def test_a_waiting_job_is_told_what_it_lacks() -> None:
 
 @often
 @given(snapshot=snapshots())
-def test_nobody_is_stopped_in_vain(snapshot: ClusterSnapshot) -> None:
-    """Each victim had GPUs on a node where its named beneficiary starts in the same pass."""
+def test_nobody_is_stopped_in_vain_and_gangs_are_whole_and_fit(snapshot: ClusterSnapshot) -> None:
+    """Each victim had GPUs on a node where its named beneficiary starts in the same pass; starts
+    are whole base gangs, on GPUs that are free or vacated in the same pass."""
     decisions = POLICIES["srtf"].allocate(snapshot, b"").decisions
     starts = {decision.job_id: decision for decision in decisions if isinstance(decision, Start)}
     for decision in decisions:
@@ -146,6 +147,20 @@ def test_nobody_is_stopped_in_vain(snapshot: ClusterSnapshot) -> None:
             for name in decision.beneficiary.split(", "):
                 start = next(start for job_id, start in starts.items() if job_id == name)
                 assert held & {placement.node for placement in start.placements}
+    free: dict[NodeName, int] = {node.name: node.free_gpus for node in snapshot.nodes}
+    training = {node.name for node in snapshot.nodes if node.role == NodeRole.TRAINING}
+    for decision in decisions:
+        job = job_of(snapshot, getattr(decision, "job_id", ""))
+        if isinstance(decision, Preempt):
+            for worker in job.placed:
+                free[worker.node] += 0 if worker.is_leaving else worker.freed_gpus
+        elif isinstance(decision, Start):
+            count = sum(placement.worker_count for placement in decision.placements)
+            assert count == job.workers_on(decision.gpu_type).min
+            for placement in decision.placements:
+                assert placement.node in training
+                free[placement.node] -= placement.worker_count * job.gpus_per_worker
+    assert min(free.values()) >= 0
 
 
 @often
@@ -169,27 +184,6 @@ def test_what_a_victim_leaves_over_may_go_to_one_with_more_left() -> None:
     """A long job starts on what a shorter one was stopped for and does not need."""
     snapshot = cluster({"runs": ("n0", 8, 100.0)}, {"short": (2, 10.0), "long": (4, 1000.0)})
     assert (stopped(snapshot), started(snapshot)) == (["runs"], ["short", "long"])
-
-
-@often
-@given(snapshot=snapshots())
-def test_gangs_are_whole_and_fit(snapshot: ClusterSnapshot) -> None:
-    """Starts are whole base gangs, on GPUs that are free or vacated in the same pass."""
-    decisions = POLICIES["srtf"].allocate(snapshot, b"").decisions
-    free: dict[NodeName, int] = {node.name: node.free_gpus for node in snapshot.nodes}
-    training = {node.name for node in snapshot.nodes if node.role == NodeRole.TRAINING}
-    for decision in decisions:
-        job = job_of(snapshot, getattr(decision, "job_id", ""))
-        if isinstance(decision, Preempt):
-            for worker in job.placed:
-                free[worker.node] += 0 if worker.is_leaving else worker.freed_gpus
-        elif isinstance(decision, Start):
-            count = sum(placement.worker_count for placement in decision.placements)
-            assert count == job.workers_on(decision.gpu_type).min
-            for placement in decision.placements:
-                assert placement.node in training
-                free[placement.node] -= placement.worker_count * job.gpus_per_worker
-    assert min(free.values()) >= 0
 
 
 def job_of(snapshot: ClusterSnapshot, name: str) -> JobView:

@@ -19,24 +19,18 @@ often = settings(max_examples=150, deadline=None)
 
 
 @slow
-@often
+@settings(often, max_examples=200)
 @given(policy=st.sampled_from(sorted(POLICIES)), snapshot=shared_cells())
-def test_no_policy_breaks_a_quota_or_takes_from_a_guarantee(
+def test_no_policy_breaks_a_quota_or_takes_from_a_guarantee_and_who_waits_for_it_is_told_so(
     policy: str, snapshot: ClusterSnapshot
 ) -> None:
-    """Under every policy; the GPUs that are given away are there; the guard has no more to say."""
-    decisions = POLICIES[policy].allocate(snapshot, b"").decisions
+    """Under every policy the GPUs that are given away are there, and the guard has no more to say;
+    a job whose tenant has no room does not start, and its only blocker names its tenant."""
+    made: Policy = POLICIES[policy]
+    decisions = made.allocate(snapshot, b"").decisions
     check(snapshot, decisions)
     assert guarded(snapshot, decisions) == (decisions, ())
-
-
-@slow
-@often
-@given(policy=st.sampled_from(sorted(POLICIES)), snapshot=shared_cells())
-def test_who_waits_for_a_quota_is_told_so(policy: str, snapshot: ClusterSnapshot) -> None:
-    """A job whose tenant has no room does not start, and its only blocker names its tenant."""
-    made: Policy = POLICIES[policy]
-    started = {d.job_id for d in made.allocate(snapshot, b"").decisions if isinstance(d, Start)}
+    started = {d.job_id for d in decisions if isinstance(d, Start)}
     for hold in made.hold(snapshot, b""):
         if any(why.startswith("tenant ") for why in hold.blockers):
             books = Books(snapshot)

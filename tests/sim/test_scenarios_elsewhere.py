@@ -179,14 +179,12 @@ def test_every_job_ends_on_mixed_nodes(tmp_path: Path, name: str, cluster: str) 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PLAYED)
 def test_the_name_of_a_gpu_decides_nothing(tmp_path: Path, name: str) -> None:
-    """Clusters that differ in it alone give the same lives of the same jobs."""
+    """Clusters that differ in the names of both pools give the same lives of the same jobs."""
     paper = played(on(tmp_path, "V100", "T4"), name)
-    other = played(on(tmp_path, "V100", "L4"), name)
+    other = played(on(tmp_path, "H100", "L4"), name)
     assert other.fingerprint == paper.fingerprint != ""
     assert other.result.reclaims == paper.result.reclaims
     assert other.result.on_loan_jobs == paper.result.on_loan_jobs
-    both = played(on(tmp_path, "H100", "L4"), name)
-    assert both.fingerprint == paper.fingerprint
     if not name.startswith("elastic"):
         assert paper.result.on_loan_jobs.jobs > 0
 
