@@ -7,6 +7,8 @@ not know policies.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import inf
 from statistics import median
 from typing import NamedTuple
 
@@ -77,17 +79,28 @@ def pace(job: JobEntry) -> float:
     worker; a gang that spans GPU types is slower than its workers. A suspended job makes none, and
     packed ones slow each other down.
     """
-    if job.state == JobState.SUSPENDED:
-        return 0.0
+    return 0.0 if job.state == JobState.SUSPENDED else _pace_of(job, _computing(job))
+
+
+def _computing(job: JobEntry, at_s: float = inf) -> list[WorkerEntry]:
+    """Its workers that were ordered to run, less those that had been told to stop before `at_s`;
+    without it those that compute now."""
+    run = OrderPhase.RUN
+    return [
+        worker
+        for worker in job.workers.values()
+        if worker.order == run and (worker.stop is None or worker.stop_ordered_at_s >= at_s)
+    ]
+
+
+def _pace_of(job: JobEntry, computing: Sequence[WorkerEntry]) -> float:
+    """As `pace`, of these workers of a job."""
     multiplier = job.spec.gpu.worker_multiplier.get(job.gpu_type or "", 1)
-    workers = job.running_workers if multiplier == 1 else job.running_workers / multiplier
+    workers = len(computing) if multiplier == 1 else len(computing) / multiplier
     if job.spec.profile.speedup:
         workers = job.spec.profile.rate(workers, base=job.spec.workers.min)
     ratio = job.spec.gpu.heterogeneous_speed_ratio
-    spans = ratio > 0 and any(
-        worker.is_other_type and worker.order == OrderPhase.RUN and worker.stop is None
-        for worker in job.workers.values()
-    )
+    spans = ratio > 0 and any(worker.is_other_type for worker in computing)
     if job.packed_speed_ratio != 1.0:
         workers *= job.packed_speed_ratio
     return workers * ratio if spans else workers
@@ -106,29 +119,31 @@ def computes_no_more(job: JobEntry, worker: WorkerEntry, now_s: float, ended_at_
     """Take a worker from its job, all of whose work was counted up to now.
 
     Nobody may have heard for a while that it had ended, since nobody led or its node was cut off:
-    what was counted for it since then is taken back. See `ended.HEARD_LATE_S`.
+    what was counted for it since then is taken back, up to when it was told to stop, and from then
+    on nothing was. See `ended.HEARD_LATE_S`.
     """
-    before = pace(job)
+    until_s = now_s if worker.stop is None else min(now_s, worker.stop_ordered_at_s)
+    counted = _computing(job, until_s)
     del job.workers[worker.key.worker_index]
     if job.attempt_ran_at_s is None or worker.order != OrderPhase.RUN:
         return
-    until_s = now_s if worker.stop is None else min(now_s, worker.stop_ordered_at_s)
     over_s = until_s - max(ended_at_s, job.attempt_ran_at_s)
     if over_s <= 0 or now_s - ended_at_s < HEARD_LATE_S or job.state == JobState.SUSPENDED:
         return
     over_gpu_s = len(worker.gpu_uuids) * worker.share * over_s
     job.attained_gpu_s = max(0.0, job.attained_gpu_s - over_gpu_s)
-    job.worker_s = max(0.0, job.worker_s - (before - pace(job)) * over_s)
+    others = [other for other in counted if other is not worker]
+    over_pace = _pace_of(job, counted) - _pace_of(job, others)
+    job.worker_s = max(0.0, job.worker_s - over_pace * over_s)
 
 
 def computing_gpus(job: JobEntry) -> float:
     """GPUs of the workers that compute now; of GPUs on which others compute too, its part."""
     if job.attempt_ran_at_s is None or job.state == JobState.SUSPENDED:
         return 0
-    gpus, run = 0.0, OrderPhase.RUN
-    for worker in job.workers.values():
-        if worker.stop is None and worker.order == run:
-            gpus += len(worker.gpu_uuids) * worker.share
+    gpus = 0.0
+    for worker in _computing(job):
+        gpus += len(worker.gpu_uuids) * worker.share
     return gpus
 
 

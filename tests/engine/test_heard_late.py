@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from common.model import JobState, NodeName, StopReason
+from common.profile import JobProfile
 from coordinator.engine.ended import HEARD_LATE_S
-from coordinator.engine.estimates import attained_gpu_s
-from coordinator.policies.decisions import Placement, Resize
+from coordinator.engine.estimates import attained_gpu_s, attempt_worker_s
+from coordinator.policies.decisions import Placement, Preempt, Resize
 from coordinator.sim.cluster import Delays
 from tests.engine.house import House, state
 from tests.engine.losing import gone_report
@@ -82,4 +84,65 @@ def test_what_a_worker_did_not_compute_before_its_stop_is_taken_back_and_no_more
     house.engine.handle(gone, now_s=house.sim.loop.now_s)
     taken_back_gpu_s = was_gpu_s - attained_gpu_s(job, house.sim.loop.now_s)
     assert taken_back_gpu_s == pytest.approx(GPUS * 50.0, abs=1e-6)
+    assert house.engine.check() == []
+
+
+@pytest.mark.parametrize("speedup", [(), ((1, 1.0), (2, 1.5))])
+def test_work_of_a_released_worker_is_taken_back_from_its_end_to_its_stop(
+    speedup: tuple[tuple[int, float], ...],
+) -> None:
+    """Nobody heard that it had ended before it was told to stop; what the job did meanwhile is what
+    those after it are estimated by, and it did it at the pace of one worker."""
+    house = House(delays=Delays(stop_s=1e6))
+    job = house.submit(workers=(1, 2), work_s=1e6, stop_after_s=1e6)
+    job.spec = replace(job.spec, profile=JobProfile(speedup=speedup))
+    house.start(job, T0, flexible=(T1,))
+    house.wait(200.0)
+    [index] = [worker.key.worker_index for worker in job.workers.values() if worker.node == T1]
+    house.decide(Resize(job_id=job.job_id, removed_workers=(index,), reason="room"))
+    house.wait(100.0)
+    was_s = attempt_worker_s(job, house.sim.loop.now_s)
+    gone = gone_report(house, job, T1, ended_ago_s=150.0, stop_reason=StopReason.RELEASE)
+    house.engine.handle(gone, now_s=house.sim.loop.now_s)
+    flexible_pace = speedup[-1][1] - 1.0 if speedup else 1.0
+    taken_back_s = was_s - attempt_worker_s(job, house.sim.loop.now_s)
+    assert taken_back_s == pytest.approx(50.0 * flexible_pace, abs=1e-6)
+    assert house.engine.check() == []
+
+
+@pytest.mark.parametrize("speedup", [(), ((1, 1.0), (2, 1.5))])
+def test_work_of_a_gang_that_had_ended_before_its_stop_is_taken_back_once(
+    speedup: tuple[tuple[int, float], ...],
+) -> None:
+    """All of it was told to stop at once and its ends are told one by one: together they take back
+    the pace of the gang, however it scales."""
+    house = House(delays=Delays(stop_s=1e6))
+    job = house.submit(workers=(2, 2), work_s=1e6)
+    job.spec = replace(job.spec, profile=JobProfile(speedup=speedup))
+    house.start(job, T0, T1)
+    house.wait(200.0)
+    house.decide(Preempt(job_id=job.job_id, reason="test"))
+    was_s = attempt_worker_s(job, house.sim.loop.now_s)
+    for name in (T0, T1):
+        gone = gone_report(house, job, name, ended_ago_s=50.0, stop_reason=StopReason.PREEMPT)
+        house.engine.handle(gone, now_s=house.sim.loop.now_s)
+    assert state(job) == JobState.PENDING
+    assert was_s - job.worker_s == pytest.approx(50.0 * 2, abs=1e-6)
+    assert house.engine.check() == []
+
+
+def test_a_worker_that_was_told_to_stop_before_that_time_has_no_part_in_it() -> None:
+    """The one that goes on alone had the pace of one, though the other is still there."""
+    house = House(delays=Delays(stop_s=1e6))
+    job = house.submit(workers=(1, 2), work_s=1e6, stop_after_s=1e6)
+    job.spec = replace(job.spec, profile=JobProfile(speedup=((1, 1.0), (2, 1.5))))
+    house.start(job, T0, flexible=(T1,))
+    house.wait(200.0)
+    [index] = [worker.key.worker_index for worker in job.workers.values() if worker.node == T1]
+    house.decide(Resize(job_id=job.job_id, removed_workers=(index,), reason="room"))
+    house.wait(100.0)
+    was_s = attempt_worker_s(job, house.sim.loop.now_s)
+    gone = gone_report(house, job, T0, ended_ago_s=50.0, stop_reason=StopReason.PREEMPT)
+    house.engine.handle(gone, now_s=house.sim.loop.now_s)
+    assert was_s - attempt_worker_s(job, house.sim.loop.now_s) == pytest.approx(50.0, abs=1e-6)
     assert house.engine.check() == []
