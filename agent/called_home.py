@@ -12,12 +12,12 @@ from pathlib import Path
 from agent import boots
 from agent.go_home import is_away, lease_left_s
 from agent.holder import lock_path
-from agent.lease import LAST_RESORT_MARGIN_S, LastResort
+from agent.lease import LAST_RESORT_MARGIN_S
 from agent.ledger import peek
 from agent.own_files import give_all
 from agent.resort import last_resort
 from agent.settings import WORKERS_DIR, AgentSettings
-from agent.settings_file import expected_home
+from agent.settings_file import expected_homes
 from agent.shim_files import is_locked
 from agent.starters import UNIT_EXISTS
 from common.clock import Clock, SystemClock
@@ -29,17 +29,15 @@ log = logging.getLogger(__name__)
 def call_all(named: Sequence[tuple[Path, Path | None]], *, fake_nvml: Path | None) -> None:
     """Have every node of these brought home that is away; their agents start all or none.
 
+    Where a file and the command line name two state directories, the node of each. Two nodes of one
+    name have one timer of systemd, which the file's takes last; the next start of its agent finds
+    that one at home, and calls the other.
+
     named: each settings file, and the state directory of its node if that was given.
     """
     for path, state_dir in named:
-        settings = expected_home(path, state_dir=state_dir)
-        if settings is not None and _is_away(Path(settings.state_dir)):
+        for settings in expected_homes(path, state_dir=state_dir):
             _call(settings, config=path, fake_nvml=fake_nvml)
-
-
-def _is_away(state_dir: Path) -> bool:
-    memory = peek(state_dir)
-    return memory is not None and is_away(memory)
 
 
 def _call(settings: AgentSettings, *, config: Path, fake_nvml: Path | None) -> None:
@@ -47,34 +45,37 @@ def _call(settings: AgentSettings, *, config: Path, fake_nvml: Path | None) -> N
     clock = SystemClock()
     resort = last_resort(settings, config=config, fake_nvml=fake_nvml, clock=clock)
     try:
-        asyncio.run(call_last_resort(settings, resort, clock=clock))
+        after_s = fires_in_s(settings, clock=clock)
+        if after_s is None:
+            return
+        asyncio.run(resort.arm(after_s))
     except (Unavailable, OSError) as error:  # what an earlier agent armed may still be there
         # Its end is what was said now; its beginning may have been said by an earlier one.
         if str(error).rstrip(".").endswith(UNIT_EXISTS):
             log.warning("node %s is away; its last resort runs already", settings.node)
         else:
             log.error("node %s: cannot arm the last resort: %s", settings.node, error)
+    else:
+        log.warning("node %s is away; its last resort fires in %.1f s", settings.node, after_s)
     give_all(Path(settings.state_dir))
 
 
-async def call_last_resort(settings: AgentSettings, resort: LastResort, *, clock: Clock) -> None:
-    """Have a node brought home whose agent cannot start, if it is away: after a boot nothing that
-    an earlier agent armed is left.
+def fires_in_s(settings: AgentSettings, *, clock: Clock) -> float | None:
+    """When a node whose agent cannot start is to be brought home; None where it is at home, or
+    somebody has it. After a boot nothing that an earlier agent armed is left.
 
     settings: on which it goes home.
 
     Raises:
-        Unavailable, OSError: it could not be armed.
+        OSError: its workers' directories cannot be read.
     """
     state_dir, seen = Path(settings.state_dir), clock.boot_id()
     memory = peek(state_dir)
     if memory is None or not is_away(memory):
-        return
+        return None
     if is_locked(str(lock_path(state_dir))):
-        return  # whoever has the node brings it home, and has armed what does so if it hangs
+        return None  # whoever has the node brings it home, and has armed what does so if it hangs
     boot_id = boots.this_boot(state_dir / WORKERS_DIR, known=memory.boot_id, seen=seen)
     left_s = lease_left_s(memory, clock.now_s()) if memory.boot_id == boot_id else 0.0
     # At once when it is over: an agent that PID 1 starts again and again would put it off for ever.
-    after_s = left_s + LAST_RESORT_MARGIN_S if left_s > 0 else 0.0
-    await resort.arm(after_s)
-    log.warning("node %s is away; its last resort fires in %.1f s", settings.node, after_s)
+    return left_s + LAST_RESORT_MARGIN_S if left_s > 0 else 0.0

@@ -19,7 +19,7 @@ from agent.called_home import call_all
 from agent.duties import Duties
 from agent.fake_fleet import load_fleet
 from agent.go_home import go_home, hung_after_s, is_away, lease_left_s
-from agent.holder import END_S, Heartbeat, beating, end_if_hung, monotonic_s, read
+from agent.holder import Heartbeat, beating, end_if_hung, monotonic_s, read
 from agent.hooks import SystemCommands
 from agent.kept_settings import keep
 from agent.ledger import Ledger, exclusive, is_disk_error, peek
@@ -30,6 +30,7 @@ from agent.node import Node
 from agent.own_files import give_all
 from agent.resort import last_resort
 from agent.sampling import make_sampler
+from agent.sessions import END_S
 from agent.settings import WORKERS_DIR, AgentSettings
 from agent.settings_file import check_state_dir, checked, way_home
 from agent.state import Memory, first_memory

@@ -39,10 +39,8 @@ def hung_after_s(settings: AgentSettings, memory: Memory) -> float:
 
 def lease_left_s(memory: Memory, now_s: float) -> float:
     """Seconds until the lease is over, as this memory knows it; 0 without one."""
-    if memory.lease is None:
-        return 0.0
-    until_s = memory.lease_until_s or memory.lease_unconfirmed_until_s
-    return 0.0 if until_s is None else max(0.0, until_s - now_s)
+    ends_at_s = memory.lease_ends_at_s
+    return 0.0 if ends_at_s is None else max(0.0, ends_at_s - now_s)
 
 
 async def go_home(node: Node, *, clock: Clock) -> str:

@@ -26,6 +26,7 @@ from msgspec import Struct
 
 from agent import own_files
 from agent.processes import PROC, has_lock, thread_states
+from agent.sessions import END_S
 from agent.shim_files import boot_id, is_locked, start_ticks
 from common.clock import Clock
 from common.errors import Unavailable
@@ -39,8 +40,6 @@ WATCH_S = 2 * BEAT_S
 whose machine was suspended, beats within one `BEAT_S`."""
 HELD_UP_S = WATCH_S / 2
 """Two looks further apart than this: the watcher was held up itself."""
-END_S = 5.0
-"""A process that was sent SIGKILL is gone by then, or waits in the kernel for a device."""
 WAITING_IN_KERNEL = "D"
 """State of a thread that waits for a disk or a device (proc(5)); no signal reaches it."""
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from agent.commands import ended, left_behind, started
+from agent.left_commands import OUTPUT_PREFIX
 from common.clock import Clock
 
 ERROR_TEXT_BYTES = 300
@@ -181,17 +182,19 @@ def _find(program: str) -> None:
 
 
 def _output() -> IO[bytes]:
-    """Where a command writes: a file without a name, or memory where no disk takes it.
+    """Where a command writes: a file that no directory has, or memory where no disk takes it.
 
     A command that could not say what it does would fail, and its node would not come home.
     """
     with contextlib.ExitStack() as stack:
         try:
-            file = stack.enter_context(tempfile.TemporaryFile())
+            fd, path = tempfile.mkstemp(prefix=OUTPUT_PREFIX)
+            file = stack.enter_context(os.fdopen(fd, "w+b"))
+            Path(path).unlink()
             os.posix_fallocate(file.fileno(), 0, LEAST_OUTPUT_BYTES)
             file.truncate(0)
         except OSError:
             stack.close()
-            return os.fdopen(os.memfd_create("output of a command"), "w+b")
+            return os.fdopen(os.memfd_create(f"{OUTPUT_PREFIX}output"), "w+b")
         stack.pop_all()
         return file

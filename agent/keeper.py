@@ -13,11 +13,16 @@ from pathlib import Path
 from agent import keeper_process, shim_files
 from agent.starters import run_command
 from common.clock import Clock
+from common.errors import Unavailable
 
 START_TIMEOUT_S = 10.0
+ARM_LIMIT_S = 3 * START_TIMEOUT_S
+"""For all commands of one arming, of which an agent's first has a fourth."""
 RETRY_S = keeper_process.RETRY_S
 NOT_LOADED_EXIT_CODE = 5
 """systemctl's answer when there is no such unit, which is what a disarm wants."""
+SLOTS = ("a", "b")
+"""Of a node's two timers; an agent finds one armed by the agent before it, under either name."""
 KEEPER = Path(keeper_process.__file__)
 OWN_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC")
 """What systemd gives to the agent alone: another process that used it would speak for the agent."""
@@ -73,7 +78,10 @@ class KeeperLastResort:
 
 
 def timer_unit(node: str, slot: str) -> str:
-    """The name of one of a node's two timers, without suffix."""
+    """The name of one of a node's two timers, without suffix.
+
+    slot: one of `SLOTS`.
+    """
     return f"aryl-go-home-{node}-{slot}"
 
 
@@ -108,11 +116,18 @@ def disarm_argv(
     return ("systemctl", *user, "stop", *(f"{timer_unit(node, slot)}.timer" for slot in slots))
 
 
+def is_armed_argv(node: str, slot: str, *, is_user_manager: bool = False) -> tuple[str, ...]:
+    """The command line that succeeds while a timer is armed."""
+    user = ["--user"] if is_user_manager else []
+    return ("systemctl", *user, "is-active", "--quiet", f"{timer_unit(node, slot)}.timer")
+
+
 class SystemdLastResort:
     """A transient timer of PID 1.
 
     A transient unit cannot be changed, so there are two names that take turns: the new timer runs
-    before the old one is stopped, and an agent that dies in between leaves at least one.
+    before the old one is stopped, and an agent that dies in between leaves at least one. So does
+    one that was started again: it asks first which name has the timer of the agent before it.
 
     Args:
         node: the node's name; part of the units' names.
@@ -134,7 +149,10 @@ class SystemdLastResort:
         self._clock = clock
         self._log = log
         self._is_user_manager = is_user_manager
-        self._slots = ("a", "b")
+        self._slots: tuple[str, str] | None = None
+        """What is armed, and what comes next; None until this one has armed."""
+        self._is_next_free = False
+        """Stopping what is not there costs a line of the log, which nobody cuts."""
         self._lock = asyncio.Lock()
 
     async def arm(self, after_s: float) -> None:
@@ -144,14 +162,25 @@ class SystemdLastResort:
             Unavailable: systemd did not take it; an earlier timer is still armed then.
         """
         async with self._lock:
-            old, new = self._slots
+            try:
+                async with self._clock.timeout(ARM_LIMIT_S):
+                    await self._arm(after_s)
+            except TimeoutError:
+                raise Unavailable(f"systemd: no timer armed in {ARM_LIMIT_S:g} s") from None
+
+    async def _arm(self, after_s: float) -> None:
+        old, new = self._slots or SLOTS
+        if self._slots is None and not await self._is_armed(old):
+            # Not stopped first: a systemd that did not answer may have a timer of that name.
+            old, new = new, old
+        elif not self._is_next_free:
             await self._stop(new)
-            user = self._is_user_manager
-            await self._run(
-                arm_argv(self._node, new, self._argv, after_s, is_user_manager=user), (0,)
-            )
-            self._slots = (new, old)
-            await self._stop(old)
+        self._is_next_free = False
+        user = self._is_user_manager
+        await self._run(arm_argv(self._node, new, self._argv, after_s, is_user_manager=user), (0,))
+        self._slots = (new, old)
+        await self._stop(old)
+        self._is_next_free = True
 
     async def disarm(self) -> None:
         """As `agent.lease.LastResort.disarm`.
@@ -160,7 +189,16 @@ class SystemdLastResort:
             Unavailable: systemd does not answer.
         """
         async with self._lock:
-            await self._stop(*self._slots)
+            await self._stop(*SLOTS)
+
+    async def _is_armed(self, slot: str) -> bool:
+        """Whether systemd says so; one that does not answer says nothing."""
+        argv = is_armed_argv(self._node, slot, is_user_manager=self._is_user_manager)
+        try:
+            await self._run(argv, (0,))
+        except Unavailable:
+            return False
+        return True
 
     async def _stop(self, *slots: str) -> None:
         argv = disarm_argv(self._node, slots, is_user_manager=self._is_user_manager)

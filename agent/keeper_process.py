@@ -43,7 +43,7 @@ def read_orders(path: str) -> Orders | None:
             value: dict[str, object] = json.loads(file.read())
         argv, fire_at_s = value["argv"], value["fire_at_s"]
         named_boot_id = value["boot_id"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     if not isinstance(argv, list) or not argv or not isinstance(fire_at_s, int | float):
         return None
@@ -77,7 +77,12 @@ def keep(path: str) -> None:
 
     The last look comes after the lock is given up: whoever arms writes first and looks at the
     lock then, so either it sees the lock free or this sees what it wrote.
+
+    The file is found by its directory, also where that is moved to: the lock goes there as well,
+    and whoever arms there takes it for the lock of a keeper that will see it.
     """
+    directory_fd = os.open(os.path.dirname(path) or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    path = f"/proc/self/fd/{directory_fd}/{os.path.basename(path)}"
     this_boot_id = boot_id()
     while True:
         lock_fd = take_lock(path)
@@ -99,8 +104,25 @@ def _wait_and_fire(path: str, this_boot_id: str) -> None:
             time.sleep(wait_s)
         elif run(orders.argv) != 0:
             time.sleep(RETRY_S)
-        elif _is_same(orders, read_orders(path)):
-            os.unlink(path)
+        else:
+            _remove_done(path, orders)
+
+
+def _remove_done(path: str, orders: Orders) -> None:
+    """Remove what was asked for and is done; what somebody armed meanwhile stays armed.
+
+    It is taken aside before it is looked at: what comes into its place after the look is another
+    file, which this does not remove.
+    """
+    aside = f"{path}.done"
+    try:
+        os.rename(path, aside)
+    except FileNotFoundError:  # somebody disarmed while the command ran
+        return
+    if _is_same(orders, read_orders(aside)):
+        os.unlink(aside)
+    else:  # at worst over what was armed since: too early an instant does less harm than none
+        os.rename(aside, path)
 
 
 def _is_same(before: Orders, now: Orders | None) -> bool:

@@ -26,7 +26,7 @@ change of the leader that takes longer than that third could cost a loan."""
 LAST_RESORT_MARGIN_S = 1.0
 """So long after the lease the last resort fires: an agent that is alive is first."""
 RESORT_LIMIT_S = 30.0
-"""No last resort takes longer to arm: systemd's is three commands with a limit of 10 s each."""
+"""No last resort takes longer to arm: systemd's has this limit for all of its commands."""
 DISARM_RETRY_S = 10.0
 """A last resort that could not be disarmed does no harm at home: it finds nothing to do."""
 

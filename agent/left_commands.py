@@ -21,6 +21,9 @@ log = logging.getLogger(__name__)
 
 NODE_VARIABLE = "ARYL_NODE"
 """Each command has it in its environment."""
+OUTPUT_PREFIX = "aryl-command-"
+"""What the name of its output begins with, which the kernel still tells when no directory has it
+(proc(5))."""
 
 
 class CommandRecord:
@@ -59,20 +62,36 @@ class CommandRecord:
 
 
 def _is_command(pid: int) -> bool:
-    """Whether a process was begun as a server command: it leads a session and has the variable.
+    """Whether a process was begun as a server command: it leads a session, and has the variable or
+    writes where commands do. `env -i` takes the one from it, a redirection the other.
 
     Another boot id is no proof that it is another's: in a container the file may be masked for who
     wrote it or for whoever looks. No process outlives a boot, and none of another boot has the
     number, the start and the marks of this one. Of one that waits in the kernel its environment,
     which is in its own memory, is not asked for: whoever did might wait with it.
     """
-    if leaders(pid) != {pid} or WAITING_IN_KERNEL in thread_states(pid):
+    if leaders(pid) != {pid}:
         return False
+    if any(_is_output(pid, fd) for fd in (1, 2)):
+        return True
+    return WAITING_IN_KERNEL not in thread_states(pid) and _has_variable(pid)
+
+
+def _has_variable(pid: int) -> bool:
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:  # it has ended meanwhile, or is another account's
         return False
     return any(text.startswith(f"{NODE_VARIABLE}=".encode()) for text in environment)
+
+
+def _is_output(pid: int, fd: int) -> bool:
+    """Whether this is the file, or the memory, that an agent gave a command to write to."""
+    try:
+        target = Path(f"/proc/{pid}/fd/{fd}").readlink()
+    except OSError:  # as above, or it is closed
+        return False
+    return target.name.removeprefix("memfd:").startswith(OUTPUT_PREFIX)
 
 
 async def end_left(state_dir: Path, *, clock: Clock) -> None:

@@ -65,8 +65,9 @@ class Life:
         memory.left_behind, memory.strangers, memory.serve_by_s = [], [], None
         way_home.booted(memory)
         self._lease.end()
-        inference = self._goes_home()
-        self._fire(NodeEvent.BOOTED if inference else NodeEvent.BOOTED_TRAINING, now_s, "rebooted")
+        self._want_home()
+        event = NodeEvent.BOOTED if self._is_inference else NodeEvent.BOOTED_TRAINING
+        self._fire(event, now_s, "rebooted")
 
     def _moved(self, old: Pool, now_s: float) -> None:
         """Its settings put it into another pool, without the boot that ends all of the old one.
@@ -76,16 +77,18 @@ class Life:
         """
         way_home.forget(self.memory)
         self._lease.end()
-        self._goes_home()
+        self._want_home()
         why = f"moved from the {old} pool to the {self.settings.home_pool} pool"
         self._fire(NodeEvent.FAULT, now_s, why)
         self.memory.is_quarantine_over = True
 
-    def _goes_home(self) -> bool:
-        """Nothing else is wanted of it; whether home is a service."""
-        is_inference = self.settings.home_pool == Pool.INFERENCE
-        self.memory.desired_role = R.SERVING if is_inference else R.TRAINING
-        return is_inference
+    @property
+    def _is_inference(self) -> bool:
+        return self.settings.home_pool == Pool.INFERENCE
+
+    def _want_home(self) -> None:
+        """Whatever was ordered before is void."""
+        self.memory.desired_role = R.SERVING if self._is_inference else R.TRAINING
 
     # --- what is wanted -----------------------------------------------------------------------
 
@@ -97,9 +100,8 @@ class Life:
             memory.epoch, memory.generation = desired.epoch, desired.generation
             self.workers.take(desired)
             memory.desired_role = desired.role
-            memory.serve_by_s = (
-                None if desired.reclaim_in_s is None else now_s + desired.reclaim_in_s
-            )
+            in_s = desired.reclaim_in_s
+            memory.serve_by_s = None if in_s is None else now_s + in_s
             self._lease.take(desired, now_s)
             self._take_validation(desired.validation)
         return DesiredReply(
@@ -125,7 +127,7 @@ class Life:
 
     @property
     def lease_ends_at_s(self) -> float | None:
-        """As of the memory."""
+        """When the lease is over unless the coordinator answers; None without one."""
         return self.memory.lease_ends_at_s
 
     # --- what is ------------------------------------------------------------------------------
@@ -146,9 +148,8 @@ class Life:
         """Why the node is where it is, in words."""
         trespass = trespasses.in_words(self.trespasses, self.memory)
         kept = f"kept in quarantine: {self._kept_by}" if self._kept_by else ""
-        server = self._unknown_server
         commands = (self._commands.error, self._commands.left, self._slow)
-        parts = (self._why, kept, *commands, trespass, server, self.ledger_error)
+        parts = (self._why, kept, *commands, trespass, self._unknown_server, self.ledger_error)
         return "; ".join(part for part in parts if part)
 
     def slow_command(self, now_s: float) -> CommandReport | UnsetType:
@@ -251,8 +252,7 @@ class Life:
         if stopped_at_s is None:
             return self._commands.run(HookKind.STOP, facts.now_s)
         self._why = busy
-        until_s = self.memory.lease_until_s
-        if not self._why and until_s is None:
+        if not self._why and self.memory.lease_until_s is None:
             self._why = "the lease was not confirmed yet"
         if not self._why:
             assert self.memory.lease is not None
@@ -375,23 +375,23 @@ class Life:
 
         Whether a server can do without a GPU that is lost, its health check says.
         """
-        inference = self.settings.home_pool == Pool.INFERENCE
-        self._kept_by = self._kept_in_quarantine(facts, is_inference=inference)
+        self.workers.vacate(grace_s=self.settings.vacate_grace_s, now_s=facts.now_s)
+        self._kept_by = self._kept_in_quarantine(facts)
         if self._kept_by:
             return []
-        event = NodeEvent.VALIDATED if inference else NodeEvent.VALIDATED_TRAINING
+        event = NodeEvent.VALIDATED if self._is_inference else NodeEvent.VALIDATED_TRAINING
         self._lease.end()
         self._fire(event, facts.now_s, "left quarantine")
         return []
 
-    def _kept_in_quarantine(self, facts: Facts, *, is_inference: bool) -> str:
+    def _kept_in_quarantine(self, facts: Facts) -> str:
+        """Why it cannot leave now; empty when it can."""
         memory, settings = self.memory, self.settings
-        self.workers.vacate(grace_s=settings.vacate_grace_s, now_s=facts.now_s)
         if memory.desired_role == R.QUARANTINED:
             return "the coordinator wants it there"
         if live := self.workers.live():
             return f"worker {live[0].order.key} has not ended, {len(live)} in all"
-        keeps = self._kept_out if is_inference else self._busy
+        keeps = self._kept_out if self._is_inference else self._busy
         if busy := keeps(facts, since_s=self._role_at_s):
             return busy
         is_over = facts.now_s - self._role_at_s >= settings.quarantine_s

@@ -57,14 +57,16 @@ def check_state_dir(path: Path, settings: AgentSettings, state_dir: Path | None)
     Raises:
         ConfigError: they do not, so where the file cannot be read its node is not found.
     """
-    if state_dir is not None and not _is_same(settings, state_dir):
+    if state_dir is not None and not _is_same(Path(settings.state_dir), state_dir):
         raise ConfigError(
             f"{path}: state_dir: {settings.state_dir}, and --state-dir says {state_dir}"
         )
 
 
-def _is_same(settings: AgentSettings, state_dir: Path) -> bool:
-    return Path(settings.state_dir).resolve() == state_dir.resolve()
+def _is_same(one: Path, other: Path) -> bool:
+    """Whether both are one directory; unlike `Path.resolve` not by an error where a link leads to
+    itself."""
+    return os.path.realpath(one) == os.path.realpath(other)
 
 
 @contextmanager
@@ -129,29 +131,38 @@ def way_home(path: Path, *, state_dir: Path | None) -> AgentSettings:
 
     Nothing of jobs is left in them: no failure rules are read and no account is looked up.
 
-    state_dir: of the node, where the file names none; if both name one, that of a node that is
-        away goes before, and then the file's.
+    state_dir: of the node, where the file names none; see `_home_dir` for where both name one.
 
     Raises:
         ConfigError: the file does not fit, and there is nothing else; names file and field.
     """
-    settings, warning = _settings_home(path, state_dir)
+    try:
+        settings, warning = _settings_in(_home_dir(path, state_dir), path)
+    except ConfigError as error:
+        hint = "" if state_dir else "; its agent's last ones are used with --state-dir DIR"
+        raise ConfigError(f"{error}{hint}") from None
     if warning:
         log.warning("%s", warning)
     return settings
 
 
-def expected_home(path: Path, *, state_dir: Path | None) -> AgentSettings | None:
-    """What `way_home` would give now, without a word; None where it would fail."""
-    try:
-        return _settings_home(path, state_dir)[0]
-    except ConfigError:
-        return None
+def expected_homes(path: Path, *, state_dir: Path | None) -> list[AgentSettings]:
+    """What `way_home` would give now for each state directory that is named, without a word; none
+    for one where it would fail. The file's is the last."""
+    found: list[AgentSettings] = []
+    for where in reversed(_named_dirs(path, state_dir)):
+        with suppress(ConfigError):
+            found.append(_settings_in(where, path)[0])
+    return found
 
 
-def _settings_home(path: Path, state_dir: Path | None) -> tuple[AgentSettings, str]:
-    """As of `way_home`, and why they are not the file's, or that they do not fit; mostly empty."""
-    where = _home_dir(path, state_dir)
+def _settings_in(where: Path | None, path: Path) -> tuple[AgentSettings, str]:
+    """The settings on which the node in this state directory goes home, and why they are not the
+    file's, or that they do not fit; mostly empty.
+
+    Raises:
+        ConfigError: as `way_home`.
+    """
     told, warning = None, ""
     try:
         read = load(path, AgentSettings)
@@ -166,8 +177,7 @@ def _settings_home(path: Path, state_dir: Path | None) -> tuple[AgentSettings, s
             warning += "; on what the node's agent accepted last it goes home"
             told = last
         elif told is None:
-            hint = "" if state_dir else "; its agent's last ones are used with --state-dir DIR"
-            raise ConfigError(f"{error}{hint}") from None
+            raise
     return _for_way_home(told), warning
 
 
@@ -175,10 +185,11 @@ def _home_dir(path: Path, state_dir: Path | None) -> Path | None:
     """The state directory of the node that is to come home; None: nobody says.
 
     A unit may name another one than a site's file, and a file may have been changed: so the one of
-    a node that is away, else one of any node.
+    a node that is away, else one of any node. Of two that are away it is the command line's: a last
+    resort names there whom it was armed for. Of two at home it is the file's.
     """
-    named = [where for where in (_named_state_dir(path), state_dir) if where is not None]
-    for where in named:
+    named = _named_dirs(path, state_dir)
+    for where in reversed(named):
         memory = peek(where)
         if memory is not None and is_away(memory):
             return where
@@ -186,14 +197,24 @@ def _home_dir(path: Path, state_dir: Path | None) -> Path | None:
     return next(iter(known or named), None)
 
 
+def _named_dirs(path: Path, state_dir: Path | None) -> list[Path]:
+    """The state directories that a file and the command line name, in this order."""
+    named = [where for where in (_named_state_dir(path), state_dir) if where is not None]
+    return named[:1] if len(named) > 1 and _is_same(*named) else named
+
+
 def _accepted(where: Path | None) -> AgentSettings | None:
     """What the agent of the node in this state directory accepted last; None: nobody knows.
 
     An agent may have accepted what its ledger never had, as a move to another pool.
     """
-    last = None if where is None else kept(where)
-    memory = None if where is None else peek(where)
-    if last is None or memory is None:
+    if where is None or (last := kept(where)) is None:
+        return None
+    # It is written there too, and was another path to whoever wrote it before a move of the
+    # directory, or in a container.
+    last = structs.replace(last, state_dir=str(where.absolute()))
+    memory = peek(where)
+    if memory is None:
         return last
     is_of_node = memory.node == last.node and left_pool(memory, last.home_pool) is None
     return last if is_of_node else None
@@ -208,7 +229,7 @@ def _check_place(settings: AgentSettings, where: Path | None) -> None:
     """
     if where is None:
         return
-    if not _is_same(settings, where):
+    if not _is_same(Path(settings.state_dir), where):
         raise ConfigError(f"state_dir: {settings.state_dir}, and the node's is {where}")
     _check_node(settings)
     memory, last = peek(where), _accepted(where)

@@ -164,7 +164,7 @@ def read_json(path: str) -> dict[str, object] | None:
     try:
         with open(path, "rb") as file:
             value: object = json.loads(file.read())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return as_object(value)
 

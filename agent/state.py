@@ -89,6 +89,13 @@ class Held(Struct, kw_only=True):
         self.phase, self.error = WorkerPhase.REFUSED, error
         self.fault, self.refused_for = fault, refused_for
 
+    def take_end(self, fact: WorkerFact) -> None:
+        """It is over, as its shim says."""
+        self.exit_code, self.error = fact.exit_code, fact.error
+        self.stop_reason, self.failure, self.fault = fact.stop_reason, fact.failure, fact.fault
+        self.checkpoint, self.running_s = fact.checkpoint, fact.running_s
+        self.saved_at_s, self.ended_at_s = fact.saved_at_s, fact.ended_at_s
+
 
 class Memory(Struct, kw_only=True):
     """What outlives the agent's process; one record of the ledger."""

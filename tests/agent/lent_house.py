@@ -122,17 +122,3 @@ async def home(settings: AgentSettings, house: DaemonHouse) -> None:
     """A way home; one that would go on for ever is an error."""
     async with house.clock.timeout(PATIENCE_S):
         await bring_home(settings, fake_nvml=house.fleet)
-
-
-class Armed:
-    """A last resort that fires never, and says when it would."""
-
-    def __init__(self) -> None:
-        self.after_s: list[float] = []
-
-    async def arm(self, after_s: float) -> None:
-        """As `agent.lease.LastResort.arm`."""
-        self.after_s.append(after_s)
-
-    async def disarm(self) -> None:
-        """As `agent.lease.LastResort.disarm`."""

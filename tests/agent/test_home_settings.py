@@ -9,7 +9,7 @@ import pytest
 from agent import kept_settings
 from agent.ledger import Ledger, peek
 from agent.settings import AgentSettings
-from agent.settings_file import checked, way_home
+from agent.settings_file import checked, expected_homes, way_home
 from common.errors import ConfigError, Unavailable
 from common.model import NodeRole, Pool
 from common.settings import load
@@ -158,6 +158,20 @@ async def test_a_file_that_is_odd_is_one_that_does_not_fit(
         checked(config)
     await home(way_home(config, state_dir=house.state_dir), house)
     assert role(house) == R.SERVING
+
+
+async def test_a_file_whose_state_dir_leads_to_itself_keeps_no_node_away(
+    quiet_house: DaemonHouse,
+) -> None:
+    """No state can be there, and the node's own is named beside it."""
+    house = quiet_house
+    config = await make_lent(house)
+    loop = house.directory / "loop"
+    loop.symlink_to(loop)
+    with_other("state_dir", str(loop))(config)
+    assert way_home(config, state_dir=house.state_dir).state_dir == str(house.state_dir)
+    found = expected_homes(config, state_dir=house.state_dir)
+    assert [settings.state_dir for settings in found] == [str(house.state_dir), str(loop)]
 
 
 async def test_of_two_state_dirs_the_one_whose_node_is_away_counts(

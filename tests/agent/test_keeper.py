@@ -3,71 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
 
 from agent import keeper_process, shim_files
-from agent.keeper import KeeperLastResort, SystemdLastResort, arm_argv, disarm_argv
+from agent.keeper import (
+    ARM_LIMIT_S,
+    SLOTS,
+    SystemdLastResort,
+    arm_argv,
+    disarm_argv,
+    is_armed_argv,
+)
 from agent.keeper_process import Orders, nap_s
-from agent.lease import LastResort
+from agent.lease import RESORT_LIMIT_S, LastResort
 from common.clock import SystemClock
 from common.errors import Unavailable
-from tests.agent.worker_house import PATIENCE_S, is_alive, kill, rss_bytes
+from tests.agent.keeper_house import CLOCK, KeeperHouse, make_keeper_house
+from tests.agent.worker_house import kill, rss_bytes
 
-CLOCK = SystemClock()
-
-
-class KeeperHouse:
-    """A keeper's file whose command writes down that it ran."""
-
-    def __init__(self, directory: Path) -> None:
-        self.path = directory / "go-home"
-        self.mark = directory / "fired"
-        self.resort = self.new_resort()
-
-    def new_resort(self, script: str = "") -> KeeperLastResort:
-        """A last resort as an agent that starts anew would make it."""
-        argv = ("sh", "-c", script or f"echo fired >> {self.mark}")
-        return KeeperLastResort(self.path, argv, clock=CLOCK)
-
-    @property
-    def fired_count(self) -> int:
-        """How often the command ran."""
-        return self.mark.read_text().count("fired") if self.mark.exists() else 0
-
-    def keepers(self) -> list[int]:
-        """The keeper processes of the file."""
-        wanted = os.fsencode(self.path)
-        found: list[int] = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and is_alive(int(entry.name)):
-                try:
-                    words = (entry / "cmdline").read_bytes().split(b"\0")
-                except OSError:
-                    continue
-                if wanted in words:
-                    found.append(int(entry.name))
-        return found
-
-    async def until(self, fact: Callable[[], bool], what: str) -> None:
-        """Return when a fact holds."""
-        try:
-            async with CLOCK.timeout(PATIENCE_S):
-                while not fact():
-                    await CLOCK.sleep(0.02)
-        except TimeoutError:
-            raise AssertionError(f"not in {PATIENCE_S:g} s: {what}") from None
-
-
-@pytest.fixture
-async def house(tmp_path: Path) -> AsyncGenerator[KeeperHouse, None]:
-    """A keeper's file; whatever waits at the end of a test is ended."""
-    house = KeeperHouse(tmp_path)
-    yield house
-    for pid in house.keepers():
-        kill(pid)
+house = pytest.fixture(make_keeper_house)
 
 
 @pytest.mark.slow
@@ -152,7 +109,8 @@ def test_a_keeper_looks_often_and_fires_on_time() -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "[]", "{}", '{"boot_id":"b","fire_at_s":1,"argv":[]}', '{"boot_id":"b","argv":["x"]}',
-     '{"boot_id":"b","fire_at_s":"soon","argv":["x"]}'],
+     '{"boot_id":"b","fire_at_s":"soon","argv":["x"]}', "[" * 200_000],
+    ids=str.__len__,
 )  # fmt: skip
 def test_a_file_that_does_not_fit_asks_for_nothing(tmp_path: Path, text: str) -> None:
     """Half an order never fires."""
@@ -194,25 +152,48 @@ def test_a_timer_s_command_line() -> None:
         "aryl-go-home-n1-a.timer",
         "aryl-go-home-n1-b.timer",
     )
+    assert is_armed_argv("n1", "a") == (
+        "systemctl",
+        "is-active",
+        "--quiet",
+        "aryl-go-home-n1-a.timer",
+    )
+    assert ARM_LIMIT_S <= RESORT_LIMIT_S
 
 
 @pytest.fixture
 def pretend_systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """systemd-run and systemctl that keep timers as files and refuse a name that is in use."""
+    """systemd-run and systemctl that keep timers as files, refuse a name that is in use, and write
+    down after each command what is armed."""
     folder, timers = tmp_path / "bin", tmp_path / "timers"
     folder.mkdir()
     timers.mkdir()
+    moment = f'echo "$(cd {timers} && echo *.timer)" >> {timers}/moments'
     programs = {
         "systemd-run": f"""#!/bin/sh
 for word; do case $word in --unit=*) unit=${{word#--unit=}};; esac; done
 [ -e {timers}/$unit.timer ] && exit 1
 [ -e {timers}/broken ] && exit 1
 echo "$@" > {timers}/$unit.timer
+{moment}
+[ -e {timers}/lost ] && exit 1
+exit 0
 """,
         "systemctl": f"""#!/bin/sh
+verb=$1
 shift
-for unit; do rm {timers}/$unit || missing=1; done
-[ -z "$missing" ] || exit 5
+case $verb in
+is-active)
+    [ -e {timers}/silent ] && exit 1
+    [ -e {timers}/$2 ] || exit 3;;
+stop)
+    [ -e {timers}/stuck ] && exit 1
+    for unit; do rm {timers}/$unit || missing=1; done
+    {moment}
+    [ -z "$missing" ] || exit 5;;
+*)
+    exit 2;;
+esac
 """,
     }
     for name, text in programs.items():
@@ -222,6 +203,11 @@ for unit; do rm {timers}/$unit || missing=1; done
     return timers
 
 
+def moments(timers: Path) -> list[str]:
+    """What was armed after each command that arms or stops; `*.timer` is none."""
+    return (timers / "moments").read_text().splitlines()
+
+
 def timers_in(folder: Path) -> list[str]:
     """The command lines of the timers that are armed."""
     return [path.read_text() for path in sorted(folder.glob("*.timer"))]
@@ -229,16 +215,21 @@ def timers_in(folder: Path) -> list[str]:
 
 @pytest.mark.slow
 async def test_one_timer_is_armed_however_often(pretend_systemd: Path, tmp_path: Path) -> None:
-    """Names take turns, the old timer goes when the new one runs, and a disarm leaves none."""
+    """Names take turns, the old timer goes when the new one runs, and a disarm leaves none. A
+    renewal has nothing to log."""
+    log = tmp_path / "log"
 
     def new_resort() -> SystemdLastResort:
-        return SystemdLastResort("n1", ("home",), clock=CLOCK, log=tmp_path / "log")
+        return SystemdLastResort("n1", ("home",), clock=CLOCK, log=log)
 
     resort: LastResort = new_resort()
+    await resort.arm(5.0)
+    told = log.read_text()
     for after_s in (10.0, 20.0, 30.0):
         await resort.arm(after_s)
         [timer] = timers_in(pretend_systemd)
         assert f"--on-active={after_s * 1000:.0f}ms" in timer
+    assert log.read_text() == told
     again = new_resort()
     await again.arm(40.0)
     [timer] = timers_in(pretend_systemd)
@@ -260,6 +251,110 @@ async def test_a_refused_timer_leaves_the_earlier_one_armed(
         await resort.arm(20.0)
     [timer] = timers_in(pretend_systemd)
     assert "10000ms" in timer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "program"), [("lost", "systemd-run"), ("stuck", "systemctl")])
+async def test_a_timer_that_could_be_there_stands_in_no_way(
+    pretend_systemd: Path, tmp_path: Path, fault: str, program: str
+) -> None:
+    """One whose start was not answered, or that could not be stopped, has the name that comes
+    next."""
+    resort = SystemdLastResort("n1", ("home",), clock=CLOCK, log=tmp_path / "log")
+    await resort.arm(10.0)
+    await resort.arm(15.0)
+    (pretend_systemd / fault).touch()
+    with pytest.raises(Unavailable, match=program):
+        await resort.arm(20.0)
+    (pretend_systemd / fault).unlink()
+    await resort.arm(30.0)
+    [timer] = timers_in(pretend_systemd)
+    assert "30000ms" in timer
+    assert "*.timer" not in moments(pretend_systemd)
+
+
+LEFT = [("a",), ("b",), ("a", "b")]
+"""What the agent before may have left: killed between two commands, it left both."""
+
+
+def leave(timers: Path, slots: tuple[str, ...]) -> list[str]:
+    """Timers of an agent that is dead; their names."""
+    names = [f"aryl-go-home-n1-{slot}.timer" for slot in slots]
+    for name in names:
+        (timers / name).write_text(f"--unit={name} --on-active=10000ms\n")
+    return names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slots", LEFT, ids=["".join(slots) for slots in LEFT])
+async def test_an_agent_started_again_replaces_a_timer_and_is_never_without_one(
+    pretend_systemd: Path, tmp_path: Path, slots: tuple[str, ...]
+) -> None:
+    """Whichever name the agent before it used last, one may be killed between any two commands."""
+    leave(pretend_systemd, slots)
+    again = SystemdLastResort("n1", ("home",), clock=CLOCK, log=tmp_path / "log")
+    for after_s in (20.0, 30.0):
+        await again.arm(after_s)
+        [timer] = timers_in(pretend_systemd)
+        assert f"{after_s * 1000:.0f}ms" in timer
+    assert "*.timer" not in moments(pretend_systemd)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slots", LEFT, ids=["".join(slots) for slots in LEFT])
+async def test_a_disarm_finds_whatever_timer_there_is(
+    pretend_systemd: Path, tmp_path: Path, slots: tuple[str, ...]
+) -> None:
+    """An agent started again, which armed none itself, is home and wants none."""
+    leave(pretend_systemd, slots)
+    await SystemdLastResort("n1", ("home",), clock=CLOCK, log=tmp_path / "log").disarm()
+    assert timers_in(pretend_systemd) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_silent", [False, True])
+@pytest.mark.parametrize("slot", SLOTS)
+async def test_a_timer_refused_to_an_agent_started_again_leaves_the_earlier_one_armed(
+    pretend_systemd: Path, tmp_path: Path, slot: str, *, is_silent: bool
+) -> None:
+    """The failure of its first command takes nothing away, nor does that of its second one; and
+    where it was not told what there is it stops nothing."""
+    [name] = leave(pretend_systemd, (slot,))
+    again = SystemdLastResort("n1", ("home",), clock=CLOCK, log=tmp_path / "log")
+    (pretend_systemd / "broken").touch()
+    if is_silent:
+        (pretend_systemd / "silent").touch()
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="systemd-run"):
+            await again.arm(20.0)
+        [timer] = timers_in(pretend_systemd)
+        assert name in timer
+    for fault in ("broken", "silent"):
+        (pretend_systemd / fault).unlink(missing_ok=True)
+    await again.arm(30.0)
+    [timer] = timers_in(pretend_systemd)
+    assert "30000ms" in timer
+
+
+class ImpatientClock(SystemClock):
+    """One on which all of an arming's time is over at once, and that of no single command."""
+
+    def timeout(self, delay_s: float | None) -> AbstractAsyncContextManager[object]:
+        """As of a clock."""
+        return super().timeout(0.0 if delay_s == ARM_LIMIT_S else delay_s)
+
+
+@pytest.mark.slow
+async def test_an_arming_that_takes_too_long_fails_and_leaves_the_earlier_timer(
+    pretend_systemd: Path, tmp_path: Path
+) -> None:
+    """Each of its commands may take its time, but not all of them together."""
+    [name] = leave(pretend_systemd, ("b",))
+    slow = SystemdLastResort("n1", ("home",), clock=ImpatientClock(), log=tmp_path / "log")
+    with pytest.raises(Unavailable, match="no timer armed in 30 s"):
+        await slow.arm(20.0)
+    [timer] = timers_in(pretend_systemd)
+    assert name in timer
 
 
 @pytest.mark.slow

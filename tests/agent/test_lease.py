@@ -13,8 +13,9 @@ from common.bus import BusMessage
 from common.errors import Unavailable
 from common.messages import RenewReply, RenewRequest, decode, encode
 from common.model import LeaseId, NodeRole
-from tests.agent.agent_house import AgentHouse, ModelLastResort
+from tests.agent.agent_house import AgentHouse
 from tests.agent.bench import Bench, lease
+from tests.agent.models import ModelLastResort
 from tests.fakes import FakeBus, FakeClock, FakeNetwork
 
 TTL_S, MARGIN_S = 30.0, 2.0

@@ -17,6 +17,7 @@ from agent.duties import Duties
 from agent.holder import monotonic_s
 from agent.resort import go_home_argv
 from agent.settings import AgentSettings
+from agent.settings_file import expected_homes, way_home
 from common.errors import ConfigError
 from common.model import NodeRole
 from common.settings import load
@@ -148,6 +149,32 @@ async def test_a_unit_that_names_another_state_dir_hides_no_node(
         code, text = await house.run(*arguments)
         assert (code, "--state-dir says" in text) == (2, is_fit), text
         assert str(house.state_dir) in armed(house.state_dir)
+
+
+async def test_of_two_state_dirs_with_a_node_that_is_away_none_is_left_behind(
+    quiet_house: DaemonHouse, tmp_path: Path
+) -> None:
+    """The file names one and the unit another: each node has a last resort, and that one brings
+    home the node which it was armed for."""
+    house = quiet_house
+    of_unit, of_file = tmp_path / "of-the-unit", tmp_path / "of-the-file"
+    for state_dir in (of_unit, of_file):
+        house.use_state_dir(state_dir)
+        config = await make_lent(house, left_s=LONG_S)
+    with_line("report_perid_s = 1.0")(config)
+    async with disarmed(house, of_unit, of_file):
+        arguments = ("--config", str(config), "--state-dir", str(of_unit))
+        code, text = await house.run(*arguments, "--fake-nvml", str(house.fleet))
+        assert (code, text.count("is away; its last resort fires")) == (2, 2), text
+        for state_dir in (of_unit, of_file):
+            argv = armed(state_dir)
+            assert argv[argv.index("--state-dir") + 1] == str(state_dir)
+            assert way_home(config, state_dir=state_dir).state_dir == str(state_dir)
+    found = expected_homes(config, state_dir=of_unit)
+    assert [settings.state_dir for settings in found] == [str(of_unit), str(of_file)]
+    (tmp_path / "link").symlink_to(of_file)
+    [settings] = expected_homes(config, state_dir=tmp_path / "link")
+    assert settings.state_dir == str(of_file)
 
 
 async def test_why_a_file_is_refused_is_told_though_nothing_can_be_armed(

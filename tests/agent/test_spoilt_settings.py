@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from agent import kept_settings
-from agent.called_home import call_last_resort
+from agent.called_home import fires_in_s
 from agent.daemon import main
 from agent.lease import LAST_RESORT_MARGIN_S
 from agent.ledger import exclusive, peek
@@ -20,7 +20,6 @@ from common.model import NodeRole
 from common.settings import load
 from tests.agent.daemon_house import DaemonHouse, kill_9, lend, make_daemon_house
 from tests.agent.lent_house import (
-    Armed,
     Spoil,
     home,
     make_lent,
@@ -170,21 +169,19 @@ async def test_a_last_resort_is_called_at_once_or_when_the_lease_is_over(
     """An agent that is started again and again does not put it off; a lease is waited for, but
     not one of an earlier boot; and a node at home needs none."""
     clock = FakeClock()
-    cases: list[tuple[dict[str, Any], list[float]]] = [
-        ({}, [0.0]),
-        ({"left_s": 5.0}, [5.0 + LAST_RESORT_MARGIN_S]),
-        ({"left_s": 5.0, "boot_id": "earlier"}, [0.0]),
-        ({"role": R.WARMING}, [0.0]),
-        ({"role": R.SERVING}, []),
+    cases: list[tuple[dict[str, Any], float | None]] = [
+        ({}, 0.0),
+        ({"left_s": 5.0}, 5.0 + LAST_RESORT_MARGIN_S),
+        ({"left_s": 5.0, "boot_id": "earlier"}, 0.0),
+        ({"role": R.WARMING}, 0.0),
+        ({"role": R.SERVING}, None),
     ]
     for changes, expected_s in cases:
         settings = load(await make_lent(quiet_house, clock=clock, **changes), AgentSettings)
-        await call_last_resort(settings, armed := Armed(), clock=clock)
-        assert armed.after_s == expected_s
+        assert fires_in_s(settings, clock=clock) == expected_s
     nowhere = str(quiet_house.directory / "none")
     new = msgspec.structs.replace(load(quiet_house.config(), AgentSettings), state_dir=nowhere)
-    await call_last_resort(new, armed := Armed(), clock=clock)
-    assert armed.after_s == []
+    assert fires_in_s(new, clock=clock) is None
 
 
 async def test_whoever_has_the_node_is_left_to_bring_it_home(quiet_house: DaemonHouse) -> None:
@@ -192,10 +189,8 @@ async def test_whoever_has_the_node_is_left_to_bring_it_home(quiet_house: Daemon
     clock = FakeClock()
     settings = load(await make_lent(quiet_house, clock=clock), AgentSettings)
     with exclusive(quiet_house.state_dir):
-        await call_last_resort(settings, armed := Armed(), clock=clock)
-        assert armed.after_s == []
-    await call_last_resort(settings, armed, clock=clock)
-    assert armed.after_s == [0.0]
+        assert fires_in_s(settings, clock=clock) is None
+    assert fires_in_s(settings, clock=clock) == 0.0
 
 
 async def test_an_agent_starts_although_its_settings_cannot_be_kept(house: DaemonHouse) -> None:
