@@ -15,6 +15,7 @@ from msgspec import UNSET, UnsetType
 
 from agent.lease import LAST_RESORT_MARGIN_S, LastResort, LeaseKeeper
 from agent.node import Node
+from agent.report_size import encoded
 from common import subjects
 from common.bus import Bus, BusMessage
 from common.clock import Clock
@@ -171,7 +172,7 @@ class Agent:
         sent_at_s = self._clock.now_s()
         try:
             report = self.report()
-            await self._bus.request(subject, encode(report), timeout_s=timeout_s)
+            await self._bus.request(subject, encoded(report), timeout_s=timeout_s)
         except Unavailable as error:
             log.debug("report not answered: %s", error)
             return
@@ -268,7 +269,7 @@ class Agent:
         subject = subjects.node_report(self._settings.cell, self._settings.node)
         try:
             report = self.report()
-            await self._bus.publish(subject, encode(report))
+            await self._bus.publish(subject, encoded(report))
         except Unavailable as error:
             log.debug("report not sent: %s", error)  # the next one says all of it again
         else:

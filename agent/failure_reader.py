@@ -71,9 +71,15 @@ class FailureReader:
         if rules is None or not _failed_by_itself(status):
             return status
         if status.key not in self._failures:
-            log = await asyncio.to_thread(tail, directory, TAIL_BYTES)
-            self._failures[status.key] = await self._classified(rules, log, status)
+            self._failures[status.key] = await self._read(rules, status, directory)
         return msgspec.structs.replace(status, failure=self._failures[status.key])
+
+    async def _read(self, rules: FailureRules, status: WorkerStatus, directory: Path) -> Failure:
+        try:
+            log = await asyncio.to_thread(tail, directory, TAIL_BYTES)
+        except OSError as error:  # its job, or its disk: no other worker may pay for it
+            return self._unread(rules, status, str(error))
+        return await self._classified(rules, log, status)
 
     async def _classified(self, rules: FailureRules, log: bytes, status: WorkerStatus) -> Failure:
         if not rules.has_site_patterns:
@@ -90,6 +96,9 @@ class FailureReader:
             why = f"the site's patterns took more than {self._limit_s:g} s"
         except (OSError, msgspec.DecodeError) as error:
             why = f"the process that matches it ended: {error}"
+        return self._unread(rules, status, why)
+
+    def _unread(self, rules: FailureRules, status: WorkerStatus, why: str) -> Failure:
         self.unread_count += 1
         logger.warning("%s: log not read: %s (%d so far)", status.key, why, self.unread_count)
         return rules.failure(NO_SIGNATURE, line=f"log not read: {why}", is_explicit=False)

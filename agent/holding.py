@@ -303,11 +303,7 @@ class Holding:
         self._latest[key] = fact
         self._waits_for.pop(key, None)
         if held.is_over:
-            held.exit_code, held.error = fact.exit_code, fact.error
-            held.stop_reason, held.failure = fact.stop_reason, fact.failure
-            held.fault = fact.fault
-            held.checkpoint, held.running_s = fact.checkpoint, fact.running_s
-            held.saved_at_s, held.ended_at_s = fact.saved_at_s, fact.ended_at_s
+            held.take_end(fact)
             self._end(held, now_s)
             return []
         if held.stop is not None:
@@ -350,10 +346,11 @@ class Holding:
     def _reserve(self, held: Held, facts: Facts, closed: str) -> list[WorkerAction]:
         key = held.order.key
         why = closed or self._not_yet(held, facts)
-        if why or held.phase == P.REFUSED:
-            if held.phase != P.REFUSED:
-                held.phase = P.RESERVING
-                self._waits_for[key] = why
+        if held.is_over:  # it was refused
+            return []
+        if why:
+            held.phase = P.RESERVING
+            self._waits_for[key] = why
             return []
         if not held.endpoint:
             if key in self._checking:

@@ -20,6 +20,7 @@ from agent.hooks import Commands, OneCommand
 from agent.ledger import LedgerPort
 from agent.left_commands import NODE_VARIABLE
 from agent.life import Life
+from agent.lost_workers import ASK_S
 from agent.machine import Machine
 from agent.path_check import CHECK_TIMEOUT_S
 from agent.runner import StorageSilentError, WorkerRunner, WorkerStatus
@@ -31,6 +32,7 @@ from agent.state import (
     EndHook,
     Facts,
     ForgetWorker,
+    Held,
     HookKind,
     PauseWorker,
     ResizeWorker,
@@ -52,6 +54,7 @@ from common.messages import (
     HostReport,
     InferenceReport,
 )
+from common.model import GpuUuid
 
 log = logging.getLogger(__name__)
 
@@ -167,6 +170,7 @@ class Node:
             gpus=sample.gpus,
             owners=_owners(statuses),
             is_healthy=sample.is_healthy,
+            unnamed=_unnamed(self.life.workers.live(), statuses),
         )
         self._strangers.saw(look, self.life.memory)
         strangers = {pid for pid, _ in self._strangers.found[:MAX_TRESPASSES]}
@@ -216,8 +220,10 @@ class Node:
         written down is begun only where it gives something back.
         """
         self._errands.raise_failure()
-        with self.duties.leg("statuses"):
-            statuses = await self.runner.statuses()
+        live = self.life.workers.live()
+        started = [held.order.key for held in live if held.is_started]
+        with self.duties.leg("statuses", within_s=ASK_S):
+            statuses = await self.runner.statuses(started)
         actions = self.life.step(self._facts(statuses))
         self._errands.drop_all_but(self.life.workers.checking)
         is_saved = await self.save()
@@ -352,6 +358,18 @@ def _owners(statuses: Sequence[WorkerStatus]) -> list[int]:
     """
     granted = [status for status in statuses if not status.key.is_store]
     return [pid for status in granted for pid in (status.pid, status.shim_pid) if pid]
+
+
+def _unnamed(live: Sequence[Held], statuses: Sequence[WorkerStatus]) -> frozenset[GpuUuid]:
+    """GPUs of workers whose start was begun and of which no status names a process.
+
+    A shim starts its worker first and then writes down which it is, as fast as its disk is. Nor can
+    anybody say what is left of a worker whose status is gone or cannot be read.
+    """
+    named = {status.key for status in statuses if status.pid or status.shim_pid}
+    awaited = (held.order for held in live if held.is_begun or held.is_started)
+    unnamed = (order for order in awaited if order.key not in named)
+    return frozenset(uuid for order in unnamed for uuid in order.gpu_uuids)
 
 
 def _fact(status: WorkerStatus) -> WorkerFact:

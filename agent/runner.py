@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 from msgspec import Struct
@@ -94,8 +95,12 @@ class WorkerRunner(Protocol):
         """The coordinator answered a report of this instant: `stop_after_s` counts from there."""
         ...
 
-    async def statuses(self) -> tuple[WorkerStatus, ...]:
-        """Every worker that was started and not forgotten, by key."""
+    async def statuses(self, started: Collection[WorkerKey] = ()) -> tuple[WorkerStatus, ...]:
+        """Every worker that was started and not forgotten, by key.
+
+        started: those that were seen to run and not yet to end. Of such a one there is a status as
+            long as anything of it lives, whatever became of its files.
+        """
         ...
 
     async def forget(self, key: WorkerKey) -> None:

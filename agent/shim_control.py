@@ -20,7 +20,7 @@ def tell(directory: Path, key: WorkerKey, order: dict[str, object]) -> None:
     """
     try:
         directory_fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     try:
         # By descriptor, because a socket's path may have 107 bytes at most.
@@ -30,7 +30,7 @@ def tell(directory: Path, key: WorkerKey, order: dict[str, object]) -> None:
             control.sendto(json.dumps(order).encode(), name)
     except (FileNotFoundError, ConnectionRefusedError):
         return  # it has ended; if it should not have, `statuses` says so
-    except BlockingIOError:
-        raise Unavailable(f"{key}: its shim does not take orders now") from None
+    except OSError as error:  # it is busy; or its job has put something else in that place
+        raise Unavailable(f"{key}: its shim does not take orders now: {error}") from None
     finally:
         os.close(directory_fd)

@@ -18,6 +18,8 @@ VERSION = 1
 RUNNING, SUSPENDED, STOPPING, EXITED = "running", "suspended", "stopping", "exited"
 MAX_STEP = 2**53
 MAX_PATH_BYTES = 4096
+MAX_TEXT_CHARS = 1000
+"""Of a text for people; a job names its command, and anybody may write to its control socket."""
 
 
 def read_number(value: object) -> float | None:
@@ -119,7 +121,7 @@ class Status:
         self.is_phase_new = self.is_phase_new or is_new
         self._set(
             phase=STOPPING,
-            stop_reason=stop.reason,
+            stop_reason=stop.reason[:MAX_TEXT_CHARS],
             stop_stage=stop.stage,
             stop_boot_s=stop.started_at_s,
             stop_stages_s={stage: round(after_s, 3) for stage, after_s in stop.stages.items()},
@@ -169,7 +171,7 @@ class Status:
             phase=EXITED,
             exit_code=exit_code,
             exit_signal=name if number is None or name else f"SIG{number}",
-            error=error,
+            error=error[:MAX_TEXT_CHARS],
             ended_boot_s=shim_files.boot_time_s(),
         )
         self.write(is_durable=True)

@@ -218,6 +218,8 @@ class Supervisor:
             self._do_pause(self._pause.resume())
         elif op in ("suspend", "resume"):
             pass  # it is ending, and leaves its GPUs for good
+        elif op == "say":  # what it wrote is there no more
+            self._status.is_stale, self._status_at_s = True, shim_files.boot_time_s()
         elif op == "ping":
             self._on_ping(read_number((order or {}).get("contact_at_s")))
         else:

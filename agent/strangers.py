@@ -3,7 +3,8 @@
 Must not know what follows from it. A stranger is a process of nobody who was given the GPUs: while
 a node runs workers, one of no worker; while it serves, one that is not its server's; and while its
 GPUs change hands, whoever is alive on them and of neither. In between, as while a server warms up
-or does not answer, nobody can be told from it: whoever was a stranger before stays one.
+or does not answer, nobody can be told from it: whoever was a stranger before stays one. So it is on
+the GPUs of a worker that is being started, until its shim has said which process it is.
 
 What looks at the GPUs for a moment, as a diagnostic does, is no stranger to a node that could be
 lent: its pid is another one each time, and each would cost a loan, or a stop of the server.
@@ -39,13 +40,15 @@ class Look(Struct, frozen=True, kw_only=True):
     """One sample, and what is known of the node at that time.
 
     gpus: None: they were not seen. owners: ancestors of all that was granted GPUs. is_healthy: its
-        server answered.
+        server answered. unnamed: GPUs of workers that may run already, or still, and of which
+        nobody can say by which processes.
     """
 
     at_s: float
     gpus: Sequence[GpuReport] | None
     owners: Sequence[int]
     is_healthy: bool
+    unnamed: frozenset[GpuUuid] = frozenset()
 
 
 class Kinship(Protocol):
@@ -126,6 +129,8 @@ class Strangers:
                 beside = self._beside | left
                 self._servers = frozenset(pids - beside)
                 certain = self._lasting(beside, known, since_s, look)
+        # Its worker has the GPU before it can say by which process: it would be told as nobody's.
+        certain -= {pid for pid, uuid in used if uuid in look.unnamed} - known
         self.found = tuple((pid, uuid) for pid, uuid in used if pid in certain)
         memory.strangers = sorted({pid for pid, _ in self.found})
 

@@ -16,14 +16,15 @@ from pathlib import Path
 import msgspec
 
 from agent import shim_files
-from agent.worker_record import WorkerRecord
+from agent.worker_record import WorkerRecord, kill_marked
 from common.messages import WorkerPhase
 from common.model import StopReason
 
 
 def withdraw(directory: Path, reason: StopReason, boot_id: str, now_s: float) -> None:
     """Say that a worker has ended which never began; nothing where there is no sign of a start, one
-    has a status already, or its shim lives, which then has to be told.
+    has a status already, or its shim lives, which then has to be told. One that did begin, and lost
+    shim and status, is killed and over when it is dead.
 
     Raises:
         OSError: the disk does not take it.
@@ -32,7 +33,7 @@ def withdraw(directory: Path, reason: StopReason, boot_id: str, now_s: float) ->
     if status.exists() or not directory.is_dir():
         return
     with _lock(directory) as is_free:
-        if not is_free or status.exists():
+        if not is_free or status.exists() or kill_marked(directory):
             return
         record = WorkerRecord(
             phase=WorkerPhase.EXITED,

@@ -7,6 +7,7 @@ directory could put a link where root, or PID 1 for it, opens or gives away a fi
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from pathlib import Path
@@ -41,8 +42,7 @@ def make_directory(directory: Path, account: Account | None) -> bool:
         if is_shim_silent(directory):
             return False
         kill_marked(directory)
-        shim_sockets.remove_folder(str(directory))
-        shutil.rmtree(directory)
+        remove_directory(directory)
         directory.mkdir(mode=0o700)
     return True
 
@@ -51,4 +51,43 @@ def remove_directory(directory: Path) -> None:
     """Remove it, as far as the disk lets, with what its shim had to put elsewhere and left there
     because it was killed."""
     shim_sockets.remove_folder(str(directory))
-    shutil.rmtree(directory, ignore_errors=True)
+    with contextlib.suppress(RecursionError):  # a job may nest directories as deep as it likes
+        shutil.rmtree(directory, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        if os.path.lexists(directory):
+            _remove_deep(directory)
+
+
+def _remove_deep(directory: Path) -> None:
+    """Remove a tree of any depth with two descriptors: each directory in it is brought up to the
+    top before it is emptied. No link is followed.
+
+    Raises:
+        OSError: the disk does not let it; some of it is left.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    top = os.open(directory, flags)
+    try:
+        while below := _emptied(top):
+            for name in below:
+                fd = os.open(name, flags, dir_fd=top)
+                try:
+                    for inner in _emptied(fd):
+                        # Of a name that no job can have put there before.
+                        os.rename(inner, os.urandom(16).hex(), src_dir_fd=fd, dst_dir_fd=top)
+                finally:
+                    os.close(fd)
+                os.rmdir(name, dir_fd=top)
+    finally:
+        os.close(top)
+    directory.rmdir()
+
+
+def _emptied(fd: int) -> list[str]:
+    """Remove the files of an open directory; the names of the directories in it."""
+    with os.scandir(fd) as entries:
+        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    for name, is_directory in found:
+        if not is_directory:
+            os.unlink(name, dir_fd=fd)
+    return [name for name, is_directory in found if is_directory]

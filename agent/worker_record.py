@@ -11,12 +11,12 @@ import re
 import signal
 import stat
 from pathlib import Path
-from typing import BinaryIO
+from typing import Annotated, BinaryIO
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from agent import shim_files, shim_stop
+from agent import shim_files, shim_status, shim_stop
 from agent.shim_paths import NODE_ERROR
 from common.errors import ConfigError
 from common.faults import Fault
@@ -25,34 +25,42 @@ from common.model import STORE_INDEX, TOKEN_PATTERN, Checkpoint, JobId, Progress
 
 SHIM_LOST = "shim lost"
 """How people are told of a worker whose shim died; `Fault.SHIM_LOST` is how programs are."""
-MAX_RECORD_BYTES = 1024 * 1024
+MAX_RECORD_BYTES = 4 * shim_files.SPARE_BYTES
 """Far more than a shim writes; a job may write what it likes there."""
+MAX_TEXT_CHARS = shim_status.MAX_TEXT_CHARS
+"""Of a text for people; the rest is cut. Every worker's goes into one report."""
+
+Pid = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Ticks = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+ExitCode = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+Instant = Annotated[float, Meta(ge=0.0, le=1e12)]
 
 
 class WorkerRecord(Struct, frozen=True, kw_only=True):
     """status.json as a shim writes it; instants are seconds since the boot that it names."""
 
     phase: WorkerPhase
-    pid: int
-    start_ticks: int
-    shim_pid: int
-    shim_start_ticks: int
+    pid: Pid
+    start_ticks: Ticks
+    shim_pid: Pid
+    shim_start_ticks: Ticks
     boot_id: str
-    started_boot_s: float
-    updated_boot_s: float
-    ended_boot_s: float | None = None
-    exit_code: int | None = None
+    started_boot_s: Instant
+    updated_boot_s: Instant
+    ended_boot_s: Instant | None = None
+    exit_code: ExitCode | None = None
     error: str = ""
     detail: str = ""
     progress: Progress | None = None
     checkpoint: Checkpoint | None = None
-    checkpoint_boot_s: float | None = None
+    checkpoint_boot_s: Instant | None = None
     stop_reason: str | None = None
     stop_stage: str = ""
-    stop_boot_s: float | None = None
+    stop_boot_s: Instant | None = None
     """When it was told to stop; None: never, or not known of a shim of an older version."""
-    stop_stages_s: dict[str, float] = {}
-    garbage_count: int = 0
+    stop_stages_s: dict[str, Instant] = {}
+    garbage_count: Count = 0
     fault: Fault = Fault.NONE
     """Whose fault its end is, as who buried it says; a shim says in words that its node is to blame
     (`read_record`)."""
@@ -102,26 +110,61 @@ def key_of(directory: Path) -> WorkerKey | None:
 
 
 def read_record(directory: Path) -> WorkerRecord | None:
-    """What the shim says, or who buried it; None when nothing has run yet. Whose fault an end is
+    """What the shim says, or who buried it; None where there is no such file. Whose fault an end is
     stands in `fault`, whatever version wrote it.
 
+    The directory is its job's, who may have put anything there: what is no record, or what no shim
+    writes, is one kind of error, however it comes to light.
+
     Raises:
-        msgspec.DecodeError: the file is damaged, or is none any more.
+        msgspec.DecodeError: the file is damaged, cannot be read, or is none any more.
+        OSError: this process has no descriptor or no memory left to look.
     """
     try:
         with _plain(directory / shim_files.STATUS_FILE) as file:
             data = file.read(MAX_RECORD_BYTES + 1)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    except NotPlainError as error:
+    except OSError as error:
+        if lacks_means(error):
+            raise
         raise msgspec.DecodeError(str(error)) from error
     if len(data) > MAX_RECORD_BYTES:
         raise msgspec.DecodeError(f"more than {MAX_RECORD_BYTES} bytes")
-    record = _decoder.decode(data)
+    try:
+        record = _decoder.decode(data)
+    except (ValueError, RecursionError) as error:  # no UTF-8, or nested too deep
+        raise msgspec.DecodeError(str(error)) from error
+    _check_words(record)
+    record = msgspec.structs.replace(
+        record, error=record.error[:MAX_TEXT_CHARS], detail=record.detail[:MAX_TEXT_CHARS]
+    )
     if record.fault != Fault.NONE or not record.error.startswith((SHIM_LOST, NODE_ERROR)):
         return record
     is_lost = record.error.startswith(SHIM_LOST)
     return msgspec.structs.replace(record, fault=Fault.SHIM_LOST if is_lost else Fault.NODE)
+
+
+def lacks_means(error: BaseException) -> bool:
+    """Whether this process, or its machine, had no descriptor or no memory left to look: no file is
+    at fault for that, and no worker may be ended for it."""
+    own = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+    return isinstance(error, OSError) and error.errno in own
+
+
+def _check_words(record: WorkerRecord) -> None:
+    """Refuse words of the job that a shim would not have taken from it: they go on from here.
+
+    Raises:
+        msgspec.DecodeError: the text names the field.
+    """
+    if record.progress is not None:
+        found = shim_status.read_progress(msgspec.structs.asdict(record.progress))
+        if found is None or msgspec.convert(found, Progress) != record.progress:
+            raise msgspec.DecodeError("progress: expected whole steps, and a number as loss")
+    saved = record.checkpoint
+    if saved and shim_status.read_checkpoint(msgspec.structs.asdict(saved)) is None:
+        raise msgspec.DecodeError("checkpoint: expected a whole step, and a path that fits")
 
 
 def is_shim_alive(directory: Path, record: WorkerRecord, boot_id: str) -> bool:
@@ -181,7 +224,7 @@ def kill_leftovers(directory: Path, record: WorkerRecord) -> int:
     uid = directory.stat().st_uid
     left = kill_marked(directory)
     is_main = 0 < shim_files.start_ticks(record.pid) == record.start_ticks
-    if is_main and _owner(record.pid) == uid:
+    if is_main and owner(record.pid) == uid:
         left.add(record.pid)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(record.pid, signal.SIGKILL)
@@ -194,27 +237,30 @@ def kill_marked(directory: Path) -> set[int]:
     """SIGKILL to whoever has the worker's directory in its environment; who was still there.
 
     What needs no record: a worker whose record cannot be read may live, and nobody could stop it.
+    Only processes of the directory's owner.
     """
-    left = _marked(directory, directory.stat().st_uid)
+    left = marked(directory, directory.stat().st_uid)
     for pid in left:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
     return left
 
 
-def _owner(pid: int) -> int:
+def owner(pid: int) -> int:
+    """The account of a process; -1 when it is gone."""
     try:
         return Path(f"/proc/{pid}").stat().st_uid
     except OSError:
         return -1
 
 
-def _marked(directory: Path, uid: int) -> set[int]:
+def marked(directory: Path, uid: int) -> set[int]:
+    """Who has the worker's directory in the environment, of the processes of an account."""
     mark = b"ARYL_WORKER_DIRECTORY=" + os.fsencode(directory.resolve())
     found: set[int] = set()
     for entry in os.scandir("/proc"):
         pid = int(entry.name) if entry.name.isdigit() else 0
-        if not pid or _owner(pid) != uid:
+        if not pid or owner(pid) != uid:
             continue
         with contextlib.suppress(OSError):
             environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,7 @@ from agent.failure_reader import FailureReader
 from agent.hung_shims import HungShims
 from agent.kept_logs import KeptLogs
 from agent.lost_logs import cut_lost
+from agent.lost_workers import LostWorkers, has_status
 from agent.path_check import OneLook, Refuse, refusal
 from agent.runner import Refusal, WorkerStatus
 from agent.settings import WORKERS_DIR, AgentSettings, Starter
@@ -27,13 +29,14 @@ from agent.starters import DetachedStarter, ShimStarter, SystemdStarter, first_w
 from agent.withdrawn import is_shim_silent, withdraw
 from agent.worker_directory import make_directory, remove_directory
 from agent.worker_record import (
+    MAX_TEXT_CHARS,
     SHIM_LOST,
     WorkerRecord,
     bury,
     directory_name,
     is_shim_alive,
     key_of,
-    kill_marked,
+    lacks_means,
     read_record,
     tail,
 )
@@ -90,6 +93,7 @@ class ShimRunner:
         self._log_max_bytes = log_max_bytes
         self._boot_id = shim_files.boot_id()
         self._hung = HungShims(self._boot_id)
+        self._lost = LostWorkers(clock)
         self._contact_at_s: float | None = None
         self._told_contact_s: dict[WorkerKey, float] = {}
         self._failures = FailureReader(failure_rules, clock)
@@ -149,11 +153,17 @@ class ShimRunner:
         """As `WorkerRunner.contacted`; the shims hear of it with the next look at them."""
         self._contact_at_s = at_s
 
-    async def statuses(self) -> tuple[WorkerStatus, ...]:
+    async def statuses(self, started: Collection[WorkerKey] = ()) -> tuple[WorkerStatus, ...]:
         """As `WorkerRunner.statuses`; each live shim hears of the last contact, once."""
         seen: list[tuple[WorkerStatus, Path]] = []
-        for key, directory in self._directories():
-            if (status := self._status(key, directory)) is not None:
+        at = self._directories() | {key: self._directory(key) for key in started}
+        lost = [key for key in started if not has_status(at[key])]
+        await asyncio.gather(*(self._lost.ask(key, at[key], self._uid(at[key])) for key in lost))
+        for key, directory in sorted(at.items()):
+            status = self._status(key, directory)
+            if status is None and key in started:
+                status = self._lost.end(key, directory, self._uid(directory))
+            if status is not None:
                 await cut_lost(status, directory, max_bytes=self._log_max_bytes)
                 seen.append((status, directory))
         found = await asyncio.gather(*(self._failures.added(*each) for each in seen))
@@ -163,7 +173,7 @@ class ShimRunner:
         try:
             record = read_record(directory)
             if record is None:
-                return None  # nothing has run yet; `start` goes on from here
+                return None  # nothing has run yet, and `start` goes on from here; or it is lost
             now_s = self._clock.now_s()
             if record.phase == WorkerPhase.EXITED:
                 self._hung.forget(key)
@@ -171,11 +181,16 @@ class ShimRunner:
                 self._hung.end_if_hung(key, directory, record, now_s=now_s)
                 if not is_shim_alive(directory, record, self._boot_id):
                     record = bury(directory, record, boot_id=self._boot_id, now_s=now_s)
-        except msgspec.DecodeError as error:
-            text = f"{SHIM_LOST}: its status cannot be read: {error}"
-            phase = WorkerPhase.STOPPING if kill_marked(directory) else WorkerPhase.EXITED
+        except (msgspec.DecodeError, OSError) as error:
+            if lacks_means(error):
+                raise
+            text = f"{SHIM_LOST}: its status cannot be read: {str(error)[:MAX_TEXT_CHARS]}"
+            # Its shim, which computes nothing, may take until the next look.
+            left, _ = self._lost.end_left(key, directory, self._uid(directory))
+            phase = WorkerPhase.STOPPING if left else WorkerPhase.EXITED
             lost = Fault.SHIM_LOST
             return WorkerStatus(key=key, phase=phase, pid=0, error=text, fault=lost)
+        self._lost.found(key, directory, self._uid(directory))
         if record.phase != WorkerPhase.EXITED:
             self._tell_contact(key)
         return self._as_status(key, record)
@@ -184,7 +199,7 @@ class ShimRunner:
         at_s = self._contact_at_s
         if at_s is None or self._told_contact_s.get(key) == at_s:
             return
-        with contextlib.suppress(Unavailable):  # the next look tells it
+        with contextlib.suppress(Unavailable, OSError):  # the next look tells it
             self._tell(key, {"op": "ping", "contact_at_s": at_s})
             self._told_contact_s[key] = at_s
 
@@ -223,6 +238,7 @@ class ShimRunner:
         await asyncio.to_thread(self._remove, key, directory)
         self._told_contact_s.pop(key, None)
         self._failures.forget(key)
+        self._lost.forget(key)
 
     def _remove(self, key: WorkerKey, directory: Path) -> None:
         if is_shim_silent(directory):
@@ -270,16 +286,23 @@ class ShimRunner:
         }
         return await self._refuse(question, account=self._account, clock=self._clock)
 
+    def _uid(self, directory: Path) -> int:
+        """Whose processes a worker's are, where its directory is gone as well."""
+        try:
+            return directory.stat().st_uid
+        except OSError:
+            return os.geteuid() if self._account is None else self._account.uid
+
     def _directory(self, key: WorkerKey) -> Path:
         return self._run_dir / directory_name(key)
 
-    def _directories(self) -> list[tuple[WorkerKey, Path]]:
+    def _directories(self) -> dict[WorkerKey, Path]:
         try:
             directories = sorted(self._run_dir.iterdir())
         except FileNotFoundError:
-            return []
+            return {}
         keys = [(key_of(directory), directory) for directory in directories]
-        return [(key, directory) for key, directory in keys if key is not None]
+        return {key: directory for key, directory in keys if key is not None}
 
 
 def make_runner(settings: AgentSettings, *, clock: Clock) -> ShimRunner:

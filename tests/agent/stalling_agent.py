@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
+from typing import Any
 
 from agent import daemon
 from agent.node import Node
@@ -25,10 +26,10 @@ def main() -> int:
         node: Node = make(*given, **named)  # type: ignore[arg-type]
         look = node.runner.statuses
 
-        async def statuses() -> object:
+        async def statuses(*given: Any) -> object:
             if stall.exists():
                 await asyncio.Event().wait()
-            return await look()
+            return await look(*given)
 
         setattr(node.runner, "statuses", statuses)  # noqa: B010 - on this one alone
         return node

@@ -110,6 +110,17 @@ async def test_a_lost_supervisor_is_its_node_s_fault(house: ReadingHouse) -> Non
     assert status.failure is None
 
 
+async def test_a_log_that_cannot_be_read_is_its_worker_s_loss_alone(tmp_path: Path) -> None:
+    """A job or its disk may be at fault; the look at all the others goes on."""
+    (tmp_path / "worker").touch()
+    reader = FailureReader(read_rules(), SystemClock())
+    failed = WorkerStatus(key=key(), phase=WorkerPhase.EXITED, pid=0, exit_code=3)
+    status = await reader.added(failed, tmp_path / "worker")
+    assert status.failure is not None
+    assert status.failure.line.startswith("log not read: ")
+    assert reader.unread_count == 1
+
+
 async def test_a_log_is_read_once(house: ReadingHouse) -> None:
     """The statuses of ended workers are asked for again and again until they are forgotten."""
     worker = await house.start(make_order(*shell("echo SyntaxError: x; exit 1")))

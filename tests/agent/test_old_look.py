@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 
 import pytest
 
@@ -10,9 +10,10 @@ from agent.runner import WorkerStatus
 from agent.state import StopWorker
 from common.faults import Fault
 from common.messages import OrderPhase, StopOrder, WorkerPhase
-from common.model import NodeRole, StopReason
-from tests.agent.agent_house import AgentHouse, ModelRunner
+from common.model import NodeRole, StopReason, WorkerKey
+from tests.agent.agent_house import AgentHouse
 from tests.agent.bench import Bench, key, order
+from tests.agent.models import ModelRunner
 
 P, R = WorkerPhase, NodeRole
 
@@ -20,7 +21,7 @@ P, R = WorkerPhase, NodeRole
 class LongLook(ModelRunner):
     """Which takes its time between what it sees and what it says, as for another worker's log."""
 
-    async def statuses(self) -> tuple[WorkerStatus, ...]:
+    async def statuses(self, started: Collection[WorkerKey] = ()) -> tuple[WorkerStatus, ...]:
         seen = tuple(self.known[worker] for worker in sorted(self.known))
         await self.stall.at("statuses")
         return seen

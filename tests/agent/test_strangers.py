@@ -225,6 +225,27 @@ def test_a_server_that_was_started_beside_a_stranger_is_told_from_it() -> None:
     assert house.saw(SERVERS, CHILD, STRANGER) == [STRANGER]
 
 
+@pytest.mark.parametrize("role", [R.TRAINING, R.ON_LOAN, R.VACATING])
+def test_where_a_worker_starts_only_those_are_strangers_that_were_before(role: NodeRole) -> None:
+    """Until its shim has said which process it is, whoever is new on its GPUs may be it; elsewhere
+    on the node it is not."""
+    house = House(R.ON_LOAN)
+    assert house.saw(STRANGER) == [STRANGER]
+    house.memory.role = role
+    gpus = tuple(
+        GpuReport(
+            uuid=GpuUuid(f"GPU-{index}"), index=index, gpu_type="H100", memory_total_bytes=1,
+            processes=tuple(GpuProcess(pid=pid) for pid in pids),
+        )
+        for index, pids in enumerate([(STRANGER, OTHER), (SERVERS,)])
+    )  # fmt: skip
+    look = Look(at_s=9.0, gpus=gpus, owners=(), is_healthy=False, unnamed=frozenset({gpus[0].uuid}))
+    house.eye.saw(look, house.memory)
+    assert house.eye.found == ((STRANGER, "GPU-0"), (SERVERS, "GPU-1"))
+    house.eye.saw(msgspec.structs.replace(look, at_s=10.0, unnamed=frozenset()), house.memory)
+    assert (OTHER, "GPU-0") in house.eye.found
+
+
 def test_a_look_that_sees_no_gpu_shows_nobody_gone() -> None:
     """NVML did not answer: whoever was there may be there."""
     house = House()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from agent import shim_files
+from agent.runner import WorkerStatus
 from common.messages import WorkerPhase
-from tests.agent.bench import key
+from common.model import NodeRole
+from tests.agent.bench import key, order
 from tests.agent.node_house import House
 from tests.agent.worker_house import WorkerHouse, is_alive, kill, make_house, make_order
 
@@ -47,6 +52,57 @@ async def test_a_process_that_leaves_its_worker_is_still_the_workers(
     kill(status.pid)
     assert (await workers.until_exited(key())).shim_pid == 0
     assert not is_alive(daemon_pid)
+
+
+async def test_a_worker_whose_disk_is_slow_is_no_stranger(
+    workers: WorkerHouse, tmp_path: Path
+) -> None:
+    """It may have its GPU before its shim has written down which process it is. Whoever is on a
+    GPU of nobody's is one all the same, and the worker itself where it is none of the named."""
+    house = House()
+    house.stall.begin("start")
+    house.accept(NodeRole.TRAINING, order())
+    await house.turn(3)
+    directory = workers.directory(key())
+    in_the_way = directory / f"{shim_files.STATUS_FILE}.new"
+    in_the_way.mkdir(parents=True)
+    job = make_order("sh", "-c", "echo $$ > pid; exec sleep 600", workdir=tmp_path)
+    job = msgspec.structs.replace(job, key=key())
+    start = asyncio.create_task(workers.start(job))
+    file = tmp_path / "pid"
+    try:
+        await workers.until(lambda: file.exists() and file.read_text().endswith("\n"), "it is up")
+        assert await workers.runner.statuses() == ()
+        house.machine.pids = {0: int(file.read_text()), 1: os.getpid()}
+        await house.turn(2)
+        assert [found.pid for found in house.life.trespasses] == [os.getpid()]
+    finally:
+        in_the_way.rmdir()
+        await start
+    house.runner.known[key()] = status = await workers.status(key())
+    house.stall.end()
+    await house.turn(2)
+    assert house.said(key()).phase == WorkerPhase.RUNNING
+    assert [found.pid for found in house.life.trespasses] == [os.getpid()]
+    house.runner.known[key()] = msgspec.structs.replace(status, pid=os.getpid(), shim_pid=0)
+    await house.turn()
+    assert [found.pid for found in house.life.trespasses] == [status.pid]
+    kill(status.pid)
+    await workers.until_exited(key())
+
+
+async def test_what_is_left_of_a_worker_without_a_status_is_no_strangers() -> None:
+    """Its file is gone or cannot be read, so that it is being killed: nobody has to find its
+    owner."""
+    house = House()
+    await house.run_one()
+    house.runner.known[key()] = WorkerStatus(key=key(), phase=WorkerPhase.STOPPING, pid=0)
+    house.machine.pids[0] = os.getpid()
+    await house.turn(2)
+    assert list(house.life.trespasses) == []
+    house.runner.end(key())
+    await house.turn(2)
+    assert [found.pid for found in house.life.trespasses] == [os.getpid()]
 
 
 async def test_the_shim_of_a_worker_that_ended_owns_nothing(workers: WorkerHouse) -> None:

@@ -92,6 +92,17 @@ def test_another_user_or_program_and_another_gpu_are_another_story() -> None:
     assert [what.split()[2] for what, _ in cell.lines()] == ["100", "500", "900", "1300"]
 
 
+def test_a_process_that_goes_to_another_gpu_has_left_the_first_one() -> None:
+    """Who comes there a quiet while later is told, though the same process is about."""
+    cell = Cell()
+    cell.has(100)
+    cell.has(100, gpu=GPUS[1])
+    cell.now_s += QUIET_S
+    cell.has(200)
+    told = [what.removeprefix("trespass: process ") for what, _ in cell.lines()]
+    assert told == [f"100 on {GPUS[0]}", f"100 on {GPUS[1]}", f"200 on {GPUS[0]}"]
+
+
 def test_a_process_that_was_told_is_not_told_again_however_long_it_was_away() -> None:
     """It is the same one, and may be on its GPU now and then."""
     cell = Cell()

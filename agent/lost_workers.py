@@ -1,0 +1,147 @@
+"""A worker that was seen to run and has no status any more: its shim is asked, else it is ended.
+Must not know orders, leases or who looks.
+
+The directory is its job's, which may clean it by mistake. A missing status proves no end, and a
+shim that lives knows what it wrote there: it writes it again, and the job goes on. Where no shim
+answers, whatever is left of the worker is killed before anybody may think that it is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+from pathlib import Path
+
+from agent import shim_control, shim_files
+from agent.processes import thread_states
+from agent.runner import WorkerStatus
+from agent.shim import READY_FLAG
+from agent.worker_record import SHIM_LOST, marked, owner
+from common.clock import Clock
+from common.errors import Unavailable
+from common.faults import Fault
+from common.messages import WorkerPhase
+from common.model import WorkerKey
+
+log = logging.getLogger(__name__)
+
+ASK_S = 2.0
+"""How long a shim may take to write its status again; the node's step waits for it."""
+POLL_S = 0.02
+HALTED = "T"
+"""The state of a process that was stopped by a signal (proc(5))."""
+
+
+def has_status(directory: Path) -> bool:
+    """Whether anything stands where a worker's status belongs."""
+    return os.path.lexists(directory / shim_files.STATUS_FILE)
+
+
+class LostWorkers:
+    """Which of them were asked in vain, and are not asked again; which shims were halted."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._in_vain: set[WorkerKey] = set()
+        self._halted: dict[WorkerKey, set[int]] = {}
+
+    async def ask(self, key: WorkerKey, directory: Path, uid: int) -> None:
+        """Have the shim write its status again, and return when it has, or will not.
+
+        uid: of the worker's account, as in `end`.
+        """
+        if key in self._in_vain or not _can_be_asked(directory, uid):
+            return
+        with contextlib.suppress(Unavailable):
+            shim_control.tell(directory, key, {"op": "say"})
+        try:
+            async with self._clock.timeout(ASK_S):
+                while not has_status(directory):
+                    await self._clock.sleep(POLL_S)
+        except TimeoutError:
+            self._in_vain.add(key)
+        else:
+            log.warning("worker %s: its status was gone; its shim has written it again", key)
+
+    def end(self, key: WorkerKey, directory: Path, uid: int) -> WorkerStatus | None:
+        """What to say of it while anybody of it lives, who is killed; None once nobody does."""
+        workers, shims = self.end_left(key, directory, uid)
+        left = len(workers | shims)
+        if not left:
+            self.forget(key)
+            return None
+        log.error("worker %s: its status is gone; %d processes of it are killed", key, left)
+        return WorkerStatus(
+            key=key,
+            phase=WorkerPhase.STOPPING,
+            pid=0,
+            shim_pid=min(shims, default=0),
+            error=f"{SHIM_LOST}: its status is gone; {left} of its processes are not dead yet",
+            fault=Fault.SHIM_LOST,
+        )
+
+    def end_left(self, key: WorkerKey, directory: Path, uid: int) -> tuple[set[int], set[int]]:
+        """SIGKILL to what is left of a worker: its processes that were still there, and its shim.
+
+        That is whoever has its directory in the environment, what descends from its shim, and last
+        the shim, so that nothing leaves its sight meanwhile. It is halted before all else, or its
+        last word would be that its worker was killed, and not why. This works where the directory
+        is gone, and where something stands in place of the status, onto which the shim could try
+        for ever to write.
+
+        uid: only processes of this account.
+        """
+        shims, before = _shims(directory, uid), self._halted.get(key, set())
+        _signal(shims, signal.SIGSTOP)
+        below = {pid for shim in shims for pid in shim_files.descendants(shim)} - shims
+        workers = {pid for pid in below if owner(pid) == uid}
+        workers |= marked(directory, uid) - shims
+        # One that waits for its disk halts later: it is waited for until the next look, no longer.
+        if all(pid in before or HALTED in thread_states(pid) for pid in shims):
+            _signal(workers or shims, signal.SIGKILL)
+        self._halted[key] = shims
+        return workers, shims
+
+    def found(self, key: WorkerKey, directory: Path, uid: int) -> None:
+        """Its status can be read again: a shim that was halted and not yet killed goes on."""
+        halted = self._halted.pop(key, set())
+        if halted:
+            _signal(_shims(directory, uid) & halted, signal.SIGCONT)
+
+    def forget(self, key: WorkerKey) -> None:
+        """Nothing of it is left."""
+        self._in_vain.discard(key)
+        self._halted.pop(key, None)
+
+
+def _signal(pids: set[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def _can_be_asked(directory: Path, uid: int) -> bool:
+    has_socket = os.path.lexists(directory / shim_files.CONTROL_SOCKET)
+    return has_socket and bool(_shims(directory, uid))
+
+
+def _shims(directory: Path, uid: int) -> set[int]:
+    """Shims of this directory that have begun their work, by their command line.
+
+    Its lock would prove more, but a lock can be found by its file alone, which may be gone. Only
+    processes of this account count: nobody else's can be named by it.
+    """
+    place = os.fsencode(os.path.realpath(directory))
+    found: set[int] = set()
+    for entry in os.scandir("/proc"):
+        pid = int(entry.name) if entry.name.isdigit() else 0
+        if not pid or owner(pid) != uid:
+            continue
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+            is_shim = len(words) > 2 and words[-2] == READY_FLAG.encode()
+            if is_shim and os.path.realpath(words[-1]) == place and shim_files.start_ticks(pid):
+                found.add(pid)
+    return found

@@ -1,0 +1,62 @@
+"""A report as what the coordinator takes: one that is too long is cut, and says so. Pure; must not
+know where its parts come from.
+
+A message has at most `MAX_MESSAGE_BYTES`, and a longer one is dropped whole: its node would be
+silent, and every job on it lost, for what the longest words of one of them are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import structs
+
+from common.messages import MAX_MESSAGE_BYTES, NodeReport, WorkerReport, encode
+
+SHORT_CHARS = 100
+"""Of a text, where all of them are too long; enough for how it begins."""
+
+
+def encoded(report: NodeReport, *, max_bytes: int = MAX_MESSAGE_BYTES) -> bytes:
+    """The report as it is sent: whole wherever it fits, else without what is missed least.
+
+    Never without a worker, nor its phase, nor a GPU: what is not there counts as gone.
+    """
+    data = encode(report)
+    size_bytes, cuts = len(data), list(_CUTS)
+    while len(data) > max_bytes and cuts:
+        what, cut = cuts.pop(0)
+        report = cut(report)
+        note = f"report of {size_bytes} bytes cut to {max_bytes} and less: without {what}"
+        data = encode(structs.replace(report, detail=f"{note}; {report.detail}"))
+    return data
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= SHORT_CHARS else f"{text[:SHORT_CHARS]}..."
+
+
+def _without_long_words(report: NodeReport) -> NodeReport:
+    def cut(worker: WorkerReport) -> WorkerReport:
+        return structs.replace(worker, error=_short(worker.error), failure=None)
+
+    workers = tuple(cut(worker) for worker in report.workers)
+    return structs.replace(report, workers=workers, detail=_short(report.detail))
+
+
+def _without_processes(report: NodeReport) -> NodeReport:
+    gpus = tuple(structs.replace(gpu, processes=()) for gpu in report.gpus)
+    return structs.replace(report, gpus=gpus)
+
+
+def _without_saves(report: NodeReport) -> NodeReport:
+    workers = tuple(structs.replace(worker, checkpoint=None) for worker in report.workers)
+    return structs.replace(report, workers=workers)
+
+
+_CUTS: tuple[tuple[str, Callable[[NodeReport], NodeReport]], ...] = (
+    ("the ends of long texts", _without_long_words),
+    ("processes on GPUs", _without_processes),
+    ("where workers saved", _without_saves),
+)
+"""In the order in which they are made; each adds to those before it."""
