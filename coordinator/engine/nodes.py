@@ -5,8 +5,10 @@ A node's report is the truth about what is held; the journal is the truth about 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from common.lifecycle import HEARD, NODE_TRANSITIONS, NodeEvent, advance, node_path
-from common.messages import OrderPhase, WorkerPhase
+from common.messages import GpuHealth, OrderPhase, WorkerPhase
 from common.model import FINAL_JOB_STATES, JobState, NodeName, NodeRole, Pool, WorkerKey
 from coordinator.engine import (
     belonging,
@@ -124,15 +126,17 @@ def _fold_gpus(ctx: Context, node: NodeEntry, event: NodeReported, said: Said) -
         if known:
             _tell_other_gpus(ctx, node, event)
     slots: list[GpuSlot] = []
+    changed: list[tuple[GpuSlot, GpuHealth]] = []
     for gpu in event.gpus:
         slot = known.get(gpu.uuid) or GpuSlot(gpu.uuid, gpu.gpu_type)
         slot.gpu_type, slot.memory_bytes = gpu.gpu_type, gpu.memory_bytes
         slot.is_gone = False
         if slot.health != gpu.health:
-            ctx.tell(node.name, f"GPU {gpu.uuid} is {gpu.health}", f"was {slot.health}")
+            changed.append((slot, slot.health))
             slot.health = gpu.health
             ctx.needs_pass = True
         slots.append(slot)
+    _tell_health(ctx, node, changed, count=len(slots))
     seen = {gpu.uuid for gpu in event.gpus}
     for slot in node.gpus:
         if slot.uuid not in seen and slot.holder is not None:
@@ -141,6 +145,20 @@ def _fold_gpus(ctx: Context, node: NodeEntry, event: NodeReported, said: Said) -
             slots.append(slot)
     node.gpus = slots
     mark_holders(ctx, node)
+
+
+def _tell_health(
+    ctx: Context, node: NodeEntry, changed: Sequence[tuple[GpuSlot, GpuHealth]], *, count: int
+) -> None:
+    """What became of some of so many GPUs, and what each was before. Where all became the same at
+    once it has one cause, such as a driver that did not answer in time, and is one line."""
+    alike = {(was, slot.health) for slot, was in changed}
+    if len(alike) == 1 and 1 < len(changed) == count:
+        [(was, now)] = alike
+        ctx.tell(node.name, f"all {count} GPUs are {now}", f"were {was}")
+        return
+    for slot, was in changed:
+        ctx.tell(node.name, f"GPU {slot.uuid} is {slot.health}", f"was {was}")
 
 
 def _tell_other_gpus(ctx: Context, node: NodeEntry, event: NodeReported) -> None:

@@ -40,6 +40,8 @@ class Complaints:
         self._senders: dict[str, None] = {}
         """Since the last line, in order."""
         self._reasons: dict[str, int] = {}
+        self._latest: dict[str, tuple[float, str]] = {}
+        """By sender, the oldest first."""
 
     def note(self, sender: str, why: str, *, said: str = "") -> None:
         """One more.
@@ -47,6 +49,10 @@ class Complaints:
         said: the line, where it is one that stands alone, if not `WHAT of SENDER: WHY`.
         """
         self._count += 1
+        self._latest.pop(sender, None)
+        self._latest[sender] = (self._clock.now_s(), why)
+        if len(self._latest) > KEPT:
+            del self._latest[next(iter(self._latest))]
         if sender in self._senders or len(self._senders) < KEPT:
             self._senders[sender] = None
         if why in self._reasons or len(self._reasons) < KEPT:
@@ -55,6 +61,11 @@ class Complaints:
             is_alone = self._count - self._told_count == 1
             alone = said or f"{self._what} of {sender}: {why} ({self._count})"
             self._tell(alone if is_alone else "")
+
+    def of(self, sender: str) -> str:
+        """What it did wrong last; empty when that is longer ago than a period."""
+        at_s, why = self._latest.get(sender, (float("-inf"), ""))
+        return why if self._clock.now_s() < at_s + self._period_s else ""
 
     def look(self) -> None:
         """Time passes: after the last one of many the rest of them is told."""

@@ -71,7 +71,7 @@ class Coordinator:
             progress_period_s=settings.progress_period_s,
         )
         self.bad_reports = 0
-        self._bad_reports = Complaints(clock, "bad reports")
+        self.refused_reports = Complaints(clock, "bad reports")
         self._rivals = Complaints(clock, "reports of rivals")
         self._bad_requests = 0
         self.is_leading = False
@@ -324,7 +324,7 @@ class Coordinator:
             report = intake.node_report(message.data, message.subject)
         except ProtocolError as error:
             self.bad_reports += 1
-            self._bad_reports.note(subjects.node_of(message.subject), str(error))
+            self.refused_reports.note(subjects.node_of(message.subject), str(error))
             return
         known = intake.trusted_epoch(report.epoch)
         self._highest_reported_epoch = max(self._highest_reported_epoch, known)
@@ -375,7 +375,7 @@ class Coordinator:
         while True:
             await self.clock.sleep(self._tick_s)
             self._listening.look()
-            self._bad_reports.look()
+            self.refused_reports.look()
             self._rivals.look()
             now_s = self.clock.now_s()
             proving = self.folder.proving(

@@ -164,27 +164,37 @@ def estimate(engine: Engine, entry: JobEntry, *, now_s: float | None = None) -> 
     return f"{work_s / pace:.0f} s left with {counted(workers, 'worker')} (source: {source})"
 
 
-def node(
-    engine: Engine,
-    entry: NodeEntry,
-    *,
-    now_s: float | None = None,
-    slow_command: CommandReport | None = None,
-) -> tuple[str, ...]:
-    """Why a node does what it does; now_s as of `job`.
-
-    slow_command: what moves its server and has not ended, for so long until now.
-    """
-    at_s = _or_last_event(engine, now_s)
-    said = [f"it is {entry.role}, wanted: {entry.desired_role}"]
-    if not entry.is_heard:
-        said.append("this coordinator has not heard it yet, so it is ordered nothing")
+def _silent(engine: Engine, entry: NodeEntry, refused_report: str) -> list[str]:
+    said: list[str] = []
+    if refused_report:
+        said.append(f"its reports come and are refused, so it counts as silent: {refused_report}")
     if entry.role == NodeRole.LOST:
         said.append("silence proves nothing: its workers count as running until it is heard")
         if not removing.why_not(engine.state, entry):
             said.append(
                 f"it holds nothing; if it will not come back: aryl node remove {entry.name}"
             )
+    return said
+
+
+def node(
+    engine: Engine,
+    entry: NodeEntry,
+    *,
+    now_s: float | None = None,
+    slow_command: CommandReport | None = None,
+    refused_report: str = "",
+) -> tuple[str, ...]:
+    """Why a node does what it does; now_s as of `job`.
+
+    slow_command: what moves its server and has not ended, for so long until now. refused_report:
+    why the latest of its reports was not taken; empty: it was, or none came.
+    """
+    at_s = _or_last_event(engine, now_s)
+    said = [f"it is {entry.role}, wanted: {entry.desired_role}"]
+    if not entry.is_heard:
+        said.append("this coordinator has not heard it yet, so it is ordered nothing")
+    said += _silent(engine, entry, refused_report)
     said += drains.of_node(engine, entry, at_s)
     if closed := refusals.why(engine.state, entry):
         said.append(closed)

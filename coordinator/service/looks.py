@@ -172,7 +172,13 @@ class Looks:
             collectors=report.collectors if report else (),
             node=self._node_row(node),
             telemetry=rows.telemetry(node.name, c.folder, boot_now_s=c.clock.now_s()),
-            why=explain.node(c.engine, node, now_s=self._now_s(), slow_command=slow_command),
+            why=explain.node(
+                c.engine,
+                node,
+                now_s=self._now_s(),
+                slow_command=slow_command,
+                refused_report=c.refused_reports.of(node.name),
+            ),
             story=self._story(finding.about_node(c.engine.state, name)),
         )
 

@@ -19,6 +19,7 @@ from coordinator.engine.events import (
 )
 from coordinator.engine.settings import EngineSettings
 from tests.engine.house import CHAT, House, state
+from tests.engine.reporting import GPUS, Reporting
 
 R = NodeRole
 HOME_LIFE = (R.SERVING, R.DRAINING, R.ON_LOAN, R.VACATING, R.WARMING, R.SERVING)
@@ -74,6 +75,35 @@ def test_a_gpu_that_falls_ill_is_seen_each_time() -> None:
         lone.report(R.SERVING, health=health)
         seen.append(lone.engine.snapshot().nodes[0].free_gpus)
     assert seen == [1, 1, 0, 0, 1]
+
+
+def test_gpus_that_change_all_together_are_told_in_one_line() -> None:
+    """A driver that answers for none of them for a while is one thing that happened. Of some of
+    them, or where each becomes another thing, it is one line each."""
+    cell = Reporting(Pool.TRAINING)
+
+    def told(**health: GpuHealth) -> list[tuple[str, str]]:
+        known = len(cell.engine.state.stories)
+        cell.health = dict(zip(GPUS, health.values(), strict=True))
+        cell.report()
+        return [(line.what, line.reason) for line in cell.engine.state.stories[known:]]
+
+    ok, gone, lost = GpuHealth.OK, GpuHealth.UNRESPONSIVE, GpuHealth.LOST
+    assert told(first=gone, second=gone) == [("all 2 GPUs are unresponsive", "were ok")]
+    assert cell.engine.snapshot().nodes[0].free_gpus == 0
+    assert told(first=gone, second=gone) == []
+    assert told(first=ok, second=ok) == [("all 2 GPUs are ok", "were unresponsive")]
+    assert told(first=ok, second=lost) == [("GPU GPU-1 is lost", "was ok")]
+    each = [("GPU GPU-0 is lost", "was ok"), ("GPU GPU-1 is ok", "was lost")]
+    assert told(first=lost, second=ok) == each
+    assert told(first=ok, second=gone)[0] == ("GPU GPU-0 is ok", "was lost")
+
+
+def test_of_one_gpu_there_is_no_all() -> None:
+    """It has a name, which whoever looks for it needs."""
+    lone = Lone()
+    lone.report(R.SERVING)
+    assert lone.report(R.SERVING, health=GpuHealth.LOST) == ["GPU GPU-1 is lost"]
 
 
 @pytest.mark.parametrize(

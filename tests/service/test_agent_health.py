@@ -6,7 +6,9 @@ from msgspec.structs import replace
 
 from common import subjects
 from common.api import Describe, Description
+from common.log import REPEAT_PERIOD_S
 from common.messages import (
+    MAX_MESSAGE_BYTES,
     AgentReport,
     CollectorReport,
     CostReport,
@@ -42,6 +44,28 @@ async def test_a_node_is_described_with_what_its_agent_says_of_itself() -> None:
         assert isinstance(found, Description)
         assert (found.agent, found.cost) == (own, CostReport(cpu_s=1.5, rss_bytes=1 << 20))
         assert [one.error for one in found.collectors] == ["x"]
+
+
+async def test_a_node_whose_reports_are_refused_says_so_where_it_is_looked_for() -> None:
+    """Its agent lives and speaks, and whoever looks at the node need not read a log for it; what is
+    refused no longer is not told any longer."""
+    async with Cell(training=2) as cell:
+        await cell.lead()
+        agent = cell.agents["t0"]
+        long = replace(agent.make_report(), detail="x" * MAX_MESSAGE_BYTES)
+        for _ in range(2):
+            await agent.bus.publish(subjects.node_report(CELL, agent.name), encode(long))
+            await cell.clock.settle()
+        refused = f"NodeReport: {len(encode(long))} bytes, expected at most {MAX_MESSAGE_BYTES}"
+        said = f"its reports come and are refused, so it counts as silent: {refused}"
+        for name, times in (("t0", 1), ("t1", 0)):
+            found = await cell.ask(Describe(kind="node", name=name))
+            assert isinstance(found, Description)
+            assert found.why.count(said) == times
+        await cell.clock.advance(REPEAT_PERIOD_S + 1.0)
+        found = await cell.ask(Describe(kind="node", name="t0"))
+        assert isinstance(found, Description)
+        assert not any("refused" in line for line in found.why)
 
 
 def told(house: House) -> list[str]:

@@ -76,6 +76,20 @@ async def test_a_burst_is_told_whole(caplog: pytest.LogCaptureFixture) -> None:
     assert rest.endswith(f": {WHY} ({NODES})")
 
 
+async def test_what_a_sender_did_last_is_known_for_a_period() -> None:
+    """Of as many senders as are kept at all."""
+    clock = FakeClock()
+    said = complaints(clock)
+    said.note("n0", "first")
+    said.note("n0", "second")
+    assert (said.of("n0"), said.of("n1")) == ("second", "")
+    await clock.advance(REPEAT_PERIOD_S)
+    assert said.of("n0") == ""
+    for number in range(KEPT + 1):
+        said.note(f"n{number}", WHY)
+    assert (said.of("n0"), said.of("n1"), said.of(f"n{KEPT}")) == ("", WHY, WHY)
+
+
 @pytest.mark.parametrize("senders", [1, 2 * KEPT], ids=["one", "many"])
 async def test_whatever_the_words_lines_and_memory_are_bounded(
     senders: int, caplog: pytest.LogCaptureFixture

@@ -14,7 +14,7 @@ from common.api import Describe, Description
 from common.messages import HostReport, InferenceReport, NodeReport, encode
 from common.model import NodeRole
 from coordinator.cli.telemetry import THROTTLED_BY
-from tests.agent.test_fake_nvml import GIB, Machine
+from tests.agent.nvml_machine import GIB, Machine
 from tests.cli.fake_cell import FakeCell, aryl
 from tests.service.cell import CELL, Cell
 
