@@ -91,6 +91,7 @@ class Engine:
             entry = self.state.services.get(name)
             if entry is None:
                 entry = ServiceEntry(name=name, mode=service.mode, configured_mode=service.mode)
+                entry.is_recalled = self.state.is_recalled
                 self.state.services[name] = entry
             elif entry.configured_mode != service.mode:
                 entry.mode = entry.configured_mode = service.mode

@@ -47,6 +47,8 @@ def _said(event: OperatorAsked) -> str:
 
 
 def _services(ctx: Context, event: OperatorAsked) -> None:
+    if event.action != A.SET_MODE and not event.target:
+        ctx.state.is_recalled = event.action == A.RECALL
     for name, service in sorted(ctx.state.services.items()):
         if event.target not in ("", name):
             continue

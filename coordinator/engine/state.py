@@ -353,6 +353,8 @@ class ClusterState(Struct, kw_only=True):
     """How whoever leads, or led last, tells the time."""
     epoch: int = 0
     is_frozen: bool = False
+    is_recalled: bool = False
+    """All of it: a service that its settings gain before that ends is recalled as well."""
     nodes: dict[NodeName, NodeEntry] = field(default_factory=dict[NodeName, NodeEntry])
     jobs: dict[JobId, JobEntry] = field(default_factory=dict[JobId, JobEntry])
     loans: dict[LeaseId, LoanEntry] = field(default_factory=dict[LeaseId, LoanEntry])
