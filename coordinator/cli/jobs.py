@@ -122,8 +122,10 @@ def submit(
 ) -> None:
     """Queue a job, from a file, from flags, or from both.
 
-    Once this returns, the job is in the coordinator's journal: no crash loses it. A job that the
-    fleet as it is could never run is queued with a warning: nodes may join.
+    Once this returns, the job is in the coordinator's journal: no crash loses it. Refused is a job
+    whose GPU types no node has, or one worker of which needs more GPUs than any node of its types
+    has. Another one that the fleet as it is could never run, such as a gang that is larger than all
+    of it, is queued with a warning: nodes may join.
     """
     flags = SubmitFlags(
         name=name,

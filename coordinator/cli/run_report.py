@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+from msgspec import Struct
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from common.api import LoanRow, Status
 from coordinator.cli.render import MISSING, percent
-from coordinator.demo.workload import Run, Workload
+from coordinator.demo.workload import COMING_HOME, Run, Workload
 from coordinator.engine.accounting import Durations
 from coordinator.policies.words import counted
 
@@ -129,18 +130,16 @@ def run_table(run: Run, loans: Sequence[LoanRow]) -> RenderableType:
     table.add_column(max_width=VALUE_WIDTH)
     if old := stale(run.figures_age_s):
         table.add_row("NOT UP TO DATE", Text(f"these figures are {old}", style="bold red"))
-    for name, value in _lines(run):
+    ways = _ways_home(loans)
+    for name, value in _lines(run, ways):
         table.add_row(name, value)
     parts: list[RenderableType] = [table]
-    returned = [loan for loan in loans if loan.reclaim_s is not None]
-    if returned:
-        parts.append(_reclaims(returned))
-    lapsed = [loan for loan in loans if loan.lapse_s is not None]
-    if lapsed:
-        parts.append(_lapsed(lapsed))
-    turned = [loan for loan in loans if loan.turn_back_s is not None]
-    if turned:
-        parts.append(_turned_back(turned))
+    if ways.reclaims:
+        parts.append(_reclaims(ways.reclaims))
+    if ways.lapses:
+        parts.append(_lapsed(ways.lapses))
+    if ways.turn_backs:
+        parts.append(_turned_back(ways.turn_backs))
     parts.append(
         Text(
             f"Seconds are real ones. Arrivals, run times and load ran at {run.speed:g} x; control "
@@ -150,7 +149,46 @@ def run_table(run: Run, loans: Sequence[LoanRow]) -> RenderableType:
     return Group(*parts)
 
 
-def _lines(run: Run) -> list[tuple[str, str]]:
+class _Ways(Struct, frozen=True, kw_only=True):
+    """Loans whose nodes came home, or were on their way when the run ended, by what brought them
+    there."""
+
+    reclaims: Sequence[LoanRow]
+    lapses: Sequence[LoanRow]
+    turn_backs: Sequence[LoanRow]
+
+
+def _ways_home(loans: Sequence[LoanRow]) -> _Ways:
+    """The figures count a way home from its beginning, so one that is not over has its row too."""
+    under_way = [loan for loan in loans if _is_under_way(loan)]
+    by_itself = [loan for loan in under_way if loan.reclaim_ordered_at_s is None]
+    return _Ways(
+        reclaims=[
+            *(loan for loan in loans if loan.reclaim_s is not None),
+            *(loan for loan in under_way if loan.reclaim_ordered_at_s is not None),
+        ],
+        lapses=[
+            *(loan for loan in loans if loan.lapse_s is not None),
+            *(loan for loan in by_itself if not loan.turned_back),
+        ],
+        turn_backs=[
+            *(loan for loan in loans if loan.turn_back_s is not None),
+            *(loan for loan in by_itself if loan.turned_back),
+        ],
+    )
+
+
+def _is_under_way(loan: LoanRow) -> bool:
+    return loan.state == COMING_HOME
+
+
+def _under_way(loans: Sequence[LoanRow]) -> str:
+    """How many of them were not over; empty where all were."""
+    count = sum(map(_is_under_way, loans))
+    return f", {count} under way at the end" if count else ""
+
+
+def _lines(run: Run, ways: _Ways) -> list[tuple[str, str]]:
     return [
         ("policy, time", f"{run.policy}, {run.duration_s:.0f} s"),
         (
@@ -180,12 +218,13 @@ def _lines(run: Run) -> list[tuple[str, str]]:
             f"{run.leases_lapsed} that ended by their TTL without an order",
         ),
         *_none_lent(run),
-        *_lapses(run),
-        *_turn_backs(run),
+        *_lapses(run, ways.lapses),
+        *_turn_backs(run, ways.turn_backs),
         (
             "reclaims",
-            f"{run.reclaims}, {run.reclaims_late} late; median {_s(run.reclaim_s.p50)}, "
-            f"longest {_s(run.reclaim_s.max)} of {run.reclaim_deadline_s:g} s",
+            f"{run.reclaims}, {run.reclaims_late} late{_under_way(ways.reclaims)}; "
+            f"median {_s(run.reclaim_s.p50)}, longest {_s(run.reclaim_s.max)} "
+            f"of {run.reclaim_deadline_s:g} s",
         ),
         (
             "requests",
@@ -212,20 +251,21 @@ def _none_lent(run: Run) -> list[tuple[str, str]]:
     return [("none lent", "; ".join(run.why_none_lent))] if run.why_none_lent else []
 
 
-def _lapses(run: Run) -> list[tuple[str, str]]:
+def _lapses(run: Run, loans: Sequence[LoanRow]) -> list[tuple[str, str]]:
     """Only where a lease ended by its TTL: of none there is nothing to be told."""
     if not run.leases_lapsed:
         return []
     times = f"median {_s(run.lapse_s.p50)}, longest {_s(run.lapse_s.max)}"
-    return [("lapses", f"{run.leases_lapsed}, {run.lapses_late} late; home again in {times}")]
+    late = f"{run.lapses_late} late{_under_way(loans)}"
+    return [("lapses", f"{run.leases_lapsed}, {late}; home again in {times}")]
 
 
-def _turn_backs(run: Run) -> list[tuple[str, str]]:
+def _turn_backs(run: Run, loans: Sequence[LoanRow]) -> list[tuple[str, str]]:
     """Only where a node gave a loan up before it began."""
     if not run.turn_backs:
         return []
     times = f"median {_s(run.turn_back_s.p50)}, longest {_s(run.turn_back_s.max)}"
-    late = f"{run.turn_backs_late} late"
+    late = f"{run.turn_backs_late} late{_under_way(loans)}"
     return [("turned back", f"{run.turn_backs}, {late}; home again in {times}")]
 
 
@@ -239,7 +279,7 @@ def _s(seconds: float | None) -> str:
 
 
 def _reclaims(loans: Sequence[LoanRow]) -> Table:
-    table = _ways_home("reclaims", "preempted")
+    table = _way_home_table("reclaims", "preempted")
     for loan in loans:
         preempted = str(loan.realised_preemptions)
         _add_way_home(table, loan, loan.reclaim_s, loan.reclaim_deadline_s, preempted)
@@ -248,7 +288,7 @@ def _reclaims(loans: Sequence[LoanRow]) -> Table:
 
 def _lapsed(loans: Sequence[LoanRow]) -> Table:
     """What the TTL had left of the deadline is what the node then had."""
-    table = _ways_home("home by themselves: leases that ended by their TTL", "preempted")
+    table = _way_home_table("home by themselves: leases that ended by their TTL", "preempted")
     for loan in loans:
         preempted = str(loan.realised_preemptions)
         _add_way_home(table, loan, loan.lapse_s, loan.lapse_deadline_s, preempted)
@@ -257,13 +297,13 @@ def _lapsed(loans: Sequence[LoanRow]) -> Table:
 
 def _turned_back(loans: Sequence[LoanRow]) -> Table:
     """Nobody was preempted: no worker had come yet."""
-    table = _ways_home("turned back by their nodes before they began", "why")
+    table = _way_home_table("turned back by their nodes before they began", "why")
     for loan in loans:
         _add_way_home(table, loan, loan.turn_back_s, loan.turn_back_deadline_s, loan.turned_back)
     return table
 
 
-def _ways_home(title: str, last: str) -> Table:
+def _way_home_table(title: str, last: str) -> Table:
     """A table of nodes that came home, with a last column of its own."""
     table = Table(title=title, title_style="bold")
     for heading in ("node", "lease", "took", "deadline", last):
@@ -275,7 +315,8 @@ def _ways_home(title: str, last: str) -> Table:
 def _add_way_home(
     table: Table, loan: LoanRow, took_s: float | None, deadline_s: float | None, last: str
 ) -> None:
-    took = f"{took_s:.1f} s" + (" late" if loan.is_late else "")
+    took = "under way" if took_s is None else f"{took_s:.1f} s"
+    took += " late" if loan.is_late else ""
     table.add_row(loan.node, loan.lease_id, took, _promise(deadline_s), last)
 
 

@@ -42,7 +42,8 @@ from coordinator.engine.accounting import Durations, Figures, ReclaimTimes
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
-OUT = ("draining", "on loan", "coming home")
+COMING_HOME = "coming home"
+OUT = ("draining", "on loan", COMING_HOME)
 """A loan in one of these states keeps a node from serving."""
 
 

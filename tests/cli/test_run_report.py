@@ -114,6 +114,32 @@ def test_a_turn_back_is_no_lapse_and_says_why() -> None:
     assert "turned back" not in table(run())
 
 
+def test_a_way_home_that_was_not_over_has_its_row() -> None:
+    """The figures count it from its beginning, so that a table without it would contradict them."""
+    rows = [
+        loan_row("l1", state="returned", reclaim_ordered_at_s=1.0, reclaim_s=3.0),
+        loan_row("l2", state="coming home", reclaim_ordered_at_s=1.0),
+        loan_row("l3", state="coming home", reclaim_ordered_at_s=1.0, is_late=True),
+        loan_row("l4", state="coming home", reclaim_deadline_s=None, lapse_deadline_s=9.0),
+        loan_row("l5", state="coming home", turned_back="GPU-1 is used", turn_back_deadline_s=8.0),
+        loan_row("l6", state="on loan"),
+        loan_row("l7", state="ended", reclaim_ordered_at_s=1.0),
+    ]
+    shown = table(run(reclaims=4, reclaims_late=1, leases_lapsed=1, turn_backs=1), *rows)
+    assert "|reclaims|4, 1 late, 2 under way at the end; median 3.0 s, longest 3.0 s of" in shown
+    assert "|lapses|1, 0 late, 1 under way at the end; home again in median -" in shown
+    assert "|turned back|1, 0 late, 1 under way at the end; home again in median -" in shown
+    found = dict(re.findall(r"\|i0\|(l\d)\|(.*)\|", shown))
+    assert found == {
+        "l1": "3.0 s|120 s|0",
+        "l2": "under way|120 s|0",
+        "l3": "under way late|120 s|0",
+        "l4": "under way|9 s|0",
+        "l5": "under way|8 s|GPU-1 is used",
+    }
+    assert "under way" not in table(run(), *rows[:1])
+
+
 def test_what_nobody_measured_is_no_zero() -> None:
     """Of a run in which nothing has ended and nobody came home there are no times."""
     shown = table(run(jct_s=Durations(), reclaims=0, reclaim_s=ReclaimTimes()))

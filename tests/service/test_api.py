@@ -25,10 +25,11 @@ from common.messages import (
     MAX_MESSAGE_BYTES,
     Message,
 )
-from common.model import GpuRequest, JobId, JobState
+from common.model import GpuRequest, JobId, JobState, NodeName, Pool
 from coordinator.engine.events import OperatorAction
 from coordinator.service.coordinator import Coordinator
-from tests.service.cell import Cell, make_spec
+from coordinator.sim.cluster import NodeSpec
+from tests.service.cell import Agent, Cell, make_spec
 from tests.service.wire import Spoilt, example, spoilt
 
 REQUEST_CASES = [
@@ -154,6 +155,27 @@ async def test_only_the_nodes_that_it_accepts_count() -> None:
         await cell.lead()
         spec = msgspec.structs.replace(make_spec(), gpu=GpuRequest(types=("B200", "H100")))
         assert isinstance(await cell.ask(Submit(spec=spec, request_id="r")), Submitted)
+
+
+@pytest.mark.parametrize(("gpu_type", "is_taken"), [("H100", False), ("V100", True), ("", True)])
+async def test_a_worker_must_fit_on_a_node_of_its_own_types(
+    gpu_type: str, *, is_taken: bool
+) -> None:
+    """A larger node of another type is none that it could ever have."""
+    cell, name = Cell(), NodeName("larger")
+    larger = NodeSpec(name=name, home_pool=Pool.TRAINING, gpu_type="V100", gpus=16)
+    cell.agents[name] = Agent(cell.network, cell.clock, larger)
+    async with cell:
+        coordinator = await cell.lead()
+        types = (gpu_type,) if gpu_type else ()
+        spec = make_spec(gpus_per_worker=9)
+        spec = msgspec.structs.replace(spec, gpu=GpuRequest(types=types))
+        reply = await cell.ask(Submit(spec=spec, request_id="r"))
+        assert len(coordinator.engine.state.jobs) == is_taken
+        if not is_taken:
+            assert isinstance(reply, ApiError)
+            assert (reply.code, reply.field) == (ApiErrorCode.USAGE, "gpus_per_worker")
+            assert reply.message.endswith("the largest node has 8")
 
 
 @pytest.mark.parametrize("action", [*OperatorAction, "explode"])
