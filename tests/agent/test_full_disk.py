@@ -73,6 +73,56 @@ async def test_a_save_that_failed_costs_none_of_the_same_process(tmp_path: Path)
     assert not (tmp_path / "ledger.torn").exists()
 
 
+@pytest.mark.parametrize("failing_sync", [1, 2], ids=["file", "directory"])
+async def test_what_no_sync_vouches_for_is_cut_off_before_the_next_record(
+    tmp_path: Path, failing_sync: int
+) -> None:
+    """The kernel may drop what it could not write back, and then what follows it would be lost."""
+    left = [failing_sync]
+
+    def sync(fd: int) -> None:
+        """As `os.fsync`; one of them fails."""
+        left[0] -= 1
+        if left[0] == 0:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        os.fsync(fd)
+
+    path = tmp_path / "ledger"
+    ledger = Ledger(tmp_path, sync=sync)
+    with pytest.raises(Unavailable, match="ledger"):
+        await ledger.save(memory(1))
+    path.write_bytes(bytes(path.stat().st_size))
+    await ledger.save(memory(2))
+    ledger.close()
+    assert Ledger(tmp_path).load() == memory(2)
+
+
+async def test_a_fresh_ledger_that_cannot_take_the_place_of_the_old_costs_none_of_it(
+    tmp_path: Path,
+) -> None:
+    """What is appended next follows the last whole record of the file that is still there."""
+    path, fresh = tmp_path / "ledger", tmp_path / "ledger.new"
+    ledger = Ledger(tmp_path)
+    for generation in (1, 2):
+        await ledger.save(memory(generation))
+    ledger.close()
+
+    def sync(fd: int) -> None:
+        """As `os.fsync`; meanwhile somebody takes the fresh file away."""
+        os.fsync(fd)
+        fresh.unlink(missing_ok=True)
+
+    again, before = Ledger(tmp_path, sync=sync), path.read_bytes()
+    assert again.load() == memory(2)
+    assert path.read_bytes() == before
+    longer = memory(3)
+    longer.workers["j1.1.1"] = Held(order=order(key(1)))
+    await again.save(longer)
+    again.close()
+    assert path.read_bytes().startswith(before)
+    assert Ledger(tmp_path).load() == longer
+
+
 async def test_what_was_on_disk_before_is_not_taken_for_written_after_a_failure(
     tmp_path: Path,
 ) -> None:

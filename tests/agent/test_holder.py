@@ -17,7 +17,7 @@ import pytest
 from agent import holder
 from agent.holder import Heartbeat, Holder, end_if_hung
 from agent.ledger import exclusive
-from agent.processes import has_lock, thread_states
+from agent.processes import thread_states
 from agent.shim_files import boot_id, start_ticks
 from common.clock import SystemClock
 from common.errors import Unavailable
@@ -317,31 +317,6 @@ async def test_a_holder_that_sees_another_boot_id_is_ended_as_any_other(house: H
     say(house.state_dir, msgspec.structs.replace(house.said(), boot_id="masked"))
     assert await house.judge() == ""
     await house.until(house.is_free, "the kernel has closed the lock of the dead")
-
-
-def locks() -> str:
-    """The kernel's table of all that is locked."""
-    return Path("/proc/locks").read_text()
-
-
-async def test_who_waits_for_a_lock_does_not_have_it(tmp_path: Path) -> None:
-    """The kernel names both in one table."""
-    path = tmp_path / "lock"
-    path.touch()
-    other = tmp_path / "other"
-    other.touch()
-    script = "import fcntl, sys; fcntl.flock(open(sys.argv[1]), fcntl.LOCK_EX)"
-    with exclusive(tmp_path):
-        waits = await asyncio.create_subprocess_exec(sys.executable, "-c", script, str(path))
-        async with CLOCK.timeout(PATIENCE_S):
-            while f" {waits.pid} " not in locks():
-                await CLOCK.sleep(0.02)
-        assert has_lock(os.getpid(), path)
-        assert not has_lock(os.getpid(), other)
-        assert not has_lock(waits.pid, path)
-        assert not has_lock(os.getpid(), tmp_path / "none")
-    assert await waits.wait() == 0
-    assert not has_lock(os.getpid(), path)
 
 
 async def test_without_a_word_of_the_holder_nobody_is_ended(house: HolderHouse) -> None:

@@ -19,6 +19,7 @@ from common.messages import encode
 from common.model import JobId, NodeName
 from coordinator.engine.events import JobSubmitted
 from coordinator.service.coordinator import Coordinator
+from coordinator.service.deciding import JOURNAL_RETRY_S
 from tests.fakes import MemoryKey
 from tests.service.cell import CELL, Cell, Leader, make_settings, make_spec
 from tests.service.steps import on_loan, submit
@@ -135,6 +136,28 @@ async def test_a_leader_whose_renewal_hangs_does_nothing_past_the_end_of_its_lea
         with pytest.raises(Unavailable):
             await recording
         assert len(cell.records) == records
+
+
+async def test_an_append_is_not_tried_again_past_the_end_of_the_lease() -> None:
+    """Its renewal hangs, so that nobody has told it that its time is over; a journal that is there
+    again by then is another leader's to write."""
+    async with Cell() as cell:
+        cell.key = key = HangingKey()
+        coordinator = await cell.lead()
+        leader, count = cell.leaders[0], len(cell.records)
+        key.answers.clear()
+        leader.journal.is_down = True
+        event = JobSubmitted(job_id=JobId("jx"), spec=make_spec(), tenant="a", user="b")
+        recording = asyncio.ensure_future(coordinator.record(event))
+        await cell.clock.advance(SETTINGS.leader_ttl_s)
+        leader.journal.is_down = False
+        await cell.clock.advance(2 * JOURNAL_RETRY_S)
+        assert len(cell.records) == count
+        with pytest.raises(Unavailable):
+            await recording
+        await cell.until(leader.task.done)
+        with pytest.raises(Fenced, match="journal: "):
+            leader.task.result()
 
 
 async def test_a_journal_that_is_down_stops_decisions() -> None:
