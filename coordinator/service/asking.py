@@ -5,13 +5,13 @@ Must not know why a ledger is wanted, nor what follows from it.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
 from common.errors import ProtocolError, Unavailable
 from common.messages import LedgerReply
 from common.model import NodeName
+from coordinator.service.one_each import OneEach
 
 log = logging.getLogger(__name__)
 
@@ -35,26 +35,16 @@ class LedgerAsker:
         self._fetch = fetch
         self._got = got
         self._lacked = lacked
-        self._wanted: dict[NodeName, None] = {}
-        self._asked: set[NodeName] = set()
-        self._wake = asyncio.Event()
+        self._line = OneEach(self._ask, name="ledger")
 
     def ask(self, node: NodeName) -> None:
         """A node's ledger is wanted; nothing more is asked of one whose answer is awaited."""
-        if node not in self._asked:
-            self._wanted[node] = None
-            self._wake.set()
+        if not self._line.is_busy(node):
+            self._line.want(node)
 
     async def run(self) -> None:
         """Ask what is wanted, for ever."""
-        async with asyncio.TaskGroup() as group:
-            while True:
-                await self._wake.wait()
-                self._wake.clear()
-                for node in self._wanted:
-                    self._asked.add(node)
-                    group.create_task(self._ask(node), name=f"ledger {node}")
-                self._wanted.clear()
+        await self._line.run()
 
     async def _ask(self, node: NodeName) -> None:
         try:
@@ -64,5 +54,3 @@ class LedgerAsker:
             self._lacked(node)
         else:
             self._got(node, reply)
-        finally:
-            self._asked.discard(node)

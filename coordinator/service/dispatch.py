@@ -5,7 +5,6 @@ Level-triggered: a lost, repeated or reordered push costs time, never correctnes
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from typing import NamedTuple
@@ -31,6 +30,7 @@ from common.messages import (
 from common.model import NodeName, WorkerKey
 from coordinator.service import intake
 from coordinator.service.complaints import Complaints
+from coordinator.service.one_each import OneEach
 
 log = logging.getLogger(__name__)
 
@@ -87,10 +87,8 @@ class Dispatcher:
         self._ordered: dict[NodeName, _Ordered] = {}
         self._may_act = may_act
         self._fenced = fenced
-        self._wanted: dict[NodeName, None] = {}
-        self._in_flight: set[NodeName] = set()
+        self._line = OneEach(self._send, name="push")
         self._pushed_at_s: dict[NodeName, float] = {}
-        self._wake = asyncio.Event()
         self.pushes = 0
         self.refusals = 0
         self.bad_messages = 0
@@ -101,7 +99,7 @@ class Dispatcher:
         """A node's desired state is in the journal; send it when its last push is answered."""
         node = NodeName(desired.node)
         self._ordered[node] = _Ordered(desired, self._clock.now_s())
-        self._want(node)
+        self._line.want(node)
 
     def compare(self, node: NodeName, *, epoch: int, generation: int) -> None:
         """A node shows what it acts on: push again if that is not what it was ordered.
@@ -113,31 +111,15 @@ class Dispatcher:
             return
         last_s = self._pushed_at_s.get(node)
         if last_s is None or self._clock.now_s() - last_s >= self._retry_s:
-            self._want(node)
-
-    def _want(self, node: NodeName) -> None:
-        self._wanted[node] = None
-        self._wake.set()
+            self._line.want(node)
 
     async def run(self) -> None:
         """Send what is wanted, for ever."""
-        async with asyncio.TaskGroup() as group:
-            while True:
-                await self._wake.wait()
-                self._wake.clear()
-                ready = [node for node in self._wanted if node not in self._in_flight]
-                for node in ready:
-                    del self._wanted[node]
-                    self._in_flight.add(node)
-                    group.create_task(self._send(node), name=f"push {node}")
+        await self._line.run()
 
     async def _send(self, node: NodeName) -> None:
-        try:
-            if self._may_act():
-                await self._push_once(node)
-        finally:
-            self._in_flight.discard(node)
-            self._wake.set()
+        if self._may_act():
+            await self._push_once(node)
 
     async def _push_once(self, node: NodeName) -> None:
         desired = self._ordered[node].at(self._clock.now_s())
