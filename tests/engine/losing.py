@@ -85,9 +85,12 @@ def says(
 
 
 def gone_report(house: House, job: JobEntry, name: str, **said: Any) -> NodeReported:
-    """A node's report that its worker of a job is gone, with what it says of it."""
+    """A node's report that its worker of a job is gone, with what it says of it; also of one that
+    was given up for lost."""
     node = house.node(name)
-    [key] = [worker.key for worker in job.workers.values() if worker.node == name]
+    there = [(worker.node, worker.key) for worker in job.workers.values()]
+    there += [(ended.node, ended.key) for ended in job.ended_workers.values()]
+    [key] = [key for place, key in there if place == name]
     return NodeReported(
         node=node.name,
         boot_id=node.boot_id,

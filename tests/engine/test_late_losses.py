@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from common.messages import WorkerPhase
 from common.model import Checkpoint, JobState, NodeName, NodeRole, Progress, StopReason
-from coordinator.engine.events import NodeReported, WorkerFact
 from tests.engine.house import CHAT, House, state
 from tests.engine.losing import (
     GRACE,
@@ -128,25 +126,8 @@ def test_a_late_end_with_a_save_takes_the_booking_back() -> None:
     """The node was taken for dead, comes back and says how its worker ended."""
     house = House(delays=SLOW)
     job = given_up(house)
-    node = house.node("i0")
-    gone = WorkerFact(
-        key=next(iter(job.ended_workers.values())).key,
-        phase=WorkerPhase.EXITED,
-        exit_code=0,
-        checkpoint=Checkpoint(step=9, path="/c", is_verified=True),
-    )
-    house.sim.handle(
-        NodeReported(
-            node=node.name,
-            boot_id=node.boot_id,
-            home_pool=node.home_pool,
-            role=NodeRole.WARMING,
-            epoch=node.reported_epoch,
-            generation=node.generation,
-            gpus=(),
-            service=CHAT,
-            workers=(gone,),
-        )
-    )
+    saved = Checkpoint(step=9, path="/c", is_verified=True)
+    report = gone_report(house, job, "i0", exit_code=0, checkpoint=saved)
+    house.sim.handle(replace(report, role=NodeRole.WARMING, service=CHAT))
     assert lost(house, job) == 0.0
     assert job.checkpoint is not None

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from common.messages import OrderPhase, WorkerPhase
 from common.model import JobId, JobState, NodeName, StopReason
-from coordinator.engine.events import GpuFact, JobCancelRequested, NodeReported, WorkerFact
+from coordinator.engine.events import JobCancelRequested
 from coordinator.engine.state import AfterVacating, JobEntry
 from coordinator.policies.decisions import Placement, Resize
 from coordinator.sim.cluster import Delays
@@ -124,21 +124,8 @@ def test_a_gang_that_was_given_up_before_it_was_ready_is_told_so_and_went_nowher
     house.wait(5.0)
     house.lose_journal()
     assert found(house).state == JobState.STARTING
-    node = house.node("t0")
-    [worker] = [one for one in found(house).workers.values() if one.node == node.name]
-    reason = StopReason.GANG_TIMEOUT
-    house.sim.handle(
-        NodeReported(
-            node=node.name,
-            boot_id=node.boot_id,
-            home_pool=node.home_pool,
-            role=node.role,
-            epoch=node.reported_epoch,
-            generation=node.reported_generation,
-            gpus=tuple(GpuFact(slot.uuid, slot.gpu_type) for slot in node.gpus),
-            workers=(WorkerFact(key=worker.key, phase=WorkerPhase.EXITED, stop_reason=reason),),
-        )
-    )
+    report = gone_report(house, found(house), "t0", stop_reason=StopReason.GANG_TIMEOUT)
+    house.sim.handle(report)
     told = [line.reason for line in house.engine.state.stories if line.subject == JOB]
     assert not [said for said in told if "went home" in said]
     assert "its gang was not ready in time, by an earlier order to t0" in told
