@@ -51,6 +51,7 @@ from coordinator.cli.simulate_output import (
 )
 from coordinator.cli.simulate_progress import watching
 from coordinator.cli.simulate_told import command, options
+from coordinator.sim.any_type import lines as of_any_type
 from coordinator.sim.asked import ALL, plays, refuse_idle, seeds_of, tasks
 from coordinator.sim.compare import Task, compare, with_gaps
 from coordinator.sim.failure_sources import FailureSource
@@ -187,6 +188,9 @@ def simulate(
     refuse_idle(asked)
     played = asked[0].read()  # a mistake in what they share is said at once, and once
     _say_unused(asked, played)
+    notes = of_any_type(asked, played)
+    for line in notes:
+        say(f"aryl: {line}")
     with watching(asked, jobs=len(played.jobs)) as watched:
         unfinished: list[str] = []
         runs = with_gaps(
@@ -208,9 +212,9 @@ def simulate(
         say_begun_again(played, runs)
     resolved = {"delays": asked[0].options.has_delays, "checkpoints": kept}
     told = options(ctx, resolved, swept=asked[0].swept)
-    put_runs(here, output, played, runs, options=told)
+    put_runs(here, output, played, runs, options=told, notes=notes)
     _say_left_out(unfinished)
     if html is not None:  # last: where it cannot be written, all else is said already
-        write_page(html, played, asked[0], runs, command=command(ctx))
+        write_page(html, played, asked[0], runs, command=command(ctx), notes=notes)
     if unfinished:
         raise typer.Exit(EXIT_ERROR)

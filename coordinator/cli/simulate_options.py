@@ -113,7 +113,11 @@ ElasticOption = Annotated[
 ]
 FungibleOption = Annotated[
     float | None,
-    typer.Option("--fungible", metavar="SHARE", help="Share of jobs for both GPU types."),
+    typer.Option(
+        "--fungible",
+        metavar="SHARE",
+        help="Share of jobs for both GPU types; without, who names none takes any, one for one.",
+    ),
 ]
 CheckpointShareOption = Annotated[
     float | None,

@@ -46,10 +46,11 @@ def put_runs(
     runs: Sequence[Run],
     *,
     options: Mapping[str, object],
+    notes: Sequence[str] = (),
 ) -> None:
     """All runs on standard output.
 
-    options: what was asked for, by name; JSON tells it.
+    options: what was asked for, by name; notes: what to know of its jobs; JSON tells both.
     """
     averages = means([run.result for run in runs])
     equal = alike(runs)
@@ -60,6 +61,7 @@ def put_runs(
                     "workload": workload.name,
                     "cluster": cluster_text(workload),
                     "options": options,
+                    "notes": notes,
                     "runs": [fields(run.result) for run in runs],
                     "means": [fields(row) for row in averages],
                     "alike": equal,
@@ -243,11 +245,17 @@ def cluster_text(workload: Workload) -> str:
 
 
 def write_page(
-    path: Path, workload: Workload, task: Task, runs: Sequence[Run], *, command: str
+    path: Path,
+    workload: Workload,
+    task: Task,
+    runs: Sequence[Run],
+    *,
+    command: str,
+    notes: Sequence[str] = (),
 ) -> None:
     """The page with plots.
 
-    command: the call that made it.
+    command: the call that made it. notes: what to know of its jobs.
 
     Raises:
         ConfigError: it cannot be written there.
@@ -256,7 +264,7 @@ def write_page(
         workload=workload.name,
         cluster=cluster_text(workload),
         jobs=len(workload.jobs),
-        notes=(*_notes(task), *map(_sentence, _skipped(runs)), f"Made by: {command}"),
+        notes=(*_notes(task), *map(_sentence, (*notes, *_skipped(runs))), f"Made by: {command}"),
         alike=_sentence(alike_text(alike(runs), lacks(workload, [run.result for run in runs]))),
     )
     try:

@@ -92,7 +92,9 @@ class Task(Struct, frozen=True, kw_only=True):
         if self.scenario is None:
             return found
         try:
-            return find_scene(self.scenario).shape(found, self.options.seed)
+            return find_scene(self.scenario).of(
+                found, self.options.seed, draws_ranges=self.shares.elastic is None
+            )
         except ValueError as error:
             raise ConfigError(f"scenario {self.scenario}: {error}") from None
 

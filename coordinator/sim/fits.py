@@ -35,20 +35,31 @@ def check_fits(
         counts[spec.gpu_type, spec.gpus] = counts.get((spec.gpu_type, spec.gpus), 0) + 1
     kinds = sorted({kind for kind, _ in counts})
     for job in jobs:
-        size = job.spec.gpus_per_worker
         accepted = [kind for kind in kinds if job.spec.accepts(kind)]
         if any(
             _places(job.spec, kind, counts) >= job.spec.workers_on(kind).min for kind in accepted
         ):
             continue
-        asked = f"{job.spec.workers.min} workers of {size} GPUs"
-        of = " or ".join(job.spec.gpu.types) or "any type"
+        asked = _asked(job.spec, accepted)
         name = names[job.job_id]
         place = source.place(name, is_of_type=not accepted)
         raise ConfigError(
-            f"{place}job {name}: {asked} ({of}) never fit this cluster, which has "
+            f"{place}job {name}: {asked} never fit this cluster, which has "
             + ", ".join(f"{counts[key]} nodes of {key[1]} {key[0]}" for key in sorted(counts))
         )
+
+
+def _asked(spec: JobSpec, accepted: Sequence[str]) -> str:
+    """The base gang in words, on each GPU type where it is not as many workers on all of them.
+
+    accepted: those of the cluster's types that the job accepts.
+    """
+    size, fewest = spec.gpus_per_worker, {kind: spec.workers_on(kind).min for kind in accepted}
+    of = " or ".join(spec.gpu.types) or "any type"
+    if set(fewest.values()) <= {spec.workers.min}:
+        return f"{spec.workers.min} workers of {size} GPUs ({of})"
+    each = " or ".join(f"{fewest[kind]} on {kind}" for kind in accepted)
+    return f"workers of {size} GPUs, {each} ({of})"
 
 
 def _places(spec: JobSpec, gpu_type: str, counts: Mapping[tuple[str, int], int]) -> int:

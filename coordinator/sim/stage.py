@@ -197,12 +197,17 @@ class Stage:
         return structs.replace(settings, services=tuple(changed), **options.engine)
 
 
+def may_lend(options: RunOptions) -> bool:
+    """Whether the policy of a run lends nodes at all."""
+    return bool(getattr(policy(options.policy_text).knobs, "is_loaning", False))
+
+
 def never_lends(options: RunOptions) -> str:
     """Why no node is ever lent, whatever load and jobs are, in a sentence; empty where some may be.
 
     A deadline that the way home does not fit into is no mistake: a sweep shows where loans begin.
     """
-    if not getattr(policy(options.policy_text).knobs, "is_loaning", False):
+    if not may_lend(options):
         return ""
     service = ServiceSettings(name=ServiceName("inference"), capacity_per_node=1.0)
     settings = EngineSettings(services=(service,))
@@ -261,7 +266,7 @@ def _shaped(
     )
     shape = ShapeOptions(
         nodes=node_sizes(workload.nodes),
-        training_gpu=training[0],
+        training_gpus=training,
         inference_gpu=inference,
         runtime=options.speedup,
         curves=options.curves,

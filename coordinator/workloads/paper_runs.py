@@ -30,6 +30,7 @@ from coordinator.workloads.shaping import (
     with_any_size,
     with_checkpoint_share,
 )
+from coordinator.workloads.untold import with_untold
 
 PAPER_SCALING = ":resize_cost_s=0"
 PAPER_LOANS = ":elastic_base_prefers_loan=true:lend_only_on_demand=false"
@@ -66,6 +67,8 @@ class Scene(Struct, frozen=True, kw_only=True):
     shape: the workload that it makes of one, by seed.
     tells_progress: whether jobs say how far they are; where estimates are wrong they must stay so.
     speedup: how its elastic jobs speed up, unless something else is asked for.
+    draws_untold: whether its jobs are those of the paper's trace, so that what another trace does
+        not tell of them is drawn, see `with_untold`.
     """
 
     name: str
@@ -74,6 +77,20 @@ class Scene(Struct, frozen=True, kw_only=True):
     shape: Shape
     tells_progress: bool = True
     speedup: RuntimeModel = RuntimeModel.LINEAR
+    draws_untold: bool = True
+
+    def of(self, workload: Workload, seed: int, *, draws_ranges: bool = True) -> Workload:
+        """The workload that it plays where this one is named; the paper's own tells everything.
+
+        Args:
+            draws_ranges: as `with_untold`.
+
+        Raises:
+            ValueError: it cannot be made of this workload.
+        """
+        if self.draws_untold:
+            workload = with_untold(workload, seed, draws_ranges=draws_ranges)
+        return self.shape(workload, seed)
 
 
 def _plain(workload: Workload, seed: int) -> Workload:
@@ -134,7 +151,7 @@ SCENES = {
             "heterogeneous",
             PAPER,
             HETEROGENEOUS,
-            "10 % heterogeneous, none fungible",
+            "10 % heterogeneous, none fungible, about 5 % elastic",
         ),
         _scene("ideal", PAPER, IDEAL, "all elastic and heterogeneous at full speed"),
         _scene(
@@ -189,6 +206,7 @@ SCENES = {
             shape=_by_curve,
             description="ElasticFlow's Figure 8(a): 1 to 64 GPUs by measured curves",
             tells_progress=False,
+            draws_untold=False,
         ),
     )
 }

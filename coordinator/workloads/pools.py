@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from common.model import Pool
 from coordinator.workloads.records import NodeGroup
-from coordinator.workloads.shaping import INFERENCE_GPU, TRAINING_GPU
+from coordinator.workloads.shaping import INFERENCE_GPU, TRAINING_GPU, ShapeOptions
 from coordinator.workloads.sizes import NodeSizes, usual_gpus
 
 
@@ -34,6 +34,13 @@ class Pools(Struct, frozen=True, kw_only=True):
         """The type of most GPUs of the training pool."""
         return self.training_gpus[0]
 
+    @property
+    def gpus_for_one(self) -> int:
+        """GPUs of the inference type that stand for one of training: one where both have it."""
+        if self.inference_gpu in self.training_gpus:
+            return 1
+        return ShapeOptions().inference_multiplier
+
 
 def pools_of(groups: Sequence[NodeGroup]) -> Pools:
     """The pools of a cluster that has training nodes.
@@ -42,6 +49,7 @@ def pools_of(groups: Sequence[NodeGroup]) -> Pools:
     size that training nodes of this type have, and where there is none that of the main type.
     """
     training, inference = gpu_types(groups)
+    inference = inference or INFERENCE_GPU
     like = (
         _nodes(groups, Pool.INFERENCE, inference)
         or _nodes(groups, Pool.TRAINING, inference)
@@ -61,18 +69,18 @@ def node_sizes(groups: Sequence[NodeGroup]) -> NodeSizes:
 
 
 def gpu_types(groups: Sequence[NodeGroup]) -> tuple[tuple[str, ...], str]:
-    """The types of training GPUs, that of most first, and the type of most inference GPUs."""
-    return _types(groups, Pool.TRAINING, TRAINING_GPU), _types(
-        groups, Pool.INFERENCE, INFERENCE_GPU
-    )[0]
+    """The types of training GPUs, that of most first, and the type of most inference GPUs, which is
+    empty where there are none."""
+    training, inference = _types(groups, Pool.TRAINING), _types(groups, Pool.INFERENCE)
+    return training or (TRAINING_GPU,), next(iter(inference), "")
 
 
-def _types(groups: Sequence[NodeGroup], pool: Pool, default: str) -> tuple[str, ...]:
+def _types(groups: Sequence[NodeGroup], pool: Pool) -> tuple[str, ...]:
     """Of types with as many GPUs the first by name is first."""
     counts: dict[str, int] = {}
     for group in _of(groups, pool):
         counts[group.gpu_type] = counts.get(group.gpu_type, 0) + group.count * group.gpus
-    return tuple(sorted(counts, key=lambda kind: (-counts[kind], kind))) or (default,)
+    return tuple(sorted(counts, key=lambda kind: (-counts[kind], kind)))
 
 
 def _nodes(groups: Sequence[NodeGroup], pool: Pool, gpu_type: str) -> tuple[NodeGroup, ...]:

@@ -17,7 +17,6 @@ from coordinator.workloads.paper import DAY_S
 from coordinator.workloads.pools import Pools, pools_of
 from coordinator.workloads.records import LoadSeries, TraceJob, Workload
 from coordinator.workloads.shaping import (
-    ShapeOptions,
     with_fungible_share,
 )
 from coordinator.workloads.sizes import NodeSizes
@@ -31,8 +30,6 @@ MOST_ERROR = 0.25
 
 _IDEAL_FACTOR = 2
 """Section 7.1: a job without a range gets its request as the fewest and twice that as the most."""
-
-_GPUS_FOR_ONE = ShapeOptions().inference_multiplier
 
 
 class Scenario(StrEnum):
@@ -132,17 +129,19 @@ def with_heterogeneous_share(
     """Let a share of the jobs span GPU types of both pools in one run (section 6; Figure 11).
 
     They accept the inference type too, and get workers small enough for its nodes, where one stands
-    for as many GPUs as the worker multiplier says: two of four GPUs instead of one of eight. A job
-    that names no type accepts all of the training pool, and may span these as well, GPU for GPU. A
-    job that asks for a type of neither pool, or not for the main type of training, runs nowhere
-    else and counts for no share; and where both pools have one main type, or an inference node has
-    fewer GPUs than the least worker needs there, there is nothing to span.
+    for as many GPUs as the worker multiplier says: two of four GPUs instead of one of eight. A type
+    that training has as well stands for itself in both pools. A job that names no type accepts all
+    of the training pool, and may span these as well, GPU for GPU. A job that asks for a
+    type of neither pool, or not for the main type of training, runs nowhere else and counts for no
+    share; and where both pools have one main type, or an inference node has fewer GPUs than the
+    least worker needs there, there is nothing to span.
 
     speed_ratio: part of its full speed that a job makes while it spans types.
     """
     known = {*pools.training_gpus, pools.inference_gpu}
     is_able = (
-        pools.training_gpu != pools.inference_gpu and pools.inference_node_gpus >= _GPUS_FOR_ONE
+        pools.training_gpu != pools.inference_gpu
+        and pools.inference_node_gpus >= pools.gpus_for_one
     )
 
     def may_span(job: TraceJob) -> bool:
@@ -164,7 +163,7 @@ def _spanning(job: TraceJob, pools: Pools, speed_ratio: float) -> TraceJob:
     size = job.gpus_per_worker or pools.training_nodes.worker_gpus(tuple(at_home), job.gpus)
     fewest = job.min_workers or max(1, job.gpus // size)
     most = max(fewest, job.max_workers or fewest)
-    while size > 1 and (size * _GPUS_FOR_ONE > pools.inference_node_gpus or fewest == 1):
+    while size > 1 and (size * pools.gpus_for_one > pools.inference_node_gpus or fewest == 1):
         factor = next(n for n in range(2, size + 1) if size % n == 0)
         size, fewest, most = size // factor, fewest * factor, most * factor
     return structs.replace(

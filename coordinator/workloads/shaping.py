@@ -55,9 +55,12 @@ class ShapeOptions(Struct, frozen=True, kw_only=True):
     """How trace rows become jobs.
 
     nodes: what workers are made for, as none spans nodes.
-    training_gpu, inference_gpu: the two types of the simulated cluster.
+    training_gpus: all types of the training pool, that of most GPUs first.
+    inference_gpu: the type of most inference GPUs; empty: the cluster has none.
     inference_multiplier: workers on an inference GPU that stand for one on a training GPU, so that
-        the global batch stays: 32 GB over 16 GB of memory in the paper's cluster. Of two types.
+        the global batch stays: 32 GB over 16 GB of memory in the paper's cluster. It is between
+        the pools: a type that training has too stands for itself, and so does the inference type
+        for a job that accepts no type of training, as its GPUs were told in that type.
     runtime: how elastic jobs speed up.
     curves: for `RuntimeModel.TABLE`.
     grace_s: how long a job may take to stop.
@@ -67,7 +70,7 @@ class ShapeOptions(Struct, frozen=True, kw_only=True):
     """
 
     nodes: NodeSizes = OF_EIGHT
-    training_gpu: str = TRAINING_GPU
+    training_gpus: tuple[str, ...] = (TRAINING_GPU,)
     inference_gpu: str = INFERENCE_GPU
     inference_multiplier: int = 2
     runtime: RuntimeModel = RuntimeModel.LINEAR
@@ -134,8 +137,10 @@ def with_fungible_share(
     for other types keeps them and counts for no share. Where the inference type is one of those of
     training, a job that accepts it runs in both pools anyway.
 
+    inference_gpu: empty: there is no inference node, and being chosen changes nothing.
     other_gpus: further types of the training pool.
     """
+    lent = (inference_gpu,) if inference_gpu else ()
     every = (training_gpu, *other_gpus)
 
     def at_home(job: TraceJob) -> tuple[str, ...] | None:
@@ -145,7 +150,7 @@ def with_fungible_share(
         return next((each for each in told if job.gpu_types in {each, both(each)}), None)
 
     def both(plain: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*plain, inference_gpu)))
+        return tuple(dict.fromkeys((*plain, *lent)))
 
     def with_types(job: TraceJob, *, is_chosen: bool) -> TraceJob:
         plain = at_home(job)
@@ -310,10 +315,6 @@ def _spec(
     expected_runtime_s: float | None,
     profile: JobProfile,
 ) -> JobSpec:
-    multiplier = {}
-    is_other = options.inference_gpu != options.training_gpu  # a GPU stands for itself
-    if is_other and options.inference_gpu in job.gpu_types and options.inference_multiplier > 1:
-        multiplier = {options.inference_gpu: options.inference_multiplier}
     path = f"/checkpoints/{job.job_id}" if job.has_checkpoints else None
     had = max(1, job.gpus // size)
     return JobSpec(
@@ -323,7 +324,7 @@ def _spec(
         gpus_per_worker=size,
         gpu=GpuRequest(
             types=job.gpu_types,
-            worker_multiplier=multiplier,
+            worker_multiplier=_multiplier(job, options),
             heterogeneous_speed_ratio=job.heterogeneous_speed_ratio,
         ),
         priority=job.priority,
@@ -335,6 +336,15 @@ def _spec(
         memory_bytes_per_worker=ceil(job.memory_bytes / had),
         checkpoint=CheckpointSpec(path=path, grace_s=options.grace_s),
     )
+
+
+def _multiplier(job: TraceJob, options: ShapeOptions) -> dict[str, int]:
+    """Of the types that count otherwise than one for one; see `ShapeOptions`."""
+    lent, asked = options.inference_gpu, set(job.gpu_types)
+    is_between = lent in asked and not asked.isdisjoint(options.training_gpus)
+    if not is_between or lent in options.training_gpus or options.inference_multiplier == 1:
+        return {}
+    return {lent: options.inference_multiplier}
 
 
 def _profile(job: TraceJob, speedup: SpeedUp, options: ShapeOptions) -> JobProfile:

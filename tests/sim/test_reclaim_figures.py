@@ -25,10 +25,7 @@ def job(name: str, gpus: int, *, submit_s: float = 400.0, types: tuple[str, ...]
 
 
 def workload_of(*jobs: TraceJob, busy: tuple[float, ...]) -> Workload:
-    """One training node, four inference nodes of 8 GPUs, load by the step, again and again.
-
-    For a T4 job two GPUs stand for one.
-    """
+    """One training node, four inference nodes of 8 GPUs, load by the step, again and again."""
     return Workload(
         name="tolls",
         jobs=jobs,
@@ -75,7 +72,7 @@ def test_nodes_that_nobody_needs_go_home_gently() -> None:
 
 def test_what_a_victim_leaves_elsewhere_is_collateral() -> None:
     """A gang on two lent nodes, of which one is wanted: it left 8 GPUs elsewhere for 8."""
-    jobs = (job("a", 8, types=("T4",)), job("b", 1, types=("V100",)))
+    jobs = (job("a", 16, types=("T4",)), job("b", 1, types=("V100",)))
     stage = Stage(workload_of(*jobs, busy=LOW), OPTIONS)
     stage.sim.begin()
     stage.sim.loop.run(1200.0)  # some loan passes later
@@ -120,7 +117,7 @@ WAITS = "aryl-loan:reclaim=near-optimum:reclaim_cost=lost-gpu-s:waits_for_finish
 def test_a_wait_in_vain_is_counted_as_it_ends(busy_ratio: float, toll: Toll) -> None:
     """A gang on two lent nodes, thought to end soon, is stopped when the wait is over: what it held
     is told of that moment, though it runs on lent nodes again before the run ends."""
-    gang = structs.replace(job("a", 8, types=("T4",)), estimate_s=700.0)
+    gang = structs.replace(job("a", 16, types=("T4",)), estimate_s=700.0)
     options = structs.replace(OPTIONS, policy=WAITS, tells_progress=False)
     busy = (*LOW, busy_ratio, busy_ratio, *(0.0,) * DAY)
     found = play(workload_of(gang, busy=busy), options, clock=SystemClock()).result

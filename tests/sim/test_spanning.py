@@ -97,13 +97,13 @@ def test_growth_onto_another_type_must_pay_for_the_slower_pace() -> None:
 
 def test_a_base_gang_takes_the_place_of_growth_on_the_other_type() -> None:
     """A job for T4s alone comes later: the spanning job shrinks back to its own type and pace."""
-    other = TraceJob(job_id="b", submit_s=600, duration_s=600, gpus=2, gpu_types=("T4",))
+    other = TraceJob(job_id="b", submit_s=600, duration_s=600, gpus=4, gpu_types=("T4",))
     found = play_on(spanning("a", gpus=4, most=6), other, training=4, inference=4)
     [late] = [row for row in found.rows if row.job_id == "b"]
     assert late.queueing_s == 0.0
     assert found.result.preemptions == 0
     grown_s = 600 * 0.7 * 6  # worker-seconds until then
-    # `b` needs four T4s (two for one), all that are lent, for 600 s; then `a` grows again.
+    # `b` asks for four T4s, all that are lent, for 600 s; they are one for one. Then `a` grows.
     left_s = (4 * 3600 - grown_s - 600 * 4) / (0.7 * 6)
     assert run_s(found) == pytest.approx(600 + 600 + left_s, rel=0.01)
 

@@ -143,7 +143,10 @@ def test_who_spans_may_use_every_training_type_that_it_accepts() -> None:
         ("H100", "A100", "L4"),
     ]
     options = ShapeOptions(
-        nodes=node_sizes(THREE), training_gpu="H100", inference_gpu="L4", inference_multiplier=2
+        nodes=node_sizes(THREE),
+        training_gpus=("H100", "A100", "V100"),
+        inference_gpu="L4",
+        inference_multiplier=2,
     )
     asked = to_workload_jobs(made, options)[0].spec.gpu
     assert [asked.gpus_for_one(kind, "H100") for kind in ("A100", "V100", "L4")] == [1, 1, 2]

@@ -1,0 +1,44 @@
+"""What the paper's trace tells of its jobs and a public one does not, drawn by seed.
+
+Must not know policies. A named scenario says that 21 % of the jobs are fungible and about 5 %
+elastic (Lyra, EuroSys'23, section 7.1): on a trace that is silent of it, its jobs would be others
+than those that its name stands for. What a trace does tell stays.
+"""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from coordinator.workloads.paper import ELASTIC_SHARE, FUNGIBLE_SHARE
+from coordinator.workloads.pools import gpu_types, node_sizes
+from coordinator.workloads.records import Workload
+from coordinator.workloads.scenarios import with_ranges
+from coordinator.workloads.shaping import with_fungible_share
+
+
+def with_untold(workload: Workload, seed: int, *, draws_ranges: bool = True) -> Workload:
+    """Its jobs with types and ranges, where the trace has none.
+
+    Of the jobs that name no GPU type 21 % are fungible, the same that `with_fungible_share` chooses
+    of them; the others keep to the training pool. Where no job has a range 5 % get one, as every
+    job that a scenario makes elastic: from its request to twice that.
+
+    Args:
+        draws_ranges: false where who is elastic was said apart from the trace.
+    """
+    training, inference = gpu_types(workload.nodes)
+    typed = {
+        job.job_id: job
+        for job in with_fungible_share(
+            [job for job in workload.jobs if not job.gpu_types],
+            FUNGIBLE_SHARE,
+            seed,
+            training_gpu=training[0],
+            inference_gpu=inference,
+            other_gpus=training[1:],
+        )
+    }
+    jobs = tuple(typed.get(job.job_id, job) for job in workload.jobs)
+    if draws_ranges and all(job.min_workers is None for job in jobs):
+        jobs = with_ranges(jobs, ELASTIC_SHARE, seed, nodes=node_sizes(workload.nodes))
+    return structs.replace(workload, jobs=jobs)
