@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
+from common.errors import ConfigError
 from coordinator.sim.compare import with_gaps
 from coordinator.sim.run import Run
 from coordinator.sim.statistics import Estimate, estimate
@@ -385,9 +386,14 @@ def page(runs: Runs, bound: Least = least) -> str:
 
 
 def main() -> int:
-    """Write it."""
+    """Write it, or say in a line what it lacks; it then stays as it is."""
     runs = {(run.workload, run.policy): run for run in read_kept()}
-    PAGE.write_text(page(runs))
+    try:
+        told = page(runs)
+    except ConfigError as error:
+        sys.stderr.write(f"foresight_page.py: {error}\n")
+        return 1
+    PAGE.write_text(told)
     return 0
 
 

@@ -15,6 +15,7 @@ from coordinator.policies.tenants.tenancy import fair_split
 from tools.golden_elasticflow import KEPT, ROWS
 from tools.golden_elasticflow import Kept as KeptBar
 from tools.paper_figures import GOLDEN, Published
+from tools.play_results import GOLDEN as PLAYED
 from tools.play_results import Kept
 from tools.results_figures import text_of
 
@@ -30,11 +31,11 @@ def golden_text(rows: Mapping[str, list[Kept]]) -> list[str]:
     ]
     for name, published in GOLDEN.items():
         for run in rows.get(name, []):
-            lines += _golden_rows(published, run)
+            lines += _golden_rows(published, run, PLAYED[name].gpus)
     return lines
 
 
-def _golden_rows(published: Published, run: Kept) -> list[str]:
+def _golden_rows(published: Published, run: Kept, gpus: int) -> list[str]:
     pairs = (
         ("mean JCT, s", published.jct_s, run.result.jct_s.mean),
         ("mean queueing, s", published.queueing_s, run.result.queueing_s.mean),
@@ -53,7 +54,7 @@ def _golden_rows(published: Published, run: Kept) -> list[str]:
         if theirs is not None:
             off = 100 * (ours - theirs) / theirs
             lines.append(
-                f"| {run.workload} | {published.simulator}, {published.policy}; ours "
+                f"| {run.workload}, {gpus} | {published.simulator}, {published.policy}; ours "
                 f"{run.result.policy} | {figure} | {theirs:,} | {round(ours, 3):,} | "
                 f"{abs(off):.4f} % "
                 f"| {published.time or 'not known'} | {run.cpu_s:.1f} | "

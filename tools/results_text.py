@@ -300,10 +300,11 @@ AFTER: dict[str, str] = {
         "demand only."
     ),
     "golden": (
-        "One pool of GPUs, nothing takes time, preemption is free. Times of the other simulators "
-        "are from a busy machine of two cores, ours are CPU seconds of one core including "
-        "reading the trace. `dlas-gpu` notices late that a job has left its queue: our rows with "
-        "`mixes_units` do so too, those without do not; see [Tiresias](policies/tiresias.md)."
+        "One node with that many GPUs, nothing takes time, preemption is free. Times of the other "
+        "simulators are from a busy machine of two cores, ours are CPU seconds of one core "
+        "including reading the trace. `dlas-gpu` notices late that a job has left its queue: our "
+        "rows with `mixes_units` do so too, those without do not; see "
+        "[Tiresias](policies/tiresias.md)."
     ),
     "elasticflow": (
         "What of theirs ours still lacks stands in [qos](policies/qos.md). Both sides' times are "

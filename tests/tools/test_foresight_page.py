@@ -12,6 +12,7 @@ from tools.foresight_page import (
     PAGE,
     by_seed,
     is_beyond,
+    main,
     odds_less_fixed,
     page,
     paired,
@@ -120,6 +121,20 @@ def without_bounds(text: str) -> list[str]:
         cells = line.split(" | ")
         found.append(" | ".join([*cells[:2], *cells[3:]]) if is_bounded else line)
     return found
+
+
+@pytest.mark.slow
+def test_without_the_traces_the_page_stays_and_one_line_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the variable that names where they are; no traceback."""
+    monkeypatch.delenv("ARYL_TRACES", raising=False)
+    before = PAGE.read_bytes()
+    assert main() == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("foresight_page.py: trace elasticflow_itp/")
+    assert "ARYL_TRACES may name the directory of traces" in line
+    assert PAGE.read_bytes() == before
 
 
 def test_the_page_is_what_its_tool_writes() -> None:

@@ -37,6 +37,7 @@ from tools.results_known import (
     KAI_QUEUES,
     elasticflow_text,
     fair_shares_text,
+    golden_text,
     read_bars,
 )
 from tools.results_ours import by_row, drawn_gains, gains
@@ -211,6 +212,16 @@ def test_known_numbers_are_met() -> None:
             assert RUNS[name].result.jct_s.mean == pytest.approx(published.jct_s, rel=near)
             if published.makespan_s is not None:
                 assert RUNS[name].makespan_s == pytest.approx(published.makespan_s, rel=near)
+
+
+def test_known_numbers_stand_beside_the_gpus_that_they_are_of() -> None:
+    """Under the heading that says so: whoever plays a row again needs their number."""
+    lines = golden_text({name: [run] for name, run in RUNS.items()})
+    assert lines[0].startswith("| trace, GPUs |")
+    rows = [RUNS[name] for name in GOLDEN if name in RUNS]
+    told = {cells[0] for cells in cells_of(lines)}
+    assert told == {f"{run.workload}, {PLAYED[run.row].gpus}" for run in rows}
+    assert "cluster06, 128" in told
 
 
 def test_kept_runs_are_small() -> None:
