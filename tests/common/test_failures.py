@@ -63,6 +63,16 @@ SEEN = [
     ("cpu_out_of_memory", "terminate called after throwing an instance of 'std::bad_alloc'"),
     ("incorrect_inputs", TRACEBACK + "FileNotFoundError: [Errno 2] No such file: 'train.tfrecord'"),
     ("incorrect_inputs", TRACEBACK + "json.decoder.JSONDecodeError: Expecting value: line 1"),
+    (
+        "incorrect_inputs",
+        f"{TRACEBACK}OSError: lab/absent is not a local folder and is not a valid model identifier "
+        "listed on 'https://hub.example/models'",
+    ),
+    (
+        "incorrect_inputs",
+        f"{TRACEBACK}botocore.exceptions.ClientError: An error occurred (404) when calling the "
+        "HeadObject operation: Not Found",
+    ),
     ("semantic_error", TRACEBACK + "ValueError: optimizer got an empty parameter list"),
     ("semantic_error", "[rank3]: KeyError: 'labels'"),
     ("semantic_error", "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"),
@@ -78,6 +88,12 @@ SEEN = [
     ("traceback_from_crash", TRACEBACK + "deepstuff.Oops: what now"),
     ("mpi_error", "MPI_ABORT was invoked on rank 2 in communicator MPI_COMM_WORLD"),
     ("mpi_error", "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1331"),
+    ("mpi_error", TRACEBACK + "RuntimeError: [1]:  Connection reset by peer"),
+    (
+        "mpi_error",
+        f"[rank3]: {TRACEBACK}[rank3]: RuntimeError: [gloo/transport/tcp/pair.cc:598] Connection "
+        "closed by peer [10.0.0.2]:41230",
+    ),
     (
         "gpu_out_of_memory",
         "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
@@ -86,6 +102,11 @@ SEEN = [
     ("mpi_runtime_failure", "ORTE has lost communication with a remote daemon."),
     ("mpi_runtime_failure", "[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)"),
     ("permission_error", "PermissionError: [Errno 13] Permission denied: '/data/imagenet'"),
+    (
+        "permission_error",
+        f"{TRACEBACK}botocore.exceptions.ClientError: An error occurred (403) when calling the "
+        "HeadObject operation: Forbidden",
+    ),
     ("import_error", TRACEBACK + "ModuleNotFoundError: No module named 'apex'"),
     ("job_preempted", "slurmstepd: error: *** STEP 7.0 CANCELLED AT noon DUE TO PREEMPTION ***"),
     ("cuda_init_failed", "E cuda_driver.cc:351] failed call to cuInit: CUDA_ERROR_UNKNOWN"),
