@@ -1,13 +1,27 @@
-"""One attempt of a simulated job as it really is: workers, pace, pauses. Data only; must not know
-why workers come and go.
+"""A simulated job and its attempt as they really are: work, workers, pace, pauses. Data only; must
+not know why workers come and go.
 """
 
 from __future__ import annotations
+
+from enum import StrEnum
 
 from msgspec import Struct, field
 
 from common.model import NodeName, WorkerKey
 from common.profile import NO_PROFILE, JobProfile
+from coordinator.workloads.records import SpeedUp
+
+
+class Saves(StrEnum):
+    """What of a job's work outlives its gang."""
+
+    NEVER = "never"
+    """Nothing: it starts over (Lyra, EuroSys'23, section 4)."""
+    ON_REQUEST = "on_request"
+    """All, when it is asked to stop; nothing when its node dies."""
+    PERIODIC = "periodic"
+    """What was done at its last regular save."""
 
 
 class Attempt(Struct):
@@ -47,3 +61,23 @@ class Attempt(Struct):
         """
         is_over = self.is_leaving or not self.workers
         return key.attempt == self.number and key not in self.workers and not is_over
+
+
+class Truth(Struct):
+    """The truth about one job; work in worker-seconds of the reference GPU type.
+
+    lost_gpu_s: GPU-seconds of its computing that were thrown away.
+    """
+
+    work_s: float
+    speedup: SpeedUp
+    gpus_per_worker: int
+    saves: Saves
+    path: str
+    heterogeneous_speed_ratio: float = 0.0
+    done_s: float = 0.0
+    saved_s: float = 0.0
+    saved_at_s: float = 0.0
+    unsaved_gpu_s: float = 0.0
+    lost_gpu_s: float = 0.0
+    attempt: Attempt | None = None

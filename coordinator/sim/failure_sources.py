@@ -49,7 +49,7 @@ def failing(
         if trouble is not None:
             troubles[job.job_id] = trouble
     runs_s = {job.job_id: job.work_s / job.speedup.rate(job.spec.workers.min) for job in jobs}
-    return Failing(troubles, rules.failure, sim.loop, sim.nodes, runs_s)
+    return Failing(troubles, rules.failure, sim.loop, sim.nodes, sim.runtime, runs_s)
 
 
 def _hopeless(rules: FailureRules) -> frozenset[str]:

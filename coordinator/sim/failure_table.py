@@ -87,7 +87,7 @@ class Trouble(Struct, frozen=True, kw_only=True):
 
     trials: its first so many attempts fail; None: every one does.
     times_s: seconds from the start of an attempt to its failure, one after the other, the last one
-        for all that come after it.
+        for all that come after it; as the base gang computes, if nobody stops it in between.
     """
 
     reason: str
@@ -95,7 +95,7 @@ class Trouble(Struct, frozen=True, kw_only=True):
     times_s: tuple[float, ...]
 
     def after_s(self, failed_before: int) -> float | None:
-        """When the next attempt fails; None: it does not."""
+        """After how long the next attempt fails; None: it does not."""
         if self.trials is not None and failed_before >= self.trials:
             return None
         return self.times_s[min(failed_before, len(self.times_s) - 1)]

@@ -7,7 +7,6 @@ real training job would hold itself. Work is in worker-seconds of the reference 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from enum import StrEnum
 from functools import partial
 from math import floor
 
@@ -16,26 +15,17 @@ from msgspec import Struct
 from common.messages import WorkerOrder
 from common.model import Checkpoint, JobId, NodeName, Progress, StopReason, WorkerKey
 from coordinator.engine.events import ProgressReported
-from coordinator.sim.attempts import Attempt
+from coordinator.sim.attempts import Attempt, Saves, Truth
 from coordinator.sim.colocation import Colocation
 from coordinator.sim.loop import Loop
 from coordinator.workloads.records import SpeedUp
+
+__all__ = ["STEPS_PER_WORKER_S", "RunRules", "Runtime", "Saves"]  # with how a job saves
 
 STEPS_PER_WORKER_S = 1000
 """Progress is told in whole steps: this many in a worker-second."""
 SAID_AFTER_S = 1e-3
 """A regular save is heard of so long after it was made; by then it is made despite rounding."""
-
-
-class Saves(StrEnum):
-    """What of a job's work outlives its gang."""
-
-    NEVER = "never"
-    """Nothing: it starts over (Lyra, EuroSys'23, section 4)."""
-    ON_REQUEST = "on_request"
-    """All, when it is asked to stop; nothing when its node dies."""
-    PERIODIC = "periodic"
-    """What was done at its last regular save."""
 
 
 class RunRules(Struct, frozen=True, kw_only=True):
@@ -61,22 +51,6 @@ class RunRules(Struct, frozen=True, kw_only=True):
     shared_progress_s: float = 30.0
     """A job says so also whenever it is suspended, resumed or packed, and each time that so long
     has passed while it computes beside others: whoever lets it can see whether that pays."""
-
-
-class _Job(Struct):
-    """The truth about one job."""
-
-    work_s: float
-    speedup: SpeedUp
-    gpus_per_worker: int
-    saves: Saves
-    path: str
-    heterogeneous_speed_ratio: float = 0.0
-    done_s: float = 0.0
-    saved_s: float = 0.0
-    saved_at_s: float = 0.0
-    unsaved_gpu_s: float = 0.0
-    attempt: Attempt | None = None
 
 
 class Runtime:
@@ -105,10 +79,16 @@ class Runtime:
         self._tell = tell
         self._type_of = type_of or {}
         self._rack_of = rack_of or {}
-        self._jobs: dict[JobId, _Job] = {}
+        self._jobs: dict[JobId, Truth] = {}
         self._colocation = Colocation()
         self.lost_gpu_s = 0.0
         """GPU-seconds of computing that was thrown away."""
+        self.paced: Callable[[JobId, Truth], None] = lambda job_id, job: None
+        """Told when a job's gang goes on at a pace or after a pause that may be another, or ceases;
+        before its end is planned."""
+        self.put_aside: Callable[[WorkerKey], None] = lambda key: None
+        self.taken_up: Callable[[WorkerOrder], None] = lambda order: None
+        """Told of every worker that is suspended or resumed, also of those unknown here."""
 
     def add(
         self,
@@ -123,7 +103,7 @@ class Runtime:
         saves = self._rules.saves
         if saves is None:
             saves = Saves.NEVER if path is None else Saves.ON_REQUEST
-        self._jobs[job_id] = _Job(
+        self._jobs[job_id] = Truth(
             work_s=work_s,
             speedup=speedup,
             gpus_per_worker=gpus_per_worker,
@@ -138,8 +118,7 @@ class Runtime:
         job = self._jobs[order.key.job_id]
         attempt = job.attempt
         if attempt is None or not attempt.admits(order.key):
-            for key in () if attempt is None else tuple(attempt.workers):
-                self._leave(key, is_asked=False)  # on a node that was given up
+            self.given_up(order.key.job_id)  # it is on a node that nobody hears
             attempt = job.attempt = self._begin(job, order)
         self._advance(job, attempt)
         attempt.workers[order.key] = node
@@ -150,7 +129,7 @@ class Runtime:
         self._changed(order.key.job_id, job, attempt)
         self._retune(met | {order.key.job_id} if met else met)
 
-    def _begin(self, job: _Job, order: WorkerOrder) -> Attempt:
+    def _begin(self, job: Truth, order: WorkerOrder) -> Attempt:
         now_s = self._loop.now_s
         is_again = order.key.attempt > 1
         return Attempt(
@@ -175,7 +154,7 @@ class Runtime:
         elif attempt is not None and key in attempt.workers:
             self._advance(job, attempt)
             attempt.is_leaving = True
-            attempt.version += 1
+            self._run_on(key.job_id, job, attempt)
 
     def stopped(self, key: WorkerKey) -> None:
         """A worker that was asked to stop has ended."""
@@ -184,6 +163,12 @@ class Runtime:
     def crashed(self, key: WorkerKey) -> None:
         """A worker's node is gone, and with it what was not saved."""
         self._leave(key, is_asked=False)
+
+    def given_up(self, job_id: JobId) -> None:
+        """Its gang computes no more and saves nothing: one of it failed, or nobody stopped it."""
+        attempt = self._jobs[job_id].attempt
+        for key in () if attempt is None else tuple(attempt.workers):
+            self._leave(key, is_asked=False)
 
     def _leave(self, key: WorkerKey, *, is_asked: bool) -> None:
         job = self._jobs[key.job_id]
@@ -205,6 +190,7 @@ class Runtime:
 
     def suspended(self, key: WorkerKey) -> None:
         """A worker computes no more for now, so that its gang does not either."""
+        self.put_aside(key)
         attempt = self._jobs[key.job_id].attempt
         if attempt is None or key not in attempt.workers:
             return
@@ -218,6 +204,7 @@ class Runtime:
 
     def resumed(self, order: WorkerOrder) -> None:
         """A suspended worker computes again, if all of its gang do."""
+        self.taken_up(order)
         attempt = self._jobs[order.key.job_id].attempt
         if attempt is None or order.key not in attempt.suspended:
             return
@@ -243,18 +230,19 @@ class Runtime:
             self._say_now(job_id, job, attempt)
             self._run_on(job_id, job, attempt)
 
-    def _break(self, job_id: JobId, job: _Job, attempt: Attempt, *, is_asked: bool) -> None:
+    def _break(self, job_id: JobId, job: Truth, attempt: Attempt, *, is_asked: bool) -> None:
         """The gang is whole no more: its attempt is over, what was saved stays."""
         if job.saves == Saves.ON_REQUEST and is_asked:
             job.saved_s, job.unsaved_gpu_s = job.done_s, 0.0
             job.saved_at_s = self._loop.now_s
         self.lost_gpu_s += job.unsaved_gpu_s
+        job.lost_gpu_s += job.unsaved_gpu_s
         if job.saved_s > 0:
             self._say_saved(job_id, job, attempt, self._progress(job))
         job.done_s, job.unsaved_gpu_s = job.saved_s, 0.0
 
     def _say_saved(
-        self, job_id: JobId, job: _Job, attempt: Attempt, progress: Progress | None = None
+        self, job_id: JobId, job: Truth, attempt: Attempt, progress: Progress | None = None
     ) -> None:
         saved = Checkpoint(step=self._steps(job.saved_s), path=job.path, is_verified=True)
         self._tell(
@@ -269,7 +257,7 @@ class Runtime:
 
     # --- time passes --------------------------------------------------------------------------
 
-    def _advance(self, job: _Job, attempt: Attempt) -> None:
+    def _advance(self, job: Truth, attempt: Attempt) -> None:
         """Count the work up to now; a gang that is not whole makes none."""
         now_s = self._loop.now_s
         computed_s = max(0.0, now_s - max(attempt.at_s, attempt.paused_until_s))
@@ -290,7 +278,7 @@ class Runtime:
                 job.saved_at_s = now_s - since_s
         attempt.computed_s = until_s
 
-    def _changed(self, job_id: JobId, job: _Job, attempt: Attempt) -> None:
+    def _changed(self, job_id: JobId, job: Truth, attempt: Attempt) -> None:
         """Its worker count is another: pace, rendezvous, and when it will be done."""
         now_s = self._loop.now_s
         was_whole = attempt.is_whole
@@ -301,7 +289,7 @@ class Runtime:
             attempt.paused_until_s = max(attempt.paused_until_s, now_s + self._rules.resize_s)
         self._run_on(job_id, job, attempt)
 
-    def _set_pace(self, job: _Job, attempt: Attempt) -> None:
+    def _set_pace(self, job: Truth, attempt: Attempt) -> None:
         """By workers, where they stand, and who else computes on their GPUs."""
         count, multiplier = len(attempt.workers), attempt.multiplier
         attempt.rate = job.speedup.rate(count, multiplier=multiplier) / multiplier
@@ -319,9 +307,10 @@ class Runtime:
         if attempt.suspended:
             attempt.rate = 0.0
 
-    def _run_on(self, job_id: JobId, job: _Job, attempt: Attempt) -> None:
+    def _run_on(self, job_id: JobId, job: Truth, attempt: Attempt) -> None:
         """From here on at its present pace: when it will be done, speak and save."""
         attempt.version += 1
+        self.paced(job_id, job)
         if attempt.rate == 0 or attempt.is_leaving:
             return
         wait_s = max(0.0, attempt.paused_until_s - self._loop.now_s)
@@ -374,7 +363,7 @@ class Runtime:
         said = self._progress(job)
         self._tell(ProgressReported(job_id=job_id, attempt=attempt.number, progress=said))
 
-    def _say_now(self, job_id: JobId, job: _Job, attempt: Attempt) -> None:
+    def _say_now(self, job_id: JobId, job: Truth, attempt: Attempt) -> None:
         """What it has done before its pace changed, and again while it computes beside others."""
         if not attempt.is_whole:
             return
@@ -390,7 +379,7 @@ class Runtime:
             self._advance(job, attempt)
             self._say_now(job_id, job, attempt)
 
-    def _progress(self, job: _Job) -> Progress:
+    def _progress(self, job: Truth) -> Progress:
         return Progress(step=self._steps(job.done_s), total_steps=self._steps(job.work_s))
 
     def _steps(self, work_s: float) -> int:

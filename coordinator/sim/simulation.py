@@ -389,10 +389,10 @@ class Simulation:
     # --- jobs -------------------------------------------------------------------------------
 
     def _started(self, name: NodeName, order: WorkerOrder) -> None:
-        if order.spec.prerun.gang is None:  # a pre-run's one GPU makes no headway worth counting
-            self.runtime.started(name, order)
         if self.failing is not None:
             self.failing.started(name, order)
+        if order.spec.prerun.gang is None:  # a pre-run's one GPU makes no headway worth counting
+            self.runtime.started(name, order)
 
     def _finished(self, job_id: JobId, workers: dict[WorkerKey, NodeName]) -> None:
         for key, node in sorted(workers.items()):

@@ -31,6 +31,7 @@ from coordinator.policies.bundles import Policy
 from coordinator.policies.decisions import Allocation, Decision, Loan, Placement, Reclaim, Start
 from coordinator.policies.snapshot import ClusterSnapshot
 from coordinator.sim.cluster import Delays, NodeSpec
+from coordinator.sim.runtime import RunRules
 from coordinator.sim.simulation import Simulation, Submission
 
 CHAT = ServiceName("chat")
@@ -48,6 +49,7 @@ class House:
         settings: EngineSettings | None = None,
         gpu_type: str = "H100",
         gpu_memory_bytes: int = 0,
+        rules: RunRules | None = None,
     ) -> None:
         nodes = [
             NodeSpec(
@@ -75,6 +77,7 @@ class House:
             settings or EngineSettings(policy="fifo", services=(service,), min_runtime_s=0.0),
             nodes,
             delays=delays,
+            rules=rules,
             check=True,
         )
         self.engine = self.sim.engine

@@ -81,6 +81,7 @@ def played(policy: str, gangs: Mapping[str, Gang]) -> Simulation:
         read_rules().failure,
         sim.loop,
         sim.nodes,
+        sim.runtime,
         {JobId(name): gang.runs_s for name, gang in gangs.items()},
     )
     return sim
