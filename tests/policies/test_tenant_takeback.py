@@ -156,3 +156,44 @@ def test_nothing_is_taken_back_beyond_the_owed_job_s_own_limit() -> None:
     assert (names(allowed, Preempt), names(allowed, Start)) == ({"r"}, {"owed"})
     tenants = (division, replace(team, borrow_limit_gpus=7), TenantView(name="a"))
     assert given_back(cell(*jobs, tenants=tenants, nodes=1), ()).decisions == ()
+
+
+def test_a_job_that_is_enough_alone_gives_where_a_cheaper_one_keeps_it_from_that() -> None:
+    """After `cheap` was stopped for it, `b` has no more to spare than its guarantee."""
+    snapshot = cell(
+        runs("dear", "b", "n0", 6, lost_gpu_s=900.0),
+        runs("cheap", "by", "n0", 2),
+        waits("own", "bx", 4),
+        waits("owed", "a", 6),
+        tenants=(
+            A8,
+            TenantView(name="b", guarantee_gpus=6),
+            TenantView(name="bx", parent="b", guarantee_gpus=4),
+            TenantView(name="by", parent="b"),
+        ),
+    )
+    busy = replace(snapshot, nodes=(snapshot.nodes[0], replace(snapshot.nodes[1], free_gpus=4)))
+    decisions = given_back(busy, (start("own", "n1"),)).decisions
+    assert names(decisions, Start) == {"own", "owed"}
+    assert names(decisions, Preempt) == {"dear"}
+
+
+def test_so_it_does_where_what_siblings_borrow_of_their_parent_keeps_a_job_out() -> None:
+    """GPUs are free, but `p` may use no more than it does."""
+    snapshot = cell(
+        runs("dear", "y", "n0", 6, lost_gpu_s=900.0),
+        runs("cheap", "yb", "n0", 2),
+        waits("own", "yx", 4),
+        waits("owed", "x", 4),
+        tenants=(
+            TenantView(name="p", guarantee_gpus=12, borrow_limit_gpus=0),
+            TenantView(name="x", parent="p", guarantee_gpus=4),
+            TenantView(name="y", parent="p", guarantee_gpus=6),
+            TenantView(name="yx", parent="y", guarantee_gpus=4),
+            TenantView(name="yb", parent="y"),
+        ),
+        nodes=3,
+    )
+    decisions = given_back(snapshot, (start("own", "n1"),)).decisions
+    assert names(decisions, Start) == {"own", "owed"}
+    assert names(decisions, Preempt) == {"dear"}

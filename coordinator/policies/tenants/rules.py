@@ -8,44 +8,33 @@ those that borrow; and where GPUs are free, their jobs do not wait for borrowers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from functools import partial
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from common.model import JobId, JobState
+from common.model import JobId
 from coordinator.policies.blockers import Hold
-from coordinator.policies.decisions import (
-    Allocation,
-    Decision,
-    Migrate,
-    Preempt,
-    Reject,
-    Resize,
-    Start,
-    earliest,
-)
+from coordinator.policies.decisions import Allocation, Start, earliest
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.tenants.aftermath import short_lived
-from coordinator.policies.tenants.flow import Flow
-from coordinator.policies.tenants.giving import Back
 from coordinator.policies.tenants.guarding import guarded
+from coordinator.policies.tenants.onward import beneficiaries, comes_round
+from coordinator.policies.tenants.settling import Settled, leaves_room, settle, stripped
 from coordinator.policies.tenants.takeback import given_back
 from coordinator.policies.tenants.tenancy import Tenancy
 from coordinator.policies.tenants.tries import (
     CALLED_BACK,
+    COMES_AND_GOES,
     GO_FIRST,
     MOST_TRIES,
     Decide,
-    Guard,
     Pass,
     Tries,
     starts_of,
     stops_of,
     without,
 )
-from coordinator.policies.tenants.vain import in_vain
 from coordinator.policies.tenants.weighing import Scale, are_weighed, why_behind
 from coordinator.policies.waits import FAIR_SHARE, GUARANTEE, OTHERS_GUARANTEE, Wait
 
@@ -79,123 +68,141 @@ def allocated(
     """
     if not snapshot.tenants or snapshot.is_frozen:
         return decide(snapshot, memory)
-    guard = partial(guarded, snapshot, trusts_profiles=trusts_profiles)
-    tries = Tries(decide, guard, snapshot, memory)
-    if keeps_quotas:
-        settled = _lasting(_of_all(decide, snapshot, memory, tries), tries, snapshot)
-        return _told(settled, tries, snapshot, is_left=_is_left(settled, snapshot))
-    settled, is_left = _for_what_lasts(tries, snapshot, by_weight=by_weight)
-    return _told(settled, tries, snapshot, is_left=is_left)
+    settles = _of_all if keeps_quotas else partial(_for_what_lasts, by_weight=by_weight)
+    return _told(*_that_ends(decide, settles, snapshot, memory, trusts_profiles=trusts_profiles))
 
 
-def _of_all(decide: Decide, snapshot: ClusterSnapshot, memory: bytes, tries: Tries) -> _Settled:
-    """The pass of a policy that has all jobs before it."""
-    allocation = decide(snapshot, memory)
-    kept, _ = tries.guard(allocation.decisions)
-    gone = {each.job_id for each in kept if isinstance(each, Reject)}
-    hidden = frozenset(tries.by_quota.keys() - gone)
-    made = Pass(allocation=allocation, kept=kept, hidden=hidden)
-    return _settled(made, given_back(snapshot, kept), tries.guard, snapshot)
+Settles = Callable[[Tries], tuple[Settled, bool]]
+"""A pass for what lasts; and whether GPUs are left, see `_without_those`."""
 
 
-def _for_what_lasts(
-    tries: Tries, snapshot: ClusterSnapshot, *, by_weight: bool
-) -> tuple[_Settled, bool]:
-    """The pass of a policy whose stops are for what lasts; whatever else it would stop somebody
-    for, it does not see. Returns as well whether GPUs are left, see `_without_those`.
-    """
-    settled, is_left = _in_turn(tries, snapshot, by_weight=by_weight)
+def _that_ends(
+    decide: Decide,
+    settles: Settles,
+    snapshot: ClusterSnapshot,
+    memory: bytes,
+    *,
+    trusts_profiles: bool,
+) -> tuple[Settled, Tries, bool]:
+    """The pass with such stops of the policy alone as no row of passes undoes, see `onward`."""
+
+    def tries_of(cell: ClusterSnapshot, remembered: bytes) -> Tries:
+        guard = partial(guarded, cell, trusts_profiles=trusts_profiles)
+        return Tries(decide, guard, cell, remembered)
+
+    def follow(cell: ClusterSnapshot, remembered: bytes) -> Settled:
+        return settles(tries_of(cell, remembered))[0]
+
+    tries = tries_of(snapshot, memory)
+    found, is_left = settles(tries)
     for _ in range(MOST_TRIES):
-        brief = starts_of(short_lived(snapshot, settled.made.kept, settled.kept))
+        if not found.own_stops() or not comes_round(snapshot, found, follow):
+            return found, tries, is_left
+        brief = found.made.started() & beneficiaries(found, snapshot)
+        if brief <= tries.brief:
+            break
+        tries.hide_brief(brief, COMES_AND_GOES)
+        found, is_left = settles(tries)
+    while own := found.own_stops():
+        gone = own | beneficiaries(found, snapshot)
+        found = stripped(found, gone, tries.guard, snapshot)
+    return found, tries, leaves_room(found, snapshot)
+
+
+def _of_all(tries: Tries) -> tuple[Settled, bool]:
+    """The pass of a policy that has all jobs before it."""
+    made = tries.of_all()
+    back = given_back(tries.snapshot, made.kept)
+    found = _lasting(settle(made, back, tries.guard, tries.snapshot), tries)
+    return found, leaves_room(found, tries.snapshot)
+
+
+def _for_what_lasts(tries: Tries, *, by_weight: bool) -> tuple[Settled, bool]:
+    """The pass of a policy whose stops are for what lasts; whatever else it would stop somebody
+    for, it does not see.
+    """
+    snapshot = tries.snapshot
+    found, is_left = _in_turn(tries, by_weight=by_weight)
+    for _ in range(MOST_TRIES):
+        brief = starts_of(short_lived(snapshot, found.made.kept, found.kept))
         if not brief:
             break
-        tries.brief |= brief
-        tries.yielding |= dict.fromkeys(brief, CALLED_BACK)
-        settled, is_left = _in_turn(tries, snapshot, by_weight=by_weight)
-    lasting = _with_those_that_fit(_lasting(settled, tries, snapshot), tries, snapshot)
-    return lasting, is_left if lasting is settled else _is_left(lasting, snapshot)
+        tries.hide_brief(brief, CALLED_BACK)
+        found, is_left = _in_turn(tries, by_weight=by_weight)
+    lasting = _with_those_that_fit(_lasting(found, tries), tries)
+    return lasting, is_left if lasting is found else leaves_room(lasting, snapshot)
 
 
-def _in_turn(tries: Tries, snapshot: ClusterSnapshot, *, by_weight: bool) -> tuple[_Settled, bool]:
+def _in_turn(tries: Tries, *, by_weight: bool) -> tuple[Settled, bool]:
     """The pass without those that would not last, by weight, and with what is due first."""
-    best = tries.first()
+    best, snapshot = tries.first(), tries.snapshot
     if by_weight and are_weighed(Tenancy(snapshot)):
         best = _by_weight(tries.within, snapshot, best)
     best, back = tries.due_first(best)
-    return _without_those(_settled(best, back, tries.guard, snapshot), tries, snapshot)
+    found = _for_those_that_start(settle(best, back, tries.guard, snapshot), tries)
+    return _without_those(found, tries)
 
 
-def _with_those_that_fit(settled: _Settled, tries: Tries, snapshot: ClusterSnapshot) -> _Settled:
+def _for_those_that_start(first: Settled, tries: Tries) -> Settled:
+    """The pass without the jobs that the policy stops others for and that give way in it.
+
+    What gives way is no reason for a stop, and what starts beside it may be none by itself. It
+    counts if the policy then stops fewer and nobody else, and no start of the one pass gives way in
+    the other. Who is due whoever is stopped gets its GPUs in either.
+    """
+    best, snapshot = first, tries.snapshot
+    for _ in range(MOST_TRIES):
+        gave_way = best.gave_way() & beneficiaries(best, snapshot)
+        if not gave_way:
+            break
+        made, back = tries.due_first(tries.within(best.made.hidden | gave_way))
+        other = settle(made, back, tries.guard, snapshot)
+        lost = other.gave_way() & starts_of(best.kept)
+        if lost or not other.own_stops() < best.own_stops():
+            break
+        tries.hide_brief(gave_way, CALLED_BACK)
+        best = other
+    return best
+
+
+def _with_those_that_fit(found: Settled, tries: Tries) -> Settled:
     """The pass with such hidden jobs as fit on what it leaves free: these need no stop, whatever
     the policy would have done for them."""
-    brief = tries.brief & settled.made.hidden
+    snapshot, brief = tries.snapshot, tries.brief & found.made.hidden
     jobs = [job for job in snapshot.jobs if job.job_id in brief]
-    fits = Scale(snapshot).that_fit(settled.kept, jobs) if jobs else set[JobId]()
+    fits = Scale(snapshot).that_fit(found.kept, jobs) if jobs else set[JobId]()
     if not fits:
-        return settled
-    made = tries.within(settled.made.hidden - fits, may_stop=False)
-    other = _settled(made, given_back(snapshot, made.kept), tries.guard, snapshot)
-    is_more = starts_of(settled.kept) < starts_of(other.kept)
-    return other if is_more and stops_of(other.kept) <= stops_of(settled.kept) else settled
+        return found
+    made = tries.within(found.made.hidden - fits, may_stop=False)
+    other = settle(made, given_back(snapshot, made.kept), tries.guard, snapshot)
+    is_more = starts_of(found.kept) < starts_of(other.kept)
+    return other if is_more and stops_of(other.kept) <= stops_of(found.kept) else found
 
 
-def _lasting(settled: _Settled, tries: Tries, snapshot: ClusterSnapshot) -> _Settled:
+def _lasting(found: Settled, tries: Tries) -> Settled:
     """The pass without what would not last, and without the stops that were for that."""
-    while brief := short_lived(snapshot, settled.made.kept, settled.kept):
-        made, gone = settled.made, {each.job_id for each in brief}
-        rest = [None if _is_about(each, gone) else each for each in made.kept]
-        vain = set(in_vain(Flow(snapshot), made.kept, rest))
-        left = (each for n, each in enumerate(rest) if each is not None and n not in vain)
-        kept, _ = tries.guard(tuple(left))
-        made = replace(made, kept=kept)
-        settled = _settled(made, given_back(snapshot, kept), tries.guard, snapshot)
-    return settled
+    while brief := short_lived(tries.snapshot, found.made.kept, found.kept):
+        gone = {each.job_id for each in brief}
+        found = stripped(found, gone, tries.guard, tries.snapshot)
+    return found
 
 
-def _is_about(decision: Decision, jobs: Container[JobId]) -> bool:
-    return isinstance(decision, Start | Resize | Migrate | Preempt) and decision.job_id in jobs
-
-
-class _Settled(Struct, frozen=True, kw_only=True):
-    """A pass with what comes back after it: `kept` are its decisions in the end."""
-
-    made: Pass
-    back: Back
-    kept: tuple[Decision, ...]
-
-    def gave_way(self) -> set[JobId]:
-        """Jobs that the policy would start, and that give way to those that a guarantee covers."""
-        return self.made.started() - starts_of(self.kept)
-
-    def has_growth_given_way(self) -> bool:
-        """Whether a job that runs would have had workers that are for such jobs now."""
-        grown = (each for each in self.made.kept if isinstance(each, Resize) and each.added)
-        return any(each not in self.back.decisions for each in grown)
-
-
-def _settled(made: Pass, back: Back, guard: Guard, snapshot: ClusterSnapshot) -> _Settled:
-    back, kept = _allowed(made, back, guard, snapshot)
-    return _Settled(made=made, back=back, kept=kept)
-
-
-def _without_those(
-    first: _Settled, tries: Tries, snapshot: ClusterSnapshot
-) -> tuple[_Settled, bool]:
+def _without_those(first: Settled, tries: Tries) -> tuple[Settled, bool]:
     """The pass without the jobs that give way in it, where others start on what that leaves.
 
     It counts if those that start already do so again, and nobody more is stopped. Returns as well
     whether GPUs are left that somebody who waits would fit on.
     """
-    best = first
+    best, snapshot = first, tries.snapshot
     for _ in range(MOST_TRIES):
         gave_way = best.gave_way()
-        if not _is_left(best, snapshot):
+        if not leaves_room(best, snapshot):
             break
         if not gave_way:
             return best, True
         before = dict(tries.yielding)
         made, back = tries.due_first(tries.within(best.made.hidden | gave_way))
-        other = _settled(made, back, tries.guard, snapshot)
+        other = settle(made, back, tries.guard, snapshot)
         if not starts_of(best.kept) < starts_of(other.kept) or stops_of(other.kept) - stops_of(
             best.kept
         ):
@@ -203,33 +210,15 @@ def _without_those(
             return best, True
         tries.yielding |= dict.fromkeys(gave_way, GO_FIRST)
         best = other
-    return best, _is_left(best, snapshot)
+    return best, leaves_room(best, snapshot)
 
 
-def _is_left(settled: _Settled, snapshot: ClusterSnapshot) -> bool:
-    """Whether jobs gave way, and one that waits beside them fits on what is free after all; or
-    whether workers did, so that their jobs may grow by what is left of these."""
-    if settled.has_growth_given_way():
-        return True
-    gave_way = settled.gave_way()
-    if not gave_way:
-        return False
-    gone = gave_way | starts_of(settled.kept) | settled.made.hidden
-    rest = (
-        job
-        for job in snapshot.jobs
-        if job.state == JobState.PENDING and job.job_id not in gone and not job.is_resting
-    )
-    return bool(Scale(snapshot).that_fit(settled.kept, rest))
-
-
-def _told(
-    settled: _Settled, tries: Tries, snapshot: ClusterSnapshot, *, is_left: bool
-) -> Allocation:
+def _told(settled: Settled, tries: Tries, is_left: bool) -> Allocation:
     """A pass with what tenants below their guarantee get back, and what others wait for.
 
     is_left: GPUs are left that the policy gave to a job which gave way; it is asked again soon.
     """
+    snapshot = tries.snapshot
     made, back, kept = settled.made, settled.back, settled.kept
     allocation, again_s = made.allocation, None
     waits = allocation.waits
@@ -248,31 +237,6 @@ def _told(
     left_s = snapshot.now_s + SHARES_AGAIN_S if is_left else None
     wake_at_s = earliest(allocation.wake_at_s, again_s, left_s, back.wake_at_s)
     return replace(allocation, decisions=kept, waits=waits, wake_at_s=wake_at_s)
-
-
-def _allowed(
-    made: Pass, back: Back, guard: Guard, snapshot: ClusterSnapshot
-) -> tuple[Back, tuple[Decision, ...]]:
-    """What comes back, and what is allowed of it; no start of the pass gives way in vain.
-
-    The guard counts by nodes what a guarantee loses, and may refuse who would be given GPUs. Then
-    those whose decisions gave way for such jobs keep theirs, as borrowers that run may have enough;
-    else the jobs get nothing.
-    """
-    aside = frozenset[JobId]()
-    for _ in range(MOST_TRIES):
-        kept, _ = guard(back.decisions)
-        refused = starts_of(back.decisions) - starts_of(kept) - made.started()
-        if not refused:
-            return back, kept
-        gone = {
-            each.job_id
-            for each in made.kept
-            if isinstance(each, Start | Resize) and each not in back.decisions
-        }
-        aside |= gone - aside or refused
-        back = given_back(snapshot, made.kept, aside=aside)
-    return back, made.kept
 
 
 def _by_weight(
@@ -329,15 +293,14 @@ def held(
     if not snapshot.tenants or snapshot.is_frozen:
         return explain(snapshot, memory)
     owed = given_back(snapshot, ()).waits
-    guard = partial(guarded, snapshot, trusts_profiles=trusts_profiles)
-    tries = Tries(decide, guard, snapshot, memory)
+    settles = _of_all if keeps_quotas else partial(_for_what_lasts, by_weight=by_weight)
+    found, tries, _ = _that_ends(decide, settles, snapshot, memory, trusts_profiles=trusts_profiles)
     if keeps_quotas:
         holds, why = explain(snapshot, memory), dict(tries.by_quota)
         holds = tuple(_and(hold, why.pop(hold.job_id, None)) for hold in holds)
     else:
         behind = why_behind(snapshot, tries.by_quota.keys()) if by_weight else {}
-        settled, _ = _for_what_lasts(tries, snapshot, by_weight=by_weight)
-        tries.brief -= starts_of(settled.kept)
+        tries.brief -= starts_of(found.kept)
         holds, why = _seen(explain, snapshot, memory, tries)
         holds = tuple(_and(hold, behind.get(hold.job_id)) for hold in holds)
     hidden = (Hold(job_id=job_id, blockers=(reason,)) for job_id, reason in why.items())

@@ -10,8 +10,9 @@ as long as any may be patient.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
+from functools import partial
 
 from common.model import JobId, JobState, NodeName
 from coordinator.policies.decisions import Decision, Preempt, Resize, Start
@@ -188,20 +189,33 @@ class _TakeBack:
         """The cheapest anywhere; where a borrower would then have given too much, node by node."""
         gang = self._gang(job, gpu_type)
         wanted = gang.count * job.gpus_per_worker
-        if not self._has_room(job, gang):  # what makes room by quota may be on any node
-            sources = self._lenders.sources(job, wanted, gang, is_anywhere=True)
-            if self._serve_from(sources, job, gang):
-                return True
-        found = (source.gpus for source in self._lenders.sources(job, wanted, gang))
-        most = sum_by_node([self._counts.free, *found])
+        there = partial(self._lenders.sources, job, wanted, gang)
+        # What makes room by quota may be on any node.
+        if not self._has_room(job, gang) and self._serve_by(
+            partial(there, is_anywhere=True), job, gang
+        ):
+            return True
+        most = sum_by_node([self._counts.free, *(source.gpus for source in there())])
         if not gang.fits(most):
             return False
-        if self._serve_from(self._lenders.sources(job, wanted, gang), job, gang):
+        if self._serve_from(there(), job, gang):
             return True
         return any(
-            self._serve_from(self._lenders.sources(job, wanted, gang, only=name), job, gang)
+            self._serve_by(partial(there, only=name), job, gang)
             for name in sorted(gang.nodes)
             if most[name] >= wanted
+        )
+
+    def _serve_by(self, sources: Callable[[], Iterable[Source]], job: JobView, gang: Gang) -> bool:
+        """The cheapest of all; or what one tenant has, as a tenant above several may have more than
+        its guarantee only until the cheapest of them are stopped, and those are not enough."""
+        if self._serve_from(sources(), job, gang):
+            return True
+        leaf = self.tenancy.leaf
+        names = sorted({leaf(source.job) for source in sources()})
+        return len(names) > 1 and any(
+            self._serve_from((each for each in sources() if leaf(each.job) == name), job, gang)
+            for name in names
         )
 
     def _serve_from(self, sources: Iterable[Source], job: JobView, gang: Gang) -> bool:

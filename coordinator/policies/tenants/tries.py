@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from common.model import JobId
-from coordinator.policies.decisions import Allocation, Decision, Preempt, Start
+from coordinator.policies.decisions import Allocation, Decision, Preempt, Reject, Start
 from coordinator.policies.snapshot import ClusterSnapshot
 from coordinator.policies.tenants.giving import Back
 from coordinator.policies.tenants.guarding import Dropped, blocked
@@ -30,6 +30,9 @@ Guard = Callable[[tuple[Decision, ...]], tuple[tuple[Decision, ...], tuple[Dropp
 
 GO_FIRST = "jobs that another tenant's guarantee covers, and that fit on free GPUs, go first"
 """Why a borrower's job waits where the policy by itself would have had them wait for it."""
+
+COMES_AND_GOES = "what it would take by a stop would be taken from it again, in turns without end"
+"""Why a job waits for which the policy would stop others, and later them or others for these."""
 
 CALLED_BACK = "guarantees would call back at once what it would take by a stop"
 """Why a job waits for which the policy would stop others: it would be stopped again itself."""
@@ -64,11 +67,23 @@ class Tries:
     ) -> None:
         self._decide = decide
         self.guard = guard
-        self._snapshot = snapshot
+        self.snapshot = snapshot
         self._memory = memory
         self.by_quota = blocked(snapshot, Tenancy(snapshot))
         self.yielding: dict[JobId, str] = {}
         self.brief: set[JobId] = set()
+
+    def hide_brief(self, jobs: set[JobId], why: str) -> None:
+        """The policy no longer sees these, as it would stop others for what does not last."""
+        self.brief |= jobs
+        self.yielding |= dict.fromkeys(jobs, why)
+
+    def of_all(self) -> Pass:
+        """The pass of a policy that has all jobs before it and sees to quotas itself."""
+        allocation = self._decide(self.snapshot, self._memory)
+        kept, _ = self.guard(allocation.decisions)
+        gone = {each.job_id for each in kept if isinstance(each, Reject)}
+        return Pass(allocation=allocation, kept=kept, hidden=frozenset(self.by_quota.keys() - gone))
 
     def first(self) -> Pass:
         """Without those alone for which there is no room by quota, whatever else is decided, and
@@ -78,7 +93,7 @@ class Tries:
     def within(self, hidden: frozenset[JobId], *, may_stop: bool = True) -> Pass:
         """A pass that is taken anew without the jobs whose start is refused, as what they would
         have had is then for others. may_stop: the policy may stop jobs for others."""
-        snapshot = self._snapshot if may_stop else _all_resting(self._snapshot)
+        snapshot = self.snapshot if may_stop else _all_resting(self.snapshot)
         tries = 0
         while True:
             tries += 1
@@ -101,7 +116,7 @@ class Tries:
     def due_first(self, best: Pass) -> tuple[Pass, Back]:
         """The pass in which jobs that a guarantee covers do not wait for borrowers' jobs that wait
         themselves, where that starts one of them more; and what comes back after it."""
-        back = given_back(self._snapshot, best.kept, is_patient=True)
+        back = given_back(self.snapshot, best.kept, is_patient=True)
         for _ in range(MOST_TRIES):
             behind = back.behind - best.hidden
             if not behind:
@@ -111,8 +126,8 @@ class Tries:
                 break
             self.yielding |= dict.fromkeys(behind, GO_FIRST)
             best = other
-            back = given_back(self._snapshot, best.kept, is_patient=True)
-        return best, given_back(self._snapshot, best.kept) if back.fits else back
+            back = given_back(self.snapshot, best.kept, is_patient=True)
+        return best, given_back(self.snapshot, best.kept) if back.fits else back
 
 
 def without(snapshot: ClusterSnapshot, hidden: Container[JobId]) -> ClusterSnapshot:
