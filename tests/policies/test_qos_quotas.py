@@ -13,10 +13,10 @@ from msgspec.structs import replace
 from common.clock import SystemClock
 from coordinator.engine.settings import TenantSettings
 from coordinator.policies.bundles import policy
-from coordinator.policies.deadlines.quotas import Quotas
+from coordinator.policies.deadlines.quotas import Quotas, Rooms
 from coordinator.policies.decisions import Allocation, Reject, Start
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
-from coordinator.policies.tenants.tenancy import Tenancy
+from coordinator.policies.tenants.tenancy import Count, Tenancy
 from coordinator.policies.waits import FAIR_SHARE, Wait
 from coordinator.sim.inputs import parse_cluster
 from coordinator.sim.run import play
@@ -54,6 +54,12 @@ def has(job: JobView, *, since_s: float, now_s: float) -> JobView:
     )
 
 
+def unpromised(quotas: Quotas, name: str, planned: Mapping[str, Count]) -> float:
+    """GPUs that a tenant may take without a promise beside what is planned for each."""
+    rooms = Rooms(quotas)
+    return rooms.unpromised(name, rooms.row(tuple(planned[each] for each in rooms.names)))
+
+
 def test_what_a_team_does_not_lend_outsiders_of_its_division_do_not_get_without_a_promise() -> None:
     """Though its division sets no limit itself."""
     tenants = (
@@ -64,7 +70,7 @@ def test_what_a_team_does_not_lend_outsiders_of_its_division_do_not_get_without_
     quotas = Quotas(capacity=16, views=views)
     for used, left in ((0, 10), (5, 10), (8, 8)):
         planned = {"division": used, "team": used, "other": 0}
-        assert quotas.room("other", planned, is_promise=False) == left
+        assert unpromised(quotas, "other", planned) == left
 
 
 def one_node(*jobs: JobView, tenants: tuple[TenantView, ...], now_s: float) -> ClusterSnapshot:
@@ -215,7 +221,7 @@ def test_room_is_what_the_guard_counts(
     tenancy = Tenancy(snapshot)
     quotas = Quotas(capacity=tenancy.capacity, views=tenancy.views)
     for job in jobs:
-        assert quotas.room(job.tenant, tenancy.used, is_promise=False) == tenancy.room(job)
+        assert unpromised(quotas, job.tenant, tenancy.used) == tenancy.room(job)
 
 
 # --- whole runs -----------------------------------------------------------------------------------

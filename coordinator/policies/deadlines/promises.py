@@ -13,7 +13,7 @@ from math import ceil, inf
 from msgspec import structs
 
 from coordinator.policies.deadlines.dates import earliest, spread
-from coordinator.policies.deadlines.quotas import Quotas, Room
+from coordinator.policies.deadlines.quotas import Quotas, Room, Rooms
 from coordinator.policies.deadlines.shares import (
     Claim,
     Plan,
@@ -40,7 +40,7 @@ class Book:
     """
 
     def __init__(self, now_s: float, gpus: int, kept: Plans, quotas: Quotas = NO_QUOTAS) -> None:
-        self._quotas = quotas
+        self._rooms = Rooms(quotas)
         self._now_s = now_s
         self._gpus = gpus
         self._kept = kept
@@ -124,7 +124,7 @@ class Book:
         plans: Plans = {}
         for is_kept in (True, False):
             for claim in claims:
-                if claim.job_id in plans:
+                if claim.job_id in plans or (is_kept and claim.job_id not in kept):
                     continue
                 hold = held.get(claim.job_id, ())
                 room.give(hold, claim)
@@ -271,7 +271,7 @@ class Book:
         return room
 
     def _beside(self, spared: Iterable[Claim]) -> Room:
-        room = Room(self._now_s, self._gpus, self._quotas)
+        room = Room(self._now_s, self._gpus, self._rooms)
         for claim in spared:
             room.take(claim.hold(self._now_s), claim)
         return room

@@ -7,7 +7,8 @@ others. What is given without a promise may be borrowed, as far as it is lent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
 from msgspec import Struct
@@ -17,7 +18,7 @@ from coordinator.policies.floor import present_workers
 from coordinator.policies.snapshot import JobView, TenantView
 from coordinator.policies.tenants.lent import Claim as Has
 from coordinator.policies.tenants.lent import left_to, unlent
-from coordinator.policies.tenants.tenancy import WHOLE, Count, Tenancy
+from coordinator.policies.tenants.tenancy import Count, Tenancy
 
 
 def has_quotas(tenants: Iterable[TenantView]) -> bool:
@@ -46,50 +47,123 @@ class Quotas(Struct, frozen=True, kw_only=True):
     held: tuple[Held, ...] = ()
     used: Mapping[str, Count] = {}
 
-    def path(self, name: str) -> tuple[str, ...]:
-        """A tenant, its parent, and so on."""
-        found: list[str] = []
-        while name in self.views:
-            found.append(name)
-            name = self.views[name].parent
+
+class Row(Struct, frozen=True):
+    """GPUs that are planned at an instant for each tenant, in the order of `Quotas.views`; and what
+    may be promised beside them to those that were asked for."""
+
+    planned: tuple[Count, ...]
+    promised: dict[str, int]
+
+
+KNOWN_ROWS = 1 << 16
+"""Rows that are remembered at most; then anew."""
+
+
+class Rooms:
+    """What tenants may have beside what is planned for them, each reckoned once.
+
+    Plans that are tried one after the other leave most instants as they were: a room goes by what
+    is planned alone, so it is the same in all of them.
+    """
+
+    def __init__(self, quotas: Quotas) -> None:
+        self.quotas = quotas
+        self.names = tuple(quotas.views)
+        self._views = tuple(quotas.views.values())
+        self._limits = tuple(map(self._limit, self._views))
+        places = {name: at for at, name in enumerate(self.names)}
+        self._parents = tuple(places.get(view.parent, -1) for view in self._views)
+        self._siblings = tuple(
+            tuple(at for at, view in enumerate(self._views) if view.parent == own.parent)
+            for own in self._views
+        )
+        self._paths = {name: self._path(at) for name, at in places.items()}
+        self._rows: dict[tuple[Count, ...], Row] = {}
+
+    def _path(self, at: int) -> tuple[int, ...]:
+        found: list[int] = []
+        while at >= 0:
+            found.append(at)
+            at = self._parents[at]
         return tuple(found)
 
-    def room(self, name: str, planned: Mapping[str, Count], *, is_promise: bool) -> float:
-        """GPUs that a tenant may still have beside what is planned for each."""
-        limits = (self._limit(each) - planned[each] for each in self.path(name))
-        return min(self._most(name, planned, is_promise=is_promise) - planned[name], *limits)
+    def path(self, name: str) -> tuple[int, ...]:
+        """Places in a row of a tenant, its parent, and so on; none of one that is not in it."""
+        return self._paths.get(name, ())
 
-    def _limit(self, name: str) -> float:
-        view = self.views[name]
+    def row(self, planned: tuple[Count, ...]) -> Row:
+        """The one for so many GPUs of each."""
+        found = self._rows.get(planned)
+        if found is None:
+            if len(self._rows) >= KNOWN_ROWS:
+                self._rows.clear()
+            found = self._rows[planned] = Row(planned, {})
+        return found
+
+    def promised(self, name: str, row: Row) -> int:
+        """GPUs that a tenant may be promised beside what is planned for each."""
+        found = row.promised.get(name)
+        if found is None:
+            found = int(self._room(name, row.planned, self._due(row.planned)))
+            row.promised[name] = found
+        return found
+
+    def unpromised(self, name: str, row: Row) -> float:
+        """GPUs that it may have without a promise."""
+        return self._room(name, row.planned, self._kept(row.planned), is_promise=False)
+
+    def _room(
+        self,
+        name: str,
+        planned: Sequence[Count],
+        kept: Sequence[float],
+        *,
+        is_promise: bool = True,
+    ) -> float:
+        """kept: of each tenant's idle guarantee, what is not for others."""
+        path = self.path(name)
+        most = 0.0
+        for at in reversed(path):  # what a parent may have is for its children to divide
+            gpus, parent = self._views[at].guarantee_gpus, self._parents[at]
+            others = [
+                Has(
+                    guarantee_gpus=self._views[other].guarantee_gpus,
+                    used=float(planned[other]),
+                    kept=kept[other],
+                )
+                for other in self._siblings[at]
+                if other != at
+            ]
+            if parent < 0:
+                most = float(self.quotas.capacity) - sum(each.used + each.kept for each in others)
+            else:
+                most = left_to(gpus, min(most, self._limits[parent]), others)
+            if is_promise or parent < 0:  # a promise counts on its guarantee in any case
+                most = max(float(gpus), most)
+        limits = (self._limits[at] - planned[at] for at in path)
+        return min(most - planned[path[0]], *limits)
+
+    def _limit(self, view: TenantView) -> float:
         if view.borrow_limit_gpus is None:
             return inf
-        return float(max(view.guarantee_gpus + view.borrow_limit_gpus, self.used.get(name, 0)))
+        used = self.quotas.used.get(view.name, 0)
+        return float(max(view.guarantee_gpus + view.borrow_limit_gpus, used))
 
-    def _most(self, name: str, planned: Mapping[str, Count], *, is_promise: bool) -> float:
-        """GPUs that others leave to it; a promise counts on its guarantee in any case."""
-        view = self.views[name]
-        others: list[Has] = []
-        for other, theirs in self.views.items():
-            if theirs.parent == view.parent and other != name:
-                kept = self._kept(other, planned)
-                if is_promise:
-                    kept = max(0.0, float(theirs.guarantee_gpus - planned[other]))
-                gpus = theirs.guarantee_gpus
-                others.append(Has(guarantee_gpus=gpus, used=float(planned[other]), kept=kept))
-        if view.parent == WHOLE:
-            most = float(self.capacity) - sum(each.used + each.kept for each in others)
-        else:
-            whole = self._most(view.parent, planned, is_promise=is_promise)
-            most = left_to(view.guarantee_gpus, min(whole, self._limit(view.parent)), others)
-            if not is_promise:
-                return most
-        return max(float(view.guarantee_gpus), most)
+    def _due(self, planned: Sequence[Count]) -> list[float]:
+        """GPUs of its idle guarantee that each may take back from whoever has them."""
+        pairs = zip(self._views, planned, strict=True)
+        return [max(0.0, float(view.guarantee_gpus - gpus)) for view, gpus in pairs]
 
-    def _kept(self, name: str, planned: Mapping[str, Count]) -> float:
-        """GPUs of its idle guarantee that a tenant does not lend, or those below it do not."""
-        children = (child for child, view in self.views.items() if view.parent == name)
-        below = sum(self._kept(child, planned) for child in children)
-        return float(max(unlent(self.views[name], float(planned[name])), below))
+    def _kept(self, planned: Sequence[Count]) -> list[float]:
+        """GPUs of its idle guarantee that each does not lend, or those below it do not."""
+        below = [0.0] * len(planned)
+        kept = [0.0] * len(planned)
+        for at in reversed(range(len(planned))):
+            kept[at] = max(unlent(self._views[at], float(planned[at])), below[at])
+            if self._parents[at] >= 0:
+                below[self._parents[at]] += kept[at]
+        return kept
 
 
 def quotas_beside(
@@ -108,51 +182,85 @@ def quotas_beside(
     return Quotas(capacity=gpus, views=tenancy.views, held=tuple(held), used=tenancy.used)
 
 
+class _Planned:
+    """What is planned for each tenant from an instant on: `rows[i]` in [times[i], times[i + 1])."""
+
+    def __init__(self, start_s: float, rooms: Rooms) -> None:
+        self.times = [start_s]
+        self.rows = [rooms.row((0,) * len(rooms.names))]
+        self._rooms = rooms
+
+    def add(self, plan: Plan, gpus_per_worker: int, places: Sequence[int]) -> None:
+        """A plan holds its GPUs for those in these places of the rows; below zero: no longer."""
+        for piece in plan:
+            start_s = max(piece.start_s, self.times[0])
+            if piece.end_s <= start_s:
+                continue
+            for at in range(self._cut(start_s), self._cut(piece.end_s)):
+                planned = list(self.rows[at].planned)
+                for place in places:
+                    planned[place] += piece.workers * gpus_per_worker
+                self.rows[at] = self._rooms.row(tuple(planned))
+
+    def _cut(self, at_s: float) -> int:
+        """The place of the row that begins at an instant, made where there is none."""
+        at = bisect_left(self.times, at_s)
+        if at == len(self.times) or self.times[at] != at_s:
+            self.times.insert(at, at_s)
+            self.rows.insert(at, self.rows[at - 1])
+        return at
+
+
 class Room:
     """Free GPUs of a pool over time, and those that each tenant is planned to have."""
 
-    def __init__(self, start_s: float, gpus: int, quotas: Quotas) -> None:
+    def __init__(self, start_s: float, gpus: int, rooms: Rooms) -> None:
         self.pool = Timeline(start_s, gpus)
         self._start_s = start_s
-        self._quotas = quotas
-        # Nothing is free of nothing: what is planned counts below zero.
-        self._lines = {name: Timeline(start_s, 0) for name in quotas.views}
-        for each in quotas.held:
-            for name in quotas.path(each.tenant):
-                self._lines[name].take(each.plan, each.gpus_per_worker)
+        self._rooms = rooms
+        self._planned = _Planned(start_s, rooms)
+        self._lines: dict[str, Timeline] = {}  # by tenant, until a plan changes
+        for each in rooms.quotas.held:
+            self._planned.add(each.plan, each.gpus_per_worker, rooms.path(each.tenant))
 
     def take(self, plan: Plan, claim: Claim) -> None:
         """A plan holds its GPUs."""
-        for line in self._of(claim):
-            line.take(plan, claim.gpus_per_worker)
+        if plan:
+            self.pool.take(plan, claim.gpus_per_worker)
+            self._count(plan, claim, claim.gpus_per_worker)
 
     def give(self, plan: Plan, claim: Claim) -> None:
         """The opposite of `take`."""
-        for line in self._of(claim):
-            line.give(plan, claim.gpus_per_worker)
+        if plan:
+            self.pool.give(plan, claim.gpus_per_worker)
+            self._count(plan, claim, -claim.gpus_per_worker)
 
-    def _of(self, claim: Claim) -> list[Timeline]:
-        return [self.pool, *(self._lines[name] for name in self._quotas.path(claim.tenant))]
+    def _count(self, plan: Plan, claim: Claim, gpus_per_worker: int) -> None:
+        self._lines.clear()
+        if self._rooms.names:
+            self._planned.add(plan, gpus_per_worker, self._rooms.path(claim.tenant))
 
     def line(self, claim: Claim) -> Timeline:
         """What a claim may be promised of it."""
-        if claim.tenant not in self._lines:
+        if not self._rooms.path(claim.tenant):
             return self.pool
-        everyone = (self.pool, *self._lines.values())
-        found = Timeline(self._start_s, 0)
-        found.times = sorted({at_s for line in everyone for at_s in line.times})
-        found.free = [self._free(claim, at_s) for at_s in found.times]
-        return found
+        if claim.tenant not in self._lines:
+            self._lines[claim.tenant] = self._line(claim.tenant)
+        return self._lines[claim.tenant]
 
-    def _free(self, claim: Claim, at_s: float) -> int:
-        room = self._quotas.room(claim.tenant, self._planned(at_s), is_promise=True)
-        return int(min(self.pool.at(at_s), room))
+    def _line(self, tenant: str) -> Timeline:
+        found = Timeline(self._start_s, 0)
+        found.times, found.free = list(self._planned.times), list[int]()
+        pool, step = self.pool, 0
+        for at_s, row in zip(self._planned.times, self._planned.rows, strict=True):
+            # Whatever takes of the pool is planned for somebody: no step of it is passed over.
+            if step + 1 < len(pool.times) and pool.times[step + 1] == at_s:
+                step += 1
+            found.free.append(min(pool.free[step], self._rooms.promised(tenant, row)))
+        return found
 
     def now(self, claim: Claim) -> float:
         """GPUs that its tenant may take now without a promise, free or not."""
-        if claim.tenant not in self._lines:
+        if not self._rooms.path(claim.tenant):
             return inf
-        return self._quotas.room(claim.tenant, self._planned(self._start_s), is_promise=False)
-
-    def _planned(self, at_s: float) -> dict[str, int]:
-        return {name: -line.at(at_s) for name, line in self._lines.items()}
+        return self._rooms.unpromised(claim.tenant, self._planned.rows[0])
