@@ -69,36 +69,31 @@ def names(decisions: tuple[Decision, ...], kind: type[Start | Preempt | Resize])
     return {d.job_id for d in decisions if isinstance(d, kind)}
 
 
-NAMES = ("a", "b", "c", "d", "nobody")
-"""`c` and `d` are part of `p`; nothing is promised to `nobody`."""
+NAMES = ("a", "b", "cx", "cy", "d", "nobody")
+"""`c` and `d` are part of `p`, `cx` and `cy` of `c`; nothing is promised to `nobody`."""
+PARENTS = {"p": "", "a": "", "b": "", "c": "p", "d": "p", "cx": "c", "cy": "c"}
 FEW = st.integers(0, 12)
 LIMIT = st.one_of(st.none(), st.integers(0, 8))
 
 
 @st.composite
 def shared_cells(draw: st.DrawFn) -> ClusterSnapshot:
-    """Generated clusters whose jobs belong to tenants in two levels."""
+    """Generated clusters whose jobs belong to tenants in three levels, with limits at each."""
     snapshot = draw(snapshots())
     jobs = tuple(replace(job, tenant=draw(pick(*NAMES))) for job in snapshot.jobs)
-    inner = {name: draw(FEW) for name in "cd"}
+    promised = {name: draw(FEW) for name in PARENTS}
+    promised["c"] += promised["cx"] + promised["cy"]
+    promised["p"] += promised["c"] + promised["d"]
     tenants = [
         TenantView(
-            name="p",
-            guarantee_gpus=sum(inner.values()) + draw(FEW),
+            name=name,
+            parent=parent,
+            weight=draw(pick(1.0, 1.0, 3.0)),
+            guarantee_gpus=promised[name],
             borrow_limit_gpus=draw(LIMIT),
             lend_limit_gpus=draw(LIMIT),
-        ),
-        *(
-            TenantView(
-                name=name,
-                parent="p" if name in inner else "",
-                weight=draw(pick(1.0, 1.0, 3.0)),
-                guarantee_gpus=inner[name] if name in inner else draw(FEW),
-                borrow_limit_gpus=draw(LIMIT),
-                lend_limit_gpus=draw(LIMIT),
-            )
-            for name in "abcd"
-        ),
+        )
+        for name, parent in PARENTS.items()
     ]
     return replace(snapshot, jobs=jobs, tenants=tuple(sorted(tenants, key=lambda t: t.name)))
 
@@ -117,9 +112,11 @@ class Books:
         self.takes: list[tuple[JobView, dict[NodeName, int]]] = []
 
     def is_part(self, job: JobView, name: str) -> bool:
-        """Whether a job counts for a tenant."""
-        parent = self.tenants[job.tenant].parent if job.tenant in self.tenants else ""
-        return name in (job.tenant, parent)
+        """Whether a job counts for a tenant: its own, or one above that."""
+        own = job.tenant
+        while own != name and own in self.tenants:
+            own = self.tenants[own].parent
+        return own == name
 
     def _count(self, job: JobView, gpus: int) -> None:
         for name in (*self.tenants, "nobody"):

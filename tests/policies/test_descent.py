@@ -51,6 +51,9 @@ def test_equals_go_by_submission_at_each_level() -> None:
     assert first({"a21": 1.0}, a1=9.0, a21=6.0, b1=7.0) == "a21"  # `a2` has as little as `a1`
     assert first({"a2": 1.0}, a1=9.0, a21=6.0, b1=7.0) == "a1"
     assert first({"a": 1.0}, a1=9.0, a21=6.0, b1=7.0) == "b1"
+    # In whatever order their lines are read: `a1` speaks for `a` though `a21` comes after it.
+    assert first(nothing, a1=6.0, a21=9.0, b1=7.0) == "a1"
+    assert first({"a1": 1.0}, a1=6.0, a21=9.0, b1=7.0) == "a21"
 
 
 def test_equals_of_one_time_go_by_name_at_each_level() -> None:

@@ -148,3 +148,27 @@ def test_one_that_is_refused_costs_no_other_what_is_due() -> None:
     found = allocated(for_less, snapshot, b"").decisions
     assert names(found, Start) == {"t4", "served"}
     assert names(found, Preempt) == {"t8", "r8"}
+
+
+def test_who_is_refused_what_the_policy_gave_it_is_still_due_what_borrowers_hold() -> None:
+    """`due` comes in place of `late`, which is larger: so `p` would fall below its guarantee by the
+    second stop for `owed`, but by one alone it does not."""
+    division = (
+        TenantView(name="a", guarantee_gpus=8),
+        TenantView(name="p", guarantee_gpus=8),
+        TenantView(name="p1", parent="p", guarantee_gpus=4),
+        TenantView(name="p2", parent="p", guarantee_gpus=4),
+    )
+    there = [runs(name, "p1", "n0", gpus) for name, gpus in (("k", 4), ("v", 2), ("w", 2))]
+    there += [runs("on", "p1", "n1", 2), runs("mine", "a", "n1", 4)]
+    asked = waits("owed", "a", 4), waits("late", "p1", 2), waits("due", "p2", 1)
+    snapshot = cell(*there, *asked, tenants=division)
+    made = (stop("v"), stop("w"), start("late", "n1"), start("owed", "n0"))
+    assert guarded(snapshot, made) == (made, ())
+
+    def decide(snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
+        return Allocation(decisions=made, memory=memory)
+
+    found = allocated(decide, snapshot, b"").decisions
+    assert (names(found, Preempt), names(found, Start)) == ({"k"}, {"due", "owed"})
+    assert starved(after(snapshot, found)) == []

@@ -277,7 +277,7 @@ def test_whoever_takes_what_it_has_room_for_leaves_others_what_they_keep(
 
 @st.composite
 def trees(draw: st.DrawFn) -> tuple[TenantView, ...]:
-    """Three levels; each level's guarantees within the one above, and all within 64."""
+    """Three levels with limits at each; guarantees within the one above, and all within 64."""
     limit, few = st.one_of(st.none(), st.integers(0, 12)), st.integers(0, 6)
     found: list[TenantView] = []
     for top in "ab":
@@ -288,19 +288,23 @@ def trees(draw: st.DrawFn) -> tuple[TenantView, ...]:
                     name=f"{middle}{n}",
                     parent=middle,
                     guarantee_gpus=draw(few),
+                    borrow_limit_gpus=draw(limit),
                     lend_limit_gpus=draw(limit),
                 )
                 for n in (1, 2)
             ]
             has = sum(leaf.guarantee_gpus for leaf in leaves) + draw(few)
-            lends = draw(limit)
+            view = TenantView(name=middle, parent=top, guarantee_gpus=has)
             middles += [
-                TenantView(name=middle, parent=top, guarantee_gpus=has, lend_limit_gpus=lends),
+                replace(view, borrow_limit_gpus=draw(limit), lend_limit_gpus=draw(limit)),
                 *leaves,
             ]
         has = sum(view.guarantee_gpus for view in middles if view.parent == top) + draw(few)
-        lends = draw(limit)
-        found += [TenantView(name=top, guarantee_gpus=has, lend_limit_gpus=lends), *middles]
+        view = TenantView(name=top, guarantee_gpus=has)
+        found += [
+            replace(view, borrow_limit_gpus=draw(limit), lend_limit_gpus=draw(limit)),
+            *middles,
+        ]
     assume(sum(view.guarantee_gpus for view in found if not view.parent) <= 64)
     return tuple(found)
 
