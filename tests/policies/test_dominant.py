@@ -65,7 +65,7 @@ class Filling:
         """One after the other, until nothing fits any more."""
         open_ = set(self._demands)
         while open_:
-            name = self._shares.first(sorted(open_))
+            name = self._shares.first_of(dict.fromkeys(open_, 0.0))
             if min(self._left.plus(self._demands[name], -1.0)) < 0:
                 open_.discard(name)
             else:
@@ -237,7 +237,7 @@ def test_a_stop_is_judged_by_what_the_two_really_have() -> None:
     shares = DominantShares(shared(jobs, TREE), Vector(10.0, 10.0, 0.0))
     shares.count(jobs[0], 1)
     shares.count(jobs[2], 4)
-    assert shares.first(["a1", "a2", "b1"]) == "b1"
+    assert shares.first_of(dict.fromkeys(["a1", "a2", "b1"], 0.0)) == "b1"
     assert not shares.keeps_more(jobs[2], 1, jobs[1], 1)
 
 
@@ -251,8 +251,10 @@ def test_who_can_use_no_more_counts_in_full_from_then_on() -> None:
     shares = DominantShares(shared(list(jobs.values()), TREE), Vector(40.0, 40.0, 0.0))
     for name, workers in (("a1", 5), ("a2", 1), ("b1", 24)):
         shares.count(jobs[name], workers)
-    assert shares.first(["a1", "a2", "b1"]) == "a2"  # a tenth and a bit, b three fifths over three
-    assert shares.first(["a2", "b1"]) == "b1"  # more than a half
+    assert (
+        shares.first_of(dict.fromkeys(["a1", "a2", "b1"], 0.0)) == "a2"
+    )  # a tenth and a bit, b three fifths over three
+    assert shares.first_of(dict.fromkeys(["a2", "b1"], 0.0)) == "b1"  # more than a half
 
 
 def test_what_is_added_counts_at_each_level() -> None:
@@ -279,13 +281,15 @@ def test_turns_do_not_depend_on_what_was_asked_before(counts: list[int], hungry:
     total = Vector(40.0, 40.0, 0.0)
     asked, fresh = (DominantShares(shared(list(jobs.values()), TREE), total) for _ in range(2))
     for name, count in zip(jobs, counts, strict=True):
-        asked.first(list(jobs))
-        asked.first(["a1"])
+        asked.first_of(dict.fromkeys(list(jobs), 0.0))
+        asked.first_of(dict.fromkeys(["a1"], 0.0))
         for each in (asked, fresh):
             each.count(jobs[name], count)
-    asked.first(list(jobs))
-    asked.first(["b1"])
-    assert asked.first(hungry.split()) == fresh.first(hungry.split())
+    asked.first_of(dict.fromkeys(list(jobs), 0.0))
+    asked.first_of(dict.fromkeys(["b1"], 0.0))
+    assert asked.first_of(dict.fromkeys(hungry.split(), 0.0)) == fresh.first_of(
+        dict.fromkeys(hungry.split(), 0.0)
+    )
 
 
 def test_a_dominant_share_is_the_largest_part() -> None:

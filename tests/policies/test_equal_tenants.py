@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from msgspec.structs import replace
 
 from common.model import JobId, JobSpec, JobState, NodeName, Pool, WorkerRange
 from coordinator.engine.settings import EngineSettings, TenantSettings
+from coordinator.policies.bundles import policy as named
+from coordinator.policies.decisions import Resize
 from coordinator.sim.cluster import NodeSpec
 from coordinator.sim.simulation import Simulation, Submission
+from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 
 BY_THE_TREE = ("drf", "mesos", "philly", "yarn-capacity", "yarn-fair")
 """Policies that serve the tenant that has least."""
@@ -79,3 +83,24 @@ def test_teams_of_a_small_organisation_take_turns(policy: str) -> None:
     teams = [found[f"t{number}"] for number in range(3)]
     assert sum(teams) > 5
     assert max(teams) - min(teams) <= 1
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_of_equals_the_one_whose_job_came_first_grows(first: str) -> None:
+    """Under `drf` a single GPU that both could use is nobody's by name."""
+    running = [
+        replace(
+            make_job_view(
+                name,
+                state=JobState.RUNNING,
+                workers=(1, 2),
+                placed=(make_worker_view(name, 0, "n0"),),
+                submitted_at_s=0.0 if name == first else 1.0,
+            ),
+            tenant=name,
+        )
+        for name in ("a", "b")
+    ]
+    there = [make_node_view("n0", gpus=3, workers=[each.placed[0] for each in running])]
+    [grown] = named("drf").allocate(make_snapshot(nodes=there, jobs=running), b"").decisions
+    assert isinstance(grown, Resize) and grown.job_id == first

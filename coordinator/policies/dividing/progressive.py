@@ -10,19 +10,21 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
-from coordinator.policies.tenants.descent import First
-
 T = TypeVar("T")
 
 
-def deal(lines: Mapping[str, Iterable[T]], first: First, give: Callable[[T], bool]) -> None:
+def deal(
+    lines: Mapping[str, Iterable[T]],
+    first: Callable[[Mapping[str, T]], str],
+    give: Callable[[T], bool],
+) -> None:
     """Each time one to the head of the line that is next.
 
-    first: of the lines that are left, as things stand. give: one more to somebody; False where it
-    takes none, and the next of its line is the head from then on.
+    first: of the lines that are left, by their heads, as things stand. give: one more to somebody;
+    False where it takes none, and the next of its line is the head from then on.
     """
     queues = {name: deque(line) for name, line in lines.items()}
-    while open_ := [name for name, queue in queues.items() if queue]:
-        name = first(open_)
-        if not give(queues[name][0]):
+    while heads := {name: queue[0] for name, queue in queues.items() if queue}:
+        name = first(heads)
+        if not give(heads[name]):
             queues[name].popleft()

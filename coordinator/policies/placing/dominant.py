@@ -7,14 +7,14 @@ whole. Must not know the engine, nor what is decided on them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 
 from msgspec import Struct
 
 from coordinator.policies.floor import present_workers
 from coordinator.policies.placing.vectors import SLACK, Vector, wanted
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
-from coordinator.policies.tenants.descent import NO_LINES, Tree, Turn, Waiting
+from coordinator.policies.tenants.descent import Tree, Turn, Waiting
 
 
 def dominant(used: Vector, total: Vector, weight: float = 1.0) -> float:
@@ -164,24 +164,16 @@ class DominantShares:
     # --- whose turn it is -----------------------------------------------------------------------
 
     def first_of(self, heads: Waiting) -> str:
-        """Whom progressive filling serves next, of those who have a job that may still fit."""
-        return self._first(heads, self._tree.since(heads))
-
-    def first(self, tenants: Collection[str]) -> str:
-        """The same of those who could have a worker more: nobody waits, so ties go by name."""
-        return self._first(tenants, NO_LINES)
-
-    def _first(self, tenants: Collection[str], since_s: Waiting) -> str:
+        """Whom progressive filling serves next, of those who have a job that may still fit, or
+        could have a worker more."""
         if self._tree.depth > 1:
-            hungry = frozenset(tenants)
+            hungry = frozenset(heads)
             for each in hungry ^ self._hungry:
                 self._forget(each)
             if hungry != self._hungry:
                 self._hungry = hungry
                 self._on_the_way = frozenset(n for each in hungry for n in self._tree.path(each))
-        return min(
-            tenants, key=lambda tenant: self._tree.turn(tenant, self._counted_share, since_s)
-        )
+        return self._tree.first(heads, self._counted_share)
 
     def _counted_share(self, name: str) -> float:
         return self._uses.share(name, self._counted_of(name))

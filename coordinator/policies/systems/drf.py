@@ -12,7 +12,7 @@ by the same rule and without the knob, as nothing is lost with them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct, structs
 
@@ -24,7 +24,8 @@ from coordinator.policies.floor import Floor, is_movable, present_workers, spare
 from coordinator.policies.granting import Grant, carry_out
 from coordinator.policies.placement import placed_count
 from coordinator.policies.placing.dominant import DominantShares
-from coordinator.policies.placing.vectors import NEVER, Bins
+from coordinator.policies.placing.rooms_left import RoomsLeft
+from coordinator.policies.placing.vectors import Bins
 from coordinator.policies.placing.victims import fewest_victims
 from coordinator.policies.policy import Parts, joint
 from coordinator.policies.shares import rests_until_s
@@ -77,8 +78,8 @@ class Filling:
                 why = f"behind {blocking[job.tenant]} of its tenant, which does not fit"
             elif self._start(job):
                 continue
-            elif self._bins.never(job):
-                why = NEVER
+            elif unfit := self._bins.why_not_alone(job):
+                why = unfit
             else:
                 blocking[job.tenant] = job.job_id
                 share = self._shares.of(job.tenant)
@@ -104,11 +105,17 @@ class Filling:
     def _make_room(self, job: JobView, kind: str) -> bool:
         """Let workers of tenants that stay above the job's go; nobody goes in vain."""
         base = job.workers_on(kind).min
+        left = RoomsLeft(self._bins, job, kind)
+
+        def move(victim: _Victim, sign: int) -> None:
+            self._move(victim, sign)
+            left.look(worker.node for worker in victim.workers)
+
         found = fewest_victims(
             self._victims(job, kind),
             may_go=lambda each: self._shares.keeps_more(each.job, len(each.workers), job, base),
-            move=self._move,
-            fits=lambda: bool(self._bins.pick(job, kind, base, self._bins.fullest)),
+            move=move,
+            fits=lambda: left.workers >= base,
         )
         for victim in found or ():
             self._note(victim, job)
@@ -170,7 +177,10 @@ class Filling:
     # --- flexible workers -----------------------------------------------------------------------
 
     def _grow(self) -> None:
-        """Worker by worker to the tenant with the smallest share that can use one."""
+        """Worker by worker to the tenant with the smallest share that can use one.
+
+        Of equals to the one whose job came first, as for a start.
+        """
         growing: dict[str, list[tuple[JobView, str]]] = {}
         for job, kind, _ in self._starts.values():
             growing.setdefault(job.tenant, []).append((job, kind))
@@ -182,7 +192,11 @@ class Filling:
                 growing.setdefault(job.tenant, []).append((job, job.gpu_type))
         for line in growing.values():
             line.sort(key=lambda each: (each[0].submitted_at_s, each[0].job_id))
-        deal(growing, self._shares.first, lambda each: self._grow_one(*each))
+        deal(growing, self._first_to_grow, lambda each: self._grow_one(*each))
+
+    def _first_to_grow(self, heads: Mapping[str, tuple[JobView, str]]) -> str:
+        since_s = {tenant: job.submitted_at_s for tenant, (job, _) in heads.items()}
+        return self._shares.first_of(since_s)
 
     def _grow_one(self, job: JobView, kind: str) -> bool:
         started = self._starts.get(job.job_id)
