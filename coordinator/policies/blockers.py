@@ -53,17 +53,39 @@ def holds(
     return found
 
 
-def never_alone(snapshot: ClusterSnapshot, found: Iterable[Hold]) -> tuple[Hold, ...]:
-    """The same, but of jobs that could not run in the fleet as it is that alone: whatever else a
-    policy says of these, it is not what they wait for."""
+def beyond_the_policy(snapshot: ClusterSnapshot, found: Iterable[Hold]) -> tuple[Hold, ...]:
+    """The same, with what no policy decides.
+
+    Of jobs that could not run in the fleet as it is that alone: whatever else a policy says of
+    these, it is not what they wait for. Of those that would not fit though nobody else were on the
+    nodes that are open, also which nodes are not: not lent, cordoned, or closed.
+    """
     fleet, jobs = Fleet(snapshot), {job.job_id: job for job in snapshot.jobs}
-    return tuple(
-        Hold(job_id=hold.job_id, blockers=never)
-        if hold.blockers
-        and (never := fleet.why_never(wish_of(jobs[hold.job_id]), jobs[hold.job_id].tenant))
-        else hold
-        for hold in found
-    )
+    said: list[Hold] = []
+    for hold in found:
+        job = jobs[hold.job_id]
+        if hold.blockers and (never := fleet.why_never(wish_of(job), job.tenant)):
+            said.append(Hold(job_id=hold.job_id, blockers=never))
+        elif hold.blockers:
+            said.append(
+                Hold(job_id=hold.job_id, blockers=(*hold.blockers, *_all_shut(snapshot, job)))
+            )
+        else:
+            said.append(hold)
+    return tuple(said)
+
+
+def _all_shut(snapshot: ClusterSnapshot, job: JobView) -> list[str]:
+    """Nodes that are not open, where a job's gang would fit on none of its types without them."""
+    types = dict.fromkeys(job.gpu.types or sorted({node.gpu_type for node in snapshot.nodes}))
+    size, found = job.gpus_per_worker, list[str]()
+    for gpu_type in types:
+        nodes = [node for node in snapshot.nodes if node.gpu_type == gpu_type]
+        open_ = (node for node in nodes if node.is_schedulable and node.name not in job.avoid_nodes)
+        if sum(node.gpus // size for node in open_) >= job.workers_on(gpu_type).min:
+            return []
+        found += _shut(job, nodes, gpu_type)
+    return found
 
 
 def blockers_of(
@@ -105,6 +127,12 @@ def _of_type(
     ]
     if never := fleet.of_type(wish_of(job), gpu_type):
         found.append(never)
+    return found + _shut(job, nodes, gpu_type) + _unusable(nodes)
+
+
+def _shut(job: JobView, nodes: list[NodeView], gpu_type: str) -> list[str]:
+    """Nodes of a type that a job is given nothing of now, whoever else is there."""
+    found: list[str] = []
     cordoned = sum(1 for node in nodes if node.is_drained_by_operator)
     if cordoned:
         found.append(f"{counted(cordoned, 'node')} of type {gpu_type} cordoned")
@@ -124,7 +152,7 @@ def _of_type(
     )
     if silent:
         found.append(f"{counted(silent, 'node')} of type {gpu_type} closed to workers now")
-    return found + _unusable(nodes)
+    return found
 
 
 def _unusable(nodes: list[NodeView]) -> list[str]:

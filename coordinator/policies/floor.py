@@ -28,7 +28,7 @@ class Floor:
         self.nodes: dict[NodeName, NodeView] = {
             node.name: node
             for node in snapshot.nodes
-            if node.is_schedulable and (takes_lent or node.role == NodeRole.TRAINING)
+            if node.gpus and node.is_schedulable and (takes_lent or node.role == NodeRole.TRAINING)
         }
         self.free: dict[NodeName, int] = {name: node.free_gpus for name, node in self.nodes.items()}
         self._jobs = snapshot.jobs

@@ -19,7 +19,7 @@ from msgspec import Struct, structs
 from common.errors import ConfigError
 from common.model import JobId, NodeName
 from coordinator.policies import resting
-from coordinator.policies.blockers import Hold, never_alone
+from coordinator.policies.blockers import Hold, beyond_the_policy
 from coordinator.policies.decisions import Allocation, Decision
 from coordinator.policies.needs import Needs, is_unturned, unmet
 from coordinator.policies.passes import NEEDS, Rules, allocate, hold, keep, lend, tell
@@ -182,7 +182,7 @@ def joint(
         return allocate(knobs, snapshot, memory)
 
     def explain(snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:
-        return never_alone(snapshot, hold(knobs, snapshot, memory))
+        return beyond_the_policy(snapshot, hold(knobs, snapshot, memory))
 
     def turn(other: str, turned: K) -> Policy:
         return joint(

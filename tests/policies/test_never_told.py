@@ -5,11 +5,18 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from common.model import NodeRole
 from coordinator.policies.bundles import POLICIES, policy
 from coordinator.policies.decisions import Preempt, Reject, Start
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
 from coordinator.policies.waits import FAIR_SHARE, Wait
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
+from tests.builders import (
+    NOW_S,
+    make_job_view,
+    make_node_view,
+    make_service_view,
+    make_snapshot,
+)
 from tests.policies.tenant_books import names, runs
 
 WHY = "can never run here: all 2 nodes of type H100 have 4 GPUs together, room for 2 workers"
@@ -86,3 +93,77 @@ def test_a_deadline_that_no_promise_to_another_stands_against_is_refused_for_its
     [reject] = policy("qos-elasticflow").allocate(cell(asks), b"").decisions
     assert isinstance(reject, Reject) and reject.earliest_s is None
     assert reject.reason.endswith("cannot be met at all: its base gang never fits")
+
+
+def of_t4(role: NodeRole, *, is_open: bool = False) -> list[NodeView]:
+    """Two nodes of two T4, and of little memory; of a service where they serve."""
+    service = "chat" if role == NodeRole.SERVING else None
+    made = [
+        make_node_view(f"t{n}", gpus=2, gpu_type="T4", role=role, service=service) for n in range(2)
+    ]
+    return [replace(node, is_schedulable=is_open, cpus=8, memory_bytes=2**30) for node in made]
+
+
+def told(name: str, nodes: list[NodeView], asks: JobView) -> tuple[str, ...]:
+    """What a policy says of a job that waits beside a node of another type."""
+    made = policy(name)
+    services = [make_service_view("chat")]
+    snapshot = make_snapshot(nodes=[*nodes, make_node_view("n0")], jobs=[asks], services=services)
+    memory = made.allocate(snapshot, b"").memory
+    [hold] = made.hold(snapshot, memory)
+    return hold.blockers
+
+
+def t4_job(**wants: int) -> JobView:
+    """One worker of one T4."""
+    return replace(make_job_view("j", types=("T4",)), tenant="a", **wants)
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize(
+    ("role", "why"),
+    [
+        (NodeRole.SERVING, "2 nodes of type T4 not lent to training"),
+        (NodeRole.TRAINING, "2 nodes of type T4 closed to workers now"),
+    ],
+)
+def test_a_job_is_told_that_no_node_of_its_type_is_open_under_every_policy(
+    name: str, role: NodeRole, why: str
+) -> None:
+    """They may be again, so that it is not told that it can never run."""
+    blockers = told(name, of_t4(role), t4_job())
+    assert blockers.count(why) == 1
+    assert not [said for said in blockers if "never" in said]
+
+
+@pytest.mark.parametrize("name", ["drf", "tetris"])
+@pytest.mark.parametrize("is_open", [False, True])
+def test_what_no_node_has_cpus_or_memory_for_can_never_run(name: str, is_open: bool) -> None:
+    """Whether or not its nodes are open now."""
+    nodes = of_t4(NodeRole.TRAINING, is_open=is_open)
+    for wants in ({"cpus_per_worker": 9}, {"memory_bytes_per_worker": 2**31}):
+        assert told(name, nodes, t4_job(**wants))[0].startswith("can never run here: its CPUs")
+
+
+@pytest.mark.parametrize("name", ["drf", "tetris", "yarn", "mesos", "philly"])
+def test_a_job_that_others_keep_from_its_nodes_is_not_told_which_are_closed(name: str) -> None:
+    """One is open, and would hold it if nobody else were there."""
+    closed, open_ = of_t4(NodeRole.TRAINING, is_open=True)
+    nodes = [replace(closed, is_schedulable=False), replace(open_, free_gpus=0)]
+    assert not [said for said in told(name, nodes, t4_job()) if "closed to workers" in said]
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize("cpus", [0, 8])
+def test_a_node_without_gpus_hosts_nobody_whatever_else_it_has(name: str, cpus: int) -> None:
+    """Its driver may have found none: a job that fits nowhere else waits, others go elsewhere."""
+    bare = replace(make_node_view("c0", gpus=0, gpu_type=""), cpus=cpus)
+    made, whole = policy(name), make_node_view("n0")
+    for size, starts in ((1, {"j"}), (9, set[str]())):
+        asks = replace(make_job_view("j", gpus_per_worker=size), tenant="a", cpus_per_worker=1)
+        found = made.allocate(make_snapshot(nodes=[bare, whole], jobs=[asks]), b"").decisions
+        assert names(found, Start) == starts
+        places = [
+            place.node for each in found if isinstance(each, Start) for place in each.placements
+        ]
+        assert bare.name not in places

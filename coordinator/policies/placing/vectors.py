@@ -7,6 +7,7 @@ GPUs count. Must not know the engine, nor what is decided on them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -20,7 +21,12 @@ SLACK = 1e-9
 
 
 NEVER = "can never run here: its CPUs and memory do not fit on the nodes that have its GPUs"
-"""Why a job waits whose gang would not fit on empty nodes."""
+"""Why a job waits whose gang would not fit on empty nodes, open or not."""
+
+NOT_OPEN = (
+    "its gang would not fit though nobody else were on the nodes that are open to workers now"
+)
+"""Why a job waits whose gang would fit on empty nodes if all were open."""
 
 
 class Vector(NamedTuple):
@@ -78,6 +84,23 @@ def total_of(nodes: Iterable[NodeView]) -> Vector:
     return total
 
 
+def _room(job: JobView, whole: Vector, free: Vector) -> int:
+    """Workers of a job that fit in what is free of a node; none on one that has no GPUs."""
+    if not whole.gpus:
+        return 0
+    parts = zip(free, wanted(job, whole), whole, strict=True)
+    return max(0, min(int((f + SLACK * w) / o) for f, o, w in parts if o > 0 and w > 0))
+
+
+def _fits_empty(job: JobView, nodes: Iterable[NodeView]) -> bool:
+    """Whether these nodes would hold a job's gang on one of its types, with nobody else there."""
+    rooms: Counter[str] = Counter()
+    for node in nodes:
+        whole = _has(node)
+        rooms[node.gpu_type] += _room(job, whole, whole)
+    return any(rooms[kind] >= job.workers_on(kind).min for kind in job.gpu.types or rooms)
+
+
 class Bins:
     """Nodes with what is left of each; `take` and `give` change it.
 
@@ -87,6 +110,7 @@ class Bins:
 
     def __init__(self, snapshot: ClusterSnapshot) -> None:
         self.floor = Floor(snapshot)
+        self._all = snapshot.nodes
         self.whole = {name: _has(node) for name, node in self.floor.nodes.items()}
         self.total = total_of(self.floor.nodes.values())
         self.free: dict[NodeName, Vector] = {
@@ -101,24 +125,13 @@ class Bins:
 
     def room(self, job: JobView, name: NodeName) -> int:
         """Workers of a job that a node can take; none on one that the job leaves alone."""
-        return 0 if name in job.avoid_nodes else self._room(job, name, self.free[name])
+        return 0 if name in job.avoid_nodes else _room(job, self.whole[name], self.free[name])
 
-    def _room(self, job: JobView, name: NodeName, free: Vector) -> int:
-        whole = self.whole[name]
-        parts = zip(free, wanted(job, whole), whole, strict=True)
-        return max(0, min(int((f + SLACK * w) / o) for f, o, w in parts if o > 0 and w > 0))
-
-    def never(self, job: JobView) -> bool:
-        """Whether its gang would not even fit if all nodes were empty."""
-        return all(
-            sum(
-                self._room(job, name, self.whole[name])
-                for name, node in self.floor.nodes.items()
-                if node.gpu_type == kind
-            )
-            < job.workers_on(kind).min
-            for kind in self.kinds(job)
-        )
+    def why_not_alone(self, job: JobView) -> str:
+        """Why its gang would not fit though all open nodes were empty; empty where it would."""
+        if _fits_empty(job, self.floor.nodes.values()):
+            return ""
+        return NOT_OPEN if _fits_empty(job, self._all) else NEVER
 
     def move(self, job: JobView, placements: Iterable[Placement], sign: float = -1.0) -> None:
         """Workers come, or with sign 1 go."""

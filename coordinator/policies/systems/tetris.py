@@ -33,7 +33,7 @@ from coordinator.policies.granting import Grant, carry_out, going_on
 from coordinator.policies.knob_types import Part
 from coordinator.policies.placement import placed_count
 from coordinator.policies.placing.dominant import AddedShares
-from coordinator.policies.placing.vectors import NEVER, Bins, Vector, wanted
+from coordinator.policies.placing.vectors import Bins, Vector, wanted
 from coordinator.policies.policy import Parts, joint
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.words import counted
@@ -94,8 +94,8 @@ class Packing:
 
     def why(self, job: JobView) -> str:
         """Why a job waits on."""
-        if self._bins.never(job):
-            return NEVER
+        if unfit := self._bins.why_not_alone(job):
+            return unfit
         return (
             f"its gang of {counted(job.workers.min, 'worker')} of "
             f"{counted(job.gpus_per_worker, 'GPU')} does not fit in GPUs, CPUs and memory of "
