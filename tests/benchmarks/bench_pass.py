@@ -1,12 +1,14 @@
 """Time of one allocate + lend pass over generated clusters, as a table; run by hand, never by CI.
 
     python -m tests.benchmarks.bench_pass [--nodes 100 500 1000] [--jobs 100 1000 5000]
-                                          [--repeats 9] [--policy aryl] [--profile]
+                                          [--repeats 9] [--policy aryl] [--tenants] [--profile]
 
 The clusters are shaped like the one of Lyra, EuroSys'23, sections 2 and 7.1: 46 % training nodes
 of one GPU type and inference nodes of another, 21 % fungible jobs, few elastic ones that hold a
 third of the GPUs. GPUs per job are not published; here they are powers of two, small ones often.
 Every repetition decides on a snapshot read back from bytes, so that nothing is remembered.
+With `--tenants` their jobs are of eight teams in a tree of three levels with guarantees and limits,
+and one waiting job in ten has a deadline.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from coordinator.policies.snapshot import (
     JobView,
     LoadSample,
     NodeView,
+    TenantView,
     WorkerView,
 )
 from tests.builders import (
@@ -149,6 +152,36 @@ def make_cluster(node_count: int, waiting_count: int, *, seed: int = 1) -> Clust
     return make_snapshot(nodes=nodes, jobs=jobs, services=[service])
 
 
+def with_tenants(snapshot: ClusterSnapshot, *, seed: int = 1) -> ClusterSnapshot:
+    """The same cluster shared by two organisations of two divisions of two teams each.
+
+    A team has a tenth of the training GPUs guaranteed, borrows up to as much again, and lends
+    half; those above have what their teams have. A deadline is up to a day ahead.
+    """
+    chance = random.Random(seed)
+    training = sum(node.gpus for node in snapshot.nodes if node.role == NodeRole.TRAINING)
+    each = training // 10
+    tenants: list[TenantView] = []
+    teams: list[str] = []
+    for top in ("a", "b"):
+        tenants.append(TenantView(name=top, guarantee_gpus=4 * each))
+        for middle in (f"{top}1", f"{top}2"):
+            tenants.append(TenantView(name=middle, parent=top, guarantee_gpus=2 * each))
+            for name in (f"{middle}1", f"{middle}2"):
+                teams.append(name)
+                limits = {"borrow_limit_gpus": each, "lend_limit_gpus": each // 2}
+                tenants.append(TenantView(name=name, parent=middle, guarantee_gpus=each, **limits))
+    jobs: list[JobView] = []
+    for job in snapshot.jobs:
+        mine = msgspec.structs.replace(job, tenant=chance.choice(teams))
+        if job.state == JobState.PENDING and chance.random() < 0.1:
+            at_s = snapshot.now_s + chance.uniform(600.0, 86400.0)
+            mine = msgspec.structs.replace(mine, deadline_at_s=at_s)
+        jobs.append(mine)
+    ordered = tuple(sorted(tenants, key=lambda view: view.name))
+    return msgspec.structs.replace(snapshot, jobs=tuple(jobs), tenants=ordered, index=None)
+
+
 class Times(Struct, frozen=True, kw_only=True):
     """Milliseconds of repeated passes over one cluster, and what they decided."""
 
@@ -193,6 +226,7 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, nargs="+", default=[100, 1000, 5000])
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--policy", choices=sorted(POLICIES), default="aryl")
+    parser.add_argument("--tenants", action="store_true", help="a tree of tenants, and deadlines")
     parser.add_argument("--profile", action="store_true", help="where the time goes, by function")
     return parser.parse_args(arguments)
 
@@ -207,6 +241,8 @@ def main(arguments: Sequence[str]) -> None:
     for node_count in asked.nodes:
         for job_count in asked.jobs:
             snapshot = make_cluster(node_count, job_count)
+            if asked.tenants:
+                snapshot = with_tenants(snapshot)
             times = measure(policy, snapshot, max(2, asked.repeats))
             running = len(snapshot.jobs) - job_count
             say(
