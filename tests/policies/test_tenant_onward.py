@@ -189,22 +189,22 @@ def test_a_circle_goes_on_after_a_pass_that_only_stops() -> None:
     assert allocated(decide, ring(2), b"").decisions == ()
 
 
-def test_who_starts_elsewhere_in_a_pass_that_begins_a_circle_starts() -> None:
+@pytest.mark.parametrize("keeps_quotas", [False, True])
+def test_who_starts_elsewhere_in_a_pass_that_begins_a_circle_starts(keeps_quotas: bool) -> None:
     """Nobody is stopped for `free`, which has the other node."""
     circle = in_turn(2, is_circle=True)
 
     def decide(snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
         jobs = tuple(job for job in snapshot.jobs if job.job_id != "free")
         made = circle(replace(snapshot, jobs=jobs, index=None), memory)
-        more = () if "free" in _placed(snapshot) else (start("free", "n1"),)
-        if all(job.job_id != "free" for job in snapshot.jobs):
-            more = ()
+        is_due = len(jobs) < len(snapshot.jobs) and "free" not in _placed(snapshot)
+        more = (start("free", "n1"),) if is_due else ()
         return replace(made, decisions=(*made.decisions, *more))
 
     jobs = runs("r0", "b", "n0", 8), waits("r1", "b", 8), waits("free", "c", 8)
-    found = allocated(decide, cell(*jobs, tenants=(A4, B, C), nodes=2), b"")
+    there = cell(*jobs, tenants=(A4, B, C), nodes=2)
+    found = allocated(decide, there, b"", keeps_quotas=keeps_quotas)
     assert found.decisions == (start("free", "n1"),)
-    assert [wait.jobs for wait in found.waits] == [("r1",)]
 
 
 def test_the_same_jobs_on_more_gpus_are_no_circle() -> None:
@@ -228,11 +228,27 @@ def test_the_same_jobs_on_more_gpus_are_no_circle() -> None:
             made = (start("small", "n0"),)
         return Allocation(decisions=made, memory=memory)
 
-    jobs = replace(wide, tenant="b"), runs("small", "c", "n0", 6)
-    small = replace(jobs[1], gpus_per_worker=2)
-    assert small.job_id == "small"
+    jobs = replace(wide, tenant="b"), runs("small", "c", "n0", 4)
     found = allocated(decide, cell(*jobs, tenants=(A4, B, C), nodes=1), b"").decisions
     assert found == (stop("small"), grow)
+
+
+@pytest.mark.parametrize("keeps_quotas", [False, True])
+def test_a_stop_beside_one_that_begins_a_circle_stands(keeps_quotas: bool) -> None:
+    """`new` has the GPUs of `old` for good, though others of the same pass would take turns."""
+    circle = in_turn(2, is_circle=True)
+
+    def decide(snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
+        jobs = tuple(job for job in snapshot.jobs if job.job_id in ("r0", "r1"))
+        made = circle(replace(snapshot, jobs=jobs, index=None), memory)
+        sees = any(job.job_id == "new" for job in snapshot.jobs)
+        more = (stop("old"), start("new", "n1")) if sees and "old" in _placed(snapshot) else ()
+        return replace(made, decisions=(*made.decisions, *more))
+
+    there = runs("r0", "b", "n0", 8), runs("old", "c", "n1", 8)
+    snapshot = cell(*there, waits("r1", "b", 8), waits("new", "b", 8), tenants=(A4, B, C))
+    found = allocated(decide, snapshot, b"", keeps_quotas=keeps_quotas)
+    assert found.decisions == (stop("old"), start("new", "n1"))
 
 
 def _nothing(snapshot: ClusterSnapshot, memory: bytes) -> tuple[Hold, ...]:

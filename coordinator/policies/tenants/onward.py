@@ -3,14 +3,14 @@ know a policy, nor the engine.
 
 A policy and the guarantees decide by two different orders, and each may undo what the other did.
 A stop of the one makes a job due by the other, what gives way to that job changes what the policy
-would have stopped for, and so on, in circles. So a stop of a policy counts only where the passes
-after it, each on what the one before leaves, lead to no cell that was there before. Whoever is on
-a circle sees itself again: each of its passes that stops somebody is refused, and it is left.
+would have stopped for, and so on, in circles. So a stop of a policy counts only where its job does
+not come and go in the passes after it, each on what the one before leaves. Whoever is on a circle
+sees itself again: its pass is made without the stops of the circle, and the circle is left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from common.model import JobId, NodeName
 from coordinator.policies.decisions import Preempt, Start
@@ -30,31 +30,38 @@ Follow = Callable[[ClusterSnapshot, bytes], Settled]
 Holdings = frozenset[tuple[JobId, NodeName, int]]
 
 
-def comes_round(snapshot: ClusterSnapshot, first: Settled, follow: Follow) -> bool:
-    """Whether the passes after one lead to a cell in which one of them, or it, began: the same
-    jobs on the same GPUs. One that starts and stops nobody ends them.
+def in_turns(snapshot: ClusterSnapshot, first: Settled, follow: Follow) -> set[JobId]:
+    """Jobs that come and go in the passes after one, as these lead to a cell in which one of them,
+    or it, began: the same jobs on the same GPUs. None where a pass that starts and stops nobody
+    ends them first, or where nothing comes round in so few.
 
     first: of the snapshot. follow: the passes after it, which are asked for nothing but what they
     decide.
     """
     found, cell = first, snapshot
-    seen = {_holdings(cell)}
-    for _ in range(MOST_PASSES):
+    row = [_holdings(cell)]
+    for left in reversed(range(MOST_PASSES + 1)):
         cell = after(cell, found.kept, Flow(cell))
         there = _holdings(cell)
-        if there in seen:
-            return True
-        seen.add(there)
-        found = follow(cell, found.made.allocation.memory)
-        if not _moving(found, cell):
-            return False
-    return _holdings(after(cell, found.kept, Flow(cell))) in seen
+        if there in row:
+            circle = row[row.index(there) :]
+            always = frozenset[tuple[JobId, NodeName, int]].intersection(*circle)
+            return {job_id for each in circle for job_id, *_ in each - always}
+        row.append(there)
+        if left:
+            found = follow(cell, found.made.allocation.memory)
+            if not _moving(found, cell):
+                break
+    return set()
 
 
-def beneficiaries(first: Settled, snapshot: ClusterSnapshot) -> set[JobId]:
-    """Jobs that the policy would start or grow on what it stops others for, though they may give
-    way in the end."""
-    flow, own = Flow(snapshot), first.own_stops()
+def beneficiaries(first: Settled, snapshot: ClusterSnapshot, own: Iterable[JobId]) -> set[JobId]:
+    """Jobs that the policy would start or grow on what it stops some for, though they may give way
+    in the end.
+
+    own: the jobs that it stops.
+    """
+    flow = Flow(snapshot)
     nodes = {worker.node for job_id in own for worker in flow.jobs[job_id].placed}
     return {
         job.job_id

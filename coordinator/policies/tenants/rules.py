@@ -19,7 +19,7 @@ from coordinator.policies.decisions import Allocation, Start, earliest
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.tenants.aftermath import short_lived
 from coordinator.policies.tenants.guarding import guarded
-from coordinator.policies.tenants.onward import beneficiaries, comes_round
+from coordinator.policies.tenants.onward import Follow, beneficiaries, in_turns
 from coordinator.policies.tenants.settling import Settled, leaves_room, settle, stripped
 from coordinator.policies.tenants.takeback import given_back
 from coordinator.policies.tenants.tenancy import Tenancy
@@ -96,17 +96,28 @@ def _that_ends(
     tries = tries_of(snapshot, memory)
     found, is_left = settles(tries)
     for _ in range(MOST_TRIES):
-        if not found.own_stops() or not comes_round(snapshot, found, follow):
+        own = _of_circle(found, snapshot, follow)
+        if not own:
             return found, tries, is_left
-        brief = found.made.started() & beneficiaries(found, snapshot)
+        brief = found.made.started() & beneficiaries(found, snapshot, own)
         if brief <= tries.brief:
             break
         tries.hide_brief(brief, COMES_AND_GOES)
         found, is_left = settles(tries)
-    while own := found.own_stops():
-        gone = own | beneficiaries(found, snapshot)
+    for left in reversed(range(MOST_TRIES)):
+        own = _of_circle(found, snapshot, follow) if left else found.own_stops()
+        if not own:
+            break
+        gone = own | beneficiaries(found, snapshot, own)
         found = stripped(found, gone, tries.guard, snapshot)
     return found, tries, leaves_room(found, snapshot)
+
+
+def _of_circle(found: Settled, snapshot: ClusterSnapshot, follow: Follow) -> set[JobId]:
+    """Jobs that the policy stops in a pass and that come and go in those after it. Where these lead
+    to a circle of others, it is one of them that is not made."""
+    own = found.own_stops()
+    return own & in_turns(snapshot, found, follow) if own else own
 
 
 def _of_all(tries: Tries) -> tuple[Settled, bool]:
@@ -152,7 +163,7 @@ def _for_those_that_start(first: Settled, tries: Tries) -> Settled:
     """
     best, snapshot = first, tries.snapshot
     for _ in range(MOST_TRIES):
-        gave_way = best.gave_way() & beneficiaries(best, snapshot)
+        gave_way = best.gave_way() & beneficiaries(best, snapshot, best.own_stops())
         if not gave_way:
             break
         made, back = tries.due_first(tries.within(best.made.hidden | gave_way))

@@ -31,7 +31,7 @@ Guard = Callable[[tuple[Decision, ...]], tuple[tuple[Decision, ...], tuple[Dropp
 GO_FIRST = "jobs that another tenant's guarantee covers, and that fit on free GPUs, go first"
 """Why a borrower's job waits where the policy by itself would have had them wait for it."""
 
-COMES_AND_GOES = "what it would take by a stop would be taken from it again, in turns without end"
+COMES_AND_GOES = "a stop for it would begin stops in turns that do not end by themselves"
 """Why a job waits for which the policy would stop others, and later them or others for these."""
 
 CALLED_BACK = "guarantees would call back at once what it would take by a stop"
