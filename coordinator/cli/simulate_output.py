@@ -22,6 +22,7 @@ from coordinator.sim.compare import Means, Task, means, plays_own
 from coordinator.sim.measures import Group, Shown, told
 from coordinator.sim.page import Heading, page
 from coordinator.sim.run import JobRow, Run, RunResult
+from coordinator.workloads.paper_runs import find_scene
 from coordinator.workloads.records import Workload
 
 
@@ -264,7 +265,11 @@ def write_page(
         workload=workload.name,
         cluster=cluster_text(workload),
         jobs=len(workload.jobs),
-        notes=(*_notes(task), *map(_sentence, (*notes, *_skipped(runs))), f"Made by: {command}"),
+        notes=(
+            *_notes(task, runs),
+            *map(_sentence, (*notes, *_skipped(runs))),
+            f"Made by: {command}",
+        ),
         alike=_sentence(alike_text(alike(runs), lacks(workload, [run.result for run in runs]))),
     )
     try:
@@ -278,7 +283,7 @@ def _sentence(line: str) -> str:
     return f"{line[0].upper()}{line[1:]}." if line else ""
 
 
-def _notes(task: Task) -> tuple[str, ...]:
+def _notes(task: Task, runs: Sequence[Run]) -> tuple[str, ...]:
     """What a reader must know of how it was played; what was swept is in the names instead."""
     options = task.options
     said: list[str] = []
@@ -294,9 +299,11 @@ def _notes(task: Task) -> tuple[str, ...]:
             if options.is_oracle
             else "Run-time estimates are learned from jobs that ended."
         )
+    scenes = {find_scene(name) for run in runs if (name := run.result.scenario)}
+    beside = ", beside the heterogeneous" if any(each.has_spanning for each in scenes) else ""
     shares = (
         ("elastic", "elastic", task.shares.elastic),
-        ("fungible", "for both GPU types", task.shares.fungible),
+        ("fungible", f"for both GPU types{beside}", task.shares.fungible),
         ("checkpoint-share", "saving", task.shares.checkpoint),
     )
     said += [

@@ -80,8 +80,11 @@ def refuse_idle(tasks: Sequence[Task]) -> None:
     """Look that something comes of what was asked for.
 
     Raises:
-        ConfigError: a pre-run, and in no run may jobs fail, so that none asks for one.
+        ConfigError: a pre-run, and in no run may jobs fail, so that none asks for one; or as
+            `Task.check_shares`.
     """
+    for task in tasks:
+        task.check_shares()
     asked = [task.options for task in tasks if task.options.prerun_s is not None]
     if asked and all(options.failures == FailureSource.NONE for options in asked):
         raise ConfigError(

@@ -77,9 +77,10 @@ class Task(Struct, frozen=True, kw_only=True):
         """Its workload.
 
         Raises:
-            ConfigError: as `read_workload` and `find_scene`, or a workload that the scenario
-                cannot be made of.
+            ConfigError: as `read_workload`, `find_scene` and `check_shares`, or a workload that
+                the scenario cannot be made of.
         """
+        self.check_shares()
         found = read_workload(
             self.workload,
             seed=self.seed,
@@ -97,6 +98,26 @@ class Task(Struct, frozen=True, kw_only=True):
             )
         except ValueError as error:
             raise ConfigError(f"scenario {self.scenario}: {error}") from None
+
+    def check_shares(self) -> None:
+        """Look that every share that was asked for is one of the jobs as they are played.
+
+        Raises:
+            ConfigError: the scenario decides that share itself, whatever else is asked for.
+        """
+        if self.scenario is None:
+            return
+        given = {
+            "elastic": self.shares.elastic,
+            "fungible": self.shares.fungible,
+            "checkpoint-share": self.shares.checkpoint,
+        }
+        for option in find_scene(self.scenario).sets:
+            if given[option] is not None:
+                raise ConfigError(
+                    f"{option}: {given[option]:g} changes nothing, as scenario {self.scenario} "
+                    f"sets this share itself; leave --{option} or the scenario out"
+                )
 
 
 def play_task(task: Task) -> Run:

@@ -23,7 +23,7 @@ from coordinator.sim.outages import Crash
 from coordinator.sim.runtime import RunRules, Saves
 from coordinator.sim.simulation import Passes, Simulation, Submission
 from coordinator.sim.wire import WireRules
-from coordinator.workloads.pools import gpu_types, node_sizes
+from coordinator.workloads.pools import gpu_types, inference_types, node_sizes
 from coordinator.workloads.records import (
     TraceJob,
     Workload,
@@ -254,7 +254,6 @@ def _shaped(
 
     With an oracle every job has a name of its own: a history by name would beat what it declares.
     """
-    training, inference = gpu_types(workload.nodes)
     numbered = tuple(
         structs.replace(
             job,
@@ -266,8 +265,8 @@ def _shaped(
     )
     shape = ShapeOptions(
         nodes=node_sizes(workload.nodes),
-        training_gpus=training,
-        inference_gpu=inference,
+        training_gpus=gpu_types(workload.nodes)[0],
+        inference_gpus=inference_types(workload.nodes),
         runtime=options.speedup,
         curves=options.curves,
         grace_s=GRACE_S if options.has_delays else 0.0,

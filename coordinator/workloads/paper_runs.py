@@ -69,6 +69,9 @@ class Scene(Struct, frozen=True, kw_only=True):
     speedup: how its elastic jobs speed up, unless something else is asked for.
     draws_untold: whether its jobs are those of the paper's trace, so that what another trace does
         not tell of them is drawn, see `with_untold`.
+    sets: options of shares that its shape decides whatever was asked for (`elastic`, `fungible`,
+        `checkpoint-share`), so that they cannot be asked for.
+    has_spanning: whether heterogeneous jobs are for both GPU types beside the fungible ones.
     """
 
     name: str
@@ -78,6 +81,8 @@ class Scene(Struct, frozen=True, kw_only=True):
     tells_progress: bool = True
     speedup: RuntimeModel = RuntimeModel.LINEAR
     draws_untold: bool = True
+    sets: tuple[str, ...] = ()
+    has_spanning: bool = False
 
     def of(self, workload: Workload, seed: int, *, draws_ranges: bool = True) -> Workload:
         """The workload that it plays where this one is named; the paper's own tells everything.
@@ -134,12 +139,23 @@ def _by_curve(workload: Workload, seed: int) -> Workload:
     return structs.replace(workload, jobs=with_any_size(workload.jobs, most=ELASTICFLOW_GPUS))
 
 
-def _scene(name: str, policy: str, shape: Shape, description: str) -> Scene:
-    return Scene(name=name, policy=policy, shape=shape, description=description)
-
-
 BASIC, ADVANCED = _of_paper(Scenario.BASIC), _of_paper(Scenario.ADVANCED)
 HETEROGENEOUS, IDEAL = _of_paper(Scenario.HETEROGENEOUS), _of_paper(Scenario.IDEAL)
+
+SETS = {HETEROGENEOUS: ("fungible",), IDEAL: ("elastic", "fungible")}
+"""By shape: `Scene.sets`. A job that spans types accepts both, so ideal has no other fungible."""
+
+
+def _scene(name: str, policy: str, shape: Shape, description: str) -> Scene:
+    return Scene(
+        name=name,
+        policy=policy,
+        shape=shape,
+        description=description,
+        sets=SETS.get(shape, ()),
+        has_spanning=shape is ADVANCED,
+    )
+
 
 SCENES = {
     scene.name: scene
@@ -207,6 +223,7 @@ SCENES = {
             description="ElasticFlow's Figure 8(a): 1 to 64 GPUs by measured curves",
             tells_progress=False,
             draws_untold=False,
+            sets=("elastic",),
         ),
     )
 }
@@ -225,6 +242,7 @@ class Family(Struct, frozen=True, kw_only=True):
     shape: Callable[[int, Workload, int], Workload]
     most: int = 100
     tells_progress: bool = True
+    sets: tuple[str, ...] = ()
 
     def scene(self, number: int) -> Scene:
         """The scenario of one number."""
@@ -234,6 +252,7 @@ class Family(Struct, frozen=True, kw_only=True):
             policy=self.policy,
             shape=partial(self.shape, number),
             tells_progress=self.tells_progress,
+            sets=self.sets,
         )
 
 
@@ -252,18 +271,21 @@ FAMILIES = {
             description="scaling only, so many percent of the jobs elastic (Figures 14 to 16)",
             policy=f"aryl-elastic{SCALING_ALONE}",
             shape=_elastic,
+            sets=("elastic",),
         ),
         Family(
             name="heterogeneous",
             description="so many percent of the jobs heterogeneous, none fungible (Figure 11)",
             policy=PAPER,
             shape=_heterogeneous,
+            sets=SETS[HETEROGENEOUS],
         ),
         Family(
             name="checkpoint",
             description="ideal, so many percent of the jobs with checkpoints (Figure 13)",
             policy=PAPER,
             shape=_checkpoint,
+            sets=(*SETS[IDEAL], "checkpoint-share"),
         ),
         Family(
             name="bootstrap-baseline",
@@ -285,6 +307,7 @@ FAMILIES = {
             policy=PAPER,
             shape=partial(_bootstrap, Scenario.IDEAL),
             most=999_999,
+            sets=SETS[IDEAL],
         ),
     )
 }

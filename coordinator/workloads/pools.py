@@ -71,8 +71,13 @@ def node_sizes(groups: Sequence[NodeGroup]) -> NodeSizes:
 def gpu_types(groups: Sequence[NodeGroup]) -> tuple[tuple[str, ...], str]:
     """The types of training GPUs, that of most first, and the type of most inference GPUs, which is
     empty where there are none."""
-    training, inference = _types(groups, Pool.TRAINING), _types(groups, Pool.INFERENCE)
-    return training or (TRAINING_GPU,), next(iter(inference), "")
+    training = _types(groups, Pool.TRAINING)
+    return training or (TRAINING_GPU,), next(iter(inference_types(groups)), "")
+
+
+def inference_types(groups: Sequence[NodeGroup]) -> tuple[str, ...]:
+    """All types of inference GPUs, that of most first; empty where there are none."""
+    return _types(groups, Pool.INFERENCE)
 
 
 def _types(groups: Sequence[NodeGroup], pool: Pool) -> tuple[str, ...]:

@@ -56,10 +56,10 @@ class ShapeOptions(Struct, frozen=True, kw_only=True):
 
     nodes: what workers are made for, as none spans nodes.
     training_gpus: all types of the training pool, that of most GPUs first.
-    inference_gpu: the type of most inference GPUs; empty: the cluster has none.
+    inference_gpus: all types of the inference pool; empty: the cluster has none.
     inference_multiplier: workers on an inference GPU that stand for one on a training GPU, so that
         the global batch stays: 32 GB over 16 GB of memory in the paper's cluster. It is between
-        the pools: a type that training has too stands for itself, and so does the inference type
+        the pools: a type that training has too stands for itself, and so does an inference type
         for a job that accepts no type of training, as its GPUs were told in that type.
     runtime: how elastic jobs speed up.
     curves: for `RuntimeModel.TABLE`.
@@ -71,7 +71,7 @@ class ShapeOptions(Struct, frozen=True, kw_only=True):
 
     nodes: NodeSizes = OF_EIGHT
     training_gpus: tuple[str, ...] = (TRAINING_GPU,)
-    inference_gpu: str = INFERENCE_GPU
+    inference_gpus: tuple[str, ...] = (INFERENCE_GPU,)
     inference_multiplier: int = 2
     runtime: RuntimeModel = RuntimeModel.LINEAR
     curves: Curves | None = None
@@ -340,11 +340,11 @@ def _spec(
 
 def _multiplier(job: TraceJob, options: ShapeOptions) -> dict[str, int]:
     """Of the types that count otherwise than one for one; see `ShapeOptions`."""
-    lent, asked = options.inference_gpu, set(job.gpu_types)
-    is_between = lent in asked and not asked.isdisjoint(options.training_gpus)
-    if not is_between or lent in options.training_gpus or options.inference_multiplier == 1:
+    training, inference = set(options.training_gpus), set(options.inference_gpus)
+    if training.isdisjoint(job.gpu_types) or options.inference_multiplier == 1:
         return {}
-    return {lent: options.inference_multiplier}
+    lent = inference - training
+    return {kind: options.inference_multiplier for kind in job.gpu_types if kind in lent}
 
 
 def _profile(job: TraceJob, speedup: SpeedUp, options: ShapeOptions) -> JobProfile:

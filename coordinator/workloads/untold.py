@@ -7,13 +7,25 @@ than those that its name stands for. What a trace does tell stays.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import structs
 
 from coordinator.workloads.paper import ELASTIC_SHARE, FUNGIBLE_SHARE
 from coordinator.workloads.pools import gpu_types, node_sizes
-from coordinator.workloads.records import Workload
+from coordinator.workloads.records import TraceJob, Workload
 from coordinator.workloads.scenarios import with_ranges
 from coordinator.workloads.shaping import with_fungible_share
+
+
+def untyped(jobs: Sequence[TraceJob]) -> tuple[TraceJob, ...]:
+    """Those that name no GPU type."""
+    return tuple(job for job in jobs if not job.gpu_types)
+
+
+def has_no_ranges(jobs: Sequence[TraceJob]) -> bool:
+    """Whether no job tells with how many workers it may run."""
+    return all(job.min_workers is None for job in jobs)
 
 
 def with_untold(workload: Workload, seed: int, *, draws_ranges: bool = True) -> Workload:
@@ -30,7 +42,7 @@ def with_untold(workload: Workload, seed: int, *, draws_ranges: bool = True) -> 
     typed = {
         job.job_id: job
         for job in with_fungible_share(
-            [job for job in workload.jobs if not job.gpu_types],
+            untyped(workload.jobs),
             FUNGIBLE_SHARE,
             seed,
             training_gpu=training[0],
@@ -39,6 +51,6 @@ def with_untold(workload: Workload, seed: int, *, draws_ranges: bool = True) -> 
         )
     }
     jobs = tuple(typed.get(job.job_id, job) for job in workload.jobs)
-    if draws_ranges and all(job.min_workers is None for job in jobs):
+    if draws_ranges and has_no_ranges(jobs):
         jobs = with_ranges(jobs, ELASTIC_SHARE, seed, nodes=node_sizes(workload.nodes))
     return structs.replace(workload, jobs=jobs)

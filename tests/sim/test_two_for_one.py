@@ -34,6 +34,12 @@ def group(count: int, gpu_type: str, *, serves: bool = False) -> NodeGroup:
 BOTH = (group(5, "H100"), group(4, "A100"), group(4, "A100", serves=True))
 """Training has the inference type, too."""
 TWO = (group(4, "V100"), group(8, "T4", serves=True))
+THREE = (group(4, "V100"), group(2, "P100"), group(8, "T4", serves=True))
+FEW_P4, MANY_P4 = (
+    (group(4, "V100"), group(5, "T4", serves=True), group(count, "P4", serves=True))
+    for count in (4, 6)
+)
+"""Lent nodes of two types, of which either has more GPUs."""
 ALONE = (group(3, "V100"), group(1, "T4"))
 """Nobody serves."""
 
@@ -58,11 +64,18 @@ def workload(nodes: Sequence[NodeGroup], *jobs: TraceJob) -> Workload:
         (TWO, ("T4", "K80"), {"T4": 2, "K80": 2}),
         (BOTH, ("A100",), {"A100": 2}),
         (BOTH, ("H100", "A100"), {"H100": 2, "A100": 2}),
+        (THREE, ("V100", "T4"), {"V100": 2, "T4": 4}),
+        (THREE, ("P100", "T4"), {"P100": 2, "T4": 4}),
+        (FEW_P4, ("V100", "P4"), {"V100": 2, "P4": 4}),
+        (FEW_P4, ("V100", "T4"), {"V100": 2, "T4": 4}),
+        (MANY_P4, ("V100", "P4"), {"V100": 2, "P4": 4}),
+        (MANY_P4, ("V100", "T4", "P4"), {"V100": 2, "T4": 4, "P4": 4}),
+        (MANY_P4, ("T4", "P4"), {"T4": 2, "P4": 2}),
         (ALONE, ("T4",), {"T4": 2}),
         (ALONE, ("V100", "T4"), {"V100": 2, "T4": 2}),
     ],
 )
-def test_only_a_lent_gpu_of_a_second_type_counts_half(
+def test_only_a_lent_gpu_of_another_type_counts_half(
     nodes: Sequence[NodeGroup], gpu_types: tuple[str, ...], workers: dict[str, int]
 ) -> None:
     """Workers of eight GPUs of a job of sixteen, on each type that it accepts; a type that both

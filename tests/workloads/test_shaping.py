@@ -152,7 +152,7 @@ def test_a_gpu_of_the_only_type_stands_for_itself() -> None:
     workers for one."""
     jobs = with_fungible_share(make_jobs(10), 0.5, 1, training_gpu="H100", inference_gpu="H100")
     assert {job.gpu_types for job in jobs} == {("H100",)}
-    options = ShapeOptions(training_gpus=("H100",), inference_gpu="H100")
+    options = ShapeOptions(training_gpus=("H100",), inference_gpus=("H100",))
     assert {made.spec.workers_on("H100").min for made in to_workload_jobs(jobs, options)} == {
         made.spec.workers.min for made in to_workload_jobs(make_jobs(10), options)
     }

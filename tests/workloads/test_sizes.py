@@ -145,7 +145,7 @@ def test_who_spans_may_use_every_training_type_that_it_accepts() -> None:
     options = ShapeOptions(
         nodes=node_sizes(THREE),
         training_gpus=("H100", "A100", "V100"),
-        inference_gpu="L4",
+        inference_gpus=("L4",),
         inference_multiplier=2,
     )
     asked = to_workload_jobs(made, options)[0].spec.gpu

@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
+from common.errors import ConfigError
+from common.model import Pool
+from coordinator.sim.asked import refuse_idle
 from coordinator.sim.compare import Task
 from coordinator.sim.inputs import Shares
 from coordinator.sim.stage import RunOptions
 from coordinator.workloads.paper_runs import FAMILIES, SCENES, find_scene
-from coordinator.workloads.records import TraceJob, Workload
+from coordinator.workloads.records import NodeGroup, TraceJob, Workload
 from tests.sim.small import CLUSTER, SLICE
 from tests.workloads.papers import paper
 
@@ -63,6 +66,20 @@ def test_a_fifth_is_fungible_and_a_twentieth_elastic(name: str, seed: int) -> No
         assert job.max_workers == 2 * job.min_workers
 
 
+def test_who_names_no_type_accepts_every_type_of_training() -> None:
+    """Which of these it runs on was no choice of its own, fungible or not."""
+    nodes = tuple(
+        NodeGroup(count=count, gpus=8, gpu_type=kind, home_pool=pool)
+        for count, kind, pool in (
+            (4, "V100", Pool.TRAINING),
+            (2, "P100", Pool.TRAINING),
+            (6, "T4", Pool.INFERENCE),
+        )
+    )
+    made = find_scene("basic").of(structs.replace(task(None).read(), nodes=nodes), 1)
+    assert set(types(made).values()) == {("V100", "P100"), ("V100", "P100", "T4")}
+
+
 @pytest.mark.parametrize("name", OF_THE_PAPER)
 def test_no_job_of_a_scenario_is_without_a_type(name: str) -> None:
     """So that the rows of one call compare jobs that are alike: none has lent GPUs one for one."""
@@ -89,6 +106,19 @@ def test_shares_that_are_given_win(name: str) -> None:
     made, asked = task(name, given).read(), task(None, given).read()
     assert types(made) == types(asked)
     assert not elastic(made)
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_a_share_that_the_scenario_sets_is_an_error_before_and_when_it_is_read(
+    *, is_read: bool
+) -> None:
+    """Whichever of the runs it is of: who only looks at what is asked for reads no later one."""
+    overruled = task("ideal", Shares(elastic=0.5))
+    with pytest.raises(ConfigError, match=r"^elastic: 0\.5 changes nothing, as scenario ideal"):
+        if is_read:
+            overruled.read()
+        else:
+            refuse_idle([task("basic", Shares(elastic=0.5)), overruled])
 
 
 def test_what_a_trace_tells_stays() -> None:
