@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from common.apirows import JobRow as JobRow
 from common.apirows import LoanRow as LoanRow
@@ -260,6 +260,9 @@ class Status(Message, frozen=True, kw_only=True, tag="status"):
     """Of the pending ones, those that the fleet as it is could never run."""
     without_room_why: tuple[str, ...] = ()
     """Why the first of them cannot run, in the words of `explain job`."""
+    is_recalled: bool | UnsetType = UNSET
+    """A recall of all services holds, for those too that the settings gain before its end. Only
+    while it does: a caller of an older version refuses it."""
 
 
 REQUESTS: tuple[type[Message], ...] = (

@@ -138,8 +138,9 @@ def _without_room(found: Status) -> list[tuple[str, str]]:
 
 
 def _recall(found: Status) -> str:
-    names = ", ".join(found.recalled_services)
-    return f"; RECALLED: {names} (aryl recall --all --off)" if names else ""
+    """Who lends nothing by an order; one that ended for each service by itself holds for others."""
+    names = [*found.recalled_services, *(["services to come"] if found.is_recalled else [])]
+    return f"; RECALLED: {', '.join(names)} (aryl recall --all --off)" if names else ""
 
 
 def _flat(values: dict[str, object], prefix: str = "") -> list[tuple[str, object]]:

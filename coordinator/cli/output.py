@@ -54,8 +54,11 @@ class Show(msgspec.Struct, frozen=True, kw_only=True):
 def fields(value: object) -> Any:
     """A struct as plain values, every field of it, defaults and None included.
 
-    msgspec would leave defaults out; a program that reads JSON wants them to be there.
+    msgspec would leave defaults out; a program that reads JSON wants them to be there. What the
+    wire left out, as it says nothing new, is None.
     """
+    if value is msgspec.UNSET:
+        return None
     if isinstance(value, msgspec.Struct):
         return {name: fields(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, Mapping):

@@ -348,6 +348,7 @@ def status(
         clock_warning=clock_warning,
         jobs_without_room=len(without_room),
         without_room_why=next(iter(without_room), ()),
+        is_recalled=state.is_recalled or UNSET,
     )
 
 

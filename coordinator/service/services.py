@@ -104,7 +104,9 @@ def _lending(engine: Engine, nodes: Sequence[NodeEntry]) -> tuple[str, ...]:
 
 def _recalled(engine: Engine, name: str) -> list[str]:
     entry = engine.state.services[ServiceName(name)]
-    undo = f"aryl recall --service {name} --off"
+    # Of a recall of all it would end this service's part, and leave those that are yet to come.
+    whose = "--all" if engine.state.is_recalled else f"--service {name}"
+    undo = f"aryl recall {whose} --off"
     return [f"recalled: it lends nothing until {undo}"] if entry.is_recalled else []
 
 

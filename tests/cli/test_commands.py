@@ -267,8 +267,12 @@ def test_the_status_is_told_in_words_and_as_json(cell: FakeCell) -> None:
     assert "FROZEN" in aryl(frozen, "status").out
     recalled = FakeCell({GetStatus: status(recalled_services=("chat", "code"))})
     assert "RECALLED: chat, code (aryl recall --all --off)" in aryl(recalled, "status").out
+    yet = FakeCell({GetStatus: status(is_recalled=True)})
+    assert "RECALLED: services to come (aryl recall --all --off)" in aryl(yet, "status").out
+    assert aryl(yet, "status", "-o", "json").json["status"]["is_recalled"] is True
     found = aryl(cell, "status", "-o", "json").json["status"]
     assert set(found) == set(Status.__struct_fields__)
+    assert found["is_recalled"] is None
     assert found["figures"]["queueing_s"] == {"mean": 20.0, "p50": 20.0, "p95": 20.0}
 
 

@@ -87,6 +87,14 @@ def test_the_end_of_one_services_recall_leaves_that_of_all_the_others() -> None:
     assert recalled(with_code(cell, is_new_process=False)) == {CHAT: False, CODE: True}
 
 
+def test_the_mode_of_all_services_ends_no_recall() -> None:
+    """Which has an end of its own; a service that comes after the change is as the others."""
+    cell = Reporting(Pool.INFERENCE, service())
+    ask(cell, A.RECALL)
+    cell.handle(OperatorAsked(action=A.SET_MODE, by="ops/ada", target="", value="act"))
+    assert recalled(with_code(cell, is_new_process=False)) == {CHAT: True, CODE: True}
+
+
 def test_a_state_of_before_is_of_a_cell_that_is_not_recalled() -> None:
     """What an older version wrote has services that are recalled, and no word of all of them."""
     cell = Reporting(Pool.INFERENCE, service())

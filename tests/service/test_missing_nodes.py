@@ -131,7 +131,7 @@ async def test_a_node_that_is_late_for_its_service_is_told_and_counted() -> None
         await cell.ask(Operate(action=OperatorAction.RECALL), tenant="ops")
         status = await cell.ask(GetStatus())
         assert isinstance(status, Status)
-        assert status.recalled_services == ("chat",)
+        assert (status.recalled_services, status.is_recalled) == (("chat",), True)
         deadline_s = SETTINGS.engine.services[0].reclaim_deadline_s
         await cell.clock.advance(deadline_s - 2.0)
         assert await late(cell) == (0, [False])

@@ -96,6 +96,9 @@ async def test_a_recalled_service_says_how_to_end_it() -> None:
         await cell.ask(Operate(action="recall", target=CHAT), tenant="ops")
         said = "recalled: it lends nothing until aryl recall --service chat --off"
         assert said in (await described(cell)).why
+        await cell.ask(Operate(action="recall"), tenant="ops")
+        said = "recalled: it lends nothing until aryl recall --all --off"
+        assert said in (await described(cell)).why
 
 
 async def test_a_node_that_nobody_counts_on_is_named_with_the_reason() -> None:

@@ -88,9 +88,7 @@ def _of_service(snapshot: ClusterSnapshot, service: ServiceView, have: Balance) 
     name = service.name
     found: list[str] = []
     if service.is_recalled:
-        found.append(
-            f"{name} is recalled: nothing of it is lent (aryl recall --service {name} --off)"
-        )
+        found.append(f"{name} is recalled: nothing of it is lent (aryl service describe {name})")
     if service.return_s > service.reclaim_deadline_s:
         found.append(
             f"a lent node may need {service.return_s:g} s to come home, more than the deadline "
