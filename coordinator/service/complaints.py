@@ -62,8 +62,12 @@ class Complaints:
             alone = said or f"{self._what} of {sender}: {why} ({self._count})"
             self._tell(alone if is_alone else "")
 
+    def cured(self, sender: str) -> None:
+        """It did right: what it did wrong before is `of` it no longer."""
+        self._latest.pop(sender, None)
+
     def of(self, sender: str) -> str:
-        """What it did wrong last; empty when that is longer ago than a period."""
+        """What it did wrong last; empty when it did right since, or that is a period ago."""
         at_s, why = self._latest.get(sender, (float("-inf"), ""))
         return why if self._clock.now_s() < at_s + self._period_s else ""
 

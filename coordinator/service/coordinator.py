@@ -326,6 +326,7 @@ class Coordinator:
             self.bad_reports += 1
             self.refused_reports.note(subjects.node_of(message.subject), str(error))
             return
+        self.refused_reports.cured(report.node)
         known = intake.trusted_epoch(report.epoch)
         self._highest_reported_epoch = max(self._highest_reported_epoch, known)
         self._take_facts(self.folder.fold(report, now_s=self.clock.now_s()))

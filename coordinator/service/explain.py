@@ -167,7 +167,7 @@ def estimate(engine: Engine, entry: JobEntry, *, now_s: float | None = None) -> 
 def _silent(engine: Engine, entry: NodeEntry, refused_report: str) -> list[str]:
     said: list[str] = []
     if refused_report:
-        said.append(f"its reports come and are refused, so it counts as silent: {refused_report}")
+        said.append(f"its latest report came and was refused: {refused_report}")
     if entry.role == NodeRole.LOST:
         said.append("silence proves nothing: its workers count as running until it is heard")
         if not removing.why_not(engine.state, entry):

@@ -57,12 +57,30 @@ async def test_a_node_whose_reports_are_refused_says_so_where_it_is_looked_for()
             await agent.bus.publish(subjects.node_report(CELL, agent.name), encode(long))
             await cell.clock.settle()
         refused = f"NodeReport: {len(encode(long))} bytes, expected at most {MAX_MESSAGE_BYTES}"
-        said = f"its reports come and are refused, so it counts as silent: {refused}"
+        said = f"its latest report came and was refused: {refused}"
         for name, times in (("t0", 1), ("t1", 0)):
             found = await cell.ask(Describe(kind="node", name=name))
             assert isinstance(found, Description)
             assert found.why.count(said) == times
         await cell.clock.advance(REPEAT_PERIOD_S + 1.0)
+        found = await cell.ask(Describe(kind="node", name="t0"))
+        assert isinstance(found, Description)
+        assert not any("refused" in line for line in found.why)
+
+
+async def test_a_node_whose_next_report_is_taken_is_cured() -> None:
+    """One bad message on a healthy node's subject is told until the node is heard again."""
+    async with Cell(training=2) as cell:
+        await cell.lead()
+        agent = cell.agents["t0"]
+        subject = subjects.node_report(CELL, agent.name)
+        await agent.bus.publish(subject, b"garbage")
+        await cell.clock.settle()
+        found = await cell.ask(Describe(kind="node", name="t0"))
+        assert isinstance(found, Description)
+        assert any("latest report came and was refused" in line for line in found.why)
+        await agent.bus.publish(subject, encode(agent.make_report()))
+        await cell.clock.settle()
         found = await cell.ask(Describe(kind="node", name="t0"))
         assert isinstance(found, Description)
         assert not any("refused" in line for line in found.why)
