@@ -29,9 +29,8 @@ log = logging.getLogger(__name__)
 def call_all(named: Sequence[tuple[Path, Path | None]], *, fake_nvml: Path | None) -> None:
     """Have every node of these brought home that is away; their agents start all or none.
 
-    Where a file and the command line name two state directories, the node of each. Two nodes of one
-    name have one timer of systemd, which the file's takes last; the next start of its agent finds
-    that one at home, and calls the other.
+    Where a file and the command line name the state directories of two nodes, each of them. Of two
+    that are one node's, as where one is a copy, only that which is true now.
 
     named: each settings file, and the state directory of its node if that was given.
     """

@@ -8,6 +8,7 @@ fail for the rest: the file may have been changed while the node is lent.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import tomllib
 from collections.abc import Generator
@@ -19,12 +20,15 @@ from msgspec import structs
 from agent import boots
 from agent.accounts import worker_account
 from agent.go_home import is_away
+from agent.holder import lock_path
 from agent.inference import ENGINES, checked_url, engine_named
 from agent.kept_settings import kept
 from agent.ledger import peek
 from agent.moving import left_pool
 from agent.server_processes import checked_units
 from agent.settings import AgentSettings, Starter
+from agent.shim_files import is_locked
+from agent.state import Memory
 from common import natsrules
 from common.clock import SystemClock
 from common.errors import ConfigError
@@ -147,10 +151,10 @@ def way_home(path: Path, *, state_dir: Path | None) -> AgentSettings:
 
 
 def expected_homes(path: Path, *, state_dir: Path | None) -> list[AgentSettings]:
-    """What `way_home` would give now for each state directory that is named, without a word; none
-    for one where it would fail. The file's is the last."""
+    """What `way_home` would give now for each node whose state directory is named, without a word;
+    none for one where it would fail. The file's is the last."""
     found: list[AgentSettings] = []
-    for where in reversed(_named_dirs(path, state_dir)):
+    for where in reversed(_less_copies(_named_dirs(path, state_dir))):
         with suppress(ConfigError):
             found.append(_settings_in(where, path)[0])
     return found
@@ -185,10 +189,10 @@ def _home_dir(path: Path, state_dir: Path | None) -> Path | None:
     """The state directory of the node that is to come home; None: nobody says.
 
     A unit may name another one than a site's file, and a file may have been changed: so the one of
-    a node that is away, else one of any node. Of two that are away it is the command line's: a last
-    resort names there whom it was armed for. Of two at home it is the file's.
+    a node that is away, else one of any node. Of two nodes that are away it is the command line's:
+    a last resort names there whom it was armed for. Of two at home it is the file's.
     """
-    named = _named_dirs(path, state_dir)
+    named = _less_copies(_named_dirs(path, state_dir))
     for where in reversed(named):
         memory = peek(where)
         if memory is not None and is_away(memory):
@@ -201,6 +205,26 @@ def _named_dirs(path: Path, state_dir: Path | None) -> list[Path]:
     """The state directories that a file and the command line name, in this order."""
     named = [where for where in (_named_state_dir(path), state_dir) if where is not None]
     return named[:1] if len(named) > 1 and _is_same(*named) else named
+
+
+def _less_copies(named: list[Path]) -> list[Path]:
+    """The same, less what a directory is a copy of, or the copy, where both say that their node is
+    away: it is one node, and at most one of them knows of its loan as it is now. A way home by the
+    other would end a job whose lease is being renewed."""
+    known = [(where, memory) for where in named if (memory := peek(where)) is not None]
+    away = [(where, memory) for where, memory in known if is_away(memory)]
+    if len(away) < 2 or len({memory.node for _, memory in away}) > 1:
+        return named
+    true, _ = max(away, key=lambda one: _how_new(*one))  # of equals the file's, which comes first
+    return [true]
+
+
+def _how_new(where: Path, memory: Memory) -> tuple[bool, int, int, float]:
+    """The greater, the later this state was the node's: whoever works on the node has it locked,
+    and a coordinator counts what it orders; a lease that is renewed counts nothing."""
+    ends_at_s = memory.lease_ends_at_s
+    is_held = is_locked(str(lock_path(where)))
+    return is_held, memory.epoch, memory.generation, -math.inf if ends_at_s is None else ends_at_s
 
 
 def _accepted(where: Path | None) -> AgentSettings | None:

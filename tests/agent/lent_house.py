@@ -92,15 +92,18 @@ async def make_lent(
     left_s: float = -0.1,
     boot_id: str = "",
     clock: Clock | None = None,
+    node: str = "n1",
+    generation: int = 0,
 ) -> Path:
     """A node whose agent accepted its settings and died, and its lease's time left; their file."""
-    config = house.config(inference=True)
+    config = house.config(inference=True, node=node)
     settings = load(config, AgentSettings)
     house.state_dir.mkdir(exist_ok=True)
     clock = clock or SystemClock()
     kept_settings.keep(house.state_dir, settings)
     memory = first_memory(settings, boot_id or clock.boot_id())
     memory.role = memory.desired_role = role
+    memory.generation = generation
     if role == R.ON_LOAN:
         memory.is_server_stopped = True
         memory.lease = Lease(lease_id=LeaseId("l1-1"), service=ServiceName("chat"), ttl_s=3.0)

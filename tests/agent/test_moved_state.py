@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
-from agent.ledger import peek
+from agent.ledger import exclusive, peek
 from agent.settings_file import expected_homes, way_home
+from common.errors import Unavailable
 from common.model import NodeRole
 from tests.agent.daemon_house import DaemonHouse, kill_9, lend, make_daemon_house
 from tests.agent.lent_house import home, make_lent, make_quiet_house, role, with_line, with_other
@@ -15,6 +18,13 @@ R = NodeRole
 pytestmark = pytest.mark.slow
 house = pytest.fixture(make_daemon_house)
 quiet_house = pytest.fixture(make_quiet_house)
+STALE_AND_TRUE = {
+    "lock": ((1, 600.0), (0, 300.0)),
+    "generation": ((0, 600.0), (1, 300.0)),
+    "lease": ((0, 300.0), (0, 600.0)),
+}
+"""By what the true one of two states of a node is told from the stale one: of each the generation,
+and the seconds left of its lease."""
 
 
 @pytest.mark.parametrize("is_told", [False, True])
@@ -75,6 +85,43 @@ async def test_an_agent_that_refuses_its_file_has_a_moved_node_brought_home(
     await house.until(lambda: role(house) == R.SERVING, "the node serves")
     assert house.mark("routed").exists()
     assert not old.exists()
+
+
+@pytest.mark.parametrize("newer_by", STALE_AND_TRUE)
+@pytest.mark.parametrize("is_of_file", [True, False])
+async def test_of_a_copied_state_that_counts_which_is_the_nodes_now(
+    quiet_house: DaemonHouse, newer_by: str, *, is_of_file: bool
+) -> None:
+    """Whether the file names it or the command line: an agent works there, or more was ordered
+    there, or its lease ends later."""
+    house = quiet_house
+    stale, true = house.directory / "stale", house.directory / "true"
+    for where, known in zip((stale, true), STALE_AND_TRUE[newer_by], strict=True):
+        house.use_state_dir(where)
+        await make_lent(house, generation=known[0], left_s=known[1])
+    named, told = (true, stale) if is_of_file else (stale, true)
+    house.use_state_dir(named)
+    config = house.config(inference=True)
+    with exclusive(true) if newer_by == "lock" else nullcontext():
+        assert way_home(config, state_dir=told).state_dir == str(true)
+        assert [found.state_dir for found in expected_homes(config, state_dir=told)] == [str(true)]
+
+
+async def test_a_copy_of_its_state_brings_no_node_home_whose_agent_works(
+    quiet_house: DaemonHouse,
+) -> None:
+    """It was taken with the lease of that time, which is over; the node's own is renewed since."""
+    house = quiet_house
+    config = await make_lent(house)
+    copied, now = house.state_dir, house.directory / "now"
+    house.use_state_dir(now)
+    config = await make_lent(house, left_s=600.0)
+    with exclusive(now), pytest.raises(Unavailable, match="another agent works on this node"):
+        await home(way_home(config, state_dir=copied), house)
+    assert not house.mark("routed").exists()
+    for state_dir in (copied, now):
+        memory = peek(state_dir)
+        assert memory is not None and memory.role == R.ON_LOAN
 
 
 @pytest.mark.nats

@@ -151,6 +151,25 @@ async def test_a_unit_that_names_another_state_dir_hides_no_node(
         assert str(house.state_dir) in armed(house.state_dir)
 
 
+async def test_of_two_state_dirs_of_a_node_that_is_away_the_stale_one_brings_nobody_home(
+    quiet_house: DaemonHouse, tmp_path: Path
+) -> None:
+    """What was left of an earlier loan is over, and a job of the loan as it is now may run on."""
+    house = quiet_house
+    stale, real = tmp_path / "stale", tmp_path / "real"
+    for state_dir, left_s in ((stale, -LONG_S), (real, LONG_S)):
+        house.use_state_dir(state_dir)
+        config = await make_lent(house, left_s=left_s)
+    with_line("report_perid_s = 1.0")(config)
+    async with disarmed(house, stale, real):
+        arguments = ("--config", str(config), "--state-dir", str(stale))
+        code, text = await house.run(*arguments, "--fake-nvml", str(house.fleet))
+        assert (code, text.count("is away; its last resort fires in 60")) == (2, 1), text
+        argv = armed(real)
+        assert argv[argv.index("--state-dir") + 1] == str(real)
+        assert not armed(stale)
+
+
 async def test_of_two_state_dirs_with_a_node_that_is_away_none_is_left_behind(
     quiet_house: DaemonHouse, tmp_path: Path
 ) -> None:
@@ -158,9 +177,9 @@ async def test_of_two_state_dirs_with_a_node_that_is_away_none_is_left_behind(
     home the node which it was armed for."""
     house = quiet_house
     of_unit, of_file = tmp_path / "of-the-unit", tmp_path / "of-the-file"
-    for state_dir in (of_unit, of_file):
+    for state_dir, node in ((of_unit, "n2"), (of_file, "n1")):
         house.use_state_dir(state_dir)
-        config = await make_lent(house, left_s=LONG_S)
+        config = await make_lent(house, left_s=LONG_S, node=node)
     with_line("report_perid_s = 1.0")(config)
     async with disarmed(house, of_unit, of_file):
         arguments = ("--config", str(config), "--state-dir", str(of_unit))
