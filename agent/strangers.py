@@ -130,8 +130,11 @@ class Strangers:
                 self._servers = frozenset(pids - beside)
                 certain = self._lasting(beside, known, since_s, look)
         # Its worker has the GPU before it can say by which process: it would be told as nobody's.
-        certain -= {pid for pid, uuid in used if uuid in look.unnamed} - known
-        self.found = tuple((pid, uuid) for pid, uuid in used if pid in certain)
+        self.found = tuple(
+            (pid, uuid)
+            for pid, uuid in used
+            if pid in certain and (uuid not in look.unnamed or pid in known)
+        )
         memory.strangers = sorted({pid for pid, _ in self.found})
 
     def _judge(self, look: Look, pids: set[int], server: ServerSettings) -> None:

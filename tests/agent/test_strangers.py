@@ -246,6 +246,21 @@ def test_where_a_worker_starts_only_those_are_strangers_that_were_before(role: N
     assert (OTHER, "GPU-0") in house.eye.found
 
 
+def test_whoever_may_be_a_worker_that_starts_is_a_stranger_on_the_other_gpus() -> None:
+    """Its worker was not given those; one process may be on several."""
+    house = House(R.TRAINING)
+    gpus = tuple(
+        GpuReport(
+            uuid=GpuUuid(f"GPU-{index}"), index=index, gpu_type="H100", memory_total_bytes=1,
+            processes=(GpuProcess(pid=OTHER),),
+        )
+        for index in range(2)
+    )  # fmt: skip
+    look = Look(at_s=9.0, gpus=gpus, owners=(), is_healthy=False, unnamed=frozenset({gpus[0].uuid}))
+    house.eye.saw(look, house.memory)
+    assert house.eye.found == ((OTHER, "GPU-1"),)
+
+
 def test_a_look_that_sees_no_gpu_shows_nobody_gone() -> None:
     """NVML did not answer: whoever was there may be there."""
     house = House()

@@ -12,7 +12,7 @@ import pytest
 
 from agent import shim_files
 from agent.runner import WorkerStatus
-from common.messages import WorkerPhase
+from common.messages import OrderPhase, WorkerPhase
 from common.model import NodeRole
 from tests.agent.bench import key, order
 from tests.agent.node_house import House
@@ -73,6 +73,7 @@ async def test_a_worker_whose_disk_is_slow_is_no_stranger(
     try:
         await workers.until(lambda: file.exists() and file.read_text().endswith("\n"), "it is up")
         assert await workers.runner.statuses() == ()
+        assert workers.runner.has_shim(key())
         house.machine.pids = {0: int(file.read_text()), 1: os.getpid()}
         await house.turn(2)
         assert [found.pid for found in house.life.trespasses] == [os.getpid()]
@@ -89,6 +90,27 @@ async def test_a_worker_whose_disk_is_slow_is_no_stranger(
     assert [found.pid for found in house.life.trespasses] == [status.pid]
     kill(status.pid)
     await workers.until_exited(key())
+    await workers.until(lambda: not workers.runner.has_shim(key()), "its shim has gone")
+
+
+@pytest.mark.parametrize("has_shim", [False, True])
+async def test_a_start_that_came_to_nothing_hides_no_stranger(*, has_shim: bool) -> None:
+    """The disk was full at that step, so nobody is on its way to the GPU. Of an order that an
+    earlier agent began, a shim may be, and its worker is not known yet."""
+    house = House()
+    house.accept(NodeRole.TRAINING, order(phase=OrderPhase.RESERVE))
+    await house.turn(3)
+    house.accept(NodeRole.TRAINING, order())
+    house.ledger.is_full = True
+    await house.turn()
+    [held] = house.life.workers.live()
+    assert held.is_begun and not house.runner.known
+    if has_shim:
+        house.runner.shims.add(key())
+    house.machine.pids = {0: os.getpid(), 1: os.getppid()}
+    await house.turn(2)
+    told = {os.getppid()} if has_shim else {os.getpid(), os.getppid()}
+    assert {found.pid for found in house.life.trespasses} == told
 
 
 async def test_what_is_left_of_a_worker_without_a_status_is_no_strangers() -> None:
