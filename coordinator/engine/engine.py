@@ -218,6 +218,7 @@ class Engine:
         self.state.counters.passes += 1
         for job in self._deadlines.due(self.state, ctx.now_s):
             timeouts.time_is_up(ctx, job)
+        self._deadlines.seen(ctx.now_s)
         snapshot = self._views.snapshot(ctx)
         allocation = self.policy.allocate(snapshot, self._memory())
         self.state.policy_memory = allocation.memory

@@ -192,6 +192,7 @@ def _run_when_ready(ctx: Context, job: JobEntry) -> None:
     job.worker_s = 0.0
     job.saved_gpu_s = job.attained_gpu_s
     job.measured_left_s = None
+    job.suspended_before_s = job.suspended_s
     job.succeeded_workers, job.retry.refused_by = [], {}
     job.total_queueing_s += ctx.now_s - job.pending_since_s
     if job.started_at_s is None:

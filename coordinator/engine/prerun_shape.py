@@ -35,6 +35,15 @@ def is_on(job: JobEntry) -> bool:
     return job.spec.prerun.gang is not None
 
 
+def computed_s(job: JobEntry, now_s: float) -> float:
+    """Seconds that its present attempt has computed until now: none while it was suspended."""
+    if job.attempt_ran_at_s is None:
+        return 0.0
+    until_s = now_s if job.suspended_at_s is None else job.suspended_at_s
+    paused_s = job.suspended_s - job.suspended_before_s
+    return max(0.0, until_s - job.attempt_ran_at_s - paused_s)
+
+
 def settled(ctx: Context, job: JobEntry) -> None:
     """The last worker of a pre-run that is over has gone: the job is a gang again.
 

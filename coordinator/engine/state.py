@@ -291,6 +291,8 @@ class JobEntry(Struct, kw_only=True):
     """Since when it is suspended; None while it is not."""
     suspended_s: float = 0.0
     """Time suspended in all, up to its last resumption."""
+    suspended_before_s: float = 0.0
+    """Of it, what was before its present or latest attempt ran."""
     suspension_count: int = 0
     migration: Migration | None = None
     migration_count: int = 0

@@ -214,12 +214,12 @@ def _seen_job(ctx: Context, job_id: JobId) -> JobView | None:
     seen, time_s = job_view(ctx, job), job.spec.prerun.time_s
     if not prerun_shape.is_on(job) or time_s is None:
         return seen
-    ran_at_s = job.attempt_ran_at_s
-    ran_s = 0.0 if ran_at_s is None else ctx.now_s - ran_at_s
+    ran_s = prerun_shape.computed_s(job, ctx.now_s)
+    computes = job.attempt_ran_at_s is not None and job.state != JobState.SUSPENDED
     return replace(
         seen,
         remaining_work_s=0.0 if job.retry.is_prerun_over else max(0.0, time_s - ran_s),
-        work_rate=0 if ran_at_s is None else 1,
+        work_rate=int(computes),
         least_work_s=0.0,
         estimated_left_s=None,
         estimate_source=Source.PRERUN,

@@ -18,10 +18,13 @@ from common.model import (
     RetrySpec,
     WorkerRange,
 )
+from coordinator.engine.deadlines import Deadlines
 from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.events import NodeReported, ProgressReported
 from coordinator.engine.settings import EngineSettings
 from coordinator.engine.state import JobEntry
+from coordinator.policies.decisions import Allocation, Resume, Suspend
+from coordinator.policies.snapshot import ClusterSnapshot
 from coordinator.sim.cluster import Delays
 from coordinator.sim.simulation import Submission
 from tests.engine.house import House, start, state
@@ -35,6 +38,13 @@ def cell(*, delays: Delays | None = None) -> House:
     """Two training nodes of 8 GPUs."""
     settings = EngineSettings(policy="fifo", min_runtime_s=0.0)
     return House(training=2, inference=0, settings=settings, delays=delays)
+
+
+def taking_turns() -> House:
+    """The same cell under a policy that suspends."""
+    house = cell()
+    house.engine.policy = replace(house.engine.policy, shares_gpus=True)
+    return house
 
 
 def submit(
@@ -173,6 +183,78 @@ def test_a_preemption_in_it_leads_to_another_one() -> None:
     house.wait(10.0)
     assert state(job) == JobState.PENDING
     assert job.spec.prerun.gang is not None
+
+
+def test_its_time_stands_still_while_it_is_suspended() -> None:
+    """It has computed for all of it before it is over, whoever has its GPU in between."""
+    house = taking_turns()
+    job = submit(house)
+    house.start(job, "t0")
+    house.wait(400.0)
+    house.decide(Suspend(job_id=job.job_id, reason="another one's turn"))
+    house.wait(1000.0)
+    house.sim.ask_pass()
+    house.settle()
+    [view] = house.engine.snapshot().jobs
+    assert (state(job), view.work_rate) == (JobState.SUSPENDED, 0)
+    assert view.work_left_s(house.engine.state.now_s) == TIME_S - 400.0
+    house.decide(Resume(job_id=job.job_id, reason="its turn"))
+    house.wait(199.0)
+    assert state(job) == JobState.RUNNING
+    house.wait(1.0)
+    assert (state(job), job.spec.workers) == (JobState.PENDING, GANG)
+
+
+def test_only_suspensions_of_the_same_attempt_prolong_it() -> None:
+    """A second pre-run computes as long as the first one was to."""
+    house = taking_turns()
+    job = submit(house)
+    house.start(job, "t0")
+    house.wait(10.0)
+    house.decide(Suspend(job_id=job.job_id, reason="another one's turn"))
+    house.wait(300.0)
+    house.decide(Resume(job_id=job.job_id, reason="its turn"))
+    house.sim.nodes[job.workers[0].node].exited(
+        job.workers[0].key, 1, RULES.failure("cuda_failure")
+    )
+    house.settle()
+    house.start(job, "t0")
+    house.wait(TIME_S - 1.0)
+    assert (state(job), job.attempt) == (JobState.RUNNING, 2)
+    house.wait(1.0)
+    assert job.spec.workers == GANG
+
+
+def test_a_suspended_one_hides_no_later_wake() -> None:
+    """What the policy asked to be woken for comes, also when the pre-run's time were over."""
+    house = taking_turns()
+    job = submit(house)
+    house.start(job, "t0")
+    house.decide(Suspend(job_id=job.job_id, reason="another one's turn"))
+    passes: list[float] = []
+
+    def every_minute(snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
+        passes.append(snapshot.now_s)
+        return Allocation(decisions=(), wake_at_s=snapshot.now_s + 60.0)
+
+    house.engine.policy = replace(house.engine.policy, allocate=every_minute)
+    house.sim.ask_pass()
+    house.wait(TIME_S * 2)
+    assert passes == [60.0 * count for count in range(21)]
+
+
+def test_an_instant_that_a_pass_has_seen_wakes_nobody() -> None:
+    """It would hide all later ones; the next pass looks at its job all the same."""
+    house = cell()
+    first = submit(house, "a")
+    house.start(first, "t0")
+    house.wait(10.0)
+    house.start(submit(house, "b"), "t1")
+    deadlines, held = Deadlines(house.engine.state), house.engine.state
+    assert deadlines.next_s() == TIME_S
+    deadlines.seen(TIME_S)
+    assert deadlines.next_s() == TIME_S + 10.0
+    assert deadlines.due(held, TIME_S) == [first]
 
 
 def test_a_lost_journal_forgets_neither_the_gang_nor_its_pre_run() -> None:

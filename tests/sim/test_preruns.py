@@ -135,6 +135,26 @@ def test_gangs_start_after_their_pre_runs_under_every_policy(policy: str) -> Non
     assert waited_s <= ROUND_S.get(policy, 0.0)
 
 
+def test_a_pre_run_that_is_suspended_computes_its_time_all_the_same() -> None:
+    """In turns with others it takes longer, and the turns of the cell go on."""
+    gangs = {f"g{number}": Gang(float(number), 2, 2, 2000.0) for number in range(24)}
+    sim = played("gandiva", gangs)
+    computed_s: dict[JobId, float] = {}
+    now_s = 0.0
+    while now_s < LONGEST_S:
+        now_s += LOOK_S / 10
+        sim.run(until_s=now_s)
+        for job in sim.engine.state.jobs.values():
+            if job.spec.prerun.gang is not None and job.state == JobState.RUNNING:
+                computed_s[job.job_id] = computed_s.get(job.job_id, 0.0) + LOOK_S / 10
+    jobs = sim.engine.state.jobs
+    assert {job.state for job in jobs.values()} == {JobState.SUCCEEDED}
+    assert sim.engine.state.counters.suspensions
+    assert sorted(computed_s) == sorted(jobs)
+    assert min(computed_s.values()) >= PRERUN_S - LOOK_S
+    assert max(computed_s.values()) <= PRERUN_S + LOOK_S
+
+
 @st.composite
 def gang(draw: st.DrawFn) -> Gang:
     """One of few shapes, so that they compete."""
