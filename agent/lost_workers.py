@@ -8,11 +8,14 @@ answers, whatever is left of the worker is killed before anybody may think that 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
 import signal
 from pathlib import Path
+
+import msgspec
 
 from agent import shim_control, shim_files
 from agent.processes import thread_states
@@ -29,41 +32,48 @@ log = logging.getLogger(__name__)
 
 ASK_S = 2.0
 """How long a shim may take to write its status again; the node's step waits for it."""
+UNREAD_S = 10.0
+"""How long a disk may fail to read a status before its worker counts as lost."""
 POLL_S = 0.02
 HALTED = "T"
 """The state of a process that was stopped by a signal (proc(5))."""
 
 
-def has_status(directory: Path) -> bool:
-    """Whether anything stands where a worker's status belongs."""
-    return os.path.lexists(directory / shim_files.STATUS_FILE)
+def has_file(directory: Path, name: str = shim_files.STATUS_FILE) -> bool:
+    """Whether anything stands where a worker's status belongs, or another of its files."""
+    return os.path.lexists(directory / name)
 
 
 class LostWorkers:
-    """Which of them were asked in vain, and are not asked again; which shims were halted."""
+    """Which of them were asked in vain, and are not asked again; which shims were halted, and whom
+    somebody here killed; what was last read of each."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._in_vain: set[WorkerKey] = set()
         self._halted: dict[WorkerKey, set[int]] = {}
+        self._shot: set[WorkerKey] = set()
+        self._read: dict[WorkerKey, WorkerStatus] = {}
+        self._unread_from_s: dict[WorkerKey, float] = {}
 
-    async def ask(self, key: WorkerKey, directory: Path, uid: int) -> None:
-        """Have the shim write its status again, and return when it has, or will not.
+    async def ask(self, key: WorkerKey, directory: Path, uid: int) -> bool:
+        """Have the shim write its status again; whether it did when this returns.
 
         uid: of the worker's account, as in `end`.
         """
         if key in self._in_vain or not _can_be_asked(directory, uid):
-            return
+            return False
         with contextlib.suppress(Unavailable):
             shim_control.tell(directory, key, {"op": "say"})
         try:
             async with self._clock.timeout(ASK_S):
-                while not has_status(directory):
+                while not has_file(directory):
                     await self._clock.sleep(POLL_S)
         except TimeoutError:
             self._in_vain.add(key)
-        else:
-            log.warning("worker %s: its status was gone; its shim has written it again", key)
+            return False
+        log.warning("worker %s: its status was gone; its shim has written it again", key)
+        return True
 
     def end(self, key: WorkerKey, directory: Path, uid: int) -> WorkerStatus | None:
         """What to say of it while anybody of it lives, who is killed; None once nobody does."""
@@ -99,21 +109,80 @@ class LostWorkers:
         workers = {pid for pid in below if owner(pid) == uid}
         workers |= marked(directory, uid) - shims
         # One that waits for its disk halts later: it is waited for until the next look, no longer.
-        if all(pid in before or HALTED in thread_states(pid) for pid in shims):
+        if all(pid in before or _is_halted(pid) for pid in shims):
             _signal(workers or shims, signal.SIGKILL)
+            if workers or shims:
+                self._shot.add(key)
         self._halted[key] = shims
         return workers, shims
 
-    def found(self, key: WorkerKey, directory: Path, uid: int) -> None:
-        """Its status can be read again: a shim that was halted and not yet killed goes on."""
-        halted = self._halted.pop(key, set())
+    async def end_all_left(self, key: WorkerKey, directory: Path, uid: int) -> None:
+        """Return when nobody of it lives; see `end_left`.
+
+        Raises:
+            Unavailable: somebody waits in the kernel, and cannot die now.
+        """
+        try:
+            async with self._clock.timeout(ASK_S):
+                while any(await asyncio.to_thread(self.end_left, key, directory, uid)):
+                    await self._clock.sleep(POLL_S)
+        except TimeoutError:
+            raise Unavailable(f"{key}: some of its processes are not dead yet") from None
+        self.forget(key)
+
+    def as_before(self, key: WorkerKey) -> WorkerStatus:
+        """What to say of it when nobody knows better at this look: nothing has changed."""
+        before = self._read.get(key)
+        return WorkerStatus(key=key, phase=WorkerPhase.RUNNING, pid=0) if before is None else before
+
+    def unread(self, key: WorkerKey, directory: Path) -> WorkerStatus | None:
+        """What to say of it while its disk fails to read its status; None once that takes too long.
+
+        Its shim is asked for another one, which the disk may have room for elsewhere.
+        """
+        now_s = self._clock.now_s()
+        if now_s - self._unread_from_s.setdefault(key, now_s) >= UNREAD_S:
+            return None
+        with contextlib.suppress(Unavailable, OSError):
+            shim_control.tell(directory, key, {"op": "say"})
+        return self.as_before(key)
+
+    def found(self, status: WorkerStatus, directory: Path, uid: int) -> WorkerStatus:
+        """Its status can be read, again: a shim that was halted and not yet killed goes on, and
+        whoever was killed here did not fail by itself, whatever its shim saw. What is said of it.
+        """
+        key, halted = status.key, self._halted.pop(status.key, set())
         if halted:
             _signal(_shims(directory, uid) & halted, signal.SIGCONT)
+        self._in_vain.discard(key)
+        self._unread_from_s.pop(key, None)
+        is_failure = status.phase == WorkerPhase.EXITED and status.exit_code != 0
+        if key in self._shot and is_failure and status.fault == Fault.NONE:
+            status = msgspec.structs.replace(status, fault=Fault.SHIM_LOST)
+        self._read[key] = status
+        return status
+
+    def adopt(self, key: WorkerKey, directory: Path, uid: int) -> None:
+        """A worker of whom an agent before this one may have halted the shim: it goes on."""
+        if key not in self._halted:
+            _signal({pid for pid in _shims(directory, uid) if _is_halted(pid)}, signal.SIGCONT)
 
     def forget(self, key: WorkerKey) -> None:
         """Nothing of it is left."""
         self._in_vain.discard(key)
-        self._halted.pop(key, None)
+        self._shot.discard(key)
+        for table in (self._halted, self._read, self._unread_from_s):
+            table.pop(key, None)
+
+
+def has_begun(directory: Path, uid: int) -> bool:
+    """Whether a worker computes of this directory, or something that descends from its shim."""
+    shims = _shims(directory, uid)
+    return any(shim_files.descendants(shim) for shim in shims) or bool(marked(directory, uid))
+
+
+def _is_halted(pid: int) -> bool:
+    return HALTED in thread_states(pid)
 
 
 def _signal(pids: set[int], number: signal.Signals) -> None:

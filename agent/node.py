@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -170,7 +170,7 @@ class Node:
             gpus=sample.gpus,
             owners=_owners(statuses),
             is_healthy=sample.is_healthy,
-            unnamed=_unnamed(self.life.workers.live(), statuses),
+            unnamed=_unnamed(filter(self._may_run, self.life.workers.live()), statuses),
         )
         self._strangers.saw(look, self.life.memory)
         strangers = {pid for pid, _ in self._strangers.found[:MAX_TRESPASSES]}
@@ -191,6 +191,15 @@ class Node:
             else frozenset(),
             contact_at_s=self.contact_at_s,
         )
+
+    def _may_run(self, held: Held) -> bool:
+        """Whether a worker may be on its GPUs before any status says so, or still. Nothing came of
+        a start that is not under way and left no shim, as on a full disk."""
+        key = held.order.key
+        is_coming = held.is_begun and (
+            self.life.workers.is_to_start(key) or self.runner.has_shim(key)
+        )
+        return held.is_started or is_coming
 
     # --- doing --------------------------------------------------------------------------------
 
@@ -344,7 +353,7 @@ def _limit_s(action: WorkerAction) -> float:
     """What the time limits inside an action add up to."""
     match action:
         case StartWorker():
-            return 2 * START_TIMEOUT_S  # of its unit, and of its shim's first word
+            return 2 * START_TIMEOUT_S + 3 * ASK_S  # of unit and first word; what it lost, thrice
         case CheckReserve():
             return CHECK_TIMEOUT_S
         case StopWorker() | ResizeWorker() | PauseWorker() | ForgetWorker():
@@ -360,15 +369,14 @@ def _owners(statuses: Sequence[WorkerStatus]) -> list[int]:
     return [pid for status in granted for pid in (status.pid, status.shim_pid) if pid]
 
 
-def _unnamed(live: Sequence[Held], statuses: Sequence[WorkerStatus]) -> frozenset[GpuUuid]:
-    """GPUs of workers whose start was begun and of which no status names a process.
+def _unnamed(maybe: Iterable[Held], statuses: Sequence[WorkerStatus]) -> frozenset[GpuUuid]:
+    """GPUs of those of these workers of which no status names a process.
 
     A shim starts its worker first and then writes down which it is, as fast as its disk is. Nor can
     anybody say what is left of a worker whose status is gone or cannot be read.
     """
     named = {status.key for status in statuses if status.pid or status.shim_pid}
-    awaited = (held.order for held in live if held.is_begun or held.is_started)
-    unnamed = (order for order in awaited if order.key not in named)
+    unnamed = (held.order for held in maybe if held.order.key not in named)
     return frozenset(uuid for order in unnamed for uuid in order.gpu_uuids)
 
 

@@ -103,6 +103,10 @@ class WorkerRunner(Protocol):
         """
         ...
 
+    def has_shim(self, key: WorkerKey) -> bool:
+        """Whether somebody is at work on a worker, though no status may say so yet."""
+        ...
+
     async def forget(self, key: WorkerKey) -> None:
         """Remove every trace of a worker that has ended but its log, which is kept for a while.
 

@@ -16,25 +16,46 @@ from pathlib import Path
 import msgspec
 
 from agent import shim_files
-from agent.worker_record import WorkerRecord, kill_marked
+from agent.lost_workers import LostWorkers, has_begun
+from agent.worker_record import WorkerRecord
 from common.messages import WorkerPhase
-from common.model import StopReason
+from common.model import StopReason, WorkerKey
 
 
-def withdraw(directory: Path, reason: StopReason, boot_id: str, now_s: float) -> None:
-    """Say that a worker has ended which never began; nothing where there is no sign of a start, one
-    has a status already, or its shim lives, which then has to be told. One that did begin, and lost
-    shim and status, is killed and over when it is dead.
+def withdraw(
+    key: WorkerKey,
+    directory: Path,
+    reason: StopReason,
+    boot_id: str,
+    now_s: float,
+    *,
+    lost: LostWorkers,
+    uid: int,
+) -> bool:
+    """Say that a worker has ended which never began; nothing where one has a status already, or its
+    shim lives, which then has to be told. Whether it did begin, and has lost its shim or all that
+    its shim could be told by: then it is being killed, by `lost`, and over when it is dead.
+
+    uid: of the worker's account.
 
     Raises:
         OSError: the disk does not take it.
     """
     status = directory / shim_files.STATUS_FILE
-    if status.exists() or not directory.is_dir():
-        return
+    if status.exists():
+        return False
+    if not _has_lock_place(directory) and any(lost.end_left(key, directory, uid)):
+        return True
+    if not directory.is_dir() or directory.is_symlink():
+        return False
     with _lock(directory) as is_free:
-        if not is_free or status.exists() or kill_marked(directory):
-            return
+        is_reached = not is_free and os.path.lexists(directory / shim_files.CONTROL_SOCKET)
+        if is_reached or status.exists():
+            return False
+        if has_begun(directory, uid):
+            return any(lost.end_left(key, directory, uid))
+        if not is_free:  # it is on its way
+            return False
         record = WorkerRecord(
             phase=WorkerPhase.EXITED,
             pid=0,
@@ -48,6 +69,14 @@ def withdraw(directory: Path, reason: StopReason, boot_id: str, now_s: float) ->
             stop_reason=reason.value,
         )
         shim_files.write_json(str(status), msgspec.to_builtins(record), is_durable=False)
+    return False
+
+
+def _has_lock_place(directory: Path) -> bool:
+    """Whether a lock may be taken there: a job can put anything where its directory was."""
+    lock = directory / shim_files.LOCK_FILE
+    is_lock = lock.is_file() if os.path.lexists(lock) else True
+    return directory.is_dir() and not directory.is_symlink() and is_lock and not lock.is_symlink()
 
 
 def is_shim_silent(directory: Path) -> bool:

@@ -51,6 +51,9 @@ def remove_directory(directory: Path) -> None:
     """Remove it, as far as the disk lets, with what its shim had to put elsewhere and left there
     because it was killed."""
     shim_sockets.remove_folder(str(directory))
+    if directory.is_symlink():  # its job's, in place of it
+        with contextlib.suppress(OSError):
+            directory.unlink()
     with contextlib.suppress(RecursionError):  # a job may nest directories as deep as it likes
         shutil.rmtree(directory, ignore_errors=True)
     with contextlib.suppress(OSError):

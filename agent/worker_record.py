@@ -152,6 +152,15 @@ def lacks_means(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in own
 
 
+def is_passing(error: BaseException) -> bool:
+    """Whether it is the disk that failed, maybe for this once: that says nothing of the file.
+
+    error: of `read_record` as well, which has the disk's as its cause.
+    """
+    of_disk, found = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT), error.__cause__ or error
+    return isinstance(found, OSError) and found.errno in of_disk
+
+
 def _check_words(record: WorkerRecord) -> None:
     """Refuse words of the job that a shim would not have taken from it: they go on from here.
 
@@ -256,7 +265,7 @@ def owner(pid: int) -> int:
 
 def marked(directory: Path, uid: int) -> set[int]:
     """Who has the worker's directory in the environment, of the processes of an account."""
-    mark = b"ARYL_WORKER_DIRECTORY=" + os.fsencode(directory.resolve())
+    mark = b"ARYL_WORKER_DIRECTORY=" + os.fsencode(os.path.realpath(directory))
     found: set[int] = set()
     for entry in os.scandir("/proc"):
         pid = int(entry.name) if entry.name.isdigit() else 0

@@ -21,7 +21,7 @@ from agent.failure_reader import FailureReader
 from agent.hung_shims import HungShims
 from agent.kept_logs import KeptLogs
 from agent.lost_logs import cut_lost
-from agent.lost_workers import LostWorkers, has_status
+from agent.lost_workers import LostWorkers, has_file
 from agent.path_check import OneLook, Refuse, refusal
 from agent.runner import Refusal, WorkerStatus
 from agent.settings import WORKERS_DIR, AgentSettings, Starter
@@ -34,9 +34,11 @@ from agent.worker_record import (
     WorkerRecord,
     bury,
     directory_name,
+    is_passing,
     is_shim_alive,
     key_of,
     lacks_means,
+    marked,
     read_record,
     tail,
 )
@@ -106,11 +108,14 @@ class ShimRunner:
         if (directory / shim_files.STATUS_FILE).exists():
             return
         self._check_not_root()
+        if not has_file(directory, shim_files.SPEC_FILE):  # no shim is on its way
+            await self._lost.end_all_left(order.key, directory, self._uid(directory))
+        place = await asyncio.to_thread(os.path.realpath, directory)
         is_for_a_shim = await asyncio.to_thread(make_directory, directory, self._account)
         spec = shim_spec(
             order,
             endpoint=endpoint,
-            directory=str(directory.resolve()),
+            directory=place,
             account=self._account,
             home=os.environ.get("HOME", "/"),
             contact_at_s=self._contact_at_s,
@@ -123,9 +128,23 @@ class ShimRunner:
             if is_for_a_shim:
                 await self._starter.start(directory, order)
             await first_word(order.key, directory, clock=self._clock)
-        except Unavailable:  # given up: whenever its shim gets on, this comes before all else
-            await self.stop(order.key, StopReason.STALE, 0.0)
-            raise
+        except Unavailable:
+            if not await self._has_begun(order.key, directory):
+                raise
+
+    async def _has_begun(self, key: WorkerKey, directory: Path) -> bool:
+        """Whether the worker of a start without a first word runs, or did and its job removed that
+        word. It is given up otherwise: whenever its shim gets on, a stop comes before all else.
+        """
+        uid = self._uid(directory)
+        if await asyncio.to_thread(marked, directory, uid):
+            is_said = await self._lost.ask(key, directory, uid)
+            if is_said or has_file(directory):
+                return True
+        try:
+            return await self._stop(key, StopReason.STALE, 0.0)
+        except Unavailable:  # it cannot be told, or is not dead yet: that it is over, a look says
+            return True
 
     def _check_not_root(self) -> None:
         uid = os.geteuid()
@@ -133,10 +152,21 @@ class ShimRunner:
 
     async def stop(self, key: WorkerKey, reason: StopReason, grace_s: float) -> None:
         """As `WorkerRunner.stop`."""
+        await self._stop(key, reason, grace_s)
+
+    async def _stop(self, key: WorkerKey, reason: StopReason, grace_s: float) -> bool:
+        """Whether it had begun, and could not be told; it is dead then, or about to be."""
         now_s = self._clock.now_s()
         self._hung.told_to_stop(key, grace_s, now_s=now_s)
         self._tell(key, {"op": "stop", "reason": reason.value, "grace_s": grace_s})
-        await asyncio.to_thread(withdraw, self._directory(key), reason, self._boot_id, now_s)
+        directory, boot_id = self._directory(key), self._boot_id
+        uid, of_it = self._uid(directory), (key, directory)
+        is_lost = await asyncio.to_thread(
+            withdraw, *of_it, reason, boot_id, now_s, lost=self._lost, uid=uid
+        )
+        if is_lost:
+            await self._lost.end_all_left(*of_it, uid)
+        return is_lost
 
     async def resize(self, key: WorkerKey, worker_count: int) -> None:
         """As `WorkerRunner.resize`."""
@@ -157,17 +187,26 @@ class ShimRunner:
         """As `WorkerRunner.statuses`; each live shim hears of the last contact, once."""
         seen: list[tuple[WorkerStatus, Path]] = []
         at = self._directories() | {key: self._directory(key) for key in started}
-        lost = [key for key in started if not has_status(at[key])]
-        await asyncio.gather(*(self._lost.ask(key, at[key], self._uid(at[key])) for key in lost))
+        lost = [key for key in started if not has_file(at[key])]
+        asked = (self._lost.ask(key, at[key], self._uid(at[key])) for key in lost)
+        said = await asyncio.gather(*asked)
+        silent = {key for key, is_said in zip(lost, said, strict=True) if not is_said}
         for key, directory in sorted(at.items()):
             status = self._status(key, directory)
             if status is None and key in started:
-                status = self._lost.end(key, directory, self._uid(directory))
+                if key in silent:
+                    status = self._lost.end(key, directory, self._uid(directory))
+                else:  # it went since this look began; its shim is asked by the next one
+                    status = self._lost.as_before(key)
             if status is not None:
                 await cut_lost(status, directory, max_bytes=self._log_max_bytes)
                 seen.append((status, directory))
         found = await asyncio.gather(*(self._failures.added(*each) for each in seen))
         return tuple(sorted(found, key=lambda status: status.key))
+
+    def has_shim(self, key: WorkerKey) -> bool:
+        """As `WorkerRunner.has_shim`: a shim has its lock before all else, and until it is gone."""
+        return shim_files.is_locked(str(self._directory(key) / shim_files.LOCK_FILE))
 
     def _status(self, key: WorkerKey, directory: Path) -> WorkerStatus | None:
         try:
@@ -184,16 +223,18 @@ class ShimRunner:
         except (msgspec.DecodeError, OSError) as error:
             if lacks_means(error):
                 raise
+            unread = self._lost.unread(key, directory) if is_passing(error) else None
+            if unread is not None:
+                return unread
             text = f"{SHIM_LOST}: its status cannot be read: {str(error)[:MAX_TEXT_CHARS]}"
             # Its shim, which computes nothing, may take until the next look.
             left, _ = self._lost.end_left(key, directory, self._uid(directory))
             phase = WorkerPhase.STOPPING if left else WorkerPhase.EXITED
             lost = Fault.SHIM_LOST
             return WorkerStatus(key=key, phase=phase, pid=0, error=text, fault=lost)
-        self._lost.found(key, directory, self._uid(directory))
         if record.phase != WorkerPhase.EXITED:
             self._tell_contact(key)
-        return self._as_status(key, record)
+        return self._lost.found(self._as_status(key, record), directory, self._uid(directory))
 
     def _tell_contact(self, key: WorkerKey) -> None:
         at_s = self._contact_at_s
@@ -264,9 +305,12 @@ class ShimRunner:
 
     async def adopt(self) -> tuple[WorkerKey, ...]:
         """As `WorkerRunner.adopt`."""
-        return tuple(
-            status.key for status in await self.statuses() if status.phase != WorkerPhase.EXITED
-        )
+        statuses = await self.statuses()
+        keys = tuple(status.key for status in statuses if status.phase != WorkerPhase.EXITED)
+        for key in keys:
+            directory = self._directory(key)
+            self._lost.adopt(key, directory, self._uid(directory))
+        return keys
 
     async def check_reserve(self, order: WorkerOrder) -> Refusal | None:
         """As `WorkerRunner.check_reserve`; asks as the job's user, in a process of its own."""
@@ -299,7 +343,9 @@ class ShimRunner:
     def _directories(self) -> dict[WorkerKey, Path]:
         try:
             directories = sorted(self._run_dir.iterdir())
-        except FileNotFoundError:
+        except OSError as error:  # gone, closed, or something else is there: each is looked for
+            if lacks_means(error):
+                raise
             return {}
         keys = [(key_of(directory), directory) for directory in directories]
         return {key: directory for key, directory in keys if key is not None}

@@ -50,6 +50,8 @@ class ModelRunner:
 
     def __init__(self) -> None:
         self.known: dict[WorkerKey, WorkerStatus] = {}
+        self.shims: set[WorkerKey] = set()
+        """Of which a shim is at work, whatever is known."""
         self.kept_logs: dict[WorkerKey, bytes] = {}
         self.calls: list[tuple[str, WorkerKey]] = []
         self.stops: list[tuple[WorkerKey, StopReason, float]] = []
@@ -105,6 +107,9 @@ class ModelRunner:
         if key not in self.kept_logs:
             raise Unavailable("it never ran here")
         return self.kept_logs[key][-max_bytes:]
+
+    def has_shim(self, key: WorkerKey) -> bool:
+        return key in self.shims
 
     async def adopt(self) -> tuple[WorkerKey, ...]:
         return tuple(self.known)
