@@ -19,7 +19,7 @@ from coordinator.engine.events import (
 )
 from coordinator.engine.settings import EngineSettings
 from tests.engine.house import CHAT, House, state
-from tests.engine.reporting import GPUS, Reporting
+from tests.engine.reporting import Reporting
 
 R = NodeRole
 HOME_LIFE = (R.SERVING, R.DRAINING, R.ON_LOAN, R.VACATING, R.WARMING, R.SERVING)
@@ -81,22 +81,26 @@ def test_gpus_that_change_all_together_are_told_in_one_line() -> None:
     """A driver that answers for none of them for a while is one thing that happened. Of some of
     them, or where each becomes another thing, it is one line each."""
     cell = Reporting(Pool.TRAINING)
+    cell.gpus = ("GPU-0", "GPU-1", "GPU-2")
+    cell.report()
 
     def told(**health: GpuHealth) -> list[tuple[str, str]]:
         known = len(cell.engine.state.stories)
-        cell.health = dict(zip(GPUS, health.values(), strict=True))
+        cell.health = dict(zip(cell.gpus, health.values(), strict=True))
         cell.report()
         return [(line.what, line.reason) for line in cell.engine.state.stories[known:]]
 
     ok, gone, lost = GpuHealth.OK, GpuHealth.UNRESPONSIVE, GpuHealth.LOST
-    assert told(first=gone, second=gone) == [("all 2 GPUs are unresponsive", "were ok")]
+    assert told(a=gone, b=gone, c=gone) == [("all 3 GPUs are unresponsive", "were ok")]
     assert cell.engine.snapshot().nodes[0].free_gpus == 0
-    assert told(first=gone, second=gone) == []
-    assert told(first=ok, second=ok) == [("all 2 GPUs are ok", "were unresponsive")]
-    assert told(first=ok, second=lost) == [("GPU GPU-1 is lost", "was ok")]
+    assert told(a=gone, b=gone, c=gone) == []
+    assert told(a=ok, b=ok, c=ok) == [("all 3 GPUs are ok", "were unresponsive")]
+    assert told(a=ok, b=lost, c=ok) == [("GPU GPU-1 is lost", "was ok")]
     each = [("GPU GPU-0 is lost", "was ok"), ("GPU GPU-1 is ok", "was lost")]
-    assert told(first=lost, second=ok) == each
-    assert told(first=ok, second=gone)[0] == ("GPU GPU-0 is ok", "was lost")
+    assert told(a=lost, b=ok, c=ok) == each
+    assert told(a=ok, b=gone, c=gone)[0] == ("GPU GPU-0 is ok", "was lost")
+    alike = [("GPU GPU-1 is ok", "was unresponsive"), ("GPU GPU-2 is ok", "was unresponsive")]
+    assert told(a=ok, b=ok, c=ok) == alike
 
 
 def test_of_one_gpu_there_is_no_all() -> None:

@@ -154,6 +154,15 @@ def test_a_job_that_others_keep_from_its_nodes_is_not_told_which_are_closed(name
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
+def test_a_node_that_a_job_avoids_is_not_open_to_it(name: str) -> None:
+    """With nobody else there it would run nowhere, so which nodes are closed is told."""
+    closed, avoided = of_t4(NodeRole.TRAINING, is_open=True)
+    nodes = [replace(closed, is_schedulable=False), avoided]
+    asks = replace(t4_job(), avoid_nodes=(avoided.name,))
+    assert told(name, nodes, asks).count("1 node of type T4 closed to workers now") == 1
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
 @pytest.mark.parametrize("cpus", [0, 8])
 def test_a_node_without_gpus_hosts_nobody_whatever_else_it_has(name: str, cpus: int) -> None:
     """Its driver may have found none: a job that fits nowhere else waits, others go elsewhere."""
