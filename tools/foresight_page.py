@@ -389,11 +389,10 @@ def main() -> int:
     """Write it, or say in a line what it lacks; it then stays as it is."""
     runs = {(run.workload, run.policy): run for run in read_kept()}
     try:
-        told = page(runs)
+        PAGE.write_text(page(runs))
     except ConfigError as error:
         sys.stderr.write(f"foresight_page.py: {error}\n")
         return 1
-    PAGE.write_text(told)
     return 0
 
 
