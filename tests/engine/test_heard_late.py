@@ -11,6 +11,7 @@ from common.model import JobState, NodeName, StopReason
 from common.profile import JobProfile
 from coordinator.engine.ended import HEARD_LATE_S
 from coordinator.engine.estimates import attained_gpu_s, attempt_worker_s
+from coordinator.engine.state import JobEntry
 from coordinator.policies.decisions import Placement, Preempt, Resize
 from coordinator.sim.cluster import Delays
 from tests.engine.house import House, state
@@ -87,12 +88,9 @@ def test_what_a_worker_did_not_compute_before_its_stop_is_taken_back_and_no_more
     assert house.engine.check() == []
 
 
-@pytest.mark.parametrize("speedup", [(), ((1, 1.0), (2, 1.5))])
-def test_work_of_a_released_worker_is_taken_back_from_its_end_to_its_stop(
-    speedup: tuple[tuple[int, float], ...],
-) -> None:
-    """Nobody heard that it had ended before it was told to stop; what the job did meanwhile is what
-    those after it are estimated by, and it did it at the pace of one worker."""
+def with_one_told_to_stop(speedup: tuple[tuple[int, float], ...]) -> tuple[House, JobEntry, float]:
+    """A job that computed for 200 s with two workers, and for 100 s since the flexible one on T1
+    was told to stop, which is not over; with its worker-seconds."""
     house = House(delays=Delays(stop_s=1e6))
     job = house.submit(workers=(1, 2), work_s=1e6, stop_after_s=1e6)
     job.spec = replace(job.spec, profile=JobProfile(speedup=speedup))
@@ -102,6 +100,16 @@ def test_work_of_a_released_worker_is_taken_back_from_its_end_to_its_stop(
     house.decide(Resize(job_id=job.job_id, removed_workers=(index,), reason="room"))
     house.wait(100.0)
     was_s = attempt_worker_s(job, house.sim.loop.now_s)
+    return house, job, was_s
+
+
+@pytest.mark.parametrize("speedup", [(), ((1, 1.0), (2, 1.5))])
+def test_work_of_a_released_worker_is_taken_back_from_its_end_to_its_stop(
+    speedup: tuple[tuple[int, float], ...],
+) -> None:
+    """Nobody heard that it had ended before it was told to stop; what the job did meanwhile is what
+    those after it are estimated by, and it did it at the pace of one worker."""
+    house, job, was_s = with_one_told_to_stop(speedup)
     gone = gone_report(house, job, T1, ended_ago_s=150.0, stop_reason=StopReason.RELEASE)
     house.engine.handle(gone, now_s=house.sim.loop.now_s)
     flexible_pace = speedup[-1][1] - 1.0 if speedup else 1.0
@@ -133,15 +141,7 @@ def test_work_of_a_gang_that_had_ended_before_its_stop_is_taken_back_once(
 
 def test_a_worker_that_was_told_to_stop_before_that_time_has_no_part_in_it() -> None:
     """The one that goes on alone had the pace of one, though the other is still there."""
-    house = House(delays=Delays(stop_s=1e6))
-    job = house.submit(workers=(1, 2), work_s=1e6, stop_after_s=1e6)
-    job.spec = replace(job.spec, profile=JobProfile(speedup=((1, 1.0), (2, 1.5))))
-    house.start(job, T0, flexible=(T1,))
-    house.wait(200.0)
-    [index] = [worker.key.worker_index for worker in job.workers.values() if worker.node == T1]
-    house.decide(Resize(job_id=job.job_id, removed_workers=(index,), reason="room"))
-    house.wait(100.0)
-    was_s = attempt_worker_s(job, house.sim.loop.now_s)
+    house, job, was_s = with_one_told_to_stop(((1, 1.0), (2, 1.5)))
     gone = gone_report(house, job, T0, ended_ago_s=50.0, stop_reason=StopReason.PREEMPT)
     house.engine.handle(gone, now_s=house.sim.loop.now_s)
     assert was_s - attempt_worker_s(job, house.sim.loop.now_s) == pytest.approx(50.0, abs=1e-6)

@@ -14,7 +14,7 @@ from coordinator.engine.settings import TenantSettings
 from coordinator.policies.blockers import Hold
 from coordinator.policies.bundles import POLICIES, policy
 from coordinator.policies.decisions import Allocation, Decision, Placement, Preempt, Resize, Start
-from coordinator.policies.snapshot import ClusterSnapshot, TenantView
+from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
 from coordinator.policies.tenants.aftermath import after
 from coordinator.policies.tenants.flow import Flow
 from coordinator.policies.tenants.rules import allocated, held
@@ -207,30 +207,37 @@ def test_who_starts_elsewhere_in_a_pass_that_begins_a_circle_starts(keeps_quotas
     assert found.decisions == (start("free", "n1"),)
 
 
-def test_the_same_jobs_on_more_gpus_are_no_circle() -> None:
-    """`small` finds another place in the next pass, and `wide` keeps what it had."""
-    wide = make_job_view(
+MORE = Placement(node=NodeName("n0"), worker_count=1, is_flexible=True)
+GROW = Resize(job_id=JobId("wide"), added=(MORE,), reason="test")
+
+
+def elastic(*, gpus: int) -> JobView:
+    """`wide` runs with one worker of that many GPUs, and may have another."""
+    return make_job_view(
         "wide",
         state=JobState.RUNNING,
         workers=(1, 2),
-        gpus_per_worker=2,
-        placed=[make_worker_view("wide", 0, "n0", gpus=2)],
+        gpus_per_worker=gpus,
+        placed=[make_worker_view("wide", 0, "n0", gpus=gpus)],
     )
-    more = Placement(node=NodeName("n0"), worker_count=1, is_flexible=True)
-    grow = Resize(job_id=JobId("wide"), added=(more,), reason="test")
+
+
+def test_the_same_jobs_on_more_gpus_are_no_circle() -> None:
+    """`small` finds another place in the next pass, and `wide` keeps what it had."""
+    wide = elastic(gpus=2)
 
     def decide(snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
         has = next(job for job in snapshot.jobs if job.job_id == "wide")
         made: tuple[Decision, ...] = ()
         if len(has.placed) < 2:
-            made = (stop("small"), grow)
+            made = (stop("small"), GROW)
         elif "small" not in _placed(snapshot):
             made = (start("small", "n0"),)
         return Allocation(decisions=made, memory=memory)
 
     jobs = replace(wide, tenant="b"), runs("small", "c", "n0", 4)
     found = allocated(decide, cell(*jobs, tenants=(A4, B, C), nodes=1), b"").decisions
-    assert found == (stop("small"), grow)
+    assert found == (stop("small"), GROW)
 
 
 @pytest.mark.parametrize("keeps_quotas", [False, True])
@@ -283,20 +290,12 @@ def test_who_waits_on_for_a_circle_starts_on_free_gpus() -> None:
 
 def test_a_stop_for_workers_that_are_given_back_again_is_not_made() -> None:
     """Who would grow sees the pass all the same: what it would have had is dropped alone."""
-    wide = make_job_view(
-        "wide",
-        state=JobState.RUNNING,
-        workers=(1, 2),
-        gpus_per_worker=4,
-        placed=[make_worker_view("wide", 0, "n0", gpus=4)],
-    )
-    more = Placement(node=NodeName("n0"), worker_count=1, is_flexible=True)
-    grow = Resize(job_id=JobId("wide"), added=(more,), reason="test")
+    wide = elastic(gpus=4)
     shrink = Resize(job_id=JobId("wide"), removed_workers=(1,), reason="test")
 
     def decide(snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
         is_there = "small" in _placed(snapshot)
-        made = (stop("small"), grow) if is_there else (shrink, start("small", "n0"))
+        made = (stop("small"), GROW) if is_there else (shrink, start("small", "n0"))
         return Allocation(decisions=made, memory=memory)
 
     jobs = replace(wide, tenant="b"), runs("small", "c", "n0", 4)
