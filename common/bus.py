@@ -1,7 +1,7 @@
 """The bus: a protocol that drivers take as an argument, and NATS behind it.
 
-An edge: with `common.natscalls`, and the coordinator's journal and leader key, the only importer of
-`nats`. Must not know what a message means.
+An edge: with `common.natscalls`, and the coordinator's journal and leader key, the only one that
+knows `nats`, which `common.natslib` imports. Must not know what a message means.
 """
 
 from __future__ import annotations
@@ -13,18 +13,15 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-import nats.errors
-from nats.aio.client import Client, Server
-from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription as LiveSubscription
-from nats.js import JetStreamContext
-
 from common import natsrules, subjects
 from common.clock import Clock
 from common.errors import Unavailable
 from common.log import Throttle
 from common.model import NatsAccess
 from common.natscalls import TlsClient, as_unavailable, heeded_cancellation, round_trip, text
+from common.natslib import Client, JetStreamContext, Msg, Server
+from common.natslib import Subscription as LiveSubscription
+from common.natslib import errors as nats_errors
 from common.natsrules import BusCounters
 
 log = logging.getLogger(__name__)
@@ -184,7 +181,7 @@ class NatsSubscription:
         live, self._live = self._live, None
         if live is not None:
             # On a connection that is gone there is nothing to take back.
-            with contextlib.suppress(nats.errors.Error):
+            with contextlib.suppress(nats_errors.Error):
                 await live.unsubscribe()
 
     async def _deliver(self, message: Msg) -> None:
@@ -251,7 +248,7 @@ class NatsBus:
                 await self._connect()
         except TimeoutError:
             raise Unavailable(f"NATS at {self._urls}: {self._why_not}") from None
-        except (nats.errors.Error, OSError) as error:
+        except (nats_errors.Error, OSError) as error:
             self._why_not.note(text(error), was_cut_off=isinstance(error, OSError))
             raise Unavailable(f"NATS at {self._urls}: {self._why_not}") from error
 
@@ -300,7 +297,7 @@ class NatsBus:
         if client is None or client.is_closed:
             return
         if client.is_connected:
-            with contextlib.suppress(nats.errors.Error, OSError):
+            with contextlib.suppress(nats_errors.Error, OSError):
                 await round_trip(client)
         await client.close()
 
@@ -334,9 +331,9 @@ class NatsBus:
                 await subscription.attach(client)
             await round_trip(client)
             if client.is_closed:
-                raise nats.errors.ConnectionClosedError  # noqa: TRY301 - undone below like the rest
+                raise nats_errors.ConnectionClosedError  # noqa: TRY301 - undone below like the rest
         except BaseException:
-            with contextlib.suppress(nats.errors.Error, OSError):
+            with contextlib.suppress(nats_errors.Error, OSError):
                 await client.close()
             raise
         self._client = client
@@ -370,7 +367,7 @@ class NatsBus:
 
     async def _on_error(self, error: Exception) -> None:
         self.counters.error_count += 1
-        if isinstance(error, nats.errors.SlowConsumerError):
+        if isinstance(error, nats_errors.SlowConsumerError):
             self.counters.dropped_message_count += 1
         self._why_not.note(text(error), was_cut_off=isinstance(error, OSError))
         if self._warn.is_due(text(error)):

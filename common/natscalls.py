@@ -10,11 +10,9 @@ import contextlib
 from collections.abc import Generator
 from typing import Any
 
-import nats.errors
-import nats.js.errors
-from nats.aio.client import Client
-
 from common.errors import Unavailable
+from common.natslib import Client, js_errors
+from common.natslib import errors as nats_errors
 
 
 class TlsClient(Client):
@@ -30,7 +28,7 @@ class TlsClient(Client):
         is_tls = (server is not None and server.uri.scheme == "tls") or "tls" in self.options
         if initial_connection and is_tls and not info.get("tls_required"):
             # An error of its own kind: the client goes on with the next server, or tries again.
-            raise nats.errors.Error(
+            raise nats_errors.Error(
                 "nats: this server demands no TLS, and was to be spoken to in it"
             )
         await super()._process_info(info, initial_connection)
@@ -77,12 +75,12 @@ def as_unavailable(subject: str) -> Generator[None]:
     try:
         with heeded_cancellation():
             yield
-    except nats.errors.NoRespondersError:
+    except nats_errors.NoRespondersError:
         raise Unavailable(f"{subject}: nobody listens") from None
     except TimeoutError as error:
         # With its cause: a caller that was perhaps heard must know it from one that was not.
         raise Unavailable(f"{subject}: no answer in time") from error
-    except (nats.errors.Error, OSError) as error:
+    except (nats_errors.Error, OSError) as error:
         raise Unavailable(f"{subject}: {text(error)}") from error
 
 
@@ -92,16 +90,16 @@ def jetstream_as_unavailable(what: str, *, are_api_errors_too: bool = False) -> 
     try:
         with heeded_cancellation():
             yield
-    except nats.js.errors.ServiceUnavailableError as error:
+    except js_errors.ServiceUnavailableError as error:
         why = f": {error.description}" if error.description else ""
         raise Unavailable(f"{what}: JetStream does not answer{why}") from error
-    except nats.js.errors.APIError as error:
+    except js_errors.APIError as error:
         if not are_api_errors_too:
             raise
         raise Unavailable(f"{what}: {error.description or type(error).__name__}") from error
     except TimeoutError:
         raise Unavailable(f"{what}: no answer in time") from None
-    except (nats.errors.Error, OSError) as error:
+    except (nats_errors.Error, OSError) as error:
         raise Unavailable(f"{what}: {text(error)}") from error
 
 

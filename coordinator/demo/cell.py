@@ -12,8 +12,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
 from common.api import GetStatus, ListNodes, Nodes, Status
 from common.bus import NatsBus, connect_nats
 from common.clock import Clock
@@ -196,6 +194,8 @@ class Cell:
         """
         if not self.plan.inference_nodes:
             return {}
+        import aiohttp  # it takes long, and every command of `aryl` imports this module
+
         try:
             timeout = aiohttp.ClientTimeout(total=ROUTER_TIMEOUT_S)
             async with (

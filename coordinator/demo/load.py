@@ -20,6 +20,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
 from msgspec import Struct
 
 from common.errors import ConfigError
+from coordinator.demo.plan import ANSWER_TIMEOUT_S
 from coordinator.demo.serving import set_up_log, stop_event, write_json
 from coordinator.demo.traces import LOAD_FACTOR, LoadSlice, find, read_load
 
@@ -28,9 +29,6 @@ log = logging.getLogger(__name__)
 STATS_PERIOD_S = 1.0
 RECENT = 1000
 """Latencies that the percentiles are taken from: the last ones."""
-
-TIMEOUT_S = 30.0
-"""What is not answered by then was refused."""
 
 LAST_S = 10.0
 """How long the end waits for answers under way."""
@@ -51,7 +49,7 @@ class LoadSettings(Struct, frozen=True, kw_only=True):
     seed: int = 1
     cycles: int = 0
     most_in_flight: int = 1000
-    timeout_s: float = TIMEOUT_S
+    timeout_s: float = ANSWER_TIMEOUT_S
 
 
 def arrivals(

@@ -13,7 +13,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import aiohttp
 import msgspec
 from msgspec import Struct
 
@@ -109,6 +108,8 @@ async def write_error(monitoring_url: str) -> str:
 
     Empty when all is well and when nobody answers: whoever hangs is not judged here.
     """
+    import aiohttp  # it takes long, and every command of `aryl` imports this module
+
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_S)) as session,

@@ -16,6 +16,8 @@ SERVICE = "chat"
 CELL = "local"
 GPU_MODEL = "NVIDIA H100 80GB HBM3"
 GPU_MEMORY_BYTES = 85_899_345_920
+ANSWER_TIMEOUT_S = 30.0
+"""What users of the service are not answered by then was refused."""
 HERE = Path(__file__).parent
 
 

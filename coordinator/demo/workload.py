@@ -34,8 +34,7 @@ from common.errors import ArylError, Unavailable
 from common.model import NodeRole, Pool
 from coordinator.client import ApiRefused, Client
 from coordinator.demo.cell import Cell
-from coordinator.demo.load import TIMEOUT_S
-from coordinator.demo.plan import SERVICE
+from coordinator.demo.plan import ANSWER_TIMEOUT_S, SERVICE
 from coordinator.demo.traces import JobOptions, Submission, read_jobs, submissions
 from coordinator.engine.accounting import Durations, Figures, ReclaimTimes
 
@@ -260,7 +259,7 @@ class Workload:
         is_out = any(loan.state in OUT for loan in self.loans)
         leases = {loan.lease_id for loan in self.loans if loan.returned_at_s is not None}
         if is_out or not leases <= self._leases:
-            self._lent_until_s = self._clock.now_s() + TIMEOUT_S
+            self._lent_until_s = self._clock.now_s() + ANSWER_TIMEOUT_S
         self._leases |= leases
 
     async def _count_requests(self) -> None:

@@ -66,3 +66,36 @@ def test_what_ignores_ctrl_c_goes_on_ignoring_it() -> None:
     )
     assert (result.returncode, result.stderr) == (0, "")
     assert "aryl" in result.stdout
+
+
+WATCHED = """
+import gc, importlib.abc, sys
+
+class Watch(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == "coordinator.cli.up":
+            print("imports:", gc.isenabled())
+
+sys.meta_path.insert(0, Watch())
+from coordinator.cli.main import main
+sys.argv = ["aryl", "--version"]
+try:
+    main()
+finally:
+    print("command:", gc.isenabled(), gc.get_freeze_count() > 0)
+"""
+
+
+@pytest.mark.slow
+def test_garbage_is_looked_for_in_what_a_command_makes_alone() -> None:
+    """Not while its modules are imported, nor among them later on; of the rest as ever."""
+    result = subprocess.run(
+        [sys.executable, "-c", WATCHED],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_S,
+    )
+    imports, version, command = result.stdout.splitlines()
+    assert (imports, command) == ("imports: False", "command: True True")
+    assert version.startswith("aryl")

@@ -16,7 +16,7 @@ from common.errors import Unavailable
 from common.model import NodeRole, Pool
 from coordinator.cli.run_report import progress_view, progress_words
 from coordinator.cli.up import LAST_LOOK_S, without_last_look
-from coordinator.demo.load import TIMEOUT_S
+from coordinator.demo.plan import ANSWER_TIMEOUT_S
 from coordinator.demo.serving import write_json
 from coordinator.demo.workload import Requests
 from coordinator.engine.accounting import figures
@@ -177,7 +177,7 @@ async def test_refused_during_loans_is_what_was_refused_while_a_node_was_lent(
     assert await refused(3) == (2, 3)
     house.api.loans = (loan_row("l1", state="returned", returned_at_s=9.0),)
     assert await refused(4) == (3, 4)
-    await house.clock.advance(TIMEOUT_S - 1.0)
+    await house.clock.advance(ANSWER_TIMEOUT_S - 1.0)
     assert await refused(5) == (4, 5)
     await house.clock.advance(2.0)
     assert await refused(7) == (4, 7)

@@ -1,0 +1,51 @@
+"""Brings in nats-py, and without the HTTP client that it needs only for URLs that we refuse.
+
+Must not know what any of it is for: `common.bus` and `common.natscalls` do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Generator
+from types import ModuleType
+from typing import cast
+
+
+@contextlib.contextmanager
+def _missing(name: str) -> Generator[None]:
+    """Have imports in this block find no module of this name, unless it has been imported before.
+
+    None in its place is what the import system itself keeps for a module that must not be found.
+    """
+    modules = cast("dict[str, ModuleType | None]", sys.modules)
+    if name in modules:
+        yield
+        return
+    modules[name] = None
+    try:
+        yield
+    finally:
+        del modules[name]
+
+
+# nats-py speaks over a websocket by aiohttp where that is installed. No URL of ours leads there:
+# `natsrules` refuses ws:// and wss://. On a coordinator's machine, which has aiohttp, it would be a
+# third of what every agent, coordinator and command spends until it begins.
+with _missing("aiohttp"):
+    import nats.errors as errors
+    import nats.js.errors as js_errors
+    from nats.aio.client import Client, Server
+    from nats.aio.msg import Msg
+    from nats.aio.subscription import Subscription
+    from nats.js import JetStreamContext
+
+__all__ = [
+    "Client",
+    "JetStreamContext",
+    "Msg",
+    "Server",
+    "Subscription",
+    "errors",
+    "js_errors",
+]
