@@ -103,7 +103,8 @@ class Task(Struct, frozen=True, kw_only=True):
         """Look that every share that was asked for is one of the jobs as they are played.
 
         Raises:
-            ConfigError: the scenario decides that share itself, whatever else is asked for.
+            ConfigError: the scenario sets that share itself, so that its jobs would not be those
+                that were asked for, and not those of its name either.
         """
         if self.scenario is None:
             return
@@ -115,7 +116,7 @@ class Task(Struct, frozen=True, kw_only=True):
         for option in find_scene(self.scenario).sets:
             if given[option] is not None:
                 raise ConfigError(
-                    f"{option}: {given[option]:g} changes nothing, as scenario {self.scenario} "
+                    f"{option}: {given[option]:g} cannot be given, as scenario {self.scenario} "
                     f"sets this share itself; leave --{option} or the scenario out"
                 )
 

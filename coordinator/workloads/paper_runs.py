@@ -69,8 +69,9 @@ class Scene(Struct, frozen=True, kw_only=True):
     speedup: how its elastic jobs speed up, unless something else is asked for.
     draws_untold: whether its jobs are those of the paper's trace, so that what another trace does
         not tell of them is drawn, see `with_untold`.
-    sets: options of shares that its shape decides whatever was asked for (`elastic`, `fungible`,
-        `checkpoint-share`), so that they cannot be asked for.
+    sets: options of shares (`elastic`, `fungible`, `checkpoint-share`) that its shape sets itself,
+        so that they cannot be asked for. Who was drawn as fungible or saving is as if never drawn;
+        who was drawn as elastic may keep that range, and so be another job than its name means.
     has_spanning: whether heterogeneous jobs are for both GPU types beside the fungible ones.
     """
 
@@ -143,7 +144,8 @@ BASIC, ADVANCED = _of_paper(Scenario.BASIC), _of_paper(Scenario.ADVANCED)
 HETEROGENEOUS, IDEAL = _of_paper(Scenario.HETEROGENEOUS), _of_paper(Scenario.IDEAL)
 
 SETS = {HETEROGENEOUS: ("fungible",), IDEAL: ("elastic", "fungible")}
-"""By shape: `Scene.sets`. A job that spans types accepts both, so ideal has no other fungible."""
+"""By shape: `Scene.sets`. Both drop the fungible share first, so that the scenario alone says who
+accepts the type of inference, also on a cluster where nobody can span types."""
 
 
 def _scene(name: str, policy: str, shape: Shape, description: str) -> Scene:

@@ -42,7 +42,7 @@ class Scenario(StrEnum):
     HETEROGENEOUS = "heterogeneous"
     """Those 10 %, and no fungible job."""
     IDEAL = "ideal"
-    """All jobs elastic, and heterogeneous at full speed."""
+    """All jobs elastic, and heterogeneous at full speed; none fungible beside."""
 
 
 def scenario(workload: Workload, name: Scenario, *, seed: int) -> Workload:
@@ -56,6 +56,8 @@ def scenario(workload: Workload, name: Scenario, *, seed: int) -> Workload:
         case Scenario.HETEROGENEOUS:
             jobs = heterogeneous_alone(workload, HETEROGENEOUS_SHARE, seed).jobs
         case Scenario.IDEAL:
+            # Also where nobody can span: then nobody accepts both types, whatever was drawn before.
+            jobs = _none_fungible(jobs, seed, pools)
             jobs = with_ranges(jobs, 1.0, seed, nodes=pools.training_nodes)
             jobs = with_heterogeneous_share(jobs, 1.0, seed, pools, speed_ratio=1.0)
     return structs.replace(workload, name=f"{workload.name}-{name}", jobs=jobs)
@@ -64,16 +66,20 @@ def scenario(workload: Workload, name: Scenario, *, seed: int) -> Workload:
 def heterogeneous_alone(workload: Workload, share: float, seed: int) -> Workload:
     """So many of its jobs heterogeneous, and none fungible (section 7.1; Figure 11)."""
     pools = pools_of(workload.nodes)
-    jobs = with_fungible_share(
-        workload.jobs,
+    jobs = _none_fungible(workload.jobs, seed, pools)
+    jobs = with_heterogeneous_share(jobs, share, seed, pools)
+    return structs.replace(workload, jobs=jobs)
+
+
+def _none_fungible(jobs: Sequence[TraceJob], seed: int, pools: Pools) -> tuple[TraceJob, ...]:
+    return with_fungible_share(
+        jobs,
         0.0,
         seed,
         training_gpu=pools.training_gpu,
         inference_gpu=pools.inference_gpu,
         other_gpus=pools.training_gpus[1:],
     )
-    jobs = with_heterogeneous_share(jobs, share, seed, pools)
-    return structs.replace(workload, jobs=jobs)
 
 
 def with_ranges(

@@ -141,6 +141,16 @@ def test_what_a_scenario_draws_is_said(
     assert found == [f"S{line[1:]}." for line in expected]
 
 
+@pytest.mark.parametrize("scenario", ["ideal", "checkpoint-20"])
+def test_where_no_job_can_span_types_nothing_is_drawn_unsaid(tmp_path: Path, scenario: str) -> None:
+    """On inference nodes of one GPU nobody is on loan there, as none of the notes tells of one."""
+    done = simulate(tmp_path, "--scenario", scenario, "-o", "json", cluster="8x8+64x1")
+    assert done.code == 0, done.err
+    made = json.loads(done.out)
+    assert made["notes"] == []
+    assert made["runs"][0]["on_loan_jobs"]["jobs"] == 0
+
+
 def test_what_a_trace_tells_is_not_drawn(tmp_path: Path) -> None:
     """A line says nothing of types where all jobs name some, or of ranges where one has one."""
     trace = tmp_path / "told.csv"
@@ -184,7 +194,11 @@ def test_a_share_that_a_scenario_sets_cannot_be_asked_for(
     share = ("--sweep", f"{option}=0.5") if is_swept else (f"--{option}", "0.5")
     done = simulate(tmp_path, "--scenario", f"basic,{scenario}", *share)
     assert (done.code, done.out) == (2, "")
-    assert f"{option}: 0.5 changes nothing, as scenario {scenario} sets this share" in done.err
+    refusal = (
+        f"{option}: 0.5 cannot be given, as scenario {scenario} sets this share itself; "
+        f"leave --{option} or the scenario out"
+    )
+    assert refusal in done.err
 
 
 @pytest.mark.parametrize(

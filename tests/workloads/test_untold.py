@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 from msgspec import structs
 
@@ -12,15 +14,22 @@ from coordinator.sim.compare import Task
 from coordinator.sim.inputs import Shares
 from coordinator.sim.stage import RunOptions
 from coordinator.workloads.paper_runs import FAMILIES, SCENES, find_scene
+from coordinator.workloads.pools import pools_of
 from coordinator.workloads.records import NodeGroup, TraceJob, Workload
+from coordinator.workloads.scenarios import with_heterogeneous_share, with_ranges
 from tests.sim.small import CLUSTER, SLICE
 from tests.workloads.papers import paper
 
+DAY_S = 86_400
 ONE, TWO = ("V100",), ("V100", "T4")
 OF_THE_PAPER = sorted(
     {*SCENES, *(f"{family}-20" for family in FAMILIES if not family.startswith("bootstrap"))}
     - {"elasticflow-8a"}
 )
+SCENARIOS = sorted({*SCENES, *(f"{family}-{n}" for family in FAMILIES for n in (0, 20, 100))})
+SETS_TYPES = [name for name in SCENARIOS if "fungible" in find_scene(name).sets]
+SETS_SAVING = [name for name in SCENARIOS if "checkpoint-share" in find_scene(name).sets]
+CLUSTERS = (CLUSTER, "8x8+64x1", "8x8+16x4", "4x4+8x2", "1x8+1x8", "8x8")
 LIKE_BASIC = sorted(
     {name for name, scene in SCENES.items() if scene.shape is SCENES["basic"].shape} | {"baseline"}
 )
@@ -114,11 +123,56 @@ def test_a_share_that_the_scenario_sets_is_an_error_before_and_when_it_is_read(
 ) -> None:
     """Whichever of the runs it is of: who only looks at what is asked for reads no later one."""
     overruled = task("ideal", Shares(elastic=0.5))
-    with pytest.raises(ConfigError, match=r"^elastic: 0\.5 changes nothing, as scenario ideal"):
+    with pytest.raises(ConfigError, match=r"^elastic: 0\.5 cannot be given, as scenario ideal"):
         if is_read:
             overruled.read()
         else:
             refuse_idle([task("basic", Shares(elastic=0.5)), overruled])
+
+
+@cache
+def over_a_day(cluster: str, shares: Shares, seed: int) -> Workload:
+    """The slice with shares, as long as a bootstrap needs."""
+    plain = structs.replace(task(None, shares, seed=seed), cluster=cluster).read()
+    return structs.replace(plain, length_s=max(plain.length_s, 2 * DAY_S))
+
+
+@pytest.mark.parametrize("seed", [1, 7])
+@pytest.mark.parametrize("cluster", CLUSTERS)
+@pytest.mark.parametrize("name", SETS_TYPES)
+def test_a_scenario_that_sets_who_is_fungible_has_the_same_jobs_whoever_was(
+    name: str, cluster: str, seed: int
+) -> None:
+    """Nobody asked, nobody or all: on every cluster, also on one where nobody can span types."""
+    scene = find_scene(name)
+    made, *others = (
+        scene.of(over_a_day(cluster, Shares(fungible=share), seed), seed).jobs
+        for share in (None, 0.0, 0.5, 1.0)
+    )
+    assert others == 3 * [made]
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+@pytest.mark.parametrize("name", SETS_SAVING)
+def test_a_scenario_that_sets_who_saves_has_the_same_jobs_whoever_did(
+    name: str, cluster: str
+) -> None:
+    """Nobody asked, nobody or all."""
+    scene = find_scene(name)
+    made, *others = (
+        scene.of(over_a_day(cluster, Shares(checkpoint=share), 1), 1).jobs
+        for share in (None, 0.0, 0.5, 1.0)
+    )
+    assert others == 3 * [made]
+
+
+@pytest.mark.parametrize("name", SETS_TYPES)
+def test_where_nobody_can_span_types_nobody_accepts_both(name: str) -> None:
+    """On inference nodes of one GPU: the scenario alone says who accepts their type, and no draw of
+    what the trace does not tell is left that nobody was told of."""
+    made = find_scene(name).of(over_a_day("8x8+64x1", Shares(), 1), 1)
+    assert set(types(made).values()) == {ONE}
+    assert not any(job.heterogeneous_speed_ratio for job in made.jobs)
 
 
 def test_what_a_trace_tells_stays() -> None:
@@ -142,3 +196,14 @@ def test_the_paper_s_own_traces_tell_everything(name: str) -> None:
     """Nothing is drawn of their jobs."""
     for scenario in ("baseline", "basic"):
         assert find_scene(scenario).of(paper(name), 1).jobs == paper(name).jobs
+
+
+@pytest.mark.slow
+def test_ideal_on_the_paper_s_own_cluster_is_every_job_that_can_grown_and_spanning() -> None:
+    """To drop the fungible share first is felt only where nobody can span types: here a job that
+    accepts both is one that spans them, in workers of the same size."""
+    told = paper("paper-1")
+    pools = pools_of(told.nodes)
+    grown = with_ranges(told.jobs, 1.0, 1, nodes=pools.training_nodes)
+    spanning = with_heterogeneous_share(grown, 1.0, 1, pools, speed_ratio=1.0)
+    assert find_scene("ideal").of(told, 1).jobs == spanning
