@@ -33,16 +33,20 @@ class Nodes:
 
     def take(self, size: int, count: int) -> list[int] | None:
         """Nodes for `count` workers of `size` GPUs; None and no change when they do not all fit."""
-        room = sum(nodes.bit_count() * (free // size) for free, nodes in enumerate(self._with_free))
+        if count == 1:  # as most jobs
+            return [self._take_one(size)] if any(self._with_free[size:]) else None
+        room = sum(
+            [nodes.bit_count() * (free // size) for free, nodes in enumerate(self._with_free)]
+        )
         if room < count:
             return None
         return [self._take_one(size) for _ in range(count)]
 
     def _take_one(self, size: int) -> int:
-        free = size
-        while not self._with_free[free]:
+        free, with_free = size, self._with_free
+        while not with_free[free]:
             free += 1
-        nodes = self._with_free[free]
+        nodes = with_free[free]
         node = (nodes & -nodes).bit_length() - 1
         self._move(node, free - size)
         return node
@@ -53,8 +57,9 @@ class Nodes:
             self._move(node, self._free[node] + size)
 
     def _move(self, node: int, free: int) -> None:
-        self._with_free[self._free[node]] ^= 1 << node
-        self._with_free[free] ^= 1 << node
+        bit, with_free = 1 << node, self._with_free
+        with_free[self._free[node]] ^= bit
+        with_free[free] ^= bit
         self._free[node] = free
 
 

@@ -6,7 +6,9 @@ the named traces are over these bytes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 from typing import TypeVar
 
 from common.model import MAX_INT, MAX_WORKERS
@@ -41,6 +43,8 @@ COLUMNS = (
     "memory_bytes",
 )
 """All columns, in the order they are written; the first four without job_id are enough to read."""
+
+_NEEDS_QUOTES = re.compile(r'[,"\r\n]')
 
 RARE_COLUMNS = frozenset({"app", "cpus", "memory_bytes"})
 """Written only where a job has something there: the checksums of older traces stay."""
@@ -86,24 +90,26 @@ def job_lines(jobs: Iterable[TraceJob]) -> Iterator[str]:
         if column not in RARE_COLUMNS or any(getattr(job, column) for job in jobs)
     ]
     yield ",".join(columns) + "\n"
+    values = attrgetter(*columns)
+    place = columns.index("gpu_types")
     for job in jobs:
-        fields: dict[str, object] = {column: getattr(job, column) for column in columns}
-        fields["gpu_types"] = "|".join(job.gpu_types)
-        yield ",".join(_written(value) for value in fields.values()) + "\n"
+        fields: list[object] = [*values(job)]
+        fields[place] = "|".join(job.gpu_types)
+        yield ",".join([_written(value) for value in fields]) + "\n"
 
 
 def _written(value: object) -> str:
-    match value:
-        case None:
-            return ""
-        case bool():
-            return "true" if value else "false"
-        case float():
-            return repr(value).removesuffix(".0")
-        case _:
-            text = str(value)
-            quoted = text.replace('"', '""')
-            return f'"{quoted}"' if any(mark in text for mark in ',"\r\n') else text
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return repr(value).removesuffix(".0")
+    text = str(value)
+    if _NEEDS_QUOTES.search(text) is None:
+        return text
+    quoted = text.replace('"', '""')
+    return f'"{quoted}"'
 
 
 def _maybe(row: Row, column: str, read: Callable[[Row, str], T]) -> T | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
+from functools import cache
 from math import ceil
 
 from msgspec import Struct, structs
@@ -143,23 +144,29 @@ def with_fungible_share(
     lent = (inference_gpu,) if inference_gpu else ()
     every = (training_gpu, *other_gpus)
 
-    def at_home(job: TraceJob) -> tuple[str, ...] | None:
-        if not job.gpu_types:
+    @cache  # of a trace's jobs few ask for types that no other asks for
+    def at_home(asked: tuple[str, ...]) -> tuple[str, ...] | None:
+        if not asked:
             return every
         told = (every, (training_gpu,))
-        return next((each for each in told if job.gpu_types in {each, both(each)}), None)
+        return next((each for each in told if asked in {each, both(each)}), None)
 
+    @cache
     def both(plain: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*plain, *lent)))
 
     def with_types(job: TraceJob, *, is_chosen: bool) -> TraceJob:
-        plain = at_home(job)
+        plain = at_home(job.gpu_types)
         if plain is None:
             return job
-        return structs.replace(job, gpu_types=both(plain) if is_chosen else plain)
+        accepted = both(plain) if is_chosen else plain
+        return job if accepted == job.gpu_types else structs.replace(job, gpu_types=accepted)
 
-    chosen = choose(jobs, share, seed, draw=draw, among=lambda job: at_home(job) is not None)
-    return tuple(with_types(job, is_chosen=job.job_id in chosen) for job in jobs)
+    def may_be(job: TraceJob) -> bool:
+        return at_home(job.gpu_types) is not None
+
+    chosen = choose(jobs, share, seed, draw=draw, among=may_be)
+    return tuple([with_types(job, is_chosen=job.job_id in chosen) for job in jobs])
 
 
 def with_checkpoint_share(

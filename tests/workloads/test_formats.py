@@ -28,6 +28,16 @@ OWN = "submit_s,duration_s,gpus\n"
 ITP = "job_id,submission_time,num_iteration,model_name,deadline,batch_size,num_gpu,duration\n"
 
 
+@pytest.mark.parametrize("name", ["a,b", 'say "a"', '"', "a\rb", "a\nb", "a\r\nb"])
+def test_a_field_that_would_end_early_is_quoted_and_read_as_it_was(name: str) -> None:
+    """A comma, a quote or the end of a line within it; no other field is."""
+    job = TraceJob(job_id="1", submit_s=0.0, duration_s=1.5, gpus=1, name=name, estimate_s=3.0)
+    text = "".join(job_lines([job]))
+    quoted = name.replace('"', '""')
+    assert text.partition("\n")[2].startswith(f'1,0,1.5,1,trace,trace,"{quoted}",')
+    assert parse_jobs("x", text).jobs == (job,)
+
+
 @pytest.mark.parametrize(
     ("file", "format_name", "expected"),
     [
