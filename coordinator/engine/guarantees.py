@@ -6,11 +6,14 @@ borrowers would have to give together. Must not know who decided, nor repair.
 
 from __future__ import annotations
 
+from functools import partial
+
 from common.model import JobId, JobState, NodeName, NodeRole
 from coordinator.policies.floor import is_movable
 from coordinator.policies.resting import rests_until_s
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
 from coordinator.policies.tenants.fitting import gang_on
+from coordinator.policies.tenants.guarding import blocked
 from coordinator.policies.tenants.owing import PATIENCE_S, beside_idle, is_covered
 from coordinator.policies.tenants.seats import Seat, having, left_by, seats
 from coordinator.policies.tenants.tenancy import Tenancy, base_gpus
@@ -45,16 +48,21 @@ def _beside_idle(snapshot: ClusterSnapshot) -> list[JobView]:
     if not any(tenant.guarantee_gpus for tenant in snapshot.tenants) or snapshot.is_frozen:
         return []
     tenancy = Tenancy(snapshot)
-    waiting = [job for job in snapshot.jobs if job.state == JobState.PENDING]
-    fits = {job.job_id for job in waiting if _fits(snapshot, job)}
-    found = beside_idle(tenancy, waiting, fits)
-    return [job for job in found if not _exceeds(tenancy, job, base_gpus(job))]
+    barred = blocked(snapshot, tenancy)
+    jobs = (job for job in snapshot.jobs if job.state == JobState.PENDING)
+    waiting = [job for job in jobs if job.job_id not in barred]
+    found = beside_idle(tenancy, waiting, partial(_finds_gpus, snapshot))
+    return [job for job in found if not job.gpu.worker_multiplier]
 
 
 def _fits(snapshot: ClusterSnapshot, job: JobView) -> bool:
     """Whether its base gang finds free GPUs, if GPUs are all that it asks for."""
     if job.gpu.worker_multiplier or job.cpus_per_worker or job.memory_bytes_per_worker:
         return False
+    return _finds_gpus(snapshot, job)
+
+
+def _finds_gpus(snapshot: ClusterSnapshot, job: JobView) -> bool:
     nodes = {node.name: node for node in snapshot.nodes if _takes(node, job)}
     free = {name: node.free_gpus for name, node in nodes.items()}
     kinds = {node.gpu_type for node in nodes.values()}

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from hypothesis import strategies as st
 from msgspec import Struct
+from msgspec.structs import replace
 
 from common.model import JobId, JobSpec, NodeName, Pool, Preemptibility, WorkerRange
 from common.profile import JobProfile
@@ -247,12 +248,28 @@ CONCAVE = ((1, 1.0), (2, 1.8), (4, 3.0), (8, 4.5))
 
 
 @st.composite
+def trees(draw: st.DrawFn) -> tuple[TenantSettings, ...]:
+    """`TENANTS` with weights and limits, and most often a second tree: `c` as a team of `b`."""
+    parents = {"c": draw(pick("", "b", "b"))}
+    return tuple(
+        replace(
+            each,
+            parent=parents.get(each.name, each.parent),
+            weight=draw(pick(1.0, 1.0, 3.5)),
+            borrow_limit_gpus=draw(pick(None, None, None, 2)),
+            lend_limit_gpus=draw(pick(None, None, 0, 1)),
+        )
+        for each in TENANTS
+    )
+
+
+@st.composite
 def asked(draw: st.DrawFn) -> Asked:
     """One job of any tenant; most may use more workers than they need."""
     least = draw(pick(1, 1, 2))
     work_s = float(draw(pick(120, 600, 1800, 7200)))
     return Asked(
-        tenant=draw(pick(*"aabcdd")),
+        tenant=draw(pick(*"aabcddp")),
         at_s=float(draw(pick(0, 0, 0, 30, 90, 300))),
         workers=(least, least + draw(pick(0, 6, 2, 6))),
         gpus=draw(pick(1, 1, 1, 2)),

@@ -6,13 +6,14 @@ Must not know who decided, nor the engine.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 
 from msgspec import Struct
 
 from common.model import JobId, Preemptibility
 from coordinator.policies.floor import is_movable
 from coordinator.policies.snapshot import JobView
+from coordinator.policies.tenants.guarding import fewest_gpus
 from coordinator.policies.tenants.lines import submission
 from coordinator.policies.tenants.seats import Seat
 from coordinator.policies.tenants.tenancy import Tenancy, base_gpus
@@ -80,37 +81,77 @@ def behind(
 
 
 def beside_idle(
-    tenancy: Tenancy, waiting: Iterable[JobView], fits: Container[JobId]
+    tenancy: Tenancy, waiting: Iterable[JobView], finds_gpus: Callable[[JobView], bool]
 ) -> list[JobView]:
-    """Jobs that wait although a guarantee covers them and they fit on free GPUs, for no other one
-    that the order of a policy may put before them.
+    """Jobs that wait although a guarantee covers them, their tenant has room for them and they fit
+    on free GPUs, for no other one that the order of a policy may put before them.
 
     That is one before it by priority and submission, of its own tenant or covered as well, that
-    does not fit or that none covers. waiting: all that do. fits: those for which there is room.
+    does not fit or that none covers; but no one that quotas keep out, whatever GPUs are free. What
+    a job asks for beside GPUs is its policy's matter. waiting: all that do, but for those that are
+    `blocked`. finds_gpus: whether a job fits on free ones, whatever its tenant may take.
     """
     found: list[JobView] = []
     stuck = False
     of_tenants = set[str]()
+    quotas = _Quotas(tenancy)
     for job in sorted(waiting, key=submission):
         covered = covers(tenancy, job)
-        if not (covered and job.job_id in fits):
+        if not quotas.have_room(job) and (covered or finds_gpus(job) or quotas.never_have(job)):
+            continue
+        if not (covered and finds_gpus(job)):
             stuck |= bool(covered)
             of_tenants.update(tenancy.path(job))
-        elif not stuck and covered[-1] not in of_tenants:
+        elif not stuck and covered[-1] not in of_tenants and _asks_gpus_alone(job):
             found.append(job)
     return found
 
 
+class _Quotas:
+    """Whether tenants have room for their jobs that wait; looked at once for those alike.
+
+    Where somebody does not lend all, what a borrower has no room for may be what nodes lack: only
+    who finds free GPUs, is owed them, or could never have them is kept out by quotas for certain.
+    """
+
+    def __init__(self, tenancy: Tenancy) -> None:
+        self._tenancy = tenancy
+        self._idle = tenancy.idle(tenancy.capacity)
+        self._room: dict[str, float] = {}
+        self._never: dict[tuple[str, int], bool] = {}
+
+    def have_room(self, job: JobView) -> bool:
+        """Now, if GPUs were free."""
+        leaf = self._tenancy.leaf(job)
+        if leaf not in self._room:
+            self._room[leaf] = self._tenancy.room(job)
+        return fewest_gpus(job) <= self._room[leaf]
+
+    def never_have(self, job: JobView) -> bool:
+        """Not even while nobody uses anything."""
+        alike = self._tenancy.leaf(job), fewest_gpus(job)
+        if alike not in self._never:
+            self._never[alike] = bool(self._idle.why_never(job.tenant, alike[1]))
+        return self._never[alike]
+
+
+def _asks_gpus_alone(job: JobView) -> bool:
+    return not (job.cpus_per_worker or job.memory_bytes_per_worker)
+
+
 def overdue(
-    tenancy: Tenancy, waiting: Iterable[JobView], fits: Container[JobId], now_s: float
+    tenancy: Tenancy,
+    waiting: Iterable[JobView],
+    finds_gpus: Callable[[JobView], bool],
+    now_s: float,
 ) -> tuple[list[JobView], float | None]:
     """Those that wait beside idle GPUs and have waited for long enough, and when the next will
-    have. What a job asks for beside GPUs is its policy's matter.
+    have.
     """
     late, wakes_s = list[JobView](), list[float]()
-    for job in beside_idle(tenancy, waiting, fits):
+    for job in beside_idle(tenancy, waiting, finds_gpus):
         since_s = job.waiting_since_s
-        if since_s is None or job.cpus_per_worker or job.memory_bytes_per_worker:
+        if since_s is None:
             continue
         if since_s + PATIENCE_S > now_s:
             wakes_s.append(since_s + PATIENCE_S)

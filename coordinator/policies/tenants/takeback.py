@@ -10,7 +10,7 @@ as long as any may be patient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
 
@@ -158,13 +158,21 @@ class _TakeBack:
 
     def _end_patience(self) -> float | None:
         """Start those that fit and that waited for long enough; returns when the next will have."""
-        fits = {job.job_id for job in self.fits}
-        late, wake_at_s = owing.overdue(self.tenancy, self.waiting(), fits, self._snapshot.now_s)
+        if not self.fits:
+            return None
+        free, found = self._counts.free, dict[Shape, bool]()
+
+        def finds_gpus(job: JobView) -> bool:
+            alike = self._shape(job)
+            if alike not in found:
+                found[alike] = any(self._gang(job, kind).fits(free) for kind in self._kinds(job))
+            return found[alike]
+
+        now_s = self._snapshot.now_s
+        late, wake_at_s = owing.overdue(self.tenancy, self.waiting(), finds_gpus, now_s)
         for job in late:
-            gangs = (self._gang(job, kind) for kind in self._kinds(job))
-            gang = next((gang for gang in gangs if gang.fits(self._counts.free)), None)
-            covered = owing.is_covered(self.tenancy, job)
-            if gang is not None and covered and base_gpus(job) <= self.tenancy.room(job):
+            gang = next(self._gangs_that_fit(job), None)
+            if gang is not None and owing.is_covered(self.tenancy, job):
                 self._settle(job, gang, ())
         return wake_at_s
 
@@ -176,8 +184,14 @@ class _TakeBack:
 
     def _fits(self, job: JobView) -> bool:
         """Whether its base gang finds room as it is, and its tenant has room for it."""
-        free, gangs = self._counts.free, (self._gang(job, kind) for kind in self._kinds(job))
-        return any(gang.fits(free) and self._has_room(job, gang) for gang in gangs)
+        return any(True for _ in self._gangs_that_fit(job))
+
+    def _gangs_that_fit(self, job: JobView) -> Iterator[Gang]:
+        """Those of them, by GPU type."""
+        for kind in self._kinds(job):
+            gang = self._gang(job, kind)
+            if gang.fits(self._counts.free) and self._has_room(job, gang):
+                yield gang
 
     def _has_room(self, job: JobView, gang: Gang) -> bool:
         """Whether siblings leave its tenant enough of what their parent may use."""
