@@ -6,7 +6,9 @@ Whoever compares policies changes one rule at a time: `aryl:reclaim=random:resiz
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
+from re import fullmatch
 from typing import Any
 
 from common.errors import ConfigError
@@ -204,8 +206,21 @@ def _added(name: str, also: Iterable[str]) -> Policy:
                 f"policy: {name!r} is no policy; a knob stands behind its policy's name, and "
                 "behind other knobs, with a colon: aryl:reclaim=random:resize_cost_s=0"
             )
-        known = ", ".join((*also, *sorted(every())))
-        raise ConfigError(f"policy: {name!r} is not one of {known}")
+        raise ConfigError(f"policy: {name!r} {_unlike(name, (*also, *sorted(every())))}")
     if each.made is None:
         raise ConfigError(unusable(each))
     return each.made
+
+
+def _unlike(name: str, known: tuple[str, ...]) -> str:
+    """What is wrong with a name that is none of those: what was probably meant, then all."""
+    if fullmatch(r"[-+.\de]*\d[-+.\de]*", name):
+        # A comma parts policies, so that `tiresias:limits=5000,9000` reads `9000` as one.
+        return (
+            "is no policy; several values of one knob are written with slashes: "
+            "tiresias:limits=3600/14400"
+        )
+    listed = ", ".join(known)
+    if near := difflib.get_close_matches(name, known):
+        return f"is not one of the policies; did you mean {' or '.join(near)}? There are {listed}"
+    return f"is not one of {listed}"

@@ -13,10 +13,18 @@ from msgspec import Struct, structs
 
 
 class Off(Struct, frozen=True):
-    """A knob, and the values at which it leaves another one nothing to decide."""
+    """A knob, and the values at which it leaves another one nothing to decide.
+
+    if_filled: a list that does so as soon as it holds anything, whatever `values` are.
+    """
 
     knob: str
-    values: tuple[object, ...]
+    values: tuple[object, ...] = ()
+    if_filled: bool = False
+
+    def is_at(self, value: object) -> bool:
+        """Whether it is off at a value."""
+        return bool(value) if self.if_filled else value in self.values
 
 
 Needs = Mapping[str, tuple[tuple[Off, ...], ...]]
@@ -28,6 +36,11 @@ def off(knob: str, *values: object) -> Off:
     return Off(knob, values)
 
 
+def if_filled(knob: str) -> Off:
+    """A list that is off unless it is empty."""
+    return Off(knob, if_filled=True)
+
+
 def needed(needs: Needs, key: str) -> frozenset[str]:
     """The knobs on which it depends whether this one decides anything."""
     return frozenset(each.knob for group in needs.get(key, ()) for each in group)
@@ -36,16 +49,18 @@ def needed(needs: Needs, key: str) -> frozenset[str]:
 def unmet(needs: Needs, knobs: Struct, key: str) -> str:
     """What a knob needs and has not, whatever its own value is; empty: it decides something."""
     for group in needs.get(key, ()):
-        if all(getattr(knobs, each.knob) in each.values for each in group):
-            return f"it needs {', or '.join(_lacking(knobs, each.knob) for each in group)}"
+        if all(each.is_at(getattr(knobs, each.knob)) for each in group):
+            return f"it needs {', or '.join(_lacking(knobs, each) for each in group)}"
     return ""
 
 
-def _lacking(knobs: Struct, key: str) -> str:
-    value = getattr(knobs, key)
+def _lacking(knobs: Struct, lacks: Off) -> str:
+    key, value = lacks.knob, getattr(knobs, lacks.knob)
+    if lacks.if_filled:
+        return f"an empty {key}, which is {value_text(value)}"
     if isinstance(value, str):  # a choice is never off: another one is wanted
         return f"another {key} than {value_text(value)}"
-    return f"{key}, which is {value_text(value)}"
+    return f"{key}, which is {value_text(value) or 'empty'}"
 
 
 def is_unturned(knobs: Struct, key: str, *, shipped: Struct | None = None) -> bool:

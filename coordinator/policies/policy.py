@@ -275,11 +275,15 @@ def _knob(policy: str, known: dict[str, Any], text: str) -> tuple[str, object]:
         found = msgspec.convert(parts, known[key], strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(
-            f"policy {policy}: {key}={value}: {plainly(error)}{_choices(known[key])}"
+            f"policy {policy}: {key}={value}: {plainly(error)}"
+            f"{PARTED if is_list and ',' in value else _choices(known[key])}"
         ) from None
     if not _is_finite(found):
         raise ConfigError(f"policy {policy}: {key}={value}: expected a finite number")
     return key, found
+
+
+PARTED = "; several values are written with slashes between them"
 
 
 def _is_finite(value: object) -> bool:

@@ -58,6 +58,13 @@ def test_an_unknown_policy_names_the_known_ones() -> None:
         policy("best")
 
 
+def test_a_name_that_is_nearly_one_is_told_those_first() -> None:
+    """What was probably meant, the closest first, then all that there are."""
+    said = "'gandiva-set' is not one of the policies; did you mean gandiva-sets or gandiva or .*"
+    with pytest.raises(ConfigError, match=rf"{said}\? There are all, afs, .*, yarn-fair$"):
+        policy("gandiva-set", also=("all",))
+
+
 def test_the_table_is_explicit() -> None:
     """Every bundle is there under its own name, with a sentence of what it does."""
     plain = {"fifo", "fifo-skip", "sjf", "srtf", "srsf"}

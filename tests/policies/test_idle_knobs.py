@@ -1,4 +1,5 @@
-"""Knobs of parts that a bundle has not: all of them are refused, and none would decide anything."""
+"""Knobs of bundles: of parts that one has not all are refused, and none would decide anything; of
+parts that it has each decides something."""
 
 from __future__ import annotations
 
@@ -49,6 +50,11 @@ PREFERS = "elastic_base_prefers_loan, which is false"
         ("yarn-fair:timeout_s=5", "preempts, which is false"),
         ("gandiva:migrates=false:rest_s=5", "migrates, which is false"),
         ("gandiva:grows=false:grow_after_s=5", "grows, which is false"),
+        ("tiresias:limits=:promote=8", "limits, which is empty"),
+        ("tiresias:limits=:line=entry:mixes_units=true", "limits, which is empty"),
+        ("tiresias-gittins:delta_gpu_s=5", "subtracts_age, which is true"),
+        ("tiresias-gittins:services=1/2:history=3", "an empty services, which is 1/2"),
+        ("tiresias-gittins:limits=:services=5", "limits, which is empty"),
     ],
 )
 def test_a_knob_of_a_part_that_is_off_is_refused(name: str, needs: str) -> None:
@@ -84,6 +90,10 @@ def test_a_cell_s_settings_are_refused_by_the_same_words() -> None:
         "foresight:is_loaning=false:lend_quantile=0.9:near_quantile=0.9",
         "aryl-random:is_loaning=false:reclaim=random",
         "yarn-fair:preempts=true:timeout_s=5",
+        "tiresias:limits=5/9:promote=8",
+        "tiresias-dlas:limits=",
+        "tiresias-gittins:subtracts_age=false:delta_gpu_s=5",
+        "tiresias-gittins:history=3",
     ],
 )
 def test_a_knob_of_a_part_that_is_on_is_taken(name: str) -> None:
@@ -176,6 +186,46 @@ def test_what_is_refused_would_have_changed_no_job_s_life(
     if _turned(name, texts) != _lives(name):
         alone = [text for text in texts if _turned(name, [text]) != _lives(name)]
         pytest.fail(f"{name}: {alone or texts} would have decided something")
+
+
+SEEN = {
+    **dict.fromkeys(("is_strict", "is_scaling", "is_loaning", "grows_when_idle"), "aryl"),
+    **dict.fromkeys(("lend_only_on_demand", "resize_cost_s", "separates_at_home"), "aryl"),
+    **dict.fromkeys(("claim_ratio", "queue_weight"), "aryl"),
+    **dict.fromkeys(("separates_groups", "claim_stretch"), "foresight"),
+}
+"""In which bundle each knob is turned; all of them have the same ones."""
+
+UNSEEN = {
+    **dict.fromkeys(
+        ("reclaim", "reclaim_cost", "waits_for_finish", "elastic_base_prefers_loan"),
+        "no lent node is called home here with a choice of whom to stop; tests of reclaiming",
+    ),
+    **dict.fromkeys(
+        ("lifetime_quantile", "lifetime_odds", "lifetime_saves", "near_quantile", "lend_quantile"),
+        "one day of load is no history of many; tests of lifetimes and of the season",
+    ),
+    "claims_most": "never two wide jobs have aged here at once; test_claims_alone",
+    "waits_for_loan": "its guests wait here for ever, for more than is ever lent; test_baselines",
+    "trusts_profiles": "these jobs tell no curve; test_profiled_sizes",
+}
+"""Knobs that change no life here, why, and which tests show that they decide something."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("knob", SEEN)
+def test_a_knob_of_a_part_that_is_there_changes_some_job_s_life(knob: str) -> None:
+    """Turned alone; else it should be refused."""
+    made = POLICIES[SEEN[knob]]
+    other = {"queue_weight": "10", "claim_ratio": "2", "claim_stretch": "1"}.get(knob)
+    value = other or _other_value(knob, knobs_of(made)[knob], getattr(made.knobs, knob))
+    assert _lives(f"{made.name}:{knob}={value}") != _lives(made.name)
+
+
+def test_no_knob_of_bundles_is_forgotten() -> None:
+    """A new one is shown to decide something, or says why not here."""
+    assert knobs_of(POLICIES["aryl"]).keys() == SEEN.keys() | UNSEEN.keys()
+    assert not SEEN.keys() & UNSEEN.keys()
 
 
 def test_the_lives_tell_rules_apart() -> None:

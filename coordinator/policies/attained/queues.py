@@ -68,6 +68,11 @@ class QueueKnobs(Struct, frozen=True, kw_only=True):
         if self.mixes_units and self.line != Line.ENTRY:
             raise ConfigError("mixes_units: expected together with line=entry only")
 
+    @property
+    def promotes(self) -> bool:
+        """Whether a wait takes anybody back: without limits all stand in one queue for good."""
+        return self.promote is not None and bool(self.limits)
+
 
 class QueueMemory(Struct, frozen=True):
     """What the snapshot does not tell.

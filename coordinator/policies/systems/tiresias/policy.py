@@ -29,6 +29,7 @@ from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Allocation, earliest
 from coordinator.policies.floor import Place, best_fit, fewest_nodes
 from coordinator.policies.granting import carry_out
+from coordinator.policies.needs import Needs, if_filled, off
 from coordinator.policies.policy import Parts, joint
 from coordinator.policies.recall import recalled
 from coordinator.policies.setbacks import keeps_gang, told_of
@@ -129,7 +130,7 @@ class _Pass:
 
         Without promotions each job leaves a queue once, and nobody is stopped without end.
         """
-        return self._knobs.promote is not None and keeps_gang(job, self._snapshot.now_s)
+        return self._knobs.promotes and keeps_gang(job, self._snapshot.now_s)
 
     def index(self, table: GittinsTable, job: JobView) -> float:
         """The Gittins index of a job, by all that it has attained, as the history has it.
@@ -235,8 +236,19 @@ def _tell(
     knobs: TiresiasKnobs, snapshot: ClusterSnapshot, memory: bytes, job_id: JobId
 ) -> tuple[str, ...]:
     """Of a job that goes on whoever is promoted, why."""
-    return () if knobs.promote is None else told_of(snapshot, job_id)
+    return told_of(snapshot, job_id) if knobs.promotes else ()
 
+
+_LIMITED = (off("limits", ()),)
+_QUEUE_NEEDS: Needs = {"promote": (_LIMITED,), "mixes_units": (_LIMITED,)}
+_GITTINS_NEEDS: Needs = {
+    **_QUEUE_NEEDS,
+    # The last queue is no queue of indices, and without limits there is no other.
+    "services": (_LIMITED,),
+    "history": (_LIMITED, (if_filled("services"),)),
+    "subtracts_age": (_LIMITED,),
+    "delta_gpu_s": (_LIMITED, (off("subtracts_age", True),)),
+}
 
 PLACING = "fewest nodes for skewed models, else best fit"
 
@@ -245,6 +257,7 @@ POLICIES = (
         "tiresias",
         "least attained GPU time first, in queues, preempting; knows no running times",
         knobs=TiresiasKnobs(),
+        needs=_QUEUE_NEEDS,
         allocate=_allocate,
         hold=_hold,
         tell=_tell,
@@ -258,6 +271,7 @@ POLICIES = (
         "tiresias-dlas",
         "tiresias as its authors' public simulator plays it, late crossings included",
         knobs=TiresiasKnobs(limits=(3250.0, 7200.0), line=Line.ENTRY, mixes_units=True),
+        needs=_QUEUE_NEEDS,
         allocate=_allocate,
         hold=_hold,
         tell=_tell,
@@ -269,6 +283,7 @@ POLICIES = (
         "tiresias-gittins",
         "tiresias, with queues ordered by Gittins index from the service of jobs that left",
         knobs=GittinsKnobs(),
+        needs=_GITTINS_NEEDS,
         allocate=_allocate,
         hold=_hold,
         tell=_tell,
