@@ -373,9 +373,10 @@ class Engine:
             faults += invariants.view_faults(self._views.snapshot(ctx), *view.made_anew(ctx))
             faults += invariants.order_faults(ctx, self._orders)
         if beside_idle is not None:
-            faults += guarantees.starved(self._views.snapshot(ctx))
-            faults += guarantees.crowded_out(self._views.snapshot(ctx))
-            faults += beside_idle.faults(self._views.snapshot(ctx))
+            seen = self._views.snapshot(ctx)
+            faults += guarantees.starved(seen)
+            faults += guarantees.crowded_out(seen)
+            faults += beside_idle.faults(seen)
         return faults
 
     def encode_state(self) -> bytes:

@@ -14,7 +14,7 @@ from coordinator.engine.accounting import GpuTally
 from coordinator.engine.context import Context
 from coordinator.engine.desired import Orders, desired_state
 from coordinator.engine.loan_entries import LoanEntry
-from coordinator.engine.state import ClusterState, NodeEntry
+from coordinator.engine.state import ClusterState, GpuSlot, NodeEntry
 from coordinator.policies.index import index_of
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
 
@@ -34,15 +34,19 @@ def gpu_faults(state: ClusterState) -> list[str]:
             claims.setdefault(held, []).append(key)
     for node in state.nodes.values():
         for slot in node.gpus:
-            keys = (slot.holder, slot.nominee, *slot.guests)
-            holders = [key for key in keys if key is not None]
-            claimants = claims.get(slot.uuid, [])
+            claimants, holders = claims.get(slot.uuid, []), _holders(slot)
             if claimants != holders and sorted(claimants) != sorted(holders):
                 claim, hold = (sorted(map(str, keys)) for keys in (claimants, holders))
                 faults.append(f"GPU {slot.uuid}: {claim} claim, {hold} hold it")
             if slot.is_gone and slot.holder is None:
                 faults.append(f"GPU {slot.uuid} is gone from {node.name} and kept for nobody")
     return faults
+
+
+def _holders(slot: GpuSlot) -> list[WorkerKey]:
+    if slot.nominee is None and not slot.guests:  # as nearly all are
+        return [] if slot.holder is None else [slot.holder]
+    return [key for key in (slot.holder, slot.nominee, *slot.guests) if key is not None]
 
 
 def _held_for_migrations(state: ClusterState) -> list[WorkerKey]:

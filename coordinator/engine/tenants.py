@@ -6,9 +6,11 @@ policy that does not keep to quotas and guarantees by itself is refused what bre
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from coordinator.engine.commands import Refused
 from coordinator.engine.context import Context
-from coordinator.engine.settings import EngineSettings
+from coordinator.engine.settings import EngineSettings, TenantSettings
 from coordinator.policies.decisions import Decision
 from coordinator.policies.snapshot import ClusterSnapshot, TenantView
 from coordinator.policies.tenants.guarding import guarded
@@ -16,6 +18,11 @@ from coordinator.policies.tenants.guarding import guarded
 
 def views(settings: EngineSettings) -> tuple[TenantView, ...]:
     """The tenants of the cell, by name."""
+    return _views(settings.tenants) if settings.tenants else ()
+
+
+@lru_cache(maxsize=16)  # each snapshot asks for those of the same settings
+def _views(tenants: tuple[TenantSettings, ...]) -> tuple[TenantView, ...]:
     return tuple(
         TenantView(
             name=tenant.name,
@@ -25,7 +32,7 @@ def views(settings: EngineSettings) -> tuple[TenantView, ...]:
             borrow_limit_gpus=tenant.borrow_limit_gpus,
             lend_limit_gpus=tenant.lend_limit_gpus,
         )
-        for tenant in sorted(settings.tenants, key=lambda tenant: tenant.name)
+        for tenant in sorted(tenants, key=lambda tenant: tenant.name)
     )
 
 

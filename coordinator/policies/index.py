@@ -89,9 +89,12 @@ class NodeSorter:
         self._room: dict[NodeName, Spot] = {}
         """Copies of these two, which snapshots share until something of them changes."""
         self._services = ServiceSorter()
+        self._found: tuple[_Parts, Index] | None = None
+        """The last index and the jobs that it is of; None where a node has changed since."""
 
     def put(self, view: NodeView) -> None:
         """Add or replace a node."""
+        self._found = None
         self._services.put(view)
         place = self._places.get(view.name)
         if place is None:
@@ -114,6 +117,7 @@ class NodeSorter:
 
     def remove(self, name: NodeName) -> None:
         """Forget a node."""
+        self._found = None
         self._services.remove(name)
         place = self._places.get(name)
         if place is None:
@@ -154,12 +158,15 @@ class NodeSorter:
         )
 
     def index(self, jobs: JobSorter) -> Index:
-        """The index of these nodes, as they are now, and of a sorter's jobs."""
+        """The index of these nodes, as they are now, and of a sorter's jobs; the same one until
+        something of them changes."""
         parts = jobs.parts()
+        if self._found is not None and self._found[0] is parts:
+            return self._found[1]
         self._find_removable(parts.resizable)
         if self._made is None:
             self._made = tuple(self._nodes)
-        return Index(
+        found = Index(
             names=self._names,
             places=self._places,
             nodes=self._made,
@@ -173,6 +180,8 @@ class NodeSorter:
             held=parts.held,
             services=self._services.parts(),
         )
+        self._found = (parts, found)
+        return found
 
     def _find_removable(self, resizable: tuple[JobView, ...]) -> None:
         """Look again where nodes changed, or where jobs have workers that only now may, or no

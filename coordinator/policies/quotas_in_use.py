@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
-from coordinator.policies.tenants.tenancy import WHOLE, Tenancy, base_gpus
+from coordinator.policies.tenants.tenancy import Tenancy, base_gpus
+from coordinator.policies.tenants.tree import WHOLE
 
 
 def held_gpus(job: JobView) -> int:

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from common.errors import ConfigError
 from common.model import JobId, JobSpec, Pool
 from coordinator.policies.snapshot import ClusterSnapshot, TenantView
-from coordinator.policies.tenants.tenancy import NOBODY, Tenancy
+from coordinator.policies.tenants.tenancy import Tenancy
+from coordinator.policies.tenants.tree import NOBODY
 from coordinator.sim.cluster import NodeSpec
 from coordinator.workloads.records import Source, WorkloadJob
 

@@ -6,13 +6,14 @@ integrated here from the load itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 
 from msgspec import Struct
 
 from common.model import Pool, ServiceName
 from coordinator.policies.loans.loaning import nodes_for
+from coordinator.policies.snapshot import ServiceView
 from coordinator.sim.cluster import NodeSpec
 from coordinator.sim.loads import busy_nodes
 from coordinator.sim.series import Point, Usage
@@ -83,6 +84,7 @@ def samples(stage: Stage, points: Sequence[Point]) -> tuple[Sample, ...]:
     shows the load of its instant.
     """
     services = serving_of(stage)
+    views = {view.name: view for view in stage.sim.engine.snapshot().services}
     gpus = sum(spec.gpus for spec in stage.specs if spec.home_pool == Pool.INFERENCE)
     found: list[Sample] = []
     before, before_s, served_before = Usage(), 0.0, 0.0
@@ -102,7 +104,7 @@ def samples(stage: Stage, points: Sequence[Point]) -> tuple[Sample, ...]:
                 training_gpu_ratio=ratio(held, usage.training_gpu_s - before.training_gpu_s),
                 on_loan_gpu_ratio=ratio(on_loan, lent),
                 lent_nodes=point.lent_nodes,
-                lendable_nodes=_lendable(stage, point.at_s),
+                lendable_nodes=_lendable(stage, views, point.at_s),
                 queue_jobs=point.queue_jobs,
                 queue_gpus=point.queue_gpus,
                 serving_gpu_ratio=ratio(serving, there),
@@ -113,10 +115,9 @@ def samples(stage: Stage, points: Sequence[Point]) -> tuple[Sample, ...]:
     return tuple(found)
 
 
-def _lendable(stage: Stage, at_s: float) -> int:
+def _lendable(stage: Stage, views: Mapping[ServiceName, ServiceView], at_s: float) -> int:
     """Nodes that the load of this instant leaves over, headroom and least kept."""
     spare = 0
-    views = {view.name: view for view in stage.sim.engine.snapshot().services}
     for load in stage.loads:
         name = ServiceName(load.name)
         count = len(stage.nodes_of[name])

@@ -43,6 +43,14 @@ class Point(Struct, frozen=True, kw_only=True):
     queue_gpus: int
 
 
+class _Seen(Struct, frozen=True):
+    """What a point shows of the cluster beside its usage; events alone change it."""
+
+    lent_nodes: int
+    queue_jobs: int
+    queue_gpus: int
+
+
 class Recorder:
     """Looks at an engine on a grid of instants while a simulation runs.
 
@@ -73,10 +81,14 @@ class Recorder:
         self._events += 1
         if self._progress is not None and self._events % EVENTS_PER_LOOK == 0:
             self._progress(self._ended(), self._events)
-        if now_s >= self._length_s > 0 and self.at_length is None:
-            self.at_length = self._look(self._length_s)
+        is_length_over = now_s >= self._length_s > 0 and self.at_length is None
+        if not is_length_over and now_s < self._next_s:
+            return
+        seen = self._seen()  # of many instants the same, where events are far apart
+        if is_length_over:
+            self.at_length = self._point(self._length_s, seen)
         while self._next_s <= now_s:
-            self.points.append(self._look(self._next_s))
+            self.points.append(self._point(self._next_s, seen))
             if len(self.points) > 2 * POINTS_WANTED:
                 self.points = self.points[::2]
                 self._step_s *= 2
@@ -84,9 +96,10 @@ class Recorder:
 
     def finish(self, now_s: float) -> None:
         """The run is over."""
+        seen = self._seen()
         if self.at_length is None:
-            self.at_length = self._look(max(self._length_s, now_s))
-        self.points.append(self._look(now_s))
+            self.at_length = self._point(max(self._length_s, now_s), seen)
+        self.points.append(self._point(now_s, seen))
         if self._progress is not None:
             self._progress(self._ended(), self._events)
 
@@ -94,17 +107,20 @@ class Recorder:
         counters = self._engine.state.counters
         return counters.jobs_finished + counters.jobs_failed + counters.jobs_rejected
 
-    def _look(self, at_s: float) -> Point:
+    def _seen(self) -> _Seen:
         state = self._engine.state
         pending, on_loan = JobState.PENDING, NodeRole.ON_LOAN
         waiting = [job for job in state.live() if job.state == pending]
         lent = sum([node.role == on_loan for node in state.nodes.values()])
+        return _Seen(lent, len(waiting), sum([job.spec.base_demand_gpus for job in waiting]))
+
+    def _point(self, at_s: float, seen: _Seen) -> Point:
         return Point(
             at_s=at_s,
             usage=self._usage(at_s),
-            lent_nodes=lent,
-            queue_jobs=len(waiting),
-            queue_gpus=sum(job.spec.base_demand_gpus for job in waiting),
+            lent_nodes=seen.lent_nodes,
+            queue_jobs=seen.queue_jobs,
+            queue_gpus=seen.queue_gpus,
         )
 
     def _usage(self, at_s: float) -> Usage:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from coordinator.policies.snapshot import ClusterSnapshot, TenantView
 from coordinator.policies.tenants.descent import Tree
-from coordinator.policies.tenants.tenancy import ITSELF, NOBODY
+from coordinator.policies.tenants.tree import ITSELF, NOBODY
 from tests.builders import make_job_view, make_snapshot
 
 TENANTS = (

@@ -55,6 +55,23 @@ class Kept:
         return index_of(nodes, [self.jobs[job_id] for job_id in sorted(self.jobs)])
 
 
+def test_an_index_is_made_once_until_a_node_or_a_job_changes() -> None:
+    """Who looks again in one instant gets the same one, and nobody one of before a change."""
+    nodes, jobs = make_cluster({"n1": {"a": 4}, "n2": {"b": 8}, "n3": {}}, role=NodeRole.TRAINING)
+    kept = Kept(make_snapshot(nodes=nodes, jobs=jobs))
+    first = kept.index()
+    assert kept.index() is first
+    kept.put_node(replace(kept.nodes[NodeName("n2")], free_gpus=0, is_schedulable=False))
+    assert kept.index() == kept.fresh() != first
+    second = kept.index()
+    kept.remove_node(NodeName("n3"))
+    assert kept.index() == kept.fresh() != second
+    third = kept.index()
+    job = next(iter(kept.jobs.values()))
+    kept.put_job(replace(job, is_resizable=not job.is_resizable))
+    assert kept.index() == kept.fresh() != third
+
+
 @given(snapshots(), st.data())
 def test_an_index_that_is_kept_up_is_one_from_nothing(
     snapshot: ClusterSnapshot, data: st.DataObject

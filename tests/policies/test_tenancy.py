@@ -46,6 +46,20 @@ def cell(
     return replace(make_snapshot(nodes=there, jobs=jobs), tenants=tenants)
 
 
+def test_what_is_taken_in_one_tenancy_is_free_in_another_of_the_same_tenants() -> None:
+    """They share the tree alone; and who names a tenant more has it in a tree of its own."""
+    snapshot = cell(
+        job_of("a", 4, name="j", node="n0"), tenants=(TenantView(name="a", guarantee_gpus=8),)
+    )
+    one, other = Tenancy(snapshot), Tenancy(snapshot)
+    one.take(snapshot.jobs[0], 4)
+    assert (one.used["a"], other.used["a"], Tenancy(snapshot).used["a"]) == (8, 4, 4)
+    assert "c" in Tenancy(snapshot, ("c",)).views
+    assert "c" not in Tenancy(snapshot).views
+    more = replace(snapshot, tenants=(TenantView(name="a", guarantee_gpus=2),))
+    assert Tenancy(more).views["a"].guarantee_gpus == 2
+
+
 # --- fair shares --------------------------------------------------------------------------------
 
 

@@ -11,7 +11,8 @@ from coordinator.policies.bundles import POLICIES
 from coordinator.policies.decisions import Start
 from coordinator.policies.snapshot import TenantView
 from coordinator.policies.tenants.lent import Claim, left_to
-from coordinator.policies.tenants.tenancy import WHOLE, Tenancy
+from coordinator.policies.tenants.tenancy import Tenancy
+from coordinator.policies.tenants.tree import WHOLE
 from tests.draws import pick
 from tests.policies.tenant_books import cell, names, runs, waits
 

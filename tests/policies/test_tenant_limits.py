@@ -16,7 +16,8 @@ from coordinator.policies.decisions import Preempt, Resize, Start
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
 from coordinator.policies.tenants.guarding import blocked, guarded
 from coordinator.policies.tenants.takeback import given_back
-from coordinator.policies.tenants.tenancy import WHOLE, Tenancy, waiting_gpus
+from coordinator.policies.tenants.tenancy import Tenancy, waiting_gpus
+from coordinator.policies.tenants.tree import WHOLE
 from coordinator.policies.waits import GUARANTEE, Wait
 from tests.builders import make_node_view, make_snapshot
 from tests.policies.tenant_books import cell, check, names, runs, waits

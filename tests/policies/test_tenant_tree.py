@@ -16,7 +16,8 @@ from coordinator.engine.settings import EngineSettings, TenantSettings
 from coordinator.policies.bundles import POLICIES, policy
 from coordinator.policies.decisions import Preempt, Start
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
-from coordinator.policies.tenants.tenancy import WHOLE, Tenancy, waiting_gpus
+from coordinator.policies.tenants.tenancy import Tenancy, waiting_gpus
+from coordinator.policies.tenants.tree import WHOLE
 from coordinator.policies.tenants.weighing import are_weighed
 from coordinator.sim.cluster import NodeSpec
 from coordinator.sim.simulation import Simulation, Submission

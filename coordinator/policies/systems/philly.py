@@ -38,7 +38,8 @@ from coordinator.policies.recall import recalled
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.tenants.descent import Tree
 from coordinator.policies.tenants.lines import in_turn, lines
-from coordinator.policies.tenants.tenancy import WHOLE, Tenancy, base_gpus
+from coordinator.policies.tenants.tenancy import Tenancy, base_gpus
+from coordinator.policies.tenants.tree import WHOLE
 from coordinator.policies.waits import FAIR_SHARE, FRAGMENTATION, Wait
 from coordinator.policies.words import counted
 

@@ -34,7 +34,8 @@ from coordinator.policies.recall import recalled
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.tenants.descent import Tree
 from coordinator.policies.tenants.lines import heads, line, lines
-from coordinator.policies.tenants.tenancy import WHOLE, Tenancy, base_gpus, waiting_gpus
+from coordinator.policies.tenants.tenancy import Tenancy, base_gpus, waiting_gpus
+from coordinator.policies.tenants.tree import WHOLE
 from coordinator.policies.words import counted
 
 

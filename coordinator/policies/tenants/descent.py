@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping
 from math import inf
 
 from coordinator.policies.snapshot import ClusterSnapshot
-from coordinator.policies.tenants.tenancy import ITSELF, NOBODY, WHOLE, tree_of
+from coordinator.policies.tenants.tree import ITSELF, NOBODY, WHOLE, tree_of
 
 First = Callable[[Collection[str]], str]
 """(lines that have somebody to serve) -> the one that is served next."""

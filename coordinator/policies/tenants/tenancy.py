@@ -17,45 +17,8 @@ from math import inf
 from common.model import GpuUuid, JobState
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
 from coordinator.policies.tenants.lent import Claim, left_to, unlent
+from coordinator.policies.tenants.tree import ITSELF, NOBODY, WHOLE, grown
 from coordinator.policies.words import counted, number
-
-WHOLE = ""
-"""The parent of those that have none: the cell."""
-
-ITSELF = " itself"
-"""After the name of a tenant that has children: its own jobs. No tenant's name has a blank."""
-
-NOBODY = "no tenant"
-"""Whose jobs without a tenant are."""
-
-
-def tree_of(views: Sequence[TenantView], named: Iterable[str]) -> dict[str, TenantView]:
-    """Tenants by name, parents before children, with those that only jobs name.
-
-    A tenant without settings stands beside the others, with no guarantee and weight 1. A tenant
-    that has children and jobs of its own has those as one child more, with what its children
-    leave of its guarantee.
-    """
-    found = {view.name: view for view in views}
-    inner = {view.parent for view in views if view.parent != WHOLE}
-    for name in sorted(set(named)):
-        if name not in found:
-            found[name] = TenantView(name=name)
-        if name in inner:
-            of_children = sum(view.guarantee_gpus for view in views if view.parent == name)
-            rest = max(0, found[name].guarantee_gpus - of_children)
-            itself = TenantView(name=name + ITSELF, parent=name, guarantee_gpus=rest)
-            found[itself.name] = itself
-    depth = {name: len(_path(found, name)) for name in found}
-    return {name: found[name] for name in sorted(found, key=lambda name: (depth[name], name))}
-
-
-def _path(views: Mapping[str, TenantView], name: str) -> tuple[str, ...]:
-    path = [name]
-    while views[path[-1]].parent != WHOLE:
-        path.append(views[path[-1]].parent)
-    return tuple(path)
-
 
 Count = int | Fraction
 """GPUs in use: a whole number, but where tenants came to share GPUs; exact then, too."""
@@ -75,23 +38,27 @@ def _used_gpus(snapshot: ClusterSnapshot, leaf: Callable[[JobView], str]) -> dic
         if not (job.placed or job.held):
             continue
         name = leaf(job)
-        there = [worker for worker in (*job.placed, *job.held) if not worker.is_leaving]
+        has = (*job.placed, *job.held) if job.held else job.placed
+        there = [worker for worker in has if not worker.is_leaving]
         own = {uuid for worker in there for uuid in worker.gpu_uuids}
-        unnamed = sum(worker.gpus - len(worker.gpu_uuids) for worker in there)
-        new = {uuid for uuid in own if uuid not in first}
-        found[name] = found.get(name, 0) + unnamed + len(new)
-        for uuid in own - new:
+        unnamed = sum([worker.gpus - len(worker.gpu_uuids) for worker in there])
+        others = [uuid for uuid in own if uuid in first]
+        found[name] = found.get(name, 0) + unnamed + len(own) - len(others)
+        for uuid in others:
             shared.setdefault(uuid, Counter((first[uuid],)))[name] += 1
-        first.update(dict.fromkeys(new, name))
+            own.remove(uuid)
+        first.update(dict.fromkeys(own, name))
     for uuid, parts in shared.items():
         found[first[uuid]] -= 1
         for name, jobs in parts.items():
             found[name] += Fraction(jobs, parts.total())
-    return {name: _whole(gpus) for name, gpus in found.items()}
+    return {name: _whole(gpus) for name, gpus in found.items()} if shared else found
 
 
 def _whole(gpus: Count) -> Count:
     """The same as an integer where it is one, as nearly always."""
+    if isinstance(gpus, int):
+        return gpus
     return int(gpus) if gpus == int(gpus) else gpus
 
 
@@ -109,23 +76,16 @@ class Tenancy:
 
     def __init__(self, snapshot: ClusterSnapshot, named: Iterable[str] = ()) -> None:
         """named: whose jobs are to come, beside those of the snapshot; `NOBODY` is one."""
-        here = (job.tenant or NOBODY for job in snapshot.jobs)
-        self.views = tree_of(snapshot.tenants, (*named, *here))
-        self.children: dict[str, list[str]] = {WHOLE: []}
-        for name, view in self.views.items():
-            self.children.setdefault(name, [])
-            self.children[view.parent].append(name)
-        self._paths = {name: _path(self.views, name) for name in self.views}
-        self._leaves = {
-            name: name + ITSELF if name + ITSELF in self.views else name for name in self.views
-        }
-        self._below: dict[tuple[str, str], tuple[str, ...]] = {}
+        here = {job.tenant or NOBODY for job in snapshot.jobs}
+        tree = grown(snapshot.tenants, frozenset(here.union(named)))
+        self.views, self.children = tree.views, tree.children
+        self._paths, self._leaves, self._keepers = tree.paths, tree.leaves, tree.keepers
+        self._below = tree.below
         self.used: dict[str, Count] = dict.fromkeys((*self.views, WHOLE), 0)
         for name, gpus in _used_gpus(snapshot, self.leaf).items():
             for each in (*self._paths[name], WHOLE):
                 self.used[each] = _whole(self.used[each] + gpus)
-        self._keepers = [n for n, v in self.views.items() if v.lend_limit_gpus is not None]
-        free = sum(node.free_gpus for node in snapshot.nodes if node.is_schedulable)
+        free = sum([node.free_gpus for node in snapshot.nodes if node.is_schedulable])
         self.capacity = int(self.used[WHOLE]) + free
 
     def leaf(self, job: JobView) -> str:
