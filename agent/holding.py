@@ -125,6 +125,12 @@ class Holding:
         )
 
     @property
+    def withdrawn(self) -> list[WorkerKey]:
+        """Begun, and to stop before they were seen to run; no start of this agent is under way."""
+        keys = (held.order.key for held in self.live() if held.is_withdrawn)
+        return [key for key in keys if key not in self._starting]
+
+    @property
     def checking(self) -> set[WorkerKey]:
         """Whose check somebody still waits for; that of a withdrawn order may be dropped."""
         return {key for key in self._checking if self._is_wanted(key)}
@@ -149,14 +155,10 @@ class Holding:
 
     def reports(self, now_s: float = 0.0) -> tuple[WorkerReport, ...]:
         """What the node's report of an instant says of them."""
+        latest, waits_for = self._latest, self._waits_for
         return tuple(
-            worker_report(
-                held,
-                self._latest.get(held.order.key),
-                waits_for=self._waits_for.get(held.order.key, ""),
-                now_s=now_s,
-            )
-            for held in self.held()
+            worker_report(held, latest.get(key), waits_for=waits_for.get(key, ""), now_s=now_s)
+            for key, held in ((held.order.key, held) for held in self.held())
         )
 
     # --- what is done -------------------------------------------------------------------------
@@ -259,24 +261,24 @@ class Holding:
                 held.error, held.fault = "the worker and its supervisor are gone", Fault.SHIM_LOST
                 self._end(held, facts.now_s)
             elif held.stop is not None:
-                actions += self._withdrawn(held, held.stop, facts.now_s)
+                actions += self._withdrawn(held, held.stop, facts)
             elif held.order.key not in self._starting:
                 actions += self._reserve(held, facts, closed)
         self._answered.clear()
         return actions
 
-    def _withdrawn(self, held: Held, stop: StopOrder, now_s: float) -> list[WorkerAction]:
+    def _withdrawn(self, held: Held, stop: StopOrder, facts: Facts) -> list[WorkerAction]:
         """To stop before it was seen to run. A start that was begun cannot be called back, so its
-        worker is told to stop, and keeps its GPUs until the start is answered or its shim speaks.
-        It has computed nothing that it could save.
+        worker is told to stop, and keeps its GPUs until a start of this agent is answered and, of
+        any agent's, nobody may be there. It has computed nothing that it could save.
         """
         key = held.order.key
         if held.is_begun and key not in self._told_stop_ends_at_s:
-            self._told_stop_ends_at_s[key] = now_s
+            self._told_stop_ends_at_s[key] = facts.now_s
             return [StopWorker(key, stop.reason, 0.0)]
-        if key not in self._starting:
+        if key not in self._starting and key not in facts.leaving:
             held.stop_reason = stop.reason
-            self._end(held, now_s)
+            self._end(held, facts.now_s)
         return []
 
     def _given_up(self, facts: Facts) -> list[WorkerAction]:

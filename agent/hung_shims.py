@@ -33,6 +33,10 @@ class HungShims:
         end_by_s = now_s + grace_s + HUNG_AFTER_S
         self._end_by_s[key] = min(end_by_s, self._end_by_s.get(key, end_by_s))
 
+    def is_overdue(self, key: WorkerKey, *, now_s: float) -> bool:
+        """Whether the worker was told to stop and should be gone."""
+        return now_s >= self._end_by_s.get(key, float("inf"))
+
     def forget(self, key: WorkerKey) -> None:
         """The worker has ended."""
         self._end_by_s.pop(key, None)
@@ -44,7 +48,7 @@ class HungShims:
 
         Only to a process of the directory's owner, so that a forged record cannot aim a root agent.
         """
-        if now_s < self._end_by_s.get(key, float("inf")) or not is_shim_alive(
+        if not self.is_overdue(key, now_s=now_s) or not is_shim_alive(
             directory, record, self._boot_id
         ):
             return

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import signal
 from pathlib import Path
@@ -32,6 +33,10 @@ log = logging.getLogger(__name__)
 
 ASK_S = 2.0
 """How long a shim may take to write its status again; the node's step waits for it."""
+LOOK_S = 10.0
+"""How long one look through all processes may take; on a busy machine it takes seconds."""
+END_ALL_S = ASK_S + 2 * LOOK_S
+"""`LostWorkers.end_all_left` takes no longer: the first look, who it saw, and the look after it."""
 UNREAD_S = 10.0
 """How long a disk may fail to read a status before its worker counts as lost."""
 POLL_S = 0.02
@@ -116,19 +121,41 @@ class LostWorkers:
         self._halted[key] = shims
         return workers, shims
 
+    def end_begun(self, key: WorkerKey, directory: Path, uid: int) -> bool:
+        """Whether somebody is left of a worker that should be gone, who is killed as by `end_left`.
+
+        A shim alone that never began it is nobody: it has its stop, and may wait for its disk.
+        """
+        if key not in self._halted and not has_begun(directory, uid):
+            return False
+        is_left = any(self.end_left(key, directory, uid))
+        if is_left:
+            log.error("worker %s: it should have ended: its shim never spoke, killed", key)
+        else:
+            self.forget(key)
+        return is_left
+
     async def end_all_left(self, key: WorkerKey, directory: Path, uid: int) -> None:
         """Return when nobody of it lives; see `end_left`.
 
         Raises:
-            Unavailable: somebody waits in the kernel, and cannot die now.
+            Unavailable: somebody waits in the kernel, and cannot die now; or nobody could look.
         """
+        until_s = math.inf
         try:
-            async with self._clock.timeout(ASK_S):
-                while any(await asyncio.to_thread(self.end_left, key, directory, uid)):
-                    await self._clock.sleep(POLL_S)
+            while any(await self._look_and_end(key, directory, uid)):
+                now_s = self._clock.now_s()
+                until_s = min(until_s, now_s + ASK_S)  # a look that took long proves nobody alive
+                if now_s >= until_s:
+                    raise Unavailable(f"{key}: some of its processes are not dead yet")
+                await self._clock.sleep(POLL_S)
         except TimeoutError:
-            raise Unavailable(f"{key}: some of its processes are not dead yet") from None
+            raise Unavailable(f"{key}: its processes could not be looked for in time") from None
         self.forget(key)
+
+    async def _look_and_end(self, *of_it: *tuple[WorkerKey, Path, int]) -> tuple[set[int], ...]:
+        async with self._clock.timeout(LOOK_S):
+            return await asyncio.to_thread(self.end_left, *of_it)
 
     def as_before(self, key: WorkerKey) -> WorkerStatus:
         """What to say of it when nobody knows better at this look: nothing has changed."""
@@ -163,9 +190,12 @@ class LostWorkers:
         return status
 
     def adopt(self, key: WorkerKey, directory: Path, uid: int) -> None:
-        """A worker of whom an agent before this one may have halted the shim: it goes on."""
+        """A worker of whom an agent before this one may have halted the shim: it goes on.
+
+        Whether it looks halted says nothing: a SIGSTOP may be on its way, and takes effect later.
+        """
         if key not in self._halted:
-            _signal({pid for pid in _shims(directory, uid) if _is_halted(pid)}, signal.SIGCONT)
+            _signal(_shims(directory, uid), signal.SIGCONT)
 
     def forget(self, key: WorkerKey) -> None:
         """Nothing of it is left."""

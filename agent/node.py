@@ -20,7 +20,7 @@ from agent.hooks import Commands, OneCommand
 from agent.ledger import LedgerPort
 from agent.left_commands import NODE_VARIABLE
 from agent.life import Life
-from agent.lost_workers import ASK_S
+from agent.lost_workers import ASK_S, END_ALL_S
 from agent.machine import Machine
 from agent.path_check import CHECK_TIMEOUT_S
 from agent.runner import StorageSilentError, WorkerRunner, WorkerStatus
@@ -54,7 +54,7 @@ from common.messages import (
     HostReport,
     InferenceReport,
 )
-from common.model import GpuUuid
+from common.model import GpuUuid, WorkerKey
 
 log = logging.getLogger(__name__)
 
@@ -150,11 +150,9 @@ class Node:
         while True:
             began_at_s = self.clock.now_s()
             await self.sample()
-            in_transition = self.life.is_in_transition
-            if in_transition:
+            if self.life.is_in_transition:
                 self.changed.set()
-            period_s = self.period_s
-            await self.clock.sleep(max(0.0, began_at_s + period_s - self.clock.now_s()))
+            await self.clock.sleep(max(0.0, began_at_s + self.period_s - self.clock.now_s()))
 
     @property
     def period_s(self) -> float:
@@ -163,7 +161,7 @@ class Node:
             return self.settings.step_period_s
         return self.settings.report_period_s
 
-    def _facts(self, statuses: Sequence[WorkerStatus]) -> Facts:
+    def _facts(self, statuses: Sequence[WorkerStatus], leaving: frozenset[WorkerKey]) -> Facts:
         sample = self.last_sample
         look = Look(
             at_s=sample.began_at_s,
@@ -181,6 +179,7 @@ class Node:
             inference=sample.inference,
             is_healthy=sample.is_healthy,
             statuses=tuple(_fact(status) for status in statuses),
+            leaving=leaving,
             trespassers=self._strangers.found,
             owners={pid: self._machine.owner(pid) for pid in sorted(strangers)},
             suspects=self._strangers.suspects,
@@ -233,7 +232,8 @@ class Node:
         started = [held.order.key for held in live if held.is_started]
         with self.duties.leg("statuses", within_s=ASK_S):
             statuses = await self.runner.statuses(started)
-        actions = self.life.step(self._facts(statuses))
+            leaving = await self.runner.leaving(self.life.workers.withdrawn)
+        actions = self.life.step(self._facts(statuses, leaving))
         self._errands.drop_all_but(self.life.workers.checking)
         is_saved = await self.save()
         for action in actions:
@@ -353,10 +353,12 @@ def _limit_s(action: WorkerAction) -> float:
     """What the time limits inside an action add up to."""
     match action:
         case StartWorker():
-            return 2 * START_TIMEOUT_S + 3 * ASK_S  # of unit and first word; what it lost, thrice
+            return 2 * (START_TIMEOUT_S + END_ALL_S)  # of unit and first word; before, and after
         case CheckReserve():
             return CHECK_TIMEOUT_S
-        case StopWorker() | ResizeWorker() | PauseWorker() | ForgetWorker():
+        case StopWorker():
+            return END_ALL_S
+        case ResizeWorker() | PauseWorker() | ForgetWorker():
             return 0.0
 
 

@@ -107,6 +107,14 @@ class WorkerRunner(Protocol):
         """Whether somebody is at work on a worker, though no status may say so yet."""
         ...
 
+    async def leaving(self, keys: Collection[WorkerKey]) -> frozenset[WorkerKey]:
+        """Which of these workers, all told to stop before any status spoke of them, may be there.
+
+        That is while a shim has time to hear of it, and after that as long as somebody computes,
+        who is ended.
+        """
+        ...
+
     async def forget(self, key: WorkerKey) -> None:
         """Remove every trace of a worker that has ended but its log, which is kept for a while.
 

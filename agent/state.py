@@ -84,6 +84,11 @@ class Held(Struct, kw_only=True):
         """Whether it ended, or never could begin."""
         return self.phase in (WorkerPhase.EXITED, WorkerPhase.REFUSED)
 
+    @property
+    def is_withdrawn(self) -> bool:
+        """Whether it is to stop though it was not seen to run, and its shim may be on its way."""
+        return self.stop is not None and self.is_begun and not self.is_started
+
     def refuse(self, error: str, fault: Fault, refused_for: str = "") -> None:
         """The node cannot run it, for this reason."""
         self.phase, self.error = WorkerPhase.REFUSED, error
@@ -197,6 +202,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     others: GPU processes that are alive and of no granted worker, whosever they are, while the GPUs
         change hands; empty at other times.
     unknown_server: why nobody can tell the server's GPU processes by its settings; mostly empty.
+    leaving: workers that were told to stop before any status spoke of them, and may be there still.
     listening_ports: TCP ports that somebody listens on; empty while nobody waits for one.
     contact_at_s: when the last report was sent that the coordinator answered; None before one.
     """
@@ -207,6 +213,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     inference: InferenceReport | None = None
     is_healthy: bool = False
     statuses: tuple[WorkerFact, ...] = ()
+    leaving: frozenset[WorkerKey] = frozenset()
     trespassers: tuple[tuple[int, GpuUuid], ...] = ()
     owners: dict[int, str] = field(default_factory=dict[int, str])
     suspects: frozenset[int] = frozenset()

@@ -21,7 +21,7 @@ from agent.failure_reader import FailureReader
 from agent.hung_shims import HungShims
 from agent.kept_logs import KeptLogs
 from agent.lost_logs import cut_lost
-from agent.lost_workers import LostWorkers, has_file
+from agent.lost_workers import LostWorkers, has_begun, has_file
 from agent.path_check import OneLook, Refuse, refusal
 from agent.runner import Refusal, WorkerStatus
 from agent.settings import WORKERS_DIR, AgentSettings, Starter
@@ -134,13 +134,13 @@ class ShimRunner:
 
     async def _has_begun(self, key: WorkerKey, directory: Path) -> bool:
         """Whether the worker of a start without a first word runs, or did and its job removed that
-        word. It is given up otherwise: whenever its shim gets on, a stop comes before all else.
+        word; where its shim does not answer either, the next look ends all that is left of it.
+        It is given up otherwise: whenever its shim gets on, a stop comes before all else.
         """
         uid = self._uid(directory)
         if await asyncio.to_thread(marked, directory, uid):
-            is_said = await self._lost.ask(key, directory, uid)
-            if is_said or has_file(directory):
-                return True
+            await self._lost.ask(key, directory, uid)
+            return True  # it computes: called a start that failed, its job would run twice
         try:
             return await self._stop(key, StopReason.STALE, 0.0)
         except Unavailable:  # it cannot be told, or is not dead yet: that it is over, a look says
@@ -207,6 +207,18 @@ class ShimRunner:
     def has_shim(self, key: WorkerKey) -> bool:
         """As `WorkerRunner.has_shim`: a shim has its lock before all else, and until it is gone."""
         return shim_files.is_locked(str(self._directory(key) / shim_files.LOCK_FILE))
+
+    async def leaving(self, keys: Collection[WorkerKey]) -> frozenset[WorkerKey]:
+        """As `WorkerRunner.leaving`."""
+        return frozenset([key for key in keys if await self._is_leaving(key)])
+
+    async def _is_leaving(self, key: WorkerKey) -> bool:
+        directory = self._directory(key)
+        of_it = directory, self._uid(directory)
+        if self._hung.is_overdue(key, now_s=self._clock.now_s()):
+            return await asyncio.to_thread(self._lost.end_begun, key, *of_it)
+        # Its shim may be on its way; and its job may have removed what tells that there is one.
+        return self.has_shim(key) or await asyncio.to_thread(has_begun, *of_it)
 
     def _status(self, key: WorkerKey, directory: Path) -> WorkerStatus | None:
         try:

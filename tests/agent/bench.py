@@ -148,6 +148,7 @@ class Bench:
         self.page: InferenceReport | None = None
         self.is_healthy = False
         self.workers: dict[WorkerKey, WorkerFact] = {}
+        self.leaving: frozenset[WorkerKey] = frozenset()
         self.listening_ports: frozenset[int] = frozenset()
         self.contact_at_s: float | None = None
         self.sampled_at_s: float | None = None
@@ -170,6 +171,7 @@ class Bench:
                 inference=self.page,
                 is_healthy=self.is_healthy,
                 statuses=tuple(self.workers.values()),
+                leaving=self.leaving,
                 listening_ports=self.listening_ports,
                 contact_at_s=self.contact_at_s,
                 trespassers=tuple(

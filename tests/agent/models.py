@@ -111,6 +111,9 @@ class ModelRunner:
     def has_shim(self, key: WorkerKey) -> bool:
         return key in self.shims
 
+    async def leaving(self, keys: Collection[WorkerKey]) -> frozenset[WorkerKey]:
+        return frozenset(keys) & self.shims
+
     async def adopt(self) -> tuple[WorkerKey, ...]:
         return tuple(self.known)
 

@@ -10,10 +10,12 @@ import pytest
 from agent import holder
 from agent.duties import SPARE_S, Duties
 from agent.lease import RESORT_LIMIT_S
+from agent.lost_workers import ASK_S, LOOK_S
 from agent.starters import START_TIMEOUT_S
-from common.model import NodeRole
+from common.messages import StopOrder
+from common.model import NodeRole, StopReason
 from tests.agent.agent_house import AgentHouse
-from tests.agent.bench import lease, order
+from tests.agent.bench import key, lease, order
 from tests.agent.daemon_house import DaemonHouse, lend, make_daemon_house
 from tests.agent.stalling_agent import STALL
 from tests.fakes import FakeClock
@@ -24,7 +26,7 @@ TTL_S = 30.0
 LIMITS = {
     "statuses": ("statuses", 0.0),
     "ledger": ("ledger", 0.0),
-    "start": ("StartWorker", 2 * START_TIMEOUT_S),
+    "start": ("StartWorker", 2 * (START_TIMEOUT_S + ASK_S + 2 * LOOK_S)),
     "sample": ("sample", 2.0),
     "arm": ("lease", TTL_S + 2 * RESORT_LIMIT_S),
 }
@@ -56,8 +58,23 @@ async def test_a_worker_that_is_slow_to_start_is_no_duty_that_gets_nowhere() -> 
     async with AgentHouse() as agent:
         agent.stall.begin("start")
         await agent.want(R.TRAINING, order())
-        await agent.clock.advance(2 * START_TIMEOUT_S)
+        await agent.clock.advance(2 * (START_TIMEOUT_S + ASK_S + 2 * LOOK_S))
         assert agent.node.duties.overdue() == ()
+
+
+async def test_a_stop_that_looks_through_all_processes_is_no_duty_that_gets_nowhere() -> None:
+    """On a busy machine each look takes its time, until the limit that it has."""
+    async with AgentHouse() as agent:
+        await agent.want(R.TRAINING, order())
+        await agent.clock.advance(5.0)
+        agent.stall.begin("stop")
+        stop = StopOrder(key=key(), reason=StopReason.CANCEL, grace_s=9.0)
+        await agent.want(R.TRAINING, order(), stops=(stop,))
+        await agent.clock.advance(ASK_S + 2 * LOOK_S)
+        assert agent.node.duties.overdue() == ()
+        await agent.clock.advance(2 * SPARE_S)
+        assert agent.node.duties.overdue() == ("StopWorker",)
+        agent.stall.end()
 
 
 async def test_an_agent_that_has_nothing_to_do_is_well() -> None:

@@ -315,3 +315,28 @@ def test_a_start_that_an_agent_before_this_one_began_keeps_its_gpus() -> None:
     actions = after.steps(2)
     assert [type(action) for action in actions] == [StartWorker]
     assert report(after, other).error == "waits for worker j1.1.0 to leave"
+
+
+@pytest.mark.parametrize("is_this_ones", [True, False])
+def test_a_start_that_is_withdrawn_is_not_over_while_somebody_may_be_there(
+    *, is_this_ones: bool
+) -> None:
+    """A shim that never spoke may have begun its worker, whichever agent had it started."""
+    bench = training()
+    begun(bench)
+    if not is_this_ones:
+        bench = Bench(inference=False, memory=bench.memory, at_s=bench.now_s)
+    stop = StopOrder(key=key(), reason=StopReason.PREEMPT, grace_s=5.0)
+    bench.want(R.TRAINING, order(key(job="j2"), phase=OrderPhase.RESERVE), stops=(stop,))
+    assert bench.step() == [StopWorker(key(), StopReason.PREEMPT, 0.0)]
+    assert bench.life.workers.withdrawn == ([] if is_this_ones else [key()])
+    bench.life.workers.started(key(), error="its shim did not start")
+    assert bench.life.workers.withdrawn == [key()]
+    bench.leaving = frozenset({key()})
+    assert bench.steps(9) == []
+    assert report(bench).phase == P.READY
+    assert report(bench, key(job="j2")).error == "waits for worker j1.1.0 to leave"
+    bench.leaving = frozenset()
+    bench.step()
+    assert (report(bench).phase, report(bench).stop_reason) == (P.EXITED, StopReason.PREEMPT)
+    assert bench.life.workers.withdrawn == []

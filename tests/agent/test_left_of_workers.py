@@ -298,6 +298,23 @@ async def test_a_shim_that_an_agent_before_this_one_halted_goes_on(house: Worker
     await house.until(lambda: "T" not in thread_states(status.shim_pid), "it goes on")
 
 
+async def test_a_shim_whose_halt_takes_effect_late_goes_on(
+    house: WorkerHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited for its disk, and did not look halted yet when the next agent came."""
+    status = await waiting(house)
+    os.kill(status.shim_pid, signal.SIGSTOP)
+    await house.until(lambda: "T" in thread_states(status.shim_pid), "it is halted")
+
+    def waits_for_its_disk(_: int) -> set[str]:
+        return {"D"}
+
+    with monkeypatch.context() as late:
+        late.setattr(lost_workers, "thread_states", waits_for_its_disk)
+        assert await house.new_runner().adopt() == (status.key,)
+    await house.until(lambda: "T" not in thread_states(status.shim_pid), "it goes on")
+
+
 async def test_a_shim_that_never_halts_is_killed_by_the_second_look(
     house: WorkerHouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -274,3 +274,22 @@ def test_a_rendezvous_port_is_one_that_nobody_listens_on() -> None:
 
 
 # --- graces on the way home -------------------------------------------------------------------
+
+
+async def test_the_next_agent_asks_who_may_be_there_of_a_start_that_it_has_to_stop() -> None:
+    """The agent before it began that one, and no status spoke of it: it is over when nobody is."""
+    house = House()
+    house.accept(R.TRAINING, order(phase=OrderPhase.RESERVE))
+    await house.turn(3)
+    house.accept(R.TRAINING, order())
+    house.ledger.is_full = True
+    await house.turn()
+    house.ledger.is_full = False
+    house.runner.shims.add(key())
+    house.stop_one()
+    await house.turn(5)
+    assert house.runner.stops == [(key(), StopReason.CANCEL, 0.0)]
+    assert house.said().phase == P.READY
+    house.runner.shims.clear()
+    await house.turn()
+    assert (house.said().phase, house.said().stop_reason) == (P.EXITED, StopReason.CANCEL)

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
 
 from agent import shim_files, shim_sockets
+from agent.hung_shims import HUNG_AFTER_S
+from agent.lost_workers import ASK_S
+from agent.processes import thread_states
 from agent.runner import StorageSilentError
-from agent.starters import START_TIMEOUT_S, shim_argv
+from agent.starters import START_TIMEOUT_S, DetachedStarter, shim_argv
 from agent.withdrawn import is_shim_silent
 from agent.workers import ShimRunner
 from common.errors import Unavailable
-from common.faults import STORAGE_SILENT
+from common.faults import STORAGE_SILENT, Fault
 from common.messages import WorkerOrder, WorkerPhase
 from common.model import StopReason, WorkerKey
-from tests.agent.worker_house import WorkerHouse, make_house, make_order
+from tests.agent.worker_house import (
+    PATIENCE_S,
+    WorkerHouse,
+    is_alive,
+    kill,
+    make_house,
+    make_order,
+)
 from tests.fakes import FakeClock
 from tests.sockets import short_path
 
@@ -122,6 +133,134 @@ async def test_a_shim_whose_start_was_given_up_finds_its_stop_when_it_gets_on(
             await starting
         orders = [shim_sockets.parse(said) for said in shim_sockets.receive_all(control)]
     assert orders == [{"op": "stop", "reason": "stale", "grace_s": 0.0}]
+
+
+class HangingDiskStarter(DetachedStarter):
+    """Of a shim whose disk takes no status: something stands where that is written first."""
+
+    async def start(self, directory: Path, order: WorkerOrder) -> None:
+        """As `ShimStarter.start`."""
+        (directory / f"{shim_files.STATUS_FILE}.new").mkdir()
+        await super().start(directory, order)
+
+
+def hanging_job(out: Path) -> WorkerOrder:
+    """A worker that computes, and halts its shim before that."""
+    hangs = 'kill -STOP $PPID; echo $$ $PPID > "$OUT/new"; mv "$OUT/new" "$OUT/pids"; '
+    return make_order("sh", "-c", f"{hangs}exec sleep 600", env={"OUT": str(out)})
+
+
+async def until_it_hangs(house: WorkerHouse, out: Path) -> tuple[int, int]:
+    """Return when a hanging job computes; its worker, and its shim, which hangs."""
+    await house.until((out / "pids").exists, "the worker computes")
+    worker, shim = (int(pid) for pid in (out / "pids").read_text().split())
+    await house.until(lambda: "T" in thread_states(shim), "its shim hangs")
+    return worker, shim
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+async def test_a_start_has_begun_where_the_worker_computes_and_its_shim_hangs(
+    house: WorkerHouse, tmp_path: Path, *, goes_on: bool
+) -> None:
+    """Its job would run twice if that start had failed: the worker stays known to a shim that goes
+    on, and where none does it is over only when nobody of it is left."""
+    clock, order = FakeClock(), hanging_job(tmp_path)
+    starter = HangingDiskStarter(house.clock)
+    runner = ShimRunner(house.run_dir, clock=clock, starter=starter, is_root_allowed=True)
+    starting = asyncio.create_task(runner.start(order, endpoint="node-1:29400"))
+    worker, shim = await until_it_hangs(house, tmp_path)
+    try:
+        await house.until(lambda: clock.next_deadline_s is not None, "it is waited for")
+        await clock.advance(START_TIMEOUT_S)
+        await house.until(lambda: clock.next_deadline_s is not None, "the shim is asked")
+        await clock.advance(ASK_S)
+        await starting
+        assert is_alive(worker)
+        if goes_on:
+            directory = house.directory(order.key)
+            (directory / f"{shim_files.STATUS_FILE}.new").rmdir()
+            os.kill(shim, signal.SIGCONT)
+            await house.until((directory / shim_files.STATUS_FILE).exists, "the shim speaks")
+            [status] = await runner.statuses((order.key,))
+            assert (status.phase, status.pid, status.stop_reason) == (P.RUNNING, worker, None)
+        else:
+            [status] = await runner.statuses((order.key,))
+            assert (status.phase, status.fault) == (P.STOPPING, Fault.SHIM_LOST)
+            async with house.clock.timeout(PATIENCE_S):
+                while await runner.statuses((order.key,)):
+                    await house.clock.sleep(0.02)
+        assert is_alive(worker) is is_alive(shim) is goes_on
+    finally:
+        for pid in (worker, shim):
+            kill(pid)
+
+
+async def test_what_an_agent_began_before_it_died_is_ended_where_it_computes_under_a_hung_shim(
+    house: WorkerHouse, tmp_path: Path
+) -> None:
+    """No status ever spoke of it, and its stop comes with the next agent: the shim has its time to
+    hear of it, and after that nobody of it may compute."""
+    order, starter = hanging_job(tmp_path), HangingDiskStarter(house.clock)
+    first = ShimRunner(house.run_dir, clock=FakeClock(), starter=starter, is_root_allowed=True)
+    starting = asyncio.create_task(first.start(order, endpoint="node-1:29400"))
+    pids = await until_it_hangs(house, tmp_path)
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    clock, key = FakeClock(), order.key
+    runner = ShimRunner(house.run_dir, clock=clock, starter=starter, is_root_allowed=True)
+    try:
+        assert await runner.adopt() == ()
+        assert await runner.leaving([key]) == {key}
+        await runner.stop(key, StopReason.PREEMPT, 0.0)
+        await clock.advance(HUNG_AFTER_S - 0.1)
+        for _ in range(3):
+            assert await runner.leaving([key]) == {key}
+        assert all(is_alive(pid) for pid in pids)
+        await clock.advance(0.1)
+        async with house.clock.timeout(PATIENCE_S):
+            while await runner.leaving([key]):
+                await house.clock.sleep(0.02)
+        assert not any(is_alive(pid) for pid in pids)
+        assert await runner.leaving([key]) == frozenset()
+    finally:
+        for pid in pids:
+            kill(pid)
+
+
+async def test_a_withdrawn_worker_without_a_lock_is_not_over_while_it_computes(
+    house: WorkerHouse, tmp_path: Path
+) -> None:
+    """Its job removed all that tells of its shim, before any agent that lives saw it."""
+    status = await house.status(await house.start(make_order("sleep", "600")))
+    house.directory(status.key).rename(tmp_path / "removed")
+    runner = house.new_runner()
+    try:
+        assert await runner.leaving([status.key]) == {status.key}
+        await runner.stop(status.key, StopReason.PREEMPT, 0.0)
+        assert not is_alive(status.pid)
+        assert await runner.leaving([status.key]) == frozenset()
+    finally:
+        for pid in (status.pid, status.shim_pid):
+            kill(pid)
+
+
+async def test_a_shim_that_waits_for_its_storage_keeps_a_withdrawn_worker_for_a_while_only(
+    tmp_path: Path,
+) -> None:
+    """Nobody computes, and the stop is waiting for it: the node goes on without it."""
+    clock = FakeClock()
+    house = WorkerHouse(tmp_path)
+    runner = ShimRunner(tmp_path, clock=clock, starter=SlowStarter(), is_root_allowed=True)
+    key = make_order().key
+    lock_fd = silent_shim(house, key)
+    try:
+        await runner.stop(key, StopReason.PREEMPT, 0.0)
+        await clock.advance(HUNG_AFTER_S - 0.1)
+        assert await runner.leaving([key]) == {key}
+        await clock.advance(0.1)
+        assert await runner.leaving([key]) == frozenset()
+    finally:
+        os.close(lock_fd)
 
 
 @pytest.mark.parametrize("is_there", [True, False])
