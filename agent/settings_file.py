@@ -215,16 +215,23 @@ def _less_copies(named: list[Path]) -> list[Path]:
     away = [(where, memory) for where, memory in known if is_away(memory)]
     if len(away) < 2 or len({memory.node for _, memory in away}) > 1:
         return named
-    true, _ = max(away, key=lambda one: _how_new(*one))  # of equals the file's, which comes first
+    of = [memory for _, memory in away]
+    # Of equals the file's, which comes first.
+    true, _ = max(away, key=lambda one: _how_new(one[0], one[1], of))
     return [true]
 
 
-def _how_new(where: Path, memory: Memory) -> tuple[bool, int, int, float]:
-    """The greater, the later this state was the node's: whoever works on the node has it locked,
-    and a coordinator counts what it orders; a lease that is renewed counts nothing."""
+def _how_new(where: Path, memory: Memory, of: list[Memory]) -> tuple[bool, int, int, bool, float]:
+    """The greater, the later this state of these was the node's: whoever works on the node has it
+    locked, and a coordinator counts what it orders; a lease that is renewed, or ends, counts
+    nothing. Without one, only what names another's lease as ended is later: a node that starts, or
+    leaves its routing, has none yet."""
     ends_at_s = memory.lease_ends_at_s
     is_held = is_locked(str(lock_path(where)))
-    return is_held, memory.epoch, memory.generation, -math.inf if ends_at_s is None else ends_at_s
+    leases = {other.lease.lease_id for other in of if other.lease is not None}
+    has_ended = not leases.isdisjoint(memory.ended_leases)
+    until_s = -math.inf if ends_at_s is None else ends_at_s
+    return is_held, memory.epoch, memory.generation, has_ended, until_s
 
 
 def _accepted(where: Path | None) -> AgentSettings | None:

@@ -93,9 +93,14 @@ async def make_lent(
     boot_id: str = "",
     clock: Clock | None = None,
     node: str = "n1",
+    epoch: int = 0,
     generation: int = 0,
+    ended: tuple[str, ...] = (),
 ) -> Path:
-    """A node whose agent accepted its settings and died, and its lease's time left; their file."""
+    """A node whose agent accepted its settings and died, and its lease's time left; their file.
+
+    ended: the leases that it had and are over.
+    """
     config = house.config(inference=True, node=node)
     settings = load(config, AgentSettings)
     house.state_dir.mkdir(exist_ok=True)
@@ -103,7 +108,8 @@ async def make_lent(
     kept_settings.keep(house.state_dir, settings)
     memory = first_memory(settings, boot_id or clock.boot_id())
     memory.role = memory.desired_role = role
-    memory.generation = generation
+    memory.epoch, memory.generation = epoch, generation
+    memory.ended_leases = [LeaseId(lease) for lease in ended]
     if role == R.ON_LOAN:
         memory.is_server_stopped = True
         memory.lease = Lease(lease_id=LeaseId("l1-1"), service=ServiceName("chat"), ttl_s=3.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 
@@ -19,12 +20,23 @@ pytestmark = pytest.mark.slow
 house = pytest.fixture(make_daemon_house)
 quiet_house = pytest.fixture(make_quiet_house)
 STALE_AND_TRUE = {
-    "lock": ((1, 600.0), (0, 300.0)),
-    "generation": ((0, 600.0), (1, 300.0)),
-    "lease": ((0, 300.0), (0, 600.0)),
+    "lock": ((1, 1, 600.0), (0, 0, 300.0)),
+    "epoch": ((1, 3, 600.0), (2, 0, 300.0)),
+    "generation": ((1, 0, 600.0), (1, 1, 300.0)),
+    "lease": ((1, 0, 300.0), (1, 0, 600.0)),
 }
-"""By what the true one of two states of a node is told from the stale one: of each the generation,
-and the seconds left of its lease."""
+"""By what the true one of two states of a node is told from the stale one: of each the epoch, the
+generation, and the seconds left of its lease."""
+
+
+def moved(house: DaemonHouse, config: Path) -> tuple[Path, Path]:
+    """The state is elsewhere now, as its file says, which is spoilt; its old and its new place."""
+    old, new = house.state_dir, house.directory / "new"
+    old.rename(new)
+    house.use_state_dir(new)
+    with_other("state_dir", str(new))(config)
+    with_line("report_perid_s = 1.0")(config)
+    return old, new
 
 
 @pytest.mark.parametrize("is_told", [False, True])
@@ -35,11 +47,7 @@ async def test_a_node_whose_state_was_moved_comes_home_where_it_is(
     well in an empty ledger there, and the node's own would go on saying that it is away."""
     house = quiet_house
     config = await make_lent(house)
-    old, new = house.state_dir, house.directory / "new"
-    old.rename(new)
-    house.use_state_dir(new)
-    with_other("state_dir", str(new))(config)
-    with_line("report_perid_s = 1.0")(config)
+    old, new = moved(house, config)
     told = new if is_told else None
     assert [found.state_dir for found in expected_homes(config, state_dir=told)] == [str(new)]
     await home(way_home(config, state_dir=told), house)
@@ -75,11 +83,7 @@ async def test_an_agent_that_refuses_its_file_has_a_moved_node_brought_home(
     """As one that was moved while its machine was down: what is armed finds it."""
     house = quiet_house
     config = await make_lent(house)
-    old, new = house.state_dir, house.directory / "new"
-    old.rename(new)
-    house.use_state_dir(new)
-    with_other("state_dir", str(new))(config)
-    with_line("report_perid_s = 1.0")(config)
+    old, _ = moved(house, config)
     code, text = await house.run("--config", str(config), "--fake-nvml", str(house.fleet))
     assert (code, "is away; its last resort fires" in text) == (2, True), text
     await house.until(lambda: role(house) == R.SERVING, "the node serves")
@@ -98,7 +102,8 @@ async def test_of_a_copied_state_that_counts_which_is_the_nodes_now(
     stale, true = house.directory / "stale", house.directory / "true"
     for where, known in zip((stale, true), STALE_AND_TRUE[newer_by], strict=True):
         house.use_state_dir(where)
-        await make_lent(house, generation=known[0], left_s=known[1])
+        epoch, generation, left_s = known
+        await make_lent(house, epoch=epoch, generation=generation, left_s=left_s)
     named, told = (true, stale) if is_of_file else (stale, true)
     house.use_state_dir(named)
     config = house.config(inference=True)
@@ -124,6 +129,45 @@ async def test_a_copy_of_its_state_brings_no_node_home_whose_agent_works(
         assert memory is not None and memory.role == R.ON_LOAN
 
 
+@pytest.mark.parametrize("is_of_file", [True, False])
+@pytest.mark.parametrize("has_ended", [True, False])
+async def test_a_copied_state_with_a_lease_counts_unless_the_other_saw_that_lease_end(
+    quiet_house: DaemonHouse, *, has_ended: bool, is_of_file: bool
+) -> None:
+    """Its lease has minutes left and the other one has none: that one is on its way home from the
+    same loan, or was not lent yet."""
+    house = quiet_house
+    lent, without = house.directory / "lent", house.directory / "without"
+    house.use_state_dir(lent)
+    await make_lent(house, generation=3, left_s=600.0)
+    house.use_state_dir(without)
+    role_then = R.VACATING if has_ended else R.WARMING
+    ended = ("l1-1",) if has_ended else ()
+    await make_lent(house, role=role_then, generation=3, ended=ended)
+    named, told = (lent, without) if is_of_file else (without, lent)
+    house.use_state_dir(named)
+    config = house.config(inference=True)
+    true = str(without if has_ended else lent)
+    assert way_home(config, state_dir=told).state_dir == true
+    assert [found.state_dir for found in expected_homes(config, state_dir=told)] == [true]
+
+
+async def test_of_two_states_of_a_later_loan_the_one_that_saw_that_loan_end_counts(
+    quiet_house: DaemonHouse,
+) -> None:
+    """Both name the loan before it as over, which says nothing of which is later."""
+    house = quiet_house
+    lent, true = house.directory / "lent", house.directory / "true"
+    house.use_state_dir(lent)
+    await make_lent(house, generation=3, left_s=600.0, ended=("l0-1",))
+    house.use_state_dir(true)
+    await make_lent(house, role=R.VACATING, generation=3, ended=("l0-1", "l1-1"))
+    house.use_state_dir(lent)
+    config = house.config(inference=True)
+    assert way_home(config, state_dir=true).state_dir == str(true)
+    assert [found.state_dir for found in expected_homes(config, state_dir=true)] == [str(true)]
+
+
 @pytest.mark.nats
 async def test_what_an_agent_armed_finds_a_node_that_was_moved_after_it_died(
     house: DaemonHouse,
@@ -134,11 +178,7 @@ async def test_what_an_agent_armed_finds_a_node_that_was_moved_after_it_died(
     pid = await lend(house, ttl_s=3.0)
     house.is_renewing = False
     await kill_9(agent)
-    old, new = house.state_dir, house.directory / "new"
-    old.rename(new)
-    house.use_state_dir(new)
-    with_other("state_dir", str(new))(config)
-    with_line("report_perid_s = 1.0")(config)
+    old, new = moved(house, config)
     await house.until(lambda: role(house) == R.SERVING, "the node serves")
     assert house.mark("routed").exists()
     assert not is_alive(pid)
