@@ -87,6 +87,39 @@ SEEN = [
         "closed by peer [10.0.0.2]:41230",
     ),
     (
+        "mpi_error",
+        f"{TRACEBACK}RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection "
+        "closed by peer [10.0.0.2]:41230",
+    ),
+    *(
+        ("mpi_error", f"{TRACEBACK}RuntimeError: [/pytorch/third_party/gloo/gloo/transport/{said}")
+        for said in (
+            "tcp/pair.cc:535] Read error [10.1.3.122]:42916: Connection reset by peer",
+            "tcp/pair.cc:529] writev [::1]:54172: Connection reset by peer",
+            "tcp/pair.cc:525] Application timeout caused pair closure",
+            "tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete",
+        )
+    ),
+    *(
+        (
+            "mpi_error",
+            f"{TRACEBACK}RuntimeError: [enforce fail at {path}gloo/transport/tcp/device.cc:84] "
+            "ifa != nullptr. Unable to find address for: eth7",
+        )
+        for path in ("", "../third_party/gloo/", "/pytorch/third_party/gloo/")
+    ),
+    *(
+        ("traceback_from_crash", f"{TRACEBACK}RuntimeError: [{said}")
+        for said in (
+            "db-1:5432] Connection reset by peer",
+            "client.cc:12] Read error [10.1.3.122]:42916: Connection reset by peer",
+            "1] writev [::1]:54172: Connection reset by peer",
+            "shop.py:8] Application timeout caused pair closure",
+            "queue.py:8] Timed out waiting 100ms for recv operation to complete",
+            "enforce fail at igloo/roof.cc:84] roof != nullptr",
+        )
+    ),
+    (
         "gpu_out_of_memory",
         "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
     ),
