@@ -204,6 +204,21 @@ def test_who_had_its_turn_goes_behind_those_that_had_none() -> None:
     assert [type(decision) for decision in later.decisions] == [Preempt, Start]
 
 
+def test_only_a_lease_that_ended_counts_as_a_turn() -> None:
+    """AFS-P counts at the end of a lease: who was stopped 10 s into its first has had none, so that
+    of two with no turn the one that started first goes before the one that never did."""
+    made = policy("afs-p")
+    placed = [make_worker_view("old", index, "n0") for index in range(8)]
+    runs = make_job_view("old", state=JobState.RUNNING, workers=(8, 8), placed=placed)
+    began = made.allocate(one_node(runs), b"")
+    stopped = replace(make_job_view("old", workers=(8, 8)), first_started_at_s=NOW_S)
+    new = make_job_view("new", workers=(8, 8), submitted_at_s=0.0)
+    later = made.allocate(one_node(stopped, new, now_s=NOW_S + 10.0), began.memory)
+    [start] = later.decisions
+    assert isinstance(start, Start)
+    assert start.job_id == "old"
+
+
 def test_whose_work_a_stop_would_throw_away_is_told_that_it_stays() -> None:
     """Beside its turns its owner reads that it keeps its gang, and what for; who saves does not."""
     made = policy("afs-p")

@@ -159,7 +159,27 @@ def test_a_node_that_is_almost_empty_is_emptied() -> None:
 @pytest.mark.parametrize(("free", "moved"), [(1, []), (2, ["a", "b"])])
 def test_a_node_is_emptied_only_if_all_its_jobs_fit_elsewhere(free: int, moved: list[str]) -> None:
     """One job moved away from the other would cost a stop and leave the node in use."""
-    sizes = {"a": ("n0", 1), "b": ("n0", 1), "full": ("n1", 8 - free)}
+    board = two_nodes({"a": ("n0", 1), "b": ("n0", 1), "full": ("n1", 8 - free)})
+    Moves(board, rest_s=600.0).tidy(0.75)
+    assert [each.job_id for each in board.decisions if isinstance(each, Migrate)] == moved
+    assert len(board.decisions) == len(moved)
+    assert board.floor.free[NodeName("n1")] == free - len(moved)
+
+
+@pytest.mark.parametrize(("there", "moved"), [(1, ["its"]), (2, []), (3, ["mine"])])
+def test_a_node_is_emptied_only_onto_nodes_with_fewer_free_gpus(
+    there: int, moved: list[str]
+) -> None:
+    """Two of eight GPUs are used on n0: its job goes to n1 if three are used there, which leaves
+    fewer free, and not if as many are; with one used there n1 is emptied onto n0 instead."""
+    board = two_nodes({"mine": ("n0", 2), "its": ("n1", there)})
+    Moves(board, rest_s=600.0).tidy(0.75)
+    gone = [each.job_id for each in board.decisions if isinstance(each, Migrate)]
+    assert gone == moved
+
+
+def two_nodes(sizes: dict[str, tuple[str, int]]) -> Board:
+    """Nodes n0 and n1 of eight GPUs with running jobs, each on so many of one of them."""
     jobs = [
         structs.replace(
             make_job_view(
@@ -180,8 +200,4 @@ def test_a_node_is_emptied_only_if_all_its_jobs_fit_elsewhere(free: int, moved: 
         )
         for name in ("n0", "n1")
     ]
-    board = Board(make_snapshot(nodes=nodes, jobs=jobs))
-    Moves(board, rest_s=600.0).tidy(0.75)
-    assert [each.job_id for each in board.decisions if isinstance(each, Migrate)] == moved
-    assert len(board.decisions) == len(moved)
-    assert board.floor.free[NodeName("n1")] == free - len(moved)
+    return Board(make_snapshot(nodes=nodes, jobs=jobs))

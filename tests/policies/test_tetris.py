@@ -45,6 +45,21 @@ def test_tetris_looks_at_the_worst_off_only(fairness: str, first: str) -> None:
     assert started(decide(f"tetris:fairness={fairness}", snapshot)) == [first]
 
 
+def test_tetris_takes_eps_over_those_that_fairness_leaves() -> None:
+    """eps is the mean alignment over the mean work of the candidates. Of three jobs a half, rounded
+    up, is two: `wide` with 4 of 8 GPUs and 400 x 4/16 = 100 left, `small` with 1 and 320/16 = 20.
+    eps = (1/2 + 1/8) / (100 + 20), so that they score -0.02 and 0.02; with the long job of the rich
+    tenant, whose work is 10,000, eps would be next to nothing and `wide` would go first."""
+    jobs = (
+        job("r", "R", gpus=8, nodes=("n0",)),
+        job("long", "R", work_s=160_000.0),
+        job("wide", "P", gpus=4, work_s=400.0),
+        job("small", "P", work_s=320.0, submitted_at_s=1.0),
+    )
+    snapshot = cell(machine("n0", jobs=jobs), machine("n1"), jobs=jobs)
+    assert started(decide("tetris:fairness=0.5", snapshot))[0] == "small"
+
+
 def test_tetris_starts_whole_gangs_where_all_resources_fit() -> None:
     """Four GPUs are free on each node, but CPUs for one worker only: the gang of two is spread."""
     running = (

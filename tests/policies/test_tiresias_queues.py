@@ -169,6 +169,16 @@ def test_back_in_the_first_queue_its_service_counts_from_zero() -> None:
         assert changed(cell([runs, new], n0=8), "tiresias:promote=2", memory)[0] == stops
 
 
+@pytest.mark.parametrize(("waited_s", "number"), [(199.0, 1), (200.0, 0)])
+def test_a_second_return_counts_the_service_since_the_first(waited_s: float, number: int) -> None:
+    """A return sets both waiting and running time of a job to nothing: with `promote` 2 a job of
+    one GPU and 300 GPU-s, 200 of them before its first return, has run for 100 s and waits 200."""
+    waits = job("waits", 1, served=300.0, first_s=1.0, waits_since_s=NOW_S - waited_s)
+    knobs = QueueKnobs(limits=(100.0,), promote=2.0)
+    memory = QueueMemory(promoted={JobId("waits"): 200.0})
+    assert Queues(knobs, cell([waits], n0=8), memory).number(waits) == number
+
+
 numbers = st.floats(0.0, 20_000.0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from common.model import WorkerRange
 from coordinator.workloads.goodput import FITTED, GoodputModel, model_for, speedup_of
@@ -33,6 +34,20 @@ def test_an_iteration_is_gradient_and_synchronization() -> None:
     assert ROUND.iteration_s(4, 1, 25) == pytest.approx(0.95)
     assert ROUND.iteration_s(4, 2, 25) == pytest.approx(2.25)
     assert ROUND.iteration_s(1, 1, 100, accumulations=2) == pytest.approx(3.0)
+
+
+def test_a_synchronization_over_nodes_grows_from_the_third_gpu_on() -> None:
+    """T_sync = alpha_node + beta_node (K - 2): with 2 s and 0.1 s a GPU two GPUs on two nodes take
+    2 s, four take 2.2 s, beside gradients of 0.5 s and 0.25 s."""
+    far = structs.replace(ROUND, beta_node=0.1)
+    assert far.iteration_s(2, 2, 50) == pytest.approx(0.5 + 2.0)
+    assert far.iteration_s(4, 2, 25) == pytest.approx(0.25 + 2.2)
+
+
+def test_accumulated_gradients_synchronize_once() -> None:
+    """T_iter = s T_grad + (T_grad^gamma + T_sync^gamma)^(1/gamma): two GPUs with 0.5 s a gradient,
+    0.5 s a synchronization and s = 2 take 2 x 0.5 + 1 = 2 s, and not three times 1 s."""
+    assert ROUND.iteration_s(2, 1, 50, accumulations=2) == pytest.approx(2.0)
 
 
 def test_overlap_takes_the_longer_of_both() -> None:
