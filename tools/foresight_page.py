@@ -49,8 +49,7 @@ from tools.play_foresight import (
     workload_of,
 )
 
-ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "foresight.md"
+PAGE = Path(__file__).parents[1] / "docs" / "foresight.md"
 
 POLICIES = ("sjf", "aryl", "foresight")
 FAMILY = re.compile(r"-(\d+)$")
@@ -155,9 +154,8 @@ def _closed(runs: Runs, workload: str) -> dict[str, float]:
     """Per policy the share of the gap in mean JCT between sjf and the bound that it closes."""
     played = [Run(result=runs[workload, policy].result, rows=(), samples=()) for policy in POLICIES]
     ratios = [run.result.gap_closed_ratio for run in with_gaps(played)]
-    return {
-        policy: ratio for policy, ratio in zip(POLICIES, ratios, strict=True) if ratio is not None
-    }
+    found = zip(POLICIES, ratios, strict=True)
+    return {policy: ratio for policy, ratio in found if ratio is not None}
 
 
 def _absolute(runs: Runs, workloads: Sequence[str]) -> str:
@@ -389,6 +387,8 @@ def main() -> int:
     """Write it, or say in a line what it lacks; it then stays as it is."""
     runs = {(run.workload, run.policy): run for run in read_kept()}
     try:
+        for name in REAL:  # before what takes long: these alone may be missing
+            workload_of(f"{name}-1")
         PAGE.write_text(page(runs))
     except ConfigError as error:
         sys.stderr.write(f"foresight_page.py: {error}\n")
