@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import AsyncIterator, Generator
+from enum import Enum, auto
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -31,6 +32,9 @@ HERE = Path(__file__).parent
 COMPUTING = {"engine", "policies", "sim", "workloads"}
 """Areas of tests that wait for nothing."""
 
+WAITS_PER_CELL = 15
+"""How many times as long a test of a cell takes as another one that waits."""
+
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection() -> Generator[None, object, object]:
@@ -44,28 +48,51 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of whole cells begin first, in three workers of four or five; the others compute.
+    """Tests that wait begin first, those of whole cells before all; the others compute.
 
-    A cell waits more than it computes, and a long one that began last would be waited for alone.
-    pytest-xdist with `--dist worksteal` gives each worker a part of the list without gaps to begin
-    with, so the list is put together of such parts.
+    A long one that began last would be waited for alone, with both cores idle. So all workers of
+    pytest-xdist but one begin with tests that wait, and all but two with cells, which would be in
+    each other's way if they were more. With `--dist worksteal` it gives each worker a part of the
+    list without gaps to begin with, so the list is put together of such parts.
     """
     parts = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    with_cells = -(-3 * parts // 5)
-    by_area: dict[str, list[pytest.Item]] = {}
+    kinds: dict[_Kind, list[pytest.Item]] = {kind: [] for kind in _Kind}
     for item in items:
-        by_area.setdefault(_area(item.path), []).append(item)
-    cells = by_area.pop("cell", [])
-    computing = [item for area in sorted(COMPUTING) for item in by_area.pop(area, [])]
-    others = [item for area in by_area.values() for item in area]
+        kinds[_kind(item)].append(item)
+    begun: list[list[pytest.Item]] = [[] for _ in range(max(1, parts - 1))]
+    with_cells = max(1, parts - 2)
+    for at, item in enumerate(kinds[_Kind.CELL]):
+        begun[at % with_cells].append(item)
+    loads = [len(each) * WAITS_PER_CELL for each in begun]
+    for item in kinds[_Kind.WAITS]:
+        at = loads.index(min(loads))
+        begun[at].append(item)
+        loads[at] += 1
     length = -(-len(items) // parts)
-    at = min(len(computing), length * (parts - with_cells))
-    first, rest = computing[:at], iter([*others, *computing[at:]])
+    computing = kinds[_Kind.COMPUTES]
+    rest = iter([*kinds[_Kind.OTHER], *computing[length:]])
     ordered: list[pytest.Item] = []
-    for part in range(with_cells):
-        begun = cells[part::with_cells]
-        ordered += [*begun, *islice(rest, max(0, length - len(begun)))]
-    items[:] = [*ordered, *first, *rest]
+    for each in begun:
+        ordered += [*each, *islice(rest, max(0, length - len(each)))]
+    items[:] = [*ordered, *computing[:length], *rest]
+
+
+class _Kind(Enum):
+    """What a test does most of its time."""
+
+    CELL = auto()
+    WAITS = auto()
+    COMPUTES = auto()
+    OTHER = auto()
+
+
+def _kind(item: pytest.Item) -> _Kind:
+    area = _area(item.path)
+    if area == "cell":
+        return _Kind.CELL
+    if area in COMPUTING:
+        return _Kind.COMPUTES
+    return _Kind.OTHER if item.get_closest_marker("slow") is None else _Kind.WAITS
 
 
 @cache

@@ -81,7 +81,7 @@ def steps(*, without: str = "") -> st.SearchStrategy[list[Op]]:
 
 # Without the phase that explains: a story takes milliseconds, and to explain one tells hundreds.
 often = settings(
-    max_examples=300,
+    max_examples=200,
     deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),
 )

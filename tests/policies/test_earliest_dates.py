@@ -70,7 +70,7 @@ def newcomer(row: Row, *, since_s: float = SINCE_S) -> Claim:
     return structs.replace(claim("new", row, since_s=since_s), runs=False)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(st.lists(ROWS, max_size=6), ROWS)
 @example(
     [(1, 1, CURVES[0], 1, False, False), (3, 3, CURVES[0], 1, False, False)],

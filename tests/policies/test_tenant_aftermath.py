@@ -349,7 +349,7 @@ def test_nobody_comes_and_goes_whatever_tenants_lend_and_borrow_at_any_level(
 
 
 @slow
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=160, deadline=None)
 @given(
     policy=st.one_of(st.sampled_from(sorted(POLICIES)), st.sampled_from(sorted(STOPPING))),
     jobs=st.lists(asked(), min_size=3, max_size=9),

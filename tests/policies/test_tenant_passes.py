@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.model import Preemptibility
+from coordinator.engine.settings import TenantSettings
 from coordinator.policies.bundles import POLICIES
 from coordinator.sim.cluster import Delays
-from tests.policies.tenant_passes import CONCAVE, TENANTS, Asked, Cell, asked
+from tests.policies.tenant_passes import CONCAVE, TENANTS, Asked, Cell, asked, trees
 
 slow = pytest.mark.slow
 
@@ -169,11 +170,18 @@ SHRINKING = {
 """Policies that did so, each with a case in which another tenant had the GPUs a pass later."""
 
 
-def played(policy: str, case: Case, *, delays: Delays | None = None, check: bool = False) -> Cell:
+def played(
+    policy: str,
+    case: Case,
+    tenants: tuple[TenantSettings, ...] = TENANTS,
+    *,
+    delays: Delays | None = None,
+    check: bool = False,
+) -> Cell:
     """The first 25 minutes of a cell."""
     cell = Cell(
         policy,
-        TENANTS,
+        tenants,
         nodes=case.nodes,
         resize_cooldown_s=case.resize_cooldown_s,
         delays=delays,
@@ -203,16 +211,16 @@ waits = st.sampled_from((None, Delays(ready_s=2.0, start_s=1.0, stop_s=7.0, repo
 
 
 @slow
-@settings(max_examples=250, deadline=None)
-@given(policy=policies, case=cases, delays=waits)
+@settings(max_examples=160, deadline=None)
+@given(policy=policies, case=cases, tenants=st.one_of(st.just(TENANTS), trees()), delays=waits)
 def test_a_tenant_within_its_guarantee_loses_nothing_to_another_over_any_number_of_passes(
-    policy: str, case: Case, delays: Delays | None
+    policy: str, case: Case, tenants: tuple[TenantSettings, ...], delays: Delays | None
 ) -> None:
     """Under every policy, while jobs come, grow, shrink, are stopped and end.
 
     Nor does a pass leave a job waiting within a guarantee where what one borrower holds would do.
     """
-    cell = played(policy, case, delays=delays, check=True)
+    cell = played(policy, case, tenants, delays=delays, check=True)
     assert cell.books.losses == []
     assert cell.books.idled == []
     assert cell.engine.state.counters.decisions_refused == 0

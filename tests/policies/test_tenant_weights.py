@@ -241,10 +241,11 @@ SAMPLES, STEP_S, SETTLED_S = 30, 15.0, 150.0
 
 
 def backlog(seed: int) -> list[Submission]:
-    """Jobs of one GPU of both tenants in any order, all there from the first seconds on."""
+    """Jobs of one GPU of both tenants in any order, all there from the first seconds on; three
+    to one, so that of both enough wait to the end."""
     random = Random(seed)
     made: list[Submission] = []
-    for number in range(160):
+    for number in range(110):
         work_s = random.uniform(20.0, 100.0)
         spec = JobSpec(
             name=f"j{number}",
@@ -259,7 +260,7 @@ def backlog(seed: int) -> list[Submission]:
                 job_id=JobId(f"{number:04d}"),
                 spec=spec,
                 work_s=work_s,
-                tenant=random.choice("ab"),
+                tenant=random.choice("aaab"),
             )
         )
     return made

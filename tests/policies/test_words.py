@@ -44,7 +44,7 @@ def test_of_many_names_some_are_said_and_the_others_counted(
 
 
 @pytest.mark.slow
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=160, deadline=None)
 @given(policy=st.sampled_from(sorted(POLICIES)), snapshot=shared_cells())
 def test_no_reason_of_any_policy_counts_one_as_many(policy: str, snapshot: ClusterSnapshot) -> None:
     """What people read of decisions and of waiting says one GPU, one node, one job."""

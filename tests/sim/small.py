@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 from msgspec import structs
@@ -25,11 +26,13 @@ def write_few(directory: Path) -> str:
     return str(file)
 
 
+@cache
 def day_load() -> LoadSeries:
     """One day of the paper's inference load, in steps of 5 minutes."""
     return structs.replace(inference_load(1, days=1), name="chat")
 
 
+@cache  # hundreds of tests begin with it, and a workload never changes
 def small(jobs: int = 120, *, is_dense: bool = True) -> Workload:
     """The first jobs of the slice, a third elastic, half with checkpoints, eight nodes.
 

@@ -144,3 +144,30 @@ def test_what_could_be_lent_is_of_the_load_of_that_instant() -> None:
     assert [sample.lendable_nodes for sample in run.samples] == [
         lendable[int(sample.at_s / 100.0) % 3] for sample in run.samples
     ]
+
+
+@pytest.mark.parametrize("busy", [(0.5, 0.1), (0.1, 0.5)])
+def test_what_several_services_could_lend_adds_up(busy: tuple[float, float]) -> None:
+    """Of ten nodes each, five and one are busy, and one more of each stays: four and eight."""
+    loads = [
+        LoadSeries(name=f"s{number}", step_s=300.0, values=(each,), unit=LoadUnit.BUSY)
+        for number, each in enumerate(busy)
+    ]
+    of = beside(*loads, serving=20, jobs=1)
+    run = play(of, RunOptions(policy="fifo", has_delays=False), clock=SystemClock())
+    assert {sample.lendable_nodes for sample in run.samples} == {12}
+
+
+def test_the_ratios_are_of_the_span_of_submissions_to_its_very_end() -> None:
+    """It ends between two points of the grid, and a job ends before the second of them."""
+    first = TraceJob(job_id="j0", submit_s=0.0, duration_s=10.7, gpus=8)
+    last = TraceJob(job_id="j1", submit_s=10.0, duration_s=4.0, gpus=4)
+    of = Workload(
+        name="w",
+        jobs=(first, last),
+        loads=(),
+        nodes=(NodeGroup(count=1, gpus=8, gpu_type="V100"),),
+        length_s=10.5,
+    )
+    run = play(of, RunOptions(policy="fifo", has_delays=False), clock=SystemClock())
+    assert run.result.training_gpu_ratio == pytest.approx(1.0)
