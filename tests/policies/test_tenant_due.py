@@ -172,3 +172,11 @@ def test_who_is_refused_what_the_policy_gave_it_is_still_due_what_borrowers_hold
     found = allocated(decide, snapshot, b"").decisions
     assert (names(found, Preempt), names(found, Start)) == ({"k"}, {"due", "owed"})
     assert starved(after(snapshot, found)) == []
+
+
+def test_what_children_leave_of_a_guarantee_is_that_of_its_own_jobs() -> None:
+    """A team that borrows the rest of its division's guarantee gives it back to the division."""
+    division = DIVISION[0], replace(DIVISION[1], guarantee_gpus=6)
+    jobs = runs("within", "a", "n0", 6), runs("beyond", "a", "n0", 2), waits("own", "p", 2)
+    found = given_back(cell(*jobs, tenants=division, nodes=1), ()).decisions
+    assert (names(found, Preempt), names(found, Start)) == ({"beyond"}, {"own"})

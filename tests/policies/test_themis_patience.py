@@ -77,6 +77,17 @@ def test_nor_does_one_whose_app_gains_nothing() -> None:
         assert started(eager.allocate(cluster({"n0": 1, "n1": 5}, jobs), b""))["wide"] == 4
 
 
+@pytest.mark.parametrize("count", [1, 4])
+def test_its_turn_is_its_own_and_not_that_of_a_smaller_trial_of_its_app(count: int) -> None:
+    """Small trials of a search come and go for ever: a gang behind them would never start."""
+    wide = replace(gang("wide"), app="search")
+    small = [
+        waiting(f"small{at}", gpus=1, work_s=600.0, waited_s=10.0, app="search")
+        for at in range(count)
+    ]
+    assert started(PATIENT.allocate(cluster(NODES, [*small, wide]), b"")) == {"wide": 2}
+
+
 def test_the_first_in_line_for_whom_room_can_be_made_is_the_one() -> None:
     """Leases end together as late as the gang needs that waited longer, not as the other would."""
     narrow, wide = gang("narrow", count=1), gang("wide", count=2, waited_s=1400.0)

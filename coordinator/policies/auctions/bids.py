@@ -78,7 +78,7 @@ class Agent:
 
         places: of nodes in the auction's capacity.
         """
-        nothing = Bundle(shares=(), bid=Bid((), self._worth(self._held)))
+        nothing = Bundle(shares=(), bid=Bid((), self.value))
         found: dict[tuple[tuple[int, int], ...], Bundle] = {}
         for steps in _thinned(list(self._ladder())):
             best = nothing.bid.value
@@ -94,10 +94,20 @@ class Agent:
         ranked = sorted(found.values(), key=lambda bundle: (bundle.bid.gpus, -bundle.bid.value))
         return [nothing, *ranked]
 
-    def waiting_gang(self, places: Mapping[NodeName, int]) -> Bundle | None:
-        """The first base gang that waits and fits, where it is best, whatever it is worth."""
+    @property
+    def value(self) -> float:
+        """Its bid for nothing."""
+        return self._worth(self._held)
+
+    def waiting_gang(
+        self, places: Mapping[NodeName, int], only: JobId | None = None
+    ) -> Bundle | None:
+        """The first base gang that waits and fits, where it is best, whatever it is worth.
+
+        only: the job whose gang it has to be; None: of any.
+        """
         for step in self._starting():
-            if step.job.state == JobState.PENDING:
+            if step.job.state == JobState.PENDING and only in (None, step.job.job_id):
                 bundles = (self._bundle([step], at, places) for at in range(MOST_PLACES))
                 found = [bundle for bundle in bundles if bundle is not None]
                 if found:

@@ -20,7 +20,7 @@ from coordinator.policies.auctions.partial_allocation import partial_allocation
 from coordinator.policies.auctions.standing import Standing
 from coordinator.policies.auctions.terms import Horizon, Terms, paid
 from coordinator.policies.floor import Floor
-from coordinator.policies.snapshot import ClusterSnapshot
+from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.words import counted
 
 
@@ -82,6 +82,15 @@ class Sale:
         if len(table) <= 1:
             return False
         self._give(standing, table[1], how)
+        return True
+
+    def give_gang(self, standing: Standing, job: JobView, how: str) -> bool:
+        """A waiting job its base gang, before other jobs of its app; not where it gains nothing."""
+        agent = self._agent(standing, self.free)
+        bundle = agent.waiting_gang(self._places(), job.job_id)
+        if bundle is None or bundle.bid.value <= agent.value * (1.0 + 1e-9):
+            return False
+        self._give(standing, bundle, how)
         return True
 
     def give_idle(self, standings: Iterable[Standing], how: str) -> None:

@@ -97,7 +97,7 @@ class Arbiter:
         for standing, job in starved(self.standings.values(), since_s):
             fits = partial(has_room, job, nodes=self._floor.nodes)
             if fits(self.sale.free):
-                is_helped = self.sale.give_least(standing, "its gang has waited long enough")
+                is_helped = self.sale.give_gang(standing, job, "its gang has waited long enough")
             else:
                 is_helped = self.leases.meet(self.sale.free, fits)
             if is_helped:
