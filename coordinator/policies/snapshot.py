@@ -128,8 +128,7 @@ class JobView(Struct, frozen=True, kw_only=True):
         its last word.
     behind: while a pre-run is on, or waits, all else is of that; None: there is none.
 
-    A view is good until something happens to the job, however much time passes: snapshots share
-    the views of jobs that nothing happened to.
+    A view is good until something happens to the job, however late: snapshots share such views.
     """
 
     job_id: JobId
@@ -379,9 +378,9 @@ class ClusterSnapshot(Struct, frozen=True, kw_only=True):
     """All that a policy may know. Tuples are sorted by name or id.
 
     min_runtime_s: a job is not preempted twice within this for another one's turn.
-    start_s, restart_s, resize_s: what a start takes until the first step, what one after a stop
-        takes beyond that, and for how long a gang stands still when its worker count changes; at
-        most, as the operator says.
+    start_s, restart_s, resize_s: at most, as the operator says: a start until the first step, what
+        a restart takes beyond that, how long a gang stands still when its worker count changes.
+    unseen: jobs that are live and not in `jobs`: they wait, and the policy is not to start them.
     tenants: none where the cell has no settings of any; then nothing is promised to anybody.
     index: the same nodes and jobs, sorted for fast answers; None leaves it to whoever asks.
     """
@@ -398,3 +397,4 @@ class ClusterSnapshot(Struct, frozen=True, kw_only=True):
     resize_s: float = 0.0
     index: Index | None = None
     tenants: tuple[TenantView, ...] = ()
+    unseen: frozenset[JobId] = frozenset()

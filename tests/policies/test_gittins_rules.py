@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
+from msgspec import structs
+
+from coordinator.engine.settings import TenantSettings
 from coordinator.policies.bundles import policy
+from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.systems.tiresias.policy import Memory
 from tests.builders import NOW_S
+from tests.policies.tenant_passes import Asked, Cell
 from tests.served import cell, changed
 from tests.served import served_job as job
 
@@ -78,3 +85,96 @@ def test_what_is_learned_of_a_job_is_its_total_service() -> None:
     near = job("near", 8, served=60_000.0, first_s=9.0)
     far = job("far", 8, served=99.0, first_s=1.0)
     assert changed(cell([near, far], n0=8), name, memory) == ([], ["near"])
+
+
+# --- jobs that quotas hide ----------------------------------------------------------------------
+
+LEARNING = "tiresias-gittins:limits=90000"
+
+NO_MORE = TenantView(name="a", guarantee_gpus=8, borrow_limit_gpus=0)
+"""A tenant that may use no more than what `full` has."""
+
+
+def of(view: JobView, tenant: str) -> JobView:
+    """The same job, a tenant's."""
+    return structs.replace(view, tenant=tenant)
+
+
+def full() -> JobView:
+    """The job that has all that its tenant may use."""
+    return of(job("full", 8, node="n0", served=499.0, first_s=1.0), "a")
+
+
+def ran() -> JobView:
+    """A job of the same tenant with 500 GPU-seconds, which waits: its quota hides it."""
+    return of(job("ran", 8, served=500.0, first_s=1.0), "a")
+
+
+def with_quotas(*jobs: JobView) -> ClusterSnapshot:
+    """Two nodes of 8 with these jobs, and the quota of `a`."""
+    return structs.replace(cell(jobs, n0=8, n1=8), tenants=(NO_MORE,))
+
+
+def seen_once() -> bytes:
+    """What a pass remembers that had `ran` before it."""
+    return policy(LEARNING).allocate(cell([full(), ran()], n0=8), b"").memory
+
+
+def test_whoever_is_hidden_by_a_quota_has_not_left() -> None:
+    """However many passes it waits through its service is nobody's whole one; once it goes it is
+    learned, and once."""
+    made, memory = policy(LEARNING), seen_once()
+    for _ in range(3):
+        memory = made.allocate(with_quotas(full(), ran()), memory).memory
+        kept = msgspec.msgpack.decode(memory, type=Memory)
+        assert kept.served == ()
+        assert "ran" in kept.lived
+    for _ in range(2):
+        memory = made.allocate(with_quotas(full()), memory).memory
+        assert msgspec.msgpack.decode(memory, type=Memory).served == (500.0,)
+
+
+def test_a_hidden_job_counts_with_no_service_after_its_stop() -> None:
+    """It ran when it was last seen, and waits since: what it holds no more it does not attain."""
+    made = policy(LEARNING)
+    runs = of(job("ran", 8, node="n1", served=500.0, first_s=1.0), "a")
+    memory = made.allocate(with_quotas(full(), runs), b"").memory
+    memory = made.allocate(with_quotas(full(), ran()), memory).memory
+    later = structs.replace(with_quotas(full()), now_s=NOW_S + 100.0)
+    memory = made.allocate(later, memory).memory
+    assert msgspec.msgpack.decode(memory, type=Memory).served == (500.0,)
+
+
+def test_what_a_hidden_job_has_so_far_stops_nobody() -> None:
+    """No job has left: nothing is known of any, and whoever runs goes on. Taken for a whole job's,
+    its 500 GPU-seconds would have the one that passed them stopped for the one that has not."""
+    old = of(job("old", 8, node="n1", served=600.0, first_s=2.0), "b")
+    new = of(job("new", 8, served=100.0, first_s=3.0), "b")
+    snapshot, memory = with_quotas(full(), ran(), old, new), seen_once()
+    for _ in range(3):
+        assert changed(snapshot, LEARNING, memory) == ([], [])
+        memory = policy(LEARNING).allocate(snapshot, memory).memory
+
+
+def test_a_history_of_a_shared_cell_is_of_jobs_that_ended() -> None:
+    """Half of the jobs wait for their quota at any time: no more is learned than there are ends."""
+    tenants = [
+        TenantSettings(name="a", guarantee_gpus=8, borrow_limit_gpus=0),
+        TenantSettings(name="b", guarantee_gpus=4),
+    ]
+    played = Cell("tiresias-gittins", tenants, check=True)
+    played.ask(
+        Asked(
+            tenant="aab"[number % 3],
+            at_s=40.0 * number,
+            gpus=(4, 2, 8)[number % 3],
+            work_s=(300.0, 1800.0, 900.0, 3000.0)[number % 4],
+        )
+        for number in range(24)
+    )
+    counters = played.engine.state.counters
+    for until_s in range(600, 24_001, 600):
+        played.run(until_s=float(until_s))
+        kept = msgspec.msgpack.decode(played.engine.state.policy_memory, type=Memory)
+        assert len(kept.served) <= counters.jobs_finished
+    assert counters.jobs_finished == 24

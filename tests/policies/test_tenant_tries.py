@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from common.model import JobState, NodeName
+from common.model import JobId, JobState, NodeName
 from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Allocation, Decision, Preempt, Start
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
 from coordinator.policies.tenants.rules import SHARES_AGAIN_S, allocated, held
-from coordinator.policies.tenants.tries import MOST_TRIES
+from coordinator.policies.tenants.tries import MOST_TRIES, without
 from tests.builders import make_job_view, make_worker_view
 from tests.policies.tenant_books import cell, names, runs, start, stop, waits
 
@@ -122,3 +122,37 @@ def test_borrowers_are_hidden_only_where_one_more_that_is_owed_starts_then() -> 
     jobs = waits("owed", "a", 4), waits("head", "c", 8), waits("other", "c", 8)
     snapshot = cell(*jobs, tenants=(TenantView(name="a", guarantee_gpus=4), C))
     assert names(allocated(beside_head, snapshot, b"").decisions, Start) == {"other"}
+
+
+def test_a_policy_is_told_who_is_live_and_hidden() -> None:
+    """Whoever has no room by quota is told with whoever gave way in a first try, and nobody else;
+    where nobody is hidden nobody is told."""
+    seen: list[tuple[set[str], set[str]]] = []
+
+    def decide(snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
+        seen.append(({job.job_id for job in snapshot.jobs}, {*snapshot.unseen}))
+        name = next((each for each in ("large", "small") if sees(snapshot, each)), None)
+        made = () if name is None else (start(name, "n0"),)
+        return Allocation(decisions=made, memory=memory)
+
+    none = TenantView(name="e", borrow_limit_gpus=0)
+    two = TenantView(name="f", borrow_limit_gpus=2)
+    jobs = (waits("kept", "e", 1), waits("large", "f", 2), waits("small", "f", 1))
+    allocated(decide, cell(*jobs, tenants=(none, two, C), nodes=1), b"")
+    everybody = {"kept", "large", "small"}
+    assert seen
+    for jobs_seen, unseen in seen:
+        assert "kept" in unseen
+        assert jobs_seen | unseen == everybody
+        assert not jobs_seen & unseen
+    seen.clear()
+    allocated(decide, cell(*jobs[1:], tenants=(two, C), nodes=1), b"")
+    assert seen[0] == ({"large", "small"}, set())
+
+
+def test_whoever_is_hidden_in_two_steps_is_told_after_both() -> None:
+    """Hiding some more keeps those told who were hidden before; a name of nobody is not told."""
+    snapshot = cell(waits("one", "c", 1), waits("two", "c", 1), tenants=(C,), nodes=1)
+    first = without(snapshot, {JobId("one"), JobId("nobody")})
+    assert first.unseen == {"one"}
+    assert without(first, {JobId("two")}).unseen == {"one", "two"}

@@ -131,11 +131,12 @@ class Tries:
 
 
 def without(snapshot: ClusterSnapshot, hidden: Container[JobId]) -> ClusterSnapshot:
-    """The snapshot as if these jobs were not there."""
+    """The snapshot without these jobs; told that they are live, nobody takes them for gone."""
     jobs = tuple(job for job in snapshot.jobs if job.job_id not in hidden)
     if len(jobs) == len(snapshot.jobs):
         return snapshot
-    return replace(snapshot, jobs=jobs, index=None)
+    gone = {job.job_id for job in snapshot.jobs if job.job_id in hidden}
+    return replace(snapshot, jobs=jobs, index=None, unseen=snapshot.unseen | gone)
 
 
 def _all_resting(snapshot: ClusterSnapshot) -> ClusterSnapshot:

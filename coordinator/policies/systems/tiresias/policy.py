@@ -80,7 +80,7 @@ class Lived(Struct, frozen=True, array_like=True):
 class Memory(Struct, frozen=True):
     """What a pass leaves for the next one.
 
-    skews: of models by name. lived: jobs that had begun. served: services of jobs that left.
+    skews: of models by name. lived: live jobs that had begun. served: services of those that left.
     """
 
     queues: QueueMemory = QueueMemory()
@@ -97,6 +97,11 @@ class _Pass:
         self._knobs = knobs
         self._snapshot = snapshot
         self._skews = _learned(snapshot, before.skews)
+        self._unseen = {
+            job_id: Lived(lived.service_gpu_s, lived.at_s, 0.0)  # it waits
+            for job_id, lived in before.lived.items()
+            if job_id in snapshot.unseen
+        }
         self._table: GittinsTable | None = None
         self._served = before.served
         if isinstance(knobs, GittinsKnobs):
@@ -178,7 +183,7 @@ class _Pass:
     def _lived(self) -> dict[JobId, Lived]:
         now_s = self._snapshot.now_s
         starting = {grant.job.job_id for grant in self.turns.grants}
-        lived: dict[JobId, Lived] = {}
+        lived = dict(self._unseen)
         for job in self._snapshot.jobs:
             gpus = job.computing_gpus
             if job.job_id in starting or job.state == JobState.STARTING:
@@ -217,8 +222,12 @@ def _learned(snapshot: ClusterSnapshot, skews: dict[str, float]) -> dict[str, fl
 
 
 def _served(snapshot: ClusterSnapshot, before: Memory) -> tuple[float, ...]:
-    """What jobs had attained when they left, for whatever reason: service is all that counts."""
-    live = {job.job_id for job in snapshot.jobs}
+    """What jobs had attained when they left, for whatever reason: service is all that counts.
+
+    Whoever waits unseen has not left: what it has so far, counted anew in each pass, would soon be
+    all that the history knows, and have jobs stopped for each other at every event.
+    """
+    live = snapshot.unseen | {job.job_id for job in snapshot.jobs}
     left = (lived for job_id, lived in before.lived.items() if job_id not in live)
     ends = (job.service_gpu_s + job.gpus * (snapshot.now_s - job.at_s) for job in left)
     return (*before.served, *(service_gpu_s for service_gpu_s in ends if service_gpu_s > 0))
