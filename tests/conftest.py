@@ -50,17 +50,19 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that wait begin first, those of whole cells before all; the others compute.
 
-    A long one that began last would be waited for alone, with both cores idle. So all workers of
-    pytest-xdist but one begin with tests that wait, and all but two with cells, which would be in
-    each other's way if they were more. With `--dist worksteal` it gives each worker a part of the
-    list without gaps to begin with, so the list is put together of such parts.
+    A long one that began last would be waited for alone, with both cores idle. So two thirds of the
+    workers of pytest-xdist begin with tests that wait, and all but one of these with cells, which
+    would be in each other's way if they were more; the others keep two cores busy meanwhile. With
+    `--dist worksteal` it gives each worker a part of the list without gaps to begin with, so the
+    list is put together of such parts.
     """
     parts = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    with_waits = max(1, parts - max(1, parts // 3))
     kinds: dict[_Kind, list[pytest.Item]] = {kind: [] for kind in _Kind}
     for item in items:
         kinds[_kind(item)].append(item)
-    begun: list[list[pytest.Item]] = [[] for _ in range(max(1, parts - 1))]
-    with_cells = max(1, parts - 2)
+    begun: list[list[pytest.Item]] = [[] for _ in range(with_waits)]
+    with_cells = max(1, with_waits - 1)
     for at, item in enumerate(kinds[_Kind.CELL]):
         begun[at % with_cells].append(item)
     loads = [len(each) * WAITS_PER_CELL for each in begun]
@@ -69,12 +71,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         begun[at].append(item)
         loads[at] += 1
     length = -(-len(items) // parts)
-    computing = kinds[_Kind.COMPUTES]
-    rest = iter([*kinds[_Kind.OTHER], *computing[length:]])
+    computing, alone = kinds[_Kind.COMPUTES], length * (parts - with_waits)
+    rest = iter([*kinds[_Kind.OTHER], *computing[alone:]])
     ordered: list[pytest.Item] = []
     for each in begun:
         ordered += [*each, *islice(rest, max(0, length - len(each)))]
-    items[:] = [*ordered, *computing[:length], *rest]
+    items[:] = [*ordered, *computing[:alone], *rest]
 
 
 class _Kind(Enum):
