@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from common.clock import BOOT_ID
 from common.errors import ConfigError
 from common.messages import WorkerPhase
 from common.model import StopReason, WorkerKey
-from tests.agent.worker_house import WorkerHouse, is_alive, make_house, make_order
+from tests.agent.worker_house import WorkerHouse, is_alive, make_order, make_workers
 
 pytestmark = pytest.mark.slow
 
@@ -24,11 +23,7 @@ WAIT = ("sleep", "600")
 SEEN = shim_files.boot_id()
 
 
-@pytest.fixture
-async def house(tmp_path: Path) -> AsyncGenerator[WorkerHouse, None]:
-    """A run directory with a runner."""
-    async for house in make_house(tmp_path / "workers"):
-        yield house
+house = pytest.fixture(make_workers)
 
 
 def rewrite(house: WorkerHouse, key: WorkerKey, **changes: object) -> None:

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from pathlib import Path
-
 import pytest
 
 from agent.state import FORGOTTEN_KEPT, Facts, HookKind, StopWorker
 from common.messages import OrderPhase, StopOrder, WorkerPhase
 from common.model import GpuUuid, NodeRole, StopReason
 from tests.agent.bench import Bench, key, order
-from tests.agent.worker_house import PATIENCE_S, WorkerHouse, make_house, make_order, talker
+from tests.agent.worker_house import PATIENCE_S, WorkerHouse, make_order, make_workers, talker
 
 R = NodeRole
 GPUS = (GpuUuid("GPU-0"),)
 GRACE_S = 10.0
 
 
-@pytest.fixture
-async def house(tmp_path: Path) -> AsyncGenerator[WorkerHouse]:
-    """Real workers."""
-    async for house in make_house(tmp_path / "workers"):
-        yield house
+house = pytest.fixture(make_workers)
 
 
 def runs(bench: Bench) -> None:

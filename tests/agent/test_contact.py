@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from pathlib import Path
-
 import pytest
 from msgspec.structs import replace
 
@@ -16,16 +13,12 @@ from common.messages import OrderPhase, WorkerPhase
 from common.model import NodeRole
 from tests.agent.agent_house import AgentHouse
 from tests.agent.bench import Bench, key, order
-from tests.agent.worker_house import WorkerHouse, make_house, make_order
+from tests.agent.worker_house import WorkerHouse, make_order, make_workers
 
 P, R = WorkerPhase, NodeRole
 
 
-@pytest.fixture
-async def house(tmp_path: Path) -> AsyncGenerator[WorkerHouse, None]:
-    """A run directory with a runner."""
-    async for house in make_house(tmp_path / "workers"):
-        yield house
+house = pytest.fixture(make_workers)
 
 
 # --- the shim ---------------------------------------------------------------------------------

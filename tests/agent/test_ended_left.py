@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
@@ -22,16 +21,11 @@ from tests.agent.worker_house import (
     WorkerHouse,
     is_alive,
     kill,
-    make_house,
     make_order,
+    make_workers,
 )
 
-
-@pytest.fixture
-async def house(tmp_path: Path) -> AsyncGenerator[WorkerHouse]:
-    """A run directory with a runner."""
-    async for house in make_house(tmp_path / "workers"):
-        yield house
+house = pytest.fixture(make_workers)
 
 
 class BusyClock(SystemClock):

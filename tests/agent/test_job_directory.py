@@ -7,7 +7,6 @@ import errno
 import os
 import signal
 import socket
-from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import msgspec
@@ -19,7 +18,13 @@ from agent.worker_record import MAX_RECORD_BYTES, MAX_TEXT_CHARS, read_record
 from common.errors import Unavailable
 from common.faults import Fault
 from common.messages import WorkerPhase
-from tests.agent.worker_house import PATIENCE_S, WorkerHouse, is_alive, make_house, make_order
+from tests.agent.worker_house import (
+    PATIENCE_S,
+    WorkerHouse,
+    is_alive,
+    make_order,
+    make_workers,
+)
 from tests.sockets import short_path
 
 WAIT = ("sleep", "600")
@@ -27,11 +32,7 @@ DEEP = 3000
 HUGE = 10**30
 
 
-@pytest.fixture
-async def house(tmp_path: Path) -> AsyncGenerator[WorkerHouse, None]:
-    """A run directory with a runner."""
-    async for house in make_house(tmp_path / "workers"):
-        yield house
+house = pytest.fixture(make_workers)
 
 
 async def test_a_worker_whose_status_cannot_be_read_is_over_when_it_has_been_ended(

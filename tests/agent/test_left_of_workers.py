@@ -6,7 +6,7 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
@@ -29,8 +29,8 @@ from tests.agent.worker_house import (
     WorkerHouse,
     is_alive,
     kill,
-    make_house,
     make_order,
+    make_workers,
 )
 
 P, R = WorkerPhase, NodeRole
@@ -47,13 +47,7 @@ UNREACHED = (
 WAITS = 'echo $$ >> "$OUT/pids"; exec sleep 600'
 
 
-@pytest.fixture
-async def house(tmp_path: Path) -> AsyncGenerator[WorkerHouse, None]:
-    """A run directory with a runner."""
-    async for house in make_house(tmp_path / "workers"):
-        yield house
-
-
+house = pytest.fixture(make_workers)
 daemon = pytest.fixture(make_daemon_house)
 
 

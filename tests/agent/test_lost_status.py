@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -23,8 +23,8 @@ from tests.agent.worker_house import (
     WorkerHouse,
     is_alive,
     kill,
-    make_house,
     make_order,
+    make_workers,
 )
 
 P, R = WorkerPhase, NodeRole
@@ -33,13 +33,7 @@ LEAVES = "echo $$ >> pids; setsid env -i sh -c 'echo $$ >> pids; exec sleep 600'
 """The second process of `pids` is of no group, session or environment of its worker."""
 
 
-@pytest.fixture
-async def house(tmp_path: Path) -> AsyncGenerator[WorkerHouse, None]:
-    """A run directory with a runner."""
-    async for house in make_house(tmp_path / "workers"):
-        yield house
-
-
+house = pytest.fixture(make_workers)
 daemon = pytest.fixture(make_daemon_house)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,13 @@ from agent.state import PauseWorker, StartWorker
 from common.messages import OrderPhase, WorkerOrder, WorkerPhase
 from common.model import JobId, NodeRole, StopReason, WorkerKey
 from tests.agent.bench import Bench, key, order
-from tests.agent.worker_house import PATIENCE_S, WorkerHouse, make_house, make_order, talker
+from tests.agent.worker_house import (
+    PATIENCE_S,
+    WorkerHouse,
+    make_order,
+    make_workers,
+    talker,
+)
 
 P = WorkerPhase
 OTHER = WorkerKey(JobId("other"), 1, 0)
@@ -163,11 +168,7 @@ for line in hear:
 """
 
 
-@pytest.fixture
-async def house(tmp_path: Path) -> AsyncGenerator[WorkerHouse, None]:
-    """A run directory with a runner."""
-    async for house in make_house(tmp_path / "workers"):
-        yield house
+house = pytest.fixture(make_workers)
 
 
 def is_stopped(pid: int) -> bool:

@@ -8,7 +8,6 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from tests.agent.worker_house import (
     is_alive,
     make_house,
     make_order,
+    make_workers,
     rss_bytes,
     talker,
 )
@@ -50,11 +50,7 @@ SILENT = 'signal.signal(signal.SIGTERM, signal.SIG_IGN); print("ready", flush=Tr
 DEAF = (sys.executable, "-c", f"import signal, time; {SILENT} time.sleep(600)")
 
 
-@pytest.fixture
-async def house(tmp_path: Path) -> AsyncGenerator[WorkerHouse, None]:
-    """A run directory with a runner."""
-    async for house in make_house(tmp_path / "workers"):
-        yield house
+house = pytest.fixture(make_workers)
 
 
 async def test_a_job_saves_on_request_and_leaves(house: WorkerHouse, tmp_path: Path) -> None:

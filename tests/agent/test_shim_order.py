@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,7 +17,13 @@ from agent.shim_probe import Probe
 from agent.shim_sockets import MAX_CLIENTS, JobSocket
 from common.messages import WorkerPhase
 from common.model import Checkpoint, StopReason, WorkerKey
-from tests.agent.worker_house import PATIENCE_S, WorkerHouse, make_house, make_order, talker
+from tests.agent.worker_house import (
+    PATIENCE_S,
+    WorkerHouse,
+    make_order,
+    make_workers,
+    talker,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -37,11 +43,7 @@ for line in hear:
 """
 
 
-@pytest.fixture
-async def house(tmp_path: Path) -> AsyncGenerator[WorkerHouse, None]:
-    """A run directory with a runner."""
-    async for house in make_house(tmp_path / "workers"):
-        yield house
+house = pytest.fixture(make_workers)
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,13 @@ from common.messages import WorkerOrder, WorkerPhase
 from common.model import NodeRole, StopReason
 from tests.agent.daemon_house import DaemonHouse, kill_9, make_daemon_house
 from tests.agent.store_house import KEY_VALUE_STORE, ask, store_order
-from tests.agent.worker_house import WorkerHouse, is_alive, kill, make_house, make_order
+from tests.agent.worker_house import (
+    WorkerHouse,
+    is_alive,
+    kill,
+    make_order,
+    make_workers,
+)
 
 P, R = WorkerPhase, NodeRole
 STORE = store_order().key
@@ -36,11 +41,7 @@ class TCPStore:
 """A pretend `torch.distributed` whose store says what it was given, and really listens."""
 
 
-@pytest.fixture
-async def house(tmp_path: Path) -> AsyncGenerator[WorkerHouse, None]:
-    """A run directory with a runner."""
-    async for house in make_house(tmp_path / "workers"):
-        yield house
+house = pytest.fixture(make_workers)
 
 
 def torch_order(directory: Path, torch: str = TORCH) -> WorkerOrder:

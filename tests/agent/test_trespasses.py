@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import msgspec
@@ -16,7 +15,7 @@ from common.messages import OrderPhase, WorkerPhase
 from common.model import NodeRole
 from tests.agent.bench import key, order
 from tests.agent.node_house import House
-from tests.agent.worker_house import WorkerHouse, is_alive, kill, make_house, make_order
+from tests.agent.worker_house import WorkerHouse, is_alive, kill, make_order, make_workers
 
 pytestmark = pytest.mark.slow
 
@@ -24,11 +23,7 @@ DAEMONIZES = "(setsid sh -c 'echo $$ >> pids; exec sleep 600' &); exec sleep 600
 """The process in `pids` is no child of the worker, nor of its session or group."""
 
 
-@pytest.fixture
-async def workers(tmp_path: Path) -> AsyncGenerator[WorkerHouse, None]:
-    """A run directory with a runner."""
-    async for house in make_house(tmp_path / "workers"):
-        yield house
+workers = pytest.fixture(make_workers)
 
 
 async def test_a_process_that_leaves_its_worker_is_still_the_workers(

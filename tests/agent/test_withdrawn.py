@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
@@ -27,8 +26,8 @@ from tests.agent.worker_house import (
     WorkerHouse,
     is_alive,
     kill,
-    make_house,
     make_order,
+    make_workers,
 )
 from tests.fakes import FakeClock
 from tests.sockets import short_path
@@ -59,11 +58,7 @@ class SlowStarter:
             self.exit_code = await shim.wait()
 
 
-@pytest.fixture
-async def house(tmp_path: Path) -> AsyncGenerator[WorkerHouse, None]:
-    """A run directory with a runner."""
-    async for house in make_house(tmp_path / "workers"):
-        yield house
+house = pytest.fixture(make_workers)
 
 
 def silent_shim(house: WorkerHouse, key: WorkerKey) -> int:

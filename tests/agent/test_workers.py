@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import Generator
 from pathlib import Path
 
 import msgspec
@@ -30,6 +30,7 @@ from tests.agent.worker_house import (
     kill,
     make_house,
     make_order,
+    make_workers,
     talker,
 )
 
@@ -38,11 +39,7 @@ pytestmark = pytest.mark.slow
 WAIT = ("sh", "-c", "echo up; exec sleep 600")
 
 
-@pytest.fixture
-async def house(tmp_path: Path) -> AsyncGenerator[WorkerHouse, None]:
-    """A run directory with a runner."""
-    async for house in make_house(tmp_path / "workers"):
-        yield house
+house = pytest.fixture(make_workers)
 
 
 async def test_a_worker_that_succeeds_has_exit_code_0(house: WorkerHouse) -> None:

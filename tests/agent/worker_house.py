@@ -193,6 +193,12 @@ def rss_bytes(pid: object) -> int:
     return int(rss_kib) * 1024
 
 
+async def make_workers(tmp_path: Path) -> AsyncGenerator[WorkerHouse, None]:
+    """A fixture: a run directory with a runner."""
+    async for house in make_house(tmp_path / "workers"):
+        yield house
+
+
 async def make_house(run_dir: Path) -> AsyncGenerator[WorkerHouse, None]:
     """The body of a fixture."""
     house = WorkerHouse(run_dir)
