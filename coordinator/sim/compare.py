@@ -222,7 +222,14 @@ def _configured(joblib: Any, backend: str, cores: int) -> Generator[None]:
     except OSError as error:
         raise ConfigError(f"backend {backend}: {error}") from None
     with config:
-        yield
+        try:
+            yield
+        finally:
+            if name == "loky":
+                # It keeps its processes for whoever is next, who would meet the environment and
+                # the installed policies of before; and nobody would end them.
+                loky: Any = import_module("joblib.externals.loky")
+                loky.get_reusable_executor(reuse=True).shutdown(wait=True)
 
 
 # --- beside a bound -----------------------------------------------------------------------------

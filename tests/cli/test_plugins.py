@@ -133,13 +133,18 @@ def test_an_unknown_name_lists_those_of_others_too(smallest: Path) -> None:
 
 @pytest.mark.slow
 def test_a_simulation_runs_it_in_other_processes_too(
-    smallest: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two runs over two processes, each of which finds the distribution by itself."""
-    monkeypatch.setenv("PYTHONPATH", str(smallest / "acme-sched"))
-    trace = smallest / "jobs.csv"
+    """Two runs over two processes find it, also where a comparison went before it was there."""
+    trace = tmp_path / "jobs.csv"
     trace.write_text("submit_s,duration_s,gpus\n0,100,8\n0,100,4\n0,100,4\n0,100,8\n")
     options = ("--workload", str(trace), "--cluster", "1x8", "--no-delays", "--cores", "2")
+    before = aryl(FakeCell({}), "simulate", *options, "--policy", "fifo,sjf", "-o", "json")
+    assert before.code == 0, before.err
+    place = acme(tmp_path)
+    monkeypatch.syspath_prepend(str(place))
+    monkeypatch.setenv("PYTHONPATH", str(place))
+    plugins.load.cache_clear()
     run = aryl(FakeCell({}), "simulate", *options, "--policy", "fifo,smallest", "-o", "json")
     assert run.code == 0, run.err
     means = {each["policy"]: each["jct_s"]["mean"] for each in json.loads(run.out)["runs"]}
