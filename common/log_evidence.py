@@ -26,7 +26,9 @@ may still print some lines before it waits for the one that died."""
 LONGEST_TRACEBACK_LINES = 400
 HEADER = "Traceback (most recent call last):"
 
-_LEVEL = re.compile(r"(?<!NCCL )\b(?:WARN|WARNING|DEBUG)\b|Warning: |^W\d{4} |: W \w+/")
+_LEVEL = re.compile(
+    r"(?<!NCCL )\b(?:WARN|WARNING|DEBUG)\b|Warning: |^(?:\[\w+\]: ?)*W\d{4} |: W \w+/"
+)
 _WORDS = re.compile(
     r"(?i:\b(?:ignoring|ignored|skipping|skipped|falling back|fall back|falls back|fallback"
     r"|retrying|will retry|will be retried|trying again|will try again"

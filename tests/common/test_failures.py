@@ -96,6 +96,7 @@ SEEN = [
         for said in (
             "tcp/pair.cc:535] Read error [10.1.3.122]:42916: Connection reset by peer",
             "tcp/pair.cc:529] writev [::1]:54172: Connection reset by peer",
+            "tcp/pair.cc:529] writev [10.1.3.122]:42916: Broken pipe",
             "tcp/pair.cc:525] Application timeout caused pair closure",
             "tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete",
         )
@@ -215,6 +216,17 @@ def test_what_programs_print_is_recognised(expected: str, log: str) -> None:
 def test_what_a_program_ended_by_decides(expected: str, log: str) -> None:
     """Not what it got over, nor what its end brought about, wherever those stand."""
     assert reason(log) == expected
+
+
+@pytest.mark.parametrize("prefix", ["[rank0]: ", "[default3]:", "[trainer0]:[rank5]: "])
+def test_what_a_launcher_puts_before_each_line_changes_no_reason(prefix: str) -> None:
+    """With one rank's name before each line the same programs ended by the same."""
+    told = [(expected, f"step 1 loss 2.3\n{log}\nexiting\n") for expected, log in SEEN]
+    told += [row[1:] for row in LOGS if "[rank" not in row[2]]
+    assert len(told) > 90
+    for expected, log in told:
+        named = "".join(f"{prefix}{line}\n" for line in log.splitlines())
+        assert reason(named) == expected, named
 
 
 @pytest.mark.parametrize(("expected", "line"), PASSING)
