@@ -264,6 +264,16 @@ def test_idle_shares_are_lent_but_nothing_is_held_beyond_quota() -> None:
     assert remembered(done)[JobId("j")].held == {}
 
 
+def test_every_waiting_job_has_its_kind_also_after_one_alike() -> None:
+    """What is known of one is not looked for again, and counts for each of them all the same."""
+    alike = [waiting(f"g{number}", 2, at_s=float(number)) for number in range(3)]
+    found = play(snapshot([node("a", free=1), node("b", free=0)], *alike))
+    (wait,) = found.waits
+    assert sorted(wait.jobs) == ["g0", "g1", "g2"]
+    beyond = [waiting(f"w{number}", 17, at_s=float(number)) for number in range(2)]
+    assert not play(snapshot([node("a", free=1), node("b", free=0)], *beyond)).waits  # never
+
+
 def test_within_quota_it_is_fragmentation() -> None:
     """The definition of the study's section 3.1: the quota would do, the places do not."""
     done = play(snapshot([node("a", free=3), node("b", free=3)], waiting("j", 1, 4)))

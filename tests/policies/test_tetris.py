@@ -147,3 +147,16 @@ def test_tetris_counts_remote_workers_of_a_gang_for_less(ratio: str, first: str)
     snapshot = cell(machine("n0"), machine("n1", jobs=jobs), jobs=jobs)
     knobs = f"tetris:fairness=0:srtf_weight=0:remote_ratio={ratio}"
     assert started(decide(knobs, snapshot)) == [first]
+
+
+def test_tetris_counts_all_workers_of_a_gang_that_starts() -> None:
+    """Four of the first gang are more than three of a running job: its tenant is the better off of
+    the two from then on, and with fairness near 1 its second job waits behind the other's."""
+    jobs = (
+        job("runs", "Q", gpus=3, nodes=("n0",)),
+        job("gang", "P", workers=(4, 4), submitted_at_s=0.0),
+        job("second", "P", gpus=1, work_s=10.0, submitted_at_s=1.0),
+        job("other", "Q", gpus=1, work_s=9000.0, submitted_at_s=2.0),
+    )
+    snapshot = cell(machine("n0", gpus=8, jobs=jobs), jobs=jobs)
+    assert started(decide("tetris:fairness=0.99", snapshot)) == ["gang", "other"]

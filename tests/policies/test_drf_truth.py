@@ -1,0 +1,74 @@
+"""DRF: nobody gains by asking for more than its jobs need (NSDI'11, sections 3 and 4)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.policies.machines import cell, decide, job, machine, started
+
+WHOLE, JOBS = 96, 96
+"""Of each resource on the one machine; jobs that each tenant has, more than it can ever run."""
+
+
+class Wants(NamedTuple):
+    """What one job of a tenant needs, or says that it needs."""
+
+    gpus: int
+    cpus: int
+    memory_gb: int
+
+
+def ran(wants: list[Wants]) -> Counter[str]:
+    """Jobs of each tenant that start on an empty machine."""
+    jobs = tuple(
+        job(
+            f"j{tenant}-{number:03d}",
+            f"t{tenant}",
+            gpus=each.gpus,
+            cpus=each.cpus,
+            memory_gb=each.memory_gb,
+        )
+        for tenant, each in enumerate(wants)
+        for number in range(JOBS)
+    )
+    tenants = {str(each.job_id): each.tenant for each in jobs}
+    there = machine("n0", gpus=WHOLE, cpus=WHOLE, memory_gb=WHOLE)
+    return Counter(str(tenants[name]) for name in started(decide("drf", cell(there, jobs=jobs))))
+
+
+def useful(got: int, said: Wants, needed: Wants) -> int:
+    """Jobs that what was given is enough for; what is beyond the need in one resource is of no use
+    without the others."""
+    return min(got * each // need for each, need in zip(said, needed, strict=True))
+
+
+WANTS = st.builds(Wants, st.integers(1, 4), st.integers(1, 6), st.integers(1, 6))
+MORE = st.builds(Wants, st.integers(0, 3), st.integers(0, 3), st.integers(0, 3))
+
+
+@settings(max_examples=25, deadline=None)
+@given(wants=st.lists(WANTS, min_size=2, max_size=3), more=MORE)
+def test_strategy_proofness(wants: list[Wants], more: Wants) -> None:
+    """Who says more than its jobs need runs at most one job more of what they do need: with parts
+    of jobs it would be none, and whole ones round to either side."""
+    said = Wants(*(need + extra for need, extra in zip(wants[0], more, strict=True)))
+    honest = ran(wants)["t0"]
+    lying = ran([said, *wants[1:]])["t0"]
+    assert useful(lying, said, wants[0]) <= honest + 1
+
+
+def test_a_lie_that_pays_would_be_seen() -> None:
+    """Were the largest jobs served first, who needs one of each would have no job, and with a lie
+    of three the whole machine: room for 32 such is room for 96 of its own."""
+
+    def largest_first(wants: list[Wants]) -> Counter[str]:
+        most = max(wants, key=sum)
+        return Counter({f"t{wants.index(most)}": WHOLE // max(most)})
+
+    needed, said, other = Wants(1, 1, 1), Wants(3, 3, 3), Wants(2, 2, 2)
+    honest, lying = largest_first([needed, other])["t0"], largest_first([said, other])["t0"]
+    assert (honest, useful(lying, said, needed)) == (0, 96)
