@@ -29,6 +29,10 @@ MAX_CHARS_OF_LINE = 2000
 """A longer line is looked at up to here: what the packaged patterns take is bounded by it. A site's
 own may take for ever on far shorter ones; whoever matches them must be able to end it."""
 NO_SIGNATURE = "no_signature"
+UNLIKE_LINES = ("aaaaaa", "000000", "------")
+"""They have nothing in common: what matches all of them tells no failure from anything else. They
+are short, so that no pattern takes long on them."""
+MOST_EXIT_CODE = 255
 MOST_SIGNALS = 64
 """Their numbers are no greater (signal(7))."""
 
@@ -88,19 +92,23 @@ class FailureRules:
         site_file: what a mistake in the others is told of.
 
     Raises:
-        ConfigError: a signature of a reason that nobody defines, one that no failure can show, or a
-            pattern that is none.
+        ConfigError: a reason that one file defines twice; a signature of a reason that nobody
+            defines, or one that no failure or every log can show; a pattern that is none.
     """
 
     def __init__(self, *files: RuleFile, site_file: str = "") -> None:
         self.files = files
+        of = [f"{site_file}: " if site_file else ""] * (len(files) - 1) + [""]
         self.reasons: dict[str, ReasonRule] = {}
-        for file in files:
-            for reason in file.reason:
+        for which, file in zip(of, files, strict=False):  # without files there is one `of`
+            names = [reason.name for reason in file.reason]
+            for at, reason in enumerate(file.reason):
+                if reason.name in names[:at]:
+                    where = f"failure rules: {which}reason[{at}]"
+                    raise ConfigError(f"{where}: name: {reason.name!r} is defined twice")
                 self.reasons.setdefault(reason.name, reason)
         if NO_SIGNATURE not in self.reasons:
             raise ConfigError(f"failure rules: reason {NO_SIGNATURE} is not defined")
-        of = [f"{site_file}: " if site_file else ""] * (len(files) - 1) + [""]
         compiled = [
             [
                 self._compile(rule, f"{which}signature[{at}]")
@@ -122,8 +130,15 @@ class FailureRules:
         if rule.reason not in self.reasons:
             known = ", ".join(sorted(self.reasons))
             raise ConfigError(f"{of}reason {rule.reason!r} is not one of {known}")
-        if "" in rule.texts or "" in rule.patterns:
-            raise ConfigError(f"{of}{rule.reason}: an empty text is in every log")
+        for field, texts in (("texts", rule.texts), ("patterns", rule.patterns)):
+            if not all(text.strip() for text in texts):
+                raise ConfigError(f"{of}{rule.reason}: {field}: an empty text is in every log")
+        for code in rule.exit_codes:
+            if not (0 < code <= MOST_EXIT_CODE or -MOST_SIGNALS <= code < 0):
+                raise ConfigError(
+                    f"{of}{rule.reason}: exit_codes: no failure ends with {code}: expected 1 to "
+                    f"{MOST_EXIT_CODE}, or -1 to -{MOST_SIGNALS} for a signal"
+                )
         if not (rule.texts or rule.patterns or rule.exit_codes):
             raise ConfigError(
                 f"{of}{rule.reason}: no failure can show it: expected texts, patterns or exit_codes"
@@ -132,6 +147,12 @@ class FailureRules:
             patterns = tuple(re.compile(pattern, re.MULTILINE) for pattern in rule.patterns)
         except re.error as error:
             raise ConfigError(f"{of}{rule.reason}: patterns: {error}") from None
+        for pattern in patterns:
+            if pattern.search("") or all(pattern.search(line) for line in UNLIKE_LINES):
+                raise ConfigError(
+                    f"{of}{rule.reason}: patterns: {pattern.pattern!r} matches every line, or an "
+                    "empty one"
+                )
         return _Compiled(rule, patterns)
 
     def failure(self, reason: str, *, line: str = "", is_explicit: bool = True) -> Failure:
@@ -166,7 +187,7 @@ class FailureRules:
                 return self.failure(each.rule.reason, line=found)
         seen = {order: at for order, at in self._offsets(text) if at}
         lines = LogLines(text if seen else "")
-        best = decisive(self._sightings(seen, lines))
+        best = decisive(self._sightings(seen, lines), lines)
         if best is None:
             return self._outcome(text, exit_code)
         if best.is_outlived:
@@ -204,6 +225,7 @@ class FailureRules:
                         is_certain=rule.is_certain,
                         is_end=rule.is_certain or lines.is_end(number),
                         is_outlived=not rule.is_certain and lines.is_outlived(number),
+                        is_aside=lines.is_aside(number),
                         steps_after_cause=rule.steps_after_cause,
                     )
 

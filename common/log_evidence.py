@@ -1,8 +1,9 @@
 """What a line of a failed program's log is worth as evidence: of its end, or said in passing. Pure.
 
 A log is full of errors that its program got over: an optional module that is not there, a download
-that was tried again. Three things tell these apart. An exception that nobody caught is printed at
-the end of a traceback. A line may say itself that it was got over ("WARNING", "falling back").
+that was tried again, a command of the script that started it. Four things tell these apart. An
+exception that nobody caught is printed at the end of a traceback. A line may say itself that it was
+got over ("WARNING", "falling back"). A shell tells what it met, and goes on to the next command.
 And whoever goes on training after an error was not ended by it. A traceback alone is no proof: who
 catches an exception may print it just so. It ended the program unless training went on for long
 after it and the log tells another end. Must not know what words mean which failure.
@@ -12,7 +13,8 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence, Set
+from itertools import accumulate
 
 from msgspec import Struct
 
@@ -23,6 +25,8 @@ OUTLIVED_LINES = 100
 """After so many lines of progress an exception with its traceback was caught, if the program had
 another end. More than above, since a traceback mostly is the end: of sixteen ranks in one log each
 may still print some lines before it waits for the one that died."""
+FAR_LINES = 10
+"""With so many lines of other output between them two errors are far from each other."""
 LONGEST_TRACEBACK_LINES = 400
 HEADER = "Traceback (most recent call last):"
 
@@ -40,6 +44,19 @@ _PROGRESS = re.compile(
     r"(?i)\b(?:global_?step|step|epoch|iter|iteration|batch|loss)\b\W{0,3}\d"
     r"|\d ?(?:it/s|s/it)\b"
 )
+_RANKS = r"^(?:\[\w+\]: ?)*"
+"""What launchers write before each line of a rank."""
+_COMMAND = re.compile(
+    _RANKS + r"(?!error:)-?(?:[a-z]|\.{0,2}/)[\w./+-]*: "
+    r".*(?:(?::|command) not found|: (?:No such file or directory|Permission denied|Is a directory"
+    r"|Not a directory|Operation not permitted|cannot modify limit))$"
+)
+"""How a shell and the commands that it runs tell an error: who speaks, and at last the system's
+word for it, after a colon. Python puts a number between these and may say more at last."""
+_DETAIL = re.compile(_RANKS + r"(?:\s|$|(?:frame )?#\d)")
+"""A blank line, or one of what was told before it, such as a frame."""
+_LAUNCHERS = re.compile(r"\b(?:ChildFailedError|CalledProcessError|SystemExit)\b")
+"""What launchers raise when a process of theirs has failed: it says nothing of why."""
 _FRAME = re.compile(r'^\s+File ".*", line \d+, in (\S+)')
 _OUTERMOST = frozenset({"<module>", "_run_module_as_main", "_bootstrap"})
 """Where a program or a process begins, and so does the traceback of what nobody caught."""
@@ -50,6 +67,7 @@ class Sighting(Struct, frozen=True, kw_only=True):
 
     line: number of it in the log. order: of the signature among all; the less comes first.
     is_certain: the system said so. is_end: the program ended by it, so far as can be told.
+    is_aside: a shell or a command of its said so, not the program.
     steps_after_cause: of its signature.
     """
 
@@ -58,28 +76,56 @@ class Sighting(Struct, frozen=True, kw_only=True):
     is_certain: bool
     is_end: bool
     is_outlived: bool
+    is_aside: bool
     steps_after_cause: int
 
 
-def decisive(sightings: Iterable[Sighting]) -> Sighting | None:
+def decisive(sightings: Iterable[Sighting], lines: LogLines) -> Sighting | None:
     """The one that says most of why the program ended.
 
     A root cause counts more than what follows from one, unless it was only told after that and not
-    as an end: a script that goes on after a failure complains of what the failure left undone.
+    as an end: a script that goes on after a failure complains of what the failure left undone. Nor
+    does it count where it was told in passing and two of three things speak against it: an
+    exception that nobody caught came later, a shell or a command of its told it, or there is much
+    other output before what came later. Against a root cause that exception needs no signature.
     Among equals the system's word goes first, then an end before what was told in passing, then the
     later line, and within a line the signature that comes first. What the program outlived counts
     where nothing else was seen.
     """
-    told = list(sightings)
+    seen = list(sightings)
+    told = [each for each in seen if not each.is_outlived] or seen
     by_steps: dict[int, list[Sighting]] = {}
-    for each in [each for each in told if not each.is_outlived] or told:
+    for each in told:
         by_steps.setdefault(each.steps_after_cause, []).append(each)
+    numbers = {each.line for each in told}
+    output = lines.output_up_to(numbers) if any(not each.is_end for each in told) else []
+    ends: list[int] = []  # lines of those with more steps
     best: Sighting | None = None
     for steps in sorted(by_steps, reverse=True):
-        before = float("inf") if best is None else best.line
-        found = [each for each in by_steps[steps] if each.is_end or each.line <= before]
+        if steps == 0:
+            ends = sorted({*ends, *(lines.ends_without(numbers) if output else ())})
+        found = [
+            each
+            for each in by_steps[steps]
+            if each.is_end or not _is_in_passing(each, best, ends, output)
+        ]
         best = max(found, key=_weight, default=best)
+        ends = sorted([*ends, *(each.line for each in by_steps[steps] if each.is_end)])
     return best
+
+
+def _is_in_passing(
+    each: Sighting, best: Sighting | None, ends: Sequence[int], output: Sequence[int]
+) -> bool:
+    """Whether one that is no end yields to what has more steps."""
+    if best is not None and each.line > best.line:
+        return True
+    at = bisect_right(ends, each.line)
+    if at == len(ends) and best is None:
+        return False
+    until = ends[at] if at < len(ends) else best.line if best is not None else each.line
+    is_far = output[until] - output[each.line] >= FAR_LINES
+    return (at < len(ends)) + each.is_aside + is_far >= 2
 
 
 def _weight(sighting: Sighting) -> tuple[bool, bool, int, int]:
@@ -106,6 +152,7 @@ class LogLines:
         self._ends: set[int] = set()
         self._outlived: set[int] = set()
         self._unheard: set[int] = set()
+        self._in_tracebacks: set[int] = set()
         self._read_tracebacks()
 
     def number_at(self, offset: int) -> int:
@@ -127,6 +174,28 @@ class LogLines:
     def is_outlived(self, number: int) -> bool:
         """Whether it is an exception that was caught, if the program had another end."""
         return number in self._outlived
+
+    def is_aside(self, number: int) -> bool:
+        """Whether a shell or a command that it ran says so."""
+        return _COMMAND.search(self._lines[number]) is not None
+
+    def ends_without(self, numbers: Set[int]) -> set[int]:
+        """The exceptions that nobody caught on other lines than these, save those of launchers."""
+        return {
+            number
+            for number in self._ends - self._outlived - numbers
+            if not _LAUNCHERS.search(self._lines[number])
+        }
+
+    def output_up_to(self, numbers: Set[int]) -> list[int]:
+        """For each line how many up to it are output: none of these, of tracebacks, or details."""
+        apart = numbers | self._in_tracebacks
+        return list(
+            accumulate(
+                number not in apart and not _DETAIL.match(line)
+                for number, line in enumerate(self._lines)
+            )
+        )
 
     def is_got_over(self, number: int) -> bool:
         """Whether the program went on after what it says."""
@@ -166,10 +235,12 @@ class LogLines:
         prefix each.
         """
         calls: list[str] = []
+        self._in_tracebacks.add(header)
         for number in self._after(header):
             line = self._lines[number]
             if prefix and not line.startswith(prefix):
                 continue  # another rank's
+            self._in_tracebacks.add(number)
             body = line[len(prefix) :]
             if body and not body[0].isspace():
                 return number, (*calls, body.partition(":")[0])

@@ -10,6 +10,7 @@ from common.errors import ConfigError
 from common.failure_rules import NO_SIGNATURE, FailureRules, RuleFile, read_rules
 from common.failures import RetryClass
 
+OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\n'
 
 
@@ -40,6 +41,30 @@ def test_a_site_goes_before_the_packaged_rules(tmp_path: Path) -> None:
     assert found.origins == ()  # nobody said who has to look at it
     assert rules.classify(b"KeyError: 'x'\n", exit_code=1).reason == "semantic_error"
     assert rules.failure("gpu_out_of_memory").retry == RetryClass.ELSEWHERE
+
+
+def test_the_operators_example_is_a_file_of_rules(tmp_path: Path) -> None:
+    """What an operator copies loads, and each of its signatures says what its comment promises."""
+    section = OPERATIONS.read_text().partition("\n## Rules for failures of your own\n")[2]
+    block = [line[4:] for line in section.partition("\n## ")[0].splitlines() if line[:4] == "    "]
+    path = tmp_path / "site.toml"
+    path.write_text("\n".join(block))
+    rules = read_rules(str(path))
+    for log, code in (
+        (b"no licence seat left\n", 1),
+        (b"lmutil: Cannot check out (-4,132)\n", 1),
+        (b"\n", 75),
+    ):
+        found = rules.classify(log, exit_code=code)
+        assert (found.reason, found.retry, found.is_free) == (
+            "licence_server",
+            RetryClass.BACK_OFF,
+            True,
+        )
+    assert rules.classify(b"shard 7: checksum differs\n", exit_code=1).reason == "incorrect_inputs"
+    lost = b"fabric manager: partition went away\n"
+    assert rules.classify(lost, exit_code=1).reason == "mpi_error"
+    assert rules.classify(lost + b"KeyError: 'x'\n", exit_code=1).reason == "semantic_error"
 
 
 SITE_WORDS = """
@@ -79,6 +104,35 @@ def test_an_outcome_of_a_site_yields_to_a_packaged_root_cause(
             "[[signature]]\nreason = 'core_dump'\nis_certain = true",
             "signature[1]: core_dump: no failure can show it",
         ),
+        *(
+            (
+                f"[[signature]]\nreason = 'core_dump'\npatterns = ['boom', {pattern}]",
+                f"signature[0]: core_dump: patterns: {pattern} matches every line",
+            )
+            for pattern in (
+                "'.*'",
+                "'x*'",
+                "'^'",
+                "'^$'",
+                "'boom|'",
+                "'(?!boom)'",
+                "'.'",
+                "'.{5,}'",
+            )
+        ),
+        ("[[signature]]\nreason = 'core_dump'\npatterns = ['  ']", "core_dump: patterns: an empty"),
+        ("[[signature]]\nreason = 'core_dump'\ntexts = ['x', ' ']", "core_dump: texts: an empty"),
+        *(
+            (
+                f"[[signature]]\nreason = 'core_dump'\nexit_codes = [3, {code}]",
+                f"signature[0]: core_dump: exit_codes: no failure ends with {code}: expected 1 to",
+            )
+            for code in (0, 256, -65)
+        ),
+        (
+            "[[reason]]\nname = 'seats'\ntitle = 'Seats'\nretry = 'never'\n" * 2,
+            "reason[1]: name: 'seats' is defined twice",
+        ),
     ],
 )
 def test_a_site_s_mistake_is_said(tmp_path: Path, text: str, expected: str) -> None:
@@ -98,6 +152,17 @@ def test_one_way_to_show_it_is_enough(tmp_path: Path, shown: str) -> None:
     path.write_text(f"[[signature]]\nreason = 'core_dump'\n{shown}\n")
     rules = read_rules(str(path))
     assert rules.classify(b"x\n", exit_code=7).reason == "core_dump"
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+b", "(0*)*b", "(-|--)+b", "(.*)*b"])
+def test_a_pattern_that_may_take_for_ever_is_read_at_once(tmp_path: Path, pattern: str) -> None:
+    """It is tried on short lines only: whoever matches logs with it can end that, a start cannot.
+
+    A reader of forty such characters would not come to an end.
+    """
+    path = tmp_path / "site.toml"
+    path.write_text(f"[[signature]]\nreason = 'core_dump'\npatterns = ['{pattern}']\n")
+    assert read_rules(str(path)).has_site_patterns
 
 
 def test_a_file_that_is_not_there_is_a_mistake() -> None:

@@ -68,6 +68,19 @@ SEEN = [
     ("semantic_error", TRACEBACK + "ValueError: optimizer got an empty parameter list"),
     ("semantic_error", "[rank3]: KeyError: 'labels'"),
     ("semantic_error", "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"),
+    *(
+        ("semantic_error", f"{TRACEBACK}RuntimeError: {words}")
+        for words in (
+            "Given groups=1, weight of size [64, 3, 7, 7], expected input[1, 1, 28, 28] to have 3 "
+            "channels, but got 1 channels instead",
+            "Trying to backward through the graph a second time (or directly access saved tensors "
+            "after they have already been freed).",
+            "stack expects each tensor to be equal size, but got [3, 224, 224] at entry 0 and [1, "
+            "224, 224] at entry 1",
+            "Sizes of tensors must match except in dimension 1. Expected size 8 but got size 4 for "
+            "tensor number 1 in the list.",
+        )
+    ),
     ("core_dump", "./train.sh: line 4:  811 Aborted                 (core dumped) ./train"),
     ("invalid_memory_access", "./train.sh: line 4:  811 Segmentation fault      (core dumped)"),
     ("invalid_memory_access", "RuntimeError: CUDA error: an illegal memory access was encountered"),
@@ -125,7 +138,20 @@ SEEN = [
         "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
     ),
     ("gpu_out_of_memory", "ResourceExhaustedError: OOM when allocating tensor with shape[64,512]"),
+    (
+        "gpu_out_of_memory",
+        f"{TRACEBACK}jaxlib._jax.XlaRuntimeError: RESOURCE_EXHAUSTED: Failed to allocate request "
+        "for 12.0GiB (12884901888B) on device ordinal 0",
+    ),
+    ("cpu_out_of_memory", "low 0\nhigh 31\nmax 9\noom 1\noom_kill 1"),
+    ("no_signature", "low 0\nhigh 31\nmax 9\noom 0\noom_kill 0\noom_group_kill 0"),
+    ("no_signature", "oom_kill_disable 0\nunder_oom 0\noom_kill 0"),
     ("mpi_runtime_failure", "ORTE has lost communication with a remote daemon."),
+    (
+        "mpi_runtime_failure",
+        f"{TRACEBACK}TimeoutError: The client socket has timed out after 600000ms while trying to "
+        "connect to (n1, 29500).",
+    ),
     ("mpi_runtime_failure", "[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)"),
     ("permission_error", "PermissionError: [Errno 13] Permission denied: '/data/imagenet'"),
     (
@@ -160,6 +186,11 @@ SEEN = [
         "cuda_version_mismatch",
         f"{TRACEBACK}RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 803: system "
         "has unsupported display driver / cuda driver combination",
+    ),
+    (
+        "cuda_version_mismatch",
+        f"{TRACEBACK}RuntimeError: The detected CUDA version (11.3) mismatches the version that "
+        "was used to compile PyTorch (10.2). Please make sure to use the same CUDA versions.",
     ),
     (
         "cpu_out_of_memory",
@@ -223,7 +254,7 @@ def test_what_a_launcher_puts_before_each_line_changes_no_reason(prefix: str) ->
     """With one rank's name before each line the same programs ended by the same."""
     told = [(expected, f"step 1 loss 2.3\n{log}\nexiting\n") for expected, log in SEEN]
     told += [row[1:] for row in LOGS if "[rank" not in row[2]]
-    assert len(told) > 90
+    assert len(told) > 100
     for expected, log in told:
         named = "".join(f"{prefix}{line}\n" for line in log.splitlines())
         assert reason(named) == expected, named

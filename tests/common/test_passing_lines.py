@@ -1,0 +1,137 @@
+"""What a line that a program or its start script says in passing counts against what came later."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.failure_rules import read_rules
+from common.failures import RetryClass
+from tests.common.failure_logs import NCCL, OOM, TRACEBACK, of_rank
+from tests.common.outlived_logs import CAUGHT_EVALUATION, LOST, WATCHDOG, epochs, steps
+
+RULES = read_rules()
+
+WRAPPER = (
+    "/w/run.sh: line 3: module: command not found\n",
+    "-bash: line 3: nvidia-smi: command not found\n",
+    "/w/run.sh: line 4: /etc/profile.d/modules.sh: No such file or directory\n",
+    "./run.sh: 4: .: /etc/profile.d/modules.sh: Permission denied\n",
+    "rm: cannot remove '/scratch/cache': No such file or directory\n",
+    "mkdir: cannot create directory '/data': Permission denied\n",
+    "chmod: changing permissions of '/data': Operation not permitted\n",
+    "/w/run.sh: line 2: ulimit: open files: cannot modify limit: Operation not permitted\n",
+    "oom 0\noom_kill 0\n",
+)
+"""Lines of scripts that went on to their next command."""
+OOPS = "deepstuff.Oops: what now\n"
+UNCAUGHT = (
+    ("mpi_runtime_failure", LOST),
+    ("mpi_error", NCCL),
+    ("cuda_failure", "RuntimeError: CUDA error: unspecified launch failure\n"),
+    ("traceback_from_crash", OOPS),
+    ("traceback_from_crash", "ConnectionResetError: [Errno 104] Connection reset by peer\n"),
+)
+CAUSES = (
+    ("gpu_out_of_memory", "terminate called after ...\n  what():  CUDA out of memory.\n"),
+    ("gpu_out_of_memory", f"worker 3: {OOM}"),
+    ("model_diverged", "Loss is nan, stopping training\n"),
+    ("incorrect_inputs", "E0301 12:00:00.1 811 reader.cc:9] /data/a: No such file or directory\n"),
+    (
+        "incorrect_inputs",
+        "python: can't open file '/w/t.py': [Errno 2] No such file or directory\n",
+    ),
+)
+"""What a rank prints that ends without a traceback, by `exit()` or as a program in C++."""
+
+
+def told(count: int) -> str:
+    """Lines that say nothing."""
+    return "".join(f"INFO setting up {number}\n" for number in range(count))
+
+
+def reason(log: str) -> str:
+    """What the packaged rules say."""
+    return RULES.classify(log.encode(), exit_code=1).reason
+
+
+@pytest.mark.parametrize("prefix", ["", "[default3]:"])
+@pytest.mark.parametrize("count", [0, 9, 300])
+@pytest.mark.parametrize(("expected", "end"), UNCAUGHT)
+@pytest.mark.parametrize("line", WRAPPER)
+def test_a_line_of_a_start_script_yields_to_an_exception_that_nobody_caught(
+    line: str, expected: str, end: str, count: int, prefix: str
+) -> None:
+    """However far it stands before it, and with steps of training between them or without."""
+    for between in (told(count), told(count) + steps(9)):
+        log = line + between + TRACEBACK + end
+        assert reason("".join(f"{prefix}{each}\n" for each in log.splitlines())) == expected
+
+
+@pytest.mark.parametrize("line", WRAPPER)
+def test_a_lost_connection_after_a_start_script_s_line_is_tried_again(line: str) -> None:
+    """The job is not given up, and the exception is the line that is told."""
+    found = RULES.classify((line + told(9) + TRACEBACK + LOST).encode(), exit_code=1)
+    assert (found.retry, found.line) == (RetryClass.BACK_OFF, LOST.strip())
+
+
+@pytest.mark.parametrize("end", [NCCL, LOST, OOPS])
+@pytest.mark.parametrize(("expected", "cause"), CAUSES)
+def test_a_rank_that_ends_without_a_traceback_explains_the_others(
+    expected: str, cause: str, end: str
+) -> None:
+    """Its words count where the others' exceptions follow, with few other lines between them."""
+    others = "".join(of_rank(rank, TRACEBACK + end) for rank in range(1, 8))
+    for between in ("", steps(9), of_rank(3, told(4)), "frame #0: c10::Error\n" * 40):
+        assert reason(steps(40) + cause + between + others) == expected
+    assert reason(WRAPPER[0] + told(40) + cause + others) == expected
+
+
+@pytest.mark.parametrize(("count", "is_cause"), [(9, True), (10, False)])
+def test_with_much_output_between_them_a_line_in_passing_yields_to_an_exception(
+    count: int, is_cause: bool
+) -> None:
+    """Ten lines of any output say that the program went on; nine may be those of other ranks."""
+    line = "cache: [Errno 13] Permission denied: '/scratch/cache'\n"
+    for expected, end in UNCAUGHT:
+        log = line + told(count) + TRACEBACK + end
+        assert reason(log) == ("permission_error" if is_cause else expected)
+
+
+@pytest.mark.parametrize(("count", "is_cause"), [(9, True), (10, False)])
+def test_with_much_output_between_them_a_start_script_s_line_yields_to_an_abort(
+    count: int, is_cause: bool
+) -> None:
+    """The library that gives up raises nothing: there a near line of a shell counts."""
+    log = WRAPPER[0] + told(count) + WATCHDOG + "SIGABRT\n"
+    assert reason(log) == ("syntax_error" if is_cause else "mpi_runtime_failure")
+    assert reason("Loss is nan, stopping training\n" + told(count) + WATCHDOG) == "model_diverged"
+
+
+def test_alone_a_start_script_s_line_counts() -> None:
+    """Also before what a launcher raises when its process has failed: that says nothing of why."""
+    assert reason(WRAPPER[0] + told(40)) == "syntax_error"
+    for raised in (
+        "subprocess.CalledProcessError: Command 'python t.py' returned non-zero exit status 127.\n",
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n",
+    ):
+        assert reason(WRAPPER[0] + TRACEBACK + raised) == "syntax_error"
+
+
+def test_what_is_told_after_the_exception_does_not_bring_the_start_script_s_line_back() -> None:
+    """Words of fewer steps that are no end change nothing between the two."""
+    after = "n7: CUDA failure 700\n"
+    assert reason(WRAPPER[0] + told(3) + TRACEBACK + NCCL + after) == "mpi_error"
+
+
+def test_an_exception_that_a_loop_catches_is_no_end_for_a_script_s_line_to_yield_to() -> None:
+    """It was followed by training before, in the same words."""
+    caught = CAUGHT_EVALUATION.replace("KeyError: 'label'\n", OOPS)
+    assert reason(steps(40) + WRAPPER[0] + caught) == "traceback_from_crash"
+    assert reason(epochs(8, caught) + WRAPPER[0] + caught) == "syntax_error"
+
+
+def test_a_counter_of_kills_that_is_zero_is_no_kill() -> None:
+    """A cgroup's counts in a log do not give a job up that loses a peer hours later."""
+    log = "oom 0\noom_kill 0\n" + steps(1000) + TRACEBACK + NCCL
+    assert reason(log) == "mpi_error"
+    assert reason(log.replace("oom_kill 0", "oom_kill 2")) == "cpu_out_of_memory"
