@@ -81,3 +81,12 @@ class Truth(Struct):
     unsaved_gpu_s: float = 0.0
     lost_gpu_s: float = 0.0
     attempt: Attempt | None = None
+
+    def done_by_s(self, now_s: float) -> float:
+        """Work done and not lost by an instant, in worker-seconds: also what is not counted yet, as
+        `done_s` is of when its workers last changed. Changes nothing."""
+        attempt = self.attempt
+        if attempt is None:
+            return self.done_s
+        computed_s = max(0.0, now_s - max(attempt.at_s, attempt.paused_until_s))
+        return min(self.work_s, self.done_s + computed_s * attempt.rate)

@@ -6,9 +6,9 @@ real training job would hold itself. Work is in worker-seconds of the reference 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from math import floor
+from math import floor, fsum
 
 from msgspec import Struct
 
@@ -110,6 +110,10 @@ class Runtime:
             saves=saves,
             path=path or f"/checkpoints/{job_id}",
         )
+
+    def done_s(self, job_ids: Iterable[JobId]) -> float:
+        """Work that these jobs have done and not lost up to now, in worker-seconds in all."""
+        return fsum(self._jobs[job_id].done_by_s(self._loop.now_s) for job_id in job_ids)
 
     # --- workers come and go ------------------------------------------------------------------
 

@@ -92,8 +92,8 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     failures: what lets jobs fail by themselves. restarts: a job's own budget for that, where
         something does (three attempts; the Philly study gives no number). prerun_s: length of the
         pre-run that jobs of several GPUs ask for then; None: they ask for none.
-    idle_events: after so many facts without the end of a job, and some for each job, a run has no
-        headway. Long jobs that take turns of a minute need more.
+    idle_events: after so many facts, and some for each job, in which no job ended and the work that
+        is done and kept did not grow, a run has no headway (`ending.Headway`).
     """
 
     policy: str

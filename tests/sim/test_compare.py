@@ -13,6 +13,7 @@ from coordinator.engine.accounting import Quantiles
 from coordinator.sim.compare import LOCAL_BACKENDS, Task, compare, flat, means, with_gaps
 from coordinator.sim.ending import UnfinishedError
 from coordinator.sim.run import Run, RunResult
+from coordinator.sim.runtime import Saves
 from coordinator.sim.stage import RunOptions
 from coordinator.sim.statistics import estimate, student_t
 from tests.sim.small import SLICE
@@ -72,16 +73,16 @@ def test_jobs_come_back_only_when_they_are_wanted() -> None:
 
 @pytest.mark.slow
 def endless(tmp_path: Path) -> list[Task]:
-    """Two jobs of the whole node: their turns are more than such a little patience lasts for."""
+    """Two jobs of the whole node, and a policy whose turns are too short for a start."""
     trace = tmp_path / "two.csv"
     trace.write_text("submit_s,duration_s,gpus\n0,7200,8\n10,7200,8\n")
     return [
         Task(
             workload=str(trace),
             cluster="1x8",
-            options=RunOptions(policy=policy, idle_events=100),
+            options=RunOptions(policy=policy, saves=Saves.ON_REQUEST, idle_events=100),
         )
-        for policy in ("fifo", "gandiva", "sjf")
+        for policy in ("fifo", "gandiva-sets:least_turn_ratio=0", "sjf")
     ]
 
 
@@ -91,7 +92,7 @@ def test_a_run_that_never_ends_does_not_cost_the_others(tmp_path: Path) -> None:
     runs = list(compare(endless(tmp_path), unfinished=told.append))
     assert [run.result.policy for run in runs] == ["fifo", "sjf"]
     [why] = told
-    assert "gandiva makes no headway" in why
+    assert "gandiva-sets:least_turn_ratio=0 makes no headway" in why
     with pytest.raises(UnfinishedError, match="no headway"):
         list(compare(endless(tmp_path)))
 
