@@ -1,14 +1,16 @@
 """Time of one allocate + lend pass over generated clusters, as a table; run by hand, never by CI.
 
     python -m tests.benchmarks.bench_pass [--nodes 100 500 1000] [--jobs 100 1000 5000]
-                                          [--repeats 9] [--policy aryl] [--tenants] [--profile]
+                                          [--repeats 9] [--policy aryl] [--tenants]
+                                          [--deadlines] [--profile]
 
 The clusters are shaped like the one of Lyra, EuroSys'23, sections 2 and 7.1: 46 % training nodes
 of one GPU type and inference nodes of another, 21 % fungible jobs, few elastic ones that hold a
 third of the GPUs. GPUs per job are not published; here they are powers of two, small ones often.
 Every repetition decides on a snapshot read back from bytes, so that nothing is remembered.
 With `--tenants` their jobs are of eight teams in a tree of three levels with guarantees and limits,
-and one waiting job in ten has a deadline.
+and one waiting job in ten has a deadline. With `--deadlines` every waiting job has one, and may
+have up to four times its gang.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct
 
-from common.model import JobState, NodeRole, Preemptibility
+from common.model import JobState, NodeRole, Preemptibility, WorkerRange
 from coordinator.policies.bundles import POLICIES, Policy
 from coordinator.policies.decisions import Start
 from coordinator.policies.snapshot import (
@@ -182,6 +184,22 @@ def with_tenants(snapshot: ClusterSnapshot, *, seed: int = 1) -> ClusterSnapshot
     return msgspec.structs.replace(snapshot, jobs=tuple(jobs), tenants=ordered, index=None)
 
 
+def with_deadlines(snapshot: ClusterSnapshot, *, seed: int = 1) -> ClusterSnapshot:
+    """The same cluster; who waits has a deadline from two to ten times as far as it runs alone."""
+    chance = random.Random(seed)
+    jobs: list[JobView] = []
+    for job in snapshot.jobs:
+        if job.state == JobState.PENDING:
+            alone_s = job.remaining_work_s / job.workers.min
+            job = msgspec.structs.replace(
+                job,
+                deadline_at_s=snapshot.now_s + chance.uniform(2.0, 10.0) * alone_s,
+                workers=WorkerRange(min=job.workers.min, max=4 * job.workers.min),
+            )
+        jobs.append(job)
+    return msgspec.structs.replace(snapshot, jobs=tuple(jobs), index=None)
+
+
 class Times(Struct, frozen=True, kw_only=True):
     """Milliseconds of repeated passes over one cluster, and what they decided."""
 
@@ -227,6 +245,7 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--policy", choices=sorted(POLICIES), default="aryl")
     parser.add_argument("--tenants", action="store_true", help="a tree of tenants, and deadlines")
+    parser.add_argument("--deadlines", action="store_true", help="every waiting job has one")
     parser.add_argument("--profile", action="store_true", help="where the time goes, by function")
     return parser.parse_args(arguments)
 
@@ -243,6 +262,8 @@ def main(arguments: Sequence[str]) -> None:
             snapshot = make_cluster(node_count, job_count)
             if asked.tenants:
                 snapshot = with_tenants(snapshot)
+            if asked.deadlines:
+                snapshot = with_deadlines(snapshot)
             times = measure(policy, snapshot, max(2, asked.repeats))
             running = len(snapshot.jobs) - job_count
             say(

@@ -13,7 +13,8 @@ from msgspec import structs
 from coordinator.policies.deadlines.dates import earliest, spread
 from coordinator.policies.deadlines.promises import LEAST_TRIES, Book
 from coordinator.policies.deadlines.quotas import Held, Quotas
-from coordinator.policies.deadlines.shares import Claim, Piece
+from coordinator.policies.deadlines.shares import Claim
+from coordinator.policies.deadlines.timeline import Piece
 from coordinator.policies.snapshot import TenantView
 
 GPUS = 4

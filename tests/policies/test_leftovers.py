@@ -7,7 +7,8 @@ from msgspec import structs
 
 from coordinator.policies.deadlines.leftovers import Sharing
 from coordinator.policies.deadlines.promises import Book
-from coordinator.policies.deadlines.shares import Claim, Piece
+from coordinator.policies.deadlines.shares import Claim
+from coordinator.policies.deadlines.timeline import Piece
 
 TWO_S = Claim(
     job_id="c",

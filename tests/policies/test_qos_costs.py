@@ -11,7 +11,8 @@ from common.model import JobId, JobState
 from coordinator.policies.bundles import policy
 from coordinator.policies.deadlines.overheads import NONE, Overhead, changes_of, left_s, seen
 from coordinator.policies.deadlines.promises import Book, Plans
-from coordinator.policies.deadlines.shares import Claim, Piece, Timeline, fill, greedily
+from coordinator.policies.deadlines.shares import Claim, fill, greedily
+from coordinator.policies.deadlines.timeline import Piece, Timeline
 from coordinator.policies.decisions import Reject
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
 from tests.builders import (

@@ -14,7 +14,8 @@ from common.model import JobState, Pool
 from common.profile import JobProfile
 from coordinator.policies.bundles import policy
 from coordinator.policies.deadlines.promises import Book
-from coordinator.policies.deadlines.shares import Claim, Piece
+from coordinator.policies.deadlines.shares import Claim
+from coordinator.policies.deadlines.timeline import Piece
 from coordinator.policies.decisions import Allocation, Reject, Start
 from coordinator.policies.snapshot import JobView
 from coordinator.sim.run import Run, play
@@ -314,7 +315,7 @@ def test_a_newcomer_may_fit_around_the_plans_that_hold() -> None:
     assert [book.admit([claim]) for claim in claims()] == [True, True, True]
     for claim in book.claims:
         assert claim.done_by(book.plans[claim.job_id], 0.0) == claim.work_s
-    assert min(book.room().pool.free) >= 0
+    assert min(free for _, free in book.room().pool.steps()) >= 0
 
 
 def test_a_promise_outlives_a_greedy_plan_that_would_break_it() -> None:
@@ -336,7 +337,7 @@ def test_a_kept_plan_that_falls_short_is_no_plan() -> None:
     book = Book(0.0, 4, {"0": (Piece(0.0, 8.0, 2),)})
     book.promise([slow])
     assert [claim.job_id for claim in book.late] == ["0"]
-    assert book.room().pool.free == [4]
+    assert [free for _, free in book.room().pool.steps()] == [4]
 
 
 def test_the_last_gpu_goes_to_the_job_that_wastes_less_of_it() -> None:

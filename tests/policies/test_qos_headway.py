@@ -13,7 +13,8 @@ from common.model import JobState, NodeRole, Preemptibility, WorkerRange
 from coordinator.policies.bundles import policy
 from coordinator.policies.deadlines.leftovers import Sharing
 from coordinator.policies.deadlines.promises import Book, Plans
-from coordinator.policies.deadlines.shares import Claim, Piece, Timeline, fill, greedily
+from coordinator.policies.deadlines.shares import Claim, fill, greedily
+from coordinator.policies.deadlines.timeline import Piece, Timeline
 from coordinator.policies.decisions import Decision, Preempt, Reject, Start
 from coordinator.policies.snapshot import JobView
 from coordinator.sim.inputs import parse_cluster

@@ -12,7 +12,8 @@ from coordinator.policies.deadlines.applicants import applicants, fixed_gpus, ki
 from coordinator.policies.deadlines.claims import Claims
 from coordinator.policies.deadlines.overheads import Overhead
 from coordinator.policies.deadlines.settling import Settled
-from coordinator.policies.deadlines.shares import Claim, Piece
+from coordinator.policies.deadlines.shares import Claim
+from coordinator.policies.deadlines.timeline import Piece
 from coordinator.policies.deadlines.told import grant_reason, refusal, waiting_reason
 from coordinator.policies.snapshot import JobView
 from tests.builders import NOW_S, make_job_view, make_snapshot, make_worker_view

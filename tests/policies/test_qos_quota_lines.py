@@ -10,7 +10,8 @@ from msgspec import structs
 
 from coordinator.policies.deadlines.promises import Book
 from coordinator.policies.deadlines.quotas import Held, Quotas, Room, Rooms
-from coordinator.policies.deadlines.shares import Claim, Piece
+from coordinator.policies.deadlines.shares import Claim
+from coordinator.policies.deadlines.timeline import Piece
 from coordinator.policies.snapshot import TenantView
 from tests.draws import pick
 from tests.policies.counted_calls import calls

@@ -10,14 +10,12 @@ from hypothesis import strategies as st
 from coordinator.policies.deadlines.shares import (
     GUARD_S,
     Claim,
-    Piece,
-    Plan,
-    Timeline,
     fill,
     greedily,
     next_change_s,
     now_of,
 )
+from coordinator.policies.deadlines.timeline import Piece, Plan, Timeline
 
 SIZES = (1, 2, 4)
 

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from coordinator.policies.deadlines.promises import Book, Plans
-from coordinator.policies.deadlines.shares import Claim, Piece, Plan, greedily, now_of
+from coordinator.policies.deadlines.shares import Claim, greedily, now_of
+from coordinator.policies.deadlines.timeline import Piece, Plan
 
 ROUNDING = 1e-9
 """Of GPU-seconds: what is less than this part of them is rounding."""

@@ -127,6 +127,7 @@ class Prediction:
         self._now_s = now_s
         self._margin = margin
         self._factor = factor
+        self._left_s: dict[int, float] = {}
         self._is_measured_here = bool(job.step_time_workers) and job.step_time_gpu_type == gpu_type
         samples = steps.get(key_of(job, gpu_type), ())
         has_fit = len(samples) >= 2 or (len(samples) == 1 and not job.profile.speedup)
@@ -137,6 +138,12 @@ class Prediction:
 
     def left_s(self, workers: int) -> float:
         """Seconds left with so many workers, with the margin."""
+        found = self._left_s.get(workers)
+        if found is None:
+            found = self._left_s[workers] = self._reckoned_s(workers)
+        return found
+
+    def _reckoned_s(self, workers: int) -> float:
         job = self._job
         if self._fit is None:
             return self._margin * job.estimate_left_s(self._now_s) / job.rate(workers)
@@ -172,6 +179,14 @@ class Prediction:
             if at < len(counts):
                 return counts[at]
         return None
+
+    def counts_as(self, count: int, deadline_s: float) -> float:
+        """How many times the time until a deadline counts, if so many are the fewest that meet it.
+
+        More workers are never slower: so they are the fewest for any that is no later and that
+        they meet likewise.
+        """
+        return 1.0 if self.left_s(count) <= deadline_s - self._now_s else self._margin
 
     def fastest(self, least: int, most: int) -> int:
         """The count from which on one more worker is no gain."""

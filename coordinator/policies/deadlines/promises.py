@@ -14,14 +14,9 @@ from msgspec import structs
 
 from coordinator.policies.deadlines.dates import earliest, spread
 from coordinator.policies.deadlines.quotas import Quotas, Room, Rooms
-from coordinator.policies.deadlines.shares import (
-    Claim,
-    Plan,
-    Timeline,
-    fill,
-    is_whole,
-    now_of,
-)
+from coordinator.policies.deadlines.rows import Row
+from coordinator.policies.deadlines.shares import Claim, fill, is_whole, now_of
+from coordinator.policies.deadlines.timeline import Plan, Timeline
 
 PLANS_TRIED, LEAST_TRIES = 2048, 32
 """Plans of single jobs that a search for a date makes, about; dates that it tries at least."""
@@ -44,6 +39,7 @@ class Book:
         self._now_s = now_s
         self._gpus = gpus
         self._kept = kept
+        self._row = Row(self._beside(()), now_s)
         self.claims: list[Claim] = []
         self.plans: Plans = {}
         self.late: list[Claim] = []
@@ -108,13 +104,23 @@ class Book:
         self.spared = self.spared[:least]
 
     def _planned(
-        self, claims: Sequence[Claim], kept: Plans, spared: Iterable[Claim], *, stops: bool
+        self,
+        claims: Sequence[Claim],
+        kept: Plans,
+        spared: Sequence[Claim],
+        *,
+        stops: bool,
+        is_all: bool = False,
     ) -> Plans:
         """Plans in order of deadline; first those that are kept, where they still do.
 
         stops: running jobs that do not pause may be stopped and do their work over, if they are in
         time all the same. Else they have at least their base gangs; not if they are late.
+        is_all: plans for some of them are no use, and need not be complete.
         """
+        if not kept and not spared and not any(map(_is_held, claims)):
+            # Each is planned on what those before it leave: most rows begin as the one before.
+            return self._row.plans(claims, is_all=is_all)
         room = self._beside(spared)
         held: Plans = {}
         if not stops:
@@ -159,14 +165,20 @@ class Book:
             and line.has_room(plan, claim.gpus_per_worker)
         )
 
-    def with_more(self, newcomers: Sequence[Claim], spared: Sequence[Claim] = ()) -> Plans | None:
-        """Plans for all that were promised and for newcomers; None: some promise would break."""
+    def with_more(
+        self, newcomers: Sequence[Claim], spared: Sequence[Claim] = (), left: Room | None = None
+    ) -> Plans | None:
+        """Plans for all that were promised and for newcomers; None: some promise would break.
+
+        left: what the plans that hold leave beside `spared`, if that is known.
+        """
         claims = sorted((*self.claims, *newcomers), key=by_deadline)
-        for stops in (False,) if spared else (False, True):
-            plans = self._planned(claims, {}, spared, stops=stops)
+        has_costs = any(claim.has_costs for claim in claims)
+        for stops in (False,) if spared or not any(map(_is_held, claims)) else (False, True):
+            plans = self._planned(claims, {}, spared, stops=stops, is_all=not has_costs)
             if len(plans) == len(claims):
                 return plans
-            if not any(claim.has_costs for claim in claims):
+            if not has_costs:
                 continue
             # What changes take can leave a job in time only by the plan that it has.
             firm = {name: plan for name, plan in self.plans.items() if name not in plans}
@@ -174,7 +186,7 @@ class Book:
             if len(plans) == len(claims):
                 return plans
         # The greedy order is not the only one: newcomers may fit around the plans that hold.
-        room, around = self.room(spared), {**self.plans}
+        room, around = (left.copy() if left else self.room(spared)), {**self.plans}
         for claim in sorted(newcomers, key=by_deadline):
             plan = fill(room.line(claim), claim, self._now_s)
             if plan is None:
@@ -252,15 +264,17 @@ class Book:
                 dates, True, key=lambda date: fill(line, at(date), self._now_s) is not None
             )
 
-        alone, around = self._beside(()).line(claim), self.room(()).line(claim)
+        left = self.room(())
+        alone, around = self._beside(()).line(claim), left.line(claim)
         first = ceil(max(self._now_s, claim.deadline_s) - since_s)
-        settled_s = max(at_s for at_s in around.times if at_s < inf)  # nothing changes after it
+        # Nothing changes behind the last step.
+        settled_s = max(at_s for at_s, _ in around.steps() if at_s < inf)
         whole_s = claim.work_s / claim.rates[0] + claim.begins_s + claim.again_s + claim.resize_s
         last = max(first, ceil(settled_s - since_s)) + ceil(whole_s) + 1
         first = least(alone, first, last)
         last = min(last, least(around, first, last))
         dates = spread(first, last, max(LEAST_TRIES, PLANS_TRIED // (1 + len(self.claims))))
-        found = earliest(dates, lambda date: self.with_more((at(date),)) is not None)
+        found = earliest(dates, lambda date: self.with_more((at(date),), left=left) is not None)
         return inf if found is None else since_s + found
 
     def room(self, spared: Iterable[Claim] | None = None) -> Room:
@@ -275,6 +289,11 @@ class Book:
         for claim in spared:
             room.take(claim.hold(self._now_s), claim)
         return room
+
+
+def _is_held(claim: Claim) -> bool:
+    """Whether it has at least its base gang unless it is stopped for others."""
+    return claim.runs and not claim.pauses
 
 
 def by_deadline(claim: Claim) -> tuple[float, str]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from math import inf
 
 from msgspec import Struct
 
-from coordinator.policies.deadlines.shares import Claim, Piece, Plan, Timeline
+from coordinator.policies.deadlines.shares import Claim
+from coordinator.policies.deadlines.timeline import Piece, Plan, Timeline
 from coordinator.policies.floor import present_workers
 from coordinator.policies.snapshot import JobView, TenantView
 from coordinator.policies.tenants.lent import Claim as Has
@@ -202,6 +204,12 @@ class _Planned:
                     planned[place] += piece.workers * gpus_per_worker
                 self.rows[at] = self._rooms.row(tuple(planned))
 
+    def copy(self) -> _Planned:
+        """One that can be changed alone."""
+        found = copy(self)
+        found.times, found.rows = [*self.times], [*self.rows]
+        return found
+
     def _cut(self, at_s: float) -> int:
         """The place of the row that begins at an instant, made where there is none."""
         at = bisect_left(self.times, at_s)
@@ -222,6 +230,13 @@ class Room:
         self._lines: dict[str, Timeline] = {}  # by tenant, until a plan changes
         for each in rooms.quotas.held:
             self._planned.add(each.plan, each.gpus_per_worker, rooms.path(each.tenant))
+
+    def copy(self) -> Room:
+        """One that can be changed alone."""
+        found = copy(self)
+        found.pool, found._planned = self.pool.copy(), self._planned.copy()
+        found._lines = {**self._lines}
+        return found
 
     def take(self, plan: Plan, claim: Claim) -> None:
         """A plan holds its GPUs."""
@@ -249,15 +264,13 @@ class Room:
         return self._lines[claim.tenant]
 
     def _line(self, tenant: str) -> Timeline:
-        found = Timeline(self._start_s, 0)
-        found.times, found.free = list(self._planned.times), list[int]()
-        pool, step = self.pool, 0
+        free: list[int] = []
+        pool, idle = dict(self.pool.steps()), 0
         for at_s, row in zip(self._planned.times, self._planned.rows, strict=True):
             # Whatever takes of the pool is planned for somebody: no step of it is passed over.
-            if step + 1 < len(pool.times) and pool.times[step + 1] == at_s:
-                step += 1
-            found.free.append(min(pool.free[step], self._rooms.promised(tenant, row)))
-        return found
+            idle = pool.get(at_s, idle)
+            free.append(min(idle, self._rooms.promised(tenant, row)))
+        return Timeline.of(self._planned.times, free)
 
     def now(self, claim: Claim) -> float:
         """GPUs that its tenant may take now without a promise, free or not."""

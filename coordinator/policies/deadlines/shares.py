@@ -14,22 +14,12 @@ from math import inf
 
 from msgspec import Struct, structs
 
+from coordinator.policies.deadlines.timeline import Piece, Plan, Span, Timeline
+
 GUARD_S = 1e-3
 """Plans end so long before their deadline: sums of floats must not miss it."""
 TOLERANCE = 1e-9
 """Of work: what is less than this part of it is rounding."""
-
-
-class Piece(Struct, frozen=True, array_like=True):
-    """So many workers in [start_s, end_s)."""
-
-    start_s: float
-    end_s: float
-    workers: int
-
-
-Plan = tuple[Piece, ...]
-"""Pieces in order of time; with none in the gaps between them."""
 
 
 class Claim(Struct, frozen=True, kw_only=True):
@@ -147,74 +137,6 @@ class _Gang:
         return max(0.0, self._ready_s - from_s)
 
 
-class Timeline:
-    """Free GPUs from an instant on: `free[i]` in [times[i], times[i + 1]), the last for ever."""
-
-    def __init__(self, start_s: float, gpus: int) -> None:
-        self.times = [start_s]
-        self.free = [gpus]
-
-    def copy(self) -> Timeline:
-        """One that can be changed alone."""
-        other = Timeline(self.times[0], 0)
-        other.times, other.free = list(self.times), list(self.free)
-        return other
-
-    def take(self, plan: Plan, gpus_per_worker: int) -> None:
-        """A plan holds its GPUs."""
-        for piece in plan:
-            self._add(piece, -piece.workers * gpus_per_worker)
-
-    def give(self, plan: Plan, gpus_per_worker: int) -> None:
-        """The opposite of `take`."""
-        for piece in plan:
-            self._add(piece, piece.workers * gpus_per_worker)
-
-    def has_room(self, plan: Plan, gpus_per_worker: int) -> bool:
-        """Whether a plan's GPUs are free all the time."""
-        return all(
-            self.free[at] >= piece.workers * gpus_per_worker
-            for piece in plan
-            if piece.end_s > self.times[0]
-            for at in range(
-                max(0, bisect_right(self.times, piece.start_s) - 1),
-                bisect_left(self.times, piece.end_s),
-            )
-        )
-
-    def at(self, at_s: float) -> int:
-        """Free GPUs at an instant."""
-        return self.free[max(0, bisect_right(self.times, at_s) - 1)]
-
-    def spans(self, start_s: float, end_s: float) -> list[tuple[float, float, int]]:
-        """(from, to, free GPUs) within a time, in order."""
-        first = max(0, bisect_right(self.times, start_s) - 1)
-        last = bisect_left(self.times, end_s)
-        found: list[tuple[float, float, int]] = []
-        for at in range(first, last):
-            to_s = min(self.times[at + 1] if at + 1 < len(self.times) else inf, end_s)
-            from_s = max(self.times[at], start_s)
-            if found and found[-1][2] == self.free[at]:
-                from_s = found.pop()[0]
-            found.append((from_s, to_s, self.free[at]))
-        return found
-
-    def _add(self, piece: Piece, gpus: int) -> None:
-        start_s = max(piece.start_s, self.times[0])
-        if piece.end_s <= start_s:
-            return
-        for at in range(self._cut(start_s), self._cut(piece.end_s)):
-            self.free[at] += gpus
-
-    def _cut(self, at_s: float) -> int:
-        """The place of the step that begins at an instant, made where there is none."""
-        at = bisect_left(self.times, at_s)
-        if at == len(self.times) or self.times[at] != at_s:
-            self.times.insert(at, at_s)
-            self.free.insert(at, self.free[at - 1])
-        return at
-
-
 def fill(timeline: Timeline, claim: Claim, start_s: float) -> Plan | None:
     """The plan with the minimum satisfactory share (section 4.1, algorithm 1); None: none meets it.
 
@@ -225,10 +147,11 @@ def fill(timeline: Timeline, claim: Claim, start_s: float) -> Plan | None:
     and from the start if it runs.
     """
     end_s = claim.deadline_s - GUARD_S
-    if end_s <= start_s:
+    if end_s <= start_s or not claim.sizes:
         return None
-    spans = timeline.spans(start_s, end_s)
-    fits = [claim.size_within(gpus) for _, _, gpus in spans]
+    spans = timeline.spans(start_s, end_s, claim.sizes[0] * claim.gpus_per_worker)
+    fit_of = {gpus: claim.size_within(gpus) for gpus in {free for _, _, free in spans}}
+    fits = [fit_of[free] for _, _, free in spans]
     stretches = _stretches(claim, fits)
     for size in range(len(claim.sizes)):
         for first, last in stretches:
@@ -262,10 +185,6 @@ def _stretches(claim: Claim, fits: Sequence[int]) -> list[tuple[int, int]]:
                 found.append((first, at))
             first = at + 1
     return [each for each in found if each[0] == 0] if claim.runs else found
-
-
-Span = tuple[float, float, int]
-"""(from, to, free GPUs)."""
 
 
 def _steady(claim: Claim, spans: Sequence[Span], sizes: Sequence[int]) -> list[int]:
@@ -302,12 +221,13 @@ def _forward(
 ) -> tuple[Plan, float]:
     """Sizes by span as a plan that ends when the work is done; and the work that it leaves."""
     plan: list[Piece] = []
-    left_s, gang = claim.work_s, _Gang(claim, now_s)
+    left_s = claim.work_s
+    gang = _Gang(claim, now_s) if claim.has_costs or claim.grow_s > 0 else None
     for (from_s, to_s, _), size in zip(spans, sizes, strict=True):
         if size < 0:
             continue
         rate, workers = claim.rates[size], claim.sizes[size]
-        pause_s = gang.goes_on(from_s, to_s, workers)
+        pause_s = gang.goes_on(from_s, to_s, workers) if gang else 0.0
         until_s = min(to_s, from_s + pause_s + left_s / rate)
         left_s -= rate * max(0.0, until_s - from_s - pause_s)
         if plan and plan[-1].end_s == from_s and plan[-1].workers == workers:

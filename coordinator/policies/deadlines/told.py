@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from math import inf
 
 from common.model import JobId
-from coordinator.policies.deadlines.shares import Plan, now_of
+from coordinator.policies.deadlines.shares import now_of
+from coordinator.policies.deadlines.timeline import Plan
 from coordinator.policies.decisions import Reject
 from coordinator.policies.granting import Why
 from coordinator.policies.snapshot import ClusterSnapshot, JobView

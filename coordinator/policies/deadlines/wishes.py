@@ -5,7 +5,8 @@ Must not know who gets what beyond that, nor nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from bisect import insort
+from collections.abc import Iterable
 from math import inf
 
 from msgspec import Struct
@@ -13,10 +14,16 @@ from msgspec.structs import replace
 
 from common.model import JobState
 from coordinator.policies.deadlines.predict import Prediction, Steps
-from coordinator.policies.deadlines.shares import Piece, Plan, Timeline
+from coordinator.policies.deadlines.timeline import Piece, Plan, Timeline
 from coordinator.policies.floor import Pool, present_workers
 from coordinator.policies.setbacks import loss_gpu_s, loss_s
 from coordinator.policies.snapshot import JobView
+
+Rank = tuple[float, float, float, str]
+Gives = tuple[float, Rank]
+
+SHORT_S = 1e-3
+"""A plan that is shorter may be none at a later instant, for rounding."""
 
 
 class Wish(Struct, kw_only=True):
@@ -40,7 +47,7 @@ class Wish(Struct, kw_only=True):
         return self.need is not None
 
     @property
-    def rank(self) -> tuple[float, float, float, str]:
+    def rank(self) -> Rank:
         """By deadline, ties by laxity; who has none, or misses it in any case, comes last."""
         job = self.job
         deadline_s = inf if job.deadline_at_s is None or not self.is_urgent else job.deadline_at_s
@@ -116,12 +123,12 @@ def most_in_time(
     """
     urgent = [wish for wish in wishes if wish.is_urgent]
     running = [wish for wish in urgent if wish.runs]
-    best = _Line(gpus, now_s)
+    best = Line(gpus, now_s)
     best.add(running)
     best.is_settled = True
     best.add([wish for wish in urgent if not wish.runs])
     if stops and running and len(best.plans) < len(urgent):
-        other = _Line(gpus, now_s)
+        other = Line(gpus, now_s)
         other.add(urgent)
         if len(other.plans) > len(best.plans):
             best = other
@@ -131,7 +138,7 @@ def most_in_time(
     return now, [wish for wish in chosen if starts_s[wish.job.job_id] > now_s]
 
 
-class _Line:
+class Line:
     """Who is in time, and when each begins: by deadline, each as early as those before it allow.
 
     Moore and Hodgson (Management Science 15(1), 1968), with GPU-time for time: when one more does
@@ -142,43 +149,89 @@ class _Line:
     def __init__(self, gpus: int, now_s: float) -> None:
         self._free = Timeline(now_s, gpus)
         self._now_s = now_s
-        self._chosen: list[Wish] = []
+        self._movable: list[tuple[Gives, Wish]] = []  # who makes room for others, the last first
+        self._gives: dict[str, Gives] = {}
         self.plans: dict[str, Plan] = {}
         self.is_settled = False
 
-    def add(self, wishes: Sequence[Wish]) -> None:
+    def add(self, wishes: Iterable[Wish]) -> None:
         """As many more as fit, in their order."""
-        fixed = {wish.job.job_id for wish in self._chosen} if self.is_settled else set[str]()
+        if self.is_settled:
+            self._movable.clear()
         for wish in wishes:
-            if self._place(wish):
+            if self._place(wish) or not self._movable or self._movable[-1][0] < self._given(wish):
                 continue
-            movable = [each for each in self._chosen if each.job.job_id not in fixed]
-            by_room = {each.job.job_id: each.frees_gpu_s(self._now_s) for each in (*movable, wish)}
-            out = max((*movable, wish), key=lambda each: (by_room[each.job.job_id], each.rank))
-            if out is wish:
-                continue
-            plan = self._remove(out)
+            _, out = self._movable.pop()
+            plan = self.plans.pop(out.job.job_id)
+            self._free.give(plan, out.gpus_each)
             if not self._place(wish):
                 self._take(out, plan)
 
+    def _given(self, wish: Wish) -> Gives:
+        """GPU-time that it gives free where it makes room; of equals the last by rank does."""
+        name = wish.job.job_id
+        if name not in self._gives:
+            self._gives[name] = (wish.frees_gpu_s(self._now_s), wish.rank)
+        return self._gives[name]
+
     def _place(self, wish: Wish) -> bool:
         """At the first instant from which its GPUs are free until it is done."""
-        for at_s in list(self._free.times):
+        at_s: float | None = self._free.start_s
+        while at_s is not None:
             plan = wish.plan(at_s, self._now_s)
             if plan is None:
                 return False
             if self._free.has_room(plan, wish.gpus_each):
                 self._take(wish, plan)
                 return True
+            at_s = self._next_s(wish, plan[0])
         return False
+
+    def _next_s(self, wish: Wish, piece: Piece) -> float | None:
+        """The next instant at which one that has no room may have it; None: there is none.
+
+        With as many workers it ends the later the later it begins, and has no room before the step
+        that blocks it is over. From where it needs more it may be done before that step begins.
+        """
+        if piece.end_s - piece.start_s < SHORT_S:
+            return self._free.first_s(piece.start_s, lambda _: True)
+        same = _Same(wish, piece, self._now_s)
+        gpus = piece.workers * wish.gpus_each
+        begins_s = self._free.room_s(piece.start_s, gpus, same.until_s)
+        return self._free.first_s(piece.start_s, same.is_over) if begins_s is None else begins_s
 
     def _take(self, wish: Wish, plan: Plan) -> None:
         self._free.take(plan, wish.gpus_each)
-        self._chosen.append(wish)
         self.plans[wish.job.job_id] = plan
+        insort(self._movable, (self._given(wish), wish))
 
-    def _remove(self, wish: Wish) -> Plan:
-        plan = self.plans.pop(wish.job.job_id)
-        self._free.give(plan, wish.gpus_each)
-        self._chosen.remove(wish)
-        return plan
+
+class _Same:
+    """One job with as many workers as in a plan, if it begins then or later.
+
+    They are the fewest that meet its deadline: so the later it begins the later it ends.
+    """
+
+    def __init__(self, wish: Wish, piece: Piece, now_s: float) -> None:
+        self._now_s = now_s
+        self._lost_s = loss_s(wish.job, now_s) if wish.runs else 0.0
+        self._deadline_s = wish.job.deadline_at_s or 0.0
+        self._left_s = wish.time.left_s(piece.workers)
+        self._lasts_s = wish.time.expected_s(piece.workers)
+        due_s = self._deadline_s - self._late_s(piece.start_s)
+        self._counts_as = wish.time.counts_as(piece.workers, due_s)
+
+    def until_s(self, begins_s: float) -> float | None:
+        """When it ends; None: so late it needs others."""
+        late_s = self._late_s(begins_s)
+        if self._left_s > (self._deadline_s - late_s - self._now_s) * self._counts_as:
+            return None
+        return self._now_s + late_s + self._lasts_s
+
+    def is_over(self, begins_s: float) -> bool:
+        """Whether it needs others so late."""
+        return self.until_s(begins_s) is None
+
+    def _late_s(self, begins_s: float) -> float:
+        late_s = begins_s - self._now_s
+        return late_s + self._lost_s if late_s > 0 else late_s

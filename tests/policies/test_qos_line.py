@@ -1,0 +1,159 @@
+"""Who can be in time together: found as by trying every instant, at less cost."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import partial
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+
+from common.model import JobState
+from common.profile import JobProfile
+from coordinator.policies.bundles import policy
+from coordinator.policies.deadlines.predict import Sample, Steps, key_of
+from coordinator.policies.deadlines.wishes import Line, Wish, wish_of
+from coordinator.policies.floor import Pool
+from coordinator.policies.snapshot import JobView
+from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.draws import pick, whole
+from tests.policies.counted_calls import calls
+from tests.policies.plain_line import PlainLine
+
+KIND = "H100"
+PROFILES = (
+    JobProfile(),
+    JobProfile(speedup=((1, 1.0), (2, 1.9), (3, 2.0), (4, 2.0), (8, 4.0))),
+    JobProfile(speedup=((2, 1.0), (4, 1.7), (6, 2.5))),
+    JobProfile(model="measured"),
+)
+SAMPLES = (Sample(1, 3.0), Sample(2, 2.0), Sample(4, 1.6))
+
+Row = tuple[float, float, int, int, int, int, int]
+"""Work in worker-seconds, the deadline from now, fewest workers and how many more it may have,
+GPUs of a worker, its profile, and how it stands: 0 waits, 1 runs and saves, 2 runs and does not."""
+
+
+def job_of(number: int, row: Row) -> JobView:
+    """Of one row."""
+    work_s, deadline_s, fewest, more, gpus, profile, standing = row
+    name = f"j{number:04}"
+    placed = [make_worker_view(name, at, "n0", gpus=gpus) for at in range(fewest)]
+    job = make_job_view(
+        name,
+        state=JobState.RUNNING if standing else JobState.PENDING,
+        workers=(fewest, fewest + more),
+        gpus_per_worker=gpus,
+        remaining_work_s=work_s,
+        submitted_at_s=NOW_S - number % 3,
+        placed=placed if standing else (),
+        lost_if_preempted_gpu_s=work_s * fewest * gpus / 3 if standing == 2 else 0.0,
+    )
+    return structs.replace(job, deadline_at_s=NOW_S + deadline_s, profile=PROFILES[profile])
+
+
+def wishes_of(rows: Sequence[Row], gpus: int, margin: float) -> list[Wish]:
+    """In order of rank; those that can be in time at all."""
+    jobs = tuple(job_of(number, row) for number, row in enumerate(rows))
+    pool = Pool(gpu_type=KIND, gpus=gpus, jobs=jobs)
+    steps: Steps = {key_of(job, KIND): SAMPLES for job in jobs if job.profile.model}
+    made = [wish_of(job, pool, steps, now_s=NOW_S, margin=margin) for job in jobs]
+    return sorted((wish for wish in made if wish.is_urgent), key=lambda wish: wish.rank)
+
+
+def as_before(rows: Sequence[Row], gpus: int, margin: float) -> int:
+    """All plans are as by trying every instant, running jobs first and all at once; how many."""
+    wishes = wishes_of(rows, gpus, margin)
+    plain, quick = PlainLine(gpus, NOW_S), Line(gpus, NOW_S)
+    for line in (plain, quick):
+        line.add([wish for wish in wishes if wish.runs])
+        line.is_settled = True
+        line.add([wish for wish in wishes if not wish.runs])
+    assert quick.plans == plain.plans
+    others = PlainLine(gpus, NOW_S), Line(gpus, NOW_S)
+    for line in others:
+        line.add(wishes)
+    assert others[1].plans == others[0].plans
+    return len(plain.plans)
+
+
+MARGINS = pick(1.0, 1.1, 1.7)
+WORKS = pick(0.0, 1e-11, 0.001, 1.0, 5.0, 7.5, 10.0, 20.0, 20.0, 33.3, 60.0, 200.0)
+ROWS = st.lists(
+    st.tuples(
+        WORKS, pick(1.0, 5.0, 9.0, 10.0, 20.0, 31.7, 40.0, 80.0), whole(1, 3), whole(0, 5),
+        pick(1, 1, 2), whole(0, 3), pick(0, 0, 0, 1, 2, 2),
+    ),
+    min_size=2,
+    max_size=14,
+)  # fmt: skip
+FADES: list[Row] = [
+    (80_000.0, 41_000.0, 2, 0, 1, 0, 0),
+    (80_000.0, 81_000.0, 2, 0, 1, 0, 0),
+    (1e-11, 90_000.0, 1, 0, 1, 0, 0),
+]
+"""At the instant at which the second follows the first one the third would end where it begins,
+for rounding: it needs no GPU then."""
+LOSES: list[Row] = [
+    (400.0, 101.0, 4, 0, 1, 0, 0),
+    (100.0, 160.0, 2, 0, 1, 0, 0),
+    (80.0, 175.0, 4, 0, 1, 0, 0),
+    (60.0, 178.0, 1, 1, 1, 0, 2),
+]
+"""The last one, which runs, fits between the first and the third with two workers: one would be
+enough then if its stop threw nothing away, and would not be done before the third begins."""
+
+
+@settings(max_examples=400)
+@given(ROWS, whole(2, 10), MARGINS)
+@example(FADES, 2, 1.0)
+@example(LOSES, 4, 1.0)
+def test_a_line_is_the_one_that_trying_every_instant_makes(
+    rows: list[Row], gpus: int, margin: float
+) -> None:
+    """Whatever jobs need, hold and would lose: each begins when it did, with as many workers."""
+    as_before(rows, gpus, margin)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_long_line_is_the_one_that_trying_every_instant_makes(seed: int) -> None:
+    """Of 160 jobs, most in time and many not: steps enough for several blocks, with holes."""
+    chance = random.Random(seed)
+    rows: list[Row] = [
+        (
+            chance.uniform(20.0, 200.0), chance.uniform(30.0, 900.0), chance.randint(1, 2),
+            chance.randint(0, 6), chance.randint(1, 2), chance.randrange(4),
+            chance.choice((0, 0, 0, 1, 2, 2)),
+        )
+        for _ in range(160)
+    ]  # fmt: skip
+    assert as_before(rows, 16, 1.1) >= 60
+
+
+def waiting(count: int, window_s: float) -> list[JobView]:
+    """Jobs of up to four workers whose deadlines are spread over a time."""
+    jobs: list[JobView] = []
+    for at in range(count):
+        job = make_job_view(
+            f"w{at:05}",
+            workers=(1, 4),
+            remaining_work_s=60.0 + 7 * at % 50,
+            submitted_at_s=NOW_S - 10.0 - at % 7,
+        )
+        jobs.append(structs.replace(job, deadline_at_s=NOW_S + 100.0 + 37 * at % window_s))
+    return jobs
+
+
+@pytest.mark.parametrize("each_s", [20.0, 5.0], ids=["all in time", "half in time"])
+def test_four_times_the_jobs_cost_little_more_for_each(each_s: float) -> None:
+    """One of 800 waiting jobs takes a pass at most twice the calls that one of 200 takes."""
+    per_job: list[float] = []
+    for count in (200, 800):
+        jobs = waiting(count, each_s * count)
+        snapshot = make_snapshot(nodes=[make_node_view("n0", gpus=8)], jobs=jobs)
+        cost = calls(partial(policy("qos").allocate, snapshot, b""))
+        per_job.append(cost / count)
+    assert per_job[1] <= 2 * per_job[0]
