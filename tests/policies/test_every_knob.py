@@ -117,7 +117,7 @@ OTHER = {
     **{"srtf_weight": "0", "spread": "0.5", "payment": "whole", "horizon": "good"},
     **{"aim": "first", "alone": "cluster", "limits": "100", "promote": "0.5"},
     **{"line": "first-start", "pack_limit": "0", "services": "50/1000", "delta_gpu_s": "5"},
-    **{"threshold": "1", "timeout_s": "5"},
+    **{"threshold": "1", "timeout_s": "5", "grows_at_most": "null"},
 }
 """A value of each knob that no policy has by default; of a switch it is the other one."""
 
@@ -130,6 +130,7 @@ DRAWN = {
 """The seed of the jobs on which most of a policy's knobs decide something."""
 
 ALONE = {
+    "gandiva:migrates": (1, "false"),
     "gandiva:packs": (16, "false"),
     "qos-elasticflow:restart_s": (9, "0"),
     "qos-elasticflow:slot_s": (5, "5"),

@@ -228,7 +228,8 @@ def test_a_round_grows_a_job_into_gpus_that_came_free() -> None:
         submitted_at_s=NOW_S - 3600.0,
         attempt=1,
     )
-    [grow] = policy("pollux:generations=5:population=10").allocate(node_with(old), b"").decisions
+    made = policy("pollux:generations=5:population=10:grows_at_most=null")
+    [grow] = made.allocate(node_with(old), b"").decisions
     assert isinstance(grow, Resize)
     assert sum(placement.worker_count for placement in grow.added) == 6
 

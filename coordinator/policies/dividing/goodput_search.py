@@ -7,6 +7,7 @@ paper's jobs save first). Must not know rounds, nor on which nodes workers are.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import numpy as np
@@ -54,16 +55,21 @@ class Problem:
     """One round over the GPUs of one type: what each job gains by each number of workers.
 
     values: jobs x workers (from none), SPEEDUP after the price of a change.
-    legal: for a wish of so many workers, how many it may have: none, or its range.
+    least, most: workers that each job may have, if it has any; the latter within what the caller
+        lets it have, at least its smallest gang.
     """
 
-    def __init__(self, knobs: SearchKnobs, pool: Pool, now_s: float) -> None:
+    def __init__(
+        self, knobs: SearchKnobs, pool: Pool, now_s: float, most: Sequence[int] | None = None
+    ) -> None:
         self.gpus = pool.gpus
         self.power = knobs.power or LEAST  # the limit is the geometric mean
         self.sizes = np.array([job.gpus_per_worker for job in pool.jobs], dtype=np.int64)
         self.least = np.array([job.workers.min for job in pool.jobs], dtype=np.int64)
         fits = self.gpus // self.sizes
         self.most = np.minimum([job.workers.max for job in pool.jobs], fits)
+        if most is not None:
+            self.most = np.minimum(self.most, np.array(most, dtype=np.int64))
         self.most[self.most < self.least] = 0
         self.now = np.array([present_workers(job) for job in pool.jobs], dtype=np.int64)
         fair_gpus = self.gpus / len(pool.jobs)
@@ -111,14 +117,35 @@ class Problem:
         np.put_along_axis(legal, order, had, axis=1)
         return legal
 
-    def filled(self, genes: Genes) -> Genes:
-        """An allocation with what is left of the GPUs given to whom it helps most, one by one."""
-        genes = genes.copy()
+    def worth(self, genes: Genes) -> float:
+        """The fitness of one allocation, as far as it is one that jobs may have."""
+        return float(self.fitness(np.minimum(genes, self.most)[None, :])[0])
+
+    def seeds(self, present: Genes | None = None) -> list[Genes]:
+        """Allocations to begin with: the present one, that filled up, and a greedy one."""
+        if present is None:
+            present = np.minimum(self.now, self.most)
+            present[present < self.least] = 0
+        return [present, self.filled(present), self.filled(np.zeros_like(present))]
+
+    def mended(self, asked: Genes, had: Genes, is_short: Mask) -> Genes:
+        """What to ask for where nodes gave these jobs less than was asked: of them no more, and of
+        the others as much as that leaves."""
+        most = np.where(is_short, np.minimum(had, self.most), self.most)
+        most[most < self.least] = 0
+        return self.filled(np.minimum(asked, most), most)
+
+    def filled(self, genes: Genes, most: Genes | None = None) -> Genes:
+        """An allocation with what is left of the GPUs given to whom it helps most, one by one.
+
+        most: workers that each job may have; None: as many as the problem lets it have.
+        """
+        most, genes = self.most if most is None else most, genes.copy()
         left = self.gpus - int((genes * self.sizes).sum())
         while True:
             steps = np.where(genes == 0, self.least, 1)
             after = genes + steps
-            fits = (after <= self.most) & (steps * self.sizes <= left)
+            fits = (after <= most) & (steps * self.sizes <= left)
             if not fits.any():
                 return genes
             rows = np.flatnonzero(fits)
@@ -141,7 +168,7 @@ def search(problem: Problem, knobs: SearchKnobs, random: np.random.Generator) ->
     """
     jobs = len(problem.sizes)
     present = problem.repaired(problem.now[None, :].copy(), random)[0]
-    seeds = [present, problem.filled(present), problem.filled(np.zeros(jobs, dtype=np.int64))]
+    seeds = problem.seeds(present)
     wild = random.integers(0, problem.most + 1, size=(max(0, knobs.population - len(seeds)), jobs))
     population = problem.repaired(np.vstack([np.array(seeds), wild]), random)
     best, idle = -np.inf, 0

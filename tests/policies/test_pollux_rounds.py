@@ -1,0 +1,275 @@
+"""Pollux over several rounds: jobs grow by what they held, and wide ones share no node."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from common.errors import ConfigError
+from common.model import JobId, JobState
+from coordinator.policies.bundles import policy
+from coordinator.policies.decisions import Placement, Preempt
+from coordinator.policies.placing.apart import first_to_leave
+from tests.builders import NOW_S, make_node_view
+from tests.draws import whole
+from tests.policies.pollux_world import FAST, ROUND_S, World, added, waiting, worlds
+
+
+def disturb(world: World, data: st.DataObject) -> None:
+    """Between rounds a job may fail, end, or have no room by its quota."""
+    for name in sorted(world.jobs):
+        match data.draw(whole(0, 9)):
+            case 0:
+                world.stop(name)
+            case 1:
+                del world.jobs[name]
+            case 2 if not world.jobs[name].placed:
+                world.hidden.add(name)
+            case _:
+                world.hidden.discard(name)
+
+
+@given(worlds(), st.data())
+@settings(max_examples=60)
+def test_no_round_breaks_either_rule(world: World, data: st.DataObject) -> None:
+    """In any run of rounds a job has its smallest gang first and never more than twice the most
+    that it ever had, and no two jobs over several nodes have workers on one."""
+    held: dict[str, int] = {}
+    for _ in range(6):
+        world.next_round()
+        assert world.clashes() == []
+        for name, count in world.counts().items():
+            least = world[name].workers.min
+            assert count <= max(least, 2 * held.get(name, 0))
+            held[name] = max(count, held.get(name, 0))
+        disturb(world, data)
+
+
+# --- how much a job may have --------------------------------------------------------------------
+
+
+def test_a_job_that_is_alone_doubles_from_round_to_round() -> None:
+    """1, 2, 4, 8, and twelve of twelve GPUs, as sixteen are more than there are."""
+    world = World(3, [waiting("a", 1, 20)])
+    had: list[int] = []
+    for _ in range(6):
+        world.next_round()
+        had += world.counts().values()
+    assert had == [1, 2, 4, 8, 12, 12]
+
+
+def test_the_knob_turns_the_factor_and_the_rule_off() -> None:
+    """By three it is 1, 3, 9; with none all at once."""
+    for value, counts in (("3", [1, 3, 9, 12]), ("null", [12, 12, 12, 12])):
+        world, had = World(3, [waiting("a", 1, 20)], f"{FAST}:grows_at_most={value}"), list[int]()
+        for _ in range(4):
+            world.next_round()
+            had += world.counts().values()
+        assert had == counts
+
+
+@pytest.mark.parametrize("value", ["1", "0", "1.5", "ten"])
+def test_a_factor_by_which_nobody_could_grow_is_refused(value: str) -> None:
+    """Once the most that a job had is no growth; the error names the knob."""
+    with pytest.raises(ConfigError, match="pollux: grows_at_most="):
+        policy(f"pollux:grows_at_most={value}")
+
+
+def test_what_a_job_held_is_remembered_while_it_waits_and_is_hidden() -> None:
+    """It had four, failed, had no room by its quota for a round, and starts with as many as it can
+    use of twice that."""
+    world = World(3, [waiting("a", 1, 20), waiting("b", 1, 1)])
+    for _ in range(3):
+        world.next_round()
+    assert world.counts() == {"a": 4, "b": 1}
+    world.pass_between()
+    world.stop("a")
+    world.hidden.add(JobId("a"))
+    world.next_round()
+    assert msgspec.msgpack.decode(world.memory)["held"] == {"a": 4}
+    world.hidden.clear()
+    world.next_round()
+    assert world.counts() == {"a": 8, "b": 1}
+
+
+def test_what_a_job_held_between_two_rounds_counts() -> None:
+    """Six workers that another policy gave it are gone before the next round; and who has ended is
+    forgotten."""
+    world = World(3, [waiting("a", 1, 20)])
+    world.next_round()
+    placed = added(world["a"], (), world["a"].placed)
+    more = [Placement(node=placed[0].node, worker_count=3, is_flexible=True)]
+    grown = replace(world["a"], placed=added(world["a"], more, placed))
+    world.jobs[grown.job_id] = grown
+    world.pass_between()
+    world.stop("a")
+    world.next_round()
+    assert world.counts() == {"a": 8}
+    world.jobs = {each.job_id: each for each in [waiting("b", 1, 1)]}
+    world.next_round()
+    assert msgspec.msgpack.decode(world.memory)["held"] == {}
+
+
+def test_a_job_that_ran_before_anything_was_remembered_held_its_smallest_gang() -> None:
+    """Its memory is lost, or another policy's: it starts with at most twice three."""
+    job = replace(waiting("a", 3, 20), first_started_at_s=NOW_S - 300.0, attempt=1)
+    world = World(3, [job])
+    world.next_round()
+    assert world.counts() == {"a": 6}
+
+
+def test_a_resize_that_must_wait_is_asked_for_again_in_the_next_round() -> None:
+    """A round that found only that is no round that changed nothing: no rest follows it."""
+    world = World(3, [waiting("a", 1, 20)], "pollux:generations=4:population=8:rest_rounds=10")
+    world.next_round()
+    resized = replace(world["a"], last_resized_at_s=world.now_s - 30.0)
+    world.jobs[resized.job_id] = resized
+    cooling = replace(world.snapshot(), resize_cooldown_s=60.0)
+    made = policy("pollux:generations=4:population=8").allocate(cooling, world.memory)
+    assert made.decisions == ()
+    world.memory, world.now_s = made.memory, world.now_s + ROUND_S
+    world.next_round()
+    assert world.counts() == {"a": 2}
+
+
+# --- who is on which node -----------------------------------------------------------------------
+
+
+def test_two_gangs_over_several_nodes_share_none() -> None:
+    """Two gangs of six on three nodes: one runs; without the rule both do."""
+    gangs = [waiting("a", 6, 6), waiting("b", 6, 6)]
+    apart_world, both = World(3, gangs), World(3, gangs, f"{FAST}:spans_apart=false")
+    apart_world.next_round()
+    both.next_round()
+    assert sorted(apart_world.counts().values()) == [0, 6]
+    assert (both.counts(), len(both.clashes())) == ({"a": 6, "b": 6}, 1)
+
+
+def test_what_one_job_cannot_have_for_the_rule_goes_to_another() -> None:
+    """One gang of six runs on two of three nodes; of the six GPUs left the elastic one gets the
+    four of the third node, and the small one two."""
+    world = World(
+        3,
+        [waiting("a", 6, 6), waiting("b", 6, 6), waiting("c", 2, 2), waiting("d", 4, 4)],
+    )
+    world.next_round()
+    counts = world.counts()
+    assert counts["a"] + counts["b"] == 6
+    assert (counts["c"], counts["d"]) == (2, 4)
+
+
+def test_jobs_that_stood_there_before_are_parted_in_one_round() -> None:
+    """Two gangs over n1 from another policy: the one that is stopped starts elsewhere, later."""
+    a, b = (replace(waiting(name, 6, 6), state=JobState.RUNNING) for name in "ab")
+    world = World(4, [])
+    for job, nodes in ((a, (("n0", 4), ("n1", 2))), (b, (("n1", 2), ("n2", 4)))):
+        places = [
+            Placement(node=make_node_view(name).name, worker_count=count) for name, count in nodes
+        ]
+        world.jobs[job.job_id] = replace(
+            job, gpu_type="H100", attempt=1, placed=added(job, places, ())
+        )
+    assert world.clashes() == ["n1"]
+    [stop] = world.next_round()
+    assert isinstance(stop, Preempt)
+    assert "has workers on n1 and other nodes too" in stop.reason
+    assert world.clashes() == []
+    world.next_round()
+    assert (world.counts(), world.clashes()) == ({"a": 6, "b": 6}, [])
+    kept = World(4, world.jobs.values(), f"{FAST}:spans_apart=false")
+    assert kept.next_round() == ()
+
+
+# --- what is told -------------------------------------------------------------------------------
+
+
+def test_who_may_not_grow_yet_is_told_so() -> None:
+    """With the number that it held; and a start says that it is the smallest gang."""
+    world = World(3, [waiting("a", 2, 20)])
+    [start] = world.next_round()
+    assert start.reason.endswith("; it begins with its smallest gang")
+    [grow] = world.next_round()
+    assert grow.reason.endswith("; at most 2 times the 2 that it ever had")
+    job = world["a"]
+    between = replace(world.snapshot(), now_s=world.now_s - 30.0)
+    [told] = policy(FAST).tell(between, world.memory, job.job_id)
+    assert told == "next round it may have 8 workers: at most 2 times the 4 that it ever had"
+    free = policy(f"{FAST}:grows_at_most=null")
+    assert free.tell(between, world.memory, job.job_id) == ()
+
+
+def test_a_gang_that_others_keep_from_nodes_is_told_whose() -> None:
+    """Six of the six free GPUs are on two nodes, one of which the wide gang is on."""
+    world = World(3, [waiting("a", 6, 6)])
+    world.next_round()
+    [wide] = world.jobs.values()
+    late = waiting("b", 6, 6)
+    world.jobs[late.job_id] = late
+    snapshot = replace(world.snapshot(), now_s=world.now_s - 30.0)
+    [hold] = policy(FAST).hold(snapshot, world.memory)
+    assert hold.job_id == "b"
+    assert (
+        f"{wide.job_id} has workers on several nodes where it would have some too, and at most one "
+        "job over several nodes has workers on each"
+    ) in hold.blockers[0]
+    [other] = policy(f"{FAST}:spans_apart=false").hold(snapshot, world.memory)
+    assert "jobs that make more of them" in other.blockers[0]
+
+
+def test_a_job_that_others_keep_on_its_node_is_told_whose() -> None:
+    """Its node is full, and the only room is on nodes of the wide gang."""
+    world = World(3, [waiting("a", 6, 6)])
+    world.next_round()
+    full = next(
+        name for name in world.nodes
+        if all(worker.node != name for worker in world["a"].placed)
+    )  # fmt: skip
+    small = waiting("b", 1, 6)
+    places = [
+        Placement(node=make_node_view(full).name, worker_count=count, is_flexible=count > 1)
+        for count in (1, 3)
+    ]
+    world.jobs[small.job_id] = replace(
+        small,
+        state=JobState.RUNNING,
+        gpu_type="H100",
+        is_resizable=True,
+        attempt=1,
+        placed=added(small, places, ()),
+    )
+    [told] = policy(FAST).tell(world.snapshot(), world.memory, small.job_id)
+    assert told.startswith("it has no room for more workers now: a has workers on several nodes")
+
+
+def test_a_job_that_could_do_with_one_node_makes_room_for_a_gang_that_needs_two() -> None:
+    """An elastic job has grown over all three nodes; it shrinks to one, and the gang that came
+    starts on the others, instead of waiting for its end."""
+    world = World(3, [waiting("a", 1, 12)])
+    for _ in range(5):
+        world.next_round()
+    assert world.counts() == {"a": 12}
+    late = waiting("b", 6, 6)
+    world.jobs[late.job_id] = late
+    for _ in range(2):
+        world.next_round()
+        assert world.clashes() == []
+    counts = world.counts()
+    assert counts["b"] == 6
+    assert 1 <= counts["a"] <= 6
+
+
+def test_a_job_that_shrinks_leaves_nodes_where_it_has_fewest_workers() -> None:
+    """Not the newest ones: two on n1 go before the five on n0 and n2, none of the base gang."""
+    places = [
+        Placement(node=make_node_view("n0").name, worker_count=1),
+        Placement(node=make_node_view("n1").name, worker_count=2, is_flexible=True),
+        Placement(node=make_node_view("n2").name, worker_count=4, is_flexible=True),
+    ]
+    job = waiting("a", 1, 8)
+    job = replace(job, placed=added(job, places, ()))
+    assert first_to_leave(job, 2) == (1, 2)
+    assert first_to_leave(job, 3) == (1, 2, 6)
+    assert first_to_leave(job, 9) == (1, 2, 3, 4, 5, 6)
