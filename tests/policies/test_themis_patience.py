@@ -126,3 +126,27 @@ def test_whoever_is_spared_has_its_gpus_for_another_lease() -> None:
     assert found.decisions == ()
     leases = msgspec.msgpack.decode(found.memory, type=Memory).leases
     assert leases == {JobId("first"): NOW_S + 1140.0, JobId("trial"): NOW_S + 1200.0}
+
+
+def test_who_is_spared_gets_its_lease_in_an_order_that_each_process_finds() -> None:
+    """By name, not by its hash: how long each of them is follows a sequence (`spread`).
+
+    Names that hash otherwise and sort alike have the same leases.
+    """
+
+    def leases_of(letter: str) -> list[float]:
+        first = running(waiting("first", work_s=10.0, app="search"), ["n0"], started_s_ago=60.0)
+        trials = [
+            running(
+                waiting(f"{letter}{at:02}", work_s=1e6, app="search"), ["n1"], started_s_ago=1200.0
+            )
+            for at in range(12)
+        ]
+        snapshot = cluster({"n0": 1, "n1": 12}, [first, *trials, waiting("wide", workers=(14, 14))])
+        found = policy("themis:aim=first:spread=1").allocate(snapshot, b"")
+        assert found.decisions == ()
+        leases = msgspec.msgpack.decode(found.memory, type=Memory).leases
+        return [leases[trial.job_id] for trial in trials]
+
+    assert leases_of("a") == leases_of("b") == leases_of("c")
+    assert len(set(leases_of("a"))) == 12

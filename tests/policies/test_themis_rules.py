@@ -145,6 +145,21 @@ def test_priority_comes_before_fairness() -> None:
     assert played("themis", jobs, {"n1": 4}, memory) == {"high": 1}
 
 
+@pytest.mark.parametrize("ranks", [(0, 3, 0), (3, 0, 0), (0, 0, 3)])
+def test_an_app_has_the_highest_priority_of_its_jobs(ranks: tuple[int, int, int]) -> None:
+    """Not the lowest, the first one's, the mean or the sum of them, nor as many as come first."""
+    trials = [
+        replace(waiting(f"t{at}", gpus=4), app="search", priority=rank)
+        for at, rank in enumerate(ranks)
+    ]
+    others = [
+        replace(waiting(f"o{at}", gpus=4), app="other", priority=2) for at in range(len(trials))
+    ]
+    for seed in range(1, 9):
+        found = played(f"themis:seed={seed}", [*others, *trials], {"n1": 4})
+        assert found.keys() == {"t0"}  # of its trials the one with the least left goes first
+
+
 # --- hidden payments ----------------------------------------------------------------------------
 
 

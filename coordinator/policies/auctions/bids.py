@@ -10,6 +10,8 @@ free now. Must not know other apps, nor how an auction ends.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from heapq import heapify, heapreplace
+from itertools import islice
 
 from msgspec import Struct, structs
 
@@ -17,7 +19,7 @@ from common.model import JobId, JobState, NodeName
 from coordinator.policies.apps import Held, Measure, factor_on, left_gpu_s, pace
 from coordinator.policies.auctions.bundles import Bundle, Share
 from coordinator.policies.auctions.partial_allocation import Bid
-from coordinator.policies.auctions.places import MOST_PLACES, orders
+from coordinator.policies.auctions.places import MOST_PLACES, Gang, gang_of, orders
 from coordinator.policies.decisions import Placement
 from coordinator.policies.floor import fill
 from coordinator.policies.snapshot import JobView, NodeView, WorkerView
@@ -67,6 +69,8 @@ class Agent:
         self._held = dict(held)
         self._offer = offer
         self._left_s = left_s
+        self._free_gpus = sum(gpus for gpus in offer.free.values() if gpus > 0)
+        self._gpu_types: dict[Gang, str | None] = {}
 
     @property
     def wants_any(self) -> bool:
@@ -100,14 +104,14 @@ class Agent:
         return self._worth(self._held)
 
     def waiting_gang(
-        self, places: Mapping[NodeName, int], only: JobId | None = None
+        self, places: Mapping[NodeName, int], only: JobView | None = None
     ) -> Bundle | None:
         """The first base gang that waits and fits, where it is best, whatever it is worth.
 
         only: the job whose gang it has to be; None: of any.
         """
-        for step in self._starting():
-            if step.job.state == JobState.PENDING and only in (None, step.job.job_id):
+        for step in self._starting(self._jobs if only is None else (only,)):
+            if step.job.state == JobState.PENDING:
                 bundles = (self._bundle([step], at, places) for at in range(MOST_PLACES))
                 found = [bundle for bundle in bundles if bundle is not None]
                 if found:
@@ -126,7 +130,7 @@ class Agent:
     def _ladder(self) -> Iterator[list[_Step]]:
         """Ever larger demands: base gangs job by job, then worker by worker where it helps most."""
         steps: list[_Step] = []
-        for step in self._starting():
+        for step in self._starting(self._jobs):
             steps.append(step)
             yield list(steps)
         steps += [
@@ -134,21 +138,21 @@ class Agent:
             for job in self._jobs
             if self._wants(job) and self._is_growing(job)
         ]
-        while steps:
-            gains = [(self._gain(step), -at) for at, step in enumerate(steps)]
-            gain, at = max(gains)
-            if gain <= 0.0:
-                return
-            step = steps[-at]
-            steps[-at] = structs.replace(step, workers=step.workers + 1)
+        # The greatest first, of equal ones the first step; only its own gain changes with each.
+        gains = [(-self._gain(step), at) for at, step in enumerate(steps)]
+        heapify(gains)
+        while gains and gains[0][0] < 0.0:
+            _, at = gains[0]
+            steps[at] = structs.replace(steps[at], workers=steps[at].workers + 1)
+            heapreplace(gains, (-self._gain(steps[at]), at))
             yield list(steps)
 
-    def _starting(self) -> Iterator[_Step]:
+    def _starting(self, jobs: Sequence[JobView]) -> Iterator[_Step]:
         """Base gangs that fit on what is offered.
 
         Jobs that ran come first, as it costs to stop them; then those with the least left.
         """
-        starting = [job for job in self._jobs if self._wants(job) and not self._is_growing(job)]
+        starting = [job for job in jobs if self._wants(job) and not self._is_growing(job)]
         starting.sort(key=lambda job: (job.job_id not in self._offer.back, self._left_first(job)))
         for job in starting:
             gpu_type = self._gpu_type(job)
@@ -162,9 +166,15 @@ class Agent:
         return left_gpu_s(job, self._measure.now_s), job.job_id
 
     def _gpu_type(self, job: JobView) -> str | None:
-        """Of a running job its own; else the accepted type with the most room."""
+        """Of a job that ran its own; else the first it accepts with room for its base gang."""
         if job.gpu_type is not None and job.job_id in self._offer.back:
             return job.gpu_type
+        gang = gang_of(job)
+        if gang not in self._gpu_types:
+            self._gpu_types[gang] = self._type_with_room(job)
+        return self._gpu_types[gang]
+
+    def _type_with_room(self, job: JobView) -> str | None:
         slots: dict[str, int] = {}
         for name, gpus in self._offer.free.items():
             gpu_type = self._offer.nodes[name].gpu_type
@@ -190,6 +200,8 @@ class Agent:
         self, steps: Sequence[_Step], start: int, places: Mapping[NodeName, int]
     ) -> Bundle | None:
         """These demands on nodes; `start` chooses among the sets of nodes, None: no more."""
+        if sum(step.workers * step.job.gpus_per_worker for step in steps) > self._free_gpus:
+            return None
         free = dict(self._offer.free)
         shares: list[Share] = []
         held = dict(self._held)
@@ -278,10 +290,11 @@ class Agent:
         start: int,
     ) -> tuple[Placement, ...] | None:
         nodes, is_far_as_fast = self._offer.nodes, job.profile.far_speed_ratio >= 1.0
-        found = list(orders(rooms, count, nodes, near, is_far_as_fast=is_far_as_fast))
-        if start >= len(found):
+        found = orders(rooms, count, nodes, near, is_far_as_fast=is_far_as_fast)
+        order = next(islice(found, start, None), None)
+        if order is None:
             return None
-        placements = fill(rooms, found[start], count)
+        placements = fill(rooms, order, count)
         placed = sum(placement.worker_count for placement in placements)
         return placements if placed == count else None
 

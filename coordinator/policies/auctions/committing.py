@@ -43,7 +43,7 @@ def committed(
         if (grant := _grant(job, leases, given.get(job.job_id))) is not None
     ]
     plan = carry_out(snapshot, grants, floor=floor, place=place)
-    for job_id in leases.back - given.keys():
+    for job_id in sorted(leases.back - given.keys()):
         # Whoever is stopped has no lease; whoever is spared has its GPUs for another one.
         leases.renew(job_id)
     return plan

@@ -94,28 +94,10 @@ class Leases:
             if is_movable(job) and self._memory.leases.get(job.job_id, inf) <= self._now_s:
                 self.renew(job.job_id)
 
-    def meet(self, free: Room, has_room: Callable[[Room], bool]) -> bool:
-        """Let leases end together until there is room, the next ones to end, and no more of them.
+    def meeting(self, free: Room) -> Meeting:
+        """How leases could end together for gangs that do not fit on what is free."""
+        return Meeting(self._memory, self._now_s, free, self.kept, self._stoppable())
 
-        Those that end before the last of these are given on for no longer than that. Leases that
-        all ended at once would be given anew at once, and whoever came next waited for all of one.
-        A meeting that is still to come stands. Returns whether room could be made: of jobs that
-        may not be stopped, or that a stop would set back, none is.
-        """
-        leases, going_on = self._memory.leases, self._stoppable
-        if not has_room(_with_room_of(free, self.kept, going_on)):
-            return False
-        if self._memory.meets_at_s > self._now_s:
-            return True
-        first = sorted(going_on, key=lambda job: (leases[job.job_id], job.job_id))
-        counts = range(1, len(first) + 1)
-        needed = bisect_left(
-            counts, True, key=lambda n: has_room(_with_room_of(free, self.kept, first[:n]))
-        )
-        self._memory.meets_at_s = leases[first[needed].job_id]
-        return True
-
-    @property
     def _stoppable(self) -> list[JobView]:
         """Whose lease goes on and can be let end."""
         return [
@@ -140,6 +122,54 @@ class Leases:
         """The next end of a lease."""
         ends = (end_s for end_s in self._memory.leases.values() if end_s > self._now_s)
         return min(ends, default=None)
+
+
+class Meeting:
+    """Leases that could end together, as they are until anybody is given anything.
+
+    Whoever asks for many gangs asks the same one: to see what all jobs could give back costs more
+    than to see whether a gang has room there.
+
+    Args:
+        free: GPUs that nobody was given. kept: of every job the workers that stay.
+        stoppable: whose lease goes on and can be let end.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        now_s: float,
+        free: Room,
+        kept: Mapping[JobId, Sequence[WorkerView]],
+        stoppable: Sequence[JobView],
+    ) -> None:
+        self._memory = memory
+        self._now_s = now_s
+        self._free = free
+        self._kept = kept
+        self._stoppable = stoppable
+        self._most = _with_room_of(free, kept, stoppable)
+
+    def is_called(self, has_room: Callable[[Room], bool]) -> bool:
+        """Let leases end together until there is room, the next ones to end, and no more of them.
+
+        Those that end before the last of these are given on for no longer than that. Leases that
+        all ended at once would be given anew at once, and whoever came next waited for all of one.
+        A meeting that is still to come stands. Returns whether room could be made: of jobs that
+        may not be stopped, or that a stop would set back, none is.
+        """
+        if not has_room(self._most):
+            return False
+        if self._memory.meets_at_s > self._now_s:
+            return True
+        leases = self._memory.leases
+        first = sorted(self._stoppable, key=lambda job: (leases[job.job_id], job.job_id))
+        counts = range(1, len(first) + 1)
+        needed = bisect_left(
+            counts, True, key=lambda n: has_room(_with_room_of(self._free, self._kept, first[:n]))
+        )
+        self._memory.meets_at_s = leases[first[needed].job_id]
+        return True
 
 
 def _with_room_of(

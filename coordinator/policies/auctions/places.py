@@ -6,6 +6,7 @@ Must not know what a placement is worth, nor who else wants it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from heapq import nsmallest
 
 from common.model import NodeName
 from coordinator.policies.snapshot import JobView, NodeView
@@ -30,11 +31,9 @@ def orders(
     if near:
         racks = {nodes[name].rack for name in near if name in nodes}
         yield sorted(rooms, key=lambda n: (n not in near, nodes[n].rack not in racks, -rooms[n], n))
-    whole = sorted(
-        (name for name in rooms if rooms[name] >= count), key=lambda name: (rooms[name], name)
-    )
+    whole = nsmallest(MOST_PLACES - 1, ((rooms[n], n) for n in rooms if rooms[n] >= count))
     # The next worse level stands beside the best, so that others can have the whole node.
-    yield from ([name] for name in whole[: MOST_PLACES - 1])
+    yield from ([name] for _, name in whole)
     yield from _spread(
         {n: rooms[n] for n in rooms if rooms[n] < count}, count, nodes, is_far_as_fast
     )
@@ -62,6 +61,16 @@ def _spread(
     if not fitting or (is_far_as_fast and small):
         yield small + [name for rack in fitting for name in by_rack[rack]]
     yield from (by_rack[rack] for rack in fitting[1:])
+
+
+Gang = tuple[object, ...]
+"""What of a waiting job decides where its base gang has room."""
+
+
+def gang_of(job: JobView) -> Gang:
+    """Of two jobs with the same one both have room on some GPUs, on nodes of one type, or none."""
+    factors = tuple(sorted(job.gpu.worker_multiplier.items()))
+    return job.gpus_per_worker, job.workers.min, job.gpu.types, factors, job.avoid_nodes
 
 
 def has_room(

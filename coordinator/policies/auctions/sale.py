@@ -87,7 +87,7 @@ class Sale:
     def give_gang(self, standing: Standing, job: JobView, how: str) -> bool:
         """A waiting job its base gang, before other jobs of its app; not where it gains nothing."""
         agent = self._agent(standing, self.free)
-        bundle = agent.waiting_gang(self._places(), job.job_id)
+        bundle = agent.waiting_gang(self._places(), only=job)
         if bundle is None or bundle.bid.value <= agent.value * (1.0 + 1e-9):
             return False
         self._give(standing, bundle, how)

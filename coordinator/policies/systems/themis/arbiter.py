@@ -18,8 +18,8 @@ from common.model import JobState
 from coordinator.policies.apps import Yardstick, measures, racks_of
 from coordinator.policies.auctions.chance import Chance
 from coordinator.policies.auctions.committing import committed
-from coordinator.policies.auctions.leases import Leases, Memory
-from coordinator.policies.auctions.places import has_room
+from coordinator.policies.auctions.leases import Leases, Meeting, Memory
+from coordinator.policies.auctions.places import Gang, gang_of, has_room
 from coordinator.policies.auctions.sale import Sale
 from coordinator.policies.auctions.standing import Standing, standing_of, starved
 from coordinator.policies.floor import Floor, present_workers
@@ -94,13 +94,23 @@ class Arbiter:
         its place in the line and holds up nobody behind it.
         """
         since_s = self._now_s - self._knobs.patience * self._knobs.lease_s
+        # Nothing changes until somebody is helped, so whatever was found of a gang holds for all
+        # of its kind: thousands may wait behind jobs that nobody may stop.
+        meeting: Meeting | None = None
+        fitting: dict[Gang, bool] = {}
         for standing, job in starved(self.standings.values(), since_s):
-            fits = partial(has_room, job, nodes=self._floor.nodes)
-            if fits(self.sale.free):
-                is_helped = self.sale.give_gang(standing, job, "its gang has waited long enough")
-            else:
-                is_helped = self.leases.meet(self.sale.free, fits)
-            if is_helped:
+            gang = gang_of(job)
+            if gang not in fitting:
+                fits = partial(has_room, job, nodes=self._floor.nodes)
+                fitting[gang] = fits(self.sale.free)
+                if not fitting[gang]:
+                    if meeting is None:
+                        meeting = self.leases.meeting(self.sale.free)
+                    if meeting.is_called(fits):
+                        return
+            if fitting[gang] and self.sale.give_gang(
+                standing, job, "its gang has waited long enough"
+            ):
                 return
 
     def _wanting(self) -> list[Standing]:
