@@ -10,6 +10,7 @@ from functools import partial
 
 from common.model import JobId, JobState, NodeName, NodeRole
 from coordinator.policies.floor import is_movable
+from coordinator.policies.never import Fleet
 from coordinator.policies.resting import rests_until_s
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
 from coordinator.policies.tenants.fitting import gang_on
@@ -51,7 +52,7 @@ def _beside_idle(snapshot: ClusterSnapshot) -> list[JobView]:
     barred = blocked(snapshot, tenancy)
     jobs = (job for job in snapshot.jobs if job.state == JobState.PENDING)
     waiting = [job for job in jobs if job.job_id not in barred]
-    found = beside_idle(tenancy, waiting, partial(_finds_gpus, snapshot))
+    found = beside_idle(tenancy, waiting, partial(_finds_gpus, snapshot), Fleet(snapshot).is_never)
     return [job for job in found if not job.gpu.worker_multiplier]
 
 
@@ -73,7 +74,8 @@ def starved(snapshot: ClusterSnapshot) -> list[str]:
     """Jobs that wait within a guarantee after a pass, though one node has enough for them.
 
     Enough is what is free there and what one borrower holds there in jobs that can be stopped, of
-    which it does not need anything for its own guarantee.
+    which it does not need anything for its own guarantee. What a tenant within its own leaves over,
+    as one of its jobs is stopped for another, is nobody else's before the pass after that.
     """
     if not any(tenant.guarantee_gpus for tenant in snapshot.tenants) or snapshot.is_frozen:
         return []
@@ -88,7 +90,7 @@ def starved(snapshot: ClusterSnapshot) -> list[str]:
             continue  # it may fit as it is, or may not start at all
         for node in nodes:
             for (place, name), own in there.items():
-                if place == node.name and _would_do(tenancy, own, node, job, gpus):
+                if place == node.name and _would_do(snapshot, tenancy, own, node, job):
                     who = ", ".join(each.job_id for seat in own for each in seat.jobs)
                     faults.append(
                         f"job {job.job_id} of tenant {job.tenant} waits within its guarantee, "
@@ -166,12 +168,42 @@ def _exceeds(tenancy: Tenancy, job: JobView, gpus: int) -> bool:
     ) or gpus > tenancy.room(job)
 
 
-def _would_do(tenancy: Tenancy, own: list[Seat], node: NodeView, job: JobView, gpus: int) -> bool:
+def _left_over(snapshot: ClusterSnapshot, tenancy: Tenancy, job: JobView, node: NodeView) -> int:
+    """GPUs there that are free only as tenants which the job is no part of stop jobs for their own,
+    and that were theirs within their guarantees: what `guarding` keeps from others in such a pass.
+
+    A cell does not tell which jobs were stopped and started in one pass: those that leave and those
+    that start are taken for such.
+    """
+    own: dict[str, list[JobView]] = {}
+    for other in snapshot.jobs:
+        for name in tenancy.below_top(other, job) if other.placed else ():
+            own.setdefault(name, []).append(other)
+    found: dict[str, int] = {}  # by the outermost tenant: those below it leave the same GPUs
+    for name, jobs in own.items():
+        leaving = [w for each in jobs for w in each.placed if w.is_leaving]
+        begun = [w for each in jobs if each.state == JobState.STARTING for w in each.placed]
+        lost = sum(w.gpus for w in leaving) - sum(w.gpus for w in begun)
+        if lost > 0 and tenancy.used[name] + lost <= tenancy.views[name].guarantee_gpus:
+            there = sum(w.freed_gpus for w in leaving if w.node == node.name)
+            there -= sum(w.gpus for w in begun if w.node == node.name)
+            outermost = tenancy.below_top(jobs[0], job)[-1]
+            found[outermost] = max(found.get(outermost, 0), there)
+    return min(node.free_gpus, sum(found.values()))
+
+
+def _would_do(
+    snapshot: ClusterSnapshot, tenancy: Tenancy, own: list[Seat], node: NodeView, job: JobView
+) -> bool:
     """Whether a borrower's stops would be right, and enough."""
+    gpus = base_gpus(job)
     lefts = [left_by(w for each in seat.jobs for w in having(each)) for seat in own]
     if not _may_take(tenancy, own[0].jobs[0], job, gpus, sum(left.used for left in lefts)):
         return False
     free = node.free_gpus + sum(left.free[node.name] for left in lefts)
+    if free // job.gpus_per_worker < job.workers.min:
+        return False
+    free -= _left_over(snapshot, tenancy, job, node)
     return free // job.gpus_per_worker >= job.workers.min
 
 

@@ -228,6 +228,18 @@ def test_a_line_is_strict_inside_a_tenant_and_among_those_that_guarantees_cover(
         assert names(allocated(strict, snapshot, b"").decisions, Start) == set()
 
 
+def too_large(tenant: str, *, submitted_at_s: float = 0.0) -> JobView:
+    """A job that waits, of one worker with more GPUs than a node has, within a guarantee."""
+    made = make_job_view("first", workers=(1, 1), gpus_per_worker=16, submitted_at_s=submitted_at_s)
+    return replace(made, tenant=tenant)
+
+
+def test_a_head_that_no_node_could_ever_run_is_waited_for_by_no_other_tenant() -> None:
+    """A guarantee covers it, and no GPUs would: whoever is within its own starts in the pass."""
+    snapshot = halves(too_large("b"), waits("owed", "a", 8, submitted_at_s=2.0))
+    assert names(allocated(strict, snapshot, b"").decisions, Start) == {"owed"}
+
+
 @pytest.mark.parametrize("name", ["afs-p", "fifo", "gandiva-sets", "qos-edf", "yarn"])
 def test_policies_start_it_in_the_same_pass(name: str) -> None:
     """And stop nobody for that."""
@@ -266,6 +278,35 @@ def test_patience_does_not_end_for_an_order_that_may_be_strict(before: JobView) 
     assert names(found.decisions, Start) == set()
     idle = BesideIdle()
     assert idle.faults(patient(PATIENCE_S, before, *busy)) == [] and idle.since_s == {}
+
+
+@pytest.mark.parametrize("tenant", ["a", "b"])
+def test_patience_ends_though_a_job_before_it_could_never_run(tenant: str) -> None:
+    """Of its own tenant or not, it would keep others waiting for ever; the check counts so too."""
+    snapshot = patient(PATIENCE_S, too_large(tenant, submitted_at_s=-1.0))
+    assert names(given_back(snapshot, ()).decisions, Start) == {"owed"}
+    idle = BesideIdle()
+    idle.faults(snapshot)
+    assert set(idle.since_s) == {"owed"}
+
+
+@pytest.mark.parametrize("policy", ["fifo", "sjf", "drf", "qos-edf"])
+@pytest.mark.parametrize("tenant", ["a", "b"])
+def test_a_gang_larger_than_the_fleet_keeps_no_guarantee_idle(policy: str, tenant: str) -> None:
+    """Nothing runs, and nothing would ever free more: a job within a guarantee runs after all."""
+    most = (
+        TenantSettings(name="a", guarantee_gpus=16),
+        TenantSettings(name="b", guarantee_gpus=16),
+    )
+    played = Cell(policy, most, nodes=1, check=True)
+    played.ask(
+        [
+            Asked(tenant=tenant, workers=(2, 2), gpus=8, work_s=600.0),
+            Asked(tenant="a", at_s=5.0, gpus=1, work_s=9000.0),
+        ]
+    )
+    played.run(until_s=PATIENCE_S + SOON_S)
+    assert played.engine.state.jobs[JobId("a1")].state == JobState.RUNNING
 
 
 def test_a_job_that_waits_beside_idle_gpus_for_too_long_is_a_fault() -> None:

@@ -12,7 +12,7 @@ from coordinator.engine.guarantees import starved
 from coordinator.engine.settings import TenantSettings
 from coordinator.policies.bundles import POLICIES
 from coordinator.policies.decisions import Preempt
-from coordinator.policies.snapshot import JobView, TenantView
+from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
 from coordinator.policies.tenants.rules import GIVEN_BACK_AGAIN_S
 from coordinator.policies.tenants.takeback import given_back
 from coordinator.policies.waits import GUARANTEE, Wait
@@ -210,3 +210,110 @@ def test_a_job_beyond_its_guarantee_is_starved_by_nobody() -> None:
         runs("r", "b", "n0", 8), runs("s", "a", "n1", 8), waits("w", "b", 8), tenants=(A8, B8)
     )
     assert starved(snapshot) == []
+
+
+SPARE = (
+    TenantSettings(name="z", guarantee_gpus=4),
+    TenantSettings(name="zq", parent="z"),
+    TenantSettings(name="y", guarantee_gpus=6),
+    TenantSettings(name="x"),
+)
+
+
+def test_what_a_stop_leaves_over_inside_a_guarantee_goes_to_others_after_that_pass() -> None:
+    """`zq` gives 3 GPUs back for 2 of `z`: the third is `z`'s in that pass, and the next brings it
+    to `y`, with what `x` borrows; the check wants no more than that."""
+    played = Cell("fifo", SPARE, nodes=1, delays=DELAYS, check=True)
+    played.ask(
+        [
+            Asked(tenant="y", gpus=4, work_s=9000.0),
+            Asked(tenant="x", work_s=9000.0),
+            Asked(tenant="zq", workers=(3, 3), work_s=9000.0),
+            Asked(tenant="z", at_s=100.0, gpus=2, work_s=9000.0),
+            Asked(tenant="y", at_s=100.0, gpus=2, work_s=9000.0),
+        ]
+    )
+    played.run(until_s=100.0 + DELAYS.stop_s + START_S + DELAYS.stop_s + START_S)
+    jobs = played.engine.state.jobs
+    assert jobs[JobId("z3")].state == jobs[JobId("y4")].state == JobState.RUNNING
+    assert jobs[JobId("x1")].state == JobState.PENDING
+
+
+def left_over(
+    *,
+    leavers: int,
+    promised: int,
+    idle: int = 0,
+    wanted: int = 6,
+    gone_on: str = "n0",
+    begun_on: str = "n0",
+    whose: str = "z",
+) -> ClusterSnapshot:
+    """A job of `z` leaves GPUs for one of two; `y` waits for what is free then on the first node
+    and what a job of `x` holds there.
+
+    leavers, promised, idle, wanted: GPUs that are left, that are promised to `z`, that were free on
+    the first node before, and that `y` waits for. whose: `z`, or its child that is promised 3.
+    """
+    gone = runs("gone", whose, gone_on, leavers)
+    gone = replace(
+        gone,
+        state=JobState.PREEMPTING,
+        placed=tuple(replace(worker, is_leaving=True) for worker in gone.placed),
+    )
+    begun = replace(runs("begun", whose, begun_on, 2), state=JobState.STARTING)
+    there = leavers if gone_on == "n0" else 2
+    borrower = runs("borrower", "x", "n0", 8 - there - idle)
+    jobs = [borrower, begun, gone, waits("owed", "y", wanted)]
+    free = {
+        "n0": there + idle - (2 if begun_on == "n0" else 0),
+        "n1": leavers if gone_on == "n1" else 0,
+    }
+    nodes = [
+        make_node_view(
+            name, free_gpus=gpus, workers=[w for job in jobs for w in job.placed if w.node == name]
+        )
+        for name, gpus in free.items()
+    ]
+    tenants = (
+        TenantView(name="z", guarantee_gpus=promised),
+        TenantView(name="zq", parent="z", guarantee_gpus=min(3, promised)),
+        TenantView(name="y", guarantee_gpus=8),
+        TenantView(name="x"),
+    )
+    return replace(make_snapshot(nodes=nodes, jobs=jobs), tenants=tenants)
+
+
+def test_the_check_excuses_what_is_left_over_within_a_guarantee() -> None:
+    """Two of three GPUs are taken again, and the third is free for nobody else yet."""
+    assert starved(left_over(leavers=3, promised=4)) == []
+    assert starved(left_over(leavers=3, promised=4, idle=1)) == []
+
+
+@pytest.mark.parametrize(
+    "snapshot",
+    [
+        left_over(leavers=3, promised=0),
+        left_over(leavers=3, promised=2),
+        left_over(leavers=4, promised=3),
+        left_over(leavers=2, promised=4, idle=1),
+        left_over(leavers=3, promised=4, idle=1, wanted=5),
+        left_over(leavers=3, promised=4, idle=1, wanted=5, whose="zq"),
+        left_over(leavers=3, promised=4, idle=1, gone_on="n1"),
+        left_over(leavers=2, promised=4, wanted=8, begun_on="n1"),
+    ],
+    ids=[
+        "no guarantee",
+        "borrowed",
+        "partly borrowed",
+        "nothing over",
+        "enough without",
+        "counted once",
+        "over on another node",
+        "as much elsewhere",
+    ],
+)
+def test_the_check_excuses_nothing_else(snapshot: ClusterSnapshot) -> None:
+    """What was borrowed, or free before, is for others in the very pass."""
+    (fault,) = starved(snapshot)
+    assert "job owed of tenant y waits within its guarantee" in fault

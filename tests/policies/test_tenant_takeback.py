@@ -5,14 +5,17 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from common.model import JobState, NodeName
+from common.model import JobId, JobState, NodeName, WorkerRange
 from coordinator.policies.bundles import POLICIES
-from coordinator.policies.decisions import Preempt, Resize, Start
+from coordinator.policies.decisions import Placement, Preempt, Resize, Start
 from coordinator.policies.snapshot import TenantView
 from coordinator.policies.tenants.guarding import guarded
 from coordinator.policies.tenants.takeback import given_back
 from tests.builders import make_job_view, make_worker_view
 from tests.policies.tenant_books import A8, B8, cell, check, names, runs, start, waits
+
+OTHERS = TenantView(name="a")
+"""To these nothing is promised."""
 
 
 @pytest.mark.parametrize("policy", ["fifo", "aryl", "srtf"])
@@ -197,3 +200,40 @@ def test_so_it_does_where_what_siblings_borrow_of_their_parent_keeps_a_job_out()
     decisions = given_back(snapshot, (start("own", "n1"),)).decisions
     assert names(decisions, Start) == {"own", "owed"}
     assert names(decisions, Preempt) == {"dear"}
+
+
+def test_a_borrower_whose_growth_gives_way_is_stopped_for_the_next_that_is_due() -> None:
+    """All in one pass: what it would have grown on goes to the first, what it has to the second."""
+    running = replace(runs("r", "a", "n0", 2), workers=WorkerRange(min=1, max=3), gpus_per_worker=2)
+    snapshot = cell(
+        running,
+        runs("own", "b", "n0", 2),
+        waits("first", "b", 3),
+        waits("second", "b", 3, submitted_at_s=1.0),
+        tenants=(OTHERS, B8),
+        nodes=1,
+    )
+    growth = Resize(
+        job_id=JobId("r"),
+        added=(Placement(node=NodeName("n0"), worker_count=2, is_flexible=True),),
+        reason="it is faster",
+    )
+    decisions = given_back(snapshot, (growth,)).decisions
+    check(snapshot, decisions)
+    assert names(decisions, Start) == {"first", "second"}
+    assert names(decisions, Preempt) == {"r"}
+    assert names(decisions, Resize) == set()
+
+
+def test_a_borrower_whose_growth_gives_way_runs_on_where_that_is_enough() -> None:
+    """Nobody is stopped without need."""
+    running = replace(runs("r", "a", "n0", 2), workers=WorkerRange(min=1, max=3), gpus_per_worker=2)
+    snapshot = cell(running, waits("first", "b", 3), tenants=(OTHERS, B8), nodes=1)
+    growth = Resize(
+        job_id=JobId("r"),
+        added=(Placement(node=NodeName("n0"), worker_count=2, is_flexible=True),),
+        reason="it is faster",
+    )
+    decisions = given_back(snapshot, (growth,)).decisions
+    assert names(decisions, Start) == {"first"}
+    assert names(decisions, Preempt) == set()

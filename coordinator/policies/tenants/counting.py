@@ -69,6 +69,17 @@ class Counts:
         """Whether a tenant has more than its guarantee."""
         return self.tenancy.used[name] > self.tenancy.views[name].guarantee_gpus
 
+    def lost(self) -> dict[str, Count]:
+        """GPUs that tenants have less than their guarantee, or than before the pass where that was
+        less, by name."""
+        views, used, before = self.tenancy.views, self.tenancy.used, self._before
+        short = {
+            name: min(before[name], view.guarantee_gpus) - used[name]
+            for name, view in views.items()
+            if view.guarantee_gpus
+        }
+        return {name: gpus for name, gpus in short.items() if gpus > 0}
+
     def borrows(self, source: Source, job: JobView) -> bool:
         """Whether whoever holds it has more than its guarantee, at each level beside the job's."""
         return all(

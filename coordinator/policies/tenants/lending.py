@@ -70,13 +70,18 @@ class Lenders:
         self._newcomers = [
             each for each in newcomers if each is not None and each.source.job.job_id not in aside
         ]
-        there = [seat for seat in self.seats if self.busy.isdisjoint(_ids(seat))]
-        self._flexible = list(self._flexible_of(there))
-        can_stop = (seat for seat in there if self._may_stop(seat, awaited))
-        self._whole = [self._whole_of(seat) for seat in sorted(can_stop, key=self._price)]
-        self._on = [_by_node(each) for each in (self._newcomers, self._flexible, self._whole)]
+        self._awaited = awaited
+        self._look()
 
     # --- before anybody gives back ------------------------------------------------------------
+
+    def _look(self) -> None:
+        """What may be given by those that nothing is decided about."""
+        there = [seat for seat in self.seats if self.busy.isdisjoint(_ids(seat))]
+        self._flexible = list(self._flexible_of(there))
+        can_stop = (seat for seat in there if self._may_stop(seat, self._awaited))
+        self._whole = [self._whole_of(seat) for seat in sorted(can_stop, key=self._price)]
+        self._on = [_by_node(each) for each in (self._newcomers, self._flexible, self._whole)]
 
     def _newcomer(self, decision: Decision) -> _Holding | None:
         """What a decision starts or grows on."""
@@ -108,9 +113,17 @@ class Lenders:
         return date_s is not None and date_s > self._now_s
 
     def _price(self, seat: Seat) -> tuple[bool, float, str]:
-        """What stopping all on a seat costs."""
+        """What stopping all on a seat costs, and who breaks a tie."""
+        return (*self._cost(seat), seat.jobs[0].job_id)
+
+    def _cost(self, seat: Seat) -> tuple[bool, float]:
         lost_gpu_s = sum(job.lost_gpu_s(self._now_s) for job in seat.jobs)
-        return (any(map(self._has_date, seat.jobs)), lost_gpu_s, seat.jobs[0].job_id)
+        return (any(map(self._has_date, seat.jobs)), lost_gpu_s)
+
+    def cost(self, given: Iterable[Source]) -> tuple[int, float]:
+        """What all the stops among them cost: dates that may have been promised, GPU-seconds."""
+        costs = [self._cost(source.seat) for source in given if source.seat is not None]
+        return (sum(dated for dated, _ in costs), sum(lost_gpu_s for _, lost_gpu_s in costs))
 
     def _may_stop(self, seat: Seat, awaited: Collection[GpuUuid]) -> bool:
         """Whether all on a seat can be stopped now, and nobody is on the way to it.
@@ -194,19 +207,23 @@ class Lenders:
         return any(each.seat is not None for each in self._gone.get(job.job_id, ()))
 
     def settle(self, job: JobView, given: Sequence[Source]) -> None:
-        """A job starts on what was given: decisions that made way for it are not to be, and
-        whoever would have started by one waits again."""
+        """A job starts on what was given: decisions that made way for it are not to be. Whoever
+        would have started by one waits again, and whoever would have grown may be stopped."""
+        has_runner = False
         self.busy.add(job.job_id)
         for source in given:
             made = source.decision
             if made is not None:
                 self.kept.remove(made)
-                if isinstance(made, Start):
-                    self.busy.discard(made.job_id)
+                self.busy.discard(source.job.job_id)
+                self._gone[source.job.job_id].remove(source)  # of what it has nothing goes
+                has_runner |= not isinstance(made, Start)
             if source.seat is not None:
                 self.kept = [each for each in self.kept if not source.seat.is_about(each)]
         made_way = {id(source) for source in given if source.decision is not None}
         self._newcomers = [each for each in self._newcomers if id(each.source) not in made_way]
+        if has_runner:
+            self._look()
         self._on[0] = _by_node(self._newcomers)
 
     def stops(self) -> list[tuple[JobView, list[Source]]]:

@@ -55,12 +55,16 @@ def is_covered(tenancy: Tenancy, job: JobView) -> bool:
 
 
 def behind(
-    tenancy: Tenancy, waiting: Iterable[JobView], fits: Iterable[JobView]
+    tenancy: Tenancy,
+    waiting: Iterable[JobView],
+    fits: Iterable[JobView],
+    is_never: Callable[[JobView], bool],
 ) -> frozenset[JobId]:
     """Jobs that wait and that no guarantee covers, while one covers a job that fits on free GPUs
-    and that is of a tenant they are no part of.
+    and that is of a tenant they are no part of; and such as no node could ever run, covered or not.
 
-    fits: such jobs. Without them nobody is behind.
+    fits: such jobs. Without them nobody is behind. is_never: whether the nodes that there are could
+    not run a job even with nobody else on them.
     """
     least: dict[str, JobView] = {}
     for job in fits:  # the smallest of a tenant is owed by whoever owes a larger one
@@ -75,21 +79,25 @@ def behind(
         if name not in borrows:
             owed = (is_owed(tenancy, job, other, base_gpus(job)) for job in least.values())
             borrows[name] = any(owed)
-        if borrows[name] and not is_covered(tenancy, other):
+        if borrows[name] and (not is_covered(tenancy, other) or is_never(other)):
             found.add(other.job_id)
     return frozenset(found)
 
 
 def beside_idle(
-    tenancy: Tenancy, waiting: Iterable[JobView], finds_gpus: Callable[[JobView], bool]
+    tenancy: Tenancy,
+    waiting: Iterable[JobView],
+    finds_gpus: Callable[[JobView], bool],
+    is_never: Callable[[JobView], bool],
 ) -> list[JobView]:
     """Jobs that wait although a guarantee covers them, their tenant has room for them and they fit
     on free GPUs, for no other one that the order of a policy may put before them.
 
     That is one before it by priority and submission, of its own tenant or covered as well, that
-    does not fit or that none covers; but no one that quotas keep out, whatever GPUs are free. What
-    a job asks for beside GPUs is its policy's matter. waiting: all that do, but for those that are
-    `blocked`. finds_gpus: whether a job fits on free ones, whatever its tenant may take.
+    does not fit or that none covers; but no one that quotas keep out, whatever GPUs are free, nor
+    one that the nodes keep out for ever. What a job asks for beside GPUs is its policy's matter.
+    waiting: all that do, but for those that are `blocked`. finds_gpus: whether a job fits on free
+    ones, whatever its tenant may take. is_never: as for `behind`.
     """
     found: list[JobView] = []
     stuck = False
@@ -100,6 +108,8 @@ def beside_idle(
         if not quotas.have_room(job) and (covered or finds_gpus(job) or quotas.never_have(job)):
             continue
         if not (covered and finds_gpus(job)):
+            if is_never(job):
+                continue
             stuck |= bool(covered)
             of_tenants.update(tenancy.path(job))
         elif not stuck and covered[-1] not in of_tenants and _asks_gpus_alone(job):
@@ -143,13 +153,14 @@ def overdue(
     tenancy: Tenancy,
     waiting: Iterable[JobView],
     finds_gpus: Callable[[JobView], bool],
+    is_never: Callable[[JobView], bool],
     now_s: float,
 ) -> tuple[list[JobView], float | None]:
     """Those that wait beside idle GPUs and have waited for long enough, and when the next will
-    have.
+    have; with what they are told apart by as for `beside_idle`.
     """
     late, wakes_s = list[JobView](), list[float]()
-    for job in beside_idle(tenancy, waiting, finds_gpus):
+    for job in beside_idle(tenancy, waiting, finds_gpus, is_never):
         since_s = job.waiting_since_s
         if since_s is None:
             continue
@@ -197,6 +208,8 @@ def shortage_of(
         why += f"borrowers that cannot be stopped yet: {_names(soon)}"
     elif never:
         why += f"borrowers that did not agree to be stopped: {_names(never)}"
+    elif no_room := tenancy.why_not(job, wanted):
+        why += no_room
     else:
         why += "what others borrow is not enough for this job, or not where it can go"
     return Shortage(why=why, is_soon=not all(each.is_resting for each in soon))

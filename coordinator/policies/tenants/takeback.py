@@ -3,21 +3,23 @@
 A waiting job whose tenant stays within its guarantee with it, and that finds no room, gets what
 borrowers hold: first what they would start or grow on in this very pass, then their flexible
 workers, then their jobs that lose least by a stop, with all that share GPUs with them; no more of
-them than it needs. A borrower holds more than its guarantee before each stop, at each level below
-the tenant that both are part of. Where there is room, when its job starts is up to the policy, for
-as long as any may be patient.
+them than it needs, and before all else such as leave borrowers their guarantees. A borrower holds
+more than its guarantee before each stop, at each level below the tenant that both are part of.
+Where there is room, when its job starts is up to the policy, for as long as any may be patient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
-from functools import partial
+from functools import cached_property, partial
 
 from common.model import JobId, JobState, NodeName
 from coordinator.policies.decisions import Decision, Preempt, Resize, Start
+from coordinator.policies.never import Fleet
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.tenants import owing
+from coordinator.policies.tenants.choosing import Choosing, Way
 from coordinator.policies.tenants.counting import Counts
 from coordinator.policies.tenants.fitting import Gang
 from coordinator.policies.tenants.flow import Flow, job_of, sum_by_node
@@ -57,7 +59,7 @@ def given_back(
         waits=back.waits,
         is_soon=back.is_soon,
         fits=frozenset(job.job_id for job in back.fits),
-        behind=owing.behind(back.tenancy, back.waiting(), back.fits),
+        behind=owing.behind(back.tenancy, back.waiting(), back.fits, back.is_never),
         wake_at_s=wake_at_s,
     )
 
@@ -77,6 +79,7 @@ class _TakeBack:
         self._counts = Counts(snapshot, flow)
         self.tenancy = self._counts.tenancy
         self._lenders = Lenders(snapshot, flow, self._counts, decisions, aside)
+        self._choosing = Choosing(self._counts, self._lenders)
         self._starts: list[Start] = []
         self._due: dict[JobId, list[JobId]] = {}
         self._blocked: Mapping[JobId, str] = {}
@@ -156,6 +159,14 @@ class _TakeBack:
         jobs = self._snapshot.jobs
         return [job for job in jobs if job.state == JobState.PENDING and job.job_id not in busy]
 
+    @cached_property
+    def _fleet(self) -> Fleet:
+        return Fleet(self._snapshot)  # most passes ask nothing of it
+
+    def is_never(self, job: JobView) -> bool:
+        """Whether the nodes that there are could not run a job even with nobody else on them."""
+        return self._fleet.is_never(job)
+
     def _end_patience(self) -> float | None:
         """Start those that fit and that waited for long enough; returns when the next will have."""
         if not self.fits:
@@ -169,7 +180,9 @@ class _TakeBack:
             return found[alike]
 
         now_s = self._snapshot.now_s
-        late, wake_at_s = owing.overdue(self.tenancy, self.waiting(), finds_gpus, now_s)
+        late, wake_at_s = owing.overdue(
+            self.tenancy, self.waiting(), finds_gpus, self.is_never, now_s
+        )
         for job in late:
             gang = next(self._gangs_that_fit(job), None)
             if gang is not None and owing.is_covered(self.tenancy, job):
@@ -190,80 +203,47 @@ class _TakeBack:
         """Those of them, by GPU type."""
         for kind in self._kinds(job):
             gang = self._gang(job, kind)
-            if gang.fits(self._counts.free) and self._has_room(job, gang):
+            if gang.fits(self._counts.free) and self._choosing.has_room(job, gang):
                 yield gang
-
-    def _has_room(self, job: JobView, gang: Gang) -> bool:
-        """Whether siblings leave its tenant enough of what their parent may use."""
-        return gang.count * job.gpus_per_worker <= self.tenancy.room(job)
 
     # --- who gives ------------------------------------------------------------------------------
 
     def _serve_on(self, job: JobView, gpu_type: str) -> bool:
-        """The cheapest anywhere; where a borrower would then have given too much, node by node."""
+        """Start the job on what others give; False: nothing has changed."""
         gang = self._gang(job, gpu_type)
-        wanted = gang.count * job.gpus_per_worker
-        there = partial(self._lenders.sources, job, wanted, gang)
-        # What makes room by quota may be on any node.
-        if not self._has_room(job, gang) and self._serve_by(
-            partial(there, is_anywhere=True), job, gang
-        ):
-            return True
-        most = sum_by_node([self._counts.free, *(source.gpus for source in there())])
-        if not gang.fits(most):
+        given = self._choosing.take(self._ways(job, gang), job, gang)
+        if given is None:
             return False
-        if self._serve_from(there(), job, gang):
-            return True
-        return any(
-            self._serve_by(partial(there, only=name), job, gang)
-            for name in sorted(gang.nodes)
-            if most[name] >= wanted
-        )
-
-    def _serve_by(self, sources: Callable[[], Iterable[Source]], job: JobView, gang: Gang) -> bool:
-        """The cheapest of all; or what one tenant has, as a tenant above several may have more than
-        its guarantee only until the cheapest of them are stopped, and those are not enough."""
-        if self._serve_from(sources(), job, gang):
-            return True
-        leaf = self.tenancy.leaf
-        names = sorted({leaf(source.job) for source in sources()})
-        return len(names) > 1 and any(
-            self._serve_from((each for each in sources() if leaf(each.job) == name), job, gang)
-            for name in names
-        )
-
-    def _serve_from(self, sources: Iterable[Source], job: JobView, gang: Gang) -> bool:
-        """Start the job on what the first of the sources give; False: nothing has changed."""
-        given: list[Source] = []
-        free, workers = self._counts.free, gang.workers(self._counts.free)
-        fits = False
-        for source in sources:
-            if self._counts.borrows(source, job):
-                there = {name: free[name] for name in source.gpus if name in free}
-                self._lenders.give(source)
-                given.append(source)
-                workers += gang.workers({name: free[name] for name in there}) - gang.workers(there)
-                fits = workers >= gang.count and self._has_room(job, gang)
-                if fits:
-                    break
-        if not fits:
-            for source in reversed(given):
-                self._lenders.give(source, sign=-1)
-            return False
-        self._spare(given, job, gang)
         self._settle(job, gang, given)
         return True
 
-    def _spare(self, given: list[Source], job: JobView, gang: Gang) -> None:
-        """Give back what was not needed after all, the dearest first."""
-        for source in list(reversed(given)):
-            if source.seat is None and self._lenders.goes_whole(source.job):
-                continue  # it goes with its job
-            self._lenders.give(source, sign=-1)
-            if gang.fits(self._counts.free) and self._has_room(job, gang):
-                given.remove(source)
-            else:
-                self._lenders.give(source)
+    def _ways(self, job: JobView, gang: Gang) -> Iterator[Way]:
+        """The cheapest anywhere; where a borrower would then have given too much, node by node."""
+        wanted = gang.count * job.gpus_per_worker
+        there = partial(self._lenders.sources, job, wanted, gang)
+        # What makes room by quota may be on any node.
+        if not self._choosing.has_room(job, gang):
+            yield from self._by_tenant(partial(there, is_anywhere=True))
+        most = sum_by_node([self._counts.free, *(source.gpus for source in there())])
+        if not gang.fits(most):
+            return
+        yield there
+        for name in sorted(gang.nodes):
+            if most[name] >= wanted:
+                yield from self._by_tenant(partial(there, only=name))
+
+    def _by_tenant(self, sources: Way) -> Iterator[Way]:
+        """The cheapest of all; or what one tenant has, as a tenant above several may have more than
+        its guarantee only until the cheapest of them are stopped, and those are not enough."""
+        yield sources
+        leaf = self.tenancy.leaf
+        names = sorted({leaf(source.job) for source in sources()})
+        if len(names) > 1:
+            for name in names:
+                yield partial(self._of_tenant, sources, name)
+
+    def _of_tenant(self, sources: Way, name: str) -> Iterator[Source]:
+        return (each for each in sources() if self.tenancy.leaf(each.job) == name)
 
     # --- decisions ----------------------------------------------------------------------------
 
