@@ -77,8 +77,9 @@ class Cell:
         busy: float | None = None,
         memory_bytes: int | None = None,
         tenant: str = "research",
+        saves: bool = True,
     ) -> None:
-        """A job that saves on request; its work is in seconds with its base gang."""
+        """A job that saves on request, or never; its work is in seconds with its base gang."""
         each = gpus_per_worker or gpus
         least = gpus // each
         spec = JobSpec(
@@ -88,7 +89,7 @@ class Cell:
             gpus_per_worker=each,
             priority=priority,
             expected_runtime_s=work_s,
-            checkpoint=CheckpointSpec(path="/saves", grace_s=30.0),
+            checkpoint=CheckpointSpec(path="/saves" if saves else None, grace_s=30.0),
             profile=JobProfile(gpu_busy_ratio=busy, gpu_memory_bytes=memory_bytes),
         )
         self.sim.submit(

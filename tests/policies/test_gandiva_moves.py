@@ -116,6 +116,60 @@ def test_a_spread_gang_moves_to_where_it_stands_together() -> None:
             assert "2 nodes and fits on 1" in each.reason
 
 
+@pytest.mark.parametrize(("lost_gpu_s", "moves"), [(100.0, 1), (101.0, 0)])
+def test_nobody_is_moved_for_order_who_loses_work_by_it(lost_gpu_s: float, moves: int) -> None:
+    """Of 10,000 GPU-seconds a hundredth may be lost, neither to stand closer nor to empty a node;
+    whoever saves when it is asked loses none, whatever it has not saved yet."""
+    for asked in (False, True):
+        close = losing(spread(free_on_b=2), "spread", lost_gpu_s, asked=asked)
+        tidied = two_nodes({"a": ("n0", 1), "full": ("n1", 6)})
+        tidied = losing(tidied, "a", lost_gpu_s, asked=asked)
+        Moves(close, rest_s=600.0).closer()
+        Moves(tidied, rest_s=600.0).tidy(0.75)
+        expected = 1 if asked else moves
+        assert [len(found.decisions) for found in (close, tidied)] == [expected, expected]
+
+
+def losing(board: Board, job_id: str, lost_gpu_s: float, *, asked: bool) -> Board:
+    """The same, where a job has computed 10,000 GPU-seconds and would lose so many of them."""
+    jobs = [
+        structs.replace(
+            job,
+            attained_gpu_s=10_000.0,
+            computing_gpus=0,
+            lost_if_preempted_gpu_s=lost_gpu_s,
+            unsaved_gpus=0,
+            saves_when_asked=asked,
+        )
+        if job.job_id == job_id
+        else job
+        for job in board.snapshot.jobs
+    ]
+    return Board(structs.replace(board.snapshot, jobs=tuple(jobs)))
+
+
+def test_a_job_that_never_saves_is_not_moved_to_empty_its_node() -> None:
+    """It has run for half an hour when a wider one comes, and nobody waits: it goes on."""
+    cell = Cell(nodes=2, knobs=":rest_s=100")
+    cell.submit("small", gpus=1, work_s=3000.0, saves=False)
+    cell.submit("wider", at_s=1800.0, gpus=3, work_s=3000.0)
+    cell.until(3200.0)
+    assert cell.state("small") == JobState.SUCCEEDED
+    assert cell.job("small").migration_count == 0
+
+
+def test_a_suspended_job_that_never_saves_takes_no_vacated_gpus() -> None:
+    """Where it is it goes on from where it was, elsewhere it would start over."""
+    cell = Cell(nodes=2, knobs=":rest_s=0")
+    cell.submit("short", work_s=300.0)
+    cell.submit("a", at_s=2.0, work_s=2000.0, saves=False)
+    cell.submit("b", at_s=3.0, work_s=2000.0, saves=False)
+    cell.until(600.0)
+    assert cell.state("short") == JobState.SUCCEEDED
+    assert cell.nodes("a") == cell.nodes("b")
+    assert not cell.made(Migrate)
+
+
 def test_in_a_cell_a_spread_gang_moves_when_a_node_comes_free() -> None:
     """As soon as it has rested, and it ends where it stands together."""
     cell = Cell(nodes=2, knobs=":rest_s=120")

@@ -108,10 +108,12 @@ def measured_alone(jobs: Sequence[JobView], **pairs: float | None) -> bytes:
     return msgspec.msgpack.encode(Memory(marks=marks, pairs=tried))
 
 
-def trials(jobs: Sequence[JobView], *, memory_gb: int = 0, **pairs: float | None) -> dict[str, str]:
+def trials(
+    jobs: Sequence[JobView], *, name: str = "gandiva", memory_gb: int = 0, **pairs: float | None
+) -> dict[str, str]:
     """Who is put beside whom in one pass."""
     snapshot = one_gpu_nodes(jobs, memory_gb=memory_gb)
-    found = policy("gandiva").allocate(snapshot, measured_alone(jobs, **pairs))
+    found = policy(name).allocate(snapshot, measured_alone(jobs, **pairs))
     return {
         each.job_id: each.reason.partition("beside ")[2].partition(":")[0]
         for each in found.decisions
@@ -128,6 +130,16 @@ def test_the_least_busy_job_that_waits_is_tried_first() -> None:
         suspended("c", "n1", busy=0.3),
     ]
     assert trials(jobs) == {"b": "host"}
+
+
+@pytest.mark.parametrize(("packs", "tried"), [("true", {"b": "a"}), ("false", {})])
+def test_where_none_share_a_gpu_any_more_those_that_still_do_are_packed_or_not(
+    packs: str, tried: dict[str, str]
+) -> None:
+    """`jobs_per_gpu` is for newcomers: two that had turns when it was set to 1 go on with them, so
+    that `packs` decides of them beside it, and is no knob in vain."""
+    jobs = [seated("a", "n1", busy=0.3), suspended("b", "n1", busy=0.1)]
+    assert trials(jobs, name=f"gandiva:jobs_per_gpu=1:packs={packs}") == tried
 
 
 def test_it_is_put_on_the_least_busy_gpu() -> None:

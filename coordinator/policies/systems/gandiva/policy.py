@@ -149,6 +149,8 @@ POLICIES = (
         "gandiva",
         "every job computes at once, in turns on shared GPUs; packs, moves and grows what pays",
         knobs=Knobs(),
+        # `packs` does not need jobs_per_gpu above 1: that is for newcomers, and those that have
+        # turns when it is set to 1 go on with them, packed or not.
         needs={
             "rest_s": ((off("migrates", False),),),
             "defrag_free_ratio": ((off("migrates", False),),),
