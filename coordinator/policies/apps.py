@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
+from functools import cached_property
 from math import ceil, floor, inf, isfinite
 
 from msgspec import Struct, field
@@ -132,11 +133,14 @@ class Attendance(Struct):
     """Which apps are there, and how many there were: what N is the mean of.
 
     area_s: app-seconds until `at_s`, from which on `apps` are there.
+    unseen: records of apps of which only jobs are left that wait unseen: they are not among those
+        that GPUs are shared with, and come back as what they were.
     """
 
     at_s: float = 0.0
     area_s: float = 0.0
     apps: dict[str, AppRecord] = field(default_factory=dict[str, AppRecord])
+    unseen: dict[str, AppRecord] = field(default_factory=dict[str, AppRecord])
 
     def note(self, snapshot: ClusterSnapshot) -> dict[str, list[JobView]]:
         """Time has passed, apps came and went; returns the jobs of each, in order of the apps."""
@@ -146,11 +150,16 @@ class Attendance(Struct):
         found: dict[str, list[JobView]] = {}
         for job in snapshot.jobs:
             found.setdefault(app_of(job), []).append(job)
-        self.apps = {app: self._record(app, found[app]) for app in sorted(found)}
+        known = self.apps | self.unseen
+        self.apps = {app: self._record(known.get(app), found[app]) for app in sorted(found)}
+        self.unseen = {
+            app: record
+            for app, record in known.items()
+            if app not in found and not snapshot.unseen.isdisjoint(record.jobs)
+        }
         return {app: found[app] for app in self.apps}
 
-    def _record(self, app: str, jobs: Sequence[JobView]) -> AppRecord:
-        record = self.apps.get(app)
+    def _record(self, record: AppRecord | None, jobs: Sequence[JobView]) -> AppRecord:
         if record is None:
             since_s = min(job.submitted_at_s for job in jobs)
             record = AppRecord(since_s, self.area_s, seen_at_s=self.at_s)
@@ -247,11 +256,20 @@ class Measure:
         rate = sum(rates.values())
         if rate <= 0.0:
             return inf
-        left = {job.job_id: left_gpu_s(job, self._yard.now_s) for job in self._jobs}
+        left = self._left_gpu_s
         spans = [left[job_id] / rate for job_id, rate in rates.items() if rate > 0.0]
         if self._yard.aim == Aim.FIRST:
             return min(spans)
-        return max(*spans, sum(left.values()) / rate)
+        return max(*spans, self._all_left_gpu_s / rate)
+
+    @cached_property
+    def _left_gpu_s(self) -> dict[JobId, float]:
+        """Reference work left of each job, found once: every bundle of a bid asks for it."""
+        return {job.job_id: left_gpu_s(job, self._yard.now_s) for job in self._jobs}
+
+    @cached_property
+    def _all_left_gpu_s(self) -> float:
+        return sum(self._left_gpu_s.values())
 
     def left_by_lease_s(self, held: Mapping[JobId, Held], lease_s: float) -> float:
         """Seconds until it is done if it has these GPUs for a lease, and its share from then on.

@@ -7,6 +7,7 @@ the jobs of a queue beyond their first starts, nor who gets GPUs.
 
 Where a queue is kept in the order of entry (`Line.ENTRY`), it is remembered, as the public
 simulator has it; else everything but the returns to the first queue follows from the snapshot.
+Whoever waits unseen keeps its place and its last return: it is out of sight, not gone.
 """
 
 from __future__ import annotations
@@ -103,8 +104,9 @@ class Queues:
         self._knobs = knobs
         self._now_s = snapshot.now_s
         self._jobs = {job.job_id: job for job in snapshot.jobs}
+        self._live = snapshot.unseen | self._jobs.keys()
         self._promoted = {
-            job_id: gpu_s for job_id, gpu_s in memory.promoted.items() if job_id in self._jobs
+            job_id: gpu_s for job_id, gpu_s in memory.promoted.items() if job_id in self._live
         }
         self._queue: dict[JobId, int] = {}
         self._place: dict[JobId, int] = {}
@@ -172,9 +174,9 @@ class Queues:
         """Put the queues as they are now: arrivals, demotions and returns go to their ends."""
         queues: list[list[JobId]] = [[] for _ in range(len(self._knobs.limits) + 1)]
         for number, names in enumerate(memory.queues):
-            live = [name for name in names if name in self._jobs]
-            runs = [name for name in live if self._jobs[name].state not in STOPPED]
-            waits = [name for name in live if self._jobs[name].state in STOPPED]
+            live = [name for name in names if name in self._live]
+            runs = [name for name in live if self._runs(name)]
+            waits = [name for name in live if not self._runs(name)]
             queues[min(number, len(self._knobs.limits))] += [*runs, *waits]
         for number, line in enumerate(queues):
             self._queue.update(dict.fromkeys(line, number))
@@ -188,6 +190,11 @@ class Queues:
         self._kept = tuple(tuple(names) for names in queues)
         for names in self._kept:
             self._place.update((name, place) for place, name in enumerate(names))
+
+    def _runs(self, job_id: JobId) -> bool:
+        """Of a live job; whoever is not seen waits."""
+        job = self._jobs.get(job_id)
+        return job is not None and job.state not in STOPPED
 
     def _arrived(self) -> Iterator[JobView]:
         return (job for job in self._jobs.values() if job.job_id not in self._queue)

@@ -8,11 +8,11 @@ line begins to. Must not know whose turn it is, nor who may hold.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from msgspec import Struct, structs
 
-from common.model import NodeName
+from common.model import JobId, NodeName
 from coordinator.policies.floor import Floor
 from coordinator.policies.placing.gang_tries import Patience, Try, try_at
 from coordinator.policies.placing.locality import Gang, part
@@ -23,6 +23,18 @@ class Attempted(Struct, frozen=True):
 
     since_s: float
     held: dict[NodeName, int] = {}
+
+
+def out_of_sight(
+    before: Mapping[JobId, Attempted], unseen: Container[JobId]
+) -> dict[JobId, Attempted]:
+    """Of jobs that wait unseen: they age like the others, and hold nothing, as they cannot use it.
+
+    Forgotten they would come back as gangs that never tried, at the strictest locality.
+    """
+    return {
+        job_id: Attempted(tried.since_s) for job_id, tried in before.items() if job_id in unseen
+    }
 
 
 class Holding:

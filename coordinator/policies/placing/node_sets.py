@@ -3,11 +3,16 @@
 A set is the fewest nodes that hold a gang of its class; as many of its jobs as it has room for
 compute, the others wait for their turn behind them. Affinity of nodes to one gang size is Gandiva's
 (OSDI'18, section 4.1). Must not know snapshots, nor what a turn costs.
+
+Whoever may not start now, for reasons that are not the book's, is unseen: it keeps its place in the
+line and counts for nothing else. Forgotten it would come back as the last each time, and a job that
+comes back only while others compute would never have a turn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from math import inf
 
 from msgspec import Struct
@@ -40,6 +45,7 @@ class Division:
     """All sets at one instant.
 
     gpus: GPUs of each node that can be shared out; types: the type of each.
+    unseen: jobs that are not gone, and that no turn is given.
     """
 
     def __init__(
@@ -48,10 +54,12 @@ class Division:
         *,
         gpus: Mapping[NodeName, int],
         types: Mapping[NodeName, str],
+        unseen: AbstractSet[JobId] = frozenset(),
     ) -> None:
         self.sets = [each for each in sets if all(name in gpus for name in each.nodes)]
         self._gpus = gpus
         self._types = types
+        self._unseen = unseen
 
     # --- what is there ------------------------------------------------------------------------
 
@@ -61,11 +69,17 @@ class Division:
 
     def load(self, each: NodeSet) -> tuple[float, tuple[NodeName, ...]]:
         """Jobs for each place of a set; ties go by name."""
-        return len(each.jobs) / max(1, self.room(each)), each.nodes
+        return len(self.seen(each)) / max(1, self.room(each)), each.nodes
+
+    def seen(self, each: NodeSet) -> list[JobId]:
+        """The jobs of a set that may have a turn, in line."""
+        if not self._unseen:
+            return each.jobs  # as in most passes, and it is asked for often
+        return [job_id for job_id in each.jobs if job_id not in self._unseen]
 
     def computing(self, each: NodeSet) -> list[JobId]:
         """Whose turn it is in a set."""
-        return each.jobs[: self.room(each)]
+        return self.seen(each)[: self.room(each)]
 
     def of(self, kind: Class, avoided: Iterable[NodeName] = ()) -> list[NodeSet]:
         """The sets of a class without these nodes, the least loaded first."""
@@ -85,7 +99,7 @@ class Division:
     @property
     def is_shared(self) -> bool:
         """Whether anybody in a set waits for a turn."""
-        return any(len(each.jobs) > self.room(each) for each in self.sets)
+        return any(len(self.seen(each)) > self.room(each) for each in self.sets)
 
     def _workers(self, kind: Class, nodes: Iterable[NodeName]) -> int:
         return sum(self._gpus[name] // kind.gpus_per_worker for name in nodes)
@@ -93,16 +107,26 @@ class Division:
     # --- jobs come and go ---------------------------------------------------------------------
 
     def keep(self, jobs: Iterable[JobId]) -> None:
-        """Only these are still there; a set without any is dissolved."""
+        """Only these are still there, and who is unseen; a set without any of these is dissolved.
+
+        Nodes are not kept for the unseen alone; whoever stood in such a set is a newcomer later.
+        """
         there = set(jobs)
         for each in self.sets:
-            each.jobs = [job_id for job_id in each.jobs if job_id in there]
-        self.sets = [each for each in self.sets if each.jobs]
+            each.jobs = [
+                job_id for job_id in each.jobs if job_id in there or job_id in self._unseen
+            ]
+        self._dissolve()
+
+    def _dissolve(self) -> None:
+        self.sets = [each for each in self.sets if self.seen(each)]
 
     def leave(self, stands: Callable[[JobId, NodeSet], bool]) -> None:
         """Jobs that do not stand in their set any more leave it; it stays."""
         for each in self.sets:
-            each.jobs = [job_id for job_id in each.jobs if stands(job_id, each)]
+            each.jobs = [
+                job_id for job_id in each.jobs if job_id in self._unseen or stands(job_id, each)
+            ]
 
     def adopt(self, job_id: JobId, kind: Class, nodes: tuple[NodeName, ...]) -> bool:
         """Who runs already stays where it is, if nobody's set is there or one of its class."""
@@ -118,7 +142,7 @@ class Division:
     def place(self, job_id: JobId, kind: Class, avoided: Iterable[NodeName]) -> bool:
         """A newcomer: a set with room, else a new one, else turns with the least loaded set."""
         sets = self.of(kind, avoided)
-        if sets and len(sets[0].jobs) < self.room(sets[0]):
+        if sets and len(self.seen(sets[0])) < self.room(sets[0]):
             sets[0].jobs.append(job_id)
             return True
         made = self._new_set(kind, avoided)
@@ -152,7 +176,7 @@ class Division:
         fixed = set(stays)
         for each in self.sets:
             now = self.computing(each)
-            if len(now) < len(each.jobs):
+            if len(now) < len(self.seen(each)):
                 goes = [job_id for job_id in now if job_id not in fixed]
                 rest = [job_id for job_id in each.jobs if job_id not in goes]
                 each.jobs = rest + goes
@@ -160,10 +184,15 @@ class Division:
     def first(self, ranks: Mapping[JobId, tuple[bool, float]]) -> None:
         """Lower ranks stand before higher ones in each set, otherwise the order is kept.
 
-        Who left since the last look, and still has a place, stands before all others.
+        Who left since the last look, and still has a place, stands before all others. The unseen
+        stay where they are among those that wait: whoever comes back ends nobody's turn.
         """
         for each in self.sets:
-            each.jobs.sort(key=lambda job_id: ranks.get(job_id, (False, -inf)))
+            line = sorted(self.seen(each), key=lambda job_id: ranks.get(job_id, (False, -inf)))
+            ranked = iter(line)
+            jobs = [job_id if job_id in self._unseen else next(ranked) for job_id in each.jobs]
+            now = line[: self.room(each)]
+            each.jobs = now + [job_id for job_id in jobs if job_id not in now]
 
     def divide(self, *, counts_by_gang: bool) -> None:
         """Nodes again in proportion to what each class asks for, type by type."""
@@ -190,7 +219,7 @@ class Division:
         jobs: dict[Class, int] = {}
         for each in self.sets:
             if each.kind.gpu_type == gpu_type:
-                jobs[each.kind] = jobs.get(each.kind, 0) + len(each.jobs)
+                jobs[each.kind] = jobs.get(each.kind, 0) + len(self.seen(each))
         return ((kind, count * kind.gpus) for kind, count in jobs.items())
 
     def _grow(self, kind: Class, count: int) -> None:
@@ -209,8 +238,10 @@ class Division:
         while True:
             sets = self.of(kind)
             low, high = sets[0], sets[-1]
-            after = (len(low.jobs) + 1) / max(1, self.room(low))
+            after = (len(self.seen(low)) + 1) / max(1, self.room(low))
             if after >= self.load(high)[0]:
-                self.sets = [each for each in self.sets if each.jobs]
+                self._dissolve()
                 return
-            low.jobs.append(high.jobs.pop())
+            last = self.seen(high)[-1]
+            high.jobs.remove(last)
+            low.jobs.append(last)

@@ -108,7 +108,16 @@ def _turns(knobs: UnknownKnobs, snapshot: ClusterSnapshot, memory: _Memory) -> d
         elif turn.ends_at_s is None:
             turn = _Turn(turn.count, snapshot.now_s + knobs.lease_s)
         found[job.job_id] = turn
-    return found
+    return found | _unseen(snapshot, memory)
+
+
+def _unseen(snapshot: ClusterSnapshot, memory: _Memory) -> dict[JobId, _Turn]:
+    """Of jobs that wait unseen: who had its turns does not come back as one that had none."""
+    had = {name: turn for name, turn in memory.turns.items() if name in snapshot.unseen}
+    return {
+        name: _Turn(turn.count + (turn.ends_at_s is not None and turn.ends_at_s <= snapshot.now_s))
+        for name, turn in had.items()
+    }
 
 
 def _unknown(knobs: UnknownKnobs, snapshot: ClusterSnapshot, blob: bytes) -> Allocation:

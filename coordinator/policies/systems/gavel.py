@@ -64,23 +64,29 @@ class RoundPass:
     # --- shares ---------------------------------------------------------------------------------
 
     def solve(self) -> None:
-        """Shares anew, where jobs came or went and the last ones were kept up long enough."""
+        """Shares anew, where jobs came or went and the last ones were kept up long enough.
+
+        Who was out of sight whenever they were set does not wait: that may be so each time.
+        """
         rounds = self.rounds
         solved_at_s = rounds.solved_at_s
         is_early = solved_at_s is not None and self._now_s - solved_at_s < self._knobs.solve_s
+        if any(turn.lacks_share for turn in rounds.turns.values()):
+            is_early = False
         if not rounds.is_stale or is_early:
             return
         gangs = [self._gang(job, solved_at_s) for job in self._snapshot.jobs]
         shares = self._solve(gangs, float(self._gpus), self._knobs.spare)
         for job, share in zip(self._snapshot.jobs, shares, strict=True):
             rounds.turns[job.job_id].share = share
+        for turn in rounds.away.values():
+            turn.settle_away(self._knobs.round_s / 2.0)
         rounds.solved_at_s, rounds.is_stale = self._now_s, False
 
     def _gang(self, job: JobView, solved_at_s: float | None) -> Gang:
         """Its account is closed: what it was owed, and what its work would have taken alone."""
         turn = self.rounds.turns[job.job_id]
-        since_s = self._now_s - (self._now_s if solved_at_s is None else solved_at_s)
-        turn.settle(since_s, self._knobs.round_s / 2.0)
+        turn.settle(solved_at_s, self._now_s, self._knobs.round_s / 2.0)
         gpus = job.workers.min * job.gpus_per_worker
         left_s = job.work_left_s(self._now_s) / job.workers.min
         alone_rate = min(1.0, self._gpus / len(self._snapshot.jobs) / gpus)

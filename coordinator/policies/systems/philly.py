@@ -29,7 +29,7 @@ from coordinator.policies.floor import Floor, is_movable
 from coordinator.policies.granting import Grant, carry_out, going_on
 from coordinator.policies.never import Fleet
 from coordinator.policies.placing.gang_tries import Patience, Try
-from coordinator.policies.placing.holding import Attempted, Holding
+from coordinator.policies.placing.holding import Attempted, Holding, out_of_sight
 from coordinator.policies.placing.locality import ANYWHERE, LEVELS, Gang, whole
 from coordinator.policies.placing.prerun_pool import PrerunPool, is_prerun
 from coordinator.policies.policy import Parts, joint
@@ -74,22 +74,27 @@ class _Pass:
         self._full: set[tuple[object, ...]] = set()
         self._stuck: set[tuple[object, ...]] = set()
         self._types = self._floor.gpu_types
-        self.attempted: dict[JobId, Attempted] = {}
+        before = recalled(memory, dict[JobId, Attempted])
+        self.attempted = out_of_sight(before, snapshot.unseen)
         self.grants: list[Grant] = []
         self.victims: set[JobId] = set()
         self.waiting: list[tuple[JobView, Try, Attempted, bool]] = []
         self.kinds: dict[str, list[JobId]] = {FAIR_SHARE: [], FRAGMENTATION: []}
         self.wakes: list[float] = []
         self._fleet = Fleet(snapshot)
-        self._before = recalled(memory, dict[JobId, Attempted])
+        self._before: dict[JobId, Attempted] = {}
         for job in snapshot.jobs:
-            if job.state == JobState.PENDING and job.job_id in self._before:
-                tried = self._before[job.job_id]
-                self._before[job.job_id] = self._holding.resume(self._tenancy.leaf(job), tried)
+            if job.state == JobState.PENDING and job.job_id in before:
+                self._before[job.job_id] = self._resumed(job, before[job.job_id])
         waiting, tree = lines(snapshot, self._tenancy.leaf), Tree(snapshot)
         part = self._quotas.part_in_use
         for job in in_turn(waiting, lambda line: tree.first(line, part), lambda: len(self.grants)):
             self._look_at(job)
+
+    def _resumed(self, job: JobView, tried: Attempted) -> Attempted:
+        if self._fleet.is_never(job):
+            return Attempted(tried.since_s)
+        return self._holding.resume(self._tenancy.leaf(job), tried)
 
     def _look_at(self, job: JobView) -> None:
         now_s = self._snapshot.now_s
@@ -104,7 +109,8 @@ class _Pass:
         is_started = self._start_in_pool(job) or self._start(job, age.level, tried)
         if not is_started and not self._preempt_for(job, age.level):
             held = dict[NodeName, int]()
-            if is_within and age.may_hold:
+            # The rest of a gang that no nodes could take never comes.
+            if is_within and age.may_hold and not self._fleet.is_never(job):
                 leaf = self._tenancy.leaf(job)
                 held = self._holding.acquire(leaf, self._gangs(job), tried)
             self._wait(job, age, Attempted(tried.since_s, held), is_within=is_within)

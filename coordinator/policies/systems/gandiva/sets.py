@@ -84,7 +84,7 @@ class _Pass:
         # A gang that is stopped there may not come back: nobody is then, but for somebody else.
         self._is_barred = any(node.barred_gpus for node in self._floor.nodes.values())
         types = {name: node.gpu_type for name, node in self._floor.nodes.items()}
-        self.division = Division(self._before.sets, gpus=gpus, types=types)
+        self.division = Division(self._before.sets, gpus=gpus, types=types, unseen=snapshot.unseen)
         self._settle()
 
     def _is_ours(self, job: JobView) -> bool:
@@ -201,7 +201,8 @@ class _Pass:
                         workers=each.kind.workers,
                         gpu_type=each.kind.gpu_type,
                         reason=f"its turn in the set {', '.join(each.nodes)} for gangs of "
-                        f"{counted(each.kind.gpus, 'GPU')}: {counted(len(each.jobs), 'job')}, room "
+                        f"{counted(each.kind.gpus, 'GPU')}: "
+                        f"{counted(len(self.division.seen(each)), 'job')}, room "
                         f"for {self.division.room(each)}",
                     )
                 )
@@ -238,7 +239,7 @@ class _Pass:
             return f"no set of nodes for gangs of {gang}, and {loose} in no set"
         return (
             f"waits for its turn in the set {', '.join(mine.nodes)}: "
-            f"{counted(mine.jobs.index(job.job_id), 'job')} before it, room for "
+            f"{counted(self.division.seen(mine).index(job.job_id), 'job')} before it, room for "
             f"{self.division.room(mine)}"
         )
 

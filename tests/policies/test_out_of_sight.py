@@ -1,0 +1,339 @@
+"""What policies remember of jobs that the rules of tenants hide from them for some passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+
+from common.model import JobId, NodeName
+from coordinator.engine.settings import TenantSettings
+from coordinator.policies.apps import Attendance
+from coordinator.policies.attained.queues import Line, QueueKnobs, QueueMemory, Queues
+from coordinator.policies.bundles import policy
+from coordinator.policies.decisions import Start
+from coordinator.policies.placing.holding import Attempted
+from coordinator.policies.placing.node_sets import Class, Division, NodeSet
+from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.systems.afs import LEASE_S
+from coordinator.policies.tenants.tries import without
+from tests.builders import NOW_S, make_job_view, make_snapshot
+from tests.policies.tenant_passes import Asked, Cell
+from tests.served import cell
+from tests.served import served_job as job
+
+
+def hidden(snapshot: ClusterSnapshot, *names: str) -> ClusterSnapshot:
+    """The snapshot as a policy has it that must not see these jobs."""
+    return without(snapshot, {JobId(name) for name in names})
+
+
+# --- Tiresias' queues ---------------------------------------------------------------------------
+
+ENTRY = QueueKnobs(line=Line.ENTRY)
+
+
+def entered(memory: QueueMemory, *jobs: JobView, now_s: float, unseen: str = "") -> Queues:
+    """The queues of these jobs, by entry; those named by letters in `unseen` are hidden."""
+    return Queues(ENTRY, hidden(cell(jobs, n0=8, now_s=now_s), *unseen), memory)
+
+
+def test_in_the_order_of_entry_a_hidden_job_keeps_its_place() -> None:
+    """It stands before who came after it, though it was out of sight when that came."""
+    first = job("z", 8, submitted_at_s=1.0)
+    others = [job("y", 8, submitted_at_s=2.0), job("x", 8, submitted_at_s=3.0)]
+    memory = entered(QueueMemory(), first, others[0], now_s=NOW_S).memory
+    memory = entered(memory, first, *others, now_s=NOW_S + 1.0, unseen="z").memory
+    queues = entered(memory, first, *others, now_s=NOW_S + 2.0)
+    line = sorted([first, *others], key=queues.rank)
+    assert [each.job_id for each in line] == ["z", "y", "x"]
+
+
+def test_a_hidden_job_stands_behind_those_of_its_queue_that_run() -> None:
+    """It waits: whoever was given the GPUs meanwhile is before it, as before all that wait."""
+    waits = [job("z", 8, submitted_at_s=1.0), job("y", 8, submitted_at_s=2.0)]
+    memory = entered(QueueMemory(), *waits, now_s=NOW_S).memory
+    after = waits[0], job("y", 8, node="n0", submitted_at_s=2.0)
+    memory = entered(memory, *after, now_s=NOW_S + 1.0, unseen="z").memory
+    assert memory.queues[0] == ("y", "z")
+
+
+def test_who_has_gone_is_forgotten_also_when_it_was_hidden() -> None:
+    """Nothing is remembered of jobs that are neither seen nor told to be live."""
+    waits = [job("z", 8), job("y", 8)]
+    memory = entered(QueueMemory(promoted={JobId("z"): 1.0}), *waits, now_s=NOW_S).memory
+    memory = entered(memory, *waits, now_s=NOW_S + 1.0, unseen="z").memory
+    assert (memory.promoted, memory.queues[0]) == ({"z": 1.0}, ("y", "z"))
+    memory = entered(memory, waits[1], now_s=NOW_S + 2.0).memory
+    assert (memory.promoted, memory.queues[0]) == ({}, ("y",))
+
+
+@pytest.mark.parametrize("line", list(Line))
+def test_a_return_to_the_first_queue_is_not_forgotten_out_of_sight(line: Line) -> None:
+    """Its service counts from that return, whether it was seen in every pass since or not."""
+    knobs = QueueKnobs(promote=2.0, line=line)
+    waits = job("waits", 8, served=7300.0, first_s=1.0)
+    # It was back in the first queue at 7200 GPU-s; where that is kept, it stands in that.
+    memory = QueueMemory({waits.job_id: 7200.0}, ((waits.job_id,), ()), NOW_S - 9.0)
+    snapshot = cell([waits, job("other", 8)], n0=8)
+    memory = Queues(knobs, hidden(snapshot, "waits"), memory).memory
+    again = Queues(knobs, structs.replace(snapshot, now_s=NOW_S + 1.0), memory)
+    assert again.number(waits) == 0
+    assert again.service_gpu_s(waits) == 100.0
+
+
+def test_a_wait_out_of_sight_counts_for_the_return() -> None:
+    """Who was hidden has waited since its stop like any other: it is back in the first queue in
+    the pass that sees it again, and no pass before asks for it."""
+    knobs = QueueKnobs(promote=2.0)
+    waits = job("waits", 8, served=7200.0, first_s=1.0, waits_since_s=NOW_S)  # it ran for 900 s
+    other = job("other", 8)
+    memory = Queues(knobs, cell([waits, other], n0=8), QueueMemory()).memory
+    later = cell([waits, other], n0=8, now_s=NOW_S + 1800.0)
+    out = Queues(knobs, hidden(later, "waits"), memory)
+    assert out.memory.promoted == {}
+    assert out.wake_at_s([], [other]) is None
+    assert Queues(knobs, later, out.memory).number(waits) == 0
+    early = structs.replace(later, now_s=NOW_S + 1799.0)
+    assert Queues(knobs, early, out.memory).number(waits) == 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    passes=st.lists(st.sets(st.sampled_from("abcdef")), min_size=1, max_size=6),
+    line=st.sampled_from(list(Line)),
+)
+def test_hiding_who_waits_changes_nothing_for_anybody_later(
+    passes: list[set[str]], line: Line
+) -> None:
+    """However often jobs that wait are out of sight, once all are seen each stands where it would
+    stand had it never been hidden."""
+    knobs = QueueKnobs(limits=(100.0, 200.0), line=line, promote=3.0)
+    jobs = [
+        job(name, 1, served=50.0 * at, first_s=float(at), submitted_at_s=float(at))
+        for at, name in enumerate("abcdef")
+    ]
+    start = cell(jobs, n0=8)
+    seen = unseen = Queues(knobs, start, QueueMemory(promoted={JobId("f"): 240.0})).memory
+    for step, names in enumerate(passes, start=1):
+        later = structs.replace(start, now_s=NOW_S + step)
+        seen = Queues(knobs, later, seen).memory
+        unseen = Queues(knobs, hidden(later, *names), unseen).memory
+    end = structs.replace(start, now_s=NOW_S + len(passes) + 1)
+    plain, after = Queues(knobs, end, seen), Queues(knobs, end, unseen)
+    for each in jobs:
+        assert (plain.number(each), plain.rank(each)) == (after.number(each), after.rank(each))
+
+
+# --- Gandiva's sets -----------------------------------------------------------------------------
+
+ONE, FOUR = Class(1, "H100", 1), Class(4, "H100", 1)
+
+
+def division(jobs: str, unseen: Iterable[str] = (), nodes: int = 1) -> Division:
+    """One set for gangs of four on the first of so many nodes of four GPUs."""
+    names = [NodeName(f"n{number}") for number in range(nodes)]
+    made = NodeSet(FOUR, (names[0],), [JobId(name) for name in jobs])
+    gpus, types = dict.fromkeys(names, 4), dict.fromkeys(names, "H100")
+    return Division([made], gpus=gpus, types=types, unseen=frozenset(map(JobId, unseen)))
+
+
+def test_a_hidden_job_has_no_turn_and_keeps_its_place_among_those_that_wait() -> None:
+    """The next in line computes instead; it stays before those that would come after it."""
+    found = division("abc", unseen="b")
+    found.rotate(())
+    assert found.computing(found.sets[0]) == ["c"]
+    found.first({})
+    assert found.sets[0].jobs == ["c", "b", "a"]
+
+
+def test_who_comes_back_into_sight_ends_nobodys_turn() -> None:
+    """Who computes stands before it, also where it waited longer: its turn is the next one."""
+    found = division("bca", unseen="b")
+    found.first({})
+    again = division("".join(found.sets[0].jobs))
+    assert again.computing(again.sets[0]) == ["c"]
+    again.rotate(())
+    assert again.computing(again.sets[0]) == ["b"]
+
+
+def test_a_hidden_job_asks_for_no_nodes() -> None:
+    """It is no load, shares no set, takes no newcomer's room; a set of hidden ones is dissolved."""
+    found = division("ab", unseen="ab", nodes=2)
+    assert not found.is_shared
+    assert found.load(found.sets[0])[0] == 0
+    assert found.place(JobId("c"), FOUR, ())
+    assert [each.jobs for each in found.sets] == [["a", "b", "c"]]
+    found.keep([JobId("c")])
+    assert [each.jobs for each in found.sets] == [["a", "b", "c"]]
+    found.keep([])
+    assert found.sets == []
+
+
+def test_who_has_a_turn_keeps_it_while_all_others_are_hidden() -> None:
+    """There is nobody to hand it to."""
+    found = division("ab", unseen="b")
+    found.rotate(())
+    assert found.sets[0].jobs == ["a", "b"]
+
+
+def test_nodes_are_shared_out_by_those_that_are_seen() -> None:
+    """Four gangs of which three are hidden leave the loose node to eight jobs of another size."""
+    names = list(map(NodeName, ("n0", "n1", "n2")))
+    sets = [
+        NodeSet(FOUR, (names[0],), list(map(JobId, "abcd"))),
+        NodeSet(ONE, (names[1],), list(map(JobId, "ijklmnop"))),
+    ]
+    gpus, types = dict.fromkeys(names, 4), dict.fromkeys(names, "H100")
+    found = Division(sets, gpus=gpus, types=types, unseen=frozenset(map(JobId, "bcd")))
+    found.divide(counts_by_gang=False)
+    assert {each.nodes: len(each.jobs) for each in found.sets} == {
+        ("n0",): 4,
+        ("n1",): 4,
+        ("n2",): 4,
+    }
+
+
+def test_those_that_are_seen_spread_over_the_sets_of_their_size() -> None:
+    """The last of them in line goes to a new set, and to one where all others are hidden; who is
+    hidden stays where it is."""
+    found = division("adbc", unseen="bc", nodes=2)
+    found.divide(counts_by_gang=False)
+    assert [each.jobs for each in found.sets] == [["a", "b", "c"], ["d"]]
+    found = division("ade", unseen="bc", nodes=3)
+    found.sets.append(NodeSet(FOUR, (NodeName("n1"),), [JobId("b"), JobId("c")]))
+    found.divide(counts_by_gang=False)
+    assert [each.jobs for each in found.sets] == [["a"], ["b", "c", "e"], ["d"]]
+
+
+def test_of_two_alike_of_a_tenant_the_first_in_line_has_its_turn_first() -> None:
+    """Shares hide the jobs of three tenants in turns: who waits longer is not the last in line for
+    having been out of sight more often."""
+    tenants = [
+        TenantSettings(name="a", borrow_limit_gpus=8),
+        TenantSettings(name="b"),
+        TenantSettings(name="c"),
+    ]
+    played = Cell("gandiva-sets", tenants, nodes=1, check=True)
+    played.ask(
+        Asked(tenant=tenant, gpus=8, at_s=float(at), work_s=3600.0)
+        for at, tenant in enumerate("bcaabc")
+    )
+    played.run(until_s=40_000.0)
+    first, second = (played.engine.state.jobs[JobId(name)] for name in ("c1", "c5"))
+    assert first.finished_at_s is not None
+    assert second.finished_at_s is not None
+    assert first.finished_at_s < second.finished_at_s
+
+
+def test_what_is_said_of_a_line_counts_who_may_have_a_turn() -> None:
+    """Of three jobs before it a job waits for two, while a quota keeps the third one out."""
+    made = policy("gandiva-sets")
+    jobs = [job(name, 8, submitted_at_s=float(at)) for at, name in enumerate("abcd")]
+    whole = cell(jobs, n0=8)
+
+    def said(snapshot: ClusterSnapshot) -> list[str]:
+        holds = made.hold(snapshot, made.allocate(whole, b"").memory)
+        return [each.blockers[0] for each in holds if each.job_id == "d"]
+
+    assert said(whole) == ["waits for its turn in the set n0: 3 jobs before it, room for 1"]
+    partly = hidden(whole, "b")
+    assert said(partly) == ["waits for its turn in the set n0: 2 jobs before it, room for 1"]
+    found = made.allocate(partly, made.allocate(whole, b"").memory)
+    (start,) = (each for each in found.decisions if isinstance(each, Start))
+    assert start.reason.endswith("for gangs of 8 GPUs: 3 jobs, room for 1")
+
+
+# --- the age of a gang's tries under Philly -------------------------------------------------------
+
+
+def test_the_tries_of_a_gang_go_on_out_of_sight_and_it_holds_nothing() -> None:
+    """Whoever waits ages, whatever for: else it would ask for the strictest locality again."""
+    made = policy("philly")
+    gang = job("gang", 8, submitted_at_s=1.0)
+    others = [
+        structs.replace(job(f"on-{node}", gpus, node=node), tenant="other")
+        for node, gpus in (("n0", 2), ("n1", 6))
+    ]
+    snapshot = cell([gang, *others], n0=8, n1=8)
+    first = made.allocate(snapshot, b"")
+    assert tries(first.memory) == {"gang": Attempted(NOW_S, {NodeName("n0"): 6})}
+    later = structs.replace(snapshot, now_s=NOW_S + 60.0)
+    memory = made.allocate(hidden(later, "gang"), first.memory).memory
+    assert tries(memory) == {"gang": Attempted(NOW_S)}
+    small = job("small", 6, submitted_at_s=2.0)
+    beside = cell([gang, *others, small], n0=8, n1=8, now_s=NOW_S + 60.0)
+    found = made.allocate(hidden(beside, "gang"), first.memory)
+    assert [each.job_id for each in found.decisions if isinstance(each, Start)] == ["small"]
+    again = made.allocate(structs.replace(snapshot, now_s=NOW_S + 100.0), memory)
+    assert tries(again.memory) == {"gang": Attempted(NOW_S, {NodeName("n0"): 6})}
+    assert tries(made.allocate(cell([], n0=8), memory).memory) == {}
+
+
+def tries(memory: bytes) -> dict[JobId, Attempted]:
+    """What Philly remembers."""
+    return msgspec.msgpack.decode(memory, type=dict[JobId, Attempted])
+
+
+# --- turns and shares -----------------------------------------------------------------------------
+
+
+def test_a_job_that_had_its_turn_does_not_come_back_as_one_that_had_none() -> None:
+    """Under AFS-P fewest turns go first: the lease that ended counts after any passes unseen."""
+    made = policy("afs-p")
+    old = job("old", 8, node="n0", served=1.0, first_s=NOW_S)
+    memory = made.allocate(cell([old], n0=8), b"").memory
+    stopped = job("old", 8, served=1.0, first_s=NOW_S)
+    for step in (0.0, 1.0):
+        snapshot = cell([stopped], n0=8, now_s=NOW_S + LEASE_S + step)
+        memory = made.allocate(hidden(snapshot, "old"), memory).memory
+    new = job("new", 8, submitted_at_s=NOW_S)
+    snapshot = cell([stopped, new], n0=8, now_s=NOW_S + LEASE_S + 2.0)
+    found = made.allocate(snapshot, memory)
+    assert [each.job_id for each in found.decisions if isinstance(each, Start)] == ["new"]
+    gone = made.allocate(cell([new], n0=8, now_s=NOW_S + LEASE_S + 3.0), found.memory)
+    assert msgspec.msgpack.decode(gone.memory)["turns"].keys() == {"new"}
+
+
+# --- apps of Themis -------------------------------------------------------------------------------
+
+
+def test_an_app_out_of_sight_comes_back_with_what_is_known_of_it() -> None:
+    """Its trials that ended, what it was given, and since when it is there; meanwhile it is none of
+    those that share the GPUs."""
+    attendance = Attendance()
+
+    def note(now_s: float, jobs: Iterable[JobView], *unseen: str) -> None:
+        snapshot = make_snapshot(jobs=jobs, now_s=now_s)
+        attendance.note(hidden(snapshot, *unseen))
+
+    trial, ended = (
+        structs.replace(make_job_view(name, remaining_work_s=100.0), app="app")
+        for name in ("trial", "ended")
+    )
+    other = make_job_view("other", remaining_work_s=100.0)
+    note(0.0, [trial, ended, other])
+    (name,) = (app for app in attendance.apps if app.startswith("app"))
+    attendance.apps[name].granted_at_s = 5.0
+    note(100.0, [trial, other])
+    note(200.0, [trial, other], "trial")
+    assert attendance.apps.keys() == {"job other"}
+    note(300.0, [trial, other], "trial")
+    note(400.0, [trial, other])
+    record = attendance.apps[name]
+    assert record.jobs.keys() == {"trial", "ended"}
+    assert record.granted_at_s == 5.0
+    # Two apps for 200 s, then one for 200 s.
+    assert attendance.mean_apps(record) == pytest.approx(1.5)
+    assert attendance.unseen == {}
+    second = structs.replace(make_job_view("second", remaining_work_s=100.0), app="app")
+    note(440.0, [trial, second, other])
+    note(450.0, [trial, second, other], "second")
+    assert attendance.unseen == {}  # a part of it is seen
+    note(500.0, [trial, other], "trial")
+    note(600.0, [other])
+    assert attendance.unseen == {}
