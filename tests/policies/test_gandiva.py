@@ -104,6 +104,18 @@ def test_an_elastic_job_grows_on_its_node_and_shrinks_at_once() -> None:
     assert len(cell.made(Resize)) == 2
 
 
+def test_nobody_grows_while_another_waits_for_more_than_is_free() -> None:
+    """Three GPUs, then seven, stay free beside a gang that waits for the whole node: what grew into
+    them would only be in its way."""
+    cell = Cell(gpus=8)
+    cell.submit("elastic", gpus=1, gpus_per_worker=1, most=8, work_s=5000.0)
+    cell.submit("rigid", gpus=4, work_s=2000.0)
+    cell.submit("whole", at_s=10.0, gpus=8, work_s=1000.0)
+    cell.until(20_000.0)
+    assert cell.state("whole") == JobState.SUCCEEDED
+    assert not cell.made(Resize)
+
+
 def test_a_job_that_did_not_opt_in_never_grows() -> None:
     """Growing is for jobs that said that they can use more."""
     cell = Cell()

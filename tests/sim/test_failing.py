@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterable
 from math import exp, log
 from pathlib import Path
 from statistics import median
@@ -88,6 +89,18 @@ def test_a_size_fails_as_often_as_the_study_s(gpus: int, rate: float) -> None:
 def test_trials_are_of_the_column_of_the_gang(gpus: int, trials: int) -> None:
     """One GPU, two to four, and more."""
     assert BY_REASON["core_dump"].trials_of(gpus) == trials
+
+
+def test_the_spread_of_times_to_failure_is_fitted_to_both_upper_quantiles() -> None:
+    """A little more or less of it is further from p90 and p95 together, in squares of logs."""
+    for cause in TABLE:
+        said = ((Z90, log(cause.p90 / cause.p50)), (Z95, log(cause.p95 / cause.p50)))
+        fitted = log(cause.runtime_s(1.0) / cause.runtime_s(0.0))
+
+        def error(sigma: float, said: Iterable[tuple[float, float]] = said) -> float:
+            return sum((sigma * at - log_ratio) ** 2 for at, log_ratio in said)
+
+        assert error(fitted) < min(error(fitted - 0.001), error(fitted + 0.001))
 
 
 def test_times_to_failure_go_through_the_median_and_near_the_upper_quantiles() -> None:
