@@ -9,8 +9,9 @@ from msgspec.structs import replace
 from common.model import JobId, JobState, NodeName
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Start
+from coordinator.policies.snapshot import JobView
 from coordinator.policies.systems.mesos import Memory
-from tests.builders import NOW_S, make_job_view
+from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
 from tests.policies.tenant_books import names
 from tests.policies.tenant_passes import Asked, Cell
 from tests.policies.test_never_told import WHY, cell, gang, small
@@ -81,3 +82,38 @@ def test_the_oldest_of_the_hoards_that_lasted_too_long_is_given_back(oldest: str
     after = msgspec.msgpack.decode(made.memory, type=Memory)
     assert set(after.hoards) == set(after.since_s) == {"a", "b"} - {oldest}
     assert after.given_back == tuple(nodes[oldest])
+
+
+def pair_of(tenant: str) -> JobView:
+    """A job of two workers of four GPUs each."""
+    return replace(make_job_view(tenant, workers=(2, 2), gpus_per_worker=4), tenant=tenant)
+
+
+def test_a_gang_that_starts_leaves_the_next_one_of_its_framework_the_whole_time() -> None:
+    """What is hoarded from then on is for another gang, which has waited for nothing yet."""
+    first = pair_of("a")
+    later = replace(first, job_id=JobId("later"), submitted_at_s=first.submitted_at_s + 1.0)
+    nodes = make_node_view("n0", gpus=4), make_node_view("n1", gpus=8)
+    before = Memory(hoards={"a": {NodeName("n0"): 4}}, since_s={"a": NOW_S - 100.0}, number=7)
+    snapshot = make_snapshot(nodes=nodes, jobs=[first, later])
+    made = policy("mesos").allocate(snapshot, msgspec.msgpack.encode(before))
+    after = msgspec.msgpack.decode(made.memory, type=Memory)
+    assert names(made.decisions, Start) == {"a"}
+    assert after.since_s == {"a": NOW_S}
+
+
+@pytest.mark.parametrize("oldest", ["a", "b"])
+def test_what_one_gives_back_is_offered_first_to_whoever_hoards_for_longest(oldest: str) -> None:
+    """Before one that has nothing yet, whose share is smaller: it would only begin to hoard, and
+    no gang would ever have all of its nodes."""
+    jobs = [pair_of(tenant) for tenant in ("a", "b", "none")]
+    nodes = [make_node_view(f"n{number}", gpus=4) for number in range(3)]
+    before = Memory(
+        hoards={"a": {NodeName("n1"): 4}, "b": {NodeName("n2"): 4}},
+        since_s={name: NOW_S - (90.0 if name == oldest else 50.0) for name in "ab"},
+        given_back=(NodeName("n0"),),
+        number=7,
+    )
+    snapshot = make_snapshot(nodes=nodes, jobs=jobs)
+    made = policy("mesos").allocate(snapshot, msgspec.msgpack.encode(before))
+    assert names(made.decisions, Start) == {oldest}
