@@ -55,8 +55,7 @@ class Turn(Struct, array_like=True):
 
         half_s: half a round, from which the next account begins.
         """
-        if solved_at_s is not None:
-            self.open_s = now_s - max(solved_at_s, self.since_s)
+        self.hide(solved_at_s, now_s)
         self.settle_away(half_s)
 
     def settle_away(self, half_s: float) -> None:
