@@ -132,8 +132,9 @@ DRAWN = {
 ALONE = {
     "gandiva:migrates": (1, "false"),
     "gandiva:packs": (16, "false"),
+    "philly:holders": (4, "0"),
     "qos-elasticflow:restart_s": (9, "0"),
-    "qos-elasticflow:slot_s": (5, "5"),
+    "qos-elasticflow:slot_s": (19, "5"),
     "tetris:fairness": (1, "0.9"),
     "themis:patience": (6, "0"),
     "themis:payment": (13, "none"),

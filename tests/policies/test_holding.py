@@ -14,23 +14,35 @@ from common.model import JobId, NodeName
 from coordinator.policies.floor import Floor
 from coordinator.policies.placing.gang_tries import Patience
 from coordinator.policies.placing.holding import Attempted, Holding
+from coordinator.policies.placing.locality import Gang
+from coordinator.policies.quotas_in_use import QuotasInUse
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
-from tests.builders import NOW_S, make_node_view, make_snapshot
+from coordinator.policies.tenants.tenancy import Tenancy
+from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
 from tests.policies.machines import cell, decide, job, machine, started
 
 OLD, NEW = NodeName("old"), NodeName("new")
 PATIENCE = Patience()
 
 
-def floor(**free: int) -> Floor:
-    """Nodes of eight GPUs of which so many are free."""
+GANG = replace(make_job_view("gang", gpus_per_worker=8), tenant="line")
+
+
+def snapshot(**free: int) -> ClusterSnapshot:
+    """Nodes of eight GPUs of which so many are free, and a gang that waits."""
     nodes = [make_node_view(name, free_gpus=gpus) for name, gpus in free.items()]
-    return Floor(make_snapshot(nodes=nodes))
+    return make_snapshot(nodes=nodes, jobs=(GANG,))
+
+
+def floor(**free: int) -> Floor:
+    """The same, as a pass gives it away."""
+    return Floor(snapshot(**free))
 
 
 def holding(found: Floor) -> Holding:
-    """Of one gang in a line at a time."""
-    return Holding(found, PATIENCE, NOW_S, 1)
+    """Of one gang in a line at a time, of a tenant with all of the cell for its quota."""
+    seen = snapshot(**found.free)
+    return Holding(found, QuotasInUse(seen, Tenancy(seen)), PATIENCE, NOW_S, 1)
 
 
 def remembered(memory: bytes) -> Mapping[JobId, Attempted]:
@@ -45,7 +57,7 @@ def remembered(memory: bytes) -> Mapping[JobId, Attempted]:
 def test_a_gang_goes_on_holding_no_more_than_is_free(free: int, kept: int) -> None:
     """What others have taken of it meanwhile is theirs, and no node has less than nothing free."""
     found = floor(old=free)
-    tried = holding(found).resume("line", Attempted(NOW_S, {OLD: 6}))
+    tried = holding(found).resume(GANG, Attempted(NOW_S, {OLD: 6}))
     assert tried == Attempted(NOW_S, {OLD: 6} if kept == 6 else {OLD: 4} if kept else {})
     assert found.free[OLD] == free - kept
 
@@ -53,7 +65,7 @@ def test_a_gang_goes_on_holding_no_more_than_is_free(free: int, kept: int) -> No
 def test_what_a_gang_held_on_a_node_that_left_is_gone() -> None:
     """It holds what it has elsewhere."""
     found = floor(new=3)
-    tried = holding(found).resume("line", Attempted(NOW_S, {OLD: 6, NEW: 2}))
+    tried = holding(found).resume(GANG, Attempted(NOW_S, {OLD: 6, NEW: 2}))
     assert (tried.held, found.free) == ({NEW: 2}, {NEW: 1})
 
 
@@ -61,7 +73,7 @@ def test_two_gangs_do_not_hold_the_same_gpus() -> None:
     """Where less is free than both held, the second has what the first leaves."""
     found = floor(old=8)
     both = holding(found)
-    held = [both.resume("line", Attempted(NOW_S, {OLD: 6})).held for _ in range(2)]
+    held = [both.resume(GANG, Attempted(NOW_S, {OLD: 6})).held for _ in range(2)]
     assert held == [{OLD: 6}, {OLD: 2}]
     assert found.free == {OLD: 0}
 
@@ -80,10 +92,10 @@ def test_holding_and_letting_go_loses_no_gpu(
     """Whatever was held before: nothing is below zero, and all that is let go of is free again."""
     found = floor(**free)
     before, made = dict(found.free), holding(found)
-    gangs = [made.resume("line", Attempted(NOW_S - age_s, each)) for each in held]
+    gangs = [made.resume(GANG, Attempted(NOW_S - age_s, each)) for each in held]
     assert all(gpus >= 0 for gpus in found.free.values())
     for gang in gangs:
-        made.let_go(gang)
+        made.let_go(GANG, gang)
     assert found.free == before
 
 
@@ -103,6 +115,33 @@ def test_a_gang_that_held_more_than_is_left_starts_nowhere_it_does_not_fit() -> 
     found = decide("philly", snapshot, memory)
     assert started(found) == []
     assert remembered(found.memory)[JobId("gang")].held == {OLD: 6}
+
+
+# --- what is let go of --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("taken", [0, 2, 6])
+def test_what_a_gang_keeps_is_there_for_other_lines_alone(taken: int) -> None:
+    """As much of it as they were not given is no room for its own, and none of it is lost."""
+    found = floor(old=6, new=2)
+    made, line = holding(found), GANG.tenant
+    tried = Attempted(NOW_S - PATIENCE.hold_s)
+    assert made.acquire(GANG, [Gang(1, 8, "H100")], tried) == {}
+    assert (found.free[OLD], made.keeps(line), made.keeps("other")) == (6, True, False)
+    found.free[OLD] -= taken
+    with made.kept_from("other"):
+        assert found.free[OLD] == 6 - taken
+    with made.kept_from(line):
+        assert found.free[OLD] == 0
+    assert found.free[OLD] == 6 - taken
+
+
+def test_one_gang_of_a_line_keeps_or_holds_at_a_time() -> None:
+    """What the first one keeps counts: the next holds nothing beside it."""
+    made, gang = holding(floor(old=6, new=5)), Gang(1, 8, "H100")
+    made.acquire(GANG, [gang], Attempted(NOW_S - PATIENCE.hold_s))
+    with made.kept_from(GANG.tenant):
+        assert made.acquire(replace(GANG, job_id=JobId("next")), [gang], Attempted(NOW_S)) == {}
 
 
 # --- gangs that nobody could ever hold GPUs for -------------------------------------------------

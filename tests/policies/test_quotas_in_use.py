@@ -100,6 +100,32 @@ def test_what_a_job_holds_counts_until_it_is_free() -> None:
     assert held_gpus(make_job_view("w")) == 0
 
 
+def test_what_a_gang_holds_is_used_of_its_quota_and_makes_nobody_a_tenant_beyond_it() -> None:
+    """Three in use and two held are all of five: nobody of the tenant is within, its part is used,
+    and none of its jobs may be stopped for others."""
+    views = (TenantView(name="a", guarantee_gpus=5), TenantView(name="b", guarantee_gpus=4))
+    ran, gang = runs("r", "a", 3), waits("a", 4)
+    made, _ = quotas(ran, gang, waits("b", 4), tenants=views)
+    assert (made.room(gang), made.is_within(gang)) == (2, False)
+    made.hold(gang, 2)
+    assert (made.room(gang), made.is_within(waits("a", 1))) == (0, False)
+    assert made.part_in_use("a") == pytest.approx(1.0)
+    made.hold(gang, 1)  # its tenant came to use more elsewhere
+    assert made.beyond([ran], waits("b", 4)) == []
+    made.hold(gang, -3)
+    assert (made.room(gang), made.held["a"]) == (2, 0)
+
+
+@pytest.mark.parametrize(("gpus", "room"), [(5, 2), (6, 0)])
+def test_a_gang_may_hold_what_is_left_of_a_quota_that_it_does_not_exceed(
+    gpus: int, room: int
+) -> None:
+    """Three of five are in use: one of five may hold the others, and one of six none."""
+    views = (TenantView(name="a", guarantee_gpus=5),)
+    made, _ = quotas(runs("r", "a", 3), waits("a", gpus), tenants=views)
+    assert made.room(waits("a", gpus)) == room
+
+
 # --- over a tree ------------------------------------------------------------------------------
 
 PROMISED = (

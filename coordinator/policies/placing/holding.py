@@ -1,14 +1,18 @@
 """Gangs that hold GPUs which are free now until the rest of them is: who holds what in a pass.
 
-Gang scheduling by the Philly study (ATC'19, section 2.3). What a gang holds nobody else is given;
-it lets go of all of it while it backs off (`tries`). Who holds goes on before another one of its
-line begins to. Must not know whose turn it is, nor who may hold.
+Gang scheduling by the Philly study (ATC'19, section 2.3). A gang holds as much as its tenant's
+quota leaves, and no more than it needs; what it holds nobody else is given, and is used of the
+quota. It lets go of all of it while it backs off (`gang_tries`): whoever comes before it and other
+lines are given that, but not whoever comes after it in its own line, whose jobs would else take
+each GPU that falls free for as long as they come. Who holds goes on before another one of its line
+begins to. Must not know whose turn it is, nor who may hold.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Generator, Iterable, Mapping
+from contextlib import contextmanager
 
 from msgspec import Struct, structs
 
@@ -16,6 +20,8 @@ from common.model import JobId, NodeName
 from coordinator.policies.floor import Floor
 from coordinator.policies.placing.gang_tries import Patience, Try, try_at
 from coordinator.policies.placing.locality import Gang, part
+from coordinator.policies.quotas_in_use import QuotasInUse
+from coordinator.policies.snapshot import JobView
 
 
 class Attempted(Struct, frozen=True):
@@ -40,51 +46,107 @@ def out_of_sight(
 class Holding:
     """What gangs hold of a floor; it is not free there meanwhile.
 
-    most: gangs of one line that hold at a time.
+    most: gangs of one line, the jobs of one tenant, that hold or keep GPUs at a time.
     """
 
-    def __init__(self, floor: Floor, patience: Patience, now_s: float, most: int) -> None:
+    def __init__(
+        self, floor: Floor, quotas: QuotasInUse, patience: Patience, now_s: float, most: int
+    ) -> None:
         self._floor = floor
+        self._quotas = quotas
         self._patience = patience
         self._now_s = now_s
         self._most = most
         self._holders = Counter[str]()
+        self._kept: dict[str, dict[JobId, Mapping[NodeName, int]]] = {}
 
     def age(self, tried: Attempted) -> Try:
         """Where a gang is in its tries."""
         return try_at(self._patience, tried.since_s, self._now_s)
 
-    def resume(self, line: str, tried: Attempted) -> Attempted:
+    def resume(self, job: JobView, tried: Attempted) -> Attempted:
         """A gang goes on holding what it held before, as far as it may and that is still there."""
         free, kept = self._floor.free, dict[NodeName, int]()
-        if self.age(tried).may_hold:
+        if tried.held and self.age(tried).may_hold:
             there = {name: min(gpus, free.get(name, 0)) for name, gpus in tried.held.items()}
             kept = {name: gpus for name, gpus in there.items() if gpus}
-        self._hold(kept)
-        if kept:
-            self._holders[line] += 1
+        self._count(job, kept)
+        _take(free, kept)
         return structs.replace(tried, held=kept)
 
-    def let_go(self, tried: Attempted) -> None:
+    def let_go(self, job: JobView, tried: Attempted) -> None:
         """What a gang holds is free."""
-        self._hold(tried.held, -1)
+        self._count(job, tried.held, -1)
+        _take(self._floor.free, tried.held, -1)
 
-    def acquire(self, line: str, gangs: Iterable[Gang], tried: Attempted) -> dict[NodeName, int]:
+    def acquire(self, job: JobView, gangs: Iterable[Gang], tried: Attempted) -> dict[NodeName, int]:
         """What a gang that let go holds from now on, of what it finds on the first type that has.
 
-        Nothing where others of its line hold already.
+        Nothing where others of its line hold already, where its tenant's quota leaves nothing, and
+        while it backs off; then it keeps the same from those of its line that come after it.
         """
-        age = self.age(tried)
-        if not tried.held and self._holders[line] >= self._most:
+        age, room = self.age(tried), self._quotas.room(job)
+        if self._holders[self._quotas.leaf(job)] >= self._most:
             return {}
         for gang in gangs:
-            held = part(self._floor, gang, age.level, tried.held)
-            if held:
-                self._holders[line] += not tried.held
-                self._hold(held)
+            held = _first(part(self._floor, gang, age.level, tried.held), room)
+            if not held:
+                continue
+            self._count(job, held)
+            if age.may_hold:
+                _take(self._floor.free, held)
                 return held
+            self._kept.setdefault(self._quotas.leaf(job), {})[job.job_id] = held
+            break
         return {}
 
-    def _hold(self, held: Mapping[NodeName, int], sign: int = 1) -> None:
-        for name, gpus in held.items():
-            self._floor.free[name] -= sign * gpus
+    def keeps(self, line: str) -> bool:
+        """Whether a gang of a line keeps GPUs from those that come after it there."""
+        return line in self._kept
+
+    @contextmanager
+    def kept_from(self, line: str) -> Generator[None]:
+        """Meanwhile what gangs of a line keep is not free, as far as nobody else was given it."""
+        free, taken = self._floor.free, list[Mapping[NodeName, int]]()
+        for kept in self._kept.get(line, {}).values():
+            taken.append({name: min(gpus, free[name]) for name, gpus in kept.items()})
+            _take(free, taken[-1])
+        yield
+        for kept in taken:
+            _take(free, kept, -1)
+
+    def told(self, job: JobView, tried: Attempted) -> tuple[int, str]:
+        """How many GPUs it holds or keeps, and in words where, and for how long."""
+        age = self.age(tried)
+        left_s = age.until_s - self._now_s
+        kept = self._kept.get(self._quotas.leaf(job), {}).get(job.job_id, {})
+        nodes = ", ".join(f"{n} on {name}" for name, n in sorted((tried.held or kept).items()))
+        if tried.held:
+            return sum(tried.held.values()), f"; holds {nodes}, for {left_s:.0f} s more"
+        if age.may_hold:
+            return 0, ""
+        nothing = f"; holds nothing for {left_s:.0f} s"
+        if not kept:
+            return 0, nothing
+        return sum(kept.values()), f"{nothing}, but keeps {nodes} from later jobs of its tenant"
+
+    def _count(self, job: JobView, held: Mapping[NodeName, int], sign: int = 1) -> None:
+        """What it holds is used of its tenant's quota."""
+        if held:
+            self._holders[self._quotas.leaf(job)] += sign
+            self._quotas.hold(job, sign * sum(held.values()))
+
+
+def _take(free: dict[NodeName, int], held: Mapping[NodeName, int], sign: int = 1) -> None:
+    for name, gpus in held.items():
+        free[name] -= sign * gpus
+
+
+def _first(held: Mapping[NodeName, int], most: int) -> dict[NodeName, int]:
+    """So many GPUs of these at most, of the first nodes."""
+    found: dict[NodeName, int] = {}
+    for name, gpus in held.items():
+        if most > 0:
+            found[name] = min(gpus, most)
+            most -= found[name]
+    return found

@@ -6,11 +6,13 @@ tenant has one; what a tenant leaves idle others use. The tenant with the smalle
 in use comes first, and in it who was submitted first; later jobs that fit start before an earlier
 one that does not.
 
-The first job of a tenant that does not fit and is within quota holds what GPUs it finds, for
-`hold_s`; if its gang is not complete by then it lets go of all of them, for `back_off_s`, and tries
-again. Every `tries` such timeouts it asks for less locality. Whoever waits without holding ages in
-the same way. All of that follows from when a job first did not fit, which is what is remembered,
-with what is held.
+The first job of a tenant that does not fit, of a size that its quota allows, holds what GPUs it
+finds, up to what the tenant leaves of its quota, for `hold_s`; if its gang is not complete by then
+it lets go of all of them, for `back_off_s`, and tries again. Meanwhile other tenants may use them,
+and later jobs of its own may not: those would take its place for as long as they come. Every
+`tries` such timeouts it asks for less locality. Whoever waits without holding ages in the same way.
+All of that follows from when a job first did not fit, which is what is remembered, with what is
+held.
 
 Running jobs are preempted for a job within quota only when `preempt_ratio` of the GPUs are in use,
 and only those of tenants beyond theirs, the youngest first.
@@ -70,7 +72,7 @@ class _Pass:
         self._quotas = QuotasInUse(snapshot, self._tenancy)
         self._floor = Floor(snapshot)
         self._pool = PrerunPool(snapshot, self._floor, knobs.prerun_gpus)
-        self._holding = Holding(self._floor, knobs, snapshot.now_s, knobs.holders)
+        self._holding = Holding(self._floor, self._quotas, knobs, snapshot.now_s, knobs.holders)
         self._full: set[tuple[object, ...]] = set()
         self._stuck: set[tuple[object, ...]] = set()
         self._types = self._floor.gpu_types
@@ -78,7 +80,7 @@ class _Pass:
         self.attempted = out_of_sight(before, snapshot.unseen)
         self.grants: list[Grant] = []
         self.victims: set[JobId] = set()
-        self.waiting: list[tuple[JobView, Try, Attempted, bool]] = []
+        self.waiting: list[tuple[JobView, Attempted, int]] = []
         self.kinds: dict[str, list[JobId]] = {FAIR_SHARE: [], FRAGMENTATION: []}
         self.wakes: list[float] = []
         self._fleet = Fleet(snapshot)
@@ -94,27 +96,27 @@ class _Pass:
     def _resumed(self, job: JobView, tried: Attempted) -> Attempted:
         if self._fleet.is_never(job):
             return Attempted(tried.since_s)
-        return self._holding.resume(self._tenancy.leaf(job), tried)
+        return self._holding.resume(job, tried)
 
     def _look_at(self, job: JobView) -> None:
-        now_s = self._snapshot.now_s
-        tried = self._before.get(job.job_id, Attempted(now_s))
-        age, is_within = self._holding.age(tried), self._quotas.is_within(job)
+        tried = self._before.get(job.job_id, Attempted(self._snapshot.now_s))
+        self._holding.let_go(job, tried)
+        age, room = self._holding.age(tried), self._quotas.room(job)  # without what it held
+        is_within = room >= base_gpus(job)
         alike = (*self._asks(job), is_prerun(job), age.level, age.may_hold, is_within)
         if alike in self._stuck and not tried.held:
-            self._wait(job, age, tried, is_within=is_within)
+            self._wait(job, age, tried, room)
             return
         self._floor.avoided = job.avoid_nodes
-        self._holding.let_go(tried)
-        is_started = self._start_in_pool(job) or self._start(job, age.level, tried)
-        if not is_started and not self._preempt_for(job, age.level):
-            held = dict[NodeName, int]()
-            # The rest of a gang that no nodes could take never comes.
-            if is_within and age.may_hold and not self._fleet.is_never(job):
-                leaf = self._tenancy.leaf(job)
-                held = self._holding.acquire(leaf, self._gangs(job), tried)
-            self._wait(job, age, Attempted(tried.since_s, held), is_within=is_within)
-            self._stuck.add(alike)
+        with self._holding.kept_from(self._tenancy.leaf(job)):
+            is_started = self._start_in_pool(job) or self._start(job, age.level, tried)
+            if not is_started and not self._preempt_for(job, age.level):
+                held = dict[NodeName, int]()
+                # The rest of a gang that no nodes could take never comes.
+                if not self._fleet.is_never(job):
+                    held = self._holding.acquire(job, self._gangs(job), tried)
+                self._wait(job, age, Attempted(tried.since_s, held), room)
+                self._stuck.add(alike)
         self._floor.avoided = ()
 
     def _start_in_pool(self, job: JobView) -> bool:
@@ -137,7 +139,8 @@ class _Pass:
 
     def _start(self, job: JobView, level: int, tried: Attempted) -> bool:
         for gang in self._gangs(job):
-            alike = (gang, level, job.avoid_nodes)
+            leaf = self._tenancy.leaf(job)
+            alike = (gang, level, job.avoid_nodes, leaf if self._holding.keeps(leaf) else "")
             if alike in self._full and not tried.held:
                 continue  # room only shrinks along the line
             placements = whole(self._floor, gang, level)
@@ -197,40 +200,36 @@ class _Pass:
 
     # --- waiting ------------------------------------------------------------------------------
 
-    def _wait(self, job: JobView, age: Try, tried: Attempted, *, is_within: bool) -> None:
+    def _wait(self, job: JobView, age: Try, tried: Attempted, room: int) -> None:
+        """It waits, and its tenant's quota leaves so many GPUs for it to hold."""
         self.attempted[job.job_id] = tried
-        holds_later = is_within and not age.may_hold
+        is_within = room >= base_gpus(job)
+        holds_later = room > 0 and not age.may_hold
         if tried.held or holds_later or age.level < ANYWHERE:
             self.wakes.append(age.until_s)
         if not self._fleet.is_never(job):  # else neither a quota nor a place would let it start
             self.kinds[FRAGMENTATION if is_within else FAIR_SHARE].append(job.job_id)
-        self.waiting.append((job, age, tried, is_within))
+        self.waiting.append((job, tried, room))
 
     def holds(self) -> tuple[Hold, ...]:
         """Why each of the others waits, in sentences."""
         return tuple(
-            Hold(job_id=job.job_id, blockers=(self._why(job, age, tried, is_within),))
-            for job, age, tried, is_within in self.waiting
+            Hold(job_id=job.job_id, blockers=(self._why(job, tried, room),))
+            for job, tried, room in self.waiting
         )
 
-    def _why(self, job: JobView, age: Try, tried: Attempted, is_within: bool) -> str:
-        leaf = self._tenancy.leaf(job)
-        if not is_within:
-            return (
-                f"fair share: tenant {leaf} uses {counted(self._tenancy.used[leaf], 'GPU')} of its "
-                f"quota of {self._quotas.gpus[leaf]:.0f}, the job needs {base_gpus(job)}, and no "
-                f"idle GPUs of others fit it ({LEVELS[age.level]})"
-            )
-        why = (
+    def _why(self, job: JobView, tried: Attempted, room: int) -> str:
+        age = self._holding.age(tried)
+        gpus, held = self._holding.told(job, tried) if room else (0, "")
+        if room < base_gpus(job):
+            quota = self._quotas.told(job, gpus)
+            no_place = f"no idle GPUs of others fit it ({LEVELS[age.level]})"
+            return f"fair share: {quota}, and {no_place}{held}"
+        return (
             "fragmentation: within quota, but no place for "
             f"{counted(job.workers.min, 'worker')} of {counted(job.gpus_per_worker, 'GPU')} "
-            f"({LEVELS[age.level]}; {counted(age.timeouts, 'try', 'tries')} timed out)"
+            f"({LEVELS[age.level]}; {counted(age.timeouts, 'try', 'tries')} timed out){held}"
         )
-        left_s = age.until_s - self._snapshot.now_s
-        if tried.held:
-            nodes = ", ".join(f"{gpus} on {name}" for name, gpus in sorted(tried.held.items()))
-            return f"{why}; holds {nodes}, for {left_s:.0f} s more"
-        return why if age.may_hold else f"{why}; holds nothing for {left_s:.0f} s"
 
 
 def _allocate(knobs: Knobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
