@@ -321,9 +321,17 @@ def elastic(*nodes: str, most: int = 8, resized_at_s: float | None = None) -> Jo
 
 
 def grown(
-    job: JobView, *, idle_s: float = 60.0, cooldown_s: float = 0.0, busy: int = 0
+    job: JobView,
+    *,
+    idle_s: float = 60.0,
+    cooldown_s: float = 0.0,
+    busy: int = 0,
+    others: Sequence[JobView] = (),
 ) -> dict[str, int]:
-    """Workers that it gets, by node, on two nodes of four GPUs that were idle for so long."""
+    """Workers that it gets, by node, on two nodes of four GPUs that were idle for so long.
+
+    others: jobs on the one GPU of a third node, n3.
+    """
     nodes = [
         make_node_view(
             name,
@@ -333,9 +341,11 @@ def grown(
         )
         for name in ("n1", "n2")
     ]
+    theirs = [worker for other in others for worker in other.placed]
+    nodes.append(make_node_view("n3", gpus=1, workers=theirs, free_gpus=0))
     memory = Memory(idle_since_s=NOW_S - idle_s)
     found = policy("gandiva").allocate(
-        make_snapshot(nodes=nodes, jobs=[job], resize_cooldown_s=cooldown_s),
+        make_snapshot(nodes=nodes, jobs=[job, *others], resize_cooldown_s=cooldown_s),
         msgspec.msgpack.encode(memory),
     )
     return {
@@ -368,3 +378,13 @@ def test_a_job_grows_after_an_idle_period_and_its_cooldown() -> None:
     late = elastic("n1", "n1", resized_at_s=NOW_S - 99.0)
     assert grown(late, cooldown_s=100.0) == {}
     assert grown(late, cooldown_s=99.0) == {"n1": 2}
+
+
+@pytest.mark.parametrize("since_s", [5.0, 90.0])
+def test_nobody_grows_while_somebody_waits_for_a_turn(since_s: float) -> None:
+    """A suspended job could compute on the idle GPUs as soon as it has rested, so that they are for
+    it: whether its turn comes now or not, it has waited."""
+    host = seated("host", "n3", busy=0.5, since_s=since_s)
+    waits = suspended("waits", "n3", since_s=since_s, started_s_ago=100.0)
+    assert grown(elastic("n1", "n1"), others=[host]) == {"n1": 2}
+    assert grown(elastic("n1", "n1"), others=[host, waits]) == {}

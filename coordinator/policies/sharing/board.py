@@ -7,6 +7,7 @@ which of its rules asks.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 
 from common.model import GpuUuid, JobId, JobState, NodeName, Preemptibility
 from coordinator.policies.decisions import Decision, Placement
@@ -20,6 +21,8 @@ Seat = frozenset[GpuUuid]
 """The GPUs of one gang; several gangs may have the same, and take turns."""
 Place = tuple[str, tuple[Placement, ...]]
 """GPU type and nodes."""
+Shape = tuple[object, ...]
+"""All of a job that `Board.find` asks about: where one finds no room, none of its shape does."""
 
 
 class Board:
@@ -40,6 +43,8 @@ class Board:
         self.decided: set[JobId] = set()
         self.decisions: list[Decision] = []
         self._gangs: dict[NodeName, dict[int, int]] = {name: {} for name in self.floor.nodes}
+        self._in: dict[tuple[JobState, ...], list[JobView]] = {}
+        self._seats: dict[JobId, Seat] = {}
         for job in snapshot.jobs:
             if job.state in SEATED_STATES:
                 self._seat(job)
@@ -64,15 +69,18 @@ class Board:
 
     def of(self, *states: JobState) -> list[JobView]:
         """Jobs in one of the states, by id, that were not decided on yet."""
-        return [
-            job
-            for job in self.snapshot.jobs
-            if job.state in states and job.job_id not in self.decided
-        ]
+        jobs = self._in.get(states)
+        if jobs is None:
+            jobs = self._in[states] = [job for job in self.snapshot.jobs if job.state in states]
+        return [job for job in jobs if job.job_id not in self.decided]
 
     def seat(self, job: JobView) -> Seat:
-        """All GPUs of a gang."""
-        return frozenset(uuid for uuids in self.gpus.get(job.job_id, {}).values() for uuid in uuids)
+        """All GPUs of a gang, as it stood when the pass began."""
+        seat = self._seats.get(job.job_id)
+        if seat is None:
+            mine = self.gpus.get(job.job_id, {})
+            seat = self._seats[job.job_id] = frozenset(chain.from_iterable(mine.values()))
+        return seat
 
     def rivals(self, seat: Iterable[GpuUuid]) -> set[JobId]:
         """Who computes on GPUs now."""
@@ -189,6 +197,12 @@ class Board:
 def gang_of(job: JobView) -> int:
     """GPUs of the base gang of a job that has a place."""
     return job.workers_on(job.gpu_type or "").min * job.gpus_per_worker
+
+
+def shape_of(job: JobView) -> Shape:
+    """What it is to whoever looks for GPUs for its base gang."""
+    multipliers = tuple(job.gpu.worker_multiplier.items())
+    return job.gpus_per_worker, job.workers.min, job.gpu.types, multipliers, job.avoid_nodes
 
 
 def is_willing(job: JobView) -> bool:

@@ -17,12 +17,17 @@ from coordinator.policies.words import counted
 
 
 def make_room(board: Board, job: JobView) -> Place | None:
-    """Take flexible workers back, if the gang fits then; no more of them than it needs."""
+    """Take flexible workers back, if the gang fits then; no more of them than it needs.
+
+    For a gang that finds no room as it is.
+    """
     grown = [
         other
         for other in board.of(JobState.RUNNING)
         if other.is_resizable and any(_may_go(worker) for worker in other.placed)
     ]
+    if not grown:
+        return None
     all_of_them = [worker for other in grown for worker in other.placed if _may_go(worker)]
     board.floor.vacate(all_of_them)
     place = board.find(job)
@@ -47,9 +52,11 @@ def make_room(board: Board, job: JobView) -> Place | None:
 def shrink_hosts(board: Board, job: JobView) -> None:
     """Gangs that it could take turns with give back what they have grown by, for the next pass."""
     for other in board.of(JobState.RUNNING):
+        if not other.is_resizable:
+            continue
         is_alike = other.gpu_type is not None and job.accepts(other.gpu_type)
         is_alike = is_alike and board.may_share(job, other) and _is_base_well(other)
-        if other.is_resizable and is_alike and gang_of(other) == _gang_on(job, other):
+        if is_alike and gang_of(other) == _gang_on(job, other):
             _shrink(board, other, _that_may_go(other), job.job_id)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from common.model import JobState, NodeName
 from coordinator.policies.decisions import Migrate, Placement
 from coordinator.policies.setbacks import is_set_back, loss_gpu_s
-from coordinator.policies.sharing.board import Board, Place, is_willing, node_count
+from coordinator.policies.sharing.board import Board, Place, Shape, is_willing, node_count, shape_of
 from coordinator.policies.snapshot import JobView
 from coordinator.policies.words import unsaved
 
@@ -39,29 +39,31 @@ class Moves:
             and not any(worker.is_flexible for worker in job.placed)
         ]
 
-    def _losing_nothing(self) -> list[JobView]:
-        """Running jobs that a move costs no work to speak of."""
+    def _loses_nothing(self, job: JobView) -> bool:
+        """Whether a move costs a running job no work to speak of."""
         now_s = self._board.now_s
-        return [
-            job
-            for job in self._movable(JobState.RUNNING)
-            if loss_gpu_s(job, now_s) <= NEGLIGIBLE_RATIO * job.attained_service_gpu_s(now_s)
-        ]
+        return loss_gpu_s(job, now_s) <= NEGLIGIBLE_RATIO * job.attained_service_gpu_s(now_s)
 
     def spread_out(self) -> None:
         """Suspended jobs that waited longest take vacated GPUs, so that both compute."""
         now_s = self._board.now_s
         waiting = [job for job in self._movable(JobState.SUSPENDED) if not is_set_back(job, now_s)]
+        in_vain = set[Shape]()  # what a move takes leaves no more to the next one
         for job in sorted(waiting, key=lambda job: (job.suspended_at_s or 0.0, job.job_id)):
+            shape = shape_of(job)
+            if shape in in_vain:
+                continue
             place = self._board.find(job)
-            if place is not None and place[0] == job.gpu_type:
+            if place is None:
+                in_vain.add(shape)
+            elif place[0] == job.gpu_type:
                 self._go(job, place, "GPUs were vacated: it need not take turns any more")
 
     def closer(self) -> None:
         """Gangs that stand on more nodes than they need go where they stand on fewer."""
-        for job in self._losing_nothing():
+        for job in self._movable(JobState.RUNNING):
             here = len(self._board.gpus[job.job_id])
-            if here <= 1:
+            if here <= 1 or not self._loses_nothing(job):
                 continue
             place = self._board.find(job)
             if place is None or place[0] != job.gpu_type:
@@ -82,8 +84,12 @@ class Moves:
         if not used:
             return
         source = min(used, key=lambda name: (-free[name], name))
-        movable = {job.job_id: job for job in self._losing_nothing()}
         here = {worker.job_id for worker in board.floor.nodes[source].workers}
+        movable = {
+            job.job_id: job
+            for job in self._movable(JobState.RUNNING)
+            if job.job_id in here and self._loses_nothing(job)
+        }
         if not here <= movable.keys() or any(len(board.gpus[job_id]) > 1 for job_id in here):
             return
         kept, places = dict(free), list[tuple[JobView, Place]]()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from common.model import JobState
 from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Start
-from coordinator.policies.sharing.board import Board, Place
+from coordinator.policies.sharing.board import Board, Place, Shape, shape_of
 from coordinator.policies.sharing.growing import make_room, shrink_hosts
 from coordinator.policies.sharing.slices import Slices
 from coordinator.policies.snapshot import JobView
@@ -18,21 +18,33 @@ from coordinator.policies.words import counted
 
 def start_on_free(board: Board) -> None:
     """Place the jobs that wait on free GPUs, by priority and submission: steps 1 to 3."""
+    in_vain = set[Shape]()
     for job in _waiting(board):
+        shape = shape_of(job)
+        if shape in in_vain:
+            continue  # all that could be free would not do, and since then it is no more
         place, where = board.find(job), "free GPUs"
         if place is None:
             place, where = make_room(board, job), "GPUs that elastic jobs give back"
-        if place is not None:
+        if place is None:
+            in_vain.add(shape)
+        else:
             _begin(board, job, place, where)
 
 
 def start_in_turns(board: Board, turns: Slices, *, jobs_per_gpu: int) -> tuple[Hold, ...]:
     """Place those that still wait where they take turns, step 4; why the others wait on."""
-    return tuple(
-        Hold(job_id=job.job_id, blockers=(why,))
-        for job in _waiting(board)
-        if (why := _start(board, turns, job, jobs_per_gpu))
-    )
+    holds: list[Hold] = []
+    in_vain: dict[Shape, str] = {}
+    for job in _waiting(board):
+        tenant = job.tenant if board.snapshot.tenants else ""
+        # Nobody before it has a lower priority, so that whose turn was not over then is not now.
+        like = (*shape_of(job), tenant)
+        why = in_vain.get(like) or _start(board, turns, job, jobs_per_gpu)
+        if why:
+            in_vain[like] = why
+            holds.append(Hold(job_id=job.job_id, blockers=(why,)))
+    return tuple(holds)
 
 
 def _waiting(board: Board) -> list[JobView]:
