@@ -174,6 +174,33 @@ def test_a_hidden_job_asks_for_no_nodes() -> None:
     assert found.sets == []
 
 
+@pytest.mark.parametrize("has_set", [False, True])
+def test_who_comes_back_into_sight_is_nobody_new(has_set: bool) -> None:
+    """Where only newcomers are looked at until none came for `quiet_s`, that time goes on: also for
+    a job whose set was dissolved while it was hidden, and for one that never had any."""
+    name = "gandiva-sets:quiet_s=1000"
+    runs = job("runs", 4, node="n0")
+    waits = job("waits", 4 if has_set else 1, submitted_at_s=1.0)
+    came = job("wide", 4, workers=3, submitted_at_s=50.0)
+    memory = policy(name).allocate(cell([runs, waits], n0=4), b"").memory
+    both = cell([waits, came], n0=4, now_s=NOW_S + 60.0)  # what ran has ended: its set goes
+    looked = policy(name).allocate(hidden(both, "waits"), memory)
+    assert looked.wake_at_s == NOW_S + 1060.0
+    again = policy(name).allocate(structs.replace(both, now_s=NOW_S + 500.0), looked.memory)
+    assert again.wake_at_s == NOW_S + 1060.0
+    late = policy(name).allocate(structs.replace(both, now_s=NOW_S + 1060.0), again.memory)
+    assert [made.job_id for made in late.decisions if isinstance(made, Start)] == ["waits"]
+
+
+def test_who_was_never_seen_is_new_when_it_is() -> None:
+    """A look is for whoever can be given something: it came in the pass that sees it first."""
+    name = "gandiva-sets:quiet_s=1000"
+    both = cell([job("a", 4, node="n0"), job("b", 4, submitted_at_s=1.0)], n0=4)
+    first = policy(name).allocate(hidden(both, "b"), b"")
+    later = structs.replace(both, now_s=NOW_S + 500.0)
+    assert policy(name).allocate(later, first.memory).wake_at_s == NOW_S + 1500.0
+
+
 def test_who_has_a_turn_keeps_it_while_all_others_are_hidden() -> None:
     """There is nobody to hand it to."""
     found = division("ab", unseen="b")

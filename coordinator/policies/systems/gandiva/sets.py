@@ -96,6 +96,8 @@ class _Pass:
 
     def _settle(self) -> None:
         knobs, before, now_s = self._knobs, self._before, self._snapshot.now_s
+        # Who is hidden has come already, whatever becomes of its set meanwhile.
+        self._hidden = self._snapshot.unseen & (self.division.set_of().keys() | before.waits)
         self.division.leave(self._is_alike)
         known = self.division.set_of().keys() | before.waits
         self.look = Look(knobs, before.looked, now_s, has_new=not self._jobs.keys() <= known)
@@ -175,10 +177,12 @@ class _Pass:
         )
 
     def _waits(self) -> tuple[JobId, ...]:
-        """Who found no set; between looks who came since is nobody yet."""
+        """Who found no set, also of those that are hidden; between looks who came since is nobody
+        yet."""
         settled = self.division.set_of()
-        known = set(self._before.waits) if self.look.is_awaited else set(self._jobs)
-        return tuple(job_id for job_id in self._jobs if job_id in known - settled.keys())
+        seen = self._jobs.keys()
+        known = seen & self._before.waits if self.look.is_awaited else seen
+        return tuple(sorted((known | self._hidden) - settled.keys()))
 
     def _grants(self) -> list[Grant]:
         grants = [
