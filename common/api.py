@@ -256,6 +256,8 @@ class Status(Message, frozen=True, kw_only=True, tag="status"):
     """What is odd about the time that decisions count in; empty where nothing is."""
     starting_jobs: int = 0
     """Neither pending nor running: their nodes are being made ready."""
+    suspended_jobs: int = 0
+    """Not running either: they keep their GPUs, and others compute there for now."""
     jobs_without_room: int = 0
     """Of the pending ones, those that the fleet as it is could never run."""
     without_room_why: tuple[str, ...] = ()

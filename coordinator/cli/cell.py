@@ -118,13 +118,18 @@ def glance(found: Status) -> list[tuple[str, str]]:
         ),
         (
             "jobs",
-            f"{found.running_jobs} running, {found.starting_jobs} starting, "
+            f"{found.running_jobs} running{_suspended(found)}, {found.starting_jobs} starting, "
             f"{found.pending_jobs} pending",
         ),
         *_without_room(found),
         ("bad messages", str(found.bad_messages)),
         *([("clock", found.clock_warning)] if found.clock_warning else []),
     ]
+
+
+def _suspended(found: Status) -> str:
+    """Jobs that stand still while others compute on their GPUs, where there are any."""
+    return f", {found.suspended_jobs} suspended" if found.suspended_jobs else ""
 
 
 def _without_room(found: Status) -> list[tuple[str, str]]:

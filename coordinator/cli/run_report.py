@@ -38,8 +38,7 @@ def progress_words(workload: Workload) -> str:
     return (
         (f"figures {old}; " if old else "")
         + f"{status.on_loan_nodes} of {status.inference_nodes} inference nodes on loan, "
-        f"{status.coming_home_nodes} coming home; jobs {status.pending_jobs} waiting, "
-        f"{status.starting_jobs} starting, {status.running_jobs} running, "
+        f"{status.coming_home_nodes} coming home; jobs {_live(status)}, "
         f"{_rejected(figures['jobs_rejected'])}{figures['jobs_finished']} finished; GPUs held "
         f"{status.training_gpus_held}/{status.training_gpus} training, "
         f"{status.on_loan_gpus_held}/{status.on_loan_gpus} on loan"
@@ -50,6 +49,23 @@ def progress_words(workload: Workload) -> str:
 def _counted(figures: dict[str, object], one: str) -> str:
     """A figure that is named after what it counts."""
     return counted(msgspec.convert(figures[f"{one}s"], int), one)
+
+
+def _live(status: Status) -> str:
+    """Every job that has not ended, by what it does now."""
+    counts = f"{status.pending_jobs} waiting, {status.starting_jobs} starting"
+    return f"{counts}, {status.running_jobs} running{_suspended(status.suspended_jobs)}"
+
+
+def _suspended(count: int) -> str:
+    """Only where any is: under most policies no job ever is."""
+    return f", {count} suspended" if count else ""
+
+
+def _turns(figures: dict[str, object]) -> str:
+    """What a policy does that lets jobs share GPUs; nothing where none did."""
+    each = ("suspension", "migration")
+    return "".join(f", {_counted(figures, one)}" for one in each if figures[f"{one}s"])
 
 
 def _rejected(count: object) -> str:
@@ -80,8 +96,7 @@ def progress_view(workload: Workload, elapsed_s: float, length_s: float | None) 
     table.add_row("inference nodes", _lent(status))
     table.add_row(
         "jobs",
-        f"{status.pending_jobs} waiting, {status.starting_jobs} starting, "
-        f"{status.running_jobs} running, {_rejected(status.figures['jobs_rejected'])}"
+        f"{_live(status)}, {_rejected(status.figures['jobs_rejected'])}"
         f"{status.figures['jobs_finished']} finished",
     )
     figures = status.figures
@@ -94,7 +109,7 @@ def progress_view(workload: Workload, elapsed_s: float, length_s: float | None) 
         "so far",
         f"{_counted(figures, 'loan')}, {_counted(figures, 'reclaim')} "
         f"({figures['reclaims_late']} late), {lapses}{turns}{_counted(figures, 'resize')}, "
-        f"{_counted(figures, 'preemption')}",
+        f"{_counted(figures, 'preemption')}{_turns(figures)}",
     )
     if kept := _kept(workload):
         table.add_row("none lent", kept)
@@ -198,7 +213,8 @@ def _lines(run: Run, ways: _Ways) -> list[tuple[str, str]]:
         ),
         (
             "jobs at the end",
-            f"{run.jobs_pending} waiting, {run.jobs_starting} starting, {run.jobs_running} running",
+            f"{run.jobs_pending} waiting, {run.jobs_starting} starting, "
+            f"{run.jobs_running} running{_suspended(run.jobs_suspended)}",
         ),
         *_deadlines(run),
         ("queueing time, all jobs", _quantiles(run.queueing_s)),
@@ -236,7 +252,21 @@ def _lines(run: Run, ways: _Ways) -> list[tuple[str, str]]:
             "resizes",
             f"{run.resizes}, {run.flexible_workers_released} flexible workers released",
         ),
+        *_shared(run),
     ]
+
+
+def _shared(run: Run) -> list[tuple[str, str]]:
+    """Only where jobs gave way to others on their own GPUs, or were moved: most policies let no
+    job do either."""
+    rows: list[tuple[str, str]] = []
+    if run.suspensions:
+        why = "each to let another job compute on its GPUs"
+        rows.append(("suspensions", f"{run.suspensions}, {why}"))
+    if run.migrations:
+        lost = f"{run.migration_lost_gpu_s:.0f} GPU-seconds lost"
+        rows.append(("migrations", f"{run.migrations}, {lost}"))
+    return rows
 
 
 def _deadlines(run: Run) -> list[tuple[str, str]]:

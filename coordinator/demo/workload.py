@@ -93,6 +93,10 @@ class Run(Struct, frozen=True, kw_only=True):
     turn_back_s: ReclaimTimes = ReclaimTimes()
     turn_backs_late: int = 0
     jobs_rejected: int = 0
+    jobs_suspended: int = 0
+    suspensions: int = 0
+    migrations: int = 0
+    migration_lost_gpu_s: float = 0.0
 
 
 class Busy(Struct, kw_only=True):
@@ -306,6 +310,7 @@ class Workload:
             jobs_pending=self.status.pending_jobs,
             jobs_starting=self.status.starting_jobs,
             jobs_running=self.status.running_jobs,
+            jobs_suspended=self.status.suspended_jobs,
             deadlines_due=found.deadlines_due,
             deadlines_met=found.deadlines_met,
             queueing_s=found.queueing_s,
@@ -330,6 +335,9 @@ class Workload:
             preemptions=found.preemptions,
             lost_gpu_s=found.lost_gpu_s,
             resizes=found.resizes,
+            suspensions=found.suspensions,
+            migrations=found.migrations,
+            migration_lost_gpu_s=found.migration_lost_gpu_s,
             flexible_workers_released=found.flexible_workers_released,
             jobs_finished_on_loan=found.jobs_finished_on_loan,
             requests_served=self.requests.served,

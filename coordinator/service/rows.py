@@ -335,7 +335,12 @@ def status(
         inference_nodes=len(inference),
         serving_nodes=sum(1 for node in inference if node.role == NodeRole.SERVING),
         pending_jobs=sum(1 for job in live if job.state == JobState.PENDING),
-        running_jobs=sum(1 for job in live if job.attempt_ran_at_s is not None),
+        running_jobs=sum(
+            1
+            for job in live
+            if job.attempt_ran_at_s is not None and job.state != JobState.SUSPENDED
+        ),
+        suspended_jobs=sum(1 for job in live if job.state == JobState.SUSPENDED),
         starting_jobs=sum(
             1 for job in live if job.state != JobState.PENDING and job.attempt_ran_at_s is None
         ),

@@ -63,6 +63,24 @@ def test_every_job_that_was_submitted_is_told_of() -> None:
     assert "|jobs at the end|3 waiting, 1 starting, 2 running|" in shown
 
 
+def test_suspended_jobs_stand_beside_those_that_run() -> None:
+    """They keep their GPUs and compute nothing; where none is there is no word of any."""
+    shown = table(run(jobs_suspended=3))
+    assert "|jobs at the end|3 waiting, 1 starting, 2 running, 3 suspended|" in shown
+    assert "suspended" not in table(run())
+
+
+def test_turns_and_moves_have_a_row_each_where_there_were_any() -> None:
+    """They are neither preemptions nor resizes, so that without a row nobody would know of them."""
+    turns = "|suspensions|104, each to let another job compute on its GPUs|"
+    moves = "|migrations|6, 30 GPU-seconds lost|"
+    both = table(run(suspensions=104, migrations=6, migration_lost_gpu_s=30.0))
+    assert turns in both
+    assert moves in both
+    assert "migrations" not in table(run(suspensions=104))
+    assert "suspensions" not in table(run(migrations=6))
+
+
 def test_jobs_that_were_rejected_are_told_of_where_any_was() -> None:
     """They are in no other count, so that without the word a visitor would ask where they are."""
     shown = table(run(jobs_rejected=2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import re
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -275,3 +276,27 @@ async def test_what_a_policy_refused_is_said_while_it_runs(house: House) -> None
     paper.print(progress_view(house.workload, 52.0, None))
     assert "running, 14 rejected, 7 finished" in paper.export_text()
     assert house.workload.run().jobs_rejected == 14
+
+
+async def test_turns_on_shared_gpus_are_told_while_they_are_taken(house: House) -> None:
+    """Suspended jobs beside those that run, and how often that and a move happened; of none of
+    them a word where none is."""
+    await house.workload.observe()
+    paper = Console(width=140, file=io.StringIO(), record=True)
+    paper.print(progress_view(house.workload, 52.0, None))
+    assert not re.search("suspen|migration", paper.export_text() + progress_words(house.workload))
+    house.api.figures = msgspec.structs.replace(
+        FIGURES, suspensions=104, migrations=1, migration_lost_gpu_s=30.0
+    )
+    await house.workload.observe()
+    status = house.workload.status
+    assert status is not None
+    house.workload.status = msgspec.structs.replace(status, running_jobs=2, suspended_jobs=3)
+    assert " 2 running, 3 suspended, 7 finished" in progress_words(house.workload)
+    paper.print(progress_view(house.workload, 52.0, None))
+    shown = paper.export_text()
+    assert " 2 running, 3 suspended, 7 finished" in shown
+    assert ", 104 suspensions, 1 migration\n" in re.sub(" *\n", "\n", shown)
+    found = house.workload.run()
+    assert (found.jobs_running, found.jobs_suspended) == (2, 3)
+    assert (found.suspensions, found.migrations, found.migration_lost_gpu_s) == (104, 1, 30.0)

@@ -6,9 +6,11 @@ from common.apirows import JobRow
 from common.messages import WorkerPhase
 from common.model import JobState
 from coordinator.cli import columns
+from coordinator.cli.cell import glance
 from coordinator.engine.events import OperatorAction, PassDue, WorkerFact
 from coordinator.engine.state import JobEntry
 from coordinator.service import explain, rows
+from coordinator.service.folding import Folder
 from tests.engine.black_hole import BACK_OFF_S, FAULT, BlackHole
 from tests.engine.house import House, state
 from tests.engine.test_sharing import beside, resume, suspend
@@ -83,3 +85,24 @@ def test_a_suspended_job_says_who_computes_in_its_place() -> None:
     assert said(99.0) == explain.job(house.engine, first, now_s=since_s + 99.0)[0]
     house.decide(suspend(second), resume(first))
     assert said(20.0) == ""
+
+
+def test_a_suspended_job_is_counted_apart_from_those_that_run() -> None:
+    """Two have the same GPUs and one of them computes: the glance at a cell says one and one."""
+    house = House()
+    folder = Folder(lost_after_s=10.0, load_period_s=60.0, progress_period_s=60.0)
+    first = house.submit("first", work_s=1000.0)
+    house.start(first, "t0")
+
+    def glanced() -> tuple[int, int, str]:
+        found = rows.status(
+            house.engine, folder, cell="c", bad_messages=0, up_s=9.0, now_s=9.0, clock_warning=""
+        )
+        return found.running_jobs, found.suspended_jobs, dict(glance(found))["jobs"]
+
+    assert glanced() == (1, 0, "1 running, 0 starting, 0 pending")
+    second = house.submit("second", work_s=1000.0)
+    house.decide(suspend(first), beside(second, first))
+    house.wait(10.0)
+    assert state(second) == JobState.RUNNING
+    assert glanced() == (1, 1, "1 running, 1 suspended, 0 starting, 0 pending")
