@@ -47,12 +47,15 @@ def progress(row: JobRow) -> str:
 
 def why(row: JobRow) -> str:
     """What keeps it now, or how it ended: the latest fault of one that waits is why it did not run
-    on, its first blocker why it does not start."""
+    on, its first blocker why it does not start. The class of a failure stands before its exit code:
+    a narrow table cuts off the end."""
     blocker = row.blockers[0] if row.blockers else ""
     if said := row.error if row.state in FINAL_JOB_STATES else blocker or row.error:
         return said
-    has_code = row.state == JobState.FAILED and row.exit_code is not None
-    return f"exit code {row.exit_code}" if has_code else ""
+    if row.state != JobState.FAILED or row.exit_code is None:
+        return ""
+    code = f"exit code {row.exit_code}"
+    return f"{row.failure.title} ({code})" if row.failure else code
 
 
 def nodes() -> list[Column[NodeRow]]:

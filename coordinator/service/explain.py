@@ -22,7 +22,7 @@ from coordinator.engine.loan_entries import LoanEntry
 from coordinator.engine.state import JobEntry, NodeEntry, WorkerEntry
 from coordinator.policies.decisions import Decision
 from coordinator.policies.words import counted
-from coordinator.service import drains, ending, rows, suspended
+from coordinator.service import drains, ending, preruns, rows, suspended
 
 
 def job(engine: Engine, entry: JobEntry, *, now_s: float | None = None) -> tuple[str, ...]:
@@ -31,6 +31,10 @@ def job(engine: Engine, entry: JobEntry, *, now_s: float | None = None) -> tuple
     now_s: engine time; None: of the last event.
     """
     at_s = _or_last_event(engine, now_s)
+    return (*_job(engine, entry, at_s), *preruns.said(entry))
+
+
+def _job(engine: Engine, entry: JobEntry, at_s: float) -> tuple[str, ...]:
     if ends := ending.said(entry, now_s=at_s):
         return (*ends, *_unknown(engine, entry, at_s))
     match entry.state:

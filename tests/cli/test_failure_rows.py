@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from common.api import Describe, Description, JobRow
+from common.api import Describe, Description, JobRow, Jobs, ListJobs
 from common.failure_rules import read_rules
 from common.model import JobState
-from coordinator.cli import columns
+from coordinator.cli import columns, render
 from coordinator.cli.describe import _facts, _why
 from tests.cli.fake_cell import FakeCell, aryl
 
@@ -73,6 +73,28 @@ def test_a_wide_list_has_the_reason_in_a_column_of_its_own() -> None:
     [column] = [column for column in columns.jobs(100.0) if column.heading == "FAILURE"]
     assert column.is_wide
     assert column.value(ROW) == "GPU out of memory"
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (ROW, "GPU out of memory (exit code 1)"),
+        (replace(ROW, failure=None), "exit code 1"),
+        (
+            replace(ROW, error="ran into its time_limit_s of 2 s"),
+            "ran into its time_limit_s of 2 s",
+        ),
+        (replace(ROW, state=JobState.SUCCEEDED, exit_code=0), ""),
+        (replace(ROW, state=JobState.RUNNING, exit_code=None), ""),
+    ],
+    ids=["classed", "no class", "told", "succeeded", "tried again"],
+)
+def test_a_list_says_of_a_failed_job_what_kind_of_failure_it_was(row: JobRow, said: str) -> None:
+    """In the narrow table too, and of nobody who goes on or ended well after an earlier failure."""
+    assert columns.why(row) == said
+    cell = FakeCell({ListJobs: Jobs(rows=(row,))})
+    [line] = aryl(cell, "job", "list", "--all", "--no-headers").out.splitlines()
+    assert line.rstrip().endswith(said or render.MISSING)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,118 @@
+"""What `describe` and `explain` say of a job in its pre-run, and of one that ended there."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.api import Describe, Description
+from common.failure_rules import read_rules
+from common.model import JobState
+from coordinator.engine.events import JobCancelRequested
+from coordinator.engine.state import JobEntry
+from coordinator.service import explain, rows
+from coordinator.sim.cluster import Delays
+from tests.cli.fake_cell import FakeCell, aryl
+from tests.engine.house import House, start, state
+from tests.engine.test_prerun import TIME_S, cell, submit
+
+RULES = read_rules()
+GANG = "its gang of 2 workers with 16 GPUs"
+
+
+def fail(house: House, job: JobEntry, reason: str) -> None:
+    """Its pre-run runs for a minute and fails for this reason."""
+    house.start(job, "t0")
+    house.wait(60.0)
+    worker = job.workers[0]
+    house.sim.nodes[worker.node].exited(worker.key, 1, RULES.failure(reason))
+    house.settle()
+
+
+def test_a_pre_run_that_failed_is_told_with_what_its_gang_was_spared() -> None:
+    """On how many GPUs and for how long it computed, and that the gang held none."""
+    house = cell()
+    job = submit(house)
+    fail(house, job, "gpu_out_of_memory")
+    assert state(job) == JobState.FAILED
+    assert explain.job(house.engine, job)[-1] == (
+        f"it failed in its pre-run, on 1 GPU (60 GPU-s of computing in 1 try): {GANG} never started"
+    )
+
+
+def test_every_try_of_a_pre_run_counts() -> None:
+    """A fault that may pass leads to another pre-run: meanwhile it is said what comes next, in the
+    end what all of them took."""
+    house = cell()
+    job = submit(house)
+    fail(house, job, "cuda_failure")
+    assert state(job) == JobState.PENDING
+    assert explain.job(house.engine, job)[-1] == (
+        f"its latest pre-run, on 1 GPU, came to nothing: it is tried again before {GANG}"
+    )
+    fail(house, job, "gpu_out_of_memory")
+    assert (
+        f"(120 GPU-s of computing in 2 tries): {GANG} never" in explain.job(house.engine, job)[-1]
+    )
+
+
+def test_a_pre_run_says_what_comes_after_it() -> None:
+    """While it waits and while it runs, and nothing more once the job is a gang."""
+    house = cell()
+    job = submit(house)
+    assert f"it waits for its pre-run, on 1 GPU: {GANG} comes after that" in explain.job(
+        house.engine, job
+    )
+    house.start(job, "t0")
+    assert explain.job(house.engine, job)[-1] == (
+        f"this is its pre-run, on 1 GPU: {GANG} waits for its turn after {TIME_S:g} s or a "
+        "checkpoint"
+    )
+    house.wait(TIME_S)
+    assert not any("pre-run" in reason for reason in explain.job(house.engine, job))
+    house.decide(start(job, "t0", "t1"))
+    assert not any("pre-run" in reason for reason in explain.job(house.engine, job))
+
+
+def test_a_pre_run_that_is_over_is_told_while_its_worker_leaves() -> None:
+    """It was stopped because it went well, and the gang is next."""
+    house = cell(delays=Delays(stop_s=3.0))
+    job = submit(house)
+    house.start(job, "t0")
+    house.wait(TIME_S)
+    assert job.workers
+    said = f"its pre-run on 1 GPU is over, and well: {GANG} waits next"
+    assert explain.job(house.engine, job)[-1] == said
+    house.wait(3.0)
+    assert not job.workers
+    assert said not in explain.job(house.engine, job)
+
+
+def test_a_pre_run_that_was_cancelled_did_not_fail() -> None:
+    """Neither before it began nor while it ran."""
+    for runs, said in (
+        (False, f"it ended before its pre-run, on 1 GPU: {GANG} never started"),
+        (True, f"it ended in its pre-run, on 1 GPU (0 GPU-s of computing in 1 try): {GANG} "
+               "never started"),
+    ):  # fmt: skip
+        house = cell()
+        job = submit(house)
+        if runs:
+            house.start(job, "t0")
+        house.sim.handle(JobCancelRequested(job_id=job.job_id, by="t/u"))
+        house.settle()
+        assert state(job) == JobState.CANCELLED
+        assert explain.job(house.engine, job)[-1] == said
+
+
+@pytest.mark.parametrize("form", [(), ("-o", "json")], ids=["text", "json"])
+@pytest.mark.parametrize("verb", ["describe", "explain"])
+def test_every_form_of_output_tells_of_the_pre_run(verb: str, form: tuple[str, ...]) -> None:
+    """Of one that failed, in `describe` as in `explain`, for people as for programs."""
+    house = cell()
+    job = submit(house)
+    fail(house, job, "gpu_out_of_memory")
+    row = rows.job_row(house.engine, job, now_s=house.engine.state.now_s)
+    why = explain.job(house.engine, job)
+    found = Description(kind="job", name="j", job=row, why=why)
+    args = ("job", "describe", "j") if verb == "describe" else ("explain", "job", "j")
+    assert why[-1] in aryl(FakeCell({Describe: found}), *args, *form).out.replace("\n", " ")
