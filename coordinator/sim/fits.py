@@ -13,6 +13,7 @@ from common.model import JobId, JobSpec, Pool
 from coordinator.policies.snapshot import ClusterSnapshot, TenantView
 from coordinator.policies.tenants.tenancy import Tenancy
 from coordinator.policies.tenants.tree import NOBODY
+from coordinator.policies.words import counted
 from coordinator.sim.cluster import NodeSpec
 from coordinator.workloads.records import Source, WorkloadJob
 
@@ -45,8 +46,11 @@ def check_fits(
         name = names[job.job_id]
         place = source.place(name, is_of_type=not accepted)
         raise ConfigError(
-            f"{place}job {name}: {asked} never fit this cluster, which has "
-            + ", ".join(f"{counts[key]} nodes of {key[1]} {key[0]}" for key in sorted(counts))
+            f"{place}job {name}: {asked} can never fit this cluster, which has "
+            + ", ".join(
+                f"{counted(counts[kind, gpus], 'node')} of {gpus} {kind}"
+                for kind, gpus in sorted(counts)
+            )
         )
 
 
@@ -58,9 +62,9 @@ def _asked(spec: JobSpec, accepted: Sequence[str]) -> str:
     size, fewest = spec.gpus_per_worker, {kind: spec.workers_on(kind).min for kind in accepted}
     of = " or ".join(spec.gpu.types) or "any type"
     if set(fewest.values()) <= {spec.workers.min}:
-        return f"{spec.workers.min} workers of {size} GPUs ({of})"
+        return f"{counted(spec.workers.min, 'worker')} of {counted(size, 'GPU')} ({of})"
     each = " or ".join(f"{fewest[kind]} on {kind}" for kind in accepted)
-    return f"workers of {size} GPUs, {each} ({of})"
+    return f"workers of {counted(size, 'GPU')}, {each} ({of})"
 
 
 def _places(spec: JobSpec, gpu_type: str, counts: Mapping[tuple[str, int], int]) -> int:

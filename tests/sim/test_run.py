@@ -292,7 +292,7 @@ def test_a_job_that_fits_nowhere_is_named_before_the_run() -> None:
     with pytest.raises(ConfigError) as caught:
         played(workload(job("big", 0.0, 10.0, 32)))
     assert "job big: 4 workers of 8 GPUs" in str(caught.value)
-    assert "1 nodes of 8 V100" in str(caught.value)
+    assert "1 node of 8 V100" in str(caught.value)
 
 
 def test_a_job_that_never_ran_is_an_error_and_no_figure() -> None:

@@ -130,6 +130,16 @@ def test_without_inference_nodes_nobody_is_made_to_accept_their_type() -> None:
     assert {job.gpu_types for job in found.jobs} == {("V100",)}
 
 
+def test_one_of_anything_is_no_plural(tmp_path: Path) -> None:
+    """Of what a job asks for, and of the cluster in which it never fits."""
+    file = tmp_path / "t.csv"
+    file.write_text("submit_s,duration_s,gpus,gpu_types\n0,9,1,T4\n")
+    with pytest.raises(ConfigError) as raised:
+        Stage(read_workload(str(file), cluster="1x8"), SJF)
+    said = "1 worker of 1 GPU (T4) can never fit this cluster, which has 1 node of 8 V100"
+    assert str(raised.value).endswith(said)
+
+
 def test_a_job_that_never_fits_is_told_with_its_workers_on_each_type(tmp_path: Path) -> None:
     """Where it needs more of one type than of another; they are what the nodes are too few for."""
     file = tmp_path / "t.csv"
@@ -137,6 +147,6 @@ def test_a_job_that_never_fits_is_told_with_its_workers_on_each_type(tmp_path: P
     with pytest.raises(ConfigError) as raised:
         Stage(read_workload(str(file), cluster="2x8+4x8"), SJF)
     assert str(raised.value).endswith(
-        "job 1: workers of 8 GPUs, 6 on T4 or 3 on V100 (V100 or T4) never fit this cluster, which "
-        "has 4 nodes of 8 T4, 2 nodes of 8 V100"
+        "job 1: workers of 8 GPUs, 6 on T4 or 3 on V100 (V100 or T4) can never fit this cluster, "
+        "which has 4 nodes of 8 T4, 2 nodes of 8 V100"
     )
