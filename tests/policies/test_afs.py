@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from common.model import JobState
+from common.model import JobId, JobState
 from common.profile import JobProfile
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Preempt, Resize, Start
@@ -217,6 +217,26 @@ def test_only_a_lease_that_ended_counts_as_a_turn() -> None:
     [start] = later.decisions
     assert isinstance(start, Start)
     assert start.job_id == "old"
+
+
+@pytest.mark.parametrize(("hidden_at_s", "first"), [(10.0, "old"), (LEASE_S, "new")])
+def test_out_of_sight_only_a_lease_that_ended_counts_as_a_turn(
+    hidden_at_s: float, first: str
+) -> None:
+    """Whom a quota hides 10 s into its first lease comes back as one that has had no turn, however
+    late that is; whose lease was over by then goes behind the newcomer."""
+    made = policy("afs-p")
+    placed = [make_worker_view("old", index, "n0") for index in range(8)]
+    runs = make_job_view("old", state=JobState.RUNNING, workers=(8, 8), placed=placed)
+    memory = made.allocate(one_node(runs), b"").memory
+    away = replace(one_node(now_s=NOW_S + hidden_at_s), unseen=frozenset({JobId("old")}))
+    memory = made.allocate(away, memory).memory
+    stopped = replace(make_job_view("old", workers=(8, 8)), first_started_at_s=NOW_S)
+    new = make_job_view("new", workers=(8, 8), submitted_at_s=0.0)
+    back = one_node(stopped, new, now_s=NOW_S + 2 * LEASE_S)
+    [start] = made.allocate(back, memory).decisions
+    assert isinstance(start, Start)
+    assert start.job_id == first
 
 
 def test_whose_work_a_stop_would_throw_away_is_told_that_it_stays() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.draws import whole
 from tests.policies.machines import cell, decide, job, machine, started
 
 WHOLE, JOBS = 96, 96
@@ -50,12 +51,24 @@ WANTS = st.builds(Wants, st.integers(1, 4), st.integers(1, 6), st.integers(1, 6)
 MORE = st.builds(Wants, st.integers(0, 3), st.integers(0, 3), st.integers(0, 3))
 
 
-@settings(max_examples=25, deadline=None)
-@given(wants=st.lists(WANTS, min_size=2, max_size=3), more=MORE)
-def test_strategy_proofness(wants: list[Wants], more: Wants) -> None:
-    """Who says more than its jobs need runs at most one job more of what they do need: with parts
-    of jobs it would be none, and whole ones round to either side."""
-    said = Wants(*(need + extra for need, extra in zip(wants[0], more, strict=True)))
-    honest = ran(wants)["t0"]
-    lying = ran([said, *wants[1:]])["t0"]
-    assert useful(lying, said, wants[0]) <= honest + 1
+def in_largest(wants: Wants) -> int:
+    """What it wants of its dominant resource; of each the machine has as much."""
+    return max(wants)
+
+
+@settings(max_examples=50, deadline=None)
+@given(wants=st.lists(WANTS, min_size=2, max_size=3), more=MORE, place=whole(0, 5))
+@example(wants=[Wants(2, 1, 2), Wants(2, 5, 1)], more=Wants(2, 1, 2), place=0)
+@example(wants=[Wants(2, 5, 5), Wants(1, 1, 1)], more=Wants(2, 2, 2), place=1)
+def test_strategy_proofness(wants: list[Wants], more: Wants, place: int) -> None:
+    """Who says more than its jobs need gains no more than whole gangs round off: less than one as
+    it said, one of its own and the largest of another together; with parts of jobs it would gain
+    nothing. Whoever that is, as of equals the first in line is served."""
+    liar = place % len(wants)
+    needed, others = wants[liar], [*wants[:liar], *wants[liar + 1 :]]
+    said = Wants(*(need + extra for need, extra in zip(needed, more, strict=True)))
+    honest = ran(wants)[f"t{liar}"]
+    lying = ran([*wants[:liar], said, *wants[liar + 1 :]])[f"t{liar}"]
+    gained = useful(lying, said, needed) - honest
+    rounded = sum(map(in_largest, (said, needed, max(others, key=in_largest))))
+    assert gained * in_largest(needed) < rounded

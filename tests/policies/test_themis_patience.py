@@ -99,6 +99,20 @@ def test_the_first_in_line_for_whom_room_can_be_made_is_the_one() -> None:
     assert meets_after_s([*others, narrow, wide]) == pytest.approx(900.0)
 
 
+def test_whom_leases_end_together_for_nobody_overtakes_in_its_line() -> None:
+    """While its room is on the way a smaller gang behind it has waited long enough as well, but it
+    wins what is free in the auction or not at all: the line alone would feed such gangs for ever.
+
+    The worse off wins there, of two that are as large, though it has just come.
+    """
+    nodes = {"n0": 2, **NODES}
+    wide = gang("wide", count=3, waited_s=1400.0)
+    narrow = replace(gang("narrow", count=1), remaining_work_s=1e6)
+    newer = waiting("newer", gpus=2, work_s=1.0, waited_s=600.0)
+    found = PATIENT.allocate(cluster(nodes, [*holders(), wide, narrow, newer]), b"")
+    assert started(found) == {"newer": 1}
+
+
 def test_a_meeting_that_is_still_to_come_stands() -> None:
     """A job that runs out of patience meanwhile moves it neither forth nor back."""
     others = [
