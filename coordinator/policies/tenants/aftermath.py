@@ -14,7 +14,15 @@ from collections.abc import Iterable, Sequence
 from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeName
-from coordinator.policies.decisions import Decision, Migrate, Placement, Preempt, Resize, Start
+from coordinator.policies.decisions import (
+    Decision,
+    Migrate,
+    Placement,
+    Preempt,
+    Reject,
+    Resize,
+    Start,
+)
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView, WorkerView
 from coordinator.policies.tenants.flow import Flow
 from coordinator.policies.tenants.takeback import given_back
@@ -65,8 +73,8 @@ def _is_stop(decision: Move) -> bool:
 def after(snapshot: ClusterSnapshot, decisions: Sequence[Decision], flow: Flow) -> ClusterSnapshot:
     """The cell once decisions were carried out: who has what, and who waits.
 
-    Whoever starts, or is on the way, runs. Turns of jobs that share GPUs, and nodes that are lent
-    or come home, are left as they are. flow: of the snapshot.
+    Whoever starts, or is on the way, runs, and whoever is refused waits no more. Turns of jobs that
+    share GPUs, and nodes that are lent or come home, are left as they are. flow: of the snapshot.
     """
     free: dict[NodeName, int] = {}
     jobs: dict[JobId, JobView] = {}
@@ -77,7 +85,8 @@ def after(snapshot: ClusterSnapshot, decisions: Sequence[Decision], flow: Flow) 
         if isinstance(decision, Move) and decision.job_id in flow.jobs:
             before = jobs.get(decision.job_id, flow.jobs[decision.job_id])
             jobs[decision.job_id] = _carried_out(before, decision, snapshot.now_s, flow)
-    there = tuple(jobs.get(job.job_id, job) for job in snapshot.jobs)
+    refused = {each.job_id for each in decisions if isinstance(each, Reject)}
+    there = (jobs.get(job.job_id, job) for job in snapshot.jobs if job.job_id not in refused)
     return replace(
         snapshot,
         index=None,
