@@ -74,13 +74,31 @@ class ByHand:
         return max(view.guarantee_gpus + view.borrow_limit_gpus, used)
 
     def kept(self, name: str) -> int:
-        """A promise counts on nothing of an idle guarantee, what else starts on what is lent."""
+        """A promise counts on nothing that guarantees could call back, what else starts on what is
+        lent."""
+        if not self.is_promise:
+            return self.unlent(name)
+        idle = self.views[name].guarantee_gpus - self.planned[name]
+        below = sum(self.kept(other) for other in self.below(name))
+        return max(below, idle + self.beside(name) if idle > 0 else 0)
+
+    def below(self, name: str) -> list[str]:
+        """Those right below a tenant."""
+        return [other for other, view in self.views.items() if view.parent == name]
+
+    def unlent(self, name: str) -> int:
+        """What a tenant or those below it keep idle."""
         view, idle = self.views[name], self.views[name].guarantee_gpus - self.planned[name]
-        if self.is_promise:
-            return max(0, idle)
-        below = sum(self.kept(other) for other in self.views if self.views[other].parent == name)
-        lends = view.lend_limit_gpus
-        return max(below, 0 if lends is None else idle - lends)
+        below = sum(self.unlent(other) for other in self.below(name))
+        return max(below, 0 if view.lend_limit_gpus is None else idle - view.lend_limit_gpus)
+
+    def beside(self, name: str) -> int:
+        """What those below it keep idle at most while one team there uses its guarantee."""
+        ways = [
+            sum(self.unlent(each) for each in self.below(name) if each != user) + self.beside(user)
+            for user in self.below(name)
+        ]
+        return max(ways, default=0)
 
     def most(self, name: str) -> float:
         """What it may have: see docs/policies/tenants.md, and the rule of `left_to`."""

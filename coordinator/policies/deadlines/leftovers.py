@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from itertools import product
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -76,6 +77,7 @@ class Sharing:
 
     def share(self) -> dict[str, int]:
         """Workers of each job now."""
+        self._give_dues()
         for name in self._claims:
             self._offer(name)
         while self._queue and self._left > 0:
@@ -93,6 +95,29 @@ class Sharing:
             self._take(offer.name, step)
             self._offer(offer.name)
         return self.given
+
+    def _give_dues(self) -> None:
+        """What idle guarantees cover goes first: of the innermost tenants, to those that run.
+
+        They lose it to no other tenant, and are given it back by whoever borrows it. No promise
+        counts on it; but whoever has to give it back could be one that was promised its share. A
+        step of a job that grew on it is kept whole where it covers a worker of that.
+        """
+        for depth, runs in product(range(self._room.depth, 0, -1), (True, False)):
+            for name, claim in self._claims.items():
+                if claim.runs == runs and claim.sizes:
+                    self._give_due(name, depth)
+
+    def _give_due(self, name: str, depth: int) -> None:
+        """Up to what it has now, or its base gang, as far as a guarantee so deep covers it."""
+        claim = self._claims[name]
+        most = max(claim.present, claim.sizes[0]) if claim.runs else claim.sizes[0]
+        while self._left > 0 and (had := self.given[name]) < most:
+            gpus = claim.gpus_per_worker * (1 if had else claim.sizes[0])
+            step = self._step(name) if self._room.is_due(claim, gpus, depth) else None
+            if step is None or step.workers > most or not self._fits(step, name):
+                break
+            self._take(name, step)
 
     def _offer(self, name: str) -> None:
         step = self._step(name)

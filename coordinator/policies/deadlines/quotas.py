@@ -21,6 +21,7 @@ from coordinator.policies.snapshot import JobView, TenantView
 from coordinator.policies.tenants.lent import Claim as Has
 from coordinator.policies.tenants.lent import left_to, unlent
 from coordinator.policies.tenants.tenancy import Count, Tenancy
+from coordinator.policies.tenants.tree import ITSELF
 
 
 def has_quotas(tenants: Iterable[TenantView]) -> bool:
@@ -51,11 +52,12 @@ class Quotas(Struct, frozen=True, kw_only=True):
 
 
 class Row(Struct, frozen=True):
-    """GPUs that are planned at an instant for each tenant, in the order of `Quotas.views`; and what
-    may be promised beside them to those that were asked for."""
+    """GPUs that are planned at an instant for each tenant, in the order of `Quotas.views`; what may
+    be promised beside them to those that were asked for, and what each is due then, once asked."""
 
     planned: tuple[Count, ...]
     promised: dict[str, int]
+    due: list[float]
 
 
 KNOWN_ROWS = 1 << 16
@@ -80,7 +82,18 @@ class Rooms:
             tuple(at for at, view in enumerate(self._views) if view.parent == own.parent)
             for own in self._views
         )
+        self._children = tuple(
+            tuple(at for at, parent in enumerate(self._parents) if parent == own)
+            for own in range(len(self._views))
+        )
+        self._guarantees = tuple(view.guarantee_gpus for view in self._views)
+        self._has_keepers = any(view.lend_limit_gpus is not None for view in self._views)
+        self._upwards = tuple(reversed(range(len(self._views))))
+        self._is_bare = tuple(
+            view.name.endswith(ITSELF) and not view.guarantee_gpus for view in self._views
+        )
         self._paths = {name: self._path(at) for name, at in places.items()}
+        self.depth = max(map(len, self._paths.values()), default=0)
         self._rows: dict[tuple[Count, ...], Row] = {}
 
     def _path(self, at: int) -> tuple[int, ...]:
@@ -100,20 +113,33 @@ class Rooms:
         if found is None:
             if len(self._rows) >= KNOWN_ROWS:
                 self._rows.clear()
-            found = self._rows[planned] = Row(planned, {})
+            found = self._rows[planned] = Row(planned, {}, [])
         return found
 
     def promised(self, name: str, row: Row) -> int:
         """GPUs that a tenant may be promised beside what is planned for each."""
         found = row.promised.get(name)
         if found is None:
-            found = int(self._room(name, row.planned, self._due(row.planned)))
+            if not row.due:
+                row.due.extend(self._due(row.planned))
+            found = int(self._room(name, row.planned, row.due))
             row.promised[name] = found
         return found
 
     def unpromised(self, name: str, row: Row) -> float:
         """GPUs that it may have without a promise."""
         return self._room(name, row.planned, self._kept(row.planned), is_promise=False)
+
+    def is_due(self, name: str, planned: Sequence[Count], gpus: int, depth: int) -> bool:
+        """Whether so many GPUs more stay within a guarantee of its own, or of a tenant above it.
+
+        depth: of a tenant so deep in the tree at least; those at the top have 1.
+        """
+        path = self.path(name)
+        return any(
+            planned[at] + gpus <= self._views[at].guarantee_gpus
+            for at in path[: max(0, len(path) + 1 - depth)]
+        )
 
     def _room(
         self,
@@ -153,9 +179,33 @@ class Rooms:
         return float(max(view.guarantee_gpus + view.borrow_limit_gpus, used))
 
     def _due(self, planned: Sequence[Count]) -> list[float]:
-        """GPUs of its idle guarantee that each may take back from whoever has them."""
-        pairs = zip(self._views, planned, strict=True)
-        return [max(0.0, float(view.guarantee_gpus - gpus)) for view, gpus in pairs]
+        """GPUs of its idle guarantee that each may take back from whoever has them, or those below
+        it may, whatever else there has them by then.
+
+        What one below it then has of a guarantee does not end what others there keep for
+        themselves: nobody outside is promised that as well.
+        """
+        due, below, none = [0.0] * len(planned), [0.0] * len(planned), [0.0] * len(planned)
+        beside = self._beside(planned) if self._has_keepers else none
+        for at in self._upwards:
+            idle, found = self._guarantees[at] - planned[at], below[at]
+            own = float(idle) + beside[at]
+            if idle > 0 and own > found:
+                found = own
+            due[at] = found
+            if (parent := self._parents[at]) >= 0:
+                below[parent] += found
+        return due
+
+    def _beside(self, planned: Sequence[Count]) -> list[float]:
+        """What those below each keep idle at most while one team there has what it is due."""
+        found, kept = [0.0] * len(planned), self._kept(planned)
+        for at in self._upwards:
+            children = self._children[at]
+            keep = sum(kept[n] for n in children)
+            takers = [n for n in children if not self._is_bare[n]]
+            found[at] = max((keep - kept[n] + found[n] for n in takers), default=keep)
+        return found
 
     def _kept(self, planned: Sequence[Count]) -> list[float]:
         """GPUs of its idle guarantee that each does not lend, or those below it do not."""
@@ -277,3 +327,12 @@ class Room:
         if not self._rooms.path(claim.tenant):
             return inf
         return self._rooms.unpromised(claim.tenant, self._planned.rows[0])
+
+    def is_due(self, claim: Claim, gpus: int, depth: int) -> bool:
+        """Whether an idle guarantee covers so many GPUs now, of a tenant so deep in the tree."""
+        return self._rooms.is_due(claim.tenant, self._planned.rows[0].planned, gpus, depth)
+
+    @property
+    def depth(self) -> int:
+        """Levels of the tree; 0: there is none."""
+        return self._rooms.depth

@@ -19,7 +19,7 @@ from collections.abc import Container, Sequence
 from math import inf
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from common.model import JobId, JobState, Preemptibility
 from coordinator.policies.answers import answers
@@ -36,6 +36,7 @@ from coordinator.policies.deadlines.moves import Bearing
 from coordinator.policies.deadlines.overheads import Overheads, handed_over
 from coordinator.policies.deadlines.predict import Margin
 from coordinator.policies.deadlines.promises import NO_QUOTAS, Book, Plans, by_deadline
+from coordinator.policies.deadlines.quota_stops import with_quota_stops
 from coordinator.policies.deadlines.quotas import Quotas, has_quotas, quotas_beside
 from coordinator.policies.deadlines.settling import Settled
 from coordinator.policies.deadlines.shares import Claim, next_change_s, now_of
@@ -122,7 +123,7 @@ class _Pass:
         self._snapshot = snapshot
         self._now_s = snapshot.now_s
         self._floor = Floor(snapshot)
-        self._tenancy = Tenancy(snapshot) if has_quotas(snapshot.tenants) else None
+        self._tenancy = _whole_tree(snapshot) if has_quotas(snapshot.tenants) else None
         self._before = recalled(memory, _Memory)
         self._claims = Claims(
             snapshot,
@@ -188,13 +189,15 @@ class _Pass:
     def carried_out(self) -> Carried:
         """What comes of the grants on real nodes; others move for shares, and are planned so."""
         clearing = Clearing(self._snapshot, self.bearing.may_move) if self._knobs.migrates else None
-        return carry_out(
-            self._snapshot,
-            self.grants,
-            place=consolidated,
-            clearing=clearing,
-            why=stopped_for(self._snapshot),
+        why = stopped_for(self._snapshot)
+        plan = carry_out(
+            self._snapshot, self.grants, place=consolidated, clearing=clearing, why=why
         )
+        if self._tenancy is None:
+            return plan
+        granted = {grant.job.job_id for grant in self.grants}
+        decisions = with_quota_stops(self._snapshot, plan.decisions, granted, why)
+        return structs.replace(plan, decisions=decisions)
 
     def _quotas(self, here: Container[JobId]) -> Quotas:
         if self._tenancy is None:
@@ -228,6 +231,15 @@ class _Pass:
                 is_promised=plan is not None or job.job_id in self.late,
             )
         )
+
+
+def _whole_tree(snapshot: ClusterSnapshot) -> Tenancy:
+    """Tenants, and with them what each that has others below it may have for jobs of its own.
+
+    Without such a job that part of its guarantee would be promised to those below it, and be taken
+    back from them when one comes.
+    """
+    return Tenancy(snapshot, (view.name for view in snapshot.tenants))
 
 
 def _allocate(knobs: ElasticFlowKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
