@@ -228,21 +228,22 @@ def test_yarn_capacity_goes_down_the_tree() -> None:
 
 @pytest.mark.parametrize(("weight", "first"), [(1.0, "jp1"), (9.0, "jp2")])
 def test_yarn_capacity_counts_a_weight_s_part_from_its_parent(weight: float, first: str) -> None:
-    """A team without a guarantee is due its weight's part of its division, not of the cell.
+    """A team is due its weight's part of what its division's capacity leaves, not of the cell's.
 
-    The other team uses all that it is due. Of the division's 4 GPUs this one is due 2 by equal
-    weights, and 3.6 by nine times the weight; it uses 3.
+    The division is due its 4 GPUs and half of the 4 that nobody is guaranteed. Of the 4 that are
+    not its first team's own the second is due 2 by equal weights, of which it uses 3, where the
+    first uses 5 of 4; by nine times the weight it is due 3.6, and the first 2.4.
     """
     tenants = (
         TenantView(name="p", guarantee_gpus=4),
         TenantView(name="p1", parent="p", guarantee_gpus=2),
         TenantView(name="p2", parent="p", weight=weight),
-        TenantView(name="q", guarantee_gpus=12),
+        TenantView(name="q", guarantee_gpus=8),
     )
     jobs = (
-        job("r1", "p1", gpus=2, nodes=("n0",)),
+        job("r1", "p1", gpus=5, nodes=("n0",)),
         job("r2", "p2", gpus=3, nodes=("n0",)),
-        job("r", "q", gpus=10, nodes=("n0",)),
+        job("r", "q", gpus=7, nodes=("n0",)),
         job("jp1", "p1"),
         job("jp2", "p2"),
     )

@@ -8,15 +8,14 @@ A queue is a tenant. Inside a queue jobs go by priority and submission, and the 
 fit blocks those behind it; but whoever could not run in the fleet as it is blocks nobody, as YARN
 refuses what is beyond its maximum. Both go down the tree of queues to the one that is served next:
 `yarn-fair` each time to the one with the least GPUs over its weight, `yarn-capacity` to the one
-that uses the smallest part of its capacity: its guarantee, or its weight's part of its parent's
-where it has none. What a queue may borrow, and that it gets its guarantee back, are the rules of
-tenants that hold for all policies.
+that uses the smallest part of its capacity: its guarantee, and its weight's part of what the
+guarantees beside it leave of their parent's capacity. What a queue may borrow, and that it gets its
+guarantee back, are the rules of tenants that hold for all policies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import msgspec
 from msgspec import Struct
@@ -57,8 +56,9 @@ class FairKnobs(Struct, frozen=True, kw_only=True):
 _PREEMPTING = ((off("preempts", False),),)
 
 
-Key = Callable[[Tenancy, str], float]
-"""What a queue of any level has, as a part of what is its own: the least is served next."""
+Key = Callable[[Tenancy], Callable[[str], float]]
+"""What a queue of any level has, as a part of what is its own, in a pass over these tenants: the
+least is served next."""
 
 
 class _Queues:
@@ -74,10 +74,10 @@ class _Queues:
         self.never: list[Hold] = []
         self._floor = Floor(snapshot)
         self._fleet = Fleet(snapshot)
-        tree = Tree(snapshot)
+        tree, part = Tree(snapshot), key(self.tenancy)
         queues = lines(snapshot, self.tenancy.leaf)
         while queues:
-            queue = tree.first(heads(queues), partial(key, self.tenancy))
+            queue = tree.first(heads(queues), part)
             head = queues[queue][0]
             if not self._start(head, queue):
                 never = self._fleet.why_never(wish_of(head))
@@ -141,24 +141,31 @@ def _strict(_: NoKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
 # --- queues -------------------------------------------------------------------------------------
 
 
-def of_weight(tenancy: Tenancy, name: str) -> float:
+def of_weight(tenancy: Tenancy) -> Callable[[str], float]:
     """GPUs of a queue over its weight (Fair Scheduler, policy `fair`)."""
-    return tenancy.used[name] / tenancy.views[name].weight
+    return lambda name: tenancy.used[name] / tenancy.views[name].weight
 
 
-def of_capacity(tenancy: Tenancy, name: str) -> float:
+def of_capacity(tenancy: Tenancy) -> Callable[[str], float]:
     """The part of its capacity that a queue uses (Capacity Scheduler)."""
-    return tenancy.used[name] / _capacity_of(tenancy, name)
+    gpus = capacities(tenancy)
+    return lambda name: tenancy.used[name] / gpus[name]
 
 
-def _capacity_of(tenancy: Tenancy, name: str) -> float:
-    """Its guarantee, or its weight's part of its parent's where it has none."""
-    view = tenancy.views[name]
-    if view.guarantee_gpus:
-        return float(view.guarantee_gpus)
-    whole = float(tenancy.capacity) if view.parent == WHOLE else _capacity_of(tenancy, view.parent)
-    weights = sum(tenancy.views[each].weight for each in tenancy.children[view.parent])
-    return whole * view.weight / weights or 1.0
+def capacities(tenancy: Tenancy) -> dict[str, float]:
+    """GPUs that queues are due however much the others ask for, by name; all above 0.
+
+    As YARN's are percentages, those of siblings together are their parent's: its guarantee is a
+    queue's own, and what the guarantees leave is divided by weight among all. Where they leave
+    nothing it counts as one GPU, so that a queue without one is still served, if rarely.
+    """
+    gpus = {WHOLE: float(tenancy.capacity)}
+    for parent in (WHOLE, *tenancy.views):
+        views = [tenancy.views[name] for name in tenancy.children[parent]]
+        over = max(1.0, gpus[parent] - sum(view.guarantee_gpus for view in views))
+        each = over / (sum(view.weight for view in views) or 1.0)
+        gpus |= {view.name: view.guarantee_gpus + view.weight * each for view in views}
+    return gpus
 
 
 def _capacity(_: NoKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
