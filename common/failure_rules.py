@@ -21,7 +21,8 @@ from msgspec import Meta, Struct
 
 from common.errors import ConfigError
 from common.failures import MAX_LINE_CHARS, Failure, Origin, Reason, RetryClass, Times, Title
-from common.log_evidence import LogLines, Sighting, decisive
+from common.log_evidence import LogLines, Sighting, decisive, telling_of_a_kill
+from common.log_prefixes import Line, bare_lines
 
 TAIL_BYTES = 64 * 1024
 """So much of a log is looked at, from its end."""
@@ -32,6 +33,11 @@ NO_SIGNATURE = "no_signature"
 UNLIKE_LINES = ("aaaaaa", "000000", "------")
 """They have nothing in common: what matches all of them tells no failure from anything else. They
 are short, so that no pattern takes long on them."""
+ORDINARY_LINES = ("step 17 2.31", "Info: 3/90 s", "lr=1e-4 ok 8")
+"""Of runs that are well: what matches each of them is in every log. As short as may be, like the
+above, but longer than most repetitions of one character class."""
+ENDED_FROM_OUTSIDE = frozenset({-9, 137, -15, 143})
+"""SIGKILL and SIGTERM, as `wait` tells them and as a shell does: others send them."""
 MOST_EXIT_CODE = 255
 MOST_SIGNALS = 64
 """Their numbers are no greater (signal(7))."""
@@ -148,7 +154,10 @@ class FailureRules:
         except re.error as error:
             raise ConfigError(f"{of}{rule.reason}: patterns: {error}") from None
         for pattern in patterns:
-            if pattern.search("") or all(pattern.search(line) for line in UNLIKE_LINES):
+            if pattern.search("") or any(
+                all(pattern.search(line) for line in lines)
+                for lines in (UNLIKE_LINES, ORDINARY_LINES)
+            ):
                 raise ConfigError(
                     f"{of}{rule.reason}: patterns: {pattern.pattern!r} matches every line, or an "
                     "empty one"
@@ -180,14 +189,18 @@ class FailureRules:
         Args:
             error: what its supervisor said of it.
         """
-        text = _readable(log[-TAIL_BYTES:], error)
+        told = _readable(log[-TAIL_BYTES:], error)
+        text = "\n".join([line.text for line in told])
         for each in self._sites:
             found = _seen(each, text, exit_code)
             if found is not None:
                 return self.failure(each.rule.reason, line=found)
         seen = {order: at for order, at in self._offsets(text) if at}
-        lines = LogLines(text if seen else "")
-        best = decisive(self._sightings(seen, lines), lines)
+        lines = LogLines(told if seen else ())
+        sightings = list(self._sightings(seen, lines))
+        if exit_code in ENDED_FROM_OUTSIDE:
+            sightings = telling_of_a_kill(sightings, lines)
+        best = decisive(sightings, lines)
         if best is None:
             return self._outcome(text, exit_code)
         if best.is_outlived:
@@ -238,9 +251,10 @@ def _is_signal(exit_code: int | None) -> bool:
     return exit_code is not None and (exit_code < 0 or 128 < exit_code <= 128 + MOST_SIGNALS)
 
 
-def _readable(log: bytes, error: str) -> str:
+def _readable(log: bytes, error: str) -> list[Line]:
+    """What the program and its supervisor said, without what launchers and terminals add."""
     lines = log.decode(errors="replace").replace("\r", "\n").split("\n")
-    return "\n".join([line[:MAX_CHARS_OF_LINE] for line in (*lines, error)])
+    return bare_lines([line[:MAX_CHARS_OF_LINE] for line in (*lines, *error.split("\n"))])
 
 
 def _seen(each: _Compiled, text: str, exit_code: int | None) -> str | None:

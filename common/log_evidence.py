@@ -18,6 +18,8 @@ from itertools import accumulate
 
 from msgspec import Struct
 
+from common.log_prefixes import HEADER, Line
+
 GOES_ON_LINES = 10
 """After so many lines of progress an error was got over. Not fewer: of ranks that write to one log
 some print a few more after another one has failed."""
@@ -28,11 +30,8 @@ may still print some lines before it waits for the one that died."""
 FAR_LINES = 10
 """With so many lines of other output between them two errors are far from each other."""
 LONGEST_TRACEBACK_LINES = 400
-HEADER = "Traceback (most recent call last):"
 
-_LEVEL = re.compile(
-    r"(?<!NCCL )\b(?:WARN|WARNING|DEBUG)\b|Warning: |^(?:\[\w+\]: ?)*W\d{4} |: W \w+/"
-)
+_LEVEL = re.compile(r"(?<!NCCL )\b(?:WARN|WARNING|DEBUG)\b|Warning: |^W\d{4} |: W \w+/")
 _WORDS = re.compile(
     r"(?i:\b(?:ignoring|ignored|skipping|skipped|falling back|fall back|falls back|fallback"
     r"|retrying|will retry|will be retried|trying again|will try again"
@@ -44,16 +43,14 @@ _PROGRESS = re.compile(
     r"(?i)\b(?:global_?step|step|epoch|iter|iteration|batch|loss)\b\W{0,3}\d"
     r"|\d ?(?:it/s|s/it)\b"
 )
-_RANKS = r"^(?:\[\w+\]: ?)*"
-"""What launchers write before each line of a rank."""
 _COMMAND = re.compile(
-    _RANKS + r"(?!error:)-?(?:[a-z]|\.{0,2}/)[\w./+-]*: "
+    r"^(?!error:)-?(?:[a-z]|\.{0,2}/)[\w./+-]*: "
     r".*(?:(?::|command) not found|: (?:No such file or directory|Permission denied|Is a directory"
     r"|Not a directory|Operation not permitted|cannot modify limit))$"
 )
 """How a shell and the commands that it runs tell an error: who speaks, and at last the system's
 word for it, after a colon. Python puts a number between these and may say more at last."""
-_DETAIL = re.compile(_RANKS + r"(?:\s|$|(?:frame )?#\d)")
+_DETAIL = re.compile(r"\s|$|(?:frame )?#\d")
 """A blank line, or one of what was told before it, such as a frame."""
 _LAUNCHERS = re.compile(r"\b(?:ChildFailedError|CalledProcessError|SystemExit)\b")
 """What launchers raise when a process of theirs has failed: it says nothing of why."""
@@ -114,6 +111,23 @@ def decisive(sightings: Iterable[Sighting], lines: LogLines) -> Sighting | None:
     return best
 
 
+def telling_of_a_kill(seen: Sequence[Sighting], lines: LogLines) -> list[Sighting]:
+    """Those that may say why a program that SIGKILL or SIGTERM ended was ended so.
+
+    A root cause is none that a shell or a command told, nor one that other output follows: the
+    program was running yet when somebody ended it. What follows from the end of others stays, and
+    so do an exception that nobody caught and the system's word.
+    """
+    after = lines.output_after(each.line for each in seen)
+    return [
+        each
+        for each in seen
+        if each.is_end
+        or each.steps_after_cause > 0
+        or not (each.is_aside or after[each.line] >= FAR_LINES)
+    ]
+
+
 def _is_in_passing(
     each: Sighting, best: Sighting | None, ends: Sequence[int], output: Sequence[int]
 ) -> bool:
@@ -136,12 +150,13 @@ class LogLines:
     """The lines of a log, as evidence.
 
     Args:
-        text: of all of it.
+        lines: all of them, without what launchers write before them.
     """
 
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._lines = text.split("\n")
+    def __init__(self, lines: Sequence[Line]) -> None:
+        self._lines = [line.text for line in lines]
+        self._speakers = [line.speaker for line in lines]
+        self._text = "\n".join(self._lines)
         self._starts = [0]
         for line in self._lines:
             self._starts.append(self._starts[-1] + len(line) + 1)
@@ -197,6 +212,12 @@ class LogLines:
             )
         )
 
+    def output_after(self, numbers: Iterable[int]) -> dict[int, int]:
+        """For each of these lines how many of output follow it."""
+        told = set(numbers)
+        output = self.output_up_to(told)
+        return {number: output[-1] - output[number] for number in told}
+
     def is_got_over(self, number: int) -> bool:
         """Whether the program went on after what it says."""
         if number in self._ends:
@@ -213,7 +234,7 @@ class LogLines:
             if at < 0:
                 continue
             end, path = self._exception_of(number, line[:at])
-            before = self._lines[number - 1].removeprefix(line[:at]) if number else ""
+            before = self._lines[number - 1] if number else ""
             if end is None or _THREAD.match(before):
                 continue  # a thread that ends is not the program's end
             is_told = (
@@ -231,14 +252,15 @@ class LogLines:
     def _exception_of(self, header: int, prefix: str) -> tuple[int | None, tuple[str, ...]]:
         """The line of the exception, the first one that is not set in; and how it came about.
 
-        The latter names the calls, the outermost first, and the kind of exception. Ranks have a
-        prefix each.
+        The latter names the calls, the outermost first, and the kind of exception. Of ranks that
+        have a name before each line only the same one's lines belong to it.
         """
         calls: list[str] = []
+        speaker = self._speakers[header]
         self._in_tracebacks.add(header)
         for number in self._after(header):
             line = self._lines[number]
-            if prefix and not line.startswith(prefix):
+            if not line.startswith(prefix) or (speaker and self._speakers[number] != speaker):
                 continue  # another rank's
             self._in_tracebacks.add(number)
             body = line[len(prefix) :]

@@ -118,6 +118,9 @@ def test_an_outcome_of_a_site_yields_to_a_packaged_root_cause(
                 "'(?!boom)'",
                 "'.'",
                 "'.{5,}'",
+                "'[a-z]'",
+                "'.{8}'",
+                "'[0-9]+'",
             )
         ),
         ("[[signature]]\nreason = 'core_dump'\npatterns = ['  ']", "core_dump: patterns: an empty"),
@@ -175,3 +178,12 @@ def test_rules_without_the_last_resort_are_none() -> None:
     """Every failure has a reason, so the one for no signature must be there."""
     with pytest.raises(ConfigError, match=NO_SIGNATURE):
         FailureRules(RuleFile())
+
+
+@pytest.mark.parametrize("pattern", [r"\w", r"\d", r"\s", r"\w+\s", r".{8}", r"(?i)[a-z]"])
+def test_a_pattern_of_ordinary_lines_is_refused(tmp_path: Path, pattern: str) -> None:
+    """What letters, digits or a few characters of any kind match tells no failure from steps."""
+    path = tmp_path / "site.toml"
+    path.write_text(f"[[signature]]\nreason = 'core_dump'\npatterns = ['{pattern}']\n")
+    with pytest.raises(ConfigError, match=r"core_dump: patterns: .* matches every line"):
+        read_rules(str(path))

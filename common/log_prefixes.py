@@ -1,0 +1,97 @@
+"""What terminals and launchers add to the lines of a program, and the lines without it. Pure.
+
+A program's words are the same whoever starts it, but `mpirun`, `srun -l`, Ray and others write who
+said it before each line, terminals are told its colour, and a log driver adds the time. Some of
+these forms are unmistakable. "n7: " and "3: " are not, since commands speak so as well: they count
+where at least half of the log's lines begin so. Whatever else stands before a traceback's header
+and also before its frames is taken off all lines that begin with it. Must not know what words mean
+which failure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+HEADER = "Traceback (most recent call last):"
+MOST_PREFIX_CHARS = 80
+"""What is longer is no prefix, but a line that quotes a traceback."""
+
+_CODES = re.compile(r"\x1b(?:\[[0-9;:?]{0,40}[A-Za-z]|\][^\x07\n]{0,200}\x07|\([A-Z0-9])")
+"""Of a terminal: colours and movements, titles, character sets (ECMA-48, section 5.4)."""
+_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?[ \t]")
+_NAMES = re.compile(
+    r"\[\w+\]: ?"  # torchrun, and what PyTorch writes before a rank's traceback
+    r"|\[\d+,\d+\](?:<\w+>)?:"  # mpirun --tag-output
+    r"|\[\d+\](?:\[\d+\])?<\w+>:"  # horovodrun
+    r"|\((?:[^()\n]{0,60} )?pid=\d+(?:, ip=[\w.:]+)?\) "  # Ray
+    r"|[a-z0-9][a-z0-9_.-]{0,60}[-_]\d+ {1,40}\| "  # docker compose
+)
+_MAYBE_NAMES = re.compile(
+    r"\d{1,6}: "  # srun -l
+    r"|\d{1,3}(?:\.\d{1,3}){3}: "
+    r"|(?![^\s:]*\.(?:sh|py|so)\b)(?=[a-z.-]*\d)[a-z][a-z0-9-]{0,62}(?:\.[a-z0-9-]{1,63}){0,8}: "
+)
+"""Of hosts that pdsh speaks for, or of tasks. A host's name is told from a command's by a digit."""
+_FRAME = '  File "'
+
+
+class Line(Struct, frozen=True):
+    """One line of a log: what the program said, and for whom a launcher said it ("": nobody)."""
+
+    text: str
+    speaker: str = ""
+
+
+def bare_lines(lines: Sequence[str]) -> list[Line]:
+    """The lines as the program wrote them, each with its speaker."""
+    told = [_without_names(_CODES.sub("", line)) for line in lines]
+    if _are_named(told):
+        told = [_without_maybe(line) for line in told]
+    shared = _shared_prefixes(told)
+    return [_without(line, shared) for line in told] if shared else told
+
+
+def _without_names(text: str, speaker: str = "") -> Line:
+    """Without names and times, in whatever order; the time is no part of who speaks."""
+    while True:
+        if match := _NAMES.match(text):
+            speaker += match[0]
+        else:
+            match = _TIME.match(text)
+        if match is None:
+            return Line(text, speaker)
+        text = text[match.end() :]
+
+
+def _without_maybe(line: Line) -> Line:
+    """Without one such name, and what stands behind it: a rank names itself after its host."""
+    match = _MAYBE_NAMES.match(line.text)
+    if match is None:
+        return line
+    return _without_names(line.text[match.end() :], line.speaker + match[0])
+
+
+def _are_named(lines: Sequence[Line]) -> bool:
+    spoken = [line.text for line in lines if line.text.strip()]
+    return sum(_MAYBE_NAMES.match(text) is not None for text in spoken) * 2 >= max(1, len(spoken))
+
+
+def _shared_prefixes(lines: Sequence[Line]) -> tuple[str, ...]:
+    """What stands before a header and, with the same speaker, before a frame; longest first."""
+    before: list[set[str]] = [set(), set()]
+    for line in lines:
+        for mark, found in zip((HEADER, _FRAME), before, strict=True):
+            at = line.text.find(mark)
+            if 0 < at <= MOST_PREFIX_CHARS and line.text[:at].strip():
+                found.add(line.text[:at])
+    return tuple(sorted(before[0] & before[1], key=lambda prefix: (-len(prefix), prefix)))
+
+
+def _without(line: Line, prefixes: tuple[str, ...]) -> Line:
+    if not line.text.startswith(prefixes):
+        return line
+    prefix = next(prefix for prefix in prefixes if line.text.startswith(prefix))
+    return Line(line.text[len(prefix) :], line.speaker + prefix)
