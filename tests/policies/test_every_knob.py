@@ -137,7 +137,7 @@ ALONE = {
     "qos-elasticflow:slot_s": (19, "5"),
     "tetris:fairness": (1, "0.9"),
     "themis:patience": (6, "0"),
-    "themis:payment": (13, "none"),
+    "themis:payment": (16, "none"),
     "tiresias-dlas:mixes_units": (6, "false"),
 }
 """Knobs that need other jobs, or another value: both."""

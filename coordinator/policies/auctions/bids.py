@@ -1,15 +1,19 @@
 """The agent of an app: what GPUs it wants, and what each subset is worth to it. Pure.
 
-An agent sees the GPUs that are offered and answers with a table of bids, 1 / rho of each bundle
+An agent sees the GPUs that are offered and answers with a table of bids, by rho with each bundle
 (Themis, NSDI'20, section 3). Subsets of GPUs are classes of size and of placement level: what
 matters to a job is how many workers it gets and over how many nodes and racks they spread, so
 for each size the table has the best levels only, each on a few sets of nodes that are real and
 free now. Must not know other apps, nor how an auction ends.
+
+What is held counts as won: holding nothing is worth 1, and GPUs by rho with them, those that are
+held among them, over rho with none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from heapq import heapify, heapreplace
 from itertools import islice
 
@@ -54,6 +58,7 @@ class Agent:
     Args:
         held: what its jobs hold and keep, those whose lease is over not counted.
         left_s: seconds until the app is done, by what it would hold; of nothing, too.
+        worth_of: of a bundle, by rho with it and what is held over rho with none.
     """
 
     def __init__(
@@ -63,12 +68,14 @@ class Agent:
         held: Mapping[JobId, Held],
         offer: Offer,
         left_s: Callable[[Mapping[JobId, Held]], float],
+        worth_of: Callable[[float], float],
     ) -> None:
         self._jobs = jobs
         self._measure = measure
         self._held = dict(held)
         self._offer = offer
         self._left_s = left_s
+        self._worth_of = worth_of
         self._free_gpus = sum(gpus for gpus in offer.free.values() if gpus > 0)
         self._gpu_types: dict[Gang, str | None] = {}
 
@@ -100,7 +107,7 @@ class Agent:
 
     @property
     def value(self) -> float:
-        """Its bid for nothing."""
+        """Its bid for nothing: of what it holds."""
         return self._worth(self._held)
 
     def waiting_gang(
@@ -224,8 +231,12 @@ class Agent:
         return Bundle(shares=tuple(shares), bid=bid)
 
     def _worth(self, held: Mapping[JobId, Held]) -> float:
-        """1 / rho."""
-        return 1.0 / self._measure.rho(self._left_s(held))
+        """Of these workers."""
+        return self._worth_of(self._measure.rho(self._left_s(held)) / self._rho_of_none)
+
+    @cached_property
+    def _rho_of_none(self) -> float:
+        return self._measure.rho(self._left_s({}))
 
     def _share(self, step: _Step, placements: tuple[Placement, ...]) -> Share:
         job, is_grown = step.job, self._is_growing(step.job)

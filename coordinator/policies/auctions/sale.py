@@ -18,7 +18,7 @@ from coordinator.policies.auctions.committing import NOTHING, Given
 from coordinator.policies.auctions.leases import Leases
 from coordinator.policies.auctions.partial_allocation import partial_allocation
 from coordinator.policies.auctions.standing import Standing
-from coordinator.policies.auctions.terms import Horizon, Terms, paid
+from coordinator.policies.auctions.terms import WORTHS, Horizon, Terms, paid
 from coordinator.policies.floor import Floor
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.words import counted
@@ -139,7 +139,8 @@ class Sale:
             is_for_good = self._terms.horizon == Horizon.GOOD
             return min(measure.left_s(held), by_lease_s) if is_for_good else by_lease_s
 
-        return Agent(standing.jobs, measure, standing.held, offer, left_s)
+        worth_of = WORTHS[self._terms.horizon]
+        return Agent(standing.jobs, measure, standing.held, offer, left_s, worth_of)
 
     def _give(self, standing: Standing, bundle: Bundle, how: str) -> None:
         for share in bundle.shares:

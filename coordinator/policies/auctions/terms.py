@@ -5,6 +5,7 @@ Must not know who bids, nor who is asked to.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Annotated
 
@@ -38,10 +39,33 @@ class Horizon(StrEnum):
     """For how long a bid takes it that its bundle is held."""
 
     LEASE = "lease"
-    """For one lease, and the app's share of the GPUs from then on: what is really given."""
+    """For one lease, and the app's share of the GPUs from then on: what is really given. Worth is
+    the part of rho that is saved."""
     GOOD = "good"
-    """For good, as in the paper's formula of rho; nothing at all is still had for a lease only, and
-    no GPUs are worth less than a lease of them."""
+    """For good, and worth is 1 / rho, as in the paper's formulas; nothing at all is still had for a
+    lease only, and no GPUs are worth less than a lease of them."""
+
+
+def saved(rho_ratio: float) -> float:
+    """What holding nothing is worth, 1, and the part of rho that is saved: never twice as much.
+
+    Linear in rho, so that GPUs which bring as much work as those before them add as much. 1 / rho
+    adds ever more where nothing is worth nearly as much as a lease of GPUs: the greatest product
+    of worths then leaves all but one of several like apps without any.
+    """
+    return 2.0 - rho_ratio
+
+
+def inverse(rho_ratio: float) -> float:
+    """1 / rho, in that of holding nothing (Themis, NSDI'20, section 3)."""
+    return 1.0 / rho_ratio
+
+
+WORTHS: Mapping[Horizon, Callable[[float], float]] = {
+    Horizon.LEASE: saved,
+    Horizon.GOOD: inverse,
+}
+"""Of GPUs, by rho with them over rho with none."""
 
 
 class Terms(Struct, frozen=True, kw_only=True):

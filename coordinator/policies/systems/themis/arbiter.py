@@ -74,9 +74,7 @@ class Arbiter:
             wanting = self._wanting()
             if not wanting or not self._round(wanting):
                 break
-        for standing in self._wanting():
-            while self.sale.give_least(standing, "nobody else wants them"):
-                pass
+        self._give_rest()
         self.sale.give_idle(self._ranked(), "its GPUs would idle")
 
     def _ranked(self) -> list[Standing]:
@@ -133,6 +131,17 @@ class Arbiter:
                 is_giving |= self.sale.give_least(others[app], "left over by an auction")
             has_changed |= is_giving
         return has_changed
+
+    def _give_rest(self) -> None:
+        """What all bidders lost as a payment, and nobody was left out for, idles with nobody.
+
+        The least that helps to each in turn, the worst off first: that is no second auction.
+        """
+        wanting = self._wanting()
+        while wanting:
+            is_alone = len(wanting) == 1
+            how = "nobody else wants them" if is_alone else "withheld from bidders, shared in turn"
+            wanting = [each for each in wanting if self.sale.give_least(each, how)]
 
     # --- what comes of it -----------------------------------------------------------------------
 
