@@ -63,6 +63,36 @@ def test_what_is_not_known_to_fit_is_not_tried(
     assert cell.state("a") == cell.state("b") == JobState.SUCCEEDED
 
 
+@pytest.mark.parametrize("saves", [True, False])
+def test_no_work_is_thrown_away_for_a_trial(saves: bool) -> None:
+    """Who would have to start over elsewhere is not moved beside a host: the trial may not pay."""
+    cell = Cell(nodes=2, gpu_memory_bytes=10)
+    cell.submit("host", gpus=4, work_s=20_000.0, busy=0.1, memory_bytes=1)
+    cell.submit("hot", at_s=2.0, gpus=4, work_s=20_000.0, busy=0.95, memory_bytes=8)
+    cell.submit("filler", at_s=3.0, gpus=4, work_s=1_500.0)
+    cell.submit("guest", at_s=4.0, gpus=4, work_s=4_000.0, busy=0.15, memory_bytes=5, saves=saves)
+    cell.until(40_000.0)
+    moves = [move for _, move in cell.made(Migrate) if isinstance(move, Migrate)]
+    moved = [move for move in moves if move.job_id == "guest"]
+    assert [move.reason.partition(":")[0] for move in moved] == ["on trial beside host"] * saves
+
+
+def test_nearly_three_days_of_unsaved_work_outlive_an_overload() -> None:
+    """A job that never saves and takes turns for a while ends no later than without packing."""
+    ends: list[float] = []
+    for knobs in ("", ":packs=false"):
+        cell = Cell(nodes=2, knobs=knobs, gpu_memory_bytes=10)
+        cell.submit("host", gpus=4, work_s=400_000.0, busy=0.1, memory_bytes=3)
+        cell.submit(
+            "guest", at_s=2.0, gpus=4, work_s=260_000.0, busy=0.15, memory_bytes=5, saves=False
+        )
+        cell.submit("hot1", at_s=250_000.0, gpus=4, work_s=30_000.0, busy=0.95, memory_bytes=8)
+        cell.submit("hot2", at_s=250_001.0, gpus=4, work_s=1_500.0, busy=0.95, memory_bytes=8)
+        cell.until(600_000.0)
+        ends.append(cell.end_s("guest"))
+    assert ends[0] <= ends[1]
+
+
 def test_without_overload_nobody_is_packed() -> None:
     """Free GPUs are better than half of one."""
     cell = Cell(gpus=2)

@@ -16,8 +16,14 @@ from coordinator.policies.snapshot import JobView
 from coordinator.policies.words import unsaved
 
 NEGLIGIBLE_RATIO = 0.01
-"""Of all that a job has computed. A tidier cell helps whoever may come later, and nobody else: the
-paper moves jobs whose work is saved, and what that costs is some seconds in many minutes."""
+"""Of all that a job has computed. A tidier cell helps whoever may come later, and nobody else, and
+a trial may not pay: the paper moves jobs whose work is saved, and what that costs is some seconds
+in many minutes."""
+
+
+def loses_nothing(job: JobView, now_s: float) -> bool:
+    """Whether a move costs a job no work to speak of."""
+    return loss_gpu_s(job, now_s) <= NEGLIGIBLE_RATIO * job.attained_service_gpu_s(now_s)
 
 
 class Moves:
@@ -39,11 +45,6 @@ class Moves:
             and not any(worker.is_flexible for worker in job.placed)
         ]
 
-    def _loses_nothing(self, job: JobView) -> bool:
-        """Whether a move costs a running job no work to speak of."""
-        now_s = self._board.now_s
-        return loss_gpu_s(job, now_s) <= NEGLIGIBLE_RATIO * job.attained_service_gpu_s(now_s)
-
     def spread_out(self) -> None:
         """Suspended jobs that waited longest take vacated GPUs, so that both compute."""
         now_s = self._board.now_s
@@ -63,7 +64,7 @@ class Moves:
         """Gangs that stand on more nodes than they need go where they stand on fewer."""
         for job in self._movable(JobState.RUNNING):
             here = len(self._board.gpus[job.job_id])
-            if here <= 1 or not self._loses_nothing(job):
+            if here <= 1 or not loses_nothing(job, self._board.now_s):
                 continue
             place = self._board.find(job)
             if place is None or place[0] != job.gpu_type:
@@ -88,7 +89,7 @@ class Moves:
         movable = {
             job.job_id: job
             for job in self._movable(JobState.RUNNING)
-            if job.job_id in here and self._loses_nothing(job)
+            if job.job_id in here and loses_nothing(job, self._board.now_s)
         }
         if not here <= movable.keys() or any(len(board.gpus[job_id]) > 1 for job_id in here):
             return

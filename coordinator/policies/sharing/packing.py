@@ -13,6 +13,7 @@ from msgspec import Struct, structs
 from common.model import JobId, JobState
 from coordinator.policies.decisions import Migrate, Resume
 from coordinator.policies.sharing.board import Board, is_willing
+from coordinator.policies.sharing.moves import loses_nothing
 from coordinator.policies.sharing.slices import Slices
 from coordinator.policies.snapshot import JobView
 
@@ -188,6 +189,8 @@ class Packing:
             place = board.on_seat(guest, host)
             if place is None or not self._is_rested(guest, rest_s):
                 return False
+            if not loses_nothing(guest, board.now_s):
+                return False  # a trial that ends after a minute may cost a minute, no more
             board.decide(
                 guest,
                 Migrate(
