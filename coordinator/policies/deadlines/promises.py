@@ -9,13 +9,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from math import ceil, inf
+from operator import is_
 
 from msgspec import structs
 
 from coordinator.policies.deadlines.dates import earliest, spread
 from coordinator.policies.deadlines.quotas import Quotas, Room, Rooms
 from coordinator.policies.deadlines.rows import Row
-from coordinator.policies.deadlines.shares import Claim, fill, is_whole, now_of
+from coordinator.policies.deadlines.shares import Claim, fill
 from coordinator.policies.deadlines.timeline import Plan, Timeline
 
 PLANS_TRIED, LEAST_TRIES = 2048, 32
@@ -39,7 +40,7 @@ class Book:
         self._now_s = now_s
         self._gpus = gpus
         self._kept = kept
-        self._row = Row(self._beside(()), now_s)
+        self._rows: dict[tuple[bool, bool], Row] = {}
         self.claims: list[Claim] = []
         self.plans: Plans = {}
         self.late: list[Claim] = []
@@ -118,52 +119,28 @@ class Book:
         time all the same. Else they have at least their base gangs; not if they are late.
         is_all: plans for some of them are no use, and need not be complete.
         """
-        if not kept and not spared and not any(map(_is_held, claims)):
-            # Each is planned on what those before it leave: most rows begin as the one before.
-            return self._row.plans(claims, is_all=is_all)
-        room = self._beside(spared)
-        held: Plans = {}
-        if not stops:
-            held = {each.job_id: each.hold(self._now_s) for each in claims if not each.pauses}
-        for claim in claims:
-            room.take(held.get(claim.job_id, ()), claim)
-        plans: Plans = {}
-        for is_kept in (True, False):
-            for claim in claims:
-                if claim.job_id in plans or (is_kept and claim.job_id not in kept):
-                    continue
-                hold = held.get(claim.job_id, ())
-                room.give(hold, claim)
-                line = room.line(claim)
-                plan = self._again(claim, kept, line) if is_kept else self._anew(claim, line, stops)
-                room.take(hold if plan is None else plan, claim)
-                if plan is not None:
-                    plans[claim.job_id] = plan
-        rest = [each for each in claims if each.job_id in plans or not held.get(each.job_id)]
-        if len(rest) == len(claims):
+        gangs = [each for each in claims if _is_held(each) and each.sizes]
+        holding = [] if stops else gangs
+        row = self._row_of(spared, holding, stops=stops and bool(gangs), keeps=bool(kept))
+        plans = row.plans(claims, kept, is_all=is_all)
+        held = {each.job_id for each in holding}
+        rest = [each for each in claims if each.job_id in plans or each.job_id not in held]
+        if is_all or len(rest) == len(claims):
             return plans
         return self._planned(rest, kept, spared, stops=stops)
 
-    def _anew(self, claim: Claim, line: Timeline, stops: bool) -> Plan | None:
-        plan = fill(line, claim, self._now_s)
-        if plan is None and stops and claim.runs and not claim.pauses:
-            return fill(line, claim.anew(), self._now_s)
-        return plan
-
-    def _again(self, claim: Claim, kept: Plans, line: Timeline) -> Plan | None:
-        plan = kept.get(claim.job_id)
-        return plan if plan is not None and self._still_does(claim, plan, line) else None
-
-    def _still_does(self, claim: Claim, plan: Plan, line: Timeline) -> bool:
-        if claim.runs and not claim.pauses and not now_of(plan, self._now_s):
-            claim = claim.anew()
-        return (
-            plan[-1].end_s <= claim.deadline_s
-            and all(piece.workers in claim.sizes for piece in plan)
-            and (claim.pauses or is_whole(plan))
-            and claim.done_by(plan, self._now_s) >= claim.work_s * (1.0 - 1e-6)
-            and line.has_room(plan, claim.gpus_per_worker)
-        )
+    def _row_of(
+        self, spared: Sequence[Claim], holding: Sequence[Claim], *, stops: bool, keeps: bool
+    ) -> Row:
+        """One that mostly begins as a row that was planned before: of its own for each way to plan,
+        as these are tried in turn."""
+        if spared:
+            return Row(self._beside(spared), self._now_s, holding, stops=stops)
+        row = self._rows.get((stops, keeps))
+        if row is None or not _are_same(row.holding, holding):
+            row = Row(self._beside(()), self._now_s, holding, stops=stops)
+            self._rows[stops, keeps] = row
+        return row
 
     def with_more(
         self, newcomers: Sequence[Claim], spared: Sequence[Claim] = (), left: Room | None = None
@@ -182,7 +159,7 @@ class Book:
                 continue
             # What changes take can leave a job in time only by the plan that it has.
             firm = {name: plan for name, plan in self.plans.items() if name not in plans}
-            plans = self._planned(claims, firm, spared, stops=stops)
+            plans = self._planned(claims, firm, spared, stops=stops, is_all=True)
             if len(plans) == len(claims):
                 return plans
         # The greedy order is not the only one: newcomers may fit around the plans that hold.
@@ -294,6 +271,10 @@ class Book:
 def _is_held(claim: Claim) -> bool:
     """Whether it has at least its base gang unless it is stopped for others."""
     return claim.runs and not claim.pauses
+
+
+def _are_same(some: Sequence[Claim], others: Sequence[Claim]) -> bool:
+    return len(some) == len(others) and all(map(is_, some, others))
 
 
 def by_deadline(claim: Claim) -> tuple[float, str]:
