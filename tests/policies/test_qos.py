@@ -243,6 +243,20 @@ def test_what_is_remembered_is_bounded() -> None:
     assert f"m4/0/1/{HERE}" not in memory.steps
 
 
+def test_a_model_that_still_trains_is_not_forgotten() -> None:
+    """However long its steps have taken as long as before: others were heard of longer ago, and
+    what it had with another number of workers would be lost."""
+    steady = view("a", 1.0, None, placed=2, model="steady")
+    memory = refitted(Memory(), [measured(steady, 1, 1.0)])
+    steady = measured(steady, 2, 0.6)
+    for number in range(MODELS_KEPT + 5):
+        job = measured(view("b", 1.0, None, placed=1, model=f"m{number}"), 1, 1.0)
+        memory = refitted(memory, [steady, job])
+    assert len(memory.steps) == MODELS_KEPT
+    assert memory.steps[f"steady/0/1/{HERE}"] == (Sample(1, 1.0), Sample(2, 0.6))
+    assert f"m5/0/1/{HERE}" not in memory.steps
+
+
 # --- who runs, with how many workers --------------------------------------------------------------
 
 

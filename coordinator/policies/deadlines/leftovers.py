@@ -30,7 +30,8 @@ class _Step(Struct, frozen=True):
 
 
 class _Offer(NamedTuple):
-    """One step in the queue. Of equals the base gang of one comes before more workers of another.
+    """One step in the queue. Of equals the earlier deadline comes first, then a base gang before
+    more workers of another job.
 
     key: saved GPU-seconds per GPU, below zero. had: workers before it.
     """

@@ -57,7 +57,10 @@ def key_of(job: JobView, gpu_type: str) -> str:
 
 
 def refitted(memory: Memory, jobs: Iterable[JobView]) -> Memory:
-    """The step times that running jobs measured since; the same object where none did."""
+    """The step times that running jobs measured since; the same object where none did.
+
+    Beyond the models that are kept those go first of which nothing was heard for longest.
+    """
     steps = dict(memory.steps)
     for job in jobs:
         if job.step_time_s is None or not job.step_time_workers or not job.step_time_gpu_type:
@@ -66,10 +69,10 @@ def refitted(memory: Memory, jobs: Iterable[JobView]) -> Memory:
             key_of(job, job.step_time_gpu_type),
             Sample(job.step_time_workers, job.step_time_s),
         )
-        seen = steps.get(key, ())
+        seen = steps.pop(key, ())
         if sample in seen:
+            steps[key] = seen
             continue
-        steps.pop(key, None)
         others = (each for each in seen if each.workers != sample.workers)
         steps[key] = (*others, sample)[-SIZES_KEPT:]
     while len(steps) > MODELS_KEPT:

@@ -181,8 +181,8 @@ class _Pass:
             if is_start_of_gang(job):
                 # Its plan may begin later, and it can give the GPUs back until then.
                 may_stop = job.preemptibility == Preemptibility.FULL
-                gpus = job.workers_on(kind).min * job.gpus_per_worker
-                starts = workers or (may_stop and sharing.lend(gpus))
+                gang_gpus = job.workers_on(kind).min * job.gpus_per_worker
+                starts = workers or (may_stop and sharing.lend(gang_gpus))
                 workers = job.workers.min if starts else 0
             self._grant(job, kind, workers, book)
 
