@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from itertools import combinations
 
 import pytest
@@ -14,9 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from common.model import GpuRequest, JobId
+from common.model import GpuRequest, JobId, NodeName
 from coordinator.policies.decisions import Preempt, Start
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.tenants.choosing import Choosing
+from coordinator.policies.tenants.counting import Counts
+from coordinator.policies.tenants.fitting import Gang
+from coordinator.policies.tenants.flow import Flow
+from coordinator.policies.tenants.lending import Lenders
 from coordinator.policies.tenants.owing import beside_idle
 from coordinator.policies.tenants.takeback import given_back
 from coordinator.policies.tenants.tenancy import Tenancy, base_gpus
@@ -88,6 +94,49 @@ def test_of_those_that_lose_as_much_the_smallest_is_stopped() -> None:
     assert stopped(cell(*large, small, owed, tenants=(A8,), nodes=1)) == {"small"}
     dear = replace(small, lost_if_preempted_gpu_s=60.0)
     assert stopped(cell(*large, dear, owed, tenants=(A8,), nodes=1)) == {"next"}
+
+
+def test_a_smaller_job_is_not_stopped_where_a_guarantee_would_lose_by_it() -> None:
+    """The one of 4 GPUs leaves two for nobody, but is borrowed; that of 2 is half guaranteed."""
+    jobs = [
+        *(runs(f"own{gpus}", "b", node, gpus) for node, gpus in (("n0", 1), ("n1", 4))),
+        *(runs(f"a{gpus}", "a", "n0", gpus) for gpus in (5, 2)),
+        runs("borrowed", "x", "n1", 4),
+    ]
+    owner = TenantView(name="b", guarantee_gpus=8)
+    snapshot = cell(*jobs, waits("owed", "b", 2), tenants=(A6, owner), nodes=2)
+    assert stopped(snapshot) == {"borrowed"}
+
+
+def test_what_a_sibling_gives_is_no_loss_of_the_parent_that_has_it_again() -> None:
+    """The parent has as much after the start as before the stop, less than its guarantee though it
+    is: so the cheapest is stopped, and not an outsider in its place."""
+    tenants = (
+        TenantView(name="p", guarantee_gpus=8),
+        TenantView(name="s", parent="p", guarantee_gpus=1),
+        TenantView(name="t", parent="p", guarantee_gpus=2),
+    )
+    outside = [runs(f"out{at}", "x", "n0", 2, lost_gpu_s=900.0) for at in range(2)]
+    within = runs("first", "s", "n0", 2), runs("second", "s", "n0", 2, lost_gpu_s=60.0)
+    snapshot = cell(*outside, *within, waits("owed", "t", 2), tenants=tenants, nodes=1)
+    assert stopped(snapshot) == {"first"}
+
+
+def test_of_several_ways_the_one_by_which_guarantees_lose_least_is_taken() -> None:
+    """Though an earlier one is enough as well; of ways that lose as much it is the first."""
+    jobs = [runs("big", "a", "n0", 6), runs("small", "a", "n0", 2, lost_gpu_s=900.0)]
+    owed = waits("owed", "b", 2)
+    snapshot = cell(*jobs, owed, tenants=(A6, B4), nodes=1)
+    flow = Flow(snapshot)
+    counts = Counts(snapshot, flow)
+    lenders = Lenders(snapshot, flow, counts, (), ())
+    gang = Gang(counts.free, flow.nodes, owed, snapshot.nodes[0].gpu_type)
+    sources = lenders.sources(owed, 2, gang)
+    ways = {str(each.job.job_id): partial(iter, [each]) for each in sources}
+    chosen = Choosing(counts, lenders).take([ways["big"], ways["small"]], owed, gang)
+    assert chosen is not None
+    assert [source.job.job_id for source in chosen] == ["small"]
+    assert counts.free[NodeName("n0")] == 2  # and it is given
 
 
 # --- generated cells ------------------------------------------------------------------------------

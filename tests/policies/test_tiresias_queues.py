@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from common.model import JobId, JobState
+from common.model import GpuRequest, JobId, JobState
 from coordinator.policies.attained.queues import (
     Line,
     QueueKnobs,
@@ -68,6 +68,18 @@ def test_a_job_that_still_starts_is_woken_for_as_if_it_ran() -> None:
     """Its limit comes no sooner than it would computing from now on."""
     snapshot = cell([job("starts", 8), job("waits", 8, submitted_at_s=1.0)], n0=8)
     assert policy("tiresias").allocate(snapshot, b"").wake_at_s == NOW_S + 450.0
+
+
+def test_a_worker_that_counts_twice_reaches_the_limit_twice_as_soon() -> None:
+    """On slower GPUs a gang has more of them: what computes counts, not the gang that was asked
+    for; of one that still starts, the most that it could have on any type."""
+    slower = GpuRequest(worker_multiplier={"T4": 2})
+    waits = job("waits", 8, submitted_at_s=1.0)
+    runs = structs.replace(job("runs", 4, node="n0", first_s=0.0), gpu=slower, computing_gpus=8)
+    starts = structs.replace(job("starts", 4), gpu=slower, computing_gpus=0)
+    for each in (runs, starts):
+        queues = Queues(QueueKnobs(), cell([each, waits], n0=8), QueueMemory())
+        assert queues.wake_at_s([each], [waits]) == NOW_S + 450.0
 
 
 def test_within_a_queue_the_first_start_counts() -> None:
@@ -176,7 +188,12 @@ def test_a_second_return_counts_the_service_since_the_first(waited_s: float, num
     waits = job("waits", 1, served=300.0, first_s=1.0, waits_since_s=NOW_S - waited_s)
     knobs = QueueKnobs(limits=(100.0,), promote=2.0)
     memory = QueueMemory(promoted={JobId("waits"): 200.0})
-    assert Queues(knobs, cell([waits], n0=8), memory).number(waits) == number
+    queues = Queues(knobs, cell([waits], n0=8), memory)
+    assert queues.number(waits) == number
+    # After the second return, too, its service begins at 0.
+    is_back = number == 0
+    assert queues.service_gpu_s(waits) == (0.0 if is_back else 100.0)
+    assert queues.memory.promoted == {JobId("waits"): 300.0 if is_back else 200.0}
 
 
 numbers = st.floats(0.0, 20_000.0)

@@ -8,13 +8,14 @@ from msgspec import structs
 from common.clock import SystemClock
 from common.errors import ConfigError
 from common.model import NodeName
+from coordinator.sim.attempts import Attempt, Truth
 from coordinator.sim.ending import Headway, UnfinishedError
 from coordinator.sim.inputs import parse_cluster
 from coordinator.sim.outages import Crash
 from coordinator.sim.run import play
 from coordinator.sim.runtime import Saves
 from coordinator.sim.stage import RunOptions, Stage
-from coordinator.workloads.records import Workload
+from coordinator.workloads.records import SpeedUp, Workload
 from tests.sim.small import small
 
 PATIENCE = 200
@@ -115,6 +116,26 @@ def test_a_job_that_nothing_happens_to_gets_on() -> None:
     stage = looked_at_often(workload, options)
     assert stage.sim.engine.state.counters.jobs_finished == 1
     assert stage.sim.events > 2 * PATIENCE
+
+
+@pytest.mark.parametrize(
+    ("now_s", "done_s"),
+    [(100.0, 300.0), (130.0, 300.0), (150.0, 340.0), (480.0, 1000.0), (600.0, 1000.0)],
+)
+def test_work_done_by_an_instant_goes_on_until_all_is_done(now_s: float, done_s: float) -> None:
+    """Not while a change pauses the job, and never beyond its work: who has computed all of it and
+    is not heard of yet gets no further."""
+    truth = Truth(
+        work_s=1000.0,
+        speedup=SpeedUp(min_workers=1, rates=(1.0,)),
+        gpus_per_worker=1,
+        saves=Saves.ON_REQUEST,
+        path="",
+        done_s=300.0,
+        attempt=Attempt(number=1, multiplier=1, at_s=100.0, paused_until_s=130.0, rate=2.0),
+    )
+    assert truth.done_by_s(now_s) == done_s
+    assert truth.done_s == 300.0
 
 
 def test_nobody_is_awaited_where_no_job_lives() -> None:
