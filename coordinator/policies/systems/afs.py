@@ -213,6 +213,10 @@ POLICIES = (
         knobs=NoKnobs(),
         allocate=lambda _, snapshot, __: _known(snapshot, is_exact=False),
         hold=lambda _, snapshot, __: _held(snapshot, _known(snapshot, is_exact=False)),
-        parts=Parts(order="least remaining time", size="throughput per GPU", place="best fit"),
+        parts=Parts(
+            order="who runs, then least remaining time",
+            size="throughput per GPU",
+            place="best fit",
+        ),
     ),
 )
