@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from common.model import GpuUuid, JobId, JobState, NodeName
@@ -32,6 +33,23 @@ def test_a_tenant_may_stop_its_own_job_for_its_own() -> None:
     )
     decisions = (stop("r"), start("own", "n0"), start("other", "n0"))
     assert guarded(snapshot, decisions)[0] == decisions[:2]
+
+
+@pytest.mark.parametrize(("own_gpus", "follow"), [(4, {"own", "other"}), (3, {"own"})])
+def test_who_has_as_much_as_before_loses_nothing_to_who_comes_after_it(
+    own_gpus: int, follow: set[str]
+) -> None:
+    """A tenant below its guarantee stops its job on one node for its next one on another: what it
+    left may be taken by an outsider where it has no less than it had, and else not."""
+    snapshot = cell(
+        runs("r", "a", "n0", 4),
+        runs("stays", "b", "n0", 4),
+        waits("own", "a", own_gpus),
+        waits("other", "b", 4),
+        tenants=(A8, B8),
+    )
+    decisions = (stop("r"), start("own", "n1"), start("other", "n0"))
+    assert names(guarded(snapshot, decisions)[0], Start) == follow
 
 
 def test_what_is_borrowed_may_go_to_another() -> None:
