@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.clock import SystemClock
+from common.model import GpuRequest
 from coordinator.engine.settings import TenantSettings
 from coordinator.policies.bundles import policy
 from coordinator.policies.deadlines.quotas import Quotas, Rooms
@@ -96,6 +97,35 @@ def test_admission_sees_the_quota_as_capacity() -> None:
     assert rejects(found) == {"p2": 2001.0}
     [reason] = [d.reason for d in found.decisions if isinstance(d, Reject)]
     assert "within what tenant t may be promised" in reason
+
+
+@pytest.mark.parametrize(("kind", "other"), [("H100", "T4"), ("T4", "H100")])
+def test_a_promise_on_one_gpu_type_is_in_its_tenants_quota_for_the_other(
+    kind: str, other: str
+) -> None:
+    """Whichever of the two is planned first in a pass."""
+
+    def on(job: JobView, gpu_type: str) -> JobView:
+        return replace(job, gpu=GpuRequest(types=(gpu_type,)))
+
+    def there(*jobs: JobView, now_s: float) -> ClusterSnapshot:
+        workers = [worker for job in jobs for worker in job.placed]
+        nodes = [make_node_view("n0", gpu_type=kind, workers=workers)]
+        nodes.append(make_node_view("n1", gpu_type=other))
+        snapshot = make_snapshot(nodes=nodes, jobs=jobs, now_s=now_s)
+        return replace(snapshot, tenants=(TenantView(name="t", borrow_limit_gpus=4),))
+
+    first = on(wants("q", "u", 8, 1000.0, 1100.0), kind)
+    second = on(wants("p", "t", 4, 1000.0, 2500.0), kind)
+    before = settled(there(first, second, now_s=NOW_S))
+    assert names(before.decisions, Start) == {"q"}
+    runner = replace(has(first, since_s=NOW_S, now_s=NOW_S + 10.0), gpu_type=kind)
+    # From the end of the first on its tenant's four GPUs are promised to the second.
+    asks = on(wants("n", "t", 4, 1500.0, 1900.0), other)
+    found = settled(there(runner, second, asks, now_s=NOW_S + 10.0), before.memory)
+    assert rejects(found).keys() == {"n"}
+    alone = settled(there(runner, asks, now_s=NOW_S + 10.0), before.memory)
+    assert rejects(alone) == {}
 
 
 def test_a_promise_is_kept_while_its_tenant_has_no_room() -> None:
