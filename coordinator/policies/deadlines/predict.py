@@ -59,7 +59,8 @@ def key_of(job: JobView, gpu_type: str) -> str:
 def refitted(memory: Memory, jobs: Iterable[JobView]) -> Memory:
     """The step times that running jobs measured since; the same object where none did.
 
-    Beyond the models that are kept those go first of which nothing was heard for longest.
+    Beyond the models that are kept none goes that trains now before one that does not. Of these it
+    is the one whose step times changed longest ago, as it stood when something was last noted.
     """
     steps = dict(memory.steps)
     for job in jobs:
