@@ -178,6 +178,12 @@ def test_a_policy_without_loans_says_so() -> None:
     assert "the policy of this cell lends nothing" in why(cell(), bundle="srtf")
 
 
+def test_what_outlasts_all_other_reasons_is_named_last() -> None:
+    """`aryl up` has room for one reason: that the policy never lends, and not what passes by."""
+    reasons = why(cell(since_s=NOW_S - 1, jobs=()), bundle="sjf")
+    assert len(reasons) > 2 and reasons[-1] == "the policy of this cell lends nothing"
+
+
 def test_only_serving_nodes_of_a_known_service_are_explained() -> None:
     """A training node, a lent one and a stranger have no balance to tell of."""
     snapshot = make_snapshot(

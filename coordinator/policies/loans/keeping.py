@@ -48,12 +48,13 @@ def why_kept(
         return (*found, "nothing keeps it: the next loan pass lends it")
     if snapshot.is_frozen:
         found.append("the cell is frozen: nothing is lent (aryl freeze --off)")
-    if not is_loaning:
-        found.append("the policy of this cell lends nothing")
     if service.mode != Mode.ACT:
         found.append(_of_mode(service, node, is_proposed=name in proposed))
     found += _of_service(snapshot, service, have)
     found += _of_node(snapshot, service, node, demand)
+    if not is_loaning:
+        # The last: who shows one reason only shows that one, and it outlasts all others.
+        found.append("the policy of this cell lends nothing")
     if len(found) == 1:
         found.append(_why_not_used(snapshot, lent_next))
     return tuple(found)
