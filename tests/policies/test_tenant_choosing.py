@@ -6,7 +6,7 @@ Cells by hand, and generated ones beside a search over all sets of jobs that cou
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import combinations
 
@@ -125,18 +125,39 @@ def test_what_a_sibling_gives_is_no_loss_of_the_parent_that_has_it_again() -> No
 def test_of_several_ways_the_one_by_which_guarantees_lose_least_is_taken() -> None:
     """Though an earlier one is enough as well; of ways that lose as much it is the first."""
     jobs = [runs("big", "a", "n0", 6), runs("small", "a", "n0", 2, lost_gpu_s=900.0)]
-    owed = waits("owed", "b", 2)
-    snapshot = cell(*jobs, owed, tenants=(A6, B4), nodes=1)
+    snapshot = cell(*jobs, waits("owed", "b", 2), tenants=(A6, B4), nodes=1)
+    chosen, counts = taken(snapshot, ["big"], ["small"])
+    assert chosen == ["small"]
+    assert counts.free[NodeName("n0")] == 2  # and it is given
+
+
+def test_of_one_way_a_smaller_job_is_no_better_where_a_guarantee_would_lose_by_it() -> None:
+    """Though it leaves nothing for nobody, and no other way makes up for that."""
+    jobs = [
+        *(runs(f"own{gpus}", "b", node, gpus) for node, gpus in (("n0", 1), ("n1", 4))),
+        *(runs(f"a{gpus}", "a", "n0", gpus) for gpus in (5, 2)),
+        runs("borrowed", "x", "n1", 4),
+    ]
+    owner = TenantView(name="b", guarantee_gpus=8)
+    snapshot = cell(*jobs, waits("owed", "b", 2), tenants=(A6, owner), nodes=2)
+    assert taken(snapshot, ["borrowed", "a2"])[0] == ["borrowed"]
+    spared = cell(*jobs, waits("owed", "b", 2), tenants=(owner,), nodes=2)
+    assert taken(spared, ["borrowed", "a2"])[0] == ["a2"]
+
+
+def taken(snapshot: ClusterSnapshot, *ways: Sequence[str]) -> tuple[list[str], Counts]:
+    """Of ways that name whom they stop in turn: who is stopped for `owed`; and the counts then."""
+    owed = next(job for job in snapshot.jobs if job.job_id == "owed")
     flow = Flow(snapshot)
     counts = Counts(snapshot, flow)
     lenders = Lenders(snapshot, flow, counts, (), ())
     gang = Gang(counts.free, flow.nodes, owed, snapshot.nodes[0].gpu_type)
-    sources = lenders.sources(owed, 2, gang)
-    ways = {str(each.job.job_id): partial(iter, [each]) for each in sources}
-    chosen = Choosing(counts, lenders).take([ways["big"], ways["small"]], owed, gang)
+    sources = {str(each.job.job_id): each for each in lenders.sources(owed, base_gpus(owed), gang)}
+    chosen = Choosing(counts, lenders).take(
+        [partial(iter, [sources[name] for name in way]) for way in ways], owed, gang
+    )
     assert chosen is not None
-    assert [source.job.job_id for source in chosen] == ["small"]
-    assert counts.free[NodeName("n0")] == 2  # and it is given
+    return [str(source.job.job_id) for source in chosen], counts
 
 
 # --- generated cells ------------------------------------------------------------------------------
