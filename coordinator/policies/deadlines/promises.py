@@ -33,6 +33,7 @@ class Book:
 
     plans: of the claims that meet their deadline. late: those that cannot any more.
     spared: jobs without a promise that a stop would set back, and that no promise needs to stop.
+    tried: plans of single jobs that were looked for so far: what it costs to ask.
     """
 
     def __init__(self, now_s: float, gpus: int, kept: Plans, quotas: Quotas = NO_QUOTAS) -> None:
@@ -45,6 +46,7 @@ class Book:
         self.plans: Plans = {}
         self.late: list[Claim] = []
         self.spared: list[Claim] = []
+        self.tried = 0
 
     def promise(self, claims: Sequence[Claim], soft: Sequence[Claim] = ()) -> None:
         """Plan for jobs that were promised their deadline: anew, or as before if that is more.
@@ -122,7 +124,9 @@ class Book:
         gangs = [each for each in claims if _is_held(each) and each.sizes]
         holding = [] if stops else gangs
         row = self._row_of(spared, holding, stops=stops and bool(gangs), keeps=bool(kept))
+        before = row.made
         plans = row.plans(claims, kept, is_all=is_all)
+        self.tried += row.made - before
         held = {each.job_id for each in holding}
         rest = [each for each in claims if each.job_id in plans or each.job_id not in held]
         if is_all or len(rest) == len(claims):

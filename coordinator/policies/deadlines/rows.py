@@ -19,6 +19,8 @@ KEPT_EVERY = 32
 class Row:
     """The row that was planned last.
 
+    made: plans of single claims that were looked for so far.
+
     Args:
         room: what all of them have together.
         holding: they have their base gangs until their turn comes, and behind it if they then get
@@ -37,6 +39,7 @@ class Row:
             room.take(self._held[claim.job_id], claim)
         self._rooms = [room]
         self._done: list[tuple[Claim, Plan | None, Plan | None]] = []  # with the old plan, the plan
+        self.made = 0
 
     def plans(
         self, claims: Sequence[Claim], kept: Mapping[str, Plan] | None = None, *, is_all: bool
@@ -84,6 +87,7 @@ class Row:
 
     def _plan(self, room: Room, claim: Claim, old: Plan | None) -> None:
         """The next one of the row."""
+        self.made += 1
         if len(self._done) == KEPT_EVERY * len(self._rooms):
             self._rooms.append(room.copy())
         hold = self._held.get(claim.job_id, ())

@@ -66,6 +66,15 @@ def waiting_reason(plan: Plan | None, now_s: float) -> str:
     )
 
 
+def unanswered(before: int) -> str:
+    """Why it was not told yet whether its deadline is promised.
+
+    before: so many others wait for that, too, and get their answers first.
+    """
+    first = f", {counted(before, 'job')} before it" if before else ""
+    return f"whether its deadline can be promised is looked at in one of the next passes{first}"
+
+
 def stopped_for(snapshot: ClusterSnapshot) -> Why:
     """What a job that is stopped is told: the first deadline of those that take its GPUs."""
     deadlines = {job.job_id: job.deadline_at_s for job in snapshot.jobs}

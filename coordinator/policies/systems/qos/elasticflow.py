@@ -24,6 +24,7 @@ from msgspec import Struct, structs
 from common.model import JobId, JobState, Preemptibility
 from coordinator.policies.answers import answers
 from coordinator.policies.blockers import Hold
+from coordinator.policies.deadlines.answering import AGAIN_S, answer
 from coordinator.policies.deadlines.applicants import (
     applicants,
     fixed_gpus,
@@ -45,6 +46,7 @@ from coordinator.policies.deadlines.told import (
     grant_reason,
     refusal,
     stopped_for,
+    unanswered,
     waiting_reason,
 )
 from coordinator.policies.decisions import Allocation, Reject
@@ -161,11 +163,14 @@ class _Pass:
         if self._claims.has_costs:
             dates = book.put_off(self._before.dates, self._before.promises)
             newcomers = handed_over(newcomers, self._floor.nodes.values(), kind, jobs)
-        groups = [newcomers] if self._knobs.admits_together else [[each] for each in newcomers]
-        for group in groups:
-            if group and not book.admit(group):
-                for claim in group:
-                    soft += self._refused(book, by_id[JobId(claim.job_id)], claim)
+
+        def refuse(claim: Claim) -> None:
+            soft.extend(self._refused(book, by_id[JobId(claim.job_id)], claim))
+
+        later = answer(book, newcomers, refuse, together=self._knobs.admits_together)
+        if later:
+            self.wake_at_s = min(self.wake_at_s, self._now_s + AGAIN_S)
+            self.notes |= {JobId(each.job_id): unanswered(at) for at, each in enumerate(later)}
         self.late += [claim.job_id for claim in book.late]
         self.late += dates
         self.dates.update(dates)
