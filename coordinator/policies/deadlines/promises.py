@@ -93,17 +93,18 @@ class Book:
     def _spare(self, plans: Plans, plan: Callable[[Sequence[Claim]], Plans | None]) -> None:
         """As many of those whose stop costs most as there are plans beside.
 
-        plans: those if none is.
+        plans: those if none is. The plans that hold stay until the end: looking for others is with
+        them in sight.
         """
-        self.plans = plans
         most, least, tried = len(self.spared), 0, len(self.spared)
         while least < most:
             found = plan(self.spared[:tried])
             if found is None:
                 most = tried - 1
             else:
-                least, self.plans = tried, found
+                least, plans = tried, found
             tried = (least + most + 1) // 2
+        self.plans = plans
         self.spared = self.spared[:least]
 
     def _planned(
