@@ -112,6 +112,23 @@ def test_who_is_admitted_is_in_time(rows: list[tuple[int, int, int, str]]) -> No
     assert len(found.rows) == len(jobs) - found.result.jobs_rejected
 
 
+@settings(max_examples=40, deadline=None)
+@given(JOBS)
+@example([(0, 1000, 550, "even"), (50, 200, 40, "even"), (60, 10, 400, "even")])
+@example([(0, 330, 330, "worse"), (10, 200, 40, "even"), (20, 10, 400, "flat")])
+def test_who_is_let_in_without_a_promise_breaks_none(
+    rows: list[tuple[int, int, int, str]],
+) -> None:
+    """`rejects=false`: all run to their end, and nobody is stopped for one that was refused."""
+    jobs = [
+        trace_job(number, float(at_s), float(work_s), float(deadline_s), model)
+        for number, (at_s, work_s, deadline_s, model) in enumerate(sorted(rows))
+    ]
+    found = run(jobs, f"{EXACT}:rejects=false")
+    assert len(found.rows) == len(jobs)
+    assert found.result.promises_missed == 0
+
+
 @settings(max_examples=30, deadline=None)
 @given(JOBS, st.integers(1, 300))
 def test_best_effort_jobs_break_no_promise(
@@ -223,6 +240,23 @@ def test_without_rejections_a_hopeless_job_runs_late() -> None:
     """`rejects=false`: deadlines are soft, and the job starts without a promise."""
     found = one_pass(view("a", 1e6, 10.0), text=f"{EXACT}:rejects=false")
     assert [type(d) for d in found.decisions] == [Start]
+
+
+def test_who_runs_without_a_promise_goes_on_without_one() -> None:
+    """It asks again until it runs; then what it has stays what promised jobs leave."""
+    hopeless, text = view("a", 1e6, 10.0), f"{EXACT}:rejects=false"
+    first = one_pass(hopeless, text=text)
+    began = structs.replace(hopeless, first_started_at_s=NOW_S)
+    urgent = view("b", 200.0, 101.0)
+    snapshot = make_snapshot(nodes=[make_node_view("n", gpus=4)], jobs=[began, urgent])
+    found = policy(text).allocate(snapshot, first.memory)
+    assert [(d.job_id, d.is_promised) for d in found.decisions if isinstance(d, Start)] == [
+        ("b", True)
+    ]
+    easy = structs.replace(hopeless, remaining_work_s=10.0, estimated_left_s=10.0)
+    easy = structs.replace(easy, deadline_at_s=NOW_S + 1000.0)
+    again = policy(text).allocate(structs.replace(snapshot, jobs=(easy,)), first.memory)
+    assert [d.is_promised for d in again.decisions if isinstance(d, Start)] == [True]
 
 
 def test_who_was_promised_a_deadline_is_not_rejected_when_it_is_late() -> None:

@@ -18,7 +18,7 @@ class Applicants(Struct, frozen=True, kw_only=True):
     """Jobs by what they have been told.
 
     promised: their deadlines. newcomers: they ask for that, in order of submission. soft: they have
-        no deadline.
+        no deadline, or run without a promise.
     """
 
     promised: tuple[JobView, ...]
@@ -26,12 +26,16 @@ class Applicants(Struct, frozen=True, kw_only=True):
     soft: tuple[JobView, ...]
 
 
-def applicants(jobs: Iterable[JobView], let_in: Container[str]) -> Applicants:
+def applicants(
+    jobs: Iterable[JobView], let_in: Container[str], unpromised: Container[str] = ()
+) -> Applicants:
     """Jobs as they stand.
 
     Whoever has run is not refused any more, whatever policy let it in.
 
-    let_in: who was promised its deadline before, be it met or not; nor is one of these refused.
+    Args:
+        let_in: who was promised its deadline before, be it met or not; nor is one of these refused.
+        unpromised: who was let in without a promise: it asks again until it runs, and goes on so.
     """
     promised: list[JobView] = []
     newcomers: list[JobView] = []
@@ -39,8 +43,10 @@ def applicants(jobs: Iterable[JobView], let_in: Container[str]) -> Applicants:
     for job in jobs:
         if job.deadline_at_s is None:
             soft.append(job)
-        elif _has_begun(job) or job.job_id in let_in:
+        elif job.job_id in let_in:
             promised.append(job)
+        elif _has_begun(job):
+            (soft if job.job_id in unpromised else promised).append(job)
         else:
             newcomers.append(job)
     newcomers.sort(key=lambda job: (job.submitted_at_s, job.job_id))

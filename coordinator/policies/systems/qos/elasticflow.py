@@ -97,6 +97,7 @@ class _Memory(Struct, frozen=True, array_like=True):
     settled_at_s, round_at_s, due_at_s: of `settled`, which says what they are; stored flat.
     late: who was promised a deadline that it cannot meet any more; it is not refused for that.
     overheads: what is known of attempts. dates: that were promised instead to those that are late.
+    unpromised: who was refused and is let in all the same.
     """
 
     promises: Plans = {}
@@ -106,6 +107,7 @@ class _Memory(Struct, frozen=True, array_like=True):
     late: tuple[str, ...] = ()
     overheads: Overheads = {}
     dates: dict[str, float] = {}
+    unpromised: tuple[str, ...] = ()
 
     @property
     def settled(self) -> Settled:
@@ -141,6 +143,7 @@ class _Pass:
         self.late: list[str] = []
         self.overheads = self._claims.overheads
         self.dates: dict[str, float] = {}
+        self.unpromised: set[str] = set()
         self.wake_at_s = inf
         self.notes: dict[JobId, str] = {}
         kinds = self._floor.gpu_types
@@ -152,7 +155,8 @@ class _Pass:
         by_id = {job.job_id: job for job in jobs if not fixed_gpus(job)}
         claims = {name: self._claims.of(job, kind, gpus) for name, job in by_id.items()}
         let_in = {*self._before.promises, *self._before.late}
-        asking = applicants(by_id.values(), let_in)
+        asking = applicants(by_id.values(), let_in, self._before.unpromised)
+        self.unpromised |= {job.job_id for job in asking.soft} & {*self._before.unpromised}
         promised, newcomers, soft = (
             [claims[job.job_id] for job in group]
             for group in (asking.promised, asking.newcomers, asking.soft)
@@ -215,6 +219,7 @@ class _Pass:
     def _refused(self, book: Book, job: JobView, claim: Claim) -> list[Claim]:
         """A newcomer that cannot be promised its deadline: rejected, or without a promise."""
         if not self._knobs.rejects or job.deadline_at_s is None:
+            self.unpromised.add(claim.job_id)
             return [claim]
         earliest_at_s = book.earliest_s(claim, job.submitted_at_s)
         self.rejects.append(refusal(job, job.deadline_at_s, earliest_at_s, claim.tenant))
@@ -265,6 +270,7 @@ def _allocate(knobs: ElasticFlowKnobs, snapshot: ClusterSnapshot, memory: bytes)
         tuple(sorted(found.late)),
         found.overheads,
         found.dates,
+        tuple(sorted(found.unpromised)),
     )
     return Allocation(
         decisions=(*found.rejects, *plan.decisions),
