@@ -140,8 +140,10 @@ def _preempt(ctx: Context, decision: Preempt) -> str:
         return f"{decision.job_id} cannot be preempted now"
     if decision.node is None and job.preempted_at_s is not None:
         # A node that a service wants back is an outside event; another job's turn is not.
-        since_s = ctx.now_s - job.preempted_at_s
-        if since_s < ctx.settings.min_runtime_s:
+        # To the bit as `resting` reckons it, which says when to ask again: at that very instant.
+        until_s = job.preempted_at_s + ctx.settings.min_runtime_s
+        if until_s > ctx.now_s:
+            since_s = ctx.now_s - job.preempted_at_s
             return f"{decision.job_id} was preempted {since_s:.0f} s ago"
     jobs.preempt(ctx, job, decision.reason, loan=ctx.loan_of(decision.node))
     return ""

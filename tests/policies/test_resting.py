@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from common.model import JobState, NodeRole
-from coordinator.engine.settings import EngineSettings
+from common.model import JobId, JobState, NodeRole
+from coordinator.engine.settings import EngineSettings, TenantSettings
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Preempt, Start
 from coordinator.policies.snapshot import ClusterSnapshot
 from tests.builders import NOW_S, make_cluster, make_job_view, make_snapshot
 from tests.engine.house import House
+from tests.policies.tenant_passes import Asked, Cell
 
 PREEMPTING = ("srtf", "afs", "tiresias", "themis-simple")
 
@@ -67,3 +68,19 @@ def test_what_a_policy_decides_of_the_resting_is_never_refused() -> None:
     house.wait(10.0)
     assert (long.preemption_count, second.state) == (2, JobState.SUCCEEDED)
     assert house.engine.state.counters.decisions_refused == 0
+
+
+@pytest.mark.parametrize("at_s", [100.0, 100.7, 110.7])
+def test_a_rest_is_over_at_the_very_instant_that_the_pass_is_wanted_at(at_s: float) -> None:
+    """Though `at_s + 60 - at_s` may be less than 60: else the stop is refused, and nobody is asked
+    again; a job that its tenant's guarantee covers would wait on."""
+    promised = TenantSettings(name="b", guarantee_gpus=8)
+    played = Cell("fifo", [promised], nodes=1, check=True)
+    whole = Asked(tenant="b", gpus=8, work_s=5.0, at_s=at_s)
+    second = Asked(tenant="b", gpus=8, work_s=5.0, at_s=at_s + 20.0)
+    played.ask([Asked(tenant="c", gpus=8, work_s=9000.0), whole, second])
+    played.run(until_s=at_s + 60.0)
+    jobs = played.engine.state.jobs
+    assert jobs[JobId("c0")].preemption_count == 2
+    assert jobs[JobId("b2")].state == JobState.RUNNING
+    assert played.engine.state.counters.decisions_refused == 0
