@@ -6,6 +6,7 @@ borrowers would have to give together. Must not know who decided, nor repair.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from common.model import JobId, JobState, NodeName, NodeRole
@@ -56,16 +57,20 @@ def _beside_idle(snapshot: ClusterSnapshot) -> list[JobView]:
     return [job for job in found if not job.gpu.worker_multiplier]
 
 
-def _fits(snapshot: ClusterSnapshot, job: JobView) -> bool:
-    """Whether its base gang finds free GPUs, if GPUs are all that it asks for."""
+def _fits(snapshot: ClusterSnapshot, tenancy: Tenancy, job: JobView) -> bool:
+    """Whether its base gang finds free GPUs that it may start on in the pass that was, if GPUs are
+    all that it asks for."""
     if job.gpu.worker_multiplier or job.cpus_per_worker or job.memory_bytes_per_worker:
         return False
-    return _finds_gpus(snapshot, job)
+    return _finds_gpus(snapshot, job, lambda node: _left_over(snapshot, tenancy, job, node))
 
 
-def _finds_gpus(snapshot: ClusterSnapshot, job: JobView) -> bool:
+def _finds_gpus(
+    snapshot: ClusterSnapshot, job: JobView, less: Callable[[NodeView], int] = lambda node: 0
+) -> bool:
+    """Whether its base gang fits on what is free. less: GPUs of a node that count for taken."""
     nodes = {node.name: node for node in snapshot.nodes if _takes(node, job)}
-    free = {name: node.free_gpus for name, node in nodes.items()}
+    free = {name: node.free_gpus - less(node) for name, node in nodes.items()}
     kinds = {node.gpu_type for node in nodes.values()}
     return any(gang_on(free, nodes, job, kind) for kind in kinds)
 
@@ -114,7 +119,7 @@ def crowded_out(snapshot: ClusterSnapshot) -> list[str]:
         if job.state == JobState.PENDING
         and is_covered(tenancy, job)
         and _exceeds(tenancy, job, base_gpus(job))
-        and _fits(snapshot, job)
+        and _fits(snapshot, tenancy, job)
     ]
     theirs: dict[str, list[Seat]] = {}
     for (_, name), own in _by_place(snapshot, tenancy).items() if crowded else ():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeName, Preemptibility
-from coordinator.engine.guarantees import starved
+from coordinator.engine.guarantees import crowded_out, starved
 from coordinator.engine.settings import TenantSettings
 from coordinator.policies.bundles import POLICIES
 from coordinator.policies.decisions import Preempt
@@ -317,3 +317,68 @@ def test_the_check_excuses_nothing_else(snapshot: ClusterSnapshot) -> None:
     """What was borrowed, or free before, is for others in the very pass."""
     (fault,) = starved(snapshot)
     assert "job owed of tenant y waits within its guarantee" in fault
+
+
+KEEPING = (
+    TenantSettings(name="z", guarantee_gpus=4),
+    TenantSettings(name="zq", parent="z", guarantee_gpus=4, lend_limit_gpus=1),
+    TenantSettings(name="x"),
+)
+"""Of what `zq` leaves idle one GPU is lent: for a job of two of `z` one of `x` has to go."""
+
+
+@pytest.mark.parametrize("policy", ["afs", "srsf", "srtf"])
+def test_what_is_left_over_brings_a_sibling_s_room_after_that_pass(policy: str) -> None:
+    """A job of 4 GPUs of `zq` is stopped for one of 2: in the pass after that `z` has the others,
+    as `x` gives back what keeps it out; the check wants no more than that."""
+    played = Cell(policy, KEEPING, nodes=1, delays=DELAYS, check=True)
+    played.ask(
+        [
+            Asked(tenant="zq", gpus=4, work_s=9000.0),
+            Asked(tenant="x", work_s=9000.0),
+            Asked(tenant="x", gpus=3, work_s=9000.0, preemptibility=Preemptibility.NON),
+            Asked(tenant="zq", at_s=100.0, gpus=2, work_s=3000.0),
+            Asked(tenant="z", at_s=100.0, gpus=2, work_s=9000.0),
+        ]
+    )
+    played.run(until_s=100.0 + DELAYS.stop_s + START_S + DELAYS.stop_s + START_S)
+    jobs = played.engine.state.jobs
+    assert jobs[JobId("zq3")].state == jobs[JobId("z4")].state == JobState.RUNNING
+    assert jobs[JobId("x1")].state == JobState.PENDING
+
+
+def kept_out(*, promised: int = 4, idle: int = 0) -> ClusterSnapshot:
+    """A job of `zq` leaves four GPUs for one of two, and `z` waits for two more. For these it has
+    no room: `zq` lends nothing, and `x` has half of the eight that `p` may use.
+
+    promised: GPUs to `zq`. idle: that nobody uses, on another node.
+    """
+    gone = runs("gone", "zq", "n0", 4)
+    gone = replace(
+        gone,
+        state=JobState.PREEMPTING,
+        placed=tuple(replace(worker, is_leaving=True) for worker in gone.placed),
+    )
+    begun = replace(runs("begun", "zq", "n0", 2), state=JobState.STARTING)
+    stays = replace(runs("stays", "x", "n0", 2), preemptibility=Preemptibility.NON)
+    jobs = [gone, begun, stays, runs("borrower", "x", "n0", 2), waits("owed", "z", 2)]
+    nodes = [
+        make_node_view("n0", free_gpus=2, workers=[w for job in jobs for w in job.placed]),
+        make_node_view("n1", free_gpus=idle),
+    ]
+    tenants = (
+        TenantView(name="p", guarantee_gpus=4, borrow_limit_gpus=4),
+        TenantView(name="z", parent="p", guarantee_gpus=4),
+        TenantView(name="zq", parent="z", guarantee_gpus=promised, lend_limit_gpus=0),
+        TenantView(name="x", parent="p"),
+    )
+    return replace(make_snapshot(nodes=nodes, jobs=jobs), tenants=tenants)
+
+
+def test_what_is_left_over_is_no_room_that_a_borrower_keeps_a_job_from() -> None:
+    """It does not fit there before the next pass; where other GPUs are free, or the stopped job was
+    borrowed, it is kept out as ever."""
+    assert crowded_out(kept_out()) == []
+    for snapshot in (kept_out(idle=2), kept_out(promised=3)):
+        (fault,) = crowded_out(snapshot)
+        assert "tenant x borrows what their parent may use" in fault
