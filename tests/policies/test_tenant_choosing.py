@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from common.model import GpuRequest, JobId, NodeName
+from common.model import GpuRequest, JobId, NodeName, Preemptibility
 from coordinator.policies.decisions import Preempt, Start
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
 from coordinator.policies.tenants.choosing import Choosing
@@ -106,6 +106,35 @@ def test_a_smaller_job_is_not_stopped_where_a_guarantee_would_lose_by_it() -> No
     owner = TenantView(name="b", guarantee_gpus=8)
     snapshot = cell(*jobs, waits("owed", "b", 2), tenants=(A6, owner), nodes=2)
     assert stopped(snapshot) == {"borrowed"}
+
+
+def test_a_larger_job_is_not_stopped_in_place_of_the_first_that_is_enough() -> None:
+    """Nor is it where all lose as much: those that follow are looked at for fewer GPUs alone."""
+    jobs = (runs(name, "c", "n0", gpus) for name, gpus in (("first", 3), ("second", 4)))
+    rest = replace(runs("kept", "c", "n0", 1), preemptibility=Preemptibility.NON)
+    owed = waits("owed", "a", 1)
+    assert stopped(cell(*jobs, rest, owed, tenants=(A8,), nodes=1)) == {"first"}
+
+
+@pytest.mark.parametrize(("owed", "big", "small"), [(4, 4, 2), (3, 3, 1), (3, 2, 1)])
+def test_of_those_that_lose_as_much_the_smallest_is_stopped_beside_free_gpus(
+    owed: int, big: int, small: int
+) -> None:
+    """Two are free, so that a job of as many GPUs as the one that is due is more than it needs."""
+    rest = replace(runs("rest", "c", "n0", 6 - big - small), preemptibility=Preemptibility.NON)
+    jobs = runs("big", "c", "n0", big), runs("small", "c", "n0", small), rest
+    assert stopped(cell(*jobs, waits("owed", "a", owed), tenants=(A8,), nodes=1)) == {"small"}
+
+
+def test_so_it_is_where_the_parent_of_both_has_room_for_part_of_the_job() -> None:
+    """Of the 8 GPUs that it may use 6 are in use, and GPUs are free: two more make room."""
+    tenants = (
+        TenantView(name="p", guarantee_gpus=8, borrow_limit_gpus=0),
+        TenantView(name="a", parent="p", guarantee_gpus=4),
+        TenantView(name="c", parent="p"),
+    )
+    jobs = runs("big", "c", "n0", 4), runs("small", "c", "n0", 2), waits("owed", "a", 4)
+    assert stopped(cell(*jobs, tenants=tenants)) == {"small"}
 
 
 def test_what_a_sibling_gives_is_no_loss_of_the_parent_that_has_it_again() -> None:

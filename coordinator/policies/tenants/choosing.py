@@ -75,7 +75,7 @@ class Choosing:
         cost = self._lenders.cost(first.given)
         for _ in range(MOST_TRIES):
             stops = [source for source in last.given if source.seat is not None]
-            if not stops or _used(best) <= gang.count * job.gpus_per_worker:
+            if not stops or _used(best) <= self._needed(best, job, gang):
                 break
             without |= {_key(stops[-1])}
             last = self._attempt(way, job, gang, without=without, most=first.lost)
@@ -84,6 +84,13 @@ class Choosing:
             if _used(last) < _used(best):
                 best = last
         return best
+
+    def _needed(self, found: _Try, job: JobView, gang: Gang) -> Count | float:
+        """GPUs that lenders have less at least, if they give on the same nodes: what is free there
+        and what room its tenant has count, too."""
+        there = {name for source in found.given for name in source.gpus}
+        least = gang.lacks(self._counts.free, there)
+        return max(least, gang.count * job.gpus_per_worker - self._counts.tenancy.room(job))
 
     def _of(self, way: Way, job: JobView, gang: Gang) -> _Try | None:
         """The first that are enough; where guarantees lose by them, those by which they lose

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from heapq import nlargest
 
 from common.model import NodeName
 from coordinator.policies.decisions import Placement
@@ -50,6 +51,15 @@ class Gang:
     def fits(self, free: Mapping[NodeName, int]) -> bool:
         """Whether all of it does."""
         return self.workers(free) >= self.count
+
+    def lacks(self, free: Mapping[NodeName, int], there: Collection[NodeName]) -> int:
+        """GPUs that have to come free at least on some nodes, beside all these, until it fits.
+
+        On each node one worker may use what others leave there.
+        """
+        short = max(0, self.count - self.workers(free))
+        parts = (max(0, free[name]) % self._size for name in self.nodes.intersection(there))
+        return short * self._size - sum(nlargest(short, parts))
 
     def placed(self, free: Mapping[NodeName, int]) -> tuple[Placement, ...]:
         """It, on the fullest nodes; only where it fits."""
