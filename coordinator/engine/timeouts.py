@@ -29,9 +29,10 @@ def deadline_s(job: JobEntry) -> float | None:
 
 def _limit_s(job: JobEntry) -> float | None:
     """When a job runs into its own limit."""
-    if job.spec.time_limit_s is None or job.attempt_ran_at_s is None or job.after_vacating:
+    limit_s, ran_at_s = job.spec.time_limit_s, job.attempt_ran_at_s
+    if limit_s is None or ran_at_s is None or job.after_vacating is not None:
         return None
-    return job.attempt_ran_at_s + job.spec.time_limit_s
+    return ran_at_s + limit_s
 
 
 def time_is_up(ctx: Context, job: JobEntry) -> None:
@@ -40,10 +41,10 @@ def time_is_up(ctx: Context, job: JobEntry) -> None:
         _gang_timeout(ctx, job)
     retrying.time_is_up(ctx, job)
     prerun.time_is_up(ctx, job)
-    limit_s, ran_at_s = job.spec.time_limit_s, job.attempt_ran_at_s
-    if limit_s is None or ran_at_s is None or job.state not in jobs.ACTIVE_JOB_STATES:
+    limit_s = _limit_s(job)
+    if limit_s is None or job.state not in jobs.ACTIVE_JOB_STATES:
         return
-    if ctx.now_s - ran_at_s >= limit_s and job.after_vacating is None:
+    if limit_s <= ctx.now_s:
         lost_orders.at_time_limit(job)
         jobs.stop_workers(ctx, job, StopReason.TIME_LIMIT)
 

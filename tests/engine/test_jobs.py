@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from common.messages import OrderPhase
 from common.model import JobId, JobState, NodeName
@@ -221,6 +222,18 @@ def test_a_time_limit_ends_the_job_as_failed() -> None:
     house.wait(100.0)
     assert state(job) == JobState.FAILED
     assert "time_limit_s" in job.error
+
+
+@pytest.mark.parametrize("at_s", [100.0, 100.7])
+def test_a_time_limit_ends_the_job_at_the_very_instant_that_it_is_over(at_s: float) -> None:
+    """Though `at_s + 60 - at_s` may be less than 60; nothing else happens then, or later."""
+    house = House()
+    job = house.submit()
+    job.spec = replace(job.spec, time_limit_s=60.0)
+    house.wait(at_s)
+    house.start(job, "t0")
+    house.wait(60.0)
+    assert (state(job), job.finished_at_s) == (JobState.FAILED, at_s + 60.0)
 
 
 def test_the_second_base_gang_may_not_take_a_promised_gpu() -> None:
