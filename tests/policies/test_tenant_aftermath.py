@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from common.model import JobId, JobState, NodeName, Preemptibility
 from coordinator.engine.settings import TenantSettings
 from coordinator.policies.blockers import Hold
-from coordinator.policies.bundles import POLICIES
+from coordinator.policies.bundles import POLICIES, policy
 from coordinator.policies.decisions import (
     Allocation,
     Decision,
@@ -31,7 +31,7 @@ from coordinator.policies.waits import OTHERS_GUARANTEE, Wait
 from coordinator.sim.cluster import Delays
 from tests.builders import make_job_view, make_worker_view
 from tests.draws import pick
-from tests.policies.tenant_books import cell, names, runs, start, stop, waits
+from tests.policies.tenant_books import cell, names, runs, shared_cells, start, stop, waits
 from tests.policies.tenant_passes import Asked, Cell
 
 slow = pytest.mark.slow
@@ -172,6 +172,18 @@ def test_the_cell_after_a_pass_has_what_was_started_and_waits_for_what_was_stopp
     assert jobs[JobId("large")].state == JobState.RUNNING
     assert [(w.node, w.gpus) for w in jobs[JobId("large")].placed] == [("n0", 8)]
     assert [node.free_gpus for node in found.nodes] == [0]
+    assert [[worker.job_id for worker in node.workers] for node in found.nodes] == [["large"]]
+
+
+@given(snapshot=shared_cells(), name=pick("afs", "drf", "fifo", "qos-elasticflow", "srtf"))
+def test_nodes_and_jobs_of_the_cell_after_a_pass_tell_of_the_same_workers(
+    snapshot: ClusterSnapshot, name: str
+) -> None:
+    """Whatever was started, grown, shrunk or stopped: a policy that looks at nodes goes by them."""
+    made = policy(name).allocate(snapshot, b"").decisions
+    found = after(snapshot, made, Flow(snapshot))
+    of_jobs = {worker for job in found.jobs for worker in job.placed}
+    assert {worker for node in found.nodes for worker in node.workers} == of_jobs
 
 
 def elastic(name: str, tenant: str, gpus: int) -> JobView:

@@ -9,7 +9,7 @@ stops count only where nothing is called back in the cell that they leave.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from msgspec.structs import replace
 
@@ -86,11 +86,18 @@ def after(snapshot: ClusterSnapshot, decisions: Sequence[Decision], flow: Flow) 
             before = jobs.get(decision.job_id, flow.jobs[decision.job_id])
             jobs[decision.job_id] = _carried_out(before, decision, snapshot.now_s, flow)
     refused = {each.job_id for each in decisions if isinstance(each, Reject)}
+    gone = jobs.keys() | refused
+    came: dict[NodeName, list[WorkerView]] = {}
+    for worker in (worker for job in jobs.values() for worker in job.placed):
+        came.setdefault(worker.node, []).append(worker)
     there = (jobs.get(job.job_id, job) for job in snapshot.jobs if job.job_id not in refused)
     return replace(
         snapshot,
         index=None,
-        nodes=tuple(_with_free(node, free.get(node.name, 0)) for node in snapshot.nodes),
+        nodes=tuple(
+            _changed(node, free.get(node.name, 0), gone, came.get(node.name, ()))
+            for node in snapshot.nodes
+        ),
         jobs=tuple(
             replace(job, state=JobState.RUNNING) if job.state in ON_THE_WAY else job
             for job in there
@@ -98,8 +105,15 @@ def after(snapshot: ClusterSnapshot, decisions: Sequence[Decision], flow: Flow) 
     )
 
 
-def _with_free(node: NodeView, more: int) -> NodeView:
-    return replace(node, free_gpus=node.free_gpus + more) if more else node
+def _changed(
+    node: NodeView, more: int, gone: Collection[JobId], came: Sequence[WorkerView]
+) -> NodeView:
+    """A node with so many more GPUs free, and with these workers in place of those of some jobs."""
+    stay = [worker for worker in node.workers if worker.job_id not in gone]
+    if not (more or came) and len(stay) == len(node.workers):
+        return node
+    workers = sorted([*stay, *came], key=lambda worker: (worker.job_id, worker.worker_index))
+    return replace(node, free_gpus=node.free_gpus + more, workers=tuple(workers))
 
 
 def _carried_out(job: JobView, decision: Move, now_s: float, flow: Flow) -> JobView:
