@@ -10,9 +10,12 @@ from msgspec.structs import asdict, replace
 
 from common.model import JobId, JobState
 from coordinator.engine.guarantees import LATE_S, BesideIdle
-from coordinator.policies.decisions import Start
+from coordinator.policies.decisions import Allocation, Preempt, Start
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.tenants.aftermath import after
+from coordinator.policies.tenants.flow import Flow
 from coordinator.policies.tenants.owing import PATIENCE_S, covers
+from coordinator.policies.tenants.rules import allocated
 from coordinator.policies.tenants.takeback import given_back
 from coordinator.policies.tenants.tenancy import Tenancy
 from tests.builders import NOW_S
@@ -196,3 +199,29 @@ def test_whoever_waits_for_quotas_alone_is_started_and_the_check_sees_the_same(
     assert kept_by_nobody(snapshot) <= idle.since_s.keys()
     if not names(given_back(snapshot, ()).decisions, Start):
         assert idle.since_s == {}
+
+
+def decides_nothing(snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
+    """All is left to guarantees."""
+    return Allocation(decisions=(), memory=memory)
+
+
+def test_patience_that_ends_for_what_a_stop_leaves_over_keeps_no_other_job_from_its_guarantee() -> (
+    None
+):
+    """`d` stops a job of 8 GPUs for `owed`, which goes elsewhere; `late` would fit there at last,
+    but no outsider takes what `d` leaves within its guarantee: it starts in the next pass."""
+    tenants = (
+        TenantView(name="d", guarantee_gpus=8, borrow_limit_gpus=0),
+        TenantView(name="dx", parent="d", guarantee_gpus=8),
+        TenantView(name="dz", parent="d"),
+        TenantView(name="c", guarantee_gpus=8),
+    )
+    late = patient(PATIENCE_S, waits("late", "c", 8))
+    whole, owed = runs("whole", "dz", "n1", 8), waits("owed", "dx", 2)
+    snapshot = cell(fixed("half", "e", 4), whole, owed, late, tenants=tenants)
+    made = allocated(decides_nothing, snapshot, b"").decisions
+    assert names(made, Preempt) == {"whole"}
+    assert names(made, Start) == {"owed"}
+    (then,) = allocated(decides_nothing, after(snapshot, made, Flow(snapshot)), b"").decisions
+    assert names((then,), Start) == {"late"}

@@ -45,9 +45,10 @@ def settle(made: Pass, back: Back, guard: Guard, snapshot: ClusterSnapshot) -> S
 
     The guard counts by nodes what a guarantee loses, and may refuse who would be given GPUs. Then
     those whose decisions gave way for such jobs keep theirs, as borrowers that run may have enough;
-    else the jobs get nothing. Or it refuses what the policy decided beside them, as what gave way
-    leaves a tenant within its guarantee. That is looked at as one more pass: who does not start
-    after all may be due GPUs.
+    else those get nothing that would take from a guarantee, and where there are none all that it
+    refuses: stops for the others may have left over what those would take. Or it refuses what the
+    policy decided beside them, as what gave way leaves a tenant within its guarantee. That is
+    looked at as one more pass: who does not start after all may be due GPUs.
     """
     aside, before = frozenset[JobId](), made.kept
     for _ in range(MOST_TRIES):
@@ -60,7 +61,8 @@ def settle(made: Pass, back: Back, guard: Guard, snapshot: ClusterSnapshot) -> S
                 for each in before
                 if isinstance(each, Start | Resize) and each not in back.decisions
             }
-            aside |= gone - aside or refused
+            taking = starts_of(each.decision for each in dropped if each.is_taking)
+            aside |= gone - aside or refused & taking or refused
         else:
             before = kept
         back = given_back(snapshot, before, aside=aside)
