@@ -12,7 +12,7 @@ from coordinator.policies.snapshot import TenantView
 from coordinator.policies.tenants.guarding import guarded
 from coordinator.policies.tenants.takeback import given_back
 from tests.builders import make_job_view, make_worker_view
-from tests.policies.tenant_books import A8, B8, cell, check, names, runs, start, waits
+from tests.policies.tenant_books import A8, B8, cell, check, names, runs, start, stop, waits
 
 OTHERS = TenantView(name="a")
 """To these nothing is promised."""
@@ -237,3 +237,32 @@ def test_a_borrower_whose_growth_gives_way_runs_on_where_that_is_enough() -> Non
     decisions = given_back(snapshot, (growth,)).decisions
     assert names(decisions, Start) == {"first"}
     assert names(decisions, Preempt) == set()
+
+
+def test_a_gang_starts_on_what_is_given_back_before_what_a_stop_leaves_over() -> None:
+    """`ay` stops a job of 7 GPUs for one of 2, and `a` is due 6 of what `c` borrows on the other
+    node: no worker goes to what `ay` leaves within its guarantee, or the guard would refuse all."""
+    tenants = (
+        TenantView(name="a", guarantee_gpus=8),
+        TenantView(name="ay", parent="a", guarantee_gpus=8),
+        TenantView(name="c"),
+    )
+    placed = [make_worker_view("borrower", n, "n1", gpus=4) for n in range(2)]
+    borrower = make_job_view(
+        "borrower", state=JobState.RUNNING, workers=(2, 2), gpus_per_worker=4, placed=placed
+    )
+    owed = make_job_view("owed", workers=(2, 2), gpus_per_worker=3)
+    snapshot = cell(
+        runs("whole", "ay", "n0", 7),
+        replace(runs("fixed", "c", "n0", 1), is_resting=True),
+        replace(borrower, tenant="c"),
+        replace(owed, tenant="a"),
+        waits("small", "ay", 2),
+        tenants=tenants,
+    )
+    decisions = given_back(snapshot, (stop("whole"), start("small", "n0"))).decisions
+    assert names(decisions, Preempt) == {"whole", "borrower"}
+    assert [
+        each.placements for each in decisions if isinstance(each, Start) and each.job_id == "owed"
+    ] == [(Placement(node=NodeName("n1"), worker_count=2),)]
+    assert guarded(snapshot, decisions) == (decisions, ())

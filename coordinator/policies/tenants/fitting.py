@@ -61,11 +61,13 @@ class Gang:
         parts = (max(0, free[name]) % self._size for name in self.nodes.intersection(there))
         return short * self._size - sum(nlargest(short, parts))
 
-    def placed(self, free: Mapping[NodeName, int]) -> tuple[Placement, ...]:
-        """It, on the fullest nodes; only where it fits."""
+    def placed(
+        self, free: Mapping[NodeName, int], first: Collection[NodeName] = ()
+    ) -> tuple[Placement, ...]:
+        """It, on the fullest nodes, some of them first; only where it fits."""
         left, found = self.count, list[Placement]()
         there = (name for name in self.nodes if free[name] >= self._size)
-        for name in sorted(there, key=lambda name: (free[name], name)):
+        for name in sorted(there, key=lambda name: (name not in first, free[name], name)):
             here = min(left, free[name] // self._size)
             if here > 0:
                 found.append(Placement(node=name, worker_count=here))

@@ -211,10 +211,13 @@ class _TakeBack:
     def _serve_on(self, job: JobView, gpu_type: str) -> bool:
         """Start the job on what others give; False: nothing has changed."""
         gang = self._gang(job, gpu_type)
+        lacks_gpus = not gang.fits(self._counts.free)
         given = self._choosing.take(self._ways(job, gang), job, gang)
         if given is None:
             return False
-        self._settle(job, gang, given)
+        # What is free elsewhere may be what a stop of this pass leaves over inside a guarantee.
+        first = {node for source in given for node in source.gpus} if lacks_gpus else ()
+        self._settle(job, gang, given, first)
         return True
 
     def _ways(self, job: JobView, gang: Gang) -> Iterator[Way]:
@@ -247,7 +250,10 @@ class _TakeBack:
 
     # --- decisions ----------------------------------------------------------------------------
 
-    def _settle(self, job: JobView, gang: Gang, given: Sequence[Source]) -> None:
+    def _settle(
+        self, job: JobView, gang: Gang, given: Sequence[Source], first: Collection[NodeName] = ()
+    ) -> None:
+        """Start a job on what is given and free, on some nodes first."""
         tenant = self.tenancy.leaf(job)
         lenders = sorted({self.tenancy.leaf(source.job) for source in given})
         gpus = counted(gang.count * job.gpus_per_worker, "GPU")
@@ -258,7 +264,7 @@ class _TakeBack:
         start = Start(
             job_id=job.job_id,
             gpu_type=gang.gpu_type,
-            placements=gang.placed(self._counts.free),
+            placements=gang.placed(self._counts.free, first),
             estimated_runtime_s=job.work_left_s(self._snapshot.now_s) * factor / gang.count,
             estimate_source=job.estimate_source,
             reason=f"tenant {tenant} is due its guarantee: {how}",
