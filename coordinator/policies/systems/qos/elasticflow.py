@@ -15,7 +15,7 @@ Must not know nodes: who gets how many workers is carried out by the floor.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from math import inf
 
 import msgspec
@@ -151,7 +151,7 @@ class _Pass:
             self._pool(kind, [job for job in snapshot.jobs if kind_of(job, kinds) == kind])
 
     def _pool(self, kind: str, jobs: Sequence[JobView]) -> None:
-        gpus = self._floor.total_gpus(kind) - sum(map(fixed_gpus, jobs))
+        gpus = self._floor.total_gpus(kind) + self._held_outside(jobs) - sum(map(fixed_gpus, jobs))
         by_id = {job.job_id: job for job in jobs if not fixed_gpus(job)}
         claims = {name: self._claims.of(job, kind, gpus) for name, job in by_id.items()}
         let_in = {*self._before.promises, *self._before.late}
@@ -213,8 +213,14 @@ class _Pass:
             return NO_QUOTAS
         elsewhere = [job for job in self._snapshot.jobs if job.job_id not in here]
         plans = {**self._before.promises, **self.bearing.plans}
-        gpus = self._floor.total_gpus()
+        gpus = self._floor.total_gpus() + self._held_outside(self._snapshot.jobs)
         return quotas_beside(self._tenancy, gpus, elsewhere, plans, self._now_s)
+
+    def _held_outside(self, jobs: Iterable[JobView]) -> int:
+        """GPUs of nodes that nobody is started on now, lost or cordoned: whoever runs there goes on
+        there, and needs none of the others for that."""
+        placed = (worker for job in jobs for worker in job.placed if not worker.is_leaving)
+        return sum(worker.gpus for worker in placed if worker.node not in self._floor.nodes)
 
     def _refused(self, book: Book, job: JobView, claim: Claim) -> list[Claim]:
         """A newcomer that cannot be promised its deadline: rejected, or without a promise."""
