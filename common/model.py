@@ -28,6 +28,8 @@ NonNegativeInt = Annotated[int, Meta(ge=0)]
 NonNegativeFloat = Annotated[float, Meta(ge=0)]
 PositiveFloat = Annotated[float, Meta(gt=0)]
 Ratio = Annotated[float, Meta(ge=0, le=1)]
+Weight = Annotated[float, Meta(ge=1e-6, le=1e6)]
+"""Of one against others: no further apart than sums and quotients of thousands stay exact for."""
 
 MAX_JOB_S = 1e9
 """No job plans for longer, some thirty years; it also keeps out infinity."""

@@ -11,7 +11,15 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from common.errors import ConfigError
-from common.model import Mode, NonNegativeFloat, NonNegativeInt, PositiveFloat, Ratio, Token
+from common.model import (
+    Mode,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    Ratio,
+    Token,
+    Weight,
+)
 from coordinator.policies.names import DEFAULT
 
 
@@ -53,7 +61,7 @@ class TenantSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     name: Annotated[Token, Meta(description="name that its users submit under")]
     parent: Annotated[str, Meta(description="tenant that it is part of; empty: none")] = ""
     weight: Annotated[
-        PositiveFloat, Meta(description="its part of what guarantees leave, against its siblings'")
+        Weight, Meta(description="its part of what guarantees leave, against its siblings'")
     ] = 1.0
     guarantee_gpus: Annotated[
         NonNegativeInt, Meta(description="its quota and its children's: never lost to others")

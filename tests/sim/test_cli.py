@@ -245,6 +245,17 @@ def test_a_mistake_is_one_clear_line(args: tuple[str, ...], said: str) -> None:
     assert "Traceback" not in done.err
 
 
+@pytest.mark.parametrize("weight", ["0", "-1", "inf", "nan", "1e308", "1e-308"])
+def test_a_weight_that_nothing_can_be_parted_by_is_refused(tmp_path: Path, weight: str) -> None:
+    """Sums of weights are divided by: what is too large or too small for that is a mistake."""
+    file = tmp_path / "tenants.toml"
+    file.write_text(f'[[tenants]]\nname = "a"\nweight = {weight}\n')
+    done = simulate(*POOL, "--policy", "fifo", "--tenants", str(file))
+    assert done.code == 2
+    assert "tenants[0].weight: expected `float`" in done.err
+    assert "Traceback" not in done.err
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
