@@ -130,11 +130,11 @@ DRAWN = {
 """The seed of the jobs on which most of a policy's knobs decide something."""
 
 ALONE = {
-    "gandiva:migrates": (1, "false"),
+    "gandiva:migrates": (4, "false"),
     "gandiva:packs": (16, "false"),
     "philly:holders": (4, "0"),
     "qos-elasticflow:restart_s": (9, "0"),
-    "qos-elasticflow:slot_s": (19, "5"),
+    "qos-elasticflow:slot_s": (21, "5"),
     "tetris:fairness": (1, "0.9"),
     "themis:patience": (6, "0"),
     "themis:payment": (16, "none"),

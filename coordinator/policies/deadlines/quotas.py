@@ -29,6 +29,12 @@ def has_quotas(tenants: Iterable[TenantView]) -> bool:
     return any(each.guarantee_gpus or each.borrow_limit_gpus is not None for each in tenants)
 
 
+def has_limits(tenants: Iterable[TenantView]) -> bool:
+    """Whether anything keeps one of them from using all that is free."""
+    limits = ((each.borrow_limit_gpus, each.lend_limit_gpus) for each in tenants)
+    return any(limit is not None for pair in limits for limit in pair)
+
+
 class Held(Struct, frozen=True, kw_only=True):
     """A plan on GPUs that are no matter of the pool at hand, and whose it is."""
 

@@ -87,16 +87,26 @@ class Wish(Struct, kw_only=True):
         return left_gpu_s - loss_gpu_s(self.job, now_s)
 
 
-def wish_of(job: JobView, pool: Pool, steps: Steps, *, now_s: float, margin: float) -> Wish:
+def wish_of(
+    job: JobView,
+    pool: Pool,
+    steps: Steps,
+    *,
+    now_s: float,
+    margin: float,
+    most_gpus: int | None = None,
+) -> Wish:
     """What a job needs of a pool, with predictions taken so many times.
 
     A pre-run is due when its gang has to begin, with as many workers as it can have, to be in time.
+
+    most_gpus: that it may have; None: all.
     """
     job = _due_before_gang(job, margin)
     factor = job.gpu.worker_multiplier.get(pool.gpu_type, 1)
     time = Prediction(job, steps, now_s, margin, gpu_type=pool.gpu_type, factor=factor)
     each = job.gpus_per_worker * factor
-    most = min(job.workers.max, pool.gpus // each)
+    most = min(job.workers.max, (pool.gpus if most_gpus is None else most_gpus) // each)
     need = None if job.deadline_at_s is None else time.need(job.deadline_at_s, most)
     return Wish(job=job, time=time, need=need, most=most, gpus_each=each, factor=factor)
 

@@ -14,6 +14,7 @@ from msgspec import Struct
 from common.model import JobId
 from coordinator.policies.answers import answers
 from coordinator.policies.blockers import Hold
+from coordinator.policies.deadlines.reach import Reach
 from coordinator.policies.deadlines.sizes import sizes_of
 from coordinator.policies.deadlines.told import stopped_for
 from coordinator.policies.decisions import Allocation
@@ -41,7 +42,7 @@ def _rank(job: JobView) -> tuple[float, float, str]:
     return deadline_s, job.submitted_at_s, job.job_id
 
 
-def _grants(knobs: EdfKnobs, pool: Pool) -> tuple[list[Grant], dict[JobId, str]]:
+def _grants(knobs: EdfKnobs, pool: Pool, reach: Reach) -> tuple[list[Grant], dict[JobId, str]]:
     """Who gets what of one GPU type, and who gets nothing."""
     left = pool.gpus
     grants: list[Grant] = []
@@ -49,14 +50,14 @@ def _grants(knobs: EdfKnobs, pool: Pool) -> tuple[list[Grant], dict[JobId, str]]
     for job in sorted(pool.jobs, key=_rank):
         factor = job.gpu.worker_multiplier.get(pool.gpu_type, 1)
         each = job.gpus_per_worker * factor
-        sizes = sizes_of(
-            job, left // each, powers_of_two=knobs.powers_of_two, largest=knobs.largest
-        )
+        most = reach.most(job, each, left)
+        sizes = sizes_of(job, most, powers_of_two=knobs.powers_of_two, largest=knobs.largest)
         if not sizes:
             why = f"jobs with earlier deadlines leave {counted(left, 'GPU')}, its base gang needs "
             notes[job.job_id] = f"{why}{job.workers.min * each}"
             continue
         left -= sizes[-1] * each
+        reach.take(job, sizes[-1] * each)
         when = "no deadline" if job.deadline_at_s is None else f"deadline {job.deadline_at_s:.0f} s"
         grants.append(
             Grant(
@@ -73,8 +74,9 @@ def _grants(knobs: EdfKnobs, pool: Pool) -> tuple[list[Grant], dict[JobId, str]]
 def _all(knobs: EdfKnobs, snapshot: ClusterSnapshot) -> tuple[list[Grant], dict[JobId, str]]:
     grants: list[Grant] = []
     notes: dict[JobId, str] = {}
+    reach = Reach(snapshot)
     for pool in pools(snapshot, Floor(snapshot)):
-        more, told = _grants(knobs, pool)
+        more, told = _grants(knobs, pool, reach)
         grants += more
         notes |= told
     return grants, notes

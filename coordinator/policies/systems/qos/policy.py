@@ -18,6 +18,7 @@ from common.model import JobState, Ratio
 from coordinator.policies.answers import answers
 from coordinator.policies.blockers import Hold
 from coordinator.policies.deadlines.predict import Margin, Memory, Steps, refitted
+from coordinator.policies.deadlines.reach import Reach
 from coordinator.policies.deadlines.told import stopped_for
 from coordinator.policies.deadlines.wishes import Wish, most_in_time, wish_of
 from coordinator.policies.decisions import Allocation, earliest
@@ -55,13 +56,23 @@ class QosKnobs(Struct, frozen=True, kw_only=True):
 class _Pass:
     """One GPU type."""
 
-    def __init__(self, knobs: QosKnobs, snapshot: ClusterSnapshot, pool: Pool, steps: Steps):
+    def __init__(
+        self, knobs: QosKnobs, snapshot: ClusterSnapshot, pool: Pool, steps: Steps, reach: Reach
+    ) -> None:
         self._knobs = knobs
+        self._reach = reach
         self._now_s = snapshot.now_s
         self._gpus = pool.gpus
         self._kind = pool.gpu_type
         wishes = [
-            wish_of(job, pool, steps, now_s=snapshot.now_s, margin=knobs.margin)
+            wish_of(
+                job,
+                pool,
+                steps,
+                now_s=snapshot.now_s,
+                margin=knobs.margin,
+                most_gpus=reach.most(job, 1, pool.gpus),
+            )
             for job in pool.jobs
         ]
         self.wishes = sorted(wishes, key=lambda wish: wish.rank)
@@ -72,10 +83,13 @@ class _Pass:
         admitted, self._later = most_in_time(
             self.wishes, self._gpus, self._now_s, stops=not any(map(self._is_new, self.wishes))
         )
-        left = self._gpus - sum((wish.need or 0) * wish.gpus_each for wish in admitted)
+        left = self._gpus
         for wish in admitted:
-            wish.workers = wish.need or 0
+            # Others of its tenant may have taken what that had left for it.
+            most = min(wish.need or 0, self._most(wish, left))
+            self._give(wish, most if most >= wish.job.workers.min else 0)
             wish.why = self._in_time(wish)
+            left -= wish.workers * wish.gpus_each
         left = self._keep(left, is_first=True)
         names = {wish.job.job_id for wish in admitted}
         rest = [wish for wish in self.wishes if wish.job.job_id not in names]
@@ -83,8 +97,9 @@ class _Pass:
         rest.sort(key=self._urgency)
         for wish in rest:
             base = wish.job.workers.min
-            if base * wish.gpus_each <= left:
-                wish.workers, wish.why = base, self._leftover(wish)
+            if base <= self._most(wish, left):
+                self._give(wish, base)
+                wish.why = self._leftover(wish)
                 left -= base * wish.gpus_each
         waits = any(wish.workers == 0 for wish in rest)
         left = self._keep(left, is_first=False)
@@ -100,6 +115,14 @@ class _Pass:
             for wish in (*admitted, *rest)
             if wish.workers > 0
         ]
+
+    def _most(self, wish: Wish, gpus: int) -> int:
+        """Workers that it can have of so many GPUs, within what its tenant may still take."""
+        return self._reach.most(wish.job, wish.gpus_each, gpus)
+
+    def _give(self, wish: Wish, workers: int) -> None:
+        wish.workers = workers
+        self._reach.take(wish.job, workers * wish.gpus_each)
 
     def _urgency(self, wish: Wish) -> tuple[bool, bool]:
         return not wish.is_urgent, not wish.is_urgent and wish.job.state == JobState.PENDING
@@ -126,12 +149,12 @@ class _Pass:
             job = wish.job
             if wish.workers == 0 or self._rests(job):
                 continue
-            most = min(job.workers.max, wish.workers + left // wish.gpus_each)
+            most = min(job.workers.max, self._most(wish, left + wish.workers * wish.gpus_each))
             best = wish.time.fastest(wish.workers, most)
             saved_s = wish.time.left_s(wish.workers) - wish.time.left_s(best)
             if best > wish.workers and saved_s > self._knobs.resize_cost_s:
                 left -= (best - wish.workers) * wish.gpus_each
-                wish.workers = best
+                self._give(wish, best)
                 wish.why += ", and nobody waits for the rest"
 
     def _rests(self, job: JobView) -> bool:
@@ -174,7 +197,8 @@ def _all(knobs: QosKnobs, snapshot: ClusterSnapshot, memory: Memory) -> tuple[li
     memory = refitted(memory, snapshot.jobs)
     steps = memory.steps
     floor = Floor(snapshot)
-    return [_Pass(knobs, snapshot, pool, steps) for pool in pools(snapshot, floor)], memory
+    reach = Reach(snapshot)
+    return [_Pass(knobs, snapshot, pool, steps, reach) for pool in pools(snapshot, floor)], memory
 
 
 def _allocate(knobs: QosKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
