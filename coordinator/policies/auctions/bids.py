@@ -264,7 +264,9 @@ class Agent:
     ) -> tuple[Placement, ...] | None:
         """Nodes for one job: a running one stays where it is, others on the fewest, close together.
 
-        Of a running job the base gang and the oldest flexible workers stay, as in `carry_out`.
+        Of a running job the base gang and the oldest flexible workers stay, as in `carry_out`; it
+        grows back into its own GPUs first. Where somebody was given some of these it does not grow:
+        it has to leave them before it can have others.
         """
         job, size = step.job, step.job.gpus_per_worker
         is_growing = self._is_growing(job)
@@ -273,7 +275,8 @@ class Agent:
         if is_growing or job.state != JobState.PENDING:
             if start > 0:
                 return None
-            for worker in [] if is_growing else _oldest(job)[: step.workers]:
+            first = self._held[job.job_id].workers if is_growing else 0
+            for worker in _oldest(job)[first : first + step.workers]:
                 kept[worker.node] = kept.get(worker.node, 0) + 1
             near |= kept.keys()
             if any(free.get(name, 0) < count * size for name, count in kept.items()):

@@ -5,7 +5,7 @@ Must not know why anybody was given anything.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
@@ -15,7 +15,7 @@ from coordinator.policies.decisions import Placement
 from coordinator.policies.floor import Floor
 from coordinator.policies.granting import Grant, Plan, carry_out
 from coordinator.policies.placement import merge
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
 
 
 class Given(Struct, frozen=True, kw_only=True):
@@ -35,7 +35,8 @@ def committed(
     """Decisions, in order of what is kept and what is given; whose GPUs nobody took keeps them."""
 
     def place(floor: Floor, job: JobView, _: str, count: int) -> tuple[Placement, ...]:
-        return _beyond(floor, job, leases, given.get(job.job_id, NOTHING).more, count)
+        more = given.get(job.job_id, NOTHING).more
+        return given_where(floor, job, leases.returned(job), more, count)
 
     grants = [
         grant
@@ -66,20 +67,30 @@ def _grant(job: JobView, leases: Leases, given: Given | None) -> Grant | None:
     )
 
 
-def _beyond(
-    floor: Floor, job: JobView, leases: Leases, more: tuple[Placement, ...], count: int
+def _by_node(more: Iterable[Placement]) -> dict[NodeName, int]:
+    """Workers that were given, over all steps."""
+    found: dict[NodeName, int] = {}
+    for placement in more:
+        found[placement.node] = found.get(placement.node, 0) + placement.worker_count
+    return found
+
+
+def given_where(
+    floor: Floor,
+    job: JobView,
+    returned: Iterable[WorkerView],
+    more: Iterable[Placement],
+    count: int,
 ) -> tuple[Placement, ...]:
     """Where a running job grows: as was decided, beyond what it holds there."""
     own: dict[NodeName, int] = {}
-    for worker in leases.returned(job):
+    for worker in returned:
         own[worker.node] = own.get(worker.node, 0) + 1
     found: list[Placement] = []
-    for placement in more:
-        stays = min(own.get(placement.node, 0), placement.worker_count)
-        own[placement.node] = own.get(placement.node, 0) - stays
-        room = floor.free.get(placement.node, 0) // job.gpus_per_worker
-        here = min(placement.worker_count - stays, room, count)
+    for node, workers in _by_node(more).items():
+        room = floor.free.get(node, 0) // job.gpus_per_worker
+        here = min(workers - own.get(node, 0), room, count)
         if here > 0:
             count -= here
-            found.append(Placement(node=placement.node, worker_count=here))
+            found.append(Placement(node=node, worker_count=here))
     return tuple(found)
