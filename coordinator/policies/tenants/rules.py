@@ -177,14 +177,14 @@ def _for_those_that_start(first: Settled, tries: Tries) -> Settled:
 
 
 def _with_those_that_fit(found: Settled, tries: Tries) -> Settled:
-    """The pass with such hidden jobs as fit on what it leaves free: these need no stop, whatever
-    the policy would have done for them."""
-    snapshot, brief = tries.snapshot, tries.brief & found.made.hidden
-    jobs = [job for job in snapshot.jobs if job.job_id in brief]
+    """The pass with such hidden jobs as fit on what it leaves free: these need no stop and nobody's
+    workers, whatever the policy would have done for them."""
+    snapshot, hidden = tries.snapshot, (tries.brief | tries.taking) & found.made.hidden
+    jobs = [job for job in snapshot.jobs if job.job_id in hidden]
     fits = Scale(snapshot).that_fit(found.kept, jobs) if jobs else set[JobId]()
     if not fits:
         return found
-    made = tries.within(found.made.hidden - fits, may_stop=False)
+    made = tries.within(found.made.hidden - fits, lean=fits)
     other = settle(made, given_back(snapshot, made.kept), tries.guard, snapshot)
     is_more = starts_of(found.kept) < starts_of(other.kept)
     return other if is_more and stops_of(other.kept) <= stops_of(found.kept) else found

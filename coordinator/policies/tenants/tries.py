@@ -10,9 +10,9 @@ from collections.abc import Callable, Container, Iterable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from common.model import JobId
+from common.model import JobId, WorkerRange
 from coordinator.policies.decisions import Allocation, Decision, Preempt, Reject, Start
-from coordinator.policies.snapshot import ClusterSnapshot
+from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.tenants.giving import Back
 from coordinator.policies.tenants.guarding import Dropped, blocked
 from coordinator.policies.tenants.takeback import given_back
@@ -58,8 +58,8 @@ class Tries:
     """The passes that one instant takes, each without the jobs that it hides from the policy.
 
     by_quota: why jobs were hidden for which their tenant has no room. yielding: the same of those
-    that would take from another's guarantee, or that jobs within theirs precede. brief: those that
-    were hidden as a guarantee would call back what they take.
+    that would take from another's guarantee, or that jobs within theirs precede. taking: the former
+    of these. brief: those that were hidden as a guarantee would call back what they take.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class Tries:
         self._memory = memory
         self.by_quota = blocked(snapshot, Tenancy(snapshot))
         self.yielding: dict[JobId, str] = {}
+        self.taking: set[JobId] = set()
         self.brief: set[JobId] = set()
 
     def hide_brief(self, jobs: set[JobId], why: str) -> None:
@@ -90,10 +91,14 @@ class Tries:
         those that would not run for long."""
         return self.within(frozenset(self.by_quota) | self.brief)
 
-    def within(self, hidden: frozenset[JobId], *, may_stop: bool = True) -> Pass:
+    def within(self, hidden: frozenset[JobId], *, lean: Container[JobId] | None = None) -> Pass:
         """A pass that is taken anew without the jobs whose start is refused, as what they would
-        have had is then for others. may_stop: the policy may stop jobs for others."""
-        snapshot = self.snapshot if may_stop else _all_resting(self.snapshot)
+        have had is then for others.
+
+        lean: these are for free GPUs alone: nobody can be stopped, and they ask for no more than
+        their base gangs; None: the policy may stop jobs for others.
+        """
+        snapshot = self.snapshot if lean is None else _for_free_gpus(self.snapshot, lean)
         tries = 0
         while True:
             tries += 1
@@ -111,6 +116,8 @@ class Tries:
                 return Pass(allocation=allocation, kept=kept, hidden=hidden)
             for job_id, each in whys.items():
                 (self.by_quota if each.is_quota else self.yielding)[job_id] = each.why
+                if not each.is_quota:
+                    self.taking.add(job_id)
             hidden |= whys.keys()
 
     def due_first(self, best: Pass) -> tuple[Pass, Back]:
@@ -139,10 +146,18 @@ def without(snapshot: ClusterSnapshot, hidden: Container[JobId]) -> ClusterSnaps
     return replace(snapshot, jobs=jobs, index=None, unseen=snapshot.unseen | gone)
 
 
-def _all_resting(snapshot: ClusterSnapshot) -> ClusterSnapshot:
-    """The snapshot as if everybody who has GPUs had been stopped a moment ago."""
-    jobs = (replace(job, is_resting=True) if job.placed else job for job in snapshot.jobs)
-    return replace(snapshot, jobs=tuple(jobs), index=None)
+def _for_free_gpus(snapshot: ClusterSnapshot, lean: Container[JobId]) -> ClusterSnapshot:
+    """The snapshot as if everybody who has GPUs had been stopped a moment ago, and these jobs could
+    not have more than their base gangs."""
+
+    def seen(job: JobView) -> JobView:
+        if job.placed:
+            return replace(job, is_resting=True)
+        if job.job_id in lean:
+            return replace(job, workers=WorkerRange(min=job.workers.min, max=job.workers.min))
+        return job
+
+    return replace(snapshot, jobs=tuple(map(seen, snapshot.jobs)), index=None)
 
 
 def starts_of(decisions: Iterable[Decision]) -> set[JobId]:

@@ -1,0 +1,72 @@
+"""What fits on free GPUs starts there, whatever a policy would have taken of guarantees for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pytest
+
+from common.model import JobId
+from coordinator.engine.settings import TenantSettings
+from coordinator.policies.bundles import POLICIES
+from coordinator.policies.decisions import Decision, Start
+from tests.policies.tenant_passes import NODE_GPUS, Asked, Cell
+
+SOON_S = 60.0
+ROUNDS = {"gandiva-sets", "las", "pollux", "themis-lp"}
+"""They look at newcomers once in a while; the page says how often."""
+
+LINES = {"drf", "fifo", "gandiva-lyra", "mesos", "tetris", "yarn", "yarn-capacity", "yarn-fair"}
+"""They stop nobody for the first of their line, and let it keep others of its tenant waiting."""
+
+
+def started(
+    policy: str, tenants: Sequence[TenantSettings], jobs: Iterable[Asked]
+) -> dict[JobId, float]:
+    """When each job starts first, on one node."""
+    played, found = Cell(policy, tenants, nodes=1, check=True), dict[JobId, float]()
+
+    def heard(decisions: Sequence[Decision]) -> None:
+        for each in decisions:
+            if isinstance(each, Start):
+                found.setdefault(each.job_id, played.loop.now_s)
+
+    played.hear = heard
+    played.ask(jobs)
+    played.run(until_s=3000.0)
+    return found
+
+
+@pytest.mark.parametrize("covered_gpus", [0, 1])
+@pytest.mark.parametrize("of_large", ["c", "d"])
+@pytest.mark.parametrize("policy", sorted(POLICIES.keys() - ROUNDS - LINES))
+def test_a_job_starts_on_the_free_gpu_that_a_larger_one_before_it_has_no_use_for(
+    policy: str, of_large: str, covered_gpus: int
+) -> None:
+    """The larger one could start on another tenant's guarantee alone, by a stop that is refused."""
+    tenants = [
+        TenantSettings(name="b", guarantee_gpus=NODE_GPUS - 1),
+        TenantSettings(name="c", guarantee_gpus=covered_gpus),
+        TenantSettings(name="d"),
+    ]
+    long = [Asked(tenant="b", work_s=40_000.0) for _ in range(NODE_GPUS - 1)]
+    large = Asked(tenant=of_large, at_s=1000.0, gpus=2, work_s=600.0)
+    found = started(policy, tenants, [*long, large, Asked(tenant="c", at_s=1010.0, work_s=600.0)])
+    assert found[JobId(f"c{NODE_GPUS}")] <= 1010.0 + SOON_S
+
+
+@pytest.mark.parametrize("deadline_s", [None, 1500.0, 2500.0])
+@pytest.mark.parametrize("policy", sorted(POLICIES.keys() - ROUNDS))
+def test_an_elastic_job_that_a_guarantee_covers_starts_on_free_gpus_however_large_it_might_be(
+    policy: str, deadline_s: float | None
+) -> None:
+    """Its policy would give it more than is free, at the cost of another tenant within its own."""
+    tenants = [TenantSettings(name=name, guarantee_gpus=4) for name in "ab"]
+    jobs = [
+        Asked(tenant="b", workers=(1, 4), work_s=15_000.0),
+        Asked(tenant="a", gpus=2, work_s=40_000.0),
+        Asked(tenant="a", at_s=100.0, workers=(1, 5), work_s=2000.0, deadline_s=deadline_s),
+    ]
+    if policy == "qos-elasticflow" and deadline_s == 1500.0:
+        return  # it is refused
+    assert started(policy, tenants, jobs)[JobId("a2")] <= 100.0 + SOON_S
