@@ -70,3 +70,24 @@ def test_an_elastic_job_that_a_guarantee_covers_starts_on_free_gpus_however_larg
     if policy == "qos-elasticflow" and deadline_s == 1500.0:
         return  # it is refused
     assert started(policy, tenants, jobs)[JobId("a2")] <= 100.0 + SOON_S
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES.keys() - ROUNDS))
+def test_a_team_within_its_guarantee_goes_before_an_outsider_s_gang_though_a_sibling_borrows(
+    policy: str,
+) -> None:
+    """Its organisation has more than its guarantee by the sibling; the gang is first in the line,
+    and has none."""
+    tenants = [
+        TenantSettings(name="a", guarantee_gpus=2),
+        TenantSettings(name="a0", parent="a", guarantee_gpus=2),
+        TenantSettings(name="a1", parent="a"),
+        TenantSettings(name="b"),
+    ]
+    jobs = [
+        Asked(tenant="a1", gpus=3, work_s=20_000.0),
+        Asked(tenant="b", gpus=3, work_s=20_000.0),
+        Asked(tenant="b", at_s=10.0, gpus=8, work_s=3000.0),
+        Asked(tenant="a0", at_s=100.0, work_s=500.0),
+    ]
+    assert started(policy, tenants, jobs)[JobId("a03")] <= 100.0 + SOON_S

@@ -63,22 +63,27 @@ def behind(
     """Jobs that wait and that no guarantee covers, while one covers a job that fits on free GPUs
     and that is of a tenant they are no part of; and such as no node could ever run, covered or not.
 
+    The tenants above the covered one may have more than their guarantees by what its siblings
+    borrow: it goes first all the same, as nobody has to give anything for it.
+
     fits: such jobs. Without them nobody is behind. is_never: whether the nodes that there are could
     not run a job even with nobody else on them.
     """
     least: dict[str, JobView] = {}
-    for job in fits:  # the smallest of a tenant is owed by whoever owes a larger one
+    for job in fits:  # the smallest of a tenant is covered by whatever covers a larger one
         name = tenancy.leaf(job)
         if name not in least or base_gpus(job) < base_gpus(least[name]):
             least[name] = job
     if not least:
         return frozenset()
+    covered = [(job, set(covers(tenancy, job))) for job in least.values()]
     found, borrows = set[JobId](), dict[str, bool]()
     for other in waiting:
         name = tenancy.leaf(other)
         if name not in borrows:
-            owed = (is_owed(tenancy, job, other, base_gpus(job)) for job in least.values())
-            borrows[name] = any(owed)
+            borrows[name] = any(
+                not covering.isdisjoint(tenancy.below_top(job, other)) for job, covering in covered
+            )
         if borrows[name] and (not is_covered(tenancy, other) or is_never(other)):
             found.add(other.job_id)
     return frozenset(found)
