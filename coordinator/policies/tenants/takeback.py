@@ -22,7 +22,7 @@ from coordinator.policies.tenants import owing
 from coordinator.policies.tenants.choosing import Choosing, Way
 from coordinator.policies.tenants.counting import Counts
 from coordinator.policies.tenants.fitting import Gang
-from coordinator.policies.tenants.flow import Flow, job_of, sum_by_node
+from coordinator.policies.tenants.flow import Flow, Gpus, job_of, sum_by_node
 from coordinator.policies.tenants.giving import Back, Source
 from coordinator.policies.tenants.guarding import blocked
 from coordinator.policies.tenants.lending import Lenders
@@ -226,19 +226,49 @@ class _TakeBack:
         there = partial(self._lenders.sources, job, wanted, gang)
         # What makes room by quota may be on any node.
         if not self._choosing.has_room(job, gang):
-            yield from self._by_tenant(partial(there, is_anywhere=True))
+            yield from self._by_tenant(job, partial(there, is_anywhere=True))
         most = sum_by_node([self._counts.free, *(source.gpus for source in there())])
+        if self._is_deep(job):
+            more = sum_by_node([self._counts.free, *self._all_of(job, there)])
+            most = {name: max(most.get(name, 0), more.get(name, 0)) for name in most | more}
         if not gang.fits(most):
             return
         yield there
+        if self._is_deep(job):
+            yield partial(self._nearest_first, job, there)
         for name in sorted(gang.nodes):
             if most[name] >= wanted:
-                yield from self._by_tenant(partial(there, only=name))
+                yield from self._by_tenant(job, partial(there, only=name))
 
-    def _by_tenant(self, sources: Way) -> Iterator[Way]:
+    def _is_deep(self, job: JobView) -> bool:
+        """Whether its tenant is part of another one."""
+        return len(self.tenancy.path(job)) > 1
+
+    def _nearest_first(self, job: JobView, sources: Way) -> Iterator[Source]:
+        """What siblings have before what others do: a tenant above may owe nothing to the job, and
+        be owed nothing for it, until those of its own have given what they borrow."""
+        below_top = self.tenancy.below_top
+        for apart in range(1, len(self.tenancy.path(job)) + 1):
+            for source in sources():
+                if len(below_top(job, source.job)) == apart:
+                    yield source
+
+    def _all_of(self, job: JobView, sources: Way) -> list[Gpus]:
+        """GPUs of all that would be given so, nearest first."""
+        given = list[Source]()
+        for source in self._nearest_first(job, sources):
+            self._lenders.give(source)
+            given.append(source)
+        for source in reversed(given):
+            self._lenders.give(source, sign=-1)
+        return [source.gpus for source in given]
+
+    def _by_tenant(self, job: JobView, sources: Way) -> Iterator[Way]:
         """The cheapest of all; or what one tenant has, as a tenant above several may have more than
         its guarantee only until the cheapest of them are stopped, and those are not enough."""
         yield sources
+        if self._is_deep(job):
+            yield partial(self._nearest_first, job, sources)
         leaf = self.tenancy.leaf
         names = sorted({leaf(source.job) for source in sources()})
         if len(names) > 1:
