@@ -40,8 +40,8 @@ def test_siblings_and_outsiders_give_together(policy: str) -> None:
 
 @st.composite
 def shared(draw: st.DrawFn) -> ClusterSnapshot:
-    """A full node of jobs of one GPU, of a team, its siblings at two levels and outsiders, and a job
-    of the team that waits within its guarantee."""
+    """A full node of jobs of one GPU: of a team, siblings at two levels and outsiders; and a job of
+    the team that waits within its guarantee."""
     guarantee = draw(whole(1, 8))
     own = draw(whole(0, guarantee - 1))
     wanted = draw(whole(1, guarantee - own))
