@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from common.model import JobId
+from common.model import JobId, Preemptibility
 from coordinator.engine.settings import TenantSettings
 from coordinator.policies.bundles import POLICIES
 from coordinator.policies.decisions import Preempt, Start
@@ -86,3 +87,21 @@ def test_no_outsider_gives_what_siblings_borrow() -> None:
     outside = [runs(f"b{at}", "b", "n0", 2) for at in range(2)]
     found = given_back(cell(*jobs, *outside, waits("due", "t", 2), tenants=tenants, nodes=1), ())
     assert names(found.decisions, Preempt) == {"s0"}
+
+
+def test_who_has_least_of_any_guarantee_above_it_is_served_first() -> None:
+    """The team has half of its own; its organisation has a quarter, less than the other tenant."""
+    tenants = (
+        TenantView(name="p", guarantee_gpus=8),
+        TenantView(name="t", parent="p", guarantee_gpus=4),
+        TenantView(name="q", guarantee_gpus=8),
+    )
+    there = [
+        *(runs(f"t{at}", "t", "n0", 1) for at in range(2)),
+        *(runs(f"q{at}", "q", "n0", 1) for at in range(3)),
+        runs("borrows", "x", "n0", 1),
+    ]
+    stays = replace(runs("stays", "x", "n0", 2), preemptibility=Preemptibility.NON)
+    waiting = waits("earlier", "q", 1), waits("due", "t", 1, submitted_at_s=1.0)
+    snapshot = cell(*there, stays, *waiting, tenants=tenants, nodes=1)
+    assert names(given_back(snapshot, ()).decisions, Start) == {"due"}
