@@ -227,7 +227,7 @@ def _why(wish: Wish) -> str:
     if wish.need is None and wish.job.deadline_at_s is not None:
         return f"no size meets its deadline ({wish.time.source}); it waits for idle GPUs"
     if wish.need is None:
-        return "it has no deadline; jobs with deadlines leave no room for its base gang"
+        return "it has no deadline; jobs before it leave no room for its base gang"
     return (
         f"it needs {counted(wish.need, 'worker')} to be in time ({wish.time.source}); jobs with "
         "earlier deadlines or less GPU-time hold them"
