@@ -54,6 +54,14 @@ def ran(knobs: ThemisKnobs, snapshot: ClusterSnapshot, memory: Memory | None = N
     return arbiter
 
 
+def workers_of(arbiter: Arbiter) -> dict[str, int]:
+    """What each job was given."""
+    return {
+        name: sum(placement.worker_count for placement in given.more)
+        for name, given in arbiter.sale.given.items()
+    }
+
+
 # --- who bids -----------------------------------------------------------------------------------
 
 TEN = [f"j{number}" for number in range(10)]
@@ -113,6 +121,27 @@ def test_what_the_bidders_leave_goes_to_others_at_random() -> None:
     }
     assert "j0" in lucky
     assert len(lucky) > 4
+
+
+def test_leftovers_go_round_until_nothing_is_left() -> None:
+    """One of three bids, and wants one GPU of seven. The other two take the rest a GPU at a time in
+    turn, and are asked for no bids, by which one of them would win all that it can use."""
+    jobs = [waiting("bids"), waiting("x", workers=(1, 4)), waiting("y", workers=(1, 4))]
+    memory = served({"bids": 9.0, "x": 1.0, "y": 1.0})
+    arbiter = ran(ThemisKnobs(f=0.8), cell(7, jobs), memory)
+    assert workers_of(arbiter) == {"bids": 1, "x": 3, "y": 3}
+    assert arbiter.sale.outcome.keys() == {"job bids"}
+
+
+@pytest.mark.parametrize("worst", ["a", "b", "c"])
+def test_what_all_bidders_paid_goes_to_the_worst_off_first(worst: str) -> None:
+    """Each of three would pay the one GPU, so that none keeps it: it is shared after all."""
+    memory = served({name: 5.0 if name == worst else 1.0 for name in "abc"})
+    knobs = ThemisKnobs(f=0.0, payment=Payment.FLOOR)
+    arbiter = ran(knobs, cell(1, map(waiting, "abc")), memory)
+    assert workers_of(arbiter) == {worst: 1}
+    (given,) = arbiter.sale.given.values()
+    assert given.why.startswith("withheld from bidders, shared in turn")
 
 
 # --- what is paid -------------------------------------------------------------------------------
