@@ -23,14 +23,14 @@ _CODES = re.compile(r"\x1b(?:\[[0-9;:?]{0,40}[A-Za-z]|\][^\x07\n]{0,200}\x07|\([
 """Of a terminal: colours and movements, titles, character sets (ECMA-48, section 5.4)."""
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?[ \t]")
 _NAMES = re.compile(
-    r"\[\w+\]: ?"  # torchrun, and what PyTorch writes before a rank's traceback
-    r"|\[\d+,\d+\](?:<\w+>)?:"  # mpirun --tag-output
-    r"|\[\d+\](?:\[\d+\])?<\w+>:"  # horovodrun
+    r"\[\w*\d\]: ?"  # torchrun, and what PyTorch writes before a rank's traceback
+    r"|\[\d+,\d+\](?:<\w+>)?: ?"  # mpirun --tag-output, with a space from Open MPI 5 on
+    r"|\[\d+\](?:\[\d+\])?<\w+>: ?"  # horovodrun
     r"|\((?:[^()\n]{0,60} )?pid=\d+(?:, ip=[\w.:]+)?\) "  # Ray
     r"|[a-z0-9][a-z0-9_.-]{0,60}[-_]\d+ {1,40}\| "  # docker compose
 )
 _MAYBE_NAMES = re.compile(
-    r"\d{1,6}: "  # srun -l
+    r" {0,5}\d{1,6}: "  # srun -l, which fills up with spaces
     r"|\d{1,3}(?:\.\d{1,3}){3}: "
     r"|(?![^\s:]*\.(?:sh|py|so)\b)(?=[a-z.-]*\d)[a-z][a-z0-9-]{0,62}(?:\.[a-z0-9-]{1,63}){0,8}: "
 )

@@ -19,9 +19,11 @@ PREFIXES = {
     "torchrun": "[default{rank}]:",
     "torchrun of a role": "[trainer{rank}]:[rank{rank}]: ",
     "mpirun --tag-output": "[1,{rank}]<stderr>:",
+    "mpirun --tag-output of Open MPI 5": "[1,{rank}]<stderr>: ",
     "horovodrun": "[{rank}]<stderr>:",
     "srun -l": "{rank}: ",
     "srun -l of many": "0{rank}: ",
+    "srun -l of ten and more": " {rank}: ",
     "pdsh": "gpu-n{rank}: ",
     "pdsh of a domain": "n{rank}.lan: ",
     "pdsh of an address": "10.0.0.{rank}: ",
@@ -87,6 +89,7 @@ def test_what_stands_before_a_traceback_and_its_frames_is_a_prefix() -> None:
         "libcudart.so.11: cannot open shared object file",
         "WARNING: apex not used",
         "WARNING | apex not used",
+        "[WARNING]: apex not used",
         "step: 5 loss: 2.3",
         "[INFO] saved",
         "[2026-03-01 12:00:00,100] [INFO] killing",
@@ -125,3 +128,14 @@ def test_a_site_s_rule_needs_no_prefix(tmp_path: Path, name: str) -> None:
     )
     log = named(PREFIXES[name], 3, "step 1\nshard 12: checksum differs\n")
     assert read_rules(str(path)).classify(log.encode(), exit_code=1).reason == "incorrect_inputs"
+
+
+@pytest.mark.parametrize("level", ["[WARNING]: ", "[WARN]: ", "2026-03-01 12:00:00,100 [DEBUG]: "])
+def test_a_level_in_brackets_is_no_rank(level: str) -> None:
+    """What stands behind it is said in passing: no gang is given up for it."""
+    few, many = ("".join(f"shard {at} is read\n" for at in range(count)) for count in (5, 60))
+    said = f"{level}cannot read /root/.cache/x: Permission denied\n{few}"
+    lost = RULES.classify((said + TRACEBACK + NCCL).encode(), exit_code=1)
+    assert lost.reason == "mpi_error"
+    missing = f"{level}No module named 'apex': the slow path is taken\n{many}"
+    assert RULES.classify(missing.encode(), exit_code=139).reason == "invalid_memory_access"
