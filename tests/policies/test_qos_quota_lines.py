@@ -13,11 +13,14 @@ from coordinator.policies.deadlines.quotas import Held, Quotas, Room, Rooms
 from coordinator.policies.deadlines.shares import Claim
 from coordinator.policies.deadlines.timeline import Piece
 from coordinator.policies.snapshot import TenantView
+from coordinator.policies.tenants.tree import ITSELF
 from tests.draws import pick
 from tests.policies.counted_calls import calls
 
 PARENTS = {"a": "", "c": "", "a1": "a", "a2": "a", "a1x": "a1", "a1y": "a1", "a2x": "a2"}
-LEAVES = ("a1x", "a1y", "a2x", "c")
+OWN = "a2" + ITSELF
+PARENTS[OWN] = "a2"
+LEAVES = ("a1x", "a1y", "a2x", OWN, "c")
 GPUS, UNTIL_S = 24, 12
 
 
@@ -36,9 +39,10 @@ def claim(tenant: str, **changed: object) -> Claim:
 
 @st.composite
 def trees(draw: st.DrawFn) -> dict[str, TenantView]:
-    """Three levels, each with limits of its own, guarantees as they come; parents first."""
+    """Three levels, each with limits of its own, guarantees as they come; parents first. Of one
+    tenant all is given to those below it, and it has jobs of its own."""
     limit = st.none() | st.integers(0, 10)
-    return {
+    found = {
         name: TenantView(
             name=name,
             parent=parent,
@@ -48,6 +52,8 @@ def trees(draw: st.DrawFn) -> dict[str, TenantView]:
         )
         for name, parent in PARENTS.items()
     }
+    found[OWN] = TenantView(name=OWN, parent=PARENTS[OWN])
+    return found
 
 
 class ByHand:

@@ -116,6 +116,15 @@ def test_what_a_refused_job_would_be_due_keeps_nobody_from_its_promised_share() 
     assert missed(tree, jobs) == (0, 3)
 
 
+def test_what_a_division_is_due_beside_what_its_team_keeps_is_promised_to_nobody() -> None:
+    """Its guarantee covers a job of its own as well, though all of it is a team's that lends none:
+    of eight GPUs that job and the team leave four."""
+    tree: dict[str, Limits] = {"b": (2, None, None), "b1": (2, None, 0)}
+    own: Asked = ("b", 0, 203, 300, 2, False)
+    assert missed(tree, [own, ("c", 0, 10, 100, 5, False)]) == (0, 1)
+    assert missed(tree, [own, ("c", 0, 10, 100, 4, False)]) == (0, 2)
+
+
 @st.composite
 def trees(draw: st.DrawFn) -> dict[str, Limits]:
     """Three levels; the guarantees of children are parts of their parent's."""

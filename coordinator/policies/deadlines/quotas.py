@@ -21,7 +21,6 @@ from coordinator.policies.snapshot import JobView, TenantView
 from coordinator.policies.tenants.lent import Claim as Has
 from coordinator.policies.tenants.lent import left_to, unlent
 from coordinator.policies.tenants.tenancy import Count, Tenancy
-from coordinator.policies.tenants.tree import ITSELF
 
 
 def has_quotas(tenants: Iterable[TenantView]) -> bool:
@@ -95,9 +94,6 @@ class Rooms:
         self._guarantees = tuple(view.guarantee_gpus for view in self._views)
         self._has_keepers = any(view.lend_limit_gpus is not None for view in self._views)
         self._upwards = tuple(reversed(range(len(self._views))))
-        self._is_bare = tuple(
-            view.name.endswith(ITSELF) and not view.guarantee_gpus for view in self._views
-        )
         self._paths = {name: self._path(at) for name, at in places.items()}
         self.depth = max(map(len, self._paths.values()), default=0)
         self._rows: dict[tuple[Count, ...], Row] = {}
@@ -209,8 +205,7 @@ class Rooms:
         for at in self._upwards:
             children = self._children[at]
             keep = sum(kept[n] for n in children)
-            takers = [n for n in children if not self._is_bare[n]]
-            found[at] = max((keep - kept[n] + found[n] for n in takers), default=keep)
+            found[at] = max((keep - kept[n] + found[n] for n in children), default=keep)
         return found
 
     def _kept(self, planned: Sequence[Count]) -> list[float]:
