@@ -7,8 +7,10 @@ from msgspec import structs
 
 from coordinator.policies.deadlines.leftovers import Sharing
 from coordinator.policies.deadlines.promises import Book
+from coordinator.policies.deadlines.quotas import Quotas
 from coordinator.policies.deadlines.shares import Claim
 from coordinator.policies.deadlines.timeline import Piece
+from coordinator.policies.snapshot import TenantView
 
 TWO_S = Claim(
     job_id="c",
@@ -43,3 +45,111 @@ def test_a_step_that_only_saves_gpu_time_is_not_taken_either() -> None:
     at the same time."""
     cheap = structs.replace(TWO_S, rates=(1.4, 1.5, 1.8))
     assert given(cheap, slot_s=0.5) == 2
+
+
+RUNS = Claim(
+    job_id="runs",
+    sizes=(1, 2, 4),
+    rates=(1.0, 2.0, 2.1),
+    gpus_per_worker=1,
+    work_s=8.0,
+    deadline_s=6.001,
+    runs=True,
+    present=4,
+    tenant="t",
+)
+"""Beside `OUTSIDE` its share is one of its four workers for two seconds, then two; with more for so
+long the rest needs but one, and it ends no earlier."""
+OUTSIDE = Claim(
+    job_id="outside",
+    sizes=(4,),
+    rates=(1.0,),
+    gpus_per_worker=1,
+    work_s=2.0,
+    deadline_s=2.001,
+    tenant="u",
+)
+WAITS = Claim(job_id="waits", sizes=(1,), rates=(1.0,), gpus_per_worker=1, work_s=10.0, tenant="t")
+
+
+def shared(
+    *views: TenantView,
+    gpus: int,
+    promised: tuple[Claim, ...],
+    soft: tuple[Claim, ...] = (),
+    of_other_types: int = 0,
+) -> dict[str, int]:
+    """Workers of each now, within what tenants may have; what is beyond shares for two seconds."""
+    tree = {view.name: view for view in (*views, TenantView(name="u"))}
+    book = Book(0.0, gpus, {}, Quotas(capacity=gpus + of_other_types, views=tree))
+    book.promise(promised, soft)
+    assert len(book.plans) == len(promised)
+    return Sharing(book, soft, now_s=0.0, gpus=gpus, slot_s=2.0).share()
+
+
+@pytest.mark.parametrize(("guarantee", "workers"), [(0, 1), (1, 1), (2, 2), (3, 3), (4, 4)])
+def test_who_runs_keeps_of_its_workers_what_a_guarantee_covers(
+    guarantee: int, workers: int
+) -> None:
+    """Though it does not end earlier by that, and one by one, whatever its sizes: they may be taken
+    for no other tenant."""
+    view = TenantView(name="t", guarantee_gpus=guarantee)
+    found = shared(view, gpus=8, promised=(OUTSIDE, RUNS))
+    assert found == {"outside": 4, "runs": workers}
+
+
+def test_what_a_guarantee_covers_goes_first_to_whom_it_is_due() -> None:
+    """To a job that waits for it, where another of its tenant has more than its share."""
+    view = TenantView(name="t", guarantee_gpus=2)
+    found = shared(view, gpus=6, promised=(OUTSIDE, RUNS), soft=(WAITS,))
+    assert found == {"outside": 4, "runs": 1, "waits": 1}
+
+
+def test_who_keeps_workers_stays_within_the_limits_of_its_tenant() -> None:
+    """Though the guarantee of the tenant above it covers more: what its shares are of three GPUs
+    leaves one of them now."""
+    above = TenantView(name="above", guarantee_gpus=8)
+    view = TenantView(name="t", parent="above", borrow_limit_gpus=3)
+    other = structs.replace(WAITS, deadline_s=10.5)
+    found = shared(above, view, gpus=24, promised=(OUTSIDE, RUNS, other))
+    assert found == {"outside": 4, "runs": 2, "waits": 1}
+
+
+def test_who_keeps_workers_leaves_others_theirs() -> None:
+    """Where its guarantee is of GPUs of another type as well: of this one none is left."""
+    view = TenantView(name="t", guarantee_gpus=4)
+    found = shared(view, gpus=5, promised=(OUTSIDE, RUNS), of_other_types=8)
+    assert found == {"outside": 4, "runs": 1}
+
+
+def test_what_who_keeps_workers_then_grows_by_is_counted_once() -> None:
+    """To two workers that a guarantee covers it gets two more, and another job what is left."""
+    view = TenantView(name="t", guarantee_gpus=2)
+    runs = structs.replace(RUNS, rates=(1.0, 2.0, 4.0))
+    waits = structs.replace(WAITS, tenant="u")
+    found = shared(view, gpus=9, promised=(OUTSIDE, runs), soft=(waits,))
+    assert found == {"outside": 4, "runs": 4, "waits": 1}
+
+
+def test_workers_that_make_their_job_no_faster_are_not_kept() -> None:
+    """It has four, and with two it is as fast."""
+    view = TenantView(name="t", guarantee_gpus=4)
+    runs = structs.replace(RUNS, sizes=(1, 2), rates=(1.0, 2.0))
+    assert shared(view, gpus=8, promised=(OUTSIDE, runs)) == {"outside": 4, "runs": 2}
+
+
+@pytest.mark.parametrize(("guarantee", "workers"), [(1, 0), (2, 2)])
+def test_who_would_pause_by_its_plan_keeps_its_base_gang_if_a_guarantee_above_it_covers_that(
+    guarantee: int, workers: int
+) -> None:
+    """What no team of a division was given is promised to none of them; it idles all the same."""
+    division = TenantView(name="division", guarantee_gpus=guarantee)
+    own = TenantView(name="division itself", parent="division", guarantee_gpus=guarantee)
+    team = TenantView(name="t", parent="division")
+    short = structs.replace(OUTSIDE, job_id="short", sizes=(2,), work_s=10.0, deadline_s=10.001)
+    long = structs.replace(OUTSIDE, job_id="long", work_s=12.0, deadline_s=12.001)
+    runs = structs.replace(
+        RUNS, sizes=(2, 4), rates=(2.0, 4.0), work_s=16.0, present=2, deadline_s=16.001
+    )
+    found = shared(division, own, team, gpus=8, promised=(short, long, runs))
+    assert found == {"short": 2, "long": 4, "runs": workers}

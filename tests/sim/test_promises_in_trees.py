@@ -17,7 +17,7 @@ from coordinator.sim.run import play
 from coordinator.sim.runtime import Saves
 from coordinator.sim.stage import RunOptions
 from coordinator.workloads.records import TraceJob, Workload
-from tests.draws import pick
+from tests.draws import pick, whole, yes_or_no
 
 GPUS = 8
 Limits = tuple[int, int | None, int | None]
@@ -31,8 +31,13 @@ NAMES = ("a", "a1", "a2", "b", "b1", "b1x", "b1y")
 PARENTS = {"a1": "a", "a2": "a", "b1": "b", "b1x": "b1", "b1y": "b1"}
 
 
-def missed(tree: dict[str, Limits], jobs: list[Asked]) -> tuple[int, int]:
-    """Promises that were broken, and all; nothing where some job could never run."""
+def missed(
+    tree: dict[str, Limits], jobs: list[Asked], *, nodes: str = f"1x{GPUS}"
+) -> tuple[int, int]:
+    """Promises that were broken, and all; nothing where some job could never run.
+
+    nodes: how many of how many GPUs.
+    """
     tenants = tuple(
         TenantSettings(
             name=name,
@@ -67,7 +72,7 @@ def missed(tree: dict[str, Limits], jobs: list[Asked]) -> tuple[int, int]:
         check=True,
     )
     workload = Workload(
-        name="tree", jobs=rows, loads=(), nodes=parse_cluster(f"1x{GPUS}+0x8"), length_s=200.0
+        name="tree", jobs=rows, loads=(), nodes=parse_cluster(f"{nodes}+0x8"), length_s=200.0
     )
     result = play(workload, options, clock=SystemClock()).result
     return result.promises_missed or 0, result.promised or 0
@@ -114,6 +119,27 @@ def test_what_a_refused_job_would_be_due_keeps_nobody_from_its_promised_share() 
         ("b", 9, 19, 44, 3, True),
     ]
     assert missed(tree, jobs) == (0, 3)
+
+
+def test_a_start_that_was_promised_needs_no_gpu_of_another_guarantee_where_others_idle() -> None:
+    """The share of who runs is fewer workers by then: what it leaves is its tenant's all the same,
+    so that it keeps them, and the start is on GPUs that nobody has."""
+    tree: dict[str, Limits] = {"a": (4, None, None)}
+    jobs: list[Asked] = [("a", 30, 210, 300, 2, True), ("c", 120, 60, 100, 2, False)]
+    assert missed(tree, jobs, nodes=f"{GPUS}x1") == (0, 2)
+
+
+def test_of_a_step_that_only_partly_is_of_a_guarantee_the_rest_is_there_for_a_promise() -> None:
+    """By its share it goes from four workers to two, of a guarantee of three: one is enough, and
+    all that nobody may take for another tenant."""
+    tree: dict[str, Limits] = {"a": (3, None, None)}
+    jobs: list[Asked] = [
+        ("a", 0, 290, 420, 4, True),
+        ("c", 40, 130, 200, 3, False),
+        ("c", 80, 100, 200, 3, False),
+        ("b", 90, 290, 300, 3, False),
+    ]
+    assert missed(tree, jobs, nodes="1x12") == (0, 4)
 
 
 def test_what_a_division_is_due_beside_what_its_team_keeps_is_promised_to_nobody() -> None:
@@ -175,9 +201,12 @@ ASKED = st.tuples(
 )
 
 
+LAID_OUT = pick(f"1x{GPUS}", f"2x{GPUS // 2}", f"{GPUS}x1")
+
+
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
-@given(trees(), st.lists(ASKED, min_size=2, max_size=14))
+@given(trees(), st.lists(ASKED, min_size=2, max_size=14), LAID_OUT)
 @example(
     {"a": (2, None, 0), "b": (4, 4, None), "b1": (4, 0, 1)},
     [
@@ -185,12 +214,60 @@ ASKED = st.tuples(
         ("b", 0, 173, 260, 1, True),
         ("a", 166, 207, 416, 4, True),
     ],
+    "1x8",
 )
 @example(
-    {"a": (1, 0, None), "a2": (1, None, 0)}, [("a", 0, 1, None, 1, False), ("b", 0, 9, 20, 1, True)]
+    {"a": (1, 0, None), "a2": (1, None, 0)},
+    [("a", 0, 1, None, 1, False), ("b", 0, 9, 20, 1, True)],
+    "1x8",
 )
-def test_no_promise_is_broken_in_any_tree(tree: dict[str, Limits], jobs: list[Asked]) -> None:
+def test_no_promise_is_broken_in_any_tree(
+    tree: dict[str, Limits], jobs: list[Asked], nodes: str
+) -> None:
     """Whoever comes, whatever is lent and taken back, and at whatever level of the tree."""
     jobs = [job for job in jobs if (1 if job[5] else job[4]) <= most(tree, job[0])]
     assume(jobs)
-    assert missed(tree, jobs)[0] == 0
+    assert missed(tree, jobs, nodes=nodes)[0] == 0
+
+
+@st.composite
+def of_one_team(draw: st.DrawFn) -> dict[str, Limits]:
+    """A division with all or nothing of its guarantee given to its one team, beside another one."""
+    guarantee, keeps = draw(whole(2, 4)), draw(yes_or_no())
+    team = guarantee if draw(yes_or_no()) else 0
+    beside = draw(pick(0, 2, 3, 4))
+    return {
+        "a": (beside, None, None),
+        "b": (guarantee, None, None),
+        "b1": (team, None, 0 if keeps else None),
+    }
+
+
+@st.composite
+def in_reach(draw: st.DrawFn, *, first: bool) -> Asked:
+    """A job whose share is less than all its workers at times, as its deadline is not far; the
+    first is elastic, of the division itself, and there when others come."""
+    work_s, tenths = 10 * draw(whole(4, 30)), draw(whole(12, 20))
+    if first:
+        at_s, tenant, is_elastic = 30 * draw(whole(0, 1)), "b", True
+    else:
+        at_s, tenant = 30 * draw(whole(2, 5)), draw(pick("a", "b", "c"))
+        is_elastic = draw(yes_or_no())
+    return tenant, at_s, work_s, work_s * tenths // 10, draw(whole(2, 5)), is_elastic
+
+
+@pytest.mark.slow
+@settings(max_examples=250, deadline=None)
+@given(
+    of_one_team(),
+    in_reach(first=True),
+    st.lists(in_reach(first=False), min_size=1, max_size=3),
+    LAID_OUT,
+)
+def test_no_promise_is_broken_where_shares_shrink_within_a_guarantee(
+    tree: dict[str, Limits], first: Asked, others: list[Asked], nodes: str
+) -> None:
+    """Nor where a division runs jobs of its own on what it gave to a team."""
+    jobs = [job for job in (first, *others) if (1 if job[5] else job[4]) <= most(tree, job[0])]
+    assume(jobs)
+    assert missed(tree, jobs, nodes=nodes)[0] == 0

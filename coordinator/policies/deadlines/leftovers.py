@@ -79,6 +79,7 @@ class Sharing:
     def share(self) -> dict[str, int]:
         """Workers of each job now."""
         self._give_dues()
+        self._keep_dues()
         for name in self._claims:
             self._offer(name)
         while self._queue and self._left > 0:
@@ -119,6 +120,33 @@ class Sharing:
             if step is None or step.workers > most or not self._fits(step, name):
                 break
             self._take(name, step)
+
+    def _keep_dues(self) -> None:
+        """Who runs keeps what a guarantee covers of its other workers, though its share is less.
+
+        They may be taken for no other tenant; and a share that is planned on them instead of idle
+        GPUs is not carried out. Who is due the same guarantee has been given its part before.
+        """
+        for depth in range(self._room.depth, 0, -1):
+            for name, claim in self._claims.items():
+                if claim.runs and claim.sizes:
+                    self._keep_due(name, depth)
+
+    def _keep_due(self, name: str, depth: int) -> None:
+        """One by one, whatever the sizes by which it is planned: workers may go one by one."""
+        claim = self._claims[name]
+        most = min(claim.present, claim.sizes[-1])
+        while (had := self.given[name]) < most:
+            workers = had + 1 if had else claim.sizes[0]
+            gpus = (workers - had) * claim.gpus_per_worker
+            fits = gpus <= self._left and gpus <= self._room.now(claim)
+            if not fits or not self._room.is_due(claim, gpus, depth):
+                break
+            kept = (Piece(self._now_s, self._now_s + self._slot_s, workers - had),)
+            self._room.take(kept, claim)
+            self._held[name] = (*self._held.get(name, ()), *kept)
+            self.given[name] = workers
+            self._left -= gpus
 
     def _offer(self, name: str) -> None:
         step = self._step(name)
