@@ -13,9 +13,13 @@ from msgspec.structs import replace
 
 from common.model import GpuRequest, NodeName, Preemptibility, WorkerRange
 from coordinator.policies.apps import Aim
+from coordinator.policies.auctions.bundles import Bundle
+from coordinator.policies.auctions.chance import Chance
 from coordinator.policies.auctions.leases import Memory
 from coordinator.policies.auctions.places import gang_of, has_room
-from coordinator.policies.auctions.standing import starved
+from coordinator.policies.auctions.sale import Sale
+from coordinator.policies.auctions.standing import Standing, starved
+from coordinator.policies.auctions.terms import Horizon
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Start
 from coordinator.policies.floor import Floor
@@ -158,6 +162,37 @@ def test_for_demands_above_what_is_free_no_nodes_are_looked_for() -> None:
     assert added(32) == added(8)
 
 
+# --- what is shared in turn -----------------------------------------------------------------------
+
+
+def test_gpus_that_are_shared_in_turn_are_asked_for_one_by_one() -> None:
+    """The least that helps is found without a look at all that an app could use besides: that may
+    be four workers each or hundreds."""
+
+    def added(most: int) -> int:
+        """By eight GPUs more, of which nobody keeps any that it wins."""
+        few, many = (
+            cluster({"n0": gpus}, [waiting(f"w{at}", workers=(1, most)) for at in range(8)])
+            for gpus in (8, 16)
+        )
+
+        def shared(snapshot: ClusterSnapshot) -> int:
+            arbiter = Arbiter(ThemisKnobs(f=0.0), snapshot, Memory())
+            for standing in arbiter.standings.values():
+                arbiter.sale.give_least(standing, "first")
+
+            def rest() -> None:
+                wanting = list(arbiter.standings.values())
+                while wanting:
+                    wanting = [each for each in wanting if arbiter.sale.give_least(each, "rest")]
+
+            return calls(rest)
+
+        return shared(many) - shared(few)
+
+    assert added(200) < 1.5 * added(4)
+
+
 # --- and the same comes of it -------------------------------------------------------------------
 
 
@@ -222,6 +257,47 @@ def test_what_was_found_of_one_gang_holds_for_its_like(
         arbiter.run()
         made.append((arbiter.plan(), arbiter.memory, arbiter.sale.given))
     assert made[0] == made[1]
+
+
+class Both(Sale):
+    """It asks for the least and for all bids."""
+
+    def asked(self, standing: Standing) -> tuple[Bundle | None, list[Bundle]]:
+        """Of one app, before anything is given."""
+        agent, places = self._agent(standing, self.free), self._places()
+        return agent.least(places), agent.table(places)[1:]
+
+
+@settings(max_examples=200)
+@given(snapshot=crowds(), horizon=pick(*Horizon), aim=pick(*Aim))
+def test_the_least_that_helps_is_the_smallest_bid(
+    snapshot: ClusterSnapshot, horizon: Horizon, aim: Aim
+) -> None:
+    """Of those that the app would name in an auction; nothing where it would name none."""
+    knobs = ThemisKnobs(horizon=horizon, aim=aim)
+    arbiter = Arbiter(knobs, snapshot, Memory())
+    sale = Both(snapshot, arbiter.leases, knobs, Chance(knobs.seed, 0))
+    for standing in arbiter.standings.values():
+        least, bids = sale.asked(standing)
+        assert least == (bids[0] if bids else None)
+
+
+def test_the_least_that_helps_may_be_more_than_the_first_job() -> None:
+    """Of a search that is done with its first trial: a long one that ran comes first in its bids,
+    and helps only together with a short one that never did."""
+    trials = [
+        running(waiting("kept", work_s=5e3, app="search"), ["n0"], started_s_ago=60.0),
+        running(waiting("back", work_s=1e6, app="search"), ["n1"], started_s_ago=1300.0),
+        waiting("short", work_s=10.0, app="search"),
+    ]
+    snapshot = cluster({"n0": 1, "n1": 1, "n2": 1}, trials)
+    knobs = ThemisKnobs(aim=Aim.FIRST)
+    arbiter = Arbiter(knobs, snapshot, Memory())
+    sale = Both(snapshot, arbiter.leases, knobs, Chance(knobs.seed, 0))
+    (standing,) = arbiter.standings.values()
+    least, bids = sale.asked(standing)
+    assert least == bids[0]
+    assert [share.job.job_id for share in least.shares] == ["back", "short"]
 
 
 UNLIKE = st.sampled_from(

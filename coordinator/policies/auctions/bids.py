@@ -90,20 +90,36 @@ class Agent:
         places: of nodes in the auction's capacity.
         """
         nothing = Bundle(shares=(), bid=Bid((), self.value))
+        return [nothing, *self._better(_thinned(list(self._ladder())), places)]
+
+    def least(self, places: Mapping[NodeName, int]) -> Bundle | None:
+        """The smallest of its bids that is better than nothing, the best where several are.
+
+        A ladder grows, so the first demand alone tells it, unless that is of no use.
+        """
+        for ladder in (list(islice(self._ladder(), 1)), None):
+            demands = _thinned(list(self._ladder())) if ladder is None else ladder
+            if found := self._better(demands, places):
+                return found[0]
+        return None
+
+    def _better(
+        self, demands: Iterable[Sequence[_Step]], places: Mapping[NodeName, int]
+    ) -> list[Bundle]:
+        """Bundles that meet these demands and are better than nothing, the smallest first."""
         found: dict[tuple[tuple[int, int], ...], Bundle] = {}
-        for steps in _thinned(list(self._ladder())):
-            best = nothing.bid.value
+        least = self.value * (1.0 + 1e-9)
+        for steps in demands:
             for start in range(MOST_PLACES):
                 bundle = self._bundle(steps, start, places)
                 if bundle is None:
                     continue
                 known = found.get(bundle.bid.asks)
-                if bundle.bid.value > best * (1.0 + 1e-9) and (
+                if bundle.bid.value > least and (
                     known is None or bundle.bid.value > known.bid.value
                 ):
                     found[bundle.bid.asks] = bundle
-        ranked = sorted(found.values(), key=lambda bundle: (bundle.bid.gpus, -bundle.bid.value))
-        return [nothing, *ranked]
+        return sorted(found.values(), key=lambda bundle: (bundle.bid.gpus, -bundle.bid.value))
 
     @property
     def value(self) -> float:

@@ -78,10 +78,13 @@ class Sale:
 
     def give_least(self, standing: Standing, how: str) -> bool:
         """The smallest bundle that makes an app better off, where it already runs if it can."""
-        table = [] if standing.app in self._stuck else self._table(standing)
-        if len(table) <= 1:
+        if standing.app in self._stuck:
             return False
-        self._give(standing, table[1], how)
+        least = self._agent(standing, self.free).least(self._places())
+        if least is None:
+            self._stuck.add(standing.app)
+            return False
+        self._give(standing, least, how)
         return True
 
     def give_gang(self, standing: Standing, job: JobView, how: str) -> bool:
