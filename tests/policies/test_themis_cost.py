@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from common.model import GpuRequest, NodeName, Preemptibility, WorkerRange
+from common.model import GpuRequest, JobId, NodeName, Preemptibility, WorkerRange
+from common.profile import JobProfile
 from coordinator.policies.apps import Aim
 from coordinator.policies.auctions.bundles import Bundle
 from coordinator.policies.auctions.chance import Chance
@@ -162,6 +163,62 @@ def test_for_demands_above_what_is_free_no_nodes_are_looked_for() -> None:
     assert added(32) == added(8)
 
 
+# --- apps that are alike --------------------------------------------------------------------------
+
+
+def test_an_app_like_one_before_it_bids_without_a_look_for_nodes() -> None:
+    """Twenty more bidders on 64 nodes cost no more calls than some for each node, which is to see
+    how much is free; to look for every set of nodes cost twenty times as many."""
+
+    def added(nodes: int) -> int:
+        sizes = {f"n{at}": 2 for at in range(nodes)}
+
+        def bids(apps: int) -> int:
+            jobs = [waiting(f"w{at}", workers=(1, 16)) for at in range(apps)]
+            snapshot, knobs = cluster(sizes, jobs), ThemisKnobs(f=0.0)
+            arbiter = Arbiter(knobs, snapshot, Memory())
+            sale = Both(snapshot, arbiter.leases, knobs, Chance(knobs.seed, 0))
+            standings = list(arbiter.standings.values())
+            return calls(lambda: sale.tables(standings, is_one_offer=True))
+
+        return bids(40) - bids(20)
+
+    assert added(64) - added(8) < 20 * 5 * (64 - 8)
+
+
+@given(
+    other=st.sampled_from(
+        [
+            {"gpus_per_worker": 2},
+            {"workers": WorkerRange(min=3, max=6)},
+            {"gpu": GpuRequest(types=("A100",))},
+            {"avoid_nodes": ("n1",)},
+            {"profile": JobProfile(far_speed_ratio=0.5, rack_speed_ratio=0.8)},
+        ]
+    ),
+    free=st.tuples(*[whole(0, 4)] * 4),
+)
+def test_apps_to_which_one_offer_is_made_bid_as_if_each_had_its_own(
+    other: dict[str, Any], free: tuple[int, ...]
+) -> None:
+    """Also where they are unlike in one thing that decides where a gang has room."""
+    job = waiting("a", workers=(2, 6))
+    unlike_it = replace(job, **({"job_id": JobId("b")} | other))
+    sizes = {f"n{at}": gpus for at, gpus in enumerate(free)}
+    snapshot = cluster(sizes, [job, unlike_it], racks={"n0": "x", "n1": "x", "n2": "y", "n3": "y"})
+    nodes = [
+        replace(node, gpu_type="A100" if node.name == "n3" else node.gpu_type)
+        for node in snapshot.nodes
+    ]
+    snapshot = replace(snapshot, nodes=tuple(nodes))
+    knobs = ThemisKnobs()
+    arbiter = Arbiter(knobs, snapshot, Memory())
+    sale = Both(snapshot, arbiter.leases, knobs, Chance(knobs.seed, 0))
+    standings = list(arbiter.standings.values())
+    one, own = (sale.tables(standings, is_one_offer=is_one) for is_one in (True, False))
+    assert one == own
+
+
 # --- what is shared in turn -----------------------------------------------------------------------
 
 
@@ -264,8 +321,16 @@ class Both(Sale):
 
     def asked(self, standing: Standing) -> tuple[Bundle | None, list[Bundle]]:
         """Of one app, before anything is given."""
-        agent, places = self._agent(standing, self.free), self._places()
+        agent, places = self._agent(standing, self._offer(self.free)), self._places()
         return agent.least(places), agent.table(places)[1:]
+
+    def tables(self, standings: Iterable[Standing], *, is_one_offer: bool) -> list[list[Bundle]]:
+        """Of all apps, to which one offer is made, or to each its own."""
+        offer = self._offer(self.free)
+        return [
+            self._table(standing, offer if is_one_offer else self._offer(self.free))
+            for standing in standings
+        ]
 
 
 @settings(max_examples=200)

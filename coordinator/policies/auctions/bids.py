@@ -17,7 +17,7 @@ from functools import cached_property
 from heapq import heapify, heapreplace
 from itertools import islice
 
-from msgspec import Struct, structs
+from msgspec import Struct, field, structs
 
 from common.model import JobId, JobState, NodeName
 from coordinator.policies.apps import Held, Measure, factor_on, left_gpu_s, pace
@@ -37,11 +37,16 @@ class Offer(Struct, frozen=True, kw_only=True):
 
     free: GPUs by node.
     back: running jobs whose lease is over: what they hold is part of `free`.
+    found: where gangs that wait have room, as long as nobody was given any of it: of hundreds of
+        apps that bid for the same nodes many ask for the same.
     """
 
     free: Mapping[NodeName, int]
     nodes: Mapping[NodeName, NodeView]
     back: frozenset[JobId]
+    found: dict[Gang, tuple[Placement, ...] | None] = field(
+        default_factory=dict[Gang, tuple[Placement, ...] | None]
+    )
 
 
 class _Step(Struct, frozen=True):
@@ -229,7 +234,8 @@ class Agent:
         shares: list[Share] = []
         held = dict(self._held)
         for number, step in enumerate(step for step in steps if step.workers > 0):
-            placements = self._place(step, free, start if number == 0 else 0)
+            is_first = number == 0
+            placements = self._first(step, start) if is_first else self._place(step, free, 0)
             if placements is None:
                 return None
             for placement in placements:
@@ -245,6 +251,18 @@ class Agent:
                 asks[at] = asks.get(at, 0) + gpus
         bid = Bid(tuple(sorted(asks.items())), self._worth(held))
         return Bundle(shares=tuple(shares), bid=bid)
+
+    def _first(self, step: _Step, start: int) -> tuple[Placement, ...] | None:
+        """Nodes for one job of all that are offered."""
+        job = step.job
+        if job.state != JobState.PENDING or self._is_growing(job):
+            return self._place(step, self._offer.free, start)
+        is_far_as_fast = job.profile.far_speed_ratio >= 1.0
+        size, avoided = job.gpus_per_worker, job.avoid_nodes
+        like = (size, step.workers, step.gpu_type, avoided, is_far_as_fast, start)
+        if like not in self._offer.found:
+            self._offer.found[like] = self._place(step, self._offer.free, start)
+        return self._offer.found[like]
 
     def _worth(self, held: Mapping[JobId, Held]) -> float:
         """Of these workers."""

@@ -50,12 +50,13 @@ class Sale:
         """Whether an app would take GPUs of those that are left."""
         if standing.app in self._stuck or not standing.least_gpus <= sum(self.free.values()) > 0:
             return False
-        return self._agent(standing, self.free).wants_any
+        return self._agent(standing, self._offer(self.free)).wants_any
 
     def auction(self, bidders: Sequence[Standing]) -> bool:
         """One partial-allocation auction; whether anybody was given anything."""
         names = sorted(self.free)
-        tables = [self._table(standing) for standing in bidders]
+        offer = self._offer(self.free)
+        tables = [self._table(standing, offer) for standing in bidders]
         awards = partial_allocation(
             [[bundle.bid for bundle in table] for table in tables],
             [self.free[name] for name in names],
@@ -80,7 +81,7 @@ class Sale:
         """The smallest bundle that makes an app better off, where it already runs if it can."""
         if standing.app in self._stuck:
             return False
-        least = self._agent(standing, self.free).least(self._places())
+        least = self._agent(standing, self._offer(self.free)).least(self._places())
         if least is None:
             self._stuck.add(standing.app)
             return False
@@ -89,7 +90,7 @@ class Sale:
 
     def give_gang(self, standing: Standing, job: JobView, how: str) -> bool:
         """A waiting job its base gang, before other jobs of its app; not where it gains nothing."""
-        agent = self._agent(standing, self.free)
+        agent = self._agent(standing, self._offer(self.free))
         bundle = agent.waiting_gang(self._places(), only=job)
         if bundle is None or bundle.bid.value <= agent.value * (1.0 + 1e-9):
             return False
@@ -105,7 +106,7 @@ class Sale:
         idle = self._idle()
         for standing in standings:
             while standing.least_gpus <= sum(idle.values()):
-                bundle = self._agent(standing, idle).waiting_gang(self._places())
+                bundle = self._agent(standing, self._offer(idle)).waiting_gang(self._places())
                 if bundle is None:
                     break
                 self._give(standing, bundle, how)
@@ -124,15 +125,17 @@ class Sale:
     def _places(self) -> dict[NodeName, int]:
         return {name: at for at, name in enumerate(sorted(self.free))}
 
-    def _table(self, standing: Standing) -> list[Bundle]:
+    def _table(self, standing: Standing, offer: Offer) -> list[Bundle]:
         """An app's bids, the first of them for nothing; one that has no other is out of it."""
-        table = self._agent(standing, self.free).table(self._places())
+        table = self._agent(standing, offer).table(self._places())
         if len(table) == 1:
             self._stuck.add(standing.app)
         return table
 
-    def _agent(self, standing: Standing, free: Mapping[NodeName, int]) -> Agent:
-        offer = Offer(free=free, nodes=self._nodes, back=frozenset(self._leases.back))
+    def _offer(self, free: Mapping[NodeName, int]) -> Offer:
+        return Offer(free=free, nodes=self._nodes, back=frozenset(self._leases.back))
+
+    def _agent(self, standing: Standing, offer: Offer) -> Agent:
         measure, lease_s = standing.measure, self._terms.lease_s
 
         def left_s(held: Mapping[JobId, Held]) -> float:
