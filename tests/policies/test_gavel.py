@@ -99,6 +99,22 @@ def test_shares_stay_until_the_program_is_solved_again() -> None:
     assert late.turns[jobs[2].job_id].share == pytest.approx(2.0 / 3.0)
 
 
+def test_shares_are_set_at_the_round_that_a_newcomer_is_told_of() -> None:
+    """Also where the rounds until then sum up to a bit less than `solve_s`, by rounding."""
+    las = policy("las:round_s=60.1:solve_s=180.3")
+    begun_at_s = 3925.1
+    third_s = begun_at_s + 60.1 + 60.1 + 60.1
+    assert third_s - begun_at_s < 180.3
+    memory = las.allocate(pool([a_job("a"), a_job("b")], now_s=begun_at_s), b"").memory
+    jobs = [a_job("a", on="n1"), a_job("b", on="n1"), a_job("new")]
+    early = las.allocate(pool(jobs, now_s=begun_at_s + 120.2), memory)
+    (held,) = las.hold(pool(jobs, now_s=begun_at_s + 130.2), early.memory)
+    assert held.blockers[0].startswith("the next round begins in 50 s")
+    assert held.blockers[0].endswith("which comes in 50 s")
+    late = rounds_of(las.allocate(pool(jobs, now_s=third_s), early.memory))
+    assert late.turns[jobs[2].job_id].share == pytest.approx(2.0 / 3.0)
+
+
 def test_the_worst_finish_is_raised_first() -> None:
     """With equal work left the job that has waited longest is given the greater share."""
     jobs = [replace(a_job("old"), submitted_at_s=NOW_S - 9000.0), a_job("young")]

@@ -20,7 +20,7 @@ from msgspec import Struct
 from common.model import JobId, JobState
 from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Allocation
-from coordinator.policies.dividing.rounds import Rounds
+from coordinator.policies.dividing.rounds import EARLY_S, Rounds
 from coordinator.policies.dividing.time_shares import Gang, Spare, least_worst_finish, max_min
 from coordinator.policies.floor import Floor, barred_gpus, consolidated, is_movable
 from coordinator.policies.granting import Grant, Plan, carry_out
@@ -70,7 +70,8 @@ class RoundPass:
         """
         rounds = self.rounds
         solved_at_s = rounds.solved_at_s
-        is_early = solved_at_s is not None and self._now_s - solved_at_s < self._knobs.solve_s
+        # With the tolerance of the rounds: whole ones may sum up to a bit less than `solve_s`.
+        is_early = solved_at_s is not None and self._now_s < self._due_s(solved_at_s)
         if any(turn.lacks_share for turn in rounds.turns.values()):
             is_early = False
         if not rounds.is_stale or is_early:
@@ -154,11 +155,14 @@ class RoundPass:
             return f"{turn.share_text}, which comes in {self._next_solve_in_s():.0f} s"
         return f"{turn.share_text} and is owed {turn.owed_s:.0f} s"
 
+    def _due_s(self, solved_at_s: float) -> float:
+        return solved_at_s + self._knobs.solve_s - EARLY_S
+
     def _next_solve_in_s(self) -> float:
         """Until the first round that begins once the last shares were kept up long enough."""
         rounds, round_s = self.rounds, self._knobs.round_s
         solved_at_s = rounds.solved_at_s
-        due_s = -inf if solved_at_s is None else solved_at_s + self._knobs.solve_s
+        due_s = -inf if solved_at_s is None else self._due_s(solved_at_s)
         count = max(1, ceil((max(due_s, self._now_s) - rounds.begun_at_s) / round_s))
         return max(0.0, rounds.begun_at_s + count * round_s - self._now_s)
 
