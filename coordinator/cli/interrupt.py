@@ -1,7 +1,8 @@
-"""Ctrl-C before there is anything to stop. Must import nothing that takes time, nor know a command.
+"""How a command is ended from outside: Ctrl-C at the start, SIGTERM where others compute for it.
 
-Not by catching KeyboardInterrupt: one that is raised inside the import machinery is printed with a
-traceback, or swallowed by whatever was just being imported.
+Must import nothing that takes time, nor know a command. Until there is anything to stop, Ctrl-C
+ends the process. Not by catching KeyboardInterrupt: one that is raised inside the import machinery
+is printed with a traceback, or swallowed by whatever was just being imported.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Generator
 from types import FrameType
 
 EXIT_INTERRUPTED = 130
 """128 + SIGINT, as shells have it."""
+EXIT_TERMINATED = 143
+"""128 + SIGTERM."""
 
 
 @contextlib.contextmanager
@@ -36,3 +40,20 @@ def leaving_at_once() -> Generator[None]:
 def _leave(number: int, frame: FrameType | None) -> None:
     os.write(2, b"interrupted\n")
     os._exit(EXIT_INTERRUPTED)
+
+
+@contextlib.contextmanager
+def tidying_up_on_sigterm() -> Generator[None]:
+    """Until the block ends SIGTERM leaves it as Ctrl-C does, so that whatever it began is ended.
+
+    The default ends this process alone: those that compute for it would go on for hours.
+    """
+    before = signal.signal(signal.SIGTERM, _exit)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    sys.exit(EXIT_TERMINATED)

@@ -9,6 +9,7 @@ import typer
 from msgspec import structs
 
 from common.errors import ConfigError
+from coordinator.cli.interrupt import tidying_up_on_sigterm
 from coordinator.cli.session import EXIT_ERROR, say, session
 from coordinator.cli.simulate_options import (
     BackendOption,
@@ -191,7 +192,7 @@ def simulate(
     notes = of_any_type(asked, played)
     for line in notes:
         say(f"aryl: {line}")
-    with watching(asked, jobs=len(played.jobs)) as watched:
+    with tidying_up_on_sigterm(), watching(asked, jobs=len(played.jobs)) as watched:
         unfinished: list[str] = []
         runs = with_gaps(
             list(

@@ -12,6 +12,7 @@ from blocks.source import one_line
 from common.api import ApiErrorCode
 from coordinator.cli import session
 from coordinator.cli.app import app
+from coordinator.cli.interrupt import EXIT_TERMINATED
 from coordinator.cli.operate import DECLINED
 from coordinator.client import EXIT_CODES
 
@@ -34,6 +35,7 @@ def exit_code_table() -> str:
         0: "done",
         session.EXIT_ERROR: "any other error; also a question that was answered with no",
         session.EXIT_INTERRUPTED: "interrupted by Ctrl-C",
+        EXIT_TERMINATED: "ended by SIGTERM: `simulate`, with all processes that computed for it",
         session.EXIT_UNREACHABLE: "nobody there: no NATS server answers, or no coordinator leads",
         session.EXIT_TIMEOUT: "asked, but not answered in time; what was asked may still happen",
     }
