@@ -8,11 +8,14 @@ Must not know the engine, nor what a profile promises: it only says whom to try 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
+from math import inf
+
 from msgspec import Struct, structs
 
 from common.model import JobId, JobState
 from coordinator.policies.decisions import Migrate, Resume
-from coordinator.policies.sharing.board import Board, is_willing
+from coordinator.policies.sharing.board import Board, Shape, is_willing, shape_of
 from coordinator.policies.sharing.moves import loses_nothing
 from coordinator.policies.sharing.slices import Slices
 from coordinator.policies.snapshot import JobView
@@ -152,45 +155,54 @@ class Packing:
         Only under overload, that is while somebody is suspended.
         """
         waiting = [job for job in self._board.of(JobState.SUSPENDED) if self._is_known(job)]
-        waiting.sort(key=_busy_key)
-        for guest in waiting:
-            hosts = [job for job in self._board.of(JobState.RUNNING) if self._is_known(job)]
-            for host in sorted(hosts, key=_busy_key):
-                if self._may_try(guest, host) and self._try(guest, host, rest_s):
+        if not waiting:
+            return
+        hosts = self._hosts()
+        tried: dict[JobId, set[JobId]] = {}
+        for one, other in (map(JobId, key.split("|")) for key in self.pairs):
+            tried.setdefault(one, set()).add(other)
+            tried.setdefault(other, set()).add(one)
+        for guest in sorted(waiting, key=_busy_key):
+            known = tried.get(guest.job_id, set[JobId]())
+            for host in hosts.of(guest, may_move=self._may_move(guest, rest_s)):
+                if host.job_id not in known:
+                    self._try(guest, host)
+                    hosts.leave(host)
                     break
+
+    def _hosts(self) -> Hosts:
+        """All that have their GPUs to themselves and may be tried, the least busy first."""
+        board = self._board
+        running = [job for job in board.of(JobState.RUNNING) if self._is_known(job)]
+        alone = [
+            job
+            for job in sorted(running, key=_busy_key)
+            if not job.is_packed and len(board.rivals(board.seat(job))) == 1
+        ]
+        return Hosts(board, alone)
+
+    def _may_move(self, guest: JobView, rest_s: float) -> bool:
+        """To a host elsewhere. A trial that ends after a minute may cost a minute, no more."""
+        began_s, now_s = guest.started_at_s, self._board.now_s
+        is_rested = began_s is not None and now_s >= began_s + rest_s
+        return is_rested and loses_nothing(guest, now_s)
 
     def _is_known(self, job: JobView) -> bool:
         mark = self._marks.get(job.job_id)
         is_measured = mark is not None and mark.alone_rate > 0
         return is_measured and job.profile.gpu_busy_ratio is not None and is_willing(job)
 
-    def _may_try(self, guest: JobView, host: JobView) -> bool:
-        seat = self._board.seat(host)
-        if pair_key(guest.job_id, host.job_id) in self.pairs or host.is_packed:
-            return False
-        if len(self._board.rivals(seat)) != 1 or not self._board.on_seat(guest, host):
-            return False
-        wanted = [job.profile.gpu_memory_bytes for job in (guest, host)]
-        nodes = self._board.gpus[host.job_id]
-        has = min(self._board.floor.nodes[name].gpu_memory_bytes for name in nodes)
-        return not has or (None not in wanted and sum(each or 0 for each in wanted) <= has)
-
-    def _try(self, guest: JobView, host: JobView, rest_s: float) -> bool:
+    def _try(self, guest: JobView, host: JobView) -> None:
         board, seat = self._board, self._board.seat(host)
         why = (
             f"on trial beside {host.job_id}: they keep their GPUs "
             f"{guest.profile.gpu_busy_ratio or 0:.0%} and {host.profile.gpu_busy_ratio or 0:.0%} "
             "busy alone"
         )
-        if board.seat(guest) == seat:
-            decision = Resume(job_id=guest.job_id, is_packed=True, reason=why)
-            board.decide(guest, decision)
+        place = None if board.seat(guest) == seat else board.on_seat(guest, host)
+        if place is None:
+            board.decide(guest, Resume(job_id=guest.job_id, is_packed=True, reason=why))
         else:
-            place = board.on_seat(guest, host)
-            if place is None or not self._is_rested(guest, rest_s):
-                return False
-            if not loses_nothing(guest, board.now_s):
-                return False  # a trial that ends after a minute may cost a minute, no more
             board.decide(
                 guest,
                 Migrate(
@@ -203,11 +215,66 @@ class Packing:
             )
         board.computing(guest, seat)
         self.pairs[pair_key(guest.job_id, host.job_id)] = Pair(since_s=board.now_s)
-        return True
 
-    def _is_rested(self, job: JobView, rest_s: float) -> bool:
-        began_s = job.started_at_s
-        return began_s is not None and self._board.now_s >= began_s + rest_s
+
+class Hosts:
+    """With whom jobs may be tried, in the order of `hosts`; what jobs of one shape ask of the GPUs
+    of each is looked up once for all of them.
+
+    hosts: each computes on its GPUs alone.
+    """
+
+    def __init__(self, board: Board, hosts: Sequence[JobView]) -> None:
+        self._board = board
+        self._hosts = {host.job_id: host for host in hosts}
+        self._on_seat = {board.seat(host): host for host in hosts}
+        self._fits: dict[Shape, dict[JobId, JobView]] = {}
+        self._left_bytes = {host.job_id: self._memory_left(host) for host in hosts}
+
+    def of(self, guest: JobView, *, may_move: bool) -> Iterator[JobView]:
+        """Where one may be tried as far as GPUs and their memory go."""
+        needed = guest.profile.gpu_memory_bytes
+        bytes_ = inf if needed is None else needed
+        for host in self._reached(guest, may_move=may_move):
+            if bytes_ <= self._left_bytes[host.job_id]:
+                yield host
+
+    def leave(self, host: JobView) -> None:
+        """It is tried with somebody, and with nobody else in this pass."""
+        del self._hosts[host.job_id]
+        del self._on_seat[self._board.seat(host)]
+        for fits in self._fits.values():
+            fits.pop(host.job_id, None)
+
+    def _reached(self, guest: JobView, *, may_move: bool) -> Iterable[JobView]:
+        """Who may not move has the one that computes on its own GPUs."""
+        board = self._board
+        if not may_move:
+            host = self._on_seat.get(board.seat(guest))
+            return () if host is None or board.on_seat(guest, host) is None else (host,)
+        shape = (*shape_of(guest), guest.tenant if board.snapshot.tenants else None)
+        fits = self._fits.get(shape)
+        if fits is None:
+            fits = self._fits[shape] = {
+                name: host for name, host in self._hosts.items() if board.on_seat(guest, host)
+            }
+        return fits.values()
+
+    def _memory_left(self, host: JobView) -> float:
+        """On the GPU of its nodes that has least; what is not known of a node never hinders."""
+        nodes = self._board.floor.nodes
+        has = min(
+            (
+                nodes[name].gpu_memory_bytes
+                for name in self._board.gpus[host.job_id]
+                if name in nodes
+            ),
+            default=0,
+        )
+        if not has:
+            return inf
+        needed = host.profile.gpu_memory_bytes
+        return -inf if needed is None else has - needed
 
 
 def _busy_key(job: JobView) -> tuple[float, str]:
