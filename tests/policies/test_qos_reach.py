@@ -6,14 +6,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from common.model import JobId, JobSpec, NodeName, Pool, WorkerRange
+from common.model import JobId, JobSpec, JobState, NodeName, Pool, WorkerRange
 from coordinator.engine.settings import EngineSettings, TenantSettings
+from coordinator.policies.bundles import POLICIES
 from coordinator.policies.deadlines.reach import Reach
 from coordinator.policies.decisions import Decision, Start
 from coordinator.policies.snapshot import TenantView
 from coordinator.sim.cluster import NodeSpec
 from coordinator.sim.simulation import Simulation, Submission
 from tests.policies.tenant_books import cell, runs, waits
+from tests.policies.tenant_passes import Asked, Cell
 
 COVERED = TenantSettings(name="c", guarantee_gpus=3)
 LIMITS = {
@@ -66,6 +68,26 @@ def test_growth_that_a_limit_forbids_keeps_no_gpu_from_others(
 ) -> None:
     """Though the growth is by the earlier deadline, and would be in time by it alone."""
     assert starts(policy, LIMITS[limits], deadline_s)["fits"] == 100.0
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_two_that_a_limit_lets_run_one_by_one_are_both_in_time(policy: str, limits: str) -> None:
+    """Beside GPUs on which both would fit. Who waits for its tenant's limit is told so."""
+    played = Cell(policy, LIMITS[limits], nodes=1, check=True)
+    gpus = {"borrows one": 1, "nobody is due": 1, "lends nothing": 5}[limits]
+    job = Asked(
+        tenant="b", at_s=0.0, workers=(gpus, gpus), gpus=1, work_s=gpus * 600.0, deadline_s=9000.0
+    )
+    played.ask([job, job])
+    played.begin()
+    played.loop.run(until_s=100.0)
+    jobs = played.engine.state.jobs
+    waits = [name for name, entry in jobs.items() if entry.state == JobState.PENDING]
+    assert len(waits) == 1
+    assert any(line.startswith("tenant b") for line in played.engine.blockers(waits[0]))
+    played.loop.run(until_s=9000.0)
+    assert {entry.state for entry in jobs.values()} == {JobState.SUCCEEDED}
 
 
 LIMITED = TenantView(name="a", borrow_limit_gpus=4)

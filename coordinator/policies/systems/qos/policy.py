@@ -87,9 +87,10 @@ class _Pass:
         for wish in admitted:
             # Others of its tenant may have taken what that had left for it.
             most = min(wish.need or 0, self._most(wish, left))
-            self._give(wish, most if most >= wish.job.workers.min else 0)
-            wish.why = self._in_time(wish)
-            left -= wish.workers * wish.gpus_each
+            if most >= wish.job.workers.min:
+                self._give(wish, most)
+                wish.why = self._in_time(wish)
+                left -= wish.workers * wish.gpus_each
         left = self._keep(left, is_first=True)
         names = {wish.job.job_id for wish in admitted}
         rest = [wish for wish in self.wishes if wish.job.job_id not in names]
