@@ -75,7 +75,7 @@ def test_growth_that_a_limit_forbids_keeps_no_gpu_from_others(
 def test_two_that_a_limit_lets_run_one_by_one_are_both_in_time(policy: str, limits: str) -> None:
     """Beside GPUs on which both would fit. Who waits for its tenant's limit is told so."""
     played = Cell(policy, LIMITS[limits], nodes=1, check=True)
-    gpus = {"borrows one": 1, "nobody is due": 1, "lends nothing": 5}[limits]
+    gpus = {"borrows one": 1, "nobody is due": 1, "lends nothing": 3}[limits]
     job = Asked(
         tenant="b", at_s=0.0, workers=(gpus, gpus), gpus=1, work_s=gpus * 600.0, deadline_s=9000.0
     )
