@@ -196,6 +196,11 @@ class Cell(Simulation):
         self._passes_at: Counter[float] = Counter()
 
     @property
+    def passes(self) -> int:
+        """All so far."""
+        return sum(self._passes_at.values())
+
+    @property
     def most_passes(self) -> int:
         """The most passes in one instant."""
         return max(self._passes_at.values(), default=0)

@@ -91,3 +91,52 @@ def test_a_team_within_its_guarantee_goes_before_an_outsider_s_gang_though_a_sib
         Asked(tenant="a0", at_s=100.0, work_s=500.0),
     ]
     assert started(policy, tenants, jobs)[JobId("a03")] <= 100.0 + SOON_S
+
+
+def test_gpus_that_a_policy_has_no_use_for_without_stops_are_not_asked_about_every_second() -> None:
+    """`tiresias` would stop the gang of eight for the one of twelve, which takes from the guarantee
+    of `c`; whoever else fits has no room by quota. Until the gang ends nothing changes."""
+    tenants = [
+        TenantSettings(name="a", guarantee_gpus=8),
+        TenantSettings(name="c", guarantee_gpus=4, lend_limit_gpus=0),
+        TenantSettings(name="e", parent="a"),
+    ]
+    played = Cell("tiresias-dlas", tenants, nodes=2, check=True)
+    played.ask(
+        [
+            Asked(tenant="e", work_s=900.0),
+            Asked(tenant="e", workers=(4, 4), work_s=7200.0),
+            Asked(tenant="a", gpus=4, work_s=1800.0),
+            Asked(tenant="e", gpus=8, work_s=900.0, priority=1),
+            Asked(tenant="c", workers=(3, 3), gpus=4, work_s=21_600.0, priority=1),
+        ]
+    )
+    played.run(until_s=30_000.0)
+    ended = {str(name): job.finished_at_s for name, job in played.engine.state.jobs.items()}
+    assert ended == {"e0": 900.0, "e1": 3600.0, "a2": 1800.0, "e3": 1800.0, "c4": 9000.0}
+    assert played.passes < 40
+
+
+def test_who_was_stopped_starts_again_where_its_policy_is_refused_what_it_wants_of_free_gpus() -> (
+    None
+):
+    """`qos-edf` would stop others for another worker of `c2`, which a guarantee forbids: `a1` has
+    one of the two GPUs that are free all the same."""
+    tenants = [
+        TenantSettings(name="a", guarantee_gpus=4, borrow_limit_gpus=8),
+        TenantSettings(name="c", parent="a", guarantee_gpus=3),
+    ]
+    played = Cell("qos-edf", tenants, nodes=1, check=True)
+    played.ask(
+        [
+            Asked(tenant="c", workers=(1, 3), work_s=300.0),
+            Asked(tenant="a", work_s=1800.0),
+            Asked(tenant="c", workers=(1, 3), gpus=4, work_s=300.0, deadline_s=450.0),
+            Asked(tenant="a", gpus=2, work_s=900.0, deadline_s=630.0),
+            Asked(tenant="a", workers=(2, 2), work_s=600.0, deadline_s=1200.0),
+        ]
+    )
+    played.run(until_s=30_000.0)
+    ended = {str(name): job.finished_at_s for name, job in played.engine.state.jobs.items()}
+    assert ended == {"c0": 150.0, "a1": 2100.0, "c2": 450.0, "a3": 900.0, "a4": 300.0}
+    assert played.passes < 40

@@ -141,7 +141,9 @@ def _for_what_lasts(tries: Tries, *, by_weight: bool) -> tuple[Settled, bool]:
         tries.hide_brief(brief, CALLED_BACK)
         found, is_left = _in_turn(tries, by_weight=by_weight)
     lasting = _with_those_that_fit(_lasting(found, tries), tries)
-    return lasting, is_left if lasting is found else leaves_room(lasting, snapshot)
+    if lasting is not found:
+        is_left = leaves_room(lasting, snapshot)
+    return _of_free_gpus(lasting, tries, by_weight=by_weight) if is_left else (lasting, False)
 
 
 def _in_turn(tries: Tries, *, by_weight: bool) -> tuple[Settled, bool]:
@@ -188,6 +190,20 @@ def _with_those_that_fit(found: Settled, tries: Tries) -> Settled:
     other = settle(made, given_back(snapshot, made.kept), tries.guard, snapshot)
     is_more = starts_of(found.kept) < starts_of(other.kept)
     return other if is_more and stops_of(other.kept) <= stops_of(found.kept) else found
+
+
+def _of_free_gpus(first: Settled, tries: Tries, *, by_weight: bool) -> tuple[Settled, bool]:
+    """The pass of a policy that can stop nobody, where that starts some more: what it would rather
+    have done gave way, and left GPUs that somebody who waits fits on."""
+    snapshot, lean = tries.snapshot, tries.lean()
+    made = _in_turn(lean, by_weight=by_weight)[0].made
+    other = settle(made, given_back(snapshot, made.kept), tries.guard, snapshot)
+    is_more = starts_of(first.kept) < starts_of(other.kept)
+    if not is_more or stops_of(other.kept) - stops_of(first.kept):
+        return first, True
+    tries.by_quota |= lean.by_quota
+    tries.yielding |= lean.yielding
+    return other, leaves_room(other, snapshot)
 
 
 def _lasting(found: Settled, tries: Tries) -> Settled:
@@ -245,7 +261,8 @@ def _told(settled: Settled, tries: Tries, is_left: bool) -> Allocation:
         OTHERS_GUARANTEE: yielding,
     }
     waits += tuple(Wait(kind=k, jobs=tuple(sorted(jobs))) for k, jobs in kinds.items() if jobs)
-    left_s = snapshot.now_s + SHARES_AGAIN_S if is_left else None
+    # A pass after one that decides nothing would find the same.
+    left_s = snapshot.now_s + SHARES_AGAIN_S if is_left and kept else None
     wake_at_s = earliest(allocation.wake_at_s, again_s, left_s, back.wake_at_s)
     return replace(allocation, decisions=kept, waits=waits, wake_at_s=wake_at_s)
 

@@ -74,6 +74,10 @@ class Tries:
         self.taking: set[JobId] = set()
         self.brief: set[JobId] = set()
 
+    def lean(self) -> Tries:
+        """The same of a policy that can stop nobody."""
+        return Tries(self._decide, self.guard, _for_free_gpus(self.snapshot, ()), self._memory)
+
     def hide_brief(self, jobs: set[JobId], why: str) -> None:
         """The policy no longer sees these, as it would stop others for what does not last."""
         self.brief |= jobs
