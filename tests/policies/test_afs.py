@@ -219,6 +219,62 @@ def test_only_a_lease_that_ended_counts_as_a_turn() -> None:
     assert start.job_id == "old"
 
 
+@pytest.mark.parametrize(("stopped_at_s", "first"), [(10.0, "old"), (LEASE_S, "new")])
+def test_a_lease_does_not_end_while_its_job_waits(stopped_at_s: float, first: str) -> None:
+    """Who is stopped 10 s into its first lease has had no turn when that would have ended either;
+    whose lease was over by then goes behind the newcomer."""
+    made = policy("afs-p")
+    placed = [make_worker_view("old", index, "n0") for index in range(8)]
+    runs = make_job_view("old", state=JobState.RUNNING, workers=(8, 8), placed=placed)
+    memory = made.allocate(one_node(runs), b"").memory
+    stopped = replace(make_job_view("old", workers=(8, 8)), first_started_at_s=NOW_S)
+    memory = made.allocate(one_node(stopped, now_s=NOW_S + stopped_at_s), memory).memory
+    new = make_job_view("new", workers=(8, 8), submitted_at_s=0.0)
+    [start] = made.allocate(one_node(stopped, new, now_s=NOW_S + 2 * LEASE_S), memory).decisions
+    assert isinstance(start, Start)
+    assert start.job_id == first
+
+
+def test_of_as_many_turns_the_first_start_counts_then_the_submission() -> None:
+    """Of four without a turn those that ran go first, in order of their first starts; then those
+    that never did, as they came: not by name, nor the former by submission."""
+    line = [
+        replace(make_job_view("d", workers=(8, 8), submitted_at_s=40.0), first_started_at_s=50.0),
+        replace(make_job_view("c", workers=(8, 8), submitted_at_s=30.0), first_started_at_s=60.0),
+        make_job_view("b", workers=(8, 8), submitted_at_s=10.0),
+        make_job_view("a", workers=(8, 8), submitted_at_s=20.0),
+    ]
+    for at, job in enumerate(line):
+        [start] = policy("afs-p").allocate(one_node(*line[at:]), b"").decisions
+        assert isinstance(start, Start)
+        assert start.job_id == job.job_id
+
+
+def tossed(name: str, count: int) -> list[str]:
+    """Which of two equals gets the third of three GPUs, in so many passes one after the other."""
+    jobs = [make_job_view(each, workers=(1, 2)) for each in ("a", "b")]
+    snapshot = make_snapshot(nodes=[make_node_view("n0", gpus=3)], jobs=jobs)
+    memory, found = b"", list[str]()
+    for _ in range(count):
+        made = policy(name).allocate(snapshot, memory)
+        memory = made.memory
+        found += [
+            each.job_id
+            for each in made.decisions
+            if isinstance(each, Start) and sum(p.worker_count for p in each.placements) == 2
+        ]
+    return found
+
+
+def test_what_is_open_between_two_is_drawn_anew_in_each_pass_and_by_each_seed() -> None:
+    """Else one of two equals would have the worker that both could use as long as they are there;
+    and with another seed other passes go to the first of them."""
+    draws = [tossed(f"afs-p:seed={seed}", 16) for seed in (0, 1)]
+    assert [len(each) for each in draws] == [16, 16]
+    assert [set(each) for each in draws] == [{"a", "b"}, {"a", "b"}]
+    assert draws[0] != draws[1]
+
+
 @pytest.mark.parametrize(("hidden_at_s", "first"), [(10.0, "old"), (LEASE_S, "new")])
 def test_out_of_sight_only_a_lease_that_ended_counts_as_a_turn(
     hidden_at_s: float, first: str

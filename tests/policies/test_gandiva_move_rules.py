@@ -1,0 +1,248 @@
+"""Gandiva's moves (OSDI'18, 4.2): who is not moved, which node is emptied, where its jobs go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+from msgspec.structs import replace
+
+from common.model import GpuRequest, GpuUuid, JobState, NodeName, Preemptibility, WorkerRange
+from coordinator.policies.decisions import Migrate
+from coordinator.policies.sharing.board import Board
+from coordinator.policies.sharing.moves import Moves
+from coordinator.policies.snapshot import JobView, NodeView
+from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
+
+REST_S = 600.0
+
+
+def gang(
+    name: str, *nodes: str, gpus: int = 1, computes: bool = True, seat: str | None = None
+) -> JobView:
+    """A job that has run for an hour, with a worker of so many GPUs on each of these nodes.
+
+    seat: whose GPUs it has; its own, if nobody's.
+    """
+    placed = [
+        replace(
+            make_worker_view(name, at, node, gpus=gpus),
+            gpu_uuids=tuple(GpuUuid(f"{seat or name}-{at}-{gpu}") for gpu in range(gpus)),
+        )
+        for at, node in enumerate(nodes)
+    ]
+    job = make_job_view(
+        name,
+        state=JobState.RUNNING if computes else JobState.SUSPENDED,
+        workers=(len(nodes), len(nodes)),
+        gpus_per_worker=gpus,
+        placed=placed,
+    )
+    return replace(
+        job,
+        started_at_s=NOW_S - 3600.0,
+        suspended_at_s=None if computes else NOW_S - 300.0,
+        saves_when_asked=True,
+    )
+
+
+def board(
+    jobs: Sequence[JobView],
+    sizes: Mapping[str, int],
+    *,
+    change: Callable[[NodeView], NodeView] | None = None,
+) -> Board:
+    """Nodes of so many GPUs with these jobs on them."""
+    nodes: list[NodeView] = []
+    for name, gpus in sizes.items():
+        mine = [worker for job in jobs for worker in job.placed if worker.node == name]
+        stay = {uuid for each in mine if not each.is_leaving for uuid in each.gpu_uuids}
+        there = make_node_view(name, gpus=gpus, workers=mine, free_gpus=gpus - len(stay))
+        nodes.append(change(there) if change else there)
+    return Board(make_snapshot(nodes=nodes, jobs=jobs))
+
+
+def moved(found: Board) -> dict[str, list[str]]:
+    """Who is moved, and to which nodes."""
+    return {
+        made.job_id: [placement.node for placement in made.placements]
+        for made in found.decisions
+        if isinstance(made, Migrate)
+    }
+
+
+def spread_out(found: Board) -> dict[str, list[str]]:
+    """Who takes vacated GPUs."""
+    Moves(found, rest_s=REST_S).spread_out()
+    return moved(found)
+
+
+def closer(found: Board) -> dict[str, list[str]]:
+    """Which gangs come to stand on fewer nodes."""
+    Moves(found, rest_s=REST_S).closer()
+    return moved(found)
+
+
+def tidy(found: Board) -> dict[str, list[str]]:
+    """Whom the node that is almost empty is emptied of."""
+    Moves(found, rest_s=REST_S).tidy(0.75)
+    return moved(found)
+
+
+# --- who is not moved ---------------------------------------------------------------------------
+
+
+def _same(job: JobView) -> JobView:
+    return job
+
+
+def _semi(job: JobView) -> JobView:
+    return replace(job, preemptibility=Preemptibility.SEMI)
+
+
+def _non(job: JobView) -> JobView:
+    return replace(job, preemptibility=Preemptibility.NON)
+
+
+def _rested(job: JobView) -> JobView:
+    return replace(job, started_at_s=NOW_S - REST_S)
+
+
+def _began(job: JobView) -> JobView:
+    return replace(job, started_at_s=NOW_S - REST_S + 1.0)
+
+
+def _grown(job: JobView) -> JobView:
+    """One of its workers is a flexible one."""
+    last = replace(job.placed[-1], is_flexible=True)
+    return replace(job, placed=(*job.placed[:-1], last))
+
+
+def _ends(job: JobView) -> JobView:
+    """Its workers were told to stop, as it was cancelled, say."""
+    return replace(job, placed=tuple(replace(each, is_leaving=True) for each in job.placed))
+
+
+@pytest.mark.parametrize(
+    ("change", "is_moved"),
+    [(_same, True), (_semi, False), (_non, False), (_rested, True), (_began, False),
+     (_grown, False), (_ends, False)],
+    ids=["as it is", "semi", "non", "rested", "began lately", "has grown", "is ending"],
+)  # fmt: skip
+def test_who_is_moved_agreed_has_rested_stays_and_has_not_grown(
+    change: Callable[[JobView], JobView], is_moved: bool
+) -> None:
+    """Whatever the move is for: to vacated GPUs, to fewer nodes, or to empty a node. A move is of
+    the base gang, so that workers that it has grown by would be lost by it."""
+    waits = change(gang("it", "n0", "n0", computes=False, seat="host"))
+    vacated = [gang("host", "n0", "n0"), waits]
+    assert spread_out(board(vacated, {"n0": 2, "n1": 2})) == ({"it": ["n1"]} if is_moved else {})
+    spread = [change(gang("it", "n0", "n1")), gang("a", "n0", gpus=7), gang("b", "n1", gpus=7)]
+    assert closer(board(spread, {"n0": 8, "n1": 8, "n2": 2})) == (
+        {"it": ["n2"]} if is_moved else {}
+    )
+    almost_empty = [change(gang("it", "n0", "n0")), gang("full", "n1", gpus=6)]
+    assert tidy(board(almost_empty, {"n0": 8, "n1": 8})) == ({"it": ["n1"]} if is_moved else {})
+
+
+def of_types(*names: str) -> Callable[[NodeView], NodeView]:
+    """Nodes of these names have another GPU type, all others A100."""
+    return lambda node: replace(node, gpu_type="H100" if node.name in names else "A100")
+
+
+@pytest.mark.parametrize("there", ["A100", "H100"])
+def test_nobody_is_moved_to_another_gpu_type(there: str) -> None:
+    """An attempt runs on one type: free GPUs of another one neither take a job that waits for its
+    turn nor stand closer together nor make room for a node's jobs."""
+    change = of_types("n2") if there == "H100" else of_types()
+    vacated = [gang("host", "n0", "n0"), gang("it", "n0", "n0", computes=False, seat="host")]
+    spread = [gang("it", "n0", "n1"), gang("a", "n0", gpus=7), gang("b", "n1", gpus=7)]
+    almost_empty = [gang("it", "n0"), gang("full", "n2", gpus=6)]
+    expected = {"it": ["n2"]} if there == "A100" else {}
+    jobs = [vacated, spread, almost_empty]
+    sizes = [{"n0": 2, "n2": 2}, {"n0": 8, "n1": 8, "n2": 2}, {"n0": 8, "n2": 8}]
+    for rule, found, size in zip((spread_out, closer, tidy), jobs, sizes, strict=True):
+        on_a100 = [replace(job, gpu_type="A100") for job in found]
+        assert rule(board(on_a100, size, change=change)) == expected
+
+
+@pytest.mark.parametrize("change", [_semi, _began, _grown, _ends])
+def test_a_node_is_not_emptied_of_some_where_one_stays(
+    change: Callable[[JobView], JobView],
+) -> None:
+    """One of two on it is not moved: that the other one fits elsewhere would not empty it."""
+    for name in ("a", "b"):
+        both = [gang("a", "n0"), gang("b", "n0")]
+        jobs = [change(job) if job.job_id == name else job for job in both]
+        found = board([*jobs, gang("full", "n1", gpus=6)], {"n0": 8, "n1": 8})
+        assert tidy(found) == {}
+
+
+# --- which node, and where to -------------------------------------------------------------------
+
+
+def _whole(node: NodeView) -> NodeView:
+    return node
+
+
+def _closed(node: NodeView) -> NodeView:
+    """Three GPUs of n0, which nobody has, are given to nobody any more."""
+    if node.name != "n0":
+        return node
+    return replace(node, free_gpus=node.gpus - 3, barred_gpus=3, trespassed_gpus=3)
+
+
+@pytest.mark.parametrize("change", [_whole, _closed])
+def test_a_node_on_which_nobody_is_needs_no_emptying(
+    change: Callable[[NodeView], NodeView],
+) -> None:
+    """It has the most free GPUs of all, also where some are given to nobody: of the others the one
+    that is almost empty is emptied."""
+    jobs = [gang("it", "n1", gpus=4), gang("full", "n2", gpus=12)]
+    found = board(jobs, {"n0": 16, "n1": 16, "n2": 16}, change=change)
+    assert tidy(found) == {"it": ["n2"]}
+
+
+def test_a_gang_on_several_nodes_is_not_moved_to_empty_one_of_them() -> None:
+    """The others would not come free by it: its moves are those to fewer nodes."""
+    jobs = [gang("it", "n0", "n1"), gang("full", "n1", gpus=6), gang("fuller", "n2", gpus=6)]
+    assert tidy(board(jobs, {"n0": 8, "n1": 8, "n2": 8})) == {}
+
+
+@pytest.mark.parametrize(("taken", "to"), [(6, {"it": ["n1"]}), (7, {})])
+def test_a_gang_is_moved_whole(taken: int, to: dict[str, list[str]]) -> None:
+    """Where one GPU is left for its two workers it does not go."""
+    jobs = [gang("it", "n0", "n0"), gang("full", "n1", gpus=taken)]
+    assert tidy(board(jobs, {"n0": 8, "n1": 8})) == to
+
+
+def test_a_gang_is_moved_with_as_many_workers_as_its_gpu_type_asks_for() -> None:
+    """Two small GPUs stand for one: a node with a single one free is no place for it."""
+    it = gang("it", "n0", "n0")
+    it = replace(it, workers=WorkerRange(min=1, max=1))
+    it = replace(it, gpu=GpuRequest(worker_multiplier={"H100": 2}))
+    for taken, to in ((6, {"it": ["n1"]}), (7, {})):
+        found = board([it, gang("full", "n1", gpus=taken)], {"n0": 8, "n1": 8})
+        assert tidy(found) == to
+        moves = [made for made in found.decisions if isinstance(made, Migrate)]
+        assert all(placement.worker_count == 2 for made in moves for placement in made.placements)
+
+
+@pytest.mark.parametrize(("avoids", "to"), [((), "n2"), (("n2",), "n3"), (("n2", "n3"), "n1")])
+def test_jobs_go_to_the_fullest_node_that_takes_them(avoids: tuple[str, ...], to: str) -> None:
+    """One, two and three GPUs are free on n2, n3 and n1; where it has failed it does not go."""
+    it = replace(gang("it", "n0"), avoid_nodes=tuple(NodeName(name) for name in avoids))
+    others = [gang("a", "n1", gpus=5), gang("b", "n2", gpus=7), gang("c", "n3", gpus=6)]
+    found = board([it, *others], {f"n{at}": 8 for at in range(4)})
+    assert tidy(found) == {"it": [to]}
+
+
+def test_a_move_is_told_with_what_it_throws_away() -> None:
+    """Whoever reads why a job was moved reads what that costs where it finds no time to save."""
+    it = replace(gang("it", "n0"), lost_if_preempted_gpu_s=7.0)
+    found = board([it, gang("full", "n1", gpus=6)], {"n0": 8, "n1": 8})
+    tidy(found)
+    [made] = found.decisions
+    assert isinstance(made, Migrate)
+    assert made.predicted_cost_gpu_s == 7.0
+    assert made.reason.startswith("n0 is almost empty and can be emptied; ")
