@@ -166,6 +166,22 @@ def test_nobody_is_moved_to_another_gpu_type(there: str) -> None:
         assert rule(board(on_a100, size, change=change)) == expected
 
 
+def test_free_gpus_of_another_type_keep_nobody_from_those_of_its_own() -> None:
+    """Of H100 jobs that would run on any type, though A100 are free as well and come first by
+    name; the search that found nothing for the A100 job before them says nothing of theirs."""
+    others = [
+        replace(job, gpu_type="A100")
+        for job in (gang("a", "n3", gpus=2), gang("b", "n3", gpus=2, computes=False, seat="a"))
+    ]
+    vacated = [gang("host", "n0", "n0"), gang("it", "n0", "n0", computes=False, seat="host")]
+    spread = [gang("it", "n0", "n1"), gang("c", "n0", gpus=7), gang("d", "n1", gpus=7)]
+    change = of_types("n0", "n1", "n2")
+    size = {"n0": 2, "n2": 2, "n3": 2, "n4": 1}
+    assert spread_out(board([*others, *vacated], size, change=change)) == {"it": ["n2"]}
+    size = {"n0": 8, "n1": 8, "n2": 2, "n4": 2}
+    assert closer(board(spread, size, change=change)) == {"it": ["n2"]}
+
+
 @pytest.mark.parametrize("change", [_semi, _began, _grown, _ends])
 def test_a_node_is_not_emptied_of_some_where_one_stays(
     change: Callable[[JobView], JobView],

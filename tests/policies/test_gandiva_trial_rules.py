@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from common.model import JobId, Preemptibility
+from common.model import JobId, JobState, Preemptibility
 from coordinator.policies.decisions import Decision, Migrate, Suspend
 from coordinator.policies.sharing.board import Board
 from coordinator.policies.sharing.packing import Mark, Pair
@@ -69,13 +69,15 @@ def test_who_did_not_agree_to_be_stopped_takes_part_in_no_trial(
         assert found == ({"guest": "host"} if agreed else {})
 
 
-@pytest.mark.parametrize(("has_bytes", "fits"), [((80, 60), True), ((80, 59), False)])
+@pytest.mark.parametrize(
+    ("has_bytes", "fits"), [((80, 60), True), ((80, 59), False), ((0, 59), False)]
+)
 @pytest.mark.parametrize("is_turned", [False, True])
 def test_both_must_fit_on_the_smallest_gpu_of_the_gang(
     has_bytes: tuple[int, int], fits: bool, is_turned: bool
 ) -> None:
     """Each worker needs 30 bytes: a gang on two nodes has no guest where the two do not fit on the
-    GPU of one of them, be it the first or the second one."""
+    GPU of one of them, be it the first or the second one; also if the other's is not known."""
     jobs = [
         measured(seated(name, [HERE, THERE], computes=name == "host"), needs_bytes=30)
         for name in ("host", "guest")
@@ -273,6 +275,18 @@ def test_of_a_pair_that_does_not_pay_the_guest_is_put_aside(guest: str, host: st
     assert isinstance(made, Suspend)
     assert made.job_id == guest
     assert made.reason.startswith(f"packed with {host} ")
+
+
+def test_a_trial_is_not_over_before_both_have_begun() -> None:
+    """Who still starts cannot be put aside: it goes on until it has said something."""
+    starts = replace(measured(seated("guest", [HERE])), is_packed=True, state=JobState.STARTING)
+    decisions, pairs = decided(
+        [measured(seated("host", [HERE])), replace(starts, attempt=1)],
+        "guest|host",
+        since_s_ago=1000.0,
+    )
+    assert decisions == ()
+    assert pairs["guest|host"].gain is None
 
 
 def test_nobody_is_put_aside_for_a_pair_that_is_together_no_more() -> None:

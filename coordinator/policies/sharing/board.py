@@ -6,7 +6,7 @@ which of its rules asks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from common.model import GpuUuid, JobId, JobState, NodeName, Preemptibility
@@ -134,9 +134,12 @@ class Board:
 
     # --- where a gang fits --------------------------------------------------------------------
 
-    def find(self, job: JobView) -> Place | None:
-        """Free GPUs for a base gang: steps 1 to 3 of algorithm 1 (section 4.1)."""
-        for gpu_type in job.gpu.types or self.floor.gpu_types:
+    def find(self, job: JobView, gpu_types: Sequence[str] = ()) -> Place | None:
+        """Free GPUs for a base gang: steps 1 to 3 of algorithm 1 (section 4.1).
+
+        gpu_types: of these; none: of all that the job accepts.
+        """
+        for gpu_type in gpu_types or job.gpu.types or self.floor.gpu_types:
             self.floor.avoided = job.avoid_nodes
             count = job.workers_on(gpu_type).min
             placements = self._alike(job, gpu_type, count)

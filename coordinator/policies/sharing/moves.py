@@ -51,13 +51,13 @@ class Moves:
         waiting = [job for job in self._movable(JobState.SUSPENDED) if not is_set_back(job, now_s)]
         in_vain = set[Shape]()  # what a move takes leaves no more to the next one
         for job in sorted(waiting, key=lambda job: (job.suspended_at_s or 0.0, job.job_id)):
-            shape = shape_of(job)
+            shape = (*shape_of(job), job.gpu_type)
             if shape in in_vain:
                 continue
-            place = self._board.find(job)
+            place = self._find(job)
             if place is None:
                 in_vain.add(shape)
-            elif place[0] == job.gpu_type:
+            else:
                 self._go(job, place, "GPUs were vacated: it need not take turns any more")
 
     def closer(self) -> None:
@@ -66,11 +66,8 @@ class Moves:
             here = len(self._board.gpus[job.job_id])
             if here <= 1 or not loses_nothing(job, self._board.now_s):
                 continue
-            place = self._board.find(job)
-            if place is None or place[0] != job.gpu_type:
-                continue
-            there = node_count(place[1])
-            if there < here:
+            place = self._find(job)
+            if place is not None and (there := node_count(place[1])) < here:
                 self._go(job, place, f"it stands on {here} nodes and fits on {there}")
 
     def tidy(self, free_ratio: float) -> None:
@@ -106,6 +103,10 @@ class Moves:
         if len(places) == len(here):
             for job, place in places:
                 self._go(job, place, f"{source} is almost empty and can be emptied")
+
+    def _find(self, job: JobView) -> Place | None:
+        """Free GPUs of its own type, on which an attempt stays."""
+        return self._board.find(job, (job.gpu_type or "",))
 
     def _fuller(self, job: JobView, source: NodeName, most_free: int) -> Placement | None:
         """The fullest other node in use that takes the whole gang."""

@@ -127,8 +127,9 @@ class Packing:
                 continue
             one, other = (self._board.jobs[JobId(name)] for name in key.split("|"))
             gain = self._gain(one, other)
-            if gain is None and self._board.now_s < pair.since_s + 3 * trial_s:
-                continue  # one of them still starts, or has said nothing yet
+            is_starting = JobState.STARTING in (one.state, other.state)
+            if gain is None and (is_starting or self._board.now_s < pair.since_s + 3 * trial_s):
+                continue  # who starts cannot be parted yet; or one of them has said nothing yet
             self.pairs[key] = Pair(since_s=pair.since_s, gain=gain or 0.0)
             is_together = self._board.rivals(self._board.seat(one)) >= {one.job_id, other.job_id}
             if not self.pairs[key].is_kept and is_together:
@@ -263,14 +264,8 @@ class Hosts:
     def _memory_left(self, host: JobView) -> float:
         """On the GPU of its nodes that has least; what is not known of a node never hinders."""
         nodes = self._board.floor.nodes
-        has = min(
-            (
-                nodes[name].gpu_memory_bytes
-                for name in self._board.gpus[host.job_id]
-                if name in nodes
-            ),
-            default=0,
-        )
+        there = (nodes[name] for name in self._board.gpus[host.job_id] if name in nodes)
+        has = min((node.gpu_memory_bytes for node in there if node.gpu_memory_bytes), default=0)
         if not has:
             return inf
         needed = host.profile.gpu_memory_bytes
