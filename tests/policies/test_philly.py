@@ -229,15 +229,31 @@ def test_the_last_level_crosses_racks() -> None:
         assert bool(starts(play(seen, {"g": Attempted(0.0)}))) == fits
 
 
-def test_at_the_last_level_the_end_of_a_back_off_is_waited_for() -> None:
-    """From then on it may hold; while it may and finds nothing, time alone changes nothing."""
-    nodes = [node("a", free=0)]
-    job = waiting("g", 4)
-    for into_s, wakes_in_s in ((HOLD_S + 50.0, BACK_OFF_S - 50.0), (HOLD_S - 50.0, None)):
-        now_s = 6 * CYCLE_S + into_s
-        seen = snapshot(nodes, job, now_s=now_s, quotas={"vc": 8})
-        done = play(seen, {"g": Attempted(0.0)})
-        assert done.wake_at_s == (None if wakes_in_s is None else now_s + wakes_in_s)
+@pytest.mark.parametrize(
+    ("free", "quota", "into_s", "wakes_in_s"),
+    [
+        (0, 8, HOLD_S + 50.0, BACK_OFF_S - 50.0),
+        (0, 8, HOLD_S - 50.0, None),
+        (2, 8, HOLD_S - 50.0, 50.0),
+        (0, 3, HOLD_S + 50.0, None),
+    ],
+    ids=["backs off", "finds nothing", "holds", "larger than its quota"],
+)
+def test_at_the_last_level_a_change_of_what_it_holds_is_waited_for(
+    free: int, quota: int, into_s: float, wakes_in_s: float | None
+) -> None:
+    """The end of a hold, and of a back-off after which it may hold; while a gang finds nothing, or
+    its tenant's quota leaves nothing, time alone changes nothing."""
+    now_s = 6 * CYCLE_S + into_s
+    seen = snapshot([node("a", free=free)], waiting("g", 4), now_s=now_s, quotas={"vc": quota})
+    done = play(seen, {"g": Attempted(0.0)})
+    assert done.wake_at_s == (None if wakes_in_s is None else now_s + wakes_in_s)
+
+
+def test_a_gang_that_may_hold_nothing_comes_to_the_next_level_all_the_same() -> None:
+    """It is larger than its tenant's quota: until looser locality will do its pass is woken."""
+    seen = snapshot([node("a", free=0)], waiting("g", 4), quotas={"vc": 3})
+    assert play(seen).wake_at_s == 1000.0 + HOLD_S
 
 
 # --- quotas -------------------------------------------------------------------------------------

@@ -90,6 +90,27 @@ def test_whoever_made_room_in_vain_goes_on() -> None:
     assert placed(decide("philly", snapshot)) == {"asks": {"n1": 1}}
 
 
+def test_what_was_freed_in_vain_is_given_to_nobody_beyond_its_quota() -> None:
+    """Whoever goes on after all keeps its GPUs from a job that comes later, and they count as used
+    of its tenant's quota: 3 of 2 GPUs are more than the 5 of 4 of the tenant whose turn it is."""
+    jobs = (
+        since(job("young", "rich", nodes=("n0",)), 9.0),
+        since(job("old", "rich", gpus=2, nodes=("n1",)), 5.0),
+        since(job("stays", "rich", gpus=2, nodes=("n2",)), 1.0),
+        since(job("third", "third", gpus=5, nodes=("n2",)), 1.0),
+        since(job("fourth", "fourth", gpus=1, nodes=("n0",)), 1.0),
+        job("asks", "poor", gpus=2),
+        *(job(f"{name}-next", name, submitted_at_s=at) for at, name in ((1, "rich"), (2, "third"))),
+    )
+    sizes = {"n0": 2, "n1": 2, "n2": 8}
+    nodes = [machine(name, gpus=gpus, jobs=jobs) for name, gpus in sizes.items()]
+    quotas = {"rich": 2, "third": 4, "fourth": 4, "poor": 2}
+    snapshot = with_quotas(cell(*nodes, jobs=jobs), quotas)
+    assert stopped(snapshot, ":preempt_ratio=0") == ["old"]
+    found = decide("philly:preempt_ratio=0", snapshot)
+    assert placed(found) == {"asks": {"n1": 1}, "third-next": {"n2": 1}}
+
+
 def test_nobody_is_stopped_for_a_tenant_beyond_its_quota() -> None:
     """A full cell and a victim beyond quota are not enough: who asks must be within its own."""
     jobs = (
@@ -162,3 +183,38 @@ def test_a_job_without_victims_hides_none_from_one_that_asks_for_something_else(
         found = cell(*nodes, jobs=seen)
         assert sorted(stopped(found)) == ["young0", "young1"]
         assert started(decide("philly", found)) == ["asks"]
+
+
+def test_a_job_that_leaves_a_node_alone_hides_no_room_there() -> None:
+    """From one alike of its tenant that may stand on it."""
+    jobs = (
+        replace(job("avoids", gpus=2), avoid_nodes=("n0",)),
+        job("asks", gpus=2, submitted_at_s=1.0),
+    )
+    assert started(decide("philly", cell(machine("n0", gpus=2), jobs=jobs))) == ["asks"]
+
+
+def test_what_victims_leave_is_for_one_alike_of_a_job_that_found_nothing() -> None:
+    """Four GPUs were freed for one, as only that is within quota: who asks for two after it finds
+    them, as did nobody before it."""
+    jobs = (
+        since(job("rich", "rich", gpus=4, nodes=("n0",)), 1.0),
+        job("early", "poor", gpus=2),
+        job("asks", "poor", gpus=1, submitted_at_s=1.0),
+        job("late", "poor", gpus=2, submitted_at_s=2.0),
+    )
+    snapshot = cell(machine("n0", gpus=4, jobs=jobs), jobs=jobs)
+    found = decide("philly", with_quotas(snapshot, {"rich": 0, "poor": 1}))
+    assert started(found) == ["asks", "late"]
+
+
+def test_a_victim_that_would_take_its_tenant_below_its_quota_hides_no_other() -> None:
+    """The youngest of five GPUs has four, of a part of two: the older one with one is stopped."""
+    jobs = (
+        since(job("young", "rich", gpus=4, nodes=("n0",)), 9.0),
+        since(job("old", "rich", nodes=("n0",)), 1.0),
+        job("asks", "poor"),
+    )
+    tenants = (TenantView(name="rich", weight=2.0), TenantView(name="poor", weight=3.0))
+    snapshot = replace(cell(machine("n0", gpus=5, jobs=jobs), jobs=jobs), tenants=tenants)
+    assert stopped(snapshot) == ["old"]

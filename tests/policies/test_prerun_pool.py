@@ -73,6 +73,25 @@ def test_only_pre_runs_start_in_the_pool() -> None:
     assert sorted(started(cell(*jobs))) == ["j00", "j01", "j02"]
 
 
+def test_a_job_of_one_gpu_that_found_nothing_hides_the_pool_from_no_pre_run() -> None:
+    """Its tenant's next job asks for the same, and has another place to look for it."""
+    full = [runs(waiting("a", 8), "n0"), runs(waiting("b", 4), "n1")]
+    early = replace(waiting("w"), priority=1)
+    assert started(cell(*full, early, prerun("p"))) == {"p": ["n1"]}
+
+
+def test_a_pre_run_in_the_pool_is_used_of_its_tenant_s_quota() -> None:
+    """Of two tenants with nothing in use the one whose pre-run just started comes after the other,
+    though its job waits for longer: one GPU is left."""
+    full = [runs(waiting("a", 8, tenant="c"), "n0"), runs(waiting("b", 3, tenant="c"), "n1")]
+    p = replace(prerun("p"), submitted_at_s=0.0)
+    mine = [p, replace(waiting("x"), submitted_at_s=1.0)]
+    theirs = replace(waiting("y", tenant="other"), submitted_at_s=2.0)
+    quotas = {"vc": 4, "other": 4, "c": 11}
+    found = started(cell(*full, *mine, theirs, guarantees=quotas))
+    assert found == {"p": ["n1"], "y": ["n1"]}
+
+
 def test_a_pre_run_starts_there_whatever_its_tenant_has_in_use() -> None:
     """All other GPUs are taken, by its own tenant, which is far beyond its quota."""
     full = [runs(waiting("a", 8), "n0"), runs(waiting("b", 4), "n1")]

@@ -172,6 +172,34 @@ def test_a_job_is_within_quota_at_any_level() -> None:
     assert not made.is_within(waits("a1", 4))
 
 
+@pytest.mark.parametrize(
+    ("own", "siblings", "room"),
+    [(2, 0, 6), (0, 7, 3), (0, 9, 3), (2, 5, 1), (4, 6, 0)],
+    ids=["its organisation's", "its own", "beside one beyond", "alike", "none"],
+)
+def test_a_gang_may_hold_the_most_that_any_level_leaves(own: int, siblings: int, room: int) -> None:
+    """Of 3.5 GPUs of its own, and of eight of its organisation: as much as it counts as its own,
+    at least all that it needs if and only if it is within quota."""
+    made, tenancy = quotas(
+        *(runs("r", "a1", own),) * (own > 0), waits("a1", 3), waits("a2", 1), waits("a3", 1),
+        tenants=PROMISED,
+    )  # fmt: skip
+    tenancy.take(waits("a2", 1), siblings)
+    assert made.room(waits("a1", 3)) == room
+    assert made.is_within(waits("a1", 3)) == (room >= 3)
+
+
+def test_a_part_is_never_less_than_what_it_is_promised() -> None:
+    """Also where an organisation has promised its teams more than it has."""
+    tenants = (
+        TenantView(name="a", guarantee_gpus=8),
+        TenantView(name="a1", parent="a", guarantee_gpus=6),
+        TenantView(name="a2", parent="a", guarantee_gpus=6),
+    )
+    made, _ = quotas(waits("a1", 1), waits("a2", 1), tenants=tenants)
+    assert (made.gpus["a1"], made.gpus["a2"]) == (6.0, 6.0)
+
+
 def test_outsiders_get_nothing_of_an_organisation_within_its_quota() -> None:
     """Of its team that has more than its part only a sibling within its own part may."""
     jobs = [runs("r1", "a1", 6), runs("r2", "c", 8)]
