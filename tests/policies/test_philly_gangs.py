@@ -120,6 +120,13 @@ def test_what_a_gang_keeps_while_it_backs_off_is_of_one_type() -> None:
     assert said.endswith("but keeps 4 on n0 from later jobs of its tenant")
 
 
+def test_a_gang_does_not_let_go_of_one_type_for_a_gpu_of_another() -> None:
+    """It holds six of eight: one of a type that it prefers would make it begin anew."""
+    jobs = (*runs("b", "n0", 7), *runs("b", "n1", 2), on(job("gang", gpus=8), "OLD", "NEW"))
+    before = memory(gang=Attempted(NOW_S - 10.0, {N1: 6}))
+    assert held(decide("philly", typed(*jobs), before)) == {"gang": {"n1": 6}}
+
+
 # --- several that hold --------------------------------------------------------------------------
 
 

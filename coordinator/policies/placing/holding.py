@@ -80,7 +80,8 @@ class Holding:
         _take(self._floor.free, tried.held, -1)
 
     def acquire(self, job: JobView, gangs: Iterable[Gang], tried: Attempted) -> dict[NodeName, int]:
-        """What a gang that let go holds from now on, of what it finds on the first type that has.
+        """What a gang that let go holds from now on, of what it finds on the first type that has;
+        before all others on the one where it held, or a GPU elsewhere would make it begin anew.
 
         Nothing where others of its line hold already, where its tenant's quota leaves nothing, and
         while it backs off; then it keeps the same from those of its line that come after it.
@@ -88,7 +89,8 @@ class Holding:
         age, room = self.age(tried), self._quotas.room(job)
         if self._holders[self._quotas.leaf(job)] >= self._most:
             return {}
-        for gang in gangs:
+        types = {self._floor.nodes[name].gpu_type for name in tried.held}
+        for gang in sorted(gangs, key=lambda gang: gang.gpu_type not in types):
             held = _first(part(self._floor, gang, age.level, tried.held), room)
             if not held:
                 continue
