@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import NodeName
+from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Allocation, Preempt
 from coordinator.policies.placing.holding import Attempted
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
@@ -128,6 +129,26 @@ def test_a_gang_does_not_let_go_of_one_type_for_a_gpu_of_another() -> None:
 
 
 # --- several that hold --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("holders", "second"), [(1, {}), (2, {"n1": 3})])
+def test_as_many_gangs_of_a_tenant_hold_as_the_knob_says(
+    holders: int, second: dict[str, int]
+) -> None:
+    """Also where the second asks for the same as the first: what that one left is its own. So it
+    is with what they keep while they back off, which is no room for a third one."""
+    jobs = (
+        *runs("b", "n0", 4), *runs("b", "n1", 5), job("gang", gpus=8),
+        job("next", gpus=8, submitted_at_s=50.0), job("later", gpus=3, submitted_at_s=60.0),
+    )  # fmt: skip
+    snapshot, named = seen(*jobs, quotas={"a": 16, "b": 7}), policy(f"philly:holders={holders}")
+    found = named.allocate(snapshot, b"")
+    assert held(found).get("gang") == {"n0": 4}
+    assert held(found).get("next", {}) == second
+    before = memory(gang=Attempted(BACKS_OFF_S), next=Attempted(BACKS_OFF_S))
+    kept = named.allocate(snapshot, before)
+    assert (held(kept), started(kept)) == ({}, started(found))
+    assert started(found) == ([] if second else ["later"])
 
 
 def test_what_one_lets_go_of_the_next_holds_though_one_alike_found_nothing() -> None:

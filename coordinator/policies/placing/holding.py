@@ -106,6 +106,10 @@ class Holding:
         """Whether a gang of a line keeps GPUs from those that come after it there."""
         return line in self._kept
 
+    def is_keeping(self, job: JobView) -> bool:
+        """Whether a gang is one of those."""
+        return job.job_id in self._kept.get(self._quotas.leaf(job), {})
+
     @contextmanager
     def kept_from(self, line: str) -> Generator[None]:
         """Meanwhile what gangs of a line keep is not free, as far as nobody else was given it."""

@@ -103,7 +103,7 @@ class _Pass:
         self._holding.let_go(job, tried)
         age, room = self._holding.age(tried), self._quotas.room(job)  # without what it held
         is_within = room >= base_gpus(job)
-        alike = (*self._asks(job), is_prerun(job), age.level, age.may_hold, is_within)
+        alike = (*self._asks(job), is_prerun(job), age.level, is_within)
         if alike in self._stuck and not tried.held:
             self._wait(job, age, tried, room)
             return
@@ -116,7 +116,8 @@ class _Pass:
                 if not self._fleet.is_never(job):
                     held = self._holding.acquire(job, self._gangs(job), tried)
                 self._wait(job, age, Attempted(tried.since_s, held), room)
-                self._stuck.add(alike)
+                if not held and not self._holding.is_keeping(job):
+                    self._stuck.add(alike)  # else its like may find more to hold
         self._floor.avoided = ()
 
     def _start_in_pool(self, job: JobView) -> bool:
