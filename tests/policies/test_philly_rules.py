@@ -218,3 +218,14 @@ def test_a_victim_that_would_take_its_tenant_below_its_quota_hides_no_other() ->
     tenants = (TenantView(name="rich", weight=2.0), TenantView(name="poor", weight=3.0))
     snapshot = replace(cell(machine("n0", gpus=5, jobs=jobs), jobs=jobs), tenants=tenants)
     assert stopped(snapshot) == ["old"]
+
+
+def test_two_askers_stop_two_victims() -> None:
+    """What the first was given is not given to the second as well; the youngest goes first."""
+    jobs = (
+        *(since(job(f"rich{n}", "rich", nodes=("n0",)), float(n)) for n in range(4)),
+        *(job(f"asks{n}", "poor", submitted_at_s=float(n)) for n in range(2)),
+    )
+    snapshot = cell(machine("n0", gpus=4, jobs=jobs), jobs=jobs)
+    assert stopped(snapshot) == ["rich3", "rich2"]
+    assert started(decide("philly", snapshot)) == ["asks0", "asks1"]

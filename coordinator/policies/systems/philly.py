@@ -169,7 +169,6 @@ class _Pass:
         asks = ("preempt", level, *self._asks(job))
         if not (is_full and self._quotas.is_within(job)) or asks in self._full:
             return False
-        self._full.add(asks)
         gone: list[JobView] = []
         for victim in self._quotas.beyond(self._stoppable(), job):
             if not self._quotas.is_used_without(victim, job):
@@ -185,6 +184,7 @@ class _Pass:
         for victim in gone:
             self._tenancy.take(victim, held_gpus(victim))
             self._floor.stay(victim.placed)
+        self._full.add(asks)
         return False
 
     def _goes_on(self, victim: JobView) -> bool:
