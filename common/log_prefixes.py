@@ -76,7 +76,7 @@ def _without_maybe(line: Line) -> Line:
 
 def _are_named(lines: Sequence[Line]) -> bool:
     spoken = [line.text for line in lines if line.text.strip()]
-    return sum(_MAYBE_NAMES.match(text) is not None for text in spoken) * 2 >= max(1, len(spoken))
+    return sum(_MAYBE_NAMES.match(text) is not None for text in spoken) * 2 >= len(spoken)
 
 
 def _shared_prefixes(lines: Sequence[Line]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.failure_rules import read_rules
-from common.log_prefixes import bare_lines
+from common.log_prefixes import MOST_PREFIX_CHARS, Line, bare_lines
 from tests.common.failure_logs import LOGS, NCCL, PASSING, STEPS, TRACEBACK
 from tests.common.test_failures import SEEN
 
@@ -89,6 +89,10 @@ def test_what_stands_before_a_traceback_and_its_frames_is_a_prefix() -> None:
         "libcudart.so.11: cannot open shared object file",
         "WARNING: apex not used",
         "WARNING | apex not used",
+        "warning | apex not used",
+        "2026-03-01 12:00:00: bad",
+        "train2.py: error: bad",
+        "[rank]: bad",
         "[WARNING]: apex not used",
         "step: 5 loss: 2.3",
         "[INFO] saved",
@@ -104,10 +108,132 @@ def test_words_of_a_program_are_no_prefix(line: str) -> None:
     assert [told.text for told in bare_lines([line])] == [line]
 
 
-def test_a_name_that_may_be_a_command_s_counts_only_where_most_lines_have_it() -> None:
-    """One line of a host or a number among others is the program's own."""
-    lines = ["starting", "gcc11: bad", "3: third", "going on", "done"]
+@pytest.mark.parametrize(
+    ("lines", "is_named"),
+    [
+        (["starting", "gcc11: bad", "3: third", "going on", "done"], False),
+        (["starting", "gcc11: bad", "3: third", "going on"], True),
+        (["starting", "gcc11: bad", "", "  ", ""], True),
+    ],
+    ids=["two of five", "two of four", "one of two and blank ones"],
+)
+def test_a_name_that_may_be_a_command_s_counts_only_where_half_of_the_lines_have_it(
+    lines: list[str], *, is_named: bool
+) -> None:
+    """One line of a host or a number among others is the program's own; blank ones say nothing."""
+    assert ([told.text for told in bare_lines(lines)] != lines) == is_named
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "\x1b[31m",
+        "\x1b[1;31m",
+        "\x1b[38:5:1m",
+        "\x1b[m",
+        "\x1b[2K",
+        "\x1b[A",
+        "\x1b[?25l",
+        "\x1b]0;n7: train\x07",
+        "\x1b(B",
+    ],
+)
+def test_what_a_terminal_is_told_is_no_word_of_the_program(code: str) -> None:
+    """Colours in any form, movements, what it hides, titles and character sets: at the beginning
+    of a line and within it."""
+    assert bare_lines([f"{code}KeyError: {code}'x'"]) == [Line("KeyError: 'x'")]
+
+
+@pytest.mark.parametrize(
+    "time",
+    [
+        "2026-03-01 12:00:00 ",
+        "2026-03-01T12:00:00Z\t",
+        "2026-03-01T12:00:00.123456789Z ",
+        "2026-03-01 12:00:00,123 ",
+        "2026-03-01T12:00:00+02:00 ",
+        "2026-03-01T12:00:00.123-0500 ",
+    ],
+)
+def test_a_time_is_taken_off_in_whatever_form_and_says_nobody_s_name(time: str) -> None:
+    """With parts of a second or none, with a zone or none, before a rank's name and after it."""
+    assert bare_lines([f"{time}KeyError: 'x'"]) == [Line("KeyError: 'x'")]
+    assert bare_lines([f"{time}[rank3]: {time}bad"]) == [Line("bad", "[rank3]: ")]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "[3]: ",
+        "[rank12]:",
+        "[1,12]: ",
+        "[1,12]<stdout>:",
+        "[1][12]<stderr>:",
+        "[12]<stdout>: ",
+        "(pid=1234) ",
+        "(train_loop_of_a_long_name_per_worker pid=1234) ",
+        "(train pid=1234, ip=fd00::7) ",
+        "trainer_1 | ",
+        "0trainer-1    | ",
+        "my.app2-worker_12                | ",
+        "     3: ",
+        "123456: ",
+        "10.0.0.12: ",
+        "gpu.rack3.lan: ",
+        "n3.r2.site.lan: ",
+        "gpu-n12: ",
+        "n7: [rank3]: ",
+        "[1,3]<stderr>:n7: ",
+    ],
+)
+def test_a_launcher_s_name_is_the_speaker_of_a_line(name: str) -> None:
+    """All that launchers write to say who speaks, in their several versions, and nothing else."""
+    assert bare_lines([f"{name}KeyError: 'x'"]) == [Line("KeyError: 'x'", name)]
+
+
+def prefixed(prefix: str) -> list[str]:
+    """A traceback with something before each of its lines."""
+    return [f"{prefix}{line}" for line in (*TRACEBACK.splitlines(), "KeyError: 'x'")]
+
+
+@pytest.mark.parametrize("length", [1, 60, MOST_PREFIX_CHARS])
+def test_a_prefix_that_nobody_here_knows_is_a_speaker_too(length: int) -> None:
+    """Beside a name that is known, whatever it is; of two that begin alike the longer one."""
+    prefix = "p" * length
+    told = bare_lines(["[rank3]: " + line for line in prefixed(prefix)])
+    assert told == [Line(line, f"[rank3]: {prefix}") for line in prefixed("")]
+    both = [*prefixed("w "), *prefixed("w 1 ")]
+    assert [line.text for line in bare_lines(both)] == prefixed("") * 2
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        prefixed("q" * 100),
+        prefixed("  "),
+        ['see   File "a.py", line 3, in f', "see also"],
+        ["said: Traceback (most recent call last):", "said: no more"],
+    ],
+    ids=["a quotation", "an indentation", "a frame alone", "a header alone"],
+)
+def test_not_all_that_stands_before_a_traceback_is_a_prefix(lines: list[str]) -> None:
+    """A line that quotes one at length, one that is set in, and halves of one stay as they are."""
     assert [told.text for told in bare_lines(lines)] == lines
+
+
+SAY_WHO = [name for name in PREFIXES if name not in ("a log driver's time", "colour")]
+
+
+@pytest.mark.parametrize("prefix", [*(PREFIXES[name] for name in SAY_WHO), "pod-{rank} main "])
+def test_a_traceback_goes_on_in_its_own_rank_s_lines(prefix: str) -> None:
+    """What another rank says between its header and its end is not that end; so the fault of the
+    one outweighs the lost connection that the other is told much later."""
+    begin, *rest = named(prefix, 3, TRACEBACK + "KeyError: 'label'\n").splitlines()
+    between = named(prefix, 2, "rank 3 is late\n").splitlines()
+    reads = "".join(f"shard {number} is read\n" for number in range(12))
+    lost = named(prefix, 2, reads + TRACEBACK + NCCL).splitlines()
+    log = "\n".join([begin, *between, *rest, *lost])
+    assert RULES.classify(log.encode(), exit_code=1).reason == "semantic_error"
 
 
 @given(st.lists(st.text(alphabet="[]()<>|: 1an,-.\x1b[31mTZ", max_size=40), max_size=8))
