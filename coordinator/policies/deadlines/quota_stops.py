@@ -27,8 +27,8 @@ def with_quota_stops(
 ) -> tuple[Decision, ...]:
     """The decisions, and before those that take GPUs the stops without which tenants forbid them.
 
-    Who loses least by it is stopped first, and nobody who gives no room. Where all that may be
-    stopped leave too little nobody is stopped.
+    Who loses least by it is stopped first, and nobody without whom there is room enough. Where all
+    that may be stopped leave too little nobody is.
 
     granted: who has workers or is to start, and is stopped for nobody. why: what the others are
     told.
@@ -79,22 +79,22 @@ class _Stops:
     def _make_room(self, job: JobView, gpus: int) -> None:
         going: list[tuple[JobView, Count]] = []
         for other in self._staying:
-            room = self._tenancy.room(job)
-            if room >= gpus:
+            if self._tenancy.room(job) >= gpus:
                 break
             used = self._used(other)
             self._tenancy.leave(other, used)
-            if self._tenancy.room(job) > room:
-                going.append((other, used))
-            else:
-                self._tenancy.take(other, used)
+            going.append((other, used))
         is_enough = self._tenancy.room(job) >= gpus
-        for other, used in going:
+        needed: list[JobView] = []
+        # Only now does it show who gives room: some give it no more than together.
+        for other, used in reversed(going):
             self._tenancy.take(other, used)
             if is_enough and self._tenancy.room(job) < gpus:
                 self._tenancy.leave(other, used)
-                self._takers[other.job_id] = [job.job_id]
-                self._staying.remove(other)
+                needed.append(other)
+        for other in reversed(needed):
+            self._takers[other.job_id] = [job.job_id]
+            self._staying.remove(other)
 
     def _used(self, job: JobView) -> Count:
         stop = Preempt(job_id=job.job_id, predicted_cost_gpu_s=0.0, reason="")
