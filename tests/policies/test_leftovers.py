@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 from msgspec import structs
 
@@ -103,6 +105,36 @@ def test_what_a_guarantee_covers_goes_first_to_whom_it_is_due() -> None:
     view = TenantView(name="t", guarantee_gpus=2)
     found = shared(view, gpus=6, promised=(OUTSIDE, RUNS), soft=(WAITS,))
     assert found == {"outside": 4, "runs": 1, "waits": 1}
+
+
+def test_of_nested_guarantees_the_inner_one_keeps_its_workers_first() -> None:
+    """What it covers is not for another of the same division, which that one covers as well."""
+    above = TenantView(name="above", guarantee_gpus=2)
+    view = TenantView(name="t", parent="above", guarantee_gpus=2)
+    beside = TenantView(name="v", parent="above")
+    waits = structs.replace(WAITS, tenant="v")
+    found = shared(above, view, beside, gpus=6, promised=(OUTSIDE, RUNS), soft=(waits,))
+    assert found == {"outside": 4, "runs": 2, "waits": 0}
+
+
+def test_what_an_outer_guarantee_covers_is_kept_behind_what_an_inner_one_does() -> None:
+    """By whoever asked first: the one GPU that the shares leave goes to the inner one's job."""
+    above = TenantView(name="above", guarantee_gpus=3)
+    team = TenantView(name="t", parent="above")
+    inner = TenantView(name="v", parent="above", guarantee_gpus=2)
+    other = structs.replace(RUNS, job_id="the inner one's", tenant="v")
+    found = shared(above, team, inner, gpus=7, promised=(OUTSIDE, RUNS, other), of_other_types=8)
+    assert found == {"outside": 4, "runs": 1, "the inner one's": 2}
+
+
+def test_a_step_that_a_guarantee_covers_in_part_takes_nothing_that_another_one_is_due() -> None:
+    """Of four workers without a promise beside a share of two, a guarantee of five covers three."""
+    five, one = TenantView(name="t", guarantee_gpus=5), TenantView(name="v", guarantee_gpus=1)
+    share = structs.replace(OUTSIDE, job_id="share", tenant="t", sizes=(2,))
+    runs = structs.replace(RUNS, deadline_s=inf)
+    waits = structs.replace(WAITS, tenant="v")
+    found = shared(five, one, gpus=6, promised=(share,), soft=(runs, waits))
+    assert found == {"share": 2, "runs": 3, "waits": 1}
 
 
 def test_who_keeps_workers_stays_within_the_limits_of_its_tenant() -> None:

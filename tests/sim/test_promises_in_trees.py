@@ -142,6 +142,19 @@ def test_of_a_step_that_only_partly_is_of_a_guarantee_the_rest_is_there_for_a_pr
     assert missed(tree, jobs, nodes="1x12") == (0, 4)
 
 
+def test_what_an_inner_guarantee_covers_goes_to_nobody_beside_it_first() -> None:
+    """A team's job starts on what is due to its division; not on what that one's own jobs have."""
+    tree: dict[str, Limits] = {"a": (2, None, None), "a1": (0, None, None)}
+    jobs: list[Asked] = [
+        ("c", 0, 100, 200, 4, False),
+        ("a", 0, 172, 280, 2, True),
+        ("b", 0, 100, 200, 1, False),
+        ("b", 52, 40, 49, 2, False),
+        ("a1", 52, 10, None, 1, False),
+    ]
+    assert missed(tree, jobs) == (0, 4)
+
+
 def test_what_a_division_is_due_beside_what_its_team_keeps_is_promised_to_nobody() -> None:
     """Its guarantee covers a job of its own as well, though all of it is a team's that lends none:
     of eight GPUs that job and the team leave four."""

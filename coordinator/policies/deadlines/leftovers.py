@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
-from itertools import product
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -79,7 +78,6 @@ class Sharing:
     def share(self) -> dict[str, int]:
         """Workers of each job now."""
         self._give_dues()
-        self._keep_dues()
         for name in self._claims:
             self._offer(name)
         while self._queue and self._left > 0:
@@ -102,35 +100,38 @@ class Sharing:
         """What idle guarantees cover goes first: of the innermost tenants, to those that run.
 
         They lose it to no other tenant, and are given it back by whoever borrows it. No promise
-        counts on it; but whoever has to give it back could be one that was promised its share. A
-        step of a job that grew on it is kept whole where it covers a worker of that.
+        counts on it; but whoever has to give it back could be one that was promised its share.
         """
-        for depth, runs in product(range(self._room.depth, 0, -1), (True, False)):
-            for name, claim in self._claims.items():
-                if claim.runs == runs and claim.sizes:
-                    self._give_due(name, depth)
+        for depth in range(self._room.depth, 0, -1):
+            for runs in (True, False):
+                for name, claim in self._claims.items():
+                    if claim.runs == runs and claim.sizes:
+                        self._give_due(name, depth)
+            self._keep_dues(depth)
 
     def _give_due(self, name: str, depth: int) -> None:
         """Up to what it has now, or its base gang, as far as a guarantee so deep covers it."""
         claim = self._claims[name]
-        most = max(claim.present, claim.sizes[0]) if claim.runs else claim.sizes[0]
-        while self._left > 0 and (had := self.given[name]) < most:
-            gpus = claim.gpus_per_worker * (1 if had else claim.sizes[0])
-            step = self._step(name) if self._room.is_due(claim, gpus, depth) else None
-            if step is None or step.workers > most or not self._fits(step, name):
+        most = max(claim.present, claim.sizes[0])
+        while (at := self._larger(name)) < len(claim.sizes) and claim.sizes[at] <= most:
+            gpus = (claim.sizes[at] - self.given[name]) * claim.gpus_per_worker
+            if not self._room.is_due(claim, gpus, depth):
+                break
+            step = self._step(name)
+            if step is None or not self._fits(step, name):
                 break
             self._take(name, step)
 
-    def _keep_dues(self) -> None:
-        """Who runs keeps what a guarantee covers of its other workers, though its share is less.
+    def _keep_dues(self, depth: int) -> None:
+        """Who runs keeps what a guarantee so deep covers of its other workers, though its share is
+        less.
 
         They may be taken for no other tenant; and a share that is planned on them instead of idle
         GPUs is not carried out. Who is due the same guarantee has been given its part before.
         """
-        for depth in range(self._room.depth, 0, -1):
-            for name, claim in self._claims.items():
-                if claim.runs and claim.sizes:
-                    self._keep_due(name, depth)
+        for name, claim in self._claims.items():
+            if claim.runs and claim.sizes:
+                self._keep_due(name, depth)
 
     def _keep_due(self, name: str, depth: int) -> None:
         """One by one, whatever the sizes by which it is planned: workers may go one by one."""
@@ -158,9 +159,13 @@ class Sharing:
     def _fits(self, step: _Step, name: str) -> bool:
         return step.gpus <= self._left and step.gpus <= self._room.now(self._claims[name])
 
+    def _larger(self, name: str) -> int:
+        """Index of its next size; one behind the last has none."""
+        claim = self._claims[name]
+        return claim.size_within(self.given[name] * claim.gpus_per_worker) + 1
+
     def _step(self, name: str) -> _Step | None:
-        claim, had = self._claims[name], self.given[name]
-        at = claim.size_within(had * claim.gpus_per_worker) + 1
+        claim, had, at = self._claims[name], self.given[name], self._larger(name)
         if at >= len(claim.sizes):
             return None
         own = self._plans.get(name, ())
