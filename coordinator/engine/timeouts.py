@@ -19,12 +19,9 @@ def deadline_s(job: JobEntry) -> float | None:
     retry_s = retrying.deadline_s(job)
     if job.state == JobState.PENDING:
         return retry_s
-    end_s = prerun.deadline_s(job)
-    if end_s is None:
-        end_s = _limit_s(job)
-    if retry_s is None or end_s is None:
-        return end_s if retry_s is None else retry_s
-    return min(retry_s, end_s)
+    # A limit may be over before the pre-run is.
+    found = (retry_s, prerun.deadline_s(job), _limit_s(job))
+    return min((at_s for at_s in found if at_s is not None), default=None)
 
 
 def _limit_s(job: JobEntry) -> float | None:

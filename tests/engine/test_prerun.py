@@ -111,6 +111,27 @@ def test_after_its_time_the_gang_waits_for_its_turn() -> None:
     assert state(job) == JobState.RUNNING  # nothing is left of the pre-run
 
 
+@pytest.mark.parametrize(
+    ("limit_s", "expected"),
+    [(TIME_S - 1.0, JobState.FAILED), (TIME_S, JobState.PENDING), (TIME_S + 1.0, JobState.PENDING)],
+)
+def test_a_time_limit_holds_in_a_pre_run_too(limit_s: float, expected: JobState) -> None:
+    """One that is over first ends the job at that very instant; a pre-run that came so far is over
+    and well, and the gang's attempt has all of its own limit."""
+    house = cell()
+    job = submit(house)
+    job.spec = replace(job.spec, time_limit_s=limit_s)
+    house.start(job, "t0")
+    house.wait(min(limit_s, TIME_S))
+    assert state(job) == expected
+    if expected == JobState.PENDING:
+        house.decide(start(job, "t0", "t1"))
+        house.wait(limit_s - 1.0)
+        assert state(job) == JobState.RUNNING
+        house.wait(1.0)
+        assert state(job) == JobState.FAILED
+
+
 def test_a_verified_checkpoint_ends_it_sooner() -> None:
     """A save is the proof that was waited for; an unverified word is none."""
     house = cell()

@@ -6,11 +6,13 @@ import pytest
 
 from common.api import Describe, Description
 from common.failure_rules import read_rules
-from common.model import JobState
+from common.model import JobId, JobSpec, JobState, PrerunSpec, WorkerRange
 from coordinator.engine.events import JobCancelRequested
 from coordinator.engine.state import JobEntry
+from coordinator.policies.decisions import Preempt
 from coordinator.service import explain, rows
 from coordinator.sim.cluster import Delays
+from coordinator.sim.simulation import Submission
 from tests.cli.fake_cell import FakeCell, aryl
 from tests.engine.house import House, start, state
 from tests.engine.test_prerun import TIME_S, cell, submit
@@ -102,6 +104,72 @@ def test_a_pre_run_that_was_cancelled_did_not_fail() -> None:
         house.settle()
         assert state(job) == JobState.CANCELLED
         assert explain.job(house.engine, job)[-1] == said
+
+
+LARGER = "its gang of 2 workers with 16 GPUs"
+"""By its least size, though it may have four."""
+
+
+def larger(house: House, *, time_limit_s: float | None = None) -> JobEntry:
+    """An elastic gang whose pre-run is on two GPUs, running there."""
+    spec = JobSpec(
+        name="gang",
+        command=("train",),
+        workers=WorkerRange(min=2, max=4),
+        gpus_per_worker=8,
+        expected_runtime_s=5000.0,
+        time_limit_s=time_limit_s,
+        prerun=PrerunSpec(time_s=TIME_S, gpus=2),
+    )
+    now_s = house.sim.loop.now_s
+    house.sim.submit([Submission(at_s=now_s, job_id=JobId("j"), spec=spec, work_s=10_000.0)])
+    house.settle()
+    job = house.engine.state.jobs[JobId("j")]
+    house.start(job, "t0")
+    return job
+
+
+def test_a_pre_run_is_told_with_its_own_gpus_and_those_of_the_least_gang() -> None:
+    """What it computed is in whole GPU-seconds."""
+    house = cell()
+    job = larger(house)
+    assert f"this is its pre-run, on 2 GPUs: {LARGER} waits" in explain.job(house.engine, job)[-1]
+    house.wait(60.2)
+    worker = job.workers[0]
+    house.sim.nodes[worker.node].exited(worker.key, 1, RULES.failure("semantic_error"))
+    house.settle()
+    assert explain.job(house.engine, job)[-1] == (
+        "it failed in its pre-run, on 2 GPUs (120 GPU-s of computing in 1 try): "
+        f"{LARGER} never started"
+    )
+
+
+def test_a_pre_run_that_ends_is_told_as_ended_while_its_worker_leaves() -> None:
+    """Cancelled it did not fail, at its time limit it did; nothing more comes after either."""
+    for time_limit_s, said in ((None, "it ended"), (60.0, "it failed")):
+        house = cell(delays=Delays(stop_s=3.0))
+        job = larger(house, time_limit_s=time_limit_s)
+        house.wait(61.0)
+        if time_limit_s is None:
+            house.sim.handle(JobCancelRequested(job_id=job.job_id, by="t/u"))
+            house.settle()
+        assert job.workers
+        told = [line for line in explain.job(house.engine, job) if "pre-run" in line]
+        assert [line.partition(", on")[0] for line in told] == [f"{said} in its pre-run"]
+        house.wait(3.0)
+        assert not job.workers
+        assert explain.job(house.engine, job)[-1].startswith(f"{said} in its pre-run, on 2 GPUs (")
+
+
+def test_a_pre_run_that_was_preempted_did_not_come_to_nothing() -> None:
+    """It was nobody's fault: the job waits as before its first try."""
+    house = cell()
+    job = larger(house)
+    house.wait(60.0)
+    house.decide(Preempt(job_id=job.job_id, reason="for others"))
+    assert state(job) == JobState.PENDING
+    told = [line for line in explain.job(house.engine, job) if "pre-run" in line]
+    assert told == [f"it waits for its pre-run, on 2 GPUs: {LARGER} comes after that"]
 
 
 @pytest.mark.parametrize("form", [(), ("-o", "json")], ids=["text", "json"])
