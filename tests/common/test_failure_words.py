@@ -57,3 +57,50 @@ def test_an_exception_of_that_name_is_a_gpu_s_or_the_node_s_by_who_raised_it(
     """Also where Ray tells it of a task, by its class alone: then what stands below decides."""
     found = RULES.classify(f"{TRACEBACK}{words}".encode(), exit_code=1)
     assert found.reason == expected
+
+
+# --- command lines ------------------------------------------------------------------------------
+
+USAGE = "Usage: train.py [OPTIONS] NAME\nTry 'train.py --help' for help.\n"
+
+
+WRONG = (
+    "No such option: --batch-sise",
+    "no such option: --batch-sise",
+    "No such option '--batch-sise'. Did you mean '--batch-size'?",
+    "No such command 'tra'. Did you mean 'train'?",
+    "Missing option '--lr'.",
+    "Missing argument 'NAME'.",
+    "Missing command.",
+    "Missing parameter: name",
+    "Invalid value for '--lr': 'a' is not a valid float.",
+    "Invalid value: two of the three are needed",
+    "Got unexpected extra argument (y)",
+    "Got unexpected extra arguments (y z)",
+    "Option '--lr' requires an argument.",
+    "Option '--resume' does not take a value.",
+)
+
+
+@pytest.mark.parametrize("form", ["\nError: {}\n", "╭─ Error ──────╮\n│ {} │\n╰──────────────╯\n"])
+@pytest.mark.parametrize("words", WRONG)
+def test_a_command_line_that_its_parser_refuses_is_not_tried_again(words: str, form: str) -> None:
+    """By click and by Typer, in the words of their versions, as by argparse."""
+    found = RULES.classify((USAGE + form.format(words)).encode(), exit_code=2)
+    assert (found.reason, found.retry) == ("syntax_error", RetryClass.NEVER)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "loader: Error: Invalid value for x",
+        "Error: Invalid valuesets are left out",
+        "Error: no answer",
+        "Error: Missing shards",
+        "| Missing option | none |",
+        "Error: Option 'x' is old",
+    ],
+)
+def test_other_errors_are_no_matter_of_the_command_line(line: str) -> None:
+    """What a program tells of something else in words alike."""
+    assert RULES.classify(f"{line}\n".encode(), exit_code=2).reason == "no_signature"
