@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from common.failure_rules import read_rules
+from common.failures import RetryClass
 from tests.common.failure_logs import OOM, TRACEBACK
 
 RULES = read_rules()
