@@ -20,22 +20,31 @@ ROUNDING = 1e-9
 
 
 class _Step(Struct, frozen=True):
-    """One more step of a job: GPU-seconds that its plan then saves per GPU, and that plan."""
+    """One more step of a job: GPU-seconds that its plan then saves per GPU, and that plan.
+
+    is_earlier: it ends earlier by it; else it has so many workers already.
+    """
 
     saved_gpu_s: float
     gpus: int
     workers: int
     plan: Plan
+    is_earlier: bool
+
+    @property
+    def order(self) -> tuple[bool, float]:
+        """The least comes first: who only keeps what it has is last."""
+        return (not self.is_earlier, -self.saved_gpu_s)
 
 
 class _Offer(NamedTuple):
     """One step in the queue. Of equals the earlier deadline comes first, then a base gang before
     more workers of another job.
 
-    key: saved GPU-seconds per GPU, below zero. had: workers before it.
+    order: of the step as it was when it was offered. had: workers before it.
     """
 
-    key: float
+    order: tuple[bool, float]
     deadline_s: float
     grows: bool
     name: str
@@ -48,7 +57,9 @@ class Sharing:
     The priority of one more step is what the whole plan then needs less in GPU-seconds, per GPU;
     it counts only if the job ends earlier. Jobs without a promise are in the same queue, with
     nothing as their share; they hold GPUs for a slot at a time. Where that is a stop less, it saves
-    what the stop would cost (ours: the paper's jobs save, and at once).
+    what the stop would cost (ours: the paper's jobs save, and at once). Where changes take time,
+    who has workers keeps those that nobody else takes (ours): with more work done in the slot the
+    share of the rest can be less and end later, so that the next pass takes back what one gave.
     """
 
     def __init__(
@@ -85,11 +96,7 @@ class Sharing:
             step = self._step(offer.name) if offer.had == self.given[offer.name] else None
             if step is None or not self._fits(step, offer.name):
                 continue
-            if (
-                -step.saved_gpu_s > offer.key
-                and self._queue
-                and -step.saved_gpu_s > self._queue[0].key
-            ):
+            if step.order > offer.order and self._queue and step.order > self._queue[0].order:
                 self._offer(offer.name)  # others' plans have changed what it is worth
                 continue
             self._take(offer.name, step)
@@ -118,7 +125,7 @@ class Sharing:
             if not self._room.is_due(claim, gpus, depth):
                 break
             step = self._step(name)
-            if step is None or not self._fits(step, name):
+            if step is None or not step.is_earlier or not self._fits(step, name):
                 break
             self._take(name, step)
 
@@ -154,7 +161,7 @@ class Sharing:
         if step is not None and self._fits(step, name):
             had = self.given[name]
             deadline_s = self._claims[name].deadline_s
-            heappush(self._queue, _Offer(-step.saved_gpu_s, deadline_s, had > 0, name, had))
+            heappush(self._queue, _Offer(step.order, deadline_s, had > 0, name, had))
 
     def _fits(self, step: _Step, name: str) -> bool:
         return step.gpus <= self._left and step.gpus <= self._room.now(self._claims[name])
@@ -170,7 +177,9 @@ class Sharing:
             return None
         own = self._plans.get(name, ())
         plan = self._plan(name, at)
-        if plan is None or (own and plan[-1].end_s >= own[-1].end_s):
+        is_earlier = plan is not None and (not own or plan[-1].end_s < own[-1].end_s)
+        is_kept = claim.has_costs and claim.sizes[at] <= claim.present
+        if plan is None or not (is_earlier or is_kept):
             return None
         least_gpu_s = claim.work_s / claim.rates[0] * claim.sizes[0] * claim.gpus_per_worker
         before_gpu_s = claim.gpu_s(own) if own else least_gpu_s
@@ -182,7 +191,7 @@ class Sharing:
             )
         if had == 0:
             saved_gpu_s += claim.stop_gpu_s
-        return _Step(saved_gpu_s / gpus, gpus, claim.sizes[at], plan)
+        return _Step(saved_gpu_s / gpus, gpus, claim.sizes[at], plan, is_earlier)
 
     def _plan(self, name: str, at: int) -> Plan | None:
         """With one more step now; None: it must not begin, as it would have to pause."""
