@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from common.model import JobState
+from coordinator.policies.alike import gang_shape
 from coordinator.policies.decisions import Placement
 from coordinator.policies.floor import Floor, Place, best_fit, is_movable, present_workers
 from coordinator.policies.granting import Grant
@@ -81,10 +82,7 @@ class Turns:
     def _start(self, job: JobView) -> None:
         """A waiting job starts on free GPUs, else on those of jobs behind it, else waits."""
         place = self._place_of(job)
-        multipliers = job.gpu.worker_multiplier
-        factors = tuple(sorted(multipliers.items())) if multipliers else ()
-        shape = (job.gpus_per_worker, job.workers.min, job.gpu.types, factors)
-        alike = (place, shape, job.avoid_nodes)
+        alike = (place, gang_shape(job))
         if alike in self._full:
             # Room only shrinks along the line: where its like did not fit it does not fit.
             self.held.append((job, self._full[alike]))

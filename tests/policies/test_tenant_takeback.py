@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from common.model import JobId, JobState, NodeName, WorkerRange
+from common.model import GpuRequest, JobId, JobState, NodeName, WorkerRange
 from coordinator.policies.bundles import POLICIES
 from coordinator.policies.decisions import Placement, Preempt, Resize, Start
 from coordinator.policies.snapshot import TenantView
@@ -98,6 +98,17 @@ def test_nothing_is_taken_back_where_the_owed_job_may_not_go() -> None:
     assert names(decisions, Preempt) == {"dear"}
     [started] = [each for each in decisions if isinstance(each, Start)]
     assert [placement.node for placement in started.placements] == ["n1"]
+
+
+def test_who_needs_more_workers_on_a_type_keeps_nobody_from_its_guarantee() -> None:
+    """A job that counts twice here is due none; the next that asks for the same is."""
+    twice = replace(waits("twice", "b", 8), gpu=GpuRequest(worker_multiplier={"H100": 2}))
+    snapshot = cell(
+        runs("r0", "a", "n0", 8), runs("r1", "a", "n1", 8), twice, waits("w", "b", 8),
+        tenants=(TenantView(name="a"), B8),
+    )  # fmt: skip
+    decisions = given_back(snapshot, ()).decisions
+    assert names(decisions, Start) == {"w"}
 
 
 def test_nobody_is_stopped_in_vain_for_a_guarantee() -> None:

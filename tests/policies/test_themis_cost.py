@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.model import GpuRequest, NodeName, Preemptibility, WorkerRange
+from coordinator.policies.alike import gang_shape
 from coordinator.policies.apps import Aim
 from coordinator.policies.auctions.leases import Memory
-from coordinator.policies.auctions.places import gang_of, has_room
+from coordinator.policies.auctions.places import has_room
 from coordinator.policies.auctions.standing import starved
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Start
@@ -249,7 +250,7 @@ def test_gangs_that_do_not_have_room_alike_are_not_alike(
     }
     room = {NodeName(f"n{at}"): gpus for at, gpus in enumerate(free)}
     if has_room(one, room, nodes) != has_room(changed, room, nodes):
-        assert gang_of(one) != gang_of(changed)
+        assert gang_shape(one) != gang_shape(changed)
 
 
 def test_trials_that_differ_in_the_type_they_prefer_have_each_its_own() -> None:

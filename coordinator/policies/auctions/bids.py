@@ -20,10 +20,11 @@ from itertools import islice
 from msgspec import Struct, field, structs
 
 from common.model import JobId, JobState, NodeName
+from coordinator.policies.alike import GangShape, gang_shape
 from coordinator.policies.apps import Held, Measure, factor_on, left_gpu_s, pace
 from coordinator.policies.auctions.bundles import Bundle, Share
 from coordinator.policies.auctions.partial_allocation import Bid
-from coordinator.policies.auctions.places import MOST_PLACES, Gang, gang_of, orders
+from coordinator.policies.auctions.places import MOST_PLACES, orders
 from coordinator.policies.decisions import Placement
 from coordinator.policies.floor import fill
 from coordinator.policies.snapshot import JobView, NodeView, WorkerView
@@ -44,8 +45,8 @@ class Offer(Struct, frozen=True, kw_only=True):
     free: Mapping[NodeName, int]
     nodes: Mapping[NodeName, NodeView]
     back: frozenset[JobId]
-    found: dict[Gang, tuple[Placement, ...] | None] = field(
-        default_factory=dict[Gang, tuple[Placement, ...] | None]
+    found: dict[GangShape, tuple[Placement, ...] | None] = field(
+        default_factory=dict[GangShape, tuple[Placement, ...] | None]
     )
 
 
@@ -82,7 +83,7 @@ class Agent:
         self._left_s = left_s
         self._worth_of = worth_of
         self._free_gpus = sum(gpus for gpus in offer.free.values() if gpus > 0)
-        self._gpu_types: dict[Gang, str | None] = {}
+        self._gpu_types: dict[GangShape, str | None] = {}
 
     @property
     def wants_any(self) -> bool:
@@ -197,7 +198,7 @@ class Agent:
         """Of a job that ran its own; else the first it accepts with room for its base gang."""
         if job.gpu_type is not None and job.job_id in self._offer.back:
             return job.gpu_type
-        gang = gang_of(job)
+        gang = gang_shape(job)
         if gang not in self._gpu_types:
             self._gpu_types[gang] = self._type_with_room(job)
         return self._gpu_types[gang]

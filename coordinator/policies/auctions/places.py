@@ -63,16 +63,6 @@ def _spread(
     yield from (by_rack[rack] for rack in fitting[1:])
 
 
-Gang = tuple[object, ...]
-"""What of a waiting job decides where its base gang has room."""
-
-
-def gang_of(job: JobView) -> Gang:
-    """Of two jobs with the same one both have room on some GPUs, on nodes of one type, or none."""
-    factors = tuple(sorted(job.gpu.worker_multiplier.items()))
-    return job.gpus_per_worker, job.workers.min, job.gpu.types, factors, job.avoid_nodes
-
-
 def has_room(
     job: JobView, free: Mapping[NodeName, int], nodes: Mapping[NodeName, NodeView]
 ) -> bool:

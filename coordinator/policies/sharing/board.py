@@ -21,8 +21,6 @@ Seat = frozenset[GpuUuid]
 """The GPUs of one gang; several gangs may have the same, and take turns."""
 Place = tuple[str, tuple[Placement, ...]]
 """GPU type and nodes."""
-Shape = tuple[object, ...]
-"""All of a job that `Board.find` asks about: where one finds no room, none of its shape does."""
 
 
 class Board:
@@ -200,12 +198,6 @@ class Board:
 def gang_of(job: JobView) -> int:
     """GPUs of the base gang of a job that has a place."""
     return job.workers_on(job.gpu_type or "").min * job.gpus_per_worker
-
-
-def shape_of(job: JobView) -> Shape:
-    """What it is to whoever looks for GPUs for its base gang."""
-    multipliers = tuple(job.gpu.worker_multiplier.items())
-    return job.gpus_per_worker, job.workers.min, job.gpu.types, multipliers, job.avoid_nodes
 
 
 def is_willing(job: JobView) -> bool:

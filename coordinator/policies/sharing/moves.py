@@ -9,9 +9,10 @@ only while it has next to nothing to lose. Must not know the engine.
 from __future__ import annotations
 
 from common.model import JobState, NodeName
+from coordinator.policies.alike import GangShape, gang_shape
 from coordinator.policies.decisions import Migrate, Placement
 from coordinator.policies.setbacks import is_set_back, loss_gpu_s
-from coordinator.policies.sharing.board import Board, Place, Shape, is_willing, node_count, shape_of
+from coordinator.policies.sharing.board import Board, Place, is_willing, node_count
 from coordinator.policies.snapshot import JobView
 from coordinator.policies.words import unsaved
 
@@ -49,9 +50,9 @@ class Moves:
         """Suspended jobs that waited longest take vacated GPUs, so that both compute."""
         now_s = self._board.now_s
         waiting = [job for job in self._movable(JobState.SUSPENDED) if not is_set_back(job, now_s)]
-        in_vain = set[Shape]()  # what a move takes leaves no more to the next one
+        in_vain = set[GangShape]()  # what a move takes leaves no more to the next one
         for job in sorted(waiting, key=lambda job: (job.suspended_at_s or 0.0, job.job_id)):
-            shape = (*shape_of(job), job.gpu_type)
+            shape = (*gang_shape(job), job.gpu_type)
             if shape in in_vain:
                 continue
             place = self._find(job)

@@ -14,8 +14,9 @@ from math import inf
 from msgspec import Struct, structs
 
 from common.model import JobId, JobState
+from coordinator.policies.alike import GangShape, gang_shape
 from coordinator.policies.decisions import Migrate, Resume
-from coordinator.policies.sharing.board import Board, Shape, is_willing, shape_of
+from coordinator.policies.sharing.board import Board, is_willing
 from coordinator.policies.sharing.moves import loses_nothing
 from coordinator.policies.sharing.slices import Slices
 from coordinator.policies.snapshot import JobView
@@ -229,7 +230,7 @@ class Hosts:
         self._board = board
         self._hosts = {host.job_id: host for host in hosts}
         self._on_seat = {board.seat(host): host for host in hosts}
-        self._fits: dict[Shape, dict[JobId, JobView]] = {}
+        self._fits: dict[GangShape, dict[JobId, JobView]] = {}
         self._left_bytes = {host.job_id: self._memory_left(host) for host in hosts}
 
     def of(self, guest: JobView, *, may_move: bool) -> Iterator[JobView]:
@@ -253,7 +254,7 @@ class Hosts:
         if not may_move:
             host = self._on_seat.get(board.seat(guest))
             return () if host is None or board.on_seat(guest, host) is None else (host,)
-        shape = (*shape_of(guest), guest.tenant if board.snapshot.tenants else None)
+        shape = (*gang_shape(guest), guest.tenant if board.snapshot.tenants else None)
         fits = self._fits.get(shape)
         if fits is None:
             fits = self._fits[shape] = {

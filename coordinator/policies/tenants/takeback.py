@@ -15,6 +15,7 @@ from fractions import Fraction
 from functools import cached_property, partial
 
 from common.model import JobId, JobState, NodeName
+from coordinator.policies.alike import gang_shape
 from coordinator.policies.decisions import Decision, Preempt, Resize, Start
 from coordinator.policies.never import Fleet
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
@@ -136,8 +137,7 @@ class _TakeBack:
                 self.waits[job.job_id] = failed[alike]
 
     def _shape(self, job: JobView) -> Shape:
-        gang = (job.workers.min, job.gpus_per_worker, job.gpu.types, job.avoid_nodes)
-        return (self.tenancy.leaf(job), *gang)
+        return (self.tenancy.leaf(job), *gang_shape(job))
 
     def _entitled(self) -> list[JobView]:
         """Waiting jobs that some guarantee may cover, of the tenants that have least of theirs."""

@@ -7,9 +7,10 @@ GPUs, else in turns with a gang of its size. Must not know the engine.
 from __future__ import annotations
 
 from common.model import JobState
+from coordinator.policies.alike import GangShape, gang_shape
 from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Start
-from coordinator.policies.sharing.board import Board, Place, Shape, shape_of
+from coordinator.policies.sharing.board import Board, Place
 from coordinator.policies.sharing.growing import make_room, shrink_hosts
 from coordinator.policies.sharing.slices import Slices
 from coordinator.policies.snapshot import JobView
@@ -18,9 +19,9 @@ from coordinator.policies.words import counted
 
 def start_on_free(board: Board) -> None:
     """Place the jobs that wait on free GPUs, by priority and submission: steps 1 to 3."""
-    in_vain = set[Shape]()
+    in_vain = set[GangShape]()
     for job in _waiting(board):
-        shape = shape_of(job)
+        shape = gang_shape(job)
         if shape in in_vain:
             continue  # all that could be free would not do, and since then it is no more
         place, where = board.find(job), "free GPUs"
@@ -35,11 +36,11 @@ def start_on_free(board: Board) -> None:
 def start_in_turns(board: Board, turns: Slices, *, jobs_per_gpu: int) -> tuple[Hold, ...]:
     """Place those that still wait where they take turns, step 4; why the others wait on."""
     holds: list[Hold] = []
-    in_vain: dict[Shape, str] = {}
+    in_vain: dict[GangShape, str] = {}
     for job in _waiting(board):
         tenant = job.tenant if board.snapshot.tenants else ""
         # Nobody before it has a lower priority, so that whose turn was not over then is not now.
-        like = (*shape_of(job), tenant)
+        like = (*gang_shape(job), tenant)
         why = in_vain.get(like) or _start(board, turns, job, jobs_per_gpu)
         if why:
             in_vain[like] = why

@@ -15,11 +15,12 @@ from functools import partial
 from math import floor
 
 from common.model import JobState
+from coordinator.policies.alike import GangShape, gang_shape
 from coordinator.policies.apps import Yardstick, measures, racks_of
 from coordinator.policies.auctions.chance import Chance
 from coordinator.policies.auctions.committing import committed
 from coordinator.policies.auctions.leases import Leases, Meeting, Memory
-from coordinator.policies.auctions.places import Gang, gang_of, has_room
+from coordinator.policies.auctions.places import has_room
 from coordinator.policies.auctions.sale import Sale
 from coordinator.policies.auctions.standing import Standing, standing_of, starved
 from coordinator.policies.floor import Floor, present_workers
@@ -95,9 +96,9 @@ class Arbiter:
         # Nothing changes until somebody is helped, so whatever was found of a gang holds for all
         # of its kind: thousands may wait behind jobs that nobody may stop.
         meeting: Meeting | None = None
-        fitting: dict[Gang, bool] = {}
+        fitting: dict[GangShape, bool] = {}
         for standing, job in starved(self.standings.values(), since_s):
-            gang = gang_of(job)
+            gang = gang_shape(job)
             if gang not in fitting:
                 fits = partial(has_room, job, nodes=self._floor.nodes)
                 fitting[gang] = fits(self.sale.free)
