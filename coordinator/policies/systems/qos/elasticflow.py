@@ -15,7 +15,7 @@ Must not know nodes: who gets how many workers is carried out by the floor.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Sequence
 from math import inf
 
 import msgspec
@@ -29,16 +29,15 @@ from coordinator.policies.deadlines.applicants import (
     applicants,
     fixed_gpus,
     is_start_of_gang,
-    kind_of,
 )
+from coordinator.policies.deadlines.capacity import Capacity
 from coordinator.policies.deadlines.claims import Claims
 from coordinator.policies.deadlines.leftovers import Sharing
 from coordinator.policies.deadlines.moves import Bearing
 from coordinator.policies.deadlines.overheads import Overheads, handed_over
 from coordinator.policies.deadlines.predict import Margin
-from coordinator.policies.deadlines.promises import NO_QUOTAS, Book, Plans, by_deadline
+from coordinator.policies.deadlines.promises import Book, Plans, by_deadline
 from coordinator.policies.deadlines.quota_stops import with_quota_stops
-from coordinator.policies.deadlines.quotas import Quotas, has_quotas, quotas_beside
 from coordinator.policies.deadlines.settling import Settled
 from coordinator.policies.deadlines.shares import Claim, next_change_s, now_of
 from coordinator.policies.deadlines.told import (
@@ -50,7 +49,7 @@ from coordinator.policies.deadlines.told import (
     waiting_reason,
 )
 from coordinator.policies.decisions import Allocation, Reject
-from coordinator.policies.floor import Floor, consolidated
+from coordinator.policies.floor import consolidated
 from coordinator.policies.granting import Grant, carry_out
 from coordinator.policies.granting import Plan as Carried
 from coordinator.policies.knob_types import Period, Seconds
@@ -59,7 +58,6 @@ from coordinator.policies.policy import Parts, Policy, joint
 from coordinator.policies.recall import recalled
 from coordinator.policies.setbacks import told_of
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
-from coordinator.policies.tenants.tenancy import Tenancy
 
 RESIZES_PER_SLOT = 10
 """A grant beyond the share is reckoned with for so many times what it takes to change, at least:
@@ -126,8 +124,7 @@ class _Pass:
         self._knobs = knobs
         self._snapshot = snapshot
         self._now_s = snapshot.now_s
-        self._floor = Floor(snapshot)
-        self._tenancy = _whole_tree(snapshot) if has_quotas(snapshot.tenants) else None
+        self._capacity = Capacity(snapshot)
         self._before = recalled(memory, _Memory)
         self._claims = Claims(
             snapshot,
@@ -135,7 +132,7 @@ class _Pass:
             margin=knobs.margin,
             restart_s=knobs.restart_s,
             powers_of_two=knobs.powers_of_two,
-            tenancy=self._tenancy,
+            tenancy=self._capacity.tenancy,
         )
         self.grants: list[Grant] = []
         self.rejects: list[Reject] = []
@@ -146,12 +143,11 @@ class _Pass:
         self.unpromised: set[str] = set()
         self.wake_at_s = inf
         self.notes: dict[JobId, str] = {}
-        kinds = self._floor.gpu_types
-        for kind in kinds:
-            self._pool(kind, [job for job in snapshot.jobs if kind_of(job, kinds) == kind])
+        for kind in self._capacity.kinds:
+            self._pool(kind, self._capacity.jobs(kind))
 
     def _pool(self, kind: str, jobs: Sequence[JobView]) -> None:
-        gpus = self._floor.total_gpus(kind) + self._held_outside(jobs) - sum(map(fixed_gpus, jobs))
+        gpus = self._capacity.gpus(kind, jobs)
         by_id = {job.job_id: job for job in jobs if not fixed_gpus(job)}
         claims = {name: self._claims.of(job, kind, gpus) for name, job in by_id.items()}
         let_in = {*self._before.promises, *self._before.late}
@@ -161,12 +157,14 @@ class _Pass:
             [claims[job.job_id] for job in group]
             for group in (asking.promised, asking.newcomers, asking.soft)
         )
-        book = Book(self._now_s, gpus, self._before.promises, self._quotas(by_id))
+        planned = {**self._before.promises, **self.bearing.plans}
+        quotas = self._capacity.quotas(by_id, planned, self._now_s)
+        book = Book(self._now_s, gpus, self._before.promises, quotas)
         book.promise(promised, soft)
         dates: dict[str, float] = {}
         if self._claims.has_costs:
             dates = book.put_off(self._before.dates, self._before.promises)
-            newcomers = handed_over(newcomers, self._floor.nodes.values(), kind, jobs)
+            newcomers = handed_over(newcomers, self._capacity.nodes, kind, jobs)
 
         def refuse(claim: Claim) -> None:
             soft.extend(self._refused(book, by_id[JobId(claim.job_id)], claim))
@@ -202,25 +200,11 @@ class _Pass:
         plan = carry_out(
             self._snapshot, self.grants, place=consolidated, clearing=clearing, why=why
         )
-        if self._tenancy is None:
+        if self._capacity.tenancy is None:
             return plan
         granted = {grant.job.job_id for grant in self.grants}
         decisions = with_quota_stops(self._snapshot, plan.decisions, granted, why)
         return structs.replace(plan, decisions=decisions)
-
-    def _quotas(self, here: Container[JobId]) -> Quotas:
-        if self._tenancy is None:
-            return NO_QUOTAS
-        elsewhere = [job for job in self._snapshot.jobs if job.job_id not in here]
-        plans = {**self._before.promises, **self.bearing.plans}
-        gpus = self._floor.total_gpus() + self._held_outside(self._snapshot.jobs)
-        return quotas_beside(self._tenancy, gpus, elsewhere, plans, self._now_s)
-
-    def _held_outside(self, jobs: Iterable[JobView]) -> int:
-        """GPUs of nodes that nobody is started on now, lost or cordoned: whoever runs there goes on
-        there, and needs none of the others for that."""
-        placed = (worker for job in jobs for worker in job.placed if not worker.is_leaving)
-        return sum(worker.gpus for worker in placed if worker.node not in self._floor.nodes)
 
     def _refused(self, book: Book, job: JobView, claim: Claim) -> list[Claim]:
         """A newcomer that cannot be promised its deadline: rejected, or without a promise."""
@@ -247,15 +231,6 @@ class _Pass:
                 is_promised=plan is not None or job.job_id in self.late,
             )
         )
-
-
-def _whole_tree(snapshot: ClusterSnapshot) -> Tenancy:
-    """Tenants, and with them what each that has others below it may have for jobs of its own.
-
-    Without such a job that part of its guarantee would be promised to those below it, and be taken
-    back from them when one comes.
-    """
-    return Tenancy(snapshot, (view.name for view in snapshot.tenants))
 
 
 def _allocate(knobs: ElasticFlowKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
