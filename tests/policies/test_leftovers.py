@@ -49,6 +49,23 @@ def test_a_step_that_only_saves_gpu_time_is_not_taken_either() -> None:
     assert given(cheap, slot_s=0.5) == 2
 
 
+def test_a_step_that_others_have_made_worth_less_goes_behind_those_that_are_now_worth_more() -> (
+    None
+):
+    """`long` would save the most by two workers more, then one, then two. With `short` done after a
+    second it would have two instead of the one: that saves as little as a step of `middle`, whose
+    deadline is earlier."""
+    one = structs.replace(TWO_S, sizes=(1, 2))
+    short = structs.replace(one, job_id="short", rates=(1.0, 2.0), work_s=2.0)
+    middle = structs.replace(one, job_id="middle", rates=(1.0, 1.9), deadline_s=3.01)
+    rates = (1.0, 1.7, 3.23)
+    long = structs.replace(TWO_S, job_id="long", rates=rates, work_s=9.0, deadline_s=6.01)
+    book = Book(0.0, 7, {})
+    book.promise([short, middle, long])
+    found = Sharing(book, (), now_s=0.0, gpus=7, slot_s=1.0).share()
+    assert found == {"short": 2, "middle": 2, "long": 2}
+
+
 RUNS = Claim(
     job_id="runs",
     sizes=(1, 2, 4),
