@@ -28,7 +28,8 @@ def holds(
 ) -> list[Hold]:
     """One for each held job; jobs of one shape share the work of looking.
 
-    is_strict: the first that waits for a GPU type blocks the others that want it.
+    is_strict: the first that waits for a GPU type which could host it blocks the others that want
+        that type.
     """
     seen: dict[tuple[JobShape, int], tuple[str, ...]] = {}
     heads: dict[str, JobId] = {}
@@ -47,7 +48,7 @@ def holds(
             if key not in seen:
                 seen[key] = blockers_of(snapshot, room, job, fleet)
             blockers = (*seen[key], *(why for bar in room.bars if (why := bar.why(job))))
-            for gpu_type in wanted:
+            for gpu_type in fleet.hosts(job, wanted) if is_strict else ():
                 heads.setdefault(gpu_type, job.job_id)
         found.append(Hold(job_id=job.job_id, blockers=blockers))
     return found

@@ -50,7 +50,8 @@ __all__ = [
 _BUNDLES = (
     bundle(
         "fifo",
-        "strict order of submission: the first that does not fit blocks the rest of its type",
+        "strict order of submission: the first that does not fit blocks the rest of its type, "
+        "unless it could never run",
         Rules(order=submission_key, is_strict=True),
     ),
     bundle(

@@ -10,7 +10,8 @@ would wait for ever, and nothing that is free or lent now would tell it so.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cache
 
 from msgspec import Struct
 
@@ -21,6 +22,8 @@ from coordinator.policies.tenants.tenancy import Tenancy
 from coordinator.policies.words import counted
 
 NO_NODES = "no nodes are known"
+Hosts = Callable[[JobView, Iterable[str]], list[str]]
+"""Which of these GPU types could hold a job's base gang some day: see `Fleet.hosts`."""
 
 
 class Wish(Struct, frozen=True, cache_hash=True):
@@ -124,6 +127,11 @@ class Fleet:
             self._never[alike] = bool(self.why_never(wish_of(job)))
         return self._never[alike]
 
+    def hosts(self, job: JobView, gpu_types: Iterable[str]) -> list[str]:
+        """Those of these GPU types on which a job may some day have its base gang."""
+        wish = wish_of(job)
+        return [name for name in gpu_types if not self.of_type(wish, name)]
+
     def _why_never(self, wish: Wish) -> tuple[str, ...]:
         if not self._nodes:
             return (NO_NODES,)
@@ -187,6 +195,12 @@ class Fleet:
         if wish.preemptibility != Preemptibility.FULL or service not in self._services:
             return False
         return wish.grace_s <= self._services[service].max_grace_s
+
+
+def hosts_of(snapshot: ClusterSnapshot) -> Hosts:
+    """`Fleet.hosts` of a snapshot, whose nodes are looked at once it is asked for."""
+    fleet = cache(lambda: Fleet(snapshot))
+    return lambda job, gpu_types: fleet().hosts(job, gpu_types)
 
 
 def absent(gpu_type: str) -> str:

@@ -21,6 +21,7 @@ from coordinator.policies.loans.keeping import why_kept
 from coordinator.policies.loans.lifetime import Lifetimes
 from coordinator.policies.loans.loaning import Balance, balance, by_quantile, numbers
 from coordinator.policies.needs import Needs, off
+from coordinator.policies.never import Hosts, hosts_of
 from coordinator.policies.pass_decisions import resizes, starts
 from coordinator.policies.placement import Room
 from coordinator.policies.queueing import (
@@ -46,7 +47,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     """What a bundle is made of; all but the order are knobs, see `bundles`.
 
     order: key of the waiting jobs. is_strict: the first that does not fit blocks
-    the rest that want the same GPU types.
+    the rest that want the same GPU types, if it could have those some day.
     is_scaling: flexible workers are given and taken. is_loaning: spare nodes are lent.
     resize_cost_s: running time that each flexible worker more or less must save (a rendezvous).
     grows_when_idle: nobody gets a flexible worker while a job waits.
@@ -207,7 +208,7 @@ def _unmet(rules: Rules, snapshot: ClusterSnapshot) -> Unmet:
         room=room,
         held=tuple(held),
         shares=(*shares.values(), *new.values()),
-        is_strict=rules.is_strict,
+        strict=_strict(rules, snapshot),
         resize_cost_s=rules.resize_cost_s,
         trusts_profiles=rules.trusts_profiles,
     )
@@ -263,11 +264,15 @@ def _admitted(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Room, Shares, Ad
         room,
         rules.order,
         shares,
-        is_strict=rules.is_strict,
+        strict=_strict(rules, snapshot),
         find_last=find_spanning,
         claims=claims,
     )
     return room, shares, admitted
+
+
+def _strict(rules: Rules, snapshot: ClusterSnapshot) -> Hosts | None:
+    return hosts_of(snapshot) if rules.is_strict else None
 
 
 def hold(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Hold, ...]:

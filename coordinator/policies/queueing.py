@@ -18,6 +18,7 @@ from common.model import JobId, JobState, NodeName
 from coordinator.policies.decisions import Placement
 from coordinator.policies.foresight_claims import Claims
 from coordinator.policies.gpu_types import hold, types_in_order
+from coordinator.policies.never import Hosts
 from coordinator.policies.placement import Room, Saved, fill, placed_count
 from coordinator.policies.scaling import give_back
 from coordinator.policies.shares import Share, Shares
@@ -77,28 +78,29 @@ def admit(
     key: OrderKey,
     shares: Shares,
     *,
-    is_strict: bool = False,
+    strict: Hosts | None = None,
     find_last: Find | None = None,
     claims: Claims | None = None,
 ) -> Admitted:
     """Take waiting jobs in order while their base gangs fit; whole gangs or nothing.
 
     Gangs come back in the order of the jobs, placed with the largest workers first.
-    is_strict: the first that does not fit blocks all behind it that want the GPU types that it
-        waits for (head of the line, one line per type).
+    strict: the first that does not fit blocks all behind it that want the GPU types that it waits
+        for (head of the line, one line per type), which are those that could host it some day:
+        what can never run keeps nobody waiting. None: it blocks nobody.
     find_last: another way to find room, tried in the end for those that would still wait.
     claims: what is kept for jobs that have aged, which are tried before all others.
     """
     before = _save(room, shares)
     gangs = [] if claims is None else _take_aged(room, claims, shares)
     aged = {gang.job.job_id for gang in gangs}
-    gangs += _take_in_order(room, key, shares, is_strict=is_strict, but=aged)
+    gangs += _take_in_order(room, key, shares, strict=strict, but=aged)
     if _pack_again(room, gangs, shares, before):  # other pieces are free now: look once more
         taken = {gang.job.job_id for gang in gangs}
-        gangs += _take_in_order(room, key, shares, is_strict=is_strict, but=taken)
-    if find_last is not None and not is_strict and _has_spanning(room):
+        gangs += _take_in_order(room, key, shares, strict=strict, but=taken)
+    if find_last is not None and strict is None and _has_spanning(room):
         taken = {gang.job.job_id for gang in gangs}
-        gangs += _take_in_order(room, key, shares, is_strict=False, but=taken, find=find_last)
+        gangs += _take_in_order(room, key, shares, but=taken, find=find_last)
     give_back(room, shares.made.values())  # a later gang may have left room for an earlier worker
     return Admitted(gangs=tuple(gangs))
 
@@ -122,7 +124,7 @@ def _take_in_order(
     key: OrderKey,
     shares: Mapping[JobId, Share],
     *,
-    is_strict: bool,
+    strict: Hosts | None = None,
     but: Collection[JobId] = (),
     find: Find | None = None,
 ) -> list[Gang]:
@@ -136,7 +138,7 @@ def _take_in_order(
         for jobs in (
             _line(line, key, but)
             for line in room.index.lines
-            if is_strict or find is not None or _may_fit(room, line[0])
+            if strict or find is not None or _may_fit(room, line[0])
         )
         if jobs
     ]
@@ -150,8 +152,9 @@ def _take_in_order(
         if gang is not None:
             _take(room, gang, shares)
             gangs.append(gang)
-        elif is_strict:
-            blocked.update(types_in_order(room, job))
+        elif strict:
+            wanted = types_in_order(room, job)
+            blocked.update(strict(job, (name for name in wanted if name not in blocked)))
         if gang is not None and head.advance(key):
             heapreplace(heads, head)
         else:

@@ -196,7 +196,7 @@ def test_a_hold_carries_all_blockers() -> None:
 
 def test_a_strict_order_names_the_job_in_front() -> None:
     """The head is told what it needs, all others whom they wait for."""
-    snapshot = make_snapshot(nodes=[make_node_view("n1", gpus=4)])
+    snapshot = make_snapshot(nodes=[make_node_view("n1", free_gpus=4)])
     jobs = [make_job_view("head", gpus_per_worker=8), make_job_view("next"), make_job_view("last")]
     head, *others = holds(snapshot, Room(snapshot), jobs, is_strict=True)
     assert head.blockers[0].startswith("needs 8 GPUs")

@@ -101,7 +101,7 @@ def test_bundles_differ_in_order_and_blocking(name: str, starts: list[str]) -> N
     """FIFO blocks, FIFO with skip goes on, shortest-first turns the order round."""
     jobs = [
         make_job_view("early", gpus_per_worker=4, submitted_at_s=1.0, remaining_work_s=90.0),
-        make_job_view("huge", gpus_per_worker=16, submitted_at_s=2.0, remaining_work_s=50.0),
+        make_job_view("huge", gpus_per_worker=8, submitted_at_s=2.0, remaining_work_s=50.0),
         make_job_view("late", gpus_per_worker=4, submitted_at_s=3.0, remaining_work_s=10.0),
     ]
     decisions = decided(make_snapshot(nodes=[make_node_view("n1")], jobs=jobs), name)

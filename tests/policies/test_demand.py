@@ -72,6 +72,17 @@ def test_nothing_is_lent_while_nobody_waits() -> None:
     assert lent(serving(4), []) == []
 
 
+@pytest.mark.parametrize(("first", "expected"), [(4, []), (5, ["n0", "n1"])])
+def test_nodes_are_lent_past_the_head_of_a_strict_line_that_could_never_run(
+    first: int, expected: list[str]
+) -> None:
+    """Of four nodes two are spare: a gang of four keeps them from others, one of five never."""
+    service = make_service_view(load=20.0, capacity_per_node=10.0, min_serving=0)
+    head, small = gang(nodes=first, remaining_work_s=1.0), gang("small", nodes=2)
+    found = lent(serving(4), [head, small], services=[service], bundle="aryl:is_strict=true")
+    assert found == expected
+
+
 def test_a_gang_gets_all_its_nodes_or_none() -> None:
     """Three spare nodes: a gang of three starts, one of four would wait on, so nothing is lent."""
     assert lent(serving(3), [gang(nodes=3)]) == ["n0", "n1", "n2"]

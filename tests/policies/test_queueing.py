@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 import pytest
 from msgspec import Struct
 
-from common.model import JobState, NodeRole, Preemptibility
+from common.model import JobId, JobState, NodeRole, Preemptibility
 from coordinator.policies.blockers import holds
+from coordinator.policies.never import hosts_of
 from coordinator.policies.placement import Room
 from coordinator.policies.queueing import (
     Gang,
@@ -53,7 +54,7 @@ def phase_1(
 ) -> tuple[Done, Room, dict[str, Share]]:
     """Phase 1, with what it leaves behind."""
     room, shares = Room(snapshot), shares_of(snapshot.jobs, now_s=0.0)
-    gangs = admit(room, key, shares, is_strict=is_strict).gangs
+    gangs = admit(room, key, shares, strict=hosts_of(snapshot) if is_strict else None).gangs
     started = {gang.job.job_id for gang in gangs}
     held = [job for job in waiting(snapshot, key) if job.job_id not in started]
     done = Done(gangs=gangs, held=held)
@@ -151,16 +152,38 @@ def test_a_strict_order_blocks_behind_the_first_that_does_not_fit() -> None:
         make_job_view("huge", workers=(2, 2), gpus_per_worker=8, submitted_at_s=2.0),
         make_job_view("last", gpus_per_worker=1, submitted_at_s=3.0),
     ]
-    done = admitted([make_node_view("n1")], jobs, key=submission_key, is_strict=True)
+    nodes = [make_node_view("n1"), make_node_view("n2")]
+    done = admitted(nodes, jobs, key=submission_key, is_strict=True)
     assert started(done) == ["first"]
     assert names(done.held) == ["huge", "last"]
 
 
+def test_what_could_never_run_blocks_nobody_in_a_strict_order() -> None:
+    """A gang larger than all nodes, or a worker larger than each, would hold the line for ever; on
+    a type that could hold it, it is the head of the line all the same."""
+    nodes = [make_node_view("h1"), make_node_view("a1", gpu_type="A100", free_gpus=4)]
+    jobs = [
+        make_job_view("gang", workers=(9, 9), gpus_per_worker=2, submitted_at_s=1.0),
+        make_job_view("worker", gpus_per_worker=16, submitted_at_s=2.0),
+        make_job_view("twice", gpus_per_worker=8, multiplier={"H100": 2}, submitted_at_s=3.0),
+        make_job_view("last", gpus_per_worker=4, submitted_at_s=4.0),
+        make_job_view("small", types=("A100",), submitted_at_s=5.0),
+    ]
+    snapshot = make_snapshot(nodes=nodes, jobs=jobs)
+    done, room, _ = phase_1(snapshot, key=submission_key, is_strict=True)
+    assert started(done) == ["last"]
+    assert where(done, "last") == {"h1": 1}
+    told = {each.job_id: each.blockers for each in holds(snapshot, room, done.held, is_strict=True)}
+    assert told.pop(JobId("small")) == ("behind twice, which does not fit (the order is strict)",)
+    assert set(told) == {"gang", "worker", "twice"}
+    assert not [why for whys in told.values() for why in whys if "behind" in why]
+
+
 def test_a_strict_order_is_one_line_per_gpu_type() -> None:
     """Who waits for one type holds up nobody who can go without it, and everybody who cannot."""
-    nodes = [make_node_view("h1"), make_node_view("a1", gpu_type="A100")]
+    nodes = [make_node_view("h1", free_gpus=4), make_node_view("a1", gpu_type="A100")]
     jobs = [
-        make_job_view("huge", types=("H100",), gpus_per_worker=16, submitted_at_s=1.0),
+        make_job_view("huge", types=("H100",), gpus_per_worker=8, submitted_at_s=1.0),
         make_job_view("like", types=("H100",), submitted_at_s=2.0),
         make_job_view("other", types=("A100",), submitted_at_s=3.0),
         make_job_view("any", submitted_at_s=4.0),

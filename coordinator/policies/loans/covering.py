@@ -17,6 +17,7 @@ from common.model import GpuRequest, NodeName, Preemptibility, ServiceName, Work
 from coordinator.policies.decisions import Placement
 from coordinator.policies.gpu_types import hold
 from coordinator.policies.index import shape
+from coordinator.policies.never import Hosts
 from coordinator.policies.placement import Room, fill, placed_count
 from coordinator.policies.queueing import Gang, find_gang
 from coordinator.policies.shapes import JobShape
@@ -27,8 +28,8 @@ from coordinator.policies.snapshot import JobView, NodeView
 class Unmet(Struct, frozen=True, kw_only=True):
     """What a scheduling pass leaves over. Whoever asks for it may change it.
 
-    held: jobs that go on waiting, in order. is_strict: one that does not fit blocks those behind
-        it that want its GPU types.
+    held: jobs that go on waiting, in order. strict: one that does not fit blocks those behind it
+        that want the same GPU types, where those could host it some day; None: it blocks nobody.
     shares: elastic jobs that run or start; none where the policy does not scale.
     resize_cost_s: running time that each flexible worker more must save.
     trusts_profiles: whether jobs are as fast as their profiles tell; else linear in their workers.
@@ -37,7 +38,7 @@ class Unmet(Struct, frozen=True, kw_only=True):
     room: Room
     held: tuple[JobView, ...]
     shares: tuple[Share, ...]
-    is_strict: bool
+    strict: Hosts | None
     resize_cost_s: float
     trusts_profiles: bool = True
 
@@ -105,8 +106,9 @@ class Plan:
                 or any(self._start_spanning(job, gpu_type) for gpu_type in types)
             ):
                 failed.add(like)
-                if self._unmet.is_strict:
-                    blocked.update(job.gpu.types or (*self._sure, *self._offered))
+                if strict := self._unmet.strict:
+                    wanted = job.gpu.types or (*self._sure, *self._offered)
+                    blocked.update(strict(job, (name for name in wanted if name not in blocked)))
 
     def grow_jobs(self) -> None:
         """Flexible workers, one job after the other, those that run first."""
