@@ -1,4 +1,4 @@
-"""Where GPUs are: what a pass can give away by node, who competes for it, and placing rules.
+"""Where GPUs are: what a pass can give away by node, and placing rules.
 
 Must not know the engine, nor who deserves what.
 """
@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-
-from msgspec import Struct
 
 from common.model import GpuUuid, JobState, NodeName, NodeRole, Preemptibility
 from coordinator.policies.decisions import Placement
@@ -44,7 +42,7 @@ class Floor:
     def total_gpus(self, gpu_type: str | None = None) -> int:
         """GPUs of its nodes that workers have or could be given."""
         return sum(
-            _gpus_of(node) for node in self.nodes.values() if gpu_type in (None, node.gpu_type)
+            gpus_of(node) for node in self.nodes.values() if gpu_type in (None, node.gpu_type)
         )
 
     def free_gpus(self, gpu_type: str | None = None) -> int:
@@ -130,7 +128,7 @@ class Floor:
         }
 
 
-def _gpus_of(node: NodeView) -> int:
+def gpus_of(node: NodeView) -> int:
     """GPUs of a node, without those that come free for nobody and that nobody has."""
     if not node.barred_gpus:
         return node.gpus
@@ -238,41 +236,6 @@ def is_movable(job: JobView) -> bool:
     """
     runs = job.state in (JobState.RUNNING, JobState.SUSPENDED) and not job.is_resting
     return runs and job.preemptibility == Preemptibility.FULL
-
-
-class Pool(Struct, frozen=True, kw_only=True):
-    """GPUs of one type that can be shared out, and the jobs that compete for them.
-
-    gpus: free ones, and those of its running jobs. jobs: that wait or may be stopped, by id.
-    """
-
-    gpu_type: str
-    gpus: int
-    jobs: tuple[JobView, ...]
-
-
-def pools(snapshot: ClusterSnapshot, floor: Floor) -> list[Pool]:
-    """One per GPU type; a waiting job stands in the first pool of its types that is there."""
-    kinds = floor.gpu_types
-    jobs: dict[str, list[JobView]] = {kind: [] for kind in kinds}
-    movable: list[WorkerView] = []
-    for job in snapshot.jobs:
-        if job.state == JobState.PENDING:
-            kind = next((kind for kind in job.gpu.types or kinds if kind in jobs), None)
-            if kind is not None:
-                jobs[kind].append(job)
-        elif is_movable(job) and job.gpu_type in jobs:
-            held = [worker for worker in job.placed if not worker.is_leaving]
-            if all(worker.node in floor.free for worker in held):
-                jobs[job.gpu_type].append(job)
-                movable += held
-    floor.vacate(movable)
-    gpus = {kind: floor.free_gpus(kind) for kind in kinds}
-    for worker in movable:
-        # Who has these may go on with them, as it may with the others.
-        gpus[floor.nodes[worker.node].gpu_type] += worker.gpus - worker.freed_gpus
-    floor.stay(movable)
-    return [Pool(gpu_type=kind, gpus=gpus[kind], jobs=tuple(jobs[kind])) for kind in kinds]
 
 
 def present_workers(job: JobView) -> int:

@@ -13,8 +13,9 @@ from msgspec.structs import replace
 from common.model import GpuUuid, JobState, NodeName
 from coordinator.policies.bundles import POLICIES
 from coordinator.policies.decisions import Preempt, Start
-from coordinator.policies.floor import Floor, barred_gpus, fewest_nodes, pools
+from coordinator.policies.floor import Floor, barred_gpus, fewest_nodes
 from coordinator.policies.placing.vectors import Bins
+from coordinator.policies.pooling import pools
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView, WorkerView
 from coordinator.policies.tenants.flow import Flow, Left
 from coordinator.policies.tenants.seats import left_by

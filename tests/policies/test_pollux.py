@@ -14,7 +14,7 @@ from common.profile import JobProfile
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Resize, Start
 from coordinator.policies.dividing.goodput_search import LEAST, Problem, SearchKnobs, search
-from coordinator.policies.floor import Pool
+from coordinator.policies.pooling import Pool
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from tests.builders import (
     NOW_S,

@@ -8,9 +8,10 @@ from hypothesis import given
 
 from coordinator.policies.dividing.asking import Asking, workers_after
 from coordinator.policies.dividing.goodput_search import Genes, Problem, SearchKnobs
-from coordinator.policies.floor import Floor, Place, Pool, consolidated, pools
+from coordinator.policies.floor import Floor, Place, consolidated
 from coordinator.policies.granting import Grant
 from coordinator.policies.placing.apart import ApartFloor, apart
+from coordinator.policies.pooling import Pool, pools
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from tests.draws import whole, yes_or_no
 from tests.policies.pollux_world import World, waiting, worlds

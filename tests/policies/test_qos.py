@@ -22,7 +22,7 @@ from coordinator.policies.deadlines.predict import (
 )
 from coordinator.policies.deadlines.wishes import wish_of
 from coordinator.policies.decisions import Decision, Preempt, Resize, Start
-from coordinator.policies.floor import Pool
+from coordinator.policies.pooling import Pool
 from coordinator.policies.recall import recalled
 from coordinator.policies.snapshot import JobView
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view

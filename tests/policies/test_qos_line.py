@@ -16,7 +16,7 @@ from common.profile import JobProfile
 from coordinator.policies.bundles import policy
 from coordinator.policies.deadlines.predict import Sample, Steps, key_of
 from coordinator.policies.deadlines.wishes import Line, Wish, wish_of
-from coordinator.policies.floor import Pool
+from coordinator.policies.pooling import Pool
 from coordinator.policies.snapshot import JobView
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.draws import pick, whole

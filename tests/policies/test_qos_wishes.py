@@ -8,7 +8,7 @@ from common.model import JobState, WorkerRange
 from coordinator.policies.bundles import policy
 from coordinator.policies.deadlines.wishes import wish_of
 from coordinator.policies.decisions import Preempt, Start
-from coordinator.policies.floor import Pool
+from coordinator.policies.pooling import Pool
 from coordinator.policies.shapes import Behind
 from coordinator.policies.snapshot import JobView
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view

@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from common.model import JobState
 from coordinator.policies.deadlines.predict import Prediction, Steps
 from coordinator.policies.deadlines.timeline import Piece, Plan, Timeline
-from coordinator.policies.floor import Pool, present_workers
+from coordinator.policies.floor import present_workers
+from coordinator.policies.pooling import Pool
 from coordinator.policies.setbacks import loss_gpu_s, loss_s
 from coordinator.policies.snapshot import JobView
 
@@ -103,7 +104,7 @@ def wish_of(
     most_gpus: that it may have; None: all.
     """
     job = _due_before_gang(job, margin)
-    factor = job.gpu.worker_multiplier.get(pool.gpu_type, 1)
+    factor = pool.factor(job)
     time = Prediction(job, steps, now_s, margin, gpu_type=pool.gpu_type, factor=factor)
     each = job.gpus_per_worker * factor
     most = min(job.workers.max, (pool.gpus if most_gpus is None else most_gpus) // each)

@@ -16,8 +16,9 @@ from msgspec import Struct
 from common.model import JobId
 from coordinator.policies.decisions import Preempt, Resize, Start
 from coordinator.policies.dividing.goodput_search import Genes, Mask, Problem
-from coordinator.policies.floor import Floor, Place, Pool, present_workers
+from coordinator.policies.floor import Floor, Place, present_workers
 from coordinator.policies.granting import Grant, Plan, carry_out
+from coordinator.policies.pooling import Pool
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 
 MOST_MENDED = 3
@@ -126,7 +127,7 @@ class Asking(Struct, frozen=True, kw_only=True):
 
 
 def workers_after(plan: Plan, pool: Pool) -> Genes:
-    """Workers that each job of a pool has once a plan is carried out."""
+    """Workers of its range that each job of a pool has once a plan is carried out."""
     change: dict[JobId, int] = {}
     for made in plan.decisions:
         match made:
@@ -139,7 +140,9 @@ def workers_after(plan: Plan, pool: Pool) -> Genes:
                 pass
     stopped = {made.job_id for made in plan.decisions if isinstance(made, Preempt)}
     after = [
-        0 if job.job_id in stopped else present_workers(job) + change.get(job.job_id, 0)
+        0
+        if job.job_id in stopped
+        else (present_workers(job) + change.get(job.job_id, 0)) // pool.factor(job)
         for job in pool.jobs
     ]
     return np.array(after, dtype=np.int64)

@@ -15,8 +15,9 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from common.model import JobState
-from coordinator.policies.floor import Pool, present_workers
+from coordinator.policies.floor import present_workers
 from coordinator.policies.knob_types import Seconds
+from coordinator.policies.pooling import Pool
 from coordinator.policies.setbacks import loss_s
 from coordinator.policies.snapshot import JobView
 
@@ -55,6 +56,7 @@ class Problem:
     """One round over the GPUs of one type: what each job gains by each number of workers.
 
     values: jobs x workers (from none), SPEEDUP after the price of a change.
+    sizes: GPUs of one worker of a job's range, see `Pool.factor`; workers are counted by that.
     least, most: workers that each job may have, if it has any; the latter within what the caller
         lets it have, at least its smallest gang.
     """
@@ -64,14 +66,16 @@ class Problem:
     ) -> None:
         self.gpus = pool.gpus
         self.power = knobs.power or LEAST  # the limit is the geometric mean
-        self.sizes = np.array([job.gpus_per_worker for job in pool.jobs], dtype=np.int64)
+        sizes = [job.gpus_per_worker * pool.factor(job) for job in pool.jobs]
+        self.sizes = np.array(sizes, dtype=np.int64)
         self.least = np.array([job.workers.min for job in pool.jobs], dtype=np.int64)
         fits = self.gpus // self.sizes
         self.most = np.minimum([job.workers.max for job in pool.jobs], fits)
         if most is not None:
             self.most = np.minimum(self.most, np.array(most, dtype=np.int64))
         self.most[self.most < self.least] = 0
-        self.now = np.array([present_workers(job) for job in pool.jobs], dtype=np.int64)
+        now = [present_workers(job) // pool.factor(job) for job in pool.jobs]
+        self.now = np.array(now, dtype=np.int64)
         fair_gpus = self.gpus / len(pool.jobs)
         width = int(self.most.max(initial=0)) + 1
         self.values: Values = np.zeros((len(pool.jobs), width))
@@ -81,7 +85,7 @@ class Problem:
     def _fill(
         self, row: int, job: JobView, fair_gpus: float, restart_s: float, now_s: float
     ) -> None:
-        fair_workers = min(fair_gpus / job.gpus_per_worker, float(job.workers.max))
+        fair_workers = min(fair_gpus / int(self.sizes[row]), float(job.workers.max))
         fair = job.profile.rate(fair_workers, base=job.workers.min)
         counts = np.arange(int(self.least[row]), int(self.most[row]) + 1)
         self.values[row, counts] = [job.rate(int(count)) / fair for count in counts]

@@ -24,6 +24,13 @@ class Share(Struct):
     left_s: float
     """Worker-seconds left."""
     workers: int = 0
+    factor: int = 1
+    """Workers of the type that is shared out that stand for one of its range."""
+
+    @property
+    def gpus_each(self) -> int:
+        """GPUs of one worker of its range."""
+        return self.job.gpus_per_worker * self.factor
 
     @property
     def rate(self) -> float:
@@ -43,7 +50,11 @@ class Share(Struct):
     def may_grow(self, gpus: int) -> bool:
         """Whether one worker more fits its range and what is left, and makes it faster."""
         job = self.job
-        return self.workers < job.workers.max and job.gpus_per_worker <= gpus and self.gain > 0
+        return self.workers < job.workers.max and self.gpus_each <= gpus and self.gain > 0
+
+
+def _one(_: JobView) -> int:
+    return 1
 
 
 Wins = Callable[[Share, Share], bool]
@@ -78,14 +89,20 @@ def beats_by_gain(random: np.random.Generator) -> Wins:
     return beats
 
 
-def base_shares(jobs: Sequence[JobView], gpus: int, now_s: float) -> tuple[list[Share], int]:
-    """A base gang each, in this order, skipping what does not fit; and the GPUs left."""
+def base_shares(
+    jobs: Sequence[JobView], gpus: int, now_s: float, *, factor: Callable[[JobView], int] = _one
+) -> tuple[list[Share], int]:
+    """A base gang each, in this order, skipping what does not fit; and the GPUs left.
+
+    factor: workers of the type that is shared out that stand for one of a job's range.
+    """
     shares: list[Share] = []
     for job in jobs:
-        need = job.workers.min * job.gpus_per_worker
-        if need <= gpus:
-            gpus -= need
-            shares.append(Share(job=job, left_s=job.work_left_s(now_s), workers=job.workers.min))
+        base = job.workers.min
+        share = Share(job=job, left_s=job.work_left_s(now_s), workers=base, factor=factor(job))
+        if base * share.gpus_each <= gpus:
+            gpus -= base * share.gpus_each
+            shares.append(share)
     return shares, gpus
 
 
@@ -100,7 +117,7 @@ def share_out(shares: Sequence[Share], gpus: int, wins: Wins) -> None:
             if wins(candidate, other):
                 candidate = other
         candidate.workers += 1
-        gpus -= candidate.job.gpus_per_worker
+        gpus -= candidate.gpus_each
 
 
 def share_by_throughput(shares: Sequence[Share], gpus: int) -> None:
@@ -108,7 +125,7 @@ def share_by_throughput(shares: Sequence[Share], gpus: int) -> None:
 
     def value(share: Share) -> float:
         # Relative to its base gang, so that the units of profiles do not matter.
-        return share.gain / (share.job.workers.min * share.job.gpus_per_worker)
+        return share.gain / (share.job.workers.min * share.gpus_each)
 
     queue = [(-value(share), place) for place, share in enumerate(shares) if share.may_grow(gpus)]
     heapify(queue)
@@ -118,6 +135,6 @@ def share_by_throughput(shares: Sequence[Share], gpus: int) -> None:
         if not share.may_grow(gpus):
             continue
         share.workers += 1
-        gpus -= share.job.gpus_per_worker
+        gpus -= share.gpus_each
         if share.may_grow(gpus):
             heappush(queue, (-value(share), place))

@@ -14,6 +14,7 @@ import numpy as np
 from msgspec import Struct, field
 
 from common.model import JobId, JobState, NonNegativeInt
+from coordinator.policies.answers import answers
 from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Allocation, earliest
 from coordinator.policies.dividing.worker_shares import (
@@ -24,10 +25,11 @@ from coordinator.policies.dividing.worker_shares import (
     share_by_throughput,
     share_out,
 )
-from coordinator.policies.floor import Floor, pools
+from coordinator.policies.floor import Floor
 from coordinator.policies.granting import Grant, carry_out
 from coordinator.policies.knob_types import Period
 from coordinator.policies.policy import NoKnobs, Parts, joint
+from coordinator.policies.pooling import Pool, chosen_types, pools
 from coordinator.policies.recall import recalled
 from coordinator.policies.setbacks import keeps_gang, loss_s, told
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
@@ -36,11 +38,12 @@ from coordinator.policies.words import counted
 LEASE_S = 7200.0
 
 
-def _grants(shares: Sequence[Share], why: str) -> list[Grant]:
+def _grants(pool: Pool, shares: Sequence[Share], why: str) -> list[Grant]:
     return [
         Grant(
             job=share.job,
-            workers=share.workers,
+            workers=share.workers * share.factor,
+            gpu_type=pool.gpu_type,
             reason=f"{counted(share.workers, 'worker is', 'workers are')} its share: {why}",
         )
         for share in shares
@@ -51,23 +54,21 @@ def _known(snapshot: ClusterSnapshot, *, is_exact: bool) -> Allocation:
     """AFS-L, or where it is not exact Lyra's cut of it, which stops nobody for another job."""
     floor, now_s = Floor(snapshot), snapshot.now_s
     grants: list[Grant] = []
-    for pool in pools(snapshot, floor):
+
+    def rank(job: JobView) -> tuple[object, ...]:
         # Whoever is stopped for a shorter one has its loss to make up as well: for the mean of both
         # it makes room only where what it has left exceeds the other's by more than that.
-        ordered = sorted(
-            pool.jobs,
-            key=lambda job: (
-                not is_exact and job.state == JobState.PENDING,
-                job.runtime_s(job.workers.min, now_s) - loss_s(job, now_s),
-                job.job_id,
-            ),
-        )
-        shares, gpus = base_shares(ordered, pool.gpus, now_s)
+        left_s = job.runtime_s(job.workers.min, now_s) - loss_s(job, now_s)
+        return not is_exact and job.state == JobState.PENDING, left_s, job.job_id
+
+    for pool in pools(snapshot, floor, order=rank):
+        ordered = sorted(pool.jobs, key=rank)
+        shares, gpus = base_shares(ordered, pool.gpus, now_s, factor=pool.factor)
         if is_exact:
             share_out(shares, gpus, beats_by_length)
         else:
             share_by_throughput(shares, gpus)
-        grants += _grants(shares, "short and efficient jobs first")
+        grants += _grants(pool, shares, "short and efficient jobs first")
     plan = carry_out(snapshot, grants, floor=floor)
     return Allocation(decisions=plan.decisions, wake_at_s=plan.wake_at_s)
 
@@ -138,10 +139,11 @@ def _unknown(knobs: UnknownKnobs, snapshot: ClusterSnapshot, blob: bytes) -> All
             job.job_id,
         )
 
-    for pool in pools(snapshot, floor):
-        shares, gpus = base_shares(sorted(pool.jobs, key=rank), pool.gpus, snapshot.now_s)
+    for pool in pools(snapshot, floor, order=rank):
+        ordered = sorted(pool.jobs, key=rank)
+        shares, gpus = base_shares(ordered, pool.gpus, snapshot.now_s, factor=pool.factor)
         share_out(shares, gpus, beats_by_gain(random))
-        grants += _grants(shares, "fewest turns first, then efficiency")
+        grants += _grants(pool, shares, "fewest turns first, then efficiency")
     plan = carry_out(snapshot, grants, floor=floor)
     kept = _Memory(turns=turns, passes=memory.passes + 1)
     return Allocation(
@@ -166,19 +168,17 @@ def _told(
 
 def _held(snapshot: ClusterSnapshot, started: Allocation) -> tuple[Hold, ...]:
     """Jobs that wait and would not start: others have the GPUs as their base gangs."""
-    starting = {getattr(decision, "job_id", None) for decision in started.decisions}
-    return tuple(
-        Hold(
-            job_id=job.job_id,
-            blockers=(
-                f"its base gang of {counted(job.workers.min, 'worker')} of "
-                f"{counted(job.gpus_per_worker, 'GPU')} is behind those of jobs that come "
-                "before it, which leave too few GPUs",
-            ),
+    chosen = chosen_types(snapshot, Floor(snapshot))
+    behind = {
+        job.job_id: (
+            f"its base gang of {counted(job.workers.min, 'worker')} of "
+            f"{counted(job.gpus_per_worker, 'GPU')} is behind those of jobs that come "
+            "before it, which leave too few GPUs"
         )
         for job in snapshot.jobs
-        if job.state == JobState.PENDING and job.job_id not in starting
-    )
+        if job.job_id in chosen
+    }
+    return answers(snapshot, started.decisions, (), behind)
 
 
 _PARTS = Parts(

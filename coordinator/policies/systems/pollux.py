@@ -22,7 +22,7 @@ from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Allocation
 from coordinator.policies.dividing.asking import Asking
 from coordinator.policies.dividing.goodput_search import Problem, SearchKnobs, search
-from coordinator.policies.floor import Floor, Pool, consolidated, pools, present_workers
+from coordinator.policies.floor import Floor, consolidated, present_workers
 from coordinator.policies.granting import Grant, Plan
 from coordinator.policies.knob_types import Period
 from coordinator.policies.placing.apart import (
@@ -34,6 +34,7 @@ from coordinator.policies.placing.apart import (
     parted,
 )
 from coordinator.policies.policy import Parts, joint
+from coordinator.policies.pooling import Pool, pools
 from coordinator.policies.recall import recalled
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.words import counted, listed
@@ -61,7 +62,8 @@ class _Memory(Struct, frozen=True, kw_only=True):
     """When the next round is due, and how many there were.
 
     settled: jobs with their workers, and GPUs, at which the last search changed nothing.
-    held: the most workers that a job ever had, of those that had more than their smallest gang.
+    held: the most workers of its range that a job ever had, of those that had more than their
+        smallest gang.
     """
 
     next_s: float = 0.0
@@ -75,7 +77,8 @@ def _held(memory: _Memory, snapshot: ClusterSnapshot) -> dict[JobId, int]:
     """What is remembered from now on; who waits unseen is not gone."""
     found = {job: count for job, count in memory.held.items() if job in snapshot.unseen}
     for job in snapshot.jobs:
-        count = max(memory.held.get(job.job_id, 0), present_workers(job))
+        factor = job.gpu.worker_multiplier.get(job.gpu_type or "", 1)
+        count = max(memory.held.get(job.job_id, 0), present_workers(job) // factor)
         if count > job.workers.min:
             found[job.job_id] = count
     return dict(sorted(found.items()))
@@ -138,10 +141,11 @@ class _Round:
         most = ""
         if count == _most(self._knobs, job, self._held) < job.workers.max:
             most = f"; {_limit(self._knobs, job, self._held)}"
-        leaving = first_to_leave(job, max(0, present_workers(job) - count))
+        workers = count * pool.factor(job)
+        leaving = first_to_leave(job, max(0, present_workers(job) - workers))
         return Grant(
             job=job,
-            workers=count,
+            workers=workers,
             leaving=leaving,
             gpu_type=pool.gpu_type,
             reason=f"{counted(count, 'worker is', 'workers are')} its share of this round: "
@@ -233,7 +237,9 @@ def _tell(
 ) -> tuple[str, ...]:
     """What keeps a job that could grow from more workers, beside what they are worth."""
     job = next((job for job in snapshot.jobs if job.job_id == job_id), None)
-    if job is None or not job.is_resizable or present_workers(job) >= job.workers.max:
+    if job is None or not job.is_resizable or job.gpu_type is None:
+        return ()
+    if present_workers(job) >= job.workers_on(job.gpu_type).max:
         return ()
     held, said = _held(recalled(blob, _Memory), snapshot), list[str]()
     if (most := _most(knobs, job, held)) < job.workers.max:

@@ -7,8 +7,6 @@ Must not know how jobs are predicted: deadlines are all that counts.
 
 from __future__ import annotations
 
-from math import inf
-
 from msgspec import Struct
 
 from common.model import JobId
@@ -18,10 +16,11 @@ from coordinator.policies.deadlines.reach import Reach
 from coordinator.policies.deadlines.sizes import sizes_of
 from coordinator.policies.deadlines.told import stopped_for
 from coordinator.policies.decisions import Allocation
-from coordinator.policies.floor import Floor, Pool, consolidated, pools
+from coordinator.policies.floor import Floor, consolidated
 from coordinator.policies.granting import Grant, carry_out
 from coordinator.policies.policy import Parts, Policy, joint
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.pooling import Pool, by_deadline, pools
+from coordinator.policies.snapshot import ClusterSnapshot
 from coordinator.policies.words import counted
 
 
@@ -37,18 +36,13 @@ class EdfKnobs(Struct, frozen=True, kw_only=True):
     largest: bool = False
 
 
-def _rank(job: JobView) -> tuple[float, float, str]:
-    deadline_s = inf if job.deadline_at_s is None else job.deadline_at_s
-    return deadline_s, job.submitted_at_s, job.job_id
-
-
 def _grants(knobs: EdfKnobs, pool: Pool, reach: Reach) -> tuple[list[Grant], dict[JobId, str]]:
     """Who gets what of one GPU type, and who gets nothing."""
     left = pool.gpus
     grants: list[Grant] = []
     notes: dict[JobId, str] = {}
-    for job in sorted(pool.jobs, key=_rank):
-        factor = job.gpu.worker_multiplier.get(pool.gpu_type, 1)
+    for job in sorted(pool.jobs, key=by_deadline):
+        factor = pool.factor(job)
         each = job.gpus_per_worker * factor
         most = reach.most(job, each, left)
         sizes = sizes_of(job, most, powers_of_two=knobs.powers_of_two, largest=knobs.largest)
@@ -75,7 +69,7 @@ def _all(knobs: EdfKnobs, snapshot: ClusterSnapshot) -> tuple[list[Grant], dict[
     grants: list[Grant] = []
     notes: dict[JobId, str] = {}
     reach = Reach(snapshot)
-    for pool in pools(snapshot, Floor(snapshot)):
+    for pool in pools(snapshot, Floor(snapshot), order=by_deadline):
         more, told = _grants(knobs, pool, reach)
         grants += more
         notes |= told

@@ -22,11 +22,12 @@ from coordinator.policies.deadlines.reach import Reach
 from coordinator.policies.deadlines.told import stopped_for
 from coordinator.policies.deadlines.wishes import Wish, most_in_time, wish_of
 from coordinator.policies.decisions import Allocation, earliest
-from coordinator.policies.floor import Floor, Pool, pools
+from coordinator.policies.floor import Floor
 from coordinator.policies.granting import Grant, carry_out
 from coordinator.policies.knob_types import Period, Seconds
 from coordinator.policies.placing.one_node import one_node_or_spread
 from coordinator.policies.policy import Parts, Policy, joint
+from coordinator.policies.pooling import Pool, by_deadline, pools
 from coordinator.policies.recall import recalled
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.words import counted
@@ -199,7 +200,8 @@ def _all(knobs: QosKnobs, snapshot: ClusterSnapshot, memory: Memory) -> tuple[li
     steps = memory.steps
     floor = Floor(snapshot)
     reach = Reach(snapshot)
-    return [_Pass(knobs, snapshot, pool, steps, reach) for pool in pools(snapshot, floor)], memory
+    found = pools(snapshot, floor, order=by_deadline)
+    return [_Pass(knobs, snapshot, pool, steps, reach) for pool in found], memory
 
 
 def _allocate(knobs: QosKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:

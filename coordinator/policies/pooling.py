@@ -1,0 +1,226 @@
+"""Which GPUs are shared out together, and who competes for them: one pool for each GPU type.
+
+A job that accepts several types competes on one of them at a time; which one a pass says anew while
+it waits. Must not know the engine, nor who deserves what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+from typing import Any
+
+from msgspec import Struct
+
+from common.model import JobId, JobState, NodeName
+from coordinator.policies.floor import Floor, gpus_of, is_movable, spare_workers
+from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
+
+Order = Callable[[JobView], Any]
+"""A key: who comes before whom where waiting jobs choose among types."""
+
+
+def by_submission(job: JobView) -> tuple[float, JobId]:
+    """Who has waited longest chooses first."""
+    return job.submitted_at_s, job.job_id
+
+
+def by_deadline(job: JobView) -> tuple[float, float, JobId]:
+    """Who has to be done first does."""
+    deadline_s = inf if job.deadline_at_s is None else job.deadline_at_s
+    return deadline_s, job.submitted_at_s, job.job_id
+
+
+class Pool(Struct, frozen=True, kw_only=True):
+    """GPUs of one type that can be shared out, and the jobs that compete for them.
+
+    gpus: free ones, and those of its running jobs. jobs: that wait or may be stopped, by id.
+    """
+
+    gpu_type: str
+    gpus: int
+    jobs: tuple[JobView, ...]
+
+    def factor(self, job: JobView) -> int:
+        """Workers of this type that stand for one of a job's range."""
+        return job.gpu.worker_multiplier.get(self.gpu_type, 1)
+
+
+def pools(snapshot: ClusterSnapshot, floor: Floor, *, order: Order = by_submission) -> list[Pool]:
+    """One per GPU type; a waiting job stands in that which `chosen_types` names, or in none."""
+    kinds = floor.gpu_types
+    chosen = chosen_types(snapshot, floor, order=order)
+    jobs: dict[str, list[JobView]] = {kind: [] for kind in kinds}
+    movable: list[WorkerView] = []
+    for job in snapshot.jobs:
+        if job.state == JobState.PENDING:
+            if job.job_id in chosen:
+                jobs[chosen[job.job_id]].append(job)
+        elif _competes(job, floor) and job.gpu_type in jobs:
+            jobs[job.gpu_type].append(job)
+            movable += _held(job)
+    gpus = _gpus(floor, movable)
+    return [Pool(gpu_type=kind, gpus=gpus[kind], jobs=tuple(jobs[kind])) for kind in kinds]
+
+
+class Choice(Struct, frozen=True):
+    """is_free: a gang has room on free GPUs of that type, beside those that chose before it."""
+
+    gpu_type: str
+    is_free: bool = False
+
+
+def chosen_types(
+    snapshot: ClusterSnapshot, floor: Floor, *, order: Order = by_submission
+) -> dict[JobId, str]:
+    """On which GPU type each waiting job competes; of one that none could host, none."""
+    found = choices(snapshot, floor, hosting_types(snapshot, floor), order=order)
+    return {job_id: choice.gpu_type for job_id, choice in found.items()}
+
+
+def accepted_types(job: JobView, floor: Floor) -> list[str]:
+    """GPU types that are there and that a job takes, in its order."""
+    there = floor.gpu_types
+    return [kind for kind in dict.fromkeys(job.gpu.types or there) if kind in there]
+
+
+def hosting_types(snapshot: ClusterSnapshot, floor: Floor) -> dict[JobId, tuple[str, ...]]:
+    """GPU types whose nodes could hold each waiting job's base gang, in its order; none: left out.
+
+    A gang that would not fit on the nodes of a type that take workers now, were they all free,
+    would keep the others of that type waiting for nothing.
+    """
+    whole = _Ground(floor, {name: gpus_of(node) for name, node in floor.nodes.items()})
+    found = {
+        job.job_id: tuple(kind for kind in accepted_types(job, floor) if whole.has_room(job, kind))
+        for job in snapshot.jobs
+        if job.state == JobState.PENDING
+    }
+    return {job_id: kinds for job_id, kinds in found.items() if kinds}
+
+
+def choices(
+    snapshot: ClusterSnapshot,
+    floor: Floor,
+    hosting: Mapping[JobId, Sequence[str]],
+    *,
+    order: Order = by_submission,
+    standing: Mapping[JobId, str] | None = None,
+) -> dict[JobId, Choice]:
+    """Which of its hosting types each of these waiting jobs takes.
+
+    The first on which its base gang has room: on free GPUs, else on those of workers that others
+    can do without, beside the gangs that choose before it. Where there is no such type it is the
+    one with the least to do: the base gangs there, for its GPUs.
+
+    standing: who has a type already. It takes another one only for free GPUs that its own has not.
+    """
+    standing = standing or {}
+    if not standing and all(len(kinds) == 1 for kinds in hosting.values()):
+        return {job_id: Choice(kinds[0]) for job_id, kinds in hosting.items()}
+    choosing = _Choosing(snapshot, floor)
+    line = (job for job in snapshot.jobs if job.job_id in hosting)
+    return {
+        job.job_id: choosing.choose(job, hosting[job.job_id], standing.get(job.job_id))
+        for job in sorted(line, key=order)
+    }
+
+
+def _competes(job: JobView, floor: Floor) -> bool:
+    """Whether a running job may be stopped for others, on nodes that take workers."""
+    return is_movable(job) and all(worker.node in floor.free for worker in _held(job))
+
+
+def _held(job: JobView) -> list[WorkerView]:
+    return [worker for worker in job.placed if not worker.is_leaving]
+
+
+def _gpus(floor: Floor, movable: Sequence[WorkerView]) -> dict[str, int]:
+    """GPUs by type that are free, or that these workers have."""
+    floor.vacate(movable)
+    gpus = {kind: floor.free_gpus(kind) for kind in floor.gpu_types}
+    for worker in movable:
+        # Who has these may go on with them, as it may with the others.
+        gpus[floor.nodes[worker.node].gpu_type] += worker.gpus - worker.freed_gpus
+    floor.stay(movable)
+    return gpus
+
+
+class _Ground:
+    """GPUs by node on which gangs are put one after the other: room only shrinks."""
+
+    def __init__(self, floor: Floor, free: Mapping[NodeName, int]) -> None:
+        self._free: dict[str, dict[NodeName, int]] = {kind: {} for kind in floor.gpu_types}
+        for name, gpus in free.items():
+            self._free[floor.nodes[name].gpu_type][name] = gpus
+        self._full: set[tuple[object, ...]] = set()
+
+    def has_room(self, job: JobView, kind: str) -> bool:
+        """Whether a whole base gang fits, on nodes that the job does not avoid."""
+        if kind not in self._free:
+            return False
+        gang = (kind, job.gpus_per_worker, job.workers_on(kind).min, job.avoid_nodes)
+        if gang not in self._full and sum(self._rooms(job, kind).values()) < gang[2]:
+            self._full.add(gang)
+        return gang not in self._full
+
+    def put(self, job: JobView, kind: str) -> None:
+        """A gang that has room takes it, on the fullest nodes first."""
+        free, left = self._free[kind], job.workers_on(kind).min
+        rooms = self._rooms(job, kind)
+        for name in sorted(rooms, key=lambda name: (free[name], name)):
+            here = min(left, rooms[name])
+            free[name] -= here * job.gpus_per_worker
+            left -= here
+
+    def _rooms(self, job: JobView, kind: str) -> dict[NodeName, int]:
+        return {
+            name: gpus // job.gpus_per_worker
+            for name, gpus in self._free[kind].items()
+            if gpus >= job.gpus_per_worker and name not in job.avoid_nodes
+        }
+
+
+class _Choosing:
+    """One pass: who chooses takes room from those behind."""
+
+    def __init__(self, snapshot: ClusterSnapshot, floor: Floor) -> None:
+        running = [job for job in snapshot.jobs if job.placed and _competes(job, floor)]
+        self._gpus = _gpus(floor, [worker for job in running for worker in _held(job)])
+        self._asked = dict.fromkeys(self._gpus, 0)
+        for job in running:
+            if job.gpu_type in self._asked:
+                self._asked[job.gpu_type] += _base_gpus(job, job.gpu_type)
+        spare = [worker for job in running for worker in spare_workers(job)]
+        free = dict(floor.free)
+        floor.vacate(spare)
+        self._grounds = (_Ground(floor, free), _Ground(floor, floor.free))
+        floor.stay(spare)
+
+    def choose(self, job: JobView, kinds: Sequence[str], own: str | None) -> Choice:
+        """One of the types that could host it; its own, if it has one, where none is free."""
+        kinds = kinds if own is None else (own, *(kind for kind in kinds if kind != own))
+        free, spare = self._grounds
+        for kind in kinds:
+            if free.has_room(job, kind):
+                return self._take(job, Choice(kind, is_free=True))
+        if own is not None:
+            return self._take(job, Choice(own))
+        for kind in kinds:
+            if spare.has_room(job, kind):
+                return self._take(job, Choice(kind))
+        return self._take(job, Choice(min(kinds, key=lambda kind: self._load(job, kind))))
+
+    def _load(self, job: JobView, kind: str) -> float:
+        return (self._asked[kind] + _base_gpus(job, kind)) / max(1, self._gpus[kind])
+
+    def _take(self, job: JobView, choice: Choice) -> Choice:
+        for ground in self._grounds:
+            if ground.has_room(job, choice.gpu_type):
+                ground.put(job, choice.gpu_type)
+        self._asked[choice.gpu_type] += _base_gpus(job, choice.gpu_type)
+        return choice
+
+
+def _base_gpus(job: JobView, kind: str) -> int:
+    return job.workers_on(kind).min * job.gpus_per_worker
