@@ -55,18 +55,18 @@ def shape(found: Division) -> dict[int, list[int]]:
 def test_a_newcomer_takes_room_then_loose_nodes_then_turns() -> None:
     """A set of its size with room, else a new set, else behind those of the least loaded set."""
     found = division(2, nodes(ONE, "n0", "abc"))
-    assert [found.place(JobId(name), ONE, ()) for name in "defghi"] == [True] * 6
+    assert [found.place(JobId(name), [ONE], ()) for name in "defghi"] == [True] * 6
     assert shape(found) == {1: [4, 4]} | {1: [5, 4]}
-    assert found.place(JobId("j"), ONE, ())
+    assert found.place(JobId("j"), [ONE], ())
     assert shape(found) == {1: [5, 5]}
 
 
 def test_sets_of_another_size_are_left_alone() -> None:
     """A gang without a set of its size waits while no node is loose, whatever is free there."""
     found = division(2, nodes(ONE, "n0", "a"), nodes(FOUR, "n1", "b"))
-    assert not found.place(JobId("c"), EIGHT, ())
+    assert not found.place(JobId("c"), [EIGHT], ())
     found = division(3, nodes(ONE, "n0", "a"))
-    assert found.place(JobId("c"), EIGHT, ())
+    assert found.place(JobId("c"), [EIGHT], ())
     assert shape(found) == {1: [1], 8: [1]}
 
 
@@ -88,8 +88,8 @@ def test_a_division_is_shared_where_a_set_has_more_jobs_than_room(
 def test_a_job_is_not_put_where_it_avoids_a_node() -> None:
     """Not into a set with that node, nor into a new one on it."""
     found = division(2, nodes(ONE, "n0", "a"))
-    assert not found.place(JobId("b"), ONE, (NodeName("n0"), NodeName("n1")))
-    assert found.place(JobId("b"), ONE, (NodeName("n0"),))
+    assert not found.place(JobId("b"), [ONE], (NodeName("n0"), NodeName("n1")))
+    assert found.place(JobId("b"), [ONE], (NodeName("n0"),))
     assert found.set_of()[JobId("b")].nodes == ("n1",)
 
 
@@ -170,7 +170,7 @@ def test_no_node_is_in_two_sets_and_no_job_is_lost(jobs: list[Class], looks: lis
     placed = {
         JobId(f"j{number}")
         for number, kind in enumerate(jobs)
-        if found.place(JobId(f"j{number}"), kind, ())
+        if found.place(JobId(f"j{number}"), [kind], ())
     }
     for counts_by_gang in looks:
         found.rotate(())

@@ -166,7 +166,7 @@ def test_a_hidden_job_asks_for_no_nodes() -> None:
     found = division("ab", unseen="ab", nodes=2)
     assert not found.is_shared
     assert found.load(found.sets[0])[0] == 0
-    assert found.place(JobId("c"), FOUR, ())
+    assert found.place(JobId("c"), [FOUR], ())
     assert [each.jobs for each in found.sets] == [["a", "b", "c"]]
     found.keep([JobId("c")])
     assert [each.jobs for each in found.sets] == [["a", "b", "c"]]

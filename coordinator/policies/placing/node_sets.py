@@ -11,7 +11,7 @@ comes back only while others compute would never have a turn.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from math import inf
 
@@ -139,17 +139,36 @@ class Division:
             return True
         return False
 
-    def place(self, job_id: JobId, kind: Class, avoided: Iterable[NodeName]) -> bool:
-        """A newcomer: a set with room, else a new one, else turns with the least loaded set."""
-        sets = self.of(kind, avoided)
-        if sets and len(self.seen(sets[0])) < self.room(sets[0]):
-            sets[0].jobs.append(job_id)
-            return True
-        made = self._new_set(kind, avoided)
-        if made is None and not sets:
-            return False
-        (made or sets[0]).jobs.append(job_id)
-        return True
+    def place(self, job_id: JobId, kinds: Sequence[Class], avoided: Iterable[NodeName]) -> bool:
+        """A newcomer: a set with room, else a new one, of the first of these classes that has one;
+        else turns with the least loaded set."""
+        if (found := self._open_set(kinds, avoided)) is None:
+            shared = [each for kind in kinds for each in self.of(kind, avoided)[:1]]
+            found = min(shared, key=self.load, default=None)
+        if found is not None:
+            found.jobs.append(job_id)
+        return found is not None
+
+    def move_on(
+        self, job_id: JobId, mine: NodeSet, kinds: Sequence[Class], avoided: Iterable[NodeName]
+    ) -> None:
+        """Who waits for its turn in its set leaves it for one of another class that has room."""
+        if job_id in self.computing(mine):
+            return
+        others = [kind for kind in kinds if kind != mine.kind]
+        if (found := self._open_set(others, avoided)) is not None:
+            mine.jobs.remove(job_id)
+            found.jobs.append(job_id)
+
+    def _open_set(self, kinds: Sequence[Class], avoided: Iterable[NodeName]) -> NodeSet | None:
+        """A set in which nobody waits for a turn and there is room, else a new one."""
+        for kind in kinds:
+            sets = self.of(kind, avoided)
+            has_room = bool(sets) and len(self.seen(sets[0])) < self.room(sets[0])
+            found = sets[0] if has_room else self._new_set(kind, avoided)
+            if found is not None:
+                return found
+        return None
 
     def _new_set(self, kind: Class, avoided: Iterable[NodeName] = ()) -> NodeSet | None:
         """The fewest loose nodes for a gang; None: they do not hold one."""

@@ -22,6 +22,7 @@ from coordinator.policies.floor import Floor, fill, is_movable, present_workers
 from coordinator.policies.granting import Grant, carry_out
 from coordinator.policies.placing.node_sets import Class, Division, NodeSet
 from coordinator.policies.policy import Parts, joint
+from coordinator.policies.pooling import accepted_types, by_submission
 from coordinator.policies.recall import recalled
 from coordinator.policies.setbacks import keeps_gang, told_of
 from coordinator.policies.sharing.board import COMPUTING_STATES
@@ -141,14 +142,17 @@ class _Pass:
             nodes = tuple(sorted({worker.node for worker in job.placed if not worker.is_leaving}))
             kinds = [_class(job, gpu_type) for gpu_type in self._types(job)]
             if not (nodes and kinds and self.division.adopt(job.job_id, kinds[0], nodes)):
-                any(self.division.place(job.job_id, kind, job.avoid_nodes) for kind in kinds)
+                self.division.place(job.job_id, kinds, job.avoid_nodes)
+        for job in sorted(self._jobs.values(), key=by_submission):
+            if job.job_id in settled and len(types := self._types(job)) > 1:
+                kinds = [_class(job, gpu_type) for gpu_type in types]
+                self.division.move_on(job.job_id, settled[job.job_id], kinds, job.avoid_nodes)
 
     def _types(self, job: JobView) -> tuple[str, ...]:
         """The GPU type of its attempt, else those that it accepts and that are there."""
         if job.gpu_type is not None:
             return (job.gpu_type,)
-        there = self._floor.gpu_types
-        return tuple(kind for kind in job.gpu.types or there if kind in there)
+        return tuple(accepted_types(job, self._floor))
 
     # --- what comes of it ---------------------------------------------------------------------
 
