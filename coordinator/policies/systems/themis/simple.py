@@ -12,11 +12,13 @@ import msgspec
 from msgspec import Struct, field
 
 from common.model import JobId, JobState
+from coordinator.policies.answers import NOWHERE
 from coordinator.policies.apps import (
     Aim,
     Alone,
     Attendance,
     Yardstick,
+    factor_on,
     measures,
     rho_text,
 )
@@ -32,6 +34,7 @@ from coordinator.policies.floor import (
 from coordinator.policies.granting import Grant, Plan, carry_out
 from coordinator.policies.knob_types import Period
 from coordinator.policies.policy import Parts, Policy, joint
+from coordinator.policies.pooling import chosen_types
 from coordinator.policies.recall import recalled
 from coordinator.policies.setbacks import keeps_gang, told
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
@@ -87,36 +90,53 @@ class Division:
         )
         if self.is_due:
             self.memory.divided_at_s = snapshot.now_s
+        self._kinds = self._chosen()
 
     def plan(self) -> Plan:
         """Who gets how much, the worst off first."""
         kept = [job for job in self._snapshot.jobs if not self._is_open(job)]
-        open_ = [(app, job) for app, job in self._line if self._is_open(job)]
-        free = self._floor.free_gpus() + sum(
-            worker.freed_gpus
-            for _, job in open_
-            for worker in job.placed
-            if worker.node in self._floor.nodes and not worker.is_leaving
-        )
+        kinds = self._kinds
+        open_ = [(app, job) for app, job in self._line if job.job_id in kinds]
+        free = {kind: self._floor.free_gpus(kind) for kind in self._floor.gpu_types}
+        for _, job in open_:
+            for worker in job.placed:
+                if worker.node in self._floor.nodes and not worker.is_leaving:
+                    free[self._floor.nodes[worker.node].gpu_type] += worker.freed_gpus
         grants = [
             Grant(job=job, workers=present_workers(job), reason="until the next division")
             for job in kept
         ]
         own = {
-            job.job_id: job.workers.min * job.gpus_per_worker - barred_gpus(job)
+            job.job_id: job.workers_on(kinds[job.job_id]).min * job.gpus_per_worker
+            - barred_gpus(job)
             for _, job in open_
             if keeps_gang(job, self._now_s)
         }
-        free -= sum(own.values())
+        for job_id, gpus in own.items():
+            free[kinds[job_id]] -= gpus
         for app, job in open_:
-            free += own.get(job.job_id, 0)
-            barred = barred_gpus(job)
-            workers = min(job.workers.max, (free + barred) // job.gpus_per_worker)
+            kind, barred = kinds[job.job_id], barred_gpus(job)
+            free[kind] += own.get(job.job_id, 0)
+            factor = factor_on(job, kind)
+            each = job.gpus_per_worker * factor
+            workers = min(job.workers.max, (free[kind] + barred) // each)
             if workers >= job.workers.min:
-                free -= workers * job.gpus_per_worker - barred
+                free[kind] -= workers * each - barred
                 reason = f"rho of its {app} is {rho_text(self.rhos[app])}: all that it can use"
-                grants.append(Grant(job=job, workers=workers, reason=reason))
+                grants.append(
+                    Grant(job=job, workers=workers * factor, gpu_type=kind, reason=reason)
+                )
         return carry_out(self._snapshot, grants, floor=self._floor, place=consolidated)
+
+    def _chosen(self) -> dict[JobId, str]:
+        """On which GPU type each of those whose share is open now has it."""
+        places = {job.job_id: at for at, (_, job) in enumerate(self._line)}
+        kinds = chosen_types(self._snapshot, self._floor, order=lambda job: places[job.job_id])
+        for job in self._snapshot.jobs:
+            is_running = job.state != JobState.PENDING and self._is_open(job)
+            if is_running and job.gpu_type in self._floor.gpu_types:
+                kinds[job.job_id] = job.gpu_type
+        return kinds
 
     def _is_open(self, job: JobView) -> bool:
         return job.state == JobState.PENDING or (self.is_due and is_movable(job))
@@ -146,17 +166,17 @@ class Division:
         missed = {hold.job_id: hold for hold in plan.holds}
         decided = {start.job_id for start in plan.decisions if isinstance(start, Start)}
         at_s = (self.memory.divided_at_s or 0.0) + self._lease_s - self._now_s
-        return tuple(
-            missed.get(
-                job.job_id,
-                Hold(
-                    job_id=job.job_id,
-                    blockers=(
-                        f"rho of its {app} is {rho_text(self.rhos[app])}; those that are worse off "
-                        f"leave no room, the next division is in {at_s:.0f} s",
-                    ),
-                ),
+
+        def why(app: str, job: JobView) -> str:
+            if job.job_id not in self._kinds:
+                return NOWHERE
+            return (
+                f"rho of its {app} is {rho_text(self.rhos[app])}; those that are worse off "
+                f"leave no room, the next division is in {at_s:.0f} s"
             )
+
+        return tuple(
+            missed.get(job.job_id, Hold(job_id=job.job_id, blockers=(why(app, job),)))
             for app, job in self._line
             if job.state == JobState.PENDING and job.job_id not in decided
         )
