@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from common.model import JobState, Preemptibility
-from coordinator.policies.deadlines.applicants import applicants, fixed_gpus, kind_of
+from coordinator.policies.deadlines.applicants import applicants, fixed_gpus
 from coordinator.policies.deadlines.claims import Claims
 from coordinator.policies.deadlines.overheads import Overhead
 from coordinator.policies.deadlines.settling import Settled
@@ -61,15 +61,6 @@ def test_without_a_deadline_there_is_nothing_to_promise() -> None:
         asking("b", deadline_at_s=None, state=JobState.RUNNING),
     )
     assert applicants(jobs, {"a", "b"}).soft == jobs
-
-
-def test_a_job_is_planned_on_the_type_that_it_has_or_the_first_that_it_takes() -> None:
-    """Of those that are there; on none where none of its types is."""
-    kinds = ("A100", "H100")
-    assert kind_of(make_job_view("a"), kinds) == "A100"
-    assert kind_of(make_job_view("a", types=("V100", "H100")), kinds) == "H100"
-    assert kind_of(make_job_view("a", types=("V100",)), kinds) is None
-    assert kind_of(make_job_view("a", state=JobState.RUNNING, gpu_type="V100"), kinds) == "V100"
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ def answer(
     newcomers: Sequence[Claim],
     refuse: Callable[[Claim], None],
     *,
+    tried: Callable[[], int] | None = None,
     together: bool = False,
     most_plans: int = MOST_PLANS,
 ) -> Sequence[Claim]:
@@ -32,13 +33,15 @@ def answer(
 
     Args:
         refuse: told of each that is not admitted, while the book is as it was asked.
+        tried: plans of single jobs that were looked for so far; None: in this book.
         together: all are admitted or none.
         most_plans: of single jobs, behind which no more are answered.
     """
-    before = book.tried
+    tried = tried or (lambda: book.tried)
+    before = tried()
     size = max(1, len(newcomers)) if together else 1
     for at in range(0, len(newcomers), size):
-        if at and book.tried - before >= most_plans:
+        if at and tried() - before >= most_plans:
             return newcomers[at:]
         group = newcomers[at : at + size]
         if not book.admit(group):

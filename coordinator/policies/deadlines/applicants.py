@@ -5,7 +5,7 @@ Must not know claims, nor which promises can be made or kept.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable
 
 from msgspec import Struct
 
@@ -60,13 +60,6 @@ def _has_begun(job: JobView) -> bool:
 def is_start_of_gang(job: JobView) -> bool:
     """Whether it is a pre-run that has a deadline, which is that of its gang."""
     return job.behind is not None and job.deadline_at_s is not None
-
-
-def kind_of(job: JobView, kinds: Sequence[str]) -> str | None:
-    """The GPU type on which a job is planned: its own, else the first of `kinds` that it takes."""
-    if job.gpu_type is not None:
-        return job.gpu_type
-    return next((kind for kind in job.gpu.types or kinds if kind in kinds), None)
 
 
 def fixed_gpus(job: JobView) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 
 from common.model import JobId
-from coordinator.policies.deadlines.applicants import fixed_gpus, kind_of
+from coordinator.policies.deadlines.applicants import fixed_gpus
+from coordinator.policies.deadlines.kinds import Kinds
 from coordinator.policies.deadlines.promises import NO_QUOTAS
 from coordinator.policies.deadlines.quotas import Quotas, has_quotas, quotas_beside
 from coordinator.policies.deadlines.timeline import Plan
@@ -17,13 +18,20 @@ from coordinator.policies.tenants.tenancy import Tenancy
 class Capacity:
     """What a cell has for jobs that are planned, by GPU type.
 
-    kinds: all types. tenancy: None: no tenant has a rule that plans would have to heed.
+    gpu_types: all. kinds: on which each job is planned. tenancy: None: no tenant has a rule that
+    plans would have to heed.
+
+    Args:
+        let_in: who was promised its deadline, be it met or not. before: on which types.
     """
 
-    def __init__(self, snapshot: ClusterSnapshot) -> None:
+    def __init__(
+        self, snapshot: ClusterSnapshot, let_in: Container[str], before: Mapping[str, str]
+    ) -> None:
         self._snapshot = snapshot
         self._floor = Floor(snapshot)
-        self.kinds = self._floor.gpu_types
+        self.gpu_types = self._floor.gpu_types
+        self.kinds = Kinds(snapshot, self._floor, let_in, before)
         self.tenancy = _whole_tree(snapshot) if has_quotas(snapshot.tenants) else None
 
     @property
@@ -32,8 +40,9 @@ class Capacity:
         return self._floor.nodes.values()
 
     def jobs(self, kind: str) -> list[JobView]:
-        """Who is planned on a type: the first that is there of those that it takes."""
-        return [job for job in self._snapshot.jobs if kind_of(job, self.kinds) == kind]
+        """Who is planned on a type."""
+        kinds = self.kinds.of
+        return [job for job in self._snapshot.jobs if kinds.get(job.job_id) == kind]
 
     def gpus(self, kind: str, jobs: Sequence[JobView]) -> int:
         """GPUs of a type, without those of its jobs that are part of no plan."""

@@ -186,6 +186,22 @@ class Book:
         self.claims = sorted((*self.claims, *newcomers), key=by_deadline)
         return True
 
+    def take_in(self, claim: Claim, plan: Plan) -> None:
+        """Promise somebody its deadline by a plan for which the plans that hold leave room."""
+        self.claims = sorted((*self.claims, claim), key=by_deadline)
+        self.plans[claim.job_id] = plan
+
+    def drop(self, name: str) -> None:
+        """Nothing is promised to somebody here any more: it was promised elsewhere."""
+        self.claims = [each for each in self.claims if each.job_id != name]
+        self.late = [each for each in self.late if each.job_id != name]
+        self.plans.pop(name, None)
+
+    def reckon(self, quotas: Quotas) -> None:
+        """Tenants leave something else from now on; plans are not looked at again for that."""
+        self._rooms = Rooms(quotas)
+        self._rows.clear()
+
     def bears(self, name: str, pause_s: float) -> bool:
         """Whether a job is in time though it stands still for so long from now on.
 

@@ -14,6 +14,7 @@ from math import inf
 
 from msgspec import Struct
 
+from common.model import Preemptibility
 from coordinator.policies.deadlines.shares import Claim
 from coordinator.policies.deadlines.timeline import Piece, Plan, Timeline
 from coordinator.policies.floor import present_workers
@@ -224,13 +225,18 @@ def quotas_beside(
 ) -> Quotas:
     """What tenants may have of so many GPUs beside jobs that are no matter of the pool at hand.
 
-    plans: of those that were promised something; whoever else has workers keeps them.
+    plans: of those that were promised something. Of whoever else has workers the base gang counts,
+    if it may be stopped: what it has beside is given back once a plan needs it. Counted as well it
+    would keep the promise out, and be given again.
     """
     held: list[Held] = []
     for job in jobs:
         plan = plans.get(job.job_id, ())
         if not plan and job.placed:
-            plan = (Piece(now_s, inf, present_workers(job)),)
+            workers = present_workers(job)
+            if job.preemptibility == Preemptibility.FULL:
+                workers = min(workers, job.workers_on(job.gpu_type or "").min)
+            plan = (Piece(now_s, inf, workers),) if workers else ()
         held.append(Held(tenant=tenancy.leaf(job), plan=plan, gpus_per_worker=job.gpus_per_worker))
     return Quotas(capacity=gpus, views=tenancy.views, held=tuple(held), used=tenancy.used)
 

@@ -15,16 +15,16 @@ Must not know nodes: who gets how many workers is carried out by the floor.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from math import inf
 
 import msgspec
 from msgspec import Struct, structs
 
 from common.model import JobId, JobState, Preemptibility
-from coordinator.policies.answers import answers
+from coordinator.policies.answers import NOWHERE, answers
 from coordinator.policies.blockers import Hold
-from coordinator.policies.deadlines.answering import AGAIN_S, answer
+from coordinator.policies.deadlines.answering import AGAIN_S
 from coordinator.policies.deadlines.applicants import (
     applicants,
     fixed_gpus,
@@ -35,9 +35,11 @@ from coordinator.policies.deadlines.claims import Claims
 from coordinator.policies.deadlines.leftovers import Sharing
 from coordinator.policies.deadlines.moves import Bearing
 from coordinator.policies.deadlines.overheads import Overheads, handed_over
+from coordinator.policies.deadlines.pools import Asking, Pool, Tried, move_on
 from coordinator.policies.deadlines.predict import Margin
 from coordinator.policies.deadlines.promises import Book, Plans, by_deadline
 from coordinator.policies.deadlines.quota_stops import with_quota_stops
+from coordinator.policies.deadlines.quotas import Quotas
 from coordinator.policies.deadlines.settling import Settled
 from coordinator.policies.deadlines.shares import Claim, next_change_s, now_of
 from coordinator.policies.deadlines.told import (
@@ -96,6 +98,7 @@ class _Memory(Struct, frozen=True, array_like=True):
     late: who was promised a deadline that it cannot meet any more; it is not refused for that.
     overheads: what is known of attempts. dates: that were promised instead to those that are late.
     unpromised: who was refused and is let in all the same.
+    kinds: GPU types of the promises to those that take several.
     """
 
     promises: Plans = {}
@@ -106,6 +109,7 @@ class _Memory(Struct, frozen=True, array_like=True):
     overheads: Overheads = {}
     dates: dict[str, float] = {}
     unpromised: tuple[str, ...] = ()
+    kinds: dict[str, str] = {}
 
     @property
     def settled(self) -> Settled:
@@ -114,21 +118,22 @@ class _Memory(Struct, frozen=True, array_like=True):
 
 
 class _Pass:
-    """One pass, before anything is placed: all GPU types of a snapshot, one after another.
+    """One pass, before anything is placed: all GPU types of a snapshot.
 
-    A job stands in the first type that takes it. notes: why a job does not run now. The others are
-    decisions, what is remembered, and when it is to be looked at again.
+    notes: why a job does not run now. The others are decisions, what is remembered, and when it is
+    to be looked at again.
     """
 
     def __init__(self, knobs: ElasticFlowKnobs, snapshot: ClusterSnapshot, memory: bytes) -> None:
         self._knobs = knobs
         self._snapshot = snapshot
         self._now_s = snapshot.now_s
-        self._capacity = Capacity(snapshot)
-        self._before = recalled(memory, _Memory)
+        before = self._before = recalled(memory, _Memory)
+        self._let_in = {*before.promises, *before.late}
+        self._capacity = Capacity(snapshot, self._let_in, before.kinds)
         self._claims = Claims(
             snapshot,
-            self._before.overheads,
+            before.overheads,
             margin=knobs.margin,
             restart_s=knobs.restart_s,
             powers_of_two=knobs.powers_of_two,
@@ -143,55 +148,101 @@ class _Pass:
         self.unpromised: set[str] = set()
         self.wake_at_s = inf
         self.notes: dict[JobId, str] = {}
-        for kind in self._capacity.kinds:
-            self._pool(kind, self._capacity.jobs(kind))
-
-    def _pool(self, kind: str, jobs: Sequence[JobView]) -> None:
-        gpus = self._capacity.gpus(kind, jobs)
-        by_id = {job.job_id: job for job in jobs if not fixed_gpus(job)}
-        claims = {name: self._claims.of(job, kind, gpus) for name, job in by_id.items()}
-        let_in = {*self._before.promises, *self._before.late}
-        asking = applicants(by_id.values(), let_in, self._before.unpromised)
-        self.unpromised |= {job.job_id for job in asking.soft} & {*self._before.unpromised}
-        promised, newcomers, soft = (
-            [claims[job.job_id] for job in group]
-            for group in (asking.promised, asking.newcomers, asking.soft)
-        )
-        planned = {**self._before.promises, **self.bearing.plans}
-        quotas = self._capacity.quotas(by_id, planned, self._now_s)
-        book = Book(self._now_s, gpus, self._before.promises, quotas)
-        book.promise(promised, soft)
-        dates: dict[str, float] = {}
-        if self._claims.has_costs:
-            dates = book.put_off(self._before.dates, self._before.promises)
-            newcomers = handed_over(newcomers, self._capacity.nodes, kind, jobs)
-
-        def refuse(claim: Claim) -> None:
-            soft.extend(self._refused(book, by_id[JobId(claim.job_id)], claim))
-
-        later = answer(book, newcomers, refuse, together=self._knobs.admits_together)
-        if later:
-            self.wake_at_s = min(self.wake_at_s, self._now_s + AGAIN_S)
+        self.kinds: dict[str, str] = {}
+        self._kept = {**before.promises}  # on types that are not planned anew yet
+        newcomers: dict[str, list[JobView]] = {}
+        pools = {kind: self._opened(kind, newcomers) for kind in self._capacity.gpu_types}
+        kinds = self._capacity.kinds
+        move_on(pools, kinds, self._claim_on, self._now_s)
+        for pool in pools.values():
+            self._put_off(pool)
+        together = knobs.admits_together
+        asking = Asking(pools, kinds, self._claims_on, self._refuse, together=together)
+        if later := asking.answer(newcomers):
+            self.wake_at_s = self._now_s + AGAIN_S
             self.notes |= {JobId(each.job_id): unanswered(at) for at, each in enumerate(later)}
-        self.late += [claim.job_id for claim in book.late]
-        self.late += dates
-        self.dates.update(dates)
-        soft = [*book.late, *sorted(soft, key=by_deadline)]
-        slot_s = max(self._knobs.slot_s, RESIZES_PER_SLOT * self._snapshot.resize_s)
-        sharing = Sharing(book, soft, now_s=self._now_s, gpus=gpus, slot_s=slot_s)
-        given = sharing.share()
+        for pool in pools.values():
+            self._reckon(pool)
+            self._settle(pool)
+
+    def _opened(self, kind: str, newcomers: dict[str, list[JobView]]) -> Pool:
+        """The promises on a GPU type, planned anew; who asks for one there is not looked at yet."""
+        jobs = self._capacity.jobs(kind)
+        by_id = {job.job_id: job for job in jobs if not fixed_gpus(job)}
+        asking = applicants(by_id.values(), self._let_in, self._before.unpromised)
+        self.unpromised |= {job.job_id for job in asking.soft} & {*self._before.unpromised}
+        gpus = self._capacity.gpus(kind, jobs)
+        book = Book(self._now_s, gpus, self._before.promises, self._quotas(by_id))
+        pool = Pool(kind=kind, gpus=gpus, jobs=by_id, book=book, soft=[], asked=[])
+        pool.soft += [self._claim_on(pool, job) for job in asking.soft]
+        book.promise([self._claim_on(pool, job) for job in asking.promised], pool.soft)
         self.bearing.add(book)
+        self._kept = {name: plan for name, plan in self._kept.items() if name not in by_id}
+        if asking.newcomers:
+            newcomers[kind] = list(asking.newcomers)
+        return pool
+
+    def _quotas(self, here: Container[JobId]) -> Quotas:
+        """What tenants leave to these jobs, beside what is planned for the others by now."""
+        return self._capacity.quotas(here, {**self._kept, **self.bearing.plans}, self._now_s)
+
+    def _reckon(self, pool: Pool) -> None:
+        """What was planned on other types since is no tenant's to be promised here."""
+        if self._capacity.tenancy is not None and len(self._capacity.gpu_types) > 1:
+            pool.book.reckon(self._quotas(pool.jobs))
+
+    def _claim_on(self, pool: Pool, job: JobView) -> Claim:
+        claim = self._claims.of(job, pool.kind, pool.gpus)
+        if self._capacity.kinds.could_hold(job, pool.kind):
+            return claim
+        return structs.replace(claim, sizes=(), rates=())
+
+    def _claims_on(self, pool: Pool, jobs: Sequence[JobView]) -> list[Claim]:
+        """What newcomers claim, behind those that were asked there before."""
+        self._reckon(pool)
+        claims = [self._claim_on(pool, job) for job in jobs]
+        pool.asked += claims
+        if not self._claims.has_costs:
+            return claims
+        there = self._capacity.jobs(pool.kind)
+        return handed_over(pool.asked, self._capacity.nodes, pool.kind, there)[-len(claims) :]
+
+    def _put_off(self, pool: Pool) -> None:
+        """Who is late is promised another date, where changes take time."""
+        dates: dict[str, float] = {}
+        if pool.book.late and self._claims.has_costs:
+            self._reckon(pool)
+            dates = pool.book.put_off(self._before.dates, self._before.promises)
+        self.late += [*(claim.job_id for claim in pool.book.late), *dates]
+        self.dates |= dates
+
+    def _refuse(self, job: JobView, tried: Tried) -> None:
+        """A newcomer that cannot be promised its deadline: rejected, or without a promise."""
+        if not self._knobs.rejects or job.deadline_at_s is None:
+            pool, claim = tried[0]
+            self.unpromised.add(claim.job_id)
+            pool.soft.append(claim)
+            return
+        dates = (pool.book.earliest_s(claim, job.submitted_at_s) for pool, claim in tried)
+        self.rejects.append(refusal(job, job.deadline_at_s, min(dates), tried[0][1].tenant))
+
+    def _settle(self, pool: Pool) -> None:
+        """What the plans leave is shared out, and everybody is told what it has."""
+        book, soft = pool.book, [*pool.book.late, *sorted(pool.soft, key=by_deadline)]
+        slot_s = max(self._knobs.slot_s, RESIZES_PER_SLOT * self._snapshot.resize_s)
+        sharing = Sharing(book, soft, now_s=self._now_s, gpus=pool.gpus, slot_s=slot_s)
+        given = sharing.share()
         changes = (next_change_s(plan, self._now_s) for plan in book.plans.values())
         self.wake_at_s = min(self.wake_at_s, min(changes, default=inf))
         for claim in (*book.claims, *soft):
-            job, workers = by_id[JobId(claim.job_id)], given[claim.job_id]
+            job, workers = pool.jobs[JobId(claim.job_id)], given[claim.job_id]
             if is_start_of_gang(job):
                 # Its plan may begin later, and it can give the GPUs back until then.
                 may_stop = job.preemptibility == Preemptibility.FULL
-                gang_gpus = job.workers_on(kind).min * job.gpus_per_worker
+                gang_gpus = job.workers_on(pool.kind).min * job.gpus_per_worker
                 starts = workers or (may_stop and sharing.lend(gang_gpus))
                 workers = job.workers.min if starts else 0
-            self._grant(job, kind, workers, book)
+            self._grant(job, pool.kind, workers, book)
 
     def carried_out(self) -> Carried:
         """What comes of the grants on real nodes; others move for shares, and are planned so."""
@@ -206,19 +257,14 @@ class _Pass:
         decisions = with_quota_stops(self._snapshot, plan.decisions, granted, why)
         return structs.replace(plan, decisions=decisions)
 
-    def _refused(self, book: Book, job: JobView, claim: Claim) -> list[Claim]:
-        """A newcomer that cannot be promised its deadline: rejected, or without a promise."""
-        if not self._knobs.rejects or job.deadline_at_s is None:
-            self.unpromised.add(claim.job_id)
-            return [claim]
-        earliest_at_s = book.earliest_s(claim, job.submitted_at_s)
-        self.rejects.append(refusal(job, job.deadline_at_s, earliest_at_s, claim.tenant))
-        return []
-
     def _grant(self, job: JobView, kind: str, workers: int, book: Book) -> None:
-        plan = book.plans.get(job.job_id)
+        plan, kinds = book.plans.get(job.job_id), self._capacity.kinds
+        is_promised = plan is not None or job.job_id in self.late
+        if is_promised and kinds.has_choice(job):
+            self.kinds[job.job_id] = kind
         if workers == 0:
-            self.notes[job.job_id] = waiting_reason(plan, self._now_s)
+            fits = kinds.could_hold(job, kind)
+            self.notes[job.job_id] = waiting_reason(plan, self._now_s) if fits else NOWHERE
             return
         factor = job.gpu.worker_multiplier.get(kind, 1)
         self.grants.append(
@@ -228,7 +274,7 @@ class _Pass:
                 gpu_type=kind,
                 reason=grant_reason(job, workers, plan, self._now_s),
                 share=min(workers, now_of(plan or (), self._now_s)) * factor,
-                is_promised=plan is not None or job.job_id in self.late,
+                is_promised=is_promised,
             )
         )
 
@@ -252,6 +298,7 @@ def _allocate(knobs: ElasticFlowKnobs, snapshot: ClusterSnapshot, memory: bytes)
         found.overheads,
         found.dates,
         tuple(sorted(found.unpromised)),
+        found.kinds,
     )
     return Allocation(
         decisions=(*found.rejects, *plan.decisions),

@@ -1,0 +1,65 @@
+"""On which GPU type each job is planned, where it takes several. Must not know any plan.
+
+A promise is kept on the type for which it was made: what that type has was reckoned with for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+
+from common.model import JobId, JobState
+from coordinator.policies.floor import Floor
+from coordinator.policies.pooling import accepted_types, by_deadline, choices, hosting_types
+from coordinator.policies.snapshot import ClusterSnapshot, JobView
+
+
+class Kinds:
+    """The GPU type of each job; of one that waits and fits on no type that is there, none.
+
+    of: by job, as a pass begins. free: of who waits with a promise, another type on which its
+    gang has free GPUs, while it has none on its own.
+
+    Args:
+        let_in: who was promised its deadline, be it met or not. before: on which types.
+    """
+
+    def __init__(
+        self,
+        snapshot: ClusterSnapshot,
+        floor: Floor,
+        let_in: Container[str],
+        before: Mapping[str, str],
+    ) -> None:
+        self._floor = floor
+        self._hosting = hosting_types(snapshot, floor)
+        self.of: dict[JobId, str] = {}
+        own: dict[JobId, str] = {}
+        for job in snapshot.jobs:
+            accepted = accepted_types(job, floor)
+            if job.gpu_type is not None:
+                self.of[job.job_id] = job.gpu_type
+            elif accepted and job.job_id in let_in:
+                had = before.get(job.job_id, "")
+                own[job.job_id] = had if had in accepted else accepted[0]
+            elif accepted and job.deadline_at_s is not None:
+                self.of[job.job_id] = accepted[0]  # if it fits nowhere, to be told that
+        standing = {name: kind for name, kind in own.items() if self.others(name, (kind,))}
+        found = choices(snapshot, floor, self._hosting, order=by_deadline, standing=standing)
+        self.of |= {name: choice.gpu_type for name, choice in found.items()} | own
+        self.free = {
+            name: found[name].gpu_type
+            for name, kind in standing.items()
+            if found[name].gpu_type != kind
+        }
+
+    def others(self, name: JobId, but: Container[str]) -> list[str]:
+        """Types whose nodes could hold the gang of one that waits, without these."""
+        return [kind for kind in self._hosting.get(name, ()) if kind not in but]
+
+    def could_hold(self, job: JobView, kind: str) -> bool:
+        """Whether the nodes of a type would hold a gang that waits, if they were all free."""
+        return job.state != JobState.PENDING or kind in self._hosting.get(job.job_id, ())
+
+    def has_choice(self, job: JobView) -> bool:
+        """Whether it takes several types that are there."""
+        return len(accepted_types(job, self._floor)) > 1
