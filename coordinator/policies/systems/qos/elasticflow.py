@@ -15,7 +15,6 @@ Must not know nodes: who gets how many workers is carried out by the floor.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
 from math import inf
 
 import msgspec
@@ -25,23 +24,16 @@ from common.model import JobId, JobState, Preemptibility
 from coordinator.policies.answers import NOWHERE, answers
 from coordinator.policies.blockers import Hold
 from coordinator.policies.deadlines.answering import AGAIN_S
-from coordinator.policies.deadlines.applicants import (
-    applicants,
-    fixed_gpus,
-    is_start_of_gang,
-)
-from coordinator.policies.deadlines.capacity import Capacity
-from coordinator.policies.deadlines.claims import Claims
+from coordinator.policies.deadlines.applicants import is_start_of_gang
 from coordinator.policies.deadlines.leftovers import Sharing
-from coordinator.policies.deadlines.moves import Bearing
-from coordinator.policies.deadlines.overheads import Overheads, handed_over
-from coordinator.policies.deadlines.pools import Asking, Pool, Tried, move_on
+from coordinator.policies.deadlines.overheads import Overheads
+from coordinator.policies.deadlines.planning import Planning
+from coordinator.policies.deadlines.pools import Pool, Tried
 from coordinator.policies.deadlines.predict import Margin
 from coordinator.policies.deadlines.promises import Book, Plans, by_deadline
 from coordinator.policies.deadlines.quota_stops import with_quota_stops
-from coordinator.policies.deadlines.quotas import Quotas
 from coordinator.policies.deadlines.settling import Settled
-from coordinator.policies.deadlines.shares import Claim, next_change_s, now_of
+from coordinator.policies.deadlines.shares import next_change_s, now_of
 from coordinator.policies.deadlines.told import (
     UNLESS,
     grant_reason,
@@ -128,93 +120,26 @@ class _Pass:
         self._knobs = knobs
         self._snapshot = snapshot
         self._now_s = snapshot.now_s
-        before = self._before = recalled(memory, _Memory)
-        self._let_in = {*before.promises, *before.late}
-        self._capacity = Capacity(snapshot, self._let_in, before.kinds)
-        self._claims = Claims(
+        before = recalled(memory, _Memory)
+        self.planning = Planning(
             snapshot,
-            before.overheads,
+            before,
             margin=knobs.margin,
             restart_s=knobs.restart_s,
             powers_of_two=knobs.powers_of_two,
-            tenancy=self._capacity.tenancy,
         )
         self.grants: list[Grant] = []
         self.rejects: list[Reject] = []
-        self.bearing = Bearing(snapshot.now_s)
-        self.late: list[str] = []
-        self.overheads = self._claims.overheads
-        self.dates: dict[str, float] = {}
-        self.unpromised: set[str] = set()
+        self.unpromised = set(self.planning.unpromised)
+        self.kinds: dict[str, str] = {}
         self.wake_at_s = inf
         self.notes: dict[JobId, str] = {}
-        self.kinds: dict[str, str] = {}
-        self._kept = {**before.promises}  # on types that are not planned anew yet
-        newcomers: dict[str, list[JobView]] = {}
-        pools = {kind: self._opened(kind, newcomers) for kind in self._capacity.gpu_types}
-        kinds = self._capacity.kinds
-        move_on(pools, kinds, self._claim_on, self._now_s)
-        for pool in pools.values():
-            self._put_off(pool)
-        together = knobs.admits_together
-        asking = Asking(pools, kinds, self._claims_on, self._refuse, together=together)
-        if later := asking.answer(newcomers):
+        if later := self.planning.answer(self._refuse, together=knobs.admits_together):
             self.wake_at_s = self._now_s + AGAIN_S
             self.notes |= {JobId(each.job_id): unanswered(at) for at, each in enumerate(later)}
-        for pool in pools.values():
-            self._reckon(pool)
+        for pool in self.planning.pools.values():
+            self.planning.reckon(pool)
             self._settle(pool)
-
-    def _opened(self, kind: str, newcomers: dict[str, list[JobView]]) -> Pool:
-        """The promises on a GPU type, planned anew; who asks for one there is not looked at yet."""
-        jobs = self._capacity.jobs(kind)
-        by_id = {job.job_id: job for job in jobs if not fixed_gpus(job)}
-        asking = applicants(by_id.values(), self._let_in, self._before.unpromised)
-        self.unpromised |= {job.job_id for job in asking.soft} & {*self._before.unpromised}
-        gpus = self._capacity.gpus(kind, jobs)
-        book = Book(self._now_s, gpus, self._before.promises, self._quotas(by_id))
-        pool = Pool(kind=kind, gpus=gpus, jobs=by_id, book=book, soft=[], asked=[])
-        pool.soft += [self._claim_on(pool, job) for job in asking.soft]
-        book.promise([self._claim_on(pool, job) for job in asking.promised], pool.soft)
-        self.bearing.add(book)
-        self._kept = {name: plan for name, plan in self._kept.items() if name not in by_id}
-        if asking.newcomers:
-            newcomers[kind] = list(asking.newcomers)
-        return pool
-
-    def _quotas(self, here: Container[JobId]) -> Quotas:
-        """What tenants leave to these jobs, beside what is planned for the others by now."""
-        return self._capacity.quotas(here, {**self._kept, **self.bearing.plans}, self._now_s)
-
-    def _reckon(self, pool: Pool) -> None:
-        """What was planned on other types since is no tenant's to be promised here."""
-        if self._capacity.tenancy is not None and len(self._capacity.gpu_types) > 1:
-            pool.book.reckon(self._quotas(pool.jobs))
-
-    def _claim_on(self, pool: Pool, job: JobView) -> Claim:
-        claim = self._claims.of(job, pool.kind, pool.gpus)
-        if self._capacity.kinds.could_hold(job, pool.kind):
-            return claim
-        return structs.replace(claim, sizes=(), rates=())
-
-    def _claims_on(self, pool: Pool, jobs: Sequence[JobView]) -> list[Claim]:
-        """What newcomers claim, behind those that were asked there before."""
-        self._reckon(pool)
-        claims = [self._claim_on(pool, job) for job in jobs]
-        pool.asked += claims
-        if not self._claims.has_costs:
-            return claims
-        there = self._capacity.jobs(pool.kind)
-        return handed_over(pool.asked, self._capacity.nodes, pool.kind, there)[-len(claims) :]
-
-    def _put_off(self, pool: Pool) -> None:
-        """Who is late is promised another date, where changes take time."""
-        dates: dict[str, float] = {}
-        if pool.book.late and self._claims.has_costs:
-            self._reckon(pool)
-            dates = pool.book.put_off(self._before.dates, self._before.promises)
-        self.late += [*(claim.job_id for claim in pool.book.late), *dates]
-        self.dates |= dates
 
     def _refuse(self, job: JobView, tried: Tried) -> None:
         """A newcomer that cannot be promised its deadline: rejected, or without a promise."""
@@ -246,20 +171,24 @@ class _Pass:
 
     def carried_out(self) -> Carried:
         """What comes of the grants on real nodes; others move for shares, and are planned so."""
-        clearing = Clearing(self._snapshot, self.bearing.may_move) if self._knobs.migrates else None
+        clearing = (
+            Clearing(self._snapshot, self.planning.bearing.may_move)
+            if self._knobs.migrates
+            else None
+        )
         why = stopped_for(self._snapshot)
         plan = carry_out(
             self._snapshot, self.grants, place=consolidated, clearing=clearing, why=why
         )
-        if self._capacity.tenancy is None:
+        if not self.planning.has_quotas:
             return plan
         granted = {grant.job.job_id for grant in self.grants}
         decisions = with_quota_stops(self._snapshot, plan.decisions, granted, why)
         return structs.replace(plan, decisions=decisions)
 
     def _grant(self, job: JobView, kind: str, workers: int, book: Book) -> None:
-        plan, kinds = book.plans.get(job.job_id), self._capacity.kinds
-        is_promised = plan is not None or job.job_id in self.late
+        plan, kinds = book.plans.get(job.job_id), self.planning.kinds
+        is_promised = plan is not None or job.job_id in self.planning.late
         if is_promised and kinds.has_choice(job):
             self.kinds[job.job_id] = kind
         if workers == 0:
@@ -290,13 +219,13 @@ def _allocate(knobs: ElasticFlowKnobs, snapshot: ClusterSnapshot, memory: bytes)
     if any(job.state in IN_FLIGHT for job in snapshot.jobs):
         wake_at_s = min(wake_at_s, snapshot.now_s + knobs.slot_s)  # what they hold is settled then
     after = _Memory(
-        found.bearing.plans,
+        found.planning.bearing.plans,
         snapshot.now_s,
         snapshot.now_s + knobs.round_s,
         wake_at_s,
-        tuple(sorted(found.late)),
-        found.overheads,
-        found.dates,
+        tuple(sorted(found.planning.late)),
+        found.planning.overheads,
+        found.planning.dates,
         tuple(sorted(found.unpromised)),
         found.kinds,
     )
