@@ -204,6 +204,7 @@ def test_workers_that_stand_for_one_are_counted_on_their_type() -> None:
         pytest.param(8, 8, ("A100", True), id="free GPUs of its own"),
         pytest.param(7, 8, ("H100", True), id="free GPUs of the other type alone"),
         pytest.param(7, 7, ("A100", False), id="of neither"),
+        pytest.param(1, 7, ("A100", False), id="of neither, the other with less to do"),
     ],
 )
 def test_who_has_a_type_leaves_it_only_for_free_gpus(

@@ -155,6 +155,14 @@ def test_a_worker_larger_than_any_node_is_refused_though_the_gpus_would_do() -> 
     assert starts(found) == {"small": "A100"}
 
 
+def test_newcomers_that_are_admitted_together_are_refused_together() -> None:
+    """Also where one of them alone could be promised its deadline."""
+    jobs = [asks(f"j{at}", 100.0, 150.0, types=["A100"]) for at in range(2)]
+    found = decided(cell(jobs), name=f"{EXACT}:admits_together=true")
+    assert rejects(found).keys() == {"j0", "j1"}
+    assert starts(decided(cell(jobs))) == {"j0": "A100"}
+
+
 def crowd(count: int, *, most_plans: int) -> tuple[list[Claim], dict[str, Pool]]:
     """Who has no answer yet of so many that neither type can promise anything, and the books."""
     line = [asks(f"j{at}", 100.0, 50.0) for at in range(count)]

@@ -124,18 +124,18 @@ def test_workers_beyond_a_base_gang_on_another_type_keep_no_promise_out() -> Non
 def test_who_goes_to_another_type_takes_its_quota_along() -> None:
     """What it is planned to use there is promised to nobody on the type that it left."""
     last = team("last", "A100", gpus=4, within_s=900.0)
-    last = replace(last, gpu=replace(last.gpu, types=("A100", "H100")))
+    last = replace(last, gpu=replace(last.gpu, types=("A100", "H100")), remaining_work_s=200.0)
     other = team("other", "A100", gpus=8, has=1, within_s=None)
     other = replace(other, tenant="others", deadline_at_s=NOW_S + 101.0)
-    plans = {"last": [[NOW_S + 100.0, NOW_S + 200.0, 1]], "other": [[NOW_S, NOW_S + 100.0, 1]]}
+    plans = {"last": [[NOW_S + 100.0, NOW_S + 300.0, 1]], "other": [[NOW_S, NOW_S + 100.0, 1]]}
     stored = [plans, NOW_S, NOW_S, NOW_S, (), {}, {}, (), {"last": "A100"}]
-    newcomer = team("new", "A100", gpus=4, within_s=205.0)
+    newcomer = team("new", "A100", gpus=4, within_s=305.0)
     snapshot = cell([last, other, newcomer], limit=4)
     found = policy(EXACT).allocate(snapshot, msgspec.msgpack.encode(stored))
     assert changes(found.decisions) == {"last": 1}
     memory = msgspec.msgpack.decode(found.memory)
     assert memory[8] == {"last": "H100"}
-    assert memory[0]["new"][0][0] >= NOW_S + 100.0
+    assert memory[0]["new"][0][0] >= NOW_S + 200.0
 
 
 def test_dates_that_late_jobs_get_on_two_types_share_one_quota() -> None:
@@ -151,3 +151,13 @@ def test_dates_that_late_jobs_get_on_two_types_share_one_quota() -> None:
     dates = msgspec.msgpack.decode(found.memory)[6]
     assert dates["a"] < NOW_S + 110.0
     assert dates["h"] > NOW_S + 200.0
+
+
+def test_workers_that_stand_for_one_on_another_type_count_there_as_many() -> None:
+    """Two of two GPUs each are planned on the first type, and leave three of seven."""
+    twice = team("a", "A100", gpus=2, within_s=350.0)
+    twice = replace(twice, gpu=replace(twice.gpu, worker_multiplier={"A100": 2}))
+    other = team("h", "H100", gpus=4, within_s=350.0)
+    found = policy(EXACT).allocate(cell([twice, other], limit=7), b"")
+    assert changes(found.decisions) == {"a": 2}
+    assert msgspec.msgpack.decode(found.memory)[0]["h"][0][0] >= NOW_S + 100.0

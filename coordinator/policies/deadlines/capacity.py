@@ -54,7 +54,7 @@ class Capacity:
             return NO_QUOTAS
         elsewhere = [job for job in self._snapshot.jobs if job.job_id not in here]
         gpus = self._floor.total_gpus() + self._held_outside(self._snapshot.jobs)
-        return quotas_beside(self.tenancy, gpus, elsewhere, plans, now_s)
+        return quotas_beside(self.tenancy, gpus, elsewhere, plans, now_s, kinds=self.kinds.of)
 
     def _held_outside(self, jobs: Iterable[JobView]) -> int:
         """GPUs of nodes that nobody is started on now, lost or cordoned: whoever runs there goes on

@@ -16,7 +16,7 @@ from coordinator.policies.snapshot import ClusterSnapshot, JobView
 class Kinds:
     """The GPU type of each job; of one that waits and fits on no type that is there, none.
 
-    of: by job, as a pass begins. free: of who waits with a promise, another type on which its
+    of: by job; a pass changes it. free: of who waits with a promise, another type on which its
     gang has free GPUs, while it has none on its own.
 
     Args:

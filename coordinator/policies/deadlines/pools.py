@@ -50,17 +50,22 @@ def move_on(
     """Who waits with a promise goes to a type where it can be in time, if it is late on its own; or
     to free GPUs of another one, if it has none on its own and is done no later there."""
     rooms: dict[str, Room] = {}
-    for pool in pools.values():
-        for claim in (*pool.book.late, *pool.book.claims):
+    waiting = [(pool, (*pool.book.late, *pool.book.claims)) for pool in pools.values()]
+    for pool, claims in waiting:
+        for claim in claims:
             name, plan = JobId(claim.job_id), pool.book.plans.get(claim.job_id)
             free = [kinds.free[name]] if name in kinds.free else []
             for kind in kinds.others(name, (pool.kind,)) if plan is None else free:
-                room = rooms.setdefault(kind, pools[kind].book.room())
+                room = rooms[kind] if kind in rooms else pools[kind].book.room()
+                beside = room.without(plan or (), claim)
                 asked = claim_on(pools[kind], pool.jobs[name])
-                if _is_taken(pools[kind].book, asked, room, now_s, plan):
+                if _is_taken(pools[kind].book, asked, beside, now_s, plan):
+                    rooms[kind] = beside
                     pool.book.drop(name)
                     pools[kind].jobs[name] = pool.jobs.pop(name)
+                    kinds.of[name] = kind
                     break
+                rooms[kind] = room
 
 
 def _is_taken(book: Book, claim: Claim, room: Room, now_s: float, has: Plan | None) -> bool:
@@ -125,6 +130,7 @@ class Asking:
         """Asks them on one type; those that are to be asked on another one."""
         refused: list[JobView] = []
         pool.jobs |= {job.job_id: job for job in jobs}
+        self._kinds.of |= {job.job_id: pool.kind for job in jobs}
 
         def refuse(claim: Claim) -> None:
             job = pool.jobs[JobId(claim.job_id)]

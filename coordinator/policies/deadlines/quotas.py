@@ -14,7 +14,7 @@ from math import inf
 
 from msgspec import Struct
 
-from common.model import Preemptibility
+from common.model import JobId, Preemptibility
 from coordinator.policies.deadlines.shares import Claim
 from coordinator.policies.deadlines.timeline import Piece, Plan, Timeline
 from coordinator.policies.floor import present_workers
@@ -221,23 +221,33 @@ class Rooms:
 
 
 def quotas_beside(
-    tenancy: Tenancy, gpus: int, jobs: Iterable[JobView], plans: Mapping[str, Plan], now_s: float
+    tenancy: Tenancy,
+    gpus: int,
+    jobs: Iterable[JobView],
+    plans: Mapping[str, Plan],
+    now_s: float,
+    *,
+    kinds: Mapping[JobId, str],
 ) -> Quotas:
     """What tenants may have of so many GPUs beside jobs that are no matter of the pool at hand.
 
     plans: of those that were promised something. Of whoever else has workers the base gang counts,
     if it may be stopped: what it has beside is given back once a plan needs it. Counted as well it
     would keep the promise out, and be given again.
+
+    kinds: GPU types of the plans, by job.
     """
     held: list[Held] = []
     for job in jobs:
         plan = plans.get(job.job_id, ())
+        factor = job.gpu.worker_multiplier.get(kinds.get(job.job_id, ""), 1) if plan else 1
         if not plan and job.placed:
             workers = present_workers(job)
             if job.preemptibility == Preemptibility.FULL:
                 workers = min(workers, job.workers_on(job.gpu_type or "").min)
             plan = (Piece(now_s, inf, workers),) if workers else ()
-        held.append(Held(tenant=tenancy.leaf(job), plan=plan, gpus_per_worker=job.gpus_per_worker))
+        each = job.gpus_per_worker * factor
+        held.append(Held(tenant=tenancy.leaf(job), plan=plan, gpus_per_worker=each))
     return Quotas(capacity=gpus, views=tenancy.views, held=tuple(held), used=tenancy.used)
 
 
@@ -306,6 +316,12 @@ class Room:
         if plan:
             self.pool.give(plan, claim.gpus_per_worker)
             self._count(plan, claim, -claim.gpus_per_worker)
+
+    def without(self, plan: Plan, claim: Claim) -> Room:
+        """The same, where a plan on GPUs of another pool does not count against its tenant."""
+        found = self.copy()
+        found._count(plan, claim, -claim.gpus_per_worker)
+        return found
 
     def _count(self, plan: Plan, claim: Claim, gpus_per_worker: int) -> None:
         self._lines.clear()
