@@ -9,7 +9,7 @@ from msgspec import Struct
 from common.model import JobId, NodeRole, Preemptibility, ServiceName
 from coordinator.policies.gpu_types import types_in_order
 from coordinator.policies.index import shape
-from coordinator.policies.never import NO_NODES, Fleet, absent, wish_of
+from coordinator.policies.never import NO_NODES, Fleet, Hosts, absent, wish_of
 from coordinator.policies.placement import Room
 from coordinator.policies.shapes import JobShape
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
@@ -24,12 +24,12 @@ class Hold(Struct, frozen=True, kw_only=True):
 
 
 def holds(
-    snapshot: ClusterSnapshot, room: Room, held: Iterable[JobView], *, is_strict: bool = False
+    snapshot: ClusterSnapshot, room: Room, held: Iterable[JobView], *, strict: Hosts | None = None
 ) -> list[Hold]:
     """One for each held job; jobs of one shape share the work of looking.
 
-    is_strict: the first that waits for a GPU type which could host it blocks the others that want
-        that type.
+    strict: the first that waits for a GPU type which could host it blocks the others that want that
+        type; None: it blocks nobody.
     """
     seen: dict[tuple[JobShape, int], tuple[str, ...]] = {}
     heads: dict[str, JobId] = {}
@@ -37,7 +37,7 @@ def holds(
     fleet = Fleet(snapshot)
     for job in held:
         wanted = types_in_order(room, job)
-        if is_strict and wanted and all(gpu_type in heads for gpu_type in wanted):
+        if strict and wanted and all(gpu_type in heads for gpu_type in wanted):
             ahead = sorted({heads[gpu_type] for gpu_type in wanted})
             does = "does" if len(ahead) == 1 else "do"
             blockers: tuple[str, ...] = (
@@ -48,7 +48,7 @@ def holds(
             if key not in seen:
                 seen[key] = blockers_of(snapshot, room, job, fleet)
             blockers = (*seen[key], *(why for bar in room.bars if (why := bar.why(job))))
-            for gpu_type in fleet.hosts(job, wanted) if is_strict else ():
+            for gpu_type in strict(job, wanted) if strict else ():
                 heads.setdefault(gpu_type, job.job_id)
         found.append(Hold(job_id=job.job_id, blockers=blockers))
     return found

@@ -69,15 +69,22 @@ class _Places(Struct, frozen=True):
 
 
 class Fleet:
-    """The nodes of a snapshot, by type: made once for many jobs."""
+    """The nodes of a snapshot, by type: made once for many jobs.
 
-    def __init__(self, snapshot: ClusterSnapshot) -> None:
+    Args:
+        lends: whether a service's nodes that serve may be lent some day. Under a policy that lends
+            none only those count that are lent already: what waits for others would wait for ever.
+    """
+
+    def __init__(self, snapshot: ClusterSnapshot, *, lends: bool = True) -> None:
         self._services = {service.name: service for service in snapshot.services}
         self._nodes: dict[str, list[NodeView]] = {}
         self._own: dict[ServiceName, list[NodeView]] = {}
         self._said: dict[Wish, tuple[str, ...]] = {}
         self._never: dict[tuple[object, ...], bool] = {}
         for node in snapshot.nodes:
+            if node.service and not lends and node.role != NodeRole.ON_LOAN:
+                continue
             if node.gpus:
                 self._nodes.setdefault(node.gpu_type, []).append(node)
             if node.service:
@@ -197,9 +204,9 @@ class Fleet:
         return wish.grace_s <= self._services[service].max_grace_s
 
 
-def hosts_of(snapshot: ClusterSnapshot) -> Hosts:
+def hosts_of(snapshot: ClusterSnapshot, *, lends: bool = True) -> Hosts:
     """`Fleet.hosts` of a snapshot, whose nodes are looked at once it is asked for."""
-    fleet = cache(lambda: Fleet(snapshot))
+    fleet = cache(lambda: Fleet(snapshot, lends=lends))
     return lambda job, gpu_types: fleet().hosts(job, gpu_types)
 
 

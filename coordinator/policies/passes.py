@@ -272,7 +272,7 @@ def _admitted(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Room, Shares, Ad
 
 
 def _strict(rules: Rules, snapshot: ClusterSnapshot) -> Hosts | None:
-    return hosts_of(snapshot) if rules.is_strict else None
+    return hosts_of(snapshot, lends=rules.is_loaning) if rules.is_strict else None
 
 
 def hold(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Hold, ...]:
@@ -280,7 +280,7 @@ def hold(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Hold, ...]:
     room, _, admitted = _admitted(rules, snapshot)
     started = {gang.job.job_id for gang in admitted.gangs}
     left = [job for job in waiting(snapshot, rules.order) if job.job_id not in started]
-    return tuple(holds(snapshot, room, left, is_strict=rules.is_strict))
+    return tuple(holds(snapshot, room, left, strict=_strict(rules, snapshot)))
 
 
 def tell(rules: Rules, snapshot: ClusterSnapshot, _: bytes, job_id: JobId) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from common.model import NodeRole, Preemptibility
 from coordinator.policies.blockers import blockers_of, holds
+from coordinator.policies.never import hosts_of
 from coordinator.policies.placement import Room
 from coordinator.policies.snapshot import JobView, NodeView, ServiceView
 from tests.builders import (
@@ -198,7 +199,7 @@ def test_a_strict_order_names_the_job_in_front() -> None:
     """The head is told what it needs, all others whom they wait for."""
     snapshot = make_snapshot(nodes=[make_node_view("n1", free_gpus=4)])
     jobs = [make_job_view("head", gpus_per_worker=8), make_job_view("next"), make_job_view("last")]
-    head, *others = holds(snapshot, Room(snapshot), jobs, is_strict=True)
+    head, *others = holds(snapshot, Room(snapshot), jobs, strict=hosts_of(snapshot))
     assert head.blockers[0].startswith("needs 8 GPUs")
     behind = ("behind head, which does not fit (the order is strict)",)
     assert [hold.blockers for hold in others] == [behind, behind]

@@ -55,6 +55,19 @@ def test_a_service_counts_for_what_it_may_lend_at_one_time() -> None:
     )
 
 
+def test_under_a_policy_that_lends_nothing_only_what_is_lent_already_counts() -> None:
+    """Two of ours and one that is lent hold a gang of three; that a fourth serves is no help."""
+    lent = make_node_view("l0", role=NodeRole.ON_LOAN)
+    nodes = (*OURS, lent, *serving(3))
+    snapshot = make_snapshot(nodes=nodes, services=(make_service_view(min_serving=0),))
+    fleet = Fleet(snapshot, lends=False)
+    for count, is_never in ((3, False), (4, True)):
+        gang = make_job_view("j", gpus_per_worker=8, workers=(count, count))
+        assert fleet.is_never(gang) is is_never
+        assert fleet.hosts(gang, ["H100", "T4"]) == ([] if is_never else ["H100"])
+        assert not Fleet(snapshot).is_never(gang)
+
+
 def test_a_service_that_keeps_all_its_nodes_lends_none() -> None:
     """A job is told so where it would need one of them."""
     [why] = never(make_job_view("j", workers=(17, 17)), *OURS, *serving(1))

@@ -173,7 +173,10 @@ def test_what_could_never_run_blocks_nobody_in_a_strict_order() -> None:
     done, room, _ = phase_1(snapshot, key=submission_key, is_strict=True)
     assert started(done) == ["last"]
     assert where(done, "last") == {"h1": 1}
-    told = {each.job_id: each.blockers for each in holds(snapshot, room, done.held, is_strict=True)}
+    told = {
+        each.job_id: each.blockers
+        for each in holds(snapshot, room, done.held, strict=hosts_of(snapshot))
+    }
     assert told.pop(JobId("small")) == ("behind twice, which does not fit (the order is strict)",)
     assert set(told) == {"gang", "worker", "twice"}
     assert not [why for whys in told.values() for why in whys if "behind" in why]
@@ -192,7 +195,7 @@ def test_a_strict_order_is_one_line_per_gpu_type() -> None:
     done, room, _ = phase_1(snapshot, key=submission_key, is_strict=True)
     assert started(done) == ["other", "any"]
     assert where(done, "any") == {"a1": 1}
-    head, behind = holds(snapshot, room, done.held, is_strict=True)
+    head, behind = holds(snapshot, room, done.held, strict=hosts_of(snapshot))
     assert (head.job_id, behind.job_id) == ("huge", "like")
     assert behind.blockers == ("behind huge, which does not fit (the order is strict)",)
 

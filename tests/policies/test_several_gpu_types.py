@@ -9,11 +9,18 @@ from itertools import product
 import pytest
 from msgspec.structs import replace
 
-from common.model import JobState
+from common.model import JobState, NodeRole
 from coordinator.policies.bundles import POLICIES, policy
 from coordinator.policies.decisions import Resize, Start
 from coordinator.policies.snapshot import JobView, NodeView
-from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
+from tests.builders import (
+    NOW_S,
+    make_job_view,
+    make_node_view,
+    make_service_view,
+    make_snapshot,
+    make_worker_view,
+)
 
 GUESTS = "opportunistic"
 """Whose jobs for several types run on lent nodes alone, which is what it is compared for."""
@@ -70,6 +77,23 @@ def test_who_could_never_run_keeps_nobody_waiting(name: str, never: JobView) -> 
             for job in (replace(never, submitted_at_s=at_s, remaining_work_s=60.0), *others)
         ]
         assert started(name, jobs, nodes).keys() == {"whole", "elastic"}, (at_s, deadline_at_s)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not policy(name).parts.loan])
+def test_who_could_run_only_on_nodes_that_nobody_lends_keeps_nobody_waiting(name: str) -> None:
+    """A service's two nodes would hold it, and this policy lends none of them."""
+    serving = [
+        make_node_view(node, gpu_type="A100", role=NodeRole.SERVING) for node in ("s0", "s1")
+    ]
+    wide = make_job_view("wide", workers=(2, 2), gpus_per_worker=8, remaining_work_s=60.0)
+    small = make_job_view("small", gpus_per_worker=8, submitted_at_s=1.0)
+    snapshot = make_snapshot(
+        nodes=[NODES[0], *serving],
+        jobs=[small, wide],
+        services=[make_service_view(load=0.0, min_serving=0)],
+    )
+    decisions = policy(name).allocate(snapshot, b"").decisions
+    assert [made.job_id for made in decisions if isinstance(made, Start)] == ["small"]
 
 
 @pytest.mark.parametrize(

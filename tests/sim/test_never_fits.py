@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from common.clock import SystemClock
 from common.errors import ConfigError
@@ -12,6 +13,7 @@ from coordinator.sim.ending import UnfinishedError
 from coordinator.sim.inputs import read_tenants, read_workload
 from coordinator.sim.run import play
 from coordinator.sim.stage import RunOptions, Stage
+from coordinator.workloads.records import LoadSeries, LoadUnit
 from tests.cli.fake_cell import FakeCell, Run, aryl
 
 LOAD = Path(__file__).parents[2] / "coordinator" / "demo" / "data" / "servegen_m_small_day.csv"
@@ -168,15 +170,20 @@ def test_a_job_that_never_ended_is_told_with_its_policy_and_what_it_waits_for(
 
 
 def test_who_is_in_the_way_is_called_as_in_the_trace(tmp_path: Path) -> None:
-    """Not by the number that it has in the engine."""
+    """Not by the number that it has in the engine. Either could have the service's nodes, were it
+    not busy for ever."""
     trace = tmp_path / "t.csv"
     head, *rows = T4.splitlines()
     rows.append("10,100,8,T4,before-it")
     text = "".join(f"{row},{100 * (row in rows[-1:])}\n" for row in rows)
     trace.write_text(f"{head},priority\n{text}")
-    workload = read_workload(str(trace), cluster="1x8+2x8")
-    with pytest.raises(UnfinishedError, match=r"the first is wants-t4, .*; behind before-it, "):
-        play(workload, RunOptions(policy="fifo"), clock=SystemClock())
+    workload = read_workload(str(trace), cluster="1x8+8x8", load=str(LOAD))
+    busy = LoadSeries(
+        name=workload.loads[0].name, step_s=600.0, values=(1.0, 1.0), unit=LoadUnit.BUSY
+    )
+    always = structs.replace(workload, loads=(busy,))
+    with pytest.raises(UnfinishedError, match=r"wants-t4, pending: behind before-it, "):
+        play(always, RunOptions(policy="aryl:is_strict=true"), clock=SystemClock())
 
 
 def test_where_no_policy_ends_each_is_told(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ class Offers:
         self._snapshot = snapshot
         self._floor = Floor(snapshot)
         # Whoever could never run would hoard for ever, and block those behind it.
-        self._lines, self._never = askers(lines(snapshot), Fleet(snapshot))
+        self._lines, self._never = askers(lines(snapshot), Fleet(snapshot, lends=False))
         self._total = total_of(self._floor.nodes.values())
         self._shares = AddedShares(snapshot, self._total)
         self._unallocated = dict(self._floor.free)

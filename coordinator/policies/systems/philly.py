@@ -83,7 +83,7 @@ class _Pass:
         self.waiting: list[tuple[JobView, Attempted, int]] = []
         self.kinds: dict[str, list[JobId]] = {FAIR_SHARE: [], FRAGMENTATION: []}
         self.wakes: list[float] = []
-        self._fleet = Fleet(snapshot)
+        self._fleet = Fleet(snapshot, lends=False)
         self._before: dict[JobId, Attempted] = {}
         for job in snapshot.jobs:
             if job.state == JobState.PENDING and job.job_id in before:

@@ -73,7 +73,7 @@ class _Queues:
         self.held: list[Hold] = []
         self.never: list[Hold] = []
         self._floor = Floor(snapshot)
-        self._fleet = Fleet(snapshot)
+        self._fleet = Fleet(snapshot, lends=False)
         tree, part = Tree(snapshot), key(self.tenancy)
         queues = lines(snapshot, self.tenancy.leaf)
         while queues:
@@ -115,7 +115,7 @@ class _Line:
     def __init__(self, snapshot: ClusterSnapshot) -> None:
         self.grants: list[Grant] = []
         self.held: list[Hold] = []
-        floor, fleet = Floor(snapshot), Fleet(snapshot)
+        floor, fleet = Floor(snapshot), Fleet(snapshot, lends=False)
         jobs = line(snapshot)
         for place, job in enumerate(jobs):
             grant = begin(floor, job, "first in line, on the fewest nodes", fewest_nodes)
