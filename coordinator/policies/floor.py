@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 
 from common.model import GpuUuid, JobState, NodeName, NodeRole, Preemptibility
 from coordinator.policies.decisions import Placement
@@ -34,7 +35,7 @@ class Floor:
         self.avoided: tuple[NodeName, ...] = ()
         """Nodes that whoever is placed now leaves alone: no room is there."""
 
-    @property
+    @cached_property
     def gpu_types(self) -> list[str]:
         """The types that are there."""
         return sorted({node.gpu_type for node in self.nodes.values()})

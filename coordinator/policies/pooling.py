@@ -146,6 +146,10 @@ def _gpus(floor: Floor, movable: Sequence[WorkerView]) -> dict[str, int]:
     return gpus
 
 
+_Gang = tuple[int, int, tuple[NodeName, ...]]
+"""GPUs of a worker, workers, and nodes that are avoided."""
+
+
 class _Ground:
     """GPUs by node on which gangs are put one after the other: room only shrinks."""
 
@@ -153,19 +157,24 @@ class _Ground:
         self._free: dict[str, dict[NodeName, int]] = {kind: {} for kind in floor.gpu_types}
         for name, gpus in free.items():
             self._free[floor.nodes[name].gpu_type][name] = gpus
-        self._full: set[tuple[object, ...]] = set()
+        self._full: dict[str, set[_Gang]] = {kind: set() for kind in self._free}
+        self._fits: dict[str, set[_Gang]] = {kind: set() for kind in self._free}
+        """What is known of gangs that were looked at: there are many alike."""
 
     def has_room(self, job: JobView, kind: str) -> bool:
         """Whether a whole base gang fits, on nodes that the job does not avoid."""
         if kind not in self._free:
             return False
-        gang = (kind, job.gpus_per_worker, job.workers_on(kind).min, job.avoid_nodes)
-        if gang not in self._full and sum(self._rooms(job, kind).values()) < gang[2]:
-            self._full.add(gang)
-        return gang not in self._full
+        workers = job.workers_on(kind).min
+        gang = (job.gpus_per_worker, workers, job.avoid_nodes)
+        if gang not in self._fits[kind] and gang not in self._full[kind]:
+            fits = sum(self._rooms(job, kind).values()) >= workers
+            (self._fits if fits else self._full)[kind].add(gang)
+        return gang in self._fits[kind]
 
     def put(self, job: JobView, kind: str) -> None:
         """A gang that has room takes it, on the fullest nodes first."""
+        self._fits[kind].clear()
         free, left = self._free[kind], job.workers_on(kind).min
         rooms = self._rooms(job, kind)
         for name in sorted(rooms, key=lambda name: (free[name], name)):

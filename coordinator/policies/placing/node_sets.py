@@ -151,14 +151,16 @@ class Division:
 
     def move_on(
         self, job_id: JobId, mine: NodeSet, kinds: Sequence[Class], avoided: Iterable[NodeName]
-    ) -> None:
-        """Who waits for its turn in its set leaves it for one of another class that has room."""
+    ) -> bool:
+        """Who waits for its turn in its set leaves it for one of another class that has room; False
+        if there is none, for nobody alike."""
         if job_id in self.computing(mine):
-            return
-        others = [kind for kind in kinds if kind != mine.kind]
-        if (found := self._open_set(others, avoided)) is not None:
+            return True
+        found = self._open_set([kind for kind in kinds if kind != mine.kind], avoided)
+        if found is not None:
             mine.jobs.remove(job_id)
             found.jobs.append(job_id)
+        return found is not None
 
     def _open_set(self, kinds: Sequence[Class], avoided: Iterable[NodeName]) -> NodeSet | None:
         """A set in which nobody waits for a turn and there is room, else a new one."""

@@ -143,10 +143,16 @@ class _Pass:
             kinds = [_class(job, gpu_type) for gpu_type in self._types(job)]
             if not (nodes and kinds and self.division.adopt(job.job_id, kinds[0], nodes)):
                 self.division.place(job.job_id, kinds, job.avoid_nodes)
+        stuck: set[tuple[object, ...]] = set()  # room only shrinks while they move
         for job in sorted(self._jobs.values(), key=by_submission):
             if job.job_id in settled and len(types := self._types(job)) > 1:
-                kinds = [_class(job, gpu_type) for gpu_type in types]
-                self.division.move_on(job.job_id, settled[job.job_id], kinds, job.avoid_nodes)
+                classes = tuple(_class(job, gpu_type) for gpu_type in types)
+                mine = settled[job.job_id]
+                alike = (mine.kind, classes, job.avoid_nodes)
+                if alike in stuck:
+                    continue
+                if not self.division.move_on(job.job_id, mine, classes, job.avoid_nodes):
+                    stuck.add(alike)
 
     def _types(self, job: JobView) -> tuple[str, ...]:
         """The GPU type of its attempt, else those that it accepts and that are there."""
