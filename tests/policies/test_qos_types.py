@@ -163,6 +163,14 @@ def test_newcomers_that_are_admitted_together_are_refused_together() -> None:
     assert starts(decided(cell(jobs))) == {"j0": "A100"}
 
 
+def test_one_that_never_fits_keeps_nobody_out_that_comes_with_it() -> None:
+    """Admitted together are those that could be."""
+    jobs = [asks("huge", 10.0, 1e4, gpus=16), asks("small", 100.0, 150.0, types=["A100"])]
+    found = decided(cell(jobs), name=f"{EXACT}:admits_together=true")
+    assert rejects(found) == {"huge": None}
+    assert starts(found) == {"small": "A100"}
+
+
 def crowd(count: int, *, most_plans: int) -> tuple[list[Claim], dict[str, Pool]]:
     """Who has no answer yet of so many that neither type can promise anything, and the books."""
     line = [asks(f"j{at}", 100.0, 50.0) for at in range(count)]

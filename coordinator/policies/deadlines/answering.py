@@ -34,11 +34,16 @@ def answer(
     Args:
         refuse: told of each that is not admitted, while the book is as it was asked.
         tried: plans of single jobs that were looked for so far; None: in this book.
-        together: all are admitted or none.
+        together: all are admitted or none, but for those that never fit.
         most_plans: of single jobs, behind which no more are answered.
     """
     tried = tried or (lambda: book.tried)
     before = tried()
+    if together:
+        for claim in newcomers:
+            if not claim.sizes:
+                refuse(claim)
+        newcomers = [claim for claim in newcomers if claim.sizes]
     size = max(1, len(newcomers)) if together else 1
     for at in range(0, len(newcomers), size):
         if at and tried() - before >= most_plans:
