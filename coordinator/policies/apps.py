@@ -118,7 +118,8 @@ class AppRecord(Struct, array_like=True):
     area_s: integral of the number of apps when it was first seen. seen_at_s: when that was; None:
         at its submission, which is how records without it were counted.
     jobs: all of its jobs so far, also those that have ended.
-    granted_at_s: when it was last given GPUs; None: never. rho: as it was then.
+    granted_at_s: when it was last given GPUs, or had some of whoever decided before; None: never.
+    rho: as it was when they were given; infinite: somebody else gave them.
     """
 
     submitted_at_s: float
@@ -163,6 +164,8 @@ class Attendance(Struct):
         if record is None:
             since_s = min(job.submitted_at_s for job in jobs)
             record = AppRecord(since_s, self.area_s, seen_at_s=self.at_s)
+            had = [at_s for job in jobs if (at_s := self._had_gpus_at_s(job)) is not None]
+            record.granted_at_s = max(had, default=None)
         for job in jobs:
             known = record.jobs.get(job.job_id)
             if known is None or known.gpus != most_gpus(job):
@@ -171,6 +174,12 @@ class Attendance(Struct):
             if known is not None and known != record.jobs[job.job_id] and len(record.jobs) == 1:
                 record.granted_at_s, record.rho = None, inf  # what it was given was another gang's
         return record
+
+    def _had_gpus_at_s(self, job: JobView) -> float | None:
+        """When a job that is new here last had GPUs; None: never."""
+        if job.placed:
+            return self.at_s
+        return None if job.first_started_at_s is None else job.waiting_since_s
 
     def mean_apps(self, record: AppRecord) -> float:
         """N: time-weighted mean of apps since one was seen; how many are there in that instant."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 import pytest
 from msgspec.structs import replace
@@ -94,12 +95,14 @@ NODES = frozenset({NodeName("n")})
 NOW_S = 1000.0
 
 
-def standing(*, held: int = 0, back: int = 0, granted_at_s: float | None = None) -> Standing:
+def standing(
+    *, held: int = 0, back: int = 0, granted_at_s: float | None = None, rho: float = 3.0
+) -> Standing:
     """An app of one job with 800 s of work, which came 100 s ago and would have all of 4 GPUs."""
     made = make_job_view("j", workers=(1, 4), gpus_per_worker=1, remaining_work_s=800.0)
     job: JobView = replace(made, whole_work_s=800.0, submitted_at_s=NOW_S - 100.0)
     works = {JobId("j"): Work(800.0, 4)}
-    record = AppRecord(NOW_S - 100.0, 0.0, works, granted_at_s=granted_at_s, rho=3.0)
+    record = AppRecord(NOW_S - 100.0, 0.0, works, granted_at_s=granted_at_s, rho=rho)
     return Standing(
         app="job j",
         jobs=[job],
@@ -131,3 +134,10 @@ def test_without_gpus_rho_grows_from_the_last_grant() -> None:
     """Half a lease since it had rho 3 is 4.5; who was never granted anything is infinitely poor."""
     assert standing(granted_at_s=NOW_S - 600.0).rho(NOW_S, 1200.0) == pytest.approx(4.5)
     assert standing().rho(NOW_S, 1200.0) == float("inf")
+
+
+def test_who_had_its_gpus_of_another_policy_stands_as_if_they_had_been_its_share() -> None:
+    """It lost them 50 s ago, and came 50 s before: 100 s until then and 200 on all four GPUs, where
+    it would have been done in 200."""
+    made = standing(granted_at_s=NOW_S - 50.0, rho=inf)
+    assert made.rho(NOW_S, 1200.0) == pytest.approx((50.0 + 200.0) / 200.0 * (1 + 50.0 / 1200.0))

@@ -7,12 +7,12 @@ from math import inf
 import pytest
 from msgspec.structs import replace
 
-from common.model import JobId
+from common.model import JobId, JobState
 from coordinator.policies.apps import AppRecord, Attendance, Work
 from coordinator.policies.auctions.leases import Memory
 from coordinator.policies.systems.themis.arbiter import Arbiter
 from coordinator.policies.systems.themis.knobs import ThemisKnobs
-from tests.builders import NOW_S
+from tests.builders import NOW_S, make_worker_view
 from tests.policies.test_themis import cluster, running, waiting
 
 SEARCH = "app team/search"
@@ -57,3 +57,25 @@ def test_a_gang_after_its_prerun_has_had_nothing_yet(trials: int, is_new: bool) 
     found = attendance.apps[SEARCH]
     assert (found.granted_at_s, found.rho) == ((None, inf) if is_new else (NOW_S - 50.0, 2.0))
     assert {work.gpus for work in found.jobs.values()} == {4}
+
+
+@pytest.mark.parametrize(
+    ("first_s", "since_s", "placed", "granted_at_s"),
+    [
+        pytest.param(None, NOW_S - 300.0, False, None, id="who never ran"),
+        pytest.param(NOW_S - 200.0, NOW_S - 40.0, False, NOW_S - 40.0, id="who ran and waits"),
+        pytest.param(NOW_S - 200.0, None, True, NOW_S, id="who runs"),
+    ],
+)
+def test_who_comes_from_another_policy_has_had_what_that_gave(
+    first_s: float | None, since_s: float | None, placed: bool, granted_at_s: float | None
+) -> None:
+    """Until then it was served; only who never was is infinitely poor."""
+    made = waiting("j", waited_s=300.0)
+    job = replace(made, first_started_at_s=first_s, waiting_since_s=since_s)
+    if placed:
+        job = replace(job, placed=(make_worker_view("j", 0, "n1"),), state=JobState.RUNNING)
+    attendance = Attendance()
+    attendance.note(cluster({"n1": 8}, [job]))
+    [record] = attendance.apps.values()
+    assert (record.granted_at_s, record.rho) == (granted_at_s, inf)

@@ -35,14 +35,19 @@ class Standing(Struct, kw_only=True):
     def rho(self, now_s: float, lease_s: float) -> float:
         """By which apps are chosen: infinite before its first GPUs; without any it grows.
 
-        That is the long-term compensation: by one of what it was, for each lease that it waits.
+        That is the long-term compensation: by one of what it was, for each lease that it waits. Of
+        one that had its GPUs of another policy that is what it would be on its share.
         """
         left_s = self.measure.left_s({**self.back, **self.held})
         if left_s < inf:
             return self.measure.rho(left_s)
         if self.record.granted_at_s is None:
             return inf
-        return self.record.rho * (1.0 + max(0.0, now_s - self.record.granted_at_s) / lease_s)
+        waited_s = max(0.0, now_s - self.record.granted_at_s)
+        rho = self.record.rho
+        if rho == inf:
+            rho = self.measure.rho(self.measure.share_left_s - waited_s)
+        return rho * (1.0 + waited_s / lease_s)
 
 
 def standing_of(
