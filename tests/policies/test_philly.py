@@ -153,6 +153,25 @@ def test_what_is_held_stays_on_its_nodes() -> None:
     assert part(floor, one, FEWEST_NODES, {NodeName("a1"): 5}) == {"a1": 5}
 
 
+@pytest.mark.parametrize(
+    ("gang", "expected"),
+    [
+        pytest.param(Gang(2, 4, "H100"), {"large": 3}, id="one large node, though less is free"),
+        pytest.param(Gang(3, 4, "H100"), {"small": 4, "large": 3}, id="one of each"),
+        pytest.param(Gang(4, 4, "H100"), {"large": 3, "full": 0}, id="both large ones"),
+        pytest.param(Gang(1, 4, "H100"), {"small": 4}, id="the emptiest that would do alone"),
+    ],
+)
+def test_nothing_is_held_on_a_node_that_is_too_small_for_its_part(
+    gang: Gang, expected: dict[str, int]
+) -> None:
+    """On the fewest nodes a gang of eight GPUs never comes to stand on one of four."""
+    sized = (node("small", free=4, gpus=4), node("large", free=3), node("full", free=0))
+    mixed = Floor(snapshot(sized))
+    found = part(mixed, gang, FEWEST_NODES, {})
+    assert found == {name: gpus for name, gpus in expected.items() if gpus}
+
+
 PARTLY = (node("a", free=6), node("b", free=4))
 OTHER = running("other", {"a": 2, "b": 4}, tenant="elsewhere")
 """Half of the sixteen GPUs are the other tenant's, and no node is empty."""

@@ -53,8 +53,7 @@ def part(floor: Floor, gang: Gang, level: int, held: Mapping[NodeName, int]) -> 
     for nodes in _candidates(floor, gang, level, held):
         left = gang.workers
         taken: dict[NodeName, int] = {}
-        most = _fewest(floor, gang, nodes) if level == FEWEST_NODES else len(nodes)
-        for name in nodes[:most]:
+        for name in _together(floor, gang, nodes) if level == FEWEST_NODES else nodes:
             here = min(left, _places(floor, gang, (name,)))
             gpus = min(floor.free[name], here * gang.gpus_per_worker)
             if gpus > 0:
@@ -92,6 +91,27 @@ def _candidates(
 def _places(floor: Floor, gang: Gang, names: Sequence[NodeName]) -> int:
     nodes = (floor.nodes[name] for name in names)
     return sum((node.gpus - node.barred_gpus) // gang.gpus_per_worker for node in nodes)
+
+
+def _together(floor: Floor, gang: Gang, names: Sequence[NodeName]) -> list[NodeName]:
+    """The first of these nodes that hold the gang with nobody on them, on as few as can.
+
+    Where nodes differ not any of them will do: what is held on one that is too small for its part
+    is kept from others for nothing.
+    """
+    most, left = _fewest(floor, gang, names), gang.workers
+    places = {name: _places(floor, gang, (name,)) for name in names}
+    largest = sorted(places.values(), reverse=True)
+    found: list[NodeName] = []
+    for name in names:
+        if len(found) == most:
+            break
+        rest = most - len(found) - 1
+        if places[name] >= left - sum(largest[:rest]):
+            found.append(name)
+            left -= places[name]
+            largest.remove(places[name])
+    return found
 
 
 def _fewest(floor: Floor, gang: Gang, names: Sequence[NodeName]) -> int:
