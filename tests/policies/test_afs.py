@@ -101,6 +101,15 @@ def test_lyras_rule_follows_throughput_alone() -> None:
     assert [each.workers for each in shares] == [1, 5]
 
 
+def test_what_a_worker_more_adds_counts_against_the_base_gang() -> None:
+    """Half of one worker is more than nine tenths of two."""
+    wide = make_job_view("wide", workers=(2, 3))
+    wide = replace(wide, profile=JobProfile(speedup=((2, 1.0), (3, 1.45))))
+    shares, left = base_shares([wide, job("slim", 10.0, 1.0, 0.5, most=2)], 4, NOW_S)
+    share_by_throughput(shares, left)
+    assert [each.workers for each in shares] == [2, 2]
+
+
 def test_without_lengths_the_more_efficient_wins_and_equals_toss() -> None:
     """Surely better or surely worse needs no chance; between equals both happen."""
     good = share(job("good", 1.0, 1.0, 1.0, 1.0), 1)

@@ -172,6 +172,13 @@ def test_nothing_is_held_on_a_node_that_is_too_small_for_its_part(
     assert found == {name: gpus for name, gpus in expected.items() if gpus}
 
 
+def test_gpus_that_come_free_for_nobody_are_no_place() -> None:
+    """A node with one of them never takes a worker of all eight, and nothing is held there."""
+    barred = make_node_view("barred", barred_gpus=1)
+    floor = Floor(snapshot((barred, node("full", free=1))))
+    assert part(floor, Gang(1, 8, "H100"), FEWEST_NODES, {}) == {"full": 1}
+
+
 PARTLY = (node("a", free=6), node("b", free=4))
 OTHER = running("other", {"a": 2, "b": 4}, tenant="elsewhere")
 """Half of the sixteen GPUs are the other tenant's, and no node is empty."""
