@@ -1,6 +1,7 @@
 """Where GPUs are: what a pass can give away by node, and placing rules.
 
-Must not know the engine, nor who deserves what.
+For policies that decide jointly. Those that are made of rules place on `placement.Room` instead,
+where lent nodes have groups of their own. Must not know the engine, nor who deserves what.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Which nodes take the workers: best fit, groups on lent nodes. Must not know order or value.
 
-Rules (Lyra, EuroSys'23, section 5.3): a worker goes to the fullest node that still fits it, an
-empty node is opened last; base and flexible workers of elastic jobs go to separate groups of lent
-nodes, so that the flexible group can go home without a preemption.
+For policies that are made of rules; those that decide jointly place on a `floor`. The rules (Lyra,
+EuroSys'23, section 5.3): a worker goes to the fullest node that still fits it, an empty node is
+opened last; base and flexible workers of elastic jobs go to separate groups of lent nodes, so that
+the flexible group can go home without a preemption.
 
 Deviation: the paper puts elastic base demand on lent nodes first. A base worker there is the only
 source of preemptions, so by default it goes to training nodes while they fit

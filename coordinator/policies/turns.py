@@ -2,7 +2,7 @@
 
 Running and waiting jobs stand in one line. Each takes its whole base gang from what is left by
 those before it: a running job where it is, a waiting one on GPUs that are free, else on those of
-jobs behind it. What the walk grants, `floor.carry_out` turns into decisions.
+jobs behind it. What the walk grants, `granting.carry_out` turns into decisions.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Which spare nodes training could use if they were lent now. Must not know why nodes are spare.
 
-A scheduling pass is tried first: what starts or grows without a loan wants none. Then each job
-that still waits, in the order of the policy, is given as few further nodes as let its whole base
-gang start, on one GPU type, beside what is free; a gang that cannot be completed gets none. Last,
-elastic jobs grow where a worker more is worth its rendezvous. A node that nobody got stays home.
+A scheduling pass is tried first: what starts or grows without a loan wants none. `covering` gives
+what could be lent to those that it leaves over, and a node that nobody got stays home.
 """
 
 from __future__ import annotations

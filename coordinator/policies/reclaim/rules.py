@@ -17,9 +17,9 @@ class ReclaimRule(StrEnum):
     """Which lent nodes go home, and so who is preempted."""
 
     COST = "cost"
-    """Least preemption cost, node by node: the paper's greedy (`reclaim_greedy`)."""
+    """Least preemption cost, node by node: the paper's greedy (`greedy`)."""
     NEAR_OPTIMUM = "near-optimum"
-    """Never more than by the greedy, and near what is possible at all (`reclaim_search`)."""
+    """Never more than by the greedy, and near what is possible at all (`search`)."""
     RANDOM = "random"
     FEWEST_JOBS = "fewest-jobs"
 

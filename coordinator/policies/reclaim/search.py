@@ -1,8 +1,8 @@
 """Choices near the optimum, with a proof of how near. Pure numbers; must not know jobs or nodes.
 
 Three steps, each deterministic and bounded by steps, never by time: the corners of the hull
-(`reclaim_hull`), what is missing to them filled part by part (`reclaim_frontier`), and then a local
-search by exchanges. What the caller had is taken as well, so the answer is never worse than that.
+(`hull`), what is missing to them filled part by part (`frontier`), and then a local search by
+exchanges (`exchange`). What the caller had is taken as well, so the answer is never worse.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def solve(
     Args:
         start: a choice that empties enough.
         unit: differences of cost below this are not worth a search of their own.
-        effort: steps of the flow search; see `reclaim_hull`.
+        effort: steps of the flow search; see `hull`.
         exchange_effort: steps of the local search.
 
     The same arguments give the same answer.
