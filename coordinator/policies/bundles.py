@@ -141,13 +141,11 @@ POLICIES: dict[str, Policy] = {
 }
 """Every policy under its own name."""
 
-_SYSTEMS = (
+COMPARED = (
     *("fifo", "fifo-skip", "sjf", "srtf", "srsf", "aryl", "foresight"),
     *("themis", "qos", "tiresias", "gandiva", "philly"),
     *("drf", "tetris", "yarn", "mesos", "afs", "pollux"),
 )
-
-COMPARED = tuple(name for name in _SYSTEMS if name in POLICIES)
 """One of each system, in the order in which a comparison of all shows them."""
 
 KNOBS: dict[str, Any] = {
