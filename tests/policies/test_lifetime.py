@@ -184,6 +184,27 @@ def test_what_saves_holds_a_node_no_longer_than_it_needs_it() -> None:
     assert 3 <= len(starts(cell([*saving, *new], held), SAVING)) <= 5
 
 
+def test_what_a_stop_costs_does_not_hang_on_when_a_view_was_made() -> None:
+    """What jobs computed since counts for whether they are believed to save: views are shared until
+    something happens, and whoever replays a journal makes them anew."""
+    old, held = half_held(9, hours_left=14.0)
+    kept = [
+        replace(
+            job, saves_when_asked=True, wasted_gpu_s=1e5, attained_gpu_s=1.9e5, computing_gpus=4,
+            as_of_s=MIDNIGHT_S - HOUR_S,
+        )
+        for job in old
+    ]  # fmt: skip
+    anew = [replace(job, attained_gpu_s=1.9e5 + 4 * HOUR_S, as_of_s=MIDNIGHT_S) for job in kept]
+    new = [
+        make_job_view(f"new{number}", gpus_per_worker=4, remaining_work_s=5.8 * HOUR_S)
+        for number in range(9)
+    ]
+    found = [starts(cell([*jobs, *new], held), SAVING) for jobs in (kept, anew)]
+    assert found[0] == found[1]
+    assert 3 <= len(found[0]) <= 5
+
+
 def test_a_job_that_saves_is_told_why_it_waits() -> None:
     """Not that it would have to be over, but that the loan is too short for its restart."""
     saves = replace(hours("saves", 14.0), saves_when_asked=True)

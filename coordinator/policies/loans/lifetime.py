@@ -33,7 +33,7 @@ from coordinator.policies.loans.odds import Odds, base_runtime_s
 from coordinator.policies.loans.seasonal import BIN_S, LEADS
 from coordinator.policies.placement import Room
 from coordinator.policies.reclaim.costs import RESTART_S
-from coordinator.policies.setbacks import MOST_LOST_RATIO
+from coordinator.policies.setbacks import is_resumed
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, ServiceView
 from coordinator.policies.sources import late_ratio
 
@@ -71,19 +71,18 @@ def longest_runtime_s(job: JobView, gpu_type: str, now_s: float) -> float:
     return ratio * base_runtime_s(job, gpu_type, now_s) + SLACK_S
 
 
-def stop_cost_s(job: JobView) -> float | None:
+def stop_cost_s(job: JobView, now_s: float) -> float | None:
     """What a stop later on is expected to cost a job, in seconds of its base gang, its restart
     counted; None: all that it will have done, as far as is known.
 
-    Nothing but the restart of one that saves when it is asked, unless stops have cost it so much
-    already that its word is worth nothing. When another one saves is its own business; that it does
-    is known once a stop left it something, and what stops took from it so far, on average, tells
-    how old its saves are.
+    Nothing but the restart of one that goes on from where it was. When another one saves is its own
+    business; that it does is known once a stop left it something, and what stops took from it so
+    far, on average, tells how old its saves are.
     """
-    gpus = job.workers.min * job.gpus_per_worker
-    if job.saves_when_asked and job.wasted_gpu_s <= MOST_LOST_RATIO * job.attained_gpu_s:
+    if is_resumed(job, now_s):
         return RESTART_S
-    if job.preemption_count and job.wasted_gpu_s < job.attained_gpu_s:
+    if job.preemption_count and job.wasted_gpu_s < job.attained_service_gpu_s(now_s):
+        gpus = job.workers.min * job.gpus_per_worker
         return RESTART_S + job.wasted_gpu_s / job.preemption_count / gpus
     return None
 
@@ -251,8 +250,9 @@ class Lifetimes:
 
     def _stays_s(self, job: JobView, gpu_type: str) -> float:
         """For how long a job needs a node that it holds with base workers."""
-        longest_s = longest_runtime_s(job, gpu_type, self._snapshot.now_s)
-        cost_s = stop_cost_s(job) if self._counts_saves else None
+        now_s = self._snapshot.now_s
+        longest_s = longest_runtime_s(job, gpu_type, now_s)
+        cost_s = stop_cost_s(job, now_s) if self._counts_saves else None
         return longest_s if cost_s is None else min(longest_s, STAY_RATIO * cost_s)
 
     def _at(self, lent: _Lent, q: float, *, is_shy: bool) -> _Loans:
