@@ -28,11 +28,9 @@ from msgspec import Struct
 
 from common.model import JobId, NodeName
 from coordinator.policies.gpu_types import types_in_order
-from coordinator.policies.loans.odds import base_runtime_s
 from coordinator.policies.placement import Room
-from coordinator.policies.shares import work_on
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, Occupied
-from coordinator.policies.speeds import best_rate, rate_on
+from coordinator.policies.speeds import base_runtime_s, best_rate, rate_on, work_on
 
 SLACK_S = 60.0
 """A job on claimed nodes must be over so long before they are wanted: a start takes time."""

@@ -25,8 +25,8 @@ from coordinator.policies.floor import (
 )
 from coordinator.policies.placement import merge
 from coordinator.policies.placing.clearing import Clearing
-from coordinator.policies.shares import runtime_on
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
+from coordinator.policies.speeds import runtime_on
 from coordinator.policies.words import counted, listed, unsaved
 
 Why = Callable[[Sequence[JobId]], str]

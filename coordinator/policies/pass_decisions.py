@@ -8,9 +8,9 @@ from common.model import JobId
 from coordinator.policies.decisions import Decision, Placement, Resize, Start
 from coordinator.policies.placement import merge, placed_count
 from coordinator.policies.queueing import Admitted, Gang
-from coordinator.policies.shares import Share, Shares, work_on
+from coordinator.policies.shares import Share, Shares
 from coordinator.policies.sizes_told import at_best, is_faster_with_fewer
-from coordinator.policies.speeds import fastest_s, rate_on
+from coordinator.policies.speeds import fastest_s, rate_on, work_on
 from coordinator.policies.words import counted
 
 

@@ -13,7 +13,7 @@ from coordinator.policies.index import workers_by_index
 from coordinator.policies.knapsack import Group, ladder
 from coordinator.policies.placement import placed_count
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
-from coordinator.policies.speeds import has_curve, rate_on
+from coordinator.policies.speeds import has_curve, rate_on, work_on
 
 Weigh = Callable[[JobView, str], float]
 """How much a second of a job's running time on a GPU type counts, its own being 1."""
@@ -147,20 +147,6 @@ class Share:
             weight=self.weight,
             rates=self.rates,
         )
-
-
-def work_on(job: JobView, gpu_type: str, now_s: float) -> float:
-    """Worker-seconds left, counted in workers of a GPU type: a type that needs twice the workers
-    has twice the worker-seconds."""
-    return job.work_left_s(now_s) * job.gpu.worker_multiplier.get(gpu_type, 1)
-
-
-def runtime_on(
-    job: JobView, gpu_type: str, workers: int, now_s: float, *, trusts_profiles: bool = True
-) -> float:
-    """Running time left with so many workers of a GPU type, in seconds."""
-    rate = rate_on(job, gpu_type, workers, trusts_profiles=trusts_profiles)
-    return work_on(job, gpu_type, now_s) / rate
 
 
 class Shares(Mapping[JobId, Share]):

@@ -1,4 +1,4 @@
-"""How fast a job goes with so many workers: by its profile, else in proportion to them.
+"""How fast a job goes with so many workers, and for how long: by its profile, else in proportion.
 
 Lyra (EuroSys'23, section 5) takes throughput for linear in workers; its section 8 names measured
 curves as the way on. `JobProfile` reads such a curve; here it is put into the units of a GPU type.
@@ -37,3 +37,19 @@ def best_rate(job: JobView, *, trusts_profiles: bool = True) -> int | float:
 def fastest_s(job: JobView, *, trusts_profiles: bool = True) -> float:
     """Running time of a waiting job at its best size, on any GPU type."""
     return job.remaining_work_s / best_rate(job, trusts_profiles=trusts_profiles)
+
+
+def work_on(job: JobView, gpu_type: str, now_s: float) -> float:
+    """Worker-seconds left, counted in workers of a GPU type: a type that needs twice the workers
+    has twice the worker-seconds."""
+    return job.work_left_s(now_s) * job.gpu.worker_multiplier.get(gpu_type, 1)
+
+
+def runtime_on(job: JobView, gpu_type: str, workers: int, now_s: float) -> float:
+    """Running time left with so many workers of a GPU type, in seconds."""
+    return work_on(job, gpu_type, now_s) / rate_on(job, gpu_type, workers)
+
+
+def base_runtime_s(job: JobView, gpu_type: str, now_s: float) -> float:
+    """The same with the base gang alone, whatever its profile tells."""
+    return work_on(job, gpu_type, now_s) / job.workers_on(gpu_type).min

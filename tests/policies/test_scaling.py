@@ -11,8 +11,9 @@ from common.model import JobState, NodeName, NodeRole, Preemptibility
 from common.profile import JobProfile
 from coordinator.policies.placement import Room
 from coordinator.policies.scaling import give_back, share_flexible
-from coordinator.policies.shares import Share, shares_of, that_may_grow, work_on
+from coordinator.policies.shares import Share, shares_of, that_may_grow
 from coordinator.policies.snapshot import JobView, NodeView
+from coordinator.policies.speeds import work_on
 from tests.builders import (
     make_job_view,
     make_node_view,

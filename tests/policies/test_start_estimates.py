@@ -10,8 +10,8 @@ from coordinator.policies.bundles import POLICIES, policy
 from coordinator.policies.decisions import Placement, Start
 from coordinator.policies.granting import Grant, carry_out
 from coordinator.policies.placement import placed_count
-from coordinator.policies.shares import runtime_on
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
+from coordinator.policies.speeds import runtime_on
 from coordinator.policies.tenants.guarding import guarded
 from tests.builders import make_job_view, make_node_view, make_snapshot
 from tests.policies.profiled import told

@@ -29,13 +29,14 @@ from msgspec import Struct
 
 from common.model import JobId
 from coordinator.policies.loans.loaning import nodes_for
-from coordinator.policies.loans.odds import Odds, base_runtime_s
+from coordinator.policies.loans.odds import Odds
 from coordinator.policies.loans.seasonal import BIN_S, LEADS
 from coordinator.policies.placement import Room
 from coordinator.policies.reclaim.costs import RESTART_S
 from coordinator.policies.setbacks import is_resumed
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, ServiceView
 from coordinator.policies.sources import late_ratio
+from coordinator.policies.speeds import base_runtime_s
 
 SLACK_S = 120.0
 """A job must be over so long before its node is wanted: starts and restarts take time."""
@@ -65,7 +66,8 @@ job: a tenth of its time there is the most that a preemption takes."""
 
 
 def longest_runtime_s(job: JobView, gpu_type: str, now_s: float) -> float:
-    """The same, if the estimate is as far off as its source may be, and with time to start."""
+    """Running time left with the base gang alone on a GPU type, in seconds, with time to start, and
+    if the estimate is as far off as its source may be."""
     is_guess = late_ratio(job.estimate_source) is None
     ratio = GUESS_RATIO if is_guess else 1.0
     return ratio * base_runtime_s(job, gpu_type, now_s) + SLACK_S

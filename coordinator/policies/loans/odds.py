@@ -26,13 +26,8 @@ from math import inf
 
 from common.model import JobId
 from coordinator.policies.placement import Room
-from coordinator.policies.shares import work_on
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
-
-
-def base_runtime_s(job: JobView, gpu_type: str, now_s: float) -> float:
-    """Running time left with the base gang alone on a GPU type, in seconds."""
-    return work_on(job, gpu_type, now_s) / job.workers_on(gpu_type).min
+from coordinator.policies.speeds import base_runtime_s
 
 
 class Odds:
