@@ -25,6 +25,7 @@ from coordinator.policies.floor import (
 )
 from coordinator.policies.placement import merge
 from coordinator.policies.placing.clearing import Clearing
+from coordinator.policies.resting import resizable_at_s
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
 from coordinator.policies.speeds import runtime_on
 from coordinator.policies.words import counted, listed, unsaved
@@ -233,7 +234,6 @@ class _Carrying:
     # --- running jobs -------------------------------------------------------------------------
 
     def _resize(self, *, shrinks: bool) -> None:
-        now_s, cooldown_s = self._snapshot.now_s, self._snapshot.resize_cooldown_s
         for grant in self._grants:
             job = grant.job
             if not job.is_resizable or job.gpu_type is None:
@@ -241,11 +241,12 @@ class _Carrying:
             more = grant.workers - present_workers(job)
             if more == 0 or (more < 0) != shrinks:
                 continue
-            rests_until_s = (job.last_resized_at_s or -cooldown_s) + cooldown_s
-            if not shrinks and rests_until_s > now_s:
-                self._wakes.append(rests_until_s)
-                continue
-            (self._shrink if shrinks else self._grow)(grant, abs(more))
+            if shrinks:
+                self._shrink(grant, -more)
+            elif (at_s := resizable_at_s(self._snapshot, job)) is not None:
+                self._wakes.append(at_s)
+            else:
+                self._grow(grant, more)
 
     def _shrink(self, grant: Grant, count: int) -> None:
         flexible = [w for w in grant.job.placed if w.is_flexible and not w.is_leaving]

@@ -11,7 +11,14 @@ from msgspec.structs import replace
 
 from common.model import JobId, Mode, NodeName, NonNegativeFloat, NonNegativeInt, Ratio
 from coordinator.policies.blockers import Hold, holds
-from coordinator.policies.decisions import Advice, Allocation, Decision, Loan, Recommend
+from coordinator.policies.decisions import (
+    Advice,
+    Allocation,
+    Decision,
+    Loan,
+    Recommend,
+    earliest,
+)
 from coordinator.policies.foresight_claims import Claims
 from coordinator.policies.index import index_of
 from coordinator.policies.line_weight import line_weight
@@ -32,12 +39,13 @@ from coordinator.policies.queueing import (
 )
 from coordinator.policies.reclaim.costs import CostModel
 from coordinator.policies.reclaim.rules import ReclaimRule, TakeBack
+from coordinator.policies.resting import resizable_at_s
 from coordinator.policies.scaling import (
     RESIZE_COST_S,
     give_back,
     share_flexible,
 )
-from coordinator.policies.shares import Share, Shares, rests_until_s, shares_of, that_may_grow
+from coordinator.policies.shares import Share, Shares, shares_of, that_may_grow
 from coordinator.policies.sizes_told import why_not_larger
 from coordinator.policies.snapshot import ClusterSnapshot, ServiceView, Shadow
 from coordinator.policies.spanning import find_spanning, grow_spanning
@@ -167,9 +175,7 @@ def allocate(rules: Rules, snapshot: ClusterSnapshot, memory: bytes) -> Allocati
         room.bars.clear()  # they know the room: whoever knows each other stays until garbage goes
         gone, grown = resizes(shares, admitted, resize_cost_s=rules.resize_cost_s)
         decisions = (*gone, *starts(admitted, new, trusts_profiles=rules.trusts_profiles), *grown)
-    resized = [job for job in jobs if job.last_resized_at_s is not None]
-    wakes = [rests_until_s(snapshot, job) for job in resized]
-    wake_at_s = min((wake for wake in wakes if wake is not None), default=None)
+    wake_at_s = earliest(*[resizable_at_s(snapshot, job) for job in jobs])
     return Allocation(decisions=decisions, memory=memory, wake_at_s=wake_at_s)
 
 

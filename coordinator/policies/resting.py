@@ -1,8 +1,9 @@
-"""Jobs that were preempted lately: no other one's turn stops them again yet. Knows no policy.
+"""Jobs that were preempted or resized lately, and when they may be again. Knows no policy.
 
-The engine refuses such a preemption (`min_runtime_s`: nobody is stopped over and over), and with it
-the start that was to have the GPUs. So a policy is told beforehand, and is asked again when the
-first of them may be stopped. Must not know the engine.
+The engine refuses to preempt a job for another one's turn so soon (`min_runtime_s`: nobody is
+stopped over and over), and with it the start that was to have the GPUs. So a policy is told
+beforehand, and is asked again when the first of them may be stopped. A resize rests likewise
+(`resize_cooldown_s`), but no policy is kept to that. Must not know the engine.
 """
 
 from __future__ import annotations
@@ -43,3 +44,11 @@ def rests_until_s(snapshot: ClusterSnapshot, job: JobView) -> float | None:
         return None
     until_s = job.preempted_at_s + snapshot.min_runtime_s
     return until_s if until_s > snapshot.now_s else None
+
+
+def resizable_at_s(snapshot: ClusterSnapshot, job: JobView) -> float | None:
+    """When the cooldown after a job's last resize is over; None: it is by now."""
+    if job.last_resized_at_s is None:
+        return None
+    at_s = job.last_resized_at_s + snapshot.resize_cooldown_s
+    return at_s if at_s > snapshot.now_s else None

@@ -12,6 +12,7 @@ from coordinator.policies.decisions import Placement
 from coordinator.policies.index import workers_by_index
 from coordinator.policies.knapsack import Group, ladder
 from coordinator.policies.placement import placed_count
+from coordinator.policies.resting import resizable_at_s
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
 from coordinator.policies.speeds import has_curve, rate_on, work_on
 
@@ -247,13 +248,5 @@ def that_may_grow(
     return [
         shares[job_id]
         for job_id, job in shares.jobs.items()
-        if job.gpu_type in types and rests_until_s(snapshot, job) is None
+        if job.gpu_type in types and resizable_at_s(snapshot, job) is None
     ]
-
-
-def rests_until_s(snapshot: ClusterSnapshot, job: JobView) -> float | None:
-    """When the job's cooldown after its last resize ends; None when it has."""
-    last_s = job.last_resized_at_s
-    if last_s is None or last_s + snapshot.resize_cooldown_s <= snapshot.now_s:
-        return None
-    return last_s + snapshot.resize_cooldown_s

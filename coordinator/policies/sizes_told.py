@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from coordinator.policies.placement import placed_count
-from coordinator.policies.shares import Share, rests_until_s
+from coordinator.policies.resting import resizable_at_s
+from coordinator.policies.shares import Share
 from coordinator.policies.snapshot import ClusterSnapshot
 from coordinator.policies.words import counted
 
@@ -25,7 +26,7 @@ def why_not_larger(
         return (f"the next pass gives it {counted(placed_count(share.added), 'worker')} more",)
     if share.current >= share.most:
         return (_at_best(share, resize_cost_s),)
-    rest_s = rests_until_s(snapshot, job)
+    rest_s = resizable_at_s(snapshot, job)
     if rest_s is not None:
         return (f"it was resized a moment ago and rests for {rest_s - snapshot.now_s:.0f} s more",)
     if is_barred:

@@ -19,6 +19,7 @@ from coordinator.policies.dividing.goodput_search import Genes, Mask, Problem
 from coordinator.policies.floor import Floor, Place, present_workers
 from coordinator.policies.granting import Grant, Plan, carry_out
 from coordinator.policies.pooling import Pool
+from coordinator.policies.resting import resizable_at_s
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 
 MOST_MENDED = 3
@@ -122,8 +123,7 @@ class Asking(Struct, frozen=True, kw_only=True):
         """Whether it is for nodes alone to give it workers now: nothing else keeps its size."""
         if not job.placed:
             return True
-        since_s = self.snapshot.now_s - self.snapshot.resize_cooldown_s
-        return job.is_resizable and (job.last_resized_at_s or since_s) <= since_s
+        return job.is_resizable and resizable_at_s(self.snapshot, job) is None
 
 
 def workers_after(plan: Plan, pool: Pool) -> Genes:

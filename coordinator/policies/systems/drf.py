@@ -28,7 +28,7 @@ from coordinator.policies.placing.rooms_left import RoomsLeft
 from coordinator.policies.placing.vectors import Bins
 from coordinator.policies.placing.victims import fewest_victims
 from coordinator.policies.policy import Parts, joint
-from coordinator.policies.shares import rests_until_s
+from coordinator.policies.resting import resizable_at_s
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
 from coordinator.policies.tenants.lines import in_turn, lines
 
@@ -187,7 +187,7 @@ class Filling:
         for job in self._snapshot.jobs:
             if job.job_id in self._shrunk or job.job_id in self._stopped:
                 continue
-            is_ready = rests_until_s(self._snapshot, job) is None
+            is_ready = resizable_at_s(self._snapshot, job) is None
             if job.is_resizable and job.gpu_type and is_ready:
                 growing.setdefault(job.tenant, []).append((job, job.gpu_type))
         for line in growing.values():
@@ -251,7 +251,7 @@ class Filling:
     def _wake_at_s(self) -> float | None:
         """When a job that could grow may be resized again."""
         jobs = (job for job in self._snapshot.jobs if job.is_resizable and self._can_grow(job))
-        return earliest(*(rests_until_s(self._snapshot, job) for job in jobs))
+        return earliest(*(resizable_at_s(self._snapshot, job) for job in jobs))
 
     def _can_grow(self, job: JobView) -> bool:
         return present_workers(job) < job.workers_on(job.gpu_type or "").max
