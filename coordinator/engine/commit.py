@@ -36,6 +36,7 @@ from coordinator.policies.decisions import (
     Resume,
     Start,
     Suspend,
+    placed_count,
 )
 
 
@@ -111,7 +112,7 @@ def _resize(ctx: Context, decision: Resize) -> str:
         if worker is None or not worker.is_flexible or worker.stop is not None:
             return f"worker {index} is not a flexible worker that can be released"
     grown = job.running_workers - len(decision.removed_workers)
-    grown += sum(placement.worker_count for placement in decision.added)
+    grown += placed_count(decision.added)
     if job.gpu_type is None or grown > job.spec.workers_on(job.gpu_type).max:
         return f"{grown} workers are more than it can use"
     why = starting.does_not_fit(ctx, job, job.gpu_type, decision.added)

@@ -9,7 +9,7 @@ from common.model import GpuUuid, JobState, NodeName, NodeRole, Pool, WorkerKey
 from coordinator.engine import jobs, losses, sharing, stores
 from coordinator.engine.context import Context, free_slots
 from coordinator.engine.state import JobEntry, NodeEntry
-from coordinator.policies.decisions import Placement, Start
+from coordinator.policies.decisions import Placement, Start, placed_count
 
 
 def is_schedulable(node: NodeEntry) -> bool:
@@ -91,7 +91,7 @@ def why_not(
     """Why a gang cannot start as decided; empty when it can. Its state is the caller's matter."""
     gang = job.spec.workers_on(decision.gpu_type)
     base = sum(p.worker_count for p in decision.placements if not p.is_flexible)
-    count = sum(p.worker_count for p in decision.placements)
+    count = placed_count(decision.placements)
     if base != gang.min or count > gang.max:
         return f"{base} base and {count} workers in all, the gang is {gang.min} to {gang.max}"
     return does_not_fit(

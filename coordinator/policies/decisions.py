@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 from msgspec import Struct
@@ -26,6 +27,23 @@ class Placement(Struct, frozen=True, kw_only=True):
     worker_count: int
     is_flexible: bool = False
     gpu_uuids: tuple[GpuUuid, ...] = ()
+
+
+def placed_count(placements: Iterable[Placement]) -> int:
+    """Workers in all."""
+    return sum(placement.worker_count for placement in placements)
+
+
+def merge(placements: Iterable[Placement]) -> tuple[Placement, ...]:
+    """One placement per node and kind, base first, nodes in order of name; of free GPUs."""
+    counts: dict[tuple[bool, NodeName], int] = {}
+    for placement in placements:
+        key = (placement.is_flexible, placement.node)
+        counts[key] = counts.get(key, 0) + placement.worker_count
+    return tuple(
+        Placement(node=name, worker_count=counts[is_flexible, name], is_flexible=is_flexible)
+        for is_flexible, name in sorted(counts)
+    )
 
 
 class Start(Proposal, frozen=True, kw_only=True, tag="start"):

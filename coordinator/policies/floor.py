@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 
 from common.model import GpuUuid, JobState, NodeName, NodeRole, Preemptibility
-from coordinator.policies.decisions import Placement
+from coordinator.policies.decisions import Placement, placed_count
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView, WorkerView
 
 Place = Callable[["Floor", JobView, str, int], tuple[Placement, ...]]
@@ -211,7 +211,7 @@ def _first_fit(
     for gpu_type in job.gpu.types or floor.gpu_types:
         count = job.workers_on(gpu_type).min
         found = place(floor, job, gpu_type, count)
-        if sum(placement.worker_count for placement in found) == count:
+        if placed_count(found) == count:
             return gpu_type, found
     return None
 

@@ -14,7 +14,15 @@ from msgspec import Struct
 
 from common.model import JobId, JobState, NodeName
 from coordinator.policies.blockers import Hold
-from coordinator.policies.decisions import Decision, Placement, Preempt, Resize, Start
+from coordinator.policies.decisions import (
+    Decision,
+    Placement,
+    Preempt,
+    Resize,
+    Start,
+    merge,
+    placed_count,
+)
 from coordinator.policies.floor import (
     Floor,
     Place,
@@ -23,7 +31,6 @@ from coordinator.policies.floor import (
     is_movable,
     present_workers,
 )
-from coordinator.policies.placement import merge
 from coordinator.policies.placing.clearing import Clearing
 from coordinator.policies.resting import resizable_at_s
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
@@ -188,17 +195,17 @@ class _Carrying:
         self._floor.avoided = job.avoid_nodes
         found = place(self._floor, job, gpu_type, count)
         wanted = 0 if self._clearing is None else min(share, count)
-        if _count(found) >= count or not (self._staying or _count(found) < wanted):
+        if placed_count(found) >= count or not (self._staying or placed_count(found) < wanted):
             return found
         for other in self._staying:
             self._floor.vacate(other.placed)
         more = place(self._floor, job, gpu_type, count)
-        if _count(more) < wanted and self._clear(job, gpu_type, least, wanted):
+        if placed_count(more) < wanted and self._clear(job, gpu_type, least, wanted):
             more = place(self._floor, job, gpu_type, count)
-        if _count(more) < least or _count(more) <= _count(found):
+        if placed_count(more) < least or placed_count(more) <= placed_count(found):
             for other in self._staying:
                 self._floor.stay(other.placed)
-            return more if _count(more) < least else found
+            return more if placed_count(more) < least else found
         self._floor.take(more, job.gpus_per_worker)
         staying: list[JobView] = []
         for other in self._staying:
@@ -283,7 +290,7 @@ class _Carrying:
                 Resize(
                     job_id=job.job_id,
                     added=tuple(_flexible(placement) for placement in placements),
-                    reason=_told(grant, _count(placements), min(count, most)),
+                    reason=_told(grant, placed_count(placements), min(count, most)),
                 )
             )
 
@@ -299,7 +306,7 @@ class _Carrying:
             placements = self._find(
                 place, job, gpu_type, least=gang.min, count=count, share=grant.share
             )
-            placed = _count(placements)
+            placed = placed_count(placements)
             if placed >= gang.min:
                 self._give(job, placements)
                 why = _told(grant, placed, count)
@@ -322,7 +329,7 @@ class _Carrying:
         job = grant.job
         base = job.workers_on(gpu_type).min
         split = merge(list(_split(placements, base)))
-        count = _count(placements)
+        count = placed_count(placements)
         return Start(
             job_id=job.job_id,
             gpu_type=gpu_type,
@@ -358,10 +365,6 @@ def _told(grant: Grant, placed: int, wanted: int) -> str:
     if placed >= wanted:
         return grant.reason
     return f"{grant.reason}; there is room for {placed} of {counted(wanted, 'worker')} to add"
-
-
-def _count(placements: Iterable[Placement]) -> int:
-    return sum(placement.worker_count for placement in placements)
 
 
 def _flexible(placement: Placement) -> Placement:

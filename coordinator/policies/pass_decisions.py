@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from common.model import JobId
-from coordinator.policies.decisions import Decision, Placement, Resize, Start
-from coordinator.policies.placement import merge, placed_count
+from coordinator.policies.decisions import Decision, Placement, Resize, Start, merge, placed_count
 from coordinator.policies.queueing import Admitted, Gang
 from coordinator.policies.shares import Share, Shares
 from coordinator.policies.sizes_told import at_best, is_faster_with_fewer

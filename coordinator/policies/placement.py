@@ -380,20 +380,3 @@ def fill(
                 )
                 left -= count
     return tuple(placements)
-
-
-def placed_count(placements: Iterable[Placement]) -> int:
-    """Workers in all."""
-    return sum(placement.worker_count for placement in placements)
-
-
-def merge(placements: Iterable[Placement]) -> tuple[Placement, ...]:
-    """One placement per node and kind, base first, nodes in order of name."""
-    counts: dict[tuple[bool, NodeName], int] = {}
-    for placement in placements:
-        key = (placement.is_flexible, placement.node)
-        counts[key] = counts.get(key, 0) + placement.worker_count
-    return tuple(
-        Placement(node=name, worker_count=counts[is_flexible, name], is_flexible=is_flexible)
-        for is_flexible, name in sorted(counts)
-    )

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from coordinator.policies.decisions import merge, placed_count
 from coordinator.policies.knapsack import Group, climb, solve
-from coordinator.policies.placement import Room, fill, merge, placed_count
+from coordinator.policies.placement import Room, fill
 from coordinator.policies.shares import Share
 from coordinator.policies.snapshot import WorkerView
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from common.model import JobId
-from coordinator.policies.decisions import Placement
+from coordinator.policies.decisions import Placement, placed_count
 from coordinator.policies.index import workers_by_index
 from coordinator.policies.knapsack import Group, ladder
-from coordinator.policies.placement import placed_count
 from coordinator.policies.resting import resizable_at_s
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
 from coordinator.policies.speeds import has_curve, rate_on, work_on

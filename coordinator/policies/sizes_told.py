@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coordinator.policies.placement import placed_count
+from coordinator.policies.decisions import placed_count
 from coordinator.policies.resting import resizable_at_s
 from coordinator.policies.shares import Share
 from coordinator.policies.snapshot import ClusterSnapshot

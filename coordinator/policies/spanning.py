@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from common.model import JobId
-from coordinator.policies.decisions import Placement
+from coordinator.policies.decisions import Placement, merge, placed_count
 from coordinator.policies.gpu_types import gpus_per_worker, hold, types_in_order
-from coordinator.policies.placement import Room, fill, merge, placed_count
+from coordinator.policies.placement import Room, fill
 from coordinator.policies.queueing import Gang
 from coordinator.policies.shares import Share
 from coordinator.policies.snapshot import JobView

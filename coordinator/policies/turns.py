@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from common.model import JobState
 from coordinator.policies.alike import gang_shape
-from coordinator.policies.decisions import Placement
+from coordinator.policies.decisions import Placement, placed_count
 from coordinator.policies.floor import Floor, Place, best_fit, is_movable, present_workers
 from coordinator.policies.granting import Grant
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
@@ -93,7 +93,7 @@ class Turns:
             for gpu_type in job.gpu.types or self._gpu_types:
                 count = job.workers_on(gpu_type).min
                 placements = place(floor, job, gpu_type, count)
-                placed = sum(placement.worker_count for placement in placements)
+                placed = placed_count(placements)
                 if placed == count:
                     self._give(job, gpu_type, placements)
                     return

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.model import JobState, NodeName, NodeRole, Preemptibility
-from coordinator.policies.decisions import Placement
+from coordinator.policies.decisions import Placement, merge, placed_count
 from coordinator.policies.gpu_types import types_in_order
-from coordinator.policies.placement import Room, fill, merge, placed_count
+from coordinator.policies.placement import Room, fill
 from coordinator.policies.snapshot import JobView, NodeView, ServiceView
 from tests.builders import (
     make_cluster,

@@ -7,9 +7,8 @@ from msgspec.structs import replace
 
 from common.model import NodeName
 from coordinator.policies.bundles import POLICIES, policy
-from coordinator.policies.decisions import Placement, Start
+from coordinator.policies.decisions import Placement, Start, placed_count
 from coordinator.policies.granting import Grant, carry_out
-from coordinator.policies.placement import placed_count
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
 from coordinator.policies.speeds import runtime_on
 from coordinator.policies.tenants.guarding import guarded

@@ -11,10 +11,9 @@ from msgspec import Struct
 
 from common.model import JobId, JobState, NodeName
 from coordinator.policies.auctions.leases import Leases
-from coordinator.policies.decisions import Placement
+from coordinator.policies.decisions import Placement, merge
 from coordinator.policies.floor import Floor
 from coordinator.policies.granting import Grant, Plan, carry_out
-from coordinator.policies.placement import merge
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from common.model import JobId
-from coordinator.policies.decisions import Preempt, Resize, Start
+from coordinator.policies.decisions import Preempt, Resize, Start, placed_count
 from coordinator.policies.dividing.goodput_search import Genes, Mask, Problem
 from coordinator.policies.floor import Floor, Place, present_workers
 from coordinator.policies.granting import Grant, Plan, carry_out
@@ -132,9 +132,9 @@ def workers_after(plan: Plan, pool: Pool) -> Genes:
     for made in plan.decisions:
         match made:
             case Start():
-                change[made.job_id] = sum(each.worker_count for each in made.placements)
+                change[made.job_id] = placed_count(made.placements)
             case Resize():
-                added = sum(each.worker_count for each in made.added)
+                added = placed_count(made.added)
                 change[made.job_id] = added - len(made.removed_workers)
             case _:
                 pass

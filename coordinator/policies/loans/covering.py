@@ -14,11 +14,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from common.model import GpuRequest, NodeName, Preemptibility, ServiceName, WorkerRange
-from coordinator.policies.decisions import Placement
+from coordinator.policies.decisions import Placement, placed_count
 from coordinator.policies.gpu_types import hold
 from coordinator.policies.index import shape
 from coordinator.policies.never import Hosts
-from coordinator.policies.placement import Room, fill, placed_count
+from coordinator.policies.placement import Room, fill
 from coordinator.policies.queueing import Gang, find_gang
 from coordinator.policies.shapes import JobShape
 from coordinator.policies.shares import Share

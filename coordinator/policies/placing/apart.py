@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from common.model import JobId, NodeName
-from coordinator.policies.decisions import Decision, Placement, Preempt, Resize
+from coordinator.policies.decisions import Decision, Placement, Preempt, Resize, placed_count
 from coordinator.policies.floor import Floor, consolidated, fill, is_movable
 from coordinator.policies.setbacks import keeps_gang
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
@@ -107,10 +107,10 @@ def apart(floor: Floor, job: JobView, gpu_type: str, count: int) -> tuple[Placem
     if len(own) <= 1:
         alone = _on_one(floor, {name: rooms[name] for name in own or rooms if name in rooms}, count)
         is_barred = any(floor.crossing(name, but=job.job_id) for name in own)
-        if is_barred or _workers(alone) == count:
+        if is_barred or placed_count(alone) == count:
             return alone
     across = _across(floor, job, gpu_type, own, count)
-    return across if _workers(across) > _workers(alone) else alone
+    return across if placed_count(across) > placed_count(alone) else alone
 
 
 def _on_one(floor: Floor, rooms: dict[NodeName, int], count: int) -> tuple[Placement, ...]:
@@ -129,7 +129,7 @@ def _across(
     here = fill(rooms, (name for name in own if name in clear), count)
     others = floor.avoided
     floor.avoided = (*others, *(name for name in rooms if name in own or name not in clear))
-    there = consolidated(floor, job, gpu_type, count - _workers(here))
+    there = consolidated(floor, job, gpu_type, count - placed_count(here))
     floor.avoided = others
     return (*here, *there)
 
@@ -138,10 +138,10 @@ def keeping_away(floor: ApartFloor, job: JobView, gpu_type: str, count: int) -> 
     """Jobs over several nodes that keep a job from so many workers more, by id; none where these
     have room as it is, or would have none beside them either."""
     floor.avoided = job.avoid_nodes
-    if _workers(apart(floor, job, gpu_type, count)) >= count:
+    if placed_count(apart(floor, job, gpu_type, count)) >= count:
         return ()
     beside = consolidated(floor, job, gpu_type, count)
-    if _workers(beside) < count:
+    if placed_count(beside) < count:
         return ()
     names = {*floor.nodes_of(job.job_id), *(placement.node for placement in beside)}
     return tuple(sorted({each for name in names for each in floor.crossing(name, but=job.job_id)}))
@@ -158,10 +158,6 @@ def first_to_leave(job: JobView, count: int) -> tuple[int, ...]:
         key=lambda each: (each.node in base, on[each.node], each.node, -each.worker_index),
     )
     return tuple(sorted(worker.worker_index for worker in flexible[:count]))
-
-
-def _workers(placements: Iterable[Placement]) -> int:
-    return sum(placement.worker_count for placement in placements)
 
 
 # --- who stood there before ---------------------------------------------------------------------

@@ -15,9 +15,8 @@ from math import inf
 from msgspec import Struct
 
 from common.model import JobId, NodeName
-from coordinator.policies.decisions import Decision, Migrate, Placement, Resize
+from coordinator.policies.decisions import Decision, Migrate, Placement, Resize, merge
 from coordinator.policies.floor import Floor, is_movable
-from coordinator.policies.placement import merge
 from coordinator.policies.setbacks import loss_gpu_s
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
 from coordinator.policies.words import counted

@@ -18,11 +18,10 @@ from msgspec import Struct, structs
 
 from common.model import JobId
 from coordinator.policies.blockers import Hold
-from coordinator.policies.decisions import Allocation, Placement, earliest
+from coordinator.policies.decisions import Allocation, Placement, earliest, placed_count
 from coordinator.policies.dividing.progressive import deal
 from coordinator.policies.floor import Floor, is_movable, present_workers, spare_workers
 from coordinator.policies.granting import Grant, carry_out
-from coordinator.policies.placement import placed_count
 from coordinator.policies.placing.dominant import DominantShares
 from coordinator.policies.placing.rooms_left import RoomsLeft
 from coordinator.policies.placing.vectors import Bins

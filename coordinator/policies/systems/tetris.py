@@ -28,10 +28,9 @@ from msgspec import Struct
 
 from common.model import JobId, JobState, NodeName, NonNegativeFloat, Ratio
 from coordinator.policies.blockers import Hold
-from coordinator.policies.decisions import Allocation, Placement
+from coordinator.policies.decisions import Allocation, Placement, placed_count
 from coordinator.policies.granting import Grant, carry_out, going_on
 from coordinator.policies.knob_types import Part
-from coordinator.policies.placement import placed_count
 from coordinator.policies.placing.dominant import AddedShares
 from coordinator.policies.placing.vectors import Bins, Vector, wanted
 from coordinator.policies.policy import Parts, joint

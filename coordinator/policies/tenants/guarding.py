@@ -19,8 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeName
-from coordinator.policies.decisions import Decision, Placement, Resize, Start
-from coordinator.policies.placement import placed_count
+from coordinator.policies.decisions import Decision, Placement, Resize, Start, placed_count
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.speeds import rate_on
 from coordinator.policies.tenants.flow import (
