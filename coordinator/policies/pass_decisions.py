@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from common.model import JobId
 from coordinator.policies.decisions import Decision, Placement, Resize, Start, merge, placed_count
-from coordinator.policies.queueing import Admitted, Gang
+from coordinator.policies.queueing import Gang
 from coordinator.policies.shares import Share, Shares
 from coordinator.policies.sizes_told import at_best, is_faster_with_fewer
 from coordinator.policies.speeds import fastest_s, rate_on, work_on
@@ -14,12 +14,12 @@ from coordinator.policies.words import counted
 
 
 def resizes(
-    shares: Shares, admitted: Admitted, *, resize_cost_s: float
+    shares: Shares, gangs: Iterable[Gang], *, resize_cost_s: float
 ) -> tuple[list[Decision], list[Decision]]:
     """Shrinking and growing jobs apart; one decision per job."""
     beneficiaries: dict[tuple[JobId, int], JobId] = {
         (worker.job_id, worker.worker_index): gang.job.job_id
-        for gang in admitted.gangs
+        for gang in gangs
         for worker in gang.evicted
     }
     gone: list[Decision] = []
@@ -62,11 +62,11 @@ def _then(sentence: str) -> str:
 
 
 def starts(
-    admitted: Admitted, new: Mapping[JobId, Share], *, trusts_profiles: bool = True
+    gangs: Iterable[Gang], new: Mapping[JobId, Share], *, trusts_profiles: bool = True
 ) -> list[Decision]:
     """One decision per gang that starts, with the flexible workers that it starts with."""
     found: list[Decision] = []
-    for gang in admitted.gangs:
+    for gang in gangs:
         share = new.get(gang.job.job_id)
         placements = merge([*gang.placements, *(share.added if share else ())])
         found.append(_start(gang, placements, share, trusts_profiles=trusts_profiles))

@@ -31,12 +31,7 @@ from coordinator.policies.needs import Needs, off
 from coordinator.policies.never import Hosts, hosts_of
 from coordinator.policies.pass_decisions import resizes, starts
 from coordinator.policies.placement import Room
-from coordinator.policies.queueing import (
-    Admitted,
-    OrderKey,
-    admit,
-    waiting,
-)
+from coordinator.policies.queueing import Gang, OrderKey, admit, waiting
 from coordinator.policies.reclaim.costs import CostModel
 from coordinator.policies.reclaim.rules import ReclaimRule, TakeBack
 from coordinator.policies.resting import resizable_at_s
@@ -171,40 +166,40 @@ def allocate(rules: Rules, snapshot: ClusterSnapshot, memory: bytes) -> Allocati
     decisions: tuple[Decision, ...] = ()
     jobs = index.resizable if rules.is_scaling else ()
     if index.lines or (jobs and index.growable):  # else nobody wants anything: often so
-        room, shares, new, admitted = _settled(rules, snapshot)
+        room, shares, new, gangs = _settled(rules, snapshot)
         room.bars.clear()  # they know the room: whoever knows each other stays until garbage goes
-        gone, grown = resizes(shares, admitted, resize_cost_s=rules.resize_cost_s)
-        decisions = (*gone, *starts(admitted, new, trusts_profiles=rules.trusts_profiles), *grown)
+        gone, grown = resizes(shares, gangs, resize_cost_s=rules.resize_cost_s)
+        decisions = (*gone, *starts(gangs, new, trusts_profiles=rules.trusts_profiles), *grown)
     wake_at_s = earliest(*[resizable_at_s(snapshot, job) for job in jobs])
     return Allocation(decisions=decisions, memory=memory, wake_at_s=wake_at_s)
 
 
 def _settled(
     rules: Rules, snapshot: ClusterSnapshot
-) -> tuple[Room, Shares, dict[JobId, Share], Admitted]:
+) -> tuple[Room, Shares, dict[JobId, Share], list[Gang]]:
     """Both phases: the room after them, the shares of running and of new jobs, and who starts."""
-    room, shares, admitted = _admitted(rules, snapshot)
+    room, shares, gangs = _admitted(rules, snapshot)
     new = {
         gang.job.job_id: shares.of_new(gang.job, gang.gpu_type)
-        for gang in admitted.gangs
+        for gang in gangs
         if rules.is_scaling and gang.job.is_elastic
     }
     ready = that_may_grow(snapshot, shares, room.index.growable, new.values())
-    for gang in admitted.gangs:
+    for gang in gangs:
         if gang.spans_types and gang.job.job_id in new:
             new[gang.job.job_id].spans_types = True
-    is_idle = sum(map(len, room.index.lines)) <= len(admitted.gangs)
+    is_idle = sum(map(len, room.index.lines)) <= len(gangs)
     growing = [*ready, *new.values()] if is_idle or not rules.grows_when_idle else []
     share_flexible(room, growing, resize_cost_s=rules.resize_cost_s)
     give_back(room, shares.made.values(), resize_cost_s=rules.resize_cost_s)
     grow_spanning(room, growing, resize_cost_s=rules.resize_cost_s)
-    return room, shares, new, admitted
+    return room, shares, new, gangs
 
 
 def _unmet(rules: Rules, snapshot: ClusterSnapshot) -> Unmet:
     """What a scheduling pass now would leave over."""
-    room, shares, new, admitted = _settled(rules, snapshot)
-    started = {gang.job.job_id for gang in admitted.gangs}
+    room, shares, new, gangs = _settled(rules, snapshot)
+    started = {gang.job.job_id for gang in gangs}
     held = (
         job
         for job in waiting(snapshot, rules.order)
@@ -226,7 +221,7 @@ def _demand(rules: Rules, snapshot: ClusterSnapshot) -> Demand | None:
     return Demand(snapshot, lambda: _unmet(rules, snapshot), is_scaling=rules.is_scaling)
 
 
-def _admitted(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Room, Shares, Admitted]:
+def _admitted(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Room, Shares, list[Gang]]:
     """Phase 1: who starts, and the room and the shares after it."""
     room = Room(
         snapshot,
@@ -266,7 +261,7 @@ def _admitted(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Room, Shares, Ad
             most=rules.claims_most,
             trusts_profiles=rules.trusts_profiles,
         )
-    admitted = admit(
+    gangs = admit(
         room,
         rules.order,
         shares,
@@ -274,7 +269,7 @@ def _admitted(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Room, Shares, Ad
         find_last=find_spanning,
         claims=claims,
     )
-    return room, shares, admitted
+    return room, shares, gangs
 
 
 def _strict(rules: Rules, snapshot: ClusterSnapshot) -> Hosts | None:
@@ -283,8 +278,8 @@ def _strict(rules: Rules, snapshot: ClusterSnapshot) -> Hosts | None:
 
 def hold(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Hold, ...]:
     """Why each job that waits would not start in a pass now."""
-    room, _, admitted = _admitted(rules, snapshot)
-    started = {gang.job.job_id for gang in admitted.gangs}
+    room, _, gangs = _admitted(rules, snapshot)
+    started = {gang.job.job_id for gang in gangs}
     left = [job for job in waiting(snapshot, rules.order) if job.job_id not in started]
     return tuple(holds(snapshot, room, left, strict=_strict(rules, snapshot)))
 
@@ -294,8 +289,8 @@ def tell(rules: Rules, snapshot: ClusterSnapshot, _: bytes, job_id: JobId) -> tu
     job = next((job for job in snapshot.jobs if job.job_id == job_id), None)
     if job is None or not rules.is_scaling or not job.is_resizable or snapshot.is_frozen:
         return ()
-    room, shares, _new, admitted = _settled(rules, snapshot)
-    waits = sum(map(len, room.index.lines)) > len(admitted.gangs)
+    room, shares, _new, gangs = _settled(rules, snapshot)
+    waits = sum(map(len, room.index.lines)) > len(gangs)
     cost_s, is_barred = rules.resize_cost_s, rules.grows_when_idle and waits
     return why_not_larger(snapshot, shares[job_id], resize_cost_s=cost_s, is_barred=is_barred)
 

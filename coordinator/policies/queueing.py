@@ -67,12 +67,6 @@ class Gang(Struct, frozen=True, kw_only=True):
     spans_types: bool = False
 
 
-class Admitted(Struct, frozen=True, kw_only=True):
-    """What phase 1 decided: gangs to start, in order."""
-
-    gangs: tuple[Gang, ...]
-
-
 def admit(
     room: Room,
     key: OrderKey,
@@ -81,7 +75,7 @@ def admit(
     strict: Hosts | None = None,
     find_last: Find | None = None,
     claims: Claims | None = None,
-) -> Admitted:
+) -> list[Gang]:
     """Take waiting jobs in order while their base gangs fit; whole gangs or nothing.
 
     Gangs come back in the order of the jobs, placed with the largest workers first.
@@ -102,7 +96,7 @@ def admit(
         taken = {gang.job.job_id for gang in gangs}
         gangs += _take_in_order(room, key, shares, but=taken, find=find_last)
     give_back(room, shares.made.values())  # a later gang may have left room for an earlier worker
-    return Admitted(gangs=tuple(gangs))
+    return gangs
 
 
 def _take_aged(room: Room, claims: Claims, shares: Mapping[JobId, Share]) -> list[Gang]:

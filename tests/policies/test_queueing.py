@@ -54,10 +54,10 @@ def phase_1(
 ) -> tuple[Done, Room, dict[str, Share]]:
     """Phase 1, with what it leaves behind."""
     room, shares = Room(snapshot), shares_of(snapshot.jobs, now_s=0.0)
-    gangs = admit(room, key, shares, strict=hosts_of(snapshot) if is_strict else None).gangs
+    gangs = admit(room, key, shares, strict=hosts_of(snapshot) if is_strict else None)
     started = {gang.job.job_id for gang in gangs}
     held = [job for job in waiting(snapshot, key) if job.job_id not in started]
-    done = Done(gangs=gangs, held=held)
+    done = Done(gangs=tuple(gangs), held=held)
     return done, room, {str(job_id): share for job_id, share in shares.items()}
 
 
