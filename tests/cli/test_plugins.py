@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from coordinator.policies.bundles import POLICIES, policy
 from coordinator.policies.decisions import Start
 from tests.builders import make_job_view, make_node_view, make_snapshot
 from tests.cli.fake_cell import FakeCell, aryl
-from tests.plugged import acme, distribution
+from tests.plugged import acme, block, distribution
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,6 +65,20 @@ def test_an_installed_policy_decides_under_its_name_with_knobs(smallest: Path) -
     with pytest.raises(ConfigError, match="most_gpus=0"):
         policy("smallest:most_gpus=0")
     assert set(bundles.every()) == {*POLICIES, "smallest"}
+
+
+def test_the_example_can_be_checked_by_type_checkers() -> None:
+    """It has each name from the module that defines it, and packages say that they are typed."""
+    imports = [
+        each
+        for each in ast.walk(ast.parse(block("python")))
+        if isinstance(each, ast.ImportFrom) and each.module
+        if each.module.startswith(("common.", "coordinator."))
+    ]
+    for each in imports:
+        module = import_module(str(each.module))
+        assert {getattr(module, name.name).__module__ for name in each.names} == {each.module}
+    assert all((ROOT / str(each.module).split(".")[0] / "py.typed").exists() for each in imports)
 
 
 def test_it_is_listed_with_its_origin_its_parts_and_knobs(smallest: Path) -> None:
