@@ -10,6 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from common.model import JobId, Mode, NodeName, NonNegativeFloat, NonNegativeInt, Ratio
+from coordinator.policies.aged_claims import Claims
 from coordinator.policies.blockers import Hold, holds
 from coordinator.policies.decisions import (
     Advice,
@@ -19,7 +20,6 @@ from coordinator.policies.decisions import (
     Recommend,
     earliest,
 )
-from coordinator.policies.foresight_claims import Claims
 from coordinator.policies.index import index_of
 from coordinator.policies.line_weight import line_weight
 from coordinator.policies.loans.covering import Unmet

@@ -15,8 +15,8 @@ from itertools import chain
 from msgspec import Struct
 
 from common.model import JobId, JobState, NodeName
+from coordinator.policies.aged_claims import Claims
 from coordinator.policies.decisions import Placement, placed_count
-from coordinator.policies.foresight_claims import Claims
 from coordinator.policies.gpu_types import hold, types_in_order
 from coordinator.policies.never import Hosts
 from coordinator.policies.placement import Room, Saved, fill

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from common.model import JobId, JobState, NodeRole
-from coordinator.policies.foresight_claims import Claim, Claims
+from coordinator.policies.aged_claims import Claim, Claims
 from coordinator.policies.placement import Room
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView, WorkerView
 from tests.builders import (

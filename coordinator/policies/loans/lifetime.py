@@ -10,7 +10,7 @@ load's day was seen, base workers may go to any lent node, as without this rule.
 
 How surely a loan must outlive a job is a matter of odds: where training is full and the job would
 wait for long, low ones will do. A job that would have room at home, were it not for flexible
-workers or for a claim (`foresight_claims`), waits for nothing or for less than its own length, as a
+workers or for a claim (`aged_claims`), waits for nothing or for less than its own length, as a
 claim bars none that is over before it is ready: its loan must surely outlive it. `odds` says for
 each job how surely; then, of a day that nobody has seen, nothing is sure.
 

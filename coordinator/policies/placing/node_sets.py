@@ -1,4 +1,4 @@
-"""Sets of nodes by gang size, and who stands in each: the book that `gandiva-sets` keeps.
+"""Sets of nodes by gang size, and who stands in each, in turns: a book. Knows no policy.
 
 A set is the fewest nodes that hold a gang of its class; as many of its jobs as it has room for
 compute, the others wait for their turn behind them. Affinity of nodes to one gang size is Gandiva's

@@ -13,10 +13,10 @@ waited for the larger of R / ratio and stretch x T (ten times that with one work
 estimates hold the claim never moves back, so it starts within R more. Whoever has not aged yet, or
 is younger, waits for its turn before.
 
-By the knobs that `foresight` ships with (ratio 0.5, stretch 30) that is the larger of 2 R and 30 T,
-and R more; of 2 R and 300 T with one worker, however many GPUs it has; and never before `AGED_S`.
-The bound is in proportion to the job's length: it keeps wide short jobs from starving, and is no
-promise that long ones start soon.
+With ratio 0.5 and stretch 30 that is the larger of 2 R and 30 T, and R more; of 2 R and 300 T with
+one worker, however many GPUs it has; and never before `AGED_S`. The bound is in
+proportion to the job's length: it keeps wide short jobs from starving, and is no promise that long
+ones start soon.
 """
 
 from __future__ import annotations

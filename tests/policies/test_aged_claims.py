@@ -7,9 +7,9 @@ from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from common.model import JobState
+from coordinator.policies.aged_claims import AGED_S, NARROW
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Preempt, Start
-from coordinator.policies.foresight_claims import AGED_S, NARROW
 from coordinator.policies.passes import Rules
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
 from tests.builders import (
