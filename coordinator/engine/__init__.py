@@ -1,1 +1,16 @@
-"""The engine: the one owner of mutable cluster state; handle(event, now_s) -> commands."""
+"""The engine: the one owner of mutable cluster state; handle(event, now_s) -> commands.
+
+Each module's first line says what it is. Where to begin, and which belong together:
+
+- The door is `engine`: `events` and `settings` go in, `commands` and each node's `desired` state
+  come out, a `record` keeps both. The tables: `state`, `loan_entries`, `marks`, `totals`; a handler
+  gets a `context`. What must hold: `invariants`, `guarantees`.
+- Policies: they see a `view`, with what `estimates`, `step_times` and `tenants` know, and what they
+  decide goes through `commit`: `starting`, `sharing`, `migrating`, `watching`; `waiting` counts.
+- Jobs: `jobs`, `progress`, `stores`, `retrying` with `avoiding`, `prerun` and `prerun_shape`,
+  `losses`, `ended`, `lost_orders`. What time does to them: `deadlines`, `timeouts`.
+- Nodes: `nodes`, `belonging`, `silence`, `refusals`, `trespassing`. What people order: `operator`,
+  `draining`, `removing`.
+- Loans: `loans`, `awaiting`, `homeward`, `promised`, `returns`, `stages`, `unused`.
+- After a loss: `ledgers`, `rebuilding`. Over years: `pruning`, `accounting`.
+"""
