@@ -207,10 +207,9 @@ class Engine:
         service.season = service.season.after(ctx.now_s, event.load)
         del service.load[: -self.settings.load_window_samples]
         lent, ready = _lent_and_ready(self.state, event.service)
-        if lent:
-            capacity = ready * settings.capacity_per_node
-            if event.load > capacity * (1.0 - settings.headroom_ratio):
-                ctx.needs_loan_pass = True
+        capacity = ready * settings.capacity_per_node
+        if lent and event.load > capacity * (1.0 - settings.headroom_ratio):
+            ctx.needs_loan_pass = True
         watching.load_measured(ctx, event.service, event.load)
 
     def _scheduling_pass(self, ctx: Context) -> None:
@@ -287,7 +286,7 @@ class Engine:
 
     def snapshot(self) -> ClusterSnapshot:
         """What a policy would see now; for `explain` and `plan`."""
-        return self._views.snapshot(Context(self.state, self.settings, self.state.now_s))
+        return self._views.asked(Context(self.state, self.settings, self.state.now_s))
 
     def blockers(self, job_id: JobId) -> tuple[str, ...]:
         """Why a waiting job would not start in a pass now; empty when it would.
@@ -370,17 +369,18 @@ class Engine:
         ]
         if are_copies_too:
             faults += invariants.tally_faults(self._tally, accounting.GpuTally(self.state))
-            faults += invariants.view_faults(self._views.snapshot(ctx), *view.made_anew(ctx))
+            faults += invariants.view_faults(self._views.asked(ctx), *view.made_anew(ctx))
             faults += invariants.order_faults(ctx, self._orders)
         if beside_idle is not None:
-            seen = self._views.snapshot(ctx)
+            seen = self._views.asked(ctx)
             faults += guarantees.starved(seen)
             faults += guarantees.crowded_out(seen)
             faults += beside_idle.faults(seen)
         return faults
 
     def encode_state(self) -> bytes:
-        """The whole state as one blob, for a snapshot."""
+        """The whole state as one blob, for a snapshot; views are made anew, as by who reads it."""
+        self._views.forget(self.state)
         return msgspec.msgpack.encode(self.state)
 
 

@@ -62,6 +62,18 @@ class Views:
         self._nodes.stale.update(state.nodes)
         self._jobs.stale.update(state.live_jobs)
 
+    def asked(self, ctx: Context) -> ClusterSnapshot:
+        """The same as `snapshot` for whoever only asks, which the journal does not tell.
+
+        What it made of jobs is made anew for the next pass, as if nobody had asked: the sums of a
+        view are good at any later instant, but rounded by the one at which it was made.
+        """
+        self.note(ctx)
+        stale = set(self._jobs.stale)
+        found = self.snapshot(ctx)
+        self._jobs.stale |= stale
+        return found
+
     def snapshot(self, ctx: Context) -> ClusterSnapshot:
         """What a policy may know, sorted by name and id."""
         self.note(ctx)
