@@ -227,7 +227,8 @@ class _Choosing:
         for ground in self._grounds:
             if ground.has_room(job, choice.gpu_type):
                 ground.put(job, choice.gpu_type)
-        self._asked[choice.gpu_type] += _base_gpus(job, choice.gpu_type)
+        if choice.gpu_type in self._asked:
+            self._asked[choice.gpu_type] += _base_gpus(job, choice.gpu_type)
         return choice
 
 

@@ -133,6 +133,51 @@ def test_a_promise_on_nodes_that_take_nobody_holds_no_gpus_and_comes_back() -> N
     assert starts(decided(open_, found.memory)) == {"last": "A100"}
 
 
+@pytest.mark.parametrize("types", [("A100",), ()])
+def test_a_promise_outlives_an_hour_in_which_no_node_takes_workers(types: tuple[str, ...]) -> None:
+    """It may be late when they are back, and runs then as well as it can: it is not refused."""
+    memory = decided(cell([asks("last", 100.0, 120.0, types=types)], closed=["H100"])).memory
+    last = asks("last", 100.0, 120.0, types=types)
+    closed = decided(cell([last], now_s=NOW_S + 1.0, closed=BOTH), memory)
+    assert closed.decisions == ()
+    back = decided(cell([last], now_s=NOW_S + 10.0), closed.memory)
+    assert (starts(back), promised(back)[0]) == ({"last": "A100"}, {"last"})
+    late = decided(cell([last], now_s=NOW_S + 3600.0), closed.memory)
+    assert (starts(late), rejects(late)) == ({"last": "A100"}, {})
+
+
+def test_a_promise_whose_type_takes_nobody_breaks_none_on_another_type() -> None:
+    """It would have the earlier deadline there, and room for one of both in time."""
+    held = [runs(asks(kind, 30.0, 31.0, types=[kind]), kind) for kind in BOTH]
+    keep, away = asks("keep", 100.0, 140.0, types=["H100"]), asks("away", 100.0, 135.0)
+    jobs = [*held, keep, away]
+    memory = decided(cell(jobs)).memory
+    found = decided(cell(jobs, closed=["A100"]), memory)
+    assert found.decisions == ()
+    assert promised(found) == ({"A100", "H100", "keep"}, {"away": "A100"})
+    back = decided(cell(jobs), found.memory)
+    assert promised(back) == ({"A100", "H100", "keep", "away"}, {"away": "A100"})
+
+
+def test_a_promise_stays_on_its_type_when_one_is_back_that_it_would_rather_have() -> None:
+    """It was made while that was closed; who had been promised its GPUs before has them."""
+    held = [runs(asks(kind, 30.0, 31.0, types=[kind]), kind) for kind in BOTH]
+    keep = asks("keep", 100.0, 140.0, types=["H100"])
+    before = decided(cell([*held, keep]))
+    jobs = [*held, keep, asks("own", 100.0, 135.0, types=["H100", "A100"])]
+    closed = decided(cell(jobs, closed=["H100"]), before.memory)
+    found = decided(cell(jobs), closed.memory)
+    assert found.decisions == ()
+    assert promised(found) == ({"A100", "H100", "keep", "own"}, {"own": "A100"})
+
+
+def test_who_runs_on_nodes_that_take_nobody_keeps_its_promise() -> None:
+    """None of its type takes workers: it goes on there by its plan."""
+    run = runs(asks("run", 100.0, 120.0), "A100")
+    found = decided(cell([run], closed=["A100"]), decided(cell([run])).memory)
+    assert (found.decisions, promised(found)) == ((), ({"run"}, {"run": "A100"}))
+
+
 def test_only_types_of_those_that_take_several_are_remembered() -> None:
     """A promise to who takes one is there anyway."""
     found = decided(cell([asks("one", 100.0, 200.0, types=["H100"])]))

@@ -18,8 +18,8 @@ from coordinator.policies.tenants.tenancy import Tenancy
 class Capacity:
     """What a cell has for jobs that are planned, by GPU type.
 
-    gpu_types: all. kinds: on which each job is planned. tenancy: None: no tenant has a rule that
-    plans would have to heed.
+    gpu_types: all, also those of which no node takes workers now. kinds: on which each job is
+    planned. tenancy: None: no tenant has a rule that plans would have to heed.
 
     Args:
         let_in: who was promised its deadline, be it met or not. before: on which types.
@@ -30,8 +30,8 @@ class Capacity:
     ) -> None:
         self._snapshot = snapshot
         self._floor = Floor(snapshot)
-        self.gpu_types = self._floor.gpu_types
         self.kinds = Kinds(snapshot, self._floor, let_in, before)
+        self.gpu_types = sorted({*self._floor.gpu_types, *self.kinds.of.values()})
         self.tenancy = _whole_tree(snapshot) if has_quotas(snapshot.tenants) else None
 
     @property

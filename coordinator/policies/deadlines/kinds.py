@@ -30,7 +30,6 @@ class Kinds:
         let_in: Container[str],
         before: Mapping[str, str],
     ) -> None:
-        self._floor = floor
         self._hosting = hosting_types(snapshot, floor)
         self.of: dict[JobId, str] = {}
         own: dict[JobId, str] = {}
@@ -38,9 +37,12 @@ class Kinds:
             accepted = accepted_types(job, floor)
             if job.gpu_type is not None:
                 self.of[job.job_id] = job.gpu_type
-            elif accepted and job.job_id in let_in:
+            elif job.job_id in let_in:
+                # Where none of its nodes takes workers now it waits for that: nobody elsewhere has
+                # reckoned with it.
                 had = before.get(job.job_id, "")
-                own[job.job_id] = had if had in accepted else accepted[0]
+                is_kept = had and job.accepts(had)
+                own[job.job_id] = had if is_kept else next(iter(accepted or job.gpu.types), "")
             elif accepted and job.deadline_at_s is not None:
                 self.of[job.job_id] = accepted[0]  # if it fits nowhere, to be told that
         standing = {name: kind for name, kind in own.items() if self.others(name, (kind,))}
@@ -59,7 +61,3 @@ class Kinds:
     def could_hold(self, job: JobView, kind: str) -> bool:
         """Whether the nodes of a type would hold a gang that waits, if they were all free."""
         return job.state != JobState.PENDING or kind in self._hosting.get(job.job_id, ())
-
-    def has_choice(self, job: JobView) -> bool:
-        """Whether it takes several types that are there."""
-        return len(accepted_types(job, self._floor)) > 1

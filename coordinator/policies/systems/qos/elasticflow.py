@@ -189,7 +189,7 @@ class _Pass:
     def _grant(self, job: JobView, kind: str, workers: int, book: Book) -> None:
         plan, kinds = book.plans.get(job.job_id), self.planning.kinds
         is_promised = plan is not None or job.job_id in self.planning.late
-        if is_promised and kinds.has_choice(job):
+        if is_promised and len({*job.gpu.types}) != 1:  # be the others there or not
             self.kinds[job.job_id] = kind
         if workers == 0:
             fits = kinds.could_hold(job, kind)
