@@ -271,6 +271,29 @@ def test_who_is_late_goes_where_it_is_in_time_without_the_margin(
     assert msgspec.msgpack.decode(found.memory)[4] == ([] if kind == "H100" else ["x"])
 
 
+@pytest.mark.parametrize("start_s", [0.0, 5.0])
+@pytest.mark.parametrize("within_s", [50.0, -5.0])
+def test_who_is_late_anywhere_goes_to_free_gpus(within_s: float, start_s: float) -> None:
+    """Its own type is taken for long; the other one is idle."""
+    held = runs(asks("a", 6000.0, 6500.0, types=["A100"]), "A100")
+    plans = {"a": [[NOW_S, NOW_S + 6000.0, 1]]}
+    stored = [plans, NOW_S, NOW_S, NOW_S, ["x"], {}, {}, (), {"x": "A100"}]
+    snapshot = replace(cell([held, asks("x", 100.0, within_s)]), start_s=start_s)
+    found = decided(snapshot, msgspec.msgpack.encode(stored))
+    assert starts(found) == {"x": "H100"}
+    assert promised(found)[1] == {"x": "H100"}
+
+
+def test_who_is_late_takes_no_free_gpus_that_were_promised_to_others() -> None:
+    """They are due for another one now."""
+    held = runs(asks("a", 6000.0, 6500.0, types=["A100"]), "A100")
+    plans = {"a": [[NOW_S, NOW_S + 6000.0, 1]], "due": [[NOW_S, NOW_S + 100.0, 1]]}
+    stored = [plans, NOW_S, NOW_S, NOW_S, ["x"], {}, {}, (), {"x": "A100"}]
+    due = asks("due", 100.0, 101.0, types=["H100"])
+    found = decided(cell([held, due, asks("x", 100.0, 50.0)]), msgspec.msgpack.encode(stored))
+    assert starts(found) == {"due": "H100"}
+
+
 def test_who_is_late_and_waits_stays_on_its_type() -> None:
     """It is remembered with that, though it has no plan."""
     held = [runs(asks("a", 600.0, 601.0), "A100"), runs(asks("h", 600.0, 601.0), "H100")]

@@ -48,7 +48,8 @@ def move_on(
     pools: Pools, kinds: Kinds, claim_on: Callable[[Pool, JobView], Claim], now_s: float
 ) -> None:
     """Who waits with a promise goes to a type where it can be in time, if it is late on its own; or
-    to free GPUs of another one, if it has none on its own and is done no later there."""
+    to free GPUs of another one, if it has none on its own and is done no later there or late
+    anywhere."""
     rooms: dict[str, Room] = {}
     waiting = [(pool, (*pool.book.late, *pool.book.claims)) for pool in pools.values()]
     for pool, claims in waiting:
@@ -61,11 +62,21 @@ def move_on(
                 asked = claim_on(pools[kind], pool.jobs[name])
                 if _is_taken(pools[kind].book, asked, beside, now_s, plan):
                     rooms[kind] = beside
-                    pool.book.drop(name)
-                    pools[kind].jobs[name] = pool.jobs.pop(name)
-                    kinds.of[name] = kind
+                    _change(name, pool, pools[kind], kinds)
                     break
                 rooms[kind] = room
+            else:
+                if plan is None and free:
+                    there = pools[free[0]]
+                    there.book.late.append(claim_on(there, pool.jobs[name]))
+                    _change(name, pool, there, kinds)
+
+
+def _change(name: JobId, pool: Pool, there: Pool, kinds: Kinds) -> None:
+    """One leaves a type, and is planned on another one by now."""
+    pool.book.drop(name)
+    there.jobs[name] = pool.jobs.pop(name)
+    kinds.of[name] = there.kind
 
 
 def _is_taken(book: Book, claim: Claim, room: Room, now_s: float, has: Plan | None) -> bool:
