@@ -138,6 +138,38 @@ def test_who_goes_to_another_type_takes_its_quota_along() -> None:
     assert memory[0]["new"][0][0] >= NOW_S + 200.0
 
 
+def test_two_that_each_go_to_the_type_of_the_other_are_not_promised_the_same_quota() -> None:
+    """Each is late where it is asked first, as those GPUs are due for another one, and would be in
+    time where the other was; the tenant may use eight GPUs, and both together need nine."""
+    due, dh = (
+        team("due", "A100", gpus=8, within_s=161.0),
+        team("dh", "H100", gpus=4, within_s=521.0),
+    )
+    run = team("run", "A100", gpus=2, has=1, within_s=61.0)
+    others = [
+        replace(job, tenant="others", remaining_work_s=work_s)
+        for job, work_s in ((due, 100.0), (dh, 500.0), (run, 60.0))
+    ]
+    first = team("first", "A100", gpus=4, within_s=110.0)
+    second = replace(team("second", "H100", gpus=5, within_s=55.0), remaining_work_s=50.0)
+    newcomers = [
+        replace(job, gpu=replace(job.gpu, types=types))
+        for job, types in ((first, ("A100", "H100")), (second, ("H100", "A100")))
+    ]
+    stored = {
+        "run": [[NOW_S, NOW_S + 60.0, 1]],
+        "due": [[NOW_S + 60.0, NOW_S + 160.0, 1]],
+        "dh": [[NOW_S + 20.0, NOW_S + 520.0, 1]],
+    }
+    tenants = (
+        TenantView(name="others"),
+        TenantView(name="team", guarantee_gpus=0, borrow_limit_gpus=8),
+    )
+    snapshot = replace(cell([*others, *newcomers], limit=8), tenants=tenants)
+    found = policy(EXACT).allocate(snapshot, msgspec.msgpack.encode([stored]))
+    assert [made.job_id for made in found.decisions if isinstance(made, Reject)] == ["second"]
+
+
 def test_dates_that_late_jobs_get_on_two_types_share_one_quota() -> None:
     """Each had its own plan; of what the tenant may use only one at a time can have four GPUs."""
     jobs = [

@@ -148,6 +148,7 @@ class Asking:
             tried = self._tried.setdefault(claim.job_id, [])
             tried.append((pool, claim))
             if self._kinds.others(job.job_id, [pool.kind for pool, _ in tried]):
+                del pool.jobs[job.job_id]  # what it is promised elsewhere counts against its tenant
                 refused.append(job)
             else:
                 self._refuse(job, tried)

@@ -146,6 +146,7 @@ class _Pass:
         if not self._knobs.rejects or job.deadline_at_s is None:
             pool, claim = tried[0]
             self.unpromised.add(claim.job_id)
+            pool.jobs[job.job_id] = job
             pool.soft.append(claim)
             return
         dates = (pool.book.earliest_s(claim, job.submitted_at_s) for pool, claim in tried)
