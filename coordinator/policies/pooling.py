@@ -63,19 +63,11 @@ def pools(snapshot: ClusterSnapshot, floor: Floor, *, order: Order = by_submissi
     return [Pool(gpu_type=kind, gpus=gpus[kind], jobs=tuple(jobs[kind])) for kind in kinds]
 
 
-class Choice(Struct, frozen=True):
-    """is_free: a gang has room on free GPUs of that type, beside those that chose before it."""
-
-    gpu_type: str
-    is_free: bool = False
-
-
 def chosen_types(
     snapshot: ClusterSnapshot, floor: Floor, *, order: Order = by_submission
 ) -> dict[JobId, str]:
     """On which GPU type each waiting job competes; of one that none could host, none."""
-    found = choices(snapshot, floor, hosting_types(snapshot, floor), order=order)
-    return {job_id: choice.gpu_type for job_id, choice in found.items()}
+    return choices(snapshot, floor, hosting_types(snapshot, floor), order=order)
 
 
 def accepted_types(job: JobView, floor: Floor) -> list[str]:
@@ -106,7 +98,7 @@ def choices(
     *,
     order: Order = by_submission,
     standing: Mapping[JobId, str] | None = None,
-) -> dict[JobId, Choice]:
+) -> dict[JobId, str]:
     """Which of its hosting types each of these waiting jobs takes.
 
     The first on which its base gang has room: on free GPUs, else on those of workers that others
@@ -117,7 +109,7 @@ def choices(
     """
     standing = standing or {}
     if not standing and all(len(kinds) == 1 for kinds in hosting.values()):
-        return {job_id: Choice(kinds[0]) for job_id, kinds in hosting.items()}
+        return {job_id: kinds[0] for job_id, kinds in hosting.items()}
     choosing = _Choosing(snapshot, floor)
     line = (job for job in snapshot.jobs if job.job_id in hosting)
     return {
@@ -206,30 +198,30 @@ class _Choosing:
         self._grounds = (_Ground(floor, free), _Ground(floor, floor.free))
         floor.stay(spare)
 
-    def choose(self, job: JobView, kinds: Sequence[str], own: str | None) -> Choice:
+    def choose(self, job: JobView, kinds: Sequence[str], own: str | None) -> str:
         """One of the types that could host it; its own, if it has one, where none is free."""
         kinds = kinds if own is None else (own, *(kind for kind in kinds if kind != own))
         free, spare = self._grounds
         for kind in kinds:
             if free.has_room(job, kind):
-                return self._take(job, Choice(kind, is_free=True))
+                return self._take(job, kind)
         if own is not None:
-            return self._take(job, Choice(own))
+            return self._take(job, own)
         for kind in kinds:
             if spare.has_room(job, kind):
-                return self._take(job, Choice(kind))
-        return self._take(job, Choice(min(kinds, key=lambda kind: self._load(job, kind))))
+                return self._take(job, kind)
+        return self._take(job, min(kinds, key=lambda kind: self._load(job, kind)))
 
     def _load(self, job: JobView, kind: str) -> float:
         return (self._asked[kind] + _base_gpus(job, kind)) / max(1, self._gpus[kind])
 
-    def _take(self, job: JobView, choice: Choice) -> Choice:
+    def _take(self, job: JobView, kind: str) -> str:
         for ground in self._grounds:
-            if ground.has_room(job, choice.gpu_type):
-                ground.put(job, choice.gpu_type)
-        if choice.gpu_type in self._asked:
-            self._asked[choice.gpu_type] += _base_gpus(job, choice.gpu_type)
-        return choice
+            if ground.has_room(job, kind):
+                ground.put(job, kind)
+        if kind in self._asked:
+            self._asked[kind] += _base_gpus(job, kind)
+        return kind
 
 
 def _base_gpus(job: JobView, kind: str) -> int:

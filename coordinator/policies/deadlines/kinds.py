@@ -47,12 +47,8 @@ class Kinds:
                 self.of[job.job_id] = accepted[0]  # if it fits nowhere, to be told that
         standing = {name: kind for name, kind in own.items() if self.others(name, (kind,))}
         found = choices(snapshot, floor, self._hosting, order=by_deadline, standing=standing)
-        self.of |= {name: choice.gpu_type for name, choice in found.items()} | own
-        self.free = {
-            name: found[name].gpu_type
-            for name, kind in standing.items()
-            if found[name].gpu_type != kind
-        }
+        self.of |= found | own
+        self.free = {name: found[name] for name, kind in standing.items() if found[name] != kind}
 
     def others(self, name: JobId, but: Container[str]) -> list[str]:
         """Types whose nodes could hold the gang of one that waits, without these."""
