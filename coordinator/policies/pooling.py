@@ -19,6 +19,14 @@ from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
 Order = Callable[[JobView], Any]
 """A key: who comes before whom where waiting jobs choose among types."""
 
+Size = Callable[[JobView], int]
+"""With how many workers of its range a job would begin, if it can."""
+
+
+def base_gang(job: JobView) -> int:
+    """Who has nothing to be done by begins with what it needs to run."""
+    return job.workers.min
+
 
 def by_submission(job: JobView) -> tuple[float, JobId]:
     """Who has waited longest chooses first."""
@@ -46,10 +54,12 @@ class Pool(Struct, frozen=True, kw_only=True):
         return job.gpu.worker_multiplier.get(self.gpu_type, 1)
 
 
-def pools(snapshot: ClusterSnapshot, floor: Floor, *, order: Order = by_submission) -> list[Pool]:
+def pools(
+    snapshot: ClusterSnapshot, floor: Floor, *, order: Order = by_submission, size: Size = base_gang
+) -> list[Pool]:
     """One per GPU type; a waiting job stands in that which `chosen_types` names, or in none."""
     kinds = floor.gpu_types
-    chosen = chosen_types(snapshot, floor, order=order)
+    chosen = chosen_types(snapshot, floor, order=order, size=size)
     jobs: dict[str, list[JobView]] = {kind: [] for kind in kinds}
     movable: list[WorkerView] = []
     for job in snapshot.jobs:
@@ -64,10 +74,10 @@ def pools(snapshot: ClusterSnapshot, floor: Floor, *, order: Order = by_submissi
 
 
 def chosen_types(
-    snapshot: ClusterSnapshot, floor: Floor, *, order: Order = by_submission
+    snapshot: ClusterSnapshot, floor: Floor, *, order: Order = by_submission, size: Size = base_gang
 ) -> dict[JobId, str]:
     """On which GPU type each waiting job competes; of one that none could host, none."""
-    return choices(snapshot, floor, hosting_types(snapshot, floor), order=order)
+    return choices(snapshot, floor, hosting_types(snapshot, floor), order=order, size=size)
 
 
 def accepted_types(job: JobView, floor: Floor) -> list[str]:
@@ -84,7 +94,11 @@ def hosting_types(snapshot: ClusterSnapshot, floor: Floor) -> dict[JobId, tuple[
     """
     whole = _Ground(floor, {name: gpus_of(node) for name, node in floor.nodes.items()})
     found = {
-        job.job_id: tuple(kind for kind in accepted_types(job, floor) if whole.has_room(job, kind))
+        job.job_id: tuple(
+            kind
+            for kind in accepted_types(job, floor)
+            if whole.has_room(job, kind, job.workers.min)
+        )
         for job in snapshot.jobs
         if job.state == JobState.PENDING
     }
@@ -97,20 +111,23 @@ def choices(
     hosting: Mapping[JobId, Sequence[str]],
     *,
     order: Order = by_submission,
+    size: Size = base_gang,
     standing: Mapping[JobId, str] | None = None,
 ) -> dict[JobId, str]:
     """Which of its hosting types each of these waiting jobs takes.
 
-    The first on which its base gang has room: on free GPUs, else on those of workers that others
-    can do without, beside the gangs that choose before it. Where there is no such type it is the
-    one with the least to do: the base gangs there, for its GPUs.
+    The first on which its size has room: on free GPUs, else on those of workers that others can do
+    without, beside the gangs that choose before it. Where there is no such type its base gang looks
+    for room in the same way, and where that has none it is the type with the least to do: the base
+    gangs there, for its GPUs.
 
-    standing: who has a type already. It takes another one only for free GPUs that its own has not.
+    standing: who has a type already. It takes another one only for free GPUs that its own has not,
+        for its base gang.
     """
     standing = standing or {}
     if not standing and all(len(kinds) == 1 for kinds in hosting.values()):
         return {job_id: kinds[0] for job_id, kinds in hosting.items()}
-    choosing = _Choosing(snapshot, floor)
+    choosing = _Choosing(snapshot, floor, size)
     line = (job for job in snapshot.jobs if job.job_id in hosting)
     return {
         job.job_id: choosing.choose(job, hosting[job.job_id], standing.get(job.job_id))
@@ -153,21 +170,21 @@ class _Ground:
         self._fits: dict[str, set[_Gang]] = {kind: set() for kind in self._free}
         """What is known of gangs that were looked at: there are many alike."""
 
-    def has_room(self, job: JobView, kind: str) -> bool:
-        """Whether a whole base gang fits, on nodes that the job does not avoid."""
+    def has_room(self, job: JobView, kind: str, size: int) -> bool:
+        """Whether so many workers of its range fit, on nodes that the job does not avoid."""
         if kind not in self._free:
             return False
-        workers = job.workers_on(kind).min
+        workers = size * job.gpu.worker_multiplier.get(kind, 1)
         gang = (job.gpus_per_worker, workers, job.avoid_nodes)
         if gang not in self._fits[kind] and gang not in self._full[kind]:
             fits = sum(self._rooms(job, kind).values()) >= workers
             (self._fits if fits else self._full)[kind].add(gang)
         return gang in self._fits[kind]
 
-    def put(self, job: JobView, kind: str) -> None:
+    def put(self, job: JobView, kind: str, size: int) -> None:
         """A gang that has room takes it, on the fullest nodes first."""
         self._fits[kind].clear()
-        free, left = self._free[kind], job.workers_on(kind).min
+        free, left = self._free[kind], size * job.gpu.worker_multiplier.get(kind, 1)
         rooms = self._rooms(job, kind)
         for name in sorted(rooms, key=lambda name: (free[name], name)):
             here = min(left, rooms[name])
@@ -185,7 +202,8 @@ class _Ground:
 class _Choosing:
     """One pass: who chooses takes room from those behind."""
 
-    def __init__(self, snapshot: ClusterSnapshot, floor: Floor) -> None:
+    def __init__(self, snapshot: ClusterSnapshot, floor: Floor, size: Size) -> None:
+        self._size = size
         running = [job for job in snapshot.jobs if job.placed and _competes(job, floor)]
         self._gpus = _gpus(floor, [worker for job in running for worker in _held(job)])
         self._asked = dict.fromkeys(self._gpus, 0)
@@ -200,25 +218,25 @@ class _Choosing:
 
     def choose(self, job: JobView, kinds: Sequence[str], own: str | None) -> str:
         """One of the types that could host it; its own, if it has one, where none is free."""
-        kinds = kinds if own is None else (own, *(kind for kind in kinds if kind != own))
-        free, spare = self._grounds
-        for kind in kinds:
-            if free.has_room(job, kind):
-                return self._take(job, kind)
+        free, base = self._grounds[0], job.workers.min
         if own is not None:
-            return self._take(job, own)
-        for kind in kinds:
-            if spare.has_room(job, kind):
-                return self._take(job, kind)
-        return self._take(job, min(kinds, key=lambda kind: self._load(job, kind)))
+            line = (own, *(kind for kind in kinds if kind != own))
+            found = next((kind for kind in line if free.has_room(job, kind, base)), own)
+            return self._take(job, found, base)
+        for size in sorted({base, self._size(job)}, reverse=True):
+            for ground in self._grounds:
+                for kind in kinds:
+                    if ground.has_room(job, kind, size):
+                        return self._take(job, kind, size)
+        return self._take(job, min(kinds, key=lambda kind: self._load(job, kind)), base)
 
     def _load(self, job: JobView, kind: str) -> float:
         return (self._asked[kind] + _base_gpus(job, kind)) / max(1, self._gpus[kind])
 
-    def _take(self, job: JobView, kind: str) -> str:
+    def _take(self, job: JobView, kind: str, size: int) -> str:
         for ground in self._grounds:
-            if ground.has_room(job, kind):
-                ground.put(job, kind)
+            if ground.has_room(job, kind, size):
+                ground.put(job, kind, size)
         if kind in self._asked:
             self._asked[kind] += _base_gpus(job, kind)
         return kind

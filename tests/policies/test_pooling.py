@@ -186,6 +186,42 @@ def test_a_type_whose_nodes_could_not_hold_it_is_no_choice() -> None:
     assert chosen([drained, h_node], [busy, waits("j", 8)])["j"] == "H100"
 
 
+@pytest.mark.parametrize(
+    ("free", "spare", "size", "expected"),
+    [
+        pytest.param((1, 8), 0, 1, "A100", id="its base gang has room on the first"),
+        pytest.param((1, 8), 0, 4, "H100", id="its size on the second alone"),
+        pytest.param((1, 3), 0, 4, "A100", id="its size nowhere"),
+        pytest.param((4, 0), 4, 4, "A100", id="free before spare"),
+        pytest.param(
+            (1, 0), 4, 4, "H100", id="its size on spare GPUs before its base on free ones"
+        ),
+        pytest.param((1, 0), 3, 4, "A100", id="of that too few"),
+    ],
+)
+def test_a_type_with_room_for_all_that_a_job_would_have_comes_first(
+    free: tuple[int, int], spare: int, size: int, expected: str
+) -> None:
+    """Else it is by its base gang as if it would have no more."""
+    there = nodes(a100=free[0], h100=free[1])
+    job = replace(make_job_view("j", workers=(1, 8)), gpu=waits("j", 1).gpu)
+    running: list[JobView] = []
+    if spare:
+        elastic, there[1] = runs("elastic", "h", "H100", base=8 - spare, flexible=spare)
+        running.append(elastic)
+    snapshot = make_snapshot(nodes=there, jobs=[*running, job])
+    found = chosen_types(snapshot, Floor(snapshot), size=lambda _: size)
+    assert found == {"j": expected}
+
+
+def test_who_chooses_takes_all_that_it_would_have_from_those_behind() -> None:
+    """Eight GPUs of the first type are six for the one and none for the other of four."""
+    jobs = [replace(make_job_view(name, workers=(4, 8)), gpu=waits("", 1).gpu) for name in "jk"]
+    snapshot = make_snapshot(nodes=nodes(), jobs=jobs)
+    found = chosen_types(snapshot, Floor(snapshot), size=lambda job: 6 if job.job_id == "j" else 4)
+    assert found == {"j": "A100", "k": "H100"}
+
+
 def test_workers_that_stand_for_one_are_counted_on_their_type() -> None:
     """A gang of two workers of 2 is one of four on a type of which each stands for two."""
     double = make_job_view(

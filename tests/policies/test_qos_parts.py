@@ -7,14 +7,17 @@ from math import inf
 import pytest
 from msgspec import structs
 
-from common.model import JobState, Preemptibility
+from common.model import JobState, Preemptibility, WorkerRange
+from common.profile import JobProfile
 from coordinator.policies.deadlines.applicants import applicants, fixed_gpus
 from coordinator.policies.deadlines.claims import Claims
 from coordinator.policies.deadlines.overheads import Overhead
 from coordinator.policies.deadlines.settling import Settled
 from coordinator.policies.deadlines.shares import Claim
+from coordinator.policies.deadlines.sizes import least_in_time
 from coordinator.policies.deadlines.timeline import Piece
 from coordinator.policies.deadlines.told import grant_reason, refusal, waiting_reason
+from coordinator.policies.shapes import Behind
 from coordinator.policies.snapshot import JobView
 from tests.builders import NOW_S, make_job_view, make_snapshot, make_worker_view
 
@@ -28,6 +31,38 @@ def asking(name: str, *, came_s: float = 0.0, **changed: object) -> JobView:
 
 
 # --- who asks -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("within_s", "margin", "speedup", "expected"),
+    [
+        (400.0, 1.0, (), 1),
+        (120.0, 1.0, (), 4),
+        (100.0, 1.0, (), 4),
+        (100.0, 1.1, (), 5),
+        (50.0, 1.0, (), 8),
+        (49.0, 1.0, (), 1),
+        (-1.0, 1.0, (), 1),
+        (200.0, 1.0, ((1, 1.0), (2, 1.5), (4, 2.0), (8, 1.9)), 4),
+        (199.0, 1.0, ((1, 1.0), (2, 1.5), (4, 2.0), (8, 1.9)), 1),
+    ],
+)
+def test_the_fewest_workers_in_time_are_the_base_gang_where_none_are(
+    within_s: float, margin: float, speedup: tuple[tuple[int, float], ...], expected: int
+) -> None:
+    """Of 400 s of work, by its profile, else in proportion."""
+    job = asking("j", workers=WorkerRange(min=1, max=8), remaining_work_s=400.0)
+    job = structs.replace(job, profile=JobProfile(speedup=speedup), deadline_at_s=NOW_S + within_s)
+    assert least_in_time(job, NOW_S, margin) == expected
+
+
+def test_a_pre_run_and_who_has_no_deadline_begin_with_their_base_gang() -> None:
+    """A deadline is that of the gang behind a pre-run, whose own work is no measure of it."""
+    job = asking("j", workers=WorkerRange(min=1, max=8), remaining_work_s=400.0)
+    gang = Behind(workers=job.workers, gpus_per_worker=1, work_s=1.0, estimate_source="declared")
+    assert least_in_time(structs.replace(job, deadline_at_s=None), NOW_S) == 1
+    pre_run = structs.replace(job, deadline_at_s=NOW_S + 100.0, behind=gang)
+    assert least_in_time(pre_run, NOW_S) == 1
 
 
 def test_newcomers_ask_in_order_of_submission_and_of_equals_by_id() -> None:

@@ -15,7 +15,7 @@ from coordinator.policies.deadlines.kinds import Kinds
 from coordinator.policies.deadlines.pools import Asking, Pool, Tried
 from coordinator.policies.deadlines.promises import Book
 from coordinator.policies.deadlines.shares import Claim
-from coordinator.policies.decisions import Preempt
+from coordinator.policies.decisions import Preempt, Start
 from coordinator.policies.floor import Floor
 from coordinator.policies.snapshot import JobView
 from coordinator.sim.run import play
@@ -24,6 +24,7 @@ from coordinator.sim.stage import RunOptions
 from coordinator.workloads.records import NodeGroup, TraceJob, Workload
 from tests.builders import (
     NOW_S,
+    make_job_view,
     make_node_view,
     make_snapshot,
 )
@@ -52,6 +53,24 @@ def test_a_newcomer_is_refused_only_where_no_type_can_promise_what_it_asks_for()
     assert [made.job_id for made in found.decisions if isinstance(made, Preempt)] == ["soft"]
     one_type = asks("hurry", 100.0, 150.0, types=["A100"])
     assert rejects(decided(cell([first, soft, one_type]), before.memory)) == {"hurry": 201.0}
+
+
+@pytest.mark.parametrize("name", ["qos", "qos-edf", "qos-elasticflow"])
+@pytest.mark.parametrize("within_s", [None, 6100.0])
+def test_who_needs_several_workers_goes_where_these_are_free(
+    name: str, within_s: float | None
+) -> None:
+    """One GPU of the first type is, beside a job of seven, and the second type is idle: nobody is
+    stopped, and the deadline that needs four is met."""
+    held = runs(asks("held", 6000.0, within_s, gpus=7, types=["A100"]), "A100")
+    four = make_job_view(
+        "four", workers=(1, 8), gpus_per_worker=1, types=BOTH, remaining_work_s=400.0
+    )
+    four = replace(four, submitted_at_s=NOW_S, deadline_at_s=NOW_S + 120.0)
+    found = decided(cell([held, four]), name=name)
+    assert (starts(found), len(found.decisions)) == ({"four": "H100"}, 1)
+    [start] = [made for made in found.decisions if isinstance(made, Start)]
+    assert sum(place.worker_count for place in start.placements) == 8
 
 
 @pytest.mark.parametrize(("a100", "h100"), [(100.0, 300.0), (300.0, 100.0)])

@@ -6,8 +6,10 @@ A promise is kept on the type for which it was made: what that type has was reck
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from functools import partial
 
 from common.model import JobId, JobState
+from coordinator.policies.deadlines.sizes import least_in_time
 from coordinator.policies.floor import Floor
 from coordinator.policies.pooling import accepted_types, by_deadline, choices, hosting_types
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
@@ -46,7 +48,10 @@ class Kinds:
             elif accepted and job.deadline_at_s is not None:
                 self.of[job.job_id] = accepted[0]  # if it fits nowhere, to be told that
         standing = {name: kind for name, kind in own.items() if self.others(name, (kind,))}
-        found = choices(snapshot, floor, self._hosting, order=by_deadline, standing=standing)
+        size = partial(least_in_time, now_s=snapshot.now_s)
+        found = choices(
+            snapshot, floor, self._hosting, order=by_deadline, size=size, standing=standing
+        )
         self.of |= found | own
         self.free = {name: found[name] for name, kind in standing.items() if found[name] != kind}
 

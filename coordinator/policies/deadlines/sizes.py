@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from math import inf
 
 from common.model import JobState
@@ -30,6 +31,20 @@ def sizes_of(
         sizes.append(size)
         size = size * 2 if powers_of_two else size + 1
     return tuple(sizes)
+
+
+def least_in_time(job: JobView, now_s: float, margin: float = 1.0) -> int:
+    """The fewest workers that meet a deadline by its estimate; its base gang if none do.
+
+    So does a pre-run: its deadline is that of the gang behind it.
+    """
+    least, most = job.workers.min, job.workers.max
+    if job.deadline_at_s is None or job.behind is not None:
+        return least
+    window_s, left_s = job.deadline_at_s - now_s, margin * job.estimate_left_s(now_s)
+    counts = range(least, job.profile.fastest(least, most) + 1)
+    at = bisect_left(counts, True, key=lambda count: left_s <= window_s * job.rate(count))
+    return counts[at] if at < len(counts) else least
 
 
 def claim_of(

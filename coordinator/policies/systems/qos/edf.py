@@ -7,13 +7,15 @@ Must not know how jobs are predicted: deadlines are all that counts.
 
 from __future__ import annotations
 
+from functools import partial
+
 from msgspec import Struct
 
 from common.model import JobId
 from coordinator.policies.answers import answers
 from coordinator.policies.blockers import Hold
 from coordinator.policies.deadlines.reach import Reach
-from coordinator.policies.deadlines.sizes import sizes_of
+from coordinator.policies.deadlines.sizes import least_in_time, sizes_of
 from coordinator.policies.deadlines.told import stopped_for
 from coordinator.policies.decisions import Allocation
 from coordinator.policies.floor import Floor, consolidated
@@ -69,7 +71,8 @@ def _all(knobs: EdfKnobs, snapshot: ClusterSnapshot) -> tuple[list[Grant], dict[
     grants: list[Grant] = []
     notes: dict[JobId, str] = {}
     reach = Reach(snapshot)
-    for pool in pools(snapshot, Floor(snapshot), order=by_deadline):
+    size = partial(least_in_time, now_s=snapshot.now_s)
+    for pool in pools(snapshot, Floor(snapshot), order=by_deadline, size=size):
         more, told = _grants(knobs, pool, reach)
         grants += more
         notes |= told

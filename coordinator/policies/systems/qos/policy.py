@@ -9,6 +9,7 @@ Must not know nodes: who gets how many workers is carried out by the floor.
 
 from __future__ import annotations
 
+from functools import partial
 from math import inf
 
 import msgspec
@@ -19,6 +20,7 @@ from coordinator.policies.answers import answers
 from coordinator.policies.blockers import Hold
 from coordinator.policies.deadlines.predict import Margin, Memory, Steps, refitted
 from coordinator.policies.deadlines.reach import Reach
+from coordinator.policies.deadlines.sizes import least_in_time
 from coordinator.policies.deadlines.told import stopped_for
 from coordinator.policies.deadlines.wishes import Wish, most_in_time, wish_of
 from coordinator.policies.decisions import Allocation, earliest
@@ -200,7 +202,8 @@ def _all(knobs: QosKnobs, snapshot: ClusterSnapshot, memory: Memory) -> tuple[li
     steps = memory.steps
     floor = Floor(snapshot)
     reach = Reach(snapshot)
-    found = pools(snapshot, floor, order=by_deadline)
+    size = partial(least_in_time, now_s=snapshot.now_s, margin=knobs.margin)
+    found = pools(snapshot, floor, order=by_deadline, size=size)
     return [_Pass(knobs, snapshot, pool, steps, reach) for pool in found], memory
 
 
