@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from common.clock import SystemClock
+from common.model import WorkerRange
 from coordinator.policies.deadlines.kinds import Kinds
 from coordinator.policies.deadlines.pools import Asking, Pool, Tried
 from coordinator.policies.deadlines.promises import Book
 from coordinator.policies.deadlines.shares import Claim
 from coordinator.policies.decisions import Preempt, Start
 from coordinator.policies.floor import Floor
+from coordinator.policies.shapes import Behind
 from coordinator.policies.snapshot import JobView
 from coordinator.sim.run import play
 from coordinator.sim.runtime import Saves
@@ -53,6 +55,34 @@ def test_a_newcomer_is_refused_only_where_no_type_can_promise_what_it_asks_for()
     assert [made.job_id for made in found.decisions if isinstance(made, Preempt)] == ["soft"]
     one_type = asks("hurry", 100.0, 150.0, types=["A100"])
     assert rejects(decided(cell([first, soft, one_type]), before.memory)) == {"hurry": 201.0}
+
+
+def pre_run(work_s: float, within_s: float, *, gpus: int, most: int = 1) -> JobView:
+    """Ten seconds on one GPU, before a gang whose workers have so many each."""
+    gang = Behind(
+        workers=WorkerRange(min=1, max=most),
+        gpus_per_worker=gpus,
+        work_s=work_s,
+        estimate_source="declared",
+    )
+    return replace(asks("pre", 10.0, within_s, gpus=1), behind=gang)
+
+
+def test_a_pre_run_is_promised_what_nodes_of_its_type_would_hold_of_its_gang() -> None:
+    """Two nodes of eight hold no worker of 16 GPUs, a node of the other type does; without that
+    there is nothing to promise."""
+    asked = pre_run(100.0, 500.0, gpus=16)
+    nodes = [make_node_view(name, gpu_type="A100") for name in ("a0", "a1")]
+    large = make_node_view("h", gpu_type="H100", gpus=16)
+    assert starts(decided(make_snapshot(nodes=[*nodes, large], jobs=[asked]))) == {"pre": "H100"}
+    assert rejects(decided(make_snapshot(nodes=nodes, jobs=[asked]))) == {"pre": None}
+
+
+def test_a_pre_run_goes_where_all_the_workers_are_free_that_its_gang_needs() -> None:
+    """One GPU of the first type would do for itself."""
+    held = runs(asks("held", 6000.0, None, gpus=7, types=["A100"]), "A100")
+    found = decided(cell([held, pre_run(400.0, 120.0, gpus=1, most=8)]))
+    assert (starts(found), len(found.decisions)) == ({"pre": "H100"}, 1)
 
 
 @pytest.mark.parametrize("name", ["qos", "qos-edf", "qos-elasticflow"])

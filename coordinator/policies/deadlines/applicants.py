@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from common.model import JobState, Preemptibility
 from coordinator.policies.floor import present_workers
@@ -60,6 +60,21 @@ def _has_begun(job: JobView) -> bool:
 def is_start_of_gang(job: JobView) -> bool:
     """Whether it is a pre-run that has a deadline, which is that of its gang."""
     return job.behind is not None and job.deadline_at_s is not None
+
+
+def gang_of(job: JobView) -> JobView:
+    """What a job is that is planned: the gang behind a pre-run that has a deadline, else itself."""
+    behind = job.behind
+    if behind is None or not is_start_of_gang(job):
+        return job
+    return structs.replace(
+        job,
+        workers=behind.workers,
+        gpus_per_worker=behind.gpus_per_worker,
+        remaining_work_s=behind.work_s,
+        estimated_left_s=None,
+        behind=None,
+    )
 
 
 def fixed_gpus(job: JobView) -> int:

@@ -12,7 +12,7 @@ from math import inf
 from msgspec import structs
 
 from common.model import JobState, Preemptibility
-from coordinator.policies.deadlines.applicants import is_start_of_gang
+from coordinator.policies.deadlines.applicants import gang_of, is_start_of_gang
 from coordinator.policies.deadlines.overheads import (
     AWAY,
     NONE,
@@ -92,9 +92,7 @@ class Claims:
         may_stop = not runs or job.preemptibility == Preemptibility.FULL
         is_over = job.state == JobState.PREEMPTING and job.remaining_work_s <= 0.0
         rest_s = job.work_left_s(now_s) if runs or is_over else whole_s
-        gang = structs.replace(
-            job, workers=behind.workers, gpus_per_worker=behind.gpus_per_worker, behind=None
-        )
+        gang = gang_of(job)
         factor = job.gpu.worker_multiplier.get(kind, 1)
         most = gpus // (gang.gpus_per_worker * factor)
         sizes = sizes_of(gang, most, powers_of_two=self._powers_of_two)

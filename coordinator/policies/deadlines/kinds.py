@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from functools import partial
 
+from msgspec import structs
+
 from common.model import JobId, JobState
+from coordinator.policies.deadlines.applicants import gang_of
 from coordinator.policies.deadlines.sizes import least_in_time
 from coordinator.policies.floor import Floor
 from coordinator.policies.pooling import accepted_types, by_deadline, choices, hosting_types
@@ -17,6 +20,8 @@ from coordinator.policies.snapshot import ClusterSnapshot, JobView
 
 class Kinds:
     """The GPU type of each job; of one that waits and fits on no type that is there, none.
+
+    A pre-run that waits is what it is planned as, the gang behind it.
 
     of: by job; a pass changes it. free: of who waits with a promise, another type on which its
     gang has free GPUs, while it has none on its own.
@@ -32,6 +37,8 @@ class Kinds:
         let_in: Container[str],
         before: Mapping[str, str],
     ) -> None:
+        jobs = (gang_of(job) if job.state == JobState.PENDING else job for job in snapshot.jobs)
+        snapshot = structs.replace(snapshot, jobs=tuple(jobs))
         self._hosting = hosting_types(snapshot, floor)
         self.of: dict[JobId, str] = {}
         own: dict[JobId, str] = {}
