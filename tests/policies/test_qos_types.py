@@ -12,6 +12,8 @@ from msgspec.structs import replace
 
 from common.clock import SystemClock
 from common.model import WorkerRange
+from coordinator.policies.answers import NOWHERE
+from coordinator.policies.bundles import policy
 from coordinator.policies.deadlines.kinds import Kinds
 from coordinator.policies.deadlines.pools import Asking, Pool, Tried
 from coordinator.policies.deadlines.promises import Book
@@ -55,6 +57,20 @@ def test_a_newcomer_is_refused_only_where_no_type_can_promise_what_it_asks_for()
     assert [made.job_id for made in found.decisions if isinstance(made, Preempt)] == ["soft"]
     one_type = asks("hurry", 100.0, 150.0, types=["A100"])
     assert rejects(decided(cell([first, soft, one_type]), before.memory)) == {"hurry": 201.0}
+
+
+@pytest.mark.parametrize("closed", [("large",), ("large", "A100")])
+def test_who_waits_for_closed_nodes_is_not_refused(closed: Sequence[str]) -> None:
+    """Its gang fits on one of them alone: it is told so, and asked when that is back."""
+    asked = asks("asked", 100.0, 500.0, gpus=16, types=["A100"])
+    nodes = [make_node_view("A100"), make_node_view("large", gpus=16)]
+    open_ = make_snapshot(nodes=[replace(node, gpu_type="A100") for node in nodes], jobs=[asked])
+    shut = tuple(replace(node, is_schedulable=node.name not in closed) for node in open_.nodes)
+    found = decided(replace(open_, nodes=shut))
+    assert (found.decisions, promised(found)[0]) == ((), set())
+    assert policy(EXACT).hold(replace(open_, nodes=shut), b"")[0].blockers[0] == NOWHERE
+    assert starts(decided(open_, found.memory)) == {"asked": "A100"}
+    assert rejects(decided(replace(open_, nodes=open_.nodes[:1]))) == {"asked": None}
 
 
 def pre_run(work_s: float, within_s: float, *, gpus: int, most: int = 1) -> JobView:

@@ -40,6 +40,7 @@ class Kinds:
         jobs = (gang_of(job) if job.state == JobState.PENDING else job for job in snapshot.jobs)
         snapshot = structs.replace(snapshot, jobs=tuple(jobs))
         self._hosting = hosting_types(snapshot, floor)
+        some_day = _hosted_if_all_were_open(snapshot)
         self.of: dict[JobId, str] = {}
         own: dict[JobId, str] = {}
         for job in snapshot.jobs:
@@ -52,8 +53,8 @@ class Kinds:
                 had = before.get(job.job_id, "")
                 is_kept = had and job.accepts(had)
                 own[job.job_id] = had if is_kept else next(iter(accepted or job.gpu.types), "")
-            elif accepted and job.deadline_at_s is not None:
-                self.of[job.job_id] = accepted[0]  # if it fits nowhere, to be told that
+            elif accepted and job.deadline_at_s is not None and job.job_id not in some_day:
+                self.of[job.job_id] = accepted[0]  # to be told that it fits nowhere
         standing = {name: kind for name, kind in own.items() if self.others(name, (kind,))}
         size = partial(least_in_time, now_s=snapshot.now_s)
         found = choices(
@@ -69,3 +70,11 @@ class Kinds:
     def could_hold(self, job: JobView, kind: str) -> bool:
         """Whether the nodes of a type would hold a gang that waits, if they were all free."""
         return job.state != JobState.PENDING or kind in self._hosting.get(job.job_id, ())
+
+
+def _hosted_if_all_were_open(snapshot: ClusterSnapshot) -> Container[str]:
+    """Jobs that wait and would fit, were no node closed: whoever has to wait for that is told so,
+    and asks when they are back."""
+    nodes = tuple(structs.replace(node, is_schedulable=True) for node in snapshot.nodes)
+    snapshot = structs.replace(snapshot, nodes=nodes)
+    return hosting_types(snapshot, Floor(snapshot)).keys()
