@@ -38,6 +38,16 @@ def test_who_was_just_started_is_not_stopped_for_two_others() -> None:
     assert isinstance(found["c"], Start)
 
 
+def test_a_reason_tells_the_time_that_its_workers_take() -> None:
+    """One worker would do; it goes on with the seven that a newcomer leaves, and ends sooner."""
+    rich, late = view("rich", 400.0, 900.0, placed=8), view("late", 100.0, 200.0)
+    resize = decide(rich, late)["rich"]
+    assert resize.reason.startswith("7 workers: 57 s predicted by ")
+    grown = decide(view("rich", 8000.0, 9000.0, placed=2))["rich"]
+    assert grown.reason.startswith("8 workers: 1000 s predicted by ")
+    assert grown.reason.endswith(", and nobody waits for the rest")
+
+
 def test_nor_is_who_was_just_resized() -> None:
     """A resize counts as a start does, whichever was later."""
     wide = view("wide", 800.0, 110.0, workers=(8, 8), placed=8)

@@ -92,7 +92,6 @@ class _Pass:
             most = min(wish.need or 0, self._most(wish, left))
             if most >= wish.job.workers.min:
                 self._give(wish, most)
-                wish.why = self._in_time(wish)
                 left -= wish.workers * wish.gpus_each
         left = self._keep(left, is_first=True)
         names = {wish.job.job_id for wish in admitted}
@@ -109,6 +108,8 @@ class _Pass:
         left = self._keep(left, is_first=False)
         if not waits and self._knobs.fills_idle:
             self._fill(left)
+        for wish in admitted:
+            wish.why = self._in_time(wish) + wish.why
         return [
             Grant(
                 job=wish.job,
@@ -184,6 +185,8 @@ class _Pass:
         return early_s > self._knobs.slack_ratio * window_s
 
     def _in_time(self, wish: Wish) -> str:
+        if wish.workers == 0:
+            return ""
         return (
             f"{wish.time.left_s(wish.workers):.0f} s predicted by {wish.time.source}, deadline in "
             f"{(wish.job.deadline_at_s or 0.0) - self._now_s:.0f} s"
