@@ -49,6 +49,51 @@ def test_the_workers_go_that_make_room_on_one_node() -> None:
     ] == [("gang", "n1")]
 
 
+def test_flexible_workers_of_its_own_tenant_make_room_for_a_gang() -> None:
+    """They are dealt on what gangs leave, whichever came first: nobody else has less by it."""
+    found = policy("drf").allocate(full(waits("gang", "b", 2)), b"").decisions
+    assert resized(found) == [(4, 6)]
+    assert [each.job_id for each in found if isinstance(each, Start)] == ["gang"]
+
+
+def test_who_has_more_gives_flexible_workers_before_its_own_tenant() -> None:
+    """Of eight GPUs b has six and a two, one of each flexible at least: b gives one."""
+    mine = (make_worker_view("mine", 0, "n"), make_worker_view("mine", 1, "n", is_flexible=True))
+    theirs = [make_worker_view("theirs", at, "n", is_flexible=at > 0) for at in range(6)]
+    held = [
+        make_job_view(name, state=JobState.RUNNING, workers=(1, 8), placed=placed)
+        for name, placed in (("mine", mine), ("theirs", theirs))
+    ]
+    jobs = (replace(held[0], tenant="a"), replace(held[1], tenant="b"), waits("gang", "a", 1))
+    nodes = [make_node_view("n", workers=(*mine, *theirs))]
+    found = policy("drf").allocate(make_snapshot(nodes=nodes, jobs=jobs), b"").decisions
+    assert [each.job_id for each in found if isinstance(each, Resize)] == ["theirs"]
+
+
+def test_no_gang_of_others_is_stopped_as_if_its_own_flexible_workers_had_gone() -> None:
+    """They make no room for it where they are: with them a has 10 of 20 after the start, b 8."""
+    elastic = tuple(make_worker_view("e", at, "n1", is_flexible=at > 0) for at in range(4))
+    held = [
+        replace(
+            make_job_view(
+                name, state=JobState.RUNNING, workers=span, gpus_per_worker=gpus, placed=placed
+            ),
+            tenant=tenant,
+        )
+        for name, tenant, span, gpus, placed in (
+            ("e", "a", (1, 4), 1, elastic),
+            ("x", "b", (1, 1), 8, (make_worker_view("x", 0, "n0", gpus=8),)),
+            ("y", "b", (1, 1), 8, (make_worker_view("y", 0, "n2", gpus=8),)),
+        )
+    ]
+    nodes = [
+        make_node_view(job.placed[0].node, gpus=gpus, workers=job.placed)
+        for job, gpus in zip(held, (4, 8, 8), strict=True)
+    ]
+    snapshot = make_snapshot(nodes=nodes, jobs=(*held, waits("gang", "a", 6)))
+    assert policy("drf:preempts=true").allocate(snapshot, b"").decisions == ()
+
+
 def grants(snapshot: ClusterSnapshot, workers: int, *leaving: int, room_for: str) -> list[Grant]:
     """The elastic job keeps so many, and the other jobs start."""
     job, *others = snapshot.jobs

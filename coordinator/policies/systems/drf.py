@@ -7,12 +7,14 @@ order on what is left. Must not know the engine.
 
 A running gang is stopped for another tenant only where `preempts` says so, and by Volcano's rule:
 the tenant that starts stays below the share that the other has after the stop. Flexible workers go
-by the same rule and without the knob, as nothing is lost with them.
+by the same rule and without the knob, as nothing is lost with them; those of the tenant itself go
+for its gangs by no rule at all, as they are dealt on what gangs leave.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 
 from msgspec import Struct, structs
 
@@ -44,6 +46,12 @@ class _Victim(Struct, frozen=True, kw_only=True):
     job: JobView
     workers: tuple[WorkerView, ...]
     is_whole: bool
+
+
+def _flexible(job: JobView) -> Iterator[_Victim]:
+    """Each worker that it can go on without, the newest first."""
+    for worker in spare_workers(job):
+        yield _Victim(job=job, workers=(worker,), is_whole=False)
 
 
 class _Shrunk(Struct, frozen=True):
@@ -106,37 +114,49 @@ class Filling:
         base = job.workers_on(kind).min
         left = RoomsLeft(self._bins, job, kind)
 
+        def may_go(victim: _Victim) -> bool:
+            if victim.job.tenant == job.tenant:
+                return True
+            return self._shares.keeps_more(victim.job, len(victim.workers), job, base)
+
         def move(victim: _Victim, sign: int) -> None:
             self._move(victim, sign)
             left.look(worker.node for worker in victim.workers)
 
-        found = fewest_victims(
-            self._victims(job, kind),
-            may_go=lambda each: self._shares.keeps_more(each.job, len(each.workers), job, base),
-            move=move,
-            fits=lambda: left.workers >= base,
-        )
-        for victim in found or ():
-            self._note(victim, job)
-        self._follow(found or ())
-        return found is not None
+        for line in self._victims(job, kind):
+            found = fewest_victims(
+                line, may_go=may_go, move=move, fits=lambda: left.workers >= base
+            )
+            if found is not None:
+                for victim in found:
+                    self._note(victim, job)
+                self._follow(found)
+                return True
+        return False
 
-    def _victims(self, job: JobView, kind: str) -> Iterable[_Victim]:
-        """Those of the tenants with most first; flexible workers, the newest first, then gangs."""
-        others = [
+    def _victims(self, job: JobView, kind: str) -> Iterator[Iterable[_Victim]]:
+        """Lines to try: flexible workers, its own tenant's last; else those of others, and gangs.
+
+        Its own are in no line with gangs: those that are given back at last would not have counted
+        when a gang was found to leave its tenant more than this one has.
+        """
+        there = [
             other
             for other in self._snapshot.jobs
             if other.gpu_type == kind
-            and other.tenant != job.tenant
             and other.job_id not in self._stopped
             and other.job_id not in self._shrunk
         ]
+        others = [other for other in there if other.tenant != job.tenant]
         others.sort(key=lambda other: (-self._shares.beside(other, job), other.job_id))
-        for other in others:
-            for worker in spare_workers(other):
-                yield _Victim(job=other, workers=(worker,), is_whole=False)
-        if not self._knobs.preempts:
-            return
+        flexible = [each for other in others for each in _flexible(other)]
+        own = (other for other in there if other.tenant == job.tenant)
+        yield chain(flexible, *map(_flexible, own))
+        if self._knobs.preempts:
+            yield chain(flexible, self._gangs(others, job))
+
+    def _gangs(self, others: Iterable[JobView], job: JobView) -> Iterator[_Victim]:
+        """Those of the tenants with most first, then those that lose least."""
         now_s = self._snapshot.now_s
         for other in sorted(
             filter(is_movable, others),
