@@ -42,7 +42,8 @@ def by_deadline(job: JobView) -> tuple[float, float, JobId]:
 class Pool(Struct, frozen=True, kw_only=True):
     """GPUs of one type that can be shared out, and the jobs that compete for them.
 
-    gpus: free ones, and those of its running jobs. jobs: that wait or may be stopped, by id.
+    gpus: free ones, and those of its running jobs. jobs: that wait or may be stopped, and where the
+        caller asks for them those that may only be resized (`stays`); by id.
     """
 
     gpu_type: str
@@ -54,19 +55,33 @@ class Pool(Struct, frozen=True, kw_only=True):
         return job.gpu.worker_multiplier.get(self.gpu_type, 1)
 
 
+def stays(job: JobView) -> bool:
+    """Whether it runs and may not be stopped: others get its flexible workers at most."""
+    return job.state != JobState.PENDING and not is_movable(job)
+
+
 def pools(
-    snapshot: ClusterSnapshot, floor: Floor, *, order: Order = by_submission, size: Size = base_gang
+    snapshot: ClusterSnapshot,
+    floor: Floor,
+    *,
+    order: Order = by_submission,
+    size: Size = base_gang,
+    resizes: bool = False,
 ) -> list[Pool]:
-    """One per GPU type; a waiting job stands in that which `chosen_types` names, or in none."""
+    """One per GPU type; a waiting job stands in that which `chosen_types` names, or in none.
+
+    resizes: jobs that may be resized and not stopped compete too; the caller leaves them their base
+        gangs.
+    """
     kinds = floor.gpu_types
-    chosen = chosen_types(snapshot, floor, order=order, size=size)
+    chosen = chosen_types(snapshot, floor, order=order, size=size, resizes=resizes)
     jobs: dict[str, list[JobView]] = {kind: [] for kind in kinds}
     movable: list[WorkerView] = []
     for job in snapshot.jobs:
         if job.state == JobState.PENDING:
             if job.job_id in chosen:
                 jobs[chosen[job.job_id]].append(job)
-        elif _competes(job, floor) and job.gpu_type in jobs:
+        elif _competes(job, floor, resizes) and job.gpu_type in jobs:
             jobs[job.gpu_type].append(job)
             movable += _held(job)
     gpus = _gpus(floor, movable)
@@ -74,10 +89,16 @@ def pools(
 
 
 def chosen_types(
-    snapshot: ClusterSnapshot, floor: Floor, *, order: Order = by_submission, size: Size = base_gang
+    snapshot: ClusterSnapshot,
+    floor: Floor,
+    *,
+    order: Order = by_submission,
+    size: Size = base_gang,
+    resizes: bool = False,
 ) -> dict[JobId, str]:
     """On which GPU type each waiting job competes; of one that none could host, none."""
-    return choices(snapshot, floor, hosting_types(snapshot, floor), order=order, size=size)
+    hosting = hosting_types(snapshot, floor)
+    return choices(snapshot, floor, hosting, order=order, size=size, resizes=resizes)
 
 
 def accepted_types(job: JobView, floor: Floor) -> list[str]:
@@ -113,6 +134,7 @@ def choices(
     order: Order = by_submission,
     size: Size = base_gang,
     standing: Mapping[JobId, str] | None = None,
+    resizes: bool = False,
 ) -> dict[JobId, str]:
     """Which of its hosting types each of these waiting jobs takes.
 
@@ -127,7 +149,7 @@ def choices(
     standing = standing or {}
     if not standing and all(len(kinds) == 1 for kinds in hosting.values()):
         return {job_id: kinds[0] for job_id, kinds in hosting.items()}
-    choosing = _Choosing(snapshot, floor, size)
+    choosing = _Choosing(snapshot, floor, size, resizes)
     line = (job for job in snapshot.jobs if job.job_id in hosting)
     return {
         job.job_id: choosing.choose(job, hosting[job.job_id], standing.get(job.job_id))
@@ -135,9 +157,10 @@ def choices(
     }
 
 
-def _competes(job: JobView, floor: Floor) -> bool:
-    """Whether a running job may be stopped for others, on nodes that take workers."""
-    return is_movable(job) and all(worker.node in floor.free for worker in _held(job))
+def _competes(job: JobView, floor: Floor, resizes: bool) -> bool:
+    """Whether a running job may be stopped, or resized, for others, on nodes that take workers."""
+    may_change = is_movable(job) or (resizes and job.is_resizable)
+    return may_change and all(worker.node in floor.free for worker in _held(job))
 
 
 def _held(job: JobView) -> list[WorkerView]:
@@ -202,9 +225,9 @@ class _Ground:
 class _Choosing:
     """One pass: who chooses takes room from those behind."""
 
-    def __init__(self, snapshot: ClusterSnapshot, floor: Floor, size: Size) -> None:
+    def __init__(self, snapshot: ClusterSnapshot, floor: Floor, size: Size, resizes: bool) -> None:
         self._size = size
-        running = [job for job in snapshot.jobs if job.placed and _competes(job, floor)]
+        running = [job for job in snapshot.jobs if job.placed and _competes(job, floor, resizes)]
         self._gpus = _gpus(floor, [worker for job in running for worker in _held(job)])
         self._asked = dict.fromkeys(self._gpus, 0)
         for job in running:

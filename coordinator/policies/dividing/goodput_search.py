@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from common.model import JobState
 from coordinator.policies.floor import present_workers
 from coordinator.policies.knob_types import Seconds
-from coordinator.policies.pooling import Pool
+from coordinator.policies.pooling import Pool, stays
 from coordinator.policies.setbacks import loss_s
 from coordinator.policies.snapshot import JobView
 
@@ -59,6 +59,7 @@ class Problem:
     sizes: GPUs of one worker of a job's range, see `Pool.factor`; workers are counted by that.
     least, most: workers that each job may have, if it has any; the latter within what the caller
         lets it have, at least its smallest gang.
+    kept: the base gangs of those that may not be stopped.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Problem:
         if most is not None:
             self.most = np.minimum(self.most, np.array(most, dtype=np.int64))
         self.most[self.most < self.least] = 0
+        self.kept = self.least * np.array([stays(job) for job in pool.jobs], dtype=np.int64)
         now = [present_workers(job) // pool.factor(job) for job in pool.jobs]
         self.now = np.array(now, dtype=np.int64)
         fair_gpus = self.gpus / len(pool.jobs)
@@ -112,10 +114,12 @@ class Problem:
         """Each allocation made legal: jobs in an order by chance take what is left for them."""
         order = np.argsort(random.random(population.shape), axis=1)
         sizes, least = self.sizes[order], self.least[order]
+        kept, free = self.kept[order], self.gpus - int((self.kept * self.sizes).sum())
         wanted = np.minimum(np.take_along_axis(population, order, axis=1), self.most[order])
         wanted[wanted < least] = 0
-        before = np.cumsum(wanted * sizes, axis=1) - wanted * sizes
-        had = np.minimum(wanted, np.maximum(0, self.gpus - before) // sizes)
+        more = np.maximum(0, wanted - kept)
+        before = np.cumsum(more * sizes, axis=1) - more * sizes
+        had = kept + np.minimum(more, np.maximum(0, free - before) // sizes)
         had[had < least] = 0
         legal = np.empty_like(population)
         np.put_along_axis(legal, order, had, axis=1)
@@ -130,7 +134,7 @@ class Problem:
         if present is None:
             present = np.minimum(self.now, self.most)
             present[present < self.least] = 0
-        return [present, self.filled(present), self.filled(np.zeros_like(present))]
+        return [present, self.filled(present), self.filled(self.kept)]
 
     def mended(self, asked: Genes, had: Genes, is_short: Mask) -> Genes:
         """What to ask for where nodes gave these jobs less than was asked: of them no more, and of

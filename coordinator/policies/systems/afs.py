@@ -29,7 +29,7 @@ from coordinator.policies.floor import Floor
 from coordinator.policies.granting import Grant, carry_out
 from coordinator.policies.knob_types import Period
 from coordinator.policies.policy import NoKnobs, Parts, joint
-from coordinator.policies.pooling import Pool, chosen_types, pools
+from coordinator.policies.pooling import Pool, chosen_types, pools, stays
 from coordinator.policies.recall import recalled
 from coordinator.policies.setbacks import keeps_gang, loss_s, told
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
@@ -59,9 +59,10 @@ def _known(snapshot: ClusterSnapshot, *, is_exact: bool) -> Allocation:
         # Whoever is stopped for a shorter one has its loss to make up as well: for the mean of both
         # it makes room only where what it has left exceeds the other's by more than that.
         left_s = job.runtime_s(job.workers.min, now_s) - loss_s(job, now_s)
-        return not is_exact and job.state == JobState.PENDING, left_s, job.job_id
+        keeps = job.state != JobState.PENDING and not is_exact
+        return not (keeps or stays(job)), left_s, job.job_id
 
-    for pool in pools(snapshot, floor, order=rank):
+    for pool in pools(snapshot, floor, order=rank, resizes=True):
         ordered = sorted(pool.jobs, key=rank)
         shares, gpus = base_shares(ordered, pool.gpus, now_s, factor=pool.factor)
         if is_exact:
@@ -131,7 +132,7 @@ def _unknown(knobs: UnknownKnobs, snapshot: ClusterSnapshot, blob: bytes) -> All
     def rank(job: JobView) -> tuple[object, ...]:
         first_s = job.first_started_at_s
         return (
-            not keeps_gang(job, snapshot.now_s),
+            not (stays(job) or keeps_gang(job, snapshot.now_s)),
             turns[job.job_id].count,
             first_s is None,
             first_s or 0.0,
@@ -139,7 +140,7 @@ def _unknown(knobs: UnknownKnobs, snapshot: ClusterSnapshot, blob: bytes) -> All
             job.job_id,
         )
 
-    for pool in pools(snapshot, floor, order=rank):
+    for pool in pools(snapshot, floor, order=rank, resizes=True):
         ordered = sorted(pool.jobs, key=rank)
         shares, gpus = base_shares(ordered, pool.gpus, snapshot.now_s, factor=pool.factor)
         share_out(shares, gpus, beats_by_gain(random))

@@ -108,7 +108,8 @@ class _Round:
         self._seen = snapshot
         nobody = Parted(decisions=(), left=snapshot, gone=())
         self.parted = parted(snapshot) if knobs.spans_apart else nobody
-        self.pools = [pool for pool in pools(self.parted.left, self._floor()) if pool.jobs]
+        found = pools(self.parted.left, self._floor(), resizes=True)
+        self.pools = [pool for pool in found if pool.jobs]
 
     def _floor(self) -> Floor:
         floor = (ApartFloor if self._knobs.spans_apart else Floor)(self._seen)

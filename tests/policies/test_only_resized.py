@@ -1,0 +1,100 @@
+"""Elastic jobs that may not be stopped: AFS and Pollux resize them and leave their base gangs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from common.model import JobState, Preemptibility
+from coordinator.policies.bundles import policy
+from coordinator.policies.decisions import Decision, Resize, Start
+from coordinator.policies.dividing.goodput_search import Problem, SearchKnobs
+from coordinator.policies.floor import Floor
+from coordinator.policies.pooling import Pool, chosen_types
+from coordinator.policies.snapshot import JobView
+from tests.builders import (
+    NOW_S,
+    make_job_view,
+    make_node_view,
+    make_snapshot,
+    make_worker_view,
+)
+
+every_policy = pytest.mark.parametrize("name", ["afs", "afs-p", "afs-lyra", "pollux"])
+
+
+def held(workers: int, *, base: int = 1, node: str = "n", gpu_type: str = "H100") -> JobView:
+    """A long job that nobody may stop, on one node of eight GPUs."""
+    placed = [make_worker_view("held", at, node, is_flexible=at >= base) for at in range(workers)]
+    return make_job_view(
+        "held",
+        state=JobState.RUNNING,
+        workers=(base, 8),
+        remaining_work_s=1e6,
+        preemptibility=Preemptibility.NON,
+        placed=placed,
+        gpu_type=gpu_type,
+    )
+
+
+def decided(name: str, *jobs: JobView) -> tuple[Decision, ...]:
+    """What a pass does with these on that node."""
+    node = make_node_view("n", workers=[worker for job in jobs for worker in job.placed])
+    return policy(name).allocate(make_snapshot(nodes=[node], jobs=jobs), b"").decisions
+
+
+@every_policy
+def test_it_grows_on_idle_gpus(name: str) -> None:
+    """It has one worker of eight, and nobody else is there."""
+    [grown] = decided(name, held(1))
+    assert isinstance(grown, Resize)
+    assert grown.added
+
+
+@every_policy
+def test_its_flexible_workers_make_room(name: str) -> None:
+    """It has all eight GPUs and needs one of them."""
+    decisions = decided(name, held(8), make_job_view("waits", gpus_per_worker=2))
+    [shrunk] = [made for made in decisions if isinstance(made, Resize)]
+    assert len(shrunk.removed_workers) >= 2
+    assert [made.job_id for made in decisions if isinstance(made, Start)] == ["waits"]
+
+
+@every_policy
+def test_it_keeps_its_base_gang(name: str) -> None:
+    """Half of the node is all that a shorter job could have, which needs more."""
+    waits = make_job_view("waits", gpus_per_worker=5, remaining_work_s=1.0)
+    assert decided(name, held(8, base=4), waits) == ()
+
+
+def test_a_job_chooses_the_type_on_which_it_has_spare_workers() -> None:
+    """Of two full nodes one is held by a job without spare workers."""
+    rigid = make_job_view(
+        "rigid",
+        state=JobState.RUNNING,
+        gpus_per_worker=8,
+        placed=[make_worker_view("rigid", 0, "a", gpus=8)],
+        gpu_type="A100",
+    )
+    elastic = held(8)
+    waits = make_job_view("waits", types=("A100", "H100"))
+    nodes = [
+        make_node_view("a", gpu_type="A100", workers=rigid.placed),
+        make_node_view("n", workers=elastic.placed),
+    ]
+    snapshot = make_snapshot(nodes=nodes, jobs=[rigid, elastic, waits])
+    assert chosen_types(snapshot, Floor(snapshot), resizes=True) == {"waits": "H100"}
+
+
+def test_a_search_leaves_base_gangs_alone() -> None:
+    """Whatever is drawn, those of two such jobs are whole, within the GPUs that are there."""
+    jobs = (held(3, base=3), replace(held(4, base=2), job_id="other"), make_job_view("waits"))
+    problem = Problem(SearchKnobs(), Pool(gpu_type="H100", gpus=8, jobs=jobs), NOW_S)
+    random = np.random.default_rng(0)
+    wild = random.integers(0, problem.most + 1, size=(200, 3))
+    legal = problem.repaired(wild, random)
+    assert (legal[:, 0] >= 3).all()
+    assert (legal[:, 1] >= 2).all()
+    assert (legal.sum(axis=1) <= 8).all()
+    assert all((seed[:2] >= (3, 2)).all() for seed in problem.seeds())
