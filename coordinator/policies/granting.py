@@ -54,7 +54,7 @@ class Grant(Struct, frozen=True, kw_only=True):
     is_promised: its deadline was promised to it.
     share: others move for so many of these workers, where they find no room else.
     leaving: indices of the flexible workers that go first where it has fewer than now; then the
-        newest. room_for: a job that waits and takes what they leave: without its start nobody goes.
+        newest. room_for: jobs that wait and take what they leave: without their starts nobody goes.
     """
 
     job: JobView
@@ -65,7 +65,7 @@ class Grant(Struct, frozen=True, kw_only=True):
     is_promised: bool = False
     share: int = 0
     leaving: tuple[int, ...] = ()
-    room_for: JobId | None = None
+    room_for: tuple[JobId, ...] = ()
 
 
 def going_on(snapshot: ClusterSnapshot, *, but: Collection[JobId] = ()) -> list[Grant]:
@@ -273,7 +273,7 @@ class _Carrying:
                 reason=each.grant.reason,
             )
             for each in self._shrinks
-            if not (each.grant.room_for in waits and self._floor.goes_on(each.leaving))
+            if waits.isdisjoint(each.grant.room_for) or not self._floor.goes_on(each.leaving)
         ]
 
     def _grow(self, grant: Grant, count: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from common.model import JobId, JobState
@@ -70,6 +71,15 @@ def test_who_has_more_gives_flexible_workers_before_its_own_tenant() -> None:
     assert [each.job_id for each in found if isinstance(each, Resize)] == ["theirs"]
 
 
+@pytest.mark.parametrize("tenant", ["a", "b"])
+def test_an_elastic_job_makes_room_for_several_gangs_at_a_time(tenant: str) -> None:
+    """Of one tenant or another: each shrink takes its time, in which nobody else gets anything."""
+    gangs = [waits(f"g{at}", tenant, 1) for at in range(2)]
+    found = policy("drf").allocate(full(*gangs), b"").decisions
+    assert resized(found) == [(5, 6)]
+    assert [each.job_id for each in found if isinstance(each, Start)] == ["g0", "g1"]
+
+
 def test_no_gang_of_others_is_stopped_as_if_its_own_flexible_workers_had_gone() -> None:
     """They make no room for it where they are: with them a has 10 of 20 after the start, b 8."""
     elastic = tuple(make_worker_view("e", at, "n1", is_flexible=at > 0) for at in range(4))
@@ -104,7 +114,7 @@ def grants(snapshot: ClusterSnapshot, workers: int, *leaving: int, room_for: str
             workers=workers,
             reason="shrink",
             leaving=leaving,
-            room_for=JobId(room_for),
+            room_for=(JobId(room_for),),
         ),
     ]
 

@@ -48,16 +48,10 @@ class _Victim(Struct, frozen=True, kw_only=True):
     is_whole: bool
 
 
-def _flexible(job: JobView) -> Iterator[_Victim]:
-    """Each worker that it can go on without, the newest first."""
-    for worker in spare_workers(job):
-        yield _Victim(job=job, workers=(worker,), is_whole=False)
-
-
 class _Shrunk(Struct, frozen=True):
     """Indices of flexible workers of one job that go, and for whom."""
 
-    room_for: JobId | None
+    room_for: list[JobId]
     leaving: list[int]
 
 
@@ -143,17 +137,24 @@ class Filling:
         there = [
             other
             for other in self._snapshot.jobs
-            if other.gpu_type == kind
-            and other.job_id not in self._stopped
-            and other.job_id not in self._shrunk
+            if other.gpu_type == kind and other.job_id not in self._stopped
         ]
         others = [other for other in there if other.tenant != job.tenant]
         others.sort(key=lambda other: (-self._shares.beside(other, job), other.job_id))
-        flexible = [each for other in others for each in _flexible(other)]
+        flexible = [each for other in others for each in self._flexible(other)]
         own = (other for other in there if other.tenant == job.tenant)
-        yield chain(flexible, *map(_flexible, own))
+        yield chain(flexible, *map(self._flexible, own))
         if self._knobs.preempts:
-            yield chain(flexible, self._gangs(others, job))
+            gangs = (other for other in others if other.job_id not in self._shrunk)
+            yield chain(flexible, self._gangs(gangs, job))
+
+    def _flexible(self, job: JobView) -> Iterator[_Victim]:
+        """Each worker that it can go on without and still has, the newest first."""
+        shrunk = self._shrunk.get(job.job_id)
+        gone = frozenset(shrunk.leaving if shrunk else ())
+        for worker in spare_workers(job):
+            if worker.worker_index not in gone:
+                yield _Victim(job=job, workers=(worker,), is_whole=False)
 
     def _gangs(self, others: Iterable[JobView], job: JobView) -> Iterator[_Victim]:
         """Those of the tenants with most first, then those that lose least."""
@@ -178,7 +179,8 @@ class Filling:
         if victim.is_whole:
             self._stopped.add(victim.job.job_id)
         else:
-            shrunk = self._shrunk.setdefault(victim.job.job_id, _Shrunk(job.job_id, []))
+            shrunk = self._shrunk.setdefault(victim.job.job_id, _Shrunk([], []))
+            shrunk.room_for.append(job.job_id)
             shrunk.leaving.extend(worker.worker_index for worker in victim.workers)
 
     def _follow(self, found: Iterable[_Victim]) -> None:
@@ -248,7 +250,7 @@ class Filling:
         for job in self._snapshot.jobs:
             if job.placed and job.job_id not in self._stopped:
                 more = placed_count(self._grown.get(job.job_id, ()))
-                shrunk = self._shrunk.get(job.job_id, _Shrunk(None, []))
+                shrunk = self._shrunk.get(job.job_id, _Shrunk([], []))
                 count = present_workers(job) + more - len(shrunk.leaving)
                 why = (
                     f"tenant {job.tenant} has a dominant share of {self._shares.of(job.tenant):.3f}"
@@ -257,7 +259,7 @@ class Filling:
                 grants.append(
                     Grant(
                         job=job, workers=count, reason=why, leaving=leaving,
-                        room_for=shrunk.room_for,
+                        room_for=tuple(shrunk.room_for),
                     )
                 )  # fmt: skip
         plan = carry_out(self._snapshot, grants, place=self._planned)
