@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from common.model import JobState
+from common.model import JobState, NodeName
 from common.profile import JobProfile
+from coordinator.policies.answers import NOWHERE
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Resize, Start
 from coordinator.policies.dividing.goodput_search import LEAST, Problem, SearchKnobs, search
@@ -190,6 +191,21 @@ def test_between_rounds_nothing_changes() -> None:
     between = made.allocate(snapshot, first.memory)
     assert (between.decisions, between.wake_at_s) == ((), NOW_S + 60.0)
     assert "next in 50 s" in made.hold(snapshot, first.memory)[0].blockers[0]
+
+
+def test_who_waits_is_told_whether_the_last_round_knew_it() -> None:
+    """One was there at that instant, one came since, and one has no nodes: for it there is none."""
+    made = policy("pollux:generations=5:population=10")
+    at_s = NOW_S + 0.3
+    whole = [replace(job(name, least=8), submitted_at_s=at_s) for name in ("a", "b")]
+    memory = made.allocate(node_with(*whole, now_s=at_s), b"").memory
+    since = replace(job("c"), submitted_at_s=at_s + 5.0)
+    barred = replace(job("d"), avoid_nodes=(NodeName("n0"),))
+    snapshot = node_with(whole[0], since, barred, now_s=at_s + 10.0)
+    known, came, nowhere = made.hold(snapshot, memory)
+    assert "next in 50 s; the last round gave its GPUs" in known.blockers[0]
+    assert came.blockers[0].endswith("next in 50 s; it came after the last round")
+    assert nowhere.blockers[0] == NOWHERE
 
 
 def test_a_round_that_changed_nothing_is_good_for_so_many_more() -> None:

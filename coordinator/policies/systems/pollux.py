@@ -17,7 +17,8 @@ import numpy as np
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
-from common.model import JobId, JobState, NonNegativeInt
+from common.model import JobId, NonNegativeInt
+from coordinator.policies.answers import answers
 from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Allocation
 from coordinator.policies.dividing.asking import Asking
@@ -34,7 +35,7 @@ from coordinator.policies.placing.apart import (
     parted,
 )
 from coordinator.policies.policy import Parts, joint
-from coordinator.policies.pooling import Pool, pools
+from coordinator.policies.pooling import Pool, chosen_types, pools
 from coordinator.policies.recall import recalled
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.words import counted, listed
@@ -204,20 +205,17 @@ def _hold(knobs: PolluxKnobs, snapshot: ClusterSnapshot, blob: bytes) -> tuple[H
     left_s = max(0.0, memory.next_s - snapshot.now_s)
     when = f"GPUs are shared out once in {knobs.round_s:g} s, next in {left_s:.0f} s"
     floor = ApartFloor(snapshot)
-    return tuple(
-        Hold(
-            job_id=job.job_id,
-            blockers=(
-                f"{when}; "
-                + (
-                    _kept_away(knobs, floor, job)
-                    or "the last round gave its GPUs to jobs that make more of them"
-                ),
-            ),
-        )
-        for job in snapshot.jobs
-        if job.state == JobState.PENDING
-    )
+    chosen = chosen_types(snapshot, floor)
+
+    def why(job: JobView) -> str:
+        if away := _kept_away(knobs, floor, job):
+            return away
+        if job.submitted_at_s + knobs.round_s > memory.next_s:
+            return "it came after the last round"
+        return "the last round gave its GPUs to jobs that make more of them"
+
+    notes = {job.job_id: f"{when}; {why(job)}" for job in snapshot.jobs if job.job_id in chosen}
+    return answers(snapshot, (), (), notes)
 
 
 def _kept_away(knobs: PolluxKnobs, floor: ApartFloor, job: JobView) -> str:
