@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -111,14 +112,18 @@ def test_what_a_worker_more_adds_counts_against_the_base_gang() -> None:
 
 
 def test_without_lengths_the_more_efficient_wins_and_equals_toss() -> None:
-    """Surely better or surely worse needs no chance; between equals both happen."""
+    """Surely better or surely worse needs no chance; between equals it decides."""
     good = share(job("good", 1.0, 1.0, 1.0, 1.0), 1)
     bad = share(job("bad", 1.0, 1.0, 0.1, 0.1), 1)
-    for seed in range(64):
-        assert beats_by_gain(np.random.default_rng(seed))(bad, good)
-        assert not beats_by_gain(np.random.default_rng(seed))(good, bad)
-    toss = beats_by_gain(np.random.default_rng(1))
-    assert {toss(good, share(good.job, 1)) for _ in range(50)} == {True, False}
+    for heads in (True, False):
+        beats = beats_by_gain(partial(_heads, heads))
+        assert beats(bad, good)
+        assert not beats(good, bad)
+        assert beats(good, share(good.job, 1)) == heads
+
+
+def _heads(heads: bool, *_: Share) -> bool:
+    return heads
 
 
 @given(
@@ -136,7 +141,9 @@ def test_what_is_shared_out_is_there(
         case "length":
             share_out(shares, left, beats_by_length)
         case "gain":
-            share_out(shares, left, beats_by_gain(np.random.default_rng(3)))
+            share_out(
+                shares, left, beats_by_gain(lambda first, second: first.left_s < second.left_s)
+            )
         case _:
             share_by_throughput(shares, left)
     used = sum(each.workers for each in shares)
@@ -259,29 +266,34 @@ def test_of_as_many_turns_the_first_start_counts_then_the_submission() -> None:
         assert start.job_id == job.job_id
 
 
-def tossed(name: str, count: int) -> list[str]:
+def tossed(name: str, count: int, *, after_s: float) -> list[str]:
     """Which of two equals gets the third of three GPUs, in so many passes one after the other."""
-    jobs = [make_job_view(each, workers=(1, 2)) for each in ("a", "b")]
-    snapshot = make_snapshot(nodes=[make_node_view("n0", gpus=3)], jobs=jobs)
+    workers = [make_worker_view(each, 0, "n0") for each in ("a", "b")]
+    jobs = [
+        make_job_view(worker.job_id, state=JobState.RUNNING, workers=(1, 2), placed=[worker])
+        for worker in workers
+    ]
+    snapshot = make_snapshot(nodes=[make_node_view("n0", gpus=3, workers=workers)], jobs=jobs)
     memory, found = b"", list[str]()
-    for _ in range(count):
-        made = policy(name).allocate(snapshot, memory)
+    for at in range(count):
+        made = policy(name).allocate(replace(snapshot, now_s=NOW_S + at * after_s), memory)
         memory = made.memory
-        found += [
-            each.job_id
-            for each in made.decisions
-            if isinstance(each, Start) and sum(p.worker_count for p in each.placements) == 2
-        ]
+        found += [each.job_id for each in made.decisions if isinstance(each, Resize)]
     return found
 
 
-def test_what_is_open_between_two_is_drawn_anew_in_each_pass_and_by_each_seed() -> None:
+def test_what_is_open_between_two_is_drawn_anew_with_each_lease_and_by_each_seed() -> None:
     """Else one of two equals would have the worker that both could use as long as they are there;
-    and with another seed other passes go to the first of them."""
-    draws = [tossed(f"afs-p:seed={seed}", 16) for seed in (0, 1)]
+    and with another seed other leases go to the first of them."""
+    draws = [tossed(f"afs-p:seed={seed}", 16, after_s=LEASE_S) for seed in (0, 1)]
     assert [len(each) for each in draws] == [16, 16]
     assert [set(each) for each in draws] == [{"a", "b"}, {"a", "b"}]
     assert draws[0] != draws[1]
+
+
+def test_while_leases_last_no_worker_goes_to_and_fro_between_equals() -> None:
+    """However many passes there are."""
+    assert len(set(tossed("afs-p", 16, after_s=60.0))) == 1
 
 
 @pytest.mark.parametrize(("hidden_at_s", "first"), [(10.0, "old"), (LEASE_S, "new")])

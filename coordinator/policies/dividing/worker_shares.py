@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 
-import numpy as np
 from msgspec import Struct
 
 from coordinator.policies.snapshot import JobView
@@ -76,15 +75,15 @@ def beats_by_length(candidate: Share, other: Share) -> bool:
     return low_wins == is_shorter
 
 
-def beats_by_gain(random: np.random.Generator) -> Wins:
-    """AFS-P: who would win even if it were the longer one; chance where neither would."""
+def beats_by_gain(toss: Wins) -> Wins:
+    """AFS-P: who would win even if it were the longer one; `toss` where neither would."""
 
     def beats(candidate: Share, other: Share) -> bool:
         if (other.rate + other.gain) / other.gain <= candidate.rate / candidate.gain:
             return True
         if (candidate.rate + candidate.gain) / candidate.gain <= other.rate / other.gain:
             return False
-        return bool(random.random() < 0.5)
+        return toss(candidate, other)
 
     return beats
 

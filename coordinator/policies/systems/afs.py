@@ -7,10 +7,10 @@ Must not know the engine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
 
 import msgspec
-import numpy as np
 from msgspec import Struct, field
 
 from common.model import JobId, JobState, NonNegativeInt
@@ -19,6 +19,7 @@ from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Allocation, earliest
 from coordinator.policies.dividing.worker_shares import (
     Share,
+    Wins,
     base_shares,
     beats_by_gain,
     beats_by_length,
@@ -85,7 +86,6 @@ class _Memory(Struct, frozen=True, kw_only=True):
     """What AFS-P remembers."""
 
     turns: dict[JobId, _Turn] = field(default_factory=dict[JobId, _Turn])
-    passes: int = 0
 
 
 class UnknownKnobs(Struct, frozen=True, kw_only=True):
@@ -122,10 +122,27 @@ def _unseen(snapshot: ClusterSnapshot, memory: _Memory) -> dict[JobId, _Turn]:
     }
 
 
+def _toss(seed: int, turns: Mapping[JobId, _Turn]) -> Wins:
+    """A coin for each pair and their workers, tossed anew when a lease of theirs has ended: in each
+    pass anew, and a worker would go to and fro between equals.
+    """
+
+    def beats(candidate: Share, other: Share) -> bool:
+        first, second = sorted((candidate, other), key=lambda share: share.job.job_id)
+        sides = [
+            (share.job.job_id, turns[share.job.job_id].count, share.workers)
+            for share in (first, second)
+        ]
+        is_heads = sha256(f"{seed} {sides}".encode()).digest()[0] % 2 == 0
+        return is_heads == (other is first)
+
+    return beats
+
+
 def _unknown(knobs: UnknownKnobs, snapshot: ClusterSnapshot, blob: bytes) -> Allocation:
     memory = recalled(blob, _Memory)
     turns = _turns(knobs, snapshot, memory)
-    random = np.random.default_rng([knobs.seed, memory.passes])
+    wins = beats_by_gain(_toss(knobs.seed, turns))
     floor = Floor(snapshot)
     grants: list[Grant] = []
 
@@ -143,13 +160,12 @@ def _unknown(knobs: UnknownKnobs, snapshot: ClusterSnapshot, blob: bytes) -> All
     for pool in pools(snapshot, floor, order=rank, resizes=True):
         ordered = sorted(pool.jobs, key=rank)
         shares, gpus = base_shares(ordered, pool.gpus, snapshot.now_s, factor=pool.factor)
-        share_out(shares, gpus, beats_by_gain(random))
+        share_out(shares, gpus, wins)
         grants += _grants(pool, shares, "fewest turns first, then efficiency")
     plan = carry_out(snapshot, grants, floor=floor)
-    kept = _Memory(turns=turns, passes=memory.passes + 1)
     return Allocation(
         decisions=plan.decisions,
-        memory=msgspec.msgpack.encode(kept),
+        memory=msgspec.msgpack.encode(_Memory(turns=turns)),
         wake_at_s=earliest(plan.wake_at_s, *(turn.ends_at_s for turn in turns.values())),
     )
 
