@@ -257,7 +257,8 @@ class Measure:
     def left_s(self, held: Mapping[JobId, Held]) -> float:
         """Seconds until it is done on these GPUs for good; infinite with none.
 
-        Jobs that hold nothing take over from those that end: work adds up (`Aim.ALL`).
+        Jobs that hold nothing take over from those that end: work adds up (`Aim.ALL`), and none of
+        them begins before the first has ended, so that the app is done the sooner with it.
         """
         rates = {
             job.job_id: held_rate(job, held[job.job_id]) for job in self._jobs if job.job_id in held
@@ -269,12 +270,20 @@ class Measure:
         spans = [left[job_id] / rate for job_id, rate in rates.items() if rate > 0.0]
         if self._yard.aim == Aim.FIRST:
             return min(spans)
-        return max(*spans, self._all_left_gpu_s / rate)
+        later = [span for job_id, span in self._base_spans_s.items() if not rates.get(job_id)]
+        return max(*spans, min(spans) + max(later, default=0.0), self._all_left_gpu_s / rate)
 
     @cached_property
     def _left_gpu_s(self) -> dict[JobId, float]:
         """Reference work left of each job, found once: every bundle of a bid asks for it."""
         return {job.job_id: left_gpu_s(job, self._yard.now_s) for job in self._jobs}
+
+    @cached_property
+    def _base_spans_s(self) -> dict[JobId, float]:
+        """Of each job what its base gang would take."""
+        return {
+            job.job_id: job.work_left_s(self._yard.now_s) / job.workers.min for job in self._jobs
+        }
 
     @cached_property
     def _all_left_gpu_s(self) -> float:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from common.model import JobId, NodeName
+from common.model import JobId, NodeName, WorkerRange
 from common.profile import JobProfile
 from coordinator.policies.apps import (
     Aim,
@@ -21,6 +23,7 @@ from coordinator.policies.apps import (
 )
 from coordinator.policies.snapshot import JobView
 from tests.builders import make_job_view, make_node_view, make_snapshot
+from tests.draws import whole
 
 NODES = frozenset({NodeName("n1")})
 
@@ -129,6 +132,39 @@ def test_an_app_is_done_no_sooner_than_its_longest_trial() -> None:
     again = measured(later, Yardstick(gpus=8, now_s=600.0), attendance)["app lab/x"]
     assert again.share_left_s == pytest.approx(200.0)
     assert again.rho(again.share_left_s) == pytest.approx(1.0)
+
+
+def test_a_long_trial_that_waits_ends_later_than_if_it_ran() -> None:
+    """Of one GPU: it begins when the first of the others has ended, and then takes all of its time.
+
+    Though the work of all would fit into 67 s on the three GPUs that the app has.
+    """
+    names = ("a", "b", "c")
+    jobs = [job(name, work_s=20.0 + 10.0 * at, most=1, app="x") for at, name in enumerate(names)]
+    jobs.append(job("long", work_s=110.0, most=1, app="x"))
+    found = measured(jobs, Yardstick(gpus=4, now_s=0.0), Attendance())["app lab/x"]
+    held = {JobId(name): Held(1, NODES) for name in names}
+    assert found.left_s(held) == pytest.approx(20.0 + 110.0)
+    assert found.left_s(held | {JobId("long"): Held(1, NODES)}) == pytest.approx(110.0)
+
+
+@given(st.lists(st.tuples(st.floats(1.0, 1e6), whole(1, 4)), min_size=2, max_size=6), whole(1, 5))
+def test_an_app_is_done_no_later_with_one_trial_more_that_runs(
+    trials: list[tuple[float, int]], running: int
+) -> None:
+    """Whatever is left of each, and however wide its gang: who could run has a reason to bid."""
+    jobs = [
+        replace(
+            job(f"t{at}", work_s=left_s * least, app="x"), workers=WorkerRange(min=least, max=least)
+        )
+        for at, (left_s, least) in enumerate(trials)
+    ]
+    found = measured(jobs, Yardstick(gpus=9, now_s=0.0), Attendance())["app lab/x"]
+    held = {each.job_id: Held(each.workers.min, NODES) for each in jobs}
+    for count in range(min(running, len(jobs) - 1), len(jobs)):
+        some = dict(list(held.items())[:count])
+        more = dict(list(held.items())[: count + 1])
+        assert found.left_s(more) <= found.left_s(some) * (1.0 + 1e-9)
 
 
 def test_an_app_is_its_tenant_s_own() -> None:

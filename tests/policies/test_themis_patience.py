@@ -77,6 +77,20 @@ def test_nor_does_one_whose_app_gains_nothing() -> None:
         assert started(eager.allocate(cluster({"n0": 1, "n1": 5}, jobs), b""))["wide"] == 4
 
 
+def test_a_new_trial_has_its_turn_beside_older_ones_that_end_soon() -> None:
+    """Its app is done when it is, however little is left of the others: it gains by its start."""
+    old = [
+        running(waiting(f"old{at}", work_s=600.0, app="search"), ["n1"], started_s_ago=60.0)
+        for at in range(4)
+    ]
+    new = waiting("new", work_s=72_000.0, app="search", waited_s=1300.0)
+    crowd = [waiting(f"j{number:02d}", waited_s=60.0) for number in range(8)]
+    for seed in range(1, 9):
+        patient = policy(f"themis:patience=1:seed={seed}")
+        found = patient.allocate(cluster({"n1": 4, "n2": 1}, [*old, new, *crowd]), b"")
+        assert started(found) == {"new": 1}
+
+
 @pytest.mark.parametrize("count", [1, 4])
 def test_its_turn_is_its_own_and_not_that_of_a_smaller_trial_of_its_app(count: int) -> None:
     """Small trials of a search come and go for ever: a gang behind them would never start."""
