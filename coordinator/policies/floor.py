@@ -245,6 +245,12 @@ def present_workers(job: JobView) -> int:
     return sum(not worker.is_leaving for worker in job.placed)
 
 
+def can_grow(job: JobView) -> bool:
+    """Whether it runs with fewer workers than it could use, and can have more."""
+    gpu_type = job.gpu_type if job.is_resizable else None
+    return gpu_type is not None and present_workers(job) < job.workers_on(gpu_type).max
+
+
 def spare_workers(job: JobView) -> tuple[WorkerView, ...]:
     """Workers that it can go on without and may give now, the newest first."""
     if not job.is_resizable:

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from common.model import JobState
+from common.model import JobState, WorkerRange
 from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Allocation, Preempt, Start
+from coordinator.policies.decisions import Allocation, Preempt, Resize, Start
 from coordinator.policies.dividing.rounds import Rounds, Turn
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot, make_worker_view
@@ -219,3 +219,19 @@ def test_the_simple_form_divides_anew_each_lease() -> None:
     assert early.wake_at_s == pytest.approx(NOW_S + 600.0)
     late = simple.allocate(pool(both, gpus=1, now_s=NOW_S + 600.0), early.memory)
     assert started(late) == {"b"}
+
+
+def test_the_simple_form_divides_anew_for_whoever_could_grow() -> None:
+    """Half of the GPUs were of one that has ended; nobody waits, and nothing else happens."""
+    simple = policy("themis-simple:lease_s=600")
+    wide = WorkerRange(min=1, max=2)
+    first = simple.allocate(pool([replace(a_job("a"), workers=wide), a_job("b")]), b"")
+    half = replace(a_job("a", on="n1", since_s=NOW_S), workers=wide, is_resizable=True)
+    alone = pool([half], now_s=NOW_S + 60.0)
+    found = simple.allocate(alone, first.memory)
+    assert found.decisions == ()
+    assert found.wake_at_s == pytest.approx(NOW_S + 600.0)
+    then = simple.allocate(replace(alone, now_s=NOW_S + 600.0), found.memory)
+    grown = [each.added for each in then.decisions if isinstance(each, Resize)]
+    assert [placement.worker_count for added in grown for placement in added] == [1]
+    assert then.wake_at_s == pytest.approx(NOW_S + 1200.0)

@@ -22,7 +22,13 @@ from common.model import JobId
 from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Allocation, Placement, earliest, placed_count
 from coordinator.policies.dividing.progressive import deal
-from coordinator.policies.floor import Floor, is_movable, present_workers, spare_workers
+from coordinator.policies.floor import (
+    Floor,
+    can_grow,
+    is_movable,
+    present_workers,
+    spare_workers,
+)
 from coordinator.policies.granting import Grant, carry_out
 from coordinator.policies.placing.dominant import DominantShares
 from coordinator.policies.placing.rooms_left import RoomsLeft
@@ -271,11 +277,8 @@ class Filling:
 
     def _wake_at_s(self) -> float | None:
         """When a job that could grow may be resized again."""
-        jobs = (job for job in self._snapshot.jobs if job.is_resizable and self._can_grow(job))
+        jobs = (job for job in self._snapshot.jobs if can_grow(job))
         return earliest(*(resizable_at_s(self._snapshot, job) for job in jobs))
-
-    def _can_grow(self, job: JobView) -> bool:
-        return present_workers(job) < job.workers_on(job.gpu_type or "").max
 
 
 def _allocate(knobs: DrfKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:

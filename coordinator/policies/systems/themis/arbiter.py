@@ -23,9 +23,9 @@ from coordinator.policies.auctions.leases import Leases, Meeting, Memory
 from coordinator.policies.auctions.places import has_room
 from coordinator.policies.auctions.sale import Sale
 from coordinator.policies.auctions.standing import Standing, standing_of, starved
-from coordinator.policies.floor import Floor, present_workers
+from coordinator.policies.floor import Floor, can_grow
 from coordinator.policies.granting import Plan
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.snapshot import ClusterSnapshot
 from coordinator.policies.systems.themis.knobs import ThemisKnobs
 
 
@@ -42,7 +42,7 @@ class Arbiter:
         self.leases = Leases(snapshot, memory, knobs.lease_s, knobs.spread, self._chance)
         # Whether anybody wants what it does not hold.
         self._is_contested = any(
-            job.state == JobState.PENDING or _can_grow(job) for job in snapshot.jobs
+            job.state == JobState.PENDING or can_grow(job) for job in snapshot.jobs
         )
         if self._is_contested:
             self.leases.end()
@@ -155,8 +155,3 @@ class Arbiter:
     def wake_at_s(self) -> float | None:
         """The next end of a lease, while anybody wants more."""
         return self.leases.next_end_s if self._is_contested else None
-
-
-def _can_grow(job: JobView) -> bool:
-    gpu_type = job.gpu_type if job.is_resizable else None
-    return gpu_type is not None and present_workers(job) < job.workers_on(gpu_type).max

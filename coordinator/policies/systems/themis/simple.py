@@ -27,6 +27,7 @@ from coordinator.policies.decisions import Allocation, Start, earliest
 from coordinator.policies.floor import (
     Floor,
     barred_gpus,
+    can_grow,
     consolidated,
     is_movable,
     present_workers,
@@ -142,8 +143,8 @@ class Division:
         return job.state == JobState.PENDING or (self.is_due and is_movable(job))
 
     def wake_at_s(self) -> float | None:
-        """The next division, while anybody waits."""
-        if not any(job.state == JobState.PENDING for job in self._snapshot.jobs):
+        """The next division, while anybody wants what it does not hold."""
+        if not any(job.state == JobState.PENDING or can_grow(job) for job in self._snapshot.jobs):
             return None
         return (self.memory.divided_at_s or 0.0) + self._lease_s
 
