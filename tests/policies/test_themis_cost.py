@@ -15,6 +15,7 @@ from common.model import GpuRequest, NodeName, Preemptibility, WorkerRange
 from coordinator.policies.alike import gang_shape
 from coordinator.policies.apps import Aim
 from coordinator.policies.auctions.leases import Memory
+from coordinator.policies.auctions.partial_allocation import Bid, proportional_fair
 from coordinator.policies.auctions.places import has_room
 from coordinator.policies.auctions.standing import starved
 from coordinator.policies.bundles import policy
@@ -157,6 +158,28 @@ def test_for_demands_above_what_is_free_no_nodes_are_looked_for() -> None:
         return cost(many) - cost(few)
 
     assert added(32) == added(8)
+
+
+# --- many bids for the same GPUs ----------------------------------------------------------------
+
+
+def test_a_bid_that_does_not_fit_costs_an_exchange_of_others_no_call() -> None:
+    """Twelve bidders want the same node: tables twice as long cost less than three times as much,
+    not four times, though each exchange looks whether any bid fits what it has left free."""
+
+    def auction(alike: int) -> int:
+        tables = [
+            [Bid((), 1.0)]
+            + [
+                Bid(((0, gpus),), 1.0 + gpus * (1.0 + bidder / 100.0) - at / 1000.0)
+                for gpus in range(1, 5)
+                for at in range(alike)
+            ]
+            for bidder in range(12)
+        ]
+        return calls(lambda: proportional_fair(tables, [4, 1]))
+
+    assert auction(4) < 3.0 * auction(2)
 
 
 # --- and the same comes of it -------------------------------------------------------------------

@@ -125,6 +125,10 @@ def _is_all_best(tables: Sequence[Table], chosen: Sequence[int], bidder: int) ->
     )
 
 
+_Upgrade = tuple[float, int, tuple[tuple[int, int], ...]]
+"""A better bid: gain per GPU, which one, and at which places it asks for how many GPUs more."""
+
+
 class _Climb:
     """One search.
 
@@ -140,6 +144,8 @@ class _Climb:
         self._chosen = [0] * len(tables)
         self._gpus = [[bid.gpus for bid in table] for table in tables]
         self._tops = [max(own[: len(table)]) for own, table in zip(logs, tables, strict=True)]
+        # Thousands of exchanges come by the same few choices of a bidder.
+        self._upgrades: list[dict[int, list[_Upgrade]]] = [{} for _ in tables]
         self._looks = 0
 
     # --- all combinations ---------------------------------------------------------------------
@@ -191,25 +197,45 @@ class _Climb:
             best = (LEAST_GAIN, -1, -1)
             for bidder, top in enumerate(self._tops):
                 if self._logs[bidder][self._chosen[bidder]] < top - LEAST_GAIN:
-                    best = max(best, self._upgrade(bidder, best[0]), key=lambda found: found[0])
+                    best = self._upgrade(bidder, best[0]) or best
             if best[1] < 0:
                 return
             self._put(best[1], best[2])
 
-    def _upgrade(self, bidder: int, least: float) -> tuple[float, int, int]:
-        """The bid of one bidder that gains most per GPU: (gain, bidder, bid), of those that fit."""
-        here = self._chosen[bidder]
+    def _upgrade(self, bidder: int, least: float) -> tuple[float, int, int] | None:
+        """The bid of one bidder that gains most per GPU: (gain, bidder, bid), of those that fit.
+
+        least: it has to gain more.
+        """
+        here, free = self._chosen[bidder], self._free
+        self._looks += len(self._tables[bidder])
+        found = self._upgrades[bidder].get(here)
+        if found is None:
+            found = self._upgrades[bidder][here] = self._upgrades_from(bidder, here)
+        for gain, at, more in found:
+            if gain <= least:
+                break
+            for place, count in more:
+                if free[place] < count:
+                    break
+            else:
+                return gain, bidder, at
+        return None
+
+    def _upgrades_from(self, bidder: int, here: int) -> list[_Upgrade]:
+        """Better bids than this one, those with the most gain per GPU first, of equal ones the
+        first."""
         table, logs, gpus = self._tables[bidder], self._logs[bidder], self._gpus[bidder]
-        best = (least, -1, -1)
-        self._looks += len(table)
+        own = dict(table[here].asks)
+        found: list[_Upgrade] = []
         for at, bid in enumerate(table):
             gain = logs[at] - logs[here]
-            if gain <= LEAST_GAIN:
-                continue
-            gain /= max(1, gpus[at] - gpus[here])
-            if gain > best[0] and self._fits(bid, instead_of=table[here]):
-                best = (gain, bidder, at)
-        return best
+            if gain > LEAST_GAIN:
+                beyond = ((place, count - own.get(place, 0)) for place, count in bid.asks)
+                more = tuple((place, count) for place, count in beyond if count > 0)
+                found.append((gain / max(1, gpus[at] - gpus[here]), at, more))
+        found.sort(key=lambda upgrade: -upgrade[0])
+        return found
 
     def _exchange(self, bidder: int, at: int) -> bool:
         """Give a bidder another bundle, whoever is in the way nothing, and fill again."""
@@ -224,10 +250,9 @@ class _Climb:
             self._fill()
             if self._total() > total + LEAST_GAIN:
                 return True
-        for other in range(len(before)):
-            self._put(other, 0)
         for other, choice in enumerate(before):
-            self._put(other, choice)
+            if choice != self._chosen[other]:
+                self._put(other, choice)
         return False
 
     def _in_the_way(self, bid: Bid) -> list[int]:
@@ -252,9 +277,8 @@ class _Climb:
     def _total(self) -> float:
         return sum(logs[at] for logs, at in zip(self._logs, self._chosen, strict=True))
 
-    def _fits(self, bid: Bid, instead_of: Bid | None = None) -> bool:
-        back = dict(instead_of.asks) if instead_of is not None else {}
-        return all(self._free[place] + back.get(place, 0) >= count for place, count in bid.asks)
+    def _fits(self, bid: Bid) -> bool:
+        return all(self._free[place] >= count for place, count in bid.asks)
 
     def _put(self, bidder: int, at: int) -> None:
         """A bidder's choice is another; the GPUs of the one before are free."""
