@@ -107,3 +107,16 @@ def test_no_gpu_is_given_twice_by_decisions_either(snapshot: ClusterSnapshot, te
         for placement in came:
             free[placement.node] -= placement.worker_count * job.gpus_per_worker
     assert min(free.values()) >= 0
+
+
+@pytest.mark.parametrize("f", [0.0, 0.8])
+def test_a_trial_that_ends_first_grows_before_others_take_what_does_not_help(f: float) -> None:
+    """An app that is done with its first trial gains nothing by those that would end far later."""
+    first = waiting("first", workers=(1, 8), work_s=50_000.0, app="search")
+    first = running(first, ["n1", "n1"], started_s_ago=100.0)
+    late = [waiting(f"late{at}", work_s=9e6, app="search") for at in range(2)]
+    jobs = [first, *late]
+    found = policy(f"themis:aim=first:f={f}").allocate(cluster({"n1": 4}, jobs), b"")
+    grown = [each for each in found.decisions if isinstance(each, Resize)]
+    assert [each.job_id for each in grown] == ["first"]
+    assert sum(placement.worker_count for each in grown for placement in each.added) == 2

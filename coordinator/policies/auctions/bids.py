@@ -96,18 +96,21 @@ class Agent:
         places: of nodes in the auction's capacity.
         """
         nothing = Bundle(shares=(), bid=Bid((), self.value))
-        return [nothing, *self._better(_thinned(list(self._ladder())), places)]
+        return [nothing, *self._bids(places)]
 
     def least(self, places: Mapping[NodeName, int]) -> Bundle | None:
         """The smallest of its bids that is better than nothing, the best where several are.
 
         A ladder grows, so the first demand alone tells it, unless that is of no use.
         """
-        for ladder in (list(islice(self._ladder(), 1)), None):
-            demands = _thinned(list(self._ladder())) if ladder is None else ladder
-            if found := self._better(demands, places):
-                return found[0]
-        return None
+        found = self._better(islice(self._ladder(), 1), places) or self._bids(places)
+        return found[0] if found else None
+
+    def _bids(self, places: Mapping[NodeName, int]) -> list[Bundle]:
+        """All that are better than nothing; where no gang that waits helps, running jobs grow."""
+        return self._better(_thinned(list(self._ladder())), places) or self._better(
+            _thinned(list(self._ladder(starts_any=False))), places
+        )
 
     def _better(
         self, demands: Iterable[Sequence[_Step]], places: Mapping[NodeName, int]
@@ -156,10 +159,10 @@ class Agent:
         may_grow = job.is_resizable or (job.is_elastic and job.state == JobState.PENDING)
         return may_grow and held.workers < job.workers_on(held.gpu_type).max
 
-    def _ladder(self) -> Iterator[list[_Step]]:
+    def _ladder(self, *, starts_any: bool = True) -> Iterator[list[_Step]]:
         """Ever larger demands: base gangs job by job, then worker by worker where it helps most."""
         steps: list[_Step] = []
-        for step in self._starting(self._jobs):
+        for step in self._starting(self._jobs if starts_any else ()):
             steps.append(step)
             yield list(steps)
         steps += [
