@@ -22,14 +22,22 @@ def answers(
     holds: Iterable[Hold],
     notes: Mapping[JobId, str],
 ) -> tuple[Hold, ...]:
-    """What the placing of grants says, else what the policy noted, in order of id.
+    """What the placing of grants says, else what the policy noted, both in the policy's own order.
 
-    A job of which neither says anything competes for no GPUs.
+    A job of which neither says anything competes for no GPUs, and stands last.
     """
     started = {decision.job_id for decision in decisions if isinstance(decision, Start)}
-    told = {hold.job_id: hold.blockers for hold in holds}
-    return tuple(
-        Hold(job_id=job.job_id, blockers=told.get(job.job_id, (notes.get(job.job_id, NOWHERE),)))
+    waiting = [
+        job.job_id
         for job in snapshot.jobs
         if job.state == JobState.PENDING and job.job_id not in started
+    ]
+    said = {hold.job_id: hold.blockers for hold in holds}
+    said |= {job_id: (why,) for job_id, why in notes.items() if job_id not in said}
+    line = dict.fromkeys((*said, *waiting))
+    there = set(waiting)
+    return tuple(
+        Hold(job_id=job_id, blockers=said.get(job_id, (NOWHERE,)))
+        for job_id in line
+        if job_id in there
     )

@@ -72,6 +72,8 @@ class Policy(Struct, frozen=True, kw_only=True):
     knobs: what can be turned of it. turn: the policy by a name of its own with other knobs.
     needs: those that decide nothing while others are off, see `needs`.
     shares_gpus: it suspends jobs and resumes them; under any other one they go on when they can.
+    keeps_line: `hold` names the jobs in the order in which their turn comes; else all that wait are
+        weighed anew each time, and none is known to be the next.
     """
 
     name: str
@@ -86,6 +88,7 @@ class Policy(Struct, frozen=True, kw_only=True):
     turn: Callable[[str, Any], Policy] | None = None
     parts: Parts = Parts()
     shares_gpus: bool = False
+    keeps_line: bool = True
 
 
 def bundle(name: str, description: str, rules: Rules) -> Policy:
@@ -162,6 +165,7 @@ def joint(
     hold: Explain[K],
     parts: Parts,
     shares_gpus: bool = False,
+    keeps_line: bool = True,
     by_weight: bool = True,
     keeps_quotas: bool = False,
     tell: Tell[K] | None = None,
@@ -187,8 +191,8 @@ def joint(
     def turn(other: str, turned: K) -> Policy:
         return joint(
             other, description, knobs=turned, allocate=allocate, hold=hold, parts=parts,
-            shares_gpus=shares_gpus, by_weight=by_weight, keeps_quotas=keeps_quotas, tell=tell,
-            needs=needs,
+            shares_gpus=shares_gpus, keeps_line=keeps_line, by_weight=by_weight,
+            keeps_quotas=keeps_quotas, tell=tell, needs=needs,
         )  # fmt: skip
 
     return Policy(
@@ -210,6 +214,7 @@ def joint(
         turn=turn,
         parts=parts,
         shares_gpus=shares_gpus,
+        keeps_line=keeps_line,
     )
 
 

@@ -87,10 +87,10 @@ def _pending(engine: Engine, entry: JobEntry, now_s: float) -> list[str]:
         reasons.insert(0, rows.FROZEN)
     place = engine.queue_place(entry.job_id)
     if place is not None:
-        reasons.append(
-            f"it is number {place[0]} of {place[1]} that wait, in the order of policy "
-            f"{engine.policy.name}"
-        )
+        at, count = place
+        line = f"number {at} of {count} that wait, in the order of policy {engine.policy.name}"
+        all_anew = f"one of {count} that wait; policy {engine.policy.name} weighs all of them anew"
+        reasons.append(f"it is {line if engine.policy.keeps_line else all_anew}")
     reasons += [
         f"lending {name} is recommended and waits for an operator (aryl loan approve {name})"
         for name in sorted(engine.state.recommendations)

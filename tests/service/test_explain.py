@@ -55,6 +55,17 @@ async def test_a_waiting_job_is_told_its_place_in_the_policys_own_order() -> Non
             assert not [reason for reason in reasons if "submitted before" in reason]
 
 
+@pytest.mark.parametrize("policy", ["pollux", "tetris"])
+async def test_no_place_is_told_where_all_that_wait_are_weighed_anew(policy: str) -> None:
+    """Any of them may be the next."""
+    async with Cell() as cell:
+        await cell.lead(settings=make_settings(policy=policy))
+        for name in ("one", "two"):
+            job_id = await submit(cell, lasting(name, 60.0))
+        reasons = await why(cell, "job", job_id)
+        assert f"it is one of 2 that wait; policy {policy} weighs all of them anew" in reasons
+
+
 async def test_a_job_that_no_service_lends_to_is_told_so_while_all_nodes_serve() -> None:
     """Its grace is above what the service allows: true before any node is lent, and so said."""
     async with Cell(inference=1) as cell:

@@ -30,7 +30,7 @@ from coordinator.policies.floor import Floor
 from coordinator.policies.granting import Grant, carry_out
 from coordinator.policies.knob_types import Period
 from coordinator.policies.policy import NoKnobs, Parts, joint
-from coordinator.policies.pooling import Pool, chosen_types, pools, stays
+from coordinator.policies.pooling import Pool, pools, stays
 from coordinator.policies.recall import recalled
 from coordinator.policies.setbacks import keeps_gang, loss_s, told
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
@@ -51,9 +51,14 @@ def _grants(pool: Pool, shares: Sequence[Share], why: str) -> list[Grant]:
     ]
 
 
-def _known(snapshot: ClusterSnapshot, *, is_exact: bool) -> Allocation:
+_Line = list[JobView]
+"""All that compete for GPUs, in the order of their base gangs."""
+
+
+def _known(snapshot: ClusterSnapshot, *, is_exact: bool) -> tuple[Allocation, _Line]:
     """AFS-L, or where it is not exact Lyra's cut of it, which stops nobody for another job."""
     floor, now_s = Floor(snapshot), snapshot.now_s
+    line: _Line = []
     grants: list[Grant] = []
 
     def rank(job: JobView) -> tuple[object, ...]:
@@ -71,8 +76,10 @@ def _known(snapshot: ClusterSnapshot, *, is_exact: bool) -> Allocation:
         else:
             share_by_throughput(shares, gpus)
         grants += _grants(pool, shares, "short and efficient jobs first")
+        line += ordered
     plan = carry_out(snapshot, grants, floor=floor)
-    return Allocation(decisions=plan.decisions, wake_at_s=plan.wake_at_s)
+    made = Allocation(decisions=plan.decisions, wake_at_s=plan.wake_at_s)
+    return made, sorted(line, key=rank)
 
 
 class _Turn(Struct, frozen=True):
@@ -139,11 +146,14 @@ def _toss(seed: int, turns: Mapping[JobId, _Turn]) -> Wins:
     return beats
 
 
-def _unknown(knobs: UnknownKnobs, snapshot: ClusterSnapshot, blob: bytes) -> Allocation:
+def _unknown(
+    knobs: UnknownKnobs, snapshot: ClusterSnapshot, blob: bytes
+) -> tuple[Allocation, _Line]:
     memory = recalled(blob, _Memory)
     turns = _turns(knobs, snapshot, memory)
     wins = beats_by_gain(_toss(knobs.seed, turns))
     floor = Floor(snapshot)
+    line: _Line = []
     grants: list[Grant] = []
 
     def rank(job: JobView) -> tuple[object, ...]:
@@ -162,12 +172,14 @@ def _unknown(knobs: UnknownKnobs, snapshot: ClusterSnapshot, blob: bytes) -> All
         shares, gpus = base_shares(ordered, pool.gpus, snapshot.now_s, factor=pool.factor)
         share_out(shares, gpus, wins)
         grants += _grants(pool, shares, "fewest turns first, then efficiency")
+        line += ordered
     plan = carry_out(snapshot, grants, floor=floor)
-    return Allocation(
+    made = Allocation(
         decisions=plan.decisions,
         memory=msgspec.msgpack.encode(_Memory(turns=turns)),
         wake_at_s=earliest(plan.wake_at_s, *(turn.ends_at_s for turn in turns.values())),
     )
+    return made, sorted(line, key=rank)
 
 
 def _told(
@@ -183,19 +195,17 @@ def _told(
     return (said, *told(job, snapshot.now_s))
 
 
-def _held(snapshot: ClusterSnapshot, started: Allocation) -> tuple[Hold, ...]:
+def _held(snapshot: ClusterSnapshot, made: Allocation, line: _Line) -> tuple[Hold, ...]:
     """Jobs that wait and would not start: others have the GPUs as their base gangs."""
-    chosen = chosen_types(snapshot, Floor(snapshot))
     behind = {
         job.job_id: (
             f"its base gang of {counted(job.workers.min, 'worker')} of "
             f"{counted(job.gpus_per_worker, 'GPU')} is behind those of jobs that come "
             "before it, which leave too few GPUs"
         )
-        for job in snapshot.jobs
-        if job.job_id in chosen
+        for job in line
     }
-    return answers(snapshot, started.decisions, (), behind)
+    return answers(snapshot, made.decisions, (), behind)
 
 
 _PARTS = Parts(
@@ -207,16 +217,16 @@ POLICIES = (
         "afs",
         "AFS-L: base gangs of the shortest, then worker by worker to whom pairs favour",
         knobs=NoKnobs(),
-        allocate=lambda _, snapshot, __: _known(snapshot, is_exact=True),
-        hold=lambda _, snapshot, __: _held(snapshot, _known(snapshot, is_exact=True)),
+        allocate=lambda _, snapshot, __: _known(snapshot, is_exact=True)[0],
+        hold=lambda _, snapshot, __: _held(snapshot, *_known(snapshot, is_exact=True)),
         parts=_PARTS,
     ),
     joint(
         "afs-p",
         "AFS-P: as AFS without knowing how long jobs are: fewest turns first, leases of two hours",
         knobs=UnknownKnobs(),
-        allocate=_unknown,
-        hold=lambda knobs, snapshot, memory: _held(snapshot, _unknown(knobs, snapshot, memory)),
+        allocate=lambda knobs, snapshot, memory: _unknown(knobs, snapshot, memory)[0],
+        hold=lambda knobs, snapshot, memory: _held(snapshot, *_unknown(knobs, snapshot, memory)),
         tell=_told,
         parts=Parts(
             order="fewest leases, then first start",
@@ -228,8 +238,8 @@ POLICIES = (
         "afs-lyra",
         "AFS as Lyra compares with it: base demand of all, then the most throughput per GPU",
         knobs=NoKnobs(),
-        allocate=lambda _, snapshot, __: _known(snapshot, is_exact=False),
-        hold=lambda _, snapshot, __: _held(snapshot, _known(snapshot, is_exact=False)),
+        allocate=lambda _, snapshot, __: _known(snapshot, is_exact=False)[0],
+        hold=lambda _, snapshot, __: _held(snapshot, *_known(snapshot, is_exact=False)),
         parts=Parts(
             order="who runs, then least remaining time",
             size="throughput per GPU",

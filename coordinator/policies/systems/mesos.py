@@ -230,7 +230,9 @@ class Offers:
     def why_held(self) -> tuple[Hold, ...]:
         """Why each job that waits on does."""
         held: list[Hold] = []
-        for name, line in sorted(self._lines.items()):
+        waiting = heads(self._lines)
+        for name in sorted(waiting, key=self._shares.turns(waiting)):
+            line = self._lines[name]
             gpus = counted(sum(self._hoards.of(name).values()), "GPU")
             why = f"framework {name} has offers of {gpus}, too few for its gang"
             for job in line:

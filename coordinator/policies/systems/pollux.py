@@ -257,6 +257,7 @@ POLICIES = (
         allocate=_allocate,
         hold=_hold,
         tell=_tell,
+        keeps_line=False,
         parts=Parts(
             order="none",
             size="genetic search over goodput",

@@ -244,6 +244,7 @@ POLICIES = (
         knobs=TetrisKnobs(),
         allocate=_allocate,
         hold=_hold,
+        keeps_line=False,
         parts=Parts(
             order="alignment less eps x work left", size="base demand", place="fullest first"
         ),

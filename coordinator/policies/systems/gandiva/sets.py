@@ -10,6 +10,7 @@ Must not know the engine.
 
 from __future__ import annotations
 
+from math import inf
 from typing import Annotated
 
 import msgspec
@@ -237,13 +238,23 @@ class _Pass:
         return self.look.next_s if self._jobs and may_change else None
 
     def holds(self) -> tuple[Hold, ...]:
-        """Why each job that waits would not start."""
+        """Why each job that waits would not start: those in sets first, by their turns there."""
         settled = self.division.set_of()
         turns = {name for each in self.division.sets for name in self.division.computing(each)}
-        return tuple(
-            Hold(job_id=job.job_id, blockers=(self._why(job, settled.get(job.job_id)),))
+        line = {
+            job_id: at
+            for each in self.division.sets
+            for at, job_id in enumerate(self.division.seen(each))
+        }
+        waiting = [
+            job
             for job in self._jobs.values()
             if job.state == JobState.PENDING and job.job_id not in turns
+        ]
+        waiting.sort(key=lambda job: (line.get(job.job_id, inf), job.submitted_at_s, job.job_id))
+        return tuple(
+            Hold(job_id=job.job_id, blockers=(self._why(job, settled.get(job.job_id)),))
+            for job in waiting
         )
 
     def _why(self, job: JobView, mine: NodeSet | None) -> str:

@@ -228,7 +228,7 @@ def _hold(knobs: QosKnobs, snapshot: ClusterSnapshot, memory: bytes) -> tuple[Ho
     grants = [grant for each in passes for grant in each.grants()]
     plan = carry_out(snapshot, grants, place=one_node_or_spread)
     waiting = (wish for each in passes for wish in each.wishes if wish.workers == 0)
-    notes = {wish.job.job_id: _why(wish) for wish in waiting}
+    notes = {wish.job.job_id: _why(wish) for wish in sorted(waiting, key=lambda wish: wish.rank)}
     return answers(snapshot, plan.decisions, plan.holds, notes)
 
 
