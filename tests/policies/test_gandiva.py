@@ -74,6 +74,16 @@ def test_under_overload_a_newcomer_takes_turns_with_a_gang_of_its_size() -> None
     assert all(cell.state(f"small{number}") == JobState.RUNNING for number in range(4))
 
 
+def test_newcomers_have_their_first_turns_while_others_take_theirs() -> None:
+    """One more with each slice, up to `jobs_per_gpu`, though of two one has always just begun."""
+    cell = Cell()
+    for number in range(5):
+        cell.submit(f"j{number}", work_s=3000.0)
+    cell.until(250.0)
+    waits = [number for number in range(5) if cell.state(f"j{number}") == JobState.PENDING]
+    assert waits == [4]
+
+
 def test_more_than_so_many_per_gpu_wait() -> None:
     """Step 5: the queue, with the reason."""
     cell = Cell(knobs=":jobs_per_gpu=2")

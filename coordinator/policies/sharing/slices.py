@@ -55,12 +55,22 @@ class Slices:
         half = self._slice_s / 2
         return tick(self._board.now_s, self._slice_s) > tick(began_s + half, self._slice_s)
 
+    def take_idle(self) -> None:
+        """Who has waited longest goes first, on GPUs on which nobody computes."""
+        for job in self._suspended():
+            if not self._board.rivals(self._board.seat(job)):
+                self._go_on(job)
+
     def take(self) -> None:
         """Who has waited longest goes first: on GPUs that are idle, or whose turn is over."""
-        waiting = self._board.of(JobState.SUSPENDED)
-        waiting.sort(key=lambda job: (-job.priority, job.suspended_at_s or 0.0, job.job_id))
-        for job in waiting:
+        for job in self._suspended():
             self._go_on(job)
+
+    def _suspended(self) -> list[JobView]:
+        waiting = self._board.of(JobState.SUSPENDED)
+        return sorted(
+            waiting, key=lambda job: (-job.priority, job.suspended_at_s or 0.0, job.job_id)
+        )
 
     def _go_on(self, job: JobView) -> None:
         board, seat = self._board, self._board.seat(job)

@@ -77,8 +77,11 @@ def _pass(knobs: Knobs, snapshot: ClusterSnapshot, blob: bytes) -> tuple[Allocat
     start_on_free(board)
     if now_slice != memory.looked_at:
         _look(knobs, board, packing)  # before the turns, which leave nobody to be moved or packed
-    turns.take()
+    turns.take_idle()
+    # A newcomer has its first turn where one is over now. After those that are suspended it would
+    # have none while two take turns: one of them has always just begun.
     holds = start_in_turns(board, turns, jobs_per_gpu=knobs.jobs_per_gpu)
+    turns.take()
     idle_since_s = _idle_since(board, holds, memory.idle_since_s)
     may_grow = knobs.grows and idle_since_s is not None
     if may_grow and snapshot.now_s >= (idle_since_s or 0.0) + knobs.grow_after_s:
