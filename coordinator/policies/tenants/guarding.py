@@ -13,7 +13,7 @@ take in the next pass what was left in this one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -246,6 +246,30 @@ def blocked(snapshot: ClusterSnapshot, tenancy: Tenancy) -> dict[JobId, str]:
             if known[alike]:
                 found[job.job_id] = known[alike]
     return found
+
+
+def narrowed(
+    snapshot: ClusterSnapshot, tenancy: Tenancy, room: Callable[[JobView], float]
+) -> tuple[ClusterSnapshot, dict[JobId, str]]:
+    """The snapshot in which waiting jobs accept those of their GPU types alone on which their gangs
+    are within some room, and why not the others.
+
+    Where several workers of a type stand for one they may be too many, and whoever decides would
+    choose that type again and again. A job keeps all its types where none is left otherwise; where
+    its gang may be on several at one time, the others come last.
+    """
+    jobs, whys = list(snapshot.jobs), dict[JobId, str]()
+    for place, job in enumerate(jobs):
+        if job.gpu.worker_multiplier and job.state == JobState.PENDING:
+            most, types = room(job), dict.fromkeys(job.gpu.types)
+            gpus = {kind: job.workers_on(kind).min * job.gpus_per_worker for kind in types}
+            kept = [kind for kind in types if gpus[kind] <= most]
+            if kept and len(kept) < len(types):
+                last = types.keys() - kept if job.gpu.heterogeneous_speed_ratio else ()
+                kept += [kind for kind in types if kind in last]
+                jobs[place] = replace(job, gpu=replace(job.gpu, types=tuple(kept)))
+                whys[job.job_id] = tenancy.why_not(job, max(gpus.values()))
+    return (replace(snapshot, jobs=tuple(jobs), index=None) if whys else snapshot), whys
 
 
 def fewest_gpus(job: JobView) -> int:

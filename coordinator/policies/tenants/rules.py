@@ -324,13 +324,14 @@ def held(
     settles = _of_all if keeps_quotas else partial(_for_what_lasts, by_weight=by_weight)
     found, tries, _ = _that_ends(decide, settles, snapshot, memory, trusts_profiles=trusts_profiles)
     if keeps_quotas:
-        holds, why = explain(snapshot, memory), dict(tries.by_quota)
+        holds, why = explain(tries.shown, memory), dict(tries.by_quota)
         holds = tuple(_and(hold, why.pop(hold.job_id, None)) for hold in holds)
     else:
         behind = why_behind(snapshot, tries.by_quota.keys()) if by_weight else {}
         tries.brief -= starts_of(found.kept)
         holds, why = _seen(explain, snapshot, memory, tries)
         holds = tuple(_and(hold, behind.get(hold.job_id)) for hold in holds)
+    holds = tuple(_and(hold, tries.by_type.get(hold.job_id)) for hold in holds)
     hidden = (Hold(job_id=job_id, blockers=(reason,)) for job_id, reason in why.items())
     return tuple(_and(hold, owed.get(hold.job_id)) for hold in (*holds, *hidden))
 
@@ -343,9 +344,9 @@ def _seen(
     after = tries.yielding.keys() & best.hidden
     why = {each: tries.by_quota.get(each) or tries.yielding[each] for each in best.hidden}
     soft = {each for each in after if tries.yielding[each] == GO_FIRST}
-    holds = explain(without(snapshot, best.hidden - soft), memory)
+    holds = explain(without(tries.shown, best.hidden - soft), memory)
     if soft:  # what it says of these by itself is true as well; of others what it says without them
-        told = {hold.job_id: hold for hold in explain(without(snapshot, best.hidden), memory)}
+        told = {hold.job_id: hold for hold in explain(without(tries.shown, best.hidden), memory)}
         holds = tuple(told.get(hold.job_id, hold) for hold in holds)
         holds = tuple(_and(hold, why.get(hold.job_id)) for hold in holds)
     if after:

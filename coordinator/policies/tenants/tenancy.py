@@ -126,6 +126,10 @@ class Tenancy:
         view = self.views[name]
         return inf if view.borrow_limit_gpus is None else _limit(view)
 
+    def most(self, job: JobView) -> float:
+        """What its tenant, and each above that one, may use at most."""
+        return min(map(self.limit_gpus, self.path(job)))
+
     def room(self, job: JobView) -> float:
         """GPUs that its tenant may still take, whether or not they are free.
 

@@ -14,7 +14,7 @@ from common.model import JobId, WorkerRange
 from coordinator.policies.decisions import Allocation, Decision, Preempt, Reject, Start
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.tenants.giving import Back
-from coordinator.policies.tenants.guarding import Dropped, blocked
+from coordinator.policies.tenants.guarding import Dropped, blocked, narrowed
 from coordinator.policies.tenants.takeback import given_back
 from coordinator.policies.tenants.tenancy import Tenancy
 
@@ -60,6 +60,7 @@ class Tries:
     by_quota: why jobs were hidden for which their tenant has no room. yielding: the same of those
     that would take from another's guarantee, or that jobs within theirs precede. taking: the former
     of these. brief: those that were hidden as a guarantee would call back what they take.
+    shown: what the policy sees, but for the hidden. by_type: why not on all GPU types of a job.
     """
 
     def __init__(
@@ -69,7 +70,9 @@ class Tries:
         self.guard = guard
         self.snapshot = snapshot
         self._memory = memory
-        self.by_quota = blocked(snapshot, Tenancy(snapshot))
+        self._tenancy = tenancy = Tenancy(snapshot)
+        self.by_quota = blocked(snapshot, tenancy)
+        self.shown, self.by_type = narrowed(snapshot, tenancy, tenancy.room)
         self.yielding: dict[JobId, str] = {}
         self.taking: set[JobId] = set()
         self.brief: set[JobId] = set()
@@ -85,7 +88,9 @@ class Tries:
 
     def of_all(self) -> Pass:
         """The pass of a policy that has all jobs before it and sees to quotas itself."""
-        allocation = self._decide(self.snapshot, self._memory)
+        own = self._tenancy.most  # what else there is room for changes with time, as its plans do
+        self.shown, self.by_type = narrowed(self.snapshot, self._tenancy, own)
+        allocation = self._decide(self.shown, self._memory)
         kept, _ = self.guard(allocation.decisions)
         gone = {each.job_id for each in kept if isinstance(each, Reject)}
         return Pass(allocation=allocation, kept=kept, hidden=frozenset(self.by_quota.keys() - gone))
@@ -102,7 +107,7 @@ class Tries:
         lean: these are for free GPUs alone: nobody can be stopped, and they ask for no more than
         their base gangs; None: the policy may stop jobs for others.
         """
-        snapshot = self.snapshot if lean is None else _for_free_gpus(self.snapshot, lean)
+        snapshot = self.shown if lean is None else _for_free_gpus(self.shown, lean)
         tries = 0
         while True:
             tries += 1
