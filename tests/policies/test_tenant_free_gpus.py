@@ -55,6 +55,20 @@ def test_a_job_starts_on_the_free_gpu_that_a_larger_one_before_it_has_no_use_for
     assert found[JobId(f"c{NODE_GPUS}")] <= 1010.0 + SOON_S
 
 
+@pytest.mark.parametrize("policy", sorted(POLICIES.keys() - ROUNDS - LINES - {"philly"}))
+def test_a_larger_one_that_is_refused_uses_up_no_room_of_its_tenant(policy: str) -> None:
+    """Its tenant may use two GPUs, and the larger one, which is refused, would be both. (Under
+    `philly` it holds the free one meanwhile.)"""
+    tenants = [
+        TenantSettings(name="b", guarantee_gpus=NODE_GPUS - 1),
+        TenantSettings(name="c", guarantee_gpus=2, borrow_limit_gpus=0),
+    ]
+    long = [Asked(tenant="b", work_s=40_000.0) for _ in range(NODE_GPUS - 1)]
+    large = Asked(tenant="c", at_s=1000.0, gpus=2, work_s=300.0)
+    found = started(policy, tenants, [*long, large, Asked(tenant="c", at_s=1010.0, work_s=600.0)])
+    assert found[JobId(f"c{NODE_GPUS}")] <= 1010.0 + SOON_S
+
+
 @pytest.mark.parametrize("deadline_s", [None, 1500.0, 2500.0])
 @pytest.mark.parametrize("policy", sorted(POLICIES.keys() - ROUNDS))
 def test_an_elastic_job_that_a_guarantee_covers_starts_on_free_gpus_however_large_it_might_be(

@@ -180,8 +180,11 @@ def _for_those_that_start(first: Settled, tries: Tries) -> Settled:
 
 def _with_those_that_fit(found: Settled, tries: Tries) -> Settled:
     """The pass with such hidden jobs as fit on what it leaves free: these need no stop and nobody's
-    workers, whatever the policy would have done for them."""
-    snapshot, hidden = tries.snapshot, (tries.brief | tries.taking) & found.made.hidden
+    workers, whatever the policy would have done for them.
+
+    Whoever would have used up their tenant's room may not start after all.
+    """
+    snapshot, hidden = tries.snapshot, (tries.brief | tries.refused) & found.made.hidden
     jobs = [job for job in snapshot.jobs if job.job_id in hidden]
     fits = Scale(snapshot).that_fit(found.kept, jobs) if jobs else set[JobId]()
     if not fits:

@@ -58,8 +58,9 @@ class Tries:
     """The passes that one instant takes, each without the jobs that it hides from the policy.
 
     by_quota: why jobs were hidden for which their tenant has no room. yielding: the same of those
-    that would take from another's guarantee, or that jobs within theirs precede. taking: the former
-    of these. brief: those that were hidden as a guarantee would call back what they take.
+    that would take from another's guarantee, or that jobs within theirs precede. refused: of all
+    these, who was hidden as its start was refused. brief: those that were hidden as a guarantee
+    would call back what they take.
     shown: what the policy sees, but for the hidden. by_type: why not on all GPU types of a job.
     """
 
@@ -74,7 +75,7 @@ class Tries:
         self.by_quota = blocked(snapshot, tenancy)
         self.shown, self.by_type = narrowed(snapshot, tenancy, tenancy.room)
         self.yielding: dict[JobId, str] = {}
-        self.taking: set[JobId] = set()
+        self.refused: set[JobId] = set()
         self.brief: set[JobId] = set()
 
     def lean(self) -> Tries:
@@ -125,8 +126,7 @@ class Tries:
                 return Pass(allocation=allocation, kept=kept, hidden=hidden)
             for job_id, each in whys.items():
                 (self.by_quota if each.is_quota else self.yielding)[job_id] = each.why
-                if not each.is_quota:
-                    self.taking.add(job_id)
+            self.refused |= whys.keys()
             hidden |= whys.keys()
 
     def due_first(self, best: Pass) -> tuple[Pass, Back]:

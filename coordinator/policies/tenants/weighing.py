@@ -126,8 +126,9 @@ class Scale:
         return tenancy.used[name] >= self.shares[name] - EPSILON_GPUS
 
     def that_fit(self, decisions: Sequence[Decision], jobs: Iterable[JobView]) -> set[JobId]:
-        """Those of the jobs that find room, one after the other, on what a pass leaves free."""
-        free = dict(self._flow.free)
+        """Those of the jobs that find room, one after the other, on what a pass leaves free and
+        their tenants may take."""
+        tenancy, free = self._tenancy_after(decisions), dict(self._flow.free)
         for decision, left in zip(decisions, self._flow.lefts(decisions), strict=True):
             for gpus, sign in ((left.free, 1), (self._flow.taken(decision), -1)):
                 for node, count in gpus.items():
@@ -136,12 +137,16 @@ class Scale:
         nodes, found = self._flow.nodes, set[JobId]()
         for job in jobs:
             kinds = job.gpu.types or sorted({node.gpu_type for node in nodes.values()})
-            gangs = (gang_on(free, nodes, job, kind) for kind in kinds)
+            room = tenancy.room(job)
+            wanted = (k for k in kinds if job.workers_on(k).min * job.gpus_per_worker <= room)
+            gangs = (gang_on(free, nodes, job, kind) for kind in wanted)
             gang = next((each for each in gangs if each), ())
             if gang:
                 found.add(job.job_id)
             for placement in gang:
-                free[placement.node] -= placement.worker_count * job.gpus_per_worker
+                taken = placement.worker_count * job.gpus_per_worker
+                free[placement.node] -= taken
+                tenancy.take(job, taken)
         return found
 
 
