@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping
 from math import inf
 
 from coordinator.policies.snapshot import ClusterSnapshot
-from coordinator.policies.tenants.tree import ITSELF, NOBODY, WHOLE, tree_of
+from coordinator.policies.tenants.tree import NOBODY, grown
 
 First = Callable[[Collection[str]], str]
 """(lines that have somebody to serve) -> the one that is served next."""
@@ -37,24 +37,18 @@ class Tree:
     """
 
     def __init__(self, snapshot: ClusterSnapshot) -> None:
-        views = tree_of(snapshot.tenants, (job.tenant or NOBODY for job in snapshot.jobs))
-        self.weights = {name: view.weight for name, view in views.items()}
-        self.children: dict[str, list[str]] = {WHOLE: []}
-        paths: dict[str, tuple[str, ...]] = {WHOLE: ()}
-        for name, view in views.items():  # parents come first
-            self.children[name] = []
-            self.children[view.parent].append(name)
-            paths[name] = (name, *paths[view.parent])
-        self.depth = max(map(len, paths.values()))
-        self._paths = {name: paths.get(name + ITSELF, path) for name, path in paths.items() if name}
-        self._paths[""] = paths.get(NOBODY, ())
+        tree = grown(snapshot.tenants, frozenset(job.tenant or NOBODY for job in snapshot.jobs))
+        self.weights = {name: view.weight for name, view in tree.views.items()}
+        self.children = tree.children
+        self.depth = max(map(len, tree.paths.values()), default=0)
+        self._paths, self._leaves = tree.paths, tree.leaves
 
     def path(self, tenant: str) -> tuple[str, ...]:
         """Where jobs of a tenant are counted first, what that is part of, and so on.
 
         tenant: as jobs name it, or as `Tenancy.leaf` does.
         """
-        return self._paths[tenant]
+        return self._paths[self._leaves[tenant or NOBODY]]
 
     def turn(self, tenant: str, key: Callable[[str], float], since_s: Waiting = NO_LINES) -> Turn:
         """Whose jobs these are among all tenants; ties go by submission and name at each level.
