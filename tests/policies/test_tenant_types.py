@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from common.model import WorkerRange
+from common.model import NodeName, WorkerRange
 from coordinator.policies.bundles import POLICIES, policy
 from coordinator.policies.decisions import Start
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
@@ -76,3 +76,16 @@ def test_who_is_too_many_on_every_type_runs_on_none() -> None:
     assert policy("fifo-skip").allocate(snapshot, b"").decisions == ()
     (hold,) = policy("fifo-skip").hold(snapshot, b"")
     assert "6 GPUs" in hold.blockers[0]
+
+
+def test_a_guarantee_covers_no_gang_that_is_larger_on_each_type_that_it_accepts() -> None:
+    """Four of its workers stand for two: eight GPUs are beyond four, and whoever came first has the
+    node."""
+    first = replace(make_job_view("first", gpus_per_worker=8, types=("A100",)), tenant="b")
+    later = replace(gang("later", types=("A100",)), submitted_at_s=1.0)
+    tenants = (replace(BOUND, borrow_limit_gpus=None),)
+    found = policy("fifo-skip").allocate(cell(first, later, tenants=tenants), b"")
+    assert [made.job_id for made in found.decisions if isinstance(made, Start)] == ["first"]
+    assert found.waits == ()
+    full = cell(replace(later, avoid_nodes=(NodeName("a"),)), tenants=tenants)
+    assert not any("guarantee" in why for why in policy("fifo-skip").hold(full, b"")[0].blockers)

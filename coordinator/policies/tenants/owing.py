@@ -16,7 +16,7 @@ from coordinator.policies.snapshot import JobView
 from coordinator.policies.tenants.guarding import fewest_gpus
 from coordinator.policies.tenants.lines import submission
 from coordinator.policies.tenants.seats import Seat
-from coordinator.policies.tenants.tenancy import Tenancy, base_gpus
+from coordinator.policies.tenants.tenancy import Tenancy
 from coordinator.policies.words import counted, number, some
 
 PATIENCE_S = 1800.0
@@ -41,7 +41,7 @@ def is_owed(tenancy: Tenancy, job: JobView, other: JobView, wanted: int) -> bool
 
 def covers(tenancy: Tenancy, job: JobView) -> list[str]:
     """The tenants whose guarantee covers a job that waits, the own one first."""
-    wanted, views = base_gpus(job), tenancy.views
+    wanted, views = fewest_gpus(job), tenancy.views
     return [
         name
         for name in tenancy.path(job)
@@ -72,7 +72,7 @@ def behind(
     least: dict[str, JobView] = {}
     for job in fits:  # the smallest of a tenant is covered by whatever covers a larger one
         name = tenancy.leaf(job)
-        if name not in least or base_gpus(job) < base_gpus(least[name]):
+        if name not in least or fewest_gpus(job) < fewest_gpus(least[name]):
             least[name] = job
     if not least:
         return frozenset()
@@ -194,7 +194,7 @@ def shortage_of(
 
     busy: jobs that something was decided about in this pass.
     """
-    wanted, covered = base_gpus(job), covers(tenancy, job)
+    wanted, covered = fewest_gpus(job), covers(tenancy, job)
     if not covered:
         return Shortage()
     held = [seat for seat in seats if _is_beyond(tenancy, seat, job, wanted)]
