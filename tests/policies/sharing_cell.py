@@ -11,6 +11,7 @@ from common.model import (
     JobState,
     NodeName,
     Pool,
+    Preemptibility,
     WorkerRange,
 )
 from common.profile import JobProfile
@@ -78,6 +79,7 @@ class Cell:
         memory_bytes: int | None = None,
         tenant: str = "research",
         saves: bool = True,
+        preemptibility: Preemptibility = Preemptibility.FULL,
     ) -> None:
         """A job that saves on request, or never; its work is in seconds with its base gang."""
         each = gpus_per_worker or gpus
@@ -88,6 +90,7 @@ class Cell:
             workers=WorkerRange(min=least, max=most or least),
             gpus_per_worker=each,
             priority=priority,
+            preemptibility=preemptibility,
             expected_runtime_s=work_s,
             checkpoint=CheckpointSpec(path="/saves" if saves else None, grace_s=30.0),
             profile=JobProfile(gpu_busy_ratio=busy, gpu_memory_bytes=memory_bytes),

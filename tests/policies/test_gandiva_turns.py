@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.model import (
-    JobState,
-)
+from common.model import JobId, JobState, Preemptibility
 from coordinator.policies.decisions import Resume, Start, Suspend
 from coordinator.policies.sharing.board import COMPUTING_STATES
 from tests.policies.sharing_cell import DELAYS, SLICE_S, Cell
@@ -126,3 +124,38 @@ def _somebody_computes(cell: Cell) -> None:
     for job_id in state.suspended_jobs:
         mine = {uuid for worker in state.jobs[job_id].workers.values() for uuid in worker.gpu_uuids}
         assert mine & computing, f"{job_id} waits for nobody"
+
+
+def test_who_never_gives_way_takes_the_gpus_of_nobody_before_it() -> None:
+    """Its turn would last as long as it does: it waits for the end of a job that came first, and
+    not for that of one that came later."""
+    cell = Cell()
+    cell.submit("first", work_s=600.0)
+    cell.submit("stays", at_s=100.0, work_s=2000.0, preemptibility=Preemptibility.SEMI)
+    cell.submit("later", at_s=200.0, work_s=2000.0)
+    cell.until(650.0)
+    assert "behind it" in cell.sim.engine.blockers(JobId("stays"))[0]
+    cell.until(5000.0)
+    assert cell.end_s("first") <= 1.0 + 2 * 600.0 + SLICE_S
+    assert cell.end_s("stays") <= cell.end_s("first") + 2000.0 + 2 * SLICE_S
+    assert cell.end_s("later") == 1.0 + 600.0 + 2000.0 + 2000.0
+
+
+def test_who_never_gives_way_takes_the_gpus_of_a_lower_priority() -> None:
+    """The line is by priority first."""
+    cell = Cell()
+    cell.submit("low", work_s=600.0)
+    cell.submit("high", at_s=100.0, priority=1, preemptibility=Preemptibility.NON)
+    cell.until(200.0)
+    assert cell.state("high") == JobState.RUNNING
+
+
+def test_nobody_shrinks_for_one_that_may_not_have_its_gpus() -> None:
+    """What a job has grown by is no use to a gang that waits for its end all the same."""
+    cell = Cell(gpus=8)
+    cell.submit("first", gpus=4, gpus_per_worker=2, most=3, work_s=3000.0)
+    cell.submit("other", gpus=2, work_s=3000.0)
+    cell.submit("stays", at_s=100.0, gpus=4, preemptibility=Preemptibility.SEMI)
+    cell.until(400.0)
+    assert cell.state("stays") == JobState.PENDING
+    assert cell.job("first").running_workers == 3

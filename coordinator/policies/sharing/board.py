@@ -166,6 +166,17 @@ class Board:
         """Whether two jobs may have the same GPUs: where tenants have rules, only one tenant's."""
         return not self.snapshot.tenants or job.tenant == host.tenant
 
+    def may_come(self, job: JobView, host: JobView) -> bool:
+        """Whether a job that waits may compute on another's GPUs until its turn is over.
+
+        The turn of one that never gives way is all of its time: whoever has these GPUs would wait
+        for its end, and must stand behind it.
+        """
+        if gives_way(job):
+            return True
+        there = {job_id for uuid in self.seat(host) for job_id in self.has[uuid]}
+        return all(standing(self.jobs[job_id]) > standing(job) for job_id in there)
+
     def on_seat(self, job: JobView, host: JobView) -> Place | None:
         """The GPUs of another gang for this one; None where its workers do not go there.
 
@@ -200,10 +211,20 @@ def gang_of(job: JobView) -> int:
     return job.workers_on(job.gpu_type or "").min * job.gpus_per_worker
 
 
+def standing(job: JobView) -> tuple[int, float, JobId]:
+    """Key of the line of those that wait: by priority and submission."""
+    return -job.priority, job.submitted_at_s, job.job_id
+
+
+def gives_way(job: JobView) -> bool:
+    """Whether its turns end: it agreed to be stopped."""
+    return job.preemptibility == Preemptibility.FULL
+
+
 def is_willing(job: JobView) -> bool:
     """Whether a job may be suspended or moved: it runs, or could, and agreed to be stopped."""
     runs = job.state in (JobState.RUNNING, JobState.SUSPENDED)
-    return runs and job.preemptibility == Preemptibility.FULL
+    return runs and gives_way(job)
 
 
 def node_count(placements: Iterable[Placement]) -> int:

@@ -55,7 +55,8 @@ def shrink_hosts(board: Board, job: JobView) -> None:
         if not other.is_resizable:
             continue
         is_alike = other.gpu_type is not None and job.accepts(other.gpu_type)
-        is_alike = is_alike and board.may_share(job, other) and _is_base_well(other)
+        is_alike = is_alike and board.may_share(job, other) and board.may_come(job, other)
+        is_alike = is_alike and _is_base_well(other)
         if is_alike and gang_of(other) == _gang_on(job, other):
             _shrink(board, other, _that_may_go(other), job.job_id)
 

@@ -10,7 +10,7 @@ from common.model import JobState
 from coordinator.policies.alike import GangShape, gang_shape
 from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Start
-from coordinator.policies.sharing.board import Board, Place
+from coordinator.policies.sharing.board import Board, Place, gives_way, standing
 from coordinator.policies.sharing.growing import make_room, shrink_hosts
 from coordinator.policies.sharing.slices import Slices
 from coordinator.policies.snapshot import JobView
@@ -40,7 +40,7 @@ def start_in_turns(board: Board, turns: Slices, *, jobs_per_gpu: int) -> tuple[H
     for job in _waiting(board):
         tenant = job.tenant if board.snapshot.tenants else ""
         # Nobody before it has a lower priority, so that whose turn was not over then is not now.
-        like = (*gang_shape(job), tenant)
+        like = (*gang_shape(job), tenant, gives_way(job))
         why = in_vain.get(like) or _start(board, turns, job, jobs_per_gpu)
         if why:
             in_vain[like] = why
@@ -50,7 +50,7 @@ def start_in_turns(board: Board, turns: Slices, *, jobs_per_gpu: int) -> tuple[H
 
 def _waiting(board: Board) -> list[JobView]:
     waiting = board.of(JobState.PENDING)
-    waiting.sort(key=lambda job: (-job.priority, job.submitted_at_s, job.job_id))
+    waiting.sort(key=standing)
     return waiting
 
 
@@ -62,6 +62,7 @@ def _start(board: Board, turns: Slices, job: JobView, jobs_per_gpu: int) -> str:
             f"of {counted(job.workers.min, 'worker')} of {counted(job.gpus_per_worker, 'GPU')} not "
             f"all have free GPUs, and no gang of this size has a turn that is over and less than "
             f"{counted(jobs_per_gpu, 'job')} on its GPUs"
+            f"{'' if gives_way(job) else ', all behind it: it gives way to nobody'}"
         )
     place = board.on_seat(job, host)
     assert place is not None
@@ -98,6 +99,7 @@ def _host(board: Board, turns: Slices, job: JobView, jobs_per_gpu: int) -> JobVi
         if board.gpus.get(host.job_id)
         and not _is_grown(host)
         and 0 < board.depth(board.seat(host)) < jobs_per_gpu
+        and board.may_come(job, host)
         and board.on_seat(job, host) is not None
     ]
     hosts.sort(key=lambda host: (board.depth(board.seat(host)), host.job_id))
