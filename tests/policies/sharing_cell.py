@@ -39,6 +39,7 @@ class Cell:
         gpu_memory_bytes: int = 0,
         weights: Mapping[str, float] | None = None,
         tenants: Sequence[TenantSettings] = (),
+        cooldown_s: float = 0.0,
     ) -> None:
         specs = [
             NodeSpec(
@@ -52,7 +53,7 @@ class Cell:
         ]
         options = EngineSettings(
             policy=f"gandiva{knobs}",
-            resize_cooldown_s=0.0,
+            resize_cooldown_s=cooldown_s,
             tenants=(
                 *tenants,
                 *(TenantSettings(name=name, weight=each) for name, each in (weights or {}).items()),

@@ -114,6 +114,18 @@ def test_an_elastic_job_grows_on_its_node_and_shrinks_at_once() -> None:
     assert len(cell.made(Resize)) == 2
 
 
+def test_a_job_that_rests_grows_as_soon_as_it_may() -> None:
+    """GPUs that come free within the cooldown of a growth are taken after it, though nothing else
+    happens then."""
+    cell = Cell(gpus=8, cooldown_s=300.0)
+    cell.submit("elastic", gpus=1, gpus_per_worker=1, most=8, work_s=9000.0)
+    cell.submit("short", gpus=4, work_s=100.0)
+    cell.until(200.0)
+    assert cell.job("elastic").running_workers == 4
+    cell.until(400.0)
+    assert cell.job("elastic").running_workers == 8
+
+
 def test_nobody_grows_while_another_waits_for_more_than_is_free() -> None:
     """Three GPUs, then seven, stay free beside a gang that waits for the whole node: what grew into
     them would only be in its way."""

@@ -88,21 +88,29 @@ def _shrink(board: Board, job: JobView, leaving: Sequence[WorkerView], beneficia
         board.decide(job, Resize(job_id=job.job_id, removed_workers=indices, reason=why))
 
 
-def grow_all(board: Board) -> None:
-    """Elastic jobs take the idle GPUs of the node that they stand on, up to all of it."""
+def grow_all(board: Board) -> float | None:
+    """Elastic jobs take the idle GPUs of the node that they stand on, up to all of it.
+
+    When the first of those that could grow, and rest after their last change, may; None: none.
+    """
+    rested_s: list[float] = []
     cooldown_s = board.snapshot.resize_cooldown_s
     for job in board.of(JobState.RUNNING):
         nodes = {worker.node for worker in job.placed if not worker.is_leaving}
         if not job.is_resizable or len(nodes) != 1 or job.gpu_type is None:
             continue
         node = next(iter(nodes))
-        if (job.last_resized_at_s or -cooldown_s) + cooldown_s > board.now_s:
-            continue
         board.floor.avoided = job.avoid_nodes
         room = board.floor.rooms(job.gpu_type, job.gpus_per_worker).get(node, 0)
         more = min(room, job.workers_on(job.gpu_type).max - present_workers(job))
-        if more > 0:
-            added = Placement(node=node, worker_count=more, is_flexible=True)
-            board.floor.take((added,), job.gpus_per_worker)
-            why = f"{counted(more, 'worker')} more: GPUs of {node} have been idle and nobody waits"
-            board.decide(job, Resize(job_id=job.job_id, added=(added,), reason=why))
+        if more <= 0:
+            continue
+        rests_until_s = (job.last_resized_at_s or -cooldown_s) + cooldown_s
+        if rests_until_s > board.now_s:
+            rested_s.append(rests_until_s)
+            continue
+        added = Placement(node=node, worker_count=more, is_flexible=True)
+        board.floor.take((added,), job.gpus_per_worker)
+        why = f"{counted(more, 'worker')} more: GPUs of {node} have been idle and nobody waits"
+        board.decide(job, Resize(job_id=job.job_id, added=(added,), reason=why))
+    return min(rested_s, default=None)

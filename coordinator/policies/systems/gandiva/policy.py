@@ -83,9 +83,9 @@ def _pass(knobs: Knobs, snapshot: ClusterSnapshot, blob: bytes) -> tuple[Allocat
     holds = start_in_turns(board, turns, jobs_per_gpu=knobs.jobs_per_gpu)
     turns.take()
     idle_since_s = _idle_since(board, holds, memory.idle_since_s)
-    may_grow = knobs.grows and idle_since_s is not None
-    if may_grow and snapshot.now_s >= (idle_since_s or 0.0) + knobs.grow_after_s:
-        grow_all(board)
+    grows_at_s = None if idle_since_s is None else idle_since_s + knobs.grow_after_s
+    if knobs.grows and grows_at_s is not None and grows_at_s <= snapshot.now_s:
+        grows_at_s = grow_all(board)
     began_s = {job_id: at_s for job_id, at_s in memory.began_s.items() if job_id in board.gpus}
     began_s |= {
         made.job_id: snapshot.now_s for made in board.decisions if isinstance(made, Start | Resume)
@@ -100,7 +100,7 @@ def _pass(knobs: Knobs, snapshot: ClusterSnapshot, blob: bytes) -> tuple[Allocat
     made = Allocation(
         decisions=tuple(board.decisions),
         memory=msgspec.msgpack.encode(after),
-        wake_at_s=_wake_at_s(knobs, board, after, holds),
+        wake_at_s=_wake_at_s(knobs, board, grows_at_s, holds),
     )
     return made, list(holds)
 
@@ -125,16 +125,15 @@ def _idle_since(board: Board, holds: tuple[Hold, ...], before_s: float | None) -
     return board.now_s if before_s is None else before_s
 
 
-def _wake_at_s(knobs: Knobs, board: Board, memory: Memory, holds: tuple[Hold, ...]) -> float | None:
+def _wake_at_s(
+    knobs: Knobs, board: Board, grows_at_s: float | None, holds: tuple[Hold, ...]
+) -> float | None:
     """The next slice while somebody takes turns or waits, or is tried; when jobs may grow."""
     is_shared = any(len(jobs) > 1 for jobs in board.has.values())
     if is_shared or (holds and (board.gpus or board.decisions)):
         return (tick(board.now_s, knobs.slice_s) + 1) * knobs.slice_s
     can_grow = knobs.grows and any(job.is_elastic for job in board.snapshot.jobs)
-    if not can_grow or memory.idle_since_s is None:
-        return None
-    grows_at_s = memory.idle_since_s + knobs.grow_after_s
-    return grows_at_s if grows_at_s > board.now_s else None
+    return grows_at_s if can_grow else None
 
 
 def allocate(knobs: Knobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
