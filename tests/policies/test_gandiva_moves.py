@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from msgspec import structs
 
@@ -10,9 +11,12 @@ from common.model import (
     JobState,
     NodeName,
 )
+from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Decision, Migrate, Resume, Suspend
 from coordinator.policies.sharing.board import Board
 from coordinator.policies.sharing.moves import Moves
+from coordinator.policies.sharing.slices import tick
+from coordinator.policies.systems.gandiva.policy import Memory
 from tests.builders import make_job_view, make_node_view, make_snapshot, make_worker_view
 from tests.policies.sharing_cell import Cell
 
@@ -211,6 +215,33 @@ def test_in_a_cell_a_spread_gang_moves_when_a_node_comes_free() -> None:
     cell.until(400.0)
     assert len(cell.nodes("spread")) == 1
     assert cell.job("spread").migration_count == 1
+
+
+def test_a_spread_gang_moves_though_nothing_happens_any_more() -> None:
+    """A node came free before it had rested."""
+    cell = Cell(nodes=2, knobs=":rest_s=120")
+    cell.submit("x", gpus=3, gpus_per_worker=1, work_s=100.0)
+    cell.submit("y", gpus=3, gpus_per_worker=1, work_s=9000.0)
+    cell.submit("spread", at_s=2.0, gpus=2, gpus_per_worker=1, work_s=3000.0)
+    cell.until(110.0)
+    assert cell.nodes("spread") == ["t0", "t1"]
+    cell.until(200.0)
+    assert len(cell.nodes("spread")) == 1
+
+
+@pytest.mark.parametrize(
+    ("looked_s_ago", "began_s", "wake_at_s"),
+    [(0.0, 0.0, 1020.0), (0.0, 900.0, 1020.0), (60.0, 900.0, 1500.0), (60.0, 0.0, None)],
+)
+def test_a_spread_gang_is_looked_at_once_it_has_rested_and_in_the_next_slice(
+    looked_s_ago: float, began_s: float, wake_at_s: float | None
+) -> None:
+    """A slice is looked at once, so that what came free after that is seen in the next one; who
+    finds no better place once it has rested waits for something to happen."""
+    snapshot = spread(free_on_b=1, began_s=began_s).snapshot
+    memory = Memory(looked_at=tick(snapshot.now_s - looked_s_ago, 60.0))
+    found = policy("gandiva").allocate(snapshot, msgspec.msgpack.encode(memory))
+    assert found.wake_at_s == wake_at_s
 
 
 def test_a_suspended_job_takes_gpus_that_were_vacated() -> None:

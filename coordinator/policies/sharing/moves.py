@@ -71,6 +71,14 @@ class Moves:
             if place is not None and (there := node_count(place[1])) < here:
                 self._go(job, place, f"it stands on {here} nodes and fits on {there}")
 
+    def rested_s(self) -> list[float]:
+        """When each of the gangs that stand on several nodes has rested."""
+        return [
+            job.started_at_s + self._rest_s
+            for job in self._board.of(JobState.RUNNING)
+            if job.started_at_s is not None and len(self._board.gpus.get(job.job_id, ())) > 1
+        ]
+
     def tidy(self, free_ratio: float) -> None:
         """Empty the node with the most free GPUs, if all its jobs fit where fewer are free."""
         board = self._board

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from common.model import JobId, JobState, PositiveInt, Ratio
 from coordinator.policies.blockers import Hold
-from coordinator.policies.decisions import Allocation, Resume, Start
+from coordinator.policies.decisions import Allocation, Resume, Start, earliest
 from coordinator.policies.knob_types import Period, Seconds
 from coordinator.policies.needs import off
 from coordinator.policies.policy import Parts, joint
@@ -75,8 +75,9 @@ def _pass(knobs: Knobs, snapshot: ClusterSnapshot, blob: bytes) -> tuple[Allocat
     now_slice = tick(snapshot.now_s, knobs.slice_s)
     packing.judge(turns, knobs.slice_s)
     start_on_free(board)
-    if now_slice != memory.looked_at:
-        _look(knobs, board, packing)  # before the turns, which leave nobody to be moved or packed
+    moves = Moves(board, rest_s=knobs.rest_s) if knobs.migrates else None
+    if has_looked := now_slice != memory.looked_at:
+        _look(knobs, board, packing, moves)  # before the turns: they leave nobody to move or pack
     turns.take_idle()
     # A newcomer has its first turn where one is over now. After those that are suspended it would
     # have none while two take turns: one of them has always just begun.
@@ -100,19 +101,21 @@ def _pass(knobs: Knobs, snapshot: ClusterSnapshot, blob: bytes) -> tuple[Allocat
     made = Allocation(
         decisions=tuple(board.decisions),
         memory=msgspec.msgpack.encode(after),
-        wake_at_s=_wake_at_s(knobs, board, grows_at_s, holds),
+        wake_at_s=earliest(
+            _wake_at_s(knobs, board, grows_at_s, holds),
+            None if moves is None else _looks_at_s(knobs, board, moves, has_looked=has_looked),
+        ),
     )
     return made, list(holds)
 
 
-def _look(knobs: Knobs, board: Board, packing: Packing) -> None:
+def _look(knobs: Knobs, board: Board, packing: Packing, moves: Moves | None) -> None:
     """The introspective mode (section 4.2), once a slice."""
-    moves = Moves(board, rest_s=knobs.rest_s)
-    if knobs.migrates:
+    if moves is not None:
         moves.spread_out()
     if knobs.packs:
         packing.offer(rest_s=knobs.rest_s if knobs.migrates else float("inf"))
-    if knobs.migrates:
+    if moves is not None:
         moves.closer()
         moves.tidy(knobs.defrag_free_ratio)
 
@@ -131,9 +134,21 @@ def _wake_at_s(
     """The next slice while somebody takes turns or waits, or is tried; when jobs may grow."""
     is_shared = any(len(jobs) > 1 for jobs in board.has.values())
     if is_shared or (holds and (board.gpus or board.decisions)):
-        return (tick(board.now_s, knobs.slice_s) + 1) * knobs.slice_s
+        return _next_slice_s(knobs, board)
     can_grow = knobs.grows and any(job.is_elastic for job in board.snapshot.jobs)
     return grows_at_s if can_grow else None
+
+
+def _looks_at_s(knobs: Knobs, board: Board, moves: Moves, *, has_looked: bool) -> float | None:
+    """When a gang that stands on several nodes may be brought together, whatever happens until
+    then: it has rested, and its slice is not one that was looked at before."""
+    if has_looked:
+        return min((at_s for at_s in moves.rested_s() if at_s > board.now_s), default=None)
+    return _next_slice_s(knobs, board) if moves.rested_s() else None
+
+
+def _next_slice_s(knobs: Knobs, board: Board) -> float:
+    return (tick(board.now_s, knobs.slice_s) + 1) * knobs.slice_s
 
 
 def allocate(knobs: Knobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
