@@ -37,7 +37,7 @@ _WORDS = re.compile(
     r"|retrying|will retry|will be retried|trying again|will try again"
     r"|not used|disabled|continuing|going on without|from scratch|starting over)\b)"
 )
-_UNHEARD = re.compile(r"^Exception ignored (?:in|on|while)\b")
+_UNHEARD = re.compile(r"^Exception ignored (?:in|on|while)\b|^Error in atexit\._run_exitfuncs:")
 _THREAD = re.compile(r"^Exception in thread ")
 _PROGRESS = re.compile(
     r"(?i)\b(?:global_?step|step|epoch|iter|iteration|batch|loss)\b\W{0,3}\d"

@@ -222,6 +222,31 @@ LOGS: tuple[tuple[str, str, str], ...] = (
         + "EOFError: Ran out of input\n",
     ),
     (
+        "a thread finds the other process's socket gone, then the peer's end is told",
+        "mpi_error",
+        STEPS
+        + "Exception in thread Thread-5 (_pin_memory_loop):\n"
+        + TRACEBACK
+        + "FileNotFoundError: [Errno 2] No such file or directory\n"
+        + TRACEBACK
+        + NCCL,
+    ),
+    (
+        "a helper finds that socket gone, and nothing else is told",
+        "traceback_from_crash",
+        STEPS + TRACEBACK + "FileNotFoundError: [Errno 2] No such file or directory\n",
+    ),
+    (
+        "it cannot clean up at its exit",
+        "mpi_error",
+        STEPS
+        + TRACEBACK
+        + NCCL
+        + "Error in atexit._run_exitfuncs:\n"
+        + 'Traceback (most recent call last):\n  File "shutil.py", line 664, in _rmtree\n'
+        + "FileNotFoundError: [Errno 2] No such file or directory: 'shards-4711'\n",
+    ),
+    (
         "only errors that were got over, and silence",
         "no_signature",
         "WARNING: fused kernels disabled: ImportError: no fused_adam\n" + STEPS,
