@@ -175,17 +175,24 @@ SEEN = [
             "calling NumCudaDevices() that might have already set an error? Error 802: system not "
             "yet initialized",
             "CUDA error: system not yet initialized",
+            "Unexpected error from cudaGetDeviceCount(). Error 803: system has unsupported display "
+            "driver / cuda driver combination",
+            "Failed to initialize NVML: Driver/library version mismatch",
+            "Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is "
+            "False.",
         )
+    ),
+    ("cuda_init_failed", f"{TRACEBACK}AssertionError: CUDA is not available"),
+    (
+        "mpi_error",
+        "n3:1:2 [0] misc/ibvwrap.cc:160 NCCL WARN Call to ibv_reg_mr failed with error Cannot "
+        f"allocate memory\n{TRACEBACK}torch.distributed.DistBackendError: NCCL error in: "
+        "ProcessGroupNCCL.cpp:1970, unhandled system error",
     ),
     (
         "cuda_version_mismatch",
         f"{TRACEBACK}RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 804: forward "
         "compatibility was attempted on non supported HW",
-    ),
-    (
-        "cuda_version_mismatch",
-        f"{TRACEBACK}RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 803: system "
-        "has unsupported display driver / cuda driver combination",
     ),
     (
         "cuda_version_mismatch",
