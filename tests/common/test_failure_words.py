@@ -105,3 +105,57 @@ def test_a_command_line_that_its_parser_refuses_is_not_tried_again(words: str, f
 def test_other_errors_are_no_matter_of_the_command_line(line: str) -> None:
     """What a program tells of something else in words alike."""
     assert RULES.classify(f"{line}\n".encode(), exit_code=2).reason == "no_signature"
+
+
+# --- what passes by itself ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("expected", "words"),
+    [
+        (
+            "mpi_runtime_failure",
+            "huggingface_hub.errors.LocalEntryNotFoundError: An error happened while trying to "
+            "locate the file on the Hub and we cannot find the requested files in the local cache.",
+        ),
+        (
+            "mpi_runtime_failure",
+            "google.api_core.exceptions.ServiceUnavailable: 503 POST https://store.example/o",
+        ),
+        (
+            "mpi_runtime_failure",
+            "requests.exceptions.ChunkedEncodingError: ('Connection broken: IncompleteRead(9 bytes "
+            "read, 4 more expected)', IncompleteRead(9 bytes read, 4 more expected))",
+        ),
+        (
+            "mpi_runtime_failure",
+            "ray.exceptions.NodeDiedError: Task was killed due to the node it ran on dying.",
+        ),
+        (
+            "mpi_runtime_failure",
+            "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task."
+            "\nThe actor is dead because its worker process has died. There are some potential "
+            "root causes. (1) The process is killed by SIGKILL by OOM killer. "
+            "(3) The worker is crashed unexpectedly due to SIGSEGV or other unexpected errors.",
+        ),
+        ("mpi_error", "horovod.common.exceptions.HorovodInternalError: has been shut down"),
+        (
+            "model_checkpoint_error",
+            "OSError: [Errno 108] Cannot send after transport endpoint shutdown: '/fs/c'",
+        ),
+    ],
+)
+def test_a_server_or_a_peer_that_went_away_is_tried_again(expected: str, words: str) -> None:
+    """Whatever else its words would mean, such as a file that is not found or a signal."""
+    found = RULES.classify(f"{TRACEBACK}{words}\n".encode(), exit_code=1)
+    assert (found.reason, found.retry) == (expected, RetryClass.BACK_OFF)
+
+
+def test_what_ends_a_launcher_is_tried_again() -> None:
+    """Also without a traceback: a fabric that gave up, and a rank that mpirun lost."""
+    ends = {
+        "UCX  ERROR Transport retry count exceeded on mlx5_0:1/IB (synd 0x15)": "mpi_error",
+        "prterun noticed that process rank 1 on node n7 exited on": "mpi_runtime_failure",
+    }
+    for line, expected in ends.items():
+        assert RULES.classify(f"{line}\n".encode(), exit_code=134).reason == expected, line
