@@ -159,3 +159,74 @@ def test_what_ends_a_launcher_is_tried_again() -> None:
     }
     for line, expected in ends.items():
         assert RULES.classify(f"{line}\n".encode(), exit_code=134).reason == expected, line
+
+
+# --- what does not pass -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("expected", "words"),
+    [
+        (
+            "semantic_error",
+            "RuntimeError: Error(s) in loading state_dict for GPT2LMHeadModel:\n\t"
+            "size mismatch for wte.weight",
+        ),
+        ("semantic_error", "RuntimeError: Missing key in checkpoint state_dict: layers.0.weight."),
+        (
+            "semantic_error",
+            "RuntimeError: Input type (torch.cuda.FloatTensor) and weight type (torch.FloatTensor) "
+            "should be the same",
+        ),
+        (
+            "semantic_error",
+            "RuntimeError: expected m1 and m2 to have the same dtype, but got: float != c10::Half",
+        ),
+        (
+            "semantic_error",
+            "RuntimeError: The expanded size of the tensor (512) must match the existing size",
+        ),
+        (
+            "semantic_error",
+            "RuntimeError: a leaf Variable that requires grad is being used in an in-place "
+            "operation",
+        ),
+        ("semantic_error", "jax.errors.ConcretizationTypeError: Abstract tracer value encountered"),
+        ("model_diverged", "RuntimeError: Function 'MulBackward0' returned nan values in its 0th"),
+        ("model_diverged", "FloatingPointError: invalid value (nan) encountered in jit(mul)"),
+        ("syntax_error", "omegaconf.errors.ConfigKeyError: Key 'lrr' is not in struct"),
+        ("incorrect_inputs", "urllib.error.HTTPError: HTTP Error 404: Not Found"),
+        ("permission_error", "urllib.error.HTTPError: HTTP Error 403: Forbidden"),
+        (
+            "incorrect_inputs",
+            "google.api_core.exceptions.NotFound: 404 GET https://store.example/o",
+        ),
+        (
+            "permission_error",
+            "google.api_core.exceptions.Forbidden: 403 GET https://store.example/o: no access",
+        ),
+    ],
+)
+def test_a_program_at_odds_with_itself_or_its_inputs_is_not_tried_again(
+    expected: str, words: str
+) -> None:
+    """A model that does not fit its checkpoint, types that do not fit, a value that is none."""
+    found = RULES.classify(f"{TRACEBACK}{words}\n".encode(), exit_code=1)
+    assert (found.reason, found.retry) == (expected, RetryClass.NEVER)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "run.sh: line 9: syntax error: unexpected end of file",
+        'run.sh: 4: Syntax error: "(" unexpected',
+        "train.py: error: ambiguous option: --l could match --lr, --local_rank",
+        "Could not override 'model.lrr'.\nKey 'lrr' is not in struct",
+        "mpirun was unable to find the specified executable file, and therefore",
+        "There are not enough slots available in the system to satisfy the 16",
+    ],
+)
+def test_a_script_or_a_command_line_that_cannot_run_is_not_tried_again(line: str) -> None:
+    """In the words of shells, of `mpirun` and of Hydra, which print no traceback."""
+    found = RULES.classify(f"{line}\n".encode(), exit_code=1)
+    assert (found.reason, found.retry) == ("syntax_error", RetryClass.NEVER)
