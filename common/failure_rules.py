@@ -22,7 +22,7 @@ from msgspec import Meta, Struct
 from common.errors import ConfigError
 from common.failures import MAX_LINE_CHARS, Failure, Origin, Reason, RetryClass, Times, Title
 from common.log_evidence import LogLines, Sighting, decisive, telling_of_a_kill
-from common.log_prefixes import Line, bare_lines
+from common.log_prefixes import HEADER, Line, bare_lines
 
 TAIL_BYTES = 64 * 1024
 """So much of a log is looked at, from its end."""
@@ -202,23 +202,24 @@ class FailureRules:
             sightings = telling_of_a_kill(sightings, lines)
         best = decisive(sightings, lines)
         if best is None:
-            return self._outcome(text, exit_code)
+            return self._outcome(told, text, exit_code)
         if best.is_outlived:
-            other = self._outcome(lines.after(best.line), exit_code)
+            other = self._outcome(told, lines.after(best.line), exit_code)
             if other.reason != NO_SIGNATURE or _is_signal(exit_code):
                 return other
         line = lines.line(best.line).strip()
         return self.failure(self._weighed[best.order].rule.reason, line=line)
 
-    def _outcome(self, text: str, exit_code: int | None) -> Failure:
-        """What an end was whose cause no words tell."""
+    def _outcome(self, told: Sequence[Line], text: str, exit_code: int | None) -> Failure:
+        """What an end was whose cause no words tell; of a traceback its exception is shown."""
         for each in self._weighed:
             if exit_code is not None and exit_code in each.rule.exit_codes:
                 return self.failure(each.rule.reason, line=f"exit code {exit_code}")
         for each in self._outcomes:
             found = _seen(each, text, exit_code)
             if found is not None:
-                return self.failure(each.rule.reason, line=found, is_explicit=False)
+                line = (LogLines(told).last_exception() or found) if HEADER in found else found
+                return self.failure(each.rule.reason, line=line, is_explicit=False)
         return self.failure(NO_SIGNATURE, is_explicit=False)
 
     def _offsets(self, text: str) -> Iterator[tuple[int, list[int]]]:

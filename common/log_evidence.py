@@ -202,6 +202,11 @@ class LogLines:
             if not _LAUNCHERS.search(self._lines[number])
         }
 
+    def last_exception(self) -> str:
+        """The last one that nobody caught, of launchers only where there is no other; or ""."""
+        ends = self.ends_without(set()) or self._ends
+        return self._lines[max(ends)].strip() if ends else ""
+
     def output_up_to(self, numbers: Set[int]) -> list[int]:
         """For each line how many up to it are output: none of these, of tracebacks, or details."""
         apart = numbers | self._in_tracebacks

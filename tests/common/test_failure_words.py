@@ -230,3 +230,19 @@ def test_a_script_or_a_command_line_that_cannot_run_is_not_tried_again(line: str
     """In the words of shells, of `mpirun` and of Hydra, which print no traceback."""
     found = RULES.classify(f"{line}\n".encode(), exit_code=1)
     assert (found.reason, found.retry) == ("syntax_error", RetryClass.NEVER)
+
+
+# --- what is shown ------------------------------------------------------------------------------
+
+
+def test_of_a_traceback_its_exception_is_told() -> None:
+    """Its header says nothing; a launcher's exception is told only where there is no other."""
+    own, launcher = f"{TRACEBACK}deepstuff.Oops: what now\n", f"{TRACEBACK}run.ChildFailedError: \n"
+    for log, line in [
+        (own, "deepstuff.Oops: what now"),
+        (own + launcher, "deepstuff.Oops: what now"),
+        (launcher, "run.ChildFailedError:"),
+        (TRACEBACK, "Traceback (most recent call last):"),
+    ]:
+        found = RULES.classify(log.encode(), exit_code=1)
+        assert (found.reason, found.line) == ("traceback_from_crash", line)
