@@ -16,7 +16,7 @@ from coordinator.policies.placing.gang_tries import Patience
 from coordinator.policies.placing.holding import Attempted, Holding
 from coordinator.policies.placing.locality import Gang
 from coordinator.policies.quotas_in_use import QuotasInUse
-from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.snapshot import ClusterSnapshot, JobView, TenantView
 from coordinator.policies.tenants.tenancy import Tenancy
 from tests.builders import NOW_S, make_job_view, make_node_view, make_snapshot
 from tests.policies.machines import cell, decide, job, machine, started
@@ -40,8 +40,9 @@ def floor(**free: int) -> Floor:
 
 
 def holding(found: Floor) -> Holding:
-    """Of one gang in a line at a time, of a tenant with all of the cell for its quota."""
-    seen = snapshot(**found.free)
+    """Of one gang in a line at a time, of a tenant whose quota leaves enough for all of them."""
+    tenant = TenantView(name="line", guarantee_gpus=100)
+    seen = replace(snapshot(**found.free), tenants=(tenant,))
     return Holding(found, QuotasInUse(seen, Tenancy(seen)), PATIENCE, NOW_S, 1)
 
 

@@ -151,16 +151,16 @@ def test_as_many_gangs_of_a_tenant_hold_as_the_knob_says(
     assert started(found) == ([] if second else ["later"])
 
 
-def test_what_one_lets_go_of_the_next_holds_though_one_alike_found_nothing() -> None:
-    """A gang that is larger than its tenant's quota by now lets go in its turn: until then nothing
-    was left, and from then on a job of eight is within a quota of eight."""
+def test_what_one_may_hold_no_longer_whoever_comes_first_of_its_tenant_holds() -> None:
+    """A gang that is larger than its tenant's quota by now lets go before anybody's turn, so that a
+    job of eight is within a quota of eight, and of two alike the more urgent one holds."""
     jobs = (
         *runs("b", "n0", 2), *runs("b", "n1", 8), job("gang", gpus=2, workers=(5, 5)),
         replace(job("urgent", gpus=8, submitted_at_s=50.0), priority=1),
         job("next", gpus=8, submitted_at_s=60.0),
     )  # fmt: skip
     before = memory(gang=Attempted(NOW_S - 10.0, {N0: 6}))
-    assert held(decide("philly", seen(*jobs), before)) == {"next": {"n0": 6}}
+    assert held(decide("philly", seen(*jobs), before)) == {"urgent": {"n0": 6}}
 
 
 def test_who_may_not_hold_hides_nothing_from_one_alike_of_another_tenant() -> None:

@@ -112,6 +112,17 @@ def test_a_hold_becomes_smaller_with_what_the_quota_leaves() -> None:
     assert held(found) == {"gang": {"n0": 4}}
 
 
+def test_what_the_quota_no_longer_leaves_is_there_for_whoever_comes_first() -> None:
+    """A gang held all that was free; a second tenant comes, with which half of the cell is the
+    first one's quota. Its job starts in that pass, though it has its turn before the gang's."""
+    jobs = (*runs("a", "n0", 2), job("gang", workers=(14, 14)))
+    before = memory(gang=Attempted(NOW_S - 10.0, {NodeName("n0"): 6, NodeName("n1"): 8}))
+    alone = decide("philly", seen(*jobs), before)
+    assert started(alone) == ["gang"]
+    found = decide("philly", seen(*jobs, job("new", "b", gpus=3)), before)
+    assert (started(found)[0], held(found)) == ("new", {})
+
+
 @pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
@@ -188,16 +199,22 @@ def test_what_a_gang_holds_counts_in_the_order_of_tenants() -> None:
 
 
 def test_a_hold_makes_nobody_a_tenant_beyond_its_quota() -> None:
-    """What runs within a third of the cell is not stopped for others, whatever its tenant's gang
-    holds beside it: only jobs of the tenant that runs more are."""
+    """What runs within a team's own part is not stopped for another team, whatever its gang holds
+    beside it of what the others leave: only jobs of the team that runs more are."""
+    parts = {"x": 5, "y": 2, "z": 4, "idle": 5}
+    tenants = (
+        TenantView(name="org", guarantee_gpus=16),
+        *(TenantView(name=n, parent="org", guarantee_gpus=gpus) for n, gpus in parts.items()),
+    )
     jobs = (
-        *runs("a", "n0", 5), *runs("c", "n1", 8), job("gang", gpus=5),
-        job("asks", "b", gpus=2, submitted_at_s=50.0),
+        *runs("x", "n0", 5), *runs("z", "n1", 8), job("gang", "x", gpus=5),
+        job("asks", "y", gpus=2, submitted_at_s=50.0),
     )  # fmt: skip
     before = memory(gang=Attempted(NOW_S - 10.0, {NodeName("n0"): 3}))
-    found = policy("philly:preempt_ratio=0").allocate(seen(*jobs), before)
+    snapshot = replace(seen(*jobs), tenants=tenants)
+    found = policy("philly:preempt_ratio=0").allocate(snapshot, before)
     stopped = [each.job_id for each in found.decisions if isinstance(each, Preempt)]
-    assert stopped == ["c-n1-0", "c-n1-1"]
+    assert (stopped, held(found)) == (["z-n1-0", "z-n1-1"], {"gang": {"n0": 3}})
 
 
 def test_holds_are_counted_up_the_tree() -> None:

@@ -65,11 +65,13 @@ class Holding:
         return try_at(self._patience, tried.since_s, self._now_s)
 
     def resume(self, job: JobView, tried: Attempted) -> Attempted:
-        """A gang goes on holding what it held before, as far as it may and that is still there."""
+        """A gang goes on holding what it held before, as far as it may, that is still there, and
+        its tenant's quota leaves it."""
         free, kept = self._floor.free, dict[NodeName, int]()
         if tried.held and self.age(tried).may_hold:
             there = {name: min(gpus, free.get(name, 0)) for name, gpus in tried.held.items()}
-            kept = {name: gpus for name, gpus in there.items() if gpus}
+            held = {name: gpus for name, gpus in there.items() if gpus}
+            kept = _first(held, self._quotas.room(job))  # others may have the rest before its turn
         self._count(job, kept)
         _take(free, kept)
         return structs.replace(tried, held=kept)

@@ -102,8 +102,7 @@ class _Pass:
         tried = self._before.get(job.job_id, Attempted(self._snapshot.now_s))
         self._holding.let_go(job, tried)
         age, room = self._holding.age(tried), self._quotas.room(job)  # without what it held
-        is_within = room >= base_gpus(job)
-        alike = (*self._asks(job), is_prerun(job), age.level, is_within)
+        alike = (*self._asks(job), is_prerun(job), age.level)
         if alike in self._stuck and not tried.held:
             self._wait(job, age, tried, room)
             return
