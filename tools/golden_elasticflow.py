@@ -29,6 +29,7 @@ class Row(Struct, frozen=True, kw_only=True):
     published: share of jobs in time by the authors' simulator. published_cpu_s: its CPU time, on
         the machine on which ours was measured.
     policy: with its knobs. change_s: how long a job stands still at each change of its workers.
+    cluster: nodes x GPUs, training + inference. start_s: how long its first start takes.
     is_rigid: each job has the GPUs of the trace, else any number that was measured.
     is_comparable: the setting is the authors'; others show what it does.
     idle_events: see `RunOptions`; its jobs run for days and change each minute.
@@ -38,11 +39,15 @@ class Row(Struct, frozen=True, kw_only=True):
     published_cpu_s: float
     policy: str
     change_s: float = 0.0
+    start_s: float = 0.0
+    cluster: str = "16x4+0x8"
     is_rigid: bool = False
     is_comparable: bool = True
     idle_events: int = 50_000
 
 
+POOL = "1x64+0x8"
+"""The artefact's Tiresias counts GPUs and looks at no nodes."""
 ROUNDS = "round_s=60:admits_together=true"
 STEPS = "quiet_s=10800"
 """Longer than the trace ever goes without a submission (10,069 s) before the last one."""
@@ -52,7 +57,15 @@ ROWS = {
     "edf, the most that helps": Row(
         published=0.1179, published_cpu_s=0.75, policy="qos-edf", is_comparable=False
     ),
-    "Tiresias": Row(published=0.2872, published_cpu_s=1.1, policy="tiresias-dlas", is_rigid=True),
+    "Tiresias": Row(
+        published=0.2872,
+        published_cpu_s=1.1,
+        policy="tiresias-dlas",
+        change_s=8.0,
+        start_s=8.0,
+        cluster=POOL,
+        is_rigid=True,
+    ),
     "Tiresias as it is here by default": Row(
         published=0.2872,
         published_cpu_s=1.1,
@@ -127,10 +140,11 @@ UNTOLD = ("resize_cooldown_s", "min_runtime_s", "start_p99_s", "restart_p99_s", 
 """What is not held there, and what plans are not told of there."""
 
 
-def _times(change_s: float) -> TimesTaken:
-    """Nothing takes time but a change of workers."""
+def _times(row: Row) -> TimesTaken:
+    """Nothing takes time but a start and a change of workers."""
     none = dict.fromkeys(TimesTaken.__struct_fields__, 0.0)
-    return TimesTaken(**{**none, "restart_s": change_s, "resize_s": change_s})
+    takes = {"start_s": row.start_s, "restart_s": row.change_s, "resize_s": row.change_s}
+    return TimesTaken(**{**none, **takes})
 
 
 def task(name: str) -> Task:
@@ -141,7 +155,7 @@ def task(name: str) -> Task:
         policy=row.policy,
         saves=Saves.ON_REQUEST,
         has_delays=has_delays,
-        times=_times(row.change_s),
+        times=_times(row),
         tells_progress=False,
         coalesce_s=0.0,
         idle_events=row.idle_events,
@@ -150,7 +164,7 @@ def task(name: str) -> Task:
     )
     return Task(
         workload=TRACE,
-        cluster="16x4+0x8",
+        cluster=row.cluster,
         scenario=None if row.is_rigid else "elasticflow-8a",
         curves=None if row.is_rigid else str(Path(os.environ.get("ARYL_TRACES", ""), CURVES)),
         keeps_jobs=True,

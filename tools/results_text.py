@@ -276,8 +276,9 @@ BEFORE: dict[str, str] = {
         "Share of jobs that meet their deadline, of the 195 of the authors' trace on 16 nodes of 4 "
         "GPUs. Where the setting is *theirs* the artefact's quirks are knobs of ours; *what if* "
         "rows turn knobs to show what each is worth, *by its paper* plays the policy as published "
-        "and not as the artefact does. Knobs: [qos](policies/qos.md), "
-        "[gandiva](policies/gandiva.md), [tiresias](policies/tiresias.md)."
+        "and not as the artefact does. Its Tiresias counts GPUs and looks at no nodes, so that row "
+        "has one node of 64 GPUs, and a first start takes as long as a change. Knobs: "
+        "[qos](policies/qos.md), [gandiva](policies/gandiva.md), [tiresias](policies/tiresias.md)."
     ),
     "fair shares": (
         "100 GPUs, its documented rule: deserved quota first, what is over by weight, nobody more "

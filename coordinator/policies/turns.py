@@ -7,18 +7,29 @@ jobs behind it. What the walk grants, `granting.carry_out` turns into decisions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 
 from common.model import JobState
 from coordinator.policies.alike import gang_shape
 from coordinator.policies.decisions import Placement, placed_count
-from coordinator.policies.floor import Floor, Place, best_fit, is_movable, present_workers
+from coordinator.policies.floor import (
+    Floor,
+    Place,
+    best_fit,
+    first_fit,
+    is_movable,
+    present_workers,
+)
 from coordinator.policies.granting import Grant
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.words import counted
 
 PlaceOf = Callable[[JobView], Place]
 """How the workers of a job are placed; jobs of one shape and one answer fit or fail together."""
+
+Fit = tuple[str, tuple[Placement, ...]]
+"""GPU type and nodes of a gang."""
 
 Why = Callable[[JobView], str]
 """Why a job stands where it stands in the line: part of the reason of its start."""
@@ -59,11 +70,14 @@ class Turns:
         self._gpu_types = self._free.gpu_types
         self._full: dict[tuple[object, ...], int] = {}
         jobs = list(line)
+        # Whoever runs and was not walked by yet, the last one in line first.
+        self._behind = [job for job in reversed(jobs) if job.state != JobState.PENDING]
         for job in jobs:
             self._within.vacate(job.placed)
         self._room = sum(self._within.free.values())
         for job in jobs:
             if job.state != JobState.PENDING:
+                self._behind.pop()
                 self._keep(job)
             elif self._room < job.workers.min * job.gpus_per_worker:
                 self.held.append((job, self._room // job.gpus_per_worker))
@@ -80,26 +94,63 @@ class Turns:
             self._free.vacate(job.placed)
 
     def _start(self, job: JobView) -> None:
-        """A waiting job starts on free GPUs, else on those of jobs behind it, else waits."""
+        """A waiting job starts on free GPUs, else also on those of jobs behind it, else waits."""
         place = self._place_of(job)
         alike = (place, gang_shape(job))
         if alike in self._full:
             # Room only shrinks along the line: where its like did not fit it does not fit.
             self.held.append((job, self._full[alike]))
             return
-        most = 0
-        for floor in (self._free, self._within):
-            floor.avoided = job.avoid_nodes
-            for gpu_type in job.gpu.types or self._gpu_types:
-                count = job.workers_on(gpu_type).min
-                placements = place(floor, job, gpu_type, count)
-                placed = placed_count(placements)
-                if placed == count:
-                    self._give(job, gpu_type, placements)
-                    return
-                most = max(most, placed)
-        self._full[alike] = most
-        self.held.append((job, most))
+        found = first_fit(self._free, job, place) or self._of_the_last(job, place)
+        if found is None:
+            most = self._full[alike] = self._most(job, place)
+            self.held.append((job, most))
+        else:
+            self._give(job, *found)
+
+    def _of_the_last(self, job: JobView, place: Place) -> Fit | None:
+        """Also on GPUs of jobs behind it: nobody makes room where later ones in line would do."""
+        if first_fit(self._within, job, place) is None:
+            return None
+        floor, last, gone = self._free, self._behind, 0
+
+        def without(size: int) -> Fit | None:
+            nonlocal gone
+            for other in last[gone:size]:
+                floor.vacate(other.placed)
+            for other in last[size:gone]:
+                floor.stay(other.placed)
+            gone = size
+            return first_fit(floor, job, place)
+
+        needed = bisect_left(range(len(last)), True, key=lambda size: without(size) is not None)
+        found = without(needed)
+        without(0)
+        assert found is not None
+        return self._none_in_vain(job, place, found, last[:needed])
+
+    def _none_in_vain(self, job: JobView, place: Place, found: Fit, gone: Sequence[JobView]) -> Fit:
+        """The same, or elsewhere, without those of the gone that could as well go on."""
+        nodes = {placement.node for placement in found[1]}
+        left = [each for each in gone if any(worker.node in nodes for worker in each.placed)]
+        for other in reversed(left):
+            rest = [each for each in left if each is not other]
+            for each in rest:
+                self._free.vacate(each.placed)
+            if spared := first_fit(self._free, job, place):
+                found = spared
+            for each in rest:
+                self._free.stay(each.placed)
+            if spared:
+                left = rest
+        return found
+
+    def _most(self, job: JobView, place: Place) -> int:
+        """Workers of its base gang that find room if all behind it go."""
+        self._within.avoided = job.avoid_nodes
+        kinds = job.gpu.types or self._gpu_types
+        rooms = (place(self._within, job, each, job.workers_on(each).min) for each in kinds)
+        return max((placed_count(room) for room in rooms), default=0)
 
     def _give(self, job: JobView, gpu_type: str, placements: tuple[Placement, ...]) -> None:
         for floor in (self._free, self._within):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec import structs
 
 from common.model import JobState, NodeName
-from coordinator.policies.floor import Floor, best_fit, consolidated
+from coordinator.policies.floor import Floor, best_fit, consolidated, first_fit
 from coordinator.policies.queueing import submission_key
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.turns import Turns, takes_turns
@@ -61,6 +62,65 @@ def test_everybody_in_line_is_granted_dropped_or_held(snapshot: ClusterSnapshot)
     started = [g.job.job_id for g in turns.grants if g.job.state == JobState.PENDING]
     assert sorted([*started, *(job.job_id for job, _ in turns.held)]) == sorted(waits)
     assert all((g.placements is None) == (g.job.state == JobState.RUNNING) for g in turns.grants)
+
+
+@often
+@given(
+    sizes=st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 3)), min_size=2, max_size=9),
+    gang=st.tuples(st.integers(1, 4), st.integers(1, 2)),
+)
+def test_the_last_in_line_make_room_and_none_of_them_in_vain(
+    sizes: list[tuple[str, int]], gang: tuple[int, int]
+) -> None:
+    """Those behind the first who is stopped would not do without it, nor all who are stopped
+    without any one of them."""
+    workers = [
+        make_worker_view(f"j{n}", 0, node, gpus=gpus) for n, (node, gpus) in enumerate(sizes)
+    ]
+    nodes = [
+        make_node_view(name, gpus=32, free_gpus=0, workers=[w for w in workers if w.node == name])
+        for name in "abc"
+    ]
+    line = [
+        make_job_view(each.job_id, state=JobState.RUNNING, gpus_per_worker=each.gpus, placed=[each])
+        for each in workers
+    ]
+    waits = make_job_view("waits", workers=(gang[0], gang[0]), gpus_per_worker=gang[1])
+    snapshot = make_snapshot(nodes=nodes, jobs=[*line, waits])
+    turns = Turns(snapshot, [waits, *line], why)
+    granted = {grant.job.job_id for grant in turns.grants}
+    stopped = [job for job in line if job.job_id not in granted]
+    if stopped:
+        behind = line[line.index(stopped[0]) + 1 :]
+        without_one = ([job for job in stopped if job is not spared] for spared in stopped)
+        assert not any(fits(snapshot, waits, gone) for gone in (behind, *without_one))
+
+
+def fits(snapshot: ClusterSnapshot, waits: JobView, gone: list[JobView]) -> bool:
+    """Whether a gang has room once these are gone."""
+    floor = Floor(snapshot)
+    for job in gone:
+        floor.vacate(job.placed)
+    return first_fit(floor, waits) is not None
+
+
+def test_whoever_stands_before_another_that_would_do_goes_on() -> None:
+    """Both nodes would do for the one that waits: the job that is last in line leaves its own."""
+    placed = {
+        name: make_worker_view(name, 0, node, gpus=4) for name, node in (("a", "n0"), ("b", "n1"))
+    }
+    snapshot = make_snapshot(
+        nodes=[make_node_view(each.node, gpus=4, workers=[each]) for each in placed.values()],
+        jobs=[
+            make_job_view(name, state=JobState.RUNNING, gpus_per_worker=4, placed=[each])
+            for name, each in placed.items()
+        ]
+        + [make_job_view("waits", gpus_per_worker=4)],
+    )
+    a, b, waits = snapshot.jobs
+    for first, last in ((a, b), (b, a)):
+        turns = Turns(snapshot, [waits, first, last], why)
+        assert [grant.job for grant in turns.grants] == [waits, first]
 
 
 def test_free_gpus_come_before_those_of_jobs_behind() -> None:
