@@ -70,14 +70,14 @@ def test_shared_gpus_count_once_in_what_can_be_shared_out() -> None:
 
 @pytest.mark.parametrize("policy", ["srtf", "tiresias:limits=10", "themis:lease_s=60", "afs"])
 def test_nobody_is_stopped_in_vain_after_a_live_switch(policy: str) -> None:
-    """Two of three jobs have the same GPUs: both leave for a start that is not refused."""
+    """Three jobs have the same GPUs: all of them leave for a start that is not refused."""
     cell = Cell(delays=DELAYS)
     for number in range(3):
         cell.submit(f"g{number}", work_s=9000.0, at_s=1.0 + number)
     cell.until(400.0)
     engine = cell.sim.engine
     on_seat = {job_id for job_id, job in engine.state.jobs.items() if job.workers}
-    assert len(on_seat) == 2
+    assert len(on_seat) == 3
     engine.policy = bundle(policy)
     cell.submit("short", work_s=30.0, at_s=410.0)
     cell.until(411.0)
