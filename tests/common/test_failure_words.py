@@ -46,6 +46,7 @@ LOW = (
             "ERROR - scores: Task was killed due to the node running low on memory\n",
         ),
         ("cpu_out_of_memory", "MemoryError\n"),
+        ("cpu_out_of_memory", "mmap() failed with error Cannot allocate memory\n"),
         ("cpu_out_of_memory", TASK.format("MemoryError") + "MemoryError\n"),
         ("cpu_out_of_memory", "numpy._core._exceptions._ArrayMemoryError: no room\n"),
         ("cpu_out_of_memory", "java.lang.OutOfMemoryError: Java heap space\n"),
@@ -122,6 +123,12 @@ def test_other_errors_are_no_matter_of_the_command_line(line: str) -> None:
             "mpi_runtime_failure",
             "google.api_core.exceptions.ServiceUnavailable: 503 POST https://store.example/o",
         ),
+        ("mpi_runtime_failure", "urllib.error.HTTPError: HTTP Error 403: rate limit exceeded"),
+        (
+            "mpi_runtime_failure",
+            "google.api_core.exceptions.Forbidden: 403 Exceeded rate limits: too many table update "
+            "operations for this table.",
+        ),
         (
             "mpi_runtime_failure",
             "requests.exceptions.ChunkedEncodingError: ('Connection broken: IncompleteRead(9 bytes "
@@ -149,6 +156,22 @@ def test_a_server_or_a_peer_that_went_away_is_tried_again(expected: str, words: 
     """Whatever else its words would mean, such as a file that is not found or a signal."""
     found = RULES.classify(f"{TRACEBACK}{words}\n".encode(), exit_code=1)
     assert (found.reason, found.retry) == (expected, RetryClass.BACK_OFF)
+
+
+@pytest.mark.parametrize(
+    "notice",
+    [
+        "CUDA is not available, using the CPU",
+        "WARNING: torch.cuda.is_available() is False, sampling on the CPU",
+    ],
+)
+def test_a_notice_that_there_is_no_gpu_is_not_what_ended_a_program(notice: str) -> None:
+    """What came long after it is: a program that wanted a GPU would have ended there."""
+    log = f"{notice}\n" + "loaded a shard\n" * 200
+    died = RULES.classify(log.encode(), exit_code=139)
+    assert died.reason == "invalid_memory_access"
+    lost = RULES.classify(f"{log}Connection reset by peer\n".encode(), exit_code=1)
+    assert lost.reason == "mpi_runtime_failure"
 
 
 def test_what_ends_a_launcher_is_tried_again() -> None:
@@ -197,6 +220,11 @@ def test_what_ends_a_launcher_is_tried_again() -> None:
         ("syntax_error", "omegaconf.errors.ConfigKeyError: Key 'lrr' is not in struct"),
         ("incorrect_inputs", "urllib.error.HTTPError: HTTP Error 404: Not Found"),
         ("permission_error", "urllib.error.HTTPError: HTTP Error 403: Forbidden"),
+        (
+            "incorrect_inputs",
+            "huggingface_hub.errors.LocalEntryNotFoundError: Cannot find the requested files in "
+            "the disk cache and outgoing traffic has been disabled.",
+        ),
         (
             "incorrect_inputs",
             "google.api_core.exceptions.NotFound: 404 GET https://store.example/o",
