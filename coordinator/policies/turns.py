@@ -70,14 +70,17 @@ class Turns:
         self._gpu_types = self._free.gpu_types
         self._full: dict[tuple[object, ...], int] = {}
         jobs = list(line)
-        # Whoever runs and was not walked by yet, the last one in line first.
+        # Whoever runs, was not walked by yet and makes room for nobody, the last in line first.
         self._behind = [job for job in reversed(jobs) if job.state != JobState.PENDING]
         for job in jobs:
             self._within.vacate(job.placed)
         self._room = sum(self._within.free.values())
         for job in jobs:
             if job.state != JobState.PENDING:
-                self._behind.pop()
+                if self._behind and self._behind[-1] is job:
+                    self._behind.pop()
+                else:  # it was to go
+                    self._free.stay(job.placed)
                 self._keep(job)
             elif self._room < job.workers.min * job.gpus_per_worker:
                 self.held.append((job, self._room // job.gpus_per_worker))
@@ -143,6 +146,11 @@ class Turns:
                 self._free.stay(each.placed)
             if spared:
                 left = rest
+        # What they leave over is there for the next ones as well.
+        for each in left:
+            self._free.vacate(each.placed)
+        going = {each.job_id for each in left}
+        self._behind = [each for each in self._behind if each.job_id not in going]
         return found
 
     def _most(self, job: JobView, place: Place) -> int:

@@ -123,6 +123,30 @@ def test_whoever_stands_before_another_that_would_do_goes_on() -> None:
         assert [grant.job for grant in turns.grants] == [waits, first]
 
 
+def test_what_one_that_goes_leaves_over_is_taken_before_another_goes() -> None:
+    """Six of eight GPUs are for the first that waits, the two others for the second: the last in
+    line, who has two elsewhere, goes on."""
+    placed = {
+        name: make_worker_view(name, 0, node, gpus=gpus)
+        for name, node, gpus in (("goes", "n0", 8), ("last", "n1", 2), ("fixed", "n1", 6))
+    }
+    runs = {
+        name: make_job_view(
+            name, state=JobState.RUNNING, gpus_per_worker=worker.gpus, placed=[worker]
+        )
+        for name, worker in placed.items()
+    }
+    six, two = (make_job_view(f"w{gpus}", gpus_per_worker=gpus) for gpus in (6, 2))
+    nodes = [
+        make_node_view(name, gpus=8, workers=[w for w in placed.values() if w.node == name])
+        for name in ("n0", "n1")
+    ]
+    snapshot = make_snapshot(nodes=nodes, jobs=[*runs.values(), six, two])
+    line = [runs["fixed"], six, two, runs["goes"], runs["last"]]
+    turns = Turns(snapshot, line, why)
+    assert [grant.job.job_id for grant in turns.grants] == ["fixed", "w6", "w2", "last"]
+
+
 def test_free_gpus_come_before_those_of_jobs_behind() -> None:
     """Nobody makes room while another node has it."""
     worker = make_worker_view("runs", 0, "n0", gpus=4)
