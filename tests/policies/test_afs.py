@@ -362,3 +362,12 @@ def test_each_variant_starts_what_fits(name: str) -> None:
     [start] = policy(name).allocate(one_node(make_job_view("new", workers=(1, 8))), b"").decisions
     assert isinstance(start, Start)
     assert sum(placement.worker_count for placement in start.placements) == 8
+
+
+@pytest.mark.parametrize("name", ["afs", "afs-lyra", "afs-p"])
+def test_a_gang_whose_gpus_are_in_pieces_is_told_so(name: str) -> None:
+    """It has its share of GPUs: nobody before it leaves too few."""
+    nodes = [make_node_view(node, gpus=8, free_gpus=2) for node in ("n0", "n1")]
+    wide = make_job_view("wide", gpus_per_worker=4)
+    [hold] = policy(name).hold(make_snapshot(nodes=nodes, jobs=[wide]), b"")
+    assert hold.blockers == ("it is its turn, but of 1 worker of 4 GPUs only 0 can be placed",)

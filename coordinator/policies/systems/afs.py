@@ -51,14 +51,14 @@ def _grants(pool: Pool, shares: Sequence[Share], why: str) -> list[Grant]:
     ]
 
 
-_Line = list[JobView]
-"""All that compete for GPUs, in the order of their base gangs."""
+_Pass = tuple[Allocation, tuple[Hold, ...], list[JobView]]
+"""What comes of it, whose GPUs are no nodes for it, and all in the order of their base gangs."""
 
 
-def _known(snapshot: ClusterSnapshot, *, is_exact: bool) -> tuple[Allocation, _Line]:
+def _known(snapshot: ClusterSnapshot, *, is_exact: bool) -> _Pass:
     """AFS-L, or where it is not exact Lyra's cut of it, which stops nobody for another job."""
     floor, now_s = Floor(snapshot), snapshot.now_s
-    line: _Line = []
+    line: list[JobView] = []
     grants: list[Grant] = []
 
     def rank(job: JobView) -> tuple[object, ...]:
@@ -79,7 +79,7 @@ def _known(snapshot: ClusterSnapshot, *, is_exact: bool) -> tuple[Allocation, _L
         line += ordered
     plan = carry_out(snapshot, grants, floor=floor)
     made = Allocation(decisions=plan.decisions, wake_at_s=plan.wake_at_s)
-    return made, sorted(line, key=rank)
+    return made, plan.holds, sorted(line, key=rank)
 
 
 class _Turn(Struct, frozen=True):
@@ -146,14 +146,12 @@ def _toss(seed: int, turns: Mapping[JobId, _Turn]) -> Wins:
     return beats
 
 
-def _unknown(
-    knobs: UnknownKnobs, snapshot: ClusterSnapshot, blob: bytes
-) -> tuple[Allocation, _Line]:
+def _unknown(knobs: UnknownKnobs, snapshot: ClusterSnapshot, blob: bytes) -> _Pass:
     memory = recalled(blob, _Memory)
     turns = _turns(knobs, snapshot, memory)
     wins = beats_by_gain(_toss(knobs.seed, turns))
     floor = Floor(snapshot)
-    line: _Line = []
+    line: list[JobView] = []
     grants: list[Grant] = []
 
     def rank(job: JobView) -> tuple[object, ...]:
@@ -179,7 +177,7 @@ def _unknown(
         memory=msgspec.msgpack.encode(_Memory(turns=turns)),
         wake_at_s=earliest(plan.wake_at_s, *(turn.ends_at_s for turn in turns.values())),
     )
-    return made, sorted(line, key=rank)
+    return made, plan.holds, sorted(line, key=rank)
 
 
 def _told(
@@ -195,8 +193,10 @@ def _told(
     return (said, *told(job, snapshot.now_s))
 
 
-def _held(snapshot: ClusterSnapshot, made: Allocation, line: _Line) -> tuple[Hold, ...]:
-    """Jobs that wait and would not start: others have the GPUs as their base gangs."""
+def _held(
+    snapshot: ClusterSnapshot, made: Allocation, roomless: Sequence[Hold], line: Sequence[JobView]
+) -> tuple[Hold, ...]:
+    """Why jobs wait: others have the GPUs as their base gangs, or theirs are free in pieces."""
     behind = {
         job.job_id: (
             f"its base gang of {counted(job.workers.min, 'worker')} of "
@@ -205,7 +205,7 @@ def _held(snapshot: ClusterSnapshot, made: Allocation, line: _Line) -> tuple[Hol
         )
         for job in line
     }
-    return answers(snapshot, made.decisions, (), behind)
+    return answers(snapshot, made.decisions, roomless, behind)
 
 
 _PARTS = Parts(
