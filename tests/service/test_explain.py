@@ -55,7 +55,7 @@ async def test_a_waiting_job_is_told_its_place_in_the_policys_own_order() -> Non
             assert not [reason for reason in reasons if "submitted before" in reason]
 
 
-@pytest.mark.parametrize("policy", ["pollux", "tetris"])
+@pytest.mark.parametrize("policy", ["pollux", "tetris", "themis"])
 async def test_no_place_is_told_where_all_that_wait_are_weighed_anew(policy: str) -> None:
     """Any of them may be the next."""
     async with Cell() as cell:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from common.model import JobId, JobState, NodeName
 from coordinator.policies.decisions import Placement, Resize
 from coordinator.policies.floor import present_workers
+from coordinator.policies.resting import resizable_at_s
 from coordinator.policies.sharing.board import Board, Place, gang_of
 from coordinator.policies.snapshot import JobView, WorkerView
 from coordinator.policies.words import counted
@@ -94,7 +95,6 @@ def grow_all(board: Board) -> float | None:
     When the first of those that could grow, and rest after their last change, may; None: none.
     """
     rested_s: list[float] = []
-    cooldown_s = board.snapshot.resize_cooldown_s
     for job in board.of(JobState.RUNNING):
         nodes = {worker.node for worker in job.placed if not worker.is_leaving}
         if not job.is_resizable or len(nodes) != 1 or job.gpu_type is None:
@@ -105,9 +105,9 @@ def grow_all(board: Board) -> float | None:
         more = min(room, job.workers_on(job.gpu_type).max - present_workers(job))
         if more <= 0:
             continue
-        rests_until_s = (job.last_resized_at_s or -cooldown_s) + cooldown_s
-        if rests_until_s > board.now_s:
-            rested_s.append(rests_until_s)
+        at_s = resizable_at_s(board.snapshot, job)
+        if at_s is not None:
+            rested_s.append(at_s)
             continue
         added = Placement(node=node, worker_count=more, is_flexible=True)
         board.floor.take((added,), job.gpus_per_worker)

@@ -97,6 +97,7 @@ POLICIES: tuple[Policy, ...] = (
         allocate=allocate,
         hold=hold,
         tell=tell,
+        keeps_line=False,
         parts=Parts(
             order="finish-time fairness, worst first",
             size="partial-allocation auction",
