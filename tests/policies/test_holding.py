@@ -39,11 +39,11 @@ def floor(**free: int) -> Floor:
     return Floor(snapshot(**free))
 
 
-def holding(found: Floor) -> Holding:
+def holding(found: Floor, *, reserves: bool = False) -> Holding:
     """Of one gang in a line at a time, of a tenant whose quota leaves enough for all of them."""
     tenant = TenantView(name="line", guarantee_gpus=100)
     seen = replace(snapshot(**found.free), tenants=(tenant,))
-    return Holding(found, QuotasInUse(seen, Tenancy(seen)), PATIENCE, NOW_S, 1)
+    return Holding(found, QuotasInUse(seen, Tenancy(seen)), PATIENCE, NOW_S, 1, reserves=reserves)
 
 
 def remembered(memory: bytes) -> Mapping[JobId, Attempted]:
@@ -125,7 +125,7 @@ def test_a_gang_that_held_more_than_is_left_starts_nowhere_it_does_not_fit() -> 
 def test_what_a_gang_keeps_is_there_for_other_lines_alone(taken: int) -> None:
     """As much of it as they were not given is no room for its own, and none of it is lost."""
     found = floor(old=6, new=2)
-    made, line = holding(found), GANG.tenant
+    made, line = holding(found, reserves=True), GANG.tenant
     tried = Attempted(NOW_S - PATIENCE.hold_s)
     assert made.acquire(GANG, [Gang(1, 8, "H100")], tried) == {}
     assert (found.free[OLD], made.keeps(line), made.keeps("other")) == (6, True, False)
@@ -137,12 +137,16 @@ def test_what_a_gang_keeps_is_there_for_other_lines_alone(taken: int) -> None:
     assert found.free[OLD] == 6 - taken
 
 
-def test_one_gang_of_a_line_keeps_or_holds_at_a_time() -> None:
-    """What the first one keeps counts: the next holds nothing beside it."""
-    made, gang = holding(floor(old=6, new=5)), Gang(1, 8, "H100")
+@pytest.mark.parametrize(("reserves", "holds"), [(False, {OLD: 6}), (True, {})])
+def test_one_gang_of_a_line_keeps_or_holds_at_a_time(
+    holds: dict[NodeName, int], *, reserves: bool
+) -> None:
+    """What the first one keeps counts, and the next holds nothing beside it; where it keeps nothing
+    the next holds the same."""
+    made, gang = holding(floor(old=6, new=5), reserves=reserves), Gang(1, 8, "H100")
     made.acquire(GANG, [gang], Attempted(NOW_S - PATIENCE.hold_s))
     with made.kept_from(GANG.tenant):
-        assert made.acquire(replace(GANG, job_id=JobId("next")), [gang], Attempted(NOW_S)) == {}
+        assert made.acquire(replace(GANG, job_id=JobId("next")), [gang], Attempted(NOW_S)) == holds
 
 
 # --- gangs that nobody could ever hold GPUs for -------------------------------------------------

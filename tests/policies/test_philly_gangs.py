@@ -17,6 +17,7 @@ from tests.policies.machines import cell, decide, job, machine, placed, started
 from tests.policies.test_philly_quota_holds import (
     BACKS_OFF_S,
     CYCLE_S,
+    RESERVES,
     held,
     memory,
     runs,
@@ -51,6 +52,31 @@ def test_what_a_gang_lets_go_of_is_free_before_its_turn(since_s: float, starts: 
     snapshot = seen(*jobs, quotas={"a": 8, "b": 0, "c": 8})
     found = decide("philly", snapshot, memory(gang=Attempted(since_s, {N0: 6})))
     assert started(found) == starts
+
+
+@pytest.mark.parametrize(
+    ("since_s", "starts"), [(NOW_S - 10.0, []), (BACKS_OFF_S, ["later"])], ids=["holds", "lets go"]
+)
+def test_later_jobs_start_on_what_a_gang_of_their_tenant_lets_go_of(
+    since_s: float, starts: list[str]
+) -> None:
+    """Out of order, as in the study: while it backs off, and not while it holds."""
+    jobs = (*runs("a", "n0", 2), *runs("c", "n1", 8), job("gang", gpus=8))
+    later = job("later", gpus=6, submitted_at_s=50.0)
+    found = decide("philly", seen(*jobs, later), memory(gang=Attempted(since_s, {N0: 6})))
+    assert started(found) == starts
+
+
+def test_the_next_gang_of_a_tenant_holds_while_the_first_backs_off() -> None:
+    """Also one that asks for the same; when the first may hold again it waits for that one."""
+    jobs = (*runs("c", "n0", 2), *runs("c", "n1", 8), job("gang", gpus=8))
+    snapshot = seen(*jobs, job("next", gpus=8, submitted_at_s=50.0), quotas={"a": 8, "c": 8})
+    before = memory(gang=Attempted(BACKS_OFF_S, {N0: 6}), next=Attempted(NOW_S - 40.0))
+    found = decide("philly", snapshot, before)
+    assert held(found) == {"next": {N0: 6}}
+    again = replace(snapshot, now_s=NOW_S + CYCLE_S - Knobs().hold_s - 10.0)
+    while_next_holds = memory(gang=Attempted(BACKS_OFF_S), next=Attempted(NOW_S, {N0: 6}))
+    assert held(decide("philly", again, while_next_holds)) == {"next": {N0: 6}}
 
 
 def test_a_gang_keeps_to_its_node_though_another_has_more_free_by_now() -> None:
@@ -108,7 +134,7 @@ def test_a_gang_holds_on_the_first_type_that_has_anything_for_it() -> None:
     assert held(decide("philly", typed(*jobs))) == {"gang": {"n1": 3}}
 
 
-def test_what_a_gang_keeps_while_it_backs_off_is_of_one_type() -> None:
+def test_what_a_gang_reserves_is_of_one_type() -> None:
     """As it would hold of one: the other type is there for later jobs of its tenant, and what it
     keeps is counted once."""
     jobs = (
@@ -116,8 +142,8 @@ def test_what_a_gang_keeps_while_it_backs_off_is_of_one_type() -> None:
         job("later", gpus=3, submitted_at_s=50.0), on(job("waits", gpus=5), "OLD"),
     )  # fmt: skip
     snapshot, before = typed(*jobs), memory(gang=Attempted(BACKS_OFF_S))
-    assert placed(decide("philly", snapshot, before)) == {"later": {"n1": 1}}
-    said = told(snapshot, before)["gang"]
+    assert placed(policy(RESERVES).allocate(snapshot, before)) == {"later": {"n1": 1}}
+    said = told(snapshot, before, RESERVES)["gang"]
     assert said.endswith("but keeps 4 on n0 from later jobs of its tenant")
 
 
@@ -136,12 +162,12 @@ def test_as_many_gangs_of_a_tenant_hold_as_the_knob_says(
     holders: int, second: dict[str, int]
 ) -> None:
     """Also where the second asks for the same as the first: what that one left is its own. So it
-    is with what they keep while they back off, which is no room for a third one."""
+    is with what they reserve while they back off, which is no room for a third one."""
     jobs = (
         *runs("b", "n0", 4), *runs("b", "n1", 5), job("gang", gpus=8),
         job("next", gpus=8, submitted_at_s=50.0), job("later", gpus=3, submitted_at_s=60.0),
     )  # fmt: skip
-    snapshot, named = seen(*jobs, quotas={"a": 16, "b": 7}), policy(f"philly:holders={holders}")
+    snapshot, named = seen(*jobs, quotas={"a": 16, "b": 7}), policy(f"{RESERVES}:holders={holders}")
     found = named.allocate(snapshot, b"")
     assert held(found).get("gang") == {"n0": 4}
     assert held(found).get("next", {}) == second

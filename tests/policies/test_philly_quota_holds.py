@@ -25,6 +25,7 @@ from tests.policies.machines import cell, decide, job, machine, placed, started
 CYCLE_S = Knobs().hold_s + Knobs().back_off_s
 BACKS_OFF_S = NOW_S - Knobs().hold_s - 10.0
 """Whoever first did not fit then backs off now."""
+RESERVES = "philly:reserves=true"
 
 
 def runs(tenant: str, node: str, count: int) -> tuple[JobView, ...]:
@@ -59,9 +60,9 @@ def kinds(found: Allocation) -> dict[str, str]:
     return {job_id: wait.kind for wait in found.waits for job_id in wait.jobs}
 
 
-def told(snapshot: ClusterSnapshot, before: bytes = b"") -> dict[str, str]:
+def told(snapshot: ClusterSnapshot, before: bytes = b"", name: str = "philly") -> dict[str, str]:
     """What each waiting job is told."""
-    return {hold.job_id: hold.blockers[0] for hold in policy("philly").hold(snapshot, before)}
+    return {hold.job_id: hold.blockers[0] for hold in policy(name).hold(snapshot, before)}
 
 
 # --- up to what the quota leaves ----------------------------------------------------------------
@@ -239,7 +240,7 @@ def test_holds_are_counted_up_the_tree() -> None:
 @pytest.mark.parametrize(
     ("who", "priority", "starts"), [("b", 0, True), ("a", 0, False), ("a", 1, True)]
 )
-def test_what_a_gang_lets_go_of_is_no_room_for_later_jobs_of_its_tenant(
+def test_what_a_gang_reserves_is_no_room_for_later_jobs_of_its_tenant(
     who: str, priority: int, *, starts: bool
 ) -> None:
     """Other tenants are given it, and so is who comes before it in its own line."""
@@ -248,10 +249,10 @@ def test_what_a_gang_lets_go_of_is_no_room_for_later_jobs_of_its_tenant(
         replace(job("asks", who, gpus=6, submitted_at_s=50.0), priority=priority),
     )  # fmt: skip
     snapshot = seen(*jobs, quotas={"a": 8, "b": 0, "c": 8})
-    found = decide("philly", snapshot, memory(gang=Attempted(BACKS_OFF_S)))
+    found = policy(RESERVES).allocate(snapshot, memory(gang=Attempted(BACKS_OFF_S)))
     assert (started(found), held(found)) == (["asks"] if starts else [], {})
     if not starts:
-        assert told(snapshot, memory(gang=Attempted(BACKS_OFF_S)))["gang"].endswith(
+        assert told(snapshot, memory(gang=Attempted(BACKS_OFF_S)), RESERVES)["gang"].endswith(
             "holds nothing for 110 s, but keeps 6 on n0 from later jobs of its tenant"
         )
 
@@ -263,8 +264,8 @@ def test_who_finds_no_room_beside_what_is_kept_hides_none_from_other_tenants() -
         job("gang", gpus=5), job("own", gpus=2, submitted_at_s=50.0),
         job("theirs", "b", gpus=2, submitted_at_s=60.0),
     )  # fmt: skip
-    found = decide("philly", seen(*jobs), memory(gang=Attempted(BACKS_OFF_S)))
-    assert started(found) == ["theirs"]
+    before = memory(gang=Attempted(BACKS_OFF_S))
+    assert started(policy(RESERVES).allocate(seen(*jobs), before)) == ["theirs"]
 
 
 def test_with_no_holders_nothing_is_kept_either() -> None:
@@ -273,7 +274,7 @@ def test_with_no_holders_nothing_is_kept_either() -> None:
     later = job("later", gpus=6, submitted_at_s=50.0)
     snapshot = seen(*jobs, later, quotas={"a": 8, "c": 8})
     before = memory(gang=Attempted(BACKS_OFF_S))
-    assert started(policy("philly:holders=0").allocate(snapshot, before)) == ["later"]
+    assert started(policy(f"{RESERVES}:holders=0").allocate(snapshot, before)) == ["later"]
 
 
 def test_a_gang_that_may_hold_later_wakes_its_pass_though_it_is_not_within_quota() -> None:
@@ -292,7 +293,8 @@ SMALL_WAITING = 3
 
 @dataclass
 class Days:
-    """A cell in which a tenant's small jobs are never all served, played pass by pass.
+    """A cell in which a tenant's small jobs are never all served and its gangs reserve, played
+    pass by pass.
 
     nodes: of eight GPUs, for the tenant; another tenant has `others` more, all of them in use.
     gangs: sizes, with the time after which each is submitted. began_s: when each began to run.
@@ -338,7 +340,7 @@ class Days:
         quotas = {"a": 8 * self.nodes, "other": 8 * self.others}
         tenants = tuple(TenantView(name=each, guarantee_gpus=n) for each, n in quotas.items())
         snapshot = replace(cell(*nodes, jobs=jobs, now_s=self.now_s), tenants=tenants)
-        found = decide("philly", snapshot, self.memory)
+        found = policy(RESERVES).allocate(snapshot, self.memory)
         used = sum(worker.gpus for j in jobs if j.tenant == "a" for worker in j.placed)
         assert sum(sum(each.values()) for each in held(found).values()) <= quotas["a"] - used
         self.memory = found.memory
@@ -360,7 +362,7 @@ class Days:
     sizes=st.lists(st.integers(2, 8), min_size=1, max_size=2),
     seed=st.integers(0, 10_000),
 )
-def test_a_gang_starts_in_bounded_time_while_small_jobs_of_its_tenant_keep_coming(
+def test_a_gang_that_reserves_starts_in_bounded_time_while_small_jobs_of_its_tenant_keep_coming(
     nodes: int, others: int, sizes: list[int], seed: int
 ) -> None:
     """Each GPU of the quota that falls free is the gang's, whatever its tenant's later jobs ask

@@ -2,10 +2,9 @@
 
 Gang scheduling by the Philly study (ATC'19, section 2.3). A gang holds as much as its tenant's
 quota leaves, and no more than it needs; what it holds nobody else is given, and is used of the
-quota. It lets go of all of it while it backs off (`gang_tries`): whoever comes before it and other
-lines are given that, but not whoever comes after it in its own line, whose jobs would else take
-each GPU that falls free for as long as they come. Who holds goes on before another one of its line
-begins to. Must not know whose turn it is, nor who may hold.
+quota. It lets go of all of it while it backs off (`gang_tries`); one that reserves keeps that from
+whoever comes after it in its own line, and from nobody else. Who holds goes on before another one
+of its line begins to. Must not know whose turn it is, nor who may hold.
 """
 
 from __future__ import annotations
@@ -47,16 +46,19 @@ class Holding:
     """What gangs hold of a floor; it is not free there meanwhile.
 
     most: gangs of one line, the jobs of one tenant, that hold or keep GPUs at a time.
+    reserves: whether a gang that backs off keeps GPUs from later jobs of its line.
     """
 
     def __init__(
-        self, floor: Floor, quotas: QuotasInUse, patience: Patience, now_s: float, most: int
-    ) -> None:
+        self, floor: Floor, quotas: QuotasInUse, patience: Patience, now_s: float, most: int,
+        *, reserves: bool = False,
+    ) -> None:  # fmt: skip
         self._floor = floor
         self._quotas = quotas
         self._patience = patience
         self._now_s = now_s
         self._most = most
+        self._reserves = reserves
         self._holders = Counter[str]()
         self._kept: dict[str, dict[JobId, Mapping[NodeName, int]]] = {}
 
@@ -86,10 +88,11 @@ class Holding:
         before all others on the one where it held, or a GPU elsewhere would make it begin anew.
 
         Nothing where others of its line hold already, where its tenant's quota leaves nothing, and
-        while it backs off; then it keeps the same from those of its line that come after it.
+        while it backs off; one that reserves keeps the same then from later ones of its line.
         """
         age, room = self.age(tried), self._quotas.room(job)
-        if self._holders[self._quotas.leaf(job)] >= self._most:
+        is_idle = not (age.may_hold or self._reserves)
+        if is_idle or self._holders[self._quotas.leaf(job)] >= self._most:
             return {}
         types = {self._floor.nodes[name].gpu_type for name in tried.held}
         for gang in sorted(gangs, key=lambda gang: gang.gpu_type not in types):

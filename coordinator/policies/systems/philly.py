@@ -8,11 +8,10 @@ one that does not.
 
 The first job of a tenant that does not fit, of a size that its quota allows, holds what GPUs it
 finds, up to what the tenant leaves of its quota, for `hold_s`; if its gang is not complete by then
-it lets go of all of them, for `back_off_s`, and tries again. Meanwhile other tenants may use them,
-and later jobs of its own may not: those would take its place for as long as they come. Every
-`tries` such timeouts it asks for less locality. Whoever waits without holding ages in the same way.
-All of that follows from when a job first did not fit, which is what is remembered, with what is
-held.
+it lets go of all of them, for `back_off_s`, and tries again. Meanwhile whoever fits may use them,
+and the next gang of its tenant may hold. Every `tries` such timeouts it asks for less locality.
+Whoever waits without holding ages in the same way. All of that follows from when a job first did
+not fit, which is what is remembered, with what is held.
 
 Running jobs are preempted for a job within quota only when `preempt_ratio` of the GPUs are in use,
 and only those of tenants beyond theirs, the youngest first.
@@ -51,11 +50,13 @@ class Knobs(Patience, frozen=True, kw_only=True):
 
     holders: jobs of one tenant that hold GPUs at a time.
     prerun_gpus: GPUs that only pre-runs of gangs are given, whatever their tenants have in use.
+    reserves: what a gang lets go of while it backs off stays closed to later jobs of its tenant.
     """
 
     preempt_ratio: Ratio = 0.9
     holders: NonNegativeInt = 1
     prerun_gpus: NonNegativeInt = 0
+    reserves: bool = False
 
 
 class _Pass:
@@ -72,7 +73,10 @@ class _Pass:
         self._quotas = QuotasInUse(snapshot, self._tenancy)
         self._floor = Floor(snapshot)
         self._pool = PrerunPool(snapshot, self._floor, knobs.prerun_gpus)
-        self._holding = Holding(self._floor, self._quotas, knobs, snapshot.now_s, knobs.holders)
+        self._holding = Holding(
+            self._floor, self._quotas, knobs, snapshot.now_s, knobs.holders,
+            reserves=knobs.reserves,
+        )  # fmt: skip
         self._full: set[tuple[object, ...]] = set()
         self._stuck: set[tuple[object, ...]] = set()
         self._types = self._floor.gpu_types
@@ -102,7 +106,7 @@ class _Pass:
         tried = self._before.get(job.job_id, Attempted(self._snapshot.now_s))
         self._holding.let_go(job, tried)
         age, room = self._holding.age(tried), self._quotas.room(job)  # without what it held
-        alike = (*self._asks(job), is_prerun(job), age.level)
+        alike = (*self._asks(job), is_prerun(job), age.level, age.may_hold)
         if alike in self._stuck and not tried.held:
             self._wait(job, age, tried, room)
             return
