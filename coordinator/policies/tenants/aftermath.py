@@ -24,7 +24,7 @@ from coordinator.policies.decisions import (
     Start,
 )
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView, WorkerView
-from coordinator.policies.tenants.flow import Flow
+from coordinator.policies.tenants.flow import Flow, more_free, moves_of
 from coordinator.policies.tenants.takeback import given_back
 
 Move = Start | Resize | Migrate | Preempt
@@ -76,12 +76,9 @@ def after(snapshot: ClusterSnapshot, decisions: Sequence[Decision], flow: Flow) 
     Whoever starts, or is on the way, runs, and whoever is refused waits no more. Turns of jobs that
     share GPUs, and nodes that are lent or come home, are left as they are. flow: of the snapshot.
     """
-    free: dict[NodeName, int] = {}
+    free = more_free(moves_of(flow, decisions))
     jobs: dict[JobId, JobView] = {}
-    for decision, left in zip(decisions, flow.lefts(decisions), strict=True):
-        for gpus, sign in ((left.free, 1), (flow.taken(decision), -1)):
-            for node, count in gpus.items():
-                free[node] = free.get(node, 0) + count * sign
+    for decision in decisions:
         if isinstance(decision, Move) and decision.job_id in flow.jobs:
             before = jobs.get(decision.job_id, flow.jobs[decision.job_id])
             jobs[decision.job_id] = _carried_out(before, decision, snapshot.now_s, flow)

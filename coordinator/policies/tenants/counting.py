@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from common.model import NodeRole
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
-from coordinator.policies.tenants.flow import Flow, Gpus
+from coordinator.policies.tenants.flow import Flow, Gpus, are_borrowed
 from coordinator.policies.tenants.giving import Source
 from coordinator.policies.tenants.tenancy import Count, Tenancy
 
@@ -96,14 +96,6 @@ class Counts:
         if rest >= min(self._before[name], guarantee):
             return True
         if source.decision is not None:  # stops may have counted on what it starts
-            return self._are_borrowed(name)
+            stops = self._stops.get(name, ())
+            return all(are_borrowed(stops, self._before[name], guarantee))
         return self._before[name] - sum(gone for gone, _ in self._stops.get(name, ())) > guarantee
-
-    def _are_borrowed(self, name: str) -> bool:
-        """Whether a tenant's stops are no loss, whatever it starts: as in `flow.are_borrowed`."""
-        guarantee, used = self.tenancy.views[name].guarantee_gpus, self._before[name]
-        for gone, is_whole in self._stops.get(name, ()):
-            if (used <= guarantee) if is_whole else (used - gone < guarantee):
-                return False
-            used -= gone
-        return True

@@ -20,7 +20,7 @@ from coordinator.policies.decisions import (
     Start,
 )
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
-from coordinator.policies.tenants.tenancy import Count, Tenancy
+from coordinator.policies.tenants.tenancy import Count
 
 Gpus = dict[NodeName, int]
 
@@ -163,17 +163,22 @@ def job_of(flow: Flow, decision: Decision) -> JobView | None:
 class Move(Struct, frozen=True, kw_only=True):
     """One decision about a job, in GPUs.
 
-    place: among the decisions. path: the job's tenant, that one's parent, and so on.
-    left: what others can have of what it vacates, by node. gone: all that it vacates.
-    is_whole: it stops a whole job.
+    place: among the decisions. left: what others can have of what it vacates, by node.
+    gone: all that it vacates. is_whole: it stops a whole job.
     """
 
     place: int
-    path: tuple[str, ...]
+    decision: Decision
+    job: JobView
     left: Gpus
     gone: int
     taken: Gpus
     is_whole: bool
+
+    @property
+    def stop(self) -> tuple[int, bool]:
+        """As `are_borrowed` looks at it."""
+        return self.gone, self.is_whole
 
     @property
     def net(self) -> int:
@@ -181,7 +186,7 @@ class Move(Struct, frozen=True, kw_only=True):
         return sum(self.taken.values()) - self.gone
 
 
-def moves_of(flow: Flow, tenancy: Tenancy, decisions: Sequence[Decision | None]) -> list[Move]:
+def moves_of(flow: Flow, decisions: Sequence[Decision | None]) -> list[Move]:
     """All of the decisions that are about a job; None among them was dropped."""
     found: list[Move] = []
     for place, (decision, left) in enumerate(zip(decisions, flow.lefts(decisions), strict=True)):
@@ -190,7 +195,8 @@ def moves_of(flow: Flow, tenancy: Tenancy, decisions: Sequence[Decision | None])
             found.append(
                 Move(
                     place=place,
-                    path=tenancy.path(job),
+                    decision=decision,
+                    job=job,
                     left=left.free,
                     gone=left.used,
                     taken=flow.taken(decision),
@@ -200,16 +206,27 @@ def moves_of(flow: Flow, tenancy: Tenancy, decisions: Sequence[Decision | None])
     return found
 
 
-def are_borrowed(mine: Iterable[Move], used: Count, guarantee: int) -> list[bool]:
-    """Of a tenant's own moves, one after the other, whether what each leaves was only borrowed.
+def more_free(moves: Iterable[Move]) -> Gpus:
+    """GPUs that more are free after all of them, by node; fewer where it is negative."""
+    found: Gpus = {}
+    for move in moves:
+        for gpus, sign in ((move.left, 1), (move.taken, -1)):
+            for node, count in gpus.items():
+                found[node] = found.get(node, 0) + count * sign
+    return found
 
-    used: before the first. A job is whole: its stop is no loss of a guarantee while the tenant
-    holds more than that before it (as in Kueue and KAI); of workers so many go as are beyond.
+
+def are_borrowed(stops: Iterable[tuple[Count, bool]], used: Count, guarantee: int) -> list[bool]:
+    """Of what a tenant's own moves leave, one after the other, whether it was only borrowed.
+
+    stops: GPUs, and whether a whole job leaves them. used: before the first. A job is whole: its
+    stop is no loss of a guarantee while the tenant holds more than that before it (as in Kueue and
+    KAI); of workers so many go as are beyond.
     """
     found: list[bool] = []
-    for move in mine:
-        found.append(used > guarantee if move.is_whole else used - move.gone >= guarantee)
-        used -= move.gone
+    for gone, is_whole in stops:
+        found.append(used > guarantee if is_whole else used - gone >= guarantee)
+        used -= gone
     return found
 
 

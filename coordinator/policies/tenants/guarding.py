@@ -165,12 +165,12 @@ class _Guard:
     def _taker(self) -> tuple[int, str] | None:
         """The last decision that takes from a guarantee, and whose."""
         tenancy = self._tenancy
-        moves = moves_of(self._flow, tenancy, self.kept)
-        for name in sorted({name for move in moves if move.left for name in move.path}):
+        moves = moves_of(self._flow, self.kept)
+        for name in sorted({n for move in moves if move.left for n in tenancy.path(move.job)}):
             guarantee = tenancy.views[name].guarantee_gpus
             for node in self._robbed(name, tenancy.used[name], guarantee, moves):
                 for move in reversed(moves):
-                    if name not in move.path and node in move.taken:
+                    if name not in tenancy.path(move.job) and node in move.taken:
                         return move.place, name
         return None
 
@@ -178,19 +178,22 @@ class _Guard:
         self, name: str, used: Count, guarantee: int, moves: Sequence[Move]
     ) -> list[NodeName]:
         """Nodes where outsiders take what a tenant may not lose."""
-        mine = [move for move in moves if name in move.path]
+        mine, others = list[Move](), list[Move]()
+        for move in moves:
+            (mine if name in self._tenancy.path(move.job) else others).append(move)
         if used + sum(move.net for move in mine) >= min(used, guarantee):
             return []
         lost: set[NodeName] = set()
         given: list[Gpus] = [self._flow.free]
-        given += [move.left for move in moves if name not in move.path]
-        for move, is_borrowed in zip(mine, are_borrowed(mine, used, guarantee), strict=True):
+        given += [move.left for move in others]
+        borrowed = are_borrowed((move.stop for move in mine), used, guarantee)
+        for move, is_borrowed in zip(mine, borrowed, strict=True):
             if is_borrowed:
                 given.append(move.left)
             else:
                 lost.update(move.left)
         there = sum_by_node(given)
-        outside = sum_by_node(move.taken for move in moves if name not in move.path)
+        outside = sum_by_node(move.taken for move in others)
         return sorted(node for node in lost if outside.get(node, 0) > there.get(node, 0))
 
     def keep_unused(self) -> None:

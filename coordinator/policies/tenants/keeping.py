@@ -54,8 +54,8 @@ class Keeping:
 
     def _keep_of(self, name: str) -> list[int]:
         """The last that leaves is the first that stays, as in `are_borrowed`."""
-        moves = moves_of(self._flow, self._tenancy, self.decisions)
-        mine = [move for move in moves if name in move.path]
+        moves = moves_of(self._flow, self.decisions)
+        mine = [move for move in moves if name in self._tenancy.path(move.job)]
         used = self._tenancy.used[name]
         guarantee = self._tenancy.views[name].guarantee_gpus
         short = min(used, guarantee) - used - sum(move.net for move in mine)
@@ -66,7 +66,7 @@ class Keeping:
         free = self._flow.free
         self._slack = {node: free.get(node, 0) + left[node] - taken.get(node, 0) for node in left}
         kept: list[int] = []
-        borrowed = are_borrowed(mine, used, guarantee)
+        borrowed = are_borrowed((move.stop for move in mine), used, guarantee)
         for move, is_borrowed in reversed(list(zip(mine, borrowed, strict=True))):
             if short > 0 and move.gone and not is_borrowed:
                 gpus = self._keep_one(move, short, name)
@@ -86,15 +86,12 @@ class Keeping:
         made = [*self.decisions[:place], instead, *self.decisions[place + 1 :]]
         tenancy = copy(self._tenancy)
         tenancy.used = dict(tenancy.used)
-        for decision, left in zip(made, self._flow.lefts(made), strict=True):
-            job = None if decision is None else job_of(self._flow, decision)
-            if decision is None or job is None:
-                continue
-            tenancy.leave(job, left.used)
-            taken = sum(self._flow.taken(decision).values())
-            if taken and name in tenancy.path(job) and taken > tenancy.room(job):
+        for move in moves_of(self._flow, made):
+            tenancy.leave(move.job, move.gone)
+            taken = sum(move.taken.values())
+            if taken and name in tenancy.path(move.job) and taken > tenancy.room(move.job):
                 return False
-            tenancy.take(job, taken)
+            tenancy.take(move.job, taken)
         return True
 
     def _keep_one(self, move: Move, short: Count, name: str) -> int:

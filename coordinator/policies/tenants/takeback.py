@@ -23,7 +23,7 @@ from coordinator.policies.tenants import owing
 from coordinator.policies.tenants.choosing import Choosing, Way
 from coordinator.policies.tenants.counting import Counts
 from coordinator.policies.tenants.fitting import Gang
-from coordinator.policies.tenants.flow import Flow, Gpus, job_of, sum_by_node
+from coordinator.policies.tenants.flow import Flow, Gpus, moves_of, sum_by_node
 from coordinator.policies.tenants.giving import Back, Source
 from coordinator.policies.tenants.guarding import blocked
 from coordinator.policies.tenants.lending import Lenders
@@ -87,12 +87,9 @@ class _TakeBack:
         self.waits: dict[JobId, str] = {}
         self.is_soon = False
         self.fits: list[JobView] = []
-        for decision, left in zip(decisions, flow.lefts(decisions), strict=True):
-            job = job_of(flow, decision)
-            if job is not None:
-                is_whole = isinstance(decision, Preempt)
-                self._counts.stop(job, left.free, left.used, is_whole=is_whole)
-                self._counts.take(job, flow.taken(decision))
+        for move in moves_of(flow, decisions):
+            self._counts.stop(move.job, move.left, move.gone, is_whole=move.is_whole)
+            self._counts.take(move.job, move.taken)
 
     # --- who is due -----------------------------------------------------------------------------
 

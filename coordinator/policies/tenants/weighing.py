@@ -16,7 +16,7 @@ from common.model import JobId, JobState
 from coordinator.policies.decisions import Decision, Preempt, Start
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.tenants.fitting import gang_on
-from coordinator.policies.tenants.flow import Flow, job_of
+from coordinator.policies.tenants.flow import Flow, Move, more_free, moves_of
 from coordinator.policies.tenants.tenancy import Tenancy, waiting_gpus
 from coordinator.policies.words import counted
 
@@ -87,16 +87,14 @@ class Scale:
     ) -> list[JobView]:
         """Count what decisions move, but for the starts of tenants that have their share; these."""
         beyond: list[JobView] = []
-        for decision, left in zip(decisions, self._flow.lefts(decisions), strict=True):
-            job = job_of(self._flow, decision)
-            if job is None:
-                continue
-            tenancy.leave(job, left.used)
-            name = _at(tenancy, job, level)
-            if isinstance(decision, Start) and name is not None and self.is_met(tenancy, name):
-                beyond.append(job)
+        for move in moves_of(self._flow, decisions):
+            tenancy.leave(move.job, move.gone)
+            name = _at(tenancy, move.job, level)
+            is_start = isinstance(move.decision, Start)
+            if is_start and name is not None and self.is_met(tenancy, name):
+                beyond.append(move.job)
             else:
-                tenancy.take(job, sum(self._flow.taken(decision).values()))
+                tenancy.take(move.job, sum(move.taken.values()))
         return beyond
 
     def is_less_outside(
@@ -105,20 +103,19 @@ class Scale:
         """Whether somebody at an outer level has less of its share after a pass than another."""
         if level == 0:
             return False
-        old, new = self._tenancy_after(before), self._tenancy_after(after)
+        old = self._tenancy_after(moves_of(self._flow, before))
+        new = self._tenancy_after(moves_of(self._flow, after))
         return any(
             new.used[name] < min(old.used[name], share) - EPSILON_GPUS
             for name, share in self.shares.items()
             if len(new.path_of(name)) <= level
         )
 
-    def _tenancy_after(self, decisions: Sequence[Decision]) -> Tenancy:
+    def _tenancy_after(self, moves: Iterable[Move]) -> Tenancy:
         tenancy = Tenancy(self._snapshot)
-        for decision, left in zip(decisions, self._flow.lefts(decisions), strict=True):
-            job = job_of(self._flow, decision)
-            if job is not None:
-                tenancy.leave(job, left.used)
-                tenancy.take(job, sum(self._flow.taken(decision).values()))
+        for move in moves:
+            tenancy.leave(move.job, move.gone)
+            tenancy.take(move.job, sum(move.taken.values()))
         return tenancy
 
     def is_met(self, tenancy: Tenancy, name: str) -> bool:
@@ -128,12 +125,9 @@ class Scale:
     def that_fit(self, decisions: Sequence[Decision], jobs: Iterable[JobView]) -> set[JobId]:
         """Those of the jobs that find room, one after the other, on what a pass leaves free and
         their tenants may take."""
-        tenancy, free = self._tenancy_after(decisions), dict(self._flow.free)
-        for decision, left in zip(decisions, self._flow.lefts(decisions), strict=True):
-            for gpus, sign in ((left.free, 1), (self._flow.taken(decision), -1)):
-                for node, count in gpus.items():
-                    if node in free:
-                        free[node] += count * sign
+        moves = moves_of(self._flow, decisions)
+        tenancy, more = self._tenancy_after(moves), more_free(moves)
+        free = {node: gpus + more.get(node, 0) for node, gpus in self._flow.free.items()}
         nodes, found = self._flow.nodes, set[JobId]()
         for job in jobs:
             kinds = job.gpu.types or sorted({node.gpu_type for node in nodes.values()})
