@@ -63,6 +63,9 @@ def in_order(*order: str) -> Decide:
 
 A4, B, C = TenantView(name="a", guarantee_gpus=4), TenantView(name="b"), TenantView(name="c")
 
+SECOND = waits("second", "b", 6), waits("little", "c", 2)
+"""In place of `first` and `lesser` the policy would stop `large` for these, and then give way."""
+
 ORDER = "first", "large", "lesser", "due"
 
 
@@ -329,26 +332,29 @@ def test_a_gang_and_smaller_jobs_of_others_do_not_take_turns_for_ever(policy_nam
 # --- generated ------------------------------------------------------------------------------------
 
 
-def in_turns() -> ClusterSnapshot:
-    """The same by what is left: `first` has priority, then the shortest."""
-    left_s = {"first": 100.0, "large": 400.0, "lesser": 5000.0, "due": 6000.0}
+def in_turns(*more: JobView) -> ClusterSnapshot:
+    """The same by what is left: `first` and `second` have priority, then the shortest."""
+    left_s = {"first": 100.0, "second": 200.0, "large": 400.0, "lesser": 5000.0}
+    left_s |= {"little": 5500.0, "due": 6000.0}
     there = shared("large")
     jobs = (
         replace(
             job,
             remaining_work_s=left_s[job.job_id],
             estimated_left_s=left_s[job.job_id],
-            priority=int(job.job_id == "first"),
+            priority=int(job.job_id in ("first", "second")),
         )
-        for job in there.jobs
+        for job in (*there.jobs, *more)
     )
-    return replace(there, jobs=tuple(jobs))
+    return replace(there, jobs=tuple(jobs), index=None)
 
 
 @slow
 @settings(max_examples=300, deadline=None)
 @example(name="srtf", there=in_turns())
 @example(name="afs", there=in_turns())
+@example(name="srtf", there=in_turns(*SECOND))
+@example(name="afs", there=in_turns(*SECOND))
 @given(
     name=st.one_of(pick(*sorted(POLICIES)), pick("srtf", "qos-edf", "afs")), there=shared_cells()
 )
