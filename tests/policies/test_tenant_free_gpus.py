@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from common.model import JobId
 from coordinator.engine.settings import TenantSettings
-from coordinator.policies.bundles import POLICIES
+from coordinator.policies.bundles import POLICIES, policy
 from coordinator.policies.decisions import Decision, Start
+from coordinator.policies.snapshot import TenantView
+from tests.builders import make_job_view, make_node_view, make_snapshot
+from tests.policies.tenant_books import names, runs
 from tests.policies.tenant_passes import NODE_GPUS, Asked, Cell
 
 SOON_S = 60.0
@@ -154,3 +158,29 @@ def test_who_was_stopped_starts_again_where_its_policy_is_refused_what_it_wants_
     ended = {str(name): job.finished_at_s for name, job in played.engine.state.jobs.items()}
     assert ended == {"c0": 150.0, "a1": 2100.0, "c2": 450.0, "a3": 900.0, "a4": 300.0}
     assert played.passes < 40
+
+
+@pytest.mark.parametrize("name", ["afs", "srsf", "srtf", "themis-simple"])
+def test_no_reason_to_wait_is_told_of_a_job_that_starts(name: str) -> None:
+    """The larger job of its tenant is refused; in the pass that is made to explain that it would
+    have used up what the tenant may use."""
+    made = policy(name)
+    long = [
+        replace(runs(f"b{at}", "b", "n0", 1), remaining_work_s=40_000.0)
+        for at in range(NODE_GPUS - 1)
+    ]
+    waiting = [
+        replace(make_job_view(job_id, gpus_per_worker=gpus, remaining_work_s=left_s), tenant="c")
+        for job_id, gpus, left_s in (("large", 2, 300.0), ("small", 1, 600.0))
+    ]
+    workers = [worker for job in long for worker in job.placed]
+    snapshot = make_snapshot(
+        nodes=[make_node_view("n0", gpus=NODE_GPUS, workers=workers)], jobs=[*long, *waiting]
+    )
+    tenants = (
+        TenantView(name="b", guarantee_gpus=NODE_GPUS - 1),
+        TenantView(name="c", guarantee_gpus=2, borrow_limit_gpus=0),
+    )
+    snapshot = replace(snapshot, tenants=tenants)
+    assert names(made.allocate(snapshot, b"").decisions, Start) == {"small"}
+    assert {hold.job_id for hold in made.hold(snapshot, b"")} == {"large"}

@@ -336,7 +336,12 @@ def held(
         holds = tuple(_and(hold, behind.get(hold.job_id)) for hold in holds)
     holds = tuple(_and(hold, tries.by_type.get(hold.job_id)) for hold in holds)
     hidden = (Hold(job_id=job_id, blockers=(reason,)) for job_id, reason in why.items())
-    return tuple(_and(hold, owed.get(hold.job_id)) for hold in (*holds, *hidden))
+    starts = starts_of(found.kept)  # a try that was made for the words alone may have refused one
+    return tuple(
+        _and(hold, owed.get(hold.job_id))
+        for hold in (*holds, *hidden)
+        if hold.job_id not in starts
+    )
 
 
 def _seen(
