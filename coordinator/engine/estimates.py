@@ -21,6 +21,8 @@ from coordinator.engine.step_times import StepTimes
 from coordinator.policies.sources import Source
 
 HISTORY_KEPT = 20
+TELLING_S = 10.0
+"""Two words of a job that its base gang computes so long between tell its pace."""
 LEAST_REMAINING_RATIO = 0.05
 """A job at the end of its estimate still counts as having this share left of what an attempt began
 with. One that has outlived it by more has as much left again as it ran over. Lifetimes have heavy
@@ -177,37 +179,53 @@ def _done_ratio(job: JobEntry) -> float:
 def measure(job: JobEntry, now_s: float) -> None:
     """A running attempt said how far it is: what is left follows from its pace so far.
 
-    The pace since its first word, as soon as there is one: what came before was warming up too.
+    Words are heard seconds after they were said. So the pace between two counts alone once they lie
+    far enough apart, in one gang: what came before its first word was warming up too. Until then it
+    is that of the whole attempt, which can only be too slow, or what was measured before.
     """
     settle_work(job, now_s)
     progress = job.progress
     if job.attempt_ran_at_s is None or progress is None or not progress.total_steps:
         return
-    job.steps.told(
+    is_same_gang = job.steps.told(
         progress.step,
         now_s,
         of=(job.attempt, job.resize_count + job.suspension_count),
         workers=job.running_workers if job.state == JobState.RUNNING else 0,
         gpu_type=job.gpu_type or "",
     )
-    steps = progress.step - job.progress_at_start
-    if steps <= 0 or job.worker_s <= 0:
+    steps, spent_s = progress.step - job.progress_at_start, job.worker_s
+    if steps <= 0 or spent_s <= 0:
         return
-    spent_s, is_warm = job.worker_s, False
-    if job.measured_left_s is None:
-        job.first_step, job.first_worker_s = progress.step, job.worker_s
-    elif progress.step > job.first_step and job.worker_s > job.first_worker_s:
-        steps, spent_s = progress.step - job.first_step, job.worker_s - job.first_worker_s
-        is_warm = True
     is_declared = job.spec.expected_runtime_s is not None
-    if job.state == JobState.PREEMPTING and is_declared and not is_warm:
-        return
-    job.measured_left_s = (progress.total_steps - progress.step) * spent_s / steps
+    if job.state == JobState.PREEMPTING:
+        if is_declared or job.measured_work_s is not None:
+            return
+        # It may have gone on computing since it was told to stop.
+        spent_s = max(spent_s, (now_s - job.attempt_ran_at_s) * job.spec.workers.min)
+    is_first = job.measured_left_s is None
+    if is_first:
+        _measured_from(job, progress.step, job.measured_work_s)
+    told_steps, told_s = progress.step - job.first_step, job.worker_s - job.first_worker_s
+    is_told = told_steps > 0 and told_s >= TELLING_S * job.spec.workers.min
+    if is_told:
+        work_s = progress.total_steps * told_s / told_steps
+    else:
+        work_s = progress.total_steps * spent_s / steps
+        work_s = work_s if job.first_work_s is None else min(work_s, job.first_work_s)
+    if not (is_first or is_same_gang):
+        _measured_from(job, progress.step, work_s)
+    job.measured_left_s = work_s * (1.0 - progress.step / progress.total_steps)
     job.measured_worker_s = job.worker_s
-    # One word alone counts warming up as work. For later attempts that is better than a guess by
-    # the jobs of others, and worse than what was declared.
-    if is_warm or job.spec.expected_runtime_s is None:
-        job.measured_work_s = progress.total_steps * spent_s / steps
+    # Warming up counts as work until then. For later attempts that is better than a guess by the
+    # jobs of others, and worse than what was declared.
+    if is_told or not is_declared:
+        job.measured_work_s = work_s
+
+
+def _measured_from(job: JobEntry, step: int, work_s: float | None) -> None:
+    """From here on its pace is that of this gang; what the job takes by its pace before."""
+    job.first_step, job.first_worker_s, job.first_work_s = step, job.worker_s, work_s
 
 
 def steps_left(job: JobEntry, now_s: float) -> float | None:
@@ -279,12 +297,14 @@ def outlived_s(job: JobEntry, now_s: float) -> float:
 
 
 def least_work_s(job: JobEntry) -> float:
-    """The least that counts as left of a job; 0 when it says how far it is.
+    """The least that counts as left of a job: a step, when it says that it has some to do.
 
     What was done before this attempt is known, so it is a share of the rest only.
     """
     if job.measured_left_s is not None:
-        return 0.0
+        progress = job.progress
+        steps = 0 if progress is None else (progress.total_steps or 0) - progress.step
+        return job.measured_left_s / steps if steps > 0 else 0.0
     return _work_s(job) * (1.0 - _done_ratio(job)) * LEAST_REMAINING_RATIO
 
 

@@ -268,8 +268,10 @@ class JobEntry(Struct, kw_only=True):
     longest_work_s: float = 0.0
     """Worker-seconds of the longest attempt that was over before the job."""
     first_step: int = 0
-    """Where this attempt was when it first said so, and `first_worker_s` what it had spent."""
+    """Where this attempt was when it first said so, or first since its gang changed. What it had
+    spent is `first_worker_s`, and what the whole job was measured to take `first_work_s`."""
     first_worker_s: float = 0.0
+    first_work_s: float | None = None
     is_rejected: bool = False
     """It ended because what it asks for could not be promised."""
     is_promised: bool = False

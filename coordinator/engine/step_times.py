@@ -23,11 +23,16 @@ class StepTimes(Struct, kw_only=True):
 
     def told(
         self, step: int, now_s: float, *, of: tuple[int, int], workers: int, gpu_type: str = ""
-    ) -> None:
-        """A running job says how far it is; `workers` is 0 while their number changes."""
+    ) -> bool:
+        """A running job says how far it is; `workers` is 0 while their number changes.
+
+        Returns whether its gang is that of its last word.
+        """
         self.told_at_s = now_s
         if self.anchor_of != of or workers == 0 or step < self.anchor_step:
             self.anchor_of, self.anchor_step, self.anchor_at_s = of, step, now_s
-        elif step > self.anchor_step and now_s > self.anchor_at_s:
+            return False
+        if step > self.anchor_step and now_s > self.anchor_at_s:
             self.step_time_s = (now_s - self.anchor_at_s) / (step - self.anchor_step)
             self.workers, self.gpu_type = workers, gpu_type
+        return True

@@ -14,6 +14,7 @@ from common.model import (
     JobState,
     NodeName,
     Progress,
+    StopReason,
     WorkerKey,
     WorkerRange,
 )
@@ -116,6 +117,89 @@ def test_a_word_that_tells_nothing_new_keeps_the_pace_of_the_whole_attempt() -> 
     say(job, 100, 10.0)
     say(job, 100, 20.0)
     assert left_s(job, 20.0) == pytest.approx((STEPS - 100) * 20.0 / 100)
+
+
+def test_words_that_are_heard_late_never_make_a_job_look_nearly_done() -> None:
+    """Ten steps a second after 2 s of warming up, each word up to 2 s old: what is left is never
+    told much too short, nor longer than at first, and is right once they span ten seconds."""
+    job = entry()
+    told: list[float] = []
+    words = ((3.9, 1.6), (4.0, 0.1), (6.0, 1.9), (8.0, 0.2), (13.0, 1.0), (18.0, 0.5))
+    for heard_s, age_s in words:
+        step = int((heard_s - age_s - 2.0) * 10.0)
+        say(job, step, heard_s)
+        told.append(left_s(job, heard_s))
+        assert told[-1] >= 0.8 * (STEPS - step) / 10.0
+    assert max(told) == told[0]
+    assert told[-1] == pytest.approx((STEPS - 155) / 10.0, rel=0.15)
+
+
+def test_a_last_word_changes_no_measured_pace() -> None:
+    """A job that is stopped goes on computing for a while, which nobody counts."""
+    job = entry()
+    say(job, 20, 4.0)
+    job.state = JobState.PREEMPTING
+    for worker in job.workers.values():
+        worker.stop, worker.stop_ordered_at_s = StopReason.PREEMPT, 4.0
+    say(job, 60, 6.0)
+    assert job.measured_work_s == pytest.approx(STEPS * 4.0 / 20)
+
+
+def test_an_only_word_counts_what_was_computed_since_the_stop() -> None:
+    """Forty steps until 6 s, of which 1 s was before the order to stop: seven steps a second."""
+    job = entry()
+    estimates.settle_work(job, 1.0)
+    job.state = JobState.PREEMPTING
+    for worker in job.workers.values():
+        worker.stop, worker.stop_ordered_at_s = StopReason.PREEMPT, 1.0
+    say(job, 40, 6.0)
+    assert job.measured_work_s == pytest.approx(STEPS * 6.0 / 40)
+
+
+def test_the_first_word_of_a_next_attempt_makes_no_job_longer() -> None:
+    """It warms up anew, and how fast it is then was measured already."""
+    job = entry()
+    say(job, 100, 10.0)
+    say(job, 300, 30.0)
+    estimates.attempt_ended(job)
+    job.attempt_ran_at_s = job.worker_s_at_s = 60.0
+    job.worker_s, job.progress_at_start, job.attempt = 0.0, 300, 2
+    say(job, 310, 100.0)
+    assert left_s(job, 100.0) == pytest.approx((STEPS - 310) / 10.0)
+
+
+def test_the_pace_after_a_resize_is_of_the_words_after_it() -> None:
+    """A second worker is no gain: its job has as many seconds left, so twice the worker-seconds."""
+    job = entry()
+    for now_s in (10.0, 110.0):
+        say(job, int(now_s), now_s)
+    job.workers[1] = structs.replace(job.workers[0], key=WorkerKey(JOB, 1, 1))
+    job.resize_count += 1
+    for now_s in (111.0, 113.0, 123.0):
+        say(job, int(now_s), now_s)
+    assert left_s(job, 123.0) == pytest.approx((STEPS - 123) * 2.0)
+
+
+def test_the_first_word_after_a_resize_ends_what_was_measured_before_it() -> None:
+    """Else warming up would count again until the new gang has told its pace."""
+    job = entry()
+    say(job, 100, 70.0)
+    job.resize_count += 1
+    say(job, 700, 130.0)
+    assert left_s(job, 130.0) == pytest.approx((STEPS - 700) / 10.0)
+    say(job, 720, 132.0)
+    assert left_s(job, 132.0) == pytest.approx((STEPS - 720) / 10.0)
+
+
+def test_who_has_steps_to_do_is_never_told_to_have_nothing_left() -> None:
+    """Its words may be late, or it stands still: a step is left at least until it has done all."""
+    job = entry()
+    say(job, STEPS - 200, 100.0)
+    say(job, STEPS - 100, 150.0)
+    for now_s in (199.9, 200.0, 200.1):
+        assert left_s(job, now_s) == pytest.approx(0.5)
+    say(job, STEPS, 201.0)
+    assert left_s(job, 201.0) == 0.0
 
 
 def test_what_an_attempt_told_of_the_job_holds_when_it_is_over() -> None:
