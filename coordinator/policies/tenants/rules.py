@@ -338,9 +338,7 @@ def held(
     hidden = (Hold(job_id=job_id, blockers=(reason,)) for job_id, reason in why.items())
     starts = starts_of(found.kept)  # a try that was made for the words alone may have refused one
     return tuple(
-        _and(hold, owed.get(hold.job_id))
-        for hold in (*holds, *hidden)
-        if hold.job_id not in starts
+        _and(hold, owed.get(hold.job_id)) for hold in (*holds, *hidden) if hold.job_id not in starts
     )
 
 
