@@ -195,20 +195,29 @@ def nodes_needed(sizes: Iterable[int], count: int) -> int:
     return needed
 
 
+def accepted_types(job: JobView, floor: Floor) -> list[str]:
+    """GPU types that are there and that a job takes, in its order."""
+    there = floor.gpu_types
+    return [kind for kind in dict.fromkeys(job.gpu.types or there) if kind in there]
+
+
 def first_fit(
-    floor: Floor, job: JobView, place: Place = best_fit
+    floor: Floor, job: JobView, place: Place = best_fit, kinds: Sequence[str] | None = None
 ) -> tuple[str, tuple[Placement, ...]] | None:
-    """Nodes for a whole base gang, of the first GPU type that has room for it; none it avoids."""
+    """Nodes for a whole base gang, of the first GPU type that has room for it; none it avoids.
+
+    kinds: the types to look at; None: all that it accepts.
+    """
     others, floor.avoided = floor.avoided, job.avoid_nodes
-    found = _first_fit(floor, job, place)
+    found = _first_fit(floor, job, place, accepted_types(job, floor) if kinds is None else kinds)
     floor.avoided = others
     return found
 
 
 def _first_fit(
-    floor: Floor, job: JobView, place: Place
+    floor: Floor, job: JobView, place: Place, kinds: Iterable[str]
 ) -> tuple[str, tuple[Placement, ...]] | None:
-    for gpu_type in job.gpu.types or floor.gpu_types:
+    for gpu_type in kinds:
         count = job.workers_on(gpu_type).min
         found = place(floor, job, gpu_type, count)
         if placed_count(found) == count:

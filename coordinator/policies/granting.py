@@ -77,9 +77,18 @@ def going_on(snapshot: ClusterSnapshot, *, but: Collection[JobId] = ()) -> list[
     ]
 
 
-def begin(floor: Floor, job: JobView, reason: str, place: Place = best_fit) -> Grant | None:
-    """Give a job that waits free GPUs for its whole base gang; None where it does not fit."""
-    found = first_fit(floor, job, place)
+def begin(
+    floor: Floor,
+    job: JobView,
+    reason: str,
+    place: Place = best_fit,
+    kinds: Sequence[str] | None = None,
+) -> Grant | None:
+    """Give a job that waits free GPUs for its whole base gang; None where it does not fit.
+
+    kinds: as for `first_fit`.
+    """
+    found = first_fit(floor, job, place, kinds)
     if found is None:
         return None
     gpu_type, placements = found

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from common.model import JobId, JobState, NodeName
-from coordinator.policies.floor import Floor, gpus_of, is_movable, spare_workers
+from coordinator.policies.floor import Floor, accepted_types, gpus_of, is_movable, spare_workers
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
 
 Order = Callable[[JobView], Any]
@@ -99,12 +99,6 @@ def chosen_types(
     """On which GPU type each waiting job competes; of one that none could host, none."""
     hosting = hosting_types(snapshot, floor)
     return choices(snapshot, floor, hosting, order=order, size=size, resizes=resizes)
-
-
-def accepted_types(job: JobView, floor: Floor) -> list[str]:
-    """GPU types that are there and that a job takes, in its order."""
-    there = floor.gpu_types
-    return [kind for kind in dict.fromkeys(job.gpu.types or there) if kind in there]
 
 
 def hosting_types(snapshot: ClusterSnapshot, floor: Floor) -> dict[JobId, tuple[str, ...]]:

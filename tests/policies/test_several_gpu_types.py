@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 from msgspec.structs import replace
 
-from common.model import JobState, NodeRole
+from common.model import JobState, NodeRole, Preemptibility
 from coordinator.policies.bundles import POLICIES, policy
 from coordinator.policies.decisions import Resize, Start
 from coordinator.policies.snapshot import JobView, NodeView
@@ -58,6 +58,58 @@ def test_who_accepts_several_types_waits_for_none_while_another_is_free(name: st
         found = started(name, [replace(job, deadline_at_s=deadline_at_s) for job in jobs])
         assert sorted(found) == ["j0", "j1"], (types, deadline_at_s)
         assert sorted(found.values()) == ["A100", "H100"]
+
+
+ONE_LINE = {"mesos": "of a framework", "las": "of a round", "themis-lp": "of a round"}
+"""Whose line is one, whatever the types."""
+
+LINES = ("drf", "fifo", "gandiva-lyra", "yarn", "yarn-capacity", "yarn-fair")
+"""Policies that let nobody pass the first of a line."""
+
+
+def behind_a_full_type() -> tuple[list[JobView], list[NodeView]]:
+    """The node of one type is another job's, for good; who waits for it is first in line."""
+    holds = replace(
+        make_job_view(
+            "holds",
+            state=JobState.RUNNING,
+            gpus_per_worker=8,
+            gpu_type="A100",
+            placed=[make_worker_view("holds", 0, "a", gpus=8)],
+            preemptibility=Preemptibility.NON,
+            remaining_work_s=1e6,
+        ),
+        first_started_at_s=0.0,
+        started_at_s=0.0,
+        as_of_s=NOW_S,
+    )
+    first = make_job_view("first", gpus_per_worker=8, types=("A100",))
+    full = make_node_view("a", gpu_type="A100", workers=list(holds.placed))
+    return [holds, first], [full, NODES[1]]
+
+
+@pytest.mark.parametrize("types", [("H100",), ("A100", "H100")])
+@pytest.mark.parametrize("name", sorted(set(NAMES) - ONE_LINE.keys()))
+def test_who_waits_for_one_type_keeps_nobody_from_another(
+    name: str, types: tuple[str, ...]
+) -> None:
+    """Of the same tenant, and submitted later."""
+    jobs, nodes = behind_a_full_type()
+    second = make_job_view("second", gpus_per_worker=8, types=types, submitted_at_s=1.0)
+    assert started(name, [*jobs, second], nodes) == {"second": "H100"}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_strict_line_is_strict_on_each_type(name: str) -> None:
+    """Half a node of the full type is free: the first needs all of it, the second could have it."""
+    jobs, nodes = behind_a_full_type()
+    half = make_worker_view("holds", 0, "a", gpus=4)
+    jobs[0] = replace(jobs[0], gpus_per_worker=4, placed=(half,))
+    nodes[0] = make_node_view("a", gpu_type="A100", workers=[half])
+    second = make_job_view("second", gpus_per_worker=4, types=("A100",), submitted_at_s=1.0)
+    third = make_job_view("third", gpus_per_worker=8, submitted_at_s=2.0)
+    assert started(name, [*jobs, second], nodes) == {}
+    assert started(name, [*jobs, second, third], nodes) == {"third": "H100"}
 
 
 @pytest.mark.parametrize("never", NEVER.values(), ids=NEVER)

@@ -13,8 +13,8 @@ from msgspec import structs
 from common.model import JobId, JobState
 from coordinator.policies.deadlines.applicants import gang_of
 from coordinator.policies.deadlines.sizes import least_in_time
-from coordinator.policies.floor import Floor
-from coordinator.policies.pooling import accepted_types, by_deadline, choices, hosting_types
+from coordinator.policies.floor import Floor, accepted_types
+from coordinator.policies.pooling import by_deadline, choices, hosting_types
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 
 

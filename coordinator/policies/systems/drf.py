@@ -13,7 +13,7 @@ for its gangs by no rule at all, as they are dealt on what gangs leave.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from msgspec import Struct, structs
@@ -37,7 +37,7 @@ from coordinator.policies.placing.victims import fewest_victims
 from coordinator.policies.policy import Parts, joint
 from coordinator.policies.resting import resizable_at_s
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
-from coordinator.policies.tenants.lines import in_turn, lines
+from coordinator.policies.tenants.lines import Blocked, in_turn, lines
 
 
 class DrfKnobs(Struct, frozen=True, kw_only=True):
@@ -79,23 +79,26 @@ class Filling:
 
     def _fill(self) -> None:
         """The first job of the tenant with the smallest share, until each is blocked or done."""
-        blocking: dict[str, JobId] = {}
+        blocked = Blocked()
         for job in in_turn(lines(self._snapshot), self._shares.first_of, lambda: len(self._starts)):
-            if job.tenant in blocking:
-                why = f"behind {blocking[job.tenant]} of its tenant, which does not fit"
-            elif self._start(job):
+            all_kinds = self._bins.kinds(job)
+            kinds = blocked.left(job.tenant, all_kinds)
+            if all_kinds and not kinds:
+                first = blocked.first(job.tenant, all_kinds)
+                why = f"behind {first} of its tenant, which does not fit"
+            elif self._start(job, kinds):
                 continue
             elif unfit := self._bins.why_not_alone(job):
                 why = unfit
             else:
-                blocking[job.tenant] = job.job_id
+                blocked.block(job.tenant, job, kinds)
                 share = self._shares.of(job.tenant)
                 why = f"its base gang does not fit; {job.tenant} has a share of {share:.3f}"
             self.held.append((job, why))
 
-    def _start(self, job: JobView) -> bool:
+    def _start(self, job: JobView, kinds: Sequence[str]) -> bool:
         for makes_room in (False, True):
-            for kind in self._bins.kinds(job):
+            for kind in kinds:
                 if makes_room and not self._make_room(job, kind):
                     continue
                 base = job.workers_on(kind).min

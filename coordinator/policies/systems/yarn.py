@@ -23,7 +23,7 @@ from msgspec import Struct
 from common.model import Ratio
 from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Allocation
-from coordinator.policies.floor import Floor, fewest_nodes, is_movable
+from coordinator.policies.floor import Floor, accepted_types, fewest_nodes, is_movable
 from coordinator.policies.granting import Grant, begin, carry_out, going_on
 from coordinator.policies.knob_types import Period
 from coordinator.policies.needs import off
@@ -32,7 +32,7 @@ from coordinator.policies.policy import NoKnobs, Parts, Policy, joint
 from coordinator.policies.recall import recalled
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.tenants.descent import Tree
-from coordinator.policies.tenants.lines import heads, line, lines
+from coordinator.policies.tenants.lines import Blocked, in_turn, line, lines
 from coordinator.policies.tenants.tenancy import Tenancy, base_gpus, waiting_gpus
 from coordinator.policies.tenants.tree import WHOLE
 from coordinator.policies.words import counted
@@ -75,38 +75,38 @@ class _Queues:
         self._floor = Floor(snapshot)
         self._fleet = Fleet(snapshot, lends=False)
         tree, part = Tree(snapshot), key(self.tenancy)
-        queues = lines(snapshot, self.tenancy.leaf)
-        while queues:
-            queue = tree.first(heads(queues), part)
-            head = queues[queue][0]
-            if not self._start(head, queue):
-                never = self._fleet.why_never(wish_of(head))
-                if not never:
-                    self._block(queues.pop(queue))
-                    continue
-                self.never.append(Hold(job_id=head.job_id, blockers=never))
-            queues[queue].pop(0)
-            if not queues[queue]:
-                del queues[queue]
+        blocked, queues = Blocked(), lines(snapshot, self.tenancy.leaf)
+        for job in in_turn(queues, lambda all_: tree.first(all_, part), lambda: len(self.grants)):
+            self._serve(job, self.tenancy.leaf(job), blocked)
 
-    def _start(self, job: JobView, queue: str) -> bool:
+    def _serve(self, job: JobView, queue: str, blocked: Blocked) -> None:
+        accepted = accepted_types(job, self._floor)
+        kinds = blocked.left(queue, accepted)
+        first = blocked.first(queue, accepted)
+        if first is not None and not kinds:
+            why = f"behind {first} in its queue, which does not fit (the order is strict)"
+            self.held.append(Hold(job_id=job.job_id, blockers=(why,)))
+            return
         why = f"first of queue {queue}, which is served next"
-        grant = begin(self._floor, job, why)
-        if grant is not None:
+        if grant := begin(self._floor, job, why, kinds=kinds):
             self.tenancy.take(job, grant.workers * job.gpus_per_worker)
             self.grants.append(grant)
-        return grant is not None
-
-    def _block(self, jobs: list[JobView]) -> None:
-        head = jobs[0]
-        gang = counted(base_gpus(head), "GPU in one piece is", "GPUs in one piece are")
-        first = f"{gang} not free; it is the first of its queue"
-        self.held.append(Hold(job_id=head.job_id, blockers=(first,)))
-        behind = f"behind {head.job_id} in its queue, which does not fit (the order is strict)"
-        self.held += [Hold(job_id=job.job_id, blockers=(behind,)) for job in jobs[1:]]
+        elif never := self._fleet.why_never(wish_of(job)):
+            self.never.append(Hold(job_id=job.job_id, blockers=never))
+        else:
+            blocked.block(queue, job, kinds)
+            gang = counted(base_gpus(job), "GPU in one piece is", "GPUs in one piece are")
+            why = f"{gang} not free; it is the first of its queue"
+            self.held.append(Hold(job_id=job.job_id, blockers=(why,)))
 
 
 # --- one strict line ----------------------------------------------------------------------------
+
+
+CELL = ""
+"""The name of its only queue."""
+
+FIRST = "first in line, on the fewest nodes"
 
 
 class _Line:
@@ -115,22 +115,22 @@ class _Line:
     def __init__(self, snapshot: ClusterSnapshot) -> None:
         self.grants: list[Grant] = []
         self.held: list[Hold] = []
-        floor, fleet = Floor(snapshot), Fleet(snapshot, lends=False)
-        jobs = line(snapshot)
-        for place, job in enumerate(jobs):
-            grant = begin(floor, job, "first in line, on the fewest nodes", fewest_nodes)
-            if grant is None and (never := fleet.why_never(wish_of(job))):
+        floor, fleet, blocked = Floor(snapshot), Fleet(snapshot, lends=False), Blocked()
+        for job in line(snapshot):
+            accepted = accepted_types(job, floor)
+            kinds, first = blocked.left(CELL, accepted), blocked.first(CELL, accepted)
+            if first is not None and not kinds:
+                why = f"behind {first}, which does not fit (the order is strict)"
+                self.held.append(Hold(job_id=job.job_id, blockers=(why,)))
+            elif grant := begin(floor, job, FIRST, fewest_nodes, kinds):
+                self.grants.append(grant)
+            elif never := fleet.why_never(wish_of(job)):
                 self.held.append(Hold(job_id=job.job_id, blockers=never))
-                continue
-            if grant is None:
+            else:
+                blocked.block(CELL, job, kinds)
                 fewest = ("GPU is", "GPUs on the fewest nodes are")
-                first = f"{counted(base_gpus(job), *fewest)} not free; it is the first"
-                self.held.append(Hold(job_id=job.job_id, blockers=(first,)))
-                why = f"behind {job.job_id}, which does not fit (the order is strict)"
-                rest = jobs[place + 1 :]
-                self.held += [Hold(job_id=other.job_id, blockers=(why,)) for other in rest]
-                break
-            self.grants.append(grant)
+                why = f"{counted(base_gpus(job), *fewest)} not free; it is the first"
+                self.held.append(Hold(job_id=job.job_id, blockers=(why,)))
 
 
 def _strict(_: NoKnobs, snapshot: ClusterSnapshot, memory: bytes) -> Allocation:

@@ -6,9 +6,9 @@ Must not know what decides which line is served next.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from common.model import JobState
+from common.model import JobId, JobState
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.tenants.descent import Waiting
 
@@ -41,6 +41,27 @@ def lines(
 def heads(waiting: Mapping[str, Sequence[JobView]]) -> dict[str, float]:
     """When the first job of each line that has one was submitted."""
     return {name: jobs[0].submitted_at_s for name, jobs in waiting.items() if jobs}
+
+
+class Blocked:
+    """GPU types for which the first of a line waits: those behind it do not pass it there."""
+
+    def __init__(self) -> None:
+        self._firsts: dict[str, dict[str, JobId]] = {}
+
+    def block(self, name: str, job: JobView, kinds: Iterable[str]) -> None:
+        """A job of a line finds no room on any of these types."""
+        self._firsts.setdefault(name, {}).update(dict.fromkeys(kinds, job.job_id))
+
+    def left(self, name: str, kinds: Iterable[str]) -> list[str]:
+        """Those of the types on which nobody of the line waits."""
+        firsts = self._firsts.get(name, {})
+        return [kind for kind in kinds if kind not in firsts]
+
+    def first(self, name: str, kinds: Iterable[str]) -> JobId | None:
+        """Who waits on the first of the types on which somebody of the line does."""
+        firsts = self._firsts.get(name, {})
+        return next((firsts[kind] for kind in kinds if kind in firsts), None)
 
 
 def in_turn(

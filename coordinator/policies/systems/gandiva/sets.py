@@ -19,11 +19,17 @@ from msgspec import Meta, Struct
 from common.model import JobId, JobState, NodeName
 from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Allocation, Placement
-from coordinator.policies.floor import Floor, fill, is_movable, present_workers
+from coordinator.policies.floor import (
+    Floor,
+    accepted_types,
+    fill,
+    is_movable,
+    present_workers,
+)
 from coordinator.policies.granting import Grant, carry_out
 from coordinator.policies.placing.node_sets import Class, Division, NodeSet
 from coordinator.policies.policy import Parts, joint
-from coordinator.policies.pooling import accepted_types, by_submission
+from coordinator.policies.pooling import by_submission
 from coordinator.policies.recall import recalled
 from coordinator.policies.setbacks import keeps_gang, told_of
 from coordinator.policies.sharing.board import COMPUTING_STATES
