@@ -122,7 +122,7 @@ OTHER = {
 """A value of each knob that no policy has by default; of a switch it is the other one."""
 
 DRAWN = {
-    **{"afs-p": 2, "qos": 3, "qos-elasticflow": 9, "qos-edf": 9, "gandiva": 11},
+    **{"afs-p": 2, "qos": 28, "qos-elasticflow": 9, "qos-edf": 9, "gandiva": 11},
     **{"gandiva-sets": 1, "pollux": 7, "las": 7, "themis-lp": 4, "philly": 1, "themis": 6},
     **{"themis-simple": 2, "tiresias": 5, "tiresias-dlas": 11, "tiresias-gittins": 5},
     **{"drf": 3, "mesos": 1, "tetris": 5, "yarn-fair": 8},

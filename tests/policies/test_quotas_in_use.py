@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from common.model import JobState
+from common.model import JobState, Preemptibility
 from coordinator.policies.bundles import POLICIES
 from coordinator.policies.quotas_in_use import QuotasInUse, held_gpus
 from coordinator.policies.snapshot import JobView, TenantView
@@ -235,6 +235,7 @@ def test_a_team_within_its_organisation_s_guarantee_holds_gpus_under_philly() ->
             workers=(2, 2),
             gpus_per_worker=5,
             placed=[make_worker_view("big", n, f"n{n}", gpus=5) for n in range(2)],
+            preemptibility=Preemptibility.NON,
         ),
         tenant="x1",
     )

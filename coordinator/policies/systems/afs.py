@@ -90,9 +90,13 @@ class _Turn(Struct, frozen=True):
 
 
 class _Memory(Struct, frozen=True, kw_only=True):
-    """What AFS-P remembers."""
+    """What AFS-P remembers.
+
+    passes: by which earlier releases tossed their coin; kept for whoever goes back to one.
+    """
 
     turns: dict[JobId, _Turn] = field(default_factory=dict[JobId, _Turn])
+    passes: int = 0
 
 
 class UnknownKnobs(Struct, frozen=True, kw_only=True):
@@ -174,7 +178,7 @@ def _unknown(knobs: UnknownKnobs, snapshot: ClusterSnapshot, blob: bytes) -> _Pa
     plan = carry_out(snapshot, grants, floor=floor)
     made = Allocation(
         decisions=plan.decisions,
-        memory=msgspec.msgpack.encode(_Memory(turns=turns)),
+        memory=msgspec.msgpack.encode(_Memory(turns=turns, passes=memory.passes + 1)),
         wake_at_s=earliest(plan.wake_at_s, *(turn.ends_at_s for turn in turns.values())),
     )
     return made, plan.holds, sorted(line, key=rank)
