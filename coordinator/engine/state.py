@@ -268,8 +268,7 @@ class JobEntry(Struct, kw_only=True):
     longest_work_s: float = 0.0
     """Worker-seconds of the longest attempt that was over before the job."""
     first_step: int = 0
-    """Where this attempt was when it first said so, or first since its gang changed. What it had
-    spent is `first_worker_s`, and what the whole job was measured to take `first_work_s`."""
+    """Of its first word since its gang changed: the step, what was spent, the work of the job."""
     first_worker_s: float = 0.0
     first_work_s: float | None = None
     is_rejected: bool = False

@@ -134,13 +134,18 @@ def test_words_that_are_heard_late_never_make_a_job_look_nearly_done() -> None:
     assert told[-1] == pytest.approx((STEPS - 155) / 10.0, rel=0.15)
 
 
+def tell_to_stop(job: JobEntry, at_s: float) -> None:
+    """It is preempted, and goes on computing until it has saved."""
+    job.state = JobState.PREEMPTING
+    for worker in job.workers.values():
+        worker.stop, worker.stop_ordered_at_s = StopReason.PREEMPT, at_s
+
+
 def test_a_last_word_changes_no_measured_pace() -> None:
     """A job that is stopped goes on computing for a while, which nobody counts."""
     job = entry()
     say(job, 20, 4.0)
-    job.state = JobState.PREEMPTING
-    for worker in job.workers.values():
-        worker.stop, worker.stop_ordered_at_s = StopReason.PREEMPT, 4.0
+    tell_to_stop(job, 4.0)
     say(job, 60, 6.0)
     assert job.measured_work_s == pytest.approx(STEPS * 4.0 / 20)
 
@@ -149,9 +154,7 @@ def test_an_only_word_counts_what_was_computed_since_the_stop() -> None:
     """Forty steps until 6 s, of which 1 s was before the order to stop: seven steps a second."""
     job = entry()
     estimates.settle_work(job, 1.0)
-    job.state = JobState.PREEMPTING
-    for worker in job.workers.values():
-        worker.stop, worker.stop_ordered_at_s = StopReason.PREEMPT, 1.0
+    tell_to_stop(job, 1.0)
     say(job, 40, 6.0)
     assert job.measured_work_s == pytest.approx(STEPS * 6.0 / 40)
 

@@ -81,10 +81,8 @@ class Filling:
         """The first job of the tenant with the smallest share, until each is blocked or done."""
         blocked = Blocked()
         for job in in_turn(lines(self._snapshot), self._shares.first_of, lambda: len(self._starts)):
-            all_kinds = self._bins.kinds(job)
-            kinds = blocked.left(job.tenant, all_kinds)
-            if all_kinds and not kinds:
-                first = blocked.first(job.tenant, all_kinds)
+            kinds, first = blocked.look(job.tenant, self._bins.kinds(job))
+            if first is not None:
                 why = f"behind {first} of its tenant, which does not fit"
             elif self._start(job, kinds):
                 continue

@@ -80,10 +80,8 @@ class _Queues:
             self._serve(job, self.tenancy.leaf(job), blocked)
 
     def _serve(self, job: JobView, queue: str, blocked: Blocked) -> None:
-        accepted = accepted_types(job, self._floor)
-        kinds = blocked.left(queue, accepted)
-        first = blocked.first(queue, accepted)
-        if first is not None and not kinds:
+        kinds, first = blocked.look(queue, accepted_types(job, self._floor))
+        if first is not None:
             why = f"behind {first} in its queue, which does not fit (the order is strict)"
             self.held.append(Hold(job_id=job.job_id, blockers=(why,)))
             return
@@ -117,9 +115,8 @@ class _Line:
         self.held: list[Hold] = []
         floor, fleet, blocked = Floor(snapshot), Fleet(snapshot, lends=False), Blocked()
         for job in line(snapshot):
-            accepted = accepted_types(job, floor)
-            kinds, first = blocked.left(CELL, accepted), blocked.first(CELL, accepted)
-            if first is not None and not kinds:
+            kinds, first = blocked.look(CELL, accepted_types(job, floor))
+            if first is not None:
                 why = f"behind {first}, which does not fit (the order is strict)"
                 self.held.append(Hold(job_id=job.job_id, blockers=(why,)))
             elif grant := begin(floor, job, FIRST, fewest_nodes, kinds):

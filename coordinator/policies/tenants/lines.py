@@ -53,15 +53,12 @@ class Blocked:
         """A job of a line finds no room on any of these types."""
         self._firsts.setdefault(name, {}).update(dict.fromkeys(kinds, job.job_id))
 
-    def left(self, name: str, kinds: Iterable[str]) -> list[str]:
-        """Those of the types on which nobody of the line waits."""
+    def look(self, name: str, kinds: Sequence[str]) -> tuple[list[str], JobId | None]:
+        """Those of the types on which nobody of the line waits; where that leaves none, behind
+        whom a job for these types stands."""
         firsts = self._firsts.get(name, {})
-        return [kind for kind in kinds if kind not in firsts]
-
-    def first(self, name: str, kinds: Iterable[str]) -> JobId | None:
-        """Who waits on the first of the types on which somebody of the line does."""
-        firsts = self._firsts.get(name, {})
-        return next((firsts[kind] for kind in kinds if kind in firsts), None)
+        left = [kind for kind in kinds if kind not in firsts]
+        return left, firsts[kinds[0]] if kinds and not left else None
 
 
 def in_turn(
