@@ -13,6 +13,7 @@ from common.model import GpuUuid, JobId, JobState, NodeName, Preemptibility
 from coordinator.policies.decisions import Decision, Placement
 from coordinator.policies.floor import Floor, barred_gpus, consolidated, fill
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.tenants.lines import submission
 
 COMPUTING_STATES = frozenset({JobState.STARTING, JobState.RUNNING, JobState.RESIZING})
 SEATED_STATES = COMPUTING_STATES | {JobState.SUSPENDED}
@@ -175,7 +176,7 @@ class Board:
         if gives_way(job):
             return True
         there = {job_id for uuid in self.seat(host) for job_id in self.has[uuid]}
-        return all(standing(self.jobs[job_id]) > standing(job) for job_id in there)
+        return all(submission(self.jobs[job_id]) > submission(job) for job_id in there)
 
     def on_seat(self, job: JobView, host: JobView) -> Place | None:
         """The GPUs of another gang for this one; None where its workers do not go there.
@@ -209,11 +210,6 @@ class Board:
 def gang_of(job: JobView) -> int:
     """GPUs of the base gang of a job that has a place."""
     return job.workers_on(job.gpu_type or "").min * job.gpus_per_worker
-
-
-def standing(job: JobView) -> tuple[int, float, JobId]:
-    """Key of the line of those that wait: by priority and submission."""
-    return -job.priority, job.submitted_at_s, job.job_id
 
 
 def gives_way(job: JobView) -> bool:

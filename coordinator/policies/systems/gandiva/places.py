@@ -10,10 +10,11 @@ from common.model import JobState
 from coordinator.policies.alike import GangShape, gang_shape
 from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Start
-from coordinator.policies.sharing.board import Board, Place, gives_way, standing
+from coordinator.policies.sharing.board import Board, Place, gives_way
 from coordinator.policies.sharing.growing import make_room, shrink_hosts
 from coordinator.policies.sharing.slices import Slices
 from coordinator.policies.snapshot import JobView
+from coordinator.policies.tenants.lines import submission
 from coordinator.policies.words import counted
 
 
@@ -50,7 +51,7 @@ def start_in_turns(board: Board, turns: Slices, *, jobs_per_gpu: int) -> tuple[H
 
 def _waiting(board: Board) -> list[JobView]:
     waiting = board.of(JobState.PENDING)
-    waiting.sort(key=standing)
+    waiting.sort(key=submission)
     return waiting
 
 
