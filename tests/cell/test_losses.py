@@ -15,6 +15,9 @@ pytestmark = [pytest.mark.nats, pytest.mark.slow]
 GPUS = 4
 LONG_GRACE = msgspec.structs.replace(PERIODS, grace_s=6.0, reclaim_deadline_s=25.0)
 STUBBORN = "trap '' TERM; while :; do date +%s.%N >> $OUT/ticks; sleep 0.1; done"
+SOME_TICKS = 20
+"""Two seconds and more of computing, so that the last ticks before the kill, which a busy machine
+delays, do not decide whether the whole grace was used."""
 
 
 async def test_a_job_that_ignores_the_request_to_save_loses_its_grace_as_well(
@@ -34,6 +37,11 @@ async def test_a_job_that_ignores_the_request_to_save_loses_its_grace_as_well(
         row = await house.until_state(stubborn, JobState.RUNNING)
         [lent] = await house.until_role(NodeRole.ON_LOAN)
         assert row.nodes == (lent,)
+
+        async def computes() -> bool:
+            return len(house.said("ticks")) >= SOME_TICKS
+
+        await house.until("it has computed for a while", computes)
         async with house.load(req_per_s=5.0):
             row = await house.until_state(stubborn, JobState.PENDING)
             ticks = [float(line) for line in house.said("ticks")]

@@ -31,9 +31,9 @@ PATIENCE_S = 60.0
 LOOK_S = 0.2
 EMPTY = ("--no-workload", "--nodes", "1+0")
 SMALL = ("--nodes", "1+1", "--gpus-per-node", "4")
-BUSY = ("--nodes", "4+2", "--gpus-per-node", "16", "--agents-per-process", "6", "--speed", "300")
-"""A day in 48 seconds, and GPUs enough that some are free to grow into; on a busy machine too,
-where jobs take longer to start and to stop than to run."""
+BUSY = ("--nodes", "4+2", "--gpus-per-node", "16", "--agents-per-process", "6", "--speed", "150")
+"""A day in 96 seconds, and GPUs enough that some are free to grow into. Not faster: on a busy
+machine jobs would take longer to start and to stop than a night lasts."""
 SHOWN = ("loans", "reclaims", "resizes", "jobs_finished", "jobs_finished_on_loan")
 
 FIGURES = {
@@ -91,7 +91,7 @@ async def test_a_short_run_prints_its_figures_and_leaves_nothing(tmp_path: Path)
 async def test_the_main_job_shows_what_aryl_is_for(tmp_path: Path) -> None:
     """What `make up` is to show, on a smaller cell and a faster day: a loan, a reclaim in time, a
     resize, a job that finished on a lent node, and not one request refused."""
-    cell = await aryl(tmp_path, "up", "--duration", str(4 * PATIENCE_S), "-o", "json", *BUSY)
+    cell = await aryl(tmp_path, "up", "--duration", str(8 * PATIENCE_S), "-o", "json", *BUSY)
 
     try:
         await first_line(cell)
@@ -119,7 +119,7 @@ async def until_shown(client: Client) -> None:
         return is_back and all(figures[key] for key in SHOWN)
 
     try:
-        await until(has_shown_all, within_s=2 * PATIENCE_S)
+        await until(has_shown_all, within_s=4 * PATIENCE_S)
     except AssertionError as error:
         raise AssertionError(f"{error}; last seen: {figures}") from None
 
