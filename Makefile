@@ -12,7 +12,7 @@ up: env
 	$(VENV)/bin/aryl up
 
 test: env
-	$(VENV)/bin/pytest -n 6 --dist worksteal
+	$(VENV)/bin/pytest -n 4 --dist worksteal
 
 lint: env
 	$(VENV)/bin/ruff format --check .
