@@ -16,14 +16,8 @@ from common.model import (
     ServiceName,
     WorkerRange,
 )
-from coordinator.policies.snapshot import (
-    ClusterSnapshot,
-    JobView,
-    LoadSample,
-    NodeView,
-    ServiceView,
-    WorkerView,
-)
+from coordinator.policies.services import LoadSample, ServiceView
+from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView, WorkerView
 
 NOW_S = 100_000.0
 SERVICE = ServiceName("chat")

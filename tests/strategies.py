@@ -12,14 +12,8 @@ from msgspec.structs import replace
 
 from common.model import JobState, Mode, NodeRole, Preemptibility
 from coordinator.policies.knapsack import Group
-from coordinator.policies.snapshot import (
-    ClusterSnapshot,
-    JobView,
-    LoadSample,
-    NodeView,
-    ServiceView,
-    WorkerView,
-)
+from coordinator.policies.services import LoadSample, ServiceView
+from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView, WorkerView
 from tests.builders import (
     NOW_S,
     make_job_view,

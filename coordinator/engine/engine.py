@@ -62,7 +62,8 @@ from coordinator.engine.settings import EngineSettings
 from coordinator.engine.state import ClusterState, ServiceEntry
 from coordinator.policies.bundles import policy
 from coordinator.policies.never import Fleet, wish_of
-from coordinator.policies.snapshot import ClusterSnapshot, LoadSample
+from coordinator.policies.services import LoadSample
+from coordinator.policies.snapshot import ClusterSnapshot
 
 
 class Engine:

@@ -18,7 +18,7 @@ from coordinator.policies.tenants.fitting import gang_on
 from coordinator.policies.tenants.guarding import blocked
 from coordinator.policies.tenants.owing import PATIENCE_S, beside_idle, is_covered
 from coordinator.policies.tenants.seats import Seat, having, left_by, seats
-from coordinator.policies.tenants.tenancy import Tenancy, base_gpus
+from coordinator.policies.tenants.tenancy import Tenancy
 
 LATE_S = 60.0
 """A pass may come so much later than the instant that it was wanted at."""
@@ -89,7 +89,7 @@ def starved(snapshot: ClusterSnapshot) -> list[str]:
     for job in snapshot.jobs:
         if job.state != JobState.PENDING or job.gpu.worker_multiplier or not there:
             continue
-        gpus = job.workers.min * job.gpus_per_worker
+        gpus = job.base_gpus
         nodes = [node for node in snapshot.nodes if _takes(node, job)]
         if sum(node.free_gpus for node in nodes) >= gpus or _exceeds(tenancy, job, gpus):
             continue  # it may fit as it is, or may not start at all
@@ -118,7 +118,7 @@ def crowded_out(snapshot: ClusterSnapshot) -> list[str]:
         for job in snapshot.jobs
         if job.state == JobState.PENDING
         and is_covered(tenancy, job)
-        and _exceeds(tenancy, job, base_gpus(job))
+        and _exceeds(tenancy, job, job.base_gpus)
         and _fits(snapshot, tenancy, job)
     ]
     theirs: dict[str, list[Seat]] = {}
@@ -136,7 +136,7 @@ def crowded_out(snapshot: ClusterSnapshot) -> list[str]:
 
 def _would_make_room(tenancy: Tenancy, own: list[Seat], job: JobView) -> bool:
     """Whether a borrower's stops would be right, and leave enough of what a parent may use."""
-    lender, gpus = own[0].jobs[0], base_gpus(job)
+    lender, gpus = own[0].jobs[0], job.base_gpus
     held = sum(left_by(w for each in seat.jobs for w in having(each)).used for seat in own)
     if not _may_take(tenancy, lender, job, gpus, held):
         return False
@@ -201,7 +201,7 @@ def _would_do(
     snapshot: ClusterSnapshot, tenancy: Tenancy, own: list[Seat], node: NodeView, job: JobView
 ) -> bool:
     """Whether a borrower's stops would be right, and enough."""
-    gpus = base_gpus(job)
+    gpus = job.base_gpus
     lefts = [left_by(w for each in seat.jobs for w in having(each)) for seat in own]
     if not _may_take(tenancy, own[0].jobs[0], job, gpus, sum(left.used for left in lefts)):
         return False

@@ -34,7 +34,7 @@ from coordinator.engine.step_times import StepTimes
 from coordinator.engine.totals import Counters
 from coordinator.policies.decisions import Migrate
 from coordinator.policies.loans.seasonal import Season
-from coordinator.policies.snapshot import LoadSample
+from coordinator.policies.services import LoadSample
 
 
 class GpuSlot(Struct):

@@ -20,15 +20,9 @@ from coordinator.engine.context import (
 from coordinator.engine.starting import is_schedulable
 from coordinator.engine.state import ClusterState, JobEntry, NodeEntry, WorkerEntry
 from coordinator.policies.index import JobSorter, NodeSorter
+from coordinator.policies.services import ServiceView
 from coordinator.policies.shapes import Behind
-from coordinator.policies.snapshot import (
-    ClusterSnapshot,
-    JobView,
-    NodeView,
-    ServiceView,
-    Shadow,
-    WorkerView,
-)
+from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView, Shadow, WorkerView
 from coordinator.policies.sources import Source
 
 K = TypeVar("K", bound=str)

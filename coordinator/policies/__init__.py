@@ -2,9 +2,9 @@
 
 Each module's first line says what it is. Where to begin, and which belong together:
 
-- What goes in and comes out: `snapshot` with `shapes`, `decisions` with `waits`; what a `policy`
-  is. The table is `bundles`; `added` is what other distributions add to it, and `names` those that
-  drivers mean by themselves. Knobs: `knob_types`, `knob_text`, `needs`.
+- What goes in and comes out: `snapshot` with `services` and `shapes`, `decisions` with `waits`;
+  what a `policy` is. The table is `bundles`; `added` is what other distributions add to it, and
+  `names` those that drivers mean by themselves. Knobs: `knob_types`, `knob_text`, `needs`.
 - By rules over parts: `passes` is one pass and `pass_decisions` what it says. Order: `queueing`,
   `aged_claims`. Size: `scaling`, `shares`, `knapsack`, `line_weight`, `spanning`. Place:
   `placement` on an `index`, `gpu_types`, `bars`. Loans and their end: `loans`, `service_nodes`,

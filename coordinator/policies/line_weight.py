@@ -34,7 +34,7 @@ def line_weight(room: Room, part: float) -> Weigh | None:
         return waiting / gpus if gpus else 0.0
 
     def weigh(job: JobView, gpu_type: str) -> float:
-        gang_gpus = job.workers_on(gpu_type).min * job.gpus_per_worker
+        gang_gpus = job.base_gpus_on(gpu_type)
         return 1.0 + part * waiting_per_gpu(gpu_type) * gang_gpus
 
     return weigh

@@ -17,7 +17,8 @@ from msgspec import Struct
 
 from common.model import JobSpec, NodeRole, Preemptibility, ServiceName
 from coordinator.policies.loans.loaning import nodes_for
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView, ServiceView
+from coordinator.policies.services import ServiceView
+from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
 from coordinator.policies.tenants.tenancy import Tenancy
 from coordinator.policies.words import counted
 

@@ -40,9 +40,10 @@ from coordinator.policies.scaling import (
     give_back,
     share_flexible,
 )
+from coordinator.policies.services import ServiceView
 from coordinator.policies.shares import Share, Shares, shares_of, that_may_grow
 from coordinator.policies.sizes_told import why_not_larger
-from coordinator.policies.snapshot import ClusterSnapshot, ServiceView, Shadow
+from coordinator.policies.snapshot import ClusterSnapshot, Shadow
 from coordinator.policies.spanning import find_spanning, grow_spanning
 
 

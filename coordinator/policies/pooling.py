@@ -226,7 +226,7 @@ class _Choosing:
         self._asked = dict.fromkeys(self._gpus, 0)
         for job in running:
             if job.gpu_type in self._asked:
-                self._asked[job.gpu_type] += _base_gpus(job, job.gpu_type)
+                self._asked[job.gpu_type] += job.base_gpus_on(job.gpu_type)
         spare = [worker for job in running for worker in spare_workers(job)]
         free = dict(floor.free)
         floor.vacate(spare)
@@ -248,16 +248,12 @@ class _Choosing:
         return self._take(job, min(kinds, key=lambda kind: self._load(job, kind)), base)
 
     def _load(self, job: JobView, kind: str) -> float:
-        return (self._asked[kind] + _base_gpus(job, kind)) / max(1, self._gpus[kind])
+        return (self._asked[kind] + job.base_gpus_on(kind)) / max(1, self._gpus[kind])
 
     def _take(self, job: JobView, kind: str, size: int) -> str:
         for ground in self._grounds:
             if ground.has_room(job, kind, size):
                 ground.put(job, kind, size)
         if kind in self._asked:
-            self._asked[kind] += _base_gpus(job, kind)
+            self._asked[kind] += job.base_gpus_on(kind)
         return kind
-
-
-def _base_gpus(job: JobView, kind: str) -> int:
-    return job.workers_on(kind).min * job.gpus_per_worker

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
-from coordinator.policies.tenants.tenancy import Tenancy, base_gpus
+from coordinator.policies.tenants.tenancy import Tenancy
 from coordinator.policies.tenants.tree import WHOLE
 from coordinator.policies.words import counted
 
@@ -63,7 +63,7 @@ class QuotasInUse:
     def room(self, job: JobView) -> int:
         """GPUs that its gang may hold: the most that any level leaves of its quota, of those whose
         quota the whole gang does not exceed. At least the gang's, if and only if it is within."""
-        gpus = base_gpus(job)
+        gpus = job.base_gpus
         names = (name for name in self._tenancy.path(job) if gpus <= self.gpus[name])
         return max(0, int(max(map(self._left, names), default=0.0)))
 
@@ -76,14 +76,14 @@ class QuotasInUse:
         uses = f"uses {counted(self._tenancy.used[leaf], 'GPU')} of its quota of"
         others = self.held[leaf] - own
         keeps = f"other gangs of it that wait keep {others}, " if others else ""
-        return f"tenant {leaf} {uses} {self.gpus[leaf]:.0f}, {keeps}the job needs {base_gpus(job)}"
+        return f"tenant {leaf} {uses} {self.gpus[leaf]:.0f}, {keeps}the job needs {job.base_gpus}"
 
     def is_within(self, job: JobView) -> bool:
         """Whether it is, with the base gang of a job that waits, at any level."""
         return self._is_within(self._tenancy.path(job), job)
 
     def _is_within(self, names: Iterable[str], job: JobView) -> bool:
-        gpus = base_gpus(job)
+        gpus = job.base_gpus
         return any(gpus <= self._left(name) for name in names)
 
     def _left(self, name: str) -> float:

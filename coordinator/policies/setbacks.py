@@ -38,7 +38,7 @@ def loss_gpu_s(job: JobView, now_s: float) -> float:
 
 def loss_s(job: JobView, now_s: float) -> float:
     """The same in seconds of its base gang."""
-    return loss_gpu_s(job, now_s) / (job.workers.min * job.gpus_per_worker)
+    return loss_gpu_s(job, now_s) / job.base_gpus
 
 
 def is_set_back(job: JobView, now_s: float) -> bool:

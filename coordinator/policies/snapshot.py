@@ -14,7 +14,6 @@ from common.model import (
     GpuUuid,
     JobId,
     JobState,
-    Mode,
     NodeName,
     NodeRole,
     Pool,
@@ -23,7 +22,7 @@ from common.model import (
     WorkerRange,
 )
 from common.profile import NO_PROFILE, JobProfile
-from coordinator.policies.loans.seasonal import Season
+from coordinator.policies.services import ServiceView
 from coordinator.policies.shapes import Behind, Group
 
 ROUNDING_S = 1e-6  # worker-seconds that are none: what is used up is seldom exactly 0
@@ -244,45 +243,21 @@ class JobView(Struct, frozen=True, kw_only=True):
         """Whether an attempt may run on this GPU type."""
         return not self.gpu.types or gpu_type in self.gpu.types
 
+    @property
+    def base_gpus(self) -> int:
+        """GPUs of its base gang on a GPU type without a multiplier."""
+        return self.workers.min * self.gpus_per_worker
+
+    def base_gpus_on(self, gpu_type: str) -> int:
+        """GPUs of its base gang on a GPU type."""
+        return self.workers_on(gpu_type).min * self.gpus_per_worker
+
     def workers_on(self, gpu_type: str) -> WorkerRange:
         """The worker range on a GPU type, its multiplier applied."""
         factor = self.gpu.worker_multiplier.get(gpu_type, 1)
         if factor == 1:
             return self.workers
         return WorkerRange(min=self.workers.min * factor, max=self.workers.max * factor)
-
-
-class LoadSample(Struct, frozen=True):
-    """Offered load of a service at one instant, in its own unit (requests per second)."""
-
-    at_s: float
-    load: float
-
-
-class ServiceView(Struct, frozen=True, kw_only=True):
-    """One inference service.
-
-    capacity_per_node: load that one node carries, in the unit of the samples.
-    return_s: TTL + grace + device-free p99 + warm-up p99: how long a node needs to come home.
-    """
-
-    name: ServiceName
-    mode: Mode
-    capacity_per_node: float
-    min_serving: int
-    headroom_ratio: float
-    reclaim_deadline_s: float
-    return_s: float
-    max_grace_s: float
-    """Longest grace that a job on a lent node of this service may have."""
-    hold_off_s: float
-    loan_period_s: float
-    load: tuple[LoadSample, ...] = ()
-    season: Season = Season()
-    """What is remembered of its load beyond the samples."""
-    quantile: float | None = None
-    """Of the load that is to be carried; None forecasts without one. Set by the policy."""
-    is_recalled: bool = False
 
 
 class Occupied(Struct, frozen=True):

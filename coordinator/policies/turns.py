@@ -82,7 +82,7 @@ class Turns:
                 else:  # it was to go
                     self._free.stay(job.placed)
                 self._keep(job)
-            elif self._room < job.workers.min * job.gpus_per_worker:
+            elif self._room < job.base_gpus:
                 self.held.append((job, self._room // job.gpus_per_worker))
             else:
                 self._start(job)

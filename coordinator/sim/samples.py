@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from common.model import Pool, ServiceName
 from coordinator.policies.loans.loaning import nodes_for
-from coordinator.policies.snapshot import ServiceView
+from coordinator.policies.services import ServiceView
 from coordinator.sim.cluster import NodeSpec
 from coordinator.sim.loads import busy_nodes
 from coordinator.sim.series import Point, Usage

@@ -27,7 +27,7 @@ from coordinator.demo.plan import (
 )
 from coordinator.demo.supervise import RESTART_S
 from coordinator.policies.loans.loaning import nodes_for
-from coordinator.policies.snapshot import ServiceView
+from coordinator.policies.services import ServiceView
 from coordinator.service.settings import CoordinatorSettings
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,8 @@ from common.model import NodeRole, Preemptibility
 from coordinator.policies.blockers import blockers_of, holds
 from coordinator.policies.never import hosts_of
 from coordinator.policies.placement import Room
-from coordinator.policies.snapshot import JobView, NodeView, ServiceView
+from coordinator.policies.services import ServiceView
+from coordinator.policies.snapshot import JobView, NodeView
 from tests.builders import (
     make_cluster,
     make_job_view,

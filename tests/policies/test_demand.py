@@ -14,7 +14,8 @@ from common.model import GpuRequest, JobId, JobState, Mode, NodeName, NodeRole, 
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Loan, Recommend, Resize, Start
 from coordinator.policies.loans.loaning import balance, lendable, loan_limit
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView, ServiceView
+from coordinator.policies.services import ServiceView
+from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
 from tests.builders import (
     NOW_S,
     make_job_view,

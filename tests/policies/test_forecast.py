@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.policies.loans.forecast import DAY_S, forecast_peak, slope_per_s
-from coordinator.policies.snapshot import LoadSample
+from coordinator.policies.services import LoadSample
 
 
 def line(values: list[float], *, step_s: float = 60.0) -> list[LoadSample]:

@@ -13,7 +13,8 @@ from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Loan, Preempt, Reclaim, Start
 from coordinator.policies.loans.loaning import balance
 from coordinator.policies.loans.seasonal import DAY_S, Season
-from coordinator.policies.snapshot import ClusterSnapshot, LoadSample
+from coordinator.policies.services import LoadSample
+from coordinator.policies.snapshot import ClusterSnapshot
 from coordinator.service.settings import CoordinatorSettings, check
 from tests.builders import (
     make_cluster,

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from common.model import NodeRole
 from coordinator.policies.loans.demand import choose_loans
 from coordinator.policies.loans.loaning import Balance, balance, is_lending, nodes_for
-from coordinator.policies.snapshot import LoadSample, NodeView, ServiceView
+from coordinator.policies.services import LoadSample, ServiceView
+from coordinator.policies.snapshot import NodeView
 from tests.builders import (
     NOW_S,
     make_node_view,

@@ -10,7 +10,8 @@ from common.model import JobState, NodeName, NodeRole, Preemptibility
 from coordinator.policies.decisions import Placement, merge, placed_count
 from coordinator.policies.gpu_types import types_in_order
 from coordinator.policies.placement import Room, fill
-from coordinator.policies.snapshot import JobView, NodeView, ServiceView
+from coordinator.policies.services import ServiceView
+from coordinator.policies.snapshot import JobView, NodeView
 from tests.builders import (
     make_cluster,
     make_job_view,

@@ -25,7 +25,7 @@ from coordinator.policies.tenants.flow import Flow
 from coordinator.policies.tenants.lending import Lenders
 from coordinator.policies.tenants.owing import beside_idle
 from coordinator.policies.tenants.takeback import given_back
-from coordinator.policies.tenants.tenancy import Tenancy, base_gpus
+from coordinator.policies.tenants.tenancy import Tenancy
 from tests.draws import pick
 from tests.policies.tenant_books import A8, cell, names, runs, waits
 
@@ -181,7 +181,7 @@ def taken(snapshot: ClusterSnapshot, *ways: Sequence[str]) -> tuple[list[str], C
     counts = Counts(snapshot, flow)
     lenders = Lenders(snapshot, flow, counts, (), ())
     gang = Gang(counts.free, flow.nodes, owed, snapshot.nodes[0].gpu_type)
-    sources = {str(each.job.job_id): each for each in lenders.sources(owed, base_gpus(owed), gang)}
+    sources = {str(each.job.job_id): each for each in lenders.sources(owed, owed.base_gpus, gang)}
     chosen = Choosing(counts, lenders).take(
         [partial(iter, [sources[name] for name in way]) for way in ways], owed, gang
     )
@@ -215,7 +215,7 @@ def lenders(draw: st.DrawFn) -> ClusterSnapshot:
 
 def lost(snapshot: ClusterSnapshot, gone: Iterable[JobView]) -> int:
     """GPUs that guarantees lose by stops, counted plainly."""
-    gpus = {job.job_id: base_gpus(job) for job in snapshot.jobs if job.placed}
+    gpus = {job.job_id: job.base_gpus for job in snapshot.jobs if job.placed}
     used: Counter[str] = Counter()
     for job in snapshot.jobs:
         used[job.tenant] += gpus.get(job.job_id, 0)
@@ -233,7 +233,7 @@ def test_no_guarantee_loses_what_another_choice_of_stops_would_have_left_it(
     runners = [job for job in snapshot.jobs if job.placed]
     (owed,) = (job for job in snapshot.jobs if not job.placed)
     sets = (some for n in range(1, len(runners) + 1) for some in combinations(runners, n))
-    enough = (some for some in sets if sum(map(base_gpus, some)) >= base_gpus(owed))
+    enough = (some for some in sets if sum(job.base_gpus for job in some) >= owed.base_gpus)
     gone = names(given_back(snapshot, ()).decisions, Preempt)
     if gone and any(not lost(snapshot, some) for some in enough):
         assert not lost(snapshot, [job for job in runners if job.job_id in gone])

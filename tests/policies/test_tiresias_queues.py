@@ -13,7 +13,6 @@ from coordinator.policies.attained.queues import (
     QueueKnobs,
     QueueMemory,
     Queues,
-    gang_gpus,
 )
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Preempt
@@ -256,7 +255,7 @@ def test_a_wait_is_bounded_by_promotion(
     if knobs.promote is None:
         assert wake_at_s is None
         return
-    ran_s = served / gang_gpus(waits)
+    ran_s = served / waits.base_gpus
     assert waited_s < knobs.promote * ran_s
     assert wake_at_s == pytest.approx(NOW_S - waited_s + knobs.promote * ran_s)
     assert wake_at_s is not None

@@ -87,11 +87,6 @@ class QueueMemory(Struct, frozen=True):
     at_s: float = -inf
 
 
-def gang_gpus(job: JobView) -> int:
-    """GPUs of the base gang on the job's reference type."""
-    return job.workers.min * job.gpus_per_worker
-
-
 def submission(job: JobView) -> tuple[float, JobId]:
     """Key of the order of submission."""
     return job.submitted_at_s, job.job_id
@@ -149,7 +144,7 @@ class Queues:
     # --- who is where -----------------------------------------------------------------------
 
     def _by_service(self, job: JobView) -> int:
-        slack_gpu_s = SLACK_S * gang_gpus(job)
+        slack_gpu_s = SLACK_S * job.base_gpus
         return bisect_right(self._knobs.limits, self.service_gpu_s(job) + slack_gpu_s)
 
     def _has_waited(self, job: JobView) -> bool:
@@ -163,7 +158,7 @@ class Queues:
             return None
         if self._queue[job.job_id] == 0 or job.waiting_since_s is None:
             return None
-        ran_s = self.service_gpu_s(job) / gang_gpus(job)
+        ran_s = self.service_gpu_s(job) / job.base_gpus
         return job.waiting_since_s + promote * ran_s
 
     def _return(self, job: JobView) -> None:
@@ -235,7 +230,7 @@ class Queues:
             number, service_gpu_s = self._queue[job.job_id], self.service_gpu_s(job)
             if number == len(self._knobs.limits):
                 continue
-            limit_gpu_s, gpus = self._knobs.limits[number], gang_gpus(job)
+            limit_gpu_s, gpus = self._knobs.limits[number], job.base_gpus
             if self._knobs.mixes_units:
                 yield self._now_s + (limit_gpu_s - service_gpu_s / gpus) // gpus
             elif job.computing_gpus:

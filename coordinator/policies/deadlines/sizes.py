@@ -65,7 +65,7 @@ def claim_of(
     tenant: whose quota it counts against.
     """
     runs = job.state not in (JobState.PENDING, JobState.PREEMPTING)
-    gang_gpus = job.workers.min * job.gpus_per_worker * factor
+    gang_gpus = job.base_gpus * factor
     workers = max(job.workers.min, present_workers(job) // factor)
     lost_s = loss_gpu_s(job, now_s) / (workers * job.gpus_per_worker * factor)
     redo_s = margin * lost_s * job.rate(workers) + restart_s * job.rate(job.workers.min)

@@ -114,7 +114,7 @@ class Rounds(Struct):
         }
         self.is_stale |= self.turns.keys() != before.keys()
         for job in snapshot.jobs:
-            turn, gpus = self.turns[job.job_id], job.workers.min * job.gpus_per_worker
+            turn, gpus = self.turns[job.job_id], job.base_gpus
             self.is_stale |= turn.gpus not in (0, gpus)
             turn.gpus = gpus
         for job in snapshot.jobs:

@@ -14,7 +14,8 @@ from coordinator.policies.index import open_jobs, open_kinds
 from coordinator.policies.loans.covering import Offer, Plan, Unmet
 from coordinator.policies.loans.loaning import Balance, balance, lendable, loan_limit
 from coordinator.policies.service_nodes import draining, nodes_of
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView, ServiceView, Shadow
+from coordinator.policies.services import ServiceView
+from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView, Shadow
 
 
 class Demand:

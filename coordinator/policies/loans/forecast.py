@@ -13,7 +13,7 @@ from itertools import combinations
 from operator import attrgetter
 from statistics import median
 
-from coordinator.policies.snapshot import LoadSample
+from coordinator.policies.services import LoadSample
 
 SLOPE_WINDOW_S = 1800.0
 SLOPE_SAMPLES_MAX = 32

@@ -15,7 +15,8 @@ from coordinator.policies.loans.loaning import (
     numbers,
     rest_left_s,
 )
-from coordinator.policies.snapshot import ClusterSnapshot, NodeView, ServiceView
+from coordinator.policies.services import ServiceView
+from coordinator.policies.snapshot import ClusterSnapshot, NodeView
 from coordinator.policies.words import counted
 
 

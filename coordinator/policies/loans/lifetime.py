@@ -33,8 +33,9 @@ from coordinator.policies.loans.odds import Odds
 from coordinator.policies.loans.seasonal import BIN_S, LEADS
 from coordinator.policies.placement import Room
 from coordinator.policies.reclaim.costs import RESTART_S
+from coordinator.policies.services import ServiceView
 from coordinator.policies.setbacks import is_resumed
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, ServiceView
+from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.sources import late_ratio
 from coordinator.policies.speeds import base_runtime_s
 
@@ -84,7 +85,7 @@ def stop_cost_s(job: JobView, now_s: float) -> float | None:
     if is_resumed(job, now_s):
         return RESTART_S
     if job.preemption_count and job.wasted_gpu_s < job.attained_service_gpu_s(now_s):
-        gpus = job.workers.min * job.gpus_per_worker
+        gpus = job.base_gpus
         return RESTART_S + job.wasted_gpu_s / job.preemption_count / gpus
     return None
 

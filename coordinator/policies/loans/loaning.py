@@ -17,7 +17,8 @@ from msgspec.structs import replace
 
 from coordinator.policies.loans.forecast import forecast_peak, peak_between
 from coordinator.policies.service_nodes import nodes_of
-from coordinator.policies.snapshot import ClusterSnapshot, NodeView, ServiceView
+from coordinator.policies.services import ServiceView
+from coordinator.policies.snapshot import ClusterSnapshot, NodeView
 from coordinator.policies.words import counted
 
 

@@ -74,7 +74,7 @@ class _Line:
         ]
         self._gpus = sum(node.gpus for node in self._nodes)
         waiting = sorted(
-            (base_runtime_s(job, gpu_type, self._now_s), _gpus(job, gpu_type))
+            (base_runtime_s(job, gpu_type, self._now_s), job.base_gpus_on(gpu_type))
             for line in room.index.lines
             if line[0].accepts(gpu_type)
             for job in line
@@ -88,7 +88,7 @@ class _Line:
         """Waiting that is saved if a job of the line runs elsewhere: its own and that of others."""
         runtime_s = base_runtime_s(job, self._gpu_type, self._now_s)
         others = max(0, len(self._runs_s) - 1)
-        held_gpu_s = _gpus(job, self._gpu_type) * runtime_s
+        held_gpu_s = job.base_gpus_on(self._gpu_type) * runtime_s
         return self._wait_s(job, runtime_s), others * held_gpu_s / self._gpus
 
     def _wait_s(self, job: JobView, runtime_s: float) -> float:
@@ -124,7 +124,3 @@ class _Line:
             for job in self._jobs
             if job.gpu_type == self._gpu_type
         }
-
-
-def _gpus(job: JobView, gpu_type: str) -> int:
-    return job.workers_on(gpu_type).min * job.gpus_per_worker

@@ -77,7 +77,7 @@ class Costs:
     def _queue(self) -> tuple[list[float], list[float]]:
         """Running times of the waiting jobs, rising, and the GPU-seconds of each and all before."""
         waiting = sorted(
-            (job.work_left_s(self._now_s) / job.workers.min, job.workers.min * job.gpus_per_worker)
+            (job.work_left_s(self._now_s) / job.workers.min, job.base_gpus)
             for job in self._snapshot.jobs
             if job.state == JobState.PENDING
         )

@@ -10,7 +10,8 @@ from coordinator.policies.decisions import Decision, Preempt, Reclaim, Resize
 from coordinator.policies.reclaim.greedy import node_preemption_cost
 from coordinator.policies.reclaim.occupancy import Occupancy
 from coordinator.policies.reclaim.reclaiming import Choice
-from coordinator.policies.snapshot import ServiceView, WorkerView
+from coordinator.policies.services import ServiceView
+from coordinator.policies.snapshot import WorkerView
 from coordinator.policies.words import unsaved
 
 Price = Callable[[JobId], float]

@@ -10,7 +10,8 @@ from coordinator.policies.reclaim.costs import CostModel, Costs
 from coordinator.policies.reclaim.occupancy import Occupancy, lent_nodes
 from coordinator.policies.reclaim.orders import carry_out
 from coordinator.policies.reclaim.reclaiming import Choice, Reclaiming, choose_nodes
-from coordinator.policies.snapshot import ClusterSnapshot, NodeView, ServiceView
+from coordinator.policies.services import ServiceView
+from coordinator.policies.snapshot import ClusterSnapshot, NodeView
 
 
 class ReclaimRule(StrEnum):

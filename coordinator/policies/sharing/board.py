@@ -124,7 +124,7 @@ class Board:
     def take(self, job: JobView, place: Place) -> None:
         """GPUs are given to a gang, free ones or seats."""
         gpu_type, placements = place
-        gang = job.workers_on(gpu_type).min * job.gpus_per_worker
+        gang = job.base_gpus_on(gpu_type)
         free = [placement for placement in placements if not placement.gpu_uuids]
         self.floor.take(free, job.gpus_per_worker)
         for placement in placements:
@@ -209,7 +209,7 @@ class Board:
 
 def gang_of(job: JobView) -> int:
     """GPUs of the base gang of a job that has a place."""
-    return job.workers_on(job.gpu_type or "").min * job.gpus_per_worker
+    return job.base_gpus_on(job.gpu_type or "")
 
 
 def gives_way(job: JobView) -> bool:

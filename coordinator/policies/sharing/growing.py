@@ -58,7 +58,7 @@ def shrink_hosts(board: Board, job: JobView) -> None:
         is_alike = other.gpu_type is not None and job.accepts(other.gpu_type)
         is_alike = is_alike and board.may_share(job, other) and board.may_come(job, other)
         is_alike = is_alike and _is_base_well(other)
-        if is_alike and gang_of(other) == _gang_on(job, other):
+        if is_alike and gang_of(other) == job.base_gpus_on(other.gpu_type or ""):
             _shrink(board, other, _that_may_go(other), job.job_id)
 
 
@@ -66,10 +66,6 @@ def _is_base_well(job: JobView) -> bool:
     """Whether all GPUs of its base gang can be given to others, who would come to share them."""
     base = (each for each in job.placed if not each.is_flexible and not each.is_leaving)
     return all(worker.freed_gpus == worker.gpus for worker in base)
-
-
-def _gang_on(job: JobView, host: JobView) -> int:
-    return job.workers_on(host.gpu_type or "").min * job.gpus_per_worker
 
 
 def _may_go(worker: WorkerView) -> bool:

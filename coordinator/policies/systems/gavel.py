@@ -88,7 +88,7 @@ class RoundPass:
         """Its account is closed: what it was owed, and what its work would have taken alone."""
         turn = self.rounds.turns[job.job_id]
         turn.settle(solved_at_s, self._now_s, self._knobs.round_s / 2.0)
-        gpus = job.workers.min * job.gpus_per_worker
+        gpus = job.base_gpus
         left_s = job.work_left_s(self._now_s) / job.workers.min
         alone_rate = min(1.0, self._gpus / len(self._snapshot.jobs) / gpus)
         return Gang(
@@ -122,7 +122,7 @@ class RoundPass:
         )
         found: set[JobId] = set()
         for job in ranked:
-            gpus = job.workers.min * job.gpus_per_worker - barred_gpus(job)
+            gpus = job.base_gpus - barred_gpus(job)
             if job.job_id in movable and gpus <= free:
                 found.add(job.job_id)
                 free -= gpus

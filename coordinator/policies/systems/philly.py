@@ -39,7 +39,7 @@ from coordinator.policies.recall import recalled
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.tenants.descent import Tree
 from coordinator.policies.tenants.lines import in_turn, lines
-from coordinator.policies.tenants.tenancy import Tenancy, base_gpus
+from coordinator.policies.tenants.tenancy import Tenancy
 from coordinator.policies.tenants.tree import WHOLE
 from coordinator.policies.waits import FAIR_SHARE, FRAGMENTATION, Wait
 from coordinator.policies.words import counted
@@ -207,7 +207,7 @@ class _Pass:
     def _wait(self, job: JobView, age: Try, tried: Attempted, room: int) -> None:
         """It waits, and its tenant's quota leaves so many GPUs for it to hold."""
         self.attempted[job.job_id] = tried
-        is_within = room >= base_gpus(job)
+        is_within = room >= job.base_gpus
         holds_later = room > 0 and not age.may_hold
         if tried.held or holds_later or age.level < ANYWHERE:
             self.wakes.append(age.until_s)
@@ -225,7 +225,7 @@ class _Pass:
     def _why(self, job: JobView, tried: Attempted, room: int) -> str:
         age = self._holding.age(tried)
         gpus, held = self._holding.told(job, tried) if room else (0, "")
-        if room < base_gpus(job):
+        if room < job.base_gpus:
             quota = self._quotas.told(job, gpus)
             no_place = f"no idle GPUs of others fit it ({LEVELS[age.level]})"
             return f"fair share: {quota}, and {no_place}{held}"

@@ -33,7 +33,7 @@ from coordinator.policies.recall import recalled
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.tenants.descent import Tree
 from coordinator.policies.tenants.lines import Blocked, in_turn, line, lines
-from coordinator.policies.tenants.tenancy import Tenancy, base_gpus, waiting_gpus
+from coordinator.policies.tenants.tenancy import Tenancy, waiting_gpus
 from coordinator.policies.tenants.tree import WHOLE
 from coordinator.policies.words import counted
 
@@ -93,7 +93,7 @@ class _Queues:
             self.never.append(Hold(job_id=job.job_id, blockers=never))
         else:
             blocked.block(queue, job, kinds)
-            gang = counted(base_gpus(job), "GPU in one piece is", "GPUs in one piece are")
+            gang = counted(job.base_gpus, "GPU in one piece is", "GPUs in one piece are")
             why = f"{gang} not free; it is the first of its queue"
             self.held.append(Hold(job_id=job.job_id, blockers=(why,)))
 
@@ -126,7 +126,7 @@ class _Line:
             else:
                 blocked.block(CELL, job, kinds)
                 fewest = ("GPU is", "GPUs on the fewest nodes are")
-                why = f"{counted(base_gpus(job), *fewest)} not free; it is the first"
+                why = f"{counted(job.base_gpus, *fewest)} not free; it is the first"
                 self.held.append(Hold(job_id=job.job_id, blockers=(why,)))
 
 

@@ -265,7 +265,7 @@ def narrowed(
     for place, job in enumerate(jobs):
         if job.gpu.worker_multiplier and job.state == JobState.PENDING:
             most, types = room(job), dict.fromkeys(job.gpu.types)
-            gpus = {kind: job.workers_on(kind).min * job.gpus_per_worker for kind in types}
+            gpus = {kind: job.base_gpus_on(kind) for kind in types}
             kept = [kind for kind in types if gpus[kind] <= most]
             if kept and len(kept) < len(types):
                 last = types.keys() - kept if job.gpu.heterogeneous_speed_ratio else ()
@@ -278,4 +278,4 @@ def narrowed(
 def fewest_gpus(job: JobView) -> int:
     """GPUs of its base gang where it needs the fewest."""
     factors = [job.gpu.worker_multiplier.get(kind, 1) for kind in job.gpu.types] or [1]
-    return job.workers.min * job.gpus_per_worker * min(factors)
+    return job.base_gpus * min(factors)

@@ -28,7 +28,7 @@ from coordinator.policies.tenants.giving import Back, Source
 from coordinator.policies.tenants.guarding import blocked
 from coordinator.policies.tenants.lending import Lenders
 from coordinator.policies.tenants.lines import submission
-from coordinator.policies.tenants.tenancy import Tenancy, base_gpus
+from coordinator.policies.tenants.tenancy import Tenancy
 from coordinator.policies.tenants.vain import in_vain
 from coordinator.policies.words import counted, listed, unsaved
 
@@ -351,7 +351,7 @@ class _TakeBack:
             views = [self.tenancy.views[name] for name in self.tenancy.path(stopped)]
             limits = [view.borrow_limit_gpus for view in views if view.name in path]
             # Until it is due as much again it has more than the rest of its guarantee.
-            return any(n is not None and base_gpus(stopped) - wanted >= n for n in limits)
+            return any(n is not None and stopped.base_gpus - wanted >= n for n in limits)
 
         return all(is_out(each) for each in leavers if _nodes_of(self._flow, each) & taken.keys())
 

@@ -62,11 +62,6 @@ def _whole(gpus: Count) -> Count:
     return int(gpus) if gpus == int(gpus) else gpus
 
 
-def base_gpus(job: JobView) -> int:
-    """GPUs of its base gang on its reference type."""
-    return job.workers.min * job.gpus_per_worker
-
-
 class Tenancy:
     """Tenants, and the GPUs that each uses with all below it; `take` and `leave` change them.
 
@@ -358,5 +353,5 @@ def waiting_gpus(snapshot: ClusterSnapshot, tenancy: Tenancy) -> dict[str, int]:
     for job in snapshot.jobs:
         if job.state == JobState.PENDING:
             name = tenancy.leaf(job)
-            found[name] = found.get(name, 0) + base_gpus(job)
+            found[name] = found.get(name, 0) + job.base_gpus
     return found

@@ -132,7 +132,7 @@ class Scale:
         for job in jobs:
             kinds = job.gpu.types or sorted({node.gpu_type for node in nodes.values()})
             room = tenancy.room(job)
-            wanted = (k for k in kinds if job.workers_on(k).min * job.gpus_per_worker <= room)
+            wanted = (k for k in kinds if job.base_gpus_on(k) <= room)
             gangs = (gang_on(free, nodes, job, kind) for kind in wanted)
             gang = next((each for each in gangs if each), ())
             if gang:

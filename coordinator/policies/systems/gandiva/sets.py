@@ -265,7 +265,7 @@ class _Pass:
 
     def _why(self, job: JobView, mine: NodeSet | None) -> str:
         if mine is None:
-            gang = counted(job.workers.min * job.gpus_per_worker, "GPU")
+            gang = counted(job.base_gpus, "GPU")
             loose = counted(len(self.division.loose()), "node")
             return f"no set of nodes for gangs of {gang}, and {loose} in no set"
         return (

@@ -165,7 +165,7 @@ class _Pass:
             if is_start_of_gang(job):
                 # Its plan may begin later, and it can give the GPUs back until then.
                 may_stop = job.preemptibility == Preemptibility.FULL
-                gang_gpus = job.workers_on(pool.kind).min * job.gpus_per_worker
+                gang_gpus = job.base_gpus_on(pool.kind)
                 starts = workers or (may_stop and sharing.lend(gang_gpus))
                 workers = job.workers.min if starts else 0
             self._grant(job, pool.kind, workers, book)

@@ -108,8 +108,7 @@ class Division:
             for job in kept
         ]
         own = {
-            job.job_id: job.workers_on(kinds[job.job_id]).min * job.gpus_per_worker
-            - barred_gpus(job)
+            job.job_id: job.base_gpus_on(kinds[job.job_id]) - barred_gpus(job)
             for _, job in open_
             if keeps_gang(job, self._now_s)
         }

@@ -22,7 +22,6 @@ from coordinator.policies.attained.queues import (
     QueueKnobs,
     QueueMemory,
     Queues,
-    gang_gpus,
     submission,
 )
 from coordinator.policies.blockers import Hold
@@ -187,7 +186,7 @@ class _Pass:
         for job in self._snapshot.jobs:
             gpus = job.computing_gpus
             if job.job_id in starting or job.state == JobState.STARTING:
-                gpus = gpus or gang_gpus(job)
+                gpus = gpus or job.base_gpus
             service_gpu_s = job.attained_service_gpu_s(now_s)
             if service_gpu_s or gpus:
                 lived[job.job_id] = Lived(service_gpu_s, now_s, gpus)
