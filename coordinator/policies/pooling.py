@@ -54,6 +54,10 @@ class Pool(Struct, frozen=True, kw_only=True):
         """Workers of this type that stand for one of a job's range."""
         return job.gpu.worker_multiplier.get(self.gpu_type, 1)
 
+    def kept_gpus(self) -> dict[JobId, int]:
+        """Those of the base gangs that stay, which nobody else can have."""
+        return {j.job_id: j.base_gpus_on(self.gpu_type) for j in self.jobs if stays(j)}
+
 
 def stays(job: JobView) -> bool:
     """Whether it runs and may not be stopped: others get its flexible workers at most."""
@@ -81,7 +85,7 @@ def pools(
         if job.state == JobState.PENDING:
             if job.job_id in chosen:
                 jobs[chosen[job.job_id]].append(job)
-        elif _competes(job, floor, resizes) and job.gpu_type in jobs:
+        elif competes(job, floor, resizes=resizes) and job.gpu_type in jobs:
             jobs[job.gpu_type].append(job)
             movable += _held(job)
     gpus = _gpus(floor, movable)
@@ -151,7 +155,7 @@ def choices(
     }
 
 
-def _competes(job: JobView, floor: Floor, resizes: bool) -> bool:
+def competes(job: JobView, floor: Floor, *, resizes: bool) -> bool:
     """Whether a running job may be stopped, or resized, for others, on nodes that take workers."""
     may_change = is_movable(job) or (resizes and job.is_resizable)
     return may_change and all(worker.node in floor.free for worker in _held(job))
@@ -221,7 +225,9 @@ class _Choosing:
 
     def __init__(self, snapshot: ClusterSnapshot, floor: Floor, size: Size, resizes: bool) -> None:
         self._size = size
-        running = [job for job in snapshot.jobs if job.placed and _competes(job, floor, resizes)]
+        running = [
+            job for job in snapshot.jobs if job.placed and competes(job, floor, resizes=resizes)
+        ]
         self._gpus = _gpus(floor, [worker for job in running for worker in _held(job)])
         self._asked = dict.fromkeys(self._gpus, 0)
         for job in running:

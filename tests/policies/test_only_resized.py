@@ -1,4 +1,4 @@
-"""Elastic jobs that may not be stopped: AFS and Pollux resize them and leave their base gangs."""
+"""Elastic jobs that may not be stopped: policies that size jobs leave them their base gangs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from common.model import JobState, Preemptibility
 from coordinator.policies.bundles import policy
-from coordinator.policies.decisions import Decision, Resize, Start
+from coordinator.policies.decisions import Decision, Resize, Start, placed_count
 from coordinator.policies.dividing.goodput_search import Problem, SearchKnobs
 from coordinator.policies.floor import Floor
 from coordinator.policies.pooling import Pool, chosen_types
@@ -21,7 +21,9 @@ from tests.builders import (
     make_worker_view,
 )
 
-every_policy = pytest.mark.parametrize("name", ["afs", "afs-p", "afs-lyra", "pollux"])
+every_policy = pytest.mark.parametrize(
+    "name", ["afs", "afs-p", "afs-lyra", "pollux", "qos", "qos-edf", "themis-simple"]
+)
 
 
 def held(workers: int, *, base: int = 1, node: str = "n", gpu_type: str = "H100") -> JobView:
@@ -36,6 +38,11 @@ def held(workers: int, *, base: int = 1, node: str = "n", gpu_type: str = "H100"
         placed=placed,
         gpu_type=gpu_type,
     )
+
+
+def due(job: JobView, in_s: float) -> JobView:
+    """The same job, to be done so soon."""
+    return replace(job, deadline_at_s=NOW_S + in_s)
 
 
 def decided(name: str, *jobs: JobView) -> tuple[Decision, ...]:
@@ -55,7 +62,8 @@ def test_it_grows_on_idle_gpus(name: str) -> None:
 @every_policy
 def test_its_flexible_workers_make_room(name: str) -> None:
     """It has all eight GPUs and needs one of them."""
-    decisions = decided(name, held(8), make_job_view("waits", gpus_per_worker=2))
+    waits = due(make_job_view("waits", gpus_per_worker=2), 1e6)
+    decisions = decided(name, held(8), waits)
     [shrunk] = [made for made in decisions if isinstance(made, Resize)]
     assert len(shrunk.removed_workers) >= 2
     assert [made.job_id for made in decisions if isinstance(made, Start)] == ["waits"]
@@ -66,6 +74,38 @@ def test_it_keeps_its_base_gang(name: str) -> None:
     """Half of the node is all that a shorter job could have, which needs more."""
     waits = make_job_view("waits", gpus_per_worker=5, remaining_work_s=1.0)
     assert decided(name, held(8, base=4), waits) == ()
+
+
+@pytest.mark.parametrize("name", ["qos", "qos-edf"])
+def test_it_grows_to_be_in_time_before_later_deadlines(name: str) -> None:
+    """Alone on its node it is done after its deadline by far; with four workers it is in time."""
+    late = due(replace(held(1), remaining_work_s=4_000.0), 1_200.0)
+    other = due(make_job_view("other", workers=(4, 8), remaining_work_s=4_000.0), 9_000.0)
+    decisions = decided(name, late, other)
+    [grown] = [made for made in decisions if isinstance(made, Resize)]
+    assert placed_count(grown.added) >= 3
+    if name == "qos":
+        assert [made.job_id for made in decisions if isinstance(made, Start)] == ["other"]
+
+
+def test_it_shrinks_while_it_is_early_and_others_wait() -> None:
+    """With one worker it is done in a tenth of its time, and a gang of six waits for a day."""
+    early = due(replace(held(8), remaining_work_s=1_000.0), 10_000.0)
+    waits = due(make_job_view("waits", workers=(6, 6)), 2e6)
+    decisions = decided("qos", early, waits)
+    [shrunk] = [made for made in decisions if isinstance(made, Resize)]
+    assert len(shrunk.removed_workers) >= 6
+    assert [made.job_id for made in decisions if isinstance(made, Start)] == ["waits"]
+
+
+def test_a_gang_that_only_it_keeps_out_is_planned_behind_it() -> None:
+    """It needs all eight until its deadline; the one that can wait for them does, and has what its
+    base gang keeps out of every plan."""
+    late = due(replace(held(1), remaining_work_s=8_000.0), 1_150.0)
+    later = due(make_job_view("later", workers=(7, 7), remaining_work_s=7_000.0), 9_000.0)
+    [grown] = decided("qos", late, later)
+    assert isinstance(grown, Resize)
+    assert placed_count(grown.added) == 7
 
 
 def test_a_job_chooses_the_type_on_which_it_has_spare_workers() -> None:

@@ -16,7 +16,7 @@ from common.model import JobState
 from coordinator.policies.deadlines.predict import Prediction, Steps
 from coordinator.policies.deadlines.timeline import Piece, Plan, Timeline
 from coordinator.policies.floor import present_workers
-from coordinator.policies.pooling import Pool
+from coordinator.policies.pooling import Pool, stays
 from coordinator.policies.setbacks import loss_gpu_s, loss_s
 from coordinator.policies.snapshot import JobView
 
@@ -29,8 +29,9 @@ SHORT_S = 1e-3
 
 class Wish(Struct, kw_only=True):
     """One job in a pass. need: fewest workers that meet its deadline; None: none do, or it has no
-    deadline. most: workers that it can have at all. workers: what it gets. gpus_each, factor: GPUs
-    of a worker of its reference type here, and how many workers it takes for one of those.
+    deadline. most: workers that it can have at all. held: those of its base gang where it runs and
+    may not be stopped: no plan takes their GPUs. workers: what it gets. gpus_each, factor: GPUs of
+    a worker of its reference type here, and how many workers it takes for one of those.
     """
 
     job: JobView
@@ -39,6 +40,7 @@ class Wish(Struct, kw_only=True):
     most: int
     gpus_each: int
     factor: int
+    held: int = 0
     workers: int = 0
     why: str = ""
 
@@ -66,24 +68,30 @@ class Wish(Struct, kw_only=True):
 
     def plan(self, begins_s: float, now_s: float) -> Plan | None:
         """The fewest workers that meet its deadline from an instant on, until it is done as
-        predicted; None: none do. Who runs and does not begin now has been stopped.
+        predicted; None: none do. Who runs and does not begin now has been stopped, or grows then:
+        what its base gang does until then is not counted on.
         """
         late_s = begins_s - now_s
-        if late_s > 0 and self.runs:
-            late_s += loss_s(self.job, now_s)
+        if late_s > 0:
+            late_s += self.lost_s(now_s)
         need = self.need
         if late_s > 0 and need is not None:
             need = self.time.need((self.job.deadline_at_s or 0.0) - late_s, self.most)
         if need is None:
             return None
         end_s = now_s + late_s + self.time.expected_s(need)
-        return (Piece(begins_s, end_s, need),)
+        return (Piece(begins_s, end_s, need - self.held),)
+
+    def lost_s(self, now_s: float) -> float:
+        """Seconds that it has to do again if it has not what it needs now."""
+        return loss_s(self.job, now_s) if self.runs and not self.held else 0.0
 
     def frees_gpu_s(self, now_s: float) -> float:
         """GPU-seconds that it still needs, less those that a stop would throw away."""
-        need = self.need or 0
-        left_gpu_s = need * self.gpus_each * self.time.left_s(max(1, need))
-        if not self.runs:
+        need = self.need or self.held
+        gives = (need - self.held) * self.gpus_each
+        left_gpu_s = gives * self.time.left_s(max(1, need))
+        if not self.runs or self.held:
             return left_gpu_s
         return left_gpu_s - loss_gpu_s(self.job, now_s)
 
@@ -101,7 +109,7 @@ def wish_of(
 
     A pre-run is due when its gang has to begin, with as many workers as it can have, to be in time.
 
-    most_gpus: that it may have; None: all.
+    most_gpus: that it may have; None: all of the pool.
     """
     job = _due_before_gang(job, margin)
     factor = pool.factor(job)
@@ -109,7 +117,11 @@ def wish_of(
     each = job.gpus_per_worker * factor
     most = min(job.workers.max, (pool.gpus if most_gpus is None else most_gpus) // each)
     need = None if job.deadline_at_s is None else time.need(job.deadline_at_s, most)
-    return Wish(job=job, time=time, need=need, most=most, gpus_each=each, factor=factor)
+    held = job.workers.min if stays(job) else 0
+    return Wish(
+        job=job, time=time, need=need, most=most, gpus_each=each, factor=factor, held=held,
+        workers=held,
+    )  # fmt: skip
 
 
 def _due_before_gang(job: JobView, margin: float) -> JobView:
@@ -225,12 +237,13 @@ class _Same:
 
     def __init__(self, wish: Wish, piece: Piece, now_s: float) -> None:
         self._now_s = now_s
-        self._lost_s = loss_s(wish.job, now_s) if wish.runs else 0.0
+        self._lost_s = wish.lost_s(now_s)
         self._deadline_s = wish.job.deadline_at_s or 0.0
-        self._left_s = wish.time.left_s(piece.workers)
-        self._lasts_s = wish.time.expected_s(piece.workers)
+        workers = piece.workers + wish.held
+        self._left_s = wish.time.left_s(workers)
+        self._lasts_s = wish.time.expected_s(workers)
         due_s = self._deadline_s - self._late_s(piece.start_s)
-        self._counts_as = wish.time.counts_as(piece.workers, due_s)
+        self._counts_as = wish.time.counts_as(workers, due_s)
 
     def until_s(self, begins_s: float) -> float | None:
         """When it ends; None: so late it needs others."""

@@ -40,12 +40,14 @@ class EdfKnobs(Struct, frozen=True, kw_only=True):
 
 def _grants(knobs: EdfKnobs, pool: Pool, reach: Reach) -> tuple[list[Grant], dict[JobId, str]]:
     """Who gets what of one GPU type, and who gets nothing."""
-    left = pool.gpus
+    kept = pool.kept_gpus()
+    left = pool.gpus - sum(kept.values())
     grants: list[Grant] = []
     notes: dict[JobId, str] = {}
     for job in sorted(pool.jobs, key=by_deadline):
         factor = pool.factor(job)
         each = job.gpus_per_worker * factor
+        left += kept.get(job.job_id, 0)
         most = reach.most(job, each, left)
         sizes = sizes_of(job, most, powers_of_two=knobs.powers_of_two, largest=knobs.largest)
         if not sizes:
@@ -72,7 +74,7 @@ def _all(knobs: EdfKnobs, snapshot: ClusterSnapshot) -> tuple[list[Grant], dict[
     notes: dict[JobId, str] = {}
     reach = Reach(snapshot)
     size = partial(least_in_time, now_s=snapshot.now_s)
-    for pool in pools(snapshot, Floor(snapshot), order=by_deadline, size=size):
+    for pool in pools(snapshot, Floor(snapshot), order=by_deadline, size=size, resizes=True):
         more, told = _grants(knobs, pool, reach)
         grants += more
         notes |= told

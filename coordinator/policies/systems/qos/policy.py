@@ -9,6 +9,7 @@ Must not know nodes: who gets how many workers is carried out by the floor.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from math import inf
 
@@ -65,7 +66,8 @@ class _Pass:
         self._knobs = knobs
         self._reach = reach
         self._now_s = snapshot.now_s
-        self._gpus = pool.gpus
+        kept = pool.kept_gpus()
+        self._gpus = pool.gpus - sum(kept.values())
         self._kind = pool.gpu_type
         wishes = [
             wish_of(
@@ -74,7 +76,7 @@ class _Pass:
                 steps,
                 now_s=snapshot.now_s,
                 margin=knobs.margin,
-                most_gpus=reach.most(job, 1, pool.gpus),
+                most_gpus=reach.most(job, 1, self._gpus + kept.get(job.job_id, 0)),
             )
             for job in pool.jobs
         ]
@@ -91,9 +93,8 @@ class _Pass:
             # Others of its tenant may have taken what that had left for it.
             most = min(wish.need or 0, self._most(wish, left))
             if most >= wish.job.workers.min:
-                self._give(wish, most)
-                left -= wish.workers * wish.gpus_each
-        left = self._keep(left, is_first=True)
+                left -= self._give(wish, most)
+        left = self._keep(admitted, left, is_first=True)
         names = {wish.job.job_id for wish in admitted}
         rest = [wish for wish in self.wishes if wish.job.job_id not in names]
         # Who can still be in time first; of the others, who runs goes on.
@@ -101,11 +102,10 @@ class _Pass:
         for wish in rest:
             base = wish.job.workers.min
             if base <= self._most(wish, left):
-                self._give(wish, base)
+                left -= self._give(wish, base)
                 wish.why = self._leftover(wish)
-                left -= base * wish.gpus_each
         waits = any(wish.workers == 0 for wish in rest)
-        left = self._keep(left, is_first=False)
+        left = self._keep(self.wishes, left, is_first=False)
         if not waits and self._knobs.fills_idle:
             self._fill(left)
         for wish in admitted:
@@ -121,24 +121,28 @@ class _Pass:
             if wish.workers > 0
         ]
 
-    def _most(self, wish: Wish, gpus: int) -> int:
-        """Workers that it can have of so many GPUs, within what its tenant may still take."""
+    def _most(self, wish: Wish, left: int) -> int:
+        """Workers that it can have where so many GPUs are left, within what its tenant may take."""
+        gpus = left + wish.workers * wish.gpus_each
         return self._reach.most(wish.job, wish.gpus_each, gpus)
 
-    def _give(self, wish: Wish, workers: int) -> None:
+    def _give(self, wish: Wish, workers: int) -> int:
+        """So many workers in all; the GPUs that it takes of what is left."""
+        gpus = (workers - wish.workers) * wish.gpus_each
         wish.workers = workers
         self._reach.take(wish.job, workers * wish.gpus_each)
+        return gpus
 
     def _urgency(self, wish: Wish) -> tuple[bool, bool]:
         return not wish.is_urgent, not wish.is_urgent and wish.job.state == JobState.PENDING
 
-    def _keep(self, left: int, *, is_first: bool) -> int:
+    def _keep(self, wishes: Iterable[Wish], left: int, *, is_first: bool) -> int:
         """Running jobs keep what they have beyond their need, after those that wait for it.
 
         is_first: before those; so do only who was resized a moment ago, and who is not early
             enough that it would be worth another resize.
         """
-        for wish in sorted(self.wishes, key=lambda each: each.rank):
+        for wish in sorted(wishes, key=lambda each: each.rank):
             more = wish.present - wish.workers
             if wish.workers == 0 or more <= 0 or wish.job.state == JobState.PENDING:
                 continue
@@ -154,12 +158,11 @@ class _Pass:
             job = wish.job
             if wish.workers == 0 or self._rests(job):
                 continue
-            most = min(job.workers.max, self._most(wish, left + wish.workers * wish.gpus_each))
+            most = min(job.workers.max, self._most(wish, left))
             best = wish.time.fastest(wish.workers, most)
             saved_s = wish.time.left_s(wish.workers) - wish.time.left_s(best)
             if best > wish.workers and saved_s > self._knobs.resize_cost_s:
-                left -= (best - wish.workers) * wish.gpus_each
-                self._give(wish, best)
+                left -= self._give(wish, best)
                 wish.why += ", and nobody waits for the rest"
 
     def _rests(self, job: JobView) -> bool:
@@ -206,7 +209,7 @@ def _all(knobs: QosKnobs, snapshot: ClusterSnapshot, memory: Memory) -> tuple[li
     floor = Floor(snapshot)
     reach = Reach(snapshot)
     size = partial(least_in_time, now_s=snapshot.now_s, margin=knobs.margin)
-    found = pools(snapshot, floor, order=by_deadline, size=size)
+    found = pools(snapshot, floor, order=by_deadline, size=size, resizes=True)
     return [_Pass(knobs, snapshot, pool, steps, reach) for pool in found], memory
 
 

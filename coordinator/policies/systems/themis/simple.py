@@ -35,7 +35,7 @@ from coordinator.policies.floor import (
 from coordinator.policies.granting import Grant, Plan, carry_out
 from coordinator.policies.knob_types import Period
 from coordinator.policies.policy import Parts, Policy, joint
-from coordinator.policies.pooling import chosen_types
+from coordinator.policies.pooling import chosen_types, competes, stays
 from coordinator.policies.recall import recalled
 from coordinator.policies.setbacks import keeps_gang, told
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
@@ -110,7 +110,7 @@ class Division:
         own = {
             job.job_id: job.base_gpus_on(kinds[job.job_id]) - barred_gpus(job)
             for _, job in open_
-            if keeps_gang(job, self._now_s)
+            if stays(job) or keeps_gang(job, self._now_s)
         }
         for job_id, gpus in own.items():
             free[kinds[job_id]] -= gpus
@@ -131,7 +131,9 @@ class Division:
     def _chosen(self) -> dict[JobId, str]:
         """On which GPU type each of those whose share is open now has it."""
         places = {job.job_id: at for at, (_, job) in enumerate(self._line)}
-        kinds = chosen_types(self._snapshot, self._floor, order=lambda job: places[job.job_id])
+        kinds = chosen_types(
+            self._snapshot, self._floor, order=lambda job: places[job.job_id], resizes=True
+        )
         for job in self._snapshot.jobs:
             is_running = job.state != JobState.PENDING and self._is_open(job)
             if is_running and job.gpu_type in self._floor.gpu_types:
@@ -139,7 +141,8 @@ class Division:
         return kinds
 
     def _is_open(self, job: JobView) -> bool:
-        return job.state == JobState.PENDING or (self.is_due and is_movable(job))
+        may_change = is_movable(job) or competes(job, self._floor, resizes=True)
+        return job.state == JobState.PENDING or (self.is_due and may_change)
 
     def wake_at_s(self) -> float | None:
         """The next division, while anybody wants what it does not hold."""
