@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 from msgspec.structs import replace
 
-from common.model import JobState, NodeRole, Preemptibility
+from common.model import JobId, JobState, NodeRole, Preemptibility
 from coordinator.policies.bundles import POLICIES, policy
 from coordinator.policies.decisions import Resize, Start
 from coordinator.policies.snapshot import JobView, NodeView
@@ -110,6 +110,35 @@ def test_a_strict_line_is_strict_on_each_type(name: str) -> None:
     third = make_job_view("third", gpus_per_worker=8, submitted_at_s=2.0)
     assert started(name, [*jobs, second], nodes) == {}
     assert started(name, [*jobs, second, third], nodes) == {"third": "H100"}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_who_could_never_run_on_a_type_keeps_nobody_waiting_there(name: str) -> None:
+    """The first of a line accepts both types; only the nodes of one could ever hold its gang."""
+    jobs, nodes = behind_a_full_type()
+    jobs[1] = make_job_view("first", workers=(2, 2), gpus_per_worker=8, types=("A100", "H100"))
+    nodes.append(make_node_view("a2", gpu_type="A100"))
+    second = make_job_view("second", gpus_per_worker=8, types=("H100",), submitted_at_s=1.0)
+    assert started(name, [*jobs, second], nodes) == {"second": "H100"}
+
+
+@pytest.mark.parametrize("name", sorted(set(LINES) - {"fifo", "gandiva-lyra"}))
+def test_who_is_behind_another_on_some_types_is_told_on_which_it_looked(name: str) -> None:
+    """Half a node of the first's type is free and would do; of the other type nothing is."""
+    [holds, first], [_, other] = behind_a_full_type()
+    half = make_worker_view("holds", 0, "a", gpus=4)
+    rest = replace(holds, job_id=JobId("rest"), gpu_type="H100")
+    rest = replace(rest, placed=(make_worker_view("rest", 0, other.name, gpus=8),))
+    jobs = [replace(holds, gpus_per_worker=4, placed=(half,)), rest, first]
+    nodes = [
+        make_node_view("a", gpu_type="A100", workers=[half]),
+        make_node_view(other.name, workers=rest.placed),
+    ]
+    second = make_job_view("second", gpus_per_worker=4, submitted_at_s=1.0)
+    told = policy(name).hold(make_snapshot(nodes=nodes, jobs=[*jobs, second]), b"")
+    [said] = [hold.blockers[0] for hold in told if hold.job_id == "second"]
+    assert "on H100; elsewhere it is behind first" in said
+    assert "it is the first" not in said
 
 
 @pytest.mark.parametrize("never", NEVER.values(), ids=NEVER)

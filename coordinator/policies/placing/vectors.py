@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from common.model import NodeName
 from coordinator.policies.decisions import Placement
-from coordinator.policies.floor import Floor
+from coordinator.policies.floor import Floor, accepted_types
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView, WorkerView
 
 SLACK = 1e-9
@@ -92,13 +92,13 @@ def _room(job: JobView, whole: Vector, free: Vector) -> int:
     return max(0, min(int((f + SLACK * w) / o) for f, o, w in parts if o > 0 and w > 0))
 
 
-def _fits_empty(job: JobView, nodes: Iterable[NodeView]) -> bool:
-    """Whether these nodes would hold a job's gang on one of its types, with nobody else there."""
+def _fits_empty(job: JobView, nodes: Iterable[NodeView]) -> list[str]:
+    """GPU types of these nodes that would hold a job's gang, with nobody else there."""
     rooms: Counter[str] = Counter()
     for node in nodes:
         whole = _has(node)
         rooms[node.gpu_type] += _room(job, whole, whole)
-    return any(rooms[kind] >= job.workers_on(kind).min for kind in job.gpu.types or rooms)
+    return [kind for kind in job.gpu.types or rooms if rooms[kind] >= job.workers_on(kind).min]
 
 
 class Bins:
@@ -127,9 +127,13 @@ class Bins:
         """Workers of a job that a node can take; none on one that the job leaves alone."""
         return 0 if name in job.avoid_nodes else _room(job, self.whole[name], self.free[name])
 
+    def hosts(self, job: JobView) -> list[str]:
+        """GPU types on whose open nodes its gang would fit if nobody else were there."""
+        return _fits_empty(job, self.floor.nodes.values())
+
     def why_not_alone(self, job: JobView) -> str:
         """Why its gang would not fit though all open nodes were empty; empty where it would."""
-        if _fits_empty(job, self.floor.nodes.values()):
+        if self.hosts(job):
             return ""
         return NOT_OPEN if _fits_empty(job, self._all) else NEVER
 
@@ -169,6 +173,6 @@ class Bins:
         """For `pick`: nodes with the fewest free GPUs first."""
         return self.free[name].gpus
 
-    def kinds(self, job: JobView) -> tuple[str, ...]:
+    def kinds(self, job: JobView) -> list[str]:
         """GPU types that a job may start on, in its own order."""
-        return tuple(job.gpu.types or self.floor.gpu_types)
+        return accepted_types(job, self.floor)

@@ -37,7 +37,7 @@ from coordinator.policies.placing.victims import fewest_victims
 from coordinator.policies.policy import Parts, joint
 from coordinator.policies.resting import resizable_at_s
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
-from coordinator.policies.tenants.lines import Blocked, in_turn, lines
+from coordinator.policies.tenants.lines import Blocked, in_turn, lines, partly_behind
 
 
 class DrfKnobs(Struct, frozen=True, kw_only=True):
@@ -82,16 +82,17 @@ class Filling:
         blocked = Blocked()
         for job in in_turn(lines(self._snapshot), self._shares.first_of, lambda: len(self._starts)):
             kinds, first = blocked.look(job.tenant, self._bins.kinds(job))
-            if first is not None:
+            if first is not None and not kinds:
                 why = f"behind {first} of its tenant, which does not fit"
             elif self._start(job, kinds):
                 continue
             elif unfit := self._bins.why_not_alone(job):
                 why = unfit
             else:
-                blocked.block(job.tenant, job, kinds)
-                share = self._shares.of(job.tenant)
-                why = f"its base gang does not fit; {job.tenant} has a share of {share:.3f}"
+                hosts = self._bins.hosts(job)
+                blocked.block(job.tenant, job, (kind for kind in kinds if kind in hosts))
+                why = f"its base gang does not fit{partly_behind(kinds, first)}"
+                why += f"; {job.tenant} has a share of {self._shares.of(job.tenant):.3f}"
             self.held.append((job, why))
 
     def _start(self, job: JobView, kinds: Sequence[str]) -> bool:

@@ -32,7 +32,7 @@ from coordinator.policies.policy import NoKnobs, Parts, Policy, joint
 from coordinator.policies.recall import recalled
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.tenants.descent import Tree
-from coordinator.policies.tenants.lines import Blocked, in_turn, line, lines
+from coordinator.policies.tenants.lines import Blocked, in_turn, line, lines, partly_behind
 from coordinator.policies.tenants.tenancy import Tenancy, waiting_gpus
 from coordinator.policies.tenants.tree import WHOLE
 from coordinator.policies.words import counted
@@ -81,7 +81,7 @@ class _Queues:
 
     def _serve(self, job: JobView, queue: str, blocked: Blocked) -> None:
         kinds, first = blocked.look(queue, accepted_types(job, self._floor))
-        if first is not None:
+        if first is not None and not kinds:
             why = f"behind {first} in its queue, which does not fit (the order is strict)"
             self.held.append(Hold(job_id=job.job_id, blockers=(why,)))
             return
@@ -92,9 +92,11 @@ class _Queues:
         elif never := self._fleet.why_never(wish_of(job)):
             self.never.append(Hold(job_id=job.job_id, blockers=never))
         else:
-            blocked.block(queue, job, kinds)
+            blocked.block(queue, job, self._fleet.hosts(job, kinds))
             gang = counted(job.base_gpus, "GPU in one piece is", "GPUs in one piece are")
-            why = f"{gang} not free; it is the first of its queue"
+            why = (
+                f"{gang} not free{partly_behind(kinds, first) or '; it is the first of its queue'}"
+            )
             self.held.append(Hold(job_id=job.job_id, blockers=(why,)))
 
 
@@ -116,7 +118,7 @@ class _Line:
         floor, fleet, blocked = Floor(snapshot), Fleet(snapshot, lends=False), Blocked()
         for job in line(snapshot):
             kinds, first = blocked.look(CELL, accepted_types(job, floor))
-            if first is not None:
+            if first is not None and not kinds:
                 why = f"behind {first}, which does not fit (the order is strict)"
                 self.held.append(Hold(job_id=job.job_id, blockers=(why,)))
             elif grant := begin(floor, job, FIRST, fewest_nodes, kinds):
@@ -124,9 +126,9 @@ class _Line:
             elif never := fleet.why_never(wish_of(job)):
                 self.held.append(Hold(job_id=job.job_id, blockers=never))
             else:
-                blocked.block(CELL, job, kinds)
-                fewest = ("GPU is", "GPUs on the fewest nodes are")
-                why = f"{counted(job.base_gpus, *fewest)} not free; it is the first"
+                blocked.block(CELL, job, fleet.hosts(job, kinds))
+                gang = counted(job.base_gpus, "GPU is", "GPUs on the fewest nodes are")
+                why = f"{gang} not free{partly_behind(kinds, first) or '; it is the first'}"
                 self.held.append(Hold(job_id=job.job_id, blockers=(why,)))
 
 

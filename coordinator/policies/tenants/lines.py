@@ -50,15 +50,22 @@ class Blocked:
         self._firsts: dict[str, dict[str, JobId]] = {}
 
     def block(self, name: str, job: JobView, kinds: Iterable[str]) -> None:
-        """A job of a line finds no room on any of these types."""
+        """A job of a line finds no room on these types, any of which may host it some day: where it
+        could never run it keeps nobody waiting."""
         self._firsts.setdefault(name, {}).update(dict.fromkeys(kinds, job.job_id))
 
     def look(self, name: str, kinds: Sequence[str]) -> tuple[list[str], JobId | None]:
-        """Those of the types on which nobody of the line waits; where that leaves none, behind
-        whom a job for these types stands."""
+        """Those of the types on which nobody of the line waits, and behind whom a job for these
+        types stands on the first of the others; None where there are none."""
         firsts = self._firsts.get(name, {})
         left = [kind for kind in kinds if kind not in firsts]
-        return left, firsts[kinds[0]] if kinds and not left else None
+        return left, next((firsts[kind] for kind in kinds if kind in firsts), None)
+
+
+def partly_behind(kinds: Iterable[str], first: JobId | None) -> str:
+    """Of a job that finds no room on these types and may not look at its others, which and why in
+    words; empty where it looked at all."""
+    return "" if first is None else f" on {' or '.join(kinds)}; elsewhere it is behind {first}"
 
 
 def in_turn(
