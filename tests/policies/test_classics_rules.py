@@ -56,6 +56,33 @@ def test_drf_stops_the_gang_that_loses_least() -> None:
     assert stopped("drf:preempts=true", snapshot) == ["b1"]
 
 
+def test_drf_stops_a_gang_for_its_cpus_alone() -> None:
+    """B's two gangs have all CPUs of their nodes and two of eight GPUs: no gang of A's starts there
+    beside both of them."""
+    theirs = tuple(job(f"b{n}", "B", gpus=2, cpus=64, nodes=(f"n{n}",)) for n in range(2))
+    nodes = [machine(f"n{n}", gpus=8, cpus=64, memory_gb=64, jobs=theirs) for n in range(2)]
+    snapshot = cell(*nodes, jobs=(*theirs, job("a", "A", gpus=2, cpus=8)))
+    assert started(decide("drf", snapshot)) == []
+    assert started(decide("drf:preempts=true", snapshot)) == ["a"]
+    assert stopped("drf:preempts=true", snapshot) == ["b0"]
+
+
+def test_drf_stops_nobody_whose_place_is_free_after_a_later_stop() -> None:
+    """A's first gang takes four GPUs of the node that B's two share; for its second, B's wide one
+    has to leave the other node, and with it enough of this one for the narrow one to stay."""
+    narrow = job("narrow", "B", gpus=4, nodes=("n0",))
+    wide = job("wide", "B", gpus=4, workers=(3, 3), nodes=("n0", "n1", "n1"))
+    wide = replace(wide, lost_if_preempted_gpu_s=100.0)
+    asks = [job(f"a{n}", "A", gpus=gpus, submitted_at_s=n) for n, gpus in enumerate((4, 8))]
+    held = [job(f"b{n}", "B", gpus=8, nodes=(f"n{n}",)) for n in (2, 3, 4, 5)]
+    held = [replace(each, lost_if_preempted_gpu_s=1e6) for each in held]
+    jobs = (narrow, wide, *held)
+    nodes = [machine(f"n{n}", gpus=8, jobs=jobs) for n in range(6)]
+    snapshot = cell(*nodes, jobs=(*jobs, *asks))
+    assert started(decide("drf:preempts=true", snapshot)) == ["a0", "a1"]
+    assert stopped("drf:preempts=true", snapshot) == ["wide"]
+
+
 def test_drf_stops_jobs_of_the_tenant_with_most() -> None:
     """B has 6/12 and C 4/12: B gives, though C's jobs have lost nothing and come first by name."""
     theirs = [job(f"z{n}", "B", gpus=2, nodes=("n0",)) for n in range(3)]

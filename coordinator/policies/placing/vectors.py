@@ -8,7 +8,8 @@ GPUs count. Must not know the engine, nor what is decided on them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from common.model import NodeName
@@ -151,6 +152,16 @@ class Bins:
                 one = wanted(job, self.whole[worker.node])
                 one = one._replace(gpus=one.gpus - (worker.gpus - worker.freed_gpus))
                 self.free[worker.node] = self.free[worker.node].plus(one, sign)
+
+    def goes_on(self, job: JobView, workers: Sequence[WorkerView]) -> bool:
+        """Workers that were to go stay after all, if nobody was given any of what they use."""
+        self.vacate(job, workers, -1.0)
+        nodes = {worker.node for worker in workers} & self.free.keys()
+        parts = (zip(self.free[name], self.whole[name], strict=True) for name in nodes)
+        if all(free >= -SLACK * whole for free, whole in chain.from_iterable(parts) if whole > 0):
+            return True
+        self.vacate(job, workers)
+        return False
 
     def pick(
         self, job: JobView, gpu_type: str, count: int, order: Callable[[NodeName], object]

@@ -75,6 +75,7 @@ class Filling:
         self._stopped: set[JobId] = set()
         self.held: list[tuple[JobView, str]] = []
         self._fill()
+        self._spare()
         self._grow()
 
     def _fill(self) -> None:
@@ -203,6 +204,16 @@ class Filling:
             if victim.is_whole and rest:
                 self._move(structs.replace(victim, workers=rest), 1)
 
+    def _spare(self) -> None:
+        """Whose place is free after all goes on, whoever loses most by a stop first."""
+        now_s = self._snapshot.now_s
+        gone = [job for job in self._snapshot.jobs if job.job_id in self._stopped]
+        for job in sorted(gone, key=lambda job: (-job.lost_gpu_s(now_s), job.job_id)):
+            if self._bins.goes_on(job, job.placed):
+                self._shares.count(job, present_workers(job))
+                self._stopped.remove(job.job_id)
+                self._shrunk.pop(job.job_id, None)
+
     # --- flexible workers -----------------------------------------------------------------------
 
     def _grow(self) -> None:
@@ -270,7 +281,8 @@ class Filling:
                         room_for=tuple(shrunk.room_for),
                     )
                 )  # fmt: skip
-        plan = carry_out(self._snapshot, grants, place=self._planned)
+        # Whoever is stopped makes room, if only of CPUs or memory.
+        plan = carry_out(self._snapshot, grants, place=self._planned, stops_in_vain=True)
         return Allocation(decisions=plan.decisions, wake_at_s=self._wake_at_s())
 
     def _planned(self, _: Floor, job: JobView, kind: str, count: int) -> tuple[Placement, ...]:
