@@ -9,6 +9,7 @@ from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Allocation, Placement, Resize, Start
 from coordinator.policies.snapshot import ClusterSnapshot, TenantView
 from coordinator.policies.tenants.rules import SHARES_AGAIN_S, allocated, held
+from coordinator.policies.tenants.tries import GO_FIRST
 from coordinator.policies.waits import FAIR_SHARE, OTHERS_GUARANTEE, Wait
 from tests.policies.tenant_books import cell, names, runs, start, waits
 
@@ -101,7 +102,8 @@ def test_whom_the_pass_that_stops_nobody_may_not_start_is_told_why() -> None:
         Wait(kind=OTHERS_GUARANTEE, jobs=(LARGE,)),
     )
     found = {hold.job_id: hold.blockers for hold in held(decide, _nothing, snapshot, b"")}
-    assert found.keys() == {"c1"}
+    assert found.keys() == {"c1", LARGE}
+    assert found[LARGE] == (GO_FIRST,)
     assert found[JobId("c1")][0].startswith("tenant c: 1 GPU on top of the 1 that it uses exceeds")
 
 

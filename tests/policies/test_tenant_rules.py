@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from common.model import JobState
 from coordinator.policies.bundles import POLICIES, Policy
 from coordinator.policies.decisions import Start
 from coordinator.policies.snapshot import ClusterSnapshot, TenantView
@@ -25,13 +26,17 @@ def test_no_policy_breaks_a_quota_or_takes_from_a_guarantee_and_who_waits_for_it
     policy: str, snapshot: ClusterSnapshot
 ) -> None:
     """Under every policy the GPUs that are given away are there, and the guard has no more to say;
-    a job whose tenant has no room does not start, and its only blocker names its tenant."""
+    a job whose tenant has no room does not start, and its only blocker names its tenant; whoever
+    waits, and nobody else, is told why."""
     made: Policy = POLICIES[policy]
     decisions = made.allocate(snapshot, b"").decisions
     check(snapshot, decisions)
     assert guarded(snapshot, decisions) == (decisions, ())
     started = {d.job_id for d in decisions if isinstance(d, Start)}
-    for hold in made.hold(snapshot, b""):
+    waits = {job.job_id for job in snapshot.jobs if job.state == JobState.PENDING}
+    holds = made.hold(snapshot, b"")
+    assert sorted(hold.job_id for hold in holds) == sorted(waits - started)
+    for hold in holds:
         if any(why.startswith("tenant ") for why in hold.blockers):
             books = Books(snapshot)
             tenant = books.tenants.get(books.jobs[hold.job_id].tenant)

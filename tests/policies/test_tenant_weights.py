@@ -89,6 +89,9 @@ def test_who_waits_for_its_turn_is_told_so() -> None:
     )
     found = POLICIES["fifo"].allocate(snapshot, b"")
     assert found.waits == (Wait(kind=FAIR_SHARE, jobs=(JobId("b1"),)),)
+    [told] = POLICIES["fifo"].hold(snapshot, b"")
+    assert told.job_id == "b1"
+    assert told.blockers[0].endswith("jobs of tenants below theirs go first")
     full = full_but_for(0, waits("b1", "b", 4), waits("a1", "a", 4), tenants=(A3, B1))
     why = {hold.job_id: hold.blockers for hold in POLICIES["fifo"].hold(full, b"")}
     turn = (

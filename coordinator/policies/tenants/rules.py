@@ -8,7 +8,7 @@ those that borrow; and where GPUs are free, their jobs do not wait for borrowers
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from msgspec.structs import replace
@@ -46,6 +46,9 @@ GIVEN_BACK_AGAIN_S = 10.0
 """While borrowers start, resize or rest that a guarantee waits for, a pass follows after so many
 seconds: that they can be stopped now brings none by itself.
 """
+
+BY_WEIGHT = "jobs of tenants below their share by weight go first"
+GAVE_WAY = "what it would take is for jobs that a guarantee covers, which go first"
 
 Explain = Callable[[ClusterSnapshot, bytes], tuple[Hold, ...]]
 
@@ -326,20 +329,33 @@ def held(
     owed = given_back(snapshot, ()).waits
     settles = _of_all if keeps_quotas else partial(_for_what_lasts, by_weight=by_weight)
     found, tries, _ = _that_ends(decide, settles, snapshot, memory, trusts_profiles=trusts_profiles)
+    behind: dict[JobId, str] = {}
     if keeps_quotas:
         holds, why = explain(tries.shown, memory), dict(tries.by_quota)
         holds = tuple(_and(hold, why.pop(hold.job_id, None)) for hold in holds)
     else:
-        behind = why_behind(snapshot, tries.by_quota.keys()) if by_weight else {}
+        if by_weight:
+            behind = why_behind(snapshot, tries.by_quota.keys())
         tries.brief -= starts_of(found.kept)
         holds, why = _seen(explain, snapshot, memory, tries)
         holds = tuple(_and(hold, behind.get(hold.job_id)) for hold in holds)
     holds = tuple(_and(hold, tries.by_type.get(hold.job_id)) for hold in holds)
     hidden = (Hold(job_id=job_id, blockers=(reason,)) for job_id, reason in why.items())
-    starts = starts_of(found.kept)  # a try that was made for the words alone may have refused one
-    return tuple(
-        _and(hold, owed.get(hold.job_id)) for hold in (*holds, *hidden) if hold.job_id not in starts
-    )
+    # A try that was made for the words alone may have refused one that starts, and started others.
+    starts = starts_of(found.kept)
+    told = {hold.job_id: hold for hold in (*holds, *hidden) if hold.job_id not in starts}
+    for job_id in sorted((found.gave_way() | found.made.hidden) - told.keys() - starts):
+        reason = _why_others_first(job_id, found, tries, behind)
+        told[job_id] = Hold(job_id=job_id, blockers=(reason,))
+    return tuple(_and(hold, owed.get(hold.job_id)) for hold in told.values())
+
+
+def _why_others_first(
+    job_id: JobId, found: Settled, tries: Tries, behind: Mapping[JobId, str]
+) -> str:
+    """Why a job waits that the policy by itself would have started."""
+    said = tries.by_quota.get(job_id) or tries.yielding.get(job_id) or behind.get(job_id)
+    return said or (BY_WEIGHT if job_id in found.made.hidden else GAVE_WAY)
 
 
 def _seen(
