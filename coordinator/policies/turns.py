@@ -83,7 +83,7 @@ class Turns:
                     self._free.stay(job.placed)
                 self._keep(job)
             elif self._room < job.base_gpus:
-                self.held.append((job, self._room // job.gpus_per_worker))
+                self._hold(job, self._place_of(job))
             else:
                 self._start(job)
 
@@ -99,17 +99,22 @@ class Turns:
     def _start(self, job: JobView) -> None:
         """A waiting job starts on free GPUs, else also on those of jobs behind it, else waits."""
         place = self._place_of(job)
-        alike = (place, gang_shape(job))
-        if alike in self._full:
+        if (place, gang_shape(job)) in self._full:
             # Room only shrinks along the line: where its like did not fit it does not fit.
-            self.held.append((job, self._full[alike]))
+            self._hold(job, place)
             return
         found = first_fit(self._free, job, place) or self._of_the_last(job, place)
         if found is None:
-            most = self._full[alike] = self._most(job, place)
-            self.held.append((job, most))
+            self._hold(job, place)
         else:
             self._give(job, *found)
+
+    def _hold(self, job: JobView, place: Place) -> None:
+        """It waits; where its like did before it, there was room for as many at most."""
+        alike = (place, gang_shape(job))
+        if alike not in self._full:
+            self._full[alike] = self._most(job, place)
+        self.held.append((job, self._full[alike]))
 
     def _of_the_last(self, job: JobView, place: Place) -> Fit | None:
         """Also on GPUs of jobs behind it: nobody makes room where later ones in line would do."""

@@ -128,7 +128,8 @@ def test_a_waiting_job_is_told_what_it_lacks() -> None:
     snapshot = cluster({"short": ("n0", 6, 1.0)}, {"long": (4, 1000.0)})
     [hold] = POLICIES["srtf"].hold(snapshot, b"")
     assert hold.job_id == "long"
-    assert hold.blockers == ("needs 1 worker of 4 GPUs; jobs with less left leave room for 0",)
+    said = "needs 1 worker of 4 GPUs; jobs with less left leave room for at most 0"
+    assert hold.blockers == (said,)
 
 
 # --- over generated clusters --------------------------------------------------------------------

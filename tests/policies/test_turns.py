@@ -191,6 +191,14 @@ def test_a_placing_rule_is_asked_for_each_start() -> None:
         assert len(grant.placements) == count
 
 
+def test_room_is_told_of_the_types_that_a_job_accepts_alone() -> None:
+    """Three GPUs are free, fewer than it needs: two of another type, and one of its own."""
+    nodes = [make_node_view("n0", gpus=2, gpu_type="A100"), make_node_view("n1", gpus=1)]
+    job = make_job_view("wide", workers=(4, 4), types=("H100",))
+    turns = Turns(make_snapshot(nodes=nodes, jobs=[job]), [job], why)
+    assert turns.held == [(job, 1)]
+
+
 def test_nodes_that_a_job_avoids_have_no_room_for_it() -> None:
     """It waits for others rather than go where it failed; its like that avoids none starts."""
     nodes = [make_node_view("n0", gpus=2)]

@@ -56,7 +56,8 @@ def why_waiting(snapshot: ClusterSnapshot, left: Left) -> tuple[Hold, ...]:
             job_id=job.job_id,
             blockers=(
                 f"needs {counted(job.workers.min, 'worker')} of "
-                f"{counted(job.gpus_per_worker, 'GPU')}; jobs with less left leave room for {room}",
+                f"{counted(job.gpus_per_worker, 'GPU')}; jobs with less left leave room "
+                f"for at most {room}",
             ),
         )
         for job, room in walk(snapshot, left).held
