@@ -76,6 +76,27 @@ def test_it_keeps_its_base_gang(name: str) -> None:
     assert decided(name, held(8, base=4), waits) == ()
 
 
+@pytest.mark.parametrize("name", ["qos-edf", "themis-simple"])
+def test_who_comes_first_gets_all_but_its_base_gang(name: str) -> None:
+    """Of eight GPUs it needs four; the other one could use all of them."""
+    waits = due(make_job_view("waits", workers=(1, 8), remaining_work_s=1e3), 1e5)
+    decisions = decided(name, held(8, base=4), waits)
+    [shrunk] = [made for made in decisions if isinstance(made, Resize)]
+    [start] = [made for made in decisions if isinstance(made, Start)]
+    assert (len(shrunk.removed_workers), placed_count(start.placements)) == (4, 4)
+
+
+def test_its_base_gang_is_not_left_to_later_deadlines() -> None:
+    """Four of eight GPUs are its own, and whose deadline is first takes the other four."""
+    first = due(make_job_view("first", workers=(1, 4), remaining_work_s=1e6), 1e5)
+    second = due(make_job_view("second", remaining_work_s=1e6), 2e5)
+    jobs = (held(8, base=4), first, second)
+    node = make_node_view("n", workers=jobs[0].placed)
+    [hold] = policy("qos-edf").hold(make_snapshot(nodes=[node], jobs=jobs), b"")
+    assert hold.job_id == "second"
+    assert hold.blockers == ("jobs with earlier deadlines leave 0 GPUs, its base gang needs 1",)
+
+
 @pytest.mark.parametrize("name", ["qos", "qos-edf"])
 def test_it_grows_to_be_in_time_before_later_deadlines(name: str) -> None:
     """Alone on its node it is done after its deadline by far; with four workers it is in time."""
@@ -106,6 +127,19 @@ def test_a_gang_that_only_it_keeps_out_is_planned_behind_it() -> None:
     [grown] = decided("qos", late, later)
     assert isinstance(grown, Resize)
     assert placed_count(grown.added) == 7
+
+
+def test_who_can_be_in_time_later_begins_on_what_it_keeps_for_no_deadline() -> None:
+    """Four go to the one that is due first. The next one needs four as well and begins with two of
+    the three that are left: who was resized a moment ago and has no deadline keeps none of them."""
+    rests = replace(held(8), last_resized_at_s=NOW_S - 1.0)
+    first = due(make_job_view("first", workers=(4, 4), remaining_work_s=4_000.0), 1_200.0)
+    later = due(make_job_view("later", workers=(2, 7), remaining_work_s=12_000.0), 3_300.0)
+    starts = [made for made in decided("qos", rests, first, later) if isinstance(made, Start)]
+    assert {made.job_id: placed_count(made.placements) for made in starts} == {
+        "first": 4,
+        "later": 2,
+    }
 
 
 def test_a_job_chooses_the_type_on_which_it_has_spare_workers() -> None:

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from common.model import JobState
+from common.model import JobState, Preemptibility
 from common.profile import JobProfile
 from coordinator.policies.bundles import policy
 from coordinator.policies.deadlines.predict import Sample, Steps, key_of
@@ -34,7 +34,8 @@ SAMPLES = (Sample(1, 3.0), Sample(2, 2.0), Sample(4, 1.6))
 
 Row = tuple[float, float, int, int, int, int, int]
 """Work in worker-seconds, the deadline from now, fewest workers and how many more it may have,
-GPUs of a worker, its profile, and how it stands: 0 waits, 1 runs and saves, 2 runs and does not."""
+GPUs of a worker, its profile, and how it stands: 0 waits, 1 runs and saves, 2 runs and does not, 3
+nor does that, and may not be stopped."""
 
 
 def job_of(number: int, row: Row) -> JobView:
@@ -50,7 +51,8 @@ def job_of(number: int, row: Row) -> JobView:
         remaining_work_s=work_s,
         submitted_at_s=NOW_S - number % 3,
         placed=placed if standing else (),
-        lost_if_preempted_gpu_s=work_s * fewest * gpus / 3 if standing == 2 else 0.0,
+        lost_if_preempted_gpu_s=work_s * fewest * gpus / 3 if standing >= 2 else 0.0,
+        preemptibility=Preemptibility.NON if standing == 3 else Preemptibility.FULL,
     )
     return structs.replace(job, deadline_at_s=NOW_S + deadline_s, profile=PROFILES[profile])
 
@@ -60,7 +62,12 @@ def wishes_of(rows: Sequence[Row], gpus: int, margin: float) -> list[Wish]:
     jobs = tuple(job_of(number, row) for number, row in enumerate(rows))
     pool = Pool(gpu_type=KIND, gpus=gpus, jobs=jobs)
     steps: Steps = {key_of(job, KIND): SAMPLES for job in jobs if job.profile.model}
-    made = [wish_of(job, pool, steps, now_s=NOW_S, margin=margin) for job in jobs]
+    kept = pool.kept_gpus()
+    mosts = [gpus + kept.get(job.job_id, 0) for job in jobs]
+    made = [
+        wish_of(job, pool, steps, now_s=NOW_S, margin=margin, most_gpus=most)
+        for job, most in zip(jobs, mosts, strict=True)
+    ]
     return sorted((wish for wish in made if wish.is_urgent), key=lambda wish: wish.rank)
 
 
@@ -85,7 +92,7 @@ WORKS = pick(0.0, 1e-11, 0.001, 1.0, 5.0, 7.5, 10.0, 20.0, 20.0, 33.3, 60.0, 200
 ROWS = st.lists(
     st.tuples(
         WORKS, pick(1.0, 5.0, 9.0, 10.0, 20.0, 31.7, 40.0, 80.0), whole(1, 3), whole(0, 5),
-        pick(1, 1, 2), whole(0, 3), pick(0, 0, 0, 1, 2, 2),
+        pick(1, 1, 2), whole(0, 3), pick(0, 0, 0, 1, 2, 2, 3),
     ),
     min_size=2,
     max_size=14,
@@ -106,16 +113,53 @@ LOSES: list[Row] = [
 """The last one, which runs, fits between the first and the third with two workers: one would be
 enough then if its stop threw nothing away, and would not be done before the third begins."""
 
+GROWS: list[Row] = [
+    (400.0, 100.0, 4, 0, 1, 0, 0),
+    (803.0, 200.9, 4, 4, 1, 0, 3),
+    (45.0, 202.0, 3, 0, 1, 0, 0),
+]
+"""The second one, whose base gang is nobody else's, needs as many again when the first is done."""
+
 
 @settings(max_examples=400)
 @given(ROWS, whole(2, 10), MARGINS)
 @example(FADES, 2, 1.0)
 @example(LOSES, 4, 1.0)
+@example(GROWS, 4, 1.0)
 def test_a_line_is_the_one_that_trying_every_instant_makes(
     rows: list[Row], gpus: int, margin: float
 ) -> None:
     """Whatever jobs need, hold and would lose: each begins when it did, with as many workers."""
     as_before(rows, gpus, margin)
+
+
+def planned(rows: Sequence[Row], gpus: int) -> dict[str, tuple[float, int]]:
+    """When each of a line begins, from now, and on how many GPUs; without a margin."""
+    line = Line(gpus, NOW_S)
+    line.add(wishes_of(rows, gpus, 1.0))
+    return {name: (plan[0].start_s - NOW_S, plan[0].workers) for name, plan in line.plans.items()}
+
+
+def test_who_may_not_be_stopped_loses_nothing_where_it_grows_later() -> None:
+    """It computes at least with its base gang until the four GPUs before it are free: a stop would
+    throw away a third of its work, and no size would make up for that."""
+    first: Row = (400.0, 100.0, 4, 0, 1, 0, 0)
+    grows: Row = (804.0, 200.9, 4, 4, 1, 0, 3)
+    assert planned([first, grows], 4) == {"j0000": (0.0, 4), "j0001": (100.0, 4)}
+
+
+def test_who_may_not_be_stopped_gives_what_it_takes_beyond_its_base_gang() -> None:
+    """Five workers, one of which is not its own anyhow: so the other one makes room, which gives
+    three GPUs for as long; and where it is the one that gives most, what a stop would throw away
+    does not count."""
+    needs_one: Row = (500.0, 100.0, 4, 4, 1, 0, 3)
+    needs_three: Row = (300.0, 101.0, 3, 0, 1, 0, 0)
+    comes: Row = (150.0, 102.0, 3, 0, 1, 0, 0)
+    assert planned([needs_one, needs_three, comes], 4).keys() == {"j0000", "j0002"}
+    needs_four: Row = (800.0, 100.0, 4, 4, 1, 0, 3)
+    needs_one_later: Row = (100.0, 101.0, 1, 0, 1, 0, 0)
+    comes_later: Row = (300.0, 102.0, 3, 0, 1, 0, 0)
+    assert planned([needs_four, needs_one_later, comes_later], 4).keys() == {"j0001", "j0002"}
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -126,7 +170,7 @@ def test_a_long_line_is_the_one_that_trying_every_instant_makes(seed: int) -> No
         (
             chance.uniform(20.0, 200.0), chance.uniform(30.0, 900.0), chance.randint(1, 2),
             chance.randint(0, 6), chance.randint(1, 2), chance.randrange(4),
-            chance.choice((0, 0, 0, 1, 2, 2)),
+            chance.choice((0, 0, 0, 1, 2, 2, 3)),
         )
         for _ in range(160)
     ]  # fmt: skip
