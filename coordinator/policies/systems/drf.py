@@ -87,13 +87,12 @@ class Filling:
                 why = f"behind {first} of its tenant, which does not fit"
             elif self._start(job, kinds):
                 continue
-            elif unfit := self._bins.why_not_alone(job):
-                why = unfit
-            else:
-                hosts = self._bins.hosts(job)
+            elif hosts := self._bins.hosts(job):
                 blocked.block(job.tenant, job, (kind for kind in kinds if kind in hosts))
                 why = f"its base gang does not fit{partly_behind(kinds, first)}"
                 why += f"; {job.tenant} has a share of {self._shares.of(job.tenant):.3f}"
+            else:
+                why = self._bins.why_not_alone(job)
             self.held.append((job, why))
 
     def _start(self, job: JobView, kinds: Sequence[str]) -> bool:
