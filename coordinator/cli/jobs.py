@@ -13,6 +13,7 @@ from typer.core import TyperCommand
 from common.api import Cancel, Done, GetLogs, JobRow, Jobs, ListJobs, Logs, Submit, Submitted
 from common.errors import ConfigError, Unavailable
 from common.model import STORE_INDEX, JobSpec
+from common.terminal import visible_log
 from coordinator.cli import columns
 from coordinator.cli.complete import complete_jobs
 from coordinator.cli.follow import exit_code_of, follow_logs, until_ended
@@ -273,9 +274,14 @@ def logs_(
         int,
         typer.Option(min=1, max=500_000, metavar="BYTES", help="How much of the end of the log."),
     ] = 65_536,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Print control codes as they are: a terminal obeys them.")
+    ] = False,
     output: OutputOption = Format.TABLE,
 ) -> None:
     """The end of a worker's log, or with -f all of it from here on.
+
+    Colors are left out, and other control codes are shown as characters, unless --raw is given.
 
     With -o json the text comes with its job, node, worker and attempt; with -f one object for each
     piece. Nodes keep logs for a while: `kept_logs_count` and `kept_logs_bytes` of the agent.
@@ -289,7 +295,9 @@ def logs_(
             whose = {"node": found.node, "worker_index": found.worker_index}
             put_json({"logs": {"job": job, **whose, "attempt": found.attempt, "text": found.text}})
         else:
-            typer.echo(found.text, nl=False)
+            # click takes codes out of what goes to no terminal; raw is raw there too.
+            text = found.text if raw else visible_log(found.text)
+            typer.echo(text, nl=False, color=raw or None)
 
     request = GetLogs(job_id=job, worker_index=worker, attempt=attempt, max_bytes=max_bytes)
 

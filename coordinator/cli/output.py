@@ -16,6 +16,7 @@ import typer
 from rich.text import Text
 
 from common.api import SCHEMA_VERSION
+from common.terminal import escaped, visible
 from coordinator.cli.render import Column, table
 from coordinator.cli.session import Session
 
@@ -79,7 +80,7 @@ def put(session: Session, lines: Iterable[Text | str]) -> None:
 def put_json(values: Mapping[str, object]) -> None:
     """One JSON object with its schema version, on one line."""
     data = msgspec.json.encode({"schema_version": SCHEMA_VERSION, **values})
-    typer.echo(data.decode())
+    typer.echo(escaped(data.decode()))
 
 
 def put_rows(
@@ -115,7 +116,7 @@ def put_one(show: Show, key: str, value: msgspec.Struct, name: str) -> bool:
         case Format.JSON:
             put_json({key: fields(value)})
         case Format.NAME:
-            typer.echo(name)
+            typer.echo(visible(name))
         case Format.TABLE | Format.WIDE:
             return False
     return True

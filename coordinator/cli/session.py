@@ -9,17 +9,19 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TypeVar
 
 import msgspec
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
 from common.api import ApiErrorCode
 from common.clock import Clock, SystemClock
 from common.errors import ArylError, ConfigError, ProtocolError, Unavailable
 from common.messages import Message
+from common.terminal import visible
 from coordinator.cli import connect, registry
 from coordinator.cli.connect import Choice, Connect, Target
 from coordinator.cli.interrupt import EXIT_INTERRUPTED as EXIT_INTERRUPTED
@@ -131,6 +133,18 @@ def session(ctx: typer.Context) -> Session:
     return found
 
 
+class PlainConsole(Console):
+    """A console that prints control codes in text as visible characters, and obeys only its own."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """The segments of a renderable; every text on its way to the terminal passes here."""
+        for segment in super().render(renderable, options):
+            is_own = segment.control is not None
+            yield segment if is_own else Segment(visible(segment.text), segment.style)
+
+
 def console(environ: Mapping[str, str]) -> Console:
     """Standard output: the terminal's width, or COLUMNS, or no limit where nobody looks.
 
@@ -139,7 +153,7 @@ def console(environ: Mapping[str, str]) -> Console:
     is_tty = sys.stdout.isatty()
     columns = environ.get("COLUMNS", "")
     width = int(columns) if columns.isdecimal() and int(columns) > 0 else None
-    return Console(
+    return PlainConsole(
         width=width or (None if is_tty else 10_000),
         no_color=bool(environ.get("NO_COLOR")) or not is_tty,
         highlight=False,
@@ -151,7 +165,7 @@ def console(environ: Mapping[str, str]) -> Console:
 
 def say(message: str) -> None:
     """A message to the person: stderr, so that data stays clean."""
-    typer.echo(message, err=True)
+    typer.echo(visible(message), err=True)
 
 
 def exit_code(error: ArylError) -> int:

@@ -24,6 +24,7 @@ from rich.progress import (
 )
 
 from common.clock import Clock, SystemClock
+from coordinator.cli.session import PlainConsole
 from coordinator.sim.compare import Task
 
 PERIOD_S = 0.25
@@ -40,7 +41,7 @@ def watching(
     Args:
         jobs: of one run; all are taken as equally long.
     """
-    out = out or Console(stderr=True)
+    out = out or PlainConsole(stderr=True)
     clock = clock or SystemClock()
     if not out.is_terminal:
         yield list(tasks)

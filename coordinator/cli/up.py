@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.live import Live
 
 from common.clock import Clock, SystemClock
@@ -28,7 +27,7 @@ from coordinator import plugins
 from coordinator.cli import registry
 from coordinator.cli.output import Format, OutputOption, fields, put_json
 from coordinator.cli.run_report import progress_view, progress_words, run_table
-from coordinator.cli.session import console, exit_code, report, say
+from coordinator.cli.session import PlainConsole, console, exit_code, report, say
 from coordinator.demo.cell import Cell
 from coordinator.demo.plan import CELL, CellPlan
 from coordinator.demo.supervise import sweep
@@ -236,7 +235,7 @@ async def _watch(
 ) -> None:  # fmt: skip
     """Show the cell until its time is over or somebody stops it."""
     began_at_s = clock.now_s()
-    errors = Console(stderr=True)
+    errors = PlainConsole(stderr=True)
     is_live = errors.is_terminal and output != Format.JSON
     live = Live(console=errors, refresh_per_second=4, transient=True) if is_live else None
     lines = ProgressLines()

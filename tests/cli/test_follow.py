@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +22,7 @@ from common.model import JobState
 from coordinator.cli.follow import growth
 from tests.cli.fake_cell import Answer, FakeCell, aryl, job_row, nobody, refusal, story_row
 
+_CODES = "\x1b[31mred\x1b[0m\r10%\n\x1b[2J"
 LINES = st.lists(st.integers(0, 10**9).map(lambda n: f"step {n}\n"), max_size=60, unique=True)
 
 
@@ -65,6 +67,14 @@ def test_logs_that_are_gone_are_not_found() -> None:
     run = aryl(FakeCell({GetLogs: answer}), "job", "logs", "jabc")
     assert run.code == 3
     assert "aryl job describe" in run.err
+
+
+@pytest.mark.parametrize(("flags", "shown"), [((), "red\n10%\n␛[2J"), (("--raw",), _CODES)])
+def test_a_log_reaches_a_terminal_without_control_codes(flags: tuple[str, ...], shown: str) -> None:
+    """A job writes what it likes; only a person who asks for raw text gets codes."""
+    answer = Logs(text=_CODES, node="t0", worker_index=0, attempt=1)
+    run = aryl(FakeCell({GetLogs: answer}), "job", "logs", "jabc", *flags)
+    assert run.out == shown
 
 
 def test_following_a_log_ends_with_the_job() -> None:
