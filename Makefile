@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # A cell is dozens of interpreters; each would compile all that it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: up test lint env clean
+.PHONY: up test lint fuzz env clean
 
 up: env
 	$(VENV)/bin/aryl up
@@ -20,6 +20,12 @@ lint: env
 	$(VENV)/bin/mypy
 	$(VENV)/bin/pyright
 	$(VENV)/bin/lint-imports
+
+# Every decoder against a coverage-guided fuzzer, for so many minutes in all.
+MINUTES ?= 10
+fuzz: env
+	$(VENV)/bin/pip install --quiet --group fuzz
+	$(VENV)/bin/python -m tests.fuzz.run --minutes $(MINUTES)
 
 env: $(STAMP)
 

@@ -19,6 +19,7 @@ from agent.runner import WorkerStatus
 from agent.worker_record import tail
 from common.children import send_signal
 from common.clock import Clock
+from common.decoding import UNREADABLE
 from common.failure_rules import NO_SIGNATURE, TAIL_BYTES, FailureRules
 from common.failures import Failure
 from common.faults import Fault
@@ -31,7 +32,9 @@ MATCH_LIMIT_S = 5.0
 """A log that takes longer to match is not read: the node's next step waits for it."""
 
 Match = Callable[[Question], Awaitable[Failure]]
-"""Matches outside this process; OSError or DecodeError when it cannot. Cancelled, it stops."""
+"""Matches outside this process; it stops when it is cancelled.
+
+Raises OSError, or one of `UNREADABLE`, when it cannot."""
 
 
 class FailureReader:
@@ -94,7 +97,7 @@ class FailureReader:
                 return await self._match(question)
         except TimeoutError:
             why = f"the site's patterns took more than {self._limit_s:g} s"
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, *UNREADABLE) as error:
             why = f"the process that matches it ended: {error}"
         return self._unread(rules, status, why)
 
@@ -114,7 +117,7 @@ async def match_in_child(question: Question) -> Failure:
 
     Raises:
         OSError: it cannot be started.
-        msgspec.DecodeError: it ended without an answer.
+        ValueError, RecursionError: it ended without an answer.
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable,

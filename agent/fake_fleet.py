@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from common.decoding import parse_toml
 from common.errors import ConfigError
 from common.model import (
     GpuUuid,
@@ -158,8 +159,8 @@ def parse_fleet(text: str) -> FakeFleet:
         ConfigError: not TOML, an unknown key, or a value that does not fit; names the field.
     """
     try:
-        fleet = msgspec.toml.decode(text, type=FakeFleet)
-    except msgspec.DecodeError as error:
+        fleet = msgspec.convert(parse_toml(text), FakeFleet)
+    except ValueError as error:
         raise ConfigError(f"fake fleet: {error}") from error
     fleet.check()
     return fleet

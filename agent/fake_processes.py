@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from common.decoding import UNREADABLE
 from common.model import NonNegativeInt, Ratio
 
 BUSY_ENV = "ARYL_FAKE_GPU_BUSY_RATIO"
@@ -131,7 +132,7 @@ class ProcessTable:
             if mtime_ns == entry.usage_mtime_ns:
                 return
             entry.usage = msgspec.json.decode(entry.usage_file.read_bytes(), type=Usage)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, *UNREADABLE):
             return
         entry.usage_mtime_ns = mtime_ns
 

@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from common.decoding import UNREADABLE
 from common.errors import ProtocolError
 from common.messages import GpuReport
 from common.model import GpuUuid, NonNegativeFloat, PositiveFloat
@@ -76,5 +77,5 @@ def sample_of(payload: bytes) -> Sample:
     """
     try:
         return _decoder.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise ProtocolError(f"Sample: {error}") from error

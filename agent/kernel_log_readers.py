@@ -10,6 +10,7 @@ import asyncio
 import errno
 import logging
 import os
+import re
 import shutil
 import signal
 import sys
@@ -26,6 +27,7 @@ from agent.kernel_log import Entry, LogOpener, LogReader
 from agent.settings import KernelLogChoice
 from common.children import send_signal
 from common.clock import Clock
+from common.decoding import UNREADABLE
 from common.errors import ProtocolError
 
 log = logging.getLogger(__name__)
@@ -51,6 +53,7 @@ class _Line(Struct):
 
 
 _decoder = msgspec.json.Decoder(_Line)
+_SEQUENCE = re.compile(rb"[0-9]{1,20}")
 
 
 def journal_command(place: str) -> tuple[str, ...]:
@@ -137,7 +140,7 @@ class JournalReader:
             raise EOFError(await self._last_words())
         try:
             line = _decoder.decode(data)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise ProtocolError(f"{JOURNALCTL}: {error}") from None
         is_old, self._is_first_old = self._is_first_old, False
         return Entry(place=line.cursor, message=_text(line.message), is_old=is_old)
@@ -222,7 +225,7 @@ class KmsgReader:
                 raise
             if not data:
                 raise EOFError(f"{KMSG} has ended")
-            sequence, message = _record(data)
+            sequence, message = kmsg_record(data)
             if sequence > self._known:
                 self._known = sequence
                 return Entry(place=str(sequence), message=message)
@@ -233,11 +236,15 @@ class KmsgReader:
         os.close(self._fd)
 
 
-def _record(data: bytes) -> tuple[int, str]:
-    """Sequence number and first line of a record; the lines below are properties of a device."""
+def kmsg_record(data: bytes) -> tuple[int, str]:
+    """Sequence number and first line of a record; the lines below are properties of a device.
+
+    Raises:
+        ProtocolError: it is no record.
+    """
     head, semicolon, text = data.partition(b";")
     fields = head.split(b",")
-    if not semicolon or len(fields) < 3 or not fields[1].isdigit():
+    if not semicolon or len(fields) < 3 or not _SEQUENCE.fullmatch(fields[1]):
         raise ProtocolError(f"{KMSG}: {data[:80]!r} is no record")
     return int(fields[1]), text.partition(b"\n")[0].decode(errors="replace")
 

@@ -26,6 +26,7 @@ from msgspec import Struct
 from agent import ledger_words, own_files
 from agent.holder import lock_path
 from agent.state import MEMORY_VERSION, Memory
+from common.decoding import UNREADABLE
 from common.errors import ConfigError, Unavailable
 
 log = logging.getLogger(__name__)
@@ -53,8 +54,16 @@ def peek(state_dir: Path) -> Memory | None:
     """
     try:
         payload, _ = last_record((state_dir / "ledger").read_bytes())
+    except OSError:
+        return None
+    return peek_payload(payload)
+
+
+def peek_payload(payload: bytes) -> Memory | None:
+    """The memory of a record; None of an empty one, and of one of another version."""
+    try:
         return _memory(payload) if payload else None
-    except (OSError, msgspec.DecodeError):
+    except msgspec.DecodeError:
         return None
 
 
@@ -244,8 +253,17 @@ def _memory(payload: bytes) -> Memory:
     """The memory of a record.
 
     Raises:
-        msgspec.DecodeError: it is of another version.
+        msgspec.DecodeError: no memory, or one of another version.
     """
+    try:
+        return _decoded(payload)
+    except msgspec.DecodeError:
+        raise
+    except UNREADABLE as error:
+        raise msgspec.DecodeError(str(error)) from error
+
+
+def _decoded(payload: bytes) -> Memory:
     version = _version_decoder.decode(payload).version
     if version > MEMORY_VERSION:
         raise msgspec.ValidationError(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import tomllib
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,6 +30,7 @@ from agent.shim_files import is_locked
 from agent.state import Memory
 from common import natsrules
 from common.clock import SystemClock
+from common.decoding import parse_toml
 from common.errors import ConfigError
 from common.failure_rules import read_rules
 from common.settings import drop_ins, load
@@ -277,8 +277,8 @@ def _named_state_dir(path: Path) -> Path | None:
     """What the last of the file and its drop-ins says that says it, as far as they are TOML."""
     named: object = None
     for file in (path, *drop_ins(path)):
-        with suppress(OSError, ValueError, RecursionError):
-            named = tomllib.loads(file.read_text(encoding="utf-8")).get("state_dir", named)
+        with suppress(OSError, ValueError):
+            named = parse_toml(file.read_text(encoding="utf-8")).get("state_dir", named)
     return Path(named) if isinstance(named, str) and named and "\0" not in named else None
 
 

@@ -18,6 +18,7 @@ from msgspec import Meta, Struct
 
 from agent import shim_files, shim_status, shim_stop
 from agent.shim_paths import NODE_ERROR
+from common.decoding import UNREADABLE
 from common.errors import ConfigError
 from common.faults import Fault
 from common.messages import WorkerPhase
@@ -133,7 +134,7 @@ def read_record(directory: Path) -> WorkerRecord | None:
         raise msgspec.DecodeError(f"more than {MAX_RECORD_BYTES} bytes")
     try:
         record = _decoder.decode(data)
-    except (ValueError, RecursionError) as error:  # no UTF-8, or nested too deep
+    except UNREADABLE as error:
         raise msgspec.DecodeError(str(error)) from error
     _check_words(record)
     record = msgspec.structs.replace(

@@ -102,7 +102,7 @@ class ListLoans(Message, frozen=True, kw_only=True, tag="list_loans"):
 class Describe(Message, frozen=True, kw_only=True, tag="describe"):
     """Everything about one job, node, service or loan, with why it is where it is."""
 
-    kind: Annotated[str, Meta(pattern="^(job|node|service|loan)$")]
+    kind: Annotated[str, Meta(pattern=r"^(job|node|service|loan)\Z")]
     name: str
 
 

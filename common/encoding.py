@@ -11,6 +11,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
+from common.decoding import UNREADABLE
 from common.errors import ProtocolError
 
 PROTOCOL_VERSION = 1
@@ -67,7 +68,7 @@ def decode(data: bytes, kind: type[M]) -> M:
         if decoder is None:
             decoder = _decoders.setdefault(kind, msgspec.msgpack.Decoder(kind))
         message = decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise ProtocolError(f"{kind.__name__}: {error}") from error
     assert isinstance(message, kind)
     return message

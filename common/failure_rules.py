@@ -10,7 +10,6 @@ from what it got over, and from what followed. Among outcomes the order of the r
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from common.decoding import parse_toml
 from common.errors import ConfigError
 from common.failures import MAX_LINE_CHARS, Failure, Origin, Reason, RetryClass, Times, Title
 from common.log_evidence import LogLines, Sighting, decisive, telling_of_a_kill
@@ -151,7 +151,7 @@ class FailureRules:
             )
         try:
             patterns = tuple(re.compile(pattern, re.MULTILINE) for pattern in rule.patterns)
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise ConfigError(f"{of}{rule.reason}: patterns: {error}") from None
         for pattern in patterns:
             if pattern.search("") or any(
@@ -299,19 +299,25 @@ def read_rules(site_file: str = "") -> FailureRules:
         ConfigError: the site's file is not there, or is no file of rules.
     """
     packaged = resources.files("common").joinpath("data/failures.toml").read_text()
-    own = RuleFile() if not site_file else _parse(_read(site_file), site_file)
+    own = RuleFile() if not site_file else read_file(site_file)
     return FailureRules(own, _parse(packaged, "failures.toml"), site_file=site_file)
 
 
-def _read(path: str) -> str:
+def read_file(path: str) -> RuleFile:
+    """The rules of a site's file.
+
+    Raises:
+        ConfigError: the file is not there, or is no file of rules.
+    """
     try:
-        return Path(path).read_text()
+        text = Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"failure rules: {path}: {error}") from None
+    return _parse(text, path)
 
 
 def _parse(text: str, name: str) -> RuleFile:
     try:
-        return msgspec.convert(tomllib.loads(text), RuleFile)
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        return msgspec.convert(parse_toml(text), RuleFile)
+    except ValueError as error:
         raise ConfigError(f"failure rules: {name}: {error}") from None

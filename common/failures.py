@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 MAX_LINE_CHARS = 300
 """A failure goes into a report and into the journal: it must not carry a page with it."""
 
-Reason = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-z0-9_]+$")]
+Reason = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[a-z0-9_]+\Z")]
 Title = Annotated[str, Meta(min_length=1, max_length=100)]
 Line = Annotated[str, Meta(max_length=MAX_LINE_CHARS)]
 Times = Annotated[int, Meta(ge=0, le=1_000_000)]

@@ -15,7 +15,7 @@ ServiceName = NewType("ServiceName", str)
 LeaseId = NewType("LeaseId", str)
 GpuUuid = NewType("GpuUuid", str)
 
-TOKEN_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
+TOKEN_PATTERN = r"^[A-Za-z0-9_-]{1,64}\Z"
 Token = Annotated[str, Meta(pattern=TOKEN_PATTERN)]
 """A name that is one NATS subject token: no dots, blanks or wildcards."""
 

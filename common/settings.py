@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import msgspec
 from msgspec import inspect
 
+from common.decoding import parse_toml
 from common.errors import ConfigError
 from common.model import MAX_INT
 
@@ -79,13 +79,11 @@ def drop_ins(path: Path) -> list[Path]:
 
 def _read(file: Path) -> _Table:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return parse_toml(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: not TOML: {error}") from error
-    except RecursionError:
-        raise ConfigError(f"{file}: not TOML that can be read: nested too deep") from None
+    except ValueError as error:
+        raise ConfigError(f"{file}: not TOML that can be read: {error}") from error
 
 
 def _merge(into: _Table, new: _Table, prefix: _Key, file: Path, origins: dict[_Key, Path]) -> None:

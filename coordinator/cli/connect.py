@@ -10,7 +10,6 @@ import asyncio
 import difflib
 import getpass
 import re
-import tomllib
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ import msgspec
 
 from common.bus import Bus
 from common.clock import SystemClock
+from common.decoding import parse_toml
 from common.errors import ConfigError, Unavailable
 from common.jobspec import readable
 from common.model import NatsAccess
@@ -186,12 +186,12 @@ def _of_environment(environ: Mapping[str, str]) -> Choice:
 
 def _of_file(path: Path) -> Choice:
     try:
-        values = tomllib.loads(path.read_text())
+        values = parse_toml(path.read_text())
     except FileNotFoundError:
         return Choice()
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
     for key in values:
         if key not in Choice.__struct_fields__:

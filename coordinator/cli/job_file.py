@@ -7,7 +7,6 @@ TOML (`*.toml`, and whatever has no other name), YAML (`*.yaml`, `*.yml`) or JSO
 from __future__ import annotations
 
 import json
-import tomllib
 from collections import Counter
 from collections.abc import Mapping
 from enum import StrEnum
@@ -16,6 +15,7 @@ from typing import Any, BinaryIO, cast
 
 from msgspec import Struct, field
 
+from common.decoding import parse_toml
 from common.errors import ConfigError
 from coordinator.cli import yaml_text
 
@@ -79,8 +79,8 @@ def _parsed(text: str, kind: FileKind, source: str) -> JobFile:
             return JobFile(source=source, values=_json(text, source))
         case FileKind.TOML:
             try:
-                return JobFile(source=source, values=tomllib.loads(text))
-            except ValueError as error:  # a number with too many digits is no TOMLDecodeError
+                return JobFile(source=source, values=parse_toml(text))
+            except ValueError as error:
                 raise ConfigError(f"{source} is not TOML: {error}") from None
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from common.decoding import UNREADABLE
 from common.errors import ConfigError
 from coordinator.service.process import start_ticks
 
@@ -93,7 +94,7 @@ def _shown(directory: Path) -> CellInfo | None:
     if not directory.exists():
         return None
     _check_owner(directory)
-    return _read(directory / "cell.json")
+    return read_file(directory / "cell.json")
 
 
 class Entry:
@@ -140,7 +141,7 @@ def _lock(lock: int, shown: Path) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        other = _read(shown)
+        other = read_file(shown)
         if other is None:
             raise CellRuns(
                 f"a cell is just starting or stopping here ({shown.parent}); try again"
@@ -169,7 +170,7 @@ def _check_owner(directory: Path) -> None:
         raise ConfigError(f"{directory}: others can write to it; `chmod 700 {directory}`")
 
 
-def _read(path: Path) -> CellInfo | None:
+def read_file(path: Path) -> CellInfo | None:
     """None of a file that is not there or is damaged.
 
     Raises:
@@ -185,7 +186,7 @@ def _read(path: Path) -> CellInfo | None:
                 "cell and remove the file"
             )
         return msgspec.json.decode(data, type=CellInfo)
-    except (FileNotFoundError, msgspec.DecodeError):
+    except (FileNotFoundError, *UNREADABLE):
         return None
 
 

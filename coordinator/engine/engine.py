@@ -10,6 +10,8 @@ from typing import assert_never
 
 import msgspec
 
+from common.decoding import UNREADABLE
+from common.errors import ProtocolError
 from common.messages import DesiredState
 from common.model import JobId, JobState, NodeName, ServiceName
 from coordinator.engine import (
@@ -396,5 +398,12 @@ def _lent_and_ready(state: ClusterState, service: ServiceName) -> tuple[int, int
 
 
 def decode_state(blob: bytes) -> ClusterState:
-    """The state from `Engine.encode_state`."""
-    return msgspec.msgpack.decode(blob, type=ClusterState)
+    """The state from `Engine.encode_state`.
+
+    Raises:
+        ProtocolError: the bytes are no state of this version.
+    """
+    try:
+        return msgspec.msgpack.decode(blob, type=ClusterState)
+    except UNREADABLE as error:
+        raise ProtocolError(f"snapshot: {error}") from error

@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from common import oldfaults
+from common.decoding import UNREADABLE
 from common.errors import ProtocolError
 from common.faults import Fault
 from common.messages import WorkerPhase
@@ -69,7 +70,7 @@ def decode_record(data: bytes, *, sequence: int) -> Record:
                 f"journal record {sequence}: version {version}, expected {RECORD_VERSION}"
             )
         record = _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise ProtocolError(f"journal record {sequence}: {error}") from error
     entries = tuple(map(_translated, record.entries))
     return replace(record, entries=entries)

@@ -6,6 +6,8 @@ from typing import TypeVar
 
 import msgspec
 
+from common.decoding import UNREADABLE
+
 M = TypeVar("M")
 
 
@@ -13,5 +15,5 @@ def recalled(memory: bytes, kind: type[M]) -> M:
     """What was remembered; nothing at first, and of what another release wrote otherwise."""
     try:
         return msgspec.msgpack.decode(memory, type=kind)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return kind()

@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from common.clock import Clock
+from common.decoding import UNREADABLE
 from common.errors import ConfigError, Fenced, Unavailable
 from common.model import Ordinal
 from coordinator.service.process import ProcessId
@@ -176,7 +177,7 @@ class LeaderLease:
             return
         # An earlier renewal may have been applied although its answer was lost.
         entry = await self._key.get()
-        if entry is not None and _decode(entry.value) == self._held:
+        if entry is not None and decode_value(entry.value) == self._held:
             self._revision = entry.revision
             if await self._write(self._held):
                 return
@@ -197,7 +198,7 @@ class LeaderLease:
             await self._key.put(msgspec.msgpack.encode(value), last_revision=self._revision)
 
     def _may_take(self, entry: KeyEntry | None, seen: _Seen, asked_s: float) -> bool:
-        value = _decode(entry.value) if entry is not None else None
+        value = decode_value(entry.value) if entry is not None else None
         if value is None:
             return entry is None or asked_s - seen.at_s >= self._ttl_s
         if value.is_released or value.nonce == self._nonce:
@@ -208,7 +209,7 @@ class LeaderLease:
         return asked_s - seen.at_s >= value.ttl_s
 
     async def _take(self, entry: KeyEntry | None, holder: str, reported: int) -> int | None:
-        previous = _decode(entry.value) if entry is not None else None
+        previous = decode_value(entry.value) if entry is not None else None
         value = LeaseValue(
             holder=holder,
             nonce=self._nonce,
@@ -232,14 +233,14 @@ class LeaderLease:
         return True
 
 
-def _decode(value: bytes) -> LeaseValue | None:
+def decode_value(value: bytes) -> LeaseValue | None:
     """None for what no coordinator of this version wrote: it is waited out like any other lease."""
     try:
         return msgspec.msgpack.decode(value, type=LeaseValue)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return None
 
 
 def _name(entry: KeyEntry | None) -> str:
-    value = _decode(entry.value) if entry is not None else None
+    value = decode_value(entry.value) if entry is not None else None
     return f"{value.holder} (epoch {value.epoch})" if value is not None else "nobody"

@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from common.children import send_signal
 from common.clock import Clock
+from common.decoding import UNREADABLE
 from common.errors import ConfigError, Unavailable
 from common.natsrules import MAX_PAYLOAD_BYTES
 
@@ -235,7 +236,7 @@ class NatsServer:
     def _read_ports(self, pid: int) -> _Ports | None:
         for path in self._ports_path.glob(f"*_{pid}.ports"):
             # Half written: it will be whole the next time.
-            with contextlib.suppress(msgspec.DecodeError):
+            with contextlib.suppress(*UNREADABLE):
                 ports = msgspec.json.decode(path.read_bytes(), type=_Ports)
                 return ports if ports.nats else None
         return None

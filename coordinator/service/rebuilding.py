@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator
 import msgspec
 from msgspec import Struct
 
+from common.decoding import UNREADABLE
 from common.errors import ConfigError, ProtocolError
 from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.record import Record, decode_record, replay
@@ -113,7 +114,7 @@ async def _from_snapshot(journal: JournalPort, snapshots: SnapshotsPort) -> tupl
             with _decided_by_what_is_here(f"snapshot {sequence}"):
                 return Engine(saved.settings, state), sequence
         log.error("snapshot %d is left aside: %s", sequence, why_not)
-    except msgspec.DecodeError as error:
+    except (ProtocolError, *UNREADABLE) as error:
         # A journal that forgets nothing only takes longer without the snapshot.
         log.warning("snapshot %d cannot be read: %s", sequence, error)
     return Engine(EngineSettings()), 0

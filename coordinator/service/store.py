@@ -19,6 +19,7 @@ from nats.js import JetStreamContext, api
 from common import natsrules, subjects
 from common.bus import NatsBus
 from common.clock import Clock
+from common.decoding import UNREADABLE
 from common.errors import ConfigError, Fenced, Unavailable
 from common.natscalls import jetstream_as_unavailable
 from coordinator.service.chunks import Chunk, join, split
@@ -261,7 +262,7 @@ class Snapshots:
         chunks: list[Chunk] = []
         begins: dict[str, int] = {}
         async for message in _read(self._bus, self._stream, self._subject, 1):
-            with contextlib.suppress(msgspec.DecodeError):  # then its set is not whole
+            with contextlib.suppress(*UNREADABLE):  # then its set is not whole
                 chunks.append(msgspec.msgpack.decode(message.data, type=Chunk))
                 begins.setdefault(chunks[-1].snapshot, message.sequence)
         found = join(chunks)

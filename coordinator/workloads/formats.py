@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 from msgspec import structs
 
+from common.decoding import UNREADABLE
 from common.errors import ConfigError
 from common.model import MAX_WORKERS, Pool
 from coordinator.workloads.job_formats import (
@@ -233,7 +234,7 @@ def read_throughputs(path: Path, *, worker: str = REFERENCE_WORKER) -> dict[tupl
         tables = msgspec.json.decode(
             read_text(path), type=dict[str, dict[str, dict[str, float | list[float]]]]
         )
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise ConfigError(f"{path}: line 1: column {worker}: {error}") from None
     if worker not in tables:
         raise ConfigError(

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from common.decoding import UNREADABLE
 from common.errors import ConfigError
 from common.model import MAX_INT
 from coordinator.workloads.records import LoadSeries, LoadUnit
@@ -182,7 +183,7 @@ def _mooncake(name: str, text: str) -> Iterable[float]:
             continue
         try:
             at_s = decoder.decode(line).timestamp / 1000.0
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise ConfigError(f"{name}: line {number}: column timestamp: {error}") from None
         wrong = "is negative" if at_s < 0 else clock.wrong(at_s)
         if wrong is not None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from common import subjects
 from common.errors import ConfigError
+from common.model import Token
 from tests.fakes import matches
 
 TOKENS = st.from_regex(r"[A-Za-z0-9_-]{1,64}", fullmatch=True)
@@ -51,11 +53,13 @@ def test_an_inbox_belongs_to_one_identity(identity: str, other: str) -> None:
     assert matches(f"{subjects.inbox(other)}.>", reply) == (identity == other)
 
 
-@pytest.mark.parametrize("bad", ["", "a.b", "a b", "*", ">", "ä", "a" * 65, "a\x00"])
+@pytest.mark.parametrize("bad", ["", "a.b", "a b", "*", ">", "ä", "a" * 65, "a\x00", "a\n"])
 def test_what_is_no_token_is_refused(bad: str) -> None:
     """Dots, blanks, wildcards and length: the error names what the value was for."""
     with pytest.raises(ConfigError, match="cell"):
         subjects.token(bad, what="cell")
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(bad, Token)
 
 
 @given(name=TOKENS)
