@@ -11,7 +11,7 @@ import io
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import msgspec
@@ -89,6 +89,18 @@ def _begin(pattern: str) -> bytes:
     return b"".join(data.splitlines(keepends=True)[:4])
 
 
+def _message(kind: type[encoding.Message], data: bytes) -> object:
+    return encoding.decode(data, kind)
+
+
+def _page(engine: str, data: bytes) -> object:
+    return parse_metrics(data.decode(errors="replace"), engine)
+
+
+def _load(kind: type[Struct], path: Path) -> object:
+    return settings.load(path, kind)
+
+
 def _messages() -> Iterator[Decoder]:
     kinds: set[type[encoding.Message]] = {
         kind
@@ -99,7 +111,7 @@ def _messages() -> Iterator[Decoder]:
     for kind in sorted(kinds - {encoding.Message}, key=lambda kind: kind.__name__):
         yield Decoder(
             name=f"message {kind.__name__}",
-            decode=lambda data, kind=kind: encoding.decode(data, kind),
+            decode=partial(_message, kind),
             own=(ProtocolError,),
             seeds=_packed(kind),
         )
@@ -136,7 +148,7 @@ def _metrics() -> Iterator[Decoder]:
     for engine in ENGINES:
         yield Decoder(
             name=f"metrics page {engine}",
-            decode=lambda data, engine=engine: parse_metrics(data.decode(errors="replace"), engine),
+            decode=partial(_page, engine),
             own=(ProtocolError,),
             seeds=_files(f"metrics/{engine}*.txt"),
         )
@@ -208,7 +220,7 @@ def _settings() -> Iterator[Decoder]:
     for kind in (AgentSettings, CoordinatorSettings):
         yield Decoder(
             name=f"settings {kind.__name__}",
-            decode=_from_file("settings.toml", lambda path, kind=kind: settings.load(path, kind)),
+            decode=_from_file("settings.toml", partial(_load, kind)),
             own=(ConfigError,),
             seeds=(_toml(kind),),
         )
