@@ -1,0 +1,126 @@
+"""The rights that each identity needs on NATS, and no more: from the subjects alone. Pure.
+
+The server's `authorization` is made of them (docs/operations.md), and so are the tests that try
+each subject as each identity on a real server.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from common import streams, subjects
+
+_ANY = "*"
+
+
+class Permissions(Struct, frozen=True, kw_only=True):
+    """What one NATS user may do; whatever is not here is refused.
+
+    may_answer: one answer to each message that it gets. Only where each subject of `subscribe` is
+        one on which the coordinator alone may publish: who sends a message chooses where its
+        answer goes, and the server lets it through.
+    """
+
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+    may_answer: bool = False
+
+
+def of_coordinator(cell: str) -> Permissions:
+    """Of each coordinator of a cell, the leader and its standby."""
+    return Permissions(
+        publish=(
+            subjects.node_desired(cell, _ANY),
+            subjects.node_ledger(cell, _ANY),
+            subjects.node_logs(cell, _ANY),
+            f"{subjects.node_inbox(cell, _ANY)}.>",
+            f"{subjects.user_inbox(cell, _ANY, _ANY)}.>",
+            subjects.journal(cell),
+            subjects.snapshots(cell),
+            streams.leader_subject(cell),
+            *_log(streams.journal(cell), subjects.journal(cell)),
+            *_log(streams.snapshots(cell), subjects.snapshots(cell)),
+            # Where the answer to a write was lost, the record itself says whose it is.
+            _read_one(streams.journal(cell)),
+            *_made(streams.leader_stream(cell)),
+            _read_one(streams.leader_stream(cell)),
+        ),
+        subscribe=(
+            subjects.node_report(cell),
+            subjects.node_renew(cell),
+            subjects.api_all(cell),
+            f"{subjects.coordinator_inbox(cell)}.>",
+        ),
+    )
+
+
+def of_node(cell: str, node: str) -> Permissions:
+    """Of a node's agent."""
+    return Permissions(
+        publish=(subjects.node_report(cell, node), subjects.node_renew(cell, node)),
+        subscribe=(
+            subjects.node_desired(cell, node),
+            subjects.node_ledger(cell, node),
+            subjects.node_logs(cell, node),
+            f"{subjects.node_inbox(cell, node)}.>",
+        ),
+        may_answer=True,
+    )
+
+
+def of_user(cell: str, tenant: str, user: str, verbs: Sequence[str] = (_ANY,)) -> Permissions:
+    """Of a person, or of a program that asks.
+
+    Args:
+        verbs: all that it may ask; by default every verb. Which verbs a tenant's user may use is
+            the coordinator's to decide, as it knows whose jobs they are.
+    """
+    return Permissions(
+        publish=tuple(subjects.api(cell, tenant, user, verb) for verb in verbs),
+        subscribe=(f"{subjects.user_inbox(cell, tenant, user)}.>",),
+    )
+
+
+def entry(login: str, permissions: Permissions) -> str:
+    """One user of nats-server's `authorization`.
+
+    Args:
+        login: its name and its secret, such as `user: ada, password: "..."`.
+    """
+    lines = [
+        f"{{ {login}, permissions: {{",
+        f"    publish: {_listed(permissions.publish)}",
+        f"    subscribe: {_listed(permissions.subscribe)}",
+        *(["    allow_responses: true"] if permissions.may_answer else []),
+        "} }",
+    ]
+    return "\n".join(lines)
+
+
+def _listed(patterns: tuple[str, ...]) -> str:
+    if len(patterns) == 1:
+        return f"[{json.dumps(patterns[0])}]"
+    return "[\n" + "".join(f"        {json.dumps(one)}\n" for one in patterns) + "    ]"
+
+
+def _made(stream: str) -> tuple[str, ...]:
+    """Make a stream that is missing, and look at it: no right to change or delete it."""
+    return f"$JS.API.STREAM.INFO.{stream}", f"$JS.API.STREAM.CREATE.{stream}"
+
+
+def _log(stream: str, subject: str) -> tuple[str, ...]:
+    """A stream that is read by consumers, and whose begin is dropped where it was made for that."""
+    return (
+        *_made(stream),
+        f"$JS.API.STREAM.PURGE.{stream}",
+        f"$JS.API.CONSUMER.CREATE.{stream}.*.{subject}",
+        f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*",
+    )
+
+
+def _read_one(stream: str) -> str:
+    """Read the message at one place of a stream."""
+    return f"$JS.API.STREAM.MSG.GET.{stream}"
