@@ -32,10 +32,10 @@ ADVICE = {
     ),
     Cause.CREDENTIALS: (
         "compare user and password of the NATS URL, or the nkey, with `authorization` in the "
-        "server's nats.conf; `systemctl reload aryl-nats` takes new users"
+        "server's users.conf; `systemctl reload aryl-nats` takes new users"
     ),
     Cause.PERMISSION: (
-        "compare cell, node, tenant and user with the permissions of this NATS user in nats.conf; "
+        "compare cell, node, tenant and user with the permissions of this NATS user in users.conf; "
         "`aryl nats-permissions` prints what each identity needs"
     ),
 }

@@ -131,8 +131,10 @@ def nats_user(options: dict[str, Any]) -> str:
         return f"the nkey of {options['nkeys_seed']}"
     if options["user_credentials"]:
         return f"the credentials of {options['user_credentials']}"
-    users = [user for url in options["servers"] if (user := urlsplit(url).username)]
-    return f"user {users[0]}" if users else "a client without user and key"
+    servers: list[str] = options["servers"]
+    users = filter(None, (urlsplit(url).username for url in servers))
+    name = next(users, None)
+    return f"user {name}" if name else "a client without user and key"
 
 
 def redacted(url: str) -> str:

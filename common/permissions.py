@@ -7,6 +7,7 @@ each subject as each identity on a real server.
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -14,6 +15,7 @@ from msgspec import Struct
 from common import streams, subjects
 
 _ANY = "*"
+_LINE = 110
 
 
 class Permissions(Struct, frozen=True, kw_only=True):
@@ -84,25 +86,37 @@ def of_user(cell: str, tenant: str, user: str, verbs: Sequence[str] = (_ANY,)) -
     )
 
 
-def entry(login: str, permissions: Permissions) -> str:
-    """One user of nats-server's `authorization`.
+class Login(Struct, frozen=True, kw_only=True):
+    """One NATS user with its rights."""
 
-    Args:
-        login: its name and its secret, such as `user: ada, password: "..."`.
-    """
+    name: str
+    password: str
+    permissions: Permissions
+
+
+def users_file(logins: Sequence[Login]) -> str:
+    """nats-server's `authorization` block."""
+    entries = "\n".join(map(_entry, logins))
+    return f"authorization {{\n  users: [\n{textwrap.indent(entries, '    ')}\n  ]\n}}"
+
+
+def _entry(login: Login) -> str:
+    name, password = json.dumps(login.name), json.dumps(login.password)
+    rights = login.permissions
     lines = [
-        f"{{ {login}, permissions: {{",
-        f"    publish: {_listed(permissions.publish)}",
-        f"    subscribe: {_listed(permissions.subscribe)}",
-        *(["    allow_responses: true"] if permissions.may_answer else []),
+        f"{{ user: {name}, password: {password}, permissions: {{",
+        f"    publish: {_listed(rights.publish)}",
+        f"    subscribe: {_listed(rights.subscribe)}",
+        *(["    allow_responses: true"] if rights.may_answer else []),
         "} }",
     ]
     return "\n".join(lines)
 
 
 def _listed(patterns: tuple[str, ...]) -> str:
-    if len(patterns) == 1:
-        return f"[{json.dumps(patterns[0])}]"
+    one_line = f"[{', '.join(map(json.dumps, patterns))}]"
+    if len(one_line) <= _LINE:
+        return one_line
     return "[\n" + "".join(f"        {json.dumps(one)}\n" for one in patterns) + "    ]"
 
 
