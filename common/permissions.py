@@ -61,6 +61,7 @@ def of_coordinator(cell: str) -> Permissions:
 
 def of_node(cell: str, node: str) -> Permissions:
     """Of a node's agent."""
+    node = subjects.token(node, what="node")
     return Permissions(
         publish=(subjects.node_report(cell, node), subjects.node_renew(cell, node)),
         subscribe=(
@@ -80,6 +81,7 @@ def of_user(cell: str, tenant: str, user: str, verbs: Sequence[str] = (_ANY,)) -
         verbs: all that it may ask; by default every verb. Which verbs a tenant's user may use is
             the coordinator's to decide, as it knows whose jobs they are.
     """
+    tenant, user = subjects.token(tenant, what="tenant"), subjects.token(user, what="user")
     return Permissions(
         publish=tuple(subjects.api(cell, tenant, user, verb) for verb in verbs),
         subscribe=(f"{subjects.user_inbox(cell, tenant, user)}.>",),
