@@ -227,7 +227,7 @@ class Agent:
     def _own(self) -> AgentReport:
         bus = self._bus_counters or BusCounters()
         return AgentReport(
-            bad_messages=self.bad_messages,
+            bad_messages=self.bad_messages + bus.foreign_reply_count,
             lease_failures=self._keeper.failures,
             bus_errors=bus.error_count,
             bus_handler_errors=bus.handler_error_count,

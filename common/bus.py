@@ -1,7 +1,7 @@
 """The bus: a protocol that drivers take as an argument, and NATS behind it.
 
-An edge: with `common.natscalls`, and the coordinator's journal and leader key, the only one that
-knows `nats`, which `common.natslib` imports. Must not know what a message means.
+An edge: with `common.natscalls`, `common.natsclient`, and the coordinator's journal and leader key,
+the only one that knows `nats`, which `common.natslib` imports. Must not know what a message means.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from common import natsrules, subjects
+from common.access import ADVICE, IS_LASTING, AccessError, Cause
 from common.clock import Clock
 from common.errors import Unavailable
 from common.log import Throttle
 from common.model import NatsAccess
-from common.natscalls import TlsClient, as_unavailable, heeded_cancellation, round_trip, text
-from common.natslib import Client, JetStreamContext, Msg, Server
+from common.natscalls import as_unavailable, cause_of, heeded_cancellation, round_trip, text
+from common.natsclient import NatsClient
+from common.natslib import JetStreamContext, Msg, Server
 from common.natslib import Subscription as LiveSubscription
 from common.natslib import errors as nats_errors
 from common.natsrules import BusCounters
@@ -41,7 +43,11 @@ class BusMessage(Protocol):
         ...
 
     async def respond(self, data: bytes) -> None:
-        """Answer a request; without a reply subject this does nothing."""
+        """Answer a request; without a reply subject this does nothing.
+
+        An answer goes to the inbox of the identity that the subject names, and nowhere else: the
+        bus drops and counts a message that asks for another way (`common.subjects.may_answer`).
+        """
         ...
 
 
@@ -81,6 +87,7 @@ class Bus(Protocol):
 
         Raises:
             Unavailable: nobody listens, or no answer in time.
+            AccessError: the server gives this user no right to ask here.
         """
         ...
 
@@ -110,25 +117,27 @@ async def connect_nats(
     insecure: bool = False,
     access: NatsAccess | None = None,
     timeout_s: float | None = 10.0,
+    inbox: str = "_INBOX",
 ) -> NatsBus:
     """A bus on NATS that stays: it reconnects for ever, after a refusal too.
 
     Args:
         url: `nats://host:port` or `tls://host:port`, several with commas between.
-        identity: one token; replies come only to its own inbox.
+        identity: who connects, for error messages and the server's own pages.
         insecure: allow a plain-text URL off loopback.
         access: keys and certificates; with `tls_ca_path` a plain URL is TLS as well.
         timeout_s: longest wait for the first connection; None returns at once and connects in
             the background, for a caller that must work without a bus.
+        inbox: prefix of JetStream's answers; those of peers come to `subjects.reply_inbox`.
 
     Raises:
-        ConfigError: the URL, an identity or a file does not fit, or the server is too old.
-        Unavailable: no server took the connection within `timeout_s`.
+        ConfigError: the URL or a file does not fit, or the server is too old.
+        AccessError: no server took the connection within `timeout_s`, or each refuses it for good.
     """
     options = natsrules.client_options(
         url,
-        name=natsrules.identity(identity),
-        inbox_prefix=subjects.inbox(identity),
+        name=identity,
+        inbox_prefix=inbox,
         access=access or NatsAccess(),
         insecure=insecure,
     )
@@ -166,7 +175,12 @@ class NatsSubscription:
         self._handler = handler
         self._live: LiveSubscription | None = None
 
-    async def attach(self, client: Client) -> None:
+    @property
+    def subject(self) -> str:
+        """What it listens to."""
+        return self._subject
+
+    async def attach(self, client: NatsClient) -> None:
         """Subscribe on a (new) connection; each subscription has its own queue and task there."""
         self._live = await client.subscribe(  # pyright: ignore[reportUnknownMemberType]
             self._subject,
@@ -185,6 +199,9 @@ class NatsSubscription:
                 await live.unsubscribe()
 
     async def _deliver(self, message: Msg) -> None:
+        if message.reply and not subjects.may_answer(message.subject, message.reply):
+            self._bus.drop(message.subject, message.reply)
+            return
         try:
             await self._handler(NatsMessage(message))
         except Exception:
@@ -204,11 +221,14 @@ class NatsBus:
         self._options = options
         self._urls = ", ".join(natsrules.redacted(url) for url in options["servers"])
         self._clock = clock
-        self._client: Client | None = None
+        self._client: NatsClient | None = None
         self._connected = asyncio.Event()
         self._subscriptions: list[NatsSubscription] = []
         self._reopening: asyncio.Task[None] | None = None
         self._is_closing = False
+        self._is_opening = False
+        self._refused_count = 0
+        """Attempts in a row that failed for good; as many as servers: all of them refuse."""
         self._why_not = natsrules.WhyNot()
         self._warn = Throttle(clock)
         self._random = random.Random()  # jitter only: it decides when to knock again
@@ -243,14 +263,38 @@ class NatsBus:
         if timeout_s is None:
             self._reopen()
             return
+        self._is_opening = True
         try:
             async with self._clock.timeout(timeout_s):
                 await self._connect()
         except TimeoutError:
-            raise Unavailable(f"NATS at {self._urls}: {self._why_not}") from None
+            raise self._no_access() from None
         except (nats_errors.Error, OSError) as error:
-            self._why_not.note(text(error), was_cut_off=isinstance(error, OSError))
-            raise Unavailable(f"NATS at {self._urls}: {self._why_not}") from error
+            self._why_not.note(text(error), cause_of(error))
+            raise self._no_access() from error
+        finally:
+            self._is_opening = False
+
+    def _no_access(self) -> AccessError:
+        """Why there is no connection, by what was heard so far."""
+        cause = self._why_not.cause or Cause.SERVER
+        who = natsrules.nats_user(self._options)
+        what = {
+            Cause.SERVER: f"no NATS server answers at {self._urls}",
+            Cause.TLS: f"NATS at {self._urls} speaks no TLS that can be trusted",
+            Cause.CREDENTIALS: f"NATS at {self._urls} refuses {who}",
+            Cause.PERMISSION: f"NATS at {self._urls} gives {who} no permission",
+        }[cause]
+        return AccessError(f"{what}: {self._why_not}", cause)
+
+    def drop(self, subject: str, reply: str) -> None:
+        """Count a message whose answer would go to a stranger's subject; it is not handled."""
+        self.counters.foreign_reply_count += 1
+        if self._warn.is_due(f"reply {subjects.reply_inbox(subject)}"):
+            log.warning(
+                "message on %s dropped: its sender may not have answers at %.200r (%d)",
+                subject, reply, self.counters.foreign_reply_count,
+            )  # fmt: skip
 
     async def publish(self, subject: str, data: bytes) -> None:
         """Send and forget; buffered for a while when the connection is down."""
@@ -271,6 +315,8 @@ class NatsBus:
                 await subscription.attach(client)
                 if client.is_connected:
                     await round_trip(client)  # the server knows of it before the caller goes on
+                    if client.is_denied(subject):
+                        raise client.denied("subscribe", subject)
         except Unavailable:
             self.forget(subscription)
             raise
@@ -278,6 +324,8 @@ class NatsBus:
 
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
         """Send and wait for one answer; waits for the connection, never sends late."""
+        if subjects.reply_inbox(subject) is None:
+            raise ValueError(f"{subject}: nobody may answer on this subject")
         with as_unavailable(subject):
             async with self._clock.timeout(timeout_s):
                 client = await self._live_client()
@@ -305,7 +353,7 @@ class NatsBus:
         """Do not make this subscription again on a new connection."""
         self._subscriptions = [one for one in self._subscriptions if one is not subscription]
 
-    async def _live_client(self) -> Client:
+    async def _live_client(self) -> NatsClient:
         while self._client is None or not self._client.is_connected:
             # The client knows that it lost its connection before it calls back.
             self._connected.clear()
@@ -314,7 +362,7 @@ class NatsBus:
 
     async def _connect(self) -> None:
         """One new client that works, or an exception and none."""
-        client = TlsClient()
+        client = NatsClient()
         try:
             with heeded_cancellation():
                 await client.connect(
@@ -369,9 +417,14 @@ class NatsBus:
         self.counters.error_count += 1
         if isinstance(error, nats_errors.SlowConsumerError):
             self.counters.dropped_message_count += 1
-        self._why_not.note(text(error), was_cut_off=isinstance(error, OSError))
+        cause = cause_of(error)
+        self._why_not.note(text(error), cause)
         if self._warn.is_due(text(error)):
-            log.warning("NATS: %s (error %d)", text(error), self.counters.error_count)
+            advice = f"; {ADVICE[cause]}" if cause is not None else ""
+            log.warning("NATS: %s (error %d)%s", text(error), self.counters.error_count, advice)
+        self._refused_count = self._refused_count + 1 if cause in IS_LASTING else 0
+        if self._is_opening and self._refused_count >= len(self._options["servers"]):
+            raise self._no_access()
 
     async def _on_disconnected(self) -> None:
         self._connected.clear()

@@ -7,31 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import Generator
-from typing import Any
 
+from common.access import AccessError, Cause
 from common.errors import Unavailable
-from common.natslib import Client, js_errors
+from common.natsclient import NatsClient, NoTls, PermissionDenied
 from common.natslib import errors as nats_errors
-
-
-class TlsClient(Client):
-    """A client that was told of TLS and speaks nothing without it, least of all its password.
-
-    nats-py begins TLS when the server's INFO demands it, and only then: to `tls://` too it would
-    say who it is in plain text, where a server, or somebody in between, does not demand it.
-    """
-
-    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
-        """What a server says first, on each connection, and before it is told anything."""
-        server = self._current_server
-        is_tls = (server is not None and server.uri.scheme == "tls") or "tls" in self.options
-        if initial_connection and is_tls and not info.get("tls_required"):
-            # An error of its own kind: the client goes on with the next server, or tries again.
-            raise nats_errors.Error(
-                "nats: this server demands no TLS, and was to be spoken to in it"
-            )
-        await super()._process_info(info, initial_connection)
+from common.natslib import js_errors
 
 
 @contextlib.contextmanager
@@ -58,7 +41,7 @@ def heeded_cancellation() -> Generator[None]:
         raise asyncio.CancelledError
 
 
-async def round_trip(client: Client) -> None:
+async def round_trip(client: NatsClient) -> None:
     """Until the server has read everything that was sent before.
 
     nats-py writes the PING of a flush past commands that still wait for its writer task, so the
@@ -77,6 +60,8 @@ def as_unavailable(subject: str) -> Generator[None]:
             yield
     except nats_errors.NoRespondersError:
         raise Unavailable(f"{subject}: nobody listens") from None
+    except PermissionDenied as error:
+        raise AccessError(str(error), Cause.PERMISSION) from None
     except TimeoutError as error:
         # With its cause: a caller that was perhaps heard must know it from one that was not.
         raise Unavailable(f"{subject}: no answer in time") from error
@@ -97,6 +82,8 @@ def jetstream_as_unavailable(what: str, *, are_api_errors_too: bool = False) -> 
         if not are_api_errors_too:
             raise
         raise Unavailable(f"{what}: {error.description or type(error).__name__}") from error
+    except PermissionDenied as error:
+        raise AccessError(f"{what}: {error}", Cause.PERMISSION) from None
     except TimeoutError:
         raise Unavailable(f"{what}: no answer in time") from None
     except (nats_errors.Error, OSError) as error:
@@ -106,3 +93,25 @@ def jetstream_as_unavailable(what: str, *, are_api_errors_too: bool = False) -> 
 def text(error: Exception) -> str:
     """What it says; its kind where it says nothing."""
     return str(error) or type(error).__name__
+
+
+def cause_of(error: Exception) -> Cause | None:
+    """What an error of a connection says of access to NATS; None of any other error."""
+    said = str(error).lower()
+    if isinstance(error, PermissionDenied):
+        return Cause.PERMISSION
+    if isinstance(error, nats_errors.AuthorizationError) or _is_any_of(_REFUSALS, said):
+        return Cause.CREDENTIALS
+    if isinstance(error, (NoTls, ssl.SSLError)) or "tls required" in said:
+        return Cause.TLS
+    if isinstance(error, OSError) or "expecting info message" in said:  # TimeoutError is one too
+        return Cause.SERVER
+    return None
+
+
+def _is_any_of(words: tuple[str, ...], said: str) -> bool:
+    return any(word in said for word in words)
+
+
+_REFUSALS = ("authorization violation", "authentication")
+"""In what a server says before it hangs up on a user that it does not know, or not any more."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 import importlib.util
 import ipaddress
 import random
-import re
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from common.access import Cause
 from common.errors import ConfigError
 from common.model import NatsAccess
 
@@ -41,6 +41,8 @@ class BusCounters:
     handler_error_count: int = 0
     dropped_message_count: int = 0
     reconnect_count: int = 0
+    foreign_reply_count: int = 0
+    """Messages that asked for an answer on a subject of another identity than their sender."""
 
 
 @dataclass(slots=True)
@@ -51,14 +53,17 @@ class WhyNot:
     not the refusal, so which of them came last is chance.
     """
 
+    cause: Cause | None = None
     server_said: str = ""
     last_error: str = ""
 
-    def note(self, error: str, *, was_cut_off: bool) -> None:
-        """One more attempt has failed; `was_cut_off` when the server did not say why."""
+    def note(self, error: str, cause: Cause | None) -> None:
+        """One more attempt has failed; `Cause.SERVER` where no server says why."""
         self.last_error = error
-        if not was_cut_off:
+        if cause is not Cause.SERVER:
             self.server_said = error
+        if cause is not None and (cause is not Cause.SERVER or not self.server_said):
+            self.cause = cause
 
     def __str__(self) -> str:
         reasons = dict.fromkeys((self.server_said, self.last_error))
@@ -120,15 +125,16 @@ def checked(urls: str, *, may_be_plain: bool) -> list[str]:
     return [_checked_one(url.strip(), may_be_plain) for url in urls.split(",")]
 
 
-def identity(name: str) -> str:
-    """A name that may stand in an inbox's subject; longer than a token, for `tenant_user`.
-
-    Raises:
-        ConfigError: it holds something else than A-Z a-z 0-9 _ -.
-    """
-    if not re.fullmatch(r"[A-Za-z0-9_-]{1,200}", name):
-        raise ConfigError(f"identity: {name!r} is not a name of A-Z a-z 0-9 _ -")
-    return name
+def nats_user(options: dict[str, Any]) -> str:
+    """Whom a client with these options shows to a server, without its secret."""
+    if options["nkeys_seed"]:
+        return f"the nkey of {options['nkeys_seed']}"
+    if options["user_credentials"]:
+        return f"the credentials of {options['user_credentials']}"
+    servers: list[str] = options["servers"]
+    users = filter(None, (urlsplit(url).username for url in servers))
+    name = next(users, None)
+    return f"user {name}" if name else "a client without user and key"
 
 
 def redacted(url: str) -> str:

@@ -74,6 +74,51 @@ def snapshots(cell: str) -> str:
     return f"{_PREFIX}.{cell}.snapshot"
 
 
-def inbox(identity: str) -> str:
-    """The caller's own reply prefix: nobody else may read it."""
-    return f"_INBOX_{identity}"
+# --- inboxes: where answers may go ----------------------------------------------------------
+
+
+def coordinator_inbox(cell: str) -> str:
+    """Prefix of the answers to the coordinators of a cell."""
+    return f"{_PREFIX}.{cell}.inbox.coordinator"
+
+
+def node_inbox(cell: str, node: str) -> str:
+    """Prefix of the answers to a node's agent."""
+    return f"{_PREFIX}.{cell}.inbox.node.{node}"
+
+
+def user_inbox(cell: str, tenant: str, user: str) -> str:
+    """Prefix of the answers to one person."""
+    return f"{_PREFIX}.{cell}.inbox.user.{tenant}.{user}"
+
+
+def reply_inbox(subject: str) -> str | None:
+    """The inbox of the identity that may send on this subject; None of one without answers."""
+    tokens = subject.split(".")
+    if ".".join(tokens[:2]) != _PREFIX or not _are_tokens(*tokens[2:]):
+        return None
+    match tokens[2:]:
+        case [cell, "node", node, "report" | "renew"]:
+            return node_inbox(cell, node)
+        case [cell, "node", _, "desired" | "ledger" | "logs"]:
+            return coordinator_inbox(cell)
+        case [cell, "api", tenant, user, _]:
+            return user_inbox(cell, tenant, user)
+        case _:
+            return None
+
+
+def may_answer(subject: str, reply: str) -> bool:
+    """Whether an answer to a message on `subject` may go to `reply`.
+
+    A sender chooses the reply subject of its message, and the receiver publishes there with rights
+    of its own. So the sender's own inbox is the only one that counts.
+    """
+    inbox = reply_inbox(subject)
+    if inbox is None or not reply.startswith(f"{inbox}."):
+        return False
+    return _are_tokens(*reply[len(inbox) + 1 :].split("."))
+
+
+def _are_tokens(*values: str) -> bool:
+    return all(map(_TOKEN.fullmatch, values))

@@ -7,6 +7,7 @@ from typing import TypeVar, cast
 from msgspec import structs
 
 from common import subjects
+from common.access import AccessError
 from common.api import ApiError, ApiErrorCode, Events, Jobs, Loans, Nodes
 from common.bus import Bus
 from common.errors import ArylError, Unavailable
@@ -39,6 +40,10 @@ class ApiAway(ApiRefused, Unavailable):
     """
 
 
+class NoCoordinator(Unavailable):
+    """NATS takes the request, and no coordinator answers it."""
+
+
 class Client:
     """Speaks for one person: the subject says who.
 
@@ -68,7 +73,9 @@ class Client:
 
         Raises:
             ApiRefused: the coordinator refused it; nothing changed.
-            Unavailable: no coordinator answers, or one that cannot do it now (`ApiAway`).
+            AccessError: NATS lets this person not ask it; nothing changed.
+            NoCoordinator: no coordinator answers.
+            Unavailable: one answers that cannot do it now (`ApiAway`), or NATS is away.
             ProtocolError: the answer does not fit this version.
         """
         answer = await self._ask(request, kind)
@@ -88,10 +95,12 @@ class Client:
         subject = subjects.api(self._cell, self._tenant, self._user, verb)
         try:
             answer = await self._bus.request(subject, encode(request), timeout_s=self._timeout_s)
+        except AccessError:
+            raise  # it was not asked
         except Unavailable as error:
-            raise Unavailable(
+            raise NoCoordinator(
                 f"no coordinator of cell {self._cell} answers ({error}); "
-                "it may be starting, or away; where no cell runs, `aryl up` starts one"
+                "none leads now, or the cell has another name"
             ) from error
         refused = _refusal(answer)
         if refused is not None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from common.bus import BusMessage, Handler
 from common.clock import Clock, SystemClock
 from common.errors import Fenced, Unavailable
+from common.subjects import reply_inbox
 from coordinator.service.leader import KeyEntry, KeyPort, LeaderLease
 from coordinator.service.process import ProcessId
 from tests.fakeclock import FakeClock as FakeClock  # so that a test needs one import
@@ -154,6 +155,8 @@ class FakeBus:
 
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> bytes:
         """Send and wait for the first answer."""
+        if reply_inbox(subject) is None:
+            raise ValueError(f"{subject}: nobody may answer on this subject")
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
         def reply(data: bytes) -> None:

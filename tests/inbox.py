@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import asyncio
 
+from common import subjects
 from common.bus import BusMessage
 
 PATIENCE_S = 3.0
 """How long a test waits for what must come; nothing is measured by it."""
+
+
+def asked(verb: str) -> str:
+    """A subject on which somebody may ask."""
+    return subjects.api("c", "t", "u", verb)
+
+
+ECHO = asked("echo")
 
 
 class Inbox:

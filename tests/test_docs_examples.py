@@ -79,6 +79,7 @@ def test_jobs_of_a_node_as_it_is_installed_are_nobody_of_aryl_s(tmp_path: Path) 
 def test_the_nats_example_is_a_configuration(tmp_path: Path) -> None:
     """The server itself accepts it, and every write is synced; TLS files are the site's own."""
     text = block_with(OPERATIONS, "jetstream")
+    (tmp_path / "users.conf").write_text(block_with(OPERATIONS, "authorization {"))
     assert "sync_interval: always" in text
     file = tmp_path / "nats.conf"
     for added in ("", block_with(OPERATIONS, "cluster {")):

@@ -9,7 +9,19 @@ import typer
 from typer.core import TyperGroup
 
 from common.errors import ArylError
-from coordinator.cli import cell, events, jobs, loans, nodes, services, simulate, tenants, top, up
+from coordinator.cli import (
+    cell,
+    events,
+    jobs,
+    loans,
+    nats_permissions,
+    nodes,
+    services,
+    simulate,
+    tenants,
+    top,
+    up,
+)
 from coordinator.cli.arguments import check_text, in_our_words
 from coordinator.cli.connect import Choice
 from coordinator.cli.session import EXIT_INTERRUPTED, Session, Surroundings, exit_code, report
@@ -31,7 +43,8 @@ class Root(TyperGroup):
             with in_our_words():
                 return super().invoke(ctx)
         except ArylError as error:
-            report(error)
+            here = ctx.find_object(Session)
+            report(error, is_of_this_machine=here is not None and here.is_of_this_machine)
             raise typer.Exit(exit_code(error)) from None
         except KeyboardInterrupt:
             raise typer.Exit(EXIT_INTERRUPTED) from None
@@ -55,6 +68,7 @@ top.register(app)
 events.register(app)
 up.register(app)
 simulate.register(app)
+nats_permissions.register(app)
 
 
 def _version(is_asked: bool) -> None:

@@ -6,7 +6,6 @@ on this machine.
 
 from __future__ import annotations
 
-import asyncio
 import difflib
 import getpass
 import re
@@ -19,10 +18,9 @@ import msgspec
 from common.bus import Bus
 from common.clock import SystemClock
 from common.decoding import parse_toml
-from common.errors import ConfigError, Unavailable
+from common.errors import ConfigError
 from common.jobspec import readable
 from common.model import NatsAccess
-from common.natsrules import redacted
 from common.subjects import token
 from coordinator.cli.registry import CellInfo
 
@@ -54,6 +52,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     user: str
     insecure: bool = False
     access: NatsAccess = NatsAccess()
+    is_of_this_machine: bool = False
+    """It runs here and was found here; nothing else names its server."""
 
 
 Connect = Callable[[Target], AbstractAsyncContextManager[Bus]]
@@ -66,24 +66,19 @@ async def over_nats(
     """A connection for the block.
 
     Raises:
-        Unavailable: no NATS server answers within `timeout_s`.
+        AccessError: no NATS server lets this person in within `timeout_s`, or each refuses it.
         ConfigError: the URL would send names and jobs in plain text over a network.
     """
     from common.bus import connect_nats  # only here: `--help` need not load a NATS client
 
-    try:
-        async with asyncio.timeout(timeout_s):
-            bus = await connect_nats(
-                target.nats_url,
-                identity=f"{target.tenant}_{target.user}",
-                clock=SystemClock(),
-                insecure=target.insecure,
-                access=target.access,
-            )
-    except TimeoutError:
-        # Without its cause: this is a server that is not there, not one that is slow.
-        url = redacted(target.nats_url)
-        raise Unavailable(f"no NATS server answered at {url} within {timeout_s:g} s") from None
+    bus = await connect_nats(
+        target.nats_url,
+        identity=f"{target.tenant}/{target.user}",
+        clock=SystemClock(),
+        insecure=target.insecure,
+        access=target.access,
+        timeout_s=timeout_s,
+    )
     try:
         yield bus
     finally:
@@ -112,6 +107,7 @@ def resolve(
     insecure = next((c.insecure for c in choices if c.insecure is not None), False)
     if cell is not None:
         token(cell, what="cell")  # before its server is looked for: it would be blamed for this
+    is_of_this_machine = nats_url is None
     if nats_url is None:
         info = _of_this_machine(find(), cell, file)
         nats_url, cell, tenant = info.nats_url, info.cell, tenant or LOCAL_TENANT
@@ -122,6 +118,7 @@ def resolve(
         user=token(user or login_token(), what="user"),
         insecure=insecure,
         access=next((c.access for c in choices if c.access is not None), NatsAccess()),
+        is_of_this_machine=is_of_this_machine,
     )
 
 

@@ -17,6 +17,7 @@ import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
+from common.access import ADVICE, AccessError, Cause
 from common.api import ApiErrorCode
 from common.clock import Clock, SystemClock
 from common.errors import ArylError, ConfigError, ProtocolError, Unavailable
@@ -25,7 +26,7 @@ from common.terminal import visible
 from coordinator.cli import connect, registry
 from coordinator.cli.connect import Choice, Connect, Target
 from coordinator.cli.interrupt import EXIT_INTERRUPTED as EXIT_INTERRUPTED
-from coordinator.client import EXIT_CODES, ApiRefused, Client
+from coordinator.client import EXIT_CODES, ApiRefused, Client, NoCoordinator
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
@@ -90,6 +91,8 @@ class Session:
         self._connect = around.connect
         self._flags = flags or Choice()
         self._timeout_s = timeout_s
+        self.is_of_this_machine = False
+        """The cell was found on this machine; nothing else names its server."""
 
     @property
     def out(self) -> Console:
@@ -99,7 +102,9 @@ class Session:
     def target(self) -> Target:
         """Which cell, and as whom; ConfigError when nothing says so."""
         directory = registry.home(self.environ)
-        return connect.resolve(self._flags, self.environ, lambda: registry.find(directory))
+        found = connect.resolve(self._flags, self.environ, lambda: registry.find(directory))
+        self.is_of_this_machine = found.is_of_this_machine
+        return found
 
     def run(self, work: Callable[[Client], Awaitable[T]]) -> T:
         """Connect, do the work, leave. Errors are those of `Client.ask` and `connect.over_nats`."""
@@ -177,6 +182,8 @@ def exit_code(error: ArylError) -> int:
             return EXIT_CODES[ApiErrorCode.CONFLICT]
         case ConfigError():
             return EXIT_USAGE
+        case AccessError(cause=Cause.CREDENTIALS | Cause.PERMISSION):
+            return EXIT_CODES[ApiErrorCode.DENIED]
         case Unavailable():
             return EXIT_TIMEOUT if is_timeout(error) else EXIT_UNREACHABLE
         case _:
@@ -185,6 +192,8 @@ def exit_code(error: ArylError) -> int:
 
 def is_timeout(error: BaseException | None) -> bool:
     """Whether somebody was asked and did not answer in time, rather than nobody being there."""
+    if isinstance(error, AccessError):
+        return False
     while error is not None:
         if isinstance(error, TimeoutError):
             return True
@@ -193,15 +202,18 @@ def is_timeout(error: BaseException | None) -> bool:
     return False
 
 
-def report(error: ArylError) -> None:
-    """Say what failed, why, and what to run next."""
+def report(error: ArylError, *, is_of_this_machine: bool = False) -> None:
+    """Say what failed, why, and what to run next.
+
+    is_of_this_machine: the cell runs here by `aryl up`; else it is a fleet's, with units.
+    """
     say(f"aryl: {error}")
-    advice = _next(error)
+    advice = _next(error, is_of_this_machine)
     if advice:
         say(f"next: {advice}")
 
 
-def _next(error: ArylError) -> str:
+def _next(error: ArylError, is_of_this_machine: bool) -> str:
     match error:
         case ApiRefused():
             if error.error.code == ApiErrorCode.UNAVAILABLE:
@@ -209,8 +221,12 @@ def _next(error: ArylError) -> str:
             return NEXT_BY_FIELD.get(error.error.field, "")
         case Unavailable() if is_timeout(error):
             return "aryl status; what was asked may still happen, so look before you repeat it"
-        case Unavailable():
-            return "aryl up (a cell here), or check --nats-url and --cell"
+        case AccessError() if not is_of_this_machine:
+            return ADVICE[error.cause]
+        case Unavailable() if is_of_this_machine:
+            return "ask again; if that stays so, stop the cell here and start it with `aryl up`"
+        case NoCoordinator():
+            return "`systemctl status aryl-coordinator` on its machines, and check --cell"
         case ProtocolError():
             return "aryl --version here and on the coordinator: they may differ too much"
         case _:

@@ -16,6 +16,7 @@ from common.clock import Clock
 from common.errors import Fenced, ProtocolError, Unavailable
 from common.messages import NodeReport
 from common.model import NodeName
+from common.natsrules import BusCounters
 from coordinator.engine.commands import AskLedger, Command, Outcome, PushDesired
 from coordinator.engine.engine import Engine
 from coordinator.engine.events import (
@@ -60,6 +61,7 @@ class Coordinator:
         snapshots: SnapshotsPort,
         lease: LeasePort,
         progress: Callable[[], None] = lambda: None,
+        bus_counters: BusCounters | None = None,
     ) -> None:
         self.settings = settings
         self.holder = holder
@@ -74,6 +76,7 @@ class Coordinator:
         self.refused_reports = Complaints(clock, "bad reports")
         self._rivals = Complaints(clock, "reports of rivals")
         self._bad_requests = 0
+        self._bus_counters = bus_counters or BusCounters()
         self.is_leading = False
         self._leads_since_s = float("inf")
         self._tick_s = min(settings.pass_period_s, settings.load_period_s, 1.0)
@@ -137,6 +140,7 @@ class Coordinator:
         return (
             self.bad_reports
             + self._bad_requests
+            + self._bus_counters.foreign_reply_count
             + self.folder.rivals.dropped_count
             + self.renewals.bad_messages
             + self.dispatcher.bad_messages

@@ -13,7 +13,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from common import systemd
+from common import subjects, systemd
+from common.access import ADVICE, AccessError
 from common.bus import connect_nats, leave
 from common.clock import SystemClock
 from common.errors import ArylError, ConfigError, Fenced
@@ -48,6 +49,7 @@ async def run(settings: CoordinatorSettings) -> None:
         clock=clock,
         insecure=settings.insecure,
         access=settings.access,
+        inbox=subjects.coordinator_inbox(settings.cell),
     )
     try:
         replicas = settings.journal_replicas
@@ -83,6 +85,7 @@ async def run(settings: CoordinatorSettings) -> None:
             ),
             lease=lease,
             progress=systemd.watchdog,
+            bus_counters=bus.counters,
         )
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -128,6 +131,9 @@ def main(argv: list[str] | None = None) -> int:
     except Fenced as error:
         log.error("stepping down: %s", error)
         return EXIT_FENCED
+    except AccessError as error:
+        log.error("%s; %s", error, ADVICE[error.cause])
+        return 2
     except ArylError as error:
         log.error("%s", error)
         return 2

@@ -8,7 +8,7 @@ import nats.js.errors
 from nats.js import api
 from nats.js.kv import KeyValue
 
-from common import subjects
+from common import streams
 from common.bus import NatsBus
 from common.clock import Clock
 from common.natscalls import jetstream_as_unavailable
@@ -55,7 +55,7 @@ class NatsKey:
 
     def __init__(self, bus: NatsBus, *, cell: str, timeout_s: float, replicas: int = 1) -> None:
         self._bus = bus
-        self._bucket = f"leader_{subjects.token(cell, what='cell')}"
+        self._bucket = streams.leader_bucket(cell)
         self._timeout_s = timeout_s
         self._replicas = replicas
 
@@ -64,7 +64,7 @@ class NatsKey:
         with jetstream_as_unavailable("leader lease", are_api_errors_too=True):
             bucket = await self._open()
             try:
-                entry = await bucket.get("leader")
+                entry = await bucket.get(streams.LEADER_KEY)
             except nats.js.errors.KeyDeletedError as error:
                 # Somebody deleted it by hand: its revision still fences.
                 deleted = cast("KeyValue.Entry", error.entry)  # pyright: ignore[reportUnknownMemberType]
@@ -78,7 +78,7 @@ class NatsKey:
         with jetstream_as_unavailable("leader lease", are_api_errors_too=True):
             bucket = await self._open()
             try:
-                return await bucket.update("leader", value, last=last_revision)
+                return await bucket.update(streams.LEADER_KEY, value, last=last_revision)
             except nats.js.errors.KeyWrongLastSequenceError:
                 return None
 

@@ -16,7 +16,7 @@ import msgspec
 import nats.js.errors
 from nats.js import JetStreamContext, api
 
-from common import natsrules, subjects
+from common import natsrules, streams, subjects
 from common.bus import NatsBus
 from common.clock import Clock
 from common.decoding import UNREADABLE
@@ -61,7 +61,7 @@ class Journal:
     ) -> None:
         self._bus = bus
         self._clock = clock
-        self._stream = f"ARYL_JOURNAL_{subjects.token(cell, what='cell')}"
+        self._stream = streams.journal(cell)
         self._subject = subjects.journal(cell)
         self._writer = writer
         self._replicas = replicas
@@ -229,7 +229,7 @@ class Snapshots:
     ) -> None:
         self._bus = bus
         self._clock = clock
-        self._stream = f"ARYL_SNAPSHOT_{subjects.token(cell, what='cell')}"
+        self._stream = streams.snapshots(cell)
         self._subject = subjects.snapshots(cell)
         self._new_name = new_name
         self._replicas = replicas

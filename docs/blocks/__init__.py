@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from blocks import commands, life_cycles, pages, policies, policy_code, settings, wire
+from blocks import commands, life_cycles, nats, pages, policies, policy_code, settings, wire
 
 Blocks = Mapping[str, Callable[[], str]]
 
@@ -21,6 +21,7 @@ BLOCKS: Blocks = {
     "message parts": wire.message_parts,
     "commands": commands.command_reference,
     "exit codes": commands.exit_code_table,
+    "nats users": nats.nats_users,
     "agent settings": settings.agent_settings,
     "coordinator settings": settings.coordinator_settings,
     "job file": settings.job_file,

@@ -36,7 +36,8 @@ def exit_code_table() -> str:
         session.EXIT_ERROR: "any other error; also a question that was answered with no",
         session.EXIT_INTERRUPTED: "interrupted by Ctrl-C",
         EXIT_TERMINATED: "ended by SIGTERM: `simulate`, with all processes that computed for it",
-        session.EXIT_UNREACHABLE: "nobody there: no NATS server answers, or no coordinator leads",
+        session.EXIT_UNREACHABLE: "nobody there: no NATS server that can be trusted answers, or no "
+        "coordinator leads",
         session.EXIT_TIMEOUT: "asked, but not answered in time; what was asked may still happen",
     }
     meanings = {
@@ -44,7 +45,8 @@ def exit_code_table() -> str:
         "here; nothing was changed",
         ApiErrorCode.NOT_FOUND: "there is no such job, node, service or loan",
         ApiErrorCode.CONFLICT: "it cannot be done now; the text says what is in the way",
-        ApiErrorCode.DENIED: "you may not",
+        ApiErrorCode.DENIED: "you may not: the coordinator refuses it, or NATS the user, the "
+        "password or the subject",
     }
     assert DECLINED == session.EXIT_ERROR, "one row stands for both"
     names |= {EXIT_CODES[code]: meaning for code, meaning in meanings.items()}

@@ -309,7 +309,7 @@ def test_the_caller_is_who_the_flags_say(cell: FakeCell) -> None:
         (refusal(ApiErrorCode.CONFLICT, "it is over", "job_id"), 4, "it is over", "aryl job list"),
         (refusal(ApiErrorCode.DENIED, "not yours", "tenant"), 5, "not yours", "--tenant"),
         (refusal(ApiErrorCode.UNAVAILABLE, "node away"), 6, "node away", "aryl status"),
-        (nobody(), 6, "no coordinator of cell lab answers", "aryl up"),
+        (nobody(), 6, "no coordinator of cell lab answers", "`systemctl status aryl-coordinator`"),
         (no_answer(), 7, "no answer in 10 s", "aryl status"),
         (ProtocolError("cannot read it"), 1, "cannot read it", "aryl --version"),
     ],

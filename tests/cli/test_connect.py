@@ -42,7 +42,11 @@ def test_each_source_wins_over_the_next(tmp_path: Path) -> None:
     )
     here = resolve(Choice(), {"XDG_CONFIG_HOME": "/nonexistent"}, lambda: HERE)
     assert here == Target(
-        nats_url=HERE.nats_url, cell="demo", tenant="ops", user=login_token(), insecure=False
+        nats_url=HERE.nats_url,
+        cell="demo",
+        tenant="ops",
+        user=login_token(),
+        is_of_this_machine=True,
     )
 
 
@@ -124,7 +128,7 @@ def test_a_login_name_becomes_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_server_that_is_not_there_is_unreachable_and_keeps_its_password() -> None:
     """Nobody was asked, so nothing may still happen; and a terminal is no place for a secret."""
     target = Target(nats_url="nats://ada:secret@127.0.0.1:1", cell="c", tenant="ops", user="ada")
-    with pytest.raises(Unavailable, match="no NATS server answered at nats://127") as caught:
+    with pytest.raises(Unavailable, match="no NATS server answers at nats://127") as caught:
         async with over_nats(target, timeout_s=0.05):
             raise AssertionError("there is nobody at port 1")
     assert exit_code(caught.value) == EXIT_UNREACHABLE

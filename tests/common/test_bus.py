@@ -12,7 +12,7 @@ from common.bus import Bus, BusMessage, NatsBus, connect_nats
 from common.clock import SystemClock
 from common.errors import Unavailable
 from tests.fakes import FakeBus, FakeNetwork
-from tests.inbox import PATIENCE_S, Inbox, echo
+from tests.inbox import ECHO, PATIENCE_S, Inbox, asked, echo
 from tests.servers import running_nats
 
 Pair = tuple[Bus, Bus]
@@ -77,9 +77,9 @@ async def test_every_subscriber_hears(pair: Pair) -> None:
 async def test_a_request_is_answered(pair: Pair) -> None:
     """The answer comes back to the asker; many at once do not mix."""
     a, b = pair
-    await b.subscribe("echo", echo)
+    await b.subscribe(ECHO, echo)
     answers = await asyncio.gather(
-        *(a.request("echo", b"%d" % i, timeout_s=PATIENCE_S) for i in range(50))
+        *(a.request(ECHO, b"%d" % i, timeout_s=PATIENCE_S) for i in range(50))
     )
     assert answers == [b"re:%d" % i for i in range(50)]
 
@@ -87,15 +87,15 @@ async def test_a_request_is_answered(pair: Pair) -> None:
 async def test_a_request_that_nobody_hears_fails_at_once(pair: Pair) -> None:
     """No subscriber is known at once, long before the timeout."""
     with pytest.raises(Unavailable, match="nobody listens"):
-        await pair[0].request("nobody", b"", timeout_s=3600.0)
+        await pair[0].request(asked("nobody"), b"", timeout_s=3600.0)
 
 
 async def test_a_request_without_an_answer_times_out(pair: Pair) -> None:
     """A listener that does not answer is `Unavailable` after the timeout."""
     a, b = pair
-    await b.subscribe("mute", Inbox())
+    await b.subscribe(asked("mute"), Inbox())
     with pytest.raises(Unavailable, match="no answer"):
-        await a.request("mute", b"", timeout_s=0.01)
+        await a.request(asked("mute"), b"", timeout_s=0.01)
 
 
 async def test_answering_a_message_that_did_not_ask_does_nothing(pair: Pair) -> None:
@@ -144,10 +144,10 @@ async def test_a_slow_handler_blocks_nobody_else(pair: Pair) -> None:
         await inbox(message)
 
     await b.subscribe("slow", slow)
-    await b.subscribe("echo", echo)
+    await b.subscribe(ECHO, echo)
     await a.publish("slow", b"1")
     await a.publish("slow", b"2")
-    assert await a.request("echo", b"x", timeout_s=PATIENCE_S) == b"re:x"
+    assert await a.request(ECHO, b"x", timeout_s=PATIENCE_S) == b"re:x"
     assert inbox.queue.empty()
     gate.set()
     assert await inbox.take(2) == [("slow", b"1"), ("slow", b"2")]
@@ -158,10 +158,10 @@ async def test_nothing_comes_after_unsubscribe(pair: Pair) -> None:
     a, b = pair
     inbox = Inbox()
     subscription = await b.subscribe("s", inbox)
-    await b.subscribe("echo", echo)
+    await b.subscribe(ECHO, echo)
     await subscription.unsubscribe()
     await a.publish("s", b"1")
-    await a.request("echo", b"", timeout_s=PATIENCE_S)
+    await a.request(ECHO, b"", timeout_s=PATIENCE_S)
     assert inbox.queue.empty()
     await subscription.unsubscribe()
 

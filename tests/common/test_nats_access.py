@@ -21,7 +21,7 @@ from common.errors import ConfigError, Unavailable
 from common.model import NatsAccess
 from coordinator.service.natsserver import find_binary
 from tests.fakes import FakeClock
-from tests.inbox import PATIENCE_S, echo
+from tests.inbox import ECHO, PATIENCE_S, echo
 from tests.servers import client_url
 
 
@@ -56,8 +56,8 @@ async def test_an_nkey_opens_a_guarded_server(guarded_url: str, tmp_path: Path) 
     """The seed in the file is this identity; nothing secret stands in the URL."""
     access = NatsAccess(nkey_seed_path=str(tmp_path / "seed"))
     bus = await connect_nats(guarded_url, identity="a", clock=SystemClock(), access=access)
-    await bus.subscribe("echo", echo)
-    assert await bus.request("echo", b"1", timeout_s=PATIENCE_S) == b"re:1"
+    await bus.subscribe(ECHO, echo)
+    assert await bus.request(ECHO, b"1", timeout_s=PATIENCE_S) == b"re:1"
     await bus.close()
 
 
@@ -146,6 +146,7 @@ async def test_a_refusal_is_told_although_later_attempts_were_only_cut() -> None
     """Whether a client reads a refusal or a reset is chance; the reason is kept until the end."""
     clock, connections = FakeClock(), list[int]()
     async with curt_server(connections) as url:
+        url = f"{url},{url}"  # one refusal is not yet that of each server
         connecting = asyncio.create_task(
             connect_nats(url, identity="a", clock=clock, timeout_s=5.0)
         )

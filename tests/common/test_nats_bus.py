@@ -11,12 +11,15 @@ import pytest
 import uvloop
 
 from common import bus as bus_module
+from common import subjects
 from common.bus import BusMessage, NatsBus, connect_nats
 from common.clock import SystemClock
 from common.errors import ConfigError, Unavailable
+from common.natscalls import round_trip
+from common.natsclient import NatsClient
 from coordinator.cli.session import is_timeout
 from coordinator.service.natsserver import NatsServer
-from tests.inbox import PATIENCE_S, Inbox, echo
+from tests.inbox import ECHO, PATIENCE_S, Inbox, asked, echo
 from tests.servers import scripted_nats
 
 
@@ -25,10 +28,10 @@ async def test_subscriptions_outlive_a_server_crash(
     nats_server: NatsServer, nats_bus: NatsBus
 ) -> None:
     """After kill -9 and a restart the same subscription answers, without anybody's help."""
-    await nats_bus.subscribe("echo", echo)
+    await nats_bus.subscribe(ECHO, echo)
     await nats_server.kill()
     await nats_server.start()
-    assert await nats_bus.request("echo", b"1", timeout_s=PATIENCE_S) == b"re:1"
+    assert await nats_bus.request(ECHO, b"1", timeout_s=PATIENCE_S) == b"re:1"
     assert nats_bus.counters.reconnect_count == 1
 
 
@@ -40,11 +43,11 @@ async def test_a_request_that_was_heard_and_not_answered_is_a_timeout(nats_bus: 
     async def deaf(message: BusMessage) -> None:
         await never.wait()
 
-    await nats_bus.subscribe("deaf", deaf)
+    await nats_bus.subscribe(asked("deaf"), deaf)
     with pytest.raises(Unavailable, match="no answer in time") as heard:
-        await nats_bus.request("deaf", b"", timeout_s=0.2)
+        await nats_bus.request(asked("deaf"), b"", timeout_s=0.2)
     with pytest.raises(Unavailable) as unheard:
-        await nats_bus.request("nobody", b"", timeout_s=PATIENCE_S)
+        await nats_bus.request(asked("nobody"), b"", timeout_s=PATIENCE_S)
     assert (is_timeout(heard.value), is_timeout(unheard.value)) == (True, False)
     never.set()
 
@@ -55,16 +58,16 @@ async def test_a_request_without_a_connection_is_never_sent_late(
 ) -> None:
     """What timed out while the server was away does not reach a handler afterwards."""
     inbox = Inbox()
-    await nats_bus.subscribe("order", inbox)
-    await nats_bus.subscribe("echo", echo)
+    await nats_bus.subscribe(asked("order"), inbox)
+    await nats_bus.subscribe(ECHO, echo)
     await nats_server.kill()
     while nats_bus.is_connected:
         with contextlib.suppress(Unavailable):
-            await nats_bus.request("echo", b"", timeout_s=0.01)
+            await nats_bus.request(ECHO, b"", timeout_s=0.01)
     with pytest.raises(Unavailable):
-        await nats_bus.request("order", b"old", timeout_s=0.01)
+        await nats_bus.request(asked("order"), b"old", timeout_s=0.01)
     await nats_server.start()
-    await nats_bus.request("echo", b"", timeout_s=PATIENCE_S)
+    await nats_bus.request(ECHO, b"", timeout_s=PATIENCE_S)
     assert inbox.queue.empty()
 
 
@@ -81,10 +84,10 @@ async def test_overflow_is_counted_and_the_connection_lives(
         await inbox(message)
 
     await nats_bus.subscribe("slow", slow)
-    await nats_bus.subscribe("echo", echo)
+    await nats_bus.subscribe(ECHO, echo)
     for i in range(10):
         await nats_bus.publish("slow", b"%d" % i)
-    await nats_bus.request("echo", b"", timeout_s=PATIENCE_S)
+    await nats_bus.request(ECHO, b"", timeout_s=PATIENCE_S)
     gate.set()
     kept = 10 - nats_bus.counters.dropped_message_count
     assert 0 < kept < 10
@@ -100,14 +103,14 @@ async def test_a_bus_can_begin_without_a_server(tmp_path: Path) -> None:
         port = int(probe.getsockname()[1])
     url = f"nats://127.0.0.1:{port}"
     bus = await connect_nats(url, identity="a", clock=SystemClock(), timeout_s=None)
-    await bus.subscribe("echo", echo)
+    await bus.subscribe(ECHO, echo)
     assert not bus.is_connected
     with pytest.raises(Unavailable):
         await bus.publish("s", b"")
     server = NatsServer(tmp_path / "nats", clock=SystemClock(), port=port)
     try:
         assert await server.start() == url
-        assert await bus.request("echo", b"1", timeout_s=PATIENCE_S) == b"re:1"
+        assert await bus.request(ECHO, b"1", timeout_s=PATIENCE_S) == b"re:1"
     finally:
         await bus.close()
         await server.stop()
@@ -130,8 +133,8 @@ def test_the_bus_works_on_uvloop(tmp_path: Path) -> None:
         server = NatsServer(tmp_path / "nats", clock=SystemClock())
         bus = await connect_nats(await server.start(), identity="a", clock=SystemClock())
         try:
-            await bus.subscribe("echo", echo)
-            return await bus.request("echo", b"1", timeout_s=PATIENCE_S)
+            await bus.subscribe(ECHO, echo)
+            return await bus.request(ECHO, b"1", timeout_s=PATIENCE_S)
         finally:
             await bus.close()
             await server.stop()
@@ -177,3 +180,29 @@ async def test_the_server_knows_a_subscription_before_its_caller_goes_on() -> No
             assert lines[-1] == "PING"
             assert f"SUB s{number}  {number}" in lines
         await bus.close()
+
+
+@pytest.mark.nats
+async def test_a_message_that_wants_its_answer_elsewhere_is_dropped_and_counted(
+    nats_server: NatsServer, nats_bus: NatsBus
+) -> None:
+    """A receiver publishes nothing on a subject that a sender chose, but below its own inbox."""
+    journal, heard, kept = subjects.journal("c"), Inbox(), Inbox()
+
+    async def answer(message: BusMessage) -> None:
+        await kept(message)
+        await message.respond(b"by the receiver's rights")
+
+    await nats_bus.subscribe(ECHO, answer)
+    await nats_bus.subscribe(journal, heard)
+    stranger = NatsClient()
+    await stranger.connect(nats_server.url)
+    inbox = str(subjects.reply_inbox(ECHO))
+    for reply in (journal, "$KV.leader_c.leader", "_INBOX.x", inbox, f"{inbox}2.x"):
+        await stranger.publish(ECHO, b"hostile", reply=reply)
+    await stranger.publish(ECHO, b"honest")
+    await round_trip(stranger)
+    await stranger.close()
+    assert await nats_bus.request(ECHO, b"", timeout_s=PATIENCE_S) == b"by the receiver's rights"
+    assert await kept.take(2) == [(ECHO, b"honest"), (ECHO, b"")]
+    assert (nats_bus.counters.foreign_reply_count, heard.queue.empty()) == (5, True)

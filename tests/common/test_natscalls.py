@@ -9,8 +9,8 @@ import pytest
 from common.bus import BusMessage, NatsBus
 from common.errors import Unavailable
 from common.natscalls import as_unavailable, heeded_cancellation
-from common.subjects import inbox
-from tests.inbox import PATIENCE_S, echo
+from common.subjects import reply_inbox
+from tests.inbox import ECHO, PATIENCE_S, echo
 
 
 async def ended(task: asyncio.Task[object]) -> None:
@@ -79,11 +79,11 @@ async def test_a_request_that_is_answered_while_it_is_cancelled_ends(nats_bus: N
 
     async def ask() -> None:
         while True:
-            await nats_bus.request("echo", b"1", timeout_s=PATIENCE_S)
+            await nats_bus.request(ECHO, b"1", timeout_s=PATIENCE_S)
 
-    await nats_bus.subscribe("echo", echo)
-    await nats_bus.request("echo", b"0", timeout_s=PATIENCE_S)  # makes its inbox
-    await nats_bus.subscribe(f"{inbox('test')}.>", tell_it_to_end)
+    await nats_bus.subscribe(ECHO, echo)
+    await nats_bus.request(ECHO, b"0", timeout_s=PATIENCE_S)  # makes its inbox
+    await nats_bus.subscribe(f"{reply_inbox(ECHO)}.>", tell_it_to_end)
     asking.append(asyncio.create_task(ask()))
     await ended(asking[0])
     assert asking[0].cancelled()

@@ -53,13 +53,6 @@ def test_a_password_is_never_in_a_message() -> None:
     assert "far.example" in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["", "a.b", "a b", "*", "a\n"])
-async def test_an_identity_is_one_token(name: str) -> None:
-    """The inbox of an identity is built from it, so it cannot hold dots or wildcards."""
-    with pytest.raises(ConfigError, match="identity"):
-        await connect_nats("nats://127.0.0.1:1", identity=name, clock=SystemClock())
-
-
 async def test_a_missing_seed_is_found_at_once(tmp_path: Path) -> None:
     """A file that cannot be read is named, before anything is connected."""
     with pytest.raises(ConfigError, match=r"nkey_seed_path: .*seed cannot be read"):

@@ -1,0 +1,173 @@
+"""nats-py's client with our rules: TLS or silence, an inbox by subject, refusals at once.
+
+An edge. Must not know what is sent, nor keep a connection: `common.bus` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from typing import Any, NamedTuple
+
+from common import subjects
+from common.natslib import Client, Msg, Subscription
+from common.natslib import errors as nats_errors
+
+_NO_RESPONDERS = "503"
+_TOKEN_BYTES = 8
+"""Of a reply subject. An agent sees its own, and guesses none of another request from it."""
+_VIOLATION = re.compile(
+    r'permissions violation for (?P<kind>publish|subscription) to "(?P<subject>[^"]+)"'
+)
+
+
+class NoTls(nats_errors.Error):
+    """The server demands no TLS, and was to be spoken to in it."""
+
+
+class PermissionDenied(nats_errors.Error):
+    """The server gives this user no right to this subject."""
+
+
+class _Asked(NamedTuple):
+    """A request that waits for its answer."""
+
+    subject: str
+    prefix: str
+    answer: asyncio.Future[Msg]
+
+
+class NatsClient(Client):
+    """One connection, made and made again by nats-py."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._asked: dict[str, _Asked] = {}
+        """By the subject of the answer."""
+        self._prefixes: dict[str, str] = {}
+        """By inbox: below it, where this connection hears answers."""
+        self._subscriptions: dict[str, Subscription] = {}
+        """By prefix."""
+        self._denied_subscriptions: set[str] = set()
+        """Subjects in lower case, as nats-py hands on what a server says."""
+
+    @property
+    def who(self) -> str:
+        """Who this is, to itself and to the server."""
+        name = self.options.get("name") or "this program"
+        server = self._current_server
+        user = server.uri.username if server is not None else None
+        return f"{name} (NATS user {user})" if user else f"{name}"
+
+    def is_denied(self, subject: str) -> bool:
+        """Whether the server has refused a subscription to this subject."""
+        return subject.lower() in self._denied_subscriptions
+
+    def denied(self, verb: str, subject: str) -> PermissionDenied:
+        """The error of a refusal; `verb` is `publish` or `subscribe`."""
+        return PermissionDenied(f"{self.who} has no permission to {verb} to {subject}")
+
+    # --- requests -----------------------------------------------------------------------------
+
+    async def request(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        timeout: float = 0.5,  # noqa: ASYNC109 - nats-py's own calls come here too
+        old_style: bool = False,
+        headers: dict[str, Any] | None = None,
+    ) -> Msg:
+        """One answer, in the inbox of the identity that the subject names.
+
+        A subject of another kind, such as JetStream's, is answered in the client's own inbox.
+
+        Raises:
+            PermissionDenied: the server lets nobody of this user ask here, or hear the answer.
+            NoRespondersError: nobody listens.
+            TimeoutError: no answer in time.
+        """
+        inbox = subjects.reply_inbox(subject) or self._inbox_prefix.decode()
+        try:
+            async with asyncio.timeout(timeout):
+                answer = await self._ask(subject, payload, inbox, headers)
+        except nats_errors.TimeoutError:
+            raise
+        except TimeoutError:
+            raise nats_errors.TimeoutError from None
+        if answer.headers and answer.headers.get("Status") == _NO_RESPONDERS:
+            raise nats_errors.NoRespondersError
+        return answer
+
+    async def _ask(
+        self, subject: str, payload: bytes, inbox: str, headers: dict[str, Any] | None
+    ) -> Msg:
+        prefix = self._prefixes.get(inbox) or await self._open_inbox(inbox)
+        reply = f"{prefix}.{secrets.token_hex(_TOKEN_BYTES)}"
+        answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        self._asked[reply] = _Asked(subject, prefix, answer)
+        try:
+            await self.publish(subject, payload, reply=reply, headers=headers)
+            return await answer
+        finally:
+            del self._asked[reply]
+
+    async def _open_inbox(self, inbox: str) -> str:
+        prefix = self._prefixes[inbox] = f"{inbox}.{secrets.token_hex(_TOKEN_BYTES)}"
+        try:
+            opened = await self.subscribe(f"{prefix}.*", cb=self._take_answer)  # pyright: ignore[reportUnknownMemberType]
+        except BaseException:
+            del self._prefixes[inbox]
+            raise
+        self._subscriptions[prefix] = opened
+        return prefix
+
+    async def _take_answer(self, message: Msg) -> None:
+        asked = self._asked.get(message.subject)
+        if asked is not None and not asked.answer.done():
+            asked.answer.set_result(message)
+
+    # --- what a server says -------------------------------------------------------------------
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        """What a server says first, on each connection, and before it is told anything.
+
+        nats-py begins TLS when the server's INFO demands it, and only then: to `tls://` too it
+        would say who it is in plain text, where a server, or one in between, does not demand it.
+        """
+        server = self._current_server
+        is_tls = (server is not None and server.uri.scheme == "tls") or "tls" in self.options
+        if initial_connection and is_tls and not info.get("tls_required"):
+            # An error of its own kind: the client goes on with the next server, or tries again.
+            raise NoTls("nats: this server demands no TLS, and was to be spoken to in it")
+        if initial_connection:
+            self._denied_subscriptions.clear()
+        await super()._process_info(info, initial_connection)
+
+    async def _process_err(self, err_msg: str) -> None:
+        """A refusal of one subject ends what waits for it; nats-py lets it wait for its timeout."""
+        found = _VIOLATION.search(err_msg)
+        if found is None:
+            await super()._process_err(err_msg)
+            return
+        is_publish, said = found["kind"] == "publish", found["subject"]
+        verb, subject = ("publish" if is_publish else "subscribe"), said
+        for asked in list(self._asked.values()):
+            needed = asked.subject if is_publish else f"{asked.prefix}.*"
+            if needed.lower() == said and not asked.answer.done():
+                subject = needed
+                asked.answer.set_exception(self.denied(verb, needed))
+        if not is_publish:
+            self._denied_subscriptions.add(said)
+            await self._forget_inbox(said)
+        self._err = self.denied(verb, subject)
+        await self._error_cb(self._err)
+
+    async def _forget_inbox(self, denied: str) -> None:
+        """Open this inbox again for the next request: by then it may be allowed."""
+        for inbox, prefix in list(self._prefixes.items()):
+            if f"{prefix}.*".lower() == denied:
+                del self._prefixes[inbox]
+                opened = self._subscriptions.pop(prefix, None)
+                if opened is not None:
+                    await opened.unsubscribe()

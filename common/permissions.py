@@ -1,0 +1,142 @@
+"""The rights that each identity needs on NATS, and no more: from the subjects alone. Pure.
+
+The server's `authorization` is made of them (docs/operations.md), and so are the tests that try
+each subject as each identity on a real server.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from common import streams, subjects
+
+_ANY = "*"
+_LINE = 110
+
+
+class Permissions(Struct, frozen=True, kw_only=True):
+    """What one NATS user may do; whatever is not here is refused.
+
+    may_answer: one answer to each message that it gets. Only where each subject of `subscribe` is
+        one on which the coordinator alone may publish: who sends a message chooses where its
+        answer goes, and the server lets it through.
+    """
+
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+    may_answer: bool = False
+
+
+def of_coordinator(cell: str) -> Permissions:
+    """Of each coordinator of a cell, the leader and its standby."""
+    return Permissions(
+        publish=(
+            subjects.node_desired(cell, _ANY),
+            subjects.node_ledger(cell, _ANY),
+            subjects.node_logs(cell, _ANY),
+            f"{subjects.node_inbox(cell, _ANY)}.>",
+            f"{subjects.user_inbox(cell, _ANY, _ANY)}.>",
+            subjects.journal(cell),
+            subjects.snapshots(cell),
+            streams.leader_subject(cell),
+            *_log(streams.journal(cell), subjects.journal(cell)),
+            *_log(streams.snapshots(cell), subjects.snapshots(cell)),
+            # Where the answer to a write was lost, the record itself says whose it is.
+            _read_one(streams.journal(cell)),
+            *_made(streams.leader_stream(cell)),
+            _read_one(streams.leader_stream(cell)),
+        ),
+        subscribe=(
+            subjects.node_report(cell),
+            subjects.node_renew(cell),
+            subjects.api_all(cell),
+            f"{subjects.coordinator_inbox(cell)}.>",
+        ),
+    )
+
+
+def of_node(cell: str, node: str) -> Permissions:
+    """Of a node's agent."""
+    node = subjects.token(node, what="node")
+    return Permissions(
+        publish=(subjects.node_report(cell, node), subjects.node_renew(cell, node)),
+        subscribe=(
+            subjects.node_desired(cell, node),
+            subjects.node_ledger(cell, node),
+            subjects.node_logs(cell, node),
+            f"{subjects.node_inbox(cell, node)}.>",
+        ),
+        may_answer=True,
+    )
+
+
+def of_user(cell: str, tenant: str, user: str, verbs: Sequence[str] = (_ANY,)) -> Permissions:
+    """Of a person, or of a program that asks.
+
+    Args:
+        verbs: all that it may ask; by default every verb. Which verbs a tenant's user may use is
+            the coordinator's to decide, as it knows whose jobs they are.
+    """
+    tenant, user = subjects.token(tenant, what="tenant"), subjects.token(user, what="user")
+    return Permissions(
+        publish=tuple(subjects.api(cell, tenant, user, verb) for verb in verbs),
+        subscribe=(f"{subjects.user_inbox(cell, tenant, user)}.>",),
+    )
+
+
+class Login(Struct, frozen=True, kw_only=True):
+    """One NATS user with its rights."""
+
+    name: str
+    password: str
+    permissions: Permissions
+
+
+def users_file(logins: Sequence[Login]) -> str:
+    """nats-server's `authorization` block."""
+    entries = "\n".join(map(_entry, logins))
+    return f"authorization {{\n  users: [\n{textwrap.indent(entries, '    ')}\n  ]\n}}"
+
+
+def _entry(login: Login) -> str:
+    name, password = json.dumps(login.name), json.dumps(login.password)
+    rights = login.permissions
+    lines = [
+        f"{{ user: {name}, password: {password}, permissions: {{",
+        f"    publish: {_listed(rights.publish)}",
+        f"    subscribe: {_listed(rights.subscribe)}",
+        *(["    allow_responses: true"] if rights.may_answer else []),
+        "} }",
+    ]
+    return "\n".join(lines)
+
+
+def _listed(patterns: tuple[str, ...]) -> str:
+    one_line = f"[{', '.join(map(json.dumps, patterns))}]"
+    if len(one_line) <= _LINE:
+        return one_line
+    return "[\n" + "".join(f"        {json.dumps(one)}\n" for one in patterns) + "    ]"
+
+
+def _made(stream: str) -> tuple[str, ...]:
+    """Make a stream that is missing, and look at it: no right to change or delete it."""
+    return f"$JS.API.STREAM.INFO.{stream}", f"$JS.API.STREAM.CREATE.{stream}"
+
+
+def _log(stream: str, subject: str) -> tuple[str, ...]:
+    """A stream that is read by consumers, and whose begin is dropped where it was made for that."""
+    return (
+        *_made(stream),
+        f"$JS.API.STREAM.PURGE.{stream}",
+        f"$JS.API.CONSUMER.CREATE.{stream}.*.{subject}",
+        f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*",
+    )
+
+
+def _read_one(stream: str) -> str:
+    """Read the message at one place of a stream."""
+    return f"$JS.API.STREAM.MSG.GET.{stream}"

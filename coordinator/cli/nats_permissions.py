@@ -1,0 +1,83 @@
+"""`aryl nats-permissions`: the users of a NATS server with the rights that they need. Must not ask
+anybody: who sets up a fleet has none yet.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Annotated
+
+import typer
+
+from common.errors import ConfigError
+from common.permissions import Login, Permissions, of_coordinator, of_node, of_user, users_file
+from common.subjects import token
+
+WATCHED = ("get_status", "list_services")
+"""What a watcher asks: docs/operations.md says what for."""
+PASSWORD_BYTES = 16
+
+NodesOption = Annotated[
+    list[str] | None, typer.Option("--node", metavar="NODE", help="A node; any number of them.")
+]
+UsersOption = Annotated[
+    list[str] | None,
+    typer.Option("--user", metavar="TENANT/USER", help="A person; any number of them."),
+]
+WatchersOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--watcher", metavar="TENANT/USER", help="Who may ask only what a monitor needs to know."
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add `aryl nats-permissions`."""
+
+    @app.command("nats-permissions")
+    def nats_permissions(  # pyright: ignore[reportUnusedFunction]
+        cell: Annotated[str, typer.Argument(metavar="CELL", help="Name of the cell.")],
+        node: NodesOption = None,
+        user: UsersOption = None,
+        watcher: WatchersOption = None,
+    ) -> None:
+        """The `authorization` block of nats-server: each identity and its rights, no more.
+
+        The coordinator is always in it. A person's NATS user is TENANT-USER. Each call makes
+        new passwords: to add an identity later, copy its entry alone.
+        """
+        token(cell, what="cell")
+        rights: dict[str, Permissions] = {}
+        _add(rights, "coordinator", of_coordinator(cell))
+        for name in node or ():
+            _add(rights, token(name, what="--node"), of_node(cell, name))
+        for name in user or ():
+            tenant, person = _person(name, "--user")
+            _add(rights, f"{tenant}-{person}", of_user(cell, tenant, person))
+        for name in watcher or ():
+            tenant, person = _person(name, "--watcher")
+            _add(rights, f"{tenant}-{person}", of_user(cell, tenant, person, WATCHED))
+        logins = [
+            Login(name=name, password=secrets.token_hex(PASSWORD_BYTES), permissions=permissions)
+            for name, permissions in rights.items()
+        ]
+        typer.echo(users_file(logins))
+
+
+def _add(rights: dict[str, Permissions], name: str, permissions: Permissions) -> None:
+    """One NATS user more.
+
+    Raises:
+        ConfigError: NATS knows a user by its name alone, and this one is there.
+    """
+    if name in rights:
+        raise ConfigError(f"{name}: two users of this name; give one of them another in the file")
+    rights[name] = permissions
+
+
+def _person(value: str, option: str) -> tuple[str, str]:
+    tenant, slash, user = value.partition("/")
+    if not slash:
+        raise ConfigError(f"{option}: {value!r}, expected TENANT/USER")
+    return token(tenant, what=f"{option}: tenant"), token(user, what=f"{option}: user")
