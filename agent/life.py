@@ -44,6 +44,8 @@ class Life:
         self._unknown_server = self._slow = ""
         self.ledger_error = ""
         """Why the memory is not on disk; until it is, what was begun goes on or home, no more."""
+        self.gpus_error = ""
+        """Why NVML has not been read since this agent started; empty once it was."""
         self._role_at_s = now_s
         self._emptied_at_s: float | None = None
         self._saved_at_s = 0.0
@@ -133,6 +135,11 @@ class Life:
     # --- what is ------------------------------------------------------------------------------
 
     @property
+    def takes_nothing(self) -> str:
+        """Why nothing new begins here; empty when it may."""
+        return self.ledger_error or ("" if self.memory.gpus else self.gpus_error)
+
+    @property
     def is_in_transition(self) -> bool:
         """Whether something is under way that should be looked at often."""
         is_between_roles = self.memory.role in (R.DRAINING, R.VACATING, R.WARMING)
@@ -149,7 +156,8 @@ class Life:
         trespass = trespasses.in_words(self.trespasses, self.memory)
         kept = f"kept in quarantine: {self._kept_by}" if self._kept_by else ""
         commands = (self._commands.error, self._commands.left, self._slow)
-        parts = (self._why, kept, *commands, trespass, self._unknown_server, self.ledger_error)
+        errors = (self.gpus_error, self.ledger_error)
+        parts = (self._why, kept, *commands, trespass, self._unknown_server, *errors)
         return "; ".join(part for part in parts if part)
 
     def slow_command(self, now_s: float) -> CommandReport | UnsetType:
@@ -169,7 +177,7 @@ class Life:
         trespasses.forget_gone(self.memory, facts)
         actions = self._role_step(facts)
         self._slow = self._commands.slow(facts.now_s)
-        closed = self.ledger_error
+        closed = self.takes_nothing
         if self.memory.role not in (R.TRAINING, R.ON_LOAN):
             closed = f"the node is {self.memory.role}"
         return actions + self.workers.step(facts, closed=closed)
@@ -202,7 +210,7 @@ class Life:
 
     def _serving(self, facts: Facts) -> list[Action]:
         if self.memory.lease is not None:
-            over = self._lease.over(facts.now_s, given_up=self.ledger_error)
+            over = self._lease.over(facts.now_s, given_up=self.takes_nothing)
             if over:
                 self._lease.end()
             elif self.may_begin(self.memory.lease.lease_id):
@@ -213,7 +221,7 @@ class Life:
         return []
 
     def _draining(self, facts: Facts) -> list[Action]:
-        given_up = self.ledger_error
+        given_up = self.takes_nothing
         if not self.memory.is_server_stopped:
             given_up = given_up or handover.unusable(facts)
         if over := self._lease.over(facts.now_s, given_up=given_up):
@@ -304,6 +312,8 @@ class Life:
         if self._emptied_at_s is None:
             self._emptied_at_s = facts.now_s
         is_out_of_time = facts.now_s - self._emptied_at_s > self.settings.device_free_timeout_s
+        if facts.gpus is not None and facts.sampled_at_s <= self._emptied_at_s:
+            is_out_of_time = False  # a look at GPUs that hang takes longest, and comes all the same
         beside = trespasses.known(self.memory, facts)
         if is_out_of_time:
             beside |= facts.others
