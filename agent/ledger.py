@@ -25,6 +25,7 @@ from msgspec import Struct
 
 from agent import ledger_words, own_files
 from agent.holder import lock_path
+from agent.shim_files import is_disk_error
 from agent.state import MEMORY_VERSION, Memory
 from common.errors import ConfigError, Unavailable
 
@@ -56,12 +57,6 @@ def peek(state_dir: Path) -> Memory | None:
         return _memory(payload) if payload else None
     except (OSError, msgspec.DecodeError):
         return None
-
-
-def is_disk_error(error: BaseException) -> bool:
-    """Whether a disk is full, read-only or broken: a state of the world, and nobody's mistake."""
-    is_disk = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
-    return isinstance(error, OSError) and error.errno in is_disk
 
 
 class LedgerPort(Protocol):
@@ -218,9 +213,10 @@ class Ledger:
 
     def close(self) -> None:
         """Let the file go; the next save opens it again."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            with contextlib.suppress(OSError):  # some file systems tell here of a write that failed
+                os.close(fd)
 
 
 def last_record(data: bytes) -> tuple[bytes, int]:
