@@ -79,7 +79,7 @@ def make_node(
     if is_known_boot:
         boot_id = memory.boot_id
     boot_id = boots.this_boot(state_dir / WORKERS_DIR, known=memory.boot_id, seen=boot_id)
-    life = Life(settings, memory, boot_id=boot_id, now_s=clock.now_s())
+    life = Life(settings, memory, boot_id=boot_id, now_s=clock.now_s(), is_behind=ledger.is_behind)
     return Node(
         settings,
         life,

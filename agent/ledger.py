@@ -102,6 +102,12 @@ class Ledger:
         """Where the last whole record ends; what a write that failed left is cut off there."""
         self._last = b""
         self._lock = asyncio.Lock()
+        self._mark = state_dir / "ledger.current"
+        self.is_behind = _is_empty(self._mark)
+        """The last process that had this ledger acted on a memory that no disk took. What it
+        reported of workers that have no status on disk is not known."""
+        self._is_marked_behind = True if self.is_behind else None
+        """None: this process has not written the mark yet."""
 
     def load(self) -> Memory | None:
         """The last whole record. What follows it is a torn write and is cut off.
@@ -163,12 +169,34 @@ class Ledger:
             except OSError as error:
                 self._last = b""  # whatever comes next has to be written, to know that it can be
                 self.close()
+                self._mark_behind()
                 raise Unavailable(f"ledger {self._path}: {error}") from error
             self._last = payload
+
+    def _mark_behind(self) -> None:
+        """Empty the mark, which needs no room on the disk. It need not outlive a boot, which ends
+        all workers."""
+        if self._is_marked_behind is not True:
+            with contextlib.suppress(OSError):  # none yet, or the disk is read-only
+                os.truncate(self._mark, 0)
+                self._is_marked_behind = True
+
+    def _mark_current(self) -> None:
+        """Fill the mark again; a disk that has no room for it is asked with the next record."""
+        if self._is_marked_behind is False:
+            return
+        with contextlib.suppress(OSError):
+            fd = _open_own(self._mark, os.O_WRONLY | os.O_CREAT)
+            try:
+                os.write(fd, b"current\n")
+            finally:
+                os.close(fd)
+            self._is_marked_behind = False
 
     def _append(self, payload: bytes) -> None:
         if self._end > COMPACT_BYTES:
             self._rewrite(payload)
+            self._mark_current()
             return
         if self._fd is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -181,6 +209,7 @@ class Ledger:
         if self._end == 0:  # it may be new: its name has to be on disk too
             self._sync_dir()
         self._end += len(record)
+        self._mark_current()
 
     def _write_all(self, fd: int, data: bytes) -> None:
         while data:
@@ -259,6 +288,14 @@ def _open_own(path: Path, flags: int) -> int:
         if stat.S_IMODE(os.fstat(fd).st_mode) & ~OWN_MODE:
             os.fchmod(fd, OWN_MODE)
     return fd
+
+
+def _is_empty(mark: Path) -> bool:
+    """Whether a mark is there and empty. A ledger of an older version has none."""
+    try:
+        return mark.stat().st_size == 0
+    except OSError:
+        return False
 
 
 def frame(payload: bytes) -> bytes:

@@ -28,16 +28,25 @@ class Life:
 
     Args:
         boot_id: of this boot; a memory of another one means that nothing of it still runs.
+        is_behind: the agent before this one knew more than the memory does; see `agent.ledger`.
     """
 
     def __init__(
-        self, settings: AgentSettings, memory: Memory, *, boot_id: str, now_s: float
+        self,
+        settings: AgentSettings,
+        memory: Memory,
+        *,
+        boot_id: str,
+        now_s: float,
+        is_behind: bool = False,
     ) -> None:
         self.settings = settings
         self.memory = memory
         self._lease = Leasehold(memory)
         self.may_begin: Callable[[LeaseId], bool] = lambda _: True  # once its way home is sure
         self.workers = Holding(memory, free_memory_ratio=settings.device_free_memory_ratio)
+        if is_behind:
+            self.workers.doubt()
         self._health = Health()
         self._why = ""
         self.trespasses: tuple[Trespass, ...] = ()

@@ -11,6 +11,7 @@ from agent.gpu_memory import GPU_COLLECTOR
 from agent.node import Sample
 from agent.runner import Refusal, WorkerStatus
 from agent.state import Memory
+from common.clock import Clock
 from common.errors import ConfigError, Unavailable
 from common.messages import (
     CollectorReport,
@@ -138,7 +139,7 @@ def running(key: WorkerKey, pid: int = 4000) -> WorkerStatus:
 class ModelMachine:
     """`Sampler` and `Commands`: two GPUs and an inference server that obeys its commands."""
 
-    def __init__(self, clock: FakeClock) -> None:
+    def __init__(self, clock: Clock) -> None:
         self.is_healthy = False
         self.health = GpuHealth.OK
         self.is_blind = False
