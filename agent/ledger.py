@@ -17,6 +17,7 @@ import stat
 import struct
 import zlib
 from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
@@ -32,6 +33,8 @@ from common.errors import ConfigError, Unavailable
 log = logging.getLogger(__name__)
 
 COMPACT_BYTES = 1 << 20
+SAVE_LIMIT_S = 5.0
+"""A disk that takes longer counts as one that takes nothing: a node on its way home goes on."""
 OWN_MODE = 0o600
 _FRAME = struct.Struct("<II")
 _encoder = msgspec.msgpack.Encoder()
@@ -85,6 +88,7 @@ class Ledger:
     Args:
         write, sync: `os.write` and `os.fsync`; a test puts a full disk in their place, or one that
             tells what would outlive a power cut.
+        limit_s: how long one save may take.
     """
 
     def __init__(
@@ -93,6 +97,7 @@ class Ledger:
         *,
         write: Callable[[int, bytes], int] = os.write,
         sync: Callable[[int], None] = os.fsync,
+        limit_s: float = SAVE_LIMIT_S,
     ) -> None:
         self._path = state_dir / "ledger"
         self._write_some = write
@@ -102,6 +107,10 @@ class Ledger:
         """Where the last whole record ends; what a write that failed left is cut off there."""
         self._last = b""
         self._lock = asyncio.Lock()
+        self._limit_s = limit_s
+        self._writer: ThreadPoolExecutor | None = None
+        """A thread of its own: a disk that hangs must not take those of other work."""
+        self._writing: asyncio.Future[None] | None = None
         self._mark = state_dir / "ledger.current"
         self.is_behind = _is_empty(self._mark)
         """The last process that had this ledger acted on a memory that no disk took. What it
@@ -164,21 +173,41 @@ class Ledger:
         async with self._lock:
             if payload == self._last:
                 return
+            self._last = b""  # after a failure the next one is written, to know that it can be
             try:
-                await asyncio.to_thread(self._append, payload)
+                if self._writing is not None:  # of a save that took too long
+                    await self._written(self._writing, within_s=0.0)
+                self._writer = self._writer or ThreadPoolExecutor(1, "ledger")
+                loop = asyncio.get_running_loop()
+                self._writing = loop.run_in_executor(self._writer, self._append, payload)
+                await self._written(self._writing, within_s=self._limit_s)
             except OSError as error:
-                self._last = b""  # whatever comes next has to be written, to know that it can be
-                self.close()
+                self._let_go()
                 self._mark_behind()
                 raise Unavailable(f"ledger {self._path}: {error}") from error
             self._last = payload
+
+    async def _written(self, writing: asyncio.Future[None], *, within_s: float) -> None:
+        """Return when a record is on disk.
+
+        Raises:
+            OSError: the disk took it not.
+            Unavailable: the disk does not answer; the record may yet get there.
+        """
+        done, _ = await asyncio.wait({writing}, timeout=within_s)
+        if not done:
+            raise Unavailable(
+                f"ledger {self._path}: the disk does not answer within {self._limit_s:g} s"
+            )
+        self._writing = None
+        writing.result()
 
     def _mark_behind(self) -> None:
         """Empty the mark, which needs no room on the disk. It need not outlive a boot, which ends
         all workers."""
         if self._is_marked_behind is not True:
-            with contextlib.suppress(OSError):  # none yet, or the disk is read-only
-                os.truncate(self._mark, 0)
+            with contextlib.suppress(OSError):  # the disk is read-only, or has no room for a name
+                os.close(_open_own(self._mark, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
                 self._is_marked_behind = True
 
     def _mark_current(self) -> None:
@@ -229,7 +258,7 @@ class Ledger:
         finally:
             os.close(fd)
         fresh.replace(self._path)
-        self.close()
+        self._let_go()
         self._end = len(record)
         self._sync_dir()
 
@@ -241,7 +270,16 @@ class Ledger:
             os.close(directory)
 
     def close(self) -> None:
-        """Let the file go; the next save opens it again."""
+        """Let the file and the thread go; the next save has others. A write that the disk holds
+        keeps both."""
+        if self._writing is not None and not self._writing.done():
+            return
+        self._let_go()
+        if self._writer is not None:
+            self._writer.shutdown(wait=False)
+            self._writer = None
+
+    def _let_go(self) -> None:
         fd, self._fd = self._fd, None
         if fd is not None:
             with contextlib.suppress(OSError):  # some file systems tell here of a write that failed

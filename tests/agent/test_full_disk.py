@@ -3,8 +3,10 @@ what was written before is never lost."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from agent.ledger import COMPACT_BYTES, Ledger, peek
 from agent.life import Life
 from agent.state import CheckReserve, Held, Memory, StartWorker, StopWorker, first_memory
+from common.clock import SystemClock
 from common.errors import Unavailable
 from common.faults import Fault
 from common.messages import OrderPhase, WorkerPhase
@@ -20,6 +23,7 @@ from tests.agent.agent_house import AgentHouse
 from tests.agent.bench import Bench, key, lease, order, settings
 from tests.agent.full_disk import Writes
 from tests.agent.node_house import House
+from tests.agent.worker_house import PATIENCE_S
 
 R, P = NodeRole, WorkerPhase
 FULL = "no space left"
@@ -197,6 +201,35 @@ async def test_a_ledger_says_that_the_process_before_acted_on_what_no_disk_took(
     assert again.load() == memory(1)
     await again.save(memory(3))
     assert not Ledger(tmp_path).is_behind
+
+
+async def test_a_disk_that_hangs_is_waited_for_once(tmp_path: Path) -> None:
+    """A save fails after its limit, the next ones at once; the record of the first is not lost when
+    the disk gets on."""
+    is_free = threading.Event()
+    is_free.set()
+
+    def sync(fd: int) -> None:
+        """As `os.fsync` of a disk that a test holds up."""
+        assert is_free.wait(PATIENCE_S)
+        os.fsync(fd)
+
+    ledger = Ledger(tmp_path, sync=sync, limit_s=0.05)
+    with contextlib.suppress(Unavailable):  # a busy machine
+        await ledger.save(memory(1))
+    is_free.clear()
+    for _ in range(3):
+        with pytest.raises(Unavailable, match="does not answer"):
+            await ledger.save(memory(2))
+    ledger.close()
+    is_free.set()
+    async with SystemClock().timeout(PATIENCE_S):
+        while True:
+            with contextlib.suppress(Unavailable):
+                await ledger.save(memory(3))
+                break
+    ledger.close()
+    assert Ledger(tmp_path).load() == memory(3)
 
 
 def test_a_worker_of_a_ledger_that_is_behind_does_not_begin() -> None:
