@@ -162,10 +162,10 @@ class Node:
         known = identities(gpus)
         if known != memory.gpus:
             before, now = ({gpu.uuid for gpu in found} for found in (memory.gpus, known))
-            if before and before != now:
+            if before - now:  # one that is new may only have been slow to answer
                 log.warning(
                     "GPUs differ from those of the ledger: gone: %s; new: %s",
-                    ", ".join(sorted(before - now)) or "none",
+                    ", ".join(sorted(before - now)),
                     ", ".join(sorted(now - before)) or "none",
                 )
             memory.gpus = known
