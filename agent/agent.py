@@ -166,7 +166,7 @@ class Agent:
     async def _ask_contact(self, *, timeout_s: float) -> None:
         """One report with an answer; what counts is when it was sent, as the other side counts its
         silence from when it came."""
-        if self.node.last_sample.gpus is None:
+        if not self.node.may_report:
             return
         subject = subjects.node_report(self._settings.cell, self._settings.node)
         sent_at_s = self._clock.now_s()
@@ -217,7 +217,7 @@ class Agent:
             trespasses=self._life.trespasses,
             detail=self._life.detail,
             is_server_down=self._life.is_server_down,
-            ledger_error=self._life.ledger_error,
+            ledger_error=self._life.takes_nothing,
             stage_durations_s=memory.stage_durations_s,
             home_ago_s=home_ago_s,
             turned_back=memory.turned_back,
@@ -241,8 +241,8 @@ class Agent:
         Not without a connection: what a client keeps for later comes late, when it says what was,
         or never, when a new client must be made; and what was sent counts as told.
         """
-        if self.node.last_sample.gpus is None:
-            return  # a report without GPUs would say that the node has none
+        if not self.node.may_report:
+            return
         if not self._bus.is_connected:
             return  # the first one after it says all of it
         memory = self._life.memory

@@ -12,6 +12,7 @@ from typing import Protocol, TypeVar
 import psutil
 from msgspec import Struct
 
+from agent.gpu_memory import GPU_COLLECTOR
 from agent.gpu_reader import GpuReader
 from agent.gpu_xids import GpuXids
 from agent.inference import FetchPage, engine_named, parse_metrics
@@ -106,7 +107,7 @@ class GpuCollector:
     Of the processes on them those that only compute for others are left out: see `agent.mps`.
     """
 
-    name = "gpu"
+    name = GPU_COLLECTOR
 
     def __init__(
         self, reader: GpuReader, clock: Clock, kernel_log: KernelLog | None = None

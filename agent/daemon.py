@@ -22,7 +22,7 @@ from agent.go_home import go_home, hung_after_s, is_away, lease_left_s
 from agent.holder import Heartbeat, beating, end_if_hung, monotonic_s, read
 from agent.hooks import SystemCommands
 from agent.kept_settings import keep
-from agent.ledger import Ledger, exclusive, is_disk_error, peek
+from agent.ledger import Ledger, exclusive, peek
 from agent.left_commands import CommandRecord, end_left
 from agent.life import Life
 from agent.machine import ThisMachine
@@ -33,6 +33,7 @@ from agent.sampling import make_sampler
 from agent.sessions import END_S
 from agent.settings import WORKERS_DIR, AgentSettings
 from agent.settings_file import check_state_dir, checked, way_home
+from agent.shim_files import is_disk_error
 from agent.state import Memory, first_memory
 from agent.workers import make_runner
 from common import systemd
@@ -78,7 +79,7 @@ def make_node(
     if is_known_boot:
         boot_id = memory.boot_id
     boot_id = boots.this_boot(state_dir / WORKERS_DIR, known=memory.boot_id, seen=boot_id)
-    life = Life(settings, memory, boot_id=boot_id, now_s=clock.now_s())
+    life = Life(settings, memory, boot_id=boot_id, now_s=clock.now_s(), is_behind=ledger.is_behind)
     return Node(
         settings,
         life,

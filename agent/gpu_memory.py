@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
 
 from common.messages import GpuHealth, GpuReport
 from common.model import GpuUuid
+
+GPU_COLLECTOR = "gpu"
+"""The name in reports of the collector that reads GPUs."""
 
 
 def identity_only(report: GpuReport, health: GpuHealth, xids: tuple[int, ...] = ()) -> GpuReport:
@@ -18,6 +23,53 @@ def identity_only(report: GpuReport, health: GpuHealth, xids: tuple[int, ...] = 
         health=health,
         xids=xids,
     )
+
+
+class GpuIdentity(Struct, frozen=True, kw_only=True):
+    """One GPU as the ledger keeps it: enough to report it when NVML cannot be read."""
+
+    uuid: GpuUuid
+    index: int
+    gpu_type: str
+    memory_total_bytes: int
+
+
+def identities(gpus: Iterable[GpuReport]) -> list[GpuIdentity]:
+    """What the ledger keeps of these GPUs."""
+    return [
+        GpuIdentity(
+            uuid=gpu.uuid,
+            index=gpu.index,
+            gpu_type=gpu.gpu_type,
+            memory_total_bytes=gpu.memory_total_bytes,
+        )
+        for gpu in gpus
+    ]
+
+
+def completed(
+    read: Sequence[GpuReport], known: Iterable[GpuIdentity], *, is_whole: bool
+) -> tuple[GpuReport, ...]:
+    """A reading, with each GPU of the ledger that it lacks as UNRESPONSIVE.
+
+    is_whole: the reading had no error, so a GPU that it lacks is no longer in the machine. A GPU
+        whose index another GPU has now was replaced.
+    """
+    if is_whole:
+        return tuple(read)
+    uuids, indices = {gpu.uuid for gpu in read}, {gpu.index for gpu in read}
+    silent = [
+        GpuReport(
+            uuid=gpu.uuid,
+            index=gpu.index,
+            gpu_type=gpu.gpu_type,
+            memory_total_bytes=gpu.memory_total_bytes,
+            health=GpuHealth.UNRESPONSIVE,
+        )
+        for gpu in known
+        if gpu.uuid not in uuids and gpu.index not in indices
+    ]
+    return tuple(sorted((*read, *silent), key=lambda gpu: (gpu.index, gpu.uuid)))
 
 
 class KnownGpus:

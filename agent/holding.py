@@ -62,6 +62,8 @@ class Holding:
         self._told_stop_ends_at_s: dict[WorkerKey, float] = {}
         self._gpu_left_at_s: dict[GpuUuid, float] = {}
         self._to_forget: list[WorkerKey] = []
+        self._doubted: set[WorkerKey] = set()
+        """Workers that may be over, and run elsewhere, as far as the memory can tell."""
 
     # --- what is wanted -----------------------------------------------------------------------
 
@@ -95,6 +97,11 @@ class Holding:
         self._told_stop_ends_at_s.pop(key, None)
         self._checking.discard(key)
         self._to_forget.append(key)
+
+    def doubt(self) -> None:
+        """The memory is behind: an agent may have told that a worker is over which is not so here.
+        A worker that was not seen to run, and is not seen now, never begins."""
+        self._doubted = {held.order.key for held in self.live() if not held.is_started}
 
     # --- what is asked ------------------------------------------------------------------------
 
@@ -253,8 +260,13 @@ class Holding:
         by_key = {fact.key: fact for fact in facts.statuses}
         for held in self.live():
             fact = by_key.get(held.order.key)
+            if fact is None and held.order.key in self._doubted:
+                self._give_up(held)
+            self._doubted.discard(held.order.key)
             if fact is not None:
                 actions += self._running(held, fact, facts)
+            elif held.is_over:  # it was given up
+                continue
             elif held.is_started and held.order.key in self._answered:
                 continue  # this look may have been begun before its start was answered
             elif held.is_started:
@@ -266,6 +278,13 @@ class Holding:
                 actions += self._reserve(held, facts, closed)
         self._answered.clear()
         return actions
+
+    def _give_up(self, held: Held) -> None:
+        """End a doubted worker as a fault of its node, or stop one whose shim may be on its way."""
+        if not held.is_begun:
+            held.refuse("the ledger could not be written when its agent ended", Fault.NODE)
+        elif held.stop is None:
+            held.stop = StopOrder(key=held.order.key, reason=StopReason.PREEMPT, grace_s=0.0)
 
     def _withdrawn(self, held: Held, stop: StopOrder, facts: Facts) -> list[WorkerAction]:
         """To stop before it was seen to run. A start that was begun cannot be called back, so its

@@ -17,6 +17,7 @@ import stat
 import struct
 import zlib
 from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +26,7 @@ from msgspec import Struct
 
 from agent import ledger_words, own_files
 from agent.holder import lock_path
+from agent.shim_files import is_disk_error
 from agent.state import MEMORY_VERSION, Memory
 from common.decoding import UNREADABLE
 from common.errors import ConfigError, Unavailable
@@ -32,6 +34,8 @@ from common.errors import ConfigError, Unavailable
 log = logging.getLogger(__name__)
 
 COMPACT_BYTES = 1 << 20
+SAVE_LIMIT_S = 5.0
+"""A disk that takes longer counts as one that takes nothing: a node on its way home goes on."""
 OWN_MODE = 0o600
 _FRAME = struct.Struct("<II")
 _encoder = msgspec.msgpack.Encoder()
@@ -67,12 +71,6 @@ def peek_payload(payload: bytes) -> Memory | None:
         return None
 
 
-def is_disk_error(error: BaseException) -> bool:
-    """Whether a disk is full, read-only or broken: a state of the world, and nobody's mistake."""
-    is_disk = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
-    return isinstance(error, OSError) and error.errno in is_disk
-
-
 class LedgerPort(Protocol):
     """Where a memory is kept."""
 
@@ -99,6 +97,7 @@ class Ledger:
     Args:
         write, sync: `os.write` and `os.fsync`; a test puts a full disk in their place, or one that
             tells what would outlive a power cut.
+        limit_s: how long one save may take.
     """
 
     def __init__(
@@ -107,6 +106,7 @@ class Ledger:
         *,
         write: Callable[[int, bytes], int] = os.write,
         sync: Callable[[int], None] = os.fsync,
+        limit_s: float = SAVE_LIMIT_S,
     ) -> None:
         self._path = state_dir / "ledger"
         self._write_some = write
@@ -116,6 +116,16 @@ class Ledger:
         """Where the last whole record ends; what a write that failed left is cut off there."""
         self._last = b""
         self._lock = asyncio.Lock()
+        self._limit_s = limit_s
+        self._writer: ThreadPoolExecutor | None = None
+        """A thread of its own: a disk that hangs must not take those of other work."""
+        self._writing: asyncio.Future[None] | None = None
+        self._mark = state_dir / "ledger.current"
+        self.is_behind = _is_empty(self._mark)
+        """The last process that had this ledger acted on a memory that no disk took. What it
+        reported of workers that have no status on disk is not known."""
+        self._is_marked_behind = True if self.is_behind else None
+        """None: this process has not written the mark yet."""
 
     def load(self) -> Memory | None:
         """The last whole record. What follows it is a torn write and is cut off.
@@ -172,17 +182,59 @@ class Ledger:
         async with self._lock:
             if payload == self._last:
                 return
+            self._last = b""  # after a failure the next one is written, to know that it can be
             try:
-                await asyncio.to_thread(self._append, payload)
+                if self._writing is not None:  # of a save that took too long
+                    await self._written(self._writing, within_s=0.0)
+                self._writer = self._writer or ThreadPoolExecutor(1, "ledger")
+                loop = asyncio.get_running_loop()
+                self._writing = loop.run_in_executor(self._writer, self._append, payload)
+                await self._written(self._writing, within_s=self._limit_s)
             except OSError as error:
-                self._last = b""  # whatever comes next has to be written, to know that it can be
-                self.close()
+                self._let_go()
+                self._mark_behind()
                 raise Unavailable(f"ledger {self._path}: {error}") from error
             self._last = payload
+
+    async def _written(self, writing: asyncio.Future[None], *, within_s: float) -> None:
+        """Return when a record is on disk.
+
+        Raises:
+            OSError: the disk took it not.
+            Unavailable: the disk does not answer; the record may yet get there.
+        """
+        done, _ = await asyncio.wait({writing}, timeout=within_s)
+        if not done:
+            raise Unavailable(
+                f"ledger {self._path}: the disk does not answer within {self._limit_s:g} s"
+            )
+        self._writing = None
+        writing.result()
+
+    def _mark_behind(self) -> None:
+        """Empty the mark, which needs no room on the disk. It need not outlive a boot, which ends
+        all workers."""
+        if self._is_marked_behind is not True:
+            with contextlib.suppress(OSError):  # the disk is read-only, or has no room for a name
+                os.close(_open_own(self._mark, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
+                self._is_marked_behind = True
+
+    def _mark_current(self) -> None:
+        """Fill the mark again; a disk that has no room for it is asked with the next record."""
+        if self._is_marked_behind is False:
+            return
+        with contextlib.suppress(OSError):
+            fd = _open_own(self._mark, os.O_WRONLY | os.O_CREAT)
+            try:
+                os.write(fd, b"current\n")
+            finally:
+                os.close(fd)
+            self._is_marked_behind = False
 
     def _append(self, payload: bytes) -> None:
         if self._end > COMPACT_BYTES:
             self._rewrite(payload)
+            self._mark_current()
             return
         if self._fd is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -195,6 +247,7 @@ class Ledger:
         if self._end == 0:  # it may be new: its name has to be on disk too
             self._sync_dir()
         self._end += len(record)
+        self._mark_current()
 
     def _write_all(self, fd: int, data: bytes) -> None:
         while data:
@@ -214,7 +267,7 @@ class Ledger:
         finally:
             os.close(fd)
         fresh.replace(self._path)
-        self.close()
+        self._let_go()
         self._end = len(record)
         self._sync_dir()
 
@@ -226,10 +279,20 @@ class Ledger:
             os.close(directory)
 
     def close(self) -> None:
-        """Let the file go; the next save opens it again."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        """Let the file and the thread go; the next save has others. A write that the disk holds
+        keeps both."""
+        if self._writing is not None and not self._writing.done():
+            return
+        self._let_go()
+        if self._writer is not None:
+            self._writer.shutdown(wait=False)
+            self._writer = None
+
+    def _let_go(self) -> None:
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            with contextlib.suppress(OSError):  # some file systems tell here of a write that failed
+                os.close(fd)
 
 
 def last_record(data: bytes) -> tuple[bytes, int]:
@@ -281,6 +344,14 @@ def _open_own(path: Path, flags: int) -> int:
         if stat.S_IMODE(os.fstat(fd).st_mode) & ~OWN_MODE:
             os.fchmod(fd, OWN_MODE)
     return fd
+
+
+def _is_empty(mark: Path) -> bool:
+    """Whether a mark is there and empty. A ledger of an older version has none."""
+    try:
+        return mark.stat().st_size == 0
+    except OSError:
+        return False
 
 
 def frame(payload: bytes) -> bytes:

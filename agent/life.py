@@ -28,22 +28,33 @@ class Life:
 
     Args:
         boot_id: of this boot; a memory of another one means that nothing of it still runs.
+        is_behind: the agent before this one knew more than the memory does; see `agent.ledger`.
     """
 
     def __init__(
-        self, settings: AgentSettings, memory: Memory, *, boot_id: str, now_s: float
+        self,
+        settings: AgentSettings,
+        memory: Memory,
+        *,
+        boot_id: str,
+        now_s: float,
+        is_behind: bool = False,
     ) -> None:
         self.settings = settings
         self.memory = memory
         self._lease = Leasehold(memory)
         self.may_begin: Callable[[LeaseId], bool] = lambda _: True  # once its way home is sure
         self.workers = Holding(memory, free_memory_ratio=settings.device_free_memory_ratio)
+        if is_behind:
+            self.workers.doubt()
         self._health = Health()
         self._why = ""
         self.trespasses: tuple[Trespass, ...] = ()
         self._unknown_server = self._slow = ""
         self.ledger_error = ""
         """Why the memory is not on disk; until it is, what was begun goes on or home, no more."""
+        self.gpus_error = ""
+        """Why NVML has not been read since this agent started; empty once it was."""
         self._role_at_s = now_s
         self._emptied_at_s: float | None = None
         self._saved_at_s = 0.0
@@ -133,6 +144,11 @@ class Life:
     # --- what is ------------------------------------------------------------------------------
 
     @property
+    def takes_nothing(self) -> str:
+        """Why nothing new begins here; empty when it may."""
+        return self.ledger_error or ("" if self.memory.gpus else self.gpus_error)
+
+    @property
     def is_in_transition(self) -> bool:
         """Whether something is under way that should be looked at often."""
         is_between_roles = self.memory.role in (R.DRAINING, R.VACATING, R.WARMING)
@@ -149,7 +165,8 @@ class Life:
         trespass = trespasses.in_words(self.trespasses, self.memory)
         kept = f"kept in quarantine: {self._kept_by}" if self._kept_by else ""
         commands = (self._commands.error, self._commands.left, self._slow)
-        parts = (self._why, kept, *commands, trespass, self._unknown_server, self.ledger_error)
+        errors = (self.gpus_error, self.ledger_error)
+        parts = (self._why, kept, *commands, trespass, self._unknown_server, *errors)
         return "; ".join(part for part in parts if part)
 
     def slow_command(self, now_s: float) -> CommandReport | UnsetType:
@@ -169,7 +186,7 @@ class Life:
         trespasses.forget_gone(self.memory, facts)
         actions = self._role_step(facts)
         self._slow = self._commands.slow(facts.now_s)
-        closed = self.ledger_error
+        closed = self.takes_nothing
         if self.memory.role not in (R.TRAINING, R.ON_LOAN):
             closed = f"the node is {self.memory.role}"
         return actions + self.workers.step(facts, closed=closed)
@@ -202,7 +219,7 @@ class Life:
 
     def _serving(self, facts: Facts) -> list[Action]:
         if self.memory.lease is not None:
-            over = self._lease.over(facts.now_s, given_up=self.ledger_error)
+            over = self._lease.over(facts.now_s, given_up=self.takes_nothing)
             if over:
                 self._lease.end()
             elif self.may_begin(self.memory.lease.lease_id):
@@ -213,7 +230,7 @@ class Life:
         return []
 
     def _draining(self, facts: Facts) -> list[Action]:
-        given_up = self.ledger_error
+        given_up = self.takes_nothing
         if not self.memory.is_server_stopped:
             given_up = given_up or handover.unusable(facts)
         if over := self._lease.over(facts.now_s, given_up=given_up):
@@ -304,6 +321,8 @@ class Life:
         if self._emptied_at_s is None:
             self._emptied_at_s = facts.now_s
         is_out_of_time = facts.now_s - self._emptied_at_s > self.settings.device_free_timeout_s
+        if facts.gpus is not None and facts.sampled_at_s <= self._emptied_at_s:
+            is_out_of_time = False  # a look at GPUs that hang takes longest, and comes all the same
         beside = trespasses.known(self.memory, facts)
         if is_out_of_time:
             beside |= facts.others

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from agent.duties import Duties
 from agent.errands import Errands
+from agent.gpu_memory import GPU_COLLECTOR, completed, identities
 from agent.gpu_xids import UntoldXids
 from agent.hooks import Commands, OneCommand
 from agent.ledger import LedgerPort
@@ -57,6 +58,10 @@ from common.messages import (
 from common.model import GpuUuid, WorkerKey
 
 log = logging.getLogger(__name__)
+
+FIRST_READING_S = 5.0
+"""How long an agent that starts waits for NVML's first answer before a report does without it: NVML
+takes seconds to open on a large machine, and a report without it alarms people."""
 
 
 class Sample(Struct, frozen=True, kw_only=True):
@@ -121,6 +126,9 @@ class Node:
         self._strangers = Strangers(machine, settings.server, after_s=settings.stranger_after_s)
         self._errands = Errands(on_failure=self.changed.set)
         self._xids = UntoldXids()
+        self._first_look_at_s: float | None = None
+        self._has_reading = False
+        """NVML was read since this agent started."""
 
     def contacted(self, at_s: float) -> None:
         """The coordinator answered a report that was sent at this instant."""
@@ -131,11 +139,45 @@ class Node:
 
     async def sample(self) -> None:
         """Look at the machine."""
+        if self._first_look_at_s is None:
+            self._first_look_at_s = self.clock.now_s()
         with self.duties.leg("sample", within_s=self.settings.collect_deadline_s):
             sample = await self._sampler.sample()
-        if sample.gpus is not None:
-            sample = msgspec.structs.replace(sample, gpus=self._xids.saw(sample.gpus))
-        self.last_sample = sample
+        gpus = self._with_known(sample)
+        if gpus is not None:
+            gpus = self._xids.saw(gpus)
+        self.last_sample = msgspec.structs.replace(sample, gpus=gpus)
+
+    def _with_known(self, sample: Sample) -> tuple[GpuReport, ...] | None:
+        """A look's GPUs, completed from the ledger; None: none was ever read on this node."""
+        memory = self.life.memory
+        error = next((part.error for part in sample.collectors if part.name == GPU_COLLECTOR), "")
+        if sample.gpus is None:
+            if not self._has_reading:
+                what = "those of the ledger are reported" if memory.gpus else "none are known"
+                self.life.gpus_error = f"GPUs cannot be read, {what}: {error or 'no answer'}"
+            return completed((), memory.gpus, is_whole=False) or None
+        gpus = completed(sample.gpus, memory.gpus, is_whole=not error)
+        self._has_reading, self.life.gpus_error = True, ""
+        known = identities(gpus)
+        if known != memory.gpus:
+            before, now = ({gpu.uuid for gpu in found} for found in (memory.gpus, known))
+            if before - now:  # one that is new may only have been slow to answer
+                log.warning(
+                    "GPUs differ from those of the ledger: gone: %s; new: %s",
+                    ", ".join(sorted(before - now)),
+                    ", ".join(sorted(now - before)) or "none",
+                )
+            memory.gpus = known
+        return gpus
+
+    @property
+    def may_report(self) -> bool:
+        """Whether NVML was read, or had `FIRST_READING_S` to answer."""
+        began_at_s = self._first_look_at_s
+        if self._has_reading or began_at_s is None:
+            return self._has_reading
+        return self.last_sample.began_at_s >= began_at_s + FIRST_READING_S
 
     def told(self, gpus: Sequence[GpuReport]) -> None:
         """A report with these GPUs was sent; their XIDs are not told again."""
@@ -165,7 +207,7 @@ class Node:
         sample = self.last_sample
         look = Look(
             at_s=sample.began_at_s,
-            gpus=sample.gpus,
+            gpus=sample.gpus if self._has_reading else None,
             owners=_owners(statuses),
             is_healthy=sample.is_healthy,
             unnamed=_unnamed(filter(self._may_run, self.life.workers.live()), statuses),

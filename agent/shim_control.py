@@ -22,6 +22,10 @@ def tell(directory: Path, key: WorkerKey, order: dict[str, object]) -> None:
         directory_fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return
+    except OSError as error:
+        if shim_files.is_disk_error(error):
+            return  # it cannot be told; once its time is over it is found by its processes
+        raise
     try:
         # By descriptor, because a socket's path may have 107 bytes at most.
         name = f"/proc/self/fd/{directory_fd}/{shim_files.CONTROL_SOCKET}"

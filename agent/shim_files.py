@@ -7,6 +7,7 @@ Standard library only and without `typing`, because a shim must stay under 12 MB
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -44,6 +45,13 @@ def boot_id() -> str:
     """The kernel's name for this boot."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip()
+
+
+def is_disk_error(error: BaseException) -> bool:
+    """Whether a disk is full, read-only or broken: a state of the world, and no mistake of a job or
+    of its node's settings."""
+    is_disk = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+    return isinstance(error, OSError) and error.errno in is_disk
 
 
 def _stat_fields(pid: int) -> list[str]:
@@ -116,6 +124,10 @@ def write_json(
             data = data[os.write(fd, data) :]
         if is_durable:
             os.fsync(fd)
+    except OSError:
+        with contextlib.suppress(OSError):  # a full disk needs what it took
+            os.unlink(temporary)
+        raise
     finally:
         os.close(fd)
     os.replace(temporary, path)
@@ -143,11 +155,17 @@ def make_spare(path: str) -> None:
 def write_spare(spare: str, path: str, value: dict[str, object]) -> None:
     """Replace a file in one step on a disk that may be full: the spare's room is used, once.
 
+    spare: a file whose content is needed no more. No link is followed, and no file with a second
+        name is written: the directory is its job's, and the caller may be root.
+
     Raises:
         OSError: there is no spare, or the disk does not take even that; the old file is whole.
     """
-    fd = os.open(spare, os.O_WRONLY | os.O_CLOEXEC)
+    fd = os.open(spare, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+            raise OSError(errno.EINVAL, "no plain file of one name", spare)
         data = _encoded(value)
         size = len(data)
         while data:
@@ -157,6 +175,42 @@ def write_spare(spare: str, path: str, value: dict[str, object]) -> None:
     finally:
         os.close(fd)
     os.replace(spare, path)
+
+
+def write_anyhow(path: str, value: dict[str, object], *spares: str, is_durable: bool) -> None:
+    """Replace a file in one step; on a full disk with the room of the first of these files that has
+    enough. That file is gone then.
+
+    Raises:
+        OSError: why the disk took neither.
+    """
+    try:
+        write_json(path, value, is_durable=is_durable)
+    except OSError:
+        for spare in spares:
+            with contextlib.suppress(OSError):
+                write_spare(spare, path, value)
+                return
+        raise
+
+
+def overwrite(path: str, value: dict[str, object]) -> None:
+    """Put an object over the one in a file, in the room that it has: for a disk that is full when
+    no spare is left. The rest is filled with spaces, so the file holds one object at any time.
+
+    Raises:
+        OSError: it has not enough room, or the disk is read-only; the old object is whole.
+    """
+    data = _encoded(value)
+    fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(fd)
+        if len(data) > max(found.st_size, found.st_blocks * 512):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        os.pwrite(fd, data.ljust(found.st_size), 0)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def read_json(path: str) -> dict[str, object] | None:

@@ -93,10 +93,18 @@ class Status:
         }
 
     def write(self, *, is_durable: bool) -> None:
-        """Put it on disk; a disk that does not take it now is asked again later."""
+        """Put it on disk; a disk that does not take it now is asked again later.
+
+        Where no status is on disk, the order gives its room: this process has read it, and a worker
+        of which no status tells is killed.
+        """
         self._value["updated_boot_s"] = shim_files.boot_time_s()
+        is_first = not os.path.lexists(shim_files.STATUS_FILE)
+        spares = (shim_files.SPEC_FILE,) if is_first else ()
         try:
-            shim_files.write_json(shim_files.STATUS_FILE, self._value, is_durable=is_durable)
+            shim_files.write_anyhow(
+                shim_files.STATUS_FILE, self._value, *spares, is_durable=is_durable
+            )
         except OSError as error:
             with contextlib.suppress(OSError):  # its log is on the same disk
                 os.write(2, f"{shim_files.STATUS_FILE}: {error}\n".encode())
@@ -174,13 +182,20 @@ class Status:
             error=error[:MAX_TEXT_CHARS],
             ended_boot_s=shim_files.boot_time_s(),
         )
-        self.write(is_durable=True)
-        with contextlib.suppress(OSError):
-            if self.is_stale:
-                shim_files.write_spare(shim_files.SPARE_FILE, shim_files.STATUS_FILE, self._value)
-                self.is_stale = False
-            else:
-                os.unlink(shim_files.SPARE_FILE)
-        while self.is_stale:
+        while not self._has_said_it():
             time.sleep(1.0)
-            self.write(is_durable=True)
+        with contextlib.suppress(OSError):
+            os.unlink(shim_files.SPARE_FILE)
+
+    def _has_said_it(self) -> bool:
+        """Whether the disk took the last word: as a new file, in the room of one that is needed no
+        more, or over the word before it."""
+        self._value["updated_boot_s"] = shim_files.boot_time_s()
+        status, spares = shim_files.STATUS_FILE, (shim_files.SPARE_FILE, shim_files.SPEC_FILE)
+        with contextlib.suppress(OSError):
+            shim_files.write_anyhow(status, self._value, *spares, is_durable=True)
+            return True
+        with contextlib.suppress(OSError):
+            shim_files.overwrite(status, self._value)
+            return True
+        return False

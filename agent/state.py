@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from msgspec import Struct, field
 
+from agent.gpu_memory import GpuIdentity
 from agent.settings import AgentSettings
 from common.failures import Failure
 from common.faults import Fault
@@ -145,6 +146,9 @@ class Memory(Struct, kw_only=True):
     """When its latest way home was over, on the boot clock."""
     stage_durations_s: dict[str, float] = field(default_factory=dict[str, float])
     """Of its latest way home; see `agent.way_home`."""
+    gpus: list[GpuIdentity] = field(default_factory=list[GpuIdentity])
+    """Its GPUs by the last reading of NVML, for an agent that starts while NVML cannot be read.
+    Empty before the first reading, and in a ledger of an older version."""
     workers: dict[str, Held] = field(default_factory=dict[str, Held])
     forgotten: list[WorkerKey] = field(default_factory=list[WorkerKey])
 

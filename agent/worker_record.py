@@ -218,10 +218,22 @@ def bury(directory: Path, record: WorkerRecord, *, boot_id: str, now_s: float) -
         ended_boot_s=ended_s,
         fault=Fault.SHIM_LOST,
     )
-    path = str(directory / shim_files.STATUS_FILE)
-    with contextlib.suppress(OSError):
-        shim_files.write_json(path, msgspec.to_builtins(record), is_durable=False)
+    write_record(directory, record)
     return record
+
+
+def write_record(directory: Path, record: WorkerRecord) -> bool:
+    """Say for a shim that is not there how its worker ended; whether a disk took it.
+
+    On a full disk the shim's spare gives its room, or its order, which no shim needs any more.
+    """
+    spares = (directory / shim_files.SPARE_FILE, directory / shim_files.SPEC_FILE)
+    path, value = str(directory / shim_files.STATUS_FILE), msgspec.to_builtins(record)
+    try:
+        shim_files.write_anyhow(path, value, *map(str, spares), is_durable=False)
+    except OSError:
+        return False
+    return True
 
 
 def kill_leftovers(directory: Path, record: WorkerRecord) -> int:

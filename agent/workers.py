@@ -26,7 +26,7 @@ from agent.path_check import OneLook, Refuse, refusal
 from agent.runner import Refusal, WorkerStatus
 from agent.settings import WORKERS_DIR, AgentSettings, Starter
 from agent.starters import DetachedStarter, ShimStarter, SystemdStarter, first_word
-from agent.withdrawn import is_shim_silent, withdraw
+from agent.withdrawn import HeldBack, is_shim_silent, withdraw
 from agent.worker_directory import make_directory, remove_directory
 from agent.worker_record import (
     MAX_TEXT_CHARS,
@@ -96,6 +96,7 @@ class ShimRunner:
         self._boot_id = shim_files.boot_id()
         self._hung = HungShims(self._boot_id)
         self._lost = LostWorkers(clock)
+        self._held_back = HeldBack()
         self._contact_at_s: float | None = None
         self._told_contact_s: dict[WorkerKey, float] = {}
         self._failures = FailureReader(failure_rules, clock)
@@ -105,7 +106,7 @@ class ShimRunner:
         directory is made once, the shim's lock admits one, and a status on disk none.
         """
         directory = self._directory(order.key)
-        if (directory / shim_files.STATUS_FILE).exists():
+        if order.key in self._held_back or (directory / shim_files.STATUS_FILE).exists():
             return
         self._check_not_root()
         if not has_file(directory, shim_files.SPEC_FILE):  # no shim is on its way
@@ -161,8 +162,9 @@ class ShimRunner:
         self._tell(key, {"op": "stop", "reason": reason.value, "grace_s": grace_s})
         directory, boot_id = self._directory(key), self._boot_id
         uid, of_it = self._uid(directory), (key, directory)
+        held_back = self._held_back
         is_lost = await asyncio.to_thread(
-            withdraw, *of_it, reason, boot_id, now_s, lost=self._lost, uid=uid
+            withdraw, *of_it, reason, boot_id, now_s, lost=self._lost, held_back=held_back, uid=uid
         )
         if is_lost:
             await self._lost.end_all_left(*of_it, uid)
@@ -185,6 +187,8 @@ class ShimRunner:
 
     async def statuses(self, started: Collection[WorkerKey] = ()) -> tuple[WorkerStatus, ...]:
         """As `WorkerRunner.statuses`; each live shim hears of the last contact, once."""
+        if self._held_back:
+            await asyncio.to_thread(self._held_back.write)
         seen: list[tuple[WorkerStatus, Path]] = []
         at = self._directories() | {key: self._directory(key) for key in started}
         lost = [key for key in started if not has_file(at[key])]
@@ -206,7 +210,8 @@ class ShimRunner:
 
     def has_shim(self, key: WorkerKey) -> bool:
         """As `WorkerRunner.has_shim`: a shim has its lock before all else, and until it is gone."""
-        return shim_files.is_locked(str(self._directory(key) / shim_files.LOCK_FILE))
+        path = str(self._directory(key) / shim_files.LOCK_FILE)
+        return key not in self._held_back and shim_files.is_locked(path)
 
     async def leaving(self, keys: Collection[WorkerKey]) -> frozenset[WorkerKey]:
         """As `WorkerRunner.leaving`."""
@@ -215,6 +220,8 @@ class ShimRunner:
     async def _is_leaving(self, key: WorkerKey) -> bool:
         directory = self._directory(key)
         of_it = directory, self._uid(directory)
+        if key in self._held_back:
+            return False  # its lock is this agent's
         if self._hung.is_overdue(key, now_s=self._clock.now_s()):
             return await asyncio.to_thread(self._lost.end_begun, key, *of_it)
         # Its shim may be on its way; and its job may have removed what tells that there is one.
@@ -294,6 +301,7 @@ class ShimRunner:
         self._lost.forget(key)
 
     def _remove(self, key: WorkerKey, directory: Path) -> None:
+        self._held_back.forget(key)
         if is_shim_silent(directory):
             raise Unavailable(f"{key}: cannot be forgotten, its shim lives")
         if self._kept_logs is not None:

@@ -142,7 +142,8 @@ class NodeReport(Message, frozen=True, kw_only=True, tag="node_report"):
     is_server_down: bool = False
     """Its inference server misses its health checks: the node serves nobody."""
     ledger_error: str = ""
-    """Why its ledger cannot be written, as on a full disk: nothing new begins on it meanwhile."""
+    """Why nothing new begins on it: its ledger cannot be written, as on a full disk, or none of its
+    GPUs was ever read."""
     stage_durations_s: dict[str, float] = field(default_factory=dict[str, float])
     """Stages of the last return: checkpoint, exit, device_free, server_ready; and unattended, which
     is what else passed since the lease was over, because nobody worked on it. Kept over a restart.

@@ -7,11 +7,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
+from agent.gpu_memory import GPU_COLLECTOR
 from agent.node import Sample
 from agent.runner import Refusal, WorkerStatus
 from agent.state import Memory
+from common.clock import Clock
 from common.errors import ConfigError, Unavailable
 from common.messages import (
+    CollectorReport,
     GpuHealth,
     GpuReport,
     InferenceReport,
@@ -136,11 +139,13 @@ def running(key: WorkerKey, pid: int = 4000) -> WorkerStatus:
 class ModelMachine:
     """`Sampler` and `Commands`: two GPUs and an inference server that obeys its commands."""
 
-    def __init__(self, clock: FakeClock) -> None:
+    def __init__(self, clock: Clock) -> None:
         self.is_healthy = False
         self.health = GpuHealth.OK
         self.is_blind = False
         """While set, the GPUs do not answer."""
+        self.reading_error = ""
+        """What the collector of GPUs could not read."""
         self.pids: dict[int, int] = {}
         """GPU processes, by the index of their GPU."""
         self.xids: tuple[int, ...] = ()
@@ -165,6 +170,13 @@ class ModelMachine:
             gpus=None if self.is_blind else self.gpus(),
             inference=self._page(),
             is_healthy=self.is_healthy,
+            collectors=(self._collector(),),
+        )
+
+    def _collector(self) -> CollectorReport:
+        error = "NVML does not answer" if self.is_blind else self.reading_error
+        return CollectorReport(
+            name=GPU_COLLECTOR, is_success=not error, duration_s=0.0, error=error
         )
 
     def _page(self) -> InferenceReport | None:

@@ -3,21 +3,27 @@ what was written before is never lost."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
 from agent.ledger import COMPACT_BYTES, Ledger, peek
-from agent.state import Held, Memory, first_memory
+from agent.life import Life
+from agent.state import CheckReserve, Held, Memory, StartWorker, StopWorker, first_memory
+from common.clock import SystemClock
 from common.errors import Unavailable
+from common.faults import Fault
 from common.messages import OrderPhase, WorkerPhase
 from common.model import LeaseId, NodeRole, StopReason
 from tests.agent.agent_house import AgentHouse
-from tests.agent.bench import key, lease, order, settings
+from tests.agent.bench import Bench, key, lease, order, settings
 from tests.agent.full_disk import Writes
 from tests.agent.node_house import House
+from tests.agent.worker_house import PATIENCE_S
 
 R, P = NodeRole, WorkerPhase
 FULL = "no space left"
@@ -177,6 +183,71 @@ async def test_a_long_ledger_on_a_full_disk_keeps_its_last_record(tmp_path: Path
     assert path.stat().st_size < long_bytes
     ledger.close()
     assert Ledger(tmp_path).load() == memory(generation + 2)
+
+
+async def test_a_ledger_says_that_the_process_before_acted_on_what_no_disk_took(
+    tmp_path: Path,
+) -> None:
+    """The mark is emptied without room, and filled with the next whole record."""
+    writes = Writes()
+    ledger = Ledger(tmp_path, write=writes)
+    await ledger.save(memory(1))
+    assert not Ledger(tmp_path).is_behind
+    writes.room_bytes = 0
+    with pytest.raises(Unavailable):
+        await ledger.save(memory(2))
+    again = Ledger(tmp_path)
+    assert again.is_behind
+    assert again.load() == memory(1)
+    await again.save(memory(3))
+    assert not Ledger(tmp_path).is_behind
+
+
+async def test_a_disk_that_hangs_is_waited_for_once(tmp_path: Path) -> None:
+    """A save fails after its limit, the next ones at once; the record of the first is not lost when
+    the disk gets on."""
+    is_free = threading.Event()
+    is_free.set()
+
+    def sync(fd: int) -> None:
+        """As `os.fsync` of a disk that a test holds up."""
+        assert is_free.wait(PATIENCE_S)
+        os.fsync(fd)
+
+    ledger = Ledger(tmp_path, sync=sync, limit_s=0.05)
+    with contextlib.suppress(Unavailable):  # a busy machine
+        await ledger.save(memory(1))
+    is_free.clear()
+    for _ in range(3):
+        with pytest.raises(Unavailable, match="does not answer"):
+            await ledger.save(memory(2))
+    ledger.close()
+    is_free.set()
+    async with SystemClock().timeout(PATIENCE_S):
+        while True:
+            with contextlib.suppress(Unavailable):
+                await ledger.save(memory(3))
+                break
+    ledger.close()
+    assert Ledger(tmp_path).load() == memory(3)
+
+
+def test_a_worker_of_a_ledger_that_is_behind_does_not_begin() -> None:
+    """It may be over and run elsewhere. One that is seen to run goes on."""
+    bench = Bench(inference=False)
+    bench.want(R.TRAINING, order(), order(key(1), gpus=(1,)), order(key(2), gpus=(1,)))
+    held = bench.memory.workers
+    held[str(key(1))].is_begun = held[str(key(2))].is_begun = True
+    life = Life(bench.settings, bench.memory, boot_id="boot-1", now_s=0.0, is_behind=True)
+    bench.life = life
+    bench.runs(key(2))
+    actions = bench.steps(3)
+    assert not any(isinstance(action, StartWorker | CheckReserve) for action in actions)
+    assert [action.key for action in actions if isinstance(action, StopWorker)] == [key(1)]
+    said = {report.key: report for report in life.workers.reports()}
+    assert (said[key()].phase, said[key()].fault) == (P.REFUSED, Fault.NODE)
+    assert (said[key(1)].phase, said[key(1)].stop_reason) == (P.EXITED, StopReason.PREEMPT)
+    assert said[key(2)].phase == P.RUNNING
 
 
 # --- the node ---------------------------------------------------------------------------------

@@ -9,8 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from common.messages import WorkerPhase
 from common.model import NodeRole
-from tests.agent.daemon_house import KEY, DaemonHouse, kill_9, lend, make_daemon_house
+from tests.agent.daemon_house import (
+    KEY,
+    WAITING,
+    DaemonHouse,
+    kill_9,
+    lend,
+    make_daemon_house,
+    order,
+    pids,
+)
 from tests.agent.full_disk import SmallDisk, small_disk
 from tests.agent.worker_house import is_alive
 
@@ -90,6 +100,34 @@ async def test_a_full_disk_does_not_keep_a_lent_node_whose_agent_is_dead(
     assert house.mark("up").exists()
     assert house.mark("routed").stat().st_ctime_ns >= began_at_ns
     assert again.returncode is None
+
+
+async def test_a_disk_that_fills_up_under_a_start_keeps_neither_node_nor_next_agent(
+    house: DaemonHouse, disk: SmallDisk
+) -> None:
+    """The agent is killed between its order to a shim and the shim's first word. The next agent
+    tells the worker's end and brings its node home before there is room."""
+    config = house.config(inference=True)
+    agent = await house.start(config)
+    await house.until_role(R.SERVING)
+    await house.want(R.ON_LOAN, ttl_s=6.0)
+    await house.until_role(R.ON_LOAN)
+    begins = house.workers.directory(KEY)
+    await house.want(R.ON_LOAN, order(house, WAITING), ttl_s=6.0)
+    await house.until(begins.exists, "the worker's directory is there")
+    disk.fill()
+    await kill_9(agent)
+    house.is_renewing = False
+    await house.start(config)
+    await house.until(lambda: house.mark("routed").exists(), "the node is routed again")
+    await house.until_role(R.SERVING)
+    worker = house.worker(KEY)
+    assert worker is not None
+    assert worker.phase in (WorkerPhase.EXITED, WorkerPhase.REFUSED)
+    assert not any(is_alive(pid) for pid in pids(house))
+    disk.empty()
+    await house.until(lambda: "No space" not in house.reports[-1].detail, "it is written down")
+    assert len(pids(house)) <= 1
 
 
 async def test_a_node_goes_home_from_a_disk_that_is_read_only(

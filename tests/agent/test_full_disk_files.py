@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import tempfile
@@ -14,11 +15,13 @@ from agent import holder, shim_files
 from agent.holder import Heartbeat, end_if_hung
 from agent.hooks import SystemCommands
 from agent.ledger import exclusive
-from agent.starters import run_command
+from agent.starters import DetachedStarter, ShimStarter, run_command, shim_argv
 from agent.worker_record import SHIM_LOST
+from agent.workers import ShimRunner
 from common.clock import SystemClock
 from common.errors import Unavailable
-from common.messages import WorkerPhase
+from common.faults import Fault
+from common.messages import WorkerOrder, WorkerPhase
 from common.model import StopReason, WorkerKey
 from tests.agent.full_disk import SmallDisk, small_disk
 from tests.agent.worker_house import WorkerHouse, kill, make_house, make_order
@@ -130,6 +133,79 @@ async def test_a_worker_whose_shim_died_is_over_on_a_full_disk(
     kill(shim_pid)
     status = await house.until_exited(key)
     assert status.error == SHIM_LOST
+
+
+class Gated:
+    """Starts a shim when a test lets it, and sees it end."""
+
+    def __init__(self) -> None:
+        self.asked, self.gate = asyncio.Event(), asyncio.Event()
+        self.exit_code: int | None = None
+
+    async def start(self, directory: Path, order: WorkerOrder) -> None:
+        """As `ShimStarter.start`."""
+        self.asked.set()
+        await self.gate.wait()
+        shim = await asyncio.create_subprocess_exec(*shim_argv(directory))
+        self.exit_code = await shim.wait()
+
+
+def runner_of(house: WorkerHouse, starter: ShimStarter) -> ShimRunner:
+    """A runner whose shims come to life by a test's starter."""
+    return ShimRunner(house.run_dir, clock=house.clock, starter=starter, is_root_allowed=True)
+
+
+async def test_a_worker_that_begins_on_a_full_disk_goes_on_and_tells_its_end(
+    house: WorkerHouse, disk: SmallDisk, tmp_path: Path
+) -> None:
+    """Its shim has the room of its order for the first word, and that of the first word for the
+    last."""
+
+    class Filling(DetachedStarter):
+        async def start(self, directory: Path, order: WorkerOrder) -> None:
+            disk.fill()
+            await super().start(directory, order)
+
+    runner = runner_of(house, Filling(house.clock))
+    order = make_order("sh", "-c", WAITING, env={"OUT": str(tmp_path)})
+    await runner.start(order, endpoint="n1:1")
+    [status] = await runner.statuses([order.key])
+    assert (status.phase, status.error) == (P.RUNNING, "")
+    assert not (house.directory(order.key) / shim_files.SPEC_FILE).exists()
+    (tmp_path / "go").touch()
+    status = await house.until_exited(order.key)
+    assert status.exit_code is not None
+    assert (status.error, status.fault) == ("", Fault.NONE)
+
+
+@pytest.mark.parametrize("has_room", [True, False], ids=["in its order", "nowhere"])
+async def test_a_worker_withdrawn_on_a_full_disk_is_over_and_never_begins(
+    house: WorkerHouse, disk: SmallDisk, tmp_path: Path, *, has_room: bool
+) -> None:
+    """Its end takes the room of its order; where that has none, the agent keeps the shim out until
+    there is room again."""
+    starter, mark = Gated(), tmp_path / "ran"
+    runner, order = runner_of(house, starter), make_order("touch", str(mark))
+    starting = asyncio.create_task(runner.start(order, endpoint="n1:1"))
+    await starter.asked.wait()
+    directory = house.directory(order.key)
+    if not has_room:
+        (directory / "second-name").hardlink_to(directory / shim_files.SPEC_FILE)
+    disk.fill()
+    await runner.stop(order.key, StopReason.PREEMPT, 0.0)
+    assert await runner.leaving([order.key]) == frozenset()
+    assert not runner.has_shim(order.key)
+    assert (directory / shim_files.STATUS_FILE).exists() == has_room
+    starter.gate.set()
+    await house.until(lambda: starter.exit_code is not None, "the shim has left")
+    assert starter.exit_code == 0
+    disk.empty()
+    [status] = await runner.statuses()
+    assert (status.phase, status.stop_reason) == (P.EXITED, StopReason.PREEMPT)
+    await starting
+    assert not mark.exists()
+    await runner.forget(order.key)
+    assert not directory.exists()
 
 
 def test_a_log_that_cannot_be_moved_aside_stays_as_it_is(disk: SmallDisk) -> None:

@@ -1,0 +1,207 @@
+"""An agent that starts while NVML cannot be read: it knows its GPUs from its ledger."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from agent.gpu_memory import GpuIdentity
+from agent.ledger import Ledger
+from agent.state import Memory, first_memory
+from common.messages import GpuHealth, OrderPhase, WorkerPhase
+from common.model import GpuUuid, NodeRole
+from tests.agent.agent_house import AgentHouse
+from tests.agent.bench import key, lease, order, settings
+from tests.agent.daemon_house import KEY, DaemonHouse, kill_9, lend, make_daemon_house
+from tests.agent.node_house import House
+from tests.agent.worker_house import is_alive
+
+R, P = NodeRole, WorkerPhase
+UNRESPONSIVE = GpuHealth.UNRESPONSIVE
+
+
+def health(house: AgentHouse) -> dict[str, GpuHealth]:
+    """The health of each GPU of the last report."""
+    return {gpu.uuid: gpu.health for gpu in house.report.gpus}
+
+
+async def blind_after(house: AgentHouse) -> AgentHouse:
+    """An agent on the disk and machine of one that died, while NVML does not answer."""
+    await house.die()
+    house.machine.is_blind = True
+    inference, free_s = house.settings.service is not None, house.settings.device_free_timeout_s
+    return AgentHouse(inference=inference, before=house, device_free_timeout_s=free_s)
+
+
+async def test_an_agent_that_starts_blind_reports_keeps_its_job_and_tells_its_end() -> None:
+    """The GPUs of the ledger are told as unresponsive, with the reason, until NVML answers."""
+    async with AgentHouse() as before:
+        await before.want(R.TRAINING, order())
+        await before.until_phase(key(), P.RUNNING)
+        async with await blind_after(before) as house:
+            await house.until(lambda: bool(house.reports))
+            assert health(house) == {"GPU-0": UNRESPONSIVE, "GPU-1": UNRESPONSIVE}
+            assert [gpu.memory_total_bytes for gpu in house.report.gpus] == [1000, 1000]
+            assert "GPUs cannot be read" in house.report.detail
+            assert house.phase(key()) == P.RUNNING
+            house.runner.end(key(), exit_code=3)
+            await house.until_phase(key(), P.EXITED)
+            house.machine.is_blind = False
+            await house.until(lambda: set(health(house).values()) == {GpuHealth.OK})
+            assert house.report.detail == ""
+
+
+async def test_an_agent_that_starts_blind_renews_its_loan_and_brings_its_node_home() -> None:
+    """A revoked loan ends as with an agent that lived when NVML stopped to answer."""
+    async with AgentHouse(inference=True, device_free_timeout_s=5.0) as before:
+        await before.lend()
+        async with await blind_after(before) as house:
+            await house.clock.advance(60.0)
+            assert house.report.role == R.ON_LOAN
+            assert house.renewals
+            await house.want(R.SERVING)
+            await house.until_role(R.SERVING)
+            assert house.machine.commands[-2:] == ["start", "route"]
+            assert house.machine.variables["ARYL_GPU_UUIDS"] == "GPU-0,GPU-1"
+
+
+async def test_a_node_without_gpus_in_its_ledger_says_why_and_takes_nothing() -> None:
+    """Neither a worker nor a loan begins before NVML has said which GPUs there are."""
+    blind = AgentHouse()
+    blind.machine.is_blind = True
+    async with blind as house:
+        await house.until(lambda: bool(house.reports))
+        assert house.report.gpus == ()
+        assert "none are known" in house.report.ledger_error
+        await house.want(R.TRAINING, order(phase=OrderPhase.RESERVE))
+        await house.clock.advance(10.0)
+        assert house.phase(key()) == P.RESERVING
+        assert house.runner.calls == []
+        house.machine.is_blind = False
+        await house.until_phase(key(), P.READY)
+        assert house.report.ledger_error == ""
+
+
+async def test_a_server_whose_gpus_were_never_read_is_not_stopped_for_a_loan() -> None:
+    """An agent of a new version may start blind on a ledger that has no GPUs yet."""
+    async with AgentHouse(inference=True) as before:
+        await before.until_role(R.SERVING)
+        await before.die()
+        old = before.ledger.load()
+        assert old is not None
+        old.gpus.clear()
+        await before.ledger.save(old)
+        commands = len(before.machine.commands)
+        async with await blind_after(before) as house:
+            await house.until_role(R.SERVING)
+            await house.want(R.ON_LOAN, lease=lease())
+            await house.until(lambda: house.report.turned_back is not None)
+            assert house.report.role == R.SERVING
+            assert house.machine.commands[commands:].count("stop") == 0
+
+
+async def test_a_reading_replaces_the_gpus_of_the_ledger_and_a_difference_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A GPU that was replaced while no agent ran is not reported any more."""
+    house = House()
+    house.life.memory.gpus = [
+        GpuIdentity(uuid=GpuUuid(uuid), index=index, gpu_type="H100", memory_total_bytes=1000)
+        for index, uuid in enumerate(("GPU-0", "GPU-old"))
+    ]
+    house.machine.is_blind = True
+    await house.turn()
+    assert [gpu.uuid for gpu in house.node.last_sample.gpus or ()] == ["GPU-0", "GPU-old"]
+    house.machine.is_blind = False
+    await house.turn()
+    assert [gpu.uuid for gpu in house.node.last_sample.gpus or ()] == ["GPU-0", "GPU-1"]
+    assert [gpu.uuid for gpu in house.life.memory.gpus] == ["GPU-0", "GPU-1"]
+    assert "gone: GPU-old; new: GPU-1" in caplog.text
+
+
+async def test_a_gpu_that_an_incomplete_reading_lacks_stays_known() -> None:
+    """One GPU that hangs from the start is told as unresponsive beside those that answer."""
+    house = House()
+    house.life.memory.gpus = [
+        GpuIdentity(uuid=GpuUuid(f"GPU-{index}"), index=index, gpu_type="H100",
+                    memory_total_bytes=1000)
+        for index in range(3)
+    ]  # fmt: skip
+    house.machine.reading_error = "GPU 2 does not answer"
+    await house.turn()
+    gpus = house.node.last_sample.gpus or ()
+    assert [(gpu.uuid, gpu.health) for gpu in gpus] == [
+        ("GPU-0", GpuHealth.OK), ("GPU-1", GpuHealth.OK), ("GPU-2", UNRESPONSIVE),
+    ]  # fmt: skip
+    assert len(house.life.memory.gpus) == 3
+
+
+async def test_a_ledger_without_gpus_is_read(tmp_path: Path) -> None:
+    """An agent of an older version wrote it."""
+    ledger = Ledger(tmp_path)
+    await ledger.save(first_memory(settings(), "boot-1"))
+    ledger.close()
+    memory = Ledger(tmp_path).load()
+    assert isinstance(memory, Memory)
+    assert memory.gpus == []
+
+
+# --- real processes ---------------------------------------------------------------------------
+
+
+HANG = '\n[[fault]]\nkind = "hang"\nat_s = 0.0\n'
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncGenerator[DaemonHouse]:
+    """A node that can be lent."""
+    async for house in make_daemon_house(tmp_path):
+        yield house
+
+
+def hang(house: DaemonHouse) -> None:
+    """Each process that opens NVML from now on finds a driver that does not answer."""
+    house.fleet.write_text(house.fleet.read_text() + HANG)
+
+
+@pytest.mark.nats
+@pytest.mark.slow
+async def test_an_agent_restarted_while_nvml_hangs_reports_and_comes_home(
+    house: DaemonHouse,
+) -> None:
+    """Its worker goes on and the report says so; revoked, the node serves again."""
+    config = house.config(inference=True, device_free_timeout_s=1.0, collect_deadline_s=1.0)
+    agent = await house.start(config)
+    pid = await lend(house, ttl_s=60.0)
+    hang(house)
+    await kill_9(agent)
+    await house.start(config)
+    assert {gpu.health for gpu in house.reports[-1].gpus} == {UNRESPONSIVE}
+    assert len(house.reports[-1].gpus) == 2
+    await house.until_phase(KEY, P.RUNNING)
+    assert is_alive(pid)
+    await house.want(R.SERVING)
+    await house.until_role(R.SERVING)
+    assert house.mark("up").exists()
+    assert house.mark("routed").exists()
+    assert not is_alive(pid)
+    worker = house.worker(KEY)
+    assert worker is not None
+    assert worker.phase == P.EXITED
+
+
+@pytest.mark.nats
+@pytest.mark.slow
+async def test_the_last_resort_brings_a_node_home_while_nvml_hangs(house: DaemonHouse) -> None:
+    """`--go-home` is a new process, which knows the GPUs from the ledger alone."""
+    config = house.config(inference=True, device_free_timeout_s=1.0, collect_deadline_s=1.0)
+    agent = await house.start(config)
+    pid = await lend(house, ttl_s=4.0)
+    hang(house)
+    house.is_renewing = False
+    await kill_9(agent)
+    await house.until(lambda: house.mark("routed").exists(), "the node is routed again")
+    assert house.mark("up").exists()
+    assert not is_alive(pid)
