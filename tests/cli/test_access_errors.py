@@ -14,11 +14,17 @@ from typing import NamedTuple
 import pytest
 from typer.testing import CliRunner
 
+from common.access import AccessError
 from common.api import ApiErrorCode
+from common.bus import connect_nats
+from common.clock import SystemClock
+from common.model import NatsAccess
 from common.permissions import Login, of_node, of_user, users_file
+from common.subjects import user_inbox
 from coordinator.cli.app import app
 from coordinator.cli.session import EXIT_UNREACHABLE, Surroundings
 from coordinator.client import EXIT_CODES
+from coordinator.service.leaderkey import NatsKey
 from coordinator.service.natsserver import find_binary
 from tests.agent.daemon_house import DaemonHouse
 from tests.servers import client_url
@@ -149,6 +155,21 @@ def test_a_coordinator_that_nats_refuses_ends_and_says_why(
     )
     last = done.stderr.splitlines()[-1]
     assert (done.returncode, said in last, advice in last) == (2, True, True), done.stderr
+
+
+async def test_a_call_of_jetstream_that_nats_refuses_fails_at_once(address: str) -> None:
+    """The journal and the leader's key say which right is missing, and wait for no timeout."""
+    clock, access = SystemClock(), NatsAccess(tls_ca_path=CA)
+    url, inbox = f"tls://ada:right@{address}", user_inbox("c1", "ops", "ada")
+    bus = await connect_nats(url, identity="c", clock=clock, access=access, inbox=inbox)
+    try:
+        key = NatsKey(bus, cell="c1", timeout_s=3600.0)
+        with pytest.raises(
+            AccessError, match=r"leader lease: .* to \$JS\.API\.STREAM\.INFO\.KV_lea"
+        ):
+            await key.get()
+    finally:
+        await bus.close()
 
 
 @pytest.fixture
