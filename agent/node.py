@@ -62,6 +62,8 @@ log = logging.getLogger(__name__)
 FIRST_READING_S = 5.0
 """How long an agent that starts waits for NVML's first answer before a report does without it: NVML
 takes seconds to open on a large machine, and a report without it alarms people."""
+FIRST_START_S = 30.0
+"""The same of an agent whose ledger has no GPUs: it has next to nothing that could wait."""
 
 
 class Sample(Struct, frozen=True, kw_only=True):
@@ -173,11 +175,12 @@ class Node:
 
     @property
     def may_report(self) -> bool:
-        """Whether NVML was read, or had `FIRST_READING_S` to answer."""
+        """Whether NVML was read, or had its time to answer."""
         began_at_s = self._first_look_at_s
         if self._has_reading or began_at_s is None:
             return self._has_reading
-        return self.last_sample.began_at_s >= began_at_s + FIRST_READING_S
+        wait_s = FIRST_READING_S if self.life.memory.gpus else FIRST_START_S
+        return self.last_sample.began_at_s >= began_at_s + wait_s
 
     def told(self, gpus: Sequence[GpuReport]) -> None:
         """A report with these GPUs was sent; their XIDs are not told again."""

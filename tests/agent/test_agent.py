@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.node import FIRST_READING_S
+from agent.node import FIRST_START_S
 from common import subjects
 from common.errors import Unavailable
 from common.messages import (
@@ -45,7 +45,7 @@ async def test_the_first_report_waits_some_seconds_for_the_first_answer_of_nvml(
     blind = AgentHouse()
     blind.machine.is_blind = True
     async with blind as house:
-        await house.clock.advance(FIRST_READING_S - 1.0)
+        await house.clock.advance(FIRST_START_S - 1.0)
         assert house.reports == []
         house.machine.is_blind = False
         await house.until(lambda: bool(house.reports))
