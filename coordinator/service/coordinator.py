@@ -47,7 +47,12 @@ RELEASE_S = 0.5
 
 
 class Coordinator:
-    """One coordinator; leads while its lease holds."""
+    """One coordinator; leads while its lease holds.
+
+    Args:
+        reports: the bus that node reports come on; None: `bus`, as everything else.
+        progress: called when it has done its part, leading or standing by.
+    """
 
     def __init__(
         self,
@@ -56,6 +61,7 @@ class Coordinator:
         holder: str,
         clock: Clock,
         bus: Bus,
+        reports: Bus | None = None,
         journal: JournalPort,
         snapshots: SnapshotsPort,
         lease: LeasePort,
@@ -65,6 +71,7 @@ class Coordinator:
         self.holder = holder
         self.clock = clock
         self.bus = bus
+        self._reports = reports or bus
         self.folder = Folder(
             lost_after_s=settings.lost_after_s,
             load_period_s=settings.load_period_s,
@@ -80,6 +87,7 @@ class Coordinator:
         self.started_at_s = clock.now_s()
         self.leading = asyncio.Event()
         self._progress = progress
+        self._decided_at_s = self.started_at_s
         self._is_standby = True
         self._listening = Listening(
             self.folder, clock=clock, period_s=self._tick_s, looked=self._stand_by
@@ -99,7 +107,8 @@ class Coordinator:
             may_act=self.may_act,
             let_out=self._let_out,
             fenced=self._on_fenced,
-            progress=progress,
+            progress=self._decided,
+            tried=progress,
         )
         self.renewals = Renewals(
             clock=clock,
@@ -177,7 +186,9 @@ class Coordinator:
             log.warning("not everything was done when %g s of stopping were over", STOP_S)
 
     async def _run(self, serve: Handler) -> None:
-        await self._subscribe(subjects.node_report(self.settings.cell), self._on_report)
+        self._subscriptions.append(
+            await self._reports.subscribe(subjects.node_report(self.settings.cell), self._on_report)
+        )
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._unsubscribe)
             listening = beside(self._listening.run(), name="listen", broke=self.stop)
@@ -280,18 +291,20 @@ class Coordinator:
 
     async def _keep_lease(self) -> None:
         """Renew from the first moment on: a rebuild may take longer than the TTL."""
-        while True:
-            await self.clock.sleep(self.settings.leader_ttl_s / 4)
-            try:
-                await self._lease.renew()
-            except Fenced as error:
-                self._on_fenced(error)
-                return
-            except Unavailable as error:
-                log.warning("lease not renewed: %s", error)
-            if self.clock.now_s() >= self._lease.valid_until_s:
-                self._on_fenced(Fenced("the leader lease ran out"))
-                return
+        self._decided()
+        try:
+            await self._lease.keep(lambda: self._decided_at_s, stall_s=self.settings.leader_stall_s)
+        except Fenced as error:
+            self._on_fenced(error)
+
+    def _decided(self) -> None:
+        """A batch, or a step of the rebuild, is done: the lease is kept for that, and for no less.
+
+        A try to append that failed is none: a leader that cannot write must not keep the others
+        from trying.
+        """
+        self._decided_at_s = self.clock.now_s()
+        self._progress()
 
     def _on_fenced(self, error: Fenced) -> None:
         log.error("fenced: %s", error)

@@ -54,7 +54,8 @@ class Decider:
         may_act: whether this coordinator's lease still holds.
         let_out: told every command, once the record that it came of is in the journal.
         fenced: told that nothing more may be written, and why.
-        progress: called after each batch, each step of a rebuild, and each try to append.
+        progress: called after each batch and each step of a rebuild.
+        tried: called after each try to append that failed.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Decider:
         let_out: Callable[[Command], None],
         fenced: Callable[[Fenced], None],
         progress: Callable[[], None],
+        tried: Callable[[], None],
     ) -> None:
         self.engine = Engine(settings.engine)
         self.time = EngineTime(clock)
@@ -83,6 +85,7 @@ class Decider:
         self._let_out = let_out
         self._fenced = fenced
         self._progress = progress
+        self._tried = tried
         self._inbox: list[_Waiting] = []
         self._wake = asyncio.Event()
         self._urgent = asyncio.Event()
@@ -326,7 +329,7 @@ class Decider:
                 if not self._may_act() or self._is_stopping:
                     raise
                 log.warning("journal: %s; trying again", error)
-                self._progress()  # the lease may last longer than the patience of a watchdog
+                self._tried()  # the lease may last longer than the patience of a watchdog
                 await self._clock.sleep(JOURNAL_RETRY_S)
             else:
                 self._records_since_snapshot += 1

@@ -56,6 +56,15 @@ class CoordinatorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     leader_margin_s: Annotated[
         NonNegativeFloat, Meta(description="a leader stops acting this long before its TTL ends")
     ] = 1.0
+    leader_stall_s: Annotated[
+        float,
+        Meta(
+            ge=2,
+            description="a leader whose decisions make no progress for this long stops renewing "
+            "its lease, so a standby takes over; longer than the fleet's longest pass, shorter "
+            "than the unit's WatchdogSec",
+        ),
+    ] = 20.0
     snapshot_records: Annotated[
         PositiveInt, Meta(description="journal records between two snapshots")
     ] = 500
