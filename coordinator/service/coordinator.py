@@ -31,6 +31,7 @@ from coordinator.service.complaints import Complaints
 from coordinator.service.deciding import Decider
 from coordinator.service.dispatch import Dispatcher
 from coordinator.service.folding import Folder
+from coordinator.service.inflow import Inflow
 from coordinator.service.listening import Listening
 from coordinator.service.ports import JournalPort, LeasePort, SnapshotsPort
 from coordinator.service.renewals import Renewals
@@ -72,6 +73,7 @@ class Coordinator:
         self.clock = clock
         self.bus = bus
         self._reports = reports or bus
+        self.inflow = Inflow(self._on_report, clock=clock)
         self.folder = Folder(
             lost_after_s=settings.lost_after_s,
             load_period_s=settings.load_period_s,
@@ -187,12 +189,14 @@ class Coordinator:
 
     async def _run(self, serve: Handler) -> None:
         self._subscriptions.append(
-            await self._reports.subscribe(subjects.node_report(self.settings.cell), self._on_report)
+            await self._reports.subscribe(subjects.node_report(self.settings.cell), self.inflow.put)
         )
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._unsubscribe)
             listening = beside(self._listening.run(), name="listen", broke=self.stop)
             await stack.enter_async_context(listening)
+            taking = beside(self.inflow.run(), name="reports", broke=self.stop)
+            await stack.enter_async_context(taking)
             # What the last leader left of its TTL runs out while the nodes are listened to.
             with contextlib.suppress(Unavailable):
                 await self._lease.look()
@@ -332,7 +336,8 @@ class Coordinator:
         """
         await self.decider.settled()
 
-    async def _on_report(self, message: BusMessage) -> None:
+    async def _on_report(self, message: BusMessage, at_s: float) -> None:
+        """Fold one report that arrived at an instant; answer it if the node may count on that."""
         try:
             report = intake.node_report(message.data, message.subject)
         except ProtocolError as error:
@@ -342,9 +347,9 @@ class Coordinator:
         self.refused_reports.cured(report.node)
         known = intake.trusted_epoch(report.epoch)
         self._highest_reported_epoch = max(self._highest_reported_epoch, known)
-        self._take_facts(self.folder.fold(report, now_s=self.clock.now_s()))
+        self._take_facts(self.folder.fold(report, now_s=at_s))
         if not self.folder.rivals.speaks(report):
-            if why := self.folder.rivals.told(NodeName(report.node), now_s=self.clock.now_s()):
+            if why := self.folder.rivals.told(NodeName(report.node), now_s=at_s):
                 self._rivals.note(report.node, "two agents report as one node", said=why)
             return  # neither ordered nor answered: what it runs is nobody's
         self._compare(report)
@@ -377,7 +382,8 @@ class Coordinator:
             return "not leading"
         if now_s - self.decider.passed_at_s > 3 * self.settings.pass_period_s:
             return "no scheduling pass lately"
-        if self.folder.silent_s(node, now_s=now_s) > self.settings.lost_after_s:
+        silent_s = 0.0 if node in self.inflow else self.folder.silent_s(node, now_s=now_s)
+        if silent_s > self.settings.lost_after_s:
             return "no report of the node lately"
         entry = self.engine.state.nodes.get(node)
         if entry is None or not entry.is_heard:
@@ -390,12 +396,14 @@ class Coordinator:
             await self.clock.sleep(self._tick_s)
             self._listening.look()
             self.refused_reports.look()
+            self.inflow.look()
             self._rivals.look()
             now_s = self.clock.now_s()
             proving = self.folder.proving(
                 self.engine.awaited_silence_s(), since_s=self._leads_since_s, now_s=now_s
             )
-            for event in (*self.folder.due(now_s=now_s), *proving):
+            proven = (event for event in proving if event.node not in self.inflow)
+            for event in (*self.folder.due(now_s=now_s, unread=self.inflow), *proven):
                 self.decider.post(event)
             self.decider.wake()
 

@@ -87,6 +87,7 @@ class Looks:
                     c.folder,
                     cell=c.settings.cell,
                     bad_messages=c.bad_messages,
+                    reports_shed=c.inflow.lately_shed_count,
                     up_s=c.clock.now_s() - c.started_at_s,
                     now_s=self._now_s(),
                     clock_warning=c.decider.time.warning(),
