@@ -285,3 +285,6 @@ REQUESTS: tuple[type[Message], ...] = (
     GetLogs,
 )
 """Every request; its tag is the verb in the subject."""
+
+CHANGES = frozenset(str(kind.__struct_config__.tag) for kind in (Submit, Cancel, Operate))
+"""The verbs that may change something; all others only read."""

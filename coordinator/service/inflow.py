@@ -73,7 +73,7 @@ class Inflow:
         self._logged_at_s = float("-inf")
         self._logged_count = 0
 
-    def __contains__(self, node: str) -> bool:
+    def __contains__(self, node: object) -> bool:
         """Whether a report of a node waits: the node is not silent then."""
         return node in self._waiting
 
