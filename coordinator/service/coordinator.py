@@ -14,7 +14,7 @@ from common import subjects
 from common.bus import Bus, BusMessage, Handler, Subscription
 from common.clock import Clock
 from common.errors import Fenced, ProtocolError, Unavailable
-from common.messages import NodeReport
+from common.messages import LedgerReply, NodeReport
 from common.model import NodeName
 from coordinator.engine.commands import AskLedger, Command, Outcome, PushDesired
 from coordinator.engine.engine import Engine
@@ -131,9 +131,7 @@ class Coordinator:
         )
         self._ledgers = LedgerAsker(
             self.dispatcher.ledger,
-            got=lambda node, reply: self.decider.post(
-                OrdersRecovered(node=node, orders=reply.orders)
-            ),
+            got=self._got_ledger,
             lacked=self.folder.forget_node,  # its next report asks again
         )
 
@@ -360,8 +358,13 @@ class Coordinator:
                 await message.respond(b"")
 
     def _take_facts(self, facts: NodeReported | None) -> None:
-        if facts is not None and self.is_leading:
-            self.decider.post(facts)
+        if facts is None or not self.is_leading or self.decider.post(facts):
+            return
+        self.folder.forget_node(facts.node)  # said again when its quarantine is over
+        self.refused_reports.note(facts.node, "its facts broke the engine; the log has them")
+
+    def _got_ledger(self, node: NodeName, reply: LedgerReply) -> None:
+        self.decider.post(OrdersRecovered(node=node, orders=reply.orders))
 
     def _compare(self, report: NodeReport) -> None:
         """Push again to a node that shows another generation than the one that it was ordered."""

@@ -29,8 +29,9 @@ log = logging.getLogger(__name__)
 MAX_TTL_S = 3600.0
 """No coordinator asks for so long; a key that says more was written by none, and nobody would lead
 until it is over."""
-MAX_POLL_S = 0.5
-"""A standby looks at least this often, so a planned takeover is done within a second."""
+MAX_POLL_S = 0.25
+"""A standby looks at least this often: a planned takeover is done within a second, and one after a
+kill within `leader_ttl_s`, two looks and a rebuild."""
 
 
 class KeyEntry(NamedTuple):

@@ -52,7 +52,7 @@ class CoordinatorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             le=MAX_TTL_S,
             description="a leader that does not renew for this long is replaced",
         ),
-    ] = 8.0
+    ] = 6.0
     leader_margin_s: Annotated[
         NonNegativeFloat, Meta(description="a leader stops acting this long before its TTL ends")
     ] = 1.0
@@ -68,6 +68,10 @@ class CoordinatorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     snapshot_records: Annotated[
         PositiveInt, Meta(description="journal records between two snapshots")
     ] = 500
+    snapshot_decide_s: Annotated[
+        PositiveFloat,
+        Meta(description="work of decisions between two snapshots; a restart repeats no more"),
+    ] = 2.0
     journal_kept_days: Annotated[
         NonNegativeFloat,
         Meta(
