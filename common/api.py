@@ -265,6 +265,9 @@ class Status(Message, frozen=True, kw_only=True, tag="status"):
     is_recalled: bool | UnsetType = UNSET
     """A recall of all services holds, for those too that the settings gain before its end. Only
     while it does: a caller of an older version refuses it."""
+    reports_shed: int | UnsetType = UNSET
+    """Reports that overload has cost so far: a later one of the same agent replaced each of them
+    before it was read. Only while reports are shed, and for a minute after."""
 
 
 REQUESTS: tuple[type[Message], ...] = (
@@ -282,3 +285,6 @@ REQUESTS: tuple[type[Message], ...] = (
     GetLogs,
 )
 """Every request; its tag is the verb in the subject."""
+
+CHANGES = frozenset(str(kind.__struct_config__.tag) for kind in (Submit, Cancel, Operate))
+"""The verbs that may change something; all others only read."""

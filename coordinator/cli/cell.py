@@ -123,8 +123,14 @@ def glance(found: Status) -> list[tuple[str, str]]:
         ),
         *_without_room(found),
         ("bad messages", str(found.bad_messages)),
+        *([("overload", _shed(found.reports_shed))] if found.reports_shed else []),
         *([("clock", found.clock_warning)] if found.clock_warning else []),
     ]
+
+
+def _shed(count: int) -> str:
+    """That reports are shed, and what that costs."""
+    return f"{counted(count, 'report')} shed so far: only the newest of each node is read"
 
 
 def _suspended(found: Status) -> str:

@@ -41,6 +41,7 @@ from coordinator.service import finding
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.finding import Refusal, unknown
 from coordinator.service.looks import Looks
+from coordinator.service.reads import Reads
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ class Api:
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
         self._looks = Looks(coordinator)
+        self._reads = Reads(clock=coordinator.clock, finish=self._finish)
         self._kinds: dict[str, type[Message]] = {str(k.__struct_config__.tag): k for k in REQUESTS}
 
     async def serve(self, message: BusMessage) -> None:
@@ -78,7 +80,7 @@ class Api:
         tenant, user, verb = subjects.api_caller(message.subject)
         try:
             request = decode(message.data, self._kind(verb))
-            reply = await self._answer(request, tenant, user)
+            reply: Message | bytes = await self._answer(request, tenant, user, data=message.data)
         except ProtocolError as error:
             self._coordinator.note_bad_request()
             reply = ApiError(
@@ -88,7 +90,8 @@ class Api:
             reply = refusal.error
         except Unavailable as error:
             reply = ApiError(code=ApiErrorCode.UNAVAILABLE, message=str(error))
-        await message.respond(_fitting(encode(reply), verb))
+        data = reply if isinstance(reply, bytes) else encode(reply)
+        await message.respond(_fitting(data, verb))
 
     def _kind(self, verb: str) -> type[Message]:
         kind = self._kinds.get(verb)
@@ -98,30 +101,51 @@ class Api:
             raise Refusal(ApiErrorCode.USAGE, f"no verb {verb!r}; there are {known}", "verb")
         return kind
 
-    async def _answer(self, request: Message, tenant: str, user: str) -> Message:
+    async def _answer(
+        self, request: Message, tenant: str, user: str, *, data: bytes
+    ) -> Message | bytes:
+        """The answer, or its bytes where several requests share it."""
         if not self._coordinator.is_leading:
             # The engine of a leader that was fenced is ahead of the journal, for ever.
             raise Unavailable("this coordinator does not lead")
+        match request:
+            case Submit() | Cancel() | Operate() | GetLogs():
+                try:
+                    return await self._change(request, tenant, user)
+                except Refusal as refusal:
+                    return await self._finish(refusal.error)
+            case _:
+                # Who asks changes nothing: what the request says is what is answered.
+                return await self._reads.answer(data, lambda: self._look(request))
+
+    async def _change(
+        self, request: Submit | Cancel | Operate | GetLogs, tenant: str, user: str
+    ) -> Message:
+        match request:
+            case Submit():
+                return await self._submit(request, tenant, user)
+            case Cancel():
+                return await self._cancel(request, tenant, user)
+            case Operate():
+                return await self._operate(request, tenant, user)
+            case GetLogs():
+                return await self._looks.logs(request)
+
+    def _look(self, request: Message) -> Message:
+        if not self._coordinator.is_leading:
+            raise Unavailable("this coordinator does not lead")
         try:
-            match request:
-                case Submit():
-                    return await self._submit(request, tenant, user)
-                case Cancel():
-                    return await self._cancel(request, tenant, user)
-                case Operate():
-                    return await self._operate(request, tenant, user)
-                case GetLogs():
-                    return await self._looks.logs(request)
-                case Describe():
-                    reply: Message = self._looks.describe(request)
-                case _:
-                    reply = self._looks.list(request)
+            if isinstance(request, Describe):
+                return self._looks.describe(request)
+            return self._looks.list(request)
         except Refusal as refusal:
-            reply = refusal.error
-        # What was looked at may stand in the record that is being written: until it is, nobody
-        # may hear of it.
+            return refusal.error
+
+    async def _finish(self, reply: Message) -> bytes:
+        """The bytes of an answer that may stand in the record that is being written: until it is
+        written, nobody may hear of it."""
         await self._coordinator.settled()
-        return self._coordinator.decider.time.shown(reply)
+        return encode(self._coordinator.decider.time.shown(reply))
 
     # --- what changes something -------------------------------------------------------------
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from common import subjects
 from common.bus import Bus, BusMessage, Handler, Subscription
 from common.clock import Clock
 from common.errors import Fenced, ProtocolError, Unavailable
-from common.messages import NodeReport
+from common.messages import LedgerReply, NodeReport
 from common.model import NodeName
 from common.natsrules import BusCounters
 from coordinator.engine.commands import AskLedger, Command, Outcome, PushDesired
@@ -32,6 +32,7 @@ from coordinator.service.complaints import Complaints
 from coordinator.service.deciding import Decider
 from coordinator.service.dispatch import Dispatcher
 from coordinator.service.folding import Folder
+from coordinator.service.inflow import Inflow
 from coordinator.service.listening import Listening
 from coordinator.service.ports import JournalPort, LeasePort, SnapshotsPort
 from coordinator.service.renewals import Renewals
@@ -48,7 +49,12 @@ RELEASE_S = 0.5
 
 
 class Coordinator:
-    """One coordinator; leads while its lease holds."""
+    """One coordinator; leads while its lease holds.
+
+    Args:
+        reports: the bus that node reports come on; None: `bus`, as everything else.
+        progress: called when it has done its part, leading or standing by.
+    """
 
     def __init__(
         self,
@@ -57,16 +63,19 @@ class Coordinator:
         holder: str,
         clock: Clock,
         bus: Bus,
+        reports: Bus | None = None,
         journal: JournalPort,
         snapshots: SnapshotsPort,
         lease: LeasePort,
         progress: Callable[[], None] = lambda: None,
-        bus_counters: BusCounters | None = None,
+        bus_counters: Sequence[BusCounters] = (),
     ) -> None:
         self.settings = settings
         self.holder = holder
         self.clock = clock
         self.bus = bus
+        self._reports = reports or bus
+        self.inflow = Inflow(self._on_report, clock=clock)
         self.folder = Folder(
             lost_after_s=settings.lost_after_s,
             load_period_s=settings.load_period_s,
@@ -76,13 +85,14 @@ class Coordinator:
         self.refused_reports = Complaints(clock, "bad reports")
         self._rivals = Complaints(clock, "reports of rivals")
         self._bad_requests = 0
-        self._bus_counters = bus_counters or BusCounters()
+        self._bus_counters = bus_counters
         self.is_leading = False
         self._leads_since_s = float("inf")
         self._tick_s = min(settings.pass_period_s, settings.load_period_s, 1.0)
         self.started_at_s = clock.now_s()
         self.leading = asyncio.Event()
         self._progress = progress
+        self._decided_at_s = self.started_at_s
         self._is_standby = True
         self._listening = Listening(
             self.folder, clock=clock, period_s=self._tick_s, looked=self._stand_by
@@ -102,7 +112,8 @@ class Coordinator:
             may_act=self.may_act,
             let_out=self._let_out,
             fenced=self._on_fenced,
-            progress=progress,
+            progress=self._decided,
+            tried=progress,
         )
         self.renewals = Renewals(
             clock=clock,
@@ -123,9 +134,7 @@ class Coordinator:
         )
         self._ledgers = LedgerAsker(
             self.dispatcher.ledger,
-            got=lambda node, reply: self.decider.post(
-                OrdersRecovered(node=node, orders=reply.orders)
-            ),
+            got=self._got_ledger,
             lacked=self.folder.forget_node,  # its next report asks again
         )
 
@@ -140,7 +149,7 @@ class Coordinator:
         return (
             self.bad_reports
             + self._bad_requests
-            + self._bus_counters.foreign_reply_count
+            + sum(each.foreign_reply_count for each in self._bus_counters)
             + self.folder.rivals.dropped_count
             + self.renewals.bad_messages
             + self.dispatcher.bad_messages
@@ -181,11 +190,15 @@ class Coordinator:
             log.warning("not everything was done when %g s of stopping were over", STOP_S)
 
     async def _run(self, serve: Handler) -> None:
-        await self._subscribe(subjects.node_report(self.settings.cell), self._on_report)
+        self._subscriptions.append(
+            await self._reports.subscribe(subjects.node_report(self.settings.cell), self.inflow.put)
+        )
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(self._unsubscribe)
             listening = beside(self._listening.run(), name="listen", broke=self.stop)
             await stack.enter_async_context(listening)
+            taking = beside(self.inflow.run(), name="reports", broke=self.stop)
+            await stack.enter_async_context(taking)
             # What the last leader left of its TTL runs out while the nodes are listened to.
             with contextlib.suppress(Unavailable):
                 await self._lease.look()
@@ -284,18 +297,20 @@ class Coordinator:
 
     async def _keep_lease(self) -> None:
         """Renew from the first moment on: a rebuild may take longer than the TTL."""
-        while True:
-            await self.clock.sleep(self.settings.leader_ttl_s / 4)
-            try:
-                await self._lease.renew()
-            except Fenced as error:
-                self._on_fenced(error)
-                return
-            except Unavailable as error:
-                log.warning("lease not renewed: %s", error)
-            if self.clock.now_s() >= self._lease.valid_until_s:
-                self._on_fenced(Fenced("the leader lease ran out"))
-                return
+        self._decided()
+        try:
+            await self._lease.keep(lambda: self._decided_at_s, stall_s=self.settings.leader_stall_s)
+        except Fenced as error:
+            self._on_fenced(error)
+
+    def _decided(self) -> None:
+        """A batch, or a step of the rebuild, is done: the lease is kept for that, and for no less.
+
+        A try to append that failed is none: a leader that cannot write must not keep the others
+        from trying.
+        """
+        self._decided_at_s = self.clock.now_s()
+        self._progress()
 
     def _on_fenced(self, error: Fenced) -> None:
         log.error("fenced: %s", error)
@@ -323,7 +338,8 @@ class Coordinator:
         """
         await self.decider.settled()
 
-    async def _on_report(self, message: BusMessage) -> None:
+    async def _on_report(self, message: BusMessage, at_s: float) -> None:
+        """Fold one report that arrived at an instant; answer it if the node may count on that."""
         try:
             report = intake.node_report(message.data, message.subject)
         except ProtocolError as error:
@@ -333,9 +349,9 @@ class Coordinator:
         self.refused_reports.cured(report.node)
         known = intake.trusted_epoch(report.epoch)
         self._highest_reported_epoch = max(self._highest_reported_epoch, known)
-        self._take_facts(self.folder.fold(report, now_s=self.clock.now_s()))
+        self._take_facts(self.folder.fold(report, now_s=at_s))
         if not self.folder.rivals.speaks(report):
-            if why := self.folder.rivals.told(NodeName(report.node), now_s=self.clock.now_s()):
+            if why := self.folder.rivals.told(NodeName(report.node), now_s=at_s):
                 self._rivals.note(report.node, "two agents report as one node", said=why)
             return  # neither ordered nor answered: what it runs is nobody's
         self._compare(report)
@@ -346,8 +362,13 @@ class Coordinator:
                 await message.respond(b"")
 
     def _take_facts(self, facts: NodeReported | None) -> None:
-        if facts is not None and self.is_leading:
-            self.decider.post(facts)
+        if facts is None or not self.is_leading or self.decider.post(facts):
+            return
+        self.folder.forget_node(facts.node)  # said again when its quarantine is over
+        self.refused_reports.note(facts.node, "its facts broke the engine; the log has them")
+
+    def _got_ledger(self, node: NodeName, reply: LedgerReply) -> None:
+        self.decider.post(OrdersRecovered(node=node, orders=reply.orders))
 
     def _compare(self, report: NodeReport) -> None:
         """Push again to a node that shows another generation than the one that it was ordered."""
@@ -368,7 +389,8 @@ class Coordinator:
             return "not leading"
         if now_s - self.decider.passed_at_s > 3 * self.settings.pass_period_s:
             return "no scheduling pass lately"
-        if self.folder.silent_s(node, now_s=now_s) > self.settings.lost_after_s:
+        silent_s = 0.0 if node in self.inflow else self.folder.silent_s(node, now_s=now_s)
+        if silent_s > self.settings.lost_after_s:
             return "no report of the node lately"
         entry = self.engine.state.nodes.get(node)
         if entry is None or not entry.is_heard:
@@ -381,12 +403,14 @@ class Coordinator:
             await self.clock.sleep(self._tick_s)
             self._listening.look()
             self.refused_reports.look()
+            self.inflow.look()
             self._rivals.look()
             now_s = self.clock.now_s()
             proving = self.folder.proving(
                 self.engine.awaited_silence_s(), since_s=self._leads_since_s, now_s=now_s
             )
-            for event in (*self.folder.due(now_s=now_s), *proving):
+            proven = (event for event in proving if event.node not in self.inflow)
+            for event in (*self.folder.due(now_s=now_s, unread=self.inflow), *proven):
                 self.decider.post(event)
             self.decider.wake()
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 from common import subjects, systemd
 from common.access import ADVICE, AccessError
-from common.bus import connect_nats, leave
-from common.clock import SystemClock
+from common.bus import NatsBus, connect_nats, leave
+from common.clock import Clock, SystemClock
 from common.errors import ArylError, ConfigError, Fenced
 from common.log import set_up
 from common.settings import load
@@ -24,7 +25,10 @@ from coordinator import plugins
 from coordinator.service.api import Api
 from coordinator.service.bounded import end
 from coordinator.service.coordinator import Coordinator
+from coordinator.service.keeper import in_thread
 from coordinator.service.leaderkey import leader_lease
+from coordinator.service.ports import LeasePort
+from coordinator.service.process import ProcessId, this_process
 from coordinator.service.settings import CoordinatorSettings, check, warnings
 from coordinator.service.store import Journal, Snapshots
 
@@ -34,8 +38,16 @@ EXIT_FENCED = 75
 """Somebody else leads: start again as a standby (systemd restarts it)."""
 
 
-async def run(settings: CoordinatorSettings) -> None:
+async def run(
+    settings: CoordinatorSettings, *, process: Callable[[], ProcessId | None] = this_process
+) -> None:
     """One coordinator from connect to goodbye.
+
+    It has three connections. Reports have their own, so that no flood of them stands before a
+    renewal or a journal's answer; the lease has its own, on the thread that renews it.
+
+    Args:
+        process: names this process to the standbys of its machine.
 
     Raises:
         Fenced: somebody else leads.
@@ -43,50 +55,13 @@ async def run(settings: CoordinatorSettings) -> None:
     """
     clock = SystemClock()
     holder = f"{settings.name}-{socket.gethostname()}-{os.getpid()}"
-    bus = await connect_nats(
-        settings.nats_url,
-        identity=settings.name,
-        clock=clock,
-        insecure=settings.insecure,
-        access=settings.access,
-        inbox=subjects.coordinator_inbox(settings.cell),
-    )
-    try:
-        replicas = settings.journal_replicas
-        journal = Journal(
-            bus,
-            cell=settings.cell,
-            writer=holder,
-            clock=clock,
-            replicas=replicas,
-            is_shortened=settings.journal_kept_days > 0,
+    async with contextlib.AsyncExitStack() as stack:
+        bus = await stack.enter_async_context(_connected(settings, clock))
+        reports = await stack.enter_async_context(_connected(settings, clock))
+        lease = await stack.enter_async_context(
+            in_thread(lambda: _lease(settings, clock=clock, process=process))
         )
-        lease = leader_lease(
-            bus,
-            cell=settings.cell,
-            clock=clock,
-            ttl_s=settings.leader_ttl_s,
-            margin_s=settings.leader_margin_s,
-            nonce=secrets.token_hex(8),
-            replicas=replicas,
-        )
-        coordinator = Coordinator(
-            settings,
-            holder=holder,
-            clock=clock,
-            bus=bus,
-            journal=journal,
-            snapshots=Snapshots(
-                bus,
-                cell=settings.cell,
-                clock=clock,
-                new_name=lambda: secrets.token_hex(8),
-                replicas=replicas,
-            ),
-            lease=lease,
-            progress=systemd.watchdog,
-            bus_counters=bus.counters,
-        )
+        coordinator = _coordinator(settings, holder, bus, reports=reports, lease=lease, clock=clock)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, coordinator.stop)
@@ -96,8 +71,80 @@ async def run(settings: CoordinatorSettings) -> None:
         finally:
             systemd.stopping()
             await end(ready)
+
+
+@contextlib.asynccontextmanager
+async def _connected(settings: CoordinatorSettings, clock: Clock) -> AsyncGenerator[NatsBus]:
+    """One connection to NATS, left when the block ends."""
+    bus = await connect_nats(
+        settings.nats_url,
+        identity=settings.name,
+        clock=clock,
+        insecure=settings.insecure,
+        access=settings.access,
+        inbox=subjects.coordinator_inbox(settings.cell),
+    )
+    try:
+        yield bus
     finally:
         await leave(bus, clock=clock)
+
+
+@contextlib.asynccontextmanager
+async def _lease(
+    settings: CoordinatorSettings, *, clock: Clock, process: Callable[[], ProcessId | None]
+) -> AsyncGenerator[LeasePort]:
+    """The leader's lease on a connection of its own, for the thread that keeps it."""
+    async with _connected(settings, clock) as bus:
+        yield leader_lease(
+            bus,
+            cell=settings.cell,
+            clock=clock,
+            ttl_s=settings.leader_ttl_s,
+            margin_s=settings.leader_margin_s,
+            nonce=secrets.token_hex(8),
+            replicas=settings.journal_replicas,
+            process=process,
+        )
+
+
+def _coordinator(
+    settings: CoordinatorSettings,
+    holder: str,
+    bus: NatsBus,
+    *,
+    reports: NatsBus,
+    lease: LeasePort,
+    clock: Clock,
+) -> Coordinator:
+    replicas = settings.journal_replicas
+    journal = Journal(
+        bus,
+        cell=settings.cell,
+        writer=holder,
+        clock=clock,
+        replicas=replicas,
+        is_shortened=settings.journal_kept_days > 0,
+    )
+    snapshots = Snapshots(
+        bus,
+        cell=settings.cell,
+        clock=clock,
+        new_name=lambda: secrets.token_hex(8),
+        replicas=replicas,
+    )
+    return Coordinator(
+        settings,
+        holder=holder,
+        clock=clock,
+        bus=bus,
+        reports=reports,
+        journal=journal,
+        snapshots=snapshots,
+        lease=lease,
+        progress=systemd.watchdog,
+        bus_counters=(bus.counters, reports.counters),
+    )
 
 
 async def _say_ready(coordinator: Coordinator) -> None:

@@ -19,12 +19,13 @@ from common.errors import ConfigError, Fenced, Unavailable
 from coordinator.engine.belonging import unknown_services
 from coordinator.engine.commands import Command, Outcome
 from coordinator.engine.engine import Engine
-from coordinator.engine.events import Event, LoanPassDue, PassDue
+from coordinator.engine.events import Event, LeaderStarted, LoanPassDue, PassDue
 from coordinator.engine.record import Entry, Record, encode_record
 from coordinator.policies.decisions import Decision
 from coordinator.service.enginetime import EngineTime
 from coordinator.service.explain import describe
 from coordinator.service.ports import JournalPort, SnapshotsPort
+from coordinator.service.quarantine import Quarantine, source_of
 from coordinator.service.rebuilding import Saved, rebuild
 from coordinator.service.settings import CoordinatorSettings
 
@@ -37,6 +38,21 @@ as a whole fleet's first reports, makes a record that nats-server refuses (`MAX_
 
 
 DAY_S = 86_400.0
+SLOW_SHARE = 0.25
+"""A record that took this part of the leader's TTL is logged, with the event that took longest."""
+SNAPSHOT_SHARE = 0.2
+"""Of decisions and snapshots together, what snapshots may take where decisions are slow."""
+
+
+class _Broke(Exception):  # noqa: N818 - it carries what broke
+    """Handling an event raised; the engine is half changed."""
+
+    def __init__(self, event: Event) -> None:
+        super().__init__(source_of(event))
+        self.event = event
+
+
+_BROKE = "the coordinator failed on this request; its log says why"
 
 
 class _Waiting(Struct):
@@ -54,7 +70,8 @@ class Decider:
         may_act: whether this coordinator's lease still holds.
         let_out: told every command, once the record that it came of is in the journal.
         fenced: told that nothing more may be written, and why.
-        progress: called after each batch, each step of a rebuild, and each try to append.
+        progress: called after each batch and each step of a rebuild.
+        tried: called after each try to append that failed.
     """
 
     def __init__(
@@ -69,6 +86,7 @@ class Decider:
         let_out: Callable[[Command], None],
         fenced: Callable[[Fenced], None],
         progress: Callable[[], None],
+        tried: Callable[[], None],
     ) -> None:
         self.engine = Engine(settings.engine)
         self.time = EngineTime(clock)
@@ -83,6 +101,7 @@ class Decider:
         self._let_out = let_out
         self._fenced = fenced
         self._progress = progress
+        self._tried = tried
         self._inbox: list[_Waiting] = []
         self._wake = asyncio.Event()
         self._urgent = asyncio.Event()
@@ -94,7 +113,12 @@ class Decider:
         """Whether the engine knows what is not in the journal yet."""
         self._readers: list[asyncio.Future[None]] = []
         self._is_stopping = self._has_ended = False
+        self.quarantine = Quarantine()
         self._records_since_snapshot = 0
+        self._decide_s_since_snapshot = 0.0
+        self._snapshot_took_s = 0.0
+        self._slowest: tuple[float, str] = (0.0, "")
+        """Of the batch in hand: the longest time of one event, and which event."""
         self._snapshot_sequence = 0
         """Of the newest snapshot; 0: there is none."""
         self._pass_at_s = 0.0
@@ -108,18 +132,24 @@ class Decider:
 
     # --- intake -----------------------------------------------------------------------------
 
-    def post(self, event: Event) -> None:
-        """Let an event in; nobody waits for it."""
+    def post(self, event: Event) -> bool:
+        """Let an event in without waiting. False: its source is in quarantine, so it is dropped."""
+        if self.quarantine.holds(event, now_s=self._clock.now_s()):
+            return False
         self._inbox.append(_Waiting(event))
         self.wake()
+        return True
 
     async def record(self, event: Event) -> Outcome:
         """Let an event in and return when it is in the journal.
 
         Raises:
-            Unavailable: this coordinator stopped leading before it was.
+            Unavailable: this coordinator stopped leading before it was, or the event broke the
+                engine.
         """
         self._check_runs()
+        if self.quarantine.holds(event, now_s=self._clock.now_s()):
+            raise Unavailable(_BROKE)
         done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         self._inbox.append(_Waiting(event, done))
         self._urgent.set()
@@ -165,11 +195,20 @@ class Decider:
             Unavailable: the journal does not answer.
         """
         await self._journal.open()
-        rebuilt = await rebuild(self._journal, self._snapshots, progress=self._progress)
-        self.engine = rebuilt.engine
+        await self._read_back()
         self.time.begin(self.engine.state.now_s, self.engine.state.clock)
         for service, by in unknown_services(self.engine.state, self._settings.engine):
             log.warning("service %s is in no settings, so it is not lent; named by %s", service, by)
+        if self._decide_s_since_snapshot >= self._settings.snapshot_decide_s:
+            # A leader that dies before its first record leaves the next one less to repeat.
+            await self.save_snapshot()
+
+    async def _read_back(self) -> None:
+        """The engine as it was after the last record, from the newest snapshot and the journal."""
+        began_s = self._clock.now_s()
+        rebuilt = await rebuild(self._journal, self._snapshots, progress=self._progress)
+        self.engine = rebuilt.engine
+        self._decide_s_since_snapshot = self._clock.now_s() - began_s if rebuilt.records else 0.0
         # Counted on: one that dies often would else never write a snapshot, and each start of it
         # would take longer than the one before.
         self._records_since_snapshot = rebuilt.records
@@ -228,6 +267,8 @@ class Decider:
     async def _batch(self, *, is_pass_time: bool) -> None:
         inbox = self._take()
         entries: list[Entry] = []
+        began_s = self._clock.now_s()
+        self._slowest = (0.0, "")
         try:
             outcomes = [self._handle(waiting.event, entries) for waiting in inbox]
             self._wants_pass |= any(outcome.needs_pass for outcome in outcomes)
@@ -237,7 +278,11 @@ class Decider:
                 return
             decisions = tuple(d for outcome in outcomes for d in outcome.decisions)
             self._is_ahead = True
+            self._note_time(self._clock.now_s() - began_s, len(entries))
             await self._append(entries, decisions)
+        except _Broke as broke:
+            await self._recover(broke, inbox)
+            return
         except BaseException as error:
             # The engine is ahead of the journal now: nothing of this batch may leave.
             self._inbox = inbox + self._inbox
@@ -249,16 +294,62 @@ class Decider:
         if is_passed:
             self.passed_at_s = self._clock.now_s()
         self._tell_written()
-        for waiting, outcome in zip(inbox, outcomes, strict=False):
-            if waiting.done is not None and not waiting.done.done():
-                waiting.done.set_result(outcome)
+        _answer(inbox, outcomes)
         # The engine has taken nothing since: what a node is to be is what the journal now says.
         for command in dict.fromkeys(c for outcome in outcomes for c in outcome.commands):
             self._let_out(command)
         for decision in decisions:
             log.info("decided %s", describe(decision))
-        if self._records_since_snapshot >= self._settings.snapshot_records:
+        if self._is_snapshot_due():
             await self.save_snapshot()
+
+    def _is_snapshot_due(self) -> bool:
+        """By the count of records, or by the work that a restart would have to repeat."""
+        if self._records_since_snapshot >= self._settings.snapshot_records:
+            return True
+        at_least_s = self._snapshot_took_s * (1 - SNAPSHOT_SHARE) / SNAPSHOT_SHARE
+        limit_s = max(self._settings.snapshot_decide_s, at_least_s)
+        return self._decide_s_since_snapshot >= limit_s
+
+    def _note_time(self, took_s: float, entries: int) -> None:
+        """Count what a restart would repeat, and log a record that was slow."""
+        self._decide_s_since_snapshot += took_s
+        if took_s >= SLOW_SHARE * self._settings.leader_ttl_s:
+            longest_s, what = self._slowest
+            log.warning(
+                "a record of %d events took %.1f s to decide; %.1f s of it: %s",
+                entries,
+                took_s,
+                longest_s,
+                what,
+            )
+
+    async def _recover(self, broke: _Broke, inbox: list[_Waiting]) -> None:
+        """Go on without an event that broke the engine, on the state that the journal holds.
+
+        Raises:
+            Exception: what a pass raised; without passes there is nothing to go on with.
+        """
+        event = broke.event
+        if isinstance(event, PassDue | LoanPassDue | LeaderStarted):
+            self._inbox = inbox + self._inbox
+            assert broke.__cause__ is not None
+            raise broke.__cause__
+        for_s = self.quarantine.note(event, now_s=self._clock.now_s())
+        log.error(
+            "%s broke the engine; such events are kept out for %.0f s: %.2000s",
+            source_of(event),
+            for_s,
+            event,
+            exc_info=broke.__cause__,
+        )
+        for waiting in inbox:
+            if waiting.event is event and waiting.done is not None and not waiting.done.done():
+                waiting.done.set_exception(Unavailable(_BROKE))
+        self._inbox = [one for one in inbox if one.event is not event] + self._inbox
+        await self._read_back()
+        self._urgent.set()
+        self.wake()
 
     def _take(self) -> list[_Waiting]:
         """Of the inbox what one record holds, in order; the rest comes at once after it."""
@@ -282,7 +373,14 @@ class Decider:
     def _handle(self, event: Event, entries: list[Entry]) -> Outcome:
         now_s = self.time.now_s()
         entries.append(Entry(now_s, event))
-        outcome = self.engine.handle(event, now_s=now_s)
+        began_s = self._clock.now_s()
+        try:
+            outcome = self.engine.handle(event, now_s=now_s)
+        except Exception as error:
+            raise _Broke(event) from error
+        took_s = self._clock.now_s() - began_s
+        if took_s > self._slowest[0]:
+            self._slowest = (took_s, source_of(event))
         self._wake_at_s = outcome.wake_at_s
         for refused in outcome.refused:
             log.info("refused %s: %s", describe(refused.decision), refused.why)
@@ -326,7 +424,7 @@ class Decider:
                 if not self._may_act() or self._is_stopping:
                     raise
                 log.warning("journal: %s; trying again", error)
-                self._progress()  # the lease may last longer than the patience of a watchdog
+                self._tried()  # the lease may last longer than the patience of a watchdog
                 await self._clock.sleep(JOURNAL_RETRY_S)
             else:
                 self._records_since_snapshot += 1
@@ -344,9 +442,12 @@ class Decider:
             journal=self._journal.identity,
         )
         self._records_since_snapshot = 0
+        self._decide_s_since_snapshot = 0.0
         sequence = self._journal.last_sequence
+        began_s = self._clock.now_s()
         try:
             await self._snapshots.save(sequence, msgspec.msgpack.encode(saved))
+            self._snapshot_took_s = self._clock.now_s() - began_s
         except (Unavailable, ConfigError) as error:
             log.warning("no snapshot: %s", error)
             return
@@ -363,3 +464,10 @@ class Decider:
             await self._journal.shorten(up_to, kept_s=self._settings.journal_kept_days * DAY_S)
         except Unavailable as error:
             log.warning("journal not shortened: %s", error)
+
+
+def _answer(inbox: list[_Waiting], outcomes: list[Outcome]) -> None:
+    """Tell those who wait for their events what came of them."""
+    for waiting, outcome in zip(inbox, outcomes, strict=False):
+        if waiting.done is not None and not waiting.done.done():
+            waiting.done.set_result(outcome)

@@ -9,7 +9,7 @@ the folder from there on. Clocks of two machines are never compared, and an age 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from msgspec import UNSET, Struct, UnsetType, structs
 
@@ -178,9 +178,12 @@ class Folder:
         arrived = _completed(last, inference) + in_flight - last.in_flight
         self._arrived[service] = self._arrived.get(service, 0.0) + arrived
 
-    def due(self, *, now_s: float) -> list[Event]:
-        """Facts that come with time: loads, progress, nodes that fell silent."""
-        events = [*self._loads(now_s), *self._silences(now_s)]
+    def due(self, *, now_s: float, unread: Container[str] = ()) -> list[Event]:
+        """Facts that come with time: loads, progress, nodes that fell silent.
+
+        unread: nodes of which a report has arrived and is not folded yet; they are not silent.
+        """
+        events = [*self._loads(now_s), *self._silences(now_s, unread)]
         if now_s - self._progress_at_s >= self.progress_period_s:
             self._progress_at_s = now_s
             events += self._new_progress(now_s)
@@ -232,11 +235,13 @@ class Folder:
             del self._progress[job_id]
         return events
 
-    def _silences(self, now_s: float) -> list[Event]:
+    def _silences(self, now_s: float, unread: Container[str]) -> list[Event]:
         events: list[Event] = []
         for node in sorted(self._silent_since_s):
             silent_s = now_s - self._silent_since_s[node]
-            if silent_s > self.lost_after_s and node not in self._silent:
+            if silent_s <= self.lost_after_s or node in unread:
+                continue
+            if node not in self._silent:
                 self._silent.add(node)
                 events.append(NodeSilent(node=node, silent_s=silent_s))
         return events

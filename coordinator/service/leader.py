@@ -30,8 +30,9 @@ log = logging.getLogger(__name__)
 MAX_TTL_S = 3600.0
 """No coordinator asks for so long; a key that says more was written by none, and nobody would lead
 until it is over."""
-MAX_POLL_S = 0.5
-"""A standby looks at least this often, so a planned takeover is done within a second."""
+MAX_POLL_S = 0.25
+"""A standby looks at least this often: a planned takeover is done within a second, and one after a
+kill within `leader_ttl_s`, two looks and a rebuild."""
 
 
 class KeyEntry(NamedTuple):
@@ -185,17 +186,51 @@ class LeaderLease:
         self._valid_until_s = -math.inf
         raise Fenced(f"the leader lease is held by {_name(entry)}")
 
+    async def keep(self, progressed_at_s: Callable[[], float], *, stall_s: float) -> None:
+        """Renew it each quarter of its TTL, from now on and until it is lost.
+
+        A holder whose work stalls keeps nobody else from leading: its lease runs out. Work that
+        goes on before that is renewed for again.
+
+        Raises:
+            Fenced: another holder has it, or it ran out.
+        """
+        is_stalled = False
+        while True:
+            await self._clock.sleep(self._ttl_s / 4)
+            idle_s = self._clock.now_s() - progressed_at_s()
+            if idle_s < stall_s:
+                is_stalled = False
+                try:
+                    await self.renew()
+                except Unavailable as error:
+                    log.warning("lease not renewed: %s", error)
+            elif not is_stalled:
+                is_stalled = True
+                log.error("leader lease not renewed: decisions made no progress for %.1f s", idle_s)
+            if self._clock.now_s() >= self._valid_until_s:
+                why = f": decisions made no progress for {idle_s:.1f} s" if is_stalled else ""
+                raise Fenced(f"the leader lease ran out{why}")
+
     async def release(self) -> None:
         """Give it up at once, so that the next one need not wait; nothing when it is not held.
+
+        A renewal that was under way when the holder stopped may come first: then the lease is
+        released at the revision of that renewal.
 
         Raises:
             Unavailable: not known to be released; it then runs out by itself.
         """
         held, self._held = self._held, None
         self._valid_until_s = -math.inf
-        if held is not None:
-            value = msgspec.structs.replace(held, is_released=True)
-            await self._key.put(msgspec.msgpack.encode(value), last_revision=self._revision)
+        if held is None:
+            return
+        released = msgspec.msgpack.encode(msgspec.structs.replace(held, is_released=True))
+        if await self._key.put(released, last_revision=self._revision) is not None:
+            return
+        entry = await self._key.get()
+        if entry is not None and _decode(entry.value) == held:
+            await self._key.put(released, last_revision=entry.revision)
 
     def _may_take(self, entry: KeyEntry | None, seen: _Seen, asked_s: float) -> bool:
         value = decode_value(entry.value) if entry is not None else None

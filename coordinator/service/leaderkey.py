@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import nats.js.errors
@@ -13,7 +14,7 @@ from common.bus import NatsBus
 from common.clock import Clock
 from common.natscalls import jetstream_as_unavailable
 from coordinator.service.leader import KeyEntry, LeaderLease
-from coordinator.service.process import has_ended, this_process
+from coordinator.service.process import ProcessId, has_ended, this_process
 from coordinator.service.store import TIMEOUT_S
 
 
@@ -26,10 +27,11 @@ def leader_lease(
     margin_s: float,
     nonce: str,
     replicas: int = 1,
+    process: Callable[[], ProcessId | None] = this_process,
 ) -> LeaderLease:
     """The lease of this process, on one key of a KV bucket of its own; arguments as `LeaderLease`.
 
-    replicas: of the bucket.
+    replicas: of the bucket. process: names this process; one on another machine gives another name.
 
     Raises:
         ConfigError: the margin eats the TTL.
@@ -41,7 +43,7 @@ def leader_lease(
         ttl_s=ttl_s,
         margin_s=margin_s,
         nonce=nonce,
-        process=this_process(),
+        process=process(),
         has_ended=has_ended,
     )
 

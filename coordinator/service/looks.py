@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from common.api import (
     ApiErrorCode,
@@ -35,6 +36,9 @@ from coordinator.service import explain, finding, rows, services, trust
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.finding import Refusal, Subject
 from coordinator.service.paging import after, page
+from coordinator.service.reads import BUILD_S
+
+R = TypeVar("R")
 
 
 class Looks:
@@ -56,17 +60,15 @@ class Looks:
             case ListJobs():
                 return self._jobs(request)
             case ListNodes():
-                by_name = {name: state.nodes[name] for name in sorted(state.nodes)}
-                nodes, has_more = page(
-                    self._node_row(node) for node in after(by_name, request.after)
-                )
+                names = sorted(name for name in state.nodes if name > request.after)
+                nodes, has_more = self._page(self._node_row(state.nodes[name]) for name in names)
                 return Nodes(rows=nodes, has_more=has_more)
             case ListServices():
-                names = sorted(s.name for s in c.engine.settings.services)
+                served = sorted(s.name for s in c.engine.settings.services)
                 now_s = self._now_s()
                 return Services(
                     rows=tuple(
-                        rows.service_row(c.engine, c.folder, name, now_s=now_s) for name in names
+                        rows.service_row(c.engine, c.folder, name, now_s=now_s) for name in served
                     )
                 )
             case ListTenants():
@@ -87,6 +89,7 @@ class Looks:
                     c.folder,
                     cell=c.settings.cell,
                     bad_messages=c.bad_messages,
+                    reports_shed=c.inflow.lately_shed_count,
                     up_s=c.clock.now_s() - c.started_at_s,
                     now_s=self._now_s(),
                     clock_warning=c.decider.time.warning(),
@@ -94,10 +97,16 @@ class Looks:
             case _:
                 raise TypeError(f"no rows answer a {type(request).__name__}")
 
+    def _page(self, all_rows: Iterable[R]) -> tuple[tuple[R, ...], bool]:
+        """The rows of one turn of the event loop; the caller asks for the next page."""
+        clock = self._coordinator.clock
+        until_s = clock.now_s() + BUILD_S
+        return page(all_rows, is_over=lambda: clock.now_s() > until_s)
+
     def _jobs(self, request: ListJobs) -> Jobs:
         engine, now_s = self._coordinator.engine, self._now_s()
         live = engine.state.live_jobs
-        found, has_more = page(
+        found, has_more = self._page(
             rows.job_row(engine, job, now_s=now_s)
             for job in after(engine.state.jobs, request.after)
             if not request.is_live_only or job.job_id in live
@@ -106,7 +115,7 @@ class Looks:
 
     def _loans(self, request: ListLoans) -> Loans:
         engine, now_s = self._coordinator.engine, self._now_s()
-        found, has_more = page(
+        found, has_more = self._page(
             rows.loan_row(loan, now_s=now_s)
             for loan in after(engine.state.loans, request.after)
             if not request.is_live_only or loan.returned_at_s is None

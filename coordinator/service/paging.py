@@ -1,8 +1,11 @@
-"""Lists in pages: as many rows as one message carries. Must not know what a row is."""
+"""Lists in pages: as many rows as one message carries and a time slice builds.
+
+Must not know what a row is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import TypeVar
 
@@ -16,13 +19,18 @@ PAGE_BYTES = 800_000
 """Rows of one answer; below `MAX_MESSAGE_BYTES` by more than the largest row."""
 
 
-def page(rows: Iterable[R]) -> tuple[tuple[R, ...], bool]:
-    """The first rows that one message carries, at least one, and whether there are more."""
+def page(
+    rows: Iterable[R], *, is_over: Callable[[], bool] = lambda: False
+) -> tuple[tuple[R, ...], bool]:
+    """The first rows that one message carries, at least one, and whether there are more.
+
+    is_over: whether the time for this page is over; the rows behind are for the next one.
+    """
     taken: list[R] = []
     size_bytes = 0
     for row in rows:
         size_bytes += len(msgspec.msgpack.encode(row))
-        if taken and size_bytes > PAGE_BYTES:
+        if taken and (size_bytes > PAGE_BYTES or is_over()):
             return tuple(taken), True
         taken.append(row)
     return tuple(taken), False

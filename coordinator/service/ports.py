@@ -103,6 +103,18 @@ class LeasePort(Protocol):
         """
         ...
 
+    async def keep(self, progressed_at_s: Callable[[], float], *, stall_s: float) -> None:
+        """Renew it until it is lost; not while the work that it is held for stalls.
+
+        progressed_at_s: when that work made progress last, on the boot clock. It may be called from
+            another thread.
+        stall_s: work without progress for this long stalls.
+
+        Raises:
+            Fenced: another coordinator holds it, or it ran out.
+        """
+        ...
+
     async def release(self) -> None:
         """Give it up at once, so that the next one need not wait."""
         ...

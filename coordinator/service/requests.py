@@ -1,7 +1,8 @@
-"""Requests side by side: one task each, begun in the order of arrival. Must not know what is asked.
+"""Requests side by side: one task each, begun in the order of arrival.
 
 A request that waits, for the journal or for a node, holds up no other one; one that fails is
-answered and counted.
+answered and counted. Reads and changes have limits of their own: a flood of reads refuses no
+submission. Must not know what a request says beyond its verb.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import logging
 from types import TracebackType
 
-from common.api import ApiError, ApiErrorCode
+from common.api import CHANGES, ApiError, ApiErrorCode
 from common.bus import BusMessage, Handler
 from common.clock import Clock
 from common.errors import Unavailable
@@ -20,7 +21,8 @@ from common.messages import encode
 log = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 256
-"""Far more than fit into one journal record's wait; each holds one message in memory."""
+"""Far more than fit into one journal record's wait; each holds one message in memory. Of reads and
+of changes alike."""
 FINISH_S = 1.5
 """What is in flight when the coordinator stops is answered within this: longer than a node that is
 well takes to send a log, and less than a coordinator has for its end."""
@@ -34,7 +36,7 @@ class Requests:
 
     Args:
         answer: answers one request; what it raises is this coordinator's fault.
-        limit: of requests in flight. Whoever comes when it is reached is told so at once.
+        limit: of reads in flight, and of changes. A request beyond it is refused at once.
     """
 
     def __init__(self, answer: Handler, *, clock: Clock, limit: int = MAX_IN_FLIGHT) -> None:
@@ -44,7 +46,8 @@ class Requests:
         self._clock = clock
         self._limit = limit
         self._is_closed = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._reads: set[asyncio.Task[None]] = set()
+        self._changes: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Requests:
         return self
@@ -57,25 +60,29 @@ class Requests:
     ) -> None:
         self._is_closed = True
         try:
-            if error is None and self._tasks:
+            if error is None and (running := self._reads | self._changes):
                 with contextlib.suppress(TimeoutError):
                     async with self._clock.timeout(FINISH_S):
-                        await asyncio.wait(self._tasks)
+                        await asyncio.wait(running)
         finally:
-            for task in self._tasks:
+            left = self._reads | self._changes
+            for task in left:
                 task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.gather(*left, return_exceptions=True)
 
     async def take(self, message: BusMessage) -> None:
         """Begin to answer one request; the bus's handler."""
+        is_change = message.subject.rpartition(".")[2] in CHANGES
+        tasks = self._changes if is_change else self._reads
         if self._is_closed:
             await _refuse(message, "this coordinator does not lead")
-        elif len(self._tasks) >= self._limit:
-            await _refuse(message, f"{self._limit} requests are being answered; ask again")
+        elif len(tasks) >= self._limit:
+            what = "requests" if is_change else "reads"
+            await _refuse(message, f"{self._limit} {what} are being answered; ask again")
         else:
             task = asyncio.create_task(self._run(message), name=f"request {message.subject}")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
 
     async def _run(self, message: BusMessage) -> None:
         try:

@@ -306,6 +306,7 @@ def status(
     up_s: float,
     now_s: float,
     clock_warning: str,
+    reports_shed: int = 0,
 ) -> Status:
     """The cell at a glance."""
     state = engine.state
@@ -354,6 +355,7 @@ def status(
         jobs_without_room=len(without_room),
         without_room_why=next(iter(without_room), ()),
         is_recalled=state.is_recalled or UNSET,
+        reports_shed=reports_shed or UNSET,
     )
 
 

@@ -52,13 +52,26 @@ class CoordinatorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             le=MAX_TTL_S,
             description="a leader that does not renew for this long is replaced",
         ),
-    ] = 8.0
+    ] = 6.0
     leader_margin_s: Annotated[
         NonNegativeFloat, Meta(description="a leader stops acting this long before its TTL ends")
     ] = 1.0
+    leader_stall_s: Annotated[
+        float,
+        Meta(
+            ge=2,
+            description="a leader whose decisions make no progress for this long stops renewing "
+            "its lease, so a standby takes over; longer than the fleet's longest pass, shorter "
+            "than the unit's WatchdogSec",
+        ),
+    ] = 20.0
     snapshot_records: Annotated[
         PositiveInt, Meta(description="journal records between two snapshots")
     ] = 500
+    snapshot_decide_s: Annotated[
+        PositiveFloat,
+        Meta(description="work of decisions between two snapshots; a restart repeats no more"),
+    ] = 2.0
     journal_kept_days: Annotated[
         NonNegativeFloat,
         Meta(

@@ -124,14 +124,14 @@ async def test_a_standby_can_be_stopped() -> None:
 
 
 class SlowJournal:
-    """A journal whose records take their time, and how long that is."""
+    """A journal each of whose records takes its time, and how long that is."""
 
-    def __init__(self, cell: Cell, leader: Leader, read_s: float) -> None:
+    def __init__(self, cell: Cell, leader: Leader, record_s: float) -> None:
         read = leader.journal.read
 
         async def slow(from_sequence: int):  # type: ignore[no-untyped-def]
-            await cell.clock.sleep(read_s)
             async for record in read(from_sequence):
+                await cell.clock.sleep(record_s)
                 yield record
 
         leader.journal.read = slow  # type: ignore[method-assign]
@@ -141,10 +141,12 @@ async def test_the_lease_is_kept_during_a_long_rebuild() -> None:
     """A rebuild longer than the TTL must not let a standby in, which would have to rebuild too."""
     async with Cell() as cell:
         await cell.lead("one")
+        await cell.clock.advance(3 * SETTINGS.pass_period_s)
         await cell.leaders[0].crash()
+        assert len(cell.records) > 2
         slow, standby = cell.launch("slow"), cell.launch("standby")
-        SlowJournal(cell, slow, 5 * SETTINGS.leader_ttl_s)
-        SlowJournal(cell, standby, 5 * SETTINGS.leader_ttl_s)
+        SlowJournal(cell, slow, 1.5 * SETTINGS.leader_ttl_s)
+        SlowJournal(cell, standby, 1.5 * SETTINGS.leader_ttl_s)
         await cell.until(lambda: slow.coordinator.is_leading or standby.coordinator.is_leading)
         assert len(starts(cell)) == 1
         await cell.clock.advance(5.0)

@@ -43,7 +43,7 @@ def check(path: Path) -> subprocess.CompletedProcess[str]:
         ('nats_url = "nats://127.0.0.1:4222"\n', ["cell", "missing"]),
         (GOOD + "coalesce_s = -1\n", ["coalesce_s", ">= 0"]),
         (GOOD + 'leader_ttl_s = "long"\n', ["leader_ttl_s", "float"]),
-        (GOOD + "leader_margin_s = 9\n", ["leader_margin_s", "8"]),
+        (GOOD + "leader_margin_s = 9\n", ["leader_margin_s", "6"]),
         (GOOD + '[engine]\npolicy = "aril"\n', ["engine.policy: 'aril'", "aryl"]),
         (GOOD + '[engine]\npolicy = "aryl:knob=1"\n', ["engine.policy aryl: ", "knob"]),
         (

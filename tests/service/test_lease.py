@@ -310,3 +310,39 @@ def test_a_margin_must_leave_time_to_act(margin_s: float) -> None:
     """A margin that eats the TTL would make a leader that never acts."""
     with pytest.raises(ConfigError, match="leader_margin_s"):
         LeaderLease(MemoryKey(), clock=FakeClock(), ttl_s=TTL_S, margin_s=margin_s, nonce="n")
+
+
+# --- keeping ----------------------------------------------------------------------------------
+
+
+async def test_a_lease_is_kept_while_decisions_make_progress(place: Place) -> None:
+    """Progress that pauses for less than the stall costs nothing; without it the lease runs out."""
+    clock = FakeClock()
+    lease, standby = await place.lease(clock), await place.lease(clock)
+    await lease.acquire("a", lambda: 0)
+    progressed_at_s = [clock.now_s()]
+    keeping = asyncio.ensure_future(lease.keep(lambda: progressed_at_s[-1], stall_s=TTL_S))
+    waiting = asyncio.ensure_future(standby.acquire("b", lambda: 0))
+    for _ in range(4):
+        await while_time_passes(clock, clock.sleep(0.9 * TTL_S))
+        progressed_at_s.append(clock.now_s())
+    assert not keeping.done()
+    assert not waiting.done()
+    assert await while_time_passes(clock, waiting) == 2
+    assert clock.now_s() - progressed_at_s[-1] <= 2.5 * TTL_S
+    with pytest.raises(Fenced, match="ran out: decisions made no progress for"):
+        await keeping
+
+
+async def test_a_renewal_under_way_does_not_keep_a_released_lease() -> None:
+    """A renewal whose answer is still due when the holder stops comes before the release."""
+    clock, key = FakeClock(), MemoryKey()
+    lease = memory_lease(key, clock=clock, ttl_s=TTL_S, margin_s=MARGIN_S)
+    await lease.acquire("a", lambda: 0)
+    key.faults.writes = ["unanswered"]
+    with pytest.raises(Unavailable):
+        await lease.renew()
+    await lease.release()
+    other = memory_lease(key, clock=clock, ttl_s=TTL_S, margin_s=MARGIN_S)
+    async with asyncio.timeout(PATIENCE_S):
+        assert await other.acquire("b", lambda: 0) == 2

@@ -301,7 +301,7 @@ async def test_one_more_than_the_limit_is_refused_at_once() -> None:
             await requests.take(desk.message(name))
         (refused,) = desk.refused
         assert refused.code == ApiErrorCode.UNAVAILABLE
-        assert "2 requests" in refused.message
+        assert "2 reads" in refused.message
         desk.go.set()
         await desk.clock.settle()
         await requests.take(desk.message("d"))

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from common.api import Submit
+from common.errors import Fenced
 from tests.fakes import FakeClock, MemoryJournal, MemorySnapshots
 from tests.inbox import PATIENCE_S as DEADLINE_S
 from tests.servers import running_nats
@@ -145,8 +146,8 @@ async def test_a_leader_that_decides_feeds_its_watchdog() -> None:
         assert watchdog.longest_wait_s(since_s) < PATIENCE_S / 2
 
 
-async def test_a_leader_that_is_stuck_starves_its_watchdog() -> None:
-    """It hears nodes and renews its lease, and decides nothing: that must not look alive."""
+async def test_a_leader_that_is_stuck_starves_its_watchdog_and_loses_its_lead() -> None:
+    """It hears nodes and decides nothing: that must not look alive, and a standby leads."""
     async with Cell() as cell:
         watchdog = Watchdog(cell.clock)
         journal = StuckJournal(cell.records)
@@ -160,10 +161,17 @@ async def test_a_leader_that_is_stuck_starves_its_watchdog() -> None:
         )
         await cell.clock.advance(5.0)
         since_s = cell.clock.now_s()
-        await cell.clock.advance(2 * PATIENCE_S)
-        await asyncio.gather(asking, return_exceptions=True)
+        stall_s = leader.coordinator.settings.leader_stall_s
+        await cell.clock.advance(stall_s - 5.0)
         assert leader.coordinator.may_act()
+        standby = cell.launch("two").coordinator
+        await cell.clock.advance(2 * PATIENCE_S - stall_s + 5.0)
+        await asyncio.gather(asking, return_exceptions=True)
+        assert not leader.coordinator.may_act()
+        assert standby.may_act()
         assert watchdog.longest_wait_s(since_s) == 2 * PATIENCE_S
+        with pytest.raises(Fenced, match="decisions made no progress for"):
+            leader.task.result()
 
 
 async def test_a_leader_that_waits_for_nats_feeds_its_watchdog() -> None:

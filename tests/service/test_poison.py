@@ -1,0 +1,182 @@
+"""What breaks the engine costs itself alone, and a restart repeats little of what came before."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import cast
+
+import msgspec
+import pytest
+
+from common.errors import Unavailable
+from common.model import JobId, JobSpec, NodeName, NodeRole, Pool
+from coordinator.engine.events import GpuFact, JobSubmitted, LoadMeasured, NodeReported
+from coordinator.engine.record import Record, encode_record
+from coordinator.service.deciding import Decider
+from coordinator.service.quarantine import FIRST_S, LONGEST_S, SOURCES, Quarantine
+from tests.fakes import FakeClock, MemoryJournal, MemorySnapshots
+from tests.service.cell import CHAT, Cell, make_settings, make_spec
+from tests.service.steps import submit
+
+
+def poison(node: str) -> NodeReported:
+    """Facts on which the engine breaks: no decoder lets them in, a defect might."""
+    return NodeReported(
+        node=NodeName(node),
+        boot_id="boot",
+        home_pool=Pool.TRAINING,
+        role=NodeRole.TRAINING,
+        epoch=1,
+        generation=1,
+        gpus=cast("tuple[GpuFact, ...]", (7,)),
+    )
+
+
+async def test_a_report_that_breaks_the_engine_costs_no_lead_and_no_other_event() -> None:
+    """What came with it is written and acknowledged; the state is that of the journal."""
+    async with Cell(training=2) as cell:
+        coordinator = await cell.lead()
+        coordinator.decider.post(poison("t1"))
+        before = await submit(cell, "beside")
+        after = await submit(cell, "after")
+        assert {before, after} <= set(coordinator.engine.state.jobs)
+        assert coordinator.decider.quarantine.count == 1
+        events = [entry.event for _, record in cell.journal() for entry in record.entries]
+        assert poison("t1") not in events
+        assert sum(isinstance(event, JobSubmitted) for event in events) == 2
+        assert coordinator.may_act()
+        assert coordinator.engine.state.epoch == 1
+        await cell.leaders[0].crash()
+        again = await cell.lead("two")
+        assert {before, after} <= set(again.engine.state.jobs)
+
+
+async def test_a_node_in_quarantine_is_heard_again_when_it_is_over() -> None:
+    """Its news is dropped meanwhile, and its word stands in its explanation; none is lost."""
+    async with Cell(training=2) as cell:
+        coordinator = await cell.lead()
+        coordinator.decider.post(poison("t1"))
+        await submit(cell)
+        coordinator.folder.forget_node(NodeName("t1"))
+        count = len(cell.journal())
+
+        def is_heard() -> bool:
+            events = [e.event for _, record in cell.journal()[count:] for e in record.entries]
+            return any(isinstance(e, NodeReported) and e.node == "t1" for e in events)
+
+        await cell.clock.advance(FIRST_S / 2)
+        assert not is_heard()
+        assert "broke the engine" in coordinator.refused_reports.of("t1")
+        await cell.until(is_heard)
+
+
+async def test_a_request_that_breaks_the_engine_is_answered_and_not_tried_again() -> None:
+    """Each of its callers hears of it; the engine meets it once."""
+    async with Cell() as cell:
+        coordinator = await cell.lead()
+        bad = JobSubmitted(job_id=JobId("j"), spec=cast("JobSpec", None), tenant="t", user="u")
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="failed on this request"):
+                await cell.meanwhile(coordinator.record(bad))
+        assert coordinator.decider.quarantine.count == 1
+        await submit(cell)
+
+
+def test_a_source_that_breaks_the_engine_again_is_kept_out_longer() -> None:
+    """The time doubles up to a bound; other sources are as they were; memory is bounded."""
+    quarantine, now_s = Quarantine(), 0.0
+    for_s: list[float] = []
+    for _ in range(8):
+        for_s.append(quarantine.note(poison("a"), now_s=now_s))
+        assert quarantine.holds(poison("a"), now_s=now_s)
+        assert not quarantine.holds(poison("b"), now_s=now_s)
+        now_s += for_s[-1]
+        assert not quarantine.holds(poison("a"), now_s=now_s)
+    assert for_s[:3] == [FIRST_S, 2 * FIRST_S, 4 * FIRST_S]
+    assert for_s[-1] == LONGEST_S
+    for number in range(SOURCES):
+        quarantine.note(poison(f"n{number}"), now_s=now_s)
+    assert quarantine.note(poison("a"), now_s=now_s) == FIRST_S
+
+
+class CreepingClock(FakeClock):
+    """Virtual time that moves at each look at it, as if all work were slow."""
+
+    def now_s(self) -> float:
+        self.jump(0.1)
+        return super().now_s()
+
+
+class SlowJournal(MemoryJournal):
+    """A journal whose records take a second each to decide again."""
+
+    def __init__(self, records: list[bytes], clock: FakeClock) -> None:
+        super().__init__(records)
+        self._clock = clock
+
+    async def read(self, from_sequence: int) -> AsyncIterator[tuple[int, bytes]]:
+        async for record in super().read(from_sequence):
+            self._clock.jump(1.0)
+            yield record
+
+
+class Desk:
+    """Deciders of one cell, one after the other."""
+
+    def __init__(self) -> None:
+        self.records: list[bytes] = []
+        self.snapshots = MemorySnapshots()
+
+    def decider(self) -> Decider:
+        """The next one."""
+        clock = CreepingClock()
+        return Decider(
+            msgspec.structs.replace(make_settings(), snapshot_decide_s=2.0, leader_ttl_s=1.0),
+            holder="one",
+            clock=clock,
+            journal=SlowJournal(self.records, clock),
+            snapshots=self.snapshots,
+            may_act=lambda: True,
+            let_out=lambda _: None,
+            fenced=lambda _: None,
+            progress=lambda: None,
+            tried=lambda: None,
+        )
+
+    def saved_at(self) -> int:
+        """The last record in the newest snapshot; 0: there is none."""
+        return 0 if self.snapshots.saved is None else self.snapshots.saved[0]
+
+
+async def test_slow_records_are_followed_by_a_snapshot(caplog: pytest.LogCaptureFixture) -> None:
+    """A restart repeats no more than `snapshot_decide_s` of decisions, however few the records."""
+    desk = Desk()
+    one = desk.decider()
+    await one.rebuild()
+    running = asyncio.create_task(one.run())
+    for number in range(30):
+        spec = make_spec(f"j{number}")
+        await one.record(JobSubmitted(job_id=JobId(f"j{number}"), spec=spec, tenant="t", user="u"))
+    one.stop()
+    await running
+    assert len(desk.records) - 10 <= desk.saved_at() < 500
+    assert "s to decide" in caplog.text
+    assert "JobSubmitted" in caplog.text
+
+
+async def test_a_rebuild_that_took_long_is_not_repeated() -> None:
+    """Its snapshot is written before the new leader's first record, of which it might die."""
+    desk = Desk()
+    desk.records += [
+        encode_record(Record(epoch=1, writer="w", entries=(), decisions=())) for _ in range(5)
+    ]
+    await desk.decider().rebuild()
+    assert desk.saved_at() == len(desk.records)
+
+
+def test_events_of_one_source_are_kept_out_together() -> None:
+    """An age or a number in them is another one each time."""
+    quarantine = Quarantine()
+    quarantine.note(LoadMeasured(service=CHAT, load=1.0), now_s=0.0)
+    assert quarantine.holds(LoadMeasured(service=CHAT, load=2.0), now_s=1.0)
