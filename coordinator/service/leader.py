@@ -229,7 +229,7 @@ class LeaderLease:
         if await self._key.put(released, last_revision=self._revision) is not None:
             return
         entry = await self._key.get()
-        if entry is not None and _decode(entry.value) == held:
+        if entry is not None and decode_value(entry.value) == held:
             await self._key.put(released, last_revision=entry.revision)
 
     def _may_take(self, entry: KeyEntry | None, seen: _Seen, asked_s: float) -> bool:

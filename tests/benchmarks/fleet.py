@@ -54,7 +54,7 @@ class PretendNode:
         data = encode(self._report(epoch, generation))
         mark = msgspec.msgpack.encode(MARK)
         at = data.index(mark) + 1
-        reply = f"{subjects.inbox(self._name)}.r"
+        reply = f"{subjects.node_inbox(self._cell, self._name)}.r"
         head = f"PUB {self._subject} {reply} {len(data)}\r\n".encode()
         self._before = head + data[:at]
         self._after = data[at + len(mark) - 1 :] + b"\r\n"
