@@ -16,6 +16,7 @@ import os
 import platform
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -26,7 +27,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from common.api import Done, Jobs, ListJobs, ListLoans, Loans, Operate
+from common.api import Done, JobRow, Jobs, ListJobs, ListLoans, LoanRow, Loans, Operate
 from common.bus import NatsBus, connect_nats
 from common.clock import SystemClock
 from common.errors import ArylError
@@ -40,6 +41,7 @@ from tests.live.live_cell import LiveCell
 from tests.live.nemesis import Nemesis
 from tests.live.recorder import Recorder, now_s
 from tests.live.recording import (
+    Job,
     Limits,
     Order,
     Recording,
@@ -189,7 +191,7 @@ class Run:
             recording = await self._facts(cell, client, recorder, workload, nemesis)
         calls = tuple(
             Order(node=node.name, at_s=at_s, by="recall")
-            for at_s in (recalled_at_s, *recalls(nemesis))
+            for at_s in (recalled_at_s, *nemesis.recalled_at_s)
             for node in cell.nodes
             if node.server_port
         )
@@ -220,11 +222,10 @@ class Run:
         workload: Workload,
         nemesis: Nemesis,
     ) -> Recording:
-        patient = Client(client._bus, cell=CELL, tenant="ops", user="chaos", timeout_s=SETTLE_S)
-        rows = (await patient.ask(ListJobs(), Jobs)).rows
-        loans = (await patient.ask(ListLoans(is_live_only=False), Loans)).rows
-        states = {row.job_id: str(row.state) for row in rows}
-        alive = frozenset(worker.pid for worker in cell.workers())
+        rows = (await self._asked(client, ListJobs(), Jobs)).rows
+        loans = (await self._asked(client, ListLoans(is_live_only=False), Loans)).rows
+        row_by_job = {row.job_id: row for row in rows}
+        alive = frozenset(worker.name for worker in cell.workers())
         wall_ahead_s = time.time() - now_s()
         downs, ups = recorder.finish()
         return Recording(
@@ -234,9 +235,7 @@ class Run:
             limits=self.plan.limits,
             faults=tuple(nemesis.faults),
             skipped=dict(sorted(nemesis.skipped.items())),
-            jobs=tuple(
-                msgspec.structs.replace(job, state=states.get(job.job, "")) for job in workload.jobs
-            ),
+            jobs=tuple(_ended(job, row_by_job.get(job.job)) for job in workload.jobs),
             workers=tuple(read_workers(self.beats_dir)),
             alive=alive,
             orders=tuple(
@@ -254,13 +253,25 @@ class Run:
             stalls=read_stalls(self.stalls_path),
             requests_answered=recorder.answered,
             requests_refused=recorder.refused,
-            said_late=tuple(loan.lease_id for loan in loans if loan.is_late),
+            said_late=tuple(_late(loan, wall_ahead_s) for loan in loans if loan.is_late),
         )
 
 
-def recalls(nemesis: Nemesis) -> list[float]:
-    """When a person called all nodes home."""
-    return [fault.at_s for fault in nemesis.faults if fault.kind == FaultKind.RECALL]
+def _ended(job: Job, row: JobRow | None) -> Job:
+    """A job with what became of it."""
+    if row is None:
+        return job
+    return msgspec.structs.replace(job, state=str(row.state), error=row.error)
+
+
+def _late(loan: LoanRow, wall_ahead_s: float) -> str:
+    """A loan that Aryl calls late."""
+    decided_at_s = loan.decided_at_s - wall_ahead_s
+    return (
+        f"{loan.lease_id} of {loan.node}, decided at {decided_at_s:.1f} s: reclaim"
+        f" {loan.reclaim_s}, lapse {loan.lapse_s} of {loan.lapse_deadline_s}, turned back"
+        f" {loan.turn_back_s} of {loan.turn_back_deadline_s} s, {loan.stage_durations_s}"
+    )
 
 
 @contextlib.asynccontextmanager
@@ -309,6 +320,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--judge", type=Path, help="judge a recording that was kept; run nothing")
     given = parser.parse_args(arguments)
     set_up(level="INFO", style="plain")
+    # As Ctrl-C: whatever is told to end takes its cell and its disks along.
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
     if given.judge:
         recording = load(given.judge)
     else:

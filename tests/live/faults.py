@@ -128,16 +128,9 @@ RULES: dict[FaultKind, Rule] = {
 }
 
 DEFAULT_KINDS = tuple(kind for kind in K if RULES[kind].is_default)
-OWN_END = frozenset(
-    {
-        K.SHIM_KILL,
-        K.SHIM_STOP,
-        K.STATUS_TORN,
-        K.WORKER_KILL,
-        K.WORKER_STOP,
-    }
-)
-"""Faults of a worker itself: they end the attempt that they hit, and no other."""
+OWN_END = frozenset({K.SHIM_KILL, K.STATUS_TORN, K.WORKER_KILL})
+"""Faults of a worker itself: they end the attempt that they hit, and no other. A worker or a shim
+that is stopped for a while continues."""
 NATS_GONE = frozenset({K.NATS_KILL, K.NATS_AWAY, K.NATS_STOP, K.JOURNAL_FLIP})
 UNREACHED = frozenset({K.AGENT_CUT, K.AGENT_BLACKHOLE})
 """No renewal of a lease reaches the node while one of these lasts."""

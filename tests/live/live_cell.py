@@ -43,6 +43,11 @@ class LiveWorker(Struct, frozen=True, kw_only=True):
     node: str
     directory: Path
 
+    @property
+    def name(self) -> str:
+        """Which process it is, as in `recording.Worker`."""
+        return f"{self.job}.{self.attempt}.{self.index}.{self.pid}"
+
 
 class LiveCell(Cell):
     """A cell as `aryl up` makes it, and what is needed to hurt each part alone."""

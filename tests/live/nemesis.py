@@ -87,6 +87,8 @@ class Nemesis:
     ) -> None:
         self.faults: list[Fault] = []
         self.skipped: Counter[str] = Counter()
+        self.recalled_at_s: list[float] = []
+        """When a person's call of all nodes was acknowledged."""
         self._cell = cell
         self._workload = workload
         self._client = client
@@ -481,8 +483,13 @@ class Nemesis:
     async def _recall(self, planned: Planned) -> Hit:
         if SERVICE in self._hurt:
             raise NotNow("it is recalled")
-        await self._order("recall", SERVICE)
         heal = self._taken_back("end_recall", SERVICE)
+        try:
+            await self._order("recall", SERVICE)
+        except Unavailable as error:  # it may be carried out all the same
+            log.info("recall is not acknowledged: %s", error)
+        else:
+            self.recalled_at_s.append(self._clock.now_s())
         return Hit(target=SERVICE, parts=(SERVICE,), heal=heal)
 
     async def _revoke(self, planned: Planned) -> Hit:

@@ -54,6 +54,11 @@ class Worker(Struct, frozen=True, kw_only=True):
         """Which worker of which attempt it is."""
         return (self.job, self.attempt, self.index)
 
+    @property
+    def name(self) -> str:
+        """Which process it is."""
+        return f"{self.job}.{self.attempt}.{self.index}.{self.pid}"
+
 
 class Fault(Struct, frozen=True, kw_only=True):
     """One fault as it was injected.
@@ -89,6 +94,7 @@ class Job(Struct, frozen=True, kw_only=True):
     acknowledged_at_s: float
     must_end: bool
     state: str = ""
+    error: str = ""
 
 
 class Order(Struct, frozen=True, kw_only=True):
@@ -128,8 +134,8 @@ class Lead(Struct, frozen=True, kw_only=True):
 class Recording(Struct, frozen=True, kw_only=True):
     """All of a run.
 
-    begin_s, end_s: of the whole recording; the faults end some time before. alive: the processes of
-    jobs that ran at its end. stalls: instants and seconds that the machine itself lost.
+    begin_s, end_s: of the whole recording; the faults end some time before. alive: the names of the
+    workers that ran at its end. stalls: instants and seconds that the machine itself lost.
     skipped: faults that found no target, by kind.
     """
 
@@ -141,7 +147,7 @@ class Recording(Struct, frozen=True, kw_only=True):
     skipped: dict[str, int] = {}
     jobs: tuple[Job, ...] = ()
     workers: tuple[Worker, ...] = ()
-    alive: frozenset[int] = frozenset()
+    alive: frozenset[str] = frozenset()
     orders: tuple[Order, ...] = ()
     downs: tuple[Down, ...] = ()
     ups: tuple[Up, ...] = ()
@@ -150,7 +156,7 @@ class Recording(Struct, frozen=True, kw_only=True):
     requests_answered: int = 0
     requests_refused: int = 0
     said_late: tuple[str, ...] = ()
-    """Loans that Aryl itself calls late."""
+    """Loans that Aryl itself calls late, in words."""
 
 
 def save(recording: Recording, path: Path) -> None:

@@ -110,7 +110,7 @@ BROKEN: dict[str, tuple[Broken, Callable[[], Recording]]] = {
         lambda: recording(
             CUT_OFF,
             change(AGAIN, first_s=149, gpus=("g2",)),
-            faults=(fault(K.WORKER_KILL, 120, job="a", attempt=1),),
+            faults=(fault(K.WORKER_KILL, 149, job="a", attempt=1),),
         ),
     ),
     "a worker that began twice": (
@@ -118,7 +118,7 @@ BROKEN: dict[str, tuple[Broken, Callable[[], Recording]]] = {
         lambda: recording(worker(100, 150), worker(160, 200)),
     ),
     "an attempt after the work was done": (
-        Broken.RUN_TWICE,
+        Broken.DONE_AGAIN,
         lambda: recording(DONE, change(AGAIN, first_s=201)),
     ),
     "a GPU with two jobs": (
@@ -135,6 +135,18 @@ BROKEN: dict[str, tuple[Broken, Callable[[], Recording]]] = {
     "an end by a dead agent": (
         Broken.HEALTHY_ENDED,
         lambda: recording(CUT_OFF, AGAIN, faults=(fault(K.AGENT_KILL, 149, target="train-1"),)),
+    ),
+    "an end by a stop that was taken back": (
+        Broken.HEALTHY_ENDED,
+        lambda: recording(
+            CUT_OFF,
+            AGAIN,
+            faults=(fault(K.WORKER_STOP, 140, for_s=5, job="a", attempt=1),),
+        ),
+    ),
+    "an end long after its fault": (
+        Broken.HEALTHY_ENDED,
+        lambda: recording(CUT_OFF, AGAIN, faults=(fault(K.SHIM_KILL, 101, job="a", attempt=1),)),
     ),
     "an end by the fault of another job": (
         Broken.HEALTHY_ENDED,
@@ -169,7 +181,7 @@ KEPT: dict[str, Callable[[], Recording]] = {
     "all is well": recording,
     "a long job goes on": lambda: recording(
         change(CUT_OFF, last_s=END_S, pid=7),
-        alive=frozenset({7}),
+        alive=frozenset({"a.1.0.7"}),
         jobs=(change(JOB, state="running", must_end=False),),
     ),
     "its own fault": lambda: recording(

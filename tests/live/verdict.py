@@ -31,6 +31,7 @@ class Broken(StrEnum):
     LOST = "lost"
     UNENDED = "unended"
     RUN_TWICE = "run twice"
+    DONE_AGAIN = "done again"
     GPU_TWICE = "GPU given twice"
     HEALTHY_ENDED = "healthy job ended"
     NODE_LATE = "node late"
@@ -129,7 +130,7 @@ def _fate(job: Job, is_finished: bool, is_cancelled: bool) -> tuple[Broken | Non
     if not job.state:
         return Broken.LOST, f"{job.name} was acknowledged and is not known"
     if job.state == "failed" or (job.state == "cancelled" and not is_cancelled):
-        return Broken.LOST, f"{job.name} is {job.state}, by no fault of its own"
+        return Broken.LOST, f"{job.name} is {job.state}, by no fault of its own: {job.error}"
     if job.state == "succeeded" and not is_finished:
         return Broken.LOST, f"{job.name} is called succeeded, and no worker of it has finished"
     if job.must_end and job.state not in FINAL:
@@ -163,9 +164,11 @@ def _run_twice(recording: Recording) -> Iterator[Violation]:
             if begin_s < end_s:
                 text = f"attempt {new} begins {end_s - begin_s:.1f} s before attempt {old} ends"
                 yield _twice(job, begin_s, text)
-            has_finished = any(w.is_finished and w.index == 0 for w in before)
+            has_finished = all(w.is_finished for w in before if not w.is_flexible)
+            has_finished &= any(w.index == 0 for w in before)
             if has_finished and (job, old) not in own_ends:
-                yield _twice(job, begin_s, f"attempt {new} begins after {old} has done the work")
+                text = f"attempt {new} begins after {old} has done the work"
+                yield Violation(kind=Broken.DONE_AGAIN, subject=job, at_s=begin_s, text=text)
 
 
 def _twice(job: str, at_s: float, text: str) -> Violation:
@@ -229,7 +232,7 @@ def _has_run(base: Sequence[Worker]) -> bool:
 
 
 def _goes_on(recording: Recording, base: Sequence[Worker]) -> bool:
-    return all(worker.is_finished or worker.pid in recording.alive for worker in base)
+    return all(worker.is_finished or worker.name in recording.alive for worker in base)
 
 
 def _why_ended(recording: Recording, job: str, attempt: int, base: Sequence[Worker]) -> str:
@@ -239,13 +242,13 @@ def _why_ended(recording: Recording, job: str, attempt: int, base: Sequence[Work
     for fault in recording.faults:
         if fault.at_s > end_s + 1:
             continue
-        if fault.kind in faults.OWN_END and (fault.job, fault.attempt) == (job, attempt):
+        is_recent = end_s <= fault.end_s + recording.limits.reclaim_deadline_s
+        is_hit = fault.kind in faults.OWN_END and (fault.job, fault.attempt) == (job, attempt)
+        if is_hit and is_recent:
             return "fault of its own"
         if fault.kind == FaultKind.CANCEL and fault.job == job:
             return "cancelled"
-        drained_until_s = fault.end_s + recording.limits.reclaim_deadline_s
-        is_drain = fault.kind == FaultKind.DRAIN and fault.target in nodes
-        if is_drain and end_s <= drained_until_s:
+        if fault.kind == FaultKind.DRAIN and fault.target in nodes and is_recent:
             return "drained"
     if any(w.is_finished and w.index == 0 for w in base):
         return "worker 0 had finished"

@@ -32,6 +32,8 @@ AGAIN_S = 0.3
 LOOK_S = 1.0
 LONG_S = 100_000.0
 MANY_RESTARTS = 1000
+ENDS = (-9, 1, 3, 4, 137)
+"""What a worker that the nemesis killed ends with, and those of its gang that miss it."""
 
 
 class Shape:
@@ -163,7 +165,7 @@ class Workload:
             workers=WorkerRange(min=shape.workers[0], max=shape.workers[1]),
             gpus_per_worker=shape.gpus,
             expected_runtime_s=min(work_s, 600.0),
-            retry=RetrySpec(max_restarts=MANY_RESTARTS),
+            retry=RetrySpec(max_restarts=MANY_RESTARTS, on_exit_codes=ENDS),
             checkpoint=CheckpointSpec(
                 path=str(self._checkpoint_root / name), grace_s=self._grace_s
             ),
