@@ -75,6 +75,7 @@ PERIODS = Periods(
 )
 """The deadline: TTL, grace, device-free, warm-up, and 6 s for an agent that is dead or hangs."""
 ASK_S = 2.0
+LAST_LOOK_S = 1.0
 SETTLE_S = 120.0
 """Patience for short jobs to end after the last fault, and for the last answers."""
 
@@ -187,7 +188,9 @@ class Run:
                 await nemesis.run(schedule)
             await settle(workload, within_s=SETTLE_S)
             recalled_at_s = await self._recall(client)
-            await self._clock.sleep(PERIODS.reclaim_deadline_s)
+            end_s = recalled_at_s + PERIODS.reclaim_deadline_s + LAST_LOOK_S
+            while now_s() < end_s and not recorder.do_all_serve:
+                await self._clock.sleep(LAST_LOOK_S)
             recording = await self._facts(cell, client, recorder, workload, nemesis)
         calls = tuple(
             Order(node=node.name, at_s=at_s, by="recall")

@@ -143,17 +143,17 @@ class Nemesis:
     async def run(self, schedule: Sequence[Planned]) -> None:
         """Carry out a schedule; returns when the last fault is healed."""
         begin_s = self._clock.now_s()
-        for planned in schedule:
-            await self._clock.sleep(max(0.0, begin_s + planned.at_s - self._clock.now_s()))
-            await self._carry_out(planned)
-        while self._healing:
-            await asyncio.gather(*self._healing)
-
-    async def stop(self) -> None:
-        """Heal nothing more: the cell is about to end."""
-        for task in tuple(self._healing):
-            task.cancel()
-        await asyncio.gather(*self._healing, return_exceptions=True)
+        try:
+            for planned in schedule:
+                await self._clock.sleep(max(0.0, begin_s + planned.at_s - self._clock.now_s()))
+                await self._carry_out(planned)
+            while self._healing:
+                await asyncio.gather(*self._healing)
+        finally:
+            left = tuple(self._healing)
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
 
     async def _carry_out(self, planned: Planned) -> None:
         at_s = self._clock.now_s()
@@ -178,21 +178,26 @@ class Nemesis:
         self.faults.append(fault)
         log.info("%d %s %s for %.1f s", fault.number, fault.kind, fault.target, planned.for_s)
         self._hurt |= set(hit.parts)
-        task = asyncio.create_task(self._heal(len(self.faults) - 1, planned, hit))
+        if hit.heal is None:
+            self._rest(hit)
+            return
+        task = asyncio.create_task(self._heal(len(self.faults) - 1, planned, hit, hit.heal))
         self._healing.add(task)
         task.add_done_callback(self._healing.discard)
 
-    async def _heal(self, place: int, planned: Planned, hit: Hit) -> None:
-        if hit.heal is not None:
-            await self._clock.sleep(planned.for_s)
-            await hit.heal()
-            healed_at_s = self._clock.now_s()
-            self.faults[place] = msgspec.structs.replace(
-                self.faults[place], healed_at_s=healed_at_s
-            )
-        rest_s = self._rest_s if any(part.startswith("infer-") for part in hit.parts) else REST_S
-        await self._clock.sleep(rest_s)
-        self._hurt -= set(hit.parts)
+    async def _heal(self, place: int, planned: Planned, hit: Hit, heal: Heal) -> None:
+        await self._clock.sleep(planned.for_s)
+        await heal()
+        healed_at_s = self._clock.now_s()
+        self.faults[place] = msgspec.structs.replace(self.faults[place], healed_at_s=healed_at_s)
+        self._rest(hit)
+
+    def _rest(self, hit: Hit) -> None:
+        """Leave what was hurt alone for a while."""
+        is_lent = any(part.startswith("infer-") for part in hit.parts)
+        rest_s = self._rest_s if is_lent else REST_S
+        loop = asyncio.get_running_loop()
+        loop.call_later(rest_s, self._hurt.difference_update, hit.parts)
 
     # --- choosing
 

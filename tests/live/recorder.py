@@ -85,6 +85,11 @@ class Recorder:
                 ups.append(Up(node=name, begin_s=seen.up_since_s, end_s=seen.looked_at_s))
         return tuple(downs), tuple(ups)
 
+    @property
+    def do_all_serve(self) -> bool:
+        """Whether every node of the service was up at the last look."""
+        return all(seen.down_since_s is None for seen in self._seen.values())
+
     # --- servers
 
     async def _look(self, session: aiohttp.ClientSession) -> None:
