@@ -237,7 +237,7 @@ class Run:
             end_s=now_s(),
             limits=self.plan.limits,
             faults=tuple(nemesis.faults),
-            skipped=dict(sorted(nemesis.skipped.items())),
+            skipped={str(kind): count for kind, count in sorted(nemesis.skipped.items())},
             jobs=tuple(_ended(job, row_by_job.get(job.job)) for job in workload.jobs),
             workers=tuple(read_workers(self.beats_dir)),
             alive=alive,

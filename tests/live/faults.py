@@ -132,8 +132,8 @@ OWN_END = frozenset({K.SHIM_KILL, K.STATUS_TORN, K.WORKER_KILL})
 """Faults of a worker itself: they end the attempt that they hit, and no other. A worker or a shim
 that is stopped for a while continues."""
 NATS_GONE = frozenset({K.NATS_KILL, K.NATS_AWAY, K.NATS_STOP, K.JOURNAL_FLIP})
-UNREACHED = frozenset({K.AGENT_CUT, K.AGENT_BLACKHOLE})
-"""No renewal of a lease reaches the node while one of these lasts."""
+UNREACHED = frozenset({K.AGENT_CUT, K.AGENT_BLACKHOLE, K.AGENT_STOP, K.AGENT_AWAY})
+"""No renewal of a lease reaches the agent while one of these lasts."""
 LEADER_GONE = frozenset({K.LEADER_KILL, K.LEADER_AWAY})
 OF_COORDINATORS = frozenset(
     {
