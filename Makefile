@@ -6,6 +6,7 @@ STAMP := $(VENV)/.installed
 DURATION ?= 3600
 SEED ?= 1
 PAUSE ?= 2.5
+NATS ?= 1
 
 # A cell is dozens of interpreters; each would compile all that it imports again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -19,7 +20,7 @@ test: env
 	$(VENV)/bin/pytest -n 4 --dist worksteal
 
 chaos: env
-	$(VENV)/bin/python -m tests.live.chaos --duration-s $(DURATION) --seed $(SEED) --mean-pause-s $(PAUSE) --results docs/results/reliability.json
+	$(VENV)/bin/python -m tests.live.chaos --duration-s $(DURATION) --seed $(SEED) --mean-pause-s $(PAUSE) --nats-servers $(NATS) --results docs/results/reliability.json
 	$(VENV)/bin/python docs/generate.py
 
 lint: env

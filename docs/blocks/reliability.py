@@ -38,7 +38,8 @@ def run() -> str:
         "| | |",
         "|---|---|",
         f"| date | {found['date']} |",
-        f"| command | `make chaos SEED={found['seed']}` |",
+        f"| command | `make chaos DURATION={found['planned_s']:g} SEED={found['seed']}"
+        f" PAUSE={found['mean_pause_s']:g} NATS={found['nats_servers']}` |",
         f"| machine | {found['cores']} cores, Python {found['python']} |",
         f"| duration | {found['duration_s']:,.0f} s |",
         f"| faults | {found['faults']:,}, up to {found['longest_overlap']} at a time |",

@@ -92,6 +92,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     training_nodes: int = 3
     inference_nodes: int = 3
     gpus_per_node: int = 2
+    nats_servers: int = 1
     peak_req_per_s: float = 20.0
     kinds: tuple[FaultKind, ...] = DEFAULT_KINDS
 
@@ -136,11 +137,17 @@ class Run:
             peak_req_per_s=plan.peak_req_per_s,
             periods=PERIODS,
         )
-        cell = LiveCell(cell_plan, self.directory / "cell", clock=self._clock, seed=plan.seed)
+        cell = LiveCell(
+            cell_plan,
+            self.directory / "cell",
+            clock=self._clock,
+            seed=plan.seed,
+            nats_servers=plan.nats_servers,
+        )
         async with stall_watch(self.stalls_path):
             try:
                 await cell.open()
-                bus = await connect_nats(cell.nats.url, identity="chaos", clock=self._clock)
+                bus = await connect_nats(cell.urls, identity="chaos", clock=self._clock)
                 try:
                     return await self._hurt(cell, bus)
                 finally:
@@ -236,6 +243,9 @@ class Run:
             begin_s=0.0,
             end_s=now_s(),
             limits=self.plan.limits,
+            nats_servers=self.plan.nats_servers,
+            planned_s=self.plan.duration_s,
+            mean_pause_s=self.plan.mean_pause_s,
             faults=tuple(nemesis.faults),
             skipped={str(kind): count for kind, count in sorted(nemesis.skipped.items())},
             jobs=tuple(_ended(job, row_by_job.get(job.job)) for job in workload.jobs),
@@ -316,6 +326,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--mean-pause-s", type=float, default=2.5, help="between two faults")
     parser.add_argument("--nodes", default="3+3", help="training and inference nodes")
+    parser.add_argument("--nats-servers", type=int, default=1, choices=(1, 3))
     parser.add_argument("--kinds", default="", help="kinds of faults, with commas between")
     parser.add_argument("--journal-flips", action="store_true", help="hurt the journal's file too")
     parser.add_argument("--results", type=Path, help="where the summary goes, as JSON")
@@ -335,6 +346,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             mean_pause_s=given.mean_pause_s,
             training_nodes=int(training),
             inference_nodes=int(inference),
+            nats_servers=given.nats_servers,
             kinds=kinds_of(given.kinds, with_journal_flips=given.journal_flips),
         )
         recording = record(plan, keep=given.keep)

@@ -4,14 +4,17 @@ disk of its own, and a standby stands by. Must not hurt anything itself.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 from msgspec import Struct
@@ -19,9 +22,11 @@ from msgspec import Struct
 from common.clock import Clock
 from coordinator.demo import server_ctl
 from coordinator.demo.cell import COORDINATOR, MARKER, Cell
+from coordinator.demo.nats_keeper import NatsKeeper
 from coordinator.demo.plan import CellPlan, agent_toml, coordinator_toml, fleet_toml, toml
 from coordinator.demo.supervise import Unit
-from tests.live.proxy import Proxy
+from coordinator.service.natsserver import NatsServer
+from tests.live.proxy import HOST, Link, Proxy
 
 STANDBY = "standby"
 COORDINATORS = (COORDINATOR, STANDBY)
@@ -49,25 +54,59 @@ class LiveWorker(Struct, frozen=True, kw_only=True):
         return f"{self.job}.{self.attempt}.{self.index}.{self.pid}"
 
 
-class LiveCell(Cell):
-    """A cell as `aryl up` makes it, and what is needed to hurt each part alone."""
+class PeerServer(NatsServer):
+    """A nats-server of a cluster on this machine, whose clients keep to the URLs that they have.
 
-    def __init__(self, plan: CellPlan, run_dir: Path, *, clock: Clock, seed: int) -> None:
+    Args:
+        place: its own among `cluster_ports`.
+    """
+
+    def __init__(
+        self, directory: Path, *, clock: Clock, cluster_ports: tuple[int, ...], place: int
+    ) -> None:
+        super().__init__(directory, clock=clock)
+        self._cluster_ports = cluster_ports
+        self._place = place
+
+    def _config(self) -> str:
+        routes = ", ".join(f'"nats://{HOST}:{port}"' for port in self._cluster_ports)
+        own = f"{HOST}:{self._cluster_ports[self._place]}"
+        cluster = f'name: "live", listen: "{own}", no_advertise: true, routes: [{routes}]'
+        return f'{super()._config()}server_name: "nats-{self._place}"\ncluster {{ {cluster} }}\n'
+
+
+class LiveCell(Cell):
+    """A cell as `aryl up` makes it, and what is needed to hurt each part alone.
+
+    Args:
+        nats_servers: one, or as many as are to keep each record of the journal.
+    """
+
+    def __init__(
+        self, plan: CellPlan, run_dir: Path, *, clock: Clock, seed: int, nats_servers: int = 1
+    ) -> None:
         super().__init__(plan, run_dir, clock=clock)
         self.unit_by_name: dict[str, Unit] = {}
-        self.proxies: dict[str, Proxy] = {}
+        self.proxies: dict[str, tuple[Proxy, ...]] = {}
+        self.servers: list[NatsServer] = [self.nats]
+        if nats_servers > 1:
+            ports = free_ports(nats_servers)
+            self.servers = [
+                PeerServer(run_dir / f"nats-{i}", clock=clock, cluster_ports=ports, place=i)
+                for i in range(nats_servers)
+            ]
+            self.nats = self.servers[0]
+        self._keepers = [NatsKeeper(server, clock=clock) for server in self.servers]
+        self._nats_keeper = self._keepers[0]
         self.has_disks = False
         self._rng = random.Random(seed)
 
     async def open(self) -> None:
         """Disks, NATS, proxies, and everything else; returns at once."""
         self._mount_disks()
-        url = await self.start_nats()
-        port = int(url.rpartition(":")[2])
+        await asyncio.gather(*(keeper.start() for keeper in self._keepers))
         for name in (*COORDINATORS, *(node.name for node in self.nodes)):
-            proxy = Proxy(port, rng=random.Random(self._rng.random()))
-            await proxy.start()
-            self.proxies[name] = proxy
+            self.proxies[name] = tuple([await self._proxy(server) for server in self.servers])
         for node in self.nodes:
             self.write_fleet(node.name, is_hanging=False)
         await self.start()
@@ -78,7 +117,10 @@ class LiveCell(Cell):
         try:
             await self.stop()
         finally:
-            for proxy in self.proxies.values():
+            for keeper, server in zip(self._keepers[1:], self.servers[1:], strict=True):
+                await keeper.leave_alone()
+                await server.stop()
+            for proxy in chain.from_iterable(self.proxies.values()):
                 await proxy.stop()
             if self.has_disks:
                 for node in self.nodes:
@@ -98,11 +140,37 @@ class LiveCell(Cell):
 
     def nats_url(self, name: str) -> str:
         """What a part connects to."""
-        return f"nats://127.0.0.1:{self.proxies[name].port}"
+        return ",".join(f"nats://{HOST}:{proxy.port}" for proxy in self.proxies[name])
+
+    def link(self, name: str, link: Link) -> None:
+        """Treat a part's way to every nats-server so from now on."""
+        for proxy in self.proxies[name]:
+            proxy.set(link)
+
+    async def _proxy(self, server: NatsServer) -> Proxy:
+        port = int(server.url.rpartition(":")[2])
+        proxy = Proxy(port, rng=random.Random(self._rng.random()))
+        await proxy.start()
+        return proxy
+
+    @property
+    def urls(self) -> str:
+        """The nats-servers themselves, past the proxies."""
+        return ",".join(server.url for server in self.servers)
+
+    async def kill_server(self, place: int) -> None:
+        """SIGKILL of a nats-server and no other start; `start_server` ends that."""
+        await self._keepers[place].leave_alone()
+        await self.servers[place].kill()
+
+    async def start_server(self, place: int) -> None:
+        """Start a nats-server and keep it."""
+        await self._keepers[place].start()
 
     def start_coordinator(self, name: str) -> None:
         text = coordinator_toml(self.plan, name=name, nats_url=self.nats_url(name))
         values = tomllib.loads(text)
+        values["journal_replicas"] = len(self.servers)
         values["engine"] |= {
             "retry_backoff_s": RETRY_BACKOFF_S,
             "retry_backoff_max_s": RETRY_BACKOFF_S,
@@ -214,6 +282,15 @@ def _quietly(*argv: str) -> bool:
         return subprocess.run(argv, capture_output=True, check=False).returncode == 0
     except OSError:
         return False
+
+
+def free_ports(count: int) -> tuple[int, ...]:
+    """Ports that nothing listens at now; a cluster has to know its own before it starts."""
+    sockets = [socket.create_server((HOST, 0)) for _ in range(count)]
+    ports = tuple(each.getsockname()[1] for each in sockets)
+    for each in sockets:
+        each.close()
+    return ports
 
 
 class Held:

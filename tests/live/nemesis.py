@@ -63,7 +63,6 @@ class Hit(msgspec.Struct, kw_only=True):
     heal: Heal | None = None
     job: str = ""
     attempt: int = 0
-    nodes: tuple[str, ...] = ()
 
 
 class Nemesis:
@@ -173,7 +172,6 @@ class Nemesis:
             healed_at_s=None if hit.heal is None else float("inf"),
             job=hit.job,
             attempt=hit.attempt,
-            nodes=hit.nodes,
         )
         self.faults.append(fault)
         log.info("%d %s %s for %.1f s", fault.number, fault.kind, fault.target, planned.for_s)
@@ -286,11 +284,10 @@ class Nemesis:
         return Hit(target=node, parts=(node,), heal=self._link(node, planned.kind))
 
     def _link(self, name: str, kind: FaultKind) -> Heal:
-        proxy = self._cell.proxies[name]
-        proxy.set(Link(kind.value.partition("_")[2]))
+        self._cell.link(name, Link(kind.value.partition("_")[2]))
 
         async def mend() -> None:
-            proxy.set(Link.WHOLE)
+            self._cell.link(name, Link.WHOLE)
 
         return mend
 
@@ -369,7 +366,6 @@ class Nemesis:
             heal=heal,
             job=chosen.job,
             attempt=chosen.attempt,
-            nodes=(chosen.node,),
         )
 
     async def _server_kill(self, planned: Planned) -> Hit:
@@ -409,29 +405,38 @@ class Nemesis:
         unit = await self._coordinator(planned.kind)
         return Hit(target=unit, parts=(unit,), heal=self._link(unit, planned.kind))
 
-    def _nats_held(self) -> Held:
-        pid = self._cell.nats.pid
+    def _server(self, planned: Planned) -> tuple[int, Held]:
+        """One of the nats-servers that run; none while another one is hurt."""
+        place = planned.pick % len(self._cell.servers)
+        pid = self._cell.servers[place].pid
         if pid is None or "nats" in self._hurt:
             raise NotNow("nats-server is hurt")
-        return Held(pid)
+        return place, Held(pid)
 
     async def _nats_kill(self, planned: Planned) -> Hit:
-        self._strike(self._nats_held(), signal.SIGKILL)
-        return Hit(target="nats", parts=("nats",))
+        place, held = self._server(planned)
+        self._strike(held, signal.SIGKILL)
+        return Hit(target=f"nats-{place}", parts=("nats",))
 
     async def _nats_stop(self, planned: Planned) -> Hit:
-        heal = self._strike(self._nats_held(), signal.SIGSTOP)
-        return Hit(target="nats", parts=("nats",), heal=heal)
+        place, held = self._server(planned)
+        heal = self._strike(held, signal.SIGSTOP)
+        return Hit(target=f"nats-{place}", parts=("nats",), heal=heal)
 
     async def _nats_away(self, planned: Planned) -> Hit:
-        self._nats_held().close()
-        await self._cell.kill_nats()
-        return Hit(target="nats", parts=("nats",), heal=self._start_nats)
+        place, held = self._server(planned)
+        held.close()
+        await self._cell.kill_server(place)
 
-    async def _start_nats(self) -> None:
+        async def come_back() -> None:
+            await self._start_nats(place)
+
+        return Hit(target=f"nats-{place}", parts=("nats",), heal=come_back)
+
+    async def _start_nats(self, place: int) -> None:
         while True:
             try:
-                await self._cell.start_nats()
+                await self._cell.start_server(place)
             except (Unavailable, ConfigError, OSError) as error:
                 log.warning("nats-server does not start: %s", error)
                 await self._clock.sleep(UNDO_S)
@@ -439,17 +444,18 @@ class Nemesis:
                 return
 
     async def _journal_flip(self, planned: Planned) -> Hit:
-        self._nats_held().close()
-        await self._cell.kill_nats()
-        store = self._cell.nats.directory / "jetstream"
+        place, held = self._server(planned)
+        held.close()
+        await self._cell.kill_server(place)
+        store = self._cell.servers[place].directory / "jetstream"
         blocks = sorted(
             (path for path in store.rglob("*.blk") if "JOURNAL" in str(path).upper()),
             key=lambda path: path.stat().st_mtime_ns,
         )
         if blocks:
             await asyncio.to_thread(flip, str(blocks[-1]), planned.pick)
-        await self._start_nats()
-        return Hit(target="nats", parts=("nats",))
+        await self._start_nats(place)
+        return Hit(target=f"nats-{place}", parts=("nats",))
 
     # --- people
 

@@ -74,7 +74,6 @@ class Fault(Struct, frozen=True, kw_only=True):
     healed_at_s: float | None = None
     job: str = ""
     attempt: int = 0
-    nodes: tuple[str, ...] = ()
 
     @property
     def end_s(self) -> float:
@@ -136,13 +135,16 @@ class Recording(Struct, frozen=True, kw_only=True):
 
     begin_s, end_s: of the whole recording; the faults end some time before. alive: the names of the
     workers that ran at its end. stalls: instants and seconds that the machine itself lost.
-    skipped: faults that found no target, by kind.
+    skipped: faults that found no target, by kind. planned_s, mean_pause_s: of the schedule.
     """
 
     seed: int
     begin_s: float
     end_s: float
     limits: Limits
+    nats_servers: int = 1
+    planned_s: float = 0.0
+    mean_pause_s: float = 0.0
     faults: tuple[Fault, ...] = ()
     skipped: dict[str, int] = {}
     jobs: tuple[Job, ...] = ()

@@ -40,7 +40,10 @@ class Summary(Struct, frozen=True, kw_only=True):
     date: str
     python: str
     cores: int
+    nats_servers: int
     seed: int
+    planned_s: float
+    mean_pause_s: float
     duration_s: float
     faults: int
     longest_overlap: int
@@ -108,7 +111,10 @@ def summary_of(
         date=date,
         python=python,
         cores=cores,
+        nats_servers=recording.nats_servers,
         seed=recording.seed,
+        planned_s=recording.planned_s,
+        mean_pause_s=recording.mean_pause_s,
         duration_s=round(recording.end_s - recording.begin_s, 1),
         faults=len(recording.faults),
         longest_overlap=most_at_a_time((f.at_s, f.end_s) for f in recording.faults),

@@ -310,18 +310,21 @@ def _calls(recording: Recording) -> Iterator[tuple[str, float, str]]:
         yield order.node, order.at_s, order.by
     nodes = sorted({down.node for down in recording.downs})
     for node in nodes:
-        for begin_s, end_s in _unreached(recording.faults, node):
+        for begin_s, end_s in _unreached(recording, node):
             if end_s - begin_s > recording.limits.lease_ttl_s + AFTER_S:
                 yield node, begin_s, "no renewal"
 
 
-def _unreached(injected: Sequence[Fault], node: str) -> list[tuple[float, float]]:
-    """Times in which no renewal reached a node; those that overlap are one."""
+def _unreached(recording: Recording, node: str) -> list[tuple[float, float]]:
+    """Times in which no renewal reached a node; those that overlap are one.
+
+    One nats-server of several is missed by nothing for long.
+    """
+    gone = faults.NATS_GONE if recording.nats_servers == 1 else frozenset[FaultKind]()
     spans = sorted(
         (fault.at_s, fault.end_s)
-        for fault in injected
-        if fault.kind in faults.NATS_GONE
-        or (fault.kind in faults.UNREACHED and fault.target == node)
+        for fault in recording.faults
+        if fault.kind in gone or (fault.kind in faults.UNREACHED and fault.target == node)
     )
     joined: list[tuple[float, float]] = []
     for begin_s, end_s in spans:
