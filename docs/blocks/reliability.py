@@ -61,6 +61,10 @@ def promises() -> str:
         "| nodes that were late by less than the machine itself lost meanwhile |"
         f" {found['late_by_stall']} |"
     ]
+    lines += [
+        "| loans that Aryl's own list calls late: it counts until it hears that the node serves |"
+        f" {found['late_by_own_word']} |"
+    ]
     lines += [f"\n- {text}" for text in found["violations"]]
     return "\n".join(lines)
 

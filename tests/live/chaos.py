@@ -20,7 +20,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -251,15 +251,7 @@ class Run:
             jobs=tuple(_ended(job, row_by_job.get(job.job)) for job in workload.jobs),
             workers=tuple(read_workers(self.beats_dir)),
             alive=alive,
-            orders=tuple(
-                Order(
-                    node=loan.node,
-                    at_s=loan.reclaim_ordered_at_s - wall_ahead_s,
-                    by=loan.reclaim_reason,
-                )
-                for loan in loans
-                if loan.reclaim_ordered_at_s is not None
-            ),
+            orders=tuple(_calls(loans, wall_ahead_s)),
             downs=downs,
             ups=ups,
             leads=tuple(recorder.leads),
@@ -275,6 +267,18 @@ def _ended(job: Job, row: JobRow | None) -> Job:
     if row is None:
         return job
     return msgspec.structs.replace(job, state=str(row.state), error=row.error)
+
+
+def _calls(loans: Sequence[LoanRow], wall_ahead_s: float) -> Iterator[Order]:
+    """When a loan's node had to begin its way home: at an order, or at the last renewal."""
+    for loan in loans:
+        if loan.reclaim_ordered_at_s is not None:
+            at_s = loan.reclaim_ordered_at_s - wall_ahead_s
+            yield Order(node=loan.node, at_s=at_s, by=loan.reclaim_reason)
+        elif loan.lapse_s is not None and loan.returned_at_s is not None:
+            ended_at_s = loan.returned_at_s - loan.lapse_s - wall_ahead_s
+            at_s = ended_at_s - PERIODS.lease_ttl_s
+            yield Order(node=loan.node, at_s=at_s, by="the end of its lease")
 
 
 def _late(loan: LoanRow, wall_ahead_s: float) -> str:
