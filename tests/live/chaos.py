@@ -92,6 +92,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     training_nodes: int = 3
     inference_nodes: int = 3
     gpus_per_node: int = 2
+    headroom_nodes: int = 1
     nats_servers: int = 1
     peak_req_per_s: float = 20.0
     kinds: tuple[FaultKind, ...] = DEFAULT_KINDS
@@ -135,6 +136,7 @@ class Run:
             inference_nodes=plan.inference_nodes,
             gpus_per_node=plan.gpus_per_node,
             peak_req_per_s=plan.peak_req_per_s,
+            headroom_nodes=plan.headroom_nodes,
             periods=PERIODS,
         )
         cell = LiveCell(
@@ -174,6 +176,7 @@ class Run:
             checkpoint_root=cell.checkpoint_root,
             grace_s=PERIODS.grace_s,
             most_waiting=plan.training_nodes + plan.inference_nodes,
+            long_count=plan.training_nodes - 1,
             rng=random.Random(plan.seed),
         )
         nemesis = Nemesis(

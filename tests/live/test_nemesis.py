@@ -21,6 +21,7 @@ PLAN = Plan(
     mean_pause_s=1.4,
     training_nodes=2,
     inference_nodes=2,
+    headroom_nodes=0,
 )
 FEWEST_FAULTS = 15
 """A third of those that are drawn: the others may find no target, above all on a slow machine."""

@@ -61,9 +61,11 @@ SHORT = (
     Shape("elastic", workers=(1, 3), gpus=1, work_s=(10, 30)),
 )
 LONG = (
-    Shape("steady", workers=(1, 1), gpus=1, work_s=(LONG_S, LONG_S)),
     Shape("stretchy", workers=(1, 3), gpus=1, work_s=(LONG_S, LONG_S)),
+    Shape("steady", workers=(1, 1), gpus=1, work_s=(LONG_S, LONG_S)),
 )
+"""Each keeps a GPU for itself. With one on each training node, a job that needs a whole node would
+wait for a loan that may never come."""
 
 
 class Workload:
@@ -71,6 +73,7 @@ class Workload:
 
     Args:
         most_waiting: short jobs that are under way at a time.
+        long_count: jobs that never end; fewer than the training nodes.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class Workload:
         checkpoint_root: Path,
         grace_s: float,
         most_waiting: int,
+        long_count: int,
         rng: random.Random,
     ) -> None:
         self.jobs: list[Job] = []
@@ -90,6 +94,7 @@ class Workload:
         self._checkpoint_root = checkpoint_root
         self._grace_s = grace_s
         self._most_waiting = most_waiting
+        self._long = LONG[:long_count]
         self._rng = rng
         self._clock = SystemClock()
         self._number = 0
@@ -110,10 +115,10 @@ class Workload:
         while True:
             with contextlib.suppress(ArylError):
                 await self.look()
-            for shape in LONG:
+            for shape in self._long:
                 if long_by_name.get(shape.name) not in self._live - self._forgone:
                     long_by_name[shape.name] = await self._submit(shape)
-            short = len(self._live) - len(LONG)
+            short = len(self._live) - len(self._long)
             if short < self._most_waiting:
                 await self._submit(self._rng.choice(SHORT))
             await self._clock.sleep(LOOK_S * self._rng.uniform(0.2, 1.0))
