@@ -1,18 +1,27 @@
 # Two commands for a newcomer: `make up` runs a whole cell here, `make test` runs the tests.
+# `make chaos` hurts a cell for an hour and writes docs/reliability.md.
 PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
+DURATION ?= 3600
+SEED ?= 1
+PAUSE ?= 2.5
+NATS ?= 1
 
 # A cell is dozens of interpreters; each would compile all that it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: up test lint fuzz env clean
+.PHONY: up test chaos lint fuzz env clean
 
 up: env
 	$(VENV)/bin/aryl up
 
 test: env
 	$(VENV)/bin/pytest -n 4 --dist worksteal
+
+chaos: env
+	$(VENV)/bin/python -m tests.live.chaos --duration-s $(DURATION) --seed $(SEED) --mean-pause-s $(PAUSE) --nats-servers $(NATS) --results docs/results/reliability.json
+	$(VENV)/bin/python docs/generate.py
 
 lint: env
 	$(VENV)/bin/ruff format --check .

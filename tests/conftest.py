@@ -90,7 +90,7 @@ class _Kind(Enum):
 
 def _kind(item: pytest.Item) -> _Kind:
     area = _area(item.path)
-    if area == "cell":
+    if area == "cell" or (area == "live" and item.get_closest_marker("nats") is not None):
         return _Kind.CELL
     if area in COMPUTING:
         return _Kind.COMPUTES

@@ -13,12 +13,17 @@ from typing import Any
 
 import pytest
 
+from tests.live.faults import DEFAULT_KINDS
+from tests.live.verdict import Broken
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 ELSEWHERE = ["README.md", "CONTRIBUTING.md", "coordinator/demo/data/ORIGIN.md"]
 PAGES = sorted([*DOCS.rglob("*.md"), *(ROOT / name for name in ELSEWHERE)])
 DECISIONS = sorted((DOCS / "decisions").glob("[0-9]*.md"))
 SECTIONS = ["Context", "Decision", "Alternatives", "Consequences", "Non-goals"]
+FEWEST_FAULTS = 100
+"""Of the run that docs/reliability.md shows."""
 FRAGMENTS = [path for path in (DOCS / "changes").glob("*.md") if path.name != "README.md"]
 
 
@@ -182,6 +187,17 @@ def test_a_marker_without_a_block_is_refused(docs_tools: Any) -> None:
     assert names == ["figures"]
     assert filled == "<!-- generated: figures -->\n\nnew\n\n<!-- end -->\n"
     assert generate.fill(filled, {"figures": lambda: "new"})[0] == filled
+
+
+def test_the_recorded_run_of_faults_broke_no_promise(docs_tools: Any) -> None:
+    """The run that docs/reliability.md shows tried every kind of fault, and kept every promise."""
+    reliability = docs_tools("blocks.reliability")
+    found = reliability.results()
+    assert found["faults"] >= FEWEST_FAULTS
+    tried = {row["kind"] for row in found["kinds"]} | set(found["skipped"])
+    assert tried >= {kind.value for kind in DEFAULT_KINDS}
+    assert set(found["broken"]) == {kind for kind, _ in reliability.PROMISES} == set(Broken)
+    assert found["broken"] == dict.fromkeys(found["broken"], 0)
 
 
 def test_own_lines_of_policies_are_lines_with_code(docs_tools: Any) -> None:

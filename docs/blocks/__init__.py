@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from blocks import commands, life_cycles, nats, pages, policies, policy_code, settings, wire
+from blocks import (
+    commands,
+    life_cycles,
+    nats,
+    pages,
+    policies,
+    policy_code,
+    reliability,
+    settings,
+    wire,
+)
 
 Blocks = Mapping[str, Callable[[], str]]
 
@@ -32,6 +42,11 @@ BLOCKS: Blocks = {
     "policy knobs": policies.knob_table,
     "sweep keys": policies.sweep_keys,
     "scenarios": policies.scenario_table,
+    "reliability run": reliability.run,
+    "reliability promises": reliability.promises,
+    "reliability ends": reliability.ends,
+    "reliability times": reliability.times,
+    "reliability faults": reliability.faults,
     "pages": pages.page_list,
     "decisions": pages.decision_list,
 }
