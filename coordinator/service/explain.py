@@ -11,6 +11,7 @@ from coordinator.engine import (
     loans,
     refusals,
     removing,
+    reservations,
     retrying,
     returns,
     silence,
@@ -225,6 +226,7 @@ def node(
             continue
         kind = "flexible" if worker.is_flexible else "base"
         said.append(f"{kind} worker {worker.key.worker_index} of {job_entry.job_id}")
+    said += reservations.told(entry)
     return tuple(said)
 
 
