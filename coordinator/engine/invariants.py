@@ -8,7 +8,7 @@ from math import isclose
 from msgspec import structs
 
 from common.messages import OrderPhase
-from common.model import FINAL_JOB_STATES, JobState, NodeName, NodeRole, Pool, WorkerKey
+from common.model import FINAL_JOB_STATES, GpuUuid, JobState, NodeName, NodeRole, Pool, WorkerKey
 from coordinator.engine import belonging, estimates, reservations, sharing
 from coordinator.engine.accounting import GpuTally
 from coordinator.engine.context import Context
@@ -41,7 +41,7 @@ def _claims(state: ClusterState) -> dict[str, list[WorkerKey]]:
     given = [(w.key, w.gpu_uuids) for job in state.live() for w in job.workers.values()]
     for node in state.nodes.values():
         given += [(left.key, left.gpu_uuids) for left in node.left_reservations]
-    given += [(key, tuple(_uuids_of(state, key))) for key in _held_for_migrations(state)]
+    given += [(key, _uuids_of(state, key)) for key in _held_for_migrations(state)]
     claims: dict[str, list[WorkerKey]] = {}
     for key, uuids in given:
         for uuid in uuids:
@@ -61,13 +61,13 @@ def _held_for_migrations(state: ClusterState) -> list[WorkerKey]:
     return [key for migration in migrations if migration for _, key in migration.gpus]
 
 
-def _uuids_of(state: ClusterState, key: WorkerKey) -> list[str]:
-    return [
+def _uuids_of(state: ClusterState, key: WorkerKey) -> tuple[GpuUuid, ...]:
+    return tuple(
         slot.uuid
         for node in state.nodes.values()
         for slot in node.gpus
         if key in (slot.holder, slot.nominee, *slot.guests)
-    ]
+    )
 
 
 def sharing_faults(ctx: Context) -> list[str]:
