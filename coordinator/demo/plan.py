@@ -49,6 +49,7 @@ class Periods(Struct, frozen=True, kw_only=True):
     start_s: float = 3.0
     restart_s: float = 2.0
     resize_s: float = 2.0
+    gang_ready_s: float = 20.0
     lost_after_s: float = 10.0
     leader_ttl_s: float = 4.0
     rebuild_wait_s: float = 1.5
@@ -141,7 +142,7 @@ def coordinator_toml(plan: CellPlan, *, name: str, nats_url: str) -> str:
     }
     engine = {
         "policy": plan.policy,
-        "gang_ready_timeout_s": 20.0,
+        "gang_ready_timeout_s": periods.gang_ready_s,
         "resize_cooldown_s": periods.resize_cooldown_s,
         "lease_ttl_s": periods.lease_ttl_s,
         "min_runtime_s": periods.min_runtime_s,

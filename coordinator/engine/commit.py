@@ -127,6 +127,7 @@ def _resize(ctx: Context, decision: Resize) -> str:
     job.resize_count += 1
     ctx.state.counters.resizes += 1
     jobs.fire(ctx, job, JobEvent.RESIZE, decision.reason)
+    jobs.end_resize_when_done(ctx, job)
     return ""
 
 

@@ -100,10 +100,12 @@ class Context:
         return self.state.loans[node.lease.lease_id]
 
 
-def is_leaving(ctx: Context, key: WorkerKey) -> bool:
-    """Whether the worker was told to stop, so that its GPUs come free by themselves."""
+def is_leaving(ctx: Context, node: NodeEntry, key: WorkerKey) -> bool:
+    """Whether the worker was told to stop, so that its GPUs on a node come free by themselves."""
     worker = ctx.worker(key)
-    return worker is not None and worker.stop is not None
+    if worker is not None:
+        return worker.stop is not None
+    return any(left.key == key for left in node.left_reservations)
 
 
 def keys_on(node: NodeEntry) -> set[WorkerKey]:
@@ -149,8 +151,8 @@ def free_slots(ctx: Context, node: NodeEntry) -> list[GpuSlot]:
             free.append(slot)
             continue
         if slot.holder is not last:  # a worker's GPUs stand in a row
-            last, last_leaves = slot.holder, is_leaving(ctx, slot.holder)
-        if last_leaves and all(is_leaving(ctx, guest) for guest in slot.guests):
+            last, last_leaves = slot.holder, is_leaving(ctx, node, slot.holder)
+        if last_leaves and all(is_leaving(ctx, node, guest) for guest in slot.guests):
             vacated.append(slot)
     return free + vacated
 

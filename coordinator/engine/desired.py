@@ -71,6 +71,10 @@ def desired_state(ctx: Context, node: NodeEntry, orders: Orders) -> DesiredState
         StopOrder(key=key, reason=StopReason.STALE, grace_s=STALE_GRACE_S)
         for key in node.stale_stops
     ]
+    stops += [
+        StopOrder(key=left.key, reason=left.reason, grace_s=STALE_GRACE_S)
+        for left in node.left_reservations
+    ]
     reclaim_in_s = None
     if node.reclaim_at_s is not None:
         reclaim_in_s = max(0.0, node.reclaim_at_s - ctx.now_s)

@@ -6,6 +6,7 @@ live coordinator, the simulator and replay differ only in who calls `handle`.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import assert_never
 
 import msgspec
@@ -60,6 +61,7 @@ from coordinator.engine.events import (
     PassDue,
     ProgressReported,
 )
+from coordinator.engine.loan_entries import Recommendation
 from coordinator.engine.settings import EngineSettings
 from coordinator.engine.state import ClusterState, ServiceEntry
 from coordinator.policies.bundles import policy
@@ -80,6 +82,7 @@ class Engine:
         self._gpus_said: nodes.Said = {}
         self._holds: dict[JobId, tuple[str, ...]] | None = None
         self._fleet: Fleet | None = None
+        self._standing: dict[NodeName, Recommendation] | None = None
         self._tells_waits = True
         """Whether the policy said of any job what it waits for."""
         self._policy_wake_at_s: float | None = None
@@ -128,7 +131,7 @@ class Engine:
         if ctx.changed_nodes:
             self._tally.update(state, ctx.changed_nodes)
         self._views.note(ctx)
-        self._holds = self._fleet = None
+        self._holds = self._fleet = self._standing = None
         if ctx.changed_jobs:
             self._deadlines.note(state, ctx.changed_jobs)
             self._orders.note(ctx.changed_jobs)
@@ -173,7 +176,7 @@ class Engine:
             case OrdersRecovered():
                 ledgers.recovered(ctx, event)
             case OperatorAsked():
-                operator.act(ctx, event)
+                operator.act(ctx, event, partial(self._why_not_approved, ctx))
             case PassDue():
                 self._scheduling_pass(ctx)
             case LoanPassDue():
@@ -248,7 +251,7 @@ class Engine:
         decisions = self.policy.lend(self._views.snapshot(ctx))
         for decision in decisions:
             commit(ctx, decision)
-        watching.withdraw(ctx, decisions)
+        watching.withdraw(ctx)
         ctx.needs_loan_pass = False
 
     @property
@@ -339,7 +342,32 @@ class Engine:
 
     def why_kept(self, name: NodeName) -> tuple[str, ...]:
         """Why a node that serves is not lent; empty for any other node."""
-        return self.policy.keep(self.snapshot(), name)
+        said = self.policy.keep(self.snapshot(), name)
+        if name not in self.recommended():
+            return said
+        return (*said, f"its loan is recommended (aryl loan approve {name})")
+
+    def recommended(self) -> dict[NodeName, Recommendation]:
+        """The recommendations that an approval would carry out now, by node."""
+        if self._standing is None:
+            ctx = Context(self.state, self.settings, self.state.now_s)
+            self._standing = self._standing_at(ctx)
+        return self._standing
+
+    def _standing_at(self, ctx: Context) -> dict[NodeName, Recommendation]:
+        if not self.state.recommendations:
+            return {}
+        return watching.standing(ctx, self.policy.lend(self._views.asked(ctx)))
+
+    def why_not_approved(self, name: NodeName) -> str:
+        """Why an approval of a recommended loan would be refused now; empty when it would not."""
+        return self._why_not_approved(Context(self.state, self.settings, self.state.now_s), name)
+
+    def _why_not_approved(self, ctx: Context, name: NodeName) -> str:
+        if name in self._standing_at(ctx):
+            return ""
+        kept = self.policy.keep(self._views.asked(ctx), name)[1:]
+        return loans.why_not_lent(ctx, name) or "; ".join(kept) or "no loan pass would lend it now"
 
     def _held(self) -> dict[JobId, tuple[str, ...]]:
         if self._holds is None:

@@ -8,8 +8,8 @@ from math import isclose
 from msgspec import structs
 
 from common.messages import OrderPhase
-from common.model import FINAL_JOB_STATES, JobState, NodeName, NodeRole, Pool, WorkerKey
-from coordinator.engine import belonging, estimates, sharing
+from common.model import FINAL_JOB_STATES, GpuUuid, JobState, NodeName, NodeRole, Pool, WorkerKey
+from coordinator.engine import belonging, estimates, reservations, sharing
 from coordinator.engine.accounting import GpuTally
 from coordinator.engine.context import Context
 from coordinator.engine.desired import Orders, desired_state
@@ -24,14 +24,7 @@ TOLERANCE = 1e-6
 def gpu_faults(state: ClusterState) -> list[str]:
     """Every GPU is claimed by exactly the workers that hold it or were promised it."""
     faults: list[str] = []
-    claims: dict[str, list[WorkerKey]] = {}
-    for job in state.live():
-        for worker in job.workers.values():
-            for uuid in worker.gpu_uuids:
-                claims.setdefault(uuid, []).append(worker.key)
-    for key in _held_for_migrations(state):
-        for held in _uuids_of(state, key):
-            claims.setdefault(held, []).append(key)
+    claims = _claims(state)
     for node in state.nodes.values():
         for slot in node.gpus:
             claimants, holders = claims.get(slot.uuid, []), _holders(slot)
@@ -41,6 +34,19 @@ def gpu_faults(state: ClusterState) -> list[str]:
             if slot.is_gone and slot.holder is None:
                 faults.append(f"GPU {slot.uuid} is gone from {node.name} and kept for nobody")
     return faults
+
+
+def _claims(state: ClusterState) -> dict[str, list[WorkerKey]]:
+    """The workers of jobs, reservations that were given up, and attempts to come, by GPU."""
+    given = [(w.key, w.gpu_uuids) for job in state.live() for w in job.workers.values()]
+    for node in state.nodes.values():
+        given += [(left.key, left.gpu_uuids) for left in node.left_reservations]
+    given += [(key, _uuids_of(state, key)) for key in _held_for_migrations(state)]
+    claims: dict[str, list[WorkerKey]] = {}
+    for key, uuids in given:
+        for uuid in uuids:
+            claims.setdefault(uuid, []).append(key)
+    return claims
 
 
 def _holders(slot: GpuSlot) -> list[WorkerKey]:
@@ -55,13 +61,13 @@ def _held_for_migrations(state: ClusterState) -> list[WorkerKey]:
     return [key for migration in migrations if migration for _, key in migration.gpus]
 
 
-def _uuids_of(state: ClusterState, key: WorkerKey) -> list[str]:
-    return [
+def _uuids_of(state: ClusterState, key: WorkerKey) -> tuple[GpuUuid, ...]:
+    return tuple(
         slot.uuid
         for node in state.nodes.values()
         for slot in node.gpus
         if key in (slot.holder, slot.nominee, *slot.guests)
-    ]
+    )
 
 
 def sharing_faults(ctx: Context) -> list[str]:
@@ -143,6 +149,11 @@ def job_faults(state: ClusterState) -> list[str]:
             faults.append(f"job {job.job_id} waits and holds workers")
         if job.loss is not None and not job.loss.is_booked and not job.workers:
             faults.append(f"job {job.job_id} is {job.state} and its loss is not booked")
+        faults += [
+            f"job {job.job_id} waits for {worker.key} on {worker.node}, which cannot run it"
+            for worker in job.workers.values()
+            if reservations.may_be_left(state, job, worker)
+        ]
         if job.state == JobState.STARTING and any(
             w.order == OrderPhase.RUN for w in job.workers.values()
         ):

@@ -19,6 +19,7 @@ from coordinator.engine import (
     lost_orders,
     prerun_shape,
     pruning,
+    reservations,
     retrying,
     stores,
     waiting,
@@ -79,8 +80,8 @@ def cancel(ctx: Context, event: JobCancelRequested) -> None:
     job.cancelled_by = job.cancelled_by or event.by
     ctx.changed_jobs[job.job_id] = None
     if job.workers:
-        stop_workers(ctx, job, StopReason.CANCEL)
         ctx.tell(job.job_id, "cancelling", f"asked by {event.by}")
+        stop_workers(ctx, job, StopReason.CANCEL)
         return
     end(ctx, job, JobEvent.CANCEL, f"asked by {event.by}")
 
@@ -122,7 +123,10 @@ def next_key(job: JobEntry) -> WorkerKey:
 def stop_workers(
     ctx: Context, job: JobEntry, reason: StopReason, *, only: tuple[int, ...] | None = None
 ) -> None:
-    """Tell workers of a job to stop, all of them or some by index; repeating it changes nothing."""
+    """Tell workers of a job to stop, all of them or some by index; repeating it changes nothing.
+
+    The order alone ends what no node can run, see `reservations`; the job may be over by that.
+    """
     estimates.settle_work(job, ctx.now_s)
     ctx.changed_jobs[job.job_id] = None
     for index, worker in job.workers.items():
@@ -134,6 +138,13 @@ def stop_workers(
     for worker in job.workers.values():
         ctx.touch(worker.node)  # the others learn the new worker count
     ctx.needs_pass = True
+    leave_reservations(ctx, job)
+
+
+def leave_reservations(ctx: Context, job: JobEntry) -> None:
+    """Let a job go on without the workers that it stopped and that no node can run."""
+    if reservations.leave(ctx, job):
+        _settle(ctx, job)
 
 
 def preempt(

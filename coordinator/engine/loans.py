@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from common.model import Lease, LeaseId, NodeRole, StopReason
+from common.model import Lease, LeaseId, NodeName, NodeRole, StopReason
 from coordinator.engine import jobs, promised, pruning, stages
 from coordinator.engine.context import Context, keys_on, sick_slots
 from coordinator.engine.events import NodeReported
@@ -23,12 +23,11 @@ DURATIONS_KEPT = 10_000
 
 def lend(ctx: Context, decision: Loan) -> str:
     """Commit a loan; returns why not, or an empty string."""
-    node = ctx.state.nodes.get(decision.node)
-    if node is None or not node.is_heard:
-        return f"{decision.node} was not heard"
-    why = _why_not(ctx, node)
+    why = why_not_lent(ctx, decision.node)
     if why:
         return why
+    node = ctx.state.nodes[decision.node]
+    ctx.state.recommendations.pop(node.name, None)  # it is carried out, and not withdrawn
     lease_id = LeaseId(f"l{ctx.state.epoch}-{ctx.state.next_lease_number}")
     ctx.state.next_lease_number += 1
     node.lease = Lease(lease_id=lease_id, service=decision.service, ttl_s=ctx.settings.lease_ttl_s)
@@ -45,6 +44,14 @@ def lend(ctx: Context, decision: Loan) -> str:
     ctx.tell(node.name, f"lend (lease {lease_id})", decision.reason)
     ctx.touch(node.name)
     return ""
+
+
+def why_not_lent(ctx: Context, name: NodeName) -> str:
+    """Why a node cannot be lent now, whoever decides it; empty when it can be."""
+    node = ctx.state.nodes.get(name)
+    if node is None or not node.is_heard:
+        return f"{name} was not heard"
+    return _why_not(ctx, node)
 
 
 def _why_not(ctx: Context, node: NodeEntry) -> str:

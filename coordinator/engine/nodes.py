@@ -18,6 +18,7 @@ from coordinator.engine import (
     progress,
     rebuilding,
     refusals,
+    reservations,
     silence,
     trespassing,
 )
@@ -253,6 +254,8 @@ def _fold_workers(ctx: Context, node: NodeEntry, event: NodeReported, *, is_new_
         if not _is_told_again(ctx, node, fact):
             _fold_worker(ctx, node, fact)
     _missing_workers(ctx, node, event, reported_keys, is_new_boot=is_new_boot)
+    if node.left_reservations:
+        reservations.heard(ctx, node, event, reported_keys, is_new_boot=is_new_boot)
     if ctx.state.awaiting_jobs:
         rebuilding.heard(ctx, node.name, reported_keys)
     if node.unknown_workers:
@@ -280,6 +283,11 @@ def _fold_worker(ctx: Context, node: NodeEntry, fact: WorkerFact) -> None:
         return
     job = ctx.state.jobs.get(key.job_id)
     is_over = fact.phase in ENDED_PHASES
+    if node.left_reservations and reservations.is_left(node, key):
+        if is_over:
+            acknowledge(ctx, node, key)
+            reservations.release(ctx, node, key)
+        return
     if job is None or key.attempt > job.attempt:
         node.unknown_workers.append(key)
         return

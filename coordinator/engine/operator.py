@@ -5,6 +5,8 @@ The driver has checked the caller and the names; here an unknown target changes 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from common.model import LeaseId, Mode, NodeName, NodeRole, ServiceName
 from coordinator.engine import draining, homeward, loans, rebuilding, refusals, removing, silence
 from coordinator.engine.context import Context
@@ -15,8 +17,12 @@ from coordinator.policies.decisions import Loan
 A = OperatorAction
 
 
-def act(ctx: Context, event: OperatorAsked) -> None:
-    """Carry out one human action and tell it."""
+def act(ctx: Context, event: OperatorAsked, why_not_approved: Callable[[NodeName], str]) -> None:
+    """Carry out one human action and tell it.
+
+    Args:
+        why_not_approved: why the recommended loan of a node may not be made now; empty when it may.
+    """
     ctx.tell(event.target or "cell", _ordered(event), _said(event))
     match event.action:
         case A.FREEZE | A.THAW:
@@ -26,7 +32,7 @@ def act(ctx: Context, event: OperatorAsked) -> None:
         case A.REVOKE_LOAN:
             _revoke(ctx, event)
         case A.APPROVE_LOAN:
-            _approve(ctx, event)
+            _approve(ctx, event, why_not_approved)
         case A.CORDON | A.UNCORDON | A.DRAIN | A.CONFIRM_DEAD | A.REMOVE:
             node = ctx.state.nodes.get(NodeName(event.target))
             if node is not None:
@@ -68,17 +74,18 @@ def _revoke(ctx: Context, event: OperatorAsked) -> None:
         homeward.call_home(ctx, ctx.state.nodes[loan.node], f"revoked {_said(event)}")
 
 
-def _approve(ctx: Context, event: OperatorAsked) -> None:
-    """Carry out a recommendation; it has no effect once it was withdrawn."""
-    found = ctx.state.recommendations.pop(NodeName(event.target), None)
+def _approve(
+    ctx: Context, event: OperatorAsked, why_not_approved: Callable[[NodeName], str]
+) -> None:
+    """Carry out a recommendation; it has no effect once it was withdrawn, or holds no more."""
+    name = NodeName(event.target)
+    found = ctx.state.recommendations.get(name)
     if found is None:
         return
     decision = Loan(
-        node=NodeName(event.target),
-        service=found.service,
-        reason=f"{found.reason}; approved {_said(event)}",
+        node=name, service=found.service, reason=f"{found.reason}; approved {_said(event)}"
     )
-    why = loans.lend(ctx, decision)
+    why = why_not_approved(name) or loans.lend(ctx, decision)
     if why:
         ctx.tell(decision.node, "not lent", why)
     else:

@@ -35,7 +35,8 @@ def why_not(state: ClusterState, node: NodeEntry) -> str:
 
 
 def _held(state: ClusterState, node: NodeEntry) -> str:
-    job_ids = {key.job_id for key in keys_on(node)}  # also of those that are to come
+    left = {left.key for left in node.left_reservations}  # these never run
+    job_ids = {key.job_id for key in keys_on(node) - left}  # also of those that are to come
     for job in state.live():
         workers = (*job.workers.values(), *(() if job.store is None else (job.store,)))
         if any(worker.node == node.name for worker in workers):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from common.lifecycle import NODE_TRANSITIONS, NodeEvent, advance
 from common.model import JobSpec, NodeName, NodeRole
-from coordinator.engine import jobs, loans
+from coordinator.engine import jobs, loans, reservations
 from coordinator.engine.context import Context
 from coordinator.engine.events import NodeSilent
 from coordinator.engine.marks import Ending
@@ -64,6 +64,8 @@ def _lose(ctx: Context, node: NodeEntry, event: NodeSilent) -> None:
     ctx.changed_nodes[node.name] = None
     ctx.tell(node.name, "lost", f"no report for {event.silent_s:.1f} s")
     ctx.needs_loan_pass = True
+    for job in {job.job_id: job for job, _ in loans.workers_on(ctx, node)}.values():
+        jobs.leave_reservations(ctx, job)
 
 
 def awaited(state: ClusterState, settings: EngineSettings) -> dict[NodeName, float]:
@@ -90,8 +92,11 @@ def confirm_dead(ctx: Context, node_name: NodeName, by: str) -> None:
     node.unknown_workers = []
     for job, worker in loans.held_on(ctx, node):
         node_fault(ctx, job, worker, f"{node.name} was confirmed dead by {by}")
+    reservations.release_all(ctx, node)
 
 
 def node_fault(ctx: Context, job: JobEntry, worker: WorkerEntry, what: str) -> None:
-    """A worker or store is gone and its node is to blame."""
+    """A worker or store is gone and its node is to blame; not of a worker that its job gave up."""
+    if job.worker(worker.key.worker_index) is not worker:
+        return
     jobs.worker_gone(ctx, job, worker, Ending(error=what, is_node_fault=True))

@@ -56,6 +56,18 @@ class GpuSlot(Struct):
     is_gone: bool = False
 
 
+class LeftReservation(Struct, frozen=True, kw_only=True):
+    """A worker that its job gave up before it was ordered to run; its node may hold its GPUs.
+
+    generation: of the node's desired state that first told it to stop; see `reservations`.
+    """
+
+    key: WorkerKey
+    gpu_uuids: tuple[GpuUuid, ...]
+    reason: StopReason
+    generation: int
+
+
 class NodeEntry(Struct, kw_only=True):
     """A node: what it says of itself, and what we want of it."""
 
@@ -110,6 +122,7 @@ class NodeEntry(Struct, kw_only=True):
     stores: list[WorkerKey] = field(default_factory=list[WorkerKey])
     """Rendezvous stores that it holds or was ordered; they have no GPU that would name them."""
     stale_stops: list[WorkerKey] = field(default_factory=list[WorkerKey])
+    left_reservations: list[LeftReservation] = field(default_factory=list[LeftReservation])
     acknowledged: list[WorkerKey] = field(default_factory=list[WorkerKey])
     trespassed: dict[GpuUuid, int] = field(default_factory=dict[GpuUuid, int])
     """GPUs that somebody uses to whom nobody granted them, each with one such process, by its last

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from common.model import Mode, NodeName, NodeRole, ServiceName
+from coordinator.engine import loans
 from coordinator.engine.context import Context
 from coordinator.engine.loan_entries import Recommendation, ShadowLoan
 from coordinator.engine.state import ServiceEntry
@@ -23,6 +24,9 @@ def take(ctx: Context, decision: Recommend) -> str:
         return f"there is no service {decision.service}"
     if service.mode == Mode.OBSERVE:
         return _watch(ctx, service, decision)
+    why = loans.why_not_lent(ctx, decision.node)
+    if why:
+        return why  # as one that was approved, and whose node still serves
     if decision.node not in ctx.state.recommendations:
         ctx.tell(decision.node, f"recommend {decision.action}", decision.reason)
         ctx.state.recommendations[decision.node] = Recommendation(
@@ -60,12 +64,32 @@ def tidy(ctx: Context) -> None:
             _end(ctx, name)
 
 
-def withdraw(ctx: Context, decisions: Iterable[Decision]) -> None:
-    """A recommendation stands as long as each loan pass makes it again."""
-    made = {decision.node for decision in decisions if isinstance(decision, Recommend)}
+def standing(ctx: Context, decisions: Iterable[Decision]) -> dict[NodeName, Recommendation]:
+    """Recommendations that an approval would carry out now, by node.
+
+    decisions: what a loan pass would decide now. A recommendation is as old as the pass that made
+        it, and since then the load, the node or an order may have changed.
+    """
+    proposed = {(d.node, d.service) for d in decisions if isinstance(d, Recommend)}
+    return {
+        name: found
+        for name, found in sorted(ctx.state.recommendations.items())
+        if (name, found.service) in proposed
+        and ctx.state.services[found.service].mode == Mode.RECOMMEND
+        and not loans.why_not_lent(ctx, name)
+    }
+
+
+def withdraw(ctx: Context) -> None:
+    """A recommendation stands as long as each loan pass makes it again.
+
+    Call it when all decisions of a loan pass are carried out or refused.
+    """
+    made = {decision.node for decision in ctx.decisions if isinstance(decision, Recommend)}
     for name in [name for name in ctx.state.recommendations if name not in made]:
         del ctx.state.recommendations[name]
-        ctx.tell(name, "recommendation withdrawn", "the last loan pass did not make it again")
+        why = loans.why_not_lent(ctx, name) or "the last loan pass did not make it again"
+        ctx.tell(name, "recommendation withdrawn", why)
 
 
 def load_measured(ctx: Context, name: ServiceName, load: float) -> None:

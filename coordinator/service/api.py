@@ -278,9 +278,16 @@ class Api:
         return request.target
 
     def _check_recommended(self, node: NodeName) -> None:
-        recommended = self._coordinator.engine.state.recommendations
-        if node not in recommended:
-            known = ", ".join(sorted(recommended))
+        engine = self._coordinator.engine
+        if node in engine.state.recommendations:
+            if why := engine.why_not_approved(node):
+                raise Refusal(
+                    ApiErrorCode.CONFLICT,
+                    f"the loan of {node} was recommended, and cannot be approved now: {why}",
+                    "loan",
+                )
+        else:
+            known = ", ".join(engine.recommended())
             others = f"those of {known} are" if known else "none is now"
             raise Refusal(
                 ApiErrorCode.NOT_FOUND, f"no loan of {node!r} is recommended; {others}", "loan"

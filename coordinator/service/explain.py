@@ -11,6 +11,7 @@ from coordinator.engine import (
     loans,
     refusals,
     removing,
+    reservations,
     retrying,
     returns,
     silence,
@@ -93,7 +94,7 @@ def _pending(engine: Engine, entry: JobEntry, now_s: float) -> list[str]:
         reasons.append(f"it is {line if engine.policy.keeps_line else all_anew}")
     reasons += [
         f"lending {name} is recommended and waits for an operator (aryl loan approve {name})"
-        for name in sorted(engine.state.recommendations)
+        for name in engine.recommended()
         if blockers
     ]
     if not blockers and not engine.state.is_frozen:
@@ -225,6 +226,7 @@ def node(
             continue
         kind = "flexible" if worker.is_flexible else "base"
         said.append(f"{kind} worker {worker.key.worker_index} of {job_entry.job_id}")
+    said += reservations.told(entry)
     return tuple(said)
 
 

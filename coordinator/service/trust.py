@@ -31,7 +31,7 @@ def why(engine: Engine, name: str) -> tuple[str, ...]:
 
 
 def recommended(engine: Engine) -> tuple[LoanRow, ...]:
-    """Loans that wait for an operator, as rows; such a one has no lease, so its node names it."""
+    """Loans that an operator can approve now, as rows; without a lease its node names each."""
     return tuple(
         LoanRow(
             lease_id=name,
@@ -53,5 +53,5 @@ def recommended(engine: Engine) -> tuple[LoanRow, ...]:
             predicted_cost_gpu_s=0.0,
             realised_cost_gpu_s=0.0,
         )
-        for name, found in sorted(engine.state.recommendations.items())
+        for name, found in engine.recommended().items()
     )

@@ -121,8 +121,8 @@ class BlackHole:
         self.now_s += seconds
         self.passes()
 
-    def operate(self, action: OperatorAction, name: str) -> None:
-        """An operator's order of a node."""
+    def operate(self, action: OperatorAction, name: str = "") -> None:
+        """An operator's order of a node, or of the cell."""
         self.handle(OperatorAsked(action=action, by="ops/ada", target=name))
 
     def told(self, subject: str) -> list[str]:

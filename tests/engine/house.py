@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from msgspec.structs import replace
+
 from common.messages import DesiredState
 from common.model import (
     CheckpointSpec,
@@ -50,6 +52,7 @@ class House:
         gpu_type: str = "H100",
         gpu_memory_bytes: int = 0,
         rules: RunRules | None = None,
+        gang_ready_timeout_s: float | None = None,
     ) -> None:
         nodes = [
             NodeSpec(
@@ -73,8 +76,11 @@ class House:
         service = ServiceSettings(
             name=CHAT, capacity_per_node=10.0, mode=Mode.ACT, reclaim_deadline_s=60.0
         )
+        settings = settings or EngineSettings(policy="fifo", services=(service,), min_runtime_s=0.0)
+        if gang_ready_timeout_s is not None:
+            settings = replace(settings, gang_ready_timeout_s=gang_ready_timeout_s)
         self.sim = Simulation(
-            settings or EngineSettings(policy="fifo", services=(service,), min_runtime_s=0.0),
+            settings,
             nodes,
             delays=delays,
             rules=rules,

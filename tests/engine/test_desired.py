@@ -36,7 +36,7 @@ def test_a_node_hears_of_several_changes_of_an_instant_once() -> None:
 
 
 def test_an_order_says_what_is_wanted_when_it_leaves() -> None:
-    """A job starts, then ends: whoever asks after both sends the stop along with the start."""
+    """A job starts, then is cancelled: an order made after both has the stop and not the start."""
     house = House()
     job = house.submit("a", gpus_per_worker=2)
     house.toggle_deaf(T0)
@@ -47,7 +47,8 @@ def test_an_order_says_what_is_wanted_when_it_leaves() -> None:
     assert PushDesired(T0) in outcome.commands
     desired = house.engine.desired(T0)
     assert desired.generation == house.node("t0").generation
-    assert [order.key for order in desired.workers] == [stop.key for stop in desired.stops]
+    assert desired.workers == ()
+    assert [stop.key for stop in desired.stops] == [WorkerKey(job.job_id, 1, 0)]
 
 
 def test_a_worker_is_told_the_same_order_until_its_job_changes() -> None:

@@ -50,12 +50,15 @@ def makes_ready(cell: BlackHole, job: JobEntry, *slow: str, why: str = IN_USE) -
 
 
 def gives_up(cell: BlackHole, job: JobEntry) -> None:
-    """The gang's time is over, and its nodes end what they had for it."""
+    """The gang's time is over, and its nodes end what they had for it, before anything starts."""
+    cell.operate(OperatorAction.FREEZE)
     cell.now_s += TIMEOUT_S
     cell.handle(PassDue())
+    assert state(job) == JobState.PENDING
     for name in cell.boots:
         cell.report(name)
-    assert state(job) == JobState.PENDING
+        assert cell.node(name).left_reservations == []
+    cell.operate(OperatorAction.THAW)
 
 
 def test_a_job_whose_node_was_not_ready_goes_to_another() -> None:

@@ -13,11 +13,17 @@ from typing import NamedTuple
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from common.messages import WorkerOrder, WorkerPhase
+from common.messages import OrderPhase, WorkerOrder, WorkerPhase
 from common.model import JobId, JobState, Launcher, NodeName, NodeRole, WorkerKey
 from coordinator.engine.commands import Outcome
 from coordinator.engine.engine import Engine, decode_state
-from coordinator.engine.events import Event, NodeSilent, OperatorAction, OperatorAsked
+from coordinator.engine.events import (
+    Event,
+    JobCancelRequested,
+    NodeSilent,
+    OperatorAction,
+    OperatorAsked,
+)
 from coordinator.engine.record import Entry, Record, decision_bytes, replay
 from coordinator.engine.state import JobEntry
 from coordinator.policies.decisions import Loan, Placement, Preempt, Reclaim, Resize, Start
@@ -47,6 +53,7 @@ WEIGHTS = {
     "swap": 3,
     "resize": 3,
     "preempt": 1,
+    "cancel": 2,
     "loan": 3,
     "reclaim": 2,
     "wait": 4,
@@ -98,7 +105,7 @@ DELAYS = st.builds(
 
 def perform(house: House, op: Op) -> None:
     """Carry out one random step."""
-    if op.what in ("submit", "start", "swap", "resize", "preempt", "loan", "reclaim"):
+    if op.what in ("submit", "start", "swap", "resize", "preempt", "cancel", "loan", "reclaim"):
         decide(house, op)
     else:
         happen(house, op, NODES[op.b % len(NODES)])
@@ -113,7 +120,7 @@ def choose(house: House, number: int, *states: JobState) -> JobEntry | None:
 
 
 def decide(house: House, op: Op) -> None:
-    """What a policy might say, right or wrong; it never looks at what is free."""
+    """What a policy or a user might say, right or wrong; neither looks at what is free."""
     node = NODES[op.b % len(NODES)]
     active = (JobState.RUNNING, JobState.STARTING, JobState.RESIZING)
     match op.what:
@@ -149,6 +156,8 @@ def decide(house: House, op: Op) -> None:
             )
         case "preempt" if job := choose(house, op.a, *active):
             house.decide(Preempt(job_id=job.job_id, node=node, reason="random"))
+        case "cancel" if job := choose(house, op.a, *JobState):
+            house.sim.handle(JobCancelRequested(job_id=job.job_id, by="u"))
         case "loan":
             house.decide(Loan(node=node, service=CHAT, reason="random"), lend=True)
         case "reclaim":
@@ -307,6 +316,16 @@ def no_attempt_runs_beside_a_newer_one(house: House) -> None:
     assert all(len(attempts) == 1 for attempts in running.values()), running
 
 
+def no_cancelled_job_computes(house: House) -> None:
+    """A cancel that is over has ended every worker: what may run on a silent node is waited for."""
+    known = house.engine.state.jobs
+    over = {name for name, job in known.items() if job.state == JobState.CANCELLED}
+    for node in house.sim.nodes.values():
+        for order in node.orders(WorkerPhase.RUNNING, WorkerPhase.STOPPING) if node.is_up else ():
+            is_reserved = order.phase == OrderPhase.RESERVE
+            assert is_reserved or order.key.job_id not in over, f"{order.key} runs"
+
+
 @often
 @given(steps(), DELAYS)
 def test_safety_holds_under_random_decisions_and_faults(ops: list[Op], delays: Delays) -> None:
@@ -314,7 +333,7 @@ def test_safety_holds_under_random_decisions_and_faults(ops: list[Op], delays: D
 
     A gang that a fault has torn is ended once its nodes are heard: none goes on in part.
     """
-    house = House(delays=delays)
+    house = House(delays=delays, gang_ready_timeout_s=30.0)
     gangs = Gangs(house)
     for op in ops:
         if op.what == "amnesia":
@@ -322,6 +341,7 @@ def test_safety_holds_under_random_decisions_and_faults(ops: list[Op], delays: D
         perform(house, op)
         no_gpu_holds_two_exclusive_workers(house)
         no_attempt_runs_beside_a_newer_one(house)
+        no_cancelled_job_computes(house)
     gangs.tear()
     calm_down(house)
     gangs.are_whole_or_absent()

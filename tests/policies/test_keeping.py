@@ -71,7 +71,7 @@ REASONS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "recommend": (
         {"mode": Mode.RECOMMEND},
-        "mode recommend: its loan is recommended (aryl loan approve n1)",
+        "mode recommend: a loan pass recommends its loan, which waits for an operator",
     ),
     "recalled": ({"is_recalled": True}, "is recalled"),
     "frozen": ({"is_frozen": True}, "frozen"),

@@ -80,6 +80,25 @@ async def test_a_recommended_loan_is_listed_described_and_approved() -> None:
         assert again.message == "no loan of 'i0' is recommended; none is now"
 
 
+async def test_a_recommendation_that_holds_no_more_is_neither_shown_nor_approved() -> None:
+    """The cell is frozen since: an approval is refused, with the reason, and changes nothing."""
+    async with Cell(inference=1) as cell:
+        coordinator = await cell.lead(settings=make_settings(mode=Mode.RECOMMEND))
+        await submit(cell, workers=(1, 2))
+        await cell.until(lambda: bool(coordinator.engine.recommended()))
+        await cell.ask(Operate(action="freeze"), tenant="ops")
+        listed = await cell.ask(ListLoans())
+        assert isinstance(listed, Loans)
+        assert listed.rows == ()
+        service = await cell.ask(Describe(kind="service", name=CHAT))
+        assert isinstance(service, Description)
+        assert not [said for said in service.why if "aryl loan approve" in said]
+        refused = await cell.ask(Operate(action="approve_loan", target="i0"), tenant="ops")
+        assert isinstance(refused, ApiError)
+        assert refused.code in (ApiErrorCode.CONFLICT, ApiErrorCode.NOT_FOUND)
+        assert coordinator.engine.state.loans == {}
+
+
 async def test_a_watched_service_says_what_would_have_been() -> None:
     """Whoever describes it reads the shadow loans, and the list of loans stays empty."""
     async with Cell(inference=1) as cell:

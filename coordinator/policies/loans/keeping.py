@@ -50,7 +50,7 @@ def why_kept(
     if snapshot.is_frozen:
         found.append("the cell is frozen: nothing is lent (aryl freeze --off)")
     if service.mode != Mode.ACT:
-        found.append(_of_mode(service, node, is_proposed=name in proposed))
+        found.append(_of_mode(service, is_proposed=name in proposed))
     found += _of_service(snapshot, service, have)
     found += _of_node(snapshot, service, node, demand)
     if not is_loaning:
@@ -61,12 +61,12 @@ def why_kept(
     return tuple(found)
 
 
-def _of_mode(service: ServiceView, node: NodeView, *, is_proposed: bool) -> str:
+def _of_mode(service: ServiceView, *, is_proposed: bool) -> str:
     """What becomes of a loan in a mode that does not lend by itself."""
     said = f"{service.name} is in mode {service.mode}: "
     if service.mode == Mode.RECOMMEND:
         if is_proposed:
-            return f"{said}its loan is recommended (aryl loan approve {node.name})"
+            return f"{said}a loan pass recommends its loan, which waits for an operator"
         return f"{said}a loan of it would be recommended and wait for an operator"
     if is_proposed:
         return f"{said}nothing of it is lent; the next loan pass notes that it would have lent it"
