@@ -99,12 +99,14 @@ class Status:
         of which no status tells is killed.
         """
         self._value["updated_boot_s"] = shim_files.boot_time_s()
-        is_first = not os.path.lexists(shim_files.STATUS_FILE)
-        spares = (shim_files.SPEC_FILE,) if is_first else ()
+        status = shim_files.STATUS_FILE
         try:
-            shim_files.write_anyhow(
-                shim_files.STATUS_FILE, self._value, *spares, is_durable=is_durable
-            )
+            try:
+                shim_files.write_json(status, self._value, is_durable=is_durable)
+            except OSError as error:
+                if os.path.lexists(status) or not shim_files.is_disk_error(error):
+                    raise
+                shim_files.write_spare(shim_files.SPEC_FILE, status, self._value)
         except OSError as error:
             with contextlib.suppress(OSError):  # its log is on the same disk
                 os.write(2, f"{shim_files.STATUS_FILE}: {error}\n".encode())

@@ -53,7 +53,7 @@ async def test_what_root_writes_is_the_accounts_at_once(state_dir: Path) -> None
         with (state_dir / "ledger").open("ab") as file:
             file.write(b"torn")
     kept_settings.keep(state_dir, settings())
-    names = ("ledger", "ledger.torn", "lock", kept_settings.FILE)
+    names = ("ledger", "ledger.current", "ledger.torn", "lock", kept_settings.FILE)
     assert owners(state_dir) == dict.fromkeys(names, THEIRS)
 
 

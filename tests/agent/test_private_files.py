@@ -14,6 +14,7 @@ from agent.state import first_memory
 from tests.agent.bench import settings
 
 CLOSED = 0o600
+NAMES = ("ledger", "ledger.current", "ledger.torn", "lock")
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +44,7 @@ async def saved(directory: Path, generation: int) -> None:
 async def test_ledger_and_lock_are_made_for_their_account_alone(tmp_path: Path) -> None:
     """They say who works here and on which GPUs."""
     await saved(tmp_path, 1)
-    assert modes(tmp_path) == {"ledger": CLOSED, "lock": CLOSED}
+    assert modes(tmp_path) == {"ledger": CLOSED, "ledger.current": CLOSED, "lock": CLOSED}
 
 
 @pytest.mark.parametrize("open_to_others", ["ledger", "lock", "ledger.new", "ledger.torn"])
@@ -57,7 +58,7 @@ async def test_files_that_others_may_read_are_closed_to_them(
     with (tmp_path / "ledger").open("ab") as file:
         file.write(b"torn")
     await saved(tmp_path, 2)
-    assert modes(tmp_path) == {"ledger": CLOSED, "lock": CLOSED, "ledger.torn": CLOSED}
+    assert modes(tmp_path) == dict.fromkeys(NAMES, CLOSED)
 
 
 async def test_a_ledger_that_is_only_appended_to_is_closed_too(tmp_path: Path) -> None:
