@@ -22,7 +22,8 @@ from agent import shim_control, shim_files
 from agent.processes import thread_states
 from agent.runner import WorkerStatus
 from agent.shim import READY_FLAG
-from agent.worker_record import SHIM_LOST, marked, owner
+from agent.worker_marks import marked, owner
+from agent.worker_record import SHIM_LOST
 from common.clock import Clock
 from common.errors import Unavailable
 from common.faults import Fault
@@ -100,11 +101,11 @@ class LostWorkers:
     def end_left(self, key: WorkerKey, directory: Path, uid: int) -> tuple[set[int], set[int]]:
         """SIGKILL to what is left of a worker: its processes that were still there, and its shim.
 
-        That is whoever has its directory in the environment, what descends from its shim, and last
-        the shim, so that nothing leaves its sight meanwhile. It is halted before all else, or its
-        last word would be that its worker was killed, and not why. This works where the directory
-        is gone, and where something stands in place of the status, onto which the shim could try
-        for ever to write.
+        That is each process that has its mark, what descends from its shim, and last the shim, so
+        that nothing leaves its sight meanwhile. The shim is halted before all else, or its last
+        word would be that its worker was killed, and not why. This works where the directory is
+        gone, and where something stands in place of the status, onto which the shim could try for
+        ever to write.
 
         uid: only processes of this account.
         """

@@ -96,7 +96,9 @@ class Supervisor:
         texts = {name: str(value) for name, value in env.items()}
         texts["ARYL_CONTROL_SOCKET"] = self._job.path
         words = [str(word) for word in argv] if isinstance(argv, list) else []  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-        return Worker(words, texts, str(self._spec.get("workdir") or "/"), self._log_fd)
+        mark = self._spec.get("mark")
+        workdir = str(self._spec.get("workdir") or "/")
+        return Worker(words, texts, workdir, self._log_fd, mark if isinstance(mark, int) else None)
 
     # --- the loop -------------------------------------------------------------------------
 
@@ -124,9 +126,13 @@ class Supervisor:
         self._exit_due_at_s = self._exit_due_at_s or now_s + VERIFY_WAIT_S
         self._kill_at_s = now_s + KILL_PERIOD_S
         self._drain()
-        left = self._worker.kill_all(self._probe_pids())
+        probes = self._probe_pids()
+        left = self._worker.kill_all(probes)
         is_looking = self._verifying is not None and now_s < self._exit_due_at_s
-        return left == 0 and not is_looking
+        if left or is_looking:
+            return False
+        self._worker.reap()
+        return bool(probes) or self._worker.is_childless()
 
     def _drain(self) -> None:
         """Hear what the job said last; it may have left at once after it."""

@@ -19,13 +19,20 @@ NOT_EXECUTABLE_EXIT_CODE = 126
 class Worker:
     """One process in a session and group of its own, and everything that it leaves behind."""
 
-    def __init__(self, argv: list[str], env: dict[str, str], workdir: str, log_fd: int) -> None:
+    def __init__(
+        self,
+        argv: list[str],
+        env: dict[str, str],
+        workdir: str,
+        log_fd: int,
+        mark: int | None = None,
+    ) -> None:
         self.exit_code: int | None = None
         self.error = ""
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
         self.pid = os.fork()
         if self.pid == 0:
-            _become(argv, env, workdir, log_fd, write_fd)
+            _become(argv, env, workdir, log_fd, write_fd, mark)
         os.close(write_fd)
         self.start_ticks = shim_files.start_ticks(self.pid)
         with open(read_fd, "rb") as pipe:
@@ -48,6 +55,17 @@ class Worker:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         return len(left)
+
+    def is_childless(self) -> bool:
+        """Whether the shim has no child, and so no descendant, as it adopts every orphan.
+
+        The kernel's word: a look through /proc can miss a process that forks meanwhile.
+        """
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return True
+        return False
 
     def freeze(self, spared: set[int], *, is_frozen: bool) -> None:
         """SIGSTOP, or SIGCONT, to all below the shim: they compute no more, or go on.
@@ -79,7 +97,31 @@ class Worker:
         return ended
 
 
-def _become(argv: list[str], env: dict[str, str], workdir: str, log_fd: int, error_fd: int) -> None:
+RLIMIT_LOCKS = 10
+"""As `agent.worker_marks.RLIMIT_LOCKS`."""
+
+
+def _bear(mark: int | None) -> None:
+    """In the child: have the mark that every process of the worker inherits.
+
+    The hard limit stays, so that a shim inside a job can mark its own worker. Where a lower hard
+    limit is set, the environment is the only mark.
+    """
+    import resource  # only here: the shim itself does without its memory
+
+    if mark is not None:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(RLIMIT_LOCKS, (mark, resource.getrlimit(RLIMIT_LOCKS)[1]))
+
+
+def _become(
+    argv: list[str],
+    env: dict[str, str],
+    workdir: str,
+    log_fd: int,
+    error_fd: int,
+    mark: int | None,
+) -> None:
     """In the child: turn into the worker, or say on `error_fd` why not."""
     exit_code = NOT_EXECUTABLE_EXIT_CODE
     try:
@@ -100,6 +142,7 @@ def _become(argv: list[str], env: dict[str, str], workdir: str, log_fd: int, err
         os.dup2(log_fd, 2)
         os.chdir(workdir)
         os.umask(0o022)
+        _bear(mark)
         os.execvpe(argv[0], argv, env)
     except OSError as error:
         if isinstance(error, FileNotFoundError):

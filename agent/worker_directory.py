@@ -14,7 +14,7 @@ from pathlib import Path
 
 from agent import shim_sockets
 from agent.withdrawn import is_shim_silent
-from agent.worker_record import kill_marked
+from agent.worker_marks import kill_marked
 from agent.worker_spec import Account
 
 PASSABLE = 0o711

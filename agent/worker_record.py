@@ -18,6 +18,7 @@ from msgspec import Meta, Struct
 
 from agent import shim_files, shim_status, shim_stop
 from agent.shim_paths import NODE_ERROR
+from agent.worker_marks import kill_marked, owner
 from common.decoding import UNREADABLE
 from common.errors import ConfigError
 from common.faults import Fault
@@ -239,9 +240,10 @@ def write_record(directory: Path, record: WorkerRecord) -> bool:
 def kill_leftovers(directory: Path, record: WorkerRecord) -> int:
     """SIGKILL to what a dead shim left of its worker; how many processes were still there.
 
-    They are the group of the recorded main process, if it is still that process, and whoever has
-    the worker's socket in its environment: torchrun gives its ranks groups of their own. Only
-    processes of the directory's owner, so that a forged record cannot aim a root agent.
+    They are the group of the recorded main process, if it is still that process, and each process
+    that has a mark of the worker: torchrun gives its ranks groups of their own, and a daemon has
+    left every group. Only processes of the directory's owner, so that a forged record cannot aim a
+    root agent.
     """
     uid = directory.stat().st_uid
     left = kill_marked(directory)
@@ -253,42 +255,6 @@ def kill_leftovers(directory: Path, record: WorkerRecord) -> int:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(record.pid, signal.SIGKILL)
     return len(left)
-
-
-def kill_marked(directory: Path) -> set[int]:
-    """SIGKILL to whoever has the worker's directory in its environment; who was still there.
-
-    What needs no record: a worker whose record cannot be read may live, and nobody could stop it.
-    Only processes of the directory's owner.
-    """
-    left = marked(directory, directory.stat().st_uid)
-    for pid in left:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
-    return left
-
-
-def owner(pid: int) -> int:
-    """The account of a process; -1 when it is gone."""
-    try:
-        return Path(f"/proc/{pid}").stat().st_uid
-    except OSError:
-        return -1
-
-
-def marked(directory: Path, uid: int) -> set[int]:
-    """Who has the worker's directory in the environment, of the processes of an account."""
-    mark = b"ARYL_WORKER_DIRECTORY=" + os.fsencode(os.path.realpath(directory))
-    found: set[int] = set()
-    for entry in os.scandir("/proc"):
-        pid = int(entry.name) if entry.name.isdigit() else 0
-        if not pid or owner(pid) != uid:
-            continue
-        with contextlib.suppress(OSError):
-            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            if mark in environment and shim_files.start_ticks(pid):
-                found.add(pid)
-    return found
 
 
 def tail(directory: Path, max_bytes: int) -> bytes:

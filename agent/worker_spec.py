@@ -124,6 +124,7 @@ def shim_spec(
     home: str = "/",
     contact_at_s: float | None = None,
     log_max_bytes: int = LOG_MAX_BYTES,
+    mark: int | None = None,
 ) -> dict[str, object]:
     """The spec.json of a worker's shim.
 
@@ -131,6 +132,7 @@ def shim_spec(
     contact_at_s: when the coordinator was last heard, on the boot clock: from there on
         `stop_after_s` counts, however late the shim comes to life.
     log_max_bytes: at which its log is cut.
+    mark: a limit that all processes of the worker inherit, see `worker_marks`; None: none.
     """
     spec = order.spec
     is_store = order.key.is_store
@@ -149,6 +151,7 @@ def shim_spec(
         "stop_after_s": spec.stop_after_s,
         "contact_at_s": contact_at_s,
         "log_max_bytes": log_max_bytes,
+        "mark": mark,
         "account": None
         if account is None
         else {"name": account.name, "uid": account.uid, "gid": account.gid},

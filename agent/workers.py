@@ -28,6 +28,7 @@ from agent.settings import WORKERS_DIR, AgentSettings, Starter
 from agent.starters import DetachedStarter, ShimStarter, SystemdStarter, first_word
 from agent.withdrawn import HeldBack, is_shim_silent, withdraw
 from agent.worker_directory import make_directory, remove_directory
+from agent.worker_marks import mark_of, marked
 from agent.worker_record import (
     MAX_TEXT_CHARS,
     SHIM_LOST,
@@ -38,7 +39,6 @@ from agent.worker_record import (
     is_shim_alive,
     key_of,
     lacks_means,
-    marked,
     read_record,
     tail,
 )
@@ -121,6 +121,7 @@ class ShimRunner:
             home=os.environ.get("HOME", "/"),
             contact_at_s=self._contact_at_s,
             log_max_bytes=self._log_max_bytes,
+            mark=mark_of(place),
         )
         path = str(directory / shim_files.SPEC_FILE)
         if is_for_a_shim:

@@ -14,7 +14,8 @@ import pytest
 from agent import shim_files
 from agent.hung_shims import HungShims
 from agent.lost_workers import LostWorkers
-from agent.worker_record import WorkerRecord, bury, kill_leftovers, kill_marked, read_record
+from agent.worker_marks import kill_marked
+from agent.worker_record import WorkerRecord, bury, kill_leftovers, read_record
 from common.clock import SystemClock
 from common.faults import Fault
 from common.messages import WorkerPhase

@@ -141,16 +141,18 @@ def down(house: Recommending, name: NodeName, number: int) -> None:
 
 
 STEPS: dict[str, Callable[[Recommending, NodeName, int], None]] = {
-    "load": lambda house, _, n: house.load((1.0, 1.0, 9.0, 15.0, 29.0)[n % 5]),
-    "loan pass": lambda house, *_: house.sim.handle(LoanPassDue()),
-    "wait": lambda house, _, n: house.wait((0.5, 5.0, 30.0, 60.0)[n % 4]),
-    "silent": lambda house, name, _: house.sim.handle(NodeSilent(node=name, silent_s=20.0)),
-    "heard": lambda house, name, _: house.sim.nodes[name].report_soon(),
+    "load": lambda house, _name, n: house.load((1.0, 1.0, 9.0, 15.0, 29.0)[n % 5]),
+    "loan pass": lambda house, _name, _n: house.sim.handle(LoanPassDue()),
+    "wait": lambda house, _name, n: house.wait((0.5, 5.0, 30.0, 60.0)[n % 4]),
+    "silent": lambda house, name, _n: house.sim.handle(NodeSilent(node=name, silent_s=20.0)),
+    "heard": lambda house, name, _n: house.sim.nodes[name].report_soon(),
     "sick": sick,
     "down": down,
-    "mode": lambda house, _, n: house.ask(OperatorAction.SET_MODE, CHAT, list(Mode)[n % 3]),
-    "take over": lambda house, _, n: house.take_over((SETTINGS, SETTINGS, IMPATIENT)[n % 3]),
-    "cancel": lambda house, *_: house.sim.handle(JobCancelRequested(job_id=JobId("wide"), by="u")),
+    "mode": lambda house, _name, n: house.ask(OperatorAction.SET_MODE, CHAT, list(Mode)[n % 3]),
+    "take over": lambda house, _name, n: house.take_over((SETTINGS, SETTINGS, IMPATIENT)[n % 3]),
+    "cancel": lambda house, _name, _n: house.sim.handle(
+        JobCancelRequested(job_id=JobId("wide"), by="u")
+    ),
 }
 CELL_WIDE = ("freeze", "thaw", "recall", "end_recall")
 KINDS = (

@@ -1,0 +1,132 @@
+"""What a worker's job left running apart: daemons without its session, parent and environment."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+from pathlib import Path
+
+import pytest
+
+from agent import shim_files
+from agent.worker_marks import RLIMIT_LOCKS, mark_of, marked
+from common.faults import Fault
+from common.model import StopReason, WorkerKey
+from tests.agent.worker_house import WorkerHouse, is_alive, kill, make_order, make_workers
+
+house = pytest.fixture(make_workers)
+
+DAEMON = (
+    '(env -i OUT="$OUT" setsid sh -c '
+    "'(setsid sh -c \"echo \\$\\$ >> $OUT/pids; exec sleep 600\" &)'"
+    " </dev/null >/dev/null 2>&1 &); "
+    'while [ "$(cat "$OUT/pids" 2>/dev/null | wc -l)" -lt 1 ]; do sleep 0.02; done; echo up; '
+)
+"""Forks twice, into sessions of their own, with nothing of the environment and no open file."""
+
+
+async def daemon_of(
+    house: WorkerHouse, out: Path, then: str, index: int = 0
+) -> tuple[WorkerKey, int]:
+    """A worker that began a daemon and goes on with `then`; the daemon's process."""
+    order = make_order(
+        "sh",
+        "-c",
+        f'mkdir -p "$OUT"; {DAEMON}{then}',
+        env={"OUT": str(out)},
+        index=index,
+        grace_s=1.0,
+    )
+    key = await house.start(order)
+    await house.until_said(key, "up")
+    return key, int((out / "pids").read_text())
+
+
+def shim_of(house: WorkerHouse, key: WorkerKey) -> int:
+    """The shim of a worker, as its status says."""
+    pid = house.raw(key)["shim_pid"]
+    assert isinstance(pid, int)
+    return pid
+
+
+async def kill_shim(house: WorkerHouse, key: WorkerKey) -> None:
+    """kill -9 of a worker's shim: its daemon has no ancestor of the worker any more."""
+    pid = shim_of(house, key)
+    kill(pid)
+    await house.until(lambda: not is_alive(pid), "the shim is dead")
+
+
+async def test_a_daemon_ends_with_a_worker_that_leaves_by_itself(
+    house: WorkerHouse, tmp_path: Path
+) -> None:
+    """The shim adopts whatever forks away, and does not end before it has no child."""
+    key, daemon = await daemon_of(house, tmp_path, "exit 3")
+    assert (await house.until_exited(key)).exit_code == 3
+    assert not is_alive(daemon)
+
+
+async def test_a_daemon_ends_with_a_worker_that_is_stopped(
+    house: WorkerHouse, tmp_path: Path
+) -> None:
+    """Its grace is that of the worker's first process; what is left then is killed."""
+    key, daemon = await daemon_of(house, tmp_path, "exec sleep 600")
+    await house.runner.stop(key, StopReason.PREEMPT, 1.0)
+    assert (await house.until_exited(key)).exit_code == -15
+    assert not is_alive(daemon)
+
+
+@pytest.mark.parametrize("is_agent_new", [False, True])
+async def test_a_daemon_ends_with_a_worker_whose_shim_was_killed(
+    house: WorkerHouse, tmp_path: Path, *, is_agent_new: bool
+) -> None:
+    """By the mark that it inherited, and also for an agent that starts after all others died.
+
+    What belongs to another worker, or to nobody, goes on.
+    """
+    key, daemon = await daemon_of(house, tmp_path / "a", "exec sleep 600")
+    other, others_daemon = await daemon_of(house, tmp_path / "b", "exec sleep 600", index=1)
+    stranger = await asyncio.create_subprocess_exec("sleep", "600")
+    try:
+        await kill_shim(house, key)
+        assert is_alive(daemon)
+        if is_agent_new:
+            house.runner = house.new_runner()
+        assert (await house.until_exited(key)).fault == Fault.SHIM_LOST
+        assert not is_alive(daemon)
+        assert is_alive(others_daemon)
+        assert is_alive(shim_of(house, other))
+        assert is_alive(stranger.pid)
+    finally:
+        stranger.kill()
+        await stranger.wait()
+
+
+async def test_a_daemon_of_a_worker_whose_directory_is_gone_is_found_by_its_mark(
+    house: WorkerHouse, tmp_path: Path
+) -> None:
+    """The mark follows from the directory's name alone, so no file is needed to find it."""
+    key, daemon = await daemon_of(house, tmp_path, "exec sleep 600")
+    directory = house.directory(key)
+    assert daemon in marked(directory, directory.stat().st_uid)
+    await kill_shim(house, key)
+    for file in directory.iterdir():
+        file.unlink()
+    directory.rmdir()
+    assert daemon in marked(directory, os.geteuid())
+    while await house.runner.statuses([key]):
+        await house.clock.sleep(0.02)
+    assert not is_alive(daemon)
+
+
+async def test_a_worker_inside_a_worker_has_its_own_mark(
+    house: WorkerHouse, tmp_path: Path
+) -> None:
+    """The mark is a soft limit, which an agent that runs in a job can set anew for its own jobs."""
+    key, _ = await daemon_of(house, tmp_path, "exec sleep 600")
+    pid = house.raw(key)["pid"]
+    assert isinstance(pid, int)
+    mark = mark_of(house.directory(key))
+    assert resource.prlimit(pid, RLIMIT_LOCKS) == (mark, resource.RLIM_INFINITY)
+    assert mark != mark_of(house.directory(WorkerKey(key.job_id, key.attempt, 1)))
+    assert shim_files.start_ticks(pid)
