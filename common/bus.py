@@ -204,7 +204,7 @@ class NatsBus:
         self._options = options
         self._urls = ", ".join(natsrules.redacted(url) for url in options["servers"])
         self._clock = clock
-        self._client: Client | None = None
+        self._client: TlsClient | None = None
         self._connected = asyncio.Event()
         self._subscriptions: list[NatsSubscription] = []
         self._reopening: asyncio.Task[None] | None = None
@@ -228,6 +228,11 @@ class NatsBus:
         if self._client is None:
             raise Unavailable("not connected to NATS")
         return self._client.max_payload
+
+    @property
+    def server_id(self) -> str:
+        """Names the run of the server that is connected, or was last; empty: there was none."""
+        return "" if self._client is None else self._client.server_id
 
     def jetstream(self, *, timeout_s: float) -> JetStreamContext:
         """JetStream on the present connection, for the coordinator's journal and leader key alone.

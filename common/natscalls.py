@@ -22,6 +22,11 @@ class TlsClient(Client):
     say who it is in plain text, where a server, or somebody in between, does not demand it.
     """
 
+    @property
+    def server_id(self) -> str:
+        """Names one run of one server; empty before the first connection."""
+        return str(self._server_info.get("server_id", ""))
+
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         """What a server says first, on each connection, and before it is told anything."""
         server = self._current_server

@@ -16,6 +16,7 @@ from common.bus import BusMessage, Handler
 from common.clock import Clock, SystemClock
 from common.errors import Fenced, Unavailable
 from coordinator.service.leader import KeyEntry, KeyPort, LeaderLease
+from coordinator.service.ports import Lost, Wounded
 from coordinator.service.process import ProcessId
 from tests.fakeclock import FakeClock as FakeClock  # so that a test needs one import
 
@@ -217,6 +218,10 @@ class Dropped(bytes):
     """What stands at the place of a record that was dropped."""
 
 
+class Gone(bytes):
+    """What stands at the place of a record that a damaged disk lost."""
+
+
 class MemoryJournal:
     """`JournalPort` on a list; journals on one list fence each other.
 
@@ -229,9 +234,15 @@ class MemoryJournal:
         """While set, every call is `Unavailable`."""
         self.cannot_shorten = False
         """While set, that call is `Unavailable`."""
+        self.server_run = "server-1"
         self.faults = FakeFaults()
         self._last_sequence = 0
         self._foreign: set[int] = set()
+
+    @property
+    def server(self) -> str:
+        """Which run of the server keeps it."""
+        return self.server_run
 
     @property
     def identity(self) -> str:
@@ -265,12 +276,15 @@ class MemoryJournal:
         fault = self.faults.next()
         if fault == "lost":
             raise Unavailable("journal: no answer")
-        if len(self.records) == self._last_sequence:
-            self.records.append(record)
-        elif isinstance(self.records[self._last_sequence], Foreign):
+        while self._last_sequence < len(self.records) and isinstance(
+            self.records[self._last_sequence], Foreign
+        ):
             self._last_sequence += 1
             self._foreign.add(self._last_sequence)
-            raise Unavailable(f"journal: a foreign message stands at {self._last_sequence}")
+        if len(self.records) < self._last_sequence:
+            raise Wounded(f"it ends at {len(self.records)}")
+        if len(self.records) == self._last_sequence:
+            self.records.append(record)
         elif self.records[self._last_sequence] != record:
             raise Fenced(f"journal: record {self._last_sequence + 1} is somebody else's")
         if fault == "unanswered":
@@ -278,12 +292,31 @@ class MemoryJournal:
         self._last_sequence += 1
         return self._last_sequence
 
-    async def read(self, from_sequence: int) -> AsyncIterator[tuple[int, bytes]]:
+    async def mend(self) -> None:
+        """Find the end."""
+        await self.open()
+
+    async def holds(self, sequence: int, record: bytes) -> bool:
+        """Whether a record can be read back."""
+        self._check()
+        return self.records[sequence - 1 : sequence] == [record]
+
+    async def last_record(self) -> tuple[int, bytes] | None:
+        """The last record and its sequence."""
+        self._check()
+        for sequence in range(self._last_sequence, self.first_sequence - 1, -1):
+            if not isinstance(self.records[sequence - 1], Foreign | Gone):
+                return sequence, self.records[sequence - 1]
+        return None
+
+    async def read(self, from_sequence: int) -> AsyncIterator[tuple[int, bytes] | Lost]:
         """Records from a sequence on, to the end as it is now."""
         self._check()
         for sequence in range(max(self.first_sequence, from_sequence), len(self.records) + 1):
             if isinstance(self.records[sequence - 1], Foreign):
                 self._foreign.add(sequence)
+            elif isinstance(self.records[sequence - 1], Gone):
+                yield Lost(sequence, sequence)
             else:
                 yield sequence, self.records[sequence - 1]
 

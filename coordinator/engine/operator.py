@@ -6,7 +6,16 @@ The driver has checked the caller and the names; here an unknown target changes 
 from __future__ import annotations
 
 from common.model import LeaseId, Mode, NodeName, NodeRole, ServiceName
-from coordinator.engine import draining, homeward, loans, rebuilding, refusals, removing, silence
+from coordinator.engine import (
+    doubting,
+    draining,
+    homeward,
+    loans,
+    rebuilding,
+    refusals,
+    removing,
+    silence,
+)
 from coordinator.engine.context import Context
 from coordinator.engine.events import OperatorAction, OperatorAsked
 from coordinator.engine.state import NodeEntry
@@ -98,6 +107,7 @@ def _node(ctx: Context, node: NodeEntry, event: OperatorAsked) -> None:
                 node.validation = max(node.validation + 1, int(ctx.now_s))
         case A.CONFIRM_DEAD:
             if node.role == NodeRole.LOST:
+                doubting.confirm_dead(ctx.state, node.name)
                 silence.confirm_dead(ctx, node.name, event.by)
         case A.REMOVE:
             removing.remove(ctx, node, _said(event))

@@ -100,6 +100,7 @@ class Coordinator:
             let_out=self._let_out,
             fenced=self._on_fenced,
             progress=progress,
+            written=lease.note_record,
         )
         self.renewals = Renewals(
             clock=clock,
@@ -194,7 +195,7 @@ class Coordinator:
             # Without its lease's keeper it would lead nobody, and feed its watchdog for ever.
             keeping = beside(self._keep_lease(), name="lease", broke=self.stop)
             await stack.enter_async_context(keeping)
-            await self.decider.rebuild()
+            await self.decider.rebuild(last_number=self._lease.record_before)
             if not self._stopping.is_set():
                 await self._lead(epoch, serve)
 
@@ -226,7 +227,7 @@ class Coordinator:
         self._leads_since_s = self.clock.now_s()
         engine, clock = self.settings.engine, self.decider.time.mark()
         started = LeaderStarted(epoch=epoch, holder=self.holder, settings=engine, clock=clock)
-        self.decider.post(started)
+        self.decider.begin(started)
         self._hear_everybody_again()
         if warning := guarantees_kept.unkept(self.engine.state, engine.tenants):
             log.warning("%s", warning)

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from common.api import Submit
+from coordinator.service.ports import Lost
 from tests.fakes import FakeClock, MemoryJournal, MemorySnapshots
 from tests.inbox import PATIENCE_S as DEADLINE_S
 from tests.servers import running_nats
@@ -53,7 +54,7 @@ class SlowJournal(MemoryJournal):
         self._record_s = record_s
         self.read_count = 0
 
-    async def read(self, from_sequence: int) -> AsyncIterator[tuple[int, bytes]]:
+    async def read(self, from_sequence: int) -> AsyncIterator[tuple[int, bytes] | Lost]:
         """Records from a sequence on; time passes before each."""
         async for record in super().read(from_sequence):
             await self._clock.sleep(self._record_s)
