@@ -74,6 +74,11 @@ def snapshots(cell: str) -> str:
     return f"{_PREFIX}.{cell}.snapshot"
 
 
+def history(cell: str, about: str = "*") -> str:
+    """What happened to one job, node or service, or to each of them."""
+    return f"{_PREFIX}.{cell}.history.{about}"
+
+
 def inbox(identity: str) -> str:
     """The caller's own reply prefix: nobody else may read it."""
     return f"_INBOX_{identity}"

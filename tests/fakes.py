@@ -9,9 +9,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
+from common.apirows import StoryRow
 from common.bus import BusMessage, Handler
 from common.clock import Clock, SystemClock
 from common.errors import Fenced, Unavailable
@@ -332,6 +335,65 @@ class MemoryJournal:
     def _check(self) -> None:
         if self.is_down:
             raise Unavailable("journal: down")
+
+
+class MemoryHistory:
+    """`HistoryPort` on a list; two on one list refuse each other what they have not seen."""
+
+    def __init__(self, rows: list[StoryRow] | None = None) -> None:
+        self.rows = rows if rows is not None else []
+        self.is_down = False
+        """While set, every call is `Unavailable`."""
+        self.server_run = "server-1"
+        self._known = 0
+
+    def another(self) -> MemoryHistory:
+        """As another coordinator sees the same history."""
+        return MemoryHistory(self.rows)
+
+    @property
+    def server(self) -> str:
+        """Which run of the server keeps it."""
+        return self.server_run
+
+    async def open(self) -> int:
+        """The number of the last line."""
+        self._check()
+        self._known = len(self.rows)
+        return self.rows[-1].number if self.rows else 0
+
+    async def write(self, lines: Sequence[StoryRow]) -> None:
+        """Append lines."""
+        await asyncio.sleep(0)
+        self._check()
+        if self._known != len(self.rows):
+            raise Unavailable("history: another line is the last")
+        self.rows += lines
+        self._known = len(self.rows)
+
+    async def read(
+        self, words: Collection[str], *, after: int, before: int, most_bytes: int, newest: bool
+    ) -> tuple[list[StoryRow], bool]:
+        """Lines between two numbers, and whether more of them are there."""
+        self._check()
+        found = [
+            row
+            for row in self.rows
+            if after < row.number < before and (not words or row.subject in words)
+        ]
+        count = size_bytes = 0
+        for line in reversed(found) if newest else found:
+            size_bytes += len(msgspec.msgpack.encode(line))
+            if count and size_bytes > most_bytes:
+                break
+            count += 1
+        if newest:
+            return found[len(found) - count :], False
+        return found[:count], count < len(found)
+
+    def _check(self) -> None:
+        if self.is_down:
+            raise Unavailable("history: down")
 
 
 class MemorySnapshots:

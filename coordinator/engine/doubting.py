@@ -19,7 +19,11 @@ NAMED = 8
 
 def records_lost(ctx: Context, event: RecordsLost) -> None:
     """Tell which records are gone; doubt what the state says of jobs, unless the state is whole."""
-    what = f"journal records {span(event)} lost"
+    state = ctx.state
+    if event.lines > state.stories_dropped + len(state.stories):
+        # The lines here are among those; the lines of the lost records keep their numbers.
+        state.stories, state.stories_dropped = [], event.lines
+    what = f"journal {span(event)} lost"
     if event.is_state_whole:
         ctx.tell("cell", what, "the leader had their effect in memory: no job or order is lost")
         return
@@ -28,7 +32,6 @@ def records_lost(ctx: Context, event: RecordsLost) -> None:
         what,
         "jobs submitted and orders given in them are forgotten, unless a node's ledger has the job",
     )
-    state = ctx.state
     for name, node in state.nodes.items():
         if node.role != NodeRole.LOST:
             state.doubted_nodes[name] = None
@@ -37,10 +40,11 @@ def records_lost(ctx: Context, event: RecordsLost) -> None:
 
 
 def span(event: RecordsLost) -> str:
-    """Numbers of the lost records, in words."""
-    if event.last <= event.first:
-        return f"from {event.first} on" if event.last < event.first else str(event.first)
-    return f"{event.first} to {event.last}"
+    """The lost records by their numbers, in words."""
+    if event.last == event.first:
+        return f"record {event.first}"
+    end = f"to {event.last}" if event.last > event.first else "on"
+    return f"records {'' if event.last > event.first else 'from '}{event.first} {end}"
 
 
 def is_held(state: ClusterState, job_id: JobId) -> bool:

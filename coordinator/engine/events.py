@@ -209,6 +209,7 @@ class RecordsLost(Fact, frozen=True, kw_only=True, tag="records_lost"):
     from_s: engine time of the last record before them.
     until_s: engine time of the first record after them; None: there is none.
     is_state_whole: the leader has their effect in memory, and saved it.
+    lines: number of the last story line that is known from elsewhere; 0: of none.
     """
 
     first: int
@@ -216,6 +217,7 @@ class RecordsLost(Fact, frozen=True, kw_only=True, tag="records_lost"):
     from_s: float
     until_s: float | None = None
     is_state_whole: bool = False
+    lines: int = 0
 
 
 class PassDue(Fact, frozen=True, kw_only=True, tag="pass_due"):

@@ -20,8 +20,16 @@ from common.errors import ProtocolError, TransitionError
 from common.faults import Fault
 from common.messages import WorkerPhase
 from coordinator.engine.engine import Engine
-from coordinator.engine.events import Event, LoanPassDue, NodeReported, PassDue, WorkerFact
-from coordinator.policies.decisions import Decision
+from coordinator.engine.events import (
+    Event,
+    LoanPassDue,
+    NodeReported,
+    OperatorAction,
+    OperatorAsked,
+    PassDue,
+    WorkerFact,
+)
+from coordinator.policies.decisions import Decision, Loan
 
 RECORD_VERSION = 1
 
@@ -127,14 +135,23 @@ def follow(engine: Engine, record: Record) -> None:
     """Run a record through an engine that lacks records before it.
 
     Decisions are taken as they were made: decided again from what is known, a job would be placed
-    where it does not run.
+    where it does not run. Loans are not: a lease's id counts the loans before it, and a node names
+    the lease that it holds.
     """
     for entry in record.entries:
-        if not isinstance(entry.event, PassDue | LoanPassDue):
+        if not _decides(entry.event):
             with contextlib.suppress(TransitionError):  # a step whose steps before it are lost
                 engine.handle(entry.event, now_s=entry.now_s)
     if record.entries:
-        engine.carry_out(record.decisions, now_s=record.entries[-1].now_s)
+        decisions = [one for one in record.decisions if not isinstance(one, Loan)]
+        engine.carry_out(decisions, now_s=record.entries[-1].now_s)
+
+
+def _decides(event: Event) -> bool:
+    """Whether the engine would decide something by an event, and not only take it."""
+    if isinstance(event, OperatorAsked):
+        return event.action == OperatorAction.APPROVE_LOAN
+    return isinstance(event, PassDue | LoanPassDue)
 
 
 def replay(engine: Engine, record: Record) -> bool:

@@ -113,11 +113,15 @@ class Api:
                 case GetLogs():
                     return await self._looks.logs(request)
                 case Describe():
-                    reply: Message = self._looks.describe(request)
+                    past = await self._looks.past(request)
+                    reply: Message = self._looks.describe(request, past)
                 case _:
-                    reply = self._looks.list(request)
+                    past = await self._looks.past(request)
+                    reply = self._looks.list(request, past)
         except Refusal as refusal:
             reply = refusal.error
+            if said := _ordered(request):
+                log.info("refused order %s by %s/%s: %s", said, tenant, user, reply.message)
         # What was looked at may stand in the record that is being written: until it is, nobody
         # may hear of it.
         await self._coordinator.settled()
@@ -267,6 +271,19 @@ class Api:
         services = self._coordinator.engine.state.services
         if name and name not in services:
             raise unknown("service", name, sorted(services))
+
+
+def _ordered(request: Message) -> str:
+    """What a request would have changed; empty for one that only looks."""
+    match request:
+        case Submit():
+            return f"submit {request.spec.name}"
+        case Cancel():
+            return f"cancel {request.job_id}"
+        case Operate():
+            return " ".join(filter(None, (request.action, request.target, request.value)))
+        case _:
+            return ""
 
 
 def _fitting(data: bytes, verb: str) -> bytes:

@@ -31,6 +31,7 @@ from coordinator.service.complaints import Complaints
 from coordinator.service.deciding import Decider
 from coordinator.service.dispatch import Dispatcher
 from coordinator.service.folding import Folder
+from coordinator.service.history import Historian, HistoryPort
 from coordinator.service.listening import Listening
 from coordinator.service.ports import JournalPort, LeasePort, SnapshotsPort
 from coordinator.service.renewals import Renewals
@@ -60,6 +61,7 @@ class Coordinator:
         snapshots: SnapshotsPort,
         lease: LeasePort,
         progress: Callable[[], None] = lambda: None,
+        history: HistoryPort | None = None,
     ) -> None:
         self.settings = settings
         self.holder = holder
@@ -80,6 +82,8 @@ class Coordinator:
         self.started_at_s = clock.now_s()
         self.leading = asyncio.Event()
         self._progress = progress
+        self.history = history
+        self._historian = None if history is None else Historian(history, clock=clock)
         self._is_standby = True
         self._listening = Listening(
             self.folder, clock=clock, period_s=self._tick_s, looked=self._stand_by
@@ -101,6 +105,8 @@ class Coordinator:
             fenced=self._on_fenced,
             progress=progress,
             written=lease.note_record,
+            told=self._on_told,
+            last_line=self._last_line,
         )
         self.renewals = Renewals(
             clock=clock,
@@ -199,6 +205,13 @@ class Coordinator:
             if not self._stopping.is_set():
                 await self._lead(epoch, serve)
 
+    def _on_told(self) -> None:
+        if self._historian is not None:
+            self._historian.journaled(self.engine.state)
+
+    async def _last_line(self) -> int:
+        return 0 if self._historian is None else await self._historian.last_number()
+
     async def _unsubscribe(self) -> None:
         for subscription in self._subscriptions:
             await subscription.unsubscribe()
@@ -239,6 +252,8 @@ class Coordinator:
                 group.create_task(self._tick(), name="tick"),
                 group.create_task(self._ledgers.run(), name="ledgers"),
             ]
+            if self._historian is not None:
+                tasks.append(group.create_task(self._historian.run(), name="history"))
             self.leading.set()
             try:
                 await self.decider.run()

@@ -23,9 +23,10 @@ from coordinator import plugins
 from coordinator.service.api import Api
 from coordinator.service.bounded import end
 from coordinator.service.coordinator import Coordinator
+from coordinator.service.deciding import DAY_S
 from coordinator.service.leaderkey import leader_lease
 from coordinator.service.settings import CoordinatorSettings, check, warnings
-from coordinator.service.store import Journal, Snapshots
+from coordinator.service.store import History, Journal, Snapshots
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +84,12 @@ async def run(settings: CoordinatorSettings) -> None:
             ),
             lease=lease,
             progress=systemd.watchdog,
+            history=History(
+                bus,
+                cell=settings.cell,
+                kept_s=settings.history_kept_days * DAY_S,
+                replicas=replicas,
+            ),
         )
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):

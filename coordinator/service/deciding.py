@@ -9,17 +9,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from common.clock import Clock
 from common.errors import ConfigError, Fenced, Unavailable
 from coordinator.engine.belonging import unknown_services
 from coordinator.engine.commands import Command, Outcome
 from coordinator.engine.engine import Engine
-from coordinator.engine.events import Event, LeaderStarted, LoanPassDue, PassDue, RecordsLost
+from coordinator.engine.events import (
+    Event,
+    JobCancelRequested,
+    JobSubmitted,
+    LeaderStarted,
+    LoanPassDue,
+    OperatorAsked,
+    PassDue,
+    RecordsLost,
+)
 from coordinator.engine.record import Entry, Record, decode_record, encode_record, number_of
 from coordinator.policies.decisions import Decision
 from coordinator.service.enginetime import EngineTime
@@ -39,11 +49,39 @@ as a whole fleet's first reports, makes a record that nats-server refuses (`MAX_
 DAY_S = 86_400.0
 
 
+async def _no_line() -> int:
+    return 0
+
+
 class _Waiting(Struct):
     """An event on its way in, and who waits for it to be journaled."""
 
     event: Event
     done: asyncio.Future[Outcome] | None = None
+
+
+def ordered(event: Event) -> str:
+    """What a person ordered, and who; empty for what nobody ordered."""
+    match event:
+        case JobSubmitted():
+            return f"submit {event.job_id} ({event.spec.name}) by {event.tenant}/{event.user}"
+        case JobCancelRequested():
+            return f"cancel {event.job_id} by {event.by}"
+        case OperatorAsked():
+            within = "" if event.deadline_s is None else f"within {event.deadline_s:g} s"
+            what = (event.action, event.target, event.value, within, f"by {event.by}")
+            return " ".join(filter(None, what)) + (f": {event.reason}" if event.reason else "")
+        case _:
+            return ""
+
+
+def _log(inbox: Sequence[_Waiting], decisions: Sequence[Decision]) -> None:
+    """One line for each order of a person and for each decision."""
+    for waiting in inbox:
+        if said := ordered(waiting.event):
+            log.info("ordered %s", said)
+    for decision in decisions:
+        log.info("decided %s", describe(decision))
 
 
 class Decider:
@@ -55,6 +93,8 @@ class Decider:
         let_out: told every command, once the record that it came of is in the journal.
         fenced: told that nothing more may be written, and why.
         written: told the number of each record that is in the journal.
+        told: called when all that the engine has told so far is in the journal.
+        last_line: number of the last line of the history.
         progress: called after each batch, each step of a rebuild, and each try to append.
     """
 
@@ -71,6 +111,8 @@ class Decider:
         fenced: Callable[[Fenced], None],
         progress: Callable[[], None],
         written: Callable[[int], None] = lambda _: None,
+        told: Callable[[], None] = lambda: None,
+        last_line: Callable[[], Awaitable[int]] = _no_line,
     ) -> None:
         self.engine = Engine(settings.engine)
         self.time = EngineTime(clock)
@@ -86,6 +128,8 @@ class Decider:
         self._fenced = fenced
         self._progress = progress
         self._written = written
+        self._told = told
+        self._last_line = last_line
         self._number = self._after = 0
         """Of the last record that is known, and of the last one that the engine has."""
         self._losses: tuple[RecordsLost, ...] = ()
@@ -187,7 +231,11 @@ class Decider:
         )
         self.engine = rebuilt.engine
         self._number, self._after = rebuilt.last_number, rebuilt.number
-        self._losses = rebuilt.losses
+        if rebuilt.losses:
+            # Lines of the lost records have their numbers: no other line is to have them too.
+            lines = await self._last_line()
+            self._losses = tuple(replace(lost, lines=lines) for lost in rebuilt.losses)
+        self._told()
         self._server = self._journal.server
         self.time.begin(self.engine.state.now_s, self.engine.state.clock)
         for service, by in unknown_services(self.engine.state, self._settings.engine):
@@ -280,8 +328,7 @@ class Decider:
         # The engine has taken nothing since: what a node is to be is what the journal now says.
         for command in dict.fromkeys(c for outcome in outcomes for c in outcome.commands):
             self._let_out(command)
-        for decision in decisions:
-            log.info("decided %s", describe(decision))
+        _log(inbox, decisions)
         if self._records_since_snapshot >= self._settings.snapshot_records:
             await self.save_snapshot()
 
@@ -299,6 +346,7 @@ class Decider:
 
     def _tell_written(self) -> None:
         self._is_ahead = False
+        self._told()
         readers, self._readers = self._readers, []
         for reader in readers:
             if not reader.done():

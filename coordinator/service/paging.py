@@ -16,13 +16,13 @@ PAGE_BYTES = 800_000
 """Rows of one answer; below `MAX_MESSAGE_BYTES` by more than the largest row."""
 
 
-def page(rows: Iterable[R]) -> tuple[tuple[R, ...], bool]:
+def page(rows: Iterable[R], *, most_bytes: int = PAGE_BYTES) -> tuple[tuple[R, ...], bool]:
     """The first rows that one message carries, at least one, and whether there are more."""
     taken: list[R] = []
     size_bytes = 0
     for row in rows:
         size_bytes += len(msgspec.msgpack.encode(row))
-        if taken and size_bytes > PAGE_BYTES:
+        if taken and size_bytes > most_bytes:
             return tuple(taken), True
         taken.append(row)
     return tuple(taken), False

@@ -167,11 +167,11 @@ def lost_in_words(one: RecordsLost) -> str:
     when = f"from {_instant(one.from_s) if one.from_s else 'the beginning'} to {until}"
     if one.is_state_whole:
         return (
-            f"journal records {span(one)} are lost ({when}). This leader has their effect in "
+            f"journal {span(one)} lost ({when}). This leader has their effect in "
             "memory and saved it: no job or order is lost"
         )
     return (
-        f"journal records {span(one)} are lost ({when}). Jobs submitted and orders given in them "
+        f"journal {span(one)} lost ({when}). Jobs submitted and orders given in them "
         "are forgotten. A job that runs is taken over from its node's ledger. Every other job "
         "waits until all nodes have reported; one that ended in these records starts again"
     )

@@ -7,10 +7,19 @@ edits the streams with NATS's own tools.
 
 from __future__ import annotations
 
+import asyncio
 import binascii
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections import deque
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Collection,
+    Mapping,
+    Sequence,
+)
 from typing import Any, NamedTuple, cast
 
 import msgspec
@@ -18,6 +27,7 @@ import nats.js.errors
 from nats.js import JetStreamContext, api
 
 from common import natsrules, subjects
+from common.apirows import StoryRow
 from common.bus import NatsBus
 from common.clock import Clock
 from common.errors import ConfigError, Fenced, Unavailable
@@ -387,6 +397,185 @@ class Snapshots:
             return None
         self._newest_from = begins[found.name]
         return found.sequence, found.data
+
+
+class History:
+    """`HistoryPort` on a stream with a subject for each job, node and service.
+
+    Args:
+        kept_s: lines that are older are dropped; 0: none ever.
+    """
+
+    def __init__(self, bus: NatsBus, *, cell: str, kept_s: float, replicas: int = 1) -> None:
+        self._bus = bus
+        self._cell = cell
+        self._stream = f"ARYL_HISTORY_{subjects.token(cell, what='cell')}"
+        self._kept_s = kept_s
+        self._replicas = replicas
+        self._last_sequence = 0
+
+    @property
+    def server(self) -> str:
+        """The run of nats-server that is spoken to."""
+        return self._bus.server_id
+
+    async def open(self) -> int:
+        """Create what is missing; the number of the last line, 0 of an empty history.
+
+        Raises:
+            Unavailable: JetStream does not answer.
+        """
+        stream = self._bus.jetstream(timeout_s=TIMEOUT_S)
+        config = self._config()
+        with jetstream_as_unavailable("history", are_api_errors_too=True):
+            try:
+                info = await stream.stream_info(self._stream)
+            except nats.js.errors.NotFoundError:
+                info = await stream.add_stream(config)  # pyright: ignore[reportUnknownMemberType]
+            if (info.config.max_age or 0.0) != config.max_age:
+                config.num_replicas = info.config.num_replicas
+                info = await stream.update_stream(config)  # pyright: ignore[reportUnknownMemberType]
+        self._last_sequence = info.state.last_seq
+        number = 0
+        for sequence in range(info.state.last_seq, info.state.first_seq - 1, -1):
+            row = await self._row(sequence)
+            if row is not None:
+                number = row.number
+                break
+        return number
+
+    def _config(self) -> api.StreamConfig:
+        return api.StreamConfig(
+            name=self._stream,
+            subjects=[subjects.history(self._cell)],
+            description="Aryl: what happened, for `aryl explain` and `aryl events`",
+            retention=api.RetentionPolicy.LIMITS,
+            storage=api.StorageType.FILE,
+            discard=api.DiscardPolicy.OLD,
+            max_age=self._kept_s,
+            num_replicas=self._replicas,
+            # An answer does not wait for the disk; what is lost so is copied again.
+            persist_mode=api.PersistMode.ASYNC if self._replicas == 1 else None,
+        )
+
+    async def write(self, lines: Sequence[StoryRow]) -> None:
+        """Append lines, in their order, after the last one known here.
+
+        Raises:
+            Unavailable: not known to be written, or only the first ones, or another is the last.
+        """
+        stream = self._bus.jetstream(timeout_s=TIMEOUT_S)
+        calls = [
+            stream.publish(
+                subjects.history(self._cell, line.subject),
+                msgspec.msgpack.encode(line),
+                headers={
+                    api.Header.EXPECTED_STREAM.value: self._stream,
+                    api.Header.EXPECTED_LAST_SEQUENCE.value: str(self._last_sequence + index),
+                },
+            )
+            for index, line in enumerate(lines)
+        ]
+        with jetstream_as_unavailable("history", are_api_errors_too=True):
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            for result in results:
+                if isinstance(result, BaseException):
+                    raise result
+        self._last_sequence += len(lines)
+
+    async def read(
+        self, words: Collection[str], *, after: int, before: int, most_bytes: int, newest: bool
+    ) -> tuple[list[StoryRow], bool]:
+        """Lines between two numbers, both ends excluded, and whether more of them are there.
+
+        Raises:
+            Unavailable: JetStream does not answer.
+        """
+        stream = self._bus.jetstream(timeout_s=TIMEOUT_S)
+        try:
+            with jetstream_as_unavailable("history"):
+                state = (await stream.stream_info(self._stream)).state
+        except nats.js.errors.NotFoundError:
+            return [], False
+        begin = await self._first_after(after, state.first_seq, state.last_seq)
+        filters = [subjects.history(self._cell, word) for word in sorted(words)]
+        found: deque[StoryRow] = deque()
+        size_bytes, last = 0, after
+        reading = self._filtered(stream, filters, begin)
+        async with contextlib.aclosing(reading):
+            async for row, row_bytes in reading:
+                if row.number >= before:
+                    break
+                if row.number <= last:
+                    continue  # written twice
+                if size_bytes + row_bytes > most_bytes and found:
+                    if not newest:
+                        return list(found), True
+                    found.popleft()
+                else:
+                    size_bytes += row_bytes
+                found.append(row)
+                last = row.number
+        return list(found), False
+
+    async def _filtered(
+        self, stream: JetStreamContext, filters: list[str], begin: int
+    ) -> AsyncGenerator[tuple[StoryRow, int]]:
+        config = api.ConsumerConfig(
+            deliver_policy=api.DeliverPolicy.BY_START_SEQUENCE,
+            opt_start_seq=max(1, begin),
+            ack_policy=api.AckPolicy.NONE,
+            inactive_threshold=_CONSUMER_IDLE_S,
+            mem_storage=True,
+            num_replicas=1,
+            filter_subjects=filters or None,
+        )
+        options: dict[str, Any] = {"stream": self._stream, "config": config}
+        with jetstream_as_unavailable("history", are_api_errors_too=True):
+            consumer = await stream.pull_subscribe("", **options)
+            try:
+                pending = (await consumer.consumer_info()).num_pending or 0
+                while pending > 0:
+                    try:
+                        batch = await consumer.fetch(min(_FETCH_COUNT, pending), timeout=TIMEOUT_S)
+                    except TimeoutError:
+                        return  # damaged, or dropped by its age meanwhile
+                    for message in batch:
+                        row = _story_row(message.data)
+                        if row is not None:
+                            yield row, len(message.data)
+                    pending -= len(batch)
+            finally:
+                await consumer.unsubscribe()
+
+    async def _first_after(self, number: int, low: int, high: int) -> int:
+        """The first sequence whose line has a higher number; numbers grow with sequences."""
+        high += 1
+        while low < high and number > 0:
+            middle = (low + high) // 2
+            row = await self._row(middle)
+            if row is None or row.number <= number:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    async def _row(self, sequence: int) -> StoryRow | None:
+        stream = self._bus.jetstream(timeout_s=TIMEOUT_S)
+        try:
+            with jetstream_as_unavailable("history"):
+                found = await stream.get_msg(self._stream, seq=sequence)
+        except nats.js.errors.APIError:
+            return None
+        return _story_row(found.data or b"")
+
+
+def _story_row(data: bytes) -> StoryRow | None:
+    """None for what no coordinator wrote."""
+    try:
+        return msgspec.msgpack.decode(data, type=StoryRow)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 # --- streams --------------------------------------------------------------------------------
