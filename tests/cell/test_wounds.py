@@ -26,8 +26,8 @@ PATIENT = msgspec.structs.replace(
 
 
 async def test_a_wounded_journal_costs_no_job_and_no_loan(tmp_path: Path) -> None:
-    """A bit of it flips while nats-server is frozen, which is then killed: the leader goes on, and after it
-    the standby, with every job in its first attempt."""
+    """A bit of it flips while nats-server is frozen, which is then killed: the leader goes on, and
+    after it the standby, with every job in its first attempt."""
     async with running_cell(
         tmp_path, training_nodes=1, inference_nodes=2, periods=PATIENT
     ) as house:

@@ -14,11 +14,13 @@ import pytest
 
 from common import subjects
 from common.api import (
+    Done,
     Events,
     GetEvents,
     GetStatus,
     Jobs,
     ListJobs,
+    Operate,
     Status,
     StoryRow,
     Submit,
@@ -29,6 +31,7 @@ from common.clock import SystemClock
 from common.errors import Fenced, Unavailable
 from common.messages import Message
 from coordinator.client import Client
+from coordinator.engine.settings import EngineSettings
 from coordinator.service import store
 from coordinator.service.daemon import run
 from coordinator.service.natsserver import NatsServer
@@ -156,6 +159,7 @@ class Pair:
         self.server = server
         self.client = client
         self.acknowledged: set[str] = set()
+        self.engine = EngineSettings()
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def start(self, name: str) -> None:
@@ -166,6 +170,7 @@ class Pair:
             name=name,
             rebuild_wait_s=0.0,
             pass_period_s=0.5,
+            engine=self.engine,
             leader_ttl_s=PATIENCE_S,  # whatever ends it, it is no slow machine
         )
         self._tasks[name] = asyncio.create_task(run(settings))
@@ -209,10 +214,24 @@ class Pair:
     async def epoch(self) -> int:
         return (await self._answered(GetStatus(), Status)).epoch
 
+    async def events(self, subject: str) -> list[StoryRow]:
+        """All that is told of something, page by page."""
+        rows: list[StoryRow] = []
+        after, has_more = 0, True
+        while has_more:
+            page = await self._answered(GetEvents(subject=subject, after=after), Events)
+            rows += page.rows
+            after, has_more = page.last, page.has_more
+        return rows
+
+    async def order(self, count: int) -> None:
+        """Orders to the whole cell that change nothing."""
+        for _ in range(count):
+            await self._answered(Operate(action="thaw"), Done)
+
     async def losses(self) -> list[StoryRow]:
         """What the cell says of lost records."""
-        rows = (await self._answered(GetEvents(subject="cell"), Events)).rows
-        return [row for row in rows if "lost" in row.what]
+        return [row for row in await self.events("cell") if "lost" in row.what]
 
     async def _answered(self, request: Message, kind: type[M]) -> M:
         async with asyncio.timeout(PATIENCE_S * 6):
@@ -285,3 +304,27 @@ async def test_a_cell_whose_leader_died_with_the_tail_names_what_is_lost(
                 [told] = await cell.losses()
                 assert "forgotten" in told.reason
             await cell.kill(name)
+
+
+async def test_history_outlives_leaders_and_servers(tmp_path: Path) -> None:
+    """A job that was submitted long before the state's newest line has its story, under the leader
+    that saw it, after a kill of the server, and under the standby; each order is told once."""
+    async with pair(tmp_path / "nats") as cell:
+        cell.engine = EngineSettings(story_lines_kept=10)
+        cell.start("one")
+        await cell.submit()
+        [job_id] = cell.acknowledged
+        await cell.order(30)
+        await cell.server.kill()
+        await cell.server.start()
+        await cell.order(30)
+        told = [await cell.events(job_id)]
+        await cell.kill("one")
+        cell.start("two")
+        await cell.order(30)
+        told.append(await cell.events(job_id))
+        for rows in told:
+            assert [(row.what, row.reason) for row in rows] == [("submitted", "by ops/ada")]
+        orders = [row.number for row in await cell.events("cell") if row.what == "thaw"]
+        assert len(orders) == len(set(orders))
+        assert len(orders) >= 90
