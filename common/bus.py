@@ -206,6 +206,7 @@ class NatsBus:
         self._clock = clock
         self._client: TlsClient | None = None
         self._connected = asyncio.Event()
+        self._cut = asyncio.Event()
         self._subscriptions: list[NatsSubscription] = []
         self._reopening: asyncio.Task[None] | None = None
         self._is_closing = False
@@ -243,6 +244,10 @@ class NatsBus:
         if self._client is None or not self._client.is_connected:
             raise Unavailable("not connected to NATS")
         return self._client.jetstream(timeout=timeout_s)  # pyright: ignore[reportUnknownMemberType]
+
+    async def cut_off(self) -> None:
+        """Return when the present connection is lost: no answer comes on it any more."""
+        await self._cut.wait()
 
     async def open(self, timeout_s: float | None) -> None:
         if timeout_s is None:
@@ -380,6 +385,8 @@ class NatsBus:
 
     async def _on_disconnected(self) -> None:
         self._connected.clear()
+        self._cut.set()  # who waits now wakes up; who comes later waits for the next time
+        self._cut.clear()
         if not self._is_closing:
             log.warning("NATS: disconnected from %s", self._urls)
 

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
+    Awaitable,
     Callable,
     Collection,
     Mapping,
@@ -160,7 +161,9 @@ class Journal:
         stream = self._bus.jetstream(timeout_s=TIMEOUT_S)
         try:
             with jetstream_as_unavailable("journal"):
-                ack = await stream.publish(self._subject, record, headers=headers)
+                ack = await self._while_connected(
+                    stream.publish(self._subject, record, headers=headers)
+                )
         except Unavailable as error:
             return await self._settle(record, Unavailable(f"{error}; {_TAKES_NOTHING}"))
         except nats.js.errors.APIError as error:
@@ -172,6 +175,23 @@ class Journal:
             raise Wounded(f"record {self._last_sequence + 1} was stored as {ack.seq}")
         self._last_sequence = ack.seq
         return True
+
+    async def _while_connected(self, publishing: Awaitable[api.PubAck]) -> api.PubAck:
+        """The acknowledgement, unless the connection ends first: it would be waited for in vain.
+
+        Raises:
+            Unavailable: the connection was lost.
+        """
+        acked, cut = asyncio.ensure_future(publishing), asyncio.ensure_future(self._bus.cut_off())
+        try:
+            await asyncio.wait((acked, cut), return_when=asyncio.FIRST_COMPLETED)
+            if not acked.done():
+                raise Unavailable("journal: the connection was lost")
+            return acked.result()
+        finally:
+            for task in (acked, cut):
+                task.cancel()
+            await asyncio.gather(acked, cut, return_exceptions=True)
 
     async def mend(self) -> None:
         """After `Wounded`: make the stream if it is gone, and find its end as it is now.

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import aiohttp
 import pytest
+from nats.js import api
 
 from common import subjects
 from common.api import (
@@ -122,6 +123,22 @@ async def test_a_record_whose_checksum_is_wrong_is_lost_and_no_other(jetstream: 
     await again.append(b"three")
     assert await records(again) == [(1, b"one"), (3, b"three")]
     assert await lost(again) == [(2, 2)]
+
+
+async def test_an_append_whose_connection_is_lost_is_not_waited_for(tmp_path: Path) -> None:
+    """No answer comes on it any more; the next try finds out what became of the record."""
+    async with running_nats(tmp_path / "nats") as server, AsyncExitStack() as stack:
+        journal = await opened(JetStream(server, stack))
+        assert await journal.append(b"one") == 1
+        assert isinstance(journal, store.Journal)
+        never: asyncio.Future[api.PubAck] = asyncio.get_running_loop().create_future()
+        appending = asyncio.create_task(journal._while_connected(never))
+        await asyncio.sleep(0)  # it waits now
+        await server.kill()
+        with pytest.raises(Unavailable, match="connection was lost"):
+            await appending
+        await server.start()
+        assert await written(journal, b"two") == 2
 
 
 async def test_an_append_passes_a_flood_of_foreign_messages_at_once(jetstream: JetStream) -> None:
