@@ -130,8 +130,10 @@ class Decider:
         self._written = written
         self._told = told
         self._last_line = last_line
-        self._number = self._after = 0
-        """Of the last record that is known, and of the last one that the engine has."""
+        self._number = 0
+        """Of the last record that is known to have been written."""
+        self._after = 0
+        """Number of the last record that the engine has."""
         self._losses: tuple[RecordsLost, ...] = ()
         """What the rebuild found gone; told with the first record."""
         self._server = ""
