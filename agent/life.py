@@ -55,6 +55,8 @@ class Life:
         """Why the memory is not on disk; until it is, what was begun goes on or home, no more."""
         self.gpus_error = ""
         """Why NVML has not been read since this agent started; empty once it was."""
+        self.moves: list[str] = []
+        """Changes of its role that are not logged yet, each with its reason."""
         self._role_at_s = now_s
         self._emptied_at_s: float | None = None
         self._saved_at_s = 0.0
@@ -192,8 +194,9 @@ class Life:
         return actions + self.workers.step(facts, closed=closed)
 
     def _fire(self, event: NodeEvent, now_s: float, why: str) -> None:
-        memory = self.memory
-        memory.role = advance(NODE_TRANSITIONS, memory.role, event, who=f"node {memory.node}")
+        memory, old = self.memory, self.memory.role
+        memory.role = advance(NODE_TRANSITIONS, old, event, who=f"node {memory.node}")
+        self.moves.append(way_home.in_words(memory, old, event, why))
         self._role_at_s, self._why = now_s, why
         self._commands.new_role(now_s)
         self._idleness = Idleness()

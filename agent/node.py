@@ -279,6 +279,9 @@ class Node:
             statuses = await self.runner.statuses(started)
             leaving = await self.runner.leaving(self.life.workers.withdrawn)
         actions = self.life.step(self._facts(statuses, leaving))
+        for move in self.life.moves:
+            log.info("%s", move)
+        self.life.moves.clear()
         self._errands.drop_all_but(self.life.workers.checking)
         is_saved = await self.save()
         for action in actions:

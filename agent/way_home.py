@@ -7,6 +7,8 @@ on it, a `--go-home` after that, and the next agent, which tells of it.
 from __future__ import annotations
 
 from agent.state import Facts, Memory
+from common.lifecycle import NodeEvent
+from common.model import NodeRole
 
 LEAST_S = 0.01
 """Less than this is what the clock's readings differ by, and no stage."""
@@ -75,3 +77,23 @@ def arrived(memory: Memory, *, now_s: float, server_ready_s: float) -> None:
     if rest_s > LEAST_S:
         stages_s["unattended"] = rest_s
     memory.home_due_at_s, memory.home_at_s = None, now_s
+
+
+_WORDS = {
+    NodeEvent.LEND: "leaves its service",
+    NodeEvent.LOAD_ROSE: "stays in its service",
+    NodeEvent.DRAINED: "is on loan",
+    NodeEvent.VACATE: "goes home",
+    NodeEvent.DEVICE_FREE: "starts its server",
+    NodeEvent.HEALTHY: "is home again",
+}
+
+
+def in_words(memory: Memory, old: NodeRole, event: NodeEvent, why: str) -> str:
+    """One step of a node's life as a line of its log; of an arrival, how long each stage took."""
+    what = _WORDS.get(event, str(event))
+    said = f"node {memory.node} {what} ({old} -> {memory.role})"
+    if event == NodeEvent.HEALTHY and memory.stage_durations_s:
+        stages = (f"{name} {took_s:.1f} s" for name, took_s in memory.stage_durations_s.items())
+        why = ", ".join(stages)
+    return f"{said}: {why}" if why else said

@@ -223,6 +223,7 @@ class NatsBus:
         self._clock = clock
         self._client: NatsClient | None = None
         self._connected = asyncio.Event()
+        self._cut = asyncio.Event()
         self._subscriptions: list[NatsSubscription] = []
         self._reopening: asyncio.Task[None] | None = None
         self._is_closing = False
@@ -249,6 +250,11 @@ class NatsBus:
             raise Unavailable("not connected to NATS")
         return self._client.max_payload
 
+    @property
+    def server_id(self) -> str:
+        """Names the run of the server that is connected, or was last; empty: there was none."""
+        return "" if self._client is None else self._client.server_id
+
     def jetstream(self, *, timeout_s: float) -> JetStreamContext:
         """JetStream on the present connection, for the coordinator's journal and leader key alone.
 
@@ -258,6 +264,10 @@ class NatsBus:
         if self._client is None or not self._client.is_connected:
             raise Unavailable("not connected to NATS")
         return self._client.jetstream(timeout=timeout_s)  # pyright: ignore[reportUnknownMemberType]
+
+    async def cut_off(self) -> None:
+        """Return when the present connection is lost: no answer comes on it any more."""
+        await self._cut.wait()
 
     async def open(self, timeout_s: float | None) -> None:
         if timeout_s is None:
@@ -428,6 +438,8 @@ class NatsBus:
 
     async def _on_disconnected(self) -> None:
         self._connected.clear()
+        self._cut.set()  # who waits now wakes up; who comes later waits for the next time
+        self._cut.clear()
         if not self._is_closing:
             log.warning("NATS: disconnected from %s", self._urls)
 

@@ -53,6 +53,11 @@ class NatsClient(Client):
         """Subjects in lower case, as nats-py hands on what a server says."""
 
     @property
+    def server_id(self) -> str:
+        """Names one run of one server; empty before the first connection."""
+        return str(self._server_info.get("server_id", ""))
+
+    @property
     def who(self) -> str:
         """Who this is, to itself and to the server."""
         name = self.options.get("name") or "this program"

@@ -74,6 +74,11 @@ def snapshots(cell: str) -> str:
     return f"{_PREFIX}.{cell}.snapshot"
 
 
+def history(cell: str, about: str = "*") -> str:
+    """What happened to one job, node or service, or to each of them."""
+    return f"{_PREFIX}.{cell}.history.{about}"
+
+
 # --- inboxes: where answers may go ----------------------------------------------------------
 
 

@@ -9,14 +9,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
+from common.apirows import StoryRow
 from common.bus import BusMessage, Handler
 from common.clock import Clock, SystemClock
 from common.errors import Fenced, Unavailable
 from common.subjects import reply_inbox
 from coordinator.service.leader import KeyEntry, KeyPort, LeaderLease
+from coordinator.service.ports import Lost, Wounded
 from coordinator.service.process import ProcessId
 from tests.fakeclock import FakeClock as FakeClock  # so that a test needs one import
 
@@ -220,6 +224,10 @@ class Dropped(bytes):
     """What stands at the place of a record that was dropped."""
 
 
+class Gone(bytes):
+    """What stands at the place of a record that a damaged disk lost."""
+
+
 class MemoryJournal:
     """`JournalPort` on a list; journals on one list fence each other.
 
@@ -232,9 +240,15 @@ class MemoryJournal:
         """While set, every call is `Unavailable`."""
         self.cannot_shorten = False
         """While set, that call is `Unavailable`."""
+        self.server_run = "server-1"
         self.faults = FakeFaults()
         self._last_sequence = 0
         self._foreign: set[int] = set()
+
+    @property
+    def server(self) -> str:
+        """Which run of the server keeps it."""
+        return self.server_run
 
     @property
     def identity(self) -> str:
@@ -268,12 +282,15 @@ class MemoryJournal:
         fault = self.faults.next()
         if fault == "lost":
             raise Unavailable("journal: no answer")
-        if len(self.records) == self._last_sequence:
-            self.records.append(record)
-        elif isinstance(self.records[self._last_sequence], Foreign):
+        while self._last_sequence < len(self.records) and isinstance(
+            self.records[self._last_sequence], Foreign
+        ):
             self._last_sequence += 1
             self._foreign.add(self._last_sequence)
-            raise Unavailable(f"journal: a foreign message stands at {self._last_sequence}")
+        if len(self.records) < self._last_sequence:
+            raise Wounded(f"it ends at {len(self.records)}")
+        if len(self.records) == self._last_sequence:
+            self.records.append(record)
         elif self.records[self._last_sequence] != record:
             raise Fenced(f"journal: record {self._last_sequence + 1} is somebody else's")
         if fault == "unanswered":
@@ -281,12 +298,31 @@ class MemoryJournal:
         self._last_sequence += 1
         return self._last_sequence
 
-    async def read(self, from_sequence: int) -> AsyncIterator[tuple[int, bytes]]:
+    async def mend(self) -> None:
+        """Find the end."""
+        await self.open()
+
+    async def holds(self, sequence: int, record: bytes) -> bool:
+        """Whether a record can be read back."""
+        self._check()
+        return self.records[sequence - 1 : sequence] == [record]
+
+    async def last_record(self) -> tuple[int, bytes] | None:
+        """The last record and its sequence."""
+        self._check()
+        for sequence in range(self._last_sequence, self.first_sequence - 1, -1):
+            if not isinstance(self.records[sequence - 1], Foreign | Gone):
+                return sequence, self.records[sequence - 1]
+        return None
+
+    async def read(self, from_sequence: int) -> AsyncIterator[tuple[int, bytes] | Lost]:
         """Records from a sequence on, to the end as it is now."""
         self._check()
         for sequence in range(max(self.first_sequence, from_sequence), len(self.records) + 1):
             if isinstance(self.records[sequence - 1], Foreign):
                 self._foreign.add(sequence)
+            elif isinstance(self.records[sequence - 1], Gone):
+                yield Lost(sequence, sequence)
             else:
                 yield sequence, self.records[sequence - 1]
 
@@ -302,6 +338,65 @@ class MemoryJournal:
     def _check(self) -> None:
         if self.is_down:
             raise Unavailable("journal: down")
+
+
+class MemoryHistory:
+    """`HistoryPort` on a list; two on one list refuse each other what they have not seen."""
+
+    def __init__(self, rows: list[StoryRow] | None = None) -> None:
+        self.rows = rows if rows is not None else []
+        self.is_down = False
+        """While set, every call is `Unavailable`."""
+        self.server_run = "server-1"
+        self._known = 0
+
+    def another(self) -> MemoryHistory:
+        """As another coordinator sees the same history."""
+        return MemoryHistory(self.rows)
+
+    @property
+    def server(self) -> str:
+        """Which run of the server keeps it."""
+        return self.server_run
+
+    async def open(self) -> int:
+        """The number of the last line."""
+        self._check()
+        self._known = len(self.rows)
+        return self.rows[-1].number if self.rows else 0
+
+    async def write(self, lines: Sequence[StoryRow]) -> None:
+        """Append lines."""
+        await asyncio.sleep(0)
+        self._check()
+        if self._known != len(self.rows):
+            raise Unavailable("history: another line is the last")
+        self.rows += lines
+        self._known = len(self.rows)
+
+    async def read(
+        self, words: Collection[str], *, after: int, before: int, most_bytes: int, newest: bool
+    ) -> tuple[list[StoryRow], bool]:
+        """Lines between two numbers, and whether more of them are there."""
+        self._check()
+        found = [
+            row
+            for row in self.rows
+            if after < row.number < before and (not words or row.subject in words)
+        ]
+        count = size_bytes = 0
+        for line in reversed(found) if newest else found:
+            size_bytes += len(msgspec.msgpack.encode(line))
+            if count and size_bytes > most_bytes:
+                break
+            count += 1
+        if newest:
+            return found[len(found) - count :], False
+        return found[:count], count < len(found)
+
+    def _check(self) -> None:
+        if self.is_down:
+            raise Unavailable("history: down")
 
 
 class MemorySnapshots:

@@ -12,5 +12,5 @@ Each module's first line says what it is. Where to begin, and which belong toget
 - Nodes: `nodes`, `belonging`, `silence`, `refusals`, `trespassing`. What people order: `operator`,
   `draining`, `removing`.
 - Loans: `loans`, `awaiting`, `homeward`, `promised`, `returns`, `stages`, `unused`.
-- After a loss: `ledgers`, `rebuilding`. Over years: `pruning`, `accounting`.
+- After a loss: `ledgers`, `rebuilding`, `doubting`. Over years: `pruning`, `accounting`.
 """

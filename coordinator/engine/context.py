@@ -22,7 +22,6 @@ from coordinator.engine.state import (
 )
 from coordinator.policies.decisions import Decision
 
-STORY_LINES_KEPT = 5000
 NONE_BARRED = frozenset[GpuUuid]()
 
 
@@ -72,8 +71,9 @@ class Context:
     def tell(self, subject: str, what: str, reason: str = "") -> None:
         """One line for `explain` and `events`."""
         self.state.stories.append(StoryLine(self.now_s, subject, what, reason))
-        if len(self.state.stories) > STORY_LINES_KEPT:
-            dropped = STORY_LINES_KEPT // 10
+        kept = self.settings.story_lines_kept
+        if len(self.state.stories) > kept:
+            dropped = len(self.state.stories) - kept + kept // 10
             del self.state.stories[:dropped]
             self.state.stories_dropped += dropped
 

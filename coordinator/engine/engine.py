@@ -6,6 +6,7 @@ live coordinator, the simulator and replay differ only in who calls `handle`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import assert_never
 
@@ -20,6 +21,7 @@ from coordinator.engine import (
     avoiding,
     awaiting,
     belonging,
+    doubting,
     draining,
     guarantees,
     invariants,
@@ -60,11 +62,13 @@ from coordinator.engine.events import (
     OrdersRecovered,
     PassDue,
     ProgressReported,
+    RecordsLost,
 )
 from coordinator.engine.loan_entries import Recommendation
 from coordinator.engine.settings import EngineSettings
 from coordinator.engine.state import ClusterState, ServiceEntry
 from coordinator.policies.bundles import policy
+from coordinator.policies.decisions import Decision
 from coordinator.policies.never import Fleet, wish_of
 from coordinator.policies.services import LoadSample
 from coordinator.policies.snapshot import ClusterSnapshot
@@ -108,6 +112,16 @@ class Engine:
 
         `now_s` never decreases; an earlier instant counts as the last one.
         """
+        return self._step(event, (), now_s=now_s)
+
+    def carry_out(self, decisions: Sequence[Decision], *, now_s: float) -> Outcome:
+        """Take decisions of the journal as they were made; those that do not fit are refused.
+
+        Where records before them are lost, events alone would lead to other decisions.
+        """
+        return self._step(None, decisions, now_s=now_s)
+
+    def _step(self, event: Event | None, decisions: Sequence[Decision], *, now_s: float) -> Outcome:
         state = self.state
         before_s, now_s = state.now_s, max(now_s, state.now_s)
         state.now_s = now_s
@@ -115,19 +129,11 @@ class Engine:
         ctx = Context(state, self.settings, now_s)
         if isinstance(event, LeaderStarted):
             self._led_until(ctx, before_s)
-        self._dispatch(ctx, event)
-        if state.awaited:
-            awaiting.settle(ctx)
-        if state.drains:
-            draining.settle(ctx)
-        if state.closed_until_s:
-            refusals.settle(ctx)
-        if state.migrating_jobs:
-            migrating.settle(ctx)
-        if state.shared_nodes or state.suspended_jobs:
-            sharing.settle(ctx)
-        if state.closed_until_s and ctx.changed_nodes:
-            unused.settle(ctx)
+        if event is not None:
+            self._dispatch(ctx, event)
+        for decision in decisions:
+            commit(ctx, decision)
+        _settle(ctx)
         if ctx.changed_nodes:
             self._tally.update(state, ctx.changed_nodes)
         self._views.note(ctx)
@@ -177,6 +183,8 @@ class Engine:
                 ledgers.recovered(ctx, event)
             case OperatorAsked():
                 operator.act(ctx, event, partial(self._why_not_approved, ctx))
+            case RecordsLost():
+                doubting.records_lost(ctx, event)
             case PassDue():
                 self._scheduling_pass(ctx)
             case LoanPassDue():
@@ -303,6 +311,8 @@ class Engine:
         job = self.state.jobs.get(job_id)
         if job is None:
             return ()
+        if doubted := doubting.why_held(self.state, job_id):
+            return (doubted, *self.why_never(job_id))
         said = retrying.why_waiting(job, self.state.now_s)
         if retrying.rests(job):
             return (said, *self.why_never(job_id))
@@ -413,6 +423,25 @@ class Engine:
         """The whole state as one blob, for a snapshot; views are made anew, as by who reads it."""
         self._views.forget(self.state)
         return msgspec.msgpack.encode(self.state)
+
+
+def _settle(ctx: Context) -> None:
+    """What follows from an event beyond the tables that it changed itself."""
+    state = ctx.state
+    if state.doubted_jobs or state.doubted_nodes:
+        doubting.settle(ctx)
+    if state.awaited:
+        awaiting.settle(ctx)
+    if state.drains:
+        draining.settle(ctx)
+    if state.closed_until_s:
+        refusals.settle(ctx)
+    if state.migrating_jobs:
+        migrating.settle(ctx)
+    if state.shared_nodes or state.suspended_jobs:
+        sharing.settle(ctx)
+    if state.closed_until_s and ctx.changed_nodes:
+        unused.settle(ctx)
 
 
 def _lent_and_ready(state: ClusterState, service: ServiceName) -> tuple[int, int]:

@@ -202,6 +202,24 @@ class OperatorAsked(Fact, frozen=True, kw_only=True, tag="operator_asked"):
     deadline_s: float | None = None
 
 
+class RecordsLost(Fact, frozen=True, kw_only=True, tag="records_lost"):
+    """Records of the journal are gone, found when a leader began or by the one that leads.
+
+    first, last: their numbers; `last` below `first`: it is not known how many.
+    from_s: engine time of the last record before them.
+    until_s: engine time of the first record after them; None: there is none.
+    is_state_whole: the leader has their effect in memory, and saved it.
+    lines: number of the last story line that is known from elsewhere; 0: of none.
+    """
+
+    first: int
+    last: int
+    from_s: float
+    until_s: float | None = None
+    is_state_whole: bool = False
+    lines: int = 0
+
+
 class PassDue(Fact, frozen=True, kw_only=True, tag="pass_due"):
     """Time for a scheduling pass: order, size, place."""
 
@@ -220,6 +238,7 @@ Event = (
     | LoadMeasured
     | OrdersRecovered
     | OperatorAsked
+    | RecordsLost
     | PassDue
     | LoanPassDue
 )

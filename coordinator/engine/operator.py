@@ -8,7 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from common.model import LeaseId, Mode, NodeName, NodeRole, ServiceName
-from coordinator.engine import draining, homeward, loans, rebuilding, refusals, removing, silence
+from coordinator.engine import (
+    doubting,
+    draining,
+    homeward,
+    loans,
+    rebuilding,
+    refusals,
+    removing,
+    silence,
+)
 from coordinator.engine.context import Context
 from coordinator.engine.events import OperatorAction, OperatorAsked
 from coordinator.engine.state import NodeEntry
@@ -105,6 +114,7 @@ def _node(ctx: Context, node: NodeEntry, event: OperatorAsked) -> None:
                 node.validation = max(node.validation + 1, int(ctx.now_s))
         case A.CONFIRM_DEAD:
             if node.role == NodeRole.LOST:
+                doubting.confirm_dead(ctx.state, node.name)
                 silence.confirm_dead(ctx, node.name, event.by)
         case A.REMOVE:
             removing.remove(ctx, node, _said(event))

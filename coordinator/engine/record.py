@@ -9,18 +9,28 @@ fields that they are now, so that they are decided again as they were.
 
 from __future__ import annotations
 
+import contextlib
+
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from common import oldfaults
 from common.decoding import UNREADABLE
-from common.errors import ProtocolError
+from common.errors import ProtocolError, TransitionError
 from common.faults import Fault
 from common.messages import WorkerPhase
 from coordinator.engine.engine import Engine
-from coordinator.engine.events import Event, NodeReported, WorkerFact
-from coordinator.policies.decisions import Decision
+from coordinator.engine.events import (
+    Event,
+    LoanPassDue,
+    NodeReported,
+    OperatorAction,
+    OperatorAsked,
+    PassDue,
+    WorkerFact,
+)
+from coordinator.policies.decisions import Decision, Loan
 
 RECORD_VERSION = 1
 
@@ -36,6 +46,11 @@ class Record(Struct, frozen=True, kw_only=True):
     """One append: what entered, what was decided."""
 
     version: int = RECORD_VERSION
+    number: int = 0
+    """Grows with each record; a sequence may come again where a stream lost its end. 0: an older
+    version wrote it."""
+    after: int = 0
+    """Number of the record that its writer had before it; 0: none, or an older version."""
     epoch: int
     writer: str
     entries: tuple[Entry, ...]
@@ -107,6 +122,37 @@ def redecide(engine: Engine, record: Record) -> tuple[Decision, ...]:
     for entry in record.entries:
         decisions += engine.handle(entry.event, now_s=entry.now_s).decisions
     return tuple(decisions)
+
+
+def number_of(record: Record, *, sequence: int, before: int) -> int:
+    """Number of a record; one of an older version gets its sequence, if that is later.
+
+    before: the number of the record before it.
+    """
+    return record.number or max(before + 1, sequence)
+
+
+def follow(engine: Engine, record: Record) -> None:
+    """Run a record through an engine that lacks records before it.
+
+    Decisions are taken as they were made: decided again from what is known, a job would be placed
+    where it does not run. Loans are not: a lease's id counts the loans before it, and a node names
+    the lease that it holds.
+    """
+    for entry in record.entries:
+        if not _decides(entry.event):
+            with contextlib.suppress(TransitionError):  # a step whose steps before it are lost
+                engine.handle(entry.event, now_s=entry.now_s)
+    if record.entries:
+        decisions = [one for one in record.decisions if not isinstance(one, Loan)]
+        engine.carry_out(decisions, now_s=record.entries[-1].now_s)
+
+
+def _decides(event: Event) -> bool:
+    """Whether the engine would decide something by an event, and not only take it."""
+    if isinstance(event, OperatorAsked):
+        return event.action == OperatorAction.APPROVE_LOAN
+    return isinstance(event, PassDue | LoanPassDue)
 
 
 def replay(engine: Engine, record: Record) -> bool:

@@ -149,6 +149,10 @@ class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ended_loans_kept: Annotated[
         NonNegativeInt, Meta(description="loans that came home that `loan list --all` still shows")
     ] = 10_000
+    story_lines_kept: Annotated[
+        int,
+        Meta(ge=1, description="lines of the newest events that the coordinator has in memory"),
+    ] = 5000
     job_histories_kept: Annotated[
         NonNegativeInt,
         Meta(description="kinds of jobs whose running times are remembered; the latest seen stay"),

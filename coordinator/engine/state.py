@@ -407,6 +407,10 @@ class ClusterState(Struct, kw_only=True):
     """Nodes with a GPU that several workers have."""
     awaiting_jobs: dict[JobId, None] = field(default_factory=dict[JobId, None])
     """Rebuilt gangs that await nodes; one that no longer does stays until the next report."""
+    doubted_nodes: dict[NodeName, None] = field(default_factory=dict[NodeName, None])
+    """Nodes from which nothing was heard since journal records were lost; see `doubting`."""
+    doubted_jobs: dict[JobId, None] = field(default_factory=dict[JobId, None])
+    """Jobs that such a node may run although the state does not know it."""
 
     def live(self) -> list[JobEntry]:
         """The jobs that have not ended."""

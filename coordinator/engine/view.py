@@ -9,7 +9,15 @@ from typing import Generic, TypeVar
 from msgspec.structs import replace
 
 from common.model import GpuUuid, JobId, JobState, NodeName, NodeRole
-from coordinator.engine import estimates, loans, migrating, prerun_shape, retrying, tenants
+from coordinator.engine import (
+    doubting,
+    estimates,
+    loans,
+    migrating,
+    prerun_shape,
+    retrying,
+    tenants,
+)
 from coordinator.engine.context import (
     NONE_BARRED,
     Context,
@@ -215,7 +223,7 @@ def _shadow(ctx: Context, node: NodeEntry) -> Shadow:
 def _seen_job(ctx: Context, job_id: JobId) -> JobView | None:
     """A job that has not ended; one that rests before its next try is not put to a policy."""
     job = ctx.state.jobs[job_id] if job_id in ctx.state.live_jobs else None
-    if job is None or retrying.rests(job):
+    if job is None or retrying.rests(job) or doubting.is_held(ctx.state, job_id):
         return None
     seen, time_s = job_view(ctx, job), job.spec.prerun.time_s
     if not prerun_shape.is_on(job) or time_s is None:

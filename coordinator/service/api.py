@@ -18,6 +18,7 @@ from common.api import (
     Cancel,
     Describe,
     Done,
+    GetEvents,
     GetLogs,
     Operate,
     Submit,
@@ -40,7 +41,7 @@ from coordinator.policies.words import counted
 from coordinator.service import finding
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.finding import Refusal, unknown
-from coordinator.service.looks import Looks
+from coordinator.service.looks import Looks, Past
 from coordinator.service.reads import Reads
 
 log = logging.getLogger(__name__)
@@ -113,10 +114,21 @@ class Api:
                 try:
                     return await self._change(request, tenant, user)
                 except Refusal as refusal:
+                    if said := _ordered(request):
+                        why = refusal.error.message
+                        log.info("refused order %s by %s/%s: %s", said, tenant, user, why)
                     return await self._finish(refusal.error)
+            case Describe() | GetEvents():
+                try:
+                    past = await self._looks.past(request)
+                except Refusal as refusal:
+                    return await self._finish(refusal.error)
+                # Shared by those who asked at the same end of the story.
+                key = data + str(past.end).encode()
+                return await self._reads.answer(key, lambda: self._look(request, past))
             case _:
                 # Who asks changes nothing: what the request says is what is answered.
-                return await self._reads.answer(data, lambda: self._look(request))
+                return await self._reads.answer(data, lambda: self._look(request, Past()))
 
     async def _change(
         self, request: Submit | Cancel | Operate | GetLogs, tenant: str, user: str
@@ -131,13 +143,13 @@ class Api:
             case GetLogs():
                 return await self._looks.logs(request)
 
-    def _look(self, request: Message) -> Message:
+    def _look(self, request: Message, past: Past) -> Message:
         if not self._coordinator.is_leading:
             raise Unavailable("this coordinator does not lead")
         try:
             if isinstance(request, Describe):
-                return self._looks.describe(request)
-            return self._looks.list(request)
+                return self._looks.describe(request, past)
+            return self._looks.list(request, past)
         except Refusal as refusal:
             return refusal.error
 
@@ -298,6 +310,19 @@ class Api:
         services = self._coordinator.engine.state.services
         if name and name not in services:
             raise unknown("service", name, sorted(services))
+
+
+def _ordered(request: Message) -> str:
+    """What a request would have changed; empty for one that only looks."""
+    match request:
+        case Submit():
+            return f"submit {request.spec.name}"
+        case Cancel():
+            return f"cancel {request.job_id}"
+        case Operate():
+            return " ".join(filter(None, (request.action, request.target, request.value)))
+        case _:
+            return ""
 
 
 def _fitting(data: bytes, verb: str) -> bytes:

@@ -32,6 +32,7 @@ from coordinator.service.complaints import Complaints
 from coordinator.service.deciding import Decider
 from coordinator.service.dispatch import Dispatcher
 from coordinator.service.folding import Folder
+from coordinator.service.history import Historian, HistoryPort
 from coordinator.service.inflow import Inflow
 from coordinator.service.listening import Listening
 from coordinator.service.ports import JournalPort, LeasePort, SnapshotsPort
@@ -69,6 +70,7 @@ class Coordinator:
         lease: LeasePort,
         progress: Callable[[], None] = lambda: None,
         bus_counters: Sequence[BusCounters] = (),
+        history: HistoryPort | None = None,
     ) -> None:
         self.settings = settings
         self.holder = holder
@@ -93,6 +95,8 @@ class Coordinator:
         self.leading = asyncio.Event()
         self._progress = progress
         self._decided_at_s = self.started_at_s
+        self.history = history
+        self._historian = None if history is None else Historian(history, clock=clock)
         self._is_standby = True
         self._listening = Listening(
             self.folder, clock=clock, period_s=self._tick_s, looked=self._stand_by
@@ -114,6 +118,9 @@ class Coordinator:
             fenced=self._on_fenced,
             progress=self._decided,
             tried=progress,
+            written=lease.note_record,
+            told=self._on_told,
+            last_line=self._last_line,
         )
         self.renewals = Renewals(
             clock=clock,
@@ -211,9 +218,16 @@ class Coordinator:
             # Without its lease's keeper it would lead nobody, and feed its watchdog for ever.
             keeping = beside(self._keep_lease(), name="lease", broke=self.stop)
             await stack.enter_async_context(keeping)
-            await self.decider.rebuild()
+            await self.decider.rebuild(last_number=self._lease.record_before)
             if not self._stopping.is_set():
                 await self._lead(epoch, serve)
+
+    def _on_told(self) -> None:
+        if self._historian is not None:
+            self._historian.journaled(self.engine.state)
+
+    async def _last_line(self) -> int:
+        return 0 if self._historian is None else await self._historian.last_number()
 
     async def _unsubscribe(self) -> None:
         for subscription in self._subscriptions:
@@ -243,7 +257,7 @@ class Coordinator:
         self._leads_since_s = self.clock.now_s()
         engine, clock = self.settings.engine, self.decider.time.mark()
         started = LeaderStarted(epoch=epoch, holder=self.holder, settings=engine, clock=clock)
-        self.decider.post(started)
+        self.decider.begin(started)
         self._hear_everybody_again()
         if warning := guarantees_kept.unkept(self.engine.state, engine.tenants):
             log.warning("%s", warning)
@@ -255,6 +269,8 @@ class Coordinator:
                 group.create_task(self._tick(), name="tick"),
                 group.create_task(self._ledgers.run(), name="ledgers"),
             ]
+            if self._historian is not None:
+                tasks.append(group.create_task(self._historian.run(), name="history"))
             self.leading.set()
             try:
                 await self.decider.run()

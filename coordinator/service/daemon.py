@@ -25,12 +25,13 @@ from coordinator import plugins
 from coordinator.service.api import Api
 from coordinator.service.bounded import end
 from coordinator.service.coordinator import Coordinator
+from coordinator.service.deciding import DAY_S
 from coordinator.service.keeper import in_thread
 from coordinator.service.leaderkey import leader_lease
 from coordinator.service.ports import LeasePort
 from coordinator.service.process import ProcessId, this_process
 from coordinator.service.settings import CoordinatorSettings, check, warnings
-from coordinator.service.store import Journal, Snapshots
+from coordinator.service.store import History, Journal, Snapshots
 
 log = logging.getLogger(__name__)
 
@@ -144,6 +145,12 @@ def _coordinator(
         lease=lease,
         progress=systemd.watchdog,
         bus_counters=(bus.counters, reports.counters),
+        history=History(
+            bus,
+            cell=settings.cell,
+            kept_s=settings.history_kept_days * DAY_S,
+            replicas=replicas,
+        ),
     )
 
 

@@ -9,24 +9,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from common.clock import Clock
 from common.errors import ConfigError, Fenced, Unavailable
 from coordinator.engine.belonging import unknown_services
 from coordinator.engine.commands import Command, Outcome
 from coordinator.engine.engine import Engine
-from coordinator.engine.events import Event, LeaderStarted, LoanPassDue, PassDue
-from coordinator.engine.record import Entry, Record, encode_record
+from coordinator.engine.events import (
+    Event,
+    JobCancelRequested,
+    JobSubmitted,
+    LeaderStarted,
+    LoanPassDue,
+    OperatorAsked,
+    PassDue,
+    RecordsLost,
+)
+from coordinator.engine.record import Entry, Record, decode_record, encode_record, number_of
 from coordinator.policies.decisions import Decision
 from coordinator.service.enginetime import EngineTime
 from coordinator.service.explain import describe
-from coordinator.service.ports import JournalPort, SnapshotsPort
+from coordinator.service.ports import JournalPort, SnapshotsPort, Wounded
 from coordinator.service.quarantine import Quarantine, source_of
-from coordinator.service.rebuilding import Saved, rebuild
+from coordinator.service.rebuilding import Saved, lost_in_words, rebuild
 from coordinator.service.settings import CoordinatorSettings
 
 log = logging.getLogger(__name__)
@@ -55,11 +65,39 @@ class _Broke(Exception):  # noqa: N818 - it carries what broke
 _BROKE = "the coordinator failed on this request; its log says why"
 
 
+async def _no_line() -> int:
+    return 0
+
+
 class _Waiting(Struct):
     """An event on its way in, and who waits for it to be journaled."""
 
     event: Event
     done: asyncio.Future[Outcome] | None = None
+
+
+def ordered(event: Event) -> str:
+    """What a person ordered, and who; empty for what nobody ordered."""
+    match event:
+        case JobSubmitted():
+            return f"submit {event.job_id} ({event.spec.name}) by {event.tenant}/{event.user}"
+        case JobCancelRequested():
+            return f"cancel {event.job_id} by {event.by}"
+        case OperatorAsked():
+            within = "" if event.deadline_s is None else f"within {event.deadline_s:g} s"
+            what = (event.action, event.target, event.value, within, f"by {event.by}")
+            return " ".join(filter(None, what)) + (f": {event.reason}" if event.reason else "")
+        case _:
+            return ""
+
+
+def _log(inbox: Sequence[_Waiting], decisions: Sequence[Decision]) -> None:
+    """One line for each order of a person and for each decision."""
+    for waiting in inbox:
+        if said := ordered(waiting.event):
+            log.info("ordered %s", said)
+    for decision in decisions:
+        log.info("decided %s", describe(decision))
 
 
 class Decider:
@@ -70,6 +108,9 @@ class Decider:
         may_act: whether this coordinator's lease still holds.
         let_out: told every command, once the record that it came of is in the journal.
         fenced: told that nothing more may be written, and why.
+        written: told the number of each record that is in the journal.
+        told: called when all that the engine has told so far is in the journal.
+        last_line: number of the last line of the history.
         progress: called after each batch and each step of a rebuild.
         tried: called after each try to append that failed.
     """
@@ -87,6 +128,9 @@ class Decider:
         fenced: Callable[[Fenced], None],
         progress: Callable[[], None],
         tried: Callable[[], None],
+        written: Callable[[int], None] = lambda _: None,
+        told: Callable[[], None] = lambda: None,
+        last_line: Callable[[], Awaitable[int]] = _no_line,
     ) -> None:
         self.engine = Engine(settings.engine)
         self.time = EngineTime(clock)
@@ -102,6 +146,17 @@ class Decider:
         self._fenced = fenced
         self._progress = progress
         self._tried = tried
+        self._written = written
+        self._told = told
+        self._last_line = last_line
+        self._number = 0
+        """Of the last record that is known to have been written."""
+        self._after = 0
+        """Number of the last record that the engine has."""
+        self._losses: tuple[RecordsLost, ...] = ()
+        """What the rebuild found gone; told with the first record."""
+        self._server = ""
+        """Which run of the server has all records since the newest snapshot."""
         self._inbox: list[_Waiting] = []
         self._wake = asyncio.Event()
         self._urgent = asyncio.Event()
@@ -186,8 +241,16 @@ class Decider:
 
     # --- start ------------------------------------------------------------------------------
 
-    async def rebuild(self) -> None:
+    def begin(self, started: LeaderStarted) -> None:
+        """Leading begins: the first events of its first record."""
+        self.post(started)
+        for lost in self._losses:
+            self.post(lost)
+
+    async def rebuild(self, *, last_number: int = 0) -> None:
         """Newest snapshot + journal tail; what agents report comes on top, as events.
+
+        last_number: of a record that is known to have been written; 0: of none.
 
         Raises:
             ConfigError: a record was decided by a policy that is not here any more; names both.
@@ -195,23 +258,38 @@ class Decider:
             Unavailable: the journal does not answer.
         """
         await self._journal.open()
-        await self._read_back()
+        await self._read_back(last_number)
         self.time.begin(self.engine.state.now_s, self.engine.state.clock)
         for service, by in unknown_services(self.engine.state, self._settings.engine):
             log.warning("service %s is in no settings, so it is not lent; named by %s", service, by)
-        if self._decide_s_since_snapshot >= self._settings.snapshot_decide_s:
+        if not self._losses and self._decide_s_since_snapshot >= self._settings.snapshot_decide_s:
             # A leader that dies before its first record leaves the next one less to repeat.
             await self.save_snapshot()
 
-    async def _read_back(self) -> None:
-        """The engine as it was after the last record, from the newest snapshot and the journal."""
+    async def _read_back(self, last_number: int) -> None:
+        """The engine as it was after the last record, from the newest snapshot and the journal.
+
+        last_number: of a record that is known to have been written; 0: of none.
+        """
         began_s = self._clock.now_s()
-        rebuilt = await rebuild(self._journal, self._snapshots, progress=self._progress)
+        rebuilt = await rebuild(
+            self._journal, self._snapshots, progress=self._progress, last_number=last_number
+        )
         self.engine = rebuilt.engine
+        self._number, self._after = rebuilt.last_number, rebuilt.number
+        if rebuilt.losses:
+            # Lines of the lost records have their numbers: no other line is to have them too.
+            lines = await self._last_line()
+            self._losses = tuple(replace(lost, lines=lines) for lost in rebuilt.losses)
+        self._told()
+        self._server = self._journal.server
         self._decide_s_since_snapshot = self._clock.now_s() - began_s if rebuilt.records else 0.0
         # Counted on: one that dies often would else never write a snapshot, and each start of it
         # would take longer than the one before.
         self._records_since_snapshot = rebuilt.records
+        if rebuilt.losses:
+            # No later start is to find its way around them again.
+            self._records_since_snapshot = self._settings.snapshot_records
         self._snapshot_sequence = rebuilt.snapshot_sequence
 
     # --- the loop ---------------------------------------------------------------------------
@@ -298,8 +376,7 @@ class Decider:
         # The engine has taken nothing since: what a node is to be is what the journal now says.
         for command in dict.fromkeys(c for outcome in outcomes for c in outcome.commands):
             self._let_out(command)
-        for decision in decisions:
-            log.info("decided %s", describe(decision))
+        _log(inbox, decisions)
         if self._is_snapshot_due():
             await self.save_snapshot()
 
@@ -347,7 +424,10 @@ class Decider:
             if waiting.event is event and waiting.done is not None and not waiting.done.done():
                 waiting.done.set_exception(Unavailable(_BROKE))
         self._inbox = [one for one in inbox if one.event is not event] + self._inbox
-        await self._read_back()
+        self._losses = ()
+        await self._read_back(self._number)
+        for lost in self._losses:
+            self.post(lost)
         self._urgent.set()
         self.wake()
 
@@ -365,6 +445,7 @@ class Decider:
 
     def _tell_written(self) -> None:
         self._is_ahead = False
+        self._told()
         readers, self._readers = self._readers, []
         for reader in readers:
             if not reader.done():
@@ -411,24 +492,96 @@ class Decider:
             Unavailable: not known to be written, and no time is left to find out.
         """
         record = Record(
+            number=self._number + 1,
+            after=self._after,
             epoch=self.engine.state.epoch,
             writer=self._holder,
             entries=tuple(entries),
             decisions=decisions,
         )
         data = encode_record(record)
+        wounded_at_s: float | None = None
+        lost: RecordsLost | None = None
         while True:
             try:
-                await self._journal.append(data)
-            except Unavailable as error:
-                if not self._may_act() or self._is_stopping:
-                    raise
-                log.warning("journal: %s; trying again", error)
-                self._tried()  # the lease may last longer than the patience of a watchdog
-                await self._clock.sleep(JOURNAL_RETRY_S)
-            else:
-                self._records_since_snapshot += 1
-                return
+                if wounded_at_s is not None:
+                    lost = lost or await self._mend(record)
+                sequence = await self._journal.append(data)
+                if wounded_at_s is not None:
+                    await self._check_holds(sequence, data)
+                break
+            except Wounded as wound:
+                log.error("journal: %s; it is mended from what this leader knows", wound)
+                now_s = self._clock.now_s()
+                wounded_at_s = now_s if wounded_at_s is None else wounded_at_s
+                lost, error = None, Unavailable(f"{wound}")
+            except Unavailable as unavailable:
+                error = unavailable
+            if not self._may_act() or self._is_stopping:
+                raise error
+            if wounded_at_s is not None and (
+                self._clock.now_s() - wounded_at_s >= self._settings.leader_ttl_s
+            ):
+                raise Unavailable(f"it could not be mended in a leader's TTL: {error}")
+            log.warning("journal: %s; trying again", error)
+            self._tried()  # the lease may last longer than the patience of a watchdog
+            await self._clock.sleep(JOURNAL_RETRY_S)
+        self._number = self._after = record.number
+        self._written(record.number)
+        self._records_since_snapshot += 1
+        if lost is not None:
+            log.error("%s", lost_in_words(lost))
+            self.post(lost)
+        if lost is not None or self._server != self._journal.server:
+            # A server that was started again may have lost records, the last ones or others: a
+            # snapshot has their effect. It also follows one that `_mend` saved.
+            self._records_since_snapshot = self._settings.snapshot_records
+        self._server = self._journal.server
+
+    async def _mend(self, record: Record) -> RecordsLost:
+        """Save the state, which has the effect of a record and of all before it, and find the place
+        where the journal goes on. Nothing is taken out of what the journal still has.
+
+        Raises:
+            Fenced: a later leader wrote.
+            Unavailable: not known to be saved.
+        """
+        await self._journal.mend()
+        found = await self._journal.last_record()
+        first, from_s = 1, 0.0
+        if found is not None:
+            last = decode_record(found[1], sequence=found[0])
+            if last.epoch > record.epoch or (
+                last.epoch == record.epoch and last.writer != record.writer
+            ):
+                raise Fenced(f"journal record {found[0]} is of {last.writer}, epoch {last.epoch}")
+            first = 1 + number_of(last, sequence=found[0], before=0)
+            from_s = last.entries[-1].now_s if last.entries else 0.0
+        await self._snapshots.save(self._journal.last_sequence, self._saved(record.number))
+        until_s = record.entries[0].now_s
+        last_number = max(first, record.number - 1)
+        return RecordsLost(
+            first=first, last=last_number, from_s=from_s, until_s=until_s, is_state_whole=True
+        )
+
+    async def _check_holds(self, sequence: int, data: bytes) -> None:
+        """A server with a damaged block may acknowledge what it cannot read.
+
+        Raises:
+            Wounded: it did.
+        """
+        if not await self._journal.holds(sequence, data):
+            raise Wounded(f"record {sequence} was acknowledged and cannot be read")
+
+    def _saved(self, number: int) -> bytes:
+        """The state after the record of this number, as a snapshot."""
+        saved = Saved(
+            settings=self.engine.settings,
+            state=msgspec.Raw(self.engine.encode_state()),
+            journal=self._journal.identity,
+            number=number,
+        )
+        return msgspec.msgpack.encode(saved)
 
     async def save_snapshot(self) -> None:
         """Save the state as it is after the last record.
@@ -436,17 +589,12 @@ class Decider:
         A snapshot only shortens the next start, so one that cannot be written is no reason to
         stop; the next is tried after as many records again.
         """
-        saved = Saved(
-            settings=self.engine.settings,
-            state=msgspec.Raw(self.engine.encode_state()),
-            journal=self._journal.identity,
-        )
         self._records_since_snapshot = 0
         self._decide_s_since_snapshot = 0.0
         sequence = self._journal.last_sequence
         began_s = self._clock.now_s()
         try:
-            await self._snapshots.save(sequence, msgspec.msgpack.encode(saved))
+            await self._snapshots.save(sequence, self._saved(self._number))
             self._snapshot_took_s = self._clock.now_s() - began_s
         except (Unavailable, ConfigError) as error:
             log.warning("no snapshot: %s", error)

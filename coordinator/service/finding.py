@@ -8,6 +8,7 @@ from math import inf
 from msgspec import Struct
 
 from common.api import ApiError, ApiErrorCode
+from common.apirows import StoryRow
 from common.model import JobId, LeaseId, NodeName, ServiceName
 from coordinator.engine.loan_entries import LoanEntry
 from coordinator.engine.removing import REMOVED
@@ -38,7 +39,7 @@ class Subject(Struct, frozen=True, kw_only=True):
     from_s: float = -inf
     to_s: float = inf
 
-    def covers(self, line: StoryLine) -> bool:
+    def covers(self, line: StoryLine | StoryRow) -> bool:
         """Whether a line is one of those."""
         is_named = not self.words or line.subject in self.words
         return is_named and self.from_s <= line.at_s <= self.to_s

@@ -31,6 +31,15 @@ class LeaseThread:
         """On this machine's boot clock; a float that the thread replaces whole."""
         return self._lease.valid_until_s
 
+    @property
+    def record_before(self) -> int:
+        """Number of a record that the holder before has written; set once, when it is taken."""
+        return self._lease.record_before
+
+    def note_record(self, number: int) -> None:
+        """The next renewal tells of this record; an integer that is replaced whole."""
+        self._lease.note_record(number)
+
     async def look(self) -> None:
         """See who holds it now."""
         await _on(self._loop, self._lease.look())

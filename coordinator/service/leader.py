@@ -75,6 +75,8 @@ class LeaseValue(Struct, frozen=True, kw_only=True):
     ttl_s: Annotated[float, Meta(gt=0, le=MAX_TTL_S)]
     is_released: bool = False
     process: ProcessId | None = None
+    record: int = 0
+    """Number of a journal record that the holder has written; 0: not known."""
 
 
 class _Seen(NamedTuple):
@@ -120,11 +122,23 @@ class LeaderLease:
         self._seen = _Seen(-1, -math.inf)
         self._revision = 0
         self._valid_until_s = -math.inf
+        self._record = self._record_before = 0
+        self._lost_at_s: float | None = None
+        """Since when the key, which was there, is gone or older than it was."""
 
     @property
     def valid_until_s(self) -> float:
         """On this machine's boot clock; after it the holder must not act."""
         return self._valid_until_s
+
+    @property
+    def record_before(self) -> int:
+        """Number of a journal record that the holder before is known to have written; 0: none."""
+        return self._record_before
+
+    def note_record(self, number: int) -> None:
+        """Renewals tell from here on that the journal has this record."""
+        self._record = number
 
     async def look(self) -> None:
         """See who holds it now: from here on another's TTL counts, not only from `acquire` on.
@@ -136,6 +150,10 @@ class LeaderLease:
 
     def _see(self, entry: KeyEntry | None) -> None:
         revision = entry.revision if entry is not None else 0
+        if revision < self._seen.revision:
+            self._lost_at_s = self._clock.now_s()
+        elif revision > self._seen.revision:
+            self._lost_at_s = None
         if revision != self._seen.revision:
             self._seen = _Seen(revision, self._clock.now_s())
 
@@ -176,10 +194,12 @@ class LeaderLease:
             raise Fenced(f"the leader lease ran out {over_s:.1f} s ago")
         if await self._write(self._held):
             return
-        # An earlier renewal may have been applied although its answer was lost.
+        # An earlier renewal may have been applied although its answer was lost; or a damaged disk
+        # lost the key, or gave back an older value. Nobody else took the lease then: others wait
+        # for a TTL where a key that they saw is gone.
         entry = await self._key.get()
-        if entry is not None and decode_value(entry.value) == self._held:
-            self._revision = entry.revision
+        if self._is_ours_still(entry):
+            self._revision = entry.revision if entry is not None else 0
             if await self._write(self._held):
                 return
         self._held = None
@@ -225,15 +245,19 @@ class LeaderLease:
         self._valid_until_s = -math.inf
         if held is None:
             return
-        released = msgspec.msgpack.encode(msgspec.structs.replace(held, is_released=True))
+        value = msgspec.structs.replace(held, is_released=True, record=self._record)
+        released = msgspec.msgpack.encode(value)
         if await self._key.put(released, last_revision=self._revision) is not None:
             return
         entry = await self._key.get()
-        if entry is not None and decode_value(entry.value) == held:
+        found = decode_value(entry.value) if entry is not None else None
+        if entry is not None and found is not None and found.nonce == self._nonce:
             await self._key.put(released, last_revision=entry.revision)
 
     def _may_take(self, entry: KeyEntry | None, seen: _Seen, asked_s: float) -> bool:
         value = decode_value(entry.value) if entry is not None else None
+        if self._lost_at_s is not None and asked_s - self._lost_at_s < self._ttl_s:
+            return False  # its holder may be alive, and writes the key again
         if value is None:
             return entry is None or asked_s - seen.at_s >= self._ttl_s
         if value.is_released or value.nonce == self._nonce:
@@ -251,14 +275,26 @@ class LeaderLease:
             epoch=1 + max(previous.epoch if previous is not None else 0, reported),
             ttl_s=self._ttl_s,
             process=self._process,
+            record=previous.record if previous is not None else 0,
         )
+        self._record = self._record_before = value.record
         self._revision = entry.revision if entry is not None else 0
         if not await self._write(value):
             return None
         self._held = value
         return value.epoch
 
+    def _is_ours_still(self, entry: KeyEntry | None) -> bool:
+        """Whether the key shows no other holder than this one, or one before it."""
+        value = decode_value(entry.value) if entry is not None else None
+        if entry is None or self._held is None or not entry.value:
+            return self._held is not None
+        if value is None:
+            return False
+        return value.nonce == self._nonce or value.epoch < self._held.epoch
+
     async def _write(self, value: LeaseValue) -> bool:
+        value = msgspec.structs.replace(value, record=self._record)
         sent_s = self._clock.now_s()
         revision = await self._key.put(msgspec.msgpack.encode(value), last_revision=self._revision)
         if revision is None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Callable, Iterable
 from typing import TypeVar
+
+from msgspec import Struct, structs
 
 from common.api import (
     ApiErrorCode,
@@ -29,16 +33,34 @@ from common.api import (
 )
 from common.errors import ProtocolError, Unavailable
 from common.messages import Message
-from common.model import FINAL_JOB_STATES, STORE_INDEX
+from common.model import FINAL_JOB_STATES, STORE_INDEX, TOKEN_PATTERN, NodeName
 from coordinator.engine import ended, prerun_shape
 from coordinator.engine.state import EndedWorker, JobEntry, NodeEntry
 from coordinator.service import explain, finding, rows, services, trust
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.finding import Refusal, Subject
-from coordinator.service.paging import after, page
+from coordinator.service.paging import PAGE_BYTES, after, page
 from coordinator.service.reads import BUILD_S
 
 R = TypeVar("R")
+
+log = logging.getLogger(__name__)
+
+STORY_BYTES = 500_000
+"""Story lines of one description, the newest ones; the rest of it needs some room as well."""
+
+
+class Past(Struct, frozen=True, kw_only=True):
+    """Story lines of a subject.
+
+    end: the number after which the caller asks for what comes next.
+    has_more: whether older lines than those of the state are left out.
+    """
+
+    about: Subject = finding.ANYTHING
+    rows: tuple[StoryRow, ...] = ()
+    end: int = 0
+    has_more: bool = False
 
 
 class Looks:
@@ -47,7 +69,81 @@ class Looks:
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
 
-    def list(self, request: Message) -> Message:
+    async def past(self, request: Message) -> Past:
+        """Story lines that a request asks for; what the state forgot is read from the history.
+
+        Raises:
+            Refusal: the subject is unknown, also to the history.
+        """
+        state = self._coordinator.engine.state
+        match request:
+            case GetEvents():
+                try:
+                    about = finding.about(state, request.subject)
+                except Refusal as refusal:
+                    about = await self._forgotten(request.subject, refusal)
+                # Without a subject and a number the newest lines are meant.
+                is_recent = request.after >= state.stories_dropped
+                is_recent |= not (request.after or about.words)
+                return await self._past(about, after=request.after, is_recent=is_recent)
+            case Describe(kind="job"):
+                about = finding.about_job(state, finding.job(state, request.name).job_id)
+            case Describe(kind="node"):
+                about = finding.about_node(state, finding.node(state, request.name).name)
+            case Describe(kind="service") if request.name in state.services:
+                about = finding.about_service(state, request.name)
+            case Describe(kind="loan"):
+                is_recommended = NodeName(request.name) in state.recommendations
+                find = finding.about_node if is_recommended else finding.about_loan
+                about = find(state, request.name)
+            case _:
+                return Past()
+        return await self._past(about, is_newest=True)
+
+    async def _past(
+        self, about: Subject, *, after: int = 0, is_newest: bool = False, is_recent: bool = False
+    ) -> Past:
+        c = self._coordinator
+        state = c.engine.state
+        first, end = state.stories_dropped + 1, state.stories_dropped + len(state.stories)
+        recent = rows.story_rows(state.stories, first - 1, after=after, about=about)
+        if c.history is None or is_recent or first == 1:
+            return Past(about=about, rows=recent, end=end)
+        try:
+            found, has_more = await c.history.read(
+                about.words,
+                after=after,
+                before=first,
+                most_bytes=STORY_BYTES if is_newest else PAGE_BYTES,
+                newest=is_newest,
+            )
+        except Unavailable as error:
+            log.warning("history cannot be read, so the newest lines are shown: %s", error)
+            return Past(about=about, rows=recent, end=end)
+        old = tuple(row for row in found if about.covers(row))
+        if has_more:
+            return Past(about=about, rows=old, end=found[-1].number, has_more=True)
+        return Past(about=about, rows=(*old, *recent), end=end)
+
+    async def _forgotten(self, asked: str, refusal: Refusal) -> Subject:
+        """A subject that only the history knows: a job that ended long ago, a node that left."""
+        kind, _, name = asked.rpartition("/")
+        history = self._coordinator.history
+        is_unknown = refusal.error.code == ApiErrorCode.NOT_FOUND and kind in ("", "job", "node")
+        if not is_unknown or history is None or not re.fullmatch(TOKEN_PATTERN, name):
+            raise refusal
+        try:
+            before = self._coordinator.engine.state.stories_dropped + 1
+            found, _ = await history.read(
+                {name}, after=0, before=before, most_bytes=1, newest=False
+            )
+        except Unavailable:
+            raise refusal from None
+        if not found:
+            raise refusal
+        return Subject(name=f"{kind or 'job'}/{name}", words=frozenset({name}))
+
+    def list(self, request: Message, past: Past) -> Message:
         """Whatever has rows: jobs, nodes, services, tenants, loans, events, the cell's status.
 
         Raises:
@@ -76,13 +172,10 @@ class Looks:
             case ListLoans():
                 return self._loans(request)
             case GetEvents():
-                about = finding.about(state, request.subject)
-                all_rows = rows.story_rows(
-                    state.stories, state.stories_dropped, after=request.after, about=about
-                )
-                found, has_more = page(all_rows)
-                last = found[-1].number if has_more else state.stories_dropped + len(state.stories)
-                return Events(rows=found, last=last, subject=about.name, has_more=has_more)
+                found, is_cut = page(past.rows)
+                last = found[-1].number if is_cut else past.end
+                has_more = is_cut or past.has_more
+                return Events(rows=found, last=last, subject=past.about.name, has_more=has_more)
             case GetStatus():
                 return rows.status(
                     c.engine,
@@ -138,7 +231,7 @@ class Looks:
     def _now_s(self) -> float:
         return self._coordinator.decider.time.now_s()
 
-    def describe(self, request: Describe) -> Description:
+    def describe(self, request: Describe, past: Past) -> Description:
         """All that is known of one job, node, service or loan.
 
         Raises:
@@ -150,7 +243,11 @@ class Looks:
             "service": self._describe_service,
             "loan": self._describe_loan,
         }
-        return describers[request.kind](request.name)
+        found = describers[request.kind](request.name)
+        story = _newest(past.rows)
+        if request.kind == "service":
+            story = story[-services.STORY_LINES :]
+        return structs.replace(found, story=story)
 
     def _describe_job(self, name: str) -> Description:
         engine = self._coordinator.engine
@@ -164,7 +261,6 @@ class Looks:
             workers=rows.worker_rows(job),
             why=explain.job(engine, job, now_s=now_s),
             estimate="" if is_over else explain.estimate(engine, job, now_s=now_s),
-            story=self._story(finding.about_job(engine.state, job.job_id)),
             spec=prerun_shape.submitted(job),
         )
 
@@ -188,7 +284,6 @@ class Looks:
                 slow_command=slow_command,
                 refused_report=c.refused_reports.of(node.name),
             ),
-            story=self._story(finding.about_node(c.engine.state, name)),
         )
 
     def _describe_service(self, name: str) -> Description:
@@ -197,7 +292,6 @@ class Looks:
         if name not in names:
             raise services.not_there(c.engine, name, names)
         now_s = self._now_s()
-        story = self._story(finding.about_service(c.engine.state, name))
         return Description(
             kind="service",
             name=name,
@@ -207,7 +301,6 @@ class Looks:
                 rows.loan_row(loan, now_s=now_s) for loan in services.loans_of(c.engine, name)
             ),
             why=services.why(c.engine, name, now_s=now_s),
-            story=story[-services.STORY_LINES :],
         )
 
     def _describe_loan(self, name: str) -> Description:
@@ -215,13 +308,11 @@ class Looks:
         for row in trust.recommended(engine):
             if row.lease_id == name:
                 said = f"waits for an operator (aryl loan approve {name}): {row.reason}"
-                about = finding.about_node(engine.state, name)
                 return Description(
                     kind="loan",
                     name=name,
                     loan=row,
                     why=(said, *services.limit(engine, row.service)),
-                    story=self._story(about),
                 )
         loan = finding.loan(engine.state, name)
         return Description(
@@ -232,7 +323,6 @@ class Looks:
                 *explain.loan(loan),
                 *(services.limit(engine, loan.service) if loan.returned_at_s is None else ()),
             ),
-            story=self._story(finding.about_loan(engine.state, loan.lease_id)),
         )
 
     async def logs(self, request: GetLogs) -> Logs:
@@ -255,9 +345,11 @@ class Looks:
             raise Refusal(ApiErrorCode.NOT_FOUND, f"{whose}: {reply.error}", "worker_index")
         return Logs(text=reply.text, node=worker.node, worker_index=index, attempt=attempt)
 
-    def _story(self, about: Subject) -> tuple[StoryRow, ...]:
-        state = self._coordinator.engine.state
-        return rows.story_rows(state.stories, state.stories_dropped, about=about)
+
+def _newest(story: tuple[StoryRow, ...]) -> tuple[StoryRow, ...]:
+    """As many of the last lines as a description carries beside the rest."""
+    found, _ = page(reversed(story), most_bytes=STORY_BYTES)
+    return tuple(reversed(found))
 
 
 def _worker(job: JobEntry, request: GetLogs) -> EndedWorker:

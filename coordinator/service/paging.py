@@ -20,7 +20,10 @@ PAGE_BYTES = 800_000
 
 
 def page(
-    rows: Iterable[R], *, is_over: Callable[[], bool] = lambda: False
+    rows: Iterable[R],
+    *,
+    is_over: Callable[[], bool] = lambda: False,
+    most_bytes: int = PAGE_BYTES,
 ) -> tuple[tuple[R, ...], bool]:
     """The first rows that one message carries, at least one, and whether there are more.
 
@@ -30,7 +33,7 @@ def page(
     size_bytes = 0
     for row in rows:
         size_bytes += len(msgspec.msgpack.encode(row))
-        if taken and (size_bytes > PAGE_BYTES or is_over()):
+        if taken and (size_bytes > most_bytes or is_over()):
             return tuple(taken), True
         taken.append(row)
     return tuple(taken), False

@@ -5,9 +5,29 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
+from msgspec import Struct
+
+from common.errors import ArylError
+
+
+class Wounded(ArylError):  # noqa: N818 - a state of the world, not a mistake
+    """The journal lost records that it had acknowledged; `mend` finds its end, or makes it."""
+
+
+class Lost(Struct, frozen=True):
+    """Sequences at which a journal has nothing any more, both ends included; none was dropped."""
+
+    first: int
+    last: int
+
 
 class JournalPort(Protocol):
     """An append-only log with fencing."""
+
+    @property
+    def server(self) -> str:
+        """Which run of the server keeps it; another one may have lost what the one before had."""
+        ...
 
     @property
     def identity(self) -> str:
@@ -40,13 +60,26 @@ class JournalPort(Protocol):
             ConfigError: it is larger than whoever keeps it takes, now and later.
             Fenced: somebody else wrote in between.
             Unavailable: not known to be written.
+            Wounded: records that were there are gone, the last ones or all.
         """
         ...
 
-    def read(self, from_sequence: int) -> AsyncIterator[tuple[int, bytes]]:
+    async def mend(self) -> None:
+        """After `Wounded`: find the end as it is now, in a journal that is made if it is gone."""
+        ...
+
+    async def holds(self, sequence: int, record: bytes) -> bool:
+        """Whether a record can be read back."""
+        ...
+
+    async def last_record(self) -> tuple[int, bytes] | None:
+        """The last record that can be read, and its sequence."""
+        ...
+
+    def read(self, from_sequence: int) -> AsyncIterator[tuple[int, bytes] | Lost]:
         """Records from a sequence on, to the end as it is now; foreign messages are left out.
 
-        Those that were dropped are left out as well.
+        Those that were dropped are left out as well; those that are gone are reported as `Lost`.
         """
         ...
 
@@ -77,6 +110,15 @@ class LeasePort(Protocol):
     @property
     def valid_until_s(self) -> float:
         """On this machine's boot clock; after it the holder must not act."""
+        ...
+
+    @property
+    def record_before(self) -> int:
+        """Number of a journal record that the holder before is known to have written; 0: none."""
+        ...
+
+    def note_record(self, number: int) -> None:
+        """Renewals tell from here on that the journal has this record."""
         ...
 
     async def look(self) -> None:

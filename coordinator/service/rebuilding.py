@@ -9,16 +9,19 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Generator
+from datetime import UTC, datetime
 
 import msgspec
 from msgspec import Struct
 
 from common.decoding import UNREADABLE
 from common.errors import ConfigError, ProtocolError
+from coordinator.engine.doubting import span
 from coordinator.engine.engine import Engine, decode_state
-from coordinator.engine.record import Record, decode_record, replay
+from coordinator.engine.events import RecordsLost
+from coordinator.engine.record import Record, decode_record, follow, number_of, replay
 from coordinator.engine.settings import EngineSettings
-from coordinator.service.ports import JournalPort, SnapshotsPort
+from coordinator.service.ports import JournalPort, Lost, SnapshotsPort
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +36,8 @@ class Saved(Struct, frozen=True, kw_only=True):
     state: msgspec.Raw
     journal: str = ""
     """The identity of the journal that its sequence counts in."""
+    number: int = 0
+    """Of the last record that is in it; 0: an older version, the number is the sequence."""
 
 
 class Rebuilt(Struct, frozen=True, kw_only=True):
@@ -43,51 +48,138 @@ class Rebuilt(Struct, frozen=True, kw_only=True):
     """How many of the journal it took: those after the newest snapshot."""
     snapshot_sequence: int
     """Of the last record that is in that snapshot; 0: there was none."""
+    number: int
+    """Of the last record that is in the engine."""
+    last_number: int
+    """Of the last record that is known to have been written."""
+    losses: tuple[RecordsLost, ...] = ()
+    """Records that are gone; the state lacks what they held."""
+
+
+class _Base(Struct, frozen=True):
+    """Where replay begins."""
+
+    engine: Engine
+    sequence: int = 0
+    number: int = 0
+    is_of_this_journal: bool = True
+    """Whether records after this sequence are the records after this number."""
+
+
+class _Replaying:
+    """The engine on its way through the journal, and what is missing on the way."""
+
+    def __init__(self, base: _Base, journal: JournalPort, progress: Callable[[], None]) -> None:
+        self.engine = base.engine
+        self.number = base.number
+        self._at = base.number if base.is_of_this_journal else 0
+        """Number of the last record that was read, also of one that the snapshot has."""
+        self.records = self.mismatches = self.first_mismatch = 0
+        self.losses: list[RecordsLost] = []
+        self._progress = progress
+        self._journal = journal
+        self._gone: Lost | None = None
+
+    async def run(self, from_sequence: int) -> None:
+        """Take every record from a sequence on that is later than the last one taken."""
+        if from_sequence < self._journal.first_sequence and self._journal.first_sequence > 1:
+            self._gone = Lost(from_sequence, self._journal.first_sequence - 1)
+        async for found in self._journal.read(from_sequence):
+            if isinstance(found, Lost):
+                first = found.first if self._gone is None else self._gone.first
+                self._gone = Lost(first, found.last)
+                continue
+            self._take(*found)
+            self._progress()
+            await asyncio.sleep(0)  # the lease must be renewed meanwhile: one that ran out is lost
+        if self._gone is not None:
+            self.lose(self.number + 1, self.number + 1 + self._gone.last - self._gone.first, None)
+
+    def _take(self, sequence: int, data: bytes) -> None:
+        record = _decoded(data, sequence)
+        self._at = number = number_of(record, sequence=sequence, before=self._at)
+        if number <= self.number:
+            return  # in the snapshot, or written twice
+        at_s = record.entries[0].now_s if record.entries else None
+        if self._gone is not None or (record.number and record.after > self.number):
+            self.lose(self.number + 1, max(record.after, number - 1), at_s)
+        self._gone = None
+        with _decided_by_what_is_here(f"journal record {sequence}"):
+            if self.losses:
+                follow(self.engine, record)
+            elif not replay(self.engine, record):
+                self.mismatches += 1
+                self.first_mismatch = self.first_mismatch or sequence
+        self.number = number
+        self.records += 1
+
+    def lose(self, first: int, last: int, until_s: float | None) -> None:
+        """Note that records are gone."""
+        from_s = self.engine.state.now_s
+        self.losses.append(RecordsLost(first=first, last=last, from_s=from_s, until_s=until_s))
 
 
 async def rebuild(
-    journal: JournalPort, snapshots: SnapshotsPort, *, progress: Callable[[], None]
+    journal: JournalPort,
+    snapshots: SnapshotsPort,
+    *,
+    progress: Callable[[], None],
+    last_number: int = 0,
 ) -> Rebuilt:
     """Newest snapshot + journal tail, of a journal that was opened.
 
+    What is damaged and gone is passed over and reported: what runs is known to the nodes.
+
     Args:
         progress: called after the snapshot and after each record.
+        last_number: of a record that is known to have been written; 0: of none.
 
     Raises:
         ConfigError: a record was decided by a policy that is not here any more; names both.
         ProtocolError: a record of a coordinator cannot be read; names its sequence. Or records were
-            dropped that no snapshot has.
+            dropped, and the snapshot that has them is of another version.
         Unavailable: the journal does not answer.
     """
-    engine, after = await _from_snapshot(journal, snapshots)
+    base = await _from_snapshot(journal, snapshots)
     progress()
-    _check_reaches(after, journal)
-    records = mismatches = first_mismatch = 0
-    async for sequence, data in journal.read(after + 1):
-        record = _decoded(data, sequence)
-        with _decided_by_what_is_here(f"journal record {sequence}"):
-            is_same = replay(engine, record)
-        if not is_same:
-            mismatches += 1
-            first_mismatch = first_mismatch or sequence
-        records += 1
-        progress()
-        await asyncio.sleep(0)  # the lease must be renewed meanwhile: one that ran out is lost
-    log.info("rebuilt from snapshot %d and %d records", after, records)
-    if mismatches:
+    replaying = _Replaying(base, journal, progress)
+    await replaying.run(base.sequence + 1 if base.is_of_this_journal else journal.first_sequence)
+    if last_number > replaying.number:
+        replaying.lose(replaying.number + 1, last_number, None)
+    log.info("rebuilt from snapshot %d and %d records", base.sequence, replaying.records)
+    if replaying.mismatches:
         told = "%d of these records are decided otherwise now, journal record %d first"
-        log.warning(told, mismatches, first_mismatch)
-    return Rebuilt(engine=engine, records=records, snapshot_sequence=after)
+        log.warning(told, replaying.mismatches, replaying.first_mismatch)
+    for one in replaying.losses:
+        log.error("%s", lost_in_words(one))
+    return Rebuilt(
+        engine=replaying.engine,
+        records=replaying.records,
+        snapshot_sequence=base.sequence,
+        number=replaying.number,
+        last_number=max(replaying.number, last_number),
+        losses=tuple(replaying.losses),
+    )
 
 
-def _check_reaches(after: int, journal: JournalPort) -> None:
-    """Without the records between a snapshot and the first one left, jobs would be lost unseen."""
-    if after + 1 < journal.first_sequence:
-        raise ProtocolError(
-            f"journal: records before {journal.first_sequence} were dropped (journal_kept_days) "
-            "and no snapshot of them can be used: start the version that wrote the last one, or "
-            "put back a backup of NATS's store (docs/operations.md says what else can be done)"
+def lost_in_words(one: RecordsLost) -> str:
+    """Which records are gone, of which time, and what that means."""
+    until = "the end" if one.until_s is None else _instant(one.until_s)
+    when = f"from {_instant(one.from_s) if one.from_s else 'the beginning'} to {until}"
+    if one.is_state_whole:
+        return (
+            f"journal {span(one)} lost ({when}). This leader has their effect in "
+            "memory and saved it: no job or order is lost"
         )
+    return (
+        f"journal {span(one)} lost ({when}). Jobs submitted and orders given in them "
+        "are forgotten. A job that runs is taken over from its node's ledger. Every other job "
+        "waits until all nodes have reported; one that ended in these records starts again"
+    )
+
+
+def _instant(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, tz=UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _decoded(data: bytes, sequence: int) -> Record:
@@ -100,43 +192,45 @@ def _decoded(data: bytes, sequence: int) -> Record:
         ) from error
 
 
-async def _from_snapshot(journal: JournalPort, snapshots: SnapshotsPort) -> tuple[Engine, int]:
+async def _from_snapshot(journal: JournalPort, snapshots: SnapshotsPort) -> _Base:
     """Before the first record nothing is configured: records carry the settings they had."""
     loaded = await snapshots.load()
     if loaded is None:
-        return Engine(EngineSettings()), 0
+        return _Base(Engine(EngineSettings()))
     sequence, data = loaded
     try:
         saved = msgspec.msgpack.decode(data, type=Saved)
-        why_not = _why_not(saved, sequence, journal)
-        if not why_not:
-            state = decode_state(bytes(saved.state))
-            with _decided_by_what_is_here(f"snapshot {sequence}"):
-                return Engine(saved.settings, state), sequence
-        log.error("snapshot %d is left aside: %s", sequence, why_not)
+        state = decode_state(bytes(saved.state))
     except (ProtocolError, *UNREADABLE) as error:
+        if journal.first_sequence > 1:
+            # Its checksum is right, so it is no damage: without it jobs would be lost unseen.
+            raise ProtocolError(
+                f"journal: records before {journal.first_sequence} were dropped "
+                f"(journal_kept_days) and no snapshot of them can be used ({error}): start the "
+                "version that wrote the last one, or put back a backup of NATS's store "
+                "(docs/operations.md says what else can be done)"
+            ) from error
         # A journal that forgets nothing only takes longer without the snapshot.
         log.warning("snapshot %d cannot be read: %s", sequence, error)
-    return Engine(EngineSettings()), 0
-
-
-def _why_not(saved: Saved, sequence: int, journal: JournalPort) -> str:
-    """Why a snapshot is not of this journal; empty when it is.
-
-    What happened after it is lost with the old journal: jobs that it calls running may have
-    ended, and would run twice. Agents know what runs, so the state is rebuilt from them, as
-    when all is lost; what only waited must be submitted again.
-    """
-    if saved.journal and saved.journal != journal.identity:
-        why = f"it is of another journal ({saved.journal}, this one is {journal.identity})"
-    elif sequence > journal.last_sequence:
-        why = f"the journal ends before it, at {journal.last_sequence}"
-    else:
-        return ""
-    return (
-        f"{why}; only this journal counts. If that one was lost, jobs that only waited are "
-        "lost with it, and those on nodes are taken from their ledgers"
-    )
+        return _Base(Engine(EngineSettings()))
+    number = saved.number or sequence
+    last = await journal.last_record()
+    record = None if last is None else _decoded(last[1], last[0])
+    if last is not None and record is not None and record.entries:
+        at = number_of(record, sequence=last[0], before=0)
+        if at <= number and record.entries[-1].now_s > state.now_s:
+            log.error(
+                "snapshot %d is left aside: the journal was made again since, and its last record "
+                "is later than the snapshot; what runs is taken over from the nodes' ledgers",
+                sequence,
+            )
+            return _Base(Engine(EngineSettings()))
+    with _decided_by_what_is_here(f"snapshot {sequence}"):
+        engine = Engine(saved.settings, state)
+    is_whole = saved.journal in ("", journal.identity) and sequence <= journal.last_sequence
+    if not is_whole:
+        log.error("snapshot %d is later than what the journal still has", sequence)
+    return _Base(engine, sequence, number, is_whole)
 
 
 @contextlib.contextmanager

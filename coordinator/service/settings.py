@@ -79,6 +79,10 @@ class CoordinatorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             "there; 0: none ever. Of a stream that is made anew"
         ),
     ] = 0.0
+    history_kept_days: Annotated[
+        NonNegativeFloat,
+        Meta(description="events that `explain` and `events` show are kept this long; 0: for ever"),
+    ] = 365.0
     journal_replicas: Annotated[
         int,
         Meta(

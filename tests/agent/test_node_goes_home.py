@@ -168,3 +168,26 @@ def test_what_is_left_of_a_lease_counts_from_what_was_confirmed() -> None:
     memory.lease_until_s = 45.0
     assert lease_left_s(memory, 10.0) == 35.0
     assert lease_left_s(memory, 50.0) == 0.0
+
+
+async def test_a_loan_is_told_in_the_log_step_by_step(caplog: pytest.LogCaptureFixture) -> None:
+    """The node leaves its service, is on loan, is called back and why, is home with each stage."""
+    caplog.set_level("INFO")
+    house = House(inference=True)
+    await house.lend_with(order())
+    house.accept(R.SERVING)
+    await house.turn(8)
+    assert house.role() == R.SERVING
+    name = house.life.memory.node
+    lines = [line for line in caplog.messages if line.startswith(f"node {name} ")]
+    while "leaves" not in lines[0]:  # it first came to serve
+        del lines[0]
+    assert [line.partition(":")[0] for line in lines[:4]] == [
+        f"node {name} leaves its service (serving -> draining)",
+        f"node {name} is on loan (draining -> on_loan)",
+        f"node {name} goes home (on_loan -> vacating)",
+        f"node {name} starts its server (vacating -> warming)",
+    ]
+    assert lines[2].partition(": ")[2]
+    assert lines[-1].startswith(f"node {name} is home again (warming -> serving): checkpoint ")
+    assert all(stage in lines[-1] for stage in ("exit", "device_free", "server_ready"))

@@ -51,6 +51,7 @@ from tests.fakes import (
     FakeBus,
     FakeClock,
     FakeNetwork,
+    MemoryHistory,
     MemoryJournal,
     MemoryKey,
     MemorySnapshots,
@@ -183,6 +184,7 @@ class Leader:
                 margin_s=settings.leader_margin_s,
             ),
             progress=progress,
+            history=cell.history.another(),
         )
         self.task = asyncio.create_task(
             self.coordinator.run(Api(self.coordinator).serve), name=name
@@ -206,6 +208,7 @@ class Cell:
         self.network = FakeNetwork()
         self.records: list[bytes] = []
         self.snapshots = MemorySnapshots()
+        self.history = MemoryHistory()
         self.key = MemoryKey()
         self.leaders: list[Leader] = []
         self.caller = FakeBus(self.network, clock=self.clock)

@@ -16,7 +16,7 @@ from common.errors import Unavailable
 from coordinator.service import leaderkey, store
 from coordinator.service.leader import KeyPort
 from coordinator.service.natsserver import NatsServer
-from coordinator.service.ports import JournalPort, LeasePort, SnapshotsPort
+from coordinator.service.ports import JournalPort, LeasePort, Lost, SnapshotsPort
 from tests.fakes import FakeClock, Foreign, MemoryJournal, MemoryKey, MemorySnapshots, memory_lease
 from tests.inbox import PATIENCE_S
 
@@ -142,7 +142,14 @@ async def opened(place: Place) -> JournalPort:
 
 async def records(journal: JournalPort, from_sequence: int = 1) -> list[tuple[int, bytes]]:
     """All there is."""
-    return [record async for record in journal.read(from_sequence)]
+    found = [record async for record in journal.read(from_sequence)]
+    return [record for record in found if not isinstance(record, Lost)]
+
+
+async def lost(journal: JournalPort, from_sequence: int = 1) -> list[tuple[int, int]]:
+    """First and last sequence of each span that is gone."""
+    found = [span async for span in journal.read(from_sequence)]
+    return [(span.first, span.last) for span in found if isinstance(span, Lost)]
 
 
 async def written(journal: JournalPort, record: bytes) -> int:

@@ -24,6 +24,7 @@ from coordinator.service import store
 from coordinator.sim.replay import Replay, replay
 from tests.fakes import MemoryJournal
 from tests.servers import running_nats
+from tests.service import places
 from tests.service.cell import CELL, CHAT, Agent, Cell, make_settings, make_spec
 
 
@@ -240,7 +241,7 @@ async def test_a_journal_that_went_through_jetstream_is_replayed(tmp_path: Path)
     """The same life, its records written to a real stream and read back from it."""
 
     async def records(journal: store.Journal) -> AsyncIterator[tuple[int, Record]]:
-        async for sequence, data in journal.read(1):
+        for sequence, data in await places.records(journal):
             yield sequence, decode_record(data, sequence=sequence)
 
     async with Cell(training=2, inference=2) as cell:
@@ -251,7 +252,7 @@ async def test_a_journal_that_went_through_jetstream_is_replayed(tmp_path: Path)
             journal = store.Journal(bus, cell=CELL, writer="w", clock=SystemClock())
             await journal.open()
             memory = MemoryJournal(cell.records)
-            async for _, data in memory.read(1):
+            for _, data in await places.records(memory):
                 await journal.append(data)
             result = replay([found async for found in records(journal)])
             assert result.differences == ()

@@ -16,6 +16,7 @@ from common.bus import connect_nats
 from common.clock import SystemClock
 from common.errors import ProtocolError, Unavailable
 from common.messages import Message
+from common.model import JobState
 from coordinator.client import Client
 from coordinator.service.daemon import run
 from coordinator.service.ports import JournalPort
@@ -268,16 +269,33 @@ async def test_without_the_setting_nothing_is_dropped() -> None:
 
 
 async def test_a_journal_that_nobody_can_begin_to_read_is_refused() -> None:
-    """Without its snapshot what was dropped is missing: to go on would lose jobs unseen."""
+    """A whole snapshot of another version has what was dropped: to go on would lose jobs."""
     async with Cell() as cell:
         await cell.lead(settings=SETTINGS)
         for number in range(12):
             await submit(cell, f"w{number}")
         await cell.leaders[0].crash()
-        cell.snapshots.saved = None
+        cell.snapshots.saved = (12, b"of another version")
         again = cell.launch("two", SETTINGS)
         with pytest.raises(ProtocolError, match=r"records before \d+ were dropped.*backup"):
             await again.coordinator.decider.rebuild()
+
+
+async def test_a_shortened_journal_without_any_snapshot_begins_and_names_what_is_lost() -> None:
+    """Nothing can bring back what a damaged disk lost; running jobs go on, and one line says so."""
+    async with Cell() as cell:
+        coordinator = await cell.lead(settings=SETTINGS)
+        job_id = await running(cell, coordinator)
+        for number in range(12):
+            await submit(cell, f"w{number}")
+        await cell.leaders[0].crash()
+        cell.snapshots.saved = None
+        first = cell.leaders[0].journal.first_sequence
+        again = await cell.lead("two", SETTINGS)
+        told = [one.what for one in again.engine.state.stories if one.subject == "cell"]
+        assert f"journal records 1 to {first - 1} lost" in told
+        await cell.until(lambda: job_id in again.engine.state.jobs)
+        assert job(again, job_id).state == JobState.RUNNING
 
 
 async def test_a_journal_that_cannot_be_shortened_stops_nobody() -> None:

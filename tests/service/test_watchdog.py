@@ -18,6 +18,7 @@ import pytest
 
 from common.api import Submit
 from common.errors import Fenced
+from coordinator.service.ports import Lost
 from tests.fakes import FakeClock, MemoryJournal, MemorySnapshots
 from tests.inbox import PATIENCE_S as DEADLINE_S
 from tests.servers import running_nats
@@ -54,7 +55,7 @@ class SlowJournal(MemoryJournal):
         self._record_s = record_s
         self.read_count = 0
 
-    async def read(self, from_sequence: int) -> AsyncIterator[tuple[int, bytes]]:
+    async def read(self, from_sequence: int) -> AsyncIterator[tuple[int, bytes] | Lost]:
         """Records from a sequence on; time passes before each."""
         async for record in super().read(from_sequence):
             await self._clock.sleep(self._record_s)
