@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -51,6 +52,13 @@ DAY_S = 86_400.0
 
 async def _no_line() -> int:
     return 0
+
+
+class Numbers(NamedTuple):
+    """Of the last record that is known to have been written, and of the last one in the engine."""
+
+    known: int = 0
+    taken: int = 0
 
 
 class _Waiting(Struct):
@@ -130,10 +138,7 @@ class Decider:
         self._written = written
         self._told = told
         self._last_line = last_line
-        self._number = 0
-        """Of the last record that is known to have been written."""
-        self._after = 0
-        """Number of the last record that the engine has."""
+        self._numbers = Numbers()
         self._losses: tuple[RecordsLost, ...] = ()
         """What the rebuild found gone; told with the first record."""
         self._server = ""
@@ -232,7 +237,7 @@ class Decider:
             self._journal, self._snapshots, progress=self._progress, last_number=last_number
         )
         self.engine = rebuilt.engine
-        self._number, self._after = rebuilt.last_number, rebuilt.number
+        self._numbers = Numbers(rebuilt.last_number, rebuilt.number)
         if rebuilt.losses:
             # Lines of the lost records have their numbers: no other line is to have them too.
             lines = await self._last_line()
@@ -388,8 +393,8 @@ class Decider:
             Unavailable: not known to be written, and no time is left to find out.
         """
         record = Record(
-            number=self._number + 1,
-            after=self._after,
+            number=self._numbers.known + 1,
+            after=self._numbers.taken,
             epoch=self.engine.state.epoch,
             writer=self._holder,
             entries=tuple(entries),
@@ -422,7 +427,7 @@ class Decider:
             log.warning("journal: %s; trying again", error)
             self._progress()  # the lease may last longer than the patience of a watchdog
             await self._clock.sleep(JOURNAL_RETRY_S)
-        self._number = self._after = record.number
+        self._numbers = Numbers(record.number, record.number)
         self._written(record.number)
         self._records_since_snapshot += 1
         if lost is not None:
@@ -488,7 +493,7 @@ class Decider:
         self._records_since_snapshot = 0
         sequence = self._journal.last_sequence
         try:
-            await self._snapshots.save(sequence, self._saved(self._number))
+            await self._snapshots.save(sequence, self._saved(self._numbers.taken))
         except (Unavailable, ConfigError) as error:
             log.warning("no snapshot: %s", error)
             return
