@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -67,6 +68,13 @@ _BROKE = "the coordinator failed on this request; its log says why"
 
 async def _no_line() -> int:
     return 0
+
+
+class Numbers(NamedTuple):
+    """Of the last record that is known to have been written, and of the last one in the engine."""
+
+    known: int = 0
+    taken: int = 0
 
 
 class _Waiting(Struct):
@@ -149,10 +157,7 @@ class Decider:
         self._written = written
         self._told = told
         self._last_line = last_line
-        self._number = 0
-        """Of the last record that is known to have been written."""
-        self._after = 0
-        """Number of the last record that the engine has."""
+        self._numbers = Numbers()
         self._losses: tuple[RecordsLost, ...] = ()
         """What the rebuild found gone; told with the first record."""
         self._server = ""
@@ -276,7 +281,7 @@ class Decider:
             self._journal, self._snapshots, progress=self._progress, last_number=last_number
         )
         self.engine = rebuilt.engine
-        self._number, self._after = rebuilt.last_number, rebuilt.number
+        self._numbers = Numbers(rebuilt.last_number, rebuilt.number)
         if rebuilt.losses:
             # Lines of the lost records have their numbers: no other line is to have them too.
             lines = await self._last_line()
@@ -425,7 +430,7 @@ class Decider:
                 waiting.done.set_exception(Unavailable(_BROKE))
         self._inbox = [one for one in inbox if one.event is not event] + self._inbox
         self._losses = ()
-        await self._read_back(self._number)
+        await self._read_back(self._numbers.known)
         for lost in self._losses:
             self.post(lost)
         self._urgent.set()
@@ -492,8 +497,8 @@ class Decider:
             Unavailable: not known to be written, and no time is left to find out.
         """
         record = Record(
-            number=self._number + 1,
-            after=self._after,
+            number=self._numbers.known + 1,
+            after=self._numbers.taken,
             epoch=self.engine.state.epoch,
             writer=self._holder,
             entries=tuple(entries),
@@ -526,7 +531,7 @@ class Decider:
             log.warning("journal: %s; trying again", error)
             self._tried()  # the lease may last longer than the patience of a watchdog
             await self._clock.sleep(JOURNAL_RETRY_S)
-        self._number = self._after = record.number
+        self._numbers = Numbers(record.number, record.number)
         self._written(record.number)
         self._records_since_snapshot += 1
         if lost is not None:
@@ -594,7 +599,7 @@ class Decider:
         sequence = self._journal.last_sequence
         began_s = self._clock.now_s()
         try:
-            await self._snapshots.save(sequence, self._saved(self._number))
+            await self._snapshots.save(sequence, self._saved(self._numbers.taken))
             self._snapshot_took_s = self._clock.now_s() - began_s
         except (Unavailable, ConfigError) as error:
             log.warning("no snapshot: %s", error)

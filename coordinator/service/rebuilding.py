@@ -101,7 +101,8 @@ class _Replaying:
         if number <= self.number:
             return  # in the snapshot, or written twice
         at_s = record.entries[0].now_s if record.entries else None
-        if self._gone is not None or (record.number and record.after > self.number):
+        is_gap = self._gone is not None or (record.number and record.after > self.number)
+        if is_gap and not _tells_of(record, self.number + 1):
             self.lose(self.number + 1, max(record.after, number - 1), at_s)
         self._gone = None
         with _decided_by_what_is_here(f"journal record {sequence}"):
@@ -157,9 +158,15 @@ async def rebuild(
         records=replaying.records,
         snapshot_sequence=base.sequence,
         number=replaying.number,
-        last_number=max(replaying.number, last_number),
+        last_number=max(replaying.number, last_number, *(one.last for one in replaying.losses)),
         losses=tuple(replaying.losses),
     )
+
+
+def _tells_of(record: Record, first: int) -> bool:
+    """Whether its writer began without the records from a number on: it decided as replay does."""
+    lost = [entry.event for entry in record.entries if isinstance(entry.event, RecordsLost)]
+    return any(one.first == first and not one.is_state_whole for one in lost)
 
 
 def lost_in_words(one: RecordsLost) -> str:

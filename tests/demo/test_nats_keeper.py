@@ -18,6 +18,7 @@ from coordinator.service.store import Journal
 from tests.agent.worker_house import kill
 from tests.demo.processes import LIMIT_S
 from tests.servers import running_nats
+from tests.service.places import records
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 
@@ -100,7 +101,7 @@ async def test_a_server_whose_disk_was_full_is_started_anew_when_there_is_room(k
     kept.has_room = True
     await until(kept.takes_records, "the journal takes records again")
     assert kept.pid not in (0, first)
-    assert [data async for _, data in kept.journal.read(1)][:1] == [b"record"]
+    assert [data for _, data in await records(kept.journal)][:1] == [b"record"]
 
 
 async def test_a_server_that_is_well_is_left_as_it_is(kept: Kept) -> None:

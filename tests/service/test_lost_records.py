@@ -156,7 +156,7 @@ async def test_a_wound_does_not_hide_another_leader() -> None:
         del cell.records[1:]
         new = await cell.lead("new")
         await cell.clock.advance(SETTINGS.pass_period_s)
-        while len(cell.records) < old.decider._number:
+        while len(cell.records) < old.decider._numbers.known:
             await submit(cell, f"more-{len(cell.records)}", workers=(2, 2))
         leader.journal.is_down = False
         await cell.until(leader.task.done)
