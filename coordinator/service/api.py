@@ -42,12 +42,15 @@ from coordinator.service import finding
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.finding import Refusal, unknown
 from coordinator.service.looks import Looks, Past
+from coordinator.service.rates import Rates
 from coordinator.service.reads import Reads
 
 log = logging.getLogger(__name__)
 
 OPERATORS = "ops"
 """The tenant whose users may order the cell."""
+ALWAYS_TAKEN = frozenset(str(kind.__struct_config__.tag) for kind in (Cancel, Operate))
+"""Verbs of operators that no rate refuses."""
 
 
 def job_id_of(request_id: str) -> JobId:
@@ -73,6 +76,10 @@ class Api:
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
         self._looks = Looks(coordinator)
+        settings = coordinator.settings
+        self._rates = Rates(
+            per_s=settings.requests_per_s, by_tenant=settings.requests_per_s_by_tenant
+        )
         self._reads = Reads(clock=coordinator.clock, finish=self._finish)
         self._kinds: dict[str, type[Message]] = {str(k.__struct_config__.tag): k for k in REQUESTS}
 
@@ -80,6 +87,7 @@ class Api:
         """Answer one request; a bad one is counted, answered and changes nothing."""
         tenant, user, verb = subjects.api_caller(message.subject)
         try:
+            self._check_rate(tenant, verb)
             request = decode(message.data, self._kind(verb))
             reply: Message | bytes = await self._answer(request, tenant, user, data=message.data)
         except ProtocolError as error:
@@ -87,12 +95,25 @@ class Api:
             reply = ApiError(
                 code=ApiErrorCode.USAGE, message=str(error), field=field_of(str(error)) or verb
             )
-        except Refusal as refusal:  # a verb that is none
+        except Refusal as refusal:  # a verb that is none, or one too many
             reply = refusal.error
         except Unavailable as error:
             reply = ApiError(code=ApiErrorCode.UNAVAILABLE, message=str(error))
         data = reply if isinstance(reply, bytes) else encode(reply)
         await message.respond(_fitting(data, verb))
+
+    def _check_rate(self, tenant: str, verb: str) -> None:
+        """Refuse what is beyond a tenant's rate; operators can always end what runs, and order."""
+        if tenant == OPERATORS and verb in ALWAYS_TAKEN:
+            return
+        wait_s = self._rates.wait_s(tenant, now_s=self._coordinator.clock.now_s())
+        if wait_s:
+            raise Refusal(
+                ApiErrorCode.UNAVAILABLE,
+                f"tenant {tenant} asks more than requests_per_s lets it, which is "
+                f"{self._rates.limit(tenant):g}; ask again in {wait_s:.2g} s",
+                "tenant",
+            )
 
     def _kind(self, verb: str) -> type[Message]:
         kind = self._kinds.get(verb)

@@ -177,6 +177,7 @@ class Decider:
         self._records_since_snapshot = 0
         self._decide_s_since_snapshot = 0.0
         self._snapshot_took_s = 0.0
+        self._passes_took_s = 0.0
         self._slowest: tuple[float, str] = (0.0, "")
         """Of the batch in hand: the longest time of one event, and which event."""
         self._snapshot_sequence = 0
@@ -316,14 +317,16 @@ class Decider:
     async def _gather(self) -> bool:
         """Wait until there is something to do; whether passes may run over it.
 
-        `coalesce_s` is counted from the first event on, however many follow.
+        `coalesce_s` is counted from the first event on, however many follow. Slow passes wait for
+        as long as the last ones took: they leave half of the loop to everything else.
         """
         if self._gather_until_s is None:
             await self._wake.wait()
             self._wake.clear()
             if not self._inbox and not self._wants_pass and not self._wants_loan_pass:
                 return True
-            self._gather_until_s = self._clock.now_s() + self._settings.coalesce_s
+            wait_s = max(self._settings.coalesce_s, self._passes_took_s)
+            self._gather_until_s = self._clock.now_s() + wait_s
         left_s = self._gather_until_s - self._clock.now_s()
         is_over = left_s <= 0 or self._is_stopping
         if not is_over:
@@ -356,7 +359,7 @@ class Decider:
             outcomes = [self._handle(waiting.event, entries) for waiting in inbox]
             self._wants_pass |= any(outcome.needs_pass for outcome in outcomes)
             self._wants_loan_pass |= any(outcome.needs_loan_pass for outcome in outcomes)
-            is_passed = is_pass_time and self._passes(entries, outcomes)
+            is_passed = is_pass_time and self._timed_passes(entries, outcomes)
             if not entries:
                 return
             decisions = tuple(d for outcome in outcomes for d in outcome.decisions)
@@ -471,6 +474,13 @@ class Decider:
         for refused in outcome.refused:
             log.info("refused %s: %s", describe(refused.decision), refused.why)
         return outcome
+
+    def _timed_passes(self, entries: list[Entry], outcomes: list[Outcome]) -> bool:
+        began_s, count = self._clock.now_s(), len(entries)
+        is_passed = self._passes(entries, outcomes)
+        if len(entries) > count:
+            self._passes_took_s = min(self._clock.now_s() - began_s, self._settings.pass_period_s)
+        return is_passed
 
     def _passes(self, entries: list[Entry], outcomes: list[Outcome]) -> bool:
         """Run the passes that are due or asked for; a loan pass first, since it frees nodes."""

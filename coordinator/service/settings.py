@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta, Struct
 
 from common import natsrules
@@ -96,6 +97,17 @@ class CoordinatorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         NonNegativeFloat,
         Meta(description="a new leader listens this long to reports before it takes its epoch"),
     ] = 2.0
+    requests_per_s: Annotated[
+        PositiveFloat,
+        Meta(
+            description="requests of one tenant per second, on average over 10 s; more are "
+            "refused. Cancel and orders of tenant ops are always taken"
+        ),
+    ] = 500.0
+    requests_per_s_by_tenant: Annotated[
+        dict[Token, PositiveFloat],
+        Meta(description="the same of single tenants, by name, in place of `requests_per_s`"),
+    ] = msgspec.field(default_factory=dict[str, float])
     engine: Annotated[EngineSettings, Meta(description="how it decides")] = EngineSettings()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import sys
 from pathlib import Path
 
@@ -55,8 +56,11 @@ def main() -> int:
     parser.add_argument("--block", type=Path)
     given = parser.parse_args()
     set_up(level="INFO", style="plain")
+    gc.set_threshold(*daemon.GC_THRESHOLDS)
     try:
-        asyncio.run(run(load(given.config, CoordinatorSettings), given.machine, given.block))
+        with asyncio.Runner(loop_factory=daemon.loop_factory()) as runner:
+            settings = load(given.config, CoordinatorSettings)
+            runner.run(run(settings, given.machine, given.block))
     except Fenced:
         return daemon.EXIT_FENCED
     return 0

@@ -11,8 +11,18 @@ import pytest
 
 from common.errors import Unavailable
 from common.model import JobId, JobSpec, NodeName, NodeRole, Pool
-from coordinator.engine.events import GpuFact, JobSubmitted, LoadMeasured, NodeReported
+from coordinator.engine.commands import Outcome
+from coordinator.engine.engine import Engine
+from coordinator.engine.events import (
+    Event,
+    GpuFact,
+    JobSubmitted,
+    LoadMeasured,
+    NodeReported,
+    PassDue,
+)
 from coordinator.engine.record import Record, encode_record
+from coordinator.engine.settings import EngineSettings
 from coordinator.service.deciding import Decider
 from coordinator.service.quarantine import FIRST_S, LONGEST_S, SOURCES, Quarantine
 from tests.fakes import FakeClock, MemoryJournal, MemorySnapshots
@@ -128,9 +138,9 @@ class Desk:
         self.records: list[bytes] = []
         self.snapshots = MemorySnapshots()
 
-    def decider(self) -> Decider:
-        """The next one."""
-        clock = CreepingClock()
+    def decider(self, clock: FakeClock | None = None) -> Decider:
+        """The next one; by default all of its work is slow."""
+        clock = clock or CreepingClock()
         return Decider(
             msgspec.structs.replace(make_settings(), snapshot_decide_s=2.0, leader_ttl_s=1.0),
             holder="one",
@@ -163,6 +173,44 @@ async def test_slow_records_are_followed_by_a_snapshot(caplog: pytest.LogCapture
     assert len(desk.records) - 10 <= desk.saved_at() < 500
     assert "s to decide" in caplog.text
     assert "JobSubmitted" in caplog.text
+
+
+class SlowPasses(Engine):
+    """An engine whose passes take three seconds each."""
+
+    def __init__(self, settings: EngineSettings, clock: FakeClock) -> None:
+        super().__init__(settings)
+        self.passed_at_s: list[float] = []
+        self._clock = clock
+
+    def handle(self, event: Event, *, now_s: float) -> Outcome:
+        if isinstance(event, PassDue):
+            self.passed_at_s.append(self._clock.now_s())
+            self._clock.jump(3.0)
+        return super().handle(event, now_s=now_s)
+
+
+async def test_slow_passes_leave_half_of_the_time_to_everything_else() -> None:
+    """Jobs that come one after the other are acknowledged at once, and share a later pass."""
+    clock = FakeClock()
+    one = Desk().decider(clock)
+    one.engine = engine = SlowPasses(make_settings().engine, clock)
+    running = asyncio.create_task(one.run())
+    began_s = clock.now_s()
+    for number in range(200):
+        job_id, spec = JobId(f"j{number}"), make_spec(f"j{number}")
+        asked_s = clock.now_s()
+        event = JobSubmitted(job_id=job_id, spec=spec, tenant="t", user="u")
+        recording = asyncio.ensure_future(one.record(event))
+        await clock.settle()
+        assert recording.done()
+        assert clock.now_s() <= asked_s + 3.0
+        await clock.advance(0.1)
+    one.stop()
+    await clock.settle()
+    await running
+    took_s = clock.now_s() - began_s
+    assert 2 < len(engine.passed_at_s) <= took_s / (2 * 3.0) + 1
 
 
 async def test_a_rebuild_that_took_long_is_not_repeated() -> None:
