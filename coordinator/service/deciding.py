@@ -77,6 +77,23 @@ class Numbers(NamedTuple):
     taken: int = 0
 
 
+class _Since(Struct):
+    """The newest snapshot, and what came after it.
+
+    sequence: of the last record in the snapshot; 0: there is none.
+    records: how many came after it.
+    decide_s: work of their decisions, which a restart repeats.
+    took_s: how long the snapshot took.
+    server: which run of the server has all of these records.
+    """
+
+    sequence: int = 0
+    records: int = 0
+    decide_s: float = 0.0
+    took_s: float = 0.0
+    server: str = ""
+
+
 class _Waiting(Struct):
     """An event on its way in, and who waits for it to be journaled."""
 
@@ -160,8 +177,6 @@ class Decider:
         self._numbers = Numbers()
         self._losses: tuple[RecordsLost, ...] = ()
         """What the rebuild found gone; told with the first record."""
-        self._server = ""
-        """Which run of the server has all records since the newest snapshot."""
         self._inbox: list[_Waiting] = []
         self._wake = asyncio.Event()
         self._urgent = asyncio.Event()
@@ -174,16 +189,11 @@ class Decider:
         self._readers: list[asyncio.Future[None]] = []
         self._is_stopping = self._has_ended = False
         self.quarantine = Quarantine()
-        self._records_since_snapshot = 0
-        self._decide_s_since_snapshot = 0.0
-        self._snapshot_took_s = 0.0
+        self._since = _Since()
         self._passes_took_s = 0.0
         self._slowest: tuple[float, str] = (0.0, "")
         """Of the batch in hand: the longest time of one event, and which event."""
-        self._snapshot_sequence = 0
-        """Of the newest snapshot; 0: there is none."""
-        self._pass_at_s = 0.0
-        self._loan_pass_at_s = 0.0
+        self._pass_at_s = self._loan_pass_at_s = 0.0
         self._wake_at_s: float | None = None
 
     @property
@@ -268,7 +278,7 @@ class Decider:
         self.time.begin(self.engine.state.now_s, self.engine.state.clock)
         for service, by in unknown_services(self.engine.state, self._settings.engine):
             log.warning("service %s is in no settings, so it is not lent; named by %s", service, by)
-        if not self._losses and self._decide_s_since_snapshot >= self._settings.snapshot_decide_s:
+        if not self._losses and self._since.decide_s >= self._settings.snapshot_decide_s:
             # A leader that dies before its first record leaves the next one less to repeat.
             await self.save_snapshot()
 
@@ -288,15 +298,15 @@ class Decider:
             lines = await self._last_line()
             self._losses = tuple(replace(lost, lines=lines) for lost in rebuilt.losses)
         self._told()
-        self._server = self._journal.server
-        self._decide_s_since_snapshot = self._clock.now_s() - began_s if rebuilt.records else 0.0
+        self._since.server = self._journal.server
+        self._since.decide_s = self._clock.now_s() - began_s if rebuilt.records else 0.0
         # Counted on: one that dies often would else never write a snapshot, and each start of it
         # would take longer than the one before.
-        self._records_since_snapshot = rebuilt.records
+        self._since.records = rebuilt.records
         if rebuilt.losses:
             # No later start is to find its way around them again.
-            self._records_since_snapshot = self._settings.snapshot_records
-        self._snapshot_sequence = rebuilt.snapshot_sequence
+            self._since.records = self._settings.snapshot_records
+        self._since.sequence = rebuilt.snapshot_sequence
 
     # --- the loop ---------------------------------------------------------------------------
 
@@ -390,15 +400,15 @@ class Decider:
 
     def _is_snapshot_due(self) -> bool:
         """By the count of records, or by the work that a restart would have to repeat."""
-        if self._records_since_snapshot >= self._settings.snapshot_records:
+        if self._since.records >= self._settings.snapshot_records:
             return True
-        at_least_s = self._snapshot_took_s * (1 - SNAPSHOT_SHARE) / SNAPSHOT_SHARE
+        at_least_s = self._since.took_s * (1 - SNAPSHOT_SHARE) / SNAPSHOT_SHARE
         limit_s = max(self._settings.snapshot_decide_s, at_least_s)
-        return self._decide_s_since_snapshot >= limit_s
+        return self._since.decide_s >= limit_s
 
     def _note_time(self, took_s: float, entries: int) -> None:
         """Count what a restart would repeat, and log a record that was slow."""
-        self._decide_s_since_snapshot += took_s
+        self._since.decide_s += took_s
         if took_s >= SLOW_SHARE * self._settings.leader_ttl_s:
             longest_s, what = self._slowest
             log.warning(
@@ -543,15 +553,15 @@ class Decider:
             await self._clock.sleep(JOURNAL_RETRY_S)
         self._numbers = Numbers(record.number, record.number)
         self._written(record.number)
-        self._records_since_snapshot += 1
+        self._since.records += 1
         if lost is not None:
             log.error("%s", lost_in_words(lost))
             self.post(lost)
-        if lost is not None or self._server != self._journal.server:
+        if lost is not None or self._since.server != self._journal.server:
             # A server that was started again may have lost records, the last ones or others: a
             # snapshot has their effect. It also follows one that `_mend` saved.
-            self._records_since_snapshot = self._settings.snapshot_records
-        self._server = self._journal.server
+            self._since.records = self._settings.snapshot_records
+        self._since.server = self._journal.server
 
     async def _mend(self, record: Record) -> RecordsLost:
         """Save the state, which has the effect of a record and of all before it, and find the place
@@ -604,17 +614,17 @@ class Decider:
         A snapshot only shortens the next start, so one that cannot be written is no reason to
         stop; the next is tried after as many records again.
         """
-        self._records_since_snapshot = 0
-        self._decide_s_since_snapshot = 0.0
+        self._since.records = 0
+        self._since.decide_s = 0.0
         sequence = self._journal.last_sequence
         began_s = self._clock.now_s()
         try:
             await self._snapshots.save(sequence, self._saved(self._numbers.taken))
-            self._snapshot_took_s = self._clock.now_s() - began_s
+            self._since.took_s = self._clock.now_s() - began_s
         except (Unavailable, ConfigError) as error:
             log.warning("no snapshot: %s", error)
             return
-        before, self._snapshot_sequence = self._snapshot_sequence, sequence
+        before, self._since.sequence = self._since.sequence, sequence
         if self._settings.journal_kept_days > 0:
             await self._shorten(before)
 

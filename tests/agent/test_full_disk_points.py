@@ -16,7 +16,7 @@ from agent.machine import ThisMachine
 from agent.node import Node
 from agent.starters import DetachedStarter
 from agent.state import Held, first_memory
-from agent.worker_record import marked
+from agent.worker_marks import marked
 from agent.workers import ShimRunner
 from common.clock import SystemClock
 from common.messages import DesiredState, WorkerOrder, WorkerPhase

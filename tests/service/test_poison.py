@@ -24,6 +24,7 @@ from coordinator.engine.events import (
 from coordinator.engine.record import Record, encode_record
 from coordinator.engine.settings import EngineSettings
 from coordinator.service.deciding import Decider
+from coordinator.service.ports import Lost
 from coordinator.service.quarantine import FIRST_S, LONGEST_S, SOURCES, Quarantine
 from tests.fakes import FakeClock, MemoryJournal, MemorySnapshots
 from tests.service.cell import CHAT, Cell, make_settings, make_spec
@@ -125,7 +126,7 @@ class SlowJournal(MemoryJournal):
         super().__init__(records)
         self._clock = clock
 
-    async def read(self, from_sequence: int) -> AsyncIterator[tuple[int, bytes]]:
+    async def read(self, from_sequence: int) -> AsyncIterator[tuple[int, bytes] | Lost]:
         async for record in super().read(from_sequence):
             self._clock.jump(1.0)
             yield record
