@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Set
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from common.model import GpuUuid, JobId, JobState, NodeName, NodeRole
+from common.model import GpuUuid, JobId, JobState, NodeName, NodeRole, ServiceName
 from coordinator.engine import estimates, loans, migrating, prerun_shape, reach, retrying, tenants
 from coordinator.engine.context import (
     NONE_BARRED,
@@ -43,8 +43,10 @@ class Views:
         self._job_sorter = JobSorter()
         self._fleet = reach.fleet_gpus(())
         """GPUs of the nodes whose views are fresh."""
-        self._gpus: dict[NodeName, tuple[str, int]] = {}
+        self._parts: dict[NodeName, _Part] = {}
         """What each of those nodes has in it."""
+        self.fleet_mark = 0
+        """It grows whenever one of these changes."""
 
     def note(self, ctx: Context) -> None:
         """Learn what an event, or the part of it until now, has changed."""
@@ -119,20 +121,44 @@ class Views:
             )
 
     def _count(self, name: NodeName, node: NodeEntry | None) -> None:
-        now = ("", 0) if node is None else (node.gpu_type, len(node.gpus))
-        had = self._gpus.get(name, ("", 0))
+        had, now = self._parts.pop(name, None), None if node is None else _part(node)
+        if now is not None:
+            self._parts[name] = now
         if now == had:
             return
-        self._gpus[name] = now
-        if node is None:
-            del self._gpus[name]
-        for (gpu_type, gpus), sign in ((had, -1), (now, 1)):
-            if gpus:
-                left = self._fleet.get(gpu_type, 0) + sign * gpus
+        self.fleet_mark += 1
+        for part, sign in ((had, -1), (now, 1)):
+            if part is not None and part.gpus:
+                left = self._fleet.get(part.gpu_type, 0) + sign * part.gpus
                 if left:
-                    self._fleet[gpu_type] = left
+                    self._fleet[part.gpu_type] = left
                 else:
-                    del self._fleet[gpu_type]
+                    del self._fleet[part.gpu_type]
+
+    def fleet(self, ctx: Context) -> ClusterSnapshot:
+        """The nodes, services and tenants of a snapshot, without the jobs: the same for any number
+        of jobs that wait."""
+        self._see_nodes(ctx)
+        return ClusterSnapshot(
+            now_s=ctx.now_s,
+            nodes=self._nodes.views(),
+            jobs=(),
+            services=services(ctx),
+            tenants=tenants.views(ctx.settings),
+        )
+
+
+class _Part(NamedTuple):
+    """What a node is to the fleet, whoever runs on it."""
+
+    gpu_type: str
+    gpus: int
+    role: NodeRole
+    service: ServiceName | None
+
+
+def _part(node: NodeEntry) -> _Part:
+    return _Part(node.gpu_type, len(node.gpus), node.role, node.service)
 
 
 def made_anew(ctx: Context) -> tuple[list[NodeView], list[JobView]]:

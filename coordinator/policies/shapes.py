@@ -40,8 +40,8 @@ _WINDOW_MASK = (1 << _WINDOW) - 1
 def bits(mask: int) -> Iterator[int]:
     """The members of a set of places, lowest first.
 
-    An operation on a large integer takes as long as the integer is wide, so that it is walked window
-    by window: the members of a set of 10,000 places cost as much each as those of one of 1,000.
+    An operation on an integer takes as long as the integer is wide, so that it is walked window by
+    window: a member of a set of 10,000 places costs as much as one of a set of 1,000.
     """
     base = 0
     while mask:

@@ -46,6 +46,7 @@ S = TypeVar("S", bound=Struct)
 NOT_SWEPT = {
     "policy", "services", "tenants", "name", "mode",
     "load_window_samples", "finished_jobs_kept", "ended_loans_kept", "job_histories_kept",
+    "waiting_jobs_max",
 }  # fmt: skip
 """Fields of settings that have an option of their own, or that only say how much is kept."""
 

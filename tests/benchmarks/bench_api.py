@@ -71,7 +71,10 @@ async def running_coordinator(directory: Path) -> AsyncIterator[tuple[int, NatsB
     units = Supervisor(directory / "logs", clock=clock)
     url = await nats.start()
     config = directory / "coordinator.toml"
-    config.write_text(f'cell = "{CELL}"\nnats_url = "{url}"\nrebuild_wait_s = 0\n')
+    config.write_text(
+        f'cell = "{CELL}"\nnats_url = "{url}"\nrebuild_wait_s = 0\n'
+        "[engine]\nwaiting_jobs_max = 10000000\n"
+    )
     argv = (sys.executable, "-m", "coordinator.service.daemon", "--config", str(config))
     bus = await connect_nats(url, identity="bench", clock=clock)
     try:

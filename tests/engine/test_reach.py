@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from common.model import (
     GpuRequest,
+    GpuUuid,
     JobId,
     JobSpec,
     Mode,
@@ -103,7 +104,7 @@ def test_a_job_is_seen_as_large_as_the_fleet_may_let_it_become() -> None:
     seen = {job.job_id: job.workers.max for job in house.engine.snapshot().jobs}
     assert seen == {"j0": 16, "j1": 12}
     late = replace(house.report("t0", NodeRole.TRAINING), node=NodeName("late"), boot_id="other")
-    late = replace(late, gpus=tuple(GpuFact(f"late-{n}", "H100") for n in range(GPUS)))
+    late = replace(late, gpus=tuple(GpuFact(GpuUuid(f"late-{n}"), "H100") for n in range(GPUS)))
     house.engine.handle(late, now_s=house.sim.loop.now_s)
     assert house.engine.check() == []
     seen = {job.job_id: job.workers.max for job in house.engine.snapshot().jobs}
