@@ -23,6 +23,10 @@ MAX_SPEC_BYTES = 16 * 1024
 """A job as it is sent. Each worker's order carries it, and a node's orders are one message: 60
 workers of the largest job fit (`common.messages.MAX_MESSAGE_BYTES`), or 16 of a gang over 1,250
 nodes, whose names each order carries too."""
+MAX_GPU_TYPES = 64
+"""Types that a job names; a pass tries each of them for each job that waits."""
+MAX_SPEEDUP_POINTS = 512
+"""Of one speed-up table; between two points speed lies on a line."""
 TOKEN_WORDS = "expected a name of 1 to 64 of A-Z a-z 0-9 _ -"
 _ABOUT = re.compile(r"Object (?P<what>contains unknown|missing required) field `(?P<field>.+)`")
 
@@ -93,6 +97,7 @@ def _misfits(spec: JobSpec) -> Iterator[tuple[str, str]]:
         )
     yield from _command_misfits("command", spec.command)
     yield from _command_misfits("rendezvous.command", spec.rendezvous.command)
+    yield from _too_many(spec)
     if spec.gpu.heterogeneous_speed_ratio and len(set(spec.gpu.types)) < 2:
         yield "gpu.heterogeneous_speed_ratio", "it needs two or more types in gpu.types to span"
     yield "profile", spec.profile.misfit()
@@ -118,6 +123,17 @@ def _misfits(spec: JobSpec) -> Iterator[tuple[str, str]]:
             f"{spec.checkpoint.signal!r}, expected a signal name such as SIGTERM or SIGUSR1",
         )
     yield _size_misfit(spec)
+
+
+def _too_many(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """Lists that a pass goes through, and that are longer than any fleet could use."""
+    for field, count, most in (
+        ("gpu.types", len(spec.gpu.types), MAX_GPU_TYPES),
+        ("gpu.worker_multiplier", len(spec.gpu.worker_multiplier), MAX_GPU_TYPES),
+        ("profile.speedup", len(spec.profile.speedup), MAX_SPEEDUP_POINTS),
+    ):
+        if count > most:
+            yield field, f"it has {count} entries, expected at most {most}"
 
 
 def _size_misfit(spec: JobSpec) -> tuple[str, str]:

@@ -85,8 +85,11 @@ class Engine:
         self._orders = Orders()
         self._gpus_said: nodes.Said = {}
         self._holds: dict[JobId, tuple[str, ...]] | None = None
+        self._line = waiting.Line(self.state)
         self._fleet: Fleet | None = None
         self._standing: dict[NodeName, Recommendation] | None = None
+        self._fleet_of = (0, frozenset[str]())
+        """The mark of the nodes that it is of, and the tenants that it knows."""
         self._tells_waits = True
         """Whether the policy said of any job what it waits for."""
         self._policy_wake_at_s: float | None = None
@@ -137,9 +140,10 @@ class Engine:
         if ctx.changed_nodes:
             self._tally.update(state, ctx.changed_nodes)
         self._views.note(ctx)
-        self._holds = self._fleet = self._standing = None
+        self._holds = self._standing = None
         if ctx.changed_jobs:
             self._deadlines.note(state, ctx.changed_jobs)
+            self._line.note(state, ctx.changed_jobs)
             self._orders.note(ctx.changed_jobs)
         return Outcome(
             commands=self._commands(ctx) if ctx.dirty_nodes or ctx.ask_ledgers else (),
@@ -209,6 +213,7 @@ class Engine:
             if node.silent_since_s is not None:
                 node.silent_since_s = ctx.now_s
         self._views.forget(self.state)
+        self._fleet = None  # settings may be others
         ctx.tell("cell", f"epoch {self.state.epoch}", f"{event.holder} leads")
         belonging.leader_started(ctx)
 
@@ -328,9 +333,23 @@ class Engine:
         job = self.state.jobs.get(job_id)
         if job is None or job.state != JobState.PENDING:
             return ()
-        if self._fleet is None:
-            self._fleet = Fleet(self.snapshot())
-        return self._fleet.why_never(wish_of(prerun_shape.submitted(job)), job.tenant)
+        return self._whole_fleet(job.tenant).why_never(
+            wish_of(prerun_shape.submitted(job)), job.tenant
+        )
+
+    def _whole_fleet(self, tenant: str) -> Fleet:
+        """The fleet, which knows a tenant: made again only where a node or a setting changed."""
+        fleet = self._views.fleet(Context(self.state, self.settings, self.state.now_s))
+        mark, known = self._fleet_of
+        if self._fleet is None or mark != self._views.fleet_mark or tenant not in known:
+            known = frozenset(self._line.count_by_tenant)
+            self._fleet = Fleet(fleet, tenants=known)
+            self._fleet_of = self._views.fleet_mark, known
+        return self._fleet
+
+    def waiting_jobs(self, tenant: str) -> int:
+        """How many jobs of a tenant wait."""
+        return self._line.count_by_tenant.get(tenant, 0)
 
     def queue_place(self, job_id: JobId) -> tuple[int, int] | None:
         """Place in the policy's own order, from 1, and how many wait on; None when it would start.
@@ -412,6 +431,7 @@ class Engine:
             faults += invariants.tally_faults(self._tally, accounting.GpuTally(self.state))
             faults += invariants.view_faults(self._views.asked(ctx), *view.made_anew(ctx))
             faults += invariants.order_faults(ctx, self._orders)
+            faults += invariants.line_faults(self._line, waiting.Line(self.state))
         if beside_idle is not None:
             seen = self._views.asked(ctx)
             faults += guarantees.starved(seen)

@@ -15,6 +15,7 @@ from coordinator.engine.context import Context
 from coordinator.engine.desired import Orders, desired_state
 from coordinator.engine.loan_entries import LoanEntry
 from coordinator.engine.state import ClusterState, GpuSlot, NodeEntry
+from coordinator.engine.waiting import Line
 from coordinator.policies.index import index_of
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
 
@@ -235,6 +236,13 @@ def tally_faults(kept: GpuTally, fresh: GpuTally) -> list[str]:
     """GPUs are counted as they would be if they were counted anew now."""
     if kept.counts != fresh.counts:
         return [f"stale tally of GPUs: {kept.counts}, now {fresh.counts}"]
+    return []
+
+
+def line_faults(kept: Line, fresh: Line) -> list[str]:
+    """Waiting jobs are counted as they would be if they were counted now."""
+    if kept.count_by_tenant != fresh.count_by_tenant:
+        return [f"stale count of waiting jobs: {kept.count_by_tenant}, now {fresh.count_by_tenant}"]
     return []
 
 

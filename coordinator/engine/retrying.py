@@ -181,12 +181,18 @@ def _back_off_s(settings: EngineSettings, count: int) -> float:
 
 def _fits_without(ctx: Context, job: JobEntry, avoided: Collection[NodeName]) -> bool:
     """Whether the other nodes, with nobody on them, would take the base gang."""
-    places: dict[str, int] = {}
+    size, least = job.spec.gpus_per_worker, job.spec.workers.min
+    factors = job.spec.gpu.worker_multiplier
+    missing: dict[str, int] = {}
     for node in ctx.state.nodes.values():
         if node.name not in avoided and _may_take(job, node):
-            slots = len(node.gpus) // job.spec.gpus_per_worker
-            places[node.gpu_type] = places.get(node.gpu_type, 0) + slots
-    return any(count >= job.spec.workers_on(kind).min for kind, count in places.items())
+            kind = node.gpu_type
+            if kind not in missing:
+                missing[kind] = least * factors.get(kind, 1)
+            missing[kind] -= len(node.gpus) // size
+            if missing[kind] <= 0:
+                return True  # mostly after a few nodes: a rack that dies asks this of many jobs
+    return False
 
 
 def _may_take(job: JobEntry, node: NodeEntry) -> bool:

@@ -16,6 +16,7 @@ from common.model import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
+    PositiveInt,
     Ratio,
     Token,
     Weight,
@@ -71,6 +72,10 @@ class TenantSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = None
     lend_limit_gpus: Annotated[
         NonNegativeInt | None, Meta(description="most that others use of its idle guarantee")
+    ] = None
+    waiting_jobs_max: Annotated[
+        PositiveInt | None,
+        Meta(description="most jobs of it that may wait; none: `engine.waiting_jobs_max`"),
     ] = None
 
 
@@ -157,6 +162,10 @@ class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         NonNegativeInt,
         Meta(description="kinds of jobs whose running times are remembered; the latest seen stay"),
     ] = 10_000
+    waiting_jobs_max: Annotated[
+        PositiveInt,
+        Meta(description="a tenant with this many jobs that wait is refused further submissions"),
+    ] = 10_000
     services: Annotated[
         tuple[ServiceSettings, ...], Meta(description="the inference services of this cell")
     ] = ()
@@ -164,6 +173,13 @@ class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         tuple[TenantSettings, ...],
         Meta(description="who is promised what; others have no guarantee and weight 1"),
     ] = ()
+
+    def waiting_jobs_of(self, tenant: str) -> tuple[int, str]:
+        """Most jobs of a tenant that may wait, and the setting that says so."""
+        own = next((each for each in self.tenants if each.name == tenant), None)
+        if own is not None and own.waiting_jobs_max is not None:
+            return own.waiting_jobs_max, f"engine.tenants, {tenant}: waiting_jobs_max"
+        return self.waiting_jobs_max, "engine.waiting_jobs_max"
 
     def return_s(self, service: ServiceSettings) -> float:
         """Longest way home of a lent node: TTL + grace + device free + warm-up."""

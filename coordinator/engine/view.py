@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Set
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from common.model import GpuUuid, JobId, JobState, NodeName, NodeRole
+from common.model import GpuUuid, JobId, JobState, NodeName, NodeRole, ServiceName
 from coordinator.engine import (
     doubting,
     estimates,
     loans,
     migrating,
     prerun_shape,
+    reach,
     retrying,
     tenants,
 )
@@ -49,6 +50,12 @@ class Views:
         self._jobs = _Sorted[JobId, JobView](state.live_jobs)
         self._node_sorter = NodeSorter()
         self._job_sorter = JobSorter()
+        self._fleet = reach.fleet_gpus(())
+        """GPUs of the nodes whose views are fresh."""
+        self._parts: dict[NodeName, _Part] = {}
+        """What each of those nodes has in it."""
+        self.fleet_mark = 0
+        """It grows whenever one of these changes."""
 
     def note(self, ctx: Context) -> None:
         """Learn what an event, or the part of it until now, has changed."""
@@ -70,7 +77,7 @@ class Views:
         What it made of jobs is made anew for the next pass, as if nobody had asked: the sums of a
         view are good at any later instant, but rounded by the one at which it was made.
         """
-        self.note(ctx)
+        self._see_nodes(ctx)
         stale = set(self._jobs.stale)
         found = self.snapshot(ctx)
         self._jobs.stale |= stale
@@ -78,19 +85,10 @@ class Views:
 
     def snapshot(self, ctx: Context) -> ClusterSnapshot:
         """What a policy may know, sorted by name and id."""
-        self.note(ctx)
+        self._see_nodes(ctx)
         state = ctx.state
-        for name in self._nodes.take_stale():
-            node = state.nodes.get(name)
-            if node is None:
-                self._nodes.put(name, None)
-                self._node_sorter.remove(name)
-                continue
-            seen = node_view(ctx, node)
-            self._nodes.put(name, seen)
-            self._node_sorter.put(seen)
         for job_id in self._jobs.take_stale():
-            job = _seen_job(ctx, job_id)
+            job = _seen_job(ctx, job_id, self._fleet)
             self._jobs.put(job_id, job)
             self._job_sorter.remove(job_id)
             if job is not None:
@@ -110,11 +108,73 @@ class Views:
             tenants=tenants.views(ctx.settings),
         )
 
+    def _see_nodes(self, ctx: Context) -> None:
+        """Bring the views of nodes up to date; jobs are stale that reach less far, or farther."""
+        self.note(ctx)
+        before = dict(self._fleet) if self._nodes.stale else self._fleet
+        for name in self._nodes.take_stale():
+            node = ctx.state.nodes.get(name)
+            self._count(name, node)
+            if node is None:
+                self._nodes.put(name, None)
+                self._node_sorter.remove(name)
+                continue
+            seen = node_view(ctx, node)
+            self._nodes.put(name, seen)
+            self._node_sorter.put(seen)
+        if self._fleet != before:
+            self._jobs.stale.update(
+                job_id
+                for job_id in ctx.state.live_jobs
+                if reach.is_other(before, self._fleet, ctx.state.jobs[job_id])
+            )
+
+    def _count(self, name: NodeName, node: NodeEntry | None) -> None:
+        had, now = self._parts.pop(name, None), None if node is None else _part(node)
+        if now is not None:
+            self._parts[name] = now
+        if now == had:
+            return
+        self.fleet_mark += 1
+        for part, sign in ((had, -1), (now, 1)):
+            if part is not None and part.gpus:
+                left = self._fleet.get(part.gpu_type, 0) + sign * part.gpus
+                if left:
+                    self._fleet[part.gpu_type] = left
+                else:
+                    del self._fleet[part.gpu_type]
+
+    def fleet(self, ctx: Context) -> ClusterSnapshot:
+        """The nodes, services and tenants of a snapshot, without the jobs: the same for any number
+        of jobs that wait."""
+        self._see_nodes(ctx)
+        return ClusterSnapshot(
+            now_s=ctx.now_s,
+            nodes=self._nodes.views(),
+            jobs=(),
+            services=services(ctx),
+            tenants=tenants.views(ctx.settings),
+        )
+
+
+class _Part(NamedTuple):
+    """What a node is to the fleet, whoever runs on it."""
+
+    gpu_type: str
+    gpus: int
+    role: NodeRole
+    service: ServiceName | None
+
+
+def _part(node: NodeEntry) -> _Part:
+    return _Part(node.gpu_type, len(node.gpus), node.role, node.service)
+
 
 def made_anew(ctx: Context) -> tuple[list[NodeView], list[JobView]]:
     """The views of a snapshot, sorted, from nothing but the state."""
     nodes = [node_view(ctx, ctx.state.nodes[name]) for name in sorted(ctx.state.nodes)]
-    jobs = [_seen_job(ctx, job_id) for job_id in sorted(ctx.state.live_jobs)]
+    fleet = reach.fleet_gpus(ctx.state.nodes.values())
+    jobs = [_seen_job(ctx, job_id, fleet) for job_id in sorted(ctx.state.live_jobs)]
     return nodes, [job for job in jobs if job is not None]
 
 
@@ -220,12 +280,12 @@ def _shadow(ctx: Context, node: NodeEntry) -> Shadow:
     return Shadow.LENT if found.reclaimed_at_s is None else Shadow.COMING
 
 
-def _seen_job(ctx: Context, job_id: JobId) -> JobView | None:
+def _seen_job(ctx: Context, job_id: JobId, fleet: reach.FleetGpus) -> JobView | None:
     """A job that has not ended; one that rests before its next try is not put to a policy."""
     job = ctx.state.jobs[job_id] if job_id in ctx.state.live_jobs else None
     if job is None or retrying.rests(job) or doubting.is_held(ctx.state, job_id):
         return None
-    seen, time_s = job_view(ctx, job), job.spec.prerun.time_s
+    seen, time_s = job_view(ctx, job, fleet), job.spec.prerun.time_s
     if not prerun_shape.is_on(job) or time_s is None:
         return seen
     ran_s = prerun_shape.computed_s(job, ctx.now_s)
@@ -242,32 +302,35 @@ def _seen_job(ctx: Context, job_id: JobId) -> JobView | None:
         step_time_workers=0,
         step_time_gpu_type="",
         steps_left=None,
-        behind=_behind(job),
+        behind=_behind(job, fleet),
     )
 
 
-def _behind(job: JobEntry) -> Behind | None:
+def _behind(job: JobEntry, fleet: reach.FleetGpus) -> Behind | None:
     """The gang that a job is when its pre-run is over; what that saves is not known before."""
-    gang = job.spec.prerun.gang
-    if gang is None:
+    gang, workers = job.spec.prerun.gang, reach.reach_behind(fleet, job)
+    if gang is None or workers is None:
         return None
     return Behind(
-        workers=gang.workers,
+        workers=workers,
         gpus_per_worker=gang.gpus_per_worker,
         work_s=job.expected_work_s,
         estimate_source=job.estimate_source,
     )
 
 
-def job_view(ctx: Context, job: JobEntry) -> JobView:
-    """One job, frozen."""
+def job_view(ctx: Context, job: JobEntry, fleet: reach.FleetGpus) -> JobView:
+    """One job, frozen; no larger than the fleet."""
+    span, behind = reach.reach_of(fleet, job), reach.reach_behind(fleet, job)
+    longest = span.workers.max if behind is None else max(span.workers.max, behind.max)
     work_s, source = estimates.remaining_work(job, ctx.now_s)
     spec, gpus = job.spec, estimates.computing_gpus(job)
     return JobView(
         job_id=job.job_id,
         state=job.state,
         submitted_at_s=job.submitted_at_s,
-        workers=spec.workers,
+        workers=span.workers,
+        most_on=span.most_on,
         gpus_per_worker=spec.gpus_per_worker,
         gpu=spec.gpu,
         priority=spec.priority,
@@ -292,7 +355,7 @@ def job_view(ctx: Context, job: JobEntry) -> JobView:
         user=job.user,
         app=spec.app,
         deadline_at_s=None if spec.deadline_s is None else job.submitted_at_s + spec.deadline_s,
-        profile=spec.profile,
+        profile=reach.shortened(spec.profile, longest),
         cpus_per_worker=spec.cpus_per_worker,
         memory_bytes_per_worker=spec.memory_bytes_per_worker,
         whole_work_s=job.expected_work_s,

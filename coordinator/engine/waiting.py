@@ -1,5 +1,5 @@
-"""What waiting jobs wait for, in seconds by kind, as their policy says from pass to pass. Must not
-know any kind, nor why it is said.
+"""How many jobs of each tenant wait, and what they wait for, in seconds by kind, as their policy
+says from pass to pass. Must not know any kind, nor why it is said.
 """
 
 from __future__ import annotations
@@ -9,6 +9,36 @@ from collections.abc import Iterable
 from common.model import JobId, JobState
 from coordinator.engine.state import ClusterState, JobEntry
 from coordinator.policies.waits import Wait
+
+
+class Line:
+    """How many jobs of each tenant wait; derived from the state, never saved.
+
+    It is kept up job by job, so that a submission costs the same however many jobs wait.
+    """
+
+    def __init__(self, state: ClusterState) -> None:
+        self._tenant_of: dict[JobId, str] = {}
+        self.count_by_tenant: dict[str, int] = {}
+        """Tenants of which a job waits, and of how many."""
+        self.note(state, state.live_jobs)
+
+    def note(self, state: ClusterState, changed: Iterable[JobId]) -> None:
+        """Learn which jobs an event changed."""
+        counts = self.count_by_tenant
+        for job_id in changed:
+            job = state.jobs.get(job_id)
+            waits = job is not None and job.state == JobState.PENDING
+            if waits == (job_id in self._tenant_of):
+                continue
+            if job is not None and waits:
+                self._tenant_of[job_id] = job.tenant
+                counts[job.tenant] = counts.get(job.tenant, 0) + 1
+                continue
+            tenant = self._tenant_of.pop(job_id)
+            counts[tenant] -= 1
+            if not counts[tenant]:
+                del counts[tenant]
 
 
 def told(state: ClusterState, waits: Iterable[Wait], now_s: float) -> bool:

@@ -69,7 +69,12 @@ def group_of(service: ServiceName | None, gpu_type: str, tag: Tag) -> Group:
 
 
 class NodeSorter:
-    """Keeps nodes sorted while they change one by one."""
+    """Keeps nodes sorted while they change one by one.
+
+    Nodes that join or leave shift the places of all others. They are noted, and all at once are put
+    in their places when an index is asked for: a fleet that reports for the first time costs as
+    much as its nodes, not as their square.
+    """
 
     def __init__(self) -> None:
         self._names: tuple[NodeName, ...] = ()
@@ -77,6 +82,9 @@ class NodeSorter:
         self._nodes: list[Occupied | None] = []
         self._made: tuple[Occupied | None, ...] | None = None
         """Those, as the last index has them; None where one has changed since."""
+        self._joined: dict[NodeName, Occupied | None] = {}
+        self._left: set[NodeName] = set()
+        """Nodes without a place yet, and nodes that give theirs up."""
         self._masks: dict[Group, Masks] = {}
         self._flexible: Flexible = {}
         self._spots: dict[NodeName, Spot] = {}
@@ -96,41 +104,45 @@ class NodeSorter:
         """Add or replace a node."""
         self._found = None
         self._services.put(view)
+        self._left.discard(view.name)
         place = self._places.get(view.name)
+        new = _occupied(view) if view.is_schedulable else None
         if place is None:
-            place = bisect_left(self._names, view.name)
-            self._insert(place, view.name)
+            self._joined[view.name] = new
+            return
         self._take_out(place)
-        if view.is_schedulable:
-            self._put_in(place, _occupied(view))
-
-    def _insert(self, place: int, name: NodeName) -> None:
-        self._made = None
-        self._stale.update(self._spots)  # whose places may be others now
-        self._names = (*self._names[:place], name, *self._names[place:])
-        self._nodes.insert(place, None)
-        # A new one: snapshots of before share the old one.
-        self._places = {known: number for number, known in enumerate(self._names)}
-        low = (1 << place) - 1
-        for masks in self._masks.values():
-            masks[:] = [mask & low | (mask & ~low) << 1 for mask in masks]
+        if new is not None:
+            self._put_in(place, new)
 
     def remove(self, name: NodeName) -> None:
         """Forget a node."""
         self._found = None
         self._services.remove(name)
+        self._joined.pop(name, None)
         place = self._places.get(name)
-        if place is None:
+        if place is not None:
+            self._take_out(place)
+            self._left.add(name)
+
+    def _settle(self) -> None:
+        """Give every node its place, once for all that joined or left since the last index."""
+        if not (self._joined or self._left):
             return
-        self._take_out(place)
-        self._made = None
         self._stale.update(self._spots)  # whose places may be others now
-        self._names = (*self._names[:place], *self._names[place + 1 :])
-        del self._nodes[place]
-        self._places = {known: number for number, known in enumerate(self._names)}
-        low = (1 << place) - 1
-        for masks in self._masks.values():
-            masks[:] = [mask & low | (mask >> 1) & ~low for mask in masks]
+        found = {name: self._nodes[place] for name, place in self._places.items()}
+        for name in self._left:
+            del found[name]
+        found.update(self._joined)
+        self._joined, self._left = {}, set()
+        self._names = tuple(sorted(found))
+        # A new one: snapshots of before share the old one.
+        self._places = {name: place for place, name in enumerate(self._names)}
+        self._nodes = [None] * len(found)
+        self._made = None
+        self._masks = {}
+        for place, name in enumerate(self._names):
+            if (occupied := found[name]) is not None:
+                self._put_in(place, occupied)
 
     def _take_out(self, place: int) -> None:
         old = self._nodes[place]
@@ -151,7 +163,7 @@ class NodeSorter:
             self._stale.add(new.node.name)
         self._nodes[place], self._made = new, None
 
-    def masks(self) -> tuple[tuple[Group, tuple[int, ...]], ...]:
+    def _sorted_masks(self) -> tuple[tuple[Group, tuple[int, ...]], ...]:
         """The sets of places, group by group."""
         return tuple(
             (group, tuple(trimmed(self._masks[group]))) for group in sorted(self._masks, key=_order)
@@ -163,6 +175,7 @@ class NodeSorter:
         parts = jobs.parts()
         if self._found is not None and self._found[0] is parts:
             return self._found[1]
+        self._settle()
         self._find_removable(parts.resizable)
         if self._made is None:
             self._made = tuple(self._nodes)
@@ -170,7 +183,7 @@ class NodeSorter:
             names=self._names,
             places=self._places,
             nodes=self._made,
-            masks=self.masks(),
+            masks=self._sorted_masks(),
             flexible=self._removable,
             spots=self._room,
             lines=parts.lines,

@@ -23,6 +23,7 @@ from coordinator.policies.tenants.tenancy import Tenancy
 from coordinator.policies.words import counted
 
 NO_NODES = "no nodes are known"
+_WISHES_KEPT = 10_000
 Hosts = Callable[[JobView, Iterable[str]], list[str]]
 """Which of these GPU types could hold a job's base gang some day: see `Fleet.hosts`."""
 
@@ -75,9 +76,12 @@ class Fleet:
     Args:
         lends: whether a service's nodes that serve may be lent some day. Under a policy that lends
             none only those count that are lent already: what waits for others would wait for ever.
+        tenants: who is asked for beside those of the snapshot's jobs.
     """
 
-    def __init__(self, snapshot: ClusterSnapshot, *, lends: bool = True) -> None:
+    def __init__(
+        self, snapshot: ClusterSnapshot, *, lends: bool = True, tenants: Iterable[str] = ()
+    ) -> None:
         self._services = {service.name: service for service in snapshot.services}
         self._nodes: dict[str, list[NodeView]] = {}
         self._own: dict[ServiceName, list[NodeView]] = {}
@@ -90,7 +94,9 @@ class Fleet:
                 self._nodes.setdefault(node.gpu_type, []).append(node)
             if node.service:
                 self._own.setdefault(node.service, []).append(node)
-        self._idle = Tenancy(snapshot).idle(self._most_gpus()) if snapshot.tenants else None
+        self._idle = None
+        if snapshot.tenants:
+            self._idle = Tenancy(snapshot, tenants).idle(self._most_gpus())
 
     def _most_gpus(self) -> int:
         """GPUs that jobs could have at one time: those of no service, and the most that are lent.
@@ -111,6 +117,8 @@ class Fleet:
         """
         said = self._said.get(wish)
         if said is None:
+            if len(self._said) >= _WISHES_KEPT:
+                self._said.clear()  # submitters choose what they wish for
             said = self._said[wish] = self._why_never(wish)
         if said or tenant is None:
             return said

@@ -254,6 +254,17 @@ class Room:
                 found |= mask
         return [self.index.names[place] for place in bits(found)]
 
+    def clearable(self, job: JobView, gpu_type: str) -> list[NodeName]:
+        """Nodes of a GPU type that may host base workers of the job in place of flexible ones."""
+        found = 0
+        for _, masks in self._groups(job, gpu_type, is_flexible=False):
+            for mask in masks:
+                found |= mask
+        places = self.index.places
+        return [
+            name for name, workers in self.flexible.items() if workers and found >> places[name] & 1
+        ]
+
     def has_places(
         self, job: JobView, gpu_type: str, count: int, *, if_unbarred: bool = False, but: int = 0
     ) -> bool:

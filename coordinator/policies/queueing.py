@@ -272,12 +272,12 @@ def _evict_for(
     size, count = job.gpus_per_worker, job.workers_on(gpu_type).min
     if not room.has_places(job, gpu_type, count):
         return None
-    hosts = room.hosts(job, gpu_type, is_flexible=False)
-    free = {name: room.free[name] for name in hosts}
-    workers: dict[NodeName, int] = {}
-    for placement in fill(room, job, gpu_type, count):
-        workers[placement.node] = placement.worker_count
-        free[placement.node] -= placement.worker_count * size
+    workers = {
+        placement.node: placement.worker_count for placement in fill(room, job, gpu_type, count)
+    }
+    # On any other node no worker could be taken back, and what was free there is filled by now.
+    hosts = room.clearable(job, gpu_type)
+    free = {name: room.free[name] - workers.get(name, 0) * size for name in hosts}
     toll = _Toll(room, shares, free)
     prices: dict[NodeName, tuple[float, int, NodeName]] = {}
     stale: Iterable[NodeName] = hosts

@@ -5,6 +5,7 @@ Must not know who took the snapshot or what becomes of a decision.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 from msgspec import Struct
@@ -119,6 +120,8 @@ class JobView(Struct, frozen=True, kw_only=True):
     first_started_at_s: when its first attempt ran; None before.
     deadline_at_s: when its user wants it done; None: no deadline.
     app: the group of trials that it belongs to; None: it stands for itself.
+    workers, profile: as far as the GPUs of the fleet reach. most_on: the most workers on a GPU type
+        that has room for fewer than `workers` with its multiplier.
     cpus_per_worker, memory_bytes_per_worker: 0: not told.
     estimated_left_s: worker-seconds left at `as_of_s` by the estimate alone, below zero when it has
         outlived it; `remaining_work_s` is never less than that without its sign.
@@ -191,6 +194,7 @@ class JobView(Struct, frozen=True, kw_only=True):
     """Running, elastic, and no resize of it is under way."""
     is_resting: bool = False
     """It was preempted so lately that it may not be stopped for another one; see `resting`."""
+    most_on: Mapping[str, int] = {}
     held: tuple[WorkerView, ...] = ()
     """While it moves, workers of its next attempt for which GPUs are held where it goes."""
 
@@ -255,9 +259,12 @@ class JobView(Struct, frozen=True, kw_only=True):
     def workers_on(self, gpu_type: str) -> WorkerRange:
         """The worker range on a GPU type, its multiplier applied."""
         factor = self.gpu.worker_multiplier.get(gpu_type, 1)
-        if factor == 1:
+        if factor == 1 and not self.most_on:
             return self.workers
-        return WorkerRange(min=self.workers.min * factor, max=self.workers.max * factor)
+        most = self.workers.max * factor
+        return WorkerRange(
+            min=self.workers.min * factor, max=min(most, self.most_on.get(gpu_type, most))
+        )
 
 
 class Occupied(Struct, frozen=True):

@@ -81,6 +81,8 @@ class Api:
             per_s=settings.requests_per_s, by_tenant=settings.requests_per_s_by_tenant
         )
         self._reads = Reads(clock=coordinator.clock, finish=self._finish)
+        self._entering: dict[JobId, str] = {}
+        """Tenants of jobs that are on their way into the engine."""
         self._kinds: dict[str, type[Message]] = {str(k.__struct_config__.tag): k for k in REQUESTS}
 
     async def serve(self, message: BusMessage) -> None:
@@ -186,8 +188,13 @@ class Api:
         job_id = job_id_of(f"{tenant}/{user}/{request.request_id}")
         if job_id not in self._coordinator.engine.state.jobs:
             self._check_spec(request.spec)
+            self._check_line(tenant, job_id)
             event = JobSubmitted(job_id=job_id, spec=request.spec, tenant=tenant, user=user)
-            await self._coordinator.record(event)
+            self._entering[job_id] = tenant
+            try:
+                await self._coordinator.record(event)
+            finally:
+                self._entering.pop(job_id, None)
         else:
             await self._coordinator.settled()
         # Looked at afterwards: another request with this id may have come first.
@@ -199,6 +206,30 @@ class Api:
                 "request_id",
             )
         return Submitted(job_id=job_id, warnings=self._coordinator.engine.why_never(job_id))
+
+    def _check_line(self, tenant: str, job_id: JobId) -> None:
+        """Refuse a job of a tenant that has as many waiting as it may; none that was let in before.
+
+        Jobs on their way into the engine count, so that no burst goes beyond the limit.
+        """
+        engine = self._coordinator.engine
+        if job_id in self._entering:
+            return  # the same request once more
+        entering = sum(
+            name == tenant and other not in engine.state.jobs
+            for other, name in self._entering.items()
+        )
+        waiting = engine.waiting_jobs(tenant) + entering
+        # By its own settings: the engine may not have taken those of a new leader yet.
+        most, setting = self._coordinator.settings.engine.waiting_jobs_of(tenant)
+        if waiting >= most:
+            raise Refusal(
+                ApiErrorCode.CONFLICT,
+                f"tenant {tenant} has {counted(waiting, 'job')} waiting, expected fewer than "
+                f"{most} ({setting}): submit again when some have started, or cancel some "
+                "(aryl job cancel); an operator can raise the limit",
+                "tenant",
+            )
 
     def _check_spec(self, spec: JobSpec) -> None:
         """Refuse what could never run here."""

@@ -293,10 +293,9 @@ class Decider:
         )
         self.engine = rebuilt.engine
         self._numbers = Numbers(rebuilt.last_number, rebuilt.number)
-        if rebuilt.losses:
-            # Lines of the lost records have their numbers: no other line is to have them too.
-            lines = await self._last_line()
-            self._losses = tuple(replace(lost, lines=lines) for lost in rebuilt.losses)
+        # Lines of the lost records have their numbers: no other line is to have them too.
+        lines = await self._last_line() if rebuilt.losses else 0
+        self._losses = tuple(replace(lost, lines=lines) for lost in rebuilt.losses)
         self._told()
         self._since.server = self._journal.server
         self._since.decide_s = self._clock.now_s() - began_s if rebuilt.records else 0.0
@@ -442,7 +441,6 @@ class Decider:
             if waiting.event is event and waiting.done is not None and not waiting.done.done():
                 waiting.done.set_exception(Unavailable(_BROKE))
         self._inbox = [one for one in inbox if one.event is not event] + self._inbox
-        self._losses = ()
         await self._read_back(self._numbers.known)
         for lost in self._losses:
             self.post(lost)

@@ -47,6 +47,7 @@ NOT_SWEPT = {
     "policy", "services", "tenants", "name", "mode",
     "load_window_samples", "finished_jobs_kept", "ended_loans_kept", "job_histories_kept",
     "story_lines_kept",
+    "waiting_jobs_max",
 }  # fmt: skip
 """Fields of settings that have an option of their own, or that only say how much is kept."""
 

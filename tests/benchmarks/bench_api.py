@@ -73,6 +73,7 @@ async def running_coordinator(directory: Path) -> AsyncIterator[tuple[int, NatsB
     config = directory / "coordinator.toml"
     config.write_text(
         f'cell = "{CELL}"\nnats_url = "{url}"\nrebuild_wait_s = 0\nrequests_per_s = 1e6\n'
+        "[engine]\nwaiting_jobs_max = 10000000\n"
     )
     argv = (sys.executable, "-m", "coordinator.service.daemon", "--config", str(config))
     bus = await connect_nats(url, identity="bench", clock=clock)

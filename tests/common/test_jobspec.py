@@ -57,6 +57,18 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"gpu": {"worker_multiplier": {"\ud800": 1}}},
         "gpu.worker_multiplier",
     ),
+    "more types than any fleet has": (
+        {"gpu": {"types": [f"t{n}" for n in range(65)]}},
+        "gpu.types",
+    ),
+    "more multipliers than types": (
+        {"gpu": {"worker_multiplier": {f"t{n}": 2 for n in range(65)}}},
+        "gpu.worker_multiplier",
+    ),
+    "longer table than a pass goes through": (
+        {"profile": {"speedup": [[n, 1.0] for n in range(1, 514)]}},
+        "profile.speedup",
+    ),
     "min above max": ({"workers": {"min": 3, "max": 2}}, "workers"),
     "workers without end": ({"workers": {"min": 1, "max": 100_000_000}}, "workers.max"),
     "too many GPUs": ({"gpus_per_worker": 10**9}, "gpus_per_worker"),
