@@ -58,6 +58,9 @@ from common.model import GpuUuid, WorkerKey
 
 log = logging.getLogger(__name__)
 
+PAGE = "inference"
+"""The collector that reads the server's metrics page."""
+
 
 class Sample(Struct, frozen=True, kw_only=True):
     """One look at the machine; what could not be seen is None."""
@@ -177,6 +180,7 @@ class Node:
             gpus=sample.gpus,
             sampled_at_s=sample.began_at_s,
             inference=sample.inference,
+            page_error=_page_error(sample),
             is_healthy=sample.is_healthy,
             statuses=tuple(_fact(status) for status in statuses),
             leaving=leaving,
@@ -330,6 +334,12 @@ class Node:
         await self._errands.close()
         await self._sampler.close()
         self._ledger.close()
+
+
+def _page_error(sample: Sample) -> str:
+    """Why a look could not read the metrics page; empty where it could."""
+    failed = (one for one in sample.collectors if one.name == PAGE and not one.is_success)
+    return next((one.error for one in failed), "")
 
 
 def _needs_ledger(action: Action) -> bool:
