@@ -18,6 +18,7 @@ from common.apirows import NodeTelemetry as NodeTelemetry
 from common.apirows import ServiceRow as ServiceRow
 from common.apirows import StoryRow as StoryRow
 from common.apirows import TenantRow as TenantRow
+from common.apirows import UnknownLoadRow as UnknownLoadRow
 from common.apirows import WorkerRow as WorkerRow
 from common.messages import AgentReport, CollectorReport, CostReport, Message
 from common.model import JobSeconds, JobSpec, Token
@@ -265,6 +266,9 @@ class Status(Message, frozen=True, kw_only=True, tag="status"):
     is_recalled: bool | UnsetType = UNSET
     """A recall of all services holds, for those too that the settings gain before its end. Only
     while it does: a caller of an older version refuses it."""
+    loads_unknown: tuple[str, ...] | UnsetType = UNSET
+    """Services with serving nodes whose load is unknown, with the numbers of both. Only while there
+    are any, as above."""
 
 
 REQUESTS: tuple[type[Message], ...] = (

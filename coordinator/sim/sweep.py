@@ -46,8 +46,10 @@ S = TypeVar("S", bound=Struct)
 NOT_SWEPT = {
     "policy", "services", "tenants", "name", "mode",
     "load_window_samples", "finished_jobs_kept", "ended_loans_kept", "job_histories_kept",
+    "unknown_load_s",
 }  # fmt: skip
-"""Fields of settings that have an option of their own, or that only say how much is kept."""
+"""Fields of settings that have an option of their own, that only say how much is kept,
+or that decide nothing in a simulation, whose loads are all known."""
 
 
 # --- single options -----------------------------------------------------------------------------
