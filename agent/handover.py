@@ -4,6 +4,8 @@ limits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from agent.state import Facts
 from common.messages import GpuHealth, GpuReport
 
@@ -29,6 +31,15 @@ def _used(gpu: GpuReport, free_memory_ratio: float, beside: frozenset[int] = fro
     if used > free_memory_ratio * gpu.memory_total_bytes:
         return f"GPU {gpu.uuid} has {used / 2**20:.0f} MiB in use"
     return ""
+
+
+def are_unused(gpus: Sequence[GpuReport], *, free_memory_ratio: float) -> bool:
+    """Whether it is certain that no process is on any of the GPUs; what a device does not tell is
+    not certain."""
+    return bool(gpus) and all(
+        gpu.memory_used_bytes is not None and not busy(gpu, free_memory_ratio=free_memory_ratio)
+        for gpu in gpus
+    )
 
 
 def unusable(facts: Facts) -> str:

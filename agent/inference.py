@@ -33,10 +33,13 @@ class Quantity(Struct, frozen=True):
     """The first alias that the page has is taken; `default` if it has none, None: it must.
 
     A default is right only for series that the engine makes at their first event.
+    is_labelled: a page that declares the family and has no sample of it means 0: the engine makes
+        each label set at its first event. A page that does not even declare it is another one.
     """
 
     aliases: tuple[Series, ...]
     default: float | None = None
+    is_labelled: bool = False
 
 
 class Engine(Struct, frozen=True, kw_only=True):
@@ -56,6 +59,10 @@ def _lazy(*names: str) -> Quantity:
     return Quantity(tuple(Series(name) for name in names), default=0.0)
 
 
+def _counter(*names: str) -> Quantity:
+    return Quantity(tuple(Series(name) for name in names), is_labelled=True)
+
+
 _TRT_LLM_SCHEDULED = Series("nv_trt_llm_request_metrics", (("request_type", "scheduled"),))
 _TRT_LLM_KV_CACHE = Series(
     "nv_trt_llm_kv_cache_block_metrics", (("kv_cache_block_type", "fraction"),)
@@ -65,7 +72,7 @@ ENGINES: Mapping[str, Engine] = {
     "vllm": Engine(
         running=_gauge("vllm:num_requests_running", "vllm_num_requests_running"),
         waiting=_gauge("vllm:num_requests_waiting", "vllm_num_requests_waiting"),
-        success=_gauge("vllm:request_success_total", "vllm_request_success_total"),
+        success=_counter("vllm:request_success_total", "vllm_request_success_total"),
         kv_cache=(
             Series("vllm:kv_cache_usage_perc"),
             Series("vllm:gpu_cache_usage_perc"),
@@ -122,6 +129,9 @@ def parse_metrics(text: str, engine: str) -> InferenceReport:
     """
     table = engine_named(engine)
     values = _values_by_series(text, _all_series(table))
+    for quantity in (table.running, table.waiting, table.success):
+        if quantity.is_labelled and not any(series in values for series in quantity.aliases):
+            values |= {series: [0.0] for series in quantity.aliases if _declares(text, series)}
     missing = [
         " or ".join(series.name for series in quantity.aliases)
         for quantity in (table.running, table.waiting, table.success)
@@ -137,6 +147,10 @@ def parse_metrics(text: str, engine: str) -> InferenceReport:
             (max(values[series]) for series in table.kv_cache if series in values), None
         ),
     )
+
+
+class RefusedError(Unavailable):
+    """No process listens where the server should."""
 
 
 class FetchPage(Protocol):
@@ -163,6 +177,7 @@ async def fetch_page(url: str, timeout_s: float, *, clock: Clock) -> str:
 
     Raises:
         ConfigError: no http or https URL.
+        RefusedError: no process listens at it.
         Unavailable: no whole answer in time, or not a status of success.
         ProtocolError: more than `MAX_PAGE_BYTES`, or not UTF-8.
     """
@@ -215,6 +230,8 @@ class _Fetch:
             # http.client does not say so when a size was given, and half a page is a false load.
             if reply.length and len(data) <= MAX_PAGE_BYTES:
                 raise Unavailable(f"{self._url}: broke off {reply.length} bytes before its end")
+        except ConnectionRefusedError as error:
+            raise RefusedError(f"{self._url}: {error}") from error
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise Unavailable(f"{self._url}: {error}") from error
         else:
@@ -270,6 +287,13 @@ def _values_by_series(text: str, wanted: tuple[Series, ...]) -> dict[Series, lis
         for value in found:
             _check_count(series, value)
     return values
+
+
+def _declares(text: str, series: Series) -> bool:
+    """Whether a page has the family of a series, with or without a sample of it."""
+    # The text format names a counter's family as its samples, OpenMetrics without `_total`.
+    families = (series.name, series.name.removesuffix("_total"))
+    return any(line.startswith(f"# TYPE {name} ") for line in text.split("\n") for name in families)
 
 
 def _check_count(series: Series, value: float) -> None:

@@ -244,6 +244,11 @@ class Life:
         if not self.memory.is_server_stopped:
             is_idle = self._idleness.saw(facts, since_s=unrouted_at_s)
             self._why = self._idleness.why
+            limit_s = self.settings.unread_page_timeout_s
+            if given_up := self._idleness.given_up(facts, limit_s=limit_s):
+                return self._back_from_draining(
+                    facts, self._lease.over(facts.now_s, given_up=given_up)
+                )
             if facts.suspects and not self._why:
                 self._why = f"waits to see whether process {min(facts.suspects)} stays on its GPU"
             if not is_idle or facts.suspects:

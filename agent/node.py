@@ -64,6 +64,8 @@ FIRST_READING_S = 5.0
 takes seconds to open on a large machine, and a report without it alarms people."""
 FIRST_START_S = 30.0
 """The same of an agent whose ledger has no GPUs: it has next to nothing that could wait."""
+PAGE = "inference"
+"""The collector that reads the server's metrics page."""
 
 
 class Sample(Struct, frozen=True, kw_only=True):
@@ -222,6 +224,7 @@ class Node:
             gpus=sample.gpus,
             sampled_at_s=sample.began_at_s,
             inference=sample.inference,
+            page_error=_page_error(sample),
             is_healthy=sample.is_healthy,
             statuses=tuple(_fact(status) for status in statuses),
             leaving=leaving,
@@ -378,6 +381,12 @@ class Node:
         await self._errands.close()
         await self._sampler.close()
         self._ledger.close()
+
+
+def _page_error(sample: Sample) -> str:
+    """Why a look could not read the metrics page; empty where it could."""
+    failed = (one for one in sample.collectors if one.name == PAGE and not one.is_success)
+    return next((one.error for one in failed), "")
 
 
 def _needs_ledger(action: Action) -> bool:

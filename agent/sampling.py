@@ -10,13 +10,18 @@ from agent.collect import build_collectors, collect_all
 from agent.fake_fleet import load_fleet
 from agent.gpu_process import child_starter
 from agent.gpu_reader import GpuReader
-from agent.inference import FetchPage, page_fetcher
+from agent.handover import are_unused
+from agent.inference import FetchPage, RefusedError, page_fetcher
 from agent.kernel_log import KernelLog
 from agent.kernel_log_readers import fake_opener, find_kernel_log
 from agent.node import Sample
 from agent.settings import AgentSettings, KernelLogChoice
 from common.clock import Clock
 from common.errors import ArylError
+from common.messages import InferenceReport
+
+NO_SERVER = InferenceReport(running_count=0.0, waiting_count=0.0, success_total=0.0)
+"""The load of a server that is not there: its port refuses, and its GPUs are empty."""
 
 
 class NodeSampler:
@@ -44,6 +49,7 @@ class NodeSampler:
         self._reader = reader
         self._kernel_log = kernel_log
         self._fetch = fetch
+        self._is_server_wanted = is_server_wanted
         self._is_health_wanted = is_health_wanted or is_server_wanted
         server = settings.server
         self._collectors = build_collectors(
@@ -58,33 +64,46 @@ class NodeSampler:
         )
 
     async def sample(self) -> Sample:
-        """One look; takes at most the collectors' deadline."""
+        """One look; takes at most the collectors' deadline.
+
+        A page that cannot be read tells nothing of the server's requests, and a late health check
+        no more. Only a server that is gone has none: one that ends lets go of its port before its
+        last requests, but of its GPUs after them.
+        """
         began_at_s = self._clock.now_s()
         deadline_s = self._settings.collect_deadline_s
-        collected, is_healthy = await asyncio.gather(
-            collect_all(self._collectors, self._clock, deadline_s), self._is_healthy()
+        collected, (is_healthy, is_refused) = await asyncio.gather(
+            collect_all(self._collectors, self._clock, deadline_s), self._health()
         )
+        inference = collected.inference
+        if inference is None and is_refused and self._is_server_wanted():
+            ratio = self._settings.device_free_memory_ratio
+            if are_unused(collected.gpus, free_memory_ratio=ratio):
+                inference = NO_SERVER
         return Sample(
             began_at_s=began_at_s,
             gpus=collected.gpus or None,
             host=collected.host,
-            inference=collected.inference,
+            inference=inference,
             is_healthy=is_healthy,
             cost=collected.cost,
             collectors=collected.collectors,
         )
 
-    async def _is_healthy(self) -> bool:
+    async def _health(self) -> tuple[bool, bool]:
+        """Whether the server answers its health check, and whether its port refuses."""
         server = self._settings.server
         if server is None or not self._is_health_wanted():
-            return False
+            return False, False
         deadline_s = self._settings.collect_deadline_s
         try:
             async with self._clock.timeout(deadline_s):
                 await self._fetch(server.health_url, deadline_s)
+        except RefusedError:
+            return False, True
         except (ArylError, TimeoutError):
-            return False
-        return True
+            return False, False
+        return True, False
 
     async def close(self) -> None:
         """End its children."""

@@ -168,13 +168,15 @@ class Idleness:
     """Whether a server that gets no new requests has come to rest: nothing running, nothing
     waiting, the success counter still, two samples in a row.
 
-    A server whose page and health check are both gone serves nobody either.
+    A page that cannot be read shows no rest, nor does a late health check beside it: a server that
+    stalls has its requests still. Of one that is gone the sample itself says that it has none.
     """
 
     def __init__(self) -> None:
         self._page: InferenceReport | None = None
         self._sampled_at_s = -1.0
         self._samples = 0
+        self._unread_since_s: float | None = None
         self.why = ""
         """What it waits for, in words."""
 
@@ -184,14 +186,27 @@ class Idleness:
             return False
         self._sampled_at_s = facts.sampled_at_s
         page, last = facts.inference, self._page
-        self._page = page
         if page is None:
-            is_quiet = not facts.is_healthy
-            self.why = "" if is_quiet else "waits for the server's metrics page"
-        else:
-            in_flight = page.running_count + page.waiting_count
-            is_still = last is not None and last.success_total == page.success_total
-            is_quiet = in_flight == 0 and (is_still or self._samples == 0)
-            self.why = f"waits for {in_flight:g} requests" if in_flight else ""
+            if self._unread_since_s is None:
+                self._unread_since_s = facts.sampled_at_s
+            self._samples = 0
+            self.why = "waits for the server's metrics page, which cannot be read"
+            return False
+        self._page, self._unread_since_s = page, None
+        in_flight = page.running_count + page.waiting_count
+        is_still = last is not None and last.success_total == page.success_total
+        is_quiet = in_flight == 0 and (is_still or self._samples == 0)
+        self.why = f"waits for {in_flight:g} requests" if in_flight else ""
         self._samples = self._samples + 1 if is_quiet else 0
         return self._samples >= SAMPLES_AT_REST
+
+    def given_up(self, facts: Facts, *, limit_s: float) -> str:
+        """Why the drain is to end without rest: the page was not read for too long; mostly empty.
+
+        Whether the server still has requests nobody knows then, so that it may not be stopped.
+        """
+        since_s = self._unread_since_s
+        if since_s is None or facts.now_s - since_s < limit_s:
+            return ""
+        error = facts.page_error or "no sample has it"
+        return f"the server's metrics page could not be read for {limit_s:g} s: {error}"

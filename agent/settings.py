@@ -104,6 +104,13 @@ class AgentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     collect_deadline_s: Annotated[
         PositiveFloat, Meta(description="a collector that takes longer has failed this time")
     ] = 2.0
+    unread_page_timeout_s: Annotated[
+        PositiveFloat,
+        Meta(
+            description="a draining server whose metrics page cannot be read for so long is routed"
+            " again: it may have requests still"
+        ),
+    ] = 60.0
     kernel_log: Annotated[
         KernelLogChoice,
         Meta(

@@ -199,7 +199,8 @@ class Facts(Struct, frozen=True, kw_only=True):
 
     sampled_at_s: when the sample was begun that gpus, inference and is_healthy are of.
     gpus: None before the first sample.
-    inference, is_healthy: of the inference server.
+    inference, is_healthy: of the inference server. page_error: why its metrics page cannot be read;
+        empty where it can, or was not asked.
     trespassers: GPU processes of nobody who was given the GPUs, as (pid, GPU): `agent.strangers`.
     owners: of those, their user and program, by pid.
     suspects: those beside a server that will be among them if they stay.
@@ -215,6 +216,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     sampled_at_s: float = 0.0
     gpus: tuple[GpuReport, ...] | None = None
     inference: InferenceReport | None = None
+    page_error: str = ""
     is_healthy: bool = False
     statuses: tuple[WorkerFact, ...] = ()
     leaving: frozenset[WorkerKey] = frozenset()

@@ -18,6 +18,7 @@ from common.apirows import NodeTelemetry as NodeTelemetry
 from common.apirows import ServiceRow as ServiceRow
 from common.apirows import StoryRow as StoryRow
 from common.apirows import TenantRow as TenantRow
+from common.apirows import UnknownLoadRow as UnknownLoadRow
 from common.apirows import WorkerRow as WorkerRow
 from common.messages import AgentReport, CollectorReport, CostReport, Message
 from common.model import JobSeconds, JobSpec, Token
@@ -268,6 +269,9 @@ class Status(Message, frozen=True, kw_only=True, tag="status"):
     reports_shed: int | UnsetType = UNSET
     """Reports that overload has cost so far: a later one of the same agent replaced each of them
     before it was read. Only while reports are shed, and for a minute after."""
+    loads_unknown: tuple[str, ...] | UnsetType = UNSET
+    """Services with serving nodes whose load is unknown, with the numbers of both. Only while there
+    are any, as above."""
 
 
 REQUESTS: tuple[type[Message], ...] = (

@@ -5,7 +5,7 @@ Rows are for people and scripts; a field is only ever added (`common.api`).
 
 from __future__ import annotations
 
-from msgspec import field
+from msgspec import UNSET, UnsetType, field
 
 from common.failures import Failure
 from common.messages import Part
@@ -56,6 +56,21 @@ class JobRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     """Why it does not start; of a suspended one who computes; what becomes of one that ends."""
 
 
+class UnknownLoadRow(Part, frozen=True, kw_only=True, omit_defaults=False):
+    """A load that is unknown now, as no metrics page is read.
+
+    unknown_s: how long ago a page was last read; of a service, the longest of its nodes.
+    last_load_per_s: the last known load; None: it was never known.
+    nodes: of a service, its nodes whose load is unknown; serving: of how many that serve.
+    """
+
+    unknown_s: float
+    why: str
+    last_load_per_s: float | None
+    nodes: tuple[str, ...] = ()
+    serving: int = 0
+
+
 class NodeRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     """One node.
 
@@ -83,6 +98,8 @@ class NodeRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     drain_left_s: float | None = None
     is_server_down: bool = False
     """It is there to serve, and its server does not: it counts for nothing."""
+    load_unknown: UnknownLoadRow | UnsetType | None = UNSET
+    """Only while it serves and its load is unknown: a caller of an older version refuses it."""
 
 
 class NodeTelemetry(Part, frozen=True, kw_only=True, omit_defaults=False):
@@ -132,6 +149,8 @@ class ServiceRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     lapses_late: int = 0
     turn_backs: int = 0
     turn_backs_late: int = 0
+    load_unknown: UnknownLoadRow | UnsetType | None = UNSET
+    """Only while the load of a node that serves is unknown; `load_per_s` has its last known one."""
 
 
 class LoanRow(Part, frozen=True, kw_only=True, omit_defaults=False):

@@ -108,7 +108,7 @@ def glance(found: Status) -> list[tuple[str, str]]:
         (
             "inference",
             f"{found.serving_nodes} of {found.inference_nodes} nodes serving, "
-            f"busy {render.percent(found.gpu_busy_ratio_inference)}",
+            f"busy {render.percent(found.gpu_busy_ratio_inference)}{_unknown(found)}",
         ),
         (
             "on loan",
@@ -152,6 +152,13 @@ def _recall(found: Status) -> str:
     """Who lends nothing by an order; one that ended for each service by itself holds for others."""
     names = [*found.recalled_services, *(["services to come"] if found.is_recalled else [])]
     return f"; RECALLED: {', '.join(names)} (aryl recall --all --off)" if names else ""
+
+
+def _unknown(found: Status) -> str:
+    """Services whose load is unknown, or of some of their nodes."""
+    if found.loads_unknown is msgspec.UNSET:
+        return ""
+    return f"; LOAD UNKNOWN: {', '.join(found.loads_unknown)} (aryl service list)"
 
 
 def _flat(values: dict[str, object], prefix: str = "") -> list[tuple[str, object]]:

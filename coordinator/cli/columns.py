@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from common.api import JobRow, LoanRow, NodeRow, ServiceRow, StoryRow, TenantRow, WorkerRow
+from common.api import (
+    JobRow,
+    LoanRow,
+    NodeRow,
+    ServiceRow,
+    StoryRow,
+    TenantRow,
+    UnknownLoadRow,
+    WorkerRow,
+)
 from common.model import FINAL_JOB_STATES, JobState
 from coordinator.cli.render import Column, ago, duration, instant, number, percent
 
@@ -95,6 +104,8 @@ def role(row: NodeRow) -> str:
     """The role, whether its server is down, whether new work stays away, and whether what runs has
     to leave or has left."""
     said = ["server down"] if row.is_server_down else []
+    if isinstance(row.load_unknown, UnknownLoadRow):
+        said.append("load unknown")
     if row.is_cordoned:
         drained = "draining" if row.jobs else "drained"
         said.append(drained if row.is_draining else "cordoned")
@@ -106,6 +117,16 @@ def heard(row: NodeRow) -> str:
     return "never" if row.heard_ago_s is None else ago(0.0, row.heard_ago_s)
 
 
+def load(row: ServiceRow) -> str:
+    """Its load, and for how many of its nodes that is only the last known one."""
+    found = row.load_unknown
+    if not isinstance(found, UnknownLoadRow):
+        return number(row.load_per_s)
+    if len(found.nodes) == found.serving:
+        return f"{number(row.load_per_s)} (unknown)"
+    return f"{number(row.load_per_s)} ({len(found.nodes)} of {found.serving} unknown)"
+
+
 def services() -> list[Column[ServiceRow]]:
     """Where a service's nodes are, and how much it needs."""
     return [
@@ -115,7 +136,7 @@ def services() -> list[Column[ServiceRow]]:
         Column("SERVING", lambda r: str(r.serving), is_number=True),
         Column("ON-LOAN", lambda r: str(r.on_loan), is_number=True),
         Column("COMING-HOME", lambda r: str(r.coming_home), is_number=True, rank=1),
-        Column("LOAD/S", lambda r: number(r.load_per_s), is_number=True),
+        Column("LOAD/S", load, is_number=True),
         Column("PER-NODE/S", lambda r: number(r.capacity_per_node), is_number=True, rank=4),
         Column("MIN", lambda r: str(r.min_serving), is_number=True, rank=5),
         Column("DEADLINE", lambda r: duration(r.reclaim_deadline_s), is_number=True, rank=3),

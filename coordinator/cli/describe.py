@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 from rich.text import Text
 
-from common.api import Describe, Description, JobRow, LoanRow, NodeRow, ServiceRow
+from common.api import Describe, Description, JobRow, LoanRow, NodeRow, ServiceRow, UnknownLoadRow
 from common.model import FINAL_JOB_STATES, JobSpec
 from coordinator.cli import columns, render, telemetry
 from coordinator.cli.output import Format, Show, put, put_json, put_one
@@ -195,11 +195,22 @@ def _node(row: NodeRow) -> Pairs:
         ("service", row.service),
         ("gpus", f"{row.gpus_held} of {row.gpus} {row.gpu_type} held"),
         ("busy", render.percent(row.gpu_busy_ratio)),
+        *_node_load(row),
         ("heard", columns.heard(row)),
         ("rack", row.rack),
         ("jobs", ", ".join(row.jobs)),
         ("detail", row.detail),
     ]
+
+
+def _node_load(row: NodeRow) -> Pairs:
+    """Only where it is unknown: a node's known load is part of its telemetry."""
+    found = row.load_unknown
+    if not isinstance(found, UnknownLoadRow):
+        return []
+    last = render.number(found.last_load_per_s)
+    since = render.duration(found.unknown_s)
+    return [("load", f"unknown for {since}, last known {last} requests/s: {found.why}")]
 
 
 def _agent(found: Description) -> Pairs:
@@ -221,7 +232,7 @@ def _service(row: ServiceRow, now_s: float) -> Pairs:
         ("mode", f"{row.mode} (recalled)" if row.is_recalled else str(row.mode)),
         ("nodes", f"{row.nodes}: {row.serving} serving, {row.on_loan} on loan, "
                   f"{row.coming_home} coming home"),
-        ("load", f"{render.number(row.load_per_s)} requests/s"),
+        ("load", _load(row)),
         ("capacity", f"{render.number(row.capacity_per_node)} requests/s per node"),
         ("at least", f"{row.min_serving} serving"),
         ("deadline", f"{render.duration(row.reclaim_deadline_s)} from reclaim to serving"),
@@ -231,6 +242,19 @@ def _service(row: ServiceRow, now_s: float) -> Pairs:
         *_lapses(row),
         *_turn_backs(row),
     ]  # fmt: skip
+
+
+def _load(row: ServiceRow) -> str:
+    """Its load, and since when and why it is unknown where it is."""
+    said = f"{render.number(row.load_per_s)} requests/s"
+    found = row.load_unknown
+    if not isinstance(found, UnknownLoadRow):
+        return said
+    serving = counted(found.serving, "serving node")
+    return (
+        f"last known {said}; unknown of {len(found.nodes)} of {serving} for "
+        f"{render.duration(found.unknown_s)}: {found.why}"
+    )
 
 
 def _in_flight(row: ServiceRow) -> str:

@@ -44,6 +44,7 @@ class Periods(Struct, frozen=True, kw_only=True):
     warm_up_s: float = 4.0
     reclaim_deadline_s: float = 52.0
     hold_off_s: float = 5.0
+    unknown_load_s: float = 15.0
     resize_cooldown_s: float = 5.0
     min_runtime_s: float = 5.0
     start_s: float = 3.0
@@ -139,6 +140,7 @@ def coordinator_toml(plan: CellPlan, *, name: str, nats_url: str) -> str:
         "device_free_p99_s": periods.device_free_s,
         "warm_up_p99_s": periods.warm_up_s,
         "hold_off_s": periods.hold_off_s,
+        "unknown_load_s": periods.unknown_load_s,
     }
     engine = {
         "policy": plan.policy,

@@ -12,6 +12,7 @@ Each module's first line says what it is. Where to begin, and which belong toget
   `losses`, `ended`, `lost_orders`, `reservations`. What time does to them: `deadlines`, `timeouts`.
 - Nodes: `nodes`, `belonging`, `silence`, `refusals`, `trespassing`. What people order: `operator`,
   `draining`, `removing`.
-- Loans: `loans`, `awaiting`, `homeward`, `promised`, `returns`, `stages`, `unused`.
+- Loans: `loans`, `awaiting`, `homeward`, `promised`, `returns`, `stages`, `unused`,
+  `unknown_loads`.
 - After a loss: `ledgers`, `rebuilding`, `doubting`. Over years: `pruning`, `accounting`.
 """

@@ -39,6 +39,7 @@ from coordinator.engine import (
     silence,
     tenants,
     timeouts,
+    unknown_loads,
     unused,
     view,
     waiting,
@@ -55,6 +56,7 @@ from coordinator.engine.events import (
     JobSubmitted,
     LeaderStarted,
     LoadMeasured,
+    LoadUnknown,
     LoanPassDue,
     NodeReported,
     NodeSilent,
@@ -183,6 +185,8 @@ class Engine:
                 silence.silent(ctx, event)
             case LoadMeasured():
                 self._load_measured(ctx, event)
+            case LoadUnknown():
+                unknown_loads.told(ctx, event)
             case OrdersRecovered():
                 ledgers.recovered(ctx, event)
             case OperatorAsked():
@@ -222,9 +226,11 @@ class Engine:
         settings = ctx.service_settings(event.service)
         if service is None or settings is None:
             return
-        service.load.append(LoadSample(ctx.now_s, event.load))
-        service.season = service.season.after(ctx.now_s, event.load)
-        del service.load[: -self.settings.load_window_samples]
+        unknown_loads.looked(ctx, event.service)
+        if event.is_known:
+            service.load.append(LoadSample(ctx.now_s, event.load))
+            service.season = service.season.after(ctx.now_s, event.load)
+            del service.load[: -self.settings.load_window_samples]
         lent, ready = _lent_and_ready(self.state, event.service)
         capacity = ready * settings.capacity_per_node
         if lent and event.load > capacity * (1.0 - settings.headroom_ratio):

@@ -158,10 +158,30 @@ class NodeSilent(Fact, frozen=True, kw_only=True, tag="node_silent"):
 
 
 class LoadMeasured(Fact, frozen=True, kw_only=True, tag="load_measured"):
-    """Offered load of a service over the last folding window, in requests per second."""
+    """Offered load of a service over the last folding window, in requests per second.
+
+    is_known: whether any node that serves was measured. If not, `load` is the sum of what was last
+        known, and no sample.
+    """
 
     service: ServiceName
     load: float
+    is_known: bool = True
+
+
+class LoadUnknown(Fact, frozen=True, kw_only=True, tag="load_unknown"):
+    """The load of a node that serves is unknown from now on; or no longer, where `why` is empty.
+
+    unknown_s: how long before this fact its metrics page was last read.
+    last_load: its last known load, in requests per second; None: it never had one.
+    is_read: its page is read again; False: it does not serve any more.
+    """
+
+    node: NodeName
+    why: str = ""
+    unknown_s: float = 0.0
+    last_load: float | None = None
+    is_read: bool = False
 
 
 class OrdersRecovered(Fact, frozen=True, kw_only=True, tag="orders_recovered"):
@@ -236,6 +256,7 @@ Event = (
     | ProgressReported
     | NodeSilent
     | LoadMeasured
+    | LoadUnknown
     | OrdersRecovered
     | OperatorAsked
     | RecordsLost

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from common.model import Lease, LeaseId, NodeName, NodeRole, StopReason
-from coordinator.engine import jobs, promised, pruning, stages
+from coordinator.engine import jobs, promised, pruning, stages, unknown_loads
 from coordinator.engine.context import Context, keys_on, sick_slots
 from coordinator.engine.events import NodeReported
 from coordinator.engine.loan_entries import LoanEntry
@@ -62,6 +62,8 @@ def _why_not(ctx: Context, node: NodeEntry) -> str:
         return f"{node.name} is cordoned"
     if node.ledger_error or node.closed_reason:
         return f"{node.name} takes nothing new: {node.ledger_error or node.closed_reason}"
+    if unknown := unknown_loads.why_not_lent(ctx.state, node.name):
+        return unknown
     if sick := sick_slots(node):
         # Its server runs beside it. Once stopped it might never be healthy again, and no deadline
         # could be kept: the agent waits for each GPU to be free.

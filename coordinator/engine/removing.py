@@ -77,6 +77,7 @@ def remove(ctx: Context, node: NodeEntry, said: str) -> None:
     del state.nodes[name]
     # What was said of lending it goes with the next loan pass, as of any node that is lost.
     state.drains.pop(name, None)
+    state.unknown_loads.pop(name, None)
     state.closed_until_s.pop(name, None)
     ctx.changed_nodes[name] = None
     ctx.tell(name, REMOVED, said)

@@ -48,6 +48,12 @@ class ServiceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     warm_up_p99_s: Annotated[
         NonNegativeFloat, Meta(description="99th percentile from device free to serving")
     ] = 60.0
+    unknown_load_s: Annotated[
+        NonNegativeFloat,
+        Meta(
+            description="lent nodes come home when the load of serving nodes is unknown for longer"
+        ),
+    ] = 120.0
     hold_off_s: Annotated[
         NonNegativeFloat,
         Meta(

@@ -34,7 +34,7 @@ from coordinator.engine.step_times import StepTimes
 from coordinator.engine.totals import Counters
 from coordinator.policies.decisions import Migrate
 from coordinator.policies.loans.seasonal import Season
-from coordinator.policies.services import LoadSample
+from coordinator.policies.services import LoadSample, UnknownLoad
 
 
 class GpuSlot(Struct):
@@ -347,6 +347,8 @@ class ServiceEntry(Struct, kw_only=True):
     load: list[LoadSample] = field(default_factory=list[LoadSample])
     season: Season = Season()
     """What is remembered of the load beyond the samples that are kept."""
+    unknown_since_s: float | None = None
+    """Since when the load of none of its serving nodes is known; None: of one it is."""
     shadow_loan_count: int = 0
     shadow_reclaim_count: int = 0
     shadow_late_count: int = 0
@@ -385,6 +387,7 @@ class ClusterState(Struct, kw_only=True):
     recommendations: dict[NodeName, Recommendation] = field(
         default_factory=dict[NodeName, Recommendation]
     )
+    unknown_loads: dict[NodeName, UnknownLoad] = field(default_factory=dict[NodeName, UnknownLoad])
     counters: Counters = field(default_factory=Counters)
     next_lease_number: int = 1
     least_generation: int = 0

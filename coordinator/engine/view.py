@@ -18,6 +18,7 @@ from coordinator.engine import (
     reach,
     retrying,
     tenants,
+    unknown_loads,
 )
 from coordinator.engine.context import (
     NONE_BARRED,
@@ -261,6 +262,7 @@ def node_view(ctx: Context, node: NodeEntry) -> NodeView:
         is_drained_by_operator=node.is_cordoned,
         takes_nothing=bool(node.ledger_error or node.closed_reason),
         sick_gpus=len(sick_slots(node)) if barred else 0,
+        is_load_unknown=node.name in ctx.state.unknown_loads,
         trespassed_gpus=sum([uuid in node.trespassed for uuid in barred]) if barred else 0,
         barred_gpus=len(barred),
         serving_since_s=node.serving_since_s,
@@ -400,6 +402,9 @@ def services(ctx: Context) -> tuple[ServiceView, ...]:
             hold_off_s=settings[name].hold_off_s,
             loan_period_s=ctx.settings.loan_period_s,
             load=tuple(entry.load),
+            unknown=(unknown := unknown_loads.of_service(ctx.state, entry.name)),
+            serving=unknown_loads.serving_count(ctx.state, entry.name) if unknown else 0,
+            unknown_load_s=settings[name].unknown_load_s,
             season=entry.season,
             is_recalled=entry.is_recalled,
         )

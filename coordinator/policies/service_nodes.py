@@ -97,7 +97,9 @@ def _sorted(kept: _Kept) -> ServiceNodes:
         (node.serving_since_s, number)
         for number, node in enumerate(ready)
         if node.serving_since_s is not None
-        and not (node.takes_nothing or node.sick_gpus or node.trespassed_gpus)
+        and not (
+            node.takes_nothing or node.sick_gpus or node.trespassed_gpus or node.is_load_unknown
+        )
     ]
     since.sort()
     return ServiceNodes(

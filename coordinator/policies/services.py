@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from common.model import Mode, ServiceName
+from common.model import Mode, NodeName, ServiceName
 from coordinator.policies.loans.seasonal import Season
 
 
@@ -13,6 +13,21 @@ class LoadSample(Struct, frozen=True):
 
     at_s: float
     load: float
+
+
+class UnknownLoad(Struct, frozen=True, kw_only=True):
+    """A node that serves and whose load is unknown.
+
+    since_s: when its load was last known, or when it was first heard to serve.
+    load: the last known one; None: it never had one.
+    is_over: it is unknown for longer than its service waits (`unknown_load_s`).
+    """
+
+    node: NodeName
+    since_s: float
+    load: float | None
+    why: str
+    is_over: bool = False
 
 
 class ServiceView(Struct, frozen=True, kw_only=True):
@@ -34,6 +49,12 @@ class ServiceView(Struct, frozen=True, kw_only=True):
     hold_off_s: float
     loan_period_s: float
     load: tuple[LoadSample, ...] = ()
+    unknown: tuple[UnknownLoad, ...] = ()
+    """Nodes that serve and whose load is unknown, by name."""
+    serving: int = 0
+    """All that are there to serve; counted only where a load is unknown."""
+    unknown_load_s: float = 120.0
+    """How long a load may be unknown before lent nodes come home for it."""
     season: Season = Season()
     """What is remembered of its load beyond the samples."""
     quantile: float | None = None

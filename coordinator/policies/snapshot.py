@@ -89,6 +89,8 @@ class NodeView(Struct, frozen=True, kw_only=True):
     takes_nothing: bool = False
     sick_gpus: int = 0
     trespassed_gpus: int = 0
+    is_load_unknown: bool = False
+    """It serves and nothing is known of its load: it is not lent."""
     barred_gpus: int = 0
     serving_since_s: float | None = None
     """When it last became ready to serve; None when it does not serve."""

@@ -291,6 +291,7 @@ class Coordinator:
         self._listening.look()
         now_s = self.clock.now_s()
         self.folder.forget_facts()
+        self.folder.loads.lead(self.engine.state.unknown_loads, now_s=now_s)
         for entry in self.engine.state.nodes.values():
             self.folder.prefer(entry.name, entry.boot_id)
         for report in list(self.folder.reports.values()):

@@ -11,30 +11,22 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Mapping
 
-from msgspec import UNSET, Struct, UnsetType, structs
+from msgspec import UNSET, UnsetType, structs
 
 from common.faults import Fault
-from common.messages import InferenceReport, NodeReport, WorkerPhase, WorkerReport
-from common.model import JobId, LeaseId, NodeName, NodeRole, Progress, ServiceName
+from common.messages import NodeReport, WorkerPhase, WorkerReport
+from common.model import JobId, LeaseId, NodeName, Progress, ServiceName
 from coordinator.engine.events import (
     Event,
     GpuFact,
-    LoadMeasured,
     NodeReported,
     NodeSilent,
     ProgressReported,
     TrespassFact,
     WorkerFact,
 )
+from coordinator.service.loads import Loads
 from coordinator.service.rivals import Rivals
-
-
-class _Counter(Struct):
-    """Last sample of one node's inference counters."""
-
-    at_s: float
-    success_total: float
-    in_flight: float
 
 
 class Folder:
@@ -50,7 +42,6 @@ class Folder:
         self, *, lost_after_s: float, load_period_s: float, progress_period_s: float
     ) -> None:
         self.lost_after_s = lost_after_s
-        self.load_period_s = load_period_s
         self.progress_period_s = progress_period_s
         self._progress_at_s = 0.0
         self.reports: dict[NodeName, NodeReport] = {}
@@ -63,9 +54,7 @@ class Folder:
         self._facts: dict[NodeName, NodeReported] = {}
         self._silent: set[NodeName] = set()
         self._progress: dict[JobId, ProgressReported] = {}
-        self._counters: dict[NodeName, _Counter] = {}
-        self._arrived: dict[ServiceName, float] = {}
-        self._load_since_s: dict[ServiceName, float] = {}
+        self.loads = Loads(load_period_s)
 
     def forget_facts(self) -> None:
         """Say everything again: a new leader must hear each node once."""
@@ -82,7 +71,7 @@ class Folder:
         self.reports.pop(node, None)
         self.heard_at_s.pop(node, None)
         self._silent_since_s.pop(node, None)
-        self._counters.pop(node, None)
+        self.loads.remove(node)
         self._silent.discard(node)
 
     def say_again(self, report: NodeReport, *, now_s: float) -> NodeReported:
@@ -124,6 +113,7 @@ class Folder:
             return 0.0
         for node, silent_since_s in self._silent_since_s.items():
             self._silent_since_s[node] = min(now_s, silent_since_s + missed_s)
+        self.loads.missed(missed_s, now_s=now_s)
         return missed_s
 
     def fold(self, report: NodeReport, *, now_s: float) -> NodeReported | None:
@@ -146,7 +136,7 @@ class Folder:
         self.heard_at_s[node] = self._silent_since_s[node] = now_s
         was_silent = node in self._silent
         self._silent.discard(node)
-        self._fold_load(node, report, now_s)
+        self.loads.note(report, now_s=now_s)
         facts = facts_of(report, rival=self.rivals.told(node, now_s=now_s))
         if not was_silent and not _is_news(facts, self._facts.get(node)):
             return None
@@ -161,49 +151,21 @@ class Folder:
             return False
         return now_s - self.heard_at_s[NodeName(report.node)] <= self.lost_after_s
 
-    def _fold_load(self, node: NodeName, report: NodeReport, now_s: float) -> None:
-        """Arrivals = completions + change of what is in flight (conservation of requests)."""
-        if report.service is None:
-            return
-        service = ServiceName(report.service)
-        inference = report.inference
-        if inference is None or report.role not in (NodeRole.SERVING, NodeRole.DRAINING):
-            self._counters.pop(node, None)
-            return
-        in_flight = inference.running_count + inference.waiting_count
-        last = self._counters.get(node)
-        self._counters[node] = _Counter(now_s, inference.success_total, in_flight)
-        if last is None:
-            return
-        arrived = _completed(last, inference) + in_flight - last.in_flight
-        self._arrived[service] = self._arrived.get(service, 0.0) + arrived
-
     def due(self, *, now_s: float, unread: Container[str] = ()) -> list[Event]:
         """Facts that come with time: loads, progress, nodes that fell silent.
 
         unread: nodes of which a report has arrived and is not folded yet; they are not silent.
         """
-        events = [*self._loads(now_s), *self._silences(now_s, unread)]
+        loads = self.loads.due(
+            now_s=now_s,
+            is_silent=lambda node: (
+                node not in unread and self.silent_s(node, now_s=now_s) > self.lost_after_s
+            ),
+        )
+        events = [*loads, *self._silences(now_s, unread)]
         if now_s - self._progress_at_s >= self.progress_period_s:
             self._progress_at_s = now_s
             events += self._new_progress(now_s)
-        return events
-
-    def _loads(self, now_s: float) -> list[Event]:
-        events: list[Event] = []
-        services = {
-            ServiceName(report.service)
-            for report in self.reports.values()
-            if report.service is not None
-        }
-        for service in sorted(services):
-            since_s = self._load_since_s.setdefault(service, now_s)
-            elapsed_s = now_s - since_s
-            if elapsed_s < self.load_period_s:
-                continue
-            arrived = max(0.0, self._arrived.pop(service, 0.0))
-            self._load_since_s[service] = now_s
-            events.append(LoadMeasured(service=service, load=arrived / elapsed_s))
         return events
 
     def _new_progress(self, now_s: float) -> list[Event]:
@@ -260,12 +222,6 @@ class Folder:
             if unanswered_s >= enough_s:
                 found.append(NodeSilent(node=node, silent_s=silent_s, unanswered_s=unanswered_s))
         return found
-
-
-def _completed(last: _Counter, inference: InferenceReport) -> float:
-    """Requests completed since the last sample; a counter that fell has restarted from zero."""
-    delta = inference.success_total - last.success_total
-    return delta if delta >= 0 else inference.success_total
 
 
 def _is_further(progress: Progress | None, fact: ProgressReported, attempt: int) -> bool:

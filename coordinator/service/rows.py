@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from common.api import (
     JobRow,
@@ -15,17 +15,19 @@ from common.api import (
     Status,
     StoryRow,
     TenantRow,
+    UnknownLoadRow,
     WorkerRow,
 )
 from common.messages import CommandReport, NodeReport
-from common.model import JobState, NodeName, NodeRole, Pool
-from coordinator.engine import accounting, returns, waiting
+from common.model import JobState, NodeName, NodeRole, Pool, ServiceName
+from coordinator.engine import accounting, returns, unknown_loads, waiting
 from coordinator.engine.engine import Engine
 from coordinator.engine.loan_entries import LoanEntry
 from coordinator.engine.sharing import keys_of
 from coordinator.engine.state import JobEntry, NodeEntry, StoryLine
 from coordinator.policies.snapshot import ClusterSnapshot
 from coordinator.policies.tenants.tenancy import Count, Tenancy, waiting_gpus
+from coordinator.policies.words import counted
 from coordinator.service import ending, suspended
 from coordinator.service.finding import ANYTHING, Subject
 from coordinator.service.folding import Folder
@@ -132,7 +134,12 @@ def slow_command(name: NodeName, folder: Folder, *, boot_now_s: float) -> Comman
 
 
 def node_row(
-    node: NodeEntry, folder: Folder, *, boot_now_s: float, drain_left_s: float | None = None
+    node: NodeEntry,
+    folder: Folder,
+    *,
+    boot_now_s: float,
+    drain_left_s: float | None = None,
+    unknown_load: UnknownLoadRow | UnsetType = UNSET,
 ) -> NodeRow:
     """One node."""
     report = folder.reports.get(node.name)
@@ -158,6 +165,31 @@ def node_row(
         is_draining=node.is_draining,
         drain_left_s=drain_left_s,
         is_server_down=node.role == NodeRole.SERVING and node.is_server_down,
+        load_unknown=unknown_load,
+    )
+
+
+def unknown_load(engine: Engine, node: NodeEntry, *, now_s: float) -> UnknownLoadRow | UnsetType:
+    """Why the load of a node that serves is unknown; unset where it is known."""
+    found = engine.state.unknown_loads.get(node.name)
+    if found is None or node.role != NodeRole.SERVING:
+        return UNSET
+    age_s = max(0.0, now_s - found.since_s)
+    return UnknownLoadRow(unknown_s=age_s, why=found.why, last_load_per_s=found.load)
+
+
+def _unknown_loads(engine: Engine, name: ServiceName, now_s: float) -> UnknownLoadRow | UnsetType:
+    """The same of a service, as its loan passes see it."""
+    found = unknown_loads.of_service(engine.state, name)
+    if not found:
+        return UNSET
+    entry = engine.state.services[name]
+    return UnknownLoadRow(
+        unknown_s=max(0.0, now_s - min(one.since_s for one in found)),
+        why=f"{found[0].node}: {found[0].why}",
+        last_load_per_s=entry.load[-1].load if entry.load else None,
+        nodes=tuple(one.node for one in found),
+        serving=unknown_loads.serving_count(engine.state, name),
     )
 
 
@@ -198,6 +230,7 @@ def service_row(engine: Engine, folder: Folder, name: str, *, now_s: float) -> S
         turn_backs_late=tally.turn_backs_late,
         last_reclaim_s=None if last is None else returns.reclaim_s(last),
         last_returned_at_s=None if last is None else last.returned_at_s,
+        load_unknown=_unknown_loads(engine, entry.name, now_s),
     )
 
 
@@ -356,7 +389,18 @@ def status(
         without_room_why=next(iter(without_room), ()),
         is_recalled=state.is_recalled or UNSET,
         reports_shed=reports_shed or UNSET,
+        loads_unknown=_of_unknown_load(engine) or UNSET,
     )
+
+
+def _of_unknown_load(engine: Engine) -> tuple[str, ...]:
+    """Services with nodes of an unknown load, and how many of them that are."""
+    said: list[str] = []
+    for name in sorted(engine.state.services) if engine.state.unknown_loads else ():
+        if found := unknown_loads.of_service(engine.state, name):
+            serving = unknown_loads.serving_count(engine.state, name)
+            said.append(f"{name} ({len(found)} of {counted(serving, 'node')})")
+    return tuple(said)
 
 
 def _gpus(nodes: list[NodeEntry]) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from math import inf
 
 from common.model import NodeRole, ServiceName
-from coordinator.engine import returns
+from coordinator.engine import returns, unknown_loads
 from coordinator.engine.belonging import unknown_services
 from coordinator.engine.context import sick_slots
 from coordinator.engine.engine import Engine
@@ -58,6 +58,7 @@ def why(engine: Engine, name: str, *, now_s: float) -> tuple[str, ...]:
         *_lending(engine, nodes),
         *trust.why(engine, name),
         *_recalled(engine, name),
+        *_unknown_loads(engine, name, now_s=now_s),
         *_wanted_back(engine, name, now_s=now_s),
         *_unwell(nodes),
     )
@@ -93,13 +94,27 @@ def _lending(engine: Engine, nodes: Sequence[NodeEntry]) -> tuple[str, ...]:
         serving,
         key=lambda n: (
             n.is_cordoned
-            or bool(n.ledger_error or n.closed_reason or sick_slots(n) or n.trespassed),
+            or bool(n.ledger_error or n.closed_reason or sick_slots(n) or n.trespassed)
+            or n.name in engine.state.unknown_loads,
             inf if n.serving_since_s is None else n.serving_since_s,
             n.name,
         ),
     )
     balance, *reasons = engine.why_kept(first.name) or ("it is in no settings of this cell",)
     return (balance, *(f"{first.name}, the first to be lent: {reason}" for reason in reasons))
+
+
+def _unknown_loads(engine: Engine, name: str, *, now_s: float) -> list[str]:
+    """Each node whose load is unknown: since when, and its last known load."""
+    found = unknown_loads.of_service(engine.state, ServiceName(name))
+    said = [
+        f"the load of {one.node} is unknown for {now_s - one.since_s:.0f} s, "
+        + ("never known" if one.load is None else f"last known {one.load:.4g} per second")
+        + f": {one.why}"
+        for one in found[:COUNTED]
+    ]
+    left = len(found) - COUNTED
+    return said if left <= 0 else [*said, f"and of {counted(left, 'more node', 'more nodes')}"]
 
 
 def _recalled(engine: Engine, name: str) -> list[str]:

@@ -48,8 +48,10 @@ NOT_SWEPT = {
     "load_window_samples", "finished_jobs_kept", "ended_loans_kept", "job_histories_kept",
     "story_lines_kept",
     "waiting_jobs_max",
+    "unknown_load_s",
 }  # fmt: skip
-"""Fields of settings that have an option of their own, or that only say how much is kept."""
+"""Fields of settings that have an option of their own, that only say how much is kept,
+or that decide nothing in a simulation, whose loads are all known."""
 
 
 # --- single options -----------------------------------------------------------------------------

@@ -72,6 +72,13 @@ class PageServer:
     async def _missing(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await self._say(writer, VLLM.replace(b"num_requests_waiting", b"num_requests_awaited"))
 
+    async def _renamed(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """As a program that serves the engine's metrics under a prefix of its own."""
+        await self._say(writer, VLLM.replace(b"vllm:", b"served_vllm_"))
+
+    async def _denied(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self._say(writer, b"no valid key", status="401 Unauthorized")
+
     async def _nonsense(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await self._say(writer, VLLM.replace(b"2.0\n", b"two\n"))
 

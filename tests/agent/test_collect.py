@@ -187,6 +187,8 @@ async def test_the_page_of_a_server_is_its_load(pages: PageServer) -> None:
     [
         ("html", "no vllm:num_requests_running"),
         ("missing", "no vllm:num_requests_waiting"),
+        ("renamed", "no vllm:num_requests_running"),
+        ("denied", "status 401"),
         ("nonsense", "two"),
         ("absurd", "1e+308"),
         ("binary", "UTF-8"),

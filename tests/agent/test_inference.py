@@ -33,6 +33,7 @@ def page(name: str) -> str:
     [
         ("vllm", "vllm", 7, 1, 123, 0.5),
         ("vllm_old", "vllm", 4, 6, 12, 0.75),
+        ("vllm_idle", "vllm", 0, 0, 0, None),
         ("sglang", "sglang", 12, 3, 4096, 0.375),
         ("triton", "triton", 0, 5, 75, None),
         ("triton_trtllm", "triton", 8, 0, 900, 0.0625),
@@ -66,6 +67,13 @@ def test_only_what_is_missing_is_named() -> None:
     with pytest.raises(ProtocolError, match="request_success_total") as caught:
         parse_metrics(text, "vllm")
     assert "num_requests_running" not in str(caught.value)
+
+
+def test_a_counter_that_the_page_does_not_even_declare_is_missing() -> None:
+    """Only a family without samples is one without events: a page without it is another one."""
+    lines = [line for line in page("vllm_idle").splitlines() if "request_success" not in line]
+    with pytest.raises(ProtocolError, match="no vllm:request_success_total"):
+        parse_metrics("\n".join(lines), "vllm")
 
 
 def test_a_page_of_another_engine_is_refused() -> None:

@@ -58,6 +58,7 @@ PERIODS = Periods(
     warm_up_s=3.0,
     reclaim_deadline_s=15.0,
     hold_off_s=1.0,
+    unknown_load_s=4.0,
     resize_cooldown_s=1.0,
     min_runtime_s=1.0,
     lost_after_s=8.0,

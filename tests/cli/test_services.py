@@ -6,8 +6,18 @@ import re
 
 import pytest
 
-from common.api import Describe, Description
-from tests.cli.fake_cell import NOW_S, FakeCell, aryl, loan_row, node_row, service_row
+from common.api import (
+    Describe,
+    Description,
+    GetStatus,
+    ListNodes,
+    ListServices,
+    Nodes,
+    Services,
+    UnknownLoadRow,
+)
+from common.model import NodeRole
+from tests.cli.fake_cell import NOW_S, FakeCell, aryl, loan_row, node_row, service_row, status
 
 
 def test_a_service_shows_its_nodes_its_loans_and_how_its_returns_went() -> None:
@@ -65,3 +75,47 @@ def test_a_service_can_be_explained(words: str) -> None:
     run = aryl(cell, *words.split())
     assert cell.asked == [Describe(kind="service", name="chat")]
     assert run.out == "service chat is in mode act\n- chat: 0 spare\n"
+
+
+UNKNOWN = UnknownLoadRow(
+    unknown_s=60.0,
+    why="i0: status 401 Unauthorized",
+    last_load_per_s=12.5,
+    nodes=("i0",),
+    serving=3,
+)
+
+
+def test_a_load_that_is_unknown_is_told_in_every_list() -> None:
+    """Since when, the last known load and why; nowhere does it stand as a plain number."""
+    service = service_row(load_unknown=UNKNOWN)
+    node = node_row("i0", role=NodeRole.SERVING, load_unknown=UNKNOWN)
+    cell = FakeCell(
+        {
+            ListServices: Services(rows=(service,)),
+            ListNodes: Nodes(rows=(node,)),
+            GetStatus: status(loads_unknown=("chat (1 of 3 nodes)",)),
+            Describe: [
+                Description(kind="service", name="chat", service=service, nodes=(node,)),
+                Description(kind="node", name="i0", node=node),
+            ],
+        }
+    )
+    assert "12.5 (1 of 3 unknown)" in aryl(cell, "service", "list").out
+    assert "serving (load unknown)" in aryl(cell, "node", "list").out
+    assert "LOAD UNKNOWN: chat (1 of 3 nodes)" in aryl(cell, "status").out
+    why = "i0: status 401 Unauthorized"
+    said = f"last known 12.5 requests/s; unknown of 1 of 3 serving nodes for 1m: {why}"
+    assert said in aryl(cell, "service", "describe", "chat").out
+    said = f"unknown for 1m, last known 12.5 requests/s: {why}"
+    assert said in aryl(cell, "node", "describe", "i0").out
+    assert '"last_load_per_s":12.5' in aryl(cell, "service", "list", "-o", "json").out
+
+
+def test_a_load_of_which_nothing_is_known_is_marked_so() -> None:
+    """No node that serves can be read."""
+    whole = UnknownLoadRow(
+        unknown_s=1.0, why="late", last_load_per_s=None, nodes=("i0",), serving=1
+    )
+    cell = FakeCell({ListServices: Services(rows=(service_row(load_unknown=whole),))})
+    assert "12.5 (unknown)" in aryl(cell, "service", "list").out

@@ -11,6 +11,7 @@ from msgspec import UNSET
 from common import subjects
 from common.bus import BusMessage
 from common.messages import (
+    CollectorReport,
     DesiredReply,
     DesiredState,
     GpuReport,
@@ -95,11 +96,16 @@ class Agent:
         self.started: list[WorkerKey] = []
         """Every worker that ever began to compute."""
         self.load_per_s = 0.0
+        self.page_error = ""
+        """Why the metrics page of its server cannot be read; empty while it can."""
         self.is_silent = False
         self._clock = clock
         self._loop = Loop()
         self._loop.now_s = clock.now_s()
         self._facts: NodeReported | None = None
+        self._boot = ""
+        """The boot of its machine that it reported last, whose clock numbers its reports."""
+        self._up_s = up_s - clock.now_s()
         self._sequence = int(up_s * 1000)
         self._nonce = 0
         self._served = 0.0
@@ -151,7 +157,12 @@ class Agent:
         """The report of this moment."""
         facts = self._facts
         assert facts is not None
-        self._sequence += 1
+        if facts.boot_id != self._boot:
+            if self._boot:
+                self._up_s, self._sequence = -self._clock.now_s(), 0
+            self._boot = facts.boot_id
+        up_s = self._up_s + self._clock.now_s()
+        self._sequence = max(self._sequence + 1, int(up_s * 1000))
         held = {order.key: order for order in self.node.orders()}
         is_serving = facts.role == NodeRole.SERVING
         return NodeReport(
@@ -174,8 +185,16 @@ class Agent:
             inference=InferenceReport(
                 running_count=0.0, waiting_count=0.0, success_total=self._served
             )
-            if is_serving
+            if is_serving and not self.page_error
             else None,
+            collectors=(
+                CollectorReport(
+                    name="inference",
+                    is_success=not self.page_error,
+                    duration_s=0.0,
+                    error=self.page_error,
+                ),
+            ),
             workers=tuple(
                 WorkerReport(
                     key=worker.key,

@@ -94,6 +94,7 @@ def make_settings(
         min_serving=0,
         headroom_ratio=0.0,
         hold_off_s=0.0,
+        unknown_load_s=20.0,
         max_grace_s=5.0,
         device_free_p99_s=1.0,
         warm_up_p99_s=3.0,

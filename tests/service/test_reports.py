@@ -42,7 +42,6 @@ from coordinator.engine.events import (
     GpuFact,
     JobSubmitted,
     LeaderStarted,
-    LoadMeasured,
     LoanPassDue,
     NodeReported,
     NodeSilent,
@@ -295,29 +294,6 @@ def test_a_report_that_was_overtaken_is_dropped() -> None:
     assert folder.fold(make_report(4, generation=9), now_s=1.0) is None
     assert (folder.stale_count, folder.heard_at_s[NodeName("i0")]) == (1, 0.0)
     assert folder.fold(make_report(1, boot_id="other"), now_s=2.0) is not None
-
-
-@pytest.mark.parametrize(
-    ("pages", "load"),
-    [
-        ([(10.0, 0.0), (30.0, 0.0)], 10.0),
-        ([(10.0, 0.0), (30.0, 4.0)], 12.0),
-        ([(10.0, 8.0), (30.0, 0.0)], 6.0),
-        ([(50.0, 0.0), (6.0, 0.0)], 3.0),
-        ([(10.0, 8.0), (10.0, 0.0)], 0.0),
-    ],
-    ids=["completed", "and still in flight", "arrived before", "restarted", "never negative"],
-)
-def test_load_is_what_arrived(pages: list[tuple[float, float]], load: float) -> None:
-    """Arrivals = completions + change of what is in flight, per second of the window."""
-    folder = make_folder()
-    folder.due(now_s=0.0)
-    for number, (total, in_flight) in enumerate(pages):
-        inference = make_inference(total, in_flight=in_flight)
-        folder.fold(make_report(number, inference=inference), now_s=float(number))
-        folder.due(now_s=0.0)
-    [event] = [e for e in folder.due(now_s=LOAD_PERIOD_S) if isinstance(e, LoadMeasured)]
-    assert (event.service, event.load) == (CHAT, load)
 
 
 def test_silence_is_said_once_and_ends_with_a_report() -> None:

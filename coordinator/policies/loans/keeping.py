@@ -123,7 +123,9 @@ def _why_all_held_off(
 
 
 def _why_none_spare(service: ServiceView, have: Balance) -> str:
-    if have.needed_to_lend <= service.min_serving:
+    if have.unknown and have.needed_to_lend > have.needed:
+        cause = "nodes of an unknown load count as full"
+    elif have.needed_to_lend <= service.min_serving:
         cause = f"min_serving is {service.min_serving}"
     elif have.needed_to_lend > have.needed:
         cause = f"the peak of the last {service.loan_period_s:g} s counts before lending"
@@ -144,6 +146,8 @@ def _of_node(
         found.append("it is cordoned: an operator keeps it from being lent")
     if node.takes_nothing:
         found.append("it takes nothing new now, so no loan either")
+    if node.is_load_unknown:
+        found.append("its own load is unknown: no metrics page of it is read")
     if node.sick_gpus:
         what = counted(node.sick_gpus, "of its GPUs is", "of its GPUs are")
         found.append(f"{what} not well: once stopped, its server might not come back on it")

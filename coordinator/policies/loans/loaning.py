@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from coordinator.policies.loans.forecast import forecast_peak, peak_between
 from coordinator.policies.service_nodes import nodes_of
-from coordinator.policies.services import ServiceView
+from coordinator.policies.services import ServiceView, UnknownLoad
 from coordinator.policies.snapshot import ClusterSnapshot, NodeView
 from coordinator.policies.words import counted
 
@@ -30,6 +30,8 @@ class Balance(Struct, frozen=True, kw_only=True):
     forecast_load: None when nothing was measured.
     horizon_s: how far the forecast looks: a return and one loan period.
     needed: below that, nodes are reclaimed. needed_to_lend: above that, nodes are lent.
+    unknown: nodes that serve and whose load is unknown, of so many that are there to serve: nothing
+        is lent on what they may not carry, and after `unknown_load_s` nodes are reclaimed for it.
     """
 
     ready: tuple[NodeView, ...]
@@ -39,6 +41,8 @@ class Balance(Struct, frozen=True, kw_only=True):
     horizon_s: float
     needed: int
     needed_to_lend: int
+    unknown: tuple[UnknownLoad, ...] = ()
+    serving: int = 0
 
     @property
     def spare(self) -> int:
@@ -57,7 +61,9 @@ def balance(snapshot: ClusterSnapshot, service: ServiceView) -> Balance:
     horizon_s = service.return_s + service.loan_period_s
     forecast = _foreseen(service, now_s=snapshot.now_s, horizon_s=horizon_s)
     recent = peak_between(service.load, snapshot.now_s - service.loan_period_s, snapshot.now_s)
-    needed = nodes_for(service, forecast or 0.0, own.count)
+    over = [one for one in service.unknown if one.is_over]
+    needed = _nodes_for(service, forecast or 0.0, over, own.count)
+    highest = max(forecast or 0.0, recent or 0.0)
     return Balance(
         ready=own.ready,
         coming=own.coming,
@@ -65,8 +71,28 @@ def balance(snapshot: ClusterSnapshot, service: ServiceView) -> Balance:
         forecast_load=forecast,
         horizon_s=horizon_s,
         needed=needed,
-        needed_to_lend=max(needed, nodes_for(service, recent or 0.0, own.count)),
+        needed_to_lend=max(needed, _nodes_for(service, highest, service.unknown, own.count)),
+        unknown=service.unknown,
+        serving=service.serving,
     )
+
+
+def _nodes_for(
+    service: ServiceView, load: float, nodes: Sequence[UnknownLoad], node_count: int
+) -> int:
+    """Nodes that a load needs beside what nodes of an unknown load may carry.
+
+    Each of them counts as full, and as many others as they are stay beside them, so that most of
+    what is served can be seen. Where none that serves is known, the service needs all its nodes.
+    """
+    if not nodes:
+        return nodes_for(service, load, node_count)
+    if len(nodes) >= service.serving:
+        return node_count
+    full = len(nodes) * service.capacity_per_node
+    held = sum(one.load or 0.0 for one in nodes)  # which the samples have
+    needed = nodes_for(service, load + max(0.0, full - held), node_count)
+    return min(node_count, max(needed, 2 * len(nodes)))
 
 
 def by_quantile(snapshot: ClusterSnapshot, quantile: float | None) -> ClusterSnapshot:
@@ -143,5 +169,23 @@ def numbers(service: ServiceView, have: Balance) -> str:
         f"load forecast {load} over {have.horizon_s:.0f} s at {service.capacity_per_node:g} per "
         f"node needs {counted(have.needed, 'node')} with headroom "
         f"({have.needed_to_lend} before lending); "
-        f"{len(have.ready)} ready, {len(have.coming)} coming"
+        f"{len(have.ready)} ready, {len(have.coming)} coming{of_unknown(service, have)}"
+    )
+
+
+def of_unknown(service: ServiceView, have: Balance) -> str:
+    """Of which nodes the load is unknown and what that means, as the end of a sentence; mostly
+    empty."""
+    if not have.unknown:
+        return ""
+    over = sum(one.is_over for one in have.unknown)
+    limit_s = service.unknown_load_s
+    if over:
+        so = f"lent nodes come home for {over} of them, unknown for more than {limit_s:g} s"
+    else:
+        so = f"nothing is lent on it, and after {limit_s:g} s lent nodes come home"
+    first = have.unknown[0]
+    return (
+        f"; the load of {len(have.unknown)} of {counted(have.serving, 'serving node')} is unknown "
+        f"({first.node}: {first.why}): {so}"
     )

@@ -1,0 +1,257 @@
+"""The load of each service, from the counters on its nodes' metrics pages. Pure.
+
+Arrivals = completions + change of what is in flight (conservation of requests). A rate is a
+difference of two pages over the time between them on the node's own clock, by which its reports are
+numbered: reports that were skipped, or that came late and in one heap, make no other load.
+
+A page that cannot be read says nothing, and least of all that nothing arrives: the last known rate
+of its node holds until the node is read again, stops to serve or is silent for too long. Must not
+know what is lent, nor how much a node carries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from msgspec import Struct
+
+from common.messages import InferenceReport, NodeReport
+from common.model import NodeName, NodeRole, ServiceName
+from coordinator.engine.events import Event, LoadMeasured, LoadUnknown
+
+COLLECTOR = "inference"
+"""The collector of an agent that reads the page."""
+CLOCK_S = 1e-3
+"""A report is numbered by its node's boot clock, in milliseconds."""
+PERIOD_S = 1.0
+"""Between two reports of an agent that does not say it: the default of its settings."""
+MISSED = 3
+"""So many reports without a page make a load unknown, and no fewer than a load period has."""
+LEAST_OF_PERIOD = 0.5
+"""A rate covers at least this part of a load period: one arrival between two pages that follow each
+other at once is no load."""
+
+
+class _Counted(Struct, kw_only=True):
+    """One node that serves or drains.
+
+    clock_s: of its last page, and mark_s: of the page that `arrived` counts from; on the node's own
+        clock. None: no page of it was read.
+    is_new: it has no page from before this window, so that the window may be longer than what it
+        counts.
+    rate: the last known one; None: none yet.
+    page_at_s: when its last page came, on the listener's clock; of a node without any page, when it
+        was first heard to serve.
+    why: why its newest report has no page; empty where it has.
+    """
+
+    service: ServiceName
+    boot_id: str
+    is_serving: bool
+    page_at_s: float
+    fresh_s: float
+    why: str = ""
+    success_total: float = 0.0
+    in_flight: float = 0.0
+    clock_s: float | None = None
+    mark_s: float | None = None
+    arrived: float = 0.0
+    is_new: bool = True
+    rate: float | None = None
+
+    def read(self, page: InferenceReport, clock_s: float) -> None:
+        """Count what arrived since the page before; a server that restarted counts from there on.
+
+        What arrived while it restarted nobody knows: the rest of the window, or the last known
+        rate, stands for it.
+        """
+        in_flight = page.running_count + page.waiting_count
+        if self.mark_s is None or page.success_total < self.success_total:
+            self.is_new = self.is_new and self.mark_s is None
+            self.mark_s, self.arrived = clock_s, 0.0
+        else:
+            self.arrived += page.success_total - self.success_total + in_flight - self.in_flight
+        self.success_total, self.in_flight, self.clock_s = page.success_total, in_flight, clock_s
+
+    def close(self, window_s: float, least_s: float) -> float | None:
+        """Its part of the load of a window that ends now; None: its last known rate holds."""
+        if self.clock_s is None or self.mark_s is None:
+            return None
+        covered_s = self.clock_s - self.mark_s
+        is_enough = covered_s >= least_s
+        if not is_enough and self.is_serving and not self.is_new:
+            return None  # what has arrived since the mark is of the next window
+        arrived = max(0.0, self.arrived)
+        if covered_s <= 0:
+            return None
+        is_part = self.is_new or not self.is_serving
+        found = arrived / (max(covered_s, window_s) if is_part else covered_s)
+        if is_enough:
+            self.rate = arrived / covered_s
+        self.restart()
+        return found
+
+    def restart(self) -> None:
+        """Count from the last page on."""
+        self.mark_s, self.arrived, self.is_new = self.clock_s, 0.0, self.clock_s is None
+
+
+class Loads:
+    """Remembers the counters of each node, and makes one sample per service and period."""
+
+    def __init__(self, period_s: float) -> None:
+        self._period_s = period_s
+        self._service_of: dict[NodeName, ServiceName] = {}
+        """Of each node that names one, whatever its role."""
+        self._counted: dict[NodeName, _Counted] = {}
+        self._left: dict[ServiceName, float] = {}
+        """What arrived in this window at nodes that do not serve any more."""
+        self._since_s: dict[ServiceName, float] = {}
+        self._unknown: set[NodeName] = set()
+        """Nodes whose load was reported as unknown."""
+
+    def note(self, report: NodeReport, *, now_s: float) -> None:
+        """A node's newest report."""
+        node = NodeName(report.node)
+        if report.service is None:
+            self.remove(node)
+            return
+        service = self._service_of[node] = ServiceName(report.service)
+        is_serving = report.role == NodeRole.SERVING
+        counted = self._counted.get(node)
+        if counted is not None and not (
+            counted.service == service
+            and counted.boot_id == report.boot_id
+            and (is_serving or report.role == NodeRole.DRAINING)
+        ):
+            self._leave(node)
+            counted = None
+        if not (is_serving or report.role == NodeRole.DRAINING):
+            return
+        if counted is None:
+            counted = self._counted[node] = _Counted(
+                service=service,
+                boot_id=report.boot_id,
+                is_serving=is_serving,
+                page_at_s=now_s,
+                fresh_s=self._period_s,
+            )
+        counted.is_serving = is_serving
+        counted.fresh_s = max(self._period_s, MISSED * (report.period_s or PERIOD_S))
+        counted.why = "" if report.inference is not None else _why_unread(report)
+        if report.inference is not None:
+            counted.page_at_s = now_s
+            counted.read(report.inference, report.sequence * CLOCK_S)
+
+    def remove(self, node: NodeName) -> None:
+        """It is no node of a service any more."""
+        self._leave(node)
+        self._service_of.pop(node, None)
+
+    def _leave(self, node: NodeName) -> None:
+        counted = self._counted.pop(node, None)
+        if counted is not None and counted.arrived > 0:
+            left = self._left.get(counted.service, 0.0)
+            self._left[counted.service] = left + counted.arrived
+
+    def lead(self, unknown: Iterable[NodeName], *, now_s: float) -> None:
+        """A new leader begins: what arrived before is no sample of its own.
+
+        unknown: nodes whose load was last reported as unknown, by whoever led before.
+        """
+        for counted in self._counted.values():
+            counted.restart()
+        self._left.clear()
+        self._since_s = dict.fromkeys(self._service_of.values(), now_s)
+        self._unknown = set(unknown)
+
+    def missed(self, missed_s: float, *, now_s: float) -> None:
+        """Nothing could be heard for so long: no page is late for that."""
+        for counted in self._counted.values():
+            counted.page_at_s = min(now_s, counted.page_at_s + missed_s)
+
+    def due(self, *, now_s: float, is_silent: Callable[[NodeName], bool]) -> list[Event]:
+        """The samples whose time has come, each behind the nodes of which the load became unknown
+        or known again."""
+        over: dict[ServiceName, float] = {}
+        for service in sorted(set(self._service_of.values())):
+            window_s = now_s - self._since_s.setdefault(service, now_s)
+            if window_s >= self._period_s:
+                over[service] = window_s
+        if not over:
+            return []
+        members: dict[ServiceName, list[NodeName]] = {service: [] for service in over}
+        serving: set[ServiceName] = set()
+        for node in sorted(self._counted):
+            counted = self._counted[node]
+            if counted.is_serving:
+                serving.add(counted.service)
+            if counted.service in members and not is_silent(node):
+                members[counted.service].append(node)
+        events: list[Event] = self._gone()
+        for service, window_s in over.items():
+            events += self._unknowns(members[service], now_s)
+            load, is_measured = self._close(service, members[service], window_s)
+            is_known = is_measured or service not in serving
+            events.append(LoadMeasured(service=service, load=load, is_known=is_known))
+            self._since_s[service] = now_s
+        return events
+
+    def _gone(self) -> list[Event]:
+        """Nodes that no longer serve: that their load was unknown is over."""
+        serving = {node for node, counted in self._counted.items() if counted.is_serving}
+        gone = sorted(self._unknown - serving)
+        self._unknown &= serving
+        return [LoadUnknown(node=node) for node in gone]
+
+    def _unknowns(self, members: list[NodeName], now_s: float) -> list[Event]:
+        events: list[Event] = []
+        for node in members:
+            counted = self._counted[node]
+            since_s = now_s - counted.page_at_s
+            if node in self._unknown:
+                if not counted.why:
+                    self._unknown.remove(node)
+                    events.append(LoadUnknown(node=node, is_read=True))
+            elif counted.why and counted.is_serving and since_s >= counted.fresh_s:
+                self._unknown.add(node)
+                events.append(
+                    LoadUnknown(
+                        node=node, why=counted.why, unknown_s=since_s, last_load=counted.rate
+                    )
+                )
+        return events
+
+    def _close(
+        self, service: ServiceName, members: list[NodeName], window_s: float
+    ) -> tuple[float, bool]:
+        """The sum over the nodes, and whether any one that serves was measured in this window.
+
+        A node that could never be read counts as much as the mean of the others.
+        """
+        left = self._left.pop(service, 0.0) / window_s
+        rates: list[float] = []
+        unread_count, is_measured = 0, False
+        for node in members:
+            counted = self._counted[node]
+            part = counted.close(window_s, LEAST_OF_PERIOD * self._period_s)
+            if not counted.is_serving:
+                left += part or 0.0  # it is out of its routing: no rate holds
+            elif part is not None:
+                is_measured = True
+                rates.append(part)
+            elif counted.rate is not None:
+                rates.append(counted.rate)
+            elif counted.why:
+                unread_count += 1
+        load = sum(rates)
+        if rates:
+            load += unread_count * load / len(rates)
+        return left + load, is_measured
+
+
+def _why_unread(report: NodeReport) -> str:
+    """Why a report has no page, in the words of its agent."""
+    failed = (one for one in report.collectors if one.name == COLLECTOR and not one.is_success)
+    found = next(failed, None)
+    return found.error if found is not None and found.error else "its agent reports no page"
