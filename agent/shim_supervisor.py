@@ -266,6 +266,8 @@ class Supervisor:
         if self._stop is not None:
             self._stop.shorten(grace_s, now_s)
             return
+        if self._worker.has_left():
+            return  # its end is its own: the order did not reach it
         if self._pause.is_frozen:
             self._do_pause(self._pause.resume())  # a frozen process could neither save nor leave
         self._stop = shim_stop.StopProtocol(

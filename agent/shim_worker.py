@@ -38,6 +38,16 @@ class Worker:
         with open(read_fd, "rb") as pipe:
             self.error = pipe.read().decode()  # empty once exec has closed it
 
+    def has_left(self) -> bool:
+        """Whether its process has ended, reaped or not: an order comes too late for it."""
+        if self.exit_code is not None:
+            return True
+        try:
+            found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return True
+        return found is not None
+
     def signal_main(self, number: int) -> None:
         """Signal the named process only: what its children do is its own business
         (production note pain 7: data loaders that die first take the emergency save with them)."""

@@ -248,13 +248,13 @@ def worker_gone(ctx: Context, job: JobEntry, worker: WorkerEntry, ending: Ending
     ended.left(job, worker, ended_at_s)
     for other in job.workers.values():
         ctx.touch(other.node)
-    if worker.stop is not None:
+    if _has_finished(ending):
+        job.succeeded_workers.append(worker.key.worker_index)
+    elif worker.stop is not None:
         _count_release(ctx, job, worker)
         retrying.learned(ctx, job, worker.node, ending)
     elif ending.said_reason is not None:
         _sent_home(ctx, job, worker, ending.said_reason, stake)
-    elif ending.exit_code == 0 and not ending.error and not ending.is_node_fault:
-        job.succeeded_workers.append(worker.key.worker_index)
     elif (ending.is_node_fault or ending.refused) and _goes_on_without(job, worker):
         job.node_fault_count += 1
         if ending.refused:
@@ -290,6 +290,15 @@ def _store_gone(ctx: Context, job: JobEntry, store: WorkerEntry, ending: Ending)
     error = f"its rendezvous store on {store.node} ended: {ending.error or f'exit code {code}'}"
     _fault(ctx, job, store.node, replace(ending, error=error, is_node_fault=is_free))
     conclude_if_vacated(ctx, job)
+
+
+def _has_finished(ending: Ending) -> bool:
+    """Whether the worker finished its work: it left with 0, and no order to stop had reached it.
+
+    An order may be on its way meanwhile; a worker that ended because of one says so.
+    """
+    is_asked = ending.said_reason is not None
+    return ending.exit_code == 0 and not (is_asked or ending.error or ending.is_node_fault)
 
 
 def _count_release(ctx: Context, job: JobEntry, worker: WorkerEntry) -> None:
@@ -344,18 +353,27 @@ def _fault(ctx: Context, job: JobEntry, node: NodeName, ending: Ending) -> None:
 def _settle(ctx: Context, job: JobEntry) -> None:
     if job.state in FINAL_JOB_STATES:
         return
-    if job.after_vacating is None and job.state in ACTIVE_JOB_STATES:
-        base_left = any(not worker.is_flexible for worker in job.workers.values())
-        base = job.spec.workers_on(job.gpu_type or "").min
-        if not base_left and len(job.succeeded_workers) >= base:
-            job.after_vacating = AfterVacating.SUCCEED
-            if job.workers:
-                stop_workers(ctx, job, StopReason.FINISHED)
-        elif job.state == JobState.RESIZING:
+    if _is_done(job):
+        job.after_vacating = AfterVacating.SUCCEED
+        if job.workers:
+            stop_workers(ctx, job, StopReason.FINISHED)
+    elif job.after_vacating is None:
+        if job.state == JobState.RESIZING:
             end_resize_when_done(ctx, job)
         elif job.state == JobState.STARTING:
             _run_when_ready(ctx, job)
     conclude_if_vacated(ctx, job)
+
+
+def _is_done(job: JobEntry) -> bool:
+    """Whether the base gang has finished its work, also while an order to stop was on its way to
+    it: what is finished does not run again."""
+    if job.after_vacating not in (None, AfterVacating.REQUEUE):
+        return False
+    base_left = any(not worker.is_flexible for worker in job.workers.values())
+    base = job.spec.workers_on(job.gpu_type or "").min
+    is_active = job.state in ACTIVE_JOB_STATES or job.state == JobState.PREEMPTING
+    return is_active and not base_left and len(job.succeeded_workers) >= base
 
 
 def conclude_if_vacated(ctx: Context, job: JobEntry) -> None:

@@ -79,6 +79,22 @@ async def test_a_job_that_said_hello_before_its_stop_is_asked_to_save(
     assert status.exit_code == 0
 
 
+async def test_a_worker_that_ended_before_its_stop_was_not_stopped(house: WorkerHouse) -> None:
+    """The order waits for the shim while the worker ends: the end is the worker's own success."""
+    key = await house.start(make_order("sleep", "0.2"))
+    pid = int(str(house.raw(key)["pid"]))
+    with held(house, key):
+        await house.until(lambda: is_zombie(pid), "the worker has ended")
+        await house.runner.stop(key, StopReason.PREEMPT, PATIENCE_S)
+    status = await house.until_exited(key)
+    assert (status.exit_code, status.stop_reason) == (0, None)
+
+
+def is_zombie(pid: int) -> bool:
+    """Whether a process has ended and its parent has not looked."""
+    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
+
+
 async def test_a_job_that_said_hello_before_a_shutdown_is_asked_to_save(
     house: WorkerHouse, tmp_path: Path
 ) -> None:

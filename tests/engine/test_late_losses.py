@@ -127,7 +127,9 @@ def test_a_late_end_with_a_save_takes_the_booking_back() -> None:
     house = House(delays=SLOW)
     job = given_up(house)
     saved = Checkpoint(step=9, path="/c", is_verified=True)
-    report = gone_report(house, job, "i0", exit_code=0, checkpoint=saved)
+    report = gone_report(
+        house, job, "i0", exit_code=0, stop_reason=StopReason.PREEMPT, checkpoint=saved
+    )
     house.sim.handle(replace(report, role=NodeRole.WARMING, service=CHAT))
     assert lost(house, job) == 0.0
     assert job.checkpoint is not None

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from msgspec.structs import replace
 
-from common.model import Checkpoint, JobState, NodeName
+from common.model import Checkpoint, JobState, NodeName, StopReason
 from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.events import (
     JobCancelRequested,
@@ -85,7 +85,11 @@ def test_what_the_last_worker_says_with_its_end_counts() -> None:
     job = running(house, "t0")
     stop(house, job)
     checkpoint = Checkpoint(step=9, path="/c", is_verified=True)
-    house.sim.handle(gone_report(house, job, "t0", exit_code=0, checkpoint=checkpoint))
+    house.sim.handle(
+        gone_report(
+            house, job, "t0", exit_code=0, stop_reason=StopReason.PREEMPT, checkpoint=checkpoint
+        )
+    )
     assert (state(job), lost(house, job)) == (JobState.PENDING, 0.0)
 
 
@@ -331,3 +335,35 @@ def test_jobs_loans_and_the_cell_agree_on_what_was_lost(ops: list[Op], delays: D
         assert sum(job.lost_gpu_s for job in cell.jobs.values()) == pytest.approx(whole)
         borne = sum(loan.realised_cost_gpu_s for loan in cell.loans.values())
         assert -1e-6 <= borne <= whole + 1e-6
+
+
+# --- work that was finished meanwhile -----------------------------------------------------------
+
+
+def test_a_job_that_finished_before_its_order_came_has_succeeded() -> None:
+    """The order was on its way when the last worker left with 0: the job does not run again."""
+    house = House(delays=SLOW)
+    job = running(house, "t0")
+    stop(house, job)
+    house.sim.handle(gone_report(house, job, "t0", exit_code=0))
+    assert (state(job), job.attempt) == (JobState.SUCCEEDED, 1)
+
+
+def test_a_gang_that_finished_in_part_runs_again() -> None:
+    """One worker was asked and left unfinished: the gang has not done its work."""
+    house = House(delays=SLOW)
+    job = running(house, "t0", "t1")
+    stop(house, job)
+    house.sim.handle(gone_report(house, job, "t0", exit_code=0))
+    reason = StopReason.PREEMPT
+    house.sim.handle(gone_report(house, job, "t1", exit_code=0, stop_reason=reason))
+    assert state(job) == JobState.PENDING
+
+
+def test_a_cancel_holds_for_a_job_that_finished_meanwhile() -> None:
+    """A person's word was taken first."""
+    house = House(delays=SLOW)
+    job = running(house, "t0")
+    house.sim.handle(JobCancelRequested(job_id=job.job_id, by="t/u"))
+    house.sim.handle(gone_report(house, job, "t0", exit_code=0))
+    assert state(job) == JobState.CANCELLED
