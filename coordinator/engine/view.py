@@ -72,7 +72,9 @@ class Views:
         """What a policy may know, sorted by name and id."""
         self.note(ctx)
         state = ctx.state
-        for name in self._nodes.take_stale():
+        stale = self._nodes.take_stale()
+        self._node_sorter.make_room(name for name in stale if name in state.nodes)
+        for name in stale:
             node = state.nodes.get(name)
             if node is None:
                 self._nodes.put(name, None)

@@ -96,24 +96,30 @@ class NodeSorter:
         """Add or replace a node."""
         self._found = None
         self._services.put(view)
-        place = self._places.get(view.name)
-        if place is None:
-            place = bisect_left(self._names, view.name)
-            self._insert(place, view.name)
+        self.make_room([view.name])
+        place = self._places[view.name]
         self._take_out(place)
         if view.is_schedulable:
             self._put_in(place, _occupied(view))
 
-    def _insert(self, place: int, name: NodeName) -> None:
-        self._made = None
+    def make_room(self, names: Iterable[NodeName]) -> None:
+        """Know new nodes before they are put, all at once, so that places are counted once."""
+        new = sorted(name for name in names if name not in self._places)
+        if not new:
+            return
+        self._found = self._made = None
         self._stale.update(self._spots)  # whose places may be others now
-        self._names = (*self._names[:place], name, *self._names[place:])
-        self._nodes.insert(place, None)
+        known = list(self._names)
+        for name in new:
+            place = bisect_left(known, name)
+            known.insert(place, name)
+            self._nodes.insert(place, None)
+            low = (1 << place) - 1
+            for masks in self._masks.values():
+                masks[:] = [mask & low | (mask & ~low) << 1 for mask in masks]
+        self._names = tuple(known)
         # A new one: snapshots of before share the old one.
         self._places = {known: number for number, known in enumerate(self._names)}
-        low = (1 << place) - 1
-        for masks in self._masks.values():
-            masks[:] = [mask & low | (mask & ~low) << 1 for mask in masks]
 
     def remove(self, name: NodeName) -> None:
         """Forget a node."""
