@@ -5,7 +5,7 @@ A process has two marks. The environment has the worker's directory; `env -i` ta
 soft limit of file locks is a number that follows from the directory: a new session, a new program,
 closed files and an empty environment keep it, and every account may read it (proc(5)). The kernel
 has not enforced this limit since Linux 2.4.25, and nothing that a job runs has a use for it
-(docs/decisions/0028-what-a-worker-leaves-behind.md).
+(docs/decisions/0026-what-a-worker-leaves-behind.md).
 """
 
 from __future__ import annotations

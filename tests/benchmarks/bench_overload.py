@@ -1,6 +1,6 @@
 """How many reports a second a coordinator reads while submissions stay quick; run by hand.
 
-    python -m tests.benchmarks.bench_overload [--nodes 1000 5000 10000] [--seconds 20] [-o json]
+    python -m tests.benchmarks.bench_overload [--nodes 1000 10000] [--seconds 20] [-o json]
 
 A real nats-server, a real coordinator with its default settings, and a pretend fleet whose nodes
 have 8 GPUs and report once a second. Meanwhile a caller submits a job twice a second. It asserts

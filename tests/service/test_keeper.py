@@ -27,6 +27,8 @@ from tests.servers import running_nats
 
 CELL = "c"
 TTL_S = 4.0
+LIMIT_S = 120.0
+"""Two interpreters start, and a lease runs out, on a busy machine."""
 RENEWALS = 6
 """One each quarter of the TTL: so many take longer than the whole of it."""
 
@@ -72,7 +74,7 @@ class Cell:
 
     async def until(self, *, epoch: int, revision: int = 0) -> int:
         """Wait for a holder, and for so many writes; returns the revision."""
-        async with asyncio.timeout(4 * PATIENCE_S):
+        async with asyncio.timeout(LIMIT_S):
             while True:
                 with contextlib.suppress(AssertionError):
                     value, found = await self.held()
@@ -120,7 +122,7 @@ async def test_a_leader_that_decides_nothing_more_is_replaced(tmp_path: Path) ->
     async with blocked_cell(tmp_path, stall_s=2.0) as cell:
         await cell.until(epoch=2)
         cell.let_go()
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(LIMIT_S):
             assert await cell.one.wait() == EXIT_FENCED
 
 
