@@ -42,11 +42,14 @@ def of_coordinator(cell: str) -> Permissions:
             f"{subjects.user_inbox(cell, _ANY, _ANY)}.>",
             subjects.journal(cell),
             subjects.snapshots(cell),
+            subjects.history(cell),
             streams.leader_subject(cell),
             *_log(streams.journal(cell), subjects.journal(cell)),
             *_log(streams.snapshots(cell), subjects.snapshots(cell)),
             # Where the answer to a write was lost, the record itself says whose it is.
             _read_one(streams.journal(cell)),
+            _read_one(streams.snapshots(cell)),
+            *_history(streams.history(cell)),
             *_made(streams.leader_stream(cell)),
             _read_one(streams.leader_stream(cell)),
         ),
@@ -133,6 +136,18 @@ def _log(stream: str, subject: str) -> tuple[str, ...]:
         *_made(stream),
         f"$JS.API.STREAM.PURGE.{stream}",
         f"$JS.API.CONSUMER.CREATE.{stream}.*.{subject}",
+        f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*",
+    )
+
+
+def _history(stream: str) -> tuple[str, ...]:
+    """A stream that is read by filters, and whose age limit is a setting."""
+    return (
+        *_made(stream),
+        f"$JS.API.STREAM.UPDATE.{stream}",
+        _read_one(stream),
+        f"$JS.API.CONSUMER.CREATE.{stream}.*",
+        f"$JS.API.CONSUMER.INFO.{stream}.*",
         f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*",
     )
 

@@ -18,6 +18,11 @@ def snapshots(cell: str) -> str:
     return f"ARYL_SNAPSHOT_{token(cell, what='cell')}"
 
 
+def history(cell: str) -> str:
+    """The stream of what happened to each job, node and service."""
+    return f"ARYL_HISTORY_{token(cell, what='cell')}"
+
+
 def leader_bucket(cell: str) -> str:
     """The bucket with the leader's lease."""
     return f"leader_{token(cell, what='cell')}"

@@ -430,7 +430,7 @@ class History:
     def __init__(self, bus: NatsBus, *, cell: str, kept_s: float, replicas: int = 1) -> None:
         self._bus = bus
         self._cell = cell
-        self._stream = f"ARYL_HISTORY_{subjects.token(cell, what='cell')}"
+        self._stream = streams.history(cell)
         self._kept_s = kept_s
         self._replicas = replicas
         self._last_sequence = 0
@@ -595,7 +595,7 @@ def _story_row(data: bytes) -> StoryRow | None:
     """None for what no coordinator wrote."""
     try:
         return msgspec.msgpack.decode(data, type=StoryRow)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return None
 
 

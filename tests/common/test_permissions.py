@@ -32,6 +32,7 @@ STREAMS = {
     streams.journal(CELL): subjects.journal(CELL),
     streams.snapshots(CELL): subjects.snapshots(CELL),
     streams.leader_stream(CELL): streams.leader_subject(CELL),
+    streams.history(CELL): subjects.history(CELL, "j1"),
 }
 RIGHTS = {
     "coordinator": permissions.of_coordinator(CELL),
@@ -86,6 +87,7 @@ BUILDERS: dict[str, Callable[..., Rule]] = {
     "api_all": lambda: rule(subjects.api_all(CELL), listener="coordinator"),
     "journal": lambda: rule(subjects.journal(CELL), "coordinator"),
     "snapshots": lambda: rule(subjects.snapshots(CELL), "coordinator"),
+    "history": lambda about: rule(subjects.history(CELL, about), "coordinator"),
     "coordinator_inbox": lambda: rule(
         f"{subjects.coordinator_inbox(CELL)}.x.1", listener="coordinator"
     ),
@@ -96,6 +98,7 @@ BUILDERS: dict[str, Callable[..., Rule]] = {
 
 NAMES: dict[str, tuple[str, ...]] = {
     "node": NODES,
+    "about": ("j1", "n1"),
     "tenant": (*(tenant for tenant, _ in PEOPLE.values()), WATCHER[0]),
     "user": (*PEOPLE, WATCHER[1]),
     "verb": (*VERBS, "none"),
@@ -114,17 +117,20 @@ def of_subjects() -> Iterator[Rule]:
 def of_jetstream() -> Iterator[Rule]:
     """Whatever JetStream can be asked of a cell's streams; and the leader's key."""
     api = "$JS.API"
-    kept, newest, leader = STREAMS
+    kept, _, leader, past = STREAMS
     yield rule(streams.leader_subject(CELL), "coordinator")
     for stream, subject in STREAMS.items():
-        is_log = stream != leader
+        is_log = stream not in (leader, past)
         used = {
             f"STREAM.INFO.{stream}",
             f"STREAM.CREATE.{stream}",
+            f"STREAM.MSG.GET.{stream}",
             *([f"STREAM.PURGE.{stream}"] if is_log else []),
-            *([f"STREAM.MSG.GET.{stream}"] if stream != newest else []),
             *([f"CONSUMER.CREATE.{stream}.x.{subject}"] if is_log else []),
-            *([f"CONSUMER.MSG.NEXT.{stream}.x"] if is_log else []),
+            *([f"STREAM.UPDATE.{stream}"] if stream == past else []),
+            *([f"CONSUMER.CREATE.{stream}.x"] if stream == past else []),
+            *([f"CONSUMER.INFO.{stream}.x"] if stream == past else []),
+            *([f"CONSUMER.MSG.NEXT.{stream}.x"] if stream != leader else []),
         }
         unused = {
             *(f"STREAM.{verb}.{stream}" for verb in ("PURGE", "UPDATE", "DELETE", "MSG.GET")),
