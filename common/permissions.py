@@ -91,6 +91,11 @@ def of_user(cell: str, tenant: str, user: str, verbs: Sequence[str] = (_ANY,)) -
     )
 
 
+def person(tenant: str, user: str) -> str:
+    """The NATS user of a person: the name in the URL that the person is given."""
+    return f"{tenant}-{user}"
+
+
 class Login(Struct, frozen=True, kw_only=True):
     """One NATS user with its rights."""
 

@@ -83,7 +83,7 @@ def _read(file: Path) -> _Table:
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise ConfigError(f"{file}: not TOML that can be read: {error}") from error
+        raise ConfigError(f"{file}: not TOML: {error}") from error
 
 
 def _merge(into: _Table, new: _Table, prefix: _Key, file: Path, origins: dict[_Key, Path]) -> None:

@@ -10,7 +10,15 @@ from typing import Annotated
 import typer
 
 from common.errors import ConfigError
-from common.permissions import Login, Permissions, of_coordinator, of_node, of_user, users_file
+from common.permissions import (
+    Login,
+    Permissions,
+    of_coordinator,
+    of_node,
+    of_user,
+    person,
+    users_file,
+)
 from common.subjects import token
 
 WATCHED = ("get_status", "list_services")
@@ -53,11 +61,11 @@ def register(app: typer.Typer) -> None:
         for name in node or ():
             _add(rights, token(name, what="--node"), of_node(cell, name))
         for name in user or ():
-            tenant, person = _person(name, "--user")
-            _add(rights, f"{tenant}-{person}", of_user(cell, tenant, person))
+            tenant, who = _person(name, "--user")
+            _add(rights, person(tenant, who), of_user(cell, tenant, who))
         for name in watcher or ():
-            tenant, person = _person(name, "--watcher")
-            _add(rights, f"{tenant}-{person}", of_user(cell, tenant, person, WATCHED))
+            tenant, who = _person(name, "--watcher")
+            _add(rights, person(tenant, who), of_user(cell, tenant, who, WATCHED))
         logins = [
             Login(name=name, password=secrets.token_hex(PASSWORD_BYTES), permissions=permissions)
             for name, permissions in rights.items()

@@ -6,15 +6,15 @@ from __future__ import annotations
 
 import textwrap
 
-from common.permissions import Login, of_coordinator, of_node, of_user, users_file
+from common.permissions import Login, of_coordinator, of_node, of_user, person, users_file
 
 _CELL = "prod"
 _IDENTITIES = {
     "coordinator": of_coordinator(_CELL),
     "train-1": of_node(_CELL, "train-1"),
-    "ada": of_user(_CELL, "ops", "ada"),
-    "grace": of_user(_CELL, "research", "grace"),
-    "watcher": of_user(_CELL, "watch", "cron", ("get_status", "list_services")),
+    person("ops", "ada"): of_user(_CELL, "ops", "ada"),
+    person("research", "grace"): of_user(_CELL, "research", "grace"),
+    person("watch", "cron"): of_user(_CELL, "watch", "cron", ("get_status", "list_services")),
 }
 
 

@@ -61,7 +61,16 @@ class Site(NamedTuple):
 
     async def aryl(self, *arguments: str, tenant: str = "ops") -> tuple[int | None, str]:
         """The real command as Ada gives it; exit code, and what it printed."""
-        who = ("--nats-url", self.url("ada"), "--cell", CELL, "--tenant", tenant, "--user", "ada")
+        who = (
+            "--nats-url",
+            self.url("ops-ada"),
+            "--cell",
+            CELL,
+            "--tenant",
+            tenant,
+            "--user",
+            "ada",
+        )
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "coordinator.cli.main", *who, *arguments,
             env={**os.environ, "HOME": str(self.directory)},
@@ -147,7 +156,7 @@ async def test_a_person_speaks_for_no_other_tenant(site: Site) -> None:
     await site.asked("status", "-o", "json")
     code, text = await site.aryl("--timeout", "3600", "status", tenant="team")
     assert code == EXIT_DENIED, text
-    assert "team/ada (NATS user ada) has no permission" in text
+    assert "team/ada (NATS user ops-ada) has no permission" in text
     assert "aryl.v1.prod." in text
     assert "next: compare cell, node, tenant and user" in text
 
@@ -180,11 +189,11 @@ async def test_nobody_uses_the_coordinators_rights_by_the_subject_of_an_answer(s
         reply=f"$JS.API.STREAM.DELETE.{streams.journal(CELL)}",
     )  # fmt: skip
     await say(
-        site.url("watcher"), subjects.api(CELL, "watch", "cron", "get_status"),
+        site.url("watch-cron"), subjects.api(CELL, "watch", "cron", "get_status"),
         encode(GetStatus()), reply=streams.leader_subject(CELL),
     )  # fmt: skip
     await say(
-        site.url("grace"), subjects.api(CELL, "research", "grace", "get_status"),
+        site.url("research-grace"), subjects.api(CELL, "research", "grace", "get_status"),
         encode(GetStatus()), reply=subjects.journal(CELL), count=50,
     )  # fmt: skip
     job = ("job", "submit", "--name", "j", "--gpus-per-worker", "1", "-o", "json", "--", "true")

@@ -82,8 +82,9 @@ def _scalar(info: inspect.Type) -> Any:
             return True
         case inspect.IntType(ge=ge, gt=gt):
             return max(1, ge or 0, (gt or 0) + 1)
-        case inspect.FloatType(le=le):
-            return 1.0 if le is None else min(1.0, le)
+        case inspect.FloatType(ge=ge, le=le):
+            least = max(1.0, ge or 0.0)
+            return least if le is None else min(least, le)
         case inspect.StrType(pattern=pattern):
             starts = _TEXT_BY_PATTERN_START.items()
             return next((text for start, text in starts if (pattern or "").startswith(start)), "a")
