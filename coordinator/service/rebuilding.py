@@ -92,8 +92,16 @@ class _Replaying:
             self._take(*found)
             self._progress()
             await asyncio.sleep(0)  # the lease must be renewed meanwhile: one that ran out is lost
-        if self._gone is not None:
-            self.lose(self.number + 1, self.number + 1 + self._gone.last - self._gone.first, None)
+
+    def end(self, last_number: int) -> None:
+        """Note what is gone behind the last record that can be read.
+
+        last_number: of a record that is known to have been written; 0: of none.
+        """
+        gone = 0 if self._gone is None else 1 + self._gone.last - self._gone.first
+        last = max(last_number, self.number + gone)
+        if last > self.number:
+            self.lose(self.number + 1, last, None)
 
     def _take(self, sequence: int, data: bytes) -> None:
         record = _decoded(data, sequence)
@@ -145,8 +153,7 @@ async def rebuild(
     progress()
     replaying = _Replaying(base, journal, progress)
     await replaying.run(base.sequence + 1 if base.is_of_this_journal else journal.first_sequence)
-    if last_number > replaying.number:
-        replaying.lose(replaying.number + 1, last_number, None)
+    replaying.end(last_number)
     log.info("rebuilt from snapshot %d and %d records", base.sequence, replaying.records)
     if replaying.mismatches:
         told = "%d of these records are decided otherwise now, journal record %d first"
