@@ -20,8 +20,8 @@ test: env
 	$(VENV)/bin/pytest -n 4 --dist worksteal
 
 chaos: env
-	$(VENV)/bin/python -m tests.live.chaos --duration-s $(DURATION) --seed $(SEED) --mean-pause-s $(PAUSE) --nats-servers $(NATS) --results docs/results/reliability.json
-	$(VENV)/bin/python docs/generate.py
+	$(VENV)/bin/python -m tests.live.chaos --duration-s $(DURATION) --seed $(SEED) --mean-pause-s $(PAUSE) --nats-servers $(NATS) --results docs/results/reliability.json; \
+	status=$$?; $(VENV)/bin/python docs/generate.py && exit $$status
 
 lint: env
 	$(VENV)/bin/ruff format --check .
