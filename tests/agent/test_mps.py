@@ -118,7 +118,9 @@ async def test_a_collector_tells_the_clients_in_place_of_their_server(tmp_path: 
     fleet.write_text(FLEET)
     given = {VISIBLE_ENV: fake_uuid("n1", 0)}
     reader = GpuReader(
-        child_starter("n1", now_s=SystemClock().now_s, fake_fleet=fleet), SystemClock()
+        child_starter("n1", now_s=SystemClock().now_s, fake_fleet=fleet),
+        SystemClock(),
+        deadline_s=30.0,  # a child that starts on a busy machine takes longer than a sample may
     )
     with (
         process(MPS, **given),
