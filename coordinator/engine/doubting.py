@@ -8,13 +8,15 @@ know journals.
 from __future__ import annotations
 
 from common.model import JobId, JobState, NodeName, NodeRole
+from coordinator.engine import jobs
 from coordinator.engine.context import Context
 from coordinator.engine.events import RecordsLost
-from coordinator.engine.state import ClusterState
+from coordinator.engine.state import ClusterState, JobEntry
 from coordinator.policies.words import some
 
 NAMED = 8
 """Nodes that a line names; more are counted."""
+IF_OFF = "if such a node is off for certain: aryl node confirm-dead NODE"
 
 
 def records_lost(ctx: Context, event: RecordsLost) -> None:
@@ -52,6 +54,32 @@ def is_held(state: ClusterState, job_id: JobId) -> bool:
     return job_id in state.doubted_jobs and state.jobs[job_id].state == JobState.PENDING
 
 
+def may_run_unseen(state: ClusterState, job: JobEntry) -> bool:
+    """Whether a lost record may have ordered a gang to run on a node that was not heard since.
+
+    What the state says of the orders and phases of such a gang proves nothing.
+    """
+    if job.job_id not in state.doubted_jobs:
+        return False
+    return bool(_unheard(state, job))
+
+
+def why_no_timeout(state: ClusterState, job: JobEntry) -> str:
+    """In words; empty for a gang that may time out."""
+    if not may_run_unseen(state, job):
+        return ""
+    return (
+        "journal records were lost, and it may have been ordered to run in them: it does not time "
+        f"out and waits for {some(_unheard(state, job), NAMED)}; {IF_OFF}"
+    )
+
+
+def _unheard(state: ClusterState, job: JobEntry) -> list[NodeName]:
+    """Nodes of a gang that were not heard since records were lost."""
+    workers = (*job.workers.values(), *(() if job.store is None else (job.store,)))
+    return sorted({worker.node for worker in workers} & state.doubted_nodes.keys())
+
+
 def why_held(state: ClusterState, job_id: JobId) -> str:
     """In words; empty for a job that may start."""
     if not is_held(state, job_id):
@@ -59,7 +87,7 @@ def why_held(state: ClusterState, job_id: JobId) -> str:
     names = some(sorted(state.doubted_nodes), NAMED) or "a node's ledger"
     return (
         f"journal records were lost, and it may have been started in them: waits for {names}; "
-        "if such a node is off for certain: aryl node confirm-dead NODE"
+        f"{IF_OFF}"
     )
 
 
@@ -69,7 +97,10 @@ def confirm_dead(state: ClusterState, name: NodeName) -> None:
 
 
 def settle(ctx: Context) -> None:
-    """Release the jobs that run nowhere, as soon as every node has shown what it holds."""
+    """Release the jobs whose workers are known, as soon as every node has shown what it holds.
+
+    What such a job stopped meanwhile is left now, if no node can run it.
+    """
     state = ctx.state
     for name in list(state.doubted_nodes):
         node = state.nodes.get(name)
@@ -80,6 +111,8 @@ def settle(ctx: Context) -> None:
     unread = {key.job_id for node in state.nodes.values() for key in node.unknown_workers}
     for job_id in [job_id for job_id in state.doubted_jobs if job_id not in unread]:
         del state.doubted_jobs[job_id]
-        if job_id in state.jobs:
+        job = ctx.job(job_id)
+        if job is not None:
             ctx.changed_jobs[job_id] = None
+            jobs.leave_reservations(ctx, job)
         ctx.needs_pass = True

@@ -249,7 +249,8 @@ def worker_gone(ctx: Context, job: JobEntry, worker: WorkerEntry, ending: Ending
     for other in job.workers.values():
         ctx.touch(other.node)
     if _has_finished(ending):
-        job.succeeded_workers.append(worker.key.worker_index)
+        if not worker.is_flexible:  # the base alone says when the work is done
+            job.succeeded_workers.append(worker.key.worker_index)
     elif worker.stop is not None:
         _count_release(ctx, job, worker)
         retrying.learned(ctx, job, worker.node, ending)
@@ -399,6 +400,7 @@ def conclude_if_vacated(ctx: Context, job: JobEntry) -> None:
 def _requeue(ctx: Context, job: JobEntry) -> None:
     stores.leave(ctx, job)
     job.after_vacating = None
+    job.succeeded_workers = []
     if job.attempt_ran_at_s is not None:  # else it has waited all the time, its nodes taken in vain
         job.pending_since_s = ended.waits_since_s(job, ctx.now_s)
     estimates.attempt_ended(job)

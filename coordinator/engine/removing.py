@@ -53,6 +53,8 @@ def _loan(state: ClusterState, node: NodeEntry) -> str:
 
 def _unread(state: ClusterState, node: NodeEntry) -> str:
     """Work that only its ledger tells of: the journal was lost, and it fell silent since."""
+    if node.name in state.doubted_nodes:
+        return "journal records were lost, and it has not shown since what it runs"
     job_ids = {key.job_id for key in node.unknown_workers}
     for job in state.live():
         if node.name in job.awaited_nodes:

@@ -8,14 +8,15 @@ node let go of them. The attempt number fences the reservation off: a node that 
 told to stop it.
 
 A worker that a ledger told of is no such reservation: the journal that said what it was ordered is
-lost. Must not know why a worker is stopped, nor policies.
+lost. For the same reason a job that is doubted after lost records leaves none, and a worker that
+its node reports as running is none. Must not know why a worker is stopped, nor policies.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from common.messages import OrderPhase
+from common.messages import OrderPhase, WorkerPhase
 from common.model import NodeRole, StopReason, WorkerKey
 from coordinator.engine import estimates
 from coordinator.engine.context import Context, release_gpus
@@ -35,10 +36,16 @@ AT_ONCE = frozenset({StopReason.CANCEL, StopReason.GANG_TIMEOUT})
 node that is heard may still say why its own worker failed."""
 
 
+BEGUN = frozenset({WorkerPhase.RUNNING, WorkerPhase.SUSPENDED, WorkerPhase.STOPPING})
+"""Phases of a worker that was ordered to run, even where no record of that order is left."""
+
+
 def may_be_left(state: ClusterState, job: JobEntry, worker: WorkerEntry) -> bool:
     """Whether a job need not wait for a worker that it stops: no node can run it."""
     is_only_reserved = worker.order == OrderPhase.RESERVE and worker.generation > 0
     if worker.stop is None or not is_only_reserved or worker.key.is_store:
+        return False
+    if worker.phase in BEGUN or job.job_id in state.doubted_jobs:
         return False
     if worker.stop in AT_ONCE or job.after_vacating == AfterVacating.CANCEL:
         return True

@@ -7,7 +7,7 @@ from __future__ import annotations
 from common.lifecycle import JobEvent
 from common.messages import OrderPhase
 from common.model import JobState, StopReason
-from coordinator.engine import jobs, lost_orders, prerun, retrying, stores
+from coordinator.engine import doubting, jobs, lost_orders, prerun, retrying, stores
 from coordinator.engine.context import Context
 from coordinator.engine.state import AfterVacating, JobEntry, WorkerEntry
 
@@ -47,7 +47,12 @@ def time_is_up(ctx: Context, job: JobEntry) -> None:
 
 
 def _gang_timeout(ctx: Context, job: JobEntry) -> None:
-    """A gang or a resize was not ready in time; free of charge."""
+    """A gang or a resize was not ready in time; free of charge.
+
+    While it may run unseen, its deadline stays: a pass looks again when its nodes were heard.
+    """
+    if doubting.may_run_unseen(ctx.state, job):
+        return
     job.gang_deadline_s = None
     ctx.changed_jobs[job.job_id] = None
     if job.state == JobState.STARTING:

@@ -6,6 +6,7 @@ from common.messages import CommandReport, GpuHealth, OrderPhase
 from common.model import JobState, NodeRole, Pool
 from coordinator.engine import (
     belonging,
+    doubting,
     estimates,
     jobs,
     loans,
@@ -49,6 +50,8 @@ def _job(engine: Engine, entry: JobEntry, at_s: float) -> tuple[str, ...]:
             )
             if entry.store is not None and not stores.is_ready(entry):
                 waiting.append(f"its rendezvous store on {_not_ready(entry.store)}")
+            doubted = doubting.why_no_timeout(engine.state, entry)
+            waiting += [doubted] if doubted else []
             return ("its gang waits until every node is ready", *waiting, *_awaited(entry))
         case JobState.RUNNING | JobState.RESIZING:
             drained, lost = drains.of_job(engine, entry, at_s), _unknown(engine, entry, at_s)

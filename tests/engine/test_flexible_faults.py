@@ -6,7 +6,7 @@ import pytest
 
 from common.faults import Fault
 from common.messages import OrderPhase, WorkerPhase
-from common.model import JobState, Launcher, NodeName
+from common.model import JobState, Launcher, NodeName, StopReason
 from coordinator.engine.events import (
     GpuFact,
     NodeReported,
@@ -17,16 +17,22 @@ from coordinator.engine.events import (
 )
 from coordinator.engine.silence import certain_end_s
 from coordinator.engine.state import JobEntry
-from coordinator.policies.decisions import Placement, Resize
+from coordinator.policies.decisions import Placement, Preempt, Resize
 from coordinator.sim.cluster import Delays
 from tests.engine.house import House, state
 
 BASE, FLEXIBLE = NodeName("t0"), NodeName("t1")
 
 
-def grown(house: House, *, launcher: Launcher = Launcher.NONE) -> JobEntry:
+def grown(house: House, *, launcher: Launcher = Launcher.NONE, max_restarts: int = 0) -> JobEntry:
     """A job that runs with its base on t0 and a flexible worker on t1."""
-    job = house.submit(workers=(1, 2), work_s=1e6, launcher=launcher, stop_after_s=60.0)
+    job = house.submit(
+        workers=(1, 2),
+        work_s=1e6,
+        launcher=launcher,
+        stop_after_s=60.0,
+        max_restarts=max_restarts,
+    )
     house.start(job, BASE)
     house.decide(Resize(job_id=job.job_id, added=(on(FLEXIBLE),), reason="room"))
     house.wait(10.0)
@@ -44,15 +50,21 @@ def ends(
     name: NodeName,
     job: JobEntry,
     *,
-    error: str,
     exit_code: int,
+    error: str = "",
     fault: Fault = Fault.NONE,
+    stop_reason: StopReason | None = None,
 ) -> None:
     """A node says that its worker of the job has ended."""
     node = house.node(name)
     key = next(worker.key for worker in job.workers.values() if worker.node == name)
     gone = WorkerFact(
-        key=key, phase=WorkerPhase.EXITED, error=error, exit_code=exit_code, fault=fault
+        key=key,
+        phase=WorkerPhase.EXITED,
+        error=error,
+        exit_code=exit_code,
+        fault=fault,
+        stop_reason=stop_reason,
     )
     house.sim.handle(
         NodeReported(
@@ -180,3 +192,71 @@ def test_a_gang_that_never_ran_is_requeued_without_its_flexible_worker() -> None
     strike(house, FLEXIBLE, job, "rebooted")
     house.wait(6.0)
     assert (state(job), job.node_fault_count) == (JobState.PENDING, 1)
+
+
+# --- a flexible worker that finished by itself ----------------------------------------------------
+
+
+@pytest.mark.parametrize(("max_restarts", "after"), [(3, JobState.PENDING), (0, JobState.FAILED)])
+def test_a_flexible_worker_that_finished_does_not_stand_for_a_base_that_failed(
+    max_restarts: int, after: JobState
+) -> None:
+    """The base alone does the work: its failure is retried, or fails the job."""
+    house = House()
+    job = grown(house, max_restarts=max_restarts)
+    ends(house, FLEXIBLE, job, exit_code=0)
+    assert (state(job), job.running_workers) == (JobState.RUNNING, 1)
+    ends(house, BASE, job, exit_code=1)
+    assert (state(job), job.own_fault_count) == (after, 1)
+    assert house.engine.check() == []
+
+
+@pytest.mark.parametrize("is_ordered_first", [False, True])
+def test_a_flexible_worker_that_finished_does_not_stand_for_a_base_that_was_preempted(
+    *, is_ordered_first: bool
+) -> None:
+    """A base that leaves for the order has work left, whenever its flexible worker ended."""
+    house = House()
+    job = grown(house)
+    house.toggle_deaf(BASE)
+    house.toggle_deaf(FLEXIBLE)
+    if not is_ordered_first:
+        ends(house, FLEXIBLE, job, exit_code=0)
+    house.decide(Preempt(job_id=job.job_id, reason="room for others"))
+    if is_ordered_first:
+        ends(house, FLEXIBLE, job, exit_code=0)
+    assert state(job) == JobState.PREEMPTING
+    ends(house, BASE, job, exit_code=0, stop_reason=StopReason.PREEMPT)
+    assert (state(job), job.succeeded_workers) == (JobState.PENDING, [])
+
+
+def test_the_next_attempt_of_a_grown_job_counts_its_own_finished_workers_only() -> None:
+    """A finished base worker of an attempt that failed is none of the next attempt."""
+    house = House(training=3)
+    job = house.submit(workers=(2, 3), work_s=1e6, max_restarts=3)
+    house.start(job, BASE, FLEXIBLE)
+    house.decide(Resize(job_id=job.job_id, added=(on(NodeName("t2")),), reason="room"))
+    house.wait(10.0)
+    ends(house, BASE, job, exit_code=0)
+    assert job.succeeded_workers == [0]
+    ends(house, FLEXIBLE, job, exit_code=1)
+    house.wait(1.0)
+    assert (state(job), job.succeeded_workers) == (JobState.PENDING, [])
+    house.wait(60.0)
+    house.start(job, BASE, FLEXIBLE)
+    house.wait(10.0)
+    assert (state(job), job.attempt) == (JobState.RUNNING, 2)
+    ends(house, BASE, job, exit_code=0)
+    assert state(job) == JobState.RUNNING
+    ends(house, FLEXIBLE, job, exit_code=0)
+    assert state(job) == JobState.SUCCEEDED
+
+
+def test_a_base_that_finished_ends_its_flexible_worker_well() -> None:
+    """What the flexible worker does after that changes nothing."""
+    house = House()
+    job = grown(house)
+    house.toggle_deaf(FLEXIBLE)
+    ends(house, BASE, job, exit_code=0)
+    ends(house, FLEXIBLE, job, exit_code=1)
+    assert (state(job), job.own_fault_count) == (JobState.SUCCEEDED, 0)

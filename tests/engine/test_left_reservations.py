@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from common.messages import WorkerPhase
+from common.messages import OrderPhase, WorkerPhase
 from common.model import JobState, Launcher, NodeName, NodeRole, WorkerKey
 from coordinator.engine.engine import Engine, decode_state
 from coordinator.engine.events import (
@@ -13,6 +13,7 @@ from coordinator.engine.events import (
     NodeSilent,
     OperatorAction,
     OperatorAsked,
+    RecordsLost,
 )
 from coordinator.engine.state import JobEntry
 from coordinator.policies.decisions import Placement, Preempt, Resize
@@ -261,3 +262,59 @@ def test_gpus_of_a_node_that_is_heard_are_promised_while_it_lets_go() -> None:
     assert state(other) == JobState.STARTING
     house.wait(10.0)
     assert state(other) == JobState.RUNNING
+
+
+# --- after records were lost ----------------------------------------------------------------------
+
+
+def doubt(house: House) -> None:
+    """Another leader finds that the end of its journal is gone; all nodes but t0 report to it."""
+    house.sim.handle(LeaderStarted(epoch=2, holder="two"))
+    house.sim.handle(RecordsLost(first=9, last=9, from_s=0.0))
+    for name, node in house.sim.nodes.items():
+        if name != T0:
+            node.report_soon()
+    house.wait(2.0)
+    assert list(house.engine.state.doubted_nodes) == [T0]
+
+
+def test_a_doubted_gang_is_left_only_when_every_node_was_heard() -> None:
+    """A lost record may have ordered it to run; a report of its node without it ends the doubt."""
+    house, job = dying()
+    doubt(house)
+    house.wait(2 * TIMEOUT_S)
+    assert state(job) == JobState.STARTING
+    cancel(house, job)
+    assert (list(job.workers), house.node("t0").left_reservations) == ([0], [])
+    house.sim.nodes[T0].boot()
+    house.wait(2.0)
+    assert state(job) == JobState.CANCELLED
+    assert [left.key.attempt for left in house.node("t0").left_reservations] == [1]
+    assert house.engine.check() == []
+
+
+def test_a_doubted_gang_times_out_when_its_nodes_were_heard() -> None:
+    """Its deadline is not forgotten meanwhile, and the next pass is soon."""
+    house, job = dying()
+    doubt(house)
+    house.wait(2 * TIMEOUT_S)
+    assert state(job) == JobState.STARTING
+    house.sim.nodes[T0].boot()
+    house.wait(2.0)
+    assert (state(job), job.workers) == (JobState.PENDING, {})
+    assert house.engine.state.counters.gang_timeouts == 1
+
+
+def test_a_worker_that_its_node_reports_as_running_is_not_left() -> None:
+    """Its node has the order to run, also where the journal has lost it."""
+    house = House(gang_ready_timeout_s=TIMEOUT_S, training=3)
+    job = house.submit(workers=(2, 2), work_s=1e6)
+    house.start(job, "t0", "t1")
+    house.wait(5.0)
+    for worker in job.workers.values():
+        worker.order = OrderPhase.RESERVE
+    for name in (T0, T1):
+        house.toggle_deaf(name)
+    cancel(house, job)
+    assert len(job.workers) == 2
+    assert house.engine.state.nodes[T0].left_reservations == []

@@ -10,7 +10,15 @@ from common.messages import WorkerPhase
 from common.model import JobId, JobState, Launcher, NodeName, NodeRole, Pool, WorkerKey
 from coordinator.engine.commands import PushDesired
 from coordinator.engine.engine import Engine, decode_state
-from coordinator.engine.events import Event, NodeSilent, OperatorAction, OperatorAsked, WorkerFact
+from coordinator.engine.events import (
+    Event,
+    LeaderStarted,
+    NodeSilent,
+    OperatorAction,
+    OperatorAsked,
+    RecordsLost,
+    WorkerFact,
+)
 from coordinator.engine.removing import REMOVED, why_not
 from tests.engine.house import House
 from tests.engine.house import state as state_of
@@ -75,6 +83,16 @@ def awaited_and_lost() -> Reporting:
     return cell
 
 
+def doubted_and_lost() -> Reporting:
+    """Records were lost, and it fell silent before it said what it runs."""
+    cell = Reporting(Pool.TRAINING, service())
+    cell.submit("j")
+    cell.handle(LeaderStarted(epoch=2, holder="two"))
+    cell.handle(RecordsLost(first=9, last=9, from_s=0.0))
+    cell.handle(NodeSilent(node=N, silent_s=20.0))
+    return cell
+
+
 def is_there(cell: Reporting) -> bool:
     """Whether the cell knows the node."""
     return N in cell.engine.state.nodes
@@ -111,6 +129,7 @@ def test_one_that_is_heard_stays() -> None:
         (lent_and_lost, "its loan l1-1 is open"),
         (called_home_and_lost, "its loan l1-1 is open"),
         (unread_and_lost, "only its ledger tells what it runs of stranger"),
+        (doubted_and_lost, "journal records were lost, and it has not shown since what it runs"),
         (awaited_and_lost, "only its ledger tells what it runs of j"),
     ],
 )

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from common.api import Describe, Description, Operate
 from common.model import JobId, JobState, NodeName, NodeRole
 from coordinator.engine.events import JobSubmitted, LeaderStarted
+from coordinator.policies.decisions import Start
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.rebuilding import rebuild
 from tests.fakes import Gone, MemoryJournal, MemorySnapshots
@@ -75,6 +76,37 @@ async def test_a_job_that_may_run_unseen_is_not_started_again() -> None:
         assert job(coordinator, job_id).attempt == 1
         assert [len(agent.running()) for agent in cell.agents.values()].count(1) == 1
         assert coordinator.engine.check() == []
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+async def test_a_gang_that_runs_is_not_timed_out_for_a_record_that_was_lost(nodes: int) -> None:
+    """It had been ready, its deadline passes while no leader hears one of its nodes: it goes on."""
+    async with Cell(training=nodes + 1) as cell:
+        job_id = await running(cell, await cell.lead(), workers=(nodes, nodes))
+        silent = next(agent for agent in cell.agents.values() if agent.running())
+        keys = {agent.name: agent.running() for agent in cell.agents.values()}
+        silent.is_silent = True
+        await cell.leaders[0].crash()
+        started = next(
+            sequence
+            for sequence, record in cell.journal()
+            if any(isinstance(decision, Start) for decision in record.decisions)
+        )
+        lose(cell, started + 1, len(cell.records))
+        await cell.clock.advance(SETTINGS.engine.gang_ready_timeout_s + 10.0)
+        again = cell.launch("two").coordinator
+        await cell.until(lambda: again.is_leading)
+        await cell.clock.advance(SETTINGS.pass_period_s + 5.0)
+        assert job(again, job_id).state == JobState.STARTING
+        found = await cell.ask(Describe(kind="job", name=job_id))
+        assert isinstance(found, Description)
+        assert any(f"waits for {silent.name}" in why for why in found.why)
+        silent.is_silent = False
+        await cell.until(lambda: job(again, job_id).state == JobState.RUNNING)
+        await cell.clock.advance(SETTINGS.engine.gang_ready_timeout_s)
+        assert job(again, job_id).attempt == 1
+        assert {agent.name: agent.running() for agent in cell.agents.values()} == keys
+        assert again.engine.check() == []
 
 
 async def test_an_operator_can_vouch_for_the_node_that_is_missing() -> None:
