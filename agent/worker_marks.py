@@ -17,6 +17,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from agent import shim_files
+from agent.processes import environ_of
 
 RLIMIT_LOCKS = 10
 """The number in the kernel's interface (getrlimit(2)); Python has no name for it."""
@@ -50,9 +51,7 @@ def _has_mark(pid: int, text: bytes, number: bytes) -> bool:
     is_its = False
     with contextlib.suppress(OSError):  # limits first: no memory of the process is read for them
         is_its = number in _limit(place)
-    if not is_its:
-        with contextlib.suppress(OSError):
-            is_its = text in (place / "environ").read_bytes().split(b"\0")
+    is_its = is_its or text in environ_of(pid).split(b"\0")
     return is_its and shim_files.start_ticks(pid) > 0
 
 
