@@ -38,15 +38,14 @@ class Worker:
         with open(read_fd, "rb") as pipe:
             self.error = pipe.read().decode()  # empty once exec has closed it
 
-    def has_left(self) -> bool:
-        """Whether its process has ended, reaped or not: an order comes too late for it."""
+    def seen_exit_code(self) -> int | None:
+        """How its process has ended, reaped or not; None while it runs."""
         if self.exit_code is not None:
-            return True
-        try:
-            found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return True
-        return found is not None
+            return self.exit_code
+        found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is None:
+            return None
+        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
     def signal_main(self, number: int) -> None:
         """Signal the named process only: what its children do is its own business
