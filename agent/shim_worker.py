@@ -59,10 +59,10 @@ class Worker:
             # Until it is reaped its number, and so its group's, cannot be anybody else's.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
-        left = [pid for pid in shim_files.descendants(os.getpid()) if pid not in spared]
+        below = shim_files.descendants(os.getpid())
+        left = [pid for pid in below if pid not in spared]
         for pid in left:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+            _signal(pid, below[pid], signal.SIGKILL)
         return len(left)
 
     def is_childless(self) -> bool:
@@ -82,11 +82,14 @@ class Worker:
         Looks again until nobody is new: a process that was about to fork may have done so first.
         """
         number, seen = signal.SIGSTOP if is_frozen else signal.SIGCONT, set(spared)
-        while new := [pid for pid in shim_files.descendants(os.getpid()) if pid not in seen]:
+        while True:
+            below = shim_files.descendants(os.getpid())
+            new = [pid for pid in below if pid not in seen]
+            if not new:
+                break
             seen.update(new)
             for pid in new:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, number)
+                _signal(pid, below[pid], number)
 
     def reap(self) -> list[int]:
         """Collect every child that ended, whose ever it was; their process ids."""
@@ -108,6 +111,13 @@ class Worker:
 
 RLIMIT_LOCKS = 10
 """As `agent.worker_marks.RLIMIT_LOCKS`."""
+
+
+def _signal(pid: int, start_ticks: int, number: int) -> None:
+    """Signal a process that was seen below the shim, if its number is not another's by now."""
+    if shim_files.start_ticks(pid) == start_ticks:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
 
 
 def _bear(mark: int | None) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
 
@@ -46,6 +47,12 @@ def marked(directory: Path, uid: int) -> set[int]:
     return found
 
 
+def is_marked(pid: int, directory: Path, uid: int) -> bool:
+    """Whether a process of an account lives and has a mark of the worker."""
+    text = b"ARYL_WORKER_DIRECTORY=" + os.fsencode(os.path.realpath(directory))
+    return owner(pid) == uid and _has_mark(pid, text, b"%d" % mark_of(directory))
+
+
 def _has_mark(pid: int, text: bytes, number: bytes) -> bool:
     place = Path(f"/proc/{pid}")
     is_its = False
@@ -71,18 +78,20 @@ def kill_marked(directory: Path) -> set[int]:
     uid = directory.stat().st_uid
     left = marked(directory, uid)
     for pid in left:
-        _kill(pid, directory, uid)
+        signal_if(pid, signal.SIGKILL, lambda pid: is_marked(pid, directory, uid))
     return left
 
 
-def _kill(pid: int, directory: Path, uid: int) -> None:
-    """Kill a process that still has the mark: its number may be another process's by now."""
-    text = b"ARYL_WORKER_DIRECTORY=" + os.fsencode(os.path.realpath(directory))
+def signal_if(pid: int, number: signal.Signals, is_it: Callable[[int], bool]) -> None:
+    """Signal a process that still is the one that was seen: its number may be another's by now.
+
+    is_it: is asked when the descriptor holds the process, so that the answer stays true.
+    """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         fd = os.pidfd_open(pid)
         try:
-            if owner(pid) == uid and _has_mark(pid, text, b"%d" % mark_of(directory)):
-                signal.pidfd_send_signal(fd, signal.SIGKILL)
+            if is_it(pid):
+                signal.pidfd_send_signal(fd, number)
         finally:
             os.close(fd)
 
