@@ -130,6 +130,7 @@ async def test_a_daemon_ends_with_a_worker_whose_shim_was_killed(
         await stranger.wait()
 
 
+@pytest.mark.slow
 async def test_a_daemon_whose_main_thread_has_ended_keeps_no_shim(
     house: WorkerHouse, tmp_path: Path
 ) -> None:
@@ -139,6 +140,7 @@ async def test_a_daemon_whose_main_thread_has_ended_keeps_no_shim(
     assert not is_alive(daemon)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_directory", [True, False])
 async def test_a_daemon_whose_main_thread_has_ended_is_found_by_its_mark(
     house: WorkerHouse, tmp_path: Path, *, is_directory: bool

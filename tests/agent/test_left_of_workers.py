@@ -328,6 +328,7 @@ async def test_a_shim_that_never_halts_is_killed_by_the_second_look(
     await until_over(house, status.key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("look_at", ["descendants", "marked", "_shims"])
 async def test_a_number_that_is_another_process_s_since_the_look_is_not_signalled(
     house: WorkerHouse, monkeypatch: pytest.MonkeyPatch, look_at: str
