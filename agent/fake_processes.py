@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from agent.processes import environ_of
 from common.decoding import UNREADABLE
 from common.model import NonNegativeInt, Ratio
 
@@ -111,7 +112,7 @@ class ProcessTable:
         return entry
 
     def _read_environ(self, pid: int, entry: _Entry) -> None:
-        environ = _environ(self._proc / str(pid) / "environ")
+        environ = _environ(pid, self._proc)
         visible = environ.get(VISIBLE_ENV, "").split(",")
         entry.uuids = tuple(uuid for uuid in visible if uuid in self._uuids)
         entry.is_mps_client = bool(environ.get(MPS_ENV))
@@ -150,17 +151,14 @@ def _start_ticks(stat: Path) -> int | None:
         fields = stat.read_bytes().rpartition(b")")[2].split()
     except OSError:
         return None
-    # A zombie has given its GPU memory back.
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    # A zombie has given its GPU memory back, unless only its main thread has ended (field 20).
+    is_over = fields[0] in (b"Z", b"X") and int(fields[17]) <= 1
+    return None if is_over else int(fields[19])
 
 
-def _environ(path: Path) -> dict[str, str]:
+def _environ(pid: int, proc: Path) -> dict[str, str]:
     """Environment of a process; empty where we may not look, which is no error."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_ENVIRON_BYTES)
-    except OSError:
-        return {}
+    data = environ_of(pid, proc=proc, max_bytes=MAX_ENVIRON_BYTES)
     if VISIBLE_ENV.encode() not in data:
         return {}
     pairs = (item.partition(b"=") for item in data.split(b"\0"))

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import signal
 from pathlib import Path
 
+from agent.worker_marks import owner, signal_if
 from agent.worker_record import WorkerRecord, is_shim_alive
 from common.model import WorkerKey
 
@@ -53,6 +53,10 @@ class HungShims:
         ):
             return
         log.error("worker %s should have ended: its shim %d hangs, killed", key, record.shim_pid)
-        with contextlib.suppress(ProcessLookupError, PermissionError, FileNotFoundError):
-            if Path(f"/proc/{record.shim_pid}").stat().st_uid == directory.stat().st_uid:
-                os.kill(record.shim_pid, signal.SIGKILL)
+
+        def is_it(pid: int) -> bool:
+            is_own = owner(pid) == directory.stat().st_uid
+            return is_own and is_shim_alive(directory, record, self._boot_id)
+
+        with contextlib.suppress(FileNotFoundError):
+            signal_if(record.shim_pid, signal.SIGKILL, is_it)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from agent import sessions
 from agent.holder import WAITING_IN_KERNEL
-from agent.processes import leaders, thread_states
+from agent.processes import environ_of, leaders, thread_states
 from agent.shim_files import boot_id, start_ticks
 from common.clock import Clock
 
@@ -78,11 +78,8 @@ def _is_command(pid: int) -> bool:
 
 
 def _has_variable(pid: int) -> bool:
-    try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:  # it has ended meanwhile, or is another account's
-        return False
-    return any(text.startswith(f"{NODE_VARIABLE}=".encode()) for text in environment)
+    variable = f"{NODE_VARIABLE}=".encode()
+    return any(text.startswith(variable) for text in environ_of(pid).split(b"\0"))
 
 
 def _is_output(pid: int, fd: int) -> bool:

@@ -14,6 +14,7 @@ import logging
 import math
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -22,7 +23,7 @@ from agent import shim_control, shim_files
 from agent.processes import thread_states
 from agent.runner import WorkerStatus
 from agent.shim import READY_FLAG
-from agent.worker_marks import marked, owner
+from agent.worker_marks import is_marked, marked, owner, signal_if
 from agent.worker_record import SHIM_LOST
 from common.clock import Clock
 from common.errors import Unavailable
@@ -110,13 +111,24 @@ class LostWorkers:
         uid: only processes of this account.
         """
         shims, before = _shims(directory, uid), self._halted.get(key, set())
-        _signal(shims, signal.SIGSTOP)
-        below = {pid for shim in shims for pid in shim_files.descendants(shim)} - shims
+        is_shim = _shim_check(directory, uid)
+        _signal(shims, signal.SIGSTOP, is_shim)
+        below: dict[int, int] = {}
+        for shim in shims:
+            below |= shim_files.descendants(shim)
         workers = {pid for pid in below if owner(pid) == uid}
-        workers |= marked(directory, uid) - shims
+        workers = (workers | marked(directory, uid)) - shims
+
+        def is_of_it(pid: int) -> bool:
+            is_below = owner(pid) == uid and 0 < shim_files.start_ticks(pid) == below.get(pid)
+            return is_below or is_marked(pid, directory, uid)
+
         # One that waits for its disk halts later: it is waited for until the next look, no longer.
         if all(pid in before or _is_halted(pid) for pid in shims):
-            _signal(workers or shims, signal.SIGKILL)
+            if workers:
+                _signal(workers, signal.SIGKILL, is_of_it)
+            else:
+                _signal(shims, signal.SIGKILL, is_shim)
             if workers or shims:
                 self._shot.add(key)
         self._halted[key] = shims
@@ -181,7 +193,8 @@ class LostWorkers:
         """
         key, halted = status.key, self._halted.pop(status.key, set())
         if halted:
-            _signal(_shims(directory, uid) & halted, signal.SIGCONT)
+            check = _shim_check(directory, uid)
+            _signal(_shims(directory, uid) & halted, signal.SIGCONT, check)
         self._in_vain.discard(key)
         self._unread_from_s.pop(key, None)
         is_failure = status.phase == WorkerPhase.EXITED and status.exit_code != 0
@@ -196,7 +209,7 @@ class LostWorkers:
         Whether it looks halted says nothing: a SIGSTOP may be on its way, and takes effect later.
         """
         if key not in self._halted:
-            _signal(_shims(directory, uid), signal.SIGCONT)
+            _signal(_shims(directory, uid), signal.SIGCONT, _shim_check(directory, uid))
 
     def forget(self, key: WorkerKey) -> None:
         """Nothing of it is left."""
@@ -216,10 +229,9 @@ def _is_halted(pid: int) -> bool:
     return HALTED in thread_states(pid)
 
 
-def _signal(pids: set[int], number: signal.Signals) -> None:
+def _signal(pids: set[int], number: signal.Signals, is_it: Callable[[int], bool]) -> None:
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
+        signal_if(pid, number, is_it)
 
 
 def _can_be_asked(directory: Path, uid: int) -> bool:
@@ -233,15 +245,24 @@ def _shims(directory: Path, uid: int) -> set[int]:
     Its lock would prove more, but a lock can be found by its file alone, which may be gone. Only
     processes of this account count: nobody else's can be named by it.
     """
+    is_shim = _shim_check(directory, uid)
+    numbers = (int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
+    return {pid for pid in numbers if is_shim(pid)}
+
+
+def _shim_check(directory: Path, uid: int) -> Callable[[int], bool]:
+    """Whether a process is a shim of this directory; see `_shims`."""
     place = os.fsencode(os.path.realpath(directory))
-    found: set[int] = set()
-    for entry in os.scandir("/proc"):
-        pid = int(entry.name) if entry.name.isdigit() else 0
-        if not pid or owner(pid) != uid:
-            continue
-        with contextlib.suppress(OSError):
+
+    def is_shim(pid: int) -> bool:
+        if owner(pid) != uid:
+            return False
+        try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-            is_shim = len(words) > 2 and words[-2] == READY_FLAG.encode()
-            if is_shim and os.path.realpath(words[-1]) == place and shim_files.start_ticks(pid):
-                found.add(pid)
-    return found
+        except OSError:
+            return False
+        is_named = len(words) > 2 and words[-2] == READY_FLAG.encode()
+        is_named = is_named and os.path.realpath(words[-1]) == place
+        return is_named and shim_files.start_ticks(pid) > 0
+
+    return is_shim

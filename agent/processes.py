@@ -51,6 +51,24 @@ def thread_states(pid: int, *, proc: Path = PROC) -> set[str]:
     return found
 
 
+def environ_of(pid: int, *, proc: Path = PROC, max_bytes: int = -1) -> bytes:
+    """A process's environment, or its first bytes; empty when it is gone or may not be read.
+
+    Where the main thread has ended before the others, they have it.
+    """
+    data = b""
+    with contextlib.suppress(OSError):
+        try:
+            with (proc / str(pid) / "environ").open("rb") as file:
+                return file.read(max_bytes)
+        except ProcessLookupError:
+            pass
+        for thread in (proc / str(pid) / "task").iterdir():
+            with contextlib.suppress(OSError), (thread / "environ").open("rb") as file:
+                data = data or file.read(max_bytes)
+    return data
+
+
 def name_of(pid: int, *, proc: Path = PROC) -> str:
     """A process's name, 15 characters at most; empty when it is gone.
 

@@ -63,31 +63,39 @@ def _stat_fields(pid: int) -> list[str]:
         return []
 
 
+def _start_ticks(fields: list[str]) -> int:
+    """The state is that of the main thread, which may end before the others: they go on."""
+    is_alive = bool(fields) and (fields[0] not in TERMINAL_STATES or int(fields[17]) > 1)
+    return int(fields[19]) if is_alive else 0
+
+
 def start_ticks(pid: int) -> int:
-    """When a process started, in clock ticks since boot; 0 when it is gone or only a zombie."""
-    fields = _stat_fields(pid)
-    return int(fields[19]) if fields and fields[0] not in TERMINAL_STATES else 0
+    """When a process started, in clock ticks since boot; 0 when it is gone or only a zombie.
+
+    A process of which any thread has not ended is no zombie.
+    """
+    return _start_ticks(_stat_fields(pid))
 
 
-def descendants(root_pid: int) -> list[int]:
-    """Every process below `root_pid`, zombies left out, whatever its session or group."""
+def descendants(root_pid: int) -> dict[int, int]:
+    """Every process below `root_pid`, zombies left out, whatever its session or group; and when
+    each of them started, as `start_ticks`: a number can be another process's after the look."""
     children: dict[int, list[int]] = {}
-    alive: set[int] = set()
+    started: dict[int, int] = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
         fields = _stat_fields(int(name))
         if fields:
             children.setdefault(int(fields[1]), []).append(int(name))
-            if fields[0] not in TERMINAL_STATES:
-                alive.add(int(name))
+            started[int(name)] = _start_ticks(fields)
     found: list[int] = []
     todo = [root_pid]
     while todo:
         below = children.get(todo.pop(), [])
         found.extend(below)
         todo.extend(below)
-    return [pid for pid in found if pid in alive]
+    return {pid: started[pid] for pid in found if started[pid]}
 
 
 def _encoded(value: dict[str, object]) -> bytes:

@@ -164,7 +164,7 @@ class Supervisor:
         if fd == self._wake_fd:
             with contextlib.suppress(BlockingIOError):
                 if signal.SIGTERM in os.read(self._wake_fd, 4096):  # the machine shuts down
-                    self._begin_stop(OUTSIDE_REASON, self._grace_s)
+                    self._begin_stop(OUTSIDE_REASON, self._grace_s, is_shutdown=True)
             self._worker.reap()
         elif fd == self._control.fileno():
             for datagram in shim_sockets.receive_all(self._control):
@@ -261,12 +261,15 @@ class Supervisor:
             self._say({"type": "resize", "worker_count": self._worker_count})
         self._status.resized(self._worker_count)
 
-    def _begin_stop(self, reason: str, grace_s: float) -> None:
+    def _begin_stop(self, reason: str, grace_s: float, *, is_shutdown: bool = False) -> None:
+        """is_shutdown: the shim got a signal, and its worker may have got one beside it. The death
+        of a worker by a signal is a part of that stop then, and no failure of its job."""
         now_s = shim_files.boot_time_s()
         if self._stop is not None:
             self._stop.shorten(grace_s, now_s)
             return
-        if self._worker.has_left():
+        exit_code = self._worker.seen_exit_code()
+        if exit_code is not None and not (is_shutdown and exit_code < 0):
             return  # its end is its own: the order did not reach it
         if self._pause.is_frozen:
             self._do_pause(self._pause.resume())  # a frozen process could neither save nor leave
@@ -274,7 +277,8 @@ class Supervisor:
             reason, grace_s, now_s, is_connected=self._job.is_connected
         )
         self._status_at_s = now_s
-        if self._job.is_connected and self._checkpoint_root and self._verifying is None:
+        is_asked = self._job.is_connected and exit_code is None
+        if is_asked and self._checkpoint_root and self._verifying is None:
             self._hold_request_until_s = now_s + min(BASELINE_WAIT_S, grace_s / 4)
             self._look_at_baseline()
 

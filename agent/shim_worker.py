@@ -38,15 +38,14 @@ class Worker:
         with open(read_fd, "rb") as pipe:
             self.error = pipe.read().decode()  # empty once exec has closed it
 
-    def has_left(self) -> bool:
-        """Whether its process has ended, reaped or not: an order comes too late for it."""
+    def seen_exit_code(self) -> int | None:
+        """How its process has ended, reaped or not; None while it runs."""
         if self.exit_code is not None:
-            return True
-        try:
-            found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return True
-        return found is not None
+            return self.exit_code
+        found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is None:
+            return None
+        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
     def signal_main(self, number: int) -> None:
         """Signal the named process only: what its children do is its own business
@@ -60,10 +59,10 @@ class Worker:
             # Until it is reaped its number, and so its group's, cannot be anybody else's.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
-        left = [pid for pid in shim_files.descendants(os.getpid()) if pid not in spared]
+        below = shim_files.descendants(os.getpid())
+        left = [pid for pid in below if pid not in spared]
         for pid in left:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+            _signal(pid, below[pid], signal.SIGKILL)
         return len(left)
 
     def is_childless(self) -> bool:
@@ -83,11 +82,14 @@ class Worker:
         Looks again until nobody is new: a process that was about to fork may have done so first.
         """
         number, seen = signal.SIGSTOP if is_frozen else signal.SIGCONT, set(spared)
-        while new := [pid for pid in shim_files.descendants(os.getpid()) if pid not in seen]:
+        while True:
+            below = shim_files.descendants(os.getpid())
+            new = [pid for pid in below if pid not in seen]
+            if not new:
+                break
             seen.update(new)
             for pid in new:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, number)
+                _signal(pid, below[pid], number)
 
     def reap(self) -> list[int]:
         """Collect every child that ended, whose ever it was; their process ids."""
@@ -109,6 +111,13 @@ class Worker:
 
 RLIMIT_LOCKS = 10
 """As `agent.worker_marks.RLIMIT_LOCKS`."""
+
+
+def _signal(pid: int, start_ticks: int, number: int) -> None:
+    """Signal a process that was seen below the shim, if its number is not another's by now."""
+    if shim_files.start_ticks(pid) == start_ticks:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
 
 
 def _bear(mark: int | None) -> None:

@@ -13,10 +13,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
 
 from agent import shim_files
+from agent.processes import environ_of
 
 RLIMIT_LOCKS = 10
 """The number in the kernel's interface (getrlimit(2)); Python has no name for it."""
@@ -45,14 +47,18 @@ def marked(directory: Path, uid: int) -> set[int]:
     return found
 
 
+def is_marked(pid: int, directory: Path, uid: int) -> bool:
+    """Whether a process of an account lives and has a mark of the worker."""
+    text = b"ARYL_WORKER_DIRECTORY=" + os.fsencode(os.path.realpath(directory))
+    return owner(pid) == uid and _has_mark(pid, text, b"%d" % mark_of(directory))
+
+
 def _has_mark(pid: int, text: bytes, number: bytes) -> bool:
     place = Path(f"/proc/{pid}")
     is_its = False
     with contextlib.suppress(OSError):  # limits first: no memory of the process is read for them
         is_its = number in _limit(place)
-    if not is_its:
-        with contextlib.suppress(OSError):
-            is_its = text in (place / "environ").read_bytes().split(b"\0")
+    is_its = is_its or text in environ_of(pid).split(b"\0")
     return is_its and shim_files.start_ticks(pid) > 0
 
 
@@ -72,18 +78,20 @@ def kill_marked(directory: Path) -> set[int]:
     uid = directory.stat().st_uid
     left = marked(directory, uid)
     for pid in left:
-        _kill(pid, directory, uid)
+        signal_if(pid, signal.SIGKILL, lambda pid: is_marked(pid, directory, uid))
     return left
 
 
-def _kill(pid: int, directory: Path, uid: int) -> None:
-    """Kill a process that still has the mark: its number may be another process's by now."""
-    text = b"ARYL_WORKER_DIRECTORY=" + os.fsencode(os.path.realpath(directory))
+def signal_if(pid: int, number: signal.Signals, is_it: Callable[[int], bool]) -> None:
+    """Signal a process that still is the one that was seen: its number may be another's by now.
+
+    is_it: is asked when the descriptor holds the process, so that the answer stays true.
+    """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         fd = os.pidfd_open(pid)
         try:
-            if owner(pid) == uid and _has_mark(pid, text, b"%d" % mark_of(directory)):
-                signal.pidfd_send_signal(fd, signal.SIGKILL)
+            if is_it(pid):
+                signal.pidfd_send_signal(fd, number)
         finally:
             os.close(fd)
 

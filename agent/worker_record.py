@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 
 from agent import shim_files, shim_status, shim_stop
 from agent.shim_paths import NODE_ERROR
-from agent.worker_marks import kill_marked, owner
+from agent.worker_marks import kill_marked, owner, signal_if
 from common.decoding import UNREADABLE
 from common.errors import ConfigError
 from common.faults import Fault
@@ -247,13 +247,15 @@ def kill_leftovers(directory: Path, record: WorkerRecord) -> int:
     """
     uid = directory.stat().st_uid
     left = kill_marked(directory)
-    is_main = 0 < shim_files.start_ticks(record.pid) == record.start_ticks
-    if is_main and owner(record.pid) == uid:
+
+    def is_main(pid: int) -> bool:
+        return 0 < shim_files.start_ticks(pid) == record.start_ticks and owner(pid) == uid
+
+    if is_main(record.pid):
         left.add(record.pid)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(record.pid, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(record.pid, signal.SIGKILL)
+        signal_if(record.pid, signal.SIGKILL, is_main)
     return len(left)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from agent import shim_files
 from agent.worker_marks import RLIMIT_LOCKS, mark_of, marked
 from common.faults import Fault
+from common.messages import WorkerPhase
 from common.model import StopReason, WorkerKey
 from tests.agent.worker_house import WorkerHouse, is_alive, kill, make_order, make_workers
 
@@ -38,6 +41,31 @@ async def daemon_of(
         index=index,
         grace_s=1.0,
     )
+    key = await house.start(order)
+    await house.until_said(key, "up")
+    return key, int((out / "pids").read_text())
+
+
+HALF_ENDED = """
+import ctypes, os, threading, time
+daemon = os.fork()
+if daemon == 0:
+    os.setsid()
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    with open(os.environ["OUT"] + "/pids", "w") as file:
+        file.write(str(os.getpid()))
+    ctypes.CDLL(None).pthread_exit(None)
+while open(f"/proc/{daemon}/stat").read().rpartition(")")[2].split()[0] != "Z":
+    time.sleep(0.02)
+print("up", flush=True)
+"""
+"""Leaves a daemon whose main thread has ended, while another thread goes on."""
+
+
+async def half_ended_daemon_of(house: WorkerHouse, out: Path, then: str) -> tuple[WorkerKey, int]:
+    """A worker with a daemon that /proc calls a zombie though it computes; the daemon's process."""
+    program = f"{HALF_ENDED}\n{then}"
+    order = make_order(sys.executable, "-I", "-S", "-c", program, env={"OUT": str(out)})
     key = await house.start(order)
     await house.until_said(key, "up")
     return key, int((out / "pids").read_text())
@@ -100,6 +128,51 @@ async def test_a_daemon_ends_with_a_worker_whose_shim_was_killed(
     finally:
         stranger.kill()
         await stranger.wait()
+
+
+@pytest.mark.slow
+async def test_a_daemon_whose_main_thread_has_ended_keeps_no_shim(
+    house: WorkerHouse, tmp_path: Path
+) -> None:
+    """The kernel calls it a zombie, but it computes; the shim kills it, and then ends."""
+    key, daemon = await half_ended_daemon_of(house, tmp_path, "raise SystemExit(3)")
+    assert (await house.until_exited(key)).exit_code == 3
+    assert not is_alive(daemon)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_directory", [True, False])
+async def test_a_daemon_whose_main_thread_has_ended_is_found_by_its_mark(
+    house: WorkerHouse, tmp_path: Path, *, is_directory: bool
+) -> None:
+    """Its worker is not over while it computes: it may hold the GPUs."""
+    key, daemon = await half_ended_daemon_of(house, tmp_path, "time.sleep(600)")
+    directory = house.directory(key)
+    assert daemon in marked(directory, directory.stat().st_uid)
+    await kill_shim(house, key)
+    if not is_directory:
+        directory.rename(tmp_path / "away")
+    while any(s.phase != WorkerPhase.EXITED for s in await house.runner.statuses([key])):
+        await house.clock.sleep(0.02)
+    assert not is_alive(daemon)
+
+
+def test_a_mark_in_the_environment_outlives_the_main_thread(tmp_path: Path) -> None:
+    """Where a lower limit forbids the other mark, the environment of the other threads has it."""
+    program = (
+        "import ctypes, threading, time; "
+        "threading.Thread(target=time.sleep, args=(600,)).start(); "
+        "ctypes.CDLL(None).pthread_exit(None)"
+    )
+    environment = {"ARYL_WORKER_DIRECTORY": str(tmp_path)}
+    process = subprocess.Popen([sys.executable, "-I", "-S", "-c", program], env=environment)
+    try:
+        while Path(f"/proc/{process.pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z":
+            os.sched_yield()
+        assert marked(tmp_path, os.geteuid()) == {process.pid}
+    finally:
+        process.kill()
+        process.wait()
 
 
 async def test_a_daemon_of_a_worker_whose_directory_is_gone_is_found_by_its_mark(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
@@ -48,7 +49,7 @@ class FastClock(SystemClock):
         await super().sleep(0)
 
 
-def is_deaf(_: set[int], __: signal.Signals) -> None:
+def is_deaf(_: set[int], __: signal.Signals, ___: Callable[[int], bool]) -> None:
     """No signal takes effect."""
 
 

@@ -22,6 +22,7 @@ from agent.fake_processes import (
     ProcessTable,
     Usage,
 )
+from agent.processes import thread_states
 from common.clock import SystemClock
 
 PATIENCE_S = 10.0
@@ -29,11 +30,19 @@ UUID = fake_uuid("n1", 0)
 HOLD = "import sys; print('up', flush=True); sys.stdin.read()"
 
 
-async def spawn(**variables: str) -> asyncio.subprocess.Process:
+HALF_ENDED = """
+import ctypes, sys, threading
+threading.Thread(target=sys.stdin.read).start()
+print('up', flush=True)
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+async def spawn(program: str = HOLD, **variables: str) -> asyncio.subprocess.Process:
     """A real process with these variables, that has called exec and lives until killed."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-I", "-S", "-c", HOLD),
+        *("-I", "-S", "-c", program),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env=variables,
@@ -90,6 +99,19 @@ async def test_a_usage_file_is_followed_and_survives_a_bad_write(tmp_path: Path)
         assert table.scan()[0].usage == wanted
         file.unlink()
         assert table.scan()[0].usage == wanted
+    finally:
+        await end(process)
+
+
+async def test_a_process_whose_main_thread_has_ended_still_holds_its_gpus() -> None:
+    """Its other threads have its device memory, whatever state /proc shows."""
+    clock = SystemClock()
+    process = await spawn(HALF_ENDED, **{VISIBLE_ENV: UUID})
+    try:
+        async with clock.timeout(PATIENCE_S):
+            while "Z" not in thread_states(process.pid):
+                await clock.sleep(0.01)
+        assert [holder.pid for holder in ProcessTable([UUID]).scan()] == [process.pid]
     finally:
         await end(process)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agent import lost_workers, shim_files, starters
-from agent.lost_workers import UNREAD_S, LostWorkers
+from agent.lost_workers import HALTED, UNREAD_S, LostWorkers
 from agent.processes import thread_states
 from agent.runner import WorkerStatus
 from common.clock import SystemClock
@@ -325,6 +326,44 @@ async def test_a_shim_that_never_halts_is_killed_by_the_second_look(
     await look(house, status.key)
     await house.until(lambda: not is_alive(status.pid), "it is ended")
     await until_over(house, status.key)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("look_at", ["descendants", "marked", "_shims"])
+async def test_a_number_that_is_another_process_s_since_the_look_is_not_signalled(
+    house: WorkerHouse, monkeypatch: pytest.MonkeyPatch, look_at: str
+) -> None:
+    """A look takes seconds on a busy machine, and the process that was seen may end meanwhile."""
+    status = await waiting(house)
+    bystander = await asyncio.create_subprocess_exec("sleep", "600")
+    module = shim_files if look_at == "descendants" else lost_workers
+    really = getattr(module, look_at)
+
+    def seen(*place: Path | int) -> dict[int, int] | set[int]:
+        found: dict[int, int] | set[int] = really(*place)
+        if isinstance(found, dict):  # the process that was seen began earlier
+            return found | {bystander.pid: shim_files.start_ticks(bystander.pid) - 1}
+        return found | {bystander.pid}
+
+    monkeypatch.setattr(module, look_at, seen)
+    lost, directory = LostWorkers(house.clock), house.directory(status.key)
+    uid = directory.stat().st_uid
+    try:
+        async with house.clock.timeout(PATIENCE_S):
+            while is_alive(status.pid):
+                lost.end_left(status.key, directory, uid)
+                await house.clock.sleep(0.02)
+        assert not is_reached(bystander.pid)
+    finally:
+        monkeypatch.undo()
+        await lost.end_all_left(status.key, directory, uid)
+        bystander.kill()
+        await bystander.wait()
+
+
+def is_reached(pid: int) -> bool:
+    """Whether a process that handles no signal was sent SIGSTOP or SIGKILL."""
+    return not is_alive(pid) or HALTED in thread_states(pid)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run as another account")

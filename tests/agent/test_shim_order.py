@@ -90,6 +90,49 @@ async def test_a_worker_that_ended_before_its_stop_was_not_stopped(house: Worker
     assert (status.exit_code, status.stop_reason) == (0, None)
 
 
+async def test_a_signal_to_worker_and_shim_together_is_a_stop(house: WorkerHouse) -> None:
+    """A shutdown, or the end of a person's session, costs no try of the job."""
+    key = await house.start(make_order("sleep", "600"))
+    pid = int(str(house.raw(key)["pid"]))
+    with held(house, key) as shim_pid:
+        os.kill(shim_pid, signal.SIGTERM)
+        os.kill(pid, signal.SIGTERM)
+        await house.until(lambda: is_zombie(pid), "the worker has ended")
+    status = await house.until_exited(key)
+    assert (status.exit_code, status.stop_reason) == (-15, StopReason.PREEMPT)
+
+
+async def test_a_connected_worker_that_a_shutdown_killed_was_stopped(
+    house: WorkerHouse, tmp_path: Path
+) -> None:
+    """No look at its checkpoints holds the stop back: there is nobody left to ask."""
+    key = await house.start(make_order(*talker(SAVES), checkpoint=tmp_path))
+    await house.until_said(key, "ready")
+    pid = int(str(house.raw(key)["pid"]))
+    with held(house, key) as shim_pid:
+        os.kill(shim_pid, signal.SIGTERM)
+        os.kill(pid, signal.SIGTERM)
+        await house.until(lambda: is_zombie(pid), "the worker has ended")
+    status = await house.until_exited(key)
+    assert (status.exit_code, status.stop_reason) == (-15, StopReason.PREEMPT)
+
+
+@pytest.mark.parametrize("exit_code", [0, 3])
+async def test_a_worker_that_left_by_itself_before_a_shutdown_was_not_stopped(
+    house: WorkerHouse, tmp_path: Path, exit_code: int
+) -> None:
+    """The shutdown did not reach it: its end is its own."""
+    script = f"while [ ! -e go ]; do sleep 0.02; done; exit {exit_code}"
+    key = await house.start(make_order("sh", "-c", script, workdir=tmp_path))
+    pid = int(str(house.raw(key)["pid"]))
+    with held(house, key) as shim_pid:
+        (tmp_path / "go").touch()
+        await house.until(lambda: is_zombie(pid), "the worker has ended")
+        os.kill(shim_pid, signal.SIGTERM)
+    status = await house.until_exited(key)
+    assert (status.exit_code, status.stop_reason) == (exit_code, None)
+
+
 def is_zombie(pid: int) -> bool:
     """Whether a process has ended and its parent has not looked."""
     return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
