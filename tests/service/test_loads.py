@@ -460,6 +460,30 @@ async def test_a_takeover_invents_no_load_and_calls_no_node_home() -> None:
 
 
 @pytest.mark.slow
+async def test_a_leader_that_starts_takes_the_unknown_loads_from_the_journal() -> None:
+    """It stood by for no second: the last known load of a node holds, since the same instant."""
+    async with Cell(inference=3) as cell:
+        first = await cell.lead("one")
+        for name, load_per_s in (("i0", 9.0), ("i1", 1.0), ("i2", 1.0)):
+            cell.agents[name].load_per_s = load_per_s
+        await cell.clock.advance(30.0)
+        cell.agents["i0"].page_error = LATE
+        await cell.until(lambda: bool(first.engine.state.unknown_loads))
+        [known] = first.engine.state.unknown_loads.values()
+        assert known.load == pytest.approx(9.0)
+        await cell.leaders[0].crash()
+        before = len(loads(cell))
+        second = cell.launch("two").coordinator
+        await cell.until(lambda: second.is_leading)
+        await cell.clock.advance(30.0)
+        found = [one.load for one in loads(cell)[before:]]
+        assert found
+        assert min(found) >= 9.0
+        [again] = second.engine.state.unknown_loads.values()
+        assert (again.since_s, again.load) == (known.since_s, known.load)
+
+
+@pytest.mark.slow
 async def test_nothing_is_lent_of_a_service_whose_pages_cannot_be_read() -> None:
     """Its lent node comes home after `unknown_load_s`, and the reason says why."""
     async with Cell(inference=3) as cell:
