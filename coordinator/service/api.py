@@ -44,13 +44,9 @@ from coordinator.service.finding import Refusal, unknown
 from coordinator.service.looks import Looks, Past
 from coordinator.service.rates import Rates
 from coordinator.service.reads import Reads
+from coordinator.service.requests import OPERATORS, is_order
 
 log = logging.getLogger(__name__)
-
-OPERATORS = "ops"
-"""The tenant whose users may order the cell."""
-ALWAYS_TAKEN = frozenset(str(kind.__struct_config__.tag) for kind in (Cancel, Operate))
-"""Verbs of operators that no rate refuses."""
 
 
 def job_id_of(request_id: str) -> JobId:
@@ -106,7 +102,7 @@ class Api:
 
     def _check_rate(self, tenant: str, verb: str) -> None:
         """Refuse what is beyond a tenant's rate; operators can always end what runs, and order."""
-        if tenant == OPERATORS and verb in ALWAYS_TAKEN:
+        if is_order(tenant, verb):
             return
         wait_s = self._rates.wait_s(tenant, now_s=self._coordinator.clock.now_s())
         if wait_s:

@@ -15,7 +15,7 @@ from common.bus import Bus, BusMessage, Handler, Subscription
 from common.clock import Clock
 from common.errors import Fenced, ProtocolError, Unavailable
 from common.messages import LedgerReply, NodeReport
-from common.model import NodeName
+from common.model import NodeName, NodeRole, ServiceName
 from common.natsrules import BusCounters
 from coordinator.engine.commands import AskLedger, Command, Outcome, PushDesired
 from coordinator.engine.engine import Engine
@@ -35,6 +35,7 @@ from coordinator.service.folding import Folder
 from coordinator.service.history import Historian, HistoryPort
 from coordinator.service.inflow import Inflow
 from coordinator.service.listening import Listening
+from coordinator.service.loads import LastKnown
 from coordinator.service.ports import JournalPort, LeasePort, SnapshotsPort
 from coordinator.service.renewals import Renewals
 from coordinator.service.requests import Requests
@@ -291,7 +292,7 @@ class Coordinator:
         self._listening.look()
         now_s = self.clock.now_s()
         self.folder.forget_facts()
-        self.folder.loads.lead(self.engine.state.unknown_loads, now_s=now_s)
+        self.folder.loads.lead(self._last_known_loads(now_s), now_s=now_s)
         for entry in self.engine.state.nodes.values():
             self.folder.prefer(entry.name, entry.boot_id)
         for report in list(self.folder.reports.values()):
@@ -299,6 +300,22 @@ class Coordinator:
                 self._take_facts(self.folder.say_again(report, now_s=now_s))
         for node in self.engine.state.nodes:
             self.folder.expect(node, now_s=now_s)
+
+    def _last_known_loads(self, now_s: float) -> dict[NodeName, LastKnown]:
+        """What the journal knows of nodes whose load is unknown, on this machine's clock."""
+        ahead_s = self.decider.time.now_s() - now_s
+        state = self.engine.state
+        return {
+            name: LastKnown(
+                service=node.service or ServiceName(""),
+                load=found.load,
+                at_s=found.since_s - ahead_s,
+                why=found.why,
+                is_serving=node.role == NodeRole.SERVING and node.service is not None,
+            )
+            for name, found in state.unknown_loads.items()
+            if (node := state.nodes.get(name)) is not None
+        }
 
     async def _leave(self) -> None:
         if self._fenced is not None:

@@ -49,6 +49,8 @@ class Folder:
         self._silent_since_s: dict[NodeName, float] = {}
         """When a node was heard last, later by the time in which nobody listened since."""
         self._listened_at_s: float | None = None
+        self._missed = (float("-inf"), 0.0)
+        """The last time in which nobody listened: when it ended, and how long it was."""
         self.stale_count = 0
         self.rivals = Rivals(patience_s=lost_after_s)
         self._facts: dict[NodeName, NodeReported] = {}
@@ -111,13 +113,22 @@ class Folder:
         missed_s = 0.0 if since_s is None else now_s - since_s - period_s
         if missed_s <= period_s:
             return 0.0
+        self._missed = (now_s, missed_s)
         for node, silent_since_s in self._silent_since_s.items():
-            self._silent_since_s[node] = min(now_s, silent_since_s + missed_s)
+            self._silent_since_s[node] = self._later(silent_since_s)
         self.loads.missed(missed_s, now_s=now_s)
         return missed_s
 
+    def _later(self, at_s: float) -> float:
+        """An instant, later by the time since in which nobody listened."""
+        ended_s, missed_s = self._missed
+        return max(at_s, min(ended_s, at_s + missed_s))
+
     def fold(self, report: NodeReport, *, now_s: float) -> NodeReported | None:
         """The node's facts, if they differ from the last ones said.
+
+        now_s: when the report arrived. It may have waited since, and longer than a time in which
+        nobody listened: that time is no silence of its node either.
 
         A report that was overtaken by a later one of the same boot is counted and dropped; an
         agent numbers its reports by its boot clock, so a restart never goes backwards. So is one of
@@ -133,10 +144,12 @@ class Folder:
             return None
         is_move_heard = self._is_move_heard(last, report, now_s)
         self.reports[node] = report
-        self.heard_at_s[node] = self._silent_since_s[node] = now_s
+        self.heard_at_s[node] = now_s
+        since_s = self._later(now_s)
+        self._silent_since_s[node] = max(since_s, self._silent_since_s.get(node, since_s))
         was_silent = node in self._silent
         self._silent.discard(node)
-        self.loads.note(report, now_s=now_s)
+        self.loads.note(report, now_s=since_s)
         facts = facts_of(report, rival=self.rivals.told(node, now_s=now_s))
         if not was_silent and not _is_news(facts, self._facts.get(node)):
             return None

@@ -11,7 +11,7 @@ know what is lent, nor how much a node carries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
@@ -30,6 +30,21 @@ MISSED = 3
 LEAST_OF_PERIOD = 0.5
 """A rate covers at least this part of a load period: one arrival between two pages that follow each
 other at once is no load."""
+
+
+class LastKnown(Struct, frozen=True, kw_only=True):
+    """What is known of a node whose load was reported as unknown.
+
+    load: its last known one; None: it never had one.
+    at_s: when its last page came, on the listener's clock.
+    is_serving: it served when its load was last known, and is not lost.
+    """
+
+    service: ServiceName
+    load: float | None
+    at_s: float
+    why: str
+    is_serving: bool = True
 
 
 class _Counted(Struct, kw_only=True):
@@ -79,17 +94,27 @@ class _Counted(Struct, kw_only=True):
             return None
         covered_s = self.clock_s - self.mark_s
         is_enough = covered_s >= least_s
-        if not is_enough and self.is_serving and not self.is_new:
+        is_new = self.is_new and self.rate is None
+        if not is_enough and self.is_serving and not is_new:
             return None  # what has arrived since the mark is of the next window
         arrived = max(0.0, self.arrived)
         if covered_s <= 0:
             return None
-        is_part = self.is_new or not self.is_serving
+        is_part = is_new or not self.is_serving
         found = arrived / (max(covered_s, window_s) if is_part else covered_s)
         if is_enough:
             self.rate = arrived / covered_s
         self.restart()
         return found
+
+    def keep_up(self, least_s: float) -> None:
+        """Renew the last known rate where no window is closed: a standby makes no samples."""
+        if self.clock_s is None or self.mark_s is None:
+            return
+        covered_s = self.clock_s - self.mark_s
+        if covered_s >= least_s:
+            self.rate = max(0.0, self.arrived) / covered_s
+            self.restart()
 
     def restart(self) -> None:
         """Count from the last page on."""
@@ -107,8 +132,12 @@ class Loads:
         self._left: dict[ServiceName, float] = {}
         """What arrived in this window at nodes that do not serve any more."""
         self._since_s: dict[ServiceName, float] = {}
-        self._unknown: set[NodeName] = set()
+        self._unknown: dict[NodeName, LastKnown] = {}
         """Nodes whose load was reported as unknown."""
+        self._over: set[NodeName] = set()
+        """Those of them that were heard in another role or for another service, or removed. A node
+        that a new leader has not heard yet is none of these."""
+        self._makes_samples = False
 
     def note(self, report: NodeReport, *, now_s: float) -> None:
         """A node's newest report."""
@@ -126,15 +155,23 @@ class Loads:
         ):
             self._leave(node)
             counted = None
+        last = self._unknown.get(node)
+        if last is not None:
+            if not is_serving or last.service != service:
+                self._over.add(node)
+            else:
+                self._over.discard(node)
         if not (is_serving or report.role == NodeRole.DRAINING):
             return
         if counted is None:
+            held = None if node in self._over else last
             counted = self._counted[node] = _Counted(
                 service=service,
                 boot_id=report.boot_id,
                 is_serving=is_serving,
-                page_at_s=now_s,
+                page_at_s=now_s if held is None else held.at_s,
                 fresh_s=self._period_s,
+                rate=None if held is None else held.load,
             )
         counted.is_serving = is_serving
         counted.fresh_s = max(self._period_s, MISSED * (report.period_s or PERIOD_S))
@@ -142,11 +179,15 @@ class Loads:
         if report.inference is not None:
             counted.page_at_s = now_s
             counted.read(report.inference, report.sequence * CLOCK_S)
+            if not self._makes_samples:
+                counted.keep_up(self._period_s)
 
     def remove(self, node: NodeName) -> None:
         """It is no node of a service any more."""
         self._leave(node)
         self._service_of.pop(node, None)
+        if node in self._unknown:
+            self._over.add(node)
 
     def _leave(self, node: NodeName) -> None:
         counted = self._counted.pop(node, None)
@@ -154,16 +195,48 @@ class Loads:
             left = self._left.get(counted.service, 0.0)
             self._left[counted.service] = left + counted.arrived
 
-    def lead(self, unknown: Iterable[NodeName], *, now_s: float) -> None:
-        """A new leader begins: what arrived before is no sample of its own.
+    def lead(self, unknown: Mapping[NodeName, LastKnown], *, now_s: float) -> None:
+        """A new leader begins: what arrived before is no sample of its own, and what was known
+        before holds.
 
-        unknown: nodes whose load was last reported as unknown, by whoever led before.
+        unknown: nodes whose load was last reported as unknown, by an earlier leader.
         """
         for counted in self._counted.values():
+            if counted.rate is None:
+                counted.keep_up(LEAST_OF_PERIOD * self._period_s)
             counted.restart()
         self._left.clear()
         self._since_s = dict.fromkeys(self._service_of.values(), now_s)
-        self._unknown = set(unknown)
+        self._unknown = dict(unknown)
+        self._over = {node for node, last in unknown.items() if self._is_over(node, last)}
+        for node, last in unknown.items():
+            if node not in self._over:
+                self._hold(node, last)
+
+    def _is_over(self, node: NodeName, last: LastKnown) -> bool:
+        counted = self._counted.get(node)
+        if counted is None:
+            return node in self._service_of  # heard, in another role
+        return counted.service != last.service or not counted.is_serving
+
+    def _hold(self, node: NodeName, last: LastKnown) -> None:
+        """Let the last known load of a node hold, also before its first report."""
+        counted = self._counted.get(node)
+        if counted is not None:
+            if counted.why:
+                counted.page_at_s = min(counted.page_at_s, last.at_s)
+            if last.load is not None and (counted.why or counted.rate is None):
+                counted.rate = last.load
+        elif last.is_serving:
+            self._counted[node] = _Counted(
+                service=last.service,
+                boot_id="",  # another one than that of its first report, which takes its place
+                is_serving=True,
+                page_at_s=last.at_s,
+                fresh_s=self._period_s,
+                why=last.why,
+                rate=last.load,
+            )
 
     def missed(self, missed_s: float, *, now_s: float) -> None:
         """Nothing could be heard for so long: no page is late for that."""
@@ -173,6 +246,7 @@ class Loads:
     def due(self, *, now_s: float, is_silent: Callable[[NodeName], bool]) -> list[Event]:
         """The samples whose time has come, each behind the nodes of which the load became unknown
         or known again."""
+        self._makes_samples = True
         over: dict[ServiceName, float] = {}
         for service in sorted(set(self._service_of.values())):
             window_s = now_s - self._since_s.setdefault(service, now_s)
@@ -199,9 +273,10 @@ class Loads:
 
     def _gone(self) -> list[Event]:
         """Nodes that no longer serve: that their load was unknown is over."""
-        serving = {node for node, counted in self._counted.items() if counted.is_serving}
-        gone = sorted(self._unknown - serving)
-        self._unknown &= serving
+        gone = sorted(self._over)
+        for node in gone:
+            del self._unknown[node]
+        self._over.clear()
         return [LoadUnknown(node=node) for node in gone]
 
     def _unknowns(self, members: list[NodeName], now_s: float) -> list[Event]:
@@ -211,10 +286,15 @@ class Loads:
             since_s = now_s - counted.page_at_s
             if node in self._unknown:
                 if not counted.why:
-                    self._unknown.remove(node)
+                    del self._unknown[node]
                     events.append(LoadUnknown(node=node, is_read=True))
             elif counted.why and counted.is_serving and since_s >= counted.fresh_s:
-                self._unknown.add(node)
+                self._unknown[node] = LastKnown(
+                    service=counted.service,
+                    load=counted.rate,
+                    at_s=counted.page_at_s,
+                    why=counted.why,
+                )
                 events.append(
                     LoadUnknown(
                         node=node, why=counted.why, unknown_s=since_s, last_load=counted.rate

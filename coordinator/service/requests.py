@@ -1,8 +1,9 @@
 """Requests side by side: one task each, begun in the order of arrival.
 
 A request that waits, for the journal or for a node, holds up no other one; one that fails is
-answered and counted. Reads and changes have limits of their own: a flood of reads refuses no
-submission. Must not know what a request says beyond its verb.
+answered and counted. Reads, changes and orders of operators have limits of their own: a flood of
+reads refuses no submission, and no flood of submissions refuses an order. Must not know what a
+request says beyond its caller and its verb.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import contextlib
 import logging
 from types import TracebackType
 
-from common.api import CHANGES, ApiError, ApiErrorCode
+from common import subjects
+from common.api import CHANGES, ApiError, ApiErrorCode, Cancel, Operate
 from common.bus import BusMessage, Handler
 from common.clock import Clock
 from common.errors import Unavailable
@@ -21,11 +23,20 @@ from common.messages import encode
 log = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 256
-"""Far more than fit into one journal record's wait; each holds one message in memory. Of reads and
-of changes alike."""
+"""Far more than fit into one journal record's wait; each holds one message in memory. Of reads, of
+changes and of orders alike."""
+OPERATORS = "ops"
+"""The tenant whose users may order the cell."""
+ORDERS = frozenset(str(kind.__struct_config__.tag) for kind in (Cancel, Operate))
+"""Verbs of operators that no rate and no flood of other requests refuses."""
 FINISH_S = 1.5
 """What is in flight when the coordinator stops is answered within this: longer than a node that is
 well takes to send a log, and less than a coordinator has for its end."""
+
+
+def is_order(tenant: str, verb: str) -> bool:
+    """Whether an operator ends a job or orders the cell."""
+    return tenant == OPERATORS and verb in ORDERS
 
 
 class Requests:
@@ -36,7 +47,8 @@ class Requests:
 
     Args:
         answer: answers one request; what it raises is this coordinator's fault.
-        limit: of reads in flight, and of changes. A request beyond it is refused at once.
+        limit: of reads in flight, of changes, and of orders of operators. A request beyond it is
+            refused at once.
     """
 
     def __init__(self, answer: Handler, *, clock: Clock, limit: int = MAX_IN_FLIGHT) -> None:
@@ -48,6 +60,7 @@ class Requests:
         self._is_closed = False
         self._reads: set[asyncio.Task[None]] = set()
         self._changes: set[asyncio.Task[None]] = set()
+        self._orders: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Requests:
         return self
@@ -60,29 +73,37 @@ class Requests:
     ) -> None:
         self._is_closed = True
         try:
-            if error is None and (running := self._reads | self._changes):
+            if error is None and (running := self._running):
                 with contextlib.suppress(TimeoutError):
                     async with self._clock.timeout(FINISH_S):
                         await asyncio.wait(running)
         finally:
-            left = self._reads | self._changes
+            left = self._running
             for task in left:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
 
+    @property
+    def _running(self) -> set[asyncio.Task[None]]:
+        return self._reads | self._changes | self._orders
+
     async def take(self, message: BusMessage) -> None:
         """Begin to answer one request; the bus's handler."""
-        is_change = message.subject.rpartition(".")[2] in CHANGES
-        tasks = self._changes if is_change else self._reads
+        tasks, what = self._kind(*subjects.api_caller(message.subject))
         if self._is_closed:
             await _refuse(message, "this coordinator does not lead")
         elif len(tasks) >= self._limit:
-            what = "requests" if is_change else "reads"
             await _refuse(message, f"{self._limit} {what} are being answered; ask again")
         else:
             task = asyncio.create_task(self._run(message), name=f"request {message.subject}")
             tasks.add(task)
             task.add_done_callback(tasks.discard)
+
+    def _kind(self, tenant: str, _user: str, verb: str) -> tuple[set[asyncio.Task[None]], str]:
+        """Those in flight that share a limit with a request, and their name in a refusal."""
+        if is_order(tenant, verb):
+            return self._orders, "orders"
+        return (self._changes, "requests") if verb in CHANGES else (self._reads, "reads")
 
     async def _run(self, message: BusMessage) -> None:
         try:

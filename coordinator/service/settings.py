@@ -101,7 +101,7 @@ class CoordinatorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         PositiveFloat,
         Meta(
             description="requests of one tenant per second, on average over 10 s; more are "
-            "refused. Cancel and orders of tenant ops are always taken"
+            "refused. Cancel and orders of tenant ops are never refused for it"
         ),
     ] = 500.0
     requests_per_s_by_tenant: Annotated[

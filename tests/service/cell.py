@@ -287,10 +287,10 @@ class Cell:
         """Let virtual time pass until something is so."""
         await self.clock.advance_until(condition, limit_s=LIMIT_S)
 
-    def request(self, request: Message) -> tuple[str, bytes]:
+    def request(self, request: Message, *, tenant: str = "team") -> tuple[str, bytes]:
         """(subject, bytes) of an API request."""
         verb = str(request.__struct_config__.tag)
-        return subjects.api(CELL, "team", "ann", verb), encode(request)
+        return subjects.api(CELL, tenant, "ann", verb), encode(request)
 
     @staticmethod
     def reply(data: bytes) -> Reply:

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from common.messages import CollectorReport, InferenceReport, NodeReport
 from common.model import NodeName, NodeRole, Pool, ServiceName
-from coordinator.engine.events import Event, LoadMeasured, LoadUnknown
+from coordinator.engine.events import Event, LoadMeasured, LoadUnknown, NodeSilent
 from coordinator.service.coordinator import Coordinator
 from coordinator.service.folding import Folder
+from coordinator.service.loads import LastKnown, Loads
 from tests.service.cell import CHAT, Cell
 from tests.service.steps import on_loan
 
@@ -28,6 +29,9 @@ class Fleet:
         self.folder = Folder(
             lost_after_s=lost_after_s, load_period_s=PERIOD_S, progress_period_s=PERIOD_S
         )
+        self.standby = Loads(PERIOD_S)
+        """Hears what `hear` lets in, and makes no sample."""
+        self.boot_ids = dict.fromkeys(self.rates, "b")
         self.now_s = 1000.0
         self.begun_at_s = dict.fromkeys(self.rates, 0.0)
         """When each server started; its counter is 0 then."""
@@ -47,7 +51,7 @@ class Fleet:
         is_read = not error and role != NodeRole.ON_LOAN
         return NodeReport(
             node=node,
-            boot_id="b",
+            boot_id=self.boot_ids[node],
             sequence=round(at_s * 1000),
             home_pool=Pool.INFERENCE,
             role=role,
@@ -67,7 +71,9 @@ class Fleet:
 
     def hear(self, node: NodeName, *, error: str = "", ago_s: float = 0.0) -> None:
         """A report of a node comes in."""
-        self.folder.fold(self.report(node, error=error, ago_s=ago_s), now_s=self.now_s)
+        report = self.report(node, error=error, ago_s=ago_s)
+        self.folder.fold(report, now_s=self.now_s)
+        self.standby.note(report, now_s=self.now_s)
 
     def second(self, **errors: str) -> list[Event]:
         """One second with a report of each node; `errors` are of pages that cannot be read."""
@@ -181,7 +187,7 @@ def test_what_a_standby_heard_is_no_sample_of_the_leader_that_it_becomes() -> No
     for _ in range(38):
         fleet.now_s += 1.0
         fleet.hear(NodeName("i0"))
-    fleet.folder.loads.lead((), now_s=fleet.now_s)
+    fleet.folder.loads.lead({}, now_s=fleet.now_s)
     assert [one.load for one in samples(fleet.seconds(25))] == pytest.approx([1.0, 1.0])
 
 
@@ -201,6 +207,29 @@ def test_a_pause_is_no_load_and_no_silence_of_pages(is_due_first: bool) -> None:
     events += fleet.due() + fleet.seconds(25)
     assert [one.load for one in samples(events)] == pytest.approx([3.0] * len(samples(events)))
     assert unknowns(events) == []
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_report_that_waited_through_a_pause_is_no_silence_of_its_node(is_first: bool) -> None:
+    """Time in which nobody listened counts for nothing, whether or not the node was heard before;
+    time in which somebody listened counts in full."""
+    fleet, node = Fleet(3.0), NodeName("i0")
+    folder = fleet.folder
+    if not is_first:
+        fleet.hear(node)
+    folder.listened(now_s=fleet.now_s, period_s=1.0)
+    arrived_s, waited = fleet.now_s + 0.5, fleet.report(node, error=LATE, ago_s=-0.5)
+    fleet.now_s += 30.0
+    assert folder.listened(now_s=fleet.now_s, period_s=1.0) == 29.0
+    folder.fold(waited, now_s=arrived_s)
+    assert folder.silent_s(node, now_s=fleet.now_s) <= 1.0
+    events = folder.due(now_s=fleet.now_s)
+    assert not [one for one in events if isinstance(one, NodeSilent | LoadUnknown)]
+    for _ in range(int(LOST_AFTER_S) + 1):
+        fleet.now_s += 1.0
+        assert folder.listened(now_s=fleet.now_s, period_s=1.0) == 0.0
+    [silence] = [one for one in folder.due(now_s=fleet.now_s) if isinstance(one, NodeSilent)]
+    assert LOST_AFTER_S < silence.silent_s <= LOST_AFTER_S + 2.0
 
 
 def test_a_page_that_cannot_be_read_is_told_once_with_the_last_load_and_once_when_it_can() -> None:
@@ -260,6 +289,124 @@ def test_a_service_whose_nodes_all_fell_silent_has_no_known_load() -> None:
     assert samples(fleet.due()) == []
 
 
+class Table:
+    """What the journal knows of nodes whose load is unknown, kept as the engine keeps it."""
+
+    def __init__(self) -> None:
+        self.known: dict[NodeName, LastKnown] = {}
+
+    def take(self, events: list[Event], *, now_s: float) -> None:
+        """Let events in."""
+        for told in unknowns(events):
+            if not told.why:
+                self.known.pop(told.node, None)
+            elif told.node not in self.known:
+                self.known[told.node] = LastKnown(
+                    service=ServiceName(CHAT),
+                    load=told.last_load,
+                    at_s=now_s - told.unknown_s,
+                    why=told.why,
+                )
+
+    @property
+    def load(self) -> float:
+        """The last known loads together."""
+        return sum(one.load or 0.0 for one in self.known.values())
+
+
+def takeover(fleet: Fleet, table: Table, *, hears: bool) -> None:
+    """A standby that heard the same pages, or a coordinator that starts, becomes the leader."""
+    loads = fleet.standby if hears else Loads(PERIOD_S)
+    loads.lead(table.known, now_s=fleet.now_s)
+    fleet.folder.loads, fleet.standby = loads, Loads(PERIOD_S)
+
+
+PAGES = st.lists(
+    st.tuples(st.tuples(*[st.sampled_from(["read", "unread", "skipped"])] * 3), st.integers(1, 25)),
+    min_size=1,
+    max_size=5,
+)
+"""How pages of three nodes are for so many seconds."""
+
+
+@pytest.mark.slow
+@given(
+    rates=st.tuples(*[st.sampled_from([0.0, 1.0, 7.5])] * 3),
+    before=PAGES,
+    after=PAGES,
+    hears=st.booleans(),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_takeover_lowers_no_unknown_load_and_sets_no_clock_of_it_back(
+    rates: tuple[float, ...],
+    before: list[tuple[tuple[str, ...], int]],
+    after: list[tuple[tuple[str, ...], int]],
+    hears: bool,
+) -> None:
+    """Whatever pages are read before and after it: a sample holds the last known load of each node
+    whose load is unknown, since its last page. After a standby that heard all, it is the load."""
+    fleet, table = Fleet(*rates, lost_after_s=1e6), Table()
+    fleet.seconds(30)
+    page_at_s = dict.fromkeys(fleet.rates, fleet.now_s)
+
+    def live(pages: list[tuple[tuple[str, ...], int]], *, is_whole: bool) -> None:
+        for row in [row for row, count in pages for _ in range(count)]:
+            fleet.now_s += 1.0
+            for how, node in zip(row, fleet.rates, strict=True):
+                if how != "skipped":
+                    fleet.hear(node, error=LATE if how == "unread" else "")
+                if how == "read":
+                    page_at_s[node] = fleet.now_s
+            events = fleet.due()
+            table.take(events, now_s=fleet.now_s)
+            for sample in samples(events):
+                assert sample.load >= table.load * (1 - 1e-9)
+                if is_whole:
+                    assert sample.load == pytest.approx(sum(rates))
+            for node, one in table.known.items():
+                assert one.at_s <= page_at_s[node]
+
+    live(before, is_whole=True)
+    takeover(fleet, table, hears=hears)
+    if not hears:  # it cannot know since when a page was not read that no journal speaks of
+        page_at_s.update({node: float("inf") for node in fleet.rates if node not in table.known})
+    live(after, is_whole=hears)
+
+
+def test_a_node_that_a_new_leader_has_not_heard_yet_has_not_stopped_to_serve() -> None:
+    """Its last known load holds, and its load is known again only after a page or another role."""
+    fleet, table = Fleet(9.0, 1.0), Table()
+    table.take(fleet.seconds(30) + fleet.seconds(30, i0=LATE), now_s=fleet.now_s)
+    node, other = fleet.rates
+    assert list(table.known) == [node]
+    takeover(fleet, table, hears=False)
+    events: list[Event] = []
+    for _ in range(12):
+        fleet.now_s += 1.0
+        fleet.hear(other)
+        events += fleet.due()
+    assert unknowns(events) == []
+    assert [one.load for one in samples(events)] == pytest.approx([10.0])
+    for _ in range(12):
+        fleet.now_s += 1.0
+        fleet.folder.fold(fleet.report(node, role=NodeRole.ON_LOAN), now_s=fleet.now_s)
+        fleet.hear(other)
+        events += fleet.due()
+    assert [(one.node, one.is_read) for one in unknowns(events)] == [(node, False)]
+    assert samples(events)[-1].load == pytest.approx(1.0)
+
+
+def test_a_boot_of_a_node_whose_load_is_unknown_lowers_nothing() -> None:
+    """No page of the new boot is read either: the last known load holds."""
+    fleet = Fleet(9.0, 1.0)
+    fleet.seconds(30)
+    fleet.seconds(30, i0=LATE)
+    fleet.boot_ids[NodeName("i0")] = "another"
+    events = fleet.seconds(30, i0=LATE)
+    assert unknowns(events) == []
+    assert [one.load for one in samples(events)] == pytest.approx([10.0] * 3)
+
+
 def test_a_new_leader_tells_what_is_read_again_and_what_is_not() -> None:
     """What the leader before it had told as unknown, and what became so while it stood by."""
     fleet = Fleet(4.0, 4.0)
@@ -267,7 +414,9 @@ def test_a_new_leader_tells_what_is_read_again_and_what_is_not() -> None:
         fleet.now_s += 1.0
         fleet.hear(NodeName("i0"))
         fleet.hear(NodeName("i1"), error=LATE)
-    fleet.folder.loads.lead([NodeName("i0")], now_s=fleet.now_s)
+    table = Table()
+    table.take([LoadUnknown(node=NodeName("i0"), why=LATE, last_load=4.0)], now_s=fleet.now_s)
+    fleet.folder.loads.lead(table.known, now_s=fleet.now_s)
     told = unknowns(fleet.seconds(25, i1=LATE))
     assert [(one.node, bool(one.why)) for one in told] == [("i0", False), ("i1", True)]
     assert told[1].unknown_s >= 30.0
@@ -308,6 +457,30 @@ async def test_a_takeover_invents_no_load_and_calls_no_node_home() -> None:
         assert found
         assert found == pytest.approx([serving] * len(found))
         assert (lent_count(standby), standby.engine.state.counters.reclaims) == (lent, 0)
+
+
+@pytest.mark.slow
+async def test_a_leader_that_starts_takes_the_unknown_loads_from_the_journal() -> None:
+    """It stood by for no second: the last known load of a node holds, since the same instant."""
+    async with Cell(inference=3) as cell:
+        first = await cell.lead("one")
+        for name, load_per_s in (("i0", 9.0), ("i1", 1.0), ("i2", 1.0)):
+            cell.agents[name].load_per_s = load_per_s
+        await cell.clock.advance(30.0)
+        cell.agents["i0"].page_error = LATE
+        await cell.until(lambda: bool(first.engine.state.unknown_loads))
+        [known] = first.engine.state.unknown_loads.values()
+        assert known.load == pytest.approx(9.0)
+        await cell.leaders[0].crash()
+        before = len(loads(cell))
+        second = cell.launch("two").coordinator
+        await cell.until(lambda: second.is_leading)
+        await cell.clock.advance(30.0)
+        found = [one.load for one in loads(cell)[before:]]
+        assert found
+        assert min(found) >= 9.0
+        [again] = second.engine.state.unknown_loads.values()
+        assert (again.since_s, again.load) == (known.since_s, known.load)
 
 
 @pytest.mark.slow

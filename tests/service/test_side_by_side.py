@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from common import subjects
 from common.api import (
     ApiError,
     ApiErrorCode,
@@ -16,6 +17,7 @@ from common.api import (
     GetLogs,
     Jobs,
     ListJobs,
+    Operate,
     Submit,
     Submitted,
 )
@@ -24,7 +26,7 @@ from common.errors import Fenced
 from common.messages import Message, decode
 from coordinator.engine.events import JobSubmitted, PassDue
 from coordinator.engine.record import decode_record
-from coordinator.service.requests import FINISH_S, Requests
+from coordinator.service.requests import FINISH_S, MAX_IN_FLIGHT, Requests
 from tests.fakes import FakeClock, FakeMessage, MemoryJournal
 from tests.service.cell import Cell, Reply, make_settings, make_spec
 from tests.service.steps import running
@@ -56,15 +58,18 @@ def submit(name: str) -> Submit:
 class Callers:
     """Requests under way, in the order in which they were sent."""
 
-    def __init__(self, cell: Cell) -> None:
+    def __init__(self, cell: Cell, *, tenant: str = "team") -> None:
         self._cell = cell
+        self._tenant = tenant
         self.asking: list[asyncio.Task[bytes]] = []
 
     async def ask(self, *requests: Message) -> None:
         """Send these at once and let everything run that needs no time to pass."""
         self.asking += [
             asyncio.ensure_future(
-                self._cell.caller.request(*self._cell.request(request), timeout_s=600.0)
+                self._cell.caller.request(
+                    *self._cell.request(request, tenant=self._tenant), timeout_s=600.0
+                )
             )
             for request in requests
         ]
@@ -281,16 +286,18 @@ class Desk:
 
     async def answer(self, message: BusMessage) -> None:
         """One that breaks, one that is done at once, or one that waits."""
-        self.begun.append(message.subject)
-        if message.subject == "broken":
+        _, _, verb = subjects.api_caller(message.subject)
+        self.begun.append(verb)
+        if verb == "broken":
             raise ZeroDivisionError
-        if message.subject != "quick":
+        if verb != "quick":
             await self.go.wait()
-        self.answered.append(message.subject)
+        self.answered.append(verb)
 
-    def message(self, name: str) -> FakeMessage:
+    def message(self, verb: str, *, tenant: str = "team") -> FakeMessage:
         """A request whose answer, if it is one of `Requests` itself, is kept."""
-        return FakeMessage(name, b"", lambda data: self.refused.append(decode(data, ApiError)))
+        subject = subjects.api("cell", tenant, "ann", verb)
+        return FakeMessage(subject, b"", lambda data: self.refused.append(decode(data, ApiError)))
 
 
 async def test_one_more_than_the_limit_is_refused_at_once() -> None:
@@ -306,6 +313,44 @@ async def test_one_more_than_the_limit_is_refused_at_once() -> None:
         await desk.clock.settle()
         await requests.take(desk.message("d"))
     assert desk.answered == ["a", "b", "d"]
+
+
+async def test_no_flood_of_changes_refuses_an_order_of_an_operator() -> None:
+    """Changes of others wait for the journal, as many as the limit: cancel and orders of `ops` are
+    taken beyond it, up to a limit of their own; a submit of `ops` is a change as others are."""
+    desk = Desk()
+    async with Requests(desk.answer, clock=desk.clock, limit=2) as requests:
+        for tenant, verb in (*[("team", "submit")] * 3, ("team", "cancel"), ("ops", "submit")):
+            await requests.take(desk.message(verb, tenant=tenant))
+        assert len(desk.refused) == 3
+        for verb in ("cancel", "operate", "cancel"):
+            await requests.take(desk.message(verb, tenant="ops"))
+        assert [one.message.split(" are")[0] for one in desk.refused] == [
+            *["2 requests"] * 3,
+            "2 orders",
+        ]
+        await desk.clock.settle()
+        assert desk.begun == ["submit", "submit", "cancel", "operate"]
+        desk.go.set()
+    assert desk.answered == desk.begun
+
+
+async def test_an_operator_is_answered_after_a_slow_append_that_256_submits_wait_for() -> None:
+    """Freeze and cancel are in the next record; the submits of one tenant fill their own limit."""
+    async with Cell() as cell:
+        journal = GatedJournal(cell.records)
+        coordinator = await cell.lead(journal=journal)
+        job_id = await running(cell, coordinator)
+        journal.gate.clear()
+        callers = Callers(cell)
+        await callers.ask(*(submit(f"j{number}") for number in range(MAX_IN_FLIGHT + 1)))
+        assert callers.answered == 1
+        orders = Callers(cell, tenant="ops")
+        await orders.ask(Operate(action="freeze"), Cancel(job_id=job_id))
+        assert orders.answered == 0
+        journal.gate.set()
+        assert all(isinstance(answer, Done) for answer in await orders.answers())
+        await callers.answers()
 
 
 async def test_requests_begin_in_the_order_of_arrival() -> None:
