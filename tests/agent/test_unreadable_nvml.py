@@ -141,6 +141,38 @@ async def test_a_gpu_that_an_incomplete_reading_lacks_stays_known() -> None:
     assert len(house.life.memory.gpus) == 3
 
 
+@pytest.mark.parametrize("is_blind", [False, True])
+async def test_a_lost_gpu_that_a_fresh_reader_cannot_name_is_lost(is_blind: bool) -> None:
+    """Its index names it by the ledger, also where no GPU of the node can be read."""
+    house = House()
+    house.life.memory.gpus = [
+        GpuIdentity(uuid=GpuUuid(f"GPU-{index}"), index=index, gpu_type="H100",
+                    memory_total_bytes=1000)
+        for index in range(4)
+    ]  # fmt: skip
+    house.machine.reading_error = "GPU 2 was never seen: GPU is lost; GPU 3 does not answer"
+    house.machine.is_blind, house.machine.lost_indices = is_blind, (2,)
+    await house.turn()
+    other = UNRESPONSIVE if is_blind else GpuHealth.OK
+    gpus = house.node.last_sample.gpus or ()
+    assert [gpu.health for gpu in gpus] == [other, other, GpuHealth.LOST, UNRESPONSIVE]
+    assert len(house.life.memory.gpus) == 4
+
+
+async def test_an_nvml_that_sees_no_gpu_is_named_and_the_known_ones_are_lost() -> None:
+    """It answers, so its GPUs are not merely slow; the ledger keeps them."""
+    async with AgentHouse() as before:
+        await before.until(lambda: bool(before.reports))
+        await before.die()
+        before.machine.has_no_gpus = True
+        async with AgentHouse(before=before) as house:
+            await house.until(lambda: bool(house.reports))
+            assert health(house) == {"GPU-0": GpuHealth.LOST, "GPU-1": GpuHealth.LOST}
+            assert "NVML says that this node has 0 GPUs" in house.report.detail
+            house.machine.has_no_gpus = False
+            await house.until(lambda: set(health(house).values()) == {GpuHealth.OK})
+
+
 async def test_a_ledger_without_gpus_is_read(tmp_path: Path) -> None:
     """An agent of an older version wrote it."""
     ledger = Ledger(tmp_path)
