@@ -31,6 +31,7 @@ class Part(Struct, frozen=True, kw_only=True):
     """A collector's share of a node report; `error` where it could not measure all of it."""
 
     gpus: tuple[GpuReport, ...] | None = None
+    lost_indices: tuple[int, ...] = ()
     host: HostReport | None = None
     inference: InferenceReport | None = None
     cost: CostReport | None = None
@@ -50,6 +51,8 @@ class Collected(Struct, frozen=True, kw_only=True):
     """All parts of one round, and how each collector fared."""
 
     gpus: tuple[GpuReport, ...] = ()
+    lost_indices: tuple[int, ...] = ()
+    """GPUs that are lost and cannot be named by what was read."""
     host: HostReport | None = None
     inference: InferenceReport | None = None
     cost: CostReport | None = None
@@ -69,6 +72,7 @@ async def collect_all(
     parts = [part for part, _ in results]
     return Collected(
         gpus=_first(part.gpus for part in parts) or (),
+        lost_indices=tuple(index for part in parts for index in part.lost_indices),
         host=_first(part.host for part in parts),
         inference=_first(part.inference for part in parts),
         cost=_first(part.cost for part in parts),
@@ -124,7 +128,8 @@ class GpuCollector:
             lines = self._kernel_log.take()
             addresses = self._reader.uuid_by_pci_address
             gpus = self._xids.add(gpus, lines, addresses, self._clock.now_s())
-        return Part(gpus=gpus, error=self._reader.error)
+        reader = self._reader
+        return Part(gpus=gpus, lost_indices=reader.lost_indices, error=reader.error)
 
 
 class KernelLogCollector:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from msgspec import Struct
 
@@ -48,10 +48,15 @@ def identities(gpus: Iterable[GpuReport]) -> list[GpuIdentity]:
 
 
 def completed(
-    read: Sequence[GpuReport], known: Iterable[GpuIdentity], *, is_whole: bool
+    read: Sequence[GpuReport],
+    known: Iterable[GpuIdentity],
+    *,
+    is_whole: bool,
+    lost_indices: Collection[int] = (),
 ) -> tuple[GpuReport, ...]:
-    """A reading, with each GPU of the ledger that it lacks as UNRESPONSIVE.
+    """A reading, with each GPU of the ledger that it lacks as UNRESPONSIVE, or as LOST.
 
+    lost_indices: where NVML says that a GPU is lost, which the reading cannot name.
     is_whole: the reading had no error, so a GPU that it lacks is no longer in the machine. A GPU
         whose index another GPU has now was replaced.
     """
@@ -64,7 +69,7 @@ def completed(
             index=gpu.index,
             gpu_type=gpu.gpu_type,
             memory_total_bytes=gpu.memory_total_bytes,
-            health=GpuHealth.UNRESPONSIVE,
+            health=GpuHealth.LOST if gpu.index in lost_indices else GpuHealth.UNRESPONSIVE,
         )
         for gpu in known
         if gpu.uuid not in uuids and gpu.index not in indices

@@ -90,6 +90,7 @@ class GpuReader:
         self._gpus: tuple[GpuReport, ...] = ()
         self._uuid_by_pci_address: dict[str, GpuUuid] = {}
         self._error = ""
+        self._lost_indices: tuple[int, ...] = ()
         self._process: ReaderProcess | None = None
         self._task: asyncio.Task[None] | None = None
         self._starting: asyncio.Future[ReaderProcess] | None = None
@@ -106,6 +107,11 @@ class GpuReader:
         return self._error
 
     @property
+    def lost_indices(self) -> tuple[int, ...]:
+        """GPUs of the last sample that are lost and have no name here; an older reader had one."""
+        return self._lost_indices
+
+    @property
     def uuid_by_pci_address(self) -> Mapping[str, GpuUuid]:
         """Every GPU that was ever read, also one that is gone: the kernel names it so."""
         return self._uuid_by_pci_address
@@ -119,7 +125,7 @@ class GpuReader:
         """Every GPU; those last known as UNRESPONSIVE when no answer comes within the deadline.
 
         Raises:
-            Unavailable: no answer, and no GPU has ever been seen; or the reader is closed.
+            Unavailable: no answer of any GPU, and none has ever been seen; or the reader is closed.
         """
         if self._is_closed:
             raise Unavailable("the GPU reader is closed")
@@ -137,10 +143,10 @@ class GpuReader:
                         self._news.clear()
                         await self._news.wait()
             except TimeoutError:
-                self._gpus = ()
+                self._gpus = self._lost_indices = ()
                 self._error = f"the GPU reader did not answer within {limit_s:g} s"
         gpus = self._gpus or self._known.unresponsive()
-        if not gpus and self._error:
+        if not gpus and self._error and not self._lost_indices:
             raise Unavailable(self._error)
         return tuple(self._with_xids(gpu) for gpu in gpus)
 
@@ -214,19 +220,22 @@ class GpuReader:
             self._take(sample)
 
     def _take(self, sample: Sample) -> None:
-        if sample.gpus or not sample.error:
+        if sample.gpus or sample.lost_indices or not sample.error:
             self._has_good_answer = True
             self._uuid_by_pci_address.update(sample.uuid_by_pci_address)
             for gpu in sample.gpus:
                 if gpu.xids:
                     kept = self._xids_by_uuid.get(gpu.uuid, ()) + gpu.xids
                     self._xids_by_uuid[gpu.uuid] = kept[:MAX_KEPT_XIDS]
-            self._tell(self._known.update(sample.gpus), sample.error)
+            gpus = self._known.update(sample.gpus)
+            self._tell(gpus, sample.error, sample.lost_indices)
         else:
             self._tell((), sample.error)
 
-    def _tell(self, gpus: tuple[GpuReport, ...], error: str) -> None:
-        self._gpus, self._error = gpus, error
+    def _tell(
+        self, gpus: tuple[GpuReport, ...], error: str, lost_indices: tuple[int, ...] = ()
+    ) -> None:
+        self._gpus, self._error, self._lost_indices = gpus, error, lost_indices
         self._news_count += 1
         self._news.set()
 

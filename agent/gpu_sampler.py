@@ -13,7 +13,7 @@ import msgspec
 
 from agent.gpu_memory import KnownGpus, identity_only
 from agent.gpu_wire import Sample
-from agent.nvml import GpuProbe, LibraryFailed, NvmlApi, gpu_count
+from agent.nvml import GpuProbe, LibraryFailed, LostUnseen, NvmlApi, gpu_count
 from common.errors import Unavailable
 from common.messages import GpuHealth, GpuReport
 
@@ -36,6 +36,8 @@ class _Reader:
         self._error = ""
         self._library_failure: LibraryFailed | None = None
         self._late_xids: tuple[int, ...] = ()
+        self.is_lost_unseen = False
+        """The last read that ended found a lost GPU that it cannot name."""
         threading.Thread(target=self._run, name=f"gpu-{probe.index}", daemon=True).start()
 
     def ask(self) -> None:
@@ -47,7 +49,7 @@ class _Reader:
                 # An answer that nobody waited for: its events must not be lost with it.
                 self._late_xids += self._report.xids
             self._is_busy = True
-            self._report, self._error = None, ""
+            self._report, self._error, self.is_lost_unseen = None, "", False
             self._answered.clear()
         self._asked.set()
 
@@ -82,13 +84,13 @@ class _Reader:
         while True:
             self._asked.wait()
             self._asked.clear()
-            report, error, library_failure = None, "", None
+            report, error, library_failure, is_lost_unseen = None, "", None, False
             try:
                 report = self.probe.read()
             except LibraryFailed as failure:
                 library_failure = failure
             except Unavailable as failure:
-                error = str(failure)
+                error, is_lost_unseen = str(failure), isinstance(failure, LostUnseen)
             except Exception as failure:  # a thread that ends here would seem to hang for ever
                 error = f"GPU {self.probe.index}: {failure!r}"
                 if self.probe.identity is not None:
@@ -96,6 +98,7 @@ class _Reader:
             with self._lock:
                 self._library_failure = library_failure
                 self._report, self._error = report, error
+                self.is_lost_unseen = is_lost_unseen
                 self._is_busy = self._is_overdue = False
                 self._answered.set()
 
@@ -148,5 +151,10 @@ class GpuSampler:
             error="; ".join(errors),
             uuid_by_pci_address=dict(
                 reader.probe.pci for reader in readers if reader.probe.pci is not None
+            ),
+            lost_indices=tuple(
+                reader.probe.index
+                for reader, (report, _) in zip(readers, answers, strict=True)
+                if report is None and reader.is_lost_unseen
             ),
         )

@@ -22,9 +22,10 @@ MAX_FRAME_BYTES = 1_000_000
 ASK = HEADER.pack(0)
 
 
-class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """All GPUs once; `error` says what could not be read, in words.
 
+    lost_indices: GPUs that NVML says are lost, and that this child never saw to name them.
     uuid_by_pci_address: as the kernel log names them, where NVML says; spelled as
         `agent.pci` does.
     """
@@ -32,6 +33,7 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     gpus: tuple[GpuReport, ...] = ()
     error: str = ""
     uuid_by_pci_address: dict[str, GpuUuid] = {}
+    lost_indices: tuple[int, ...] = ()
 
 
 class ChildSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -76,9 +76,10 @@ def to_server(
     """Why the server cannot be started: somebody else is seen on a GPU. Else as `to_workers`.
 
     A GPU that is lost, and one of which nothing more is told, keep nobody out: the server may do
-    without, and its health check says so. is_patient: wait for those that do not answer; they may
-    yet tell of somebody. beside: processes that the server is started beside, for nobody knows when
-    they end; what memory is in use on their GPUs may be theirs.
+    without, and its health check says so. is_patient: wait for those that do not answer, which
+    `unresponsive_gpu_wait_s` bounds; they may yet tell of somebody. beside: processes that the
+    server is started beside, for nobody knows when they end; what memory is in use on their GPUs
+    may be theirs.
     """
     if facts.gpus is None or facts.sampled_at_s <= since_s:
         return "waits for a GPU sample"

@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 COMPACT_BYTES = 1 << 20
 SAVE_LIMIT_S = 5.0
 """A disk that takes longer counts as one that takes nothing: a node on its way home goes on."""
+MARK_LIMIT_RATIO = 0.2
+"""How long a save waits for the mark, as a share of its own limit."""
 OWN_MODE = 0o600
 _FRAME = struct.Struct("<II")
 _encoder = msgspec.msgpack.Encoder()
@@ -120,12 +122,10 @@ class Ledger:
         self._writer: ThreadPoolExecutor | None = None
         """A thread of its own: a disk that hangs must not take those of other work."""
         self._writing: asyncio.Future[None] | None = None
-        self._mark = state_dir / "ledger.current"
-        self.is_behind = _is_empty(self._mark)
+        self._mark = _Mark(state_dir / "ledger.current", limit_s=limit_s * MARK_LIMIT_RATIO)
+        self.is_behind = self._mark.was_behind
         """The last process that had this ledger acted on a memory that no disk took. What it
         reported of workers that have no status on disk is not known."""
-        self._is_marked_behind = True if self.is_behind else None
-        """None: this process has not written the mark yet."""
 
     def load(self) -> Memory | None:
         """The last whole record. What follows it is a torn write and is cut off.
@@ -192,9 +192,13 @@ class Ledger:
                 await self._written(self._writing, within_s=self._limit_s)
             except OSError as error:
                 self._let_go()
-                self._mark_behind()
+                await self._mark.write(is_behind=True)
                 raise Unavailable(f"ledger {self._path}: {error}") from error
+            except Unavailable:
+                await self._mark.write(is_behind=True)
+                raise
             self._last = payload
+            await self._mark.write(is_behind=False)
 
     async def _written(self, writing: asyncio.Future[None], *, within_s: float) -> None:
         """Return when a record is on disk.
@@ -211,30 +215,9 @@ class Ledger:
         self._writing = None
         writing.result()
 
-    def _mark_behind(self) -> None:
-        """Empty the mark, which needs no room on the disk. It need not outlive a boot, which ends
-        all workers."""
-        if self._is_marked_behind is not True:
-            with contextlib.suppress(OSError):  # the disk is read-only, or has no room for a name
-                os.close(_open_own(self._mark, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
-                self._is_marked_behind = True
-
-    def _mark_current(self) -> None:
-        """Fill the mark again; a disk that has no room for it is asked with the next record."""
-        if self._is_marked_behind is False:
-            return
-        with contextlib.suppress(OSError):
-            fd = _open_own(self._mark, os.O_WRONLY | os.O_CREAT)
-            try:
-                os.write(fd, b"current\n")
-            finally:
-                os.close(fd)
-            self._is_marked_behind = False
-
     def _append(self, payload: bytes) -> None:
         if self._end > COMPACT_BYTES:
             self._rewrite(payload)
-            self._mark_current()
             return
         if self._fd is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -247,7 +230,6 @@ class Ledger:
         if self._end == 0:  # it may be new: its name has to be on disk too
             self._sync_dir()
         self._end += len(record)
-        self._mark_current()
 
     def _write_all(self, fd: int, data: bytes) -> None:
         while data:
@@ -284,6 +266,7 @@ class Ledger:
         if self._writing is not None and not self._writing.done():
             return
         self._let_go()
+        self._mark.close()
         if self._writer is not None:
             self._writer.shutdown(wait=False)
             self._writer = None
@@ -293,6 +276,57 @@ class Ledger:
         if fd is not None:
             with contextlib.suppress(OSError):  # some file systems tell here of a write that failed
                 os.close(fd)
+
+
+class _Mark:
+    """A file that is empty while its process acts on a memory that no disk took.
+
+    The calls come from one save at a time and are done in their order, by a thread of their own: a
+    record that the disk holds keeps back no mark, and a mark that it holds no save.
+    """
+
+    def __init__(self, path: Path, *, limit_s: float) -> None:
+        self._path = path
+        self._limit_s = limit_s
+        self.was_behind = _is_empty(path)
+        self._is_behind = True if self.was_behind else None
+        """As last written; None: this process has not written it yet."""
+        self._is_wanted_behind: bool | None = None
+        self._writer: ThreadPoolExecutor | None = None
+        self._writing: asyncio.Future[None] | None = None
+
+    async def write(self, *, is_behind: bool) -> None:
+        """Empty the mark or fill it, unless it is so; waits at most the limit, and once."""
+        is_under_way = self._writing is not None and not self._writing.done()
+        if is_behind is (self._is_wanted_behind if is_under_way else self._is_behind):
+            return
+        self._is_wanted_behind = is_behind
+        self._writer = self._writer or ThreadPoolExecutor(1, "ledger-mark")
+        write = self._empty if is_behind else self._fill
+        self._writing = asyncio.get_running_loop().run_in_executor(self._writer, write)
+        await asyncio.wait({self._writing}, timeout=self._limit_s)
+
+    def _empty(self) -> None:
+        """Needs no room on the disk. It need not outlive a boot, which ends all workers."""
+        with contextlib.suppress(OSError):  # the disk is read-only, or has no room for a name
+            os.close(_open_own(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC))
+            self._is_behind = True
+
+    def _fill(self) -> None:
+        """A disk that has no room for it is asked with the next record."""
+        with contextlib.suppress(OSError):
+            fd = _open_own(self._path, os.O_WRONLY | os.O_CREAT)
+            try:
+                os.write(fd, b"current\n")
+            finally:
+                os.close(fd)
+            self._is_behind = False
+
+    def close(self) -> None:
+        """Let the thread go; a write that the disk holds keeps it."""
+        if self._writer is not None and (self._writing is None or self._writing.done()):
+            self._writer.shutdown(wait=False)
+            self._writer = None
 
 
 def last_record(data: bytes) -> tuple[bytes, int]:

@@ -336,8 +336,10 @@ class Life:
             beside |= facts.others
             if self.memory.is_server_stopped:  # else it may be the server that is there, and stays
                 trespasses.keep(self.memory, facts.others)
+        waited_s = facts.now_s - self._emptied_at_s
+        is_patient = not is_out_of_time and waited_s <= self.settings.unresponsive_gpu_wait_s
         busy = self._kept_out(
-            facts, since_s=self._emptied_at_s, is_patient=not is_out_of_time, beside=beside
+            facts, since_s=self._emptied_at_s, is_patient=is_patient, beside=beside
         )
         if not busy:
             instants_s = (self._role_at_s, self._saved_at_s, self._emptied_at_s, facts.now_s)

@@ -73,6 +73,8 @@ class Sample(Struct, frozen=True, kw_only=True):
 
     began_at_s: float
     gpus: tuple[GpuReport, ...] | None = None
+    lost_indices: tuple[int, ...] = ()
+    """GPUs that NVML says are lost and that the look cannot name; the ledger may."""
     host: HostReport | None = None
     inference: InferenceReport | None = None
     is_healthy: bool = False
@@ -155,13 +157,20 @@ class Node:
     def _with_known(self, sample: Sample) -> tuple[GpuReport, ...] | None:
         """A look's GPUs, completed from the ledger; None: none was ever read on this node."""
         memory = self.life.memory
-        error = next((part.error for part in sample.collectors if part.name == GPU_COLLECTOR), "")
-        if sample.gpus is None:
+        found = next((part for part in sample.collectors if part.name == GPU_COLLECTOR), None)
+        error = "" if found is None else found.error
+        read, lost = sample.gpus or (), sample.lost_indices
+        is_empty = not read and found is not None and found.is_success
+        if is_empty:
+            lost = tuple(gpu.index for gpu in memory.gpus)
+            error = "NVML says that this node has 0 GPUs"
+        is_whole = bool(read) and not error
+        gpus = completed(read, memory.gpus, is_whole=is_whole, lost_indices=lost)
+        if not read and (is_empty or not lost or not gpus):
             if not self._has_reading:
-                what = "those of the ledger are reported" if memory.gpus else "none are known"
+                what = "those of the ledger are reported" if gpus else "none are known"
                 self.life.gpus_error = f"GPUs cannot be read, {what}: {error or 'no answer'}"
-            return completed((), memory.gpus, is_whole=False) or None
-        gpus = completed(sample.gpus, memory.gpus, is_whole=not error)
+            return gpus or None
         self._has_reading, self.life.gpus_error = True, ""
         known = identities(gpus)
         if known != memory.gpus:

@@ -128,6 +128,10 @@ class LibraryFailed(Unavailable):
     """Not one GPU but the library or the driver as a whole; it has to be opened anew."""
 
 
+class LostUnseen(Unavailable):
+    """One GPU that NVML says is lost, and that was never seen to name it."""
+
+
 class NvmlError(Exception):
     """Never raised: the static face of pynvml.NVMLError, which has no types."""
 
@@ -212,7 +216,8 @@ class GpuProbe:
 
         Raises:
             LibraryFailed: the whole library failed.
-        Unavailable: this GPU was never seen and cannot be named.
+            LostUnseen: this GPU is lost, and was never seen to name it.
+            Unavailable: this GPU was never seen and cannot be named.
         """
         try:
             return self._read()
@@ -220,7 +225,8 @@ class GpuProbe:
             if error.value in _LIBRARY:
                 raise LibraryFailed(f"NVML: {error}") from error
             if self.identity is None:
-                raise Unavailable(f"NVML: GPU {self.index} was never seen: {error}") from error
+                kind = LostUnseen if error.value in _LOST else Unavailable
+                raise kind(f"NVML: GPU {self.index} was never seen: {error}") from error
             # A lost GPU often says why by its last XID (79: fell off the bus).
             return identity_only(self.identity, _health_of(error), self._xids())
 

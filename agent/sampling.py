@@ -83,6 +83,7 @@ class NodeSampler:
         return Sample(
             began_at_s=began_at_s,
             gpus=collected.gpus or None,
+            lost_indices=collected.lost_indices,
             host=collected.host,
             inference=inference,
             is_healthy=is_healthy,

@@ -121,6 +121,13 @@ class AgentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     device_free_timeout_s: Annotated[
         PositiveFloat, Meta(description="a GPU busy this long after its last worker: quarantine")
     ] = 60.0
+    unresponsive_gpu_wait_s: Annotated[
+        NonNegativeFloat,
+        Meta(
+            description="a server that comes home waits so long for a GPU that does not answer, and"
+            " then starts without its answer; keep it below the cell's `device_free_p99_s`"
+        ),
+    ] = 5.0
     device_free_memory_ratio: Annotated[
         Ratio, Meta(description="a GPU with less memory used than this counts as free")
     ] = 0.05

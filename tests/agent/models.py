@@ -146,6 +146,10 @@ class ModelMachine:
         """While set, the GPUs do not answer."""
         self.reading_error = ""
         """What the collector of GPUs could not read."""
+        self.lost_indices: tuple[int, ...] = ()
+        """GPUs that NVML says are lost and cannot name."""
+        self.has_no_gpus = False
+        """While set, NVML answers that there are no GPUs."""
         self.pids: dict[int, int] = {}
         """GPU processes, by the index of their GPU."""
         self.xids: tuple[int, ...] = ()
@@ -167,7 +171,8 @@ class ModelMachine:
         await self.stall.at("sample")
         return Sample(
             began_at_s=self._clock.now_s(),
-            gpus=None if self.is_blind else self.gpus(),
+            gpus=None if self.is_blind or self.has_no_gpus else self.gpus(),
+            lost_indices=self.lost_indices,
             inference=self._page(),
             is_healthy=self.is_healthy,
             collectors=(self._collector(),),

@@ -232,6 +232,55 @@ async def test_a_disk_that_hangs_is_waited_for_once(tmp_path: Path) -> None:
     assert Ledger(tmp_path).load() == memory(3)
 
 
+@pytest.mark.parametrize("is_freed", [False, True])
+async def test_a_ledger_whose_disk_hangs_is_behind_until_a_later_save(
+    tmp_path: Path, is_freed: bool
+) -> None:
+    """The agent acts on a memory that the hung record lacks, also when that record ends late; the
+    mark waits for no record."""
+    is_free = threading.Event()
+    is_free.set()
+
+    def write(fd: int, data: bytes) -> int:
+        """As `os.write` of a disk that a test holds up."""
+        assert is_free.wait(PATIENCE_S)
+        return os.write(fd, data)
+
+    async def until(is_behind: bool) -> None:
+        async with SystemClock().timeout(PATIENCE_S):
+            while Ledger(tmp_path).is_behind is not is_behind:
+                await SystemClock().sleep(0.01)
+
+    ledger = Ledger(tmp_path, write=write, limit_s=0.05)
+    await saved(ledger, memory(1))
+    assert not Ledger(tmp_path).is_behind
+    is_free.clear()
+    try:
+        for generation in (2, 3, 4):
+            with pytest.raises(Unavailable, match="does not answer"):
+                await ledger.save(memory(generation))
+        if is_freed:
+            is_free.set()
+            async with SystemClock().timeout(PATIENCE_S):
+                while peek(tmp_path) != memory(2):
+                    await SystemClock().sleep(0.01)
+        await until(is_behind=True)
+    finally:
+        is_free.set()
+    await saved(ledger, memory(5))
+    await until(is_behind=False)
+    ledger.close()
+
+
+async def saved(ledger: Ledger, wanted: Memory) -> None:
+    """Save until the disk takes it, however busy the machine is."""
+    async with SystemClock().timeout(PATIENCE_S):
+        while True:
+            with contextlib.suppress(Unavailable):
+                await ledger.save(wanted)
+                return
+
+
 def test_a_worker_of_a_ledger_that_is_behind_does_not_begin() -> None:
     """It may be over and run elsewhere. One that is seen to run goes on."""
     bench = Bench(inference=False)

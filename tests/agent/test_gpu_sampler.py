@@ -13,7 +13,15 @@ from agent.fake_nvml import FakeNvml
 from agent.fake_processes import Holder
 from agent.gpu_sampler import GpuSampler
 from agent.gpu_wire import HEADER, Sample, frame_of, payload_bytes, sample_of
-from agent.nvml import GPU_IS_LOST, UNINITIALIZED, Handle, LibraryFailed, NvmlApi, nvml_error
+from agent.nvml import (
+    GPU_IS_LOST,
+    TIMEOUT,
+    UNINITIALIZED,
+    Handle,
+    LibraryFailed,
+    NvmlApi,
+    nvml_error,
+)
 from common.errors import Unavailable
 from common.messages import GpuHealth
 
@@ -113,12 +121,16 @@ def test_a_gpu_that_hung_is_read_again_when_its_driver_returns(release: threadin
 
 
 def test_a_gpu_never_seen_is_an_error_and_no_invention() -> None:
-    """Without a UUID there is nobody to report; the reason is told."""
+    """Without a UUID there is nobody to report; the reason is told, and which index is lost."""
     api = Troubled()
     api.trouble = raising(nvml_error(GPU_IS_LOST))
-    sample = sampler_of(api).sample()
+    sampler = sampler_of(api)
+    sample = sampler.sample()
     assert [gpu.index for gpu in sample.gpus] == [0, 2]
     assert "GPU 1 was never seen" in sample.error
+    assert sample.lost_indices == (1,)
+    api.trouble = raising(nvml_error(TIMEOUT))
+    assert sampler.sample().lost_indices == (), "it may yet answer"
 
 
 def test_a_driver_that_fails_as_a_whole_is_not_three_lost_gpus() -> None:

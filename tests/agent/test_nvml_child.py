@@ -16,9 +16,12 @@ import pytest
 from agent.gpu_process import ChildProcess, child_starter
 from agent.gpu_reader import GpuReader, ProcessStarter, ReaderProcess
 from agent.gpu_wire import ASK, ChildSettings, Sample, sample_of
+from agent.inference import page_fetcher
+from agent.sampling import NodeSampler
 from common.clock import SystemClock
 from common.errors import ConfigError, Unavailable
 from common.messages import GpuHealth, GpuReport
+from tests.agent.bench import settings
 from tests.agent.worker_house import is_alive, kill
 
 pytestmark = pytest.mark.slow
@@ -147,6 +150,24 @@ async def test_one_hanging_gpu_is_unresponsive_and_hides_no_other(fleet: Path) -
         assert [gpu.health for gpu in gpus].count(GpuHealth.OK) == 3
         assert gpus[2].health in (GpuHealth.UNRESPONSIVE, GpuHealth.LOST)
         assert "GPU 2" in reader.error
+
+
+async def test_a_gpu_that_is_lost_before_its_child_starts_is_named_by_its_index(
+    fleet: Path,
+) -> None:
+    """A whole look of the agent has the index, by which the ledger knows the GPU."""
+    add_fault(fleet, 'kind = "lost"\ngpu = 2')
+    async with reading(starter(fleet)) as reader:
+        sampler = NodeSampler(
+            settings(inference=False, collect_deadline_s=LIMIT_S),
+            clock=CLOCK,
+            reader=reader,
+            fetch=page_fetcher(CLOCK),
+            is_server_wanted=lambda: False,
+        )
+        look = await sampler.sample()
+    assert [gpu.index for gpu in look.gpus or ()] == [0, 1, 3]
+    assert look.lost_indices == (2,)
 
 
 async def test_a_driver_that_hangs_costs_the_deadline_only(fleet: Path) -> None:

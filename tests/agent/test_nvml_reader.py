@@ -44,8 +44,9 @@ class ModelProcess:
         self._answers: asyncio.Queue[bytes | Exception] = asyncio.Queue()
         self._ended = asyncio.Event()
 
-    def answer(self, *gpus: GpuReport, error: str = "") -> None:
-        self._answers.put_nowait(frame_of(Sample(gpus=gpus, error=error))[HEADER.size :])
+    def answer(self, *gpus: GpuReport, error: str = "", lost_indices: tuple[int, ...] = ()) -> None:
+        sample = Sample(gpus=gpus, error=error, lost_indices=lost_indices)
+        self._answers.put_nowait(frame_of(sample)[HEADER.size :])
 
     def answer_bytes(self, payload: bytes) -> None:
         self._answers.put_nowait(payload)
@@ -132,6 +133,20 @@ async def test_an_answer_is_the_sample() -> None:
     house = House()
     assert await house.sample(gpu(0), gpu(1)) == (gpu(0), gpu(1))
     assert house.reader.error == ""
+    await house.reader.close()
+
+
+async def test_a_node_whose_only_gpu_is_lost_unseen_tells_its_index_until_silence() -> None:
+    """The reader has no name for it, and that is no failure of the reader."""
+    house = House()
+    task = await house.ask()
+    house.children[-1].answer(error="GPU 0 was never seen", lost_indices=(0,))
+    assert await task == ()
+    assert list(house.reader.lost_indices) == [0]
+    assert house.reader.error == "GPU 0 was never seen"
+    with pytest.raises(Unavailable):
+        await house.sample_unanswered()
+    assert not list(house.reader.lost_indices)
     await house.reader.close()
 
 

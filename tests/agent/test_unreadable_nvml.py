@@ -20,6 +20,8 @@ from tests.agent.worker_house import is_alive
 
 R, P = NodeRole, WorkerPhase
 UNRESPONSIVE = GpuHealth.UNRESPONSIVE
+DEVICE_FREE_P99_S = 10.0
+"""What the coordinator counts on, by default."""
 
 
 def health(house: AgentHouse) -> dict[str, GpuHealth]:
@@ -31,8 +33,7 @@ async def blind_after(house: AgentHouse) -> AgentHouse:
     """An agent on the disk and machine of one that died, while NVML does not answer."""
     await house.die()
     house.machine.is_blind = True
-    inference, free_s = house.settings.service is not None, house.settings.device_free_timeout_s
-    return AgentHouse(inference=inference, before=house, device_free_timeout_s=free_s)
+    return AgentHouse(inference=house.settings.service is not None, before=house)
 
 
 async def test_an_agent_that_starts_blind_reports_keeps_its_job_and_tells_its_end() -> None:
@@ -54,15 +55,17 @@ async def test_an_agent_that_starts_blind_reports_keeps_its_job_and_tells_its_en
 
 
 async def test_an_agent_that_starts_blind_renews_its_loan_and_brings_its_node_home() -> None:
-    """A revoked loan ends as with an agent that lived when NVML stopped to answer."""
-    async with AgentHouse(inference=True, device_free_timeout_s=5.0) as before:
+    """A revoked loan is over within the time that the coordinator counts on for free GPUs."""
+    async with AgentHouse(inference=True) as before:
         await before.lend()
         async with await blind_after(before) as house:
             await house.clock.advance(60.0)
             assert house.report.role == R.ON_LOAN
             assert house.renewals
+            revoked_at_s = house.clock.now_s()
             await house.want(R.SERVING)
             await house.until_role(R.SERVING)
+            assert house.clock.now_s() - revoked_at_s <= DEVICE_FREE_P99_S
             assert house.machine.commands[-2:] == ["start", "route"]
             assert house.machine.variables["ARYL_GPU_UUIDS"] == "GPU-0,GPU-1"
 
@@ -138,6 +141,38 @@ async def test_a_gpu_that_an_incomplete_reading_lacks_stays_known() -> None:
     assert len(house.life.memory.gpus) == 3
 
 
+@pytest.mark.parametrize("is_blind", [False, True])
+async def test_a_lost_gpu_that_a_fresh_reader_cannot_name_is_lost(is_blind: bool) -> None:
+    """Its index names it by the ledger, also where no GPU of the node can be read."""
+    house = House()
+    house.life.memory.gpus = [
+        GpuIdentity(uuid=GpuUuid(f"GPU-{index}"), index=index, gpu_type="H100",
+                    memory_total_bytes=1000)
+        for index in range(4)
+    ]  # fmt: skip
+    house.machine.reading_error = "GPU 2 was never seen: GPU is lost; GPU 3 does not answer"
+    house.machine.is_blind, house.machine.lost_indices = is_blind, (2,)
+    await house.turn()
+    other = UNRESPONSIVE if is_blind else GpuHealth.OK
+    gpus = house.node.last_sample.gpus or ()
+    assert [gpu.health for gpu in gpus] == [other, other, GpuHealth.LOST, UNRESPONSIVE]
+    assert len(house.life.memory.gpus) == 4
+
+
+async def test_an_nvml_that_sees_no_gpu_is_named_and_the_known_ones_are_lost() -> None:
+    """It answers, so its GPUs are not merely slow; the ledger keeps them."""
+    async with AgentHouse() as before:
+        await before.until(lambda: bool(before.reports))
+        await before.die()
+        before.machine.has_no_gpus = True
+        async with AgentHouse(before=before) as house:
+            await house.until(lambda: bool(house.reports))
+            assert health(house) == {"GPU-0": GpuHealth.LOST, "GPU-1": GpuHealth.LOST}
+            assert "NVML says that this node has 0 GPUs" in house.report.detail
+            house.machine.has_no_gpus = False
+            await house.until(lambda: set(health(house).values()) == {GpuHealth.OK})
+
+
 async def test_a_ledger_without_gpus_is_read(tmp_path: Path) -> None:
     """An agent of an older version wrote it."""
     ledger = Ledger(tmp_path)
@@ -172,7 +207,7 @@ async def test_an_agent_restarted_while_nvml_hangs_reports_and_comes_home(
     house: DaemonHouse,
 ) -> None:
     """Its worker goes on and the report says so; revoked, the node serves again."""
-    config = house.config(inference=True, device_free_timeout_s=1.0, collect_deadline_s=1.0)
+    config = house.config(inference=True, collect_deadline_s=1.0)
     agent = await house.start(config)
     pid = await lend(house, ttl_s=60.0)
     hang(house)
@@ -196,7 +231,7 @@ async def test_an_agent_restarted_while_nvml_hangs_reports_and_comes_home(
 @pytest.mark.slow
 async def test_the_last_resort_brings_a_node_home_while_nvml_hangs(house: DaemonHouse) -> None:
     """`--go-home` is a new process, which knows the GPUs from the ledger alone."""
-    config = house.config(inference=True, device_free_timeout_s=1.0, collect_deadline_s=1.0)
+    config = house.config(inference=True, collect_deadline_s=1.0)
     agent = await house.start(config)
     pid = await lend(house, ttl_s=4.0)
     hang(house)
