@@ -183,6 +183,7 @@ def agent_toml(plan: CellPlan, node: NodePlan, *, nats_url: str, router_url: str
         "report_period_s": periods.report_s,
         "vacate_grace_s": periods.grace_s,
         "device_free_timeout_s": 15.0,
+        "unresponsive_gpu_wait_s": periods.device_free_s,
         "warm_up_timeout_s": 60.0,
         "quarantine_s": 5.0,
         "worker_starter": "detached",

@@ -85,9 +85,9 @@ RULES: dict[FaultKind, Rule] = {
     ),
     K.LEDGER_TORN: Rule(text="SIGKILL of an agent in the middle of a write of its ledger"),
     K.DISK_FULL: Rule(text="a node's state directory is full", weight=2, for_s=(1, 14)),
-    K.NVML_HANG: Rule(text="NVML of a node does not answer", for_s=(1, 9)),
+    K.NVML_HANG: Rule(text="NVML of a node does not answer", for_s=(1, 25)),
     K.NVML_HANG_AT_START: Rule(
-        text="NVML of a node does not answer while its agent starts again", for_s=(1, 9)
+        text="NVML of a node does not answer while its agent starts again", for_s=(1, 25)
     ),
     K.READER_KILL: Rule(text="SIGKILL of the process that reads NVML"),
     K.READER_STOP: Rule(text="SIGSTOP of the process that reads NVML", for_s=(1, 9)),
