@@ -214,10 +214,10 @@ async def test_a_silence_that_broke_the_engine_comes_again() -> None:
         coordinator = await cell.lead()
         embrittle(coordinator, lambda event: isinstance(event, NodeSilent))
         cell.agents["t1"].is_silent = True
-        nodes = coordinator.engine.state.nodes
         await cell.until(lambda: coordinator.decider.quarantine.count == 1)
-        await cell.until(lambda: coordinator.engine.state.nodes["t1"].role == NodeRole.LOST)
-        assert nodes is not coordinator.engine.state.nodes
+        name = NodeName("t1")
+        assert coordinator.engine.state.nodes[name].role == NodeRole.TRAINING
+        await cell.until(lambda: coordinator.engine.state.nodes[name].role == NodeRole.LOST)
 
 
 async def test_an_end_that_broke_the_engine_comes_again() -> None:
