@@ -201,9 +201,7 @@ def status_of(error: BaseException) -> int:
     Raises:
         Exception: it is none of those that a reader of the log can act on.
     """
-    found: BaseException = error
-    while isinstance(found, BaseExceptionGroup) and len(found.exceptions) == 1:
-        found = found.exceptions[0]
+    found = _alone(error)
     match found:
         case Fenced():
             log.error("stepping down: %s", found)
@@ -215,6 +213,12 @@ def status_of(error: BaseException) -> int:
         case _:
             raise error
     return 2
+
+
+def _alone(error: BaseException) -> BaseException:
+    """What groups of one hold."""
+    exceptions: tuple[BaseException, ...] = getattr(error, "exceptions", ())
+    return _alone(exceptions[0]) if len(exceptions) == 1 else error
 
 
 def _settings(path: Path) -> CoordinatorSettings:
