@@ -195,7 +195,9 @@ class Api:
             await self._coordinator.settled()
         # Looked at afterwards: another request with this id may have come first.
         job = self._coordinator.engine.state.jobs.get(job_id)
-        if job is not None and prerun_shape.submitted(job) != request.spec:
+        if job is None:
+            raise Unavailable(f"job {job_id} is not in the journal; ask again")
+        if prerun_shape.submitted(job) != request.spec:
             raise Refusal(
                 ApiErrorCode.CONFLICT,
                 f"request {request.request_id} was job {job_id}, and that is another job",

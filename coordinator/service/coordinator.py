@@ -22,8 +22,11 @@ from coordinator.engine.engine import Engine
 from coordinator.engine.events import (
     Event,
     LeaderStarted,
+    LoadUnknown,
     NodeReported,
+    NodeSilent,
     OrdersRecovered,
+    ProgressReported,
 )
 from coordinator.service import guarantees_kept, intake
 from coordinator.service.asking import LedgerAsker
@@ -122,6 +125,7 @@ class Coordinator:
             written=lease.note_record,
             told=self._on_told,
             last_line=self._last_line,
+            dropped=self._on_dropped,
         )
         self.renewals = Renewals(
             clock=clock,
@@ -396,10 +400,29 @@ class Coordinator:
                 await message.respond(b"")
 
     def _take_facts(self, facts: NodeReported | None) -> None:
-        if facts is None or not self.is_leading or self.decider.post(facts):
-            return
-        self.folder.forget_node(facts.node)  # said again when its quarantine is over
-        self.refused_reports.note(facts.node, "its facts broke the engine; the log has them")
+        if facts is not None and self.is_leading:
+            self.decider.post(facts)
+
+    def _on_dropped(self, event: Event) -> None:
+        """The engine did not get an event: it comes again, until its quarantine is over."""
+        match event:
+            case NodeReported():
+                self.folder.forget_node(event.node)
+                self.refused_reports.note(
+                    event.node, "its facts broke the engine; the log has them"
+                )
+            case OrdersRecovered():
+                self.folder.forget_node(event.node)  # its next report asks again
+                why = "its ledger broke the engine; the log has it"
+                self.refused_reports.note(event.node, why)
+            case NodeSilent():
+                self.folder.forget_silence(event.node)
+            case ProgressReported():
+                self.folder.forget_progress(event.job_id)
+            case LoadUnknown():
+                self.folder.loads.tell_again(event)
+            case _:
+                pass  # a request is answered; each period has a load of its own
 
     def _got_ledger(self, node: NodeName, reply: LedgerReply) -> None:
         self.decider.post(OrdersRecovered(node=node, orders=reply.orders))

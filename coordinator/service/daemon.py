@@ -187,16 +187,38 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(run(settings))
-    except Fenced as error:
-        log.error("stepping down: %s", error)
-        return EXIT_FENCED
-    except AccessError as error:
-        log.error("%s; %s", error, ADVICE[error.cause])
-        return 2
-    except ArylError as error:
-        log.error("%s", error)
-        return 2
+    except (ArylError, ExceptionGroup) as error:
+        return status_of(error)
     return 0
+
+
+def status_of(error: BaseException) -> int:
+    """One line of the log for an error, also for one that came alone out of tasks side by side.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        Exception: it is none of those that a reader of the log can act on.
+    """
+    found = _alone(error)
+    match found:
+        case Fenced():
+            log.error("stepping down: %s", found)
+            return EXIT_FENCED
+        case AccessError():
+            log.error("%s; %s", found, ADVICE[found.cause])
+        case ArylError():
+            log.error("%s", found)
+        case _:
+            raise error
+    return 2
+
+
+def _alone(error: BaseException) -> BaseException:
+    """What groups of one hold."""
+    exceptions: tuple[BaseException, ...] = getattr(error, "exceptions", ())
+    return _alone(exceptions[0]) if len(exceptions) == 1 else error
 
 
 def _settings(path: Path) -> CoordinatorSettings:

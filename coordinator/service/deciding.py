@@ -20,6 +20,7 @@ from common.clock import Clock
 from common.errors import ConfigError, Fenced, Unavailable
 from coordinator.engine.belonging import unknown_services
 from coordinator.engine.commands import Command, Outcome
+from coordinator.engine.doubting import span
 from coordinator.engine.engine import Engine
 from coordinator.engine.events import (
     Event,
@@ -64,6 +65,7 @@ class _Broke(Exception):  # noqa: N818 - it carries what broke
 
 
 _BROKE = "the coordinator failed on this request; its log says why"
+_READ_BACK = "the coordinator failed on another request and has read its journal again; ask again"
 
 
 async def _no_line() -> int:
@@ -136,6 +138,7 @@ class Decider:
         written: told the number of each record that is in the journal.
         told: called when all that the engine has told so far is in the journal.
         last_line: number of the last line of the history.
+        dropped: receives each event that quarantine keeps out, also the one that broke the engine.
         progress: called after each batch and each step of a rebuild.
         tried: called after each try to append that failed.
     """
@@ -156,6 +159,7 @@ class Decider:
         written: Callable[[int], None] = lambda _: None,
         told: Callable[[], None] = lambda: None,
         last_line: Callable[[], Awaitable[int]] = _no_line,
+        dropped: Callable[[Event], None] = lambda _: None,
     ) -> None:
         self.engine = Engine(settings.engine)
         self.time = EngineTime(clock)
@@ -174,6 +178,7 @@ class Decider:
         self._written = written
         self._told = told
         self._last_line = last_line
+        self._dropped = dropped
         self._numbers = Numbers()
         self._losses: tuple[RecordsLost, ...] = ()
         """What the rebuild found gone; told with the first record."""
@@ -185,7 +190,7 @@ class Decider:
         """When passes may run over what came; None while nothing came since the last ones."""
         self._wants_pass = self._wants_loan_pass = False
         self._is_ahead = False
-        """Whether the engine knows what is not in the journal yet."""
+        """Whether the engine knows what is not in the journal yet, or an event broke it."""
         self._readers: list[asyncio.Future[None]] = []
         self._is_stopping = self._has_ended = False
         self.quarantine = Quarantine()
@@ -206,6 +211,7 @@ class Decider:
     def post(self, event: Event) -> bool:
         """Let an event in without waiting. False: its source is in quarantine, so it is dropped."""
         if self.quarantine.holds(event, now_s=self._clock.now_s()):
+            self._dropped(event)
             return False
         self._inbox.append(_Waiting(event))
         self.wake()
@@ -355,9 +361,7 @@ class Decider:
         inbox, self._inbox = self._inbox, []
         waiting: list[asyncio.Future[Outcome] | asyncio.Future[None]] = [*self._readers]
         waiting += [one.done for one in inbox if one.done is not None]
-        for future in waiting:
-            if not future.done():
-                future.set_exception(Unavailable("the coordinator is stopping"))
+        _refuse(waiting, "the coordinator is stopping")
 
     async def _batch(self, *, is_pass_time: bool) -> None:
         inbox = self._take()
@@ -422,10 +426,13 @@ class Decider:
         """Go on without an event that broke the engine, on the state that the journal holds.
 
         Raises:
-            Exception: what a pass raised; without passes there is nothing to go on with.
+            Exception: what the event raised, where no leader can go on without it.
+            Unavailable: the journal does not answer.
         """
         event = broke.event
-        if isinstance(event, PassDue | LoanPassDue | LeaderStarted):
+        # The engine is half changed: no answer that it gives may leave.
+        self._is_ahead = True
+        if isinstance(event, PassDue | LoanPassDue | LeaderStarted | RecordsLost):
             self._inbox = inbox + self._inbox
             assert broke.__cause__ is not None
             raise broke.__cause__
@@ -437,15 +444,52 @@ class Decider:
             event,
             exc_info=broke.__cause__,
         )
-        for waiting in inbox:
-            if waiting.event is event and waiting.done is not None and not waiting.done.done():
-                waiting.done.set_exception(Unavailable(_BROKE))
-        self._inbox = [one for one in inbox if one.event is not event] + self._inbox
+        self._inbox = inbox + self._inbox
+        self._keep_out(event)
         await self._read_back(self._numbers.known)
-        for lost in self._losses:
-            self.post(lost)
+        # What was built of the half-changed engine in this turn of the loop waits by the next one.
+        await asyncio.sleep(0)
+        if self._losses and not self._take_losses():
+            self._is_stopping = True
+            lost = "; ".join(span(one) for one in self._losses)
+            self._fenced(Fenced(f"journal {lost} lost: the next leader hears every node again"))
+            return
+        self._is_ahead = False
+        readers, self._readers = self._readers, []
+        _refuse(readers, _READ_BACK)
         self._urgent.set()
         self.wake()
+
+    def _keep_out(self, broke: Event) -> None:
+        """Drop from the inbox the event that broke the engine, and others of its source."""
+        inbox, self._inbox = self._inbox, []
+        now_s = self._clock.now_s()
+        for one in inbox:
+            if one.event is not broke and not self.quarantine.holds(one.event, now_s=now_s):
+                self._inbox.append(one)
+                continue
+            _refuse([] if one.done is None else [one.done], _BROKE)
+            self._dropped(one.event)
+
+    def _take_losses(self) -> bool:
+        """Let in the losses that were found, where this lead has not begun in the journal.
+
+        False: it has begun. The nodes count as heard since then, so none of them would be asked
+        what it runs.
+        """
+        count = next(
+            (n for n, one in enumerate(self._inbox, 1) if isinstance(one.event, LeaderStarted)), 0
+        )
+        if not count:
+            return False
+        later = [
+            one
+            for one in self._inbox[count:]
+            if not isinstance(one.event, RecordsLost) or one.event.is_state_whole
+        ]
+        found = [_Waiting(lost) for lost in self._losses]
+        self._inbox = [*self._inbox[:count], *found, *later]
+        return True
 
     def _take(self) -> list[_Waiting]:
         """Of the inbox what one record holds, in order; the rest comes at once after it."""
@@ -567,7 +611,7 @@ class Decider:
 
         Raises:
             Fenced: a later leader wrote.
-            Unavailable: not known to be saved.
+            Unavailable: not known to be saved, or the lease has run out.
         """
         await self._journal.mend()
         found = await self._journal.last_record()
@@ -580,6 +624,8 @@ class Decider:
                 raise Fenced(f"journal record {found[0]} is of {last.writer}, epoch {last.epoch}")
             first = 1 + number_of(last, sequence=found[0], before=0)
             from_s = last.entries[-1].now_s if last.entries else 0.0
+        if not self._may_act():
+            raise Unavailable("journal: the lease ran out before the state was saved")
         await self._snapshots.save(self._journal.last_sequence, self._saved(record.number))
         until_s = record.entries[0].now_s
         last_number = max(first, record.number - 1)
@@ -635,6 +681,13 @@ class Decider:
             await self._journal.shorten(up_to, kept_s=self._settings.journal_kept_days * DAY_S)
         except Unavailable as error:
             log.warning("journal not shortened: %s", error)
+
+
+def _refuse(waiting: Sequence[asyncio.Future[Outcome] | asyncio.Future[None]], why: str) -> None:
+    """Let what waits for the journal end as unavailable."""
+    for future in waiting:
+        if not future.done():
+            future.set_exception(Unavailable(why))
 
 
 def _answer(inbox: list[_Waiting], outcomes: list[Outcome]) -> None:

@@ -67,6 +67,15 @@ class Folder:
         """Say this node's facts again with its next report."""
         self._facts.pop(node, None)
 
+    def forget_silence(self, node: NodeName) -> None:
+        """Say this node's silence again if it lasts, else its facts with its next report."""
+        self._silent.discard(node)
+        self._facts.pop(node, None)
+
+    def forget_progress(self, job_id: JobId) -> None:
+        """Say this job's progress again."""
+        self._progress.pop(job_id, None)
+
     def remove_node(self, node: NodeName) -> None:
         """It is no node of the cell any more; with its next report it is a new one."""
         self._facts.pop(node, None)

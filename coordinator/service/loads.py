@@ -243,6 +243,13 @@ class Loads:
         for counted in self._counted.values():
             counted.page_at_s = min(now_s, counted.page_at_s + missed_s)
 
+    def tell_again(self, event: LoadUnknown) -> None:
+        """The engine did not get this event: the next samples come with it again."""
+        if event.why:
+            self._unknown.discard(event.node)
+        else:
+            self._unknown.add(event.node)
+
     def due(self, *, now_s: float, is_silent: Callable[[NodeName], bool]) -> list[Event]:
         """The samples whose time has come, each behind the nodes of which the load became unknown
         or known again."""

@@ -14,6 +14,7 @@ from msgspec import Struct
 from coordinator.engine.events import (
     Event,
     LoadMeasured,
+    LoadUnknown,
     NodeReported,
     NodeSilent,
     OrdersRecovered,
@@ -68,7 +69,7 @@ def source_of(event: Event) -> str:
     Ages in a report differ each time, so the words of a report are no name for it.
     """
     match event:
-        case NodeReported() | OrdersRecovered() | NodeSilent():
+        case NodeReported() | OrdersRecovered() | NodeSilent() | LoadUnknown():
             return f"{type(event).__name__} of node {event.node}"
         case ProgressReported():
             return f"ProgressReported of job {event.job_id}"

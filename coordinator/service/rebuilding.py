@@ -107,6 +107,7 @@ class _Replaying:
         record = _decoded(data, sequence)
         self._at = number = number_of(record, sequence=sequence, before=self._at)
         if number <= self.number:
+            self._gone = None  # what is gone before it is in the snapshot too
             return  # in the snapshot, or written twice
         at_s = record.entries[0].now_s if record.entries else None
         is_gap = self._gone is not None or (record.number and record.after > self.number)

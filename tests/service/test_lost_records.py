@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.api import Describe, Description, Operate
+from common.errors import Fenced
 from common.model import JobId, JobState, NodeName, NodeRole
-from coordinator.engine.events import JobSubmitted, LeaderStarted
+from coordinator.engine.engine import Engine
+from coordinator.engine.events import (
+    JobSubmitted,
+    LeaderStarted,
+    OperatorAction,
+    OperatorAsked,
+    PassDue,
+)
+from coordinator.engine.record import Entry, Record, encode_record
 from coordinator.policies.decisions import Start
 from coordinator.service.coordinator import Coordinator
-from coordinator.service.rebuilding import rebuild
-from tests.fakes import Gone, MemoryJournal, MemorySnapshots
+from coordinator.service.deciding import Decider
+from coordinator.service.rebuilding import Saved, rebuild
+from tests.fakes import FakeClock, Gone, MemoryJournal, MemorySnapshots
 from tests.service.cell import LEASE_TTL_S, Cell, make_settings
 from tests.service.steps import job, on_loan, running, submit
+from tests.service.test_poison import poison
 from tests.service.test_replay import full_life
 
 SETTINGS = make_settings()
@@ -207,6 +219,87 @@ async def test_a_wound_that_cannot_be_mended_ends_the_lead_within_a_ttl() -> Non
         started_s = cell.clock.now_s()
         await cell.until(leader.task.done)
         assert cell.clock.now_s() - started_s <= SETTINGS.pass_period_s + 2 * SETTINGS.leader_ttl_s
+
+
+async def test_losses_found_in_mid_lead_run_no_job_twice() -> None:
+    """The nodes count as heard, so the leader steps down; the next one hears all of them again."""
+    async with Cell(training=2) as cell:
+        coordinator = await cell.lead()
+        job_id = await running(cell, coordinator)
+        lose(cell, submission(cell, job_id) + 1, len(cell.records))
+        [holder] = [agent.name for agent in cell.agents.values() if agent.running()]
+        coordinator.decider.post(poison("t9"))
+        # A pass over the state without the losses would start the job on the other node.
+        order = OperatorAsked(action=OperatorAction.CORDON, by="ops/me", target=holder)
+        coordinator.decider.post(order)
+        await cell.until(cell.leaders[0].task.done)
+        assert isinstance(cell.leaders[0].task.exception(), Fenced)
+        again = await cell.lead("two")
+        await cell.until(lambda: job(again, job_id).state == JobState.RUNNING)
+        await cell.clock.advance(2 * SETTINGS.pass_period_s)
+        assert sum(len(agent.started) for agent in cell.agents.values()) == 1
+        assert job(again, job_id).attempt == 1
+        assert len(told(again)) == 1
+
+
+async def test_a_leader_without_its_lease_saves_no_state() -> None:
+    """The lease may run out while a wounded journal looks for its end."""
+    clock, snapshots, is_held = FakeClock(), MemorySnapshots(), [True]
+
+    class SlowEnd(MemoryJournal):
+        async def mend(self) -> None:
+            await super().mend()
+            is_held[0] = False
+
+    fenced: list[Fenced] = []
+    records: list[bytes] = []
+    one = Decider(
+        SETTINGS,
+        holder="one",
+        clock=clock,
+        journal=SlowEnd(records),
+        snapshots=snapshots,
+        may_act=lambda: is_held[0],
+        let_out=lambda _: None,
+        fenced=fenced.append,
+        progress=lambda: None,
+        tried=lambda: None,
+    )
+    await one.rebuild()
+    deciding = asyncio.create_task(one.run())
+    one.begin(LeaderStarted(epoch=1, holder="one", settings=SETTINGS.engine))
+    await clock.advance_until(lambda: bool(records), limit_s=60.0)
+    records.clear()
+    one.post(OperatorAsked(action=OperatorAction.CORDON, by="ops/me", target="t0"))
+    await clock.advance_until(deciding.done, limit_s=60.0)
+    assert "lease ran out" in str(fenced)
+    assert snapshots.saved is None
+
+
+async def test_a_hole_before_what_a_snapshot_has_is_no_loss() -> None:
+    """The snapshot of a journal that was made again has the effect of all records up to its own."""
+    records: list[bytes] = [Gone()]
+    for number in (2, 3, 4):
+        entries = (Entry(float(number), PassDue()),)
+        record = Record(
+            number=number, after=number - 1, epoch=1, writer="w", entries=entries, decisions=()
+        )
+        records.append(encode_record(record))
+    state = Engine(SETTINGS.engine)
+    state.state.now_s = 3.0
+    saved = Saved(
+        settings=SETTINGS.engine,
+        state=msgspec.Raw(state.encode_state()),
+        journal="another",
+        number=3,
+    )
+    snapshots = MemorySnapshots()
+    await snapshots.save(9, msgspec.msgpack.encode(saved))
+    journal = MemoryJournal(records)
+    await journal.open()
+    rebuilt = await rebuild(journal, snapshots, progress=lambda: None)
+    assert rebuilt.losses == ()
+    assert (rebuilt.number, rebuilt.records) == (4, 1)
 
 
 async def test_a_new_run_of_the_server_is_followed_by_a_snapshot() -> None:

@@ -3,32 +3,42 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import cast
 
 import msgspec
 import pytest
 
+from common.api import ApiError, ApiErrorCode, GetEvents, ListJobs, Submit, Submitted
 from common.errors import Unavailable
-from common.model import JobId, JobSpec, NodeName, NodeRole, Pool
+from common.messages import Message
+from common.model import JobId, JobSpec, JobState, NodeName, NodeRole, Pool
 from coordinator.engine.commands import Outcome
 from coordinator.engine.engine import Engine
 from coordinator.engine.events import (
     Event,
     GpuFact,
     JobSubmitted,
+    LeaderStarted,
     LoadMeasured,
+    LoadUnknown,
     NodeReported,
+    NodeSilent,
+    OrdersRecovered,
     PassDue,
+    RecordsLost,
 )
-from coordinator.engine.record import Record, encode_record
+from coordinator.engine.record import Record, decode_record, encode_record
 from coordinator.engine.settings import EngineSettings
+from coordinator.engine.state import ClusterState
+from coordinator.service.coordinator import Coordinator
+from coordinator.service.daemon import status_of
 from coordinator.service.deciding import Decider
 from coordinator.service.ports import Lost
 from coordinator.service.quarantine import FIRST_S, LONGEST_S, SOURCES, Quarantine
-from tests.fakes import FakeClock, MemoryJournal, MemorySnapshots
-from tests.service.cell import CHAT, Cell, make_settings, make_spec
-from tests.service.steps import submit
+from tests.fakes import FakeClock, Gone, MemoryJournal, MemorySnapshots
+from tests.service.cell import CHAT, Cell, Reply, make_settings, make_spec
+from tests.service.steps import job, running, submit
 
 
 def poison(node: str) -> NodeReported:
@@ -92,6 +102,170 @@ async def test_a_request_that_breaks_the_engine_is_answered_and_not_tried_again(
                 await cell.meanwhile(coordinator.record(bad))
         assert coordinator.decider.quarantine.count == 1
         await submit(cell)
+
+
+class GatedJournal(MemoryJournal):
+    """A journal whose reading waits for a gate, and then may fail."""
+
+    def __init__(self, records: list[bytes]) -> None:
+        super().__init__(records)
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.is_unread = False
+        """While set, no record can be read."""
+
+    async def read(self, from_sequence: int) -> AsyncIterator[tuple[int, bytes] | Lost]:
+        await self.gate.wait()
+        if self.is_unread:
+            raise Unavailable("journal: no answer")
+        async for record in super().read(from_sequence):
+            yield record
+
+
+def asked(cell: Cell, request: Message) -> asyncio.Future[bytes]:
+    """The answer of an API request, on its way."""
+    subject, data = cell.request(request)
+    return asyncio.ensure_future(cell.caller.request(subject, data, timeout_s=30.0))
+
+
+async def poisoned(cell: Cell) -> tuple[Coordinator, GatedJournal, asyncio.Future[bytes]]:
+    """A leader that broke on one event of a batch and reads its journal back, which takes until
+    the gate opens; and the answer of a submission in that batch."""
+    journal = GatedJournal(cell.records)
+    coordinator = await cell.lead(journal=journal)
+    journal.gate.clear()
+    first = asked(cell, Submit(spec=make_spec("a"), request_id="r-a"))
+    while not coordinator.decider._inbox:  # noqa: ASYNC110 - both are to be in one batch
+        await asyncio.sleep(0)
+    coordinator.decider.post(poison("t9"))
+    await cell.clock.settle()
+    return coordinator, journal, first
+
+
+async def test_no_answer_leaves_an_engine_that_is_half_changed() -> None:
+    """A retried submission and reads are unavailable; the first submission is journaled once."""
+    async with Cell(training=1) as cell:
+        coordinator, journal, first = await poisoned(cell)
+        count = len(cell.records)
+        again = asked(cell, Submit(spec=make_spec("a"), request_id="r-a"))
+        reads = [asked(cell, ListJobs()), asked(cell, GetEvents())]
+        await cell.clock.settle()
+        assert len(cell.records) == count
+        assert not any(each.done() for each in (first, again, *reads))
+        journal.gate.set()
+        await cell.until(first.done)
+        refused = [cell.reply(await cell.meanwhile(each)) for each in (again, *reads)]
+        assert [_code(reply) for reply in refused] == [ApiErrorCode.UNAVAILABLE] * 3
+        done = cell.reply(await first)
+        assert isinstance(done, Submitted)
+        events = [entry.event for _, record in cell.journal() for entry in record.entries]
+        assert sum(isinstance(event, JobSubmitted) for event in events) == 1
+        await cell.leaders[0].crash()
+        assert done.job_id in (await cell.lead("two")).engine.state.jobs
+        assert coordinator.decider.quarantine.count == 1
+
+
+def _code(reply: Reply) -> ApiErrorCode | None:
+    return reply.code if isinstance(reply, ApiError) else None
+
+
+async def test_a_journal_that_cannot_be_read_back_ends_the_lead_in_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The caller hears that the job is not taken; the exit status is that of an error."""
+    async with Cell(training=1) as cell:
+        _, journal, first = await poisoned(cell)
+        journal.is_unread = True
+        journal.gate.set()
+        await cell.until(cell.leaders[0].task.done)
+        error = cell.leaders[0].task.exception()
+        assert error is not None
+        caplog.clear()
+        assert status_of(error) == 2
+        assert [record.getMessage() for record in caplog.records] == ["journal: no answer"]
+        first.cancel()
+
+
+class Brittle(Engine):
+    """An engine that breaks on the first event of a kind, after it has changed its state."""
+
+    def __init__(
+        self, settings: EngineSettings, state: ClusterState, breaks: Callable[[Event], bool]
+    ) -> None:
+        super().__init__(settings, state)
+        self._breaks = breaks
+
+    def handle(self, event: Event, *, now_s: float) -> Outcome:
+        outcome = super().handle(event, now_s=now_s)
+        if self._breaks(event):
+            raise KeyError("a defect")
+        return outcome
+
+
+def embrittle(coordinator: Coordinator, breaks: Callable[[Event], bool]) -> None:
+    """The leader's engine breaks once: the one that is read back is sound."""
+    engine = coordinator.engine
+    coordinator.decider.engine = Brittle(engine.settings, engine.state, breaks)
+
+
+async def test_a_silence_that_broke_the_engine_comes_again() -> None:
+    """A node that is silent is LOST when the quarantine of that event is over."""
+    async with Cell(training=2) as cell:
+        coordinator = await cell.lead()
+        embrittle(coordinator, lambda event: isinstance(event, NodeSilent))
+        cell.agents["t1"].is_silent = True
+        await cell.until(lambda: coordinator.decider.quarantine.count == 1)
+        name = NodeName("t1")
+        assert coordinator.engine.state.nodes[name].role == NodeRole.TRAINING
+        await cell.until(lambda: coordinator.engine.state.nodes[name].role == NodeRole.LOST)
+
+
+async def test_an_end_that_broke_the_engine_comes_again() -> None:
+    """A job whose worker has ended does not stay RUNNING."""
+    async with Cell(training=1) as cell:
+        coordinator = await cell.lead()
+        job_id = await running(cell, coordinator)
+        embrittle(coordinator, lambda event: isinstance(event, NodeReported))
+        cell.agents["t0"].node.exited(cell.agents["t0"].running()[0], 0)
+        await cell.until(lambda: coordinator.decider.quarantine.count == 1)
+        assert "its facts broke" in coordinator.refused_reports.of("t0")
+        await cell.until(lambda: job(coordinator, job_id).state == JobState.SUCCEEDED)
+
+
+async def test_a_ledger_that_broke_the_engine_is_asked_for_again() -> None:
+    """A job that waits for a node's ledger does not wait for ever."""
+    async with Cell(training=1) as cell:
+        coordinator = await cell.lead()
+        job_id = await running(cell, coordinator)
+        agent = cell.agents["t0"]
+        agent.is_silent = True
+        await cell.leaders[0].crash()
+        cell.records.clear()
+        again = cell.launch("two").coordinator
+        await cell.until(lambda: again.is_leading)
+        embrittle(again, lambda event: isinstance(event, OrdersRecovered))
+        agent.is_silent = False
+        await cell.until(lambda: again.decider.quarantine.count == 1)
+        assert job_id not in again.engine.state.jobs
+        await cell.until(lambda: job_id in again.engine.state.jobs)
+        assert job(again, job_id).attempt == 1
+        assert len(agent.started) == 1
+
+
+@pytest.mark.parametrize("is_end", [False, True], ids=["begins", "ends"])
+async def test_an_unknown_load_that_broke_the_engine_comes_again(*, is_end: bool) -> None:
+    """That a load is unknown reaches the engine, and that it is known again."""
+    async with Cell(inference=1) as cell:
+        coordinator = await cell.lead()
+        agent = cell.agents["i0"]
+        if is_end:
+            agent.page_error = "refused"
+            await cell.until(lambda: "i0" in coordinator.engine.state.unknown_loads)
+        embrittle(coordinator, lambda event: isinstance(event, LoadUnknown))
+        agent.page_error = "" if is_end else "refused"
+        await cell.until(lambda: coordinator.decider.quarantine.count == 1)
+        await cell.until(lambda: ("i0" in coordinator.engine.state.unknown_loads) != is_end)
+        assert coordinator.decider.quarantine.count == 1
 
 
 def test_a_source_that_breaks_the_engine_again_is_kept_out_longer() -> None:
@@ -212,6 +386,42 @@ async def test_slow_passes_leave_half_of_the_time_to_everything_else() -> None:
     await running
     took_s = clock.now_s() - began_s
     assert 2 < len(engine.passed_at_s) <= took_s / (2 * 3.0) + 1
+
+
+async def test_losses_of_a_lead_that_broke_in_its_first_record_are_told_once() -> None:
+    """The inbox has them already, behind the start of the lead."""
+    desk = Desk()
+    written = [
+        Record(number=n, after=n - 1, epoch=1, writer="w", entries=(), decisions=())
+        for n in (1, 2, 3)
+    ]
+    desk.records += [encode_record(record) for record in written]
+    desk.records[1] = Gone()
+    one = desk.decider(FakeClock())
+    await one.rebuild()
+    one.begin(LeaderStarted(epoch=2, holder="one", settings=make_settings().engine))
+    one.post(poison("t1"))
+    running = asyncio.create_task(one.run())
+    spec = make_spec("j")
+    await one.record(JobSubmitted(job_id=JobId("j"), spec=spec, tenant="t", user="u"))
+    one.stop()
+    await running
+    first = decode_record(desk.records[3], sequence=4)
+    kinds = [type(entry.event) for entry in first.entries]
+    assert kinds[:3] == [LeaderStarted, RecordsLost, JobSubmitted]
+    assert kinds.count(RecordsLost) == 1
+    assert one.quarantine.count == 1
+
+
+async def test_losses_that_break_the_engine_end_the_lead() -> None:
+    """No leader goes on as if nothing were lost."""
+    one = Desk().decider(FakeClock())
+    await one.rebuild()
+    one.post(RecordsLost(first=1, last=2, from_s=0.0, until_s=None, lines=cast("int", "many")))
+    one.stop()
+    with pytest.raises(TypeError):
+        await one.run()
+    assert one.quarantine.count == 0
 
 
 async def test_a_rebuild_that_took_long_is_not_repeated() -> None:
