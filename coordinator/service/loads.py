@@ -245,10 +245,14 @@ class Loads:
 
     def tell_again(self, event: LoadUnknown) -> None:
         """The engine did not get this event: the next samples come with it again."""
+        node = event.node
         if event.why:
-            self._unknown.discard(event.node)
-        else:
-            self._unknown.add(event.node)
+            self._unknown.pop(node, None)
+            return
+        service = self._service_of.get(node, ServiceName(""))
+        self._unknown[node] = LastKnown(service=service, load=None, at_s=0.0, why="")
+        if not event.is_read:
+            self._over.add(node)
 
     def due(self, *, now_s: float, is_silent: Callable[[NodeName], bool]) -> list[Event]:
         """The samples whose time has come, each behind the nodes of which the load became unknown

@@ -500,3 +500,17 @@ async def test_nothing_is_lent_of_a_service_whose_pages_cannot_be_read() -> None
         assert "unknown" in loan.reclaim_reason
         assert LATE in loan.reclaim_reason
         assert len(state.loans) == 1
+
+
+@pytest.mark.parametrize("is_known_again", [False, True])
+def test_a_change_that_the_engine_did_not_get_comes_again(is_known_again: bool) -> None:
+    """Both ways: the node became unknown, or its page is read again."""
+    fleet = Fleet(2.0, 3.0)
+    fleet.seconds(20)
+    before = unknowns(fleet.seconds(30, i0=LATE))
+    if is_known_again:
+        before = unknowns(fleet.seconds(20))
+    (lost,) = before
+    fleet.folder.loads.tell_again(lost)
+    (again,) = unknowns(fleet.seconds(20, **({} if is_known_again else {"i0": LATE})))
+    assert (again.node, bool(again.why), again.is_read) == (lost.node, bool(lost.why), lost.is_read)
