@@ -216,9 +216,12 @@ def status_of(error: BaseException) -> int:
 
 
 def _alone(error: BaseException) -> BaseException:
-    """What groups of one hold."""
-    exceptions: tuple[BaseException, ...] = getattr(error, "exceptions", ())
-    return _alone(exceptions[0]) if len(exceptions) == 1 else error
+    """What groups of one hold; of several errors, that another coordinator leads."""
+    exceptions = tuple(_alone(one) for one in getattr(error, "exceptions", ()))
+    fenced = [one for one in exceptions if isinstance(one, Fenced)]
+    if fenced:
+        return fenced[0]
+    return exceptions[0] if len(exceptions) == 1 else error
 
 
 def _settings(path: Path) -> CoordinatorSettings:

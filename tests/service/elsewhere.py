@@ -16,7 +16,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from common.errors import Fenced
+from common.errors import ArylError
 from common.log import set_up
 from common.settings import load
 from coordinator.service import daemon
@@ -61,8 +61,8 @@ def main() -> int:
         with asyncio.Runner(loop_factory=daemon.loop_factory()) as runner:
             settings = load(given.config, CoordinatorSettings)
             runner.run(run(settings, given.machine, given.block))
-    except Fenced:
-        return daemon.EXIT_FENCED
+    except (ArylError, ExceptionGroup) as error:
+        return daemon.status_of(error)
     return 0
 
 
