@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 from common.clock import Clock
 from common.errors import ConfigError
-from common.terminal import escaped
+from common.terminal import UNSAFE, escaped
 
 LEVELS = {
     "DEBUG": logging.DEBUG,
@@ -24,7 +24,7 @@ LEVELS = {
     "ERROR": logging.ERROR,
     "CRITICAL": logging.CRITICAL,
 }
-_PLAIN_VALUE = re.compile(r"[^\s\"=\\\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]+")
+_PLAIN_VALUE = re.compile(r"[^\s\"=\\]+")
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _JOURNALD_PRIORITY = {
     logging.DEBUG: 7,
@@ -152,7 +152,9 @@ def _pairs(record: logging.LogRecord, has_time: bool) -> list[tuple[str, Any]]:
 
 def _plain(value: object) -> str:
     text = str(value)
-    return text if _PLAIN_VALUE.fullmatch(text) else escaped(json.dumps(text, ensure_ascii=False))
+    if _PLAIN_VALUE.fullmatch(text) and not UNSAFE.search(text):
+        return text
+    return escaped(json.dumps(text, ensure_ascii=False))
 
 
 def _is_worth_a_line(record: logging.LogRecord) -> bool:

@@ -18,6 +18,7 @@ from msgspec import Struct
 from common import subjects
 from common.bus import BusMessage
 from common.clock import Clock
+from common.decoding import UNREADABLE
 from common.log import REPEAT_PERIOD_S
 
 log = logging.getLogger(__name__)
@@ -154,7 +155,7 @@ def _sender(waiting: _Waiting) -> _Sender:
     """Who sent a report; one that cannot be read is its own kind of sender."""
     try:
         return _DECODER.decode(waiting.message.data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return _UNREADABLE
 
 

@@ -43,7 +43,6 @@ class Reads:
     """
 
     def __init__(self, *, clock: Clock, finish: Callable[[Message], Awaitable[bytes]]) -> None:
-        self.built_count = 0
         self._clock = clock
         self._finish = finish
         self._waiting: OrderedDict[bytes, _Build] = OrderedDict()
@@ -84,7 +83,6 @@ class Reads:
             await self._clock.sleep(self._clock.now_s() - began_s)
 
     def _build(self, one: _Build) -> None:
-        self.built_count += 1
         try:
             reply = one.build()
         except Exception as error:
