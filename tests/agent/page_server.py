@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 from agent.inference import MAX_PAGE_BYTES
 
@@ -123,3 +124,11 @@ class PageServer:
         head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         writer.write(head.encode() + body)
         await writer.drain()
+
+
+async def make_pages() -> AsyncIterator[PageServer]:
+    """A page server on a free port; a fixture's body."""
+    server = PageServer()
+    await server.open()
+    yield server
+    await server.close()

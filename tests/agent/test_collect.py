@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator
 
 import psutil
 import pytest
@@ -25,7 +24,7 @@ from agent.inference import MAX_PAGE_BYTES, page_fetcher
 from common.clock import SystemClock
 from common.errors import ConfigError, Unavailable
 from common.messages import CollectorReport, HostReport
-from tests.agent.page_server import LIMIT_S, PageServer
+from tests.agent.page_server import LIMIT_S, PageServer, make_pages
 from tests.fakeclock import FakeClock
 
 DEADLINE_S = 5.0
@@ -33,13 +32,7 @@ GIB = 1 << 30
 FETCH = page_fetcher(SystemClock())
 
 
-@pytest.fixture
-async def pages() -> AsyncIterator[PageServer]:
-    """A page server on a free port."""
-    server = PageServer()
-    await server.open()
-    yield server
-    await server.close()
+pages = pytest.fixture(make_pages)
 
 
 class Failing:

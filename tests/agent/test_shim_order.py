@@ -13,6 +13,7 @@ import pytest
 
 from agent import shim_files
 from agent.processes import thread_states
+from agent.runner import WorkerStatus
 from agent.shim_probe import Probe
 from agent.shim_sockets import MAX_CLIENTS, JobSocket
 from common.messages import WorkerPhase
@@ -90,15 +91,20 @@ async def test_a_worker_that_ended_before_its_stop_was_not_stopped(house: Worker
     assert (status.exit_code, status.stop_reason) == (0, None)
 
 
-async def test_a_signal_to_worker_and_shim_together_is_a_stop(house: WorkerHouse) -> None:
-    """A shutdown, or the end of a person's session, costs no try of the job."""
-    key = await house.start(make_order("sleep", "600"))
+async def signalled_together(house: WorkerHouse, key: WorkerKey) -> WorkerStatus:
+    """SIGTERM to a shim and its worker at one instant; how the worker ended."""
     pid = int(str(house.raw(key)["pid"]))
     with held(house, key) as shim_pid:
         os.kill(shim_pid, signal.SIGTERM)
         os.kill(pid, signal.SIGTERM)
         await house.until(lambda: is_zombie(pid), "the worker has ended")
-    status = await house.until_exited(key)
+    return await house.until_exited(key)
+
+
+async def test_a_signal_to_worker_and_shim_together_is_a_stop(house: WorkerHouse) -> None:
+    """A shutdown, or the end of a person's session, costs no try of the job."""
+    key = await house.start(make_order("sleep", "600"))
+    status = await signalled_together(house, key)
     assert (status.exit_code, status.stop_reason) == (-15, StopReason.PREEMPT)
 
 
@@ -108,12 +114,7 @@ async def test_a_connected_worker_that_a_shutdown_killed_was_stopped(
     """No look at its checkpoints holds the stop back: there is nobody left to ask."""
     key = await house.start(make_order(*talker(SAVES), checkpoint=tmp_path))
     await house.until_said(key, "ready")
-    pid = int(str(house.raw(key)["pid"]))
-    with held(house, key) as shim_pid:
-        os.kill(shim_pid, signal.SIGTERM)
-        os.kill(pid, signal.SIGTERM)
-        await house.until(lambda: is_zombie(pid), "the worker has ended")
-    status = await house.until_exited(key)
+    status = await signalled_together(house, key)
     assert (status.exit_code, status.stop_reason) == (-15, StopReason.PREEMPT)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -20,7 +18,7 @@ from common.messages import GpuHealth, GpuReport, InferenceReport
 from common.model import NodeRole
 from tests.agent.bench import SERVER, Bench, lease, page, two_gpus
 from tests.agent.bench import settings as agent_settings
-from tests.agent.page_server import PageServer
+from tests.agent.page_server import PageServer, make_pages
 
 R, H = NodeRole, HookKind
 CLOCK = SystemClock()
@@ -114,13 +112,7 @@ NOT_TOLD = tuple(msgspec.structs.replace(gpu, memory_used_bytes=None) for gpu in
 SICK = two_gpus({}, health=GpuHealth.UNRESPONSIVE)
 
 
-@pytest.fixture
-async def pages() -> AsyncIterator[PageServer]:
-    """A page server on a free port."""
-    server = PageServer()
-    await server.open()
-    yield server
-    await server.close()
+pages = pytest.fixture(make_pages)
 
 
 async def look(url: str, path: str, gpus: tuple[GpuReport, ...], health: str) -> Sample:

@@ -24,6 +24,14 @@ DEVICE_FREE_P99_S = 10.0
 """What the coordinator counts on, by default."""
 
 
+def known(*uuids: str) -> list[GpuIdentity]:
+    """GPUs as a ledger has them, in the order of their indices."""
+    return [
+        GpuIdentity(uuid=GpuUuid(uuid), index=index, gpu_type="H100", memory_total_bytes=1000)
+        for index, uuid in enumerate(uuids)
+    ]
+
+
 def health(house: AgentHouse) -> dict[str, GpuHealth]:
     """The health of each GPU of the last report."""
     return {gpu.uuid: gpu.health for gpu in house.report.gpus}
@@ -110,10 +118,7 @@ async def test_a_reading_replaces_the_gpus_of_the_ledger_and_a_difference_is_log
 ) -> None:
     """A GPU that was replaced while no agent ran is not reported any more."""
     house = House()
-    house.life.memory.gpus = [
-        GpuIdentity(uuid=GpuUuid(uuid), index=index, gpu_type="H100", memory_total_bytes=1000)
-        for index, uuid in enumerate(("GPU-0", "GPU-old"))
-    ]
+    house.life.memory.gpus = known("GPU-0", "GPU-old")
     house.machine.is_blind = True
     await house.turn()
     assert [gpu.uuid for gpu in house.node.last_sample.gpus or ()] == ["GPU-0", "GPU-old"]
@@ -127,11 +132,7 @@ async def test_a_reading_replaces_the_gpus_of_the_ledger_and_a_difference_is_log
 async def test_a_gpu_that_an_incomplete_reading_lacks_stays_known() -> None:
     """One GPU that hangs from the start is told as unresponsive beside those that answer."""
     house = House()
-    house.life.memory.gpus = [
-        GpuIdentity(uuid=GpuUuid(f"GPU-{index}"), index=index, gpu_type="H100",
-                    memory_total_bytes=1000)
-        for index in range(3)
-    ]  # fmt: skip
+    house.life.memory.gpus = known("GPU-0", "GPU-1", "GPU-2")
     house.machine.reading_error = "GPU 2 does not answer"
     await house.turn()
     gpus = house.node.last_sample.gpus or ()
@@ -145,11 +146,7 @@ async def test_a_gpu_that_an_incomplete_reading_lacks_stays_known() -> None:
 async def test_a_lost_gpu_that_a_fresh_reader_cannot_name_is_lost(is_blind: bool) -> None:
     """Its index names it by the ledger, also where no GPU of the node can be read."""
     house = House()
-    house.life.memory.gpus = [
-        GpuIdentity(uuid=GpuUuid(f"GPU-{index}"), index=index, gpu_type="H100",
-                    memory_total_bytes=1000)
-        for index in range(4)
-    ]  # fmt: skip
+    house.life.memory.gpus = known("GPU-0", "GPU-1", "GPU-2", "GPU-3")
     house.machine.reading_error = "GPU 2 was never seen: GPU is lost; GPU 3 does not answer"
     house.machine.is_blind, house.machine.lost_indices = is_blind, (2,)
     await house.turn()
