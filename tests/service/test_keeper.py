@@ -12,9 +12,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from common.bus import connect_nats
+from common.api import GetStatus, Status
+from common.bus import Bus, connect_nats
 from common.clock import SystemClock
 from common.errors import Fenced, Unavailable
+from coordinator.client import Client
 from coordinator.service.daemon import EXIT_FENCED
 from coordinator.service.keeper import in_thread
 from coordinator.service.leader import LeaseValue
@@ -84,6 +86,17 @@ class Cell:
                 await asyncio.sleep(0.05)  # a key has no event; nothing is measured by it
 
 
+async def until_it_answers(bus: Bus) -> None:
+    """Wait for the leader to begin: with its lease alone it still reads the journal."""
+    client = Client(bus, cell=CELL, tenant="ops", user="ada", timeout_s=PATIENCE_S)
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            with contextlib.suppress(Unavailable):
+                await client.ask(GetStatus(), Status)
+                return
+            await asyncio.sleep(0.05)  # it has no event; nothing is measured by it
+
+
 @contextlib.asynccontextmanager
 async def blocked_cell(directory: Path, *, stall_s: float) -> AsyncGenerator[Cell]:
     """One coordinator that leads, its event loop blocked, and one that stands by."""
@@ -98,6 +111,7 @@ async def blocked_cell(directory: Path, *, stall_s: float) -> AsyncGenerator[Cel
         one = await stack.enter_async_context(coordinator(config, "one", directory / "block-one"))
         cell = Cell(directory, NatsKey(bus, cell=CELL, timeout_s=PATIENCE_S), one)
         await cell.until(epoch=1)
+        await until_it_answers(bus)
         await stack.enter_async_context(coordinator(config, "two", directory / "block-two"))
         cell.block()
         yield cell
