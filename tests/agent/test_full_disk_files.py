@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -32,9 +33,15 @@ WAITING = "echo begun; while [ ! -e $OUT/go ]; do sleep 0.05; done; echo bye; ex
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Generator[SmallDisk]:
-    """A disk that a test fills."""
-    with small_disk(tmp_path / "disk") as disk:
+def disk() -> Generator[SmallDisk]:
+    """A disk that a test fills, at a short path.
+
+    Where a job's socket does not fit into the worker's directory, a shim begins by one more file.
+    """
+    with (
+        TemporaryDirectory(prefix="aryl-test-", dir="/tmp") as place,
+        small_disk(Path(place) / "disk") as disk,
+    ):
         yield disk
 
 
