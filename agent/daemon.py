@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from agent import boots
 from agent.agent import Agent
@@ -37,11 +37,14 @@ from agent.shim_files import is_disk_error
 from agent.state import Memory, first_memory
 from agent.workers import make_runner
 from common import systemd
-from common.bus import connect_nats, leave
+from common.bus import NatsBus, connect_nats, leave
 from common.clock import Clock, SystemClock
 from common.errors import ArylError, ConfigError, Unavailable
 from common.log import set_up
 from common.model import NodeRole
+
+if TYPE_CHECKING:
+    from common.mqttbus import MqttBus
 
 log = logging.getLogger(__name__)
 
@@ -120,14 +123,7 @@ async def run_agent(
             adopted = await node.runner.adopt()
         if adopted:
             log.info("adopted %s", ", ".join(str(key) for key in adopted))
-        bus = await connect_nats(
-            settings.nats_url,
-            identity=settings.node,
-            clock=clock,
-            insecure=settings.insecure,
-            access=settings.access,
-            timeout_s=None,
-        )
+        bus = await _connect(settings, clock)
         stack.push_async_callback(leave, bus, clock=clock)
         agent = Agent(
             node,
@@ -139,6 +135,29 @@ async def run_agent(
         )
         systemd.ready(f"node {settings.node}")
         await agent.run()
+
+
+async def _connect(settings: AgentSettings, clock: Clock) -> NatsBus | MqttBus:
+    """The bus that the settings name, which connects in the background."""
+    if settings.mqtt_url:
+        from common.mqttbus import connect_mqtt  # its libraries are for sites that need it
+
+        return await connect_mqtt(
+            settings.mqtt_url,
+            identity=settings.node,
+            clock=clock,
+            insecure=settings.insecure,
+            access=settings.access,
+            timeout_s=None,
+        )
+    return await connect_nats(
+        settings.nats_url,
+        identity=settings.node,
+        clock=clock,
+        insecure=settings.insecure,
+        access=settings.access,
+        timeout_s=None,
+    )
 
 
 async def _take_node(

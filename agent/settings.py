@@ -77,10 +77,20 @@ class AgentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     cell: Annotated[Token, Meta(description="name of the cell; part of every subject")]
     node: Annotated[Token, Meta(description="name of this node in the cell")]
     home_pool: Annotated[Pool, Meta(description="training or inference")]
-    nats_url: Annotated[str, Meta(description="nats://host:port or tls://host:port")]
     state_dir: Annotated[
         str, Meta(min_length=1, description="ledger and workers; must outlive a restart")
     ]
+    nats_url: Annotated[
+        str,
+        Meta(description="nats://host:port or tls://host:port; this or `mqtt_url` must be there"),
+    ] = ""
+    mqtt_url: Annotated[
+        str,
+        Meta(
+            description="mqtt://host:port or mqtts://host:port of nats-server's MQTT listener, for"
+            " a site that allows nothing else; in place of `nats_url`"
+        ),
+    ] = ""
     insecure: Annotated[bool, Meta(description="allow a plain-text URL off loopback")] = False
     access: Annotated[NatsAccess, Meta(description="keys and certificates for the NATS server")] = (
         NatsAccess()

@@ -28,7 +28,7 @@ from agent.server_processes import checked_units
 from agent.settings import AgentSettings, Starter
 from agent.shim_files import is_locked
 from agent.state import Memory
-from common import natsrules
+from common import mqttrules, natsrules
 from common.clock import SystemClock
 from common.decoding import parse_toml
 from common.errors import ConfigError
@@ -99,7 +99,12 @@ def _check_jobs(settings: AgentSettings, uid: int) -> None:
         ConfigError: names the field.
     """
     access = settings.access
-    natsrules.server_urls(settings.nats_url, access=access, insecure=settings.insecure)
+    if bool(settings.nats_url) == bool(settings.mqtt_url):
+        raise ConfigError("nats_url: expected it or mqtt_url, one of the two")
+    if settings.mqtt_url:
+        mqttrules.servers_of(settings.mqtt_url, access=access, insecure=settings.insecure)
+    else:
+        natsrules.server_urls(settings.nats_url, access=access, insecure=settings.insecure)
     # Seed and credentials may be there for the agent's unit alone, and only while that runs.
     natsrules.options(structs.replace(access, nkey_seed_path=None, credentials_path=None))
     read_rules(settings.failure_rules)

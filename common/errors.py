@@ -21,5 +21,9 @@ class Unavailable(ArylError):  # noqa: N818 - a state of the world, not a mistak
     """The world did not answer in time: no bus, no leader, no process."""
 
 
+class NobodyListens(Unavailable):
+    """Nobody was there to hear the request: it was not carried out."""
+
+
 class Fenced(ArylError):  # noqa: N818 - a state of the world, not a mistake
     """Somebody with a higher epoch leads; whoever sees this must stop acting."""

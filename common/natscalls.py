@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Generator
 
 from common.access import AccessError, Cause
-from common.errors import Unavailable
+from common.errors import NobodyListens, Unavailable
 from common.natsclient import NatsClient, NoTls, PermissionDenied
 from common.natslib import errors as nats_errors
 from common.natslib import js_errors
@@ -59,7 +59,7 @@ def as_unavailable(subject: str) -> Generator[None]:
         with heeded_cancellation():
             yield
     except nats_errors.NoRespondersError:
-        raise Unavailable(f"{subject}: nobody listens") from None
+        raise NobodyListens(f"{subject}: nobody listens") from None
     except PermissionDenied as error:
         raise AccessError(str(error), Cause.PERMISSION) from None
     except TimeoutError as error:

@@ -38,6 +38,16 @@ class _Asked(NamedTuple):
     answer: asyncio.Future[Msg]
 
 
+class _Question(NamedTuple):
+    """A request before it is sent."""
+
+    subject: str
+    inbox: str
+    payload: bytes
+    headers: dict[str, Any] | None
+    is_by_topic: bool = False
+
+
 class NatsClient(Client):
     """One connection, made and made again by nats-py."""
 
@@ -93,9 +103,23 @@ class NatsClient(Client):
             TimeoutError: no answer in time.
         """
         inbox = subjects.reply_inbox(subject) or self._inbox_prefix.decode()
+        return await self._answered(_Question(subject, inbox, payload, headers), timeout)
+
+    async def request_by_topic(self, subject: str, payload: bytes, *, timeout: float) -> Msg:  # noqa: ASYNC109
+        """One answer to a request whose own subject says where the answer goes.
+
+        Raises:
+            PermissionDenied, NoRespondersError, TimeoutError: as `request`.
+        """
+        # One subscription for the answers of all nodes.
+        inbox = subjects.answers_inbox(subject, of_all_nodes=True)
+        question = _Question(subject, inbox, payload, None, is_by_topic=True)
+        return await self._answered(question, timeout)
+
+    async def _answered(self, question: _Question, timeout_s: float) -> Msg:
         try:
-            async with asyncio.timeout(timeout):
-                answer = await self._ask(subject, payload, inbox, headers)
+            async with asyncio.timeout(timeout_s):
+                answer = await self._ask(question)
         except nats_errors.TimeoutError:
             raise
         except TimeoutError:
@@ -104,15 +128,19 @@ class NatsClient(Client):
             raise nats_errors.NoRespondersError
         return answer
 
-    async def _ask(
-        self, subject: str, payload: bytes, inbox: str, headers: dict[str, Any] | None
-    ) -> Msg:
+    async def _ask(self, question: _Question) -> Msg:
+        inbox, subject = question.inbox, question.subject
         prefix = self._prefixes.get(inbox) or await self._open_inbox(inbox)
-        reply = f"{prefix}.{secrets.token_hex(_TOKEN_BYTES)}"
+        token = secrets.token_hex(_TOKEN_BYTES)
+        reply = f"{prefix}.{token}"
+        if question.is_by_topic:
+            place = prefix.rpartition(".")[2]
+            reply = f"{subjects.answers_inbox(subject)}.{place}.{token}"
+            subject = subjects.with_reply(subject, place, token)
         answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
         self._asked[reply] = _Asked(subject, prefix, answer)
         try:
-            await self.publish(subject, payload, reply=reply, headers=headers)
+            await self.publish(subject, question.payload, reply=reply, headers=question.headers)
             return await answer
         finally:
             del self._asked[reply]

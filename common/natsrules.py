@@ -104,7 +104,7 @@ def options(access: NatsAccess) -> dict[str, object]:
     return {
         "nkeys_seed": credentials_file(access.nkey_seed_path, "nkey_seed_path"),
         "user_credentials": credentials_file(access.credentials_path, "credentials_path"),
-        "tls": _trust(access.tls_ca_path),
+        "tls": trust(access.tls_ca_path),
     }
 
 
@@ -143,7 +143,12 @@ def redacted(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
-def _trust(ca_path: str | None) -> ssl.SSLContext | None:
+def trust(ca_path: str | None) -> ssl.SSLContext | None:
+    """TLS with the CA certificates of this file alone; None without one.
+
+    Raises:
+        ConfigError: the file holds none.
+    """
     if ca_path is None:
         return None
     try:
@@ -222,7 +227,7 @@ def _checked_one(url: str, may_be_plain: bool) -> str:
         raise ConfigError(f"nats_url: not a URL: {error}") from error
     if parts.scheme not in _PLAIN + _ENCRYPTED or not host:
         raise ConfigError(f"nats_url: {redacted(url)!r} is not nats://host:port or tls://host:port")
-    if parts.scheme in _PLAIN and not (may_be_plain or _is_loopback(host)):
+    if parts.scheme in _PLAIN and not (may_be_plain or is_loopback(host)):
         raise ConfigError(
             f"nats_url: {redacted(url)} is plain text to another machine; "
             "use tls://, or set insecure = true (--insecure)"
@@ -230,7 +235,8 @@ def _checked_one(url: str, may_be_plain: bool) -> str:
     return url
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine, whatever its resolver says."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -18,26 +18,32 @@ _ANY = "*"
 _LINE = 110
 
 
+_ASKS_NODE = (subjects.node_desired, subjects.node_ledger, subjects.node_logs)
+
+
 class Permissions(Struct, frozen=True, kw_only=True):
     """What one NATS user may do; whatever is not here is refused.
 
     may_answer: one answer to each message that it gets. Only where each subject of `subscribe` is
         one on which the coordinator alone may publish: who sends a message chooses where its
         answer goes, and the server lets it through.
+    is_on_mqtt: it connects over MQTT, and not otherwise.
     """
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
     may_answer: bool = False
+    is_on_mqtt: bool = False
 
 
-def of_coordinator(cell: str) -> Permissions:
+def of_coordinator(cell: str, *, has_mqtt_agents: bool = False) -> Permissions:
     """Of each coordinator of a cell, the leader and its standby."""
+    asks = tuple(build(cell, _ANY) for build in _ASKS_NODE)
+    hears = (subjects.node_report(cell), subjects.node_renew(cell))
     return Permissions(
         publish=(
-            subjects.node_desired(cell, _ANY),
-            subjects.node_ledger(cell, _ANY),
-            subjects.node_logs(cell, _ANY),
+            *asks,
+            *(map(_by_topic, asks) if has_mqtt_agents else ()),
             f"{subjects.node_inbox(cell, _ANY)}.>",
             f"{subjects.user_inbox(cell, _ANY, _ANY)}.>",
             subjects.journal(cell),
@@ -54,8 +60,8 @@ def of_coordinator(cell: str) -> Permissions:
             _read_one(streams.leader_stream(cell)),
         ),
         subscribe=(
-            subjects.node_report(cell),
-            subjects.node_renew(cell),
+            *hears,
+            *(map(_by_topic, hears) if has_mqtt_agents else ()),
             subjects.api_all(cell),
             f"{subjects.coordinator_inbox(cell)}.>",
         ),
@@ -74,6 +80,23 @@ def of_node(cell: str, node: str) -> Permissions:
             f"{subjects.node_inbox(cell, node)}.>",
         ),
         may_answer=True,
+    )
+
+
+def of_mqtt_node(cell: str, node: str) -> Permissions:
+    """Of a node's agent that speaks MQTT, where no right comes with a question."""
+    node = subjects.token(node, what="node")
+    return Permissions(
+        publish=(
+            _by_topic(subjects.node_report(cell, node)),
+            _by_topic(subjects.node_renew(cell, node)),
+            f"{subjects.node_answers(cell, node)}.*.*",
+        ),
+        subscribe=(
+            *(_by_topic(build(cell, node)) for build in _ASKS_NODE),
+            f"{subjects.node_inbox(cell, node)}.>",
+        ),
+        is_on_mqtt=True,
     )
 
 
@@ -118,7 +141,7 @@ def _entry(login: Login) -> str:
         f"    publish: {_listed(rights.publish)}",
         f"    subscribe: {_listed(rights.subscribe)}",
         *(["    allow_responses: true"] if rights.may_answer else []),
-        "} }",
+        "}" + (', allowed_connection_types: ["MQTT"] }' if rights.is_on_mqtt else " }"),
     ]
     return "\n".join(lines)
 
@@ -128,6 +151,11 @@ def _listed(patterns: tuple[str, ...]) -> str:
     if len(one_line) <= _LINE:
         return one_line
     return "[\n" + "".join(f"        {json.dumps(one)}\n" for one in patterns) + "    ]"
+
+
+def _by_topic(subject: str) -> str:
+    """The subjects of messages that say in them where their answer goes."""
+    return subjects.with_reply(subject, _ANY, _ANY)
 
 
 def _made(stream: str) -> tuple[str, ...]:

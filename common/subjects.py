@@ -1,4 +1,4 @@
-"""Every NATS subject, built here and nowhere else. Must not know the bus."""
+"""Every subject of the bus, built here and nowhere else. Must not know the bus."""
 
 from __future__ import annotations
 
@@ -123,6 +123,62 @@ def may_answer(subject: str, reply: str) -> bool:
     if inbox is None or not reply.startswith(f"{inbox}."):
         return False
     return _are_tokens(*reply[len(inbox) + 1 :].split("."))
+
+
+# --- without a reply subject: MQTT 3.1.1 ----------------------------------------------------
+
+
+NO_ANSWER = "_"
+"""In both places of a reply: whoever sent the message wants no answer."""
+
+
+def node_answers(cell: str, node: str = "*") -> str:
+    """Prefix of the answers that a node's agent gives the coordinators where its answer needs a
+    right of its own: no broker lets an MQTT client answer by the right to be asked."""
+    return f"{coordinator_inbox(cell)}.{node}"
+
+
+def is_asked(pattern: str) -> bool:
+    """Whether messages on these subjects, wildcards or not, may want an answer."""
+    return reply_inbox(pattern.replace("*", NO_ANSWER)) is not None
+
+
+def answers_inbox(subject: str, *, of_all_nodes: bool = False) -> str:
+    """The inbox of answers to what is asked by `with_reply`: that of `reply_inbox`, but where a
+    node is asked a part of it that only this node may send to.
+
+    Args:
+        of_all_nodes: the pattern of these parts, for whoever asks many nodes.
+
+    Raises:
+        ValueError: nobody may answer on this subject.
+    """
+    match subject.split("."):
+        case [_, _, cell, "node", node, "desired" | "ledger" | "logs"]:
+            return node_answers(cell, "*" if of_all_nodes else node)
+        case _:
+            inbox = reply_inbox(subject)
+    if inbox is None:
+        raise ValueError(f"{subject}: nobody may answer on this subject")
+    return inbox
+
+
+def with_reply(subject: str, inbox: str = NO_ANSWER, token: str = NO_ANSWER) -> str:
+    """`subject` and where below `answers_inbox` its answer goes, in one."""
+    return f"{subject}.{inbox}.{token}"
+
+
+def split_reply(subject: str) -> tuple[str, str | None]:
+    """What `with_reply` made one: the subject, and where its answer goes; None: it wants none.
+
+    Raises:
+        ValueError: `with_reply` makes no such subject.
+    """
+    head, *tokens = subject.rsplit(".", 2)
+    if len(tokens) != 2 or not _are_tokens(*tokens):
+        raise ValueError(f"{subject}: says nothing of an answer")
+    inbox = answers_inbox(head)
+    return head, None if tokens == [NO_ANSWER, NO_ANSWER] else ".".join((inbox, *tokens))
 
 
 def _are_tokens(*values: str) -> bool:

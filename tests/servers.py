@@ -31,13 +31,13 @@ async def client_url(directory: Path) -> str:
 
 
 @contextlib.asynccontextmanager
-async def running_nats(directory: Path) -> AsyncIterator[NatsServer]:
+async def running_nats(directory: Path, *, has_mqtt: bool = False) -> AsyncIterator[NatsServer]:
     """A nats-server of its own, on a free port; the test is skipped where there is no binary."""
     try:
         binary = find_binary()
     except ConfigError as error:
         pytest.skip(str(error))
-    server = NatsServer(directory, clock=SystemClock(), binary=binary)
+    server = NatsServer(directory, clock=SystemClock(), binary=binary, has_mqtt=has_mqtt)
     await server.start()
     try:
         yield server

@@ -14,6 +14,7 @@ from common.permissions import (
     Login,
     Permissions,
     of_coordinator,
+    of_mqtt_node,
     of_node,
     of_user,
     person,
@@ -27,6 +28,10 @@ PASSWORD_BYTES = 16
 
 NodesOption = Annotated[
     list[str] | None, typer.Option("--node", metavar="NODE", help="A node; any number of them.")
+]
+MqttNodesOption = Annotated[
+    list[str] | None,
+    typer.Option("--mqtt-node", metavar="NODE", help="A node whose agent speaks MQTT."),
 ]
 UsersOption = Annotated[
     list[str] | None,
@@ -47,19 +52,23 @@ def register(app: typer.Typer) -> None:
     def nats_permissions(  # pyright: ignore[reportUnusedFunction]
         cell: Annotated[str, typer.Argument(metavar="CELL", help="Name of the cell.")],
         node: NodesOption = None,
+        mqtt_node: MqttNodesOption = None,
         user: UsersOption = None,
         watcher: WatchersOption = None,
     ) -> None:
         """The `authorization` block of nats-server: each identity and its rights, no more.
 
-        The coordinator is always in it. A person's NATS user is TENANT-USER. Each call makes
-        new passwords: to add an identity later, copy its entry alone.
+        The coordinator is always in it, with MQTT's part where a node has that. A person's NATS
+        user is TENANT-USER. Each call makes new passwords: to add an identity later, copy its
+        entry alone.
         """
         token(cell, what="cell")
         rights: dict[str, Permissions] = {}
-        _add(rights, "coordinator", of_coordinator(cell))
+        _add(rights, "coordinator", of_coordinator(cell, has_mqtt_agents=bool(mqtt_node)))
         for name in node or ():
             _add(rights, token(name, what="--node"), of_node(cell, name))
+        for name in mqtt_node or ():
+            _add(rights, token(name, what="--mqtt-node"), of_mqtt_node(cell, name))
         for name in user or ():
             tenant, who = _person(name, "--user")
             _add(rights, person(tenant, who), of_user(cell, tenant, who))

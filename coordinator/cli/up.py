@@ -29,7 +29,7 @@ from coordinator.cli.output import Format, OutputOption, fields, put_json
 from coordinator.cli.run_report import progress_view, progress_words, run_table
 from coordinator.cli.session import PlainConsole, console, exit_code, report, say
 from coordinator.demo.cell import Cell
-from coordinator.demo.plan import CELL, CellPlan
+from coordinator.demo.plan import CELL, AgentBus, CellPlan
 from coordinator.demo.supervise import sweep
 from coordinator.demo.workload import Run, Workload, play
 from coordinator.policies.bundles import policy as find_policy
@@ -70,6 +70,9 @@ def up(
         float | None, typer.Option(min=1.0, help="Seconds; without it 120, or until Ctrl-C.")
     ] = None,
     policy: Annotated[str, typer.Option(help="`aryl policies` lists them.")] = "aryl",
+    bus: Annotated[
+        AgentBus, typer.Option(help="What the agents speak: NATS, or MQTT with nats-server.")
+    ] = AgentBus.NATS,
     no_workload: Annotated[
         bool, typer.Option("--no-workload", help="An empty cell to play with, until Ctrl-C.")
     ] = False,
@@ -79,7 +82,7 @@ def up(
     output: OutputOption = Format.TABLE,
 ) -> None:
     """Start a whole cell here, run the main job on it, print one table, stop it all."""
-    plan = make_plan(nodes, gpus_per_node, agents_per_process, policy, speed=speed)
+    plan = make_plan(nodes, gpus_per_node, agents_per_process, policy, speed=speed, bus=bus)
     _log_to_stderr()
     length_s = duration if duration is not None or no_workload else 120.0
     try:
@@ -91,7 +94,13 @@ def up(
 
 
 def make_plan(
-    nodes: str, gpus_per_node: int, agents_per_process: int, policy: str, *, speed: float
+    nodes: str,
+    gpus_per_node: int,
+    agents_per_process: int,
+    policy: str,
+    *,
+    speed: float,
+    bus: AgentBus = AgentBus.NATS,
 ) -> CellPlan:
     """The cell that the options describe.
 
@@ -117,6 +126,7 @@ def make_plan(
         gpus_per_node=gpus_per_node,
         agents_per_process=agents_per_process,
         policy=policy,
+        bus=bus,
     )
 
 

@@ -21,6 +21,7 @@ from coordinator.client import Client
 from coordinator.demo.nats_keeper import NatsKeeper
 from coordinator.demo.plan import (
     CELL,
+    AgentBus,
     CellPlan,
     agent_toml,
     coordinator_toml,
@@ -59,7 +60,8 @@ class Cell:
         self._ports = HeldPorts()
         server_ports = self._ports.hold(plan.inference_nodes)
         self.nodes = node_plans(plan, run_dir, server_ports=server_ports)
-        self.nats = NatsServer(run_dir / "nats", clock=clock)
+        is_mqtt = plan.bus == AgentBus.MQTT
+        self.nats = NatsServer(run_dir / "nats", clock=clock, has_mqtt=is_mqtt)
         self._nats_keeper = NatsKeeper(self.nats, clock=clock)
         self.units = Supervisor(run_dir / "logs", clock=clock)
         self.checkpoint_root = run_dir / "checkpoints"
@@ -121,9 +123,8 @@ class Cell:
     def _write_agent(self, name: str) -> Path:
         node = next(node for node in self.nodes if node.name == name)
         node.directory.mkdir(parents=True, exist_ok=True)
-        node.config.write_text(
-            agent_toml(self.plan, node, nats_url=self.nats.url, router_url=self.router_url)
-        )
+        url = self.nats.mqtt_url if self.plan.bus == AgentBus.MQTT else self.nats.url
+        node.config.write_text(agent_toml(self.plan, node, bus_url=url, router_url=self.router_url))
         return node.config
 
     def _start(self, name: str, module: str, *arguments: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import cast
 
@@ -56,10 +57,18 @@ class Periods(Struct, frozen=True, kw_only=True):
     rebuild_wait_s: float = 1.5
 
 
+class AgentBus(StrEnum):
+    """The protocol of a cell's agents."""
+
+    NATS = "nats"
+    MQTT = "mqtt"
+
+
 class CellPlan(Struct, frozen=True, kw_only=True):
     """One cell. `peak_req_per_s` is what all nodes of the service together are rated for.
 
     headroom_nodes: nodes of the service that stay home above the forecast, whatever the load.
+    bus: what the agents speak with nats-server; the coordinator's part of it is NATS.
     """
 
     training_nodes: int = 6
@@ -67,6 +76,7 @@ class CellPlan(Struct, frozen=True, kw_only=True):
     gpus_per_node: int = 8
     agents_per_process: int = 1
     policy: str = "aryl"
+    bus: AgentBus = AgentBus.NATS
     peak_req_per_s: float = 30.0
     headroom_nodes: int = 1
     periods: Periods = Periods()
@@ -160,6 +170,7 @@ def coordinator_toml(plan: CellPlan, *, name: str, nats_url: str) -> str:
             "cell": CELL,
             "name": name,
             "nats_url": nats_url,
+            "has_mqtt_agents": plan.bus == AgentBus.MQTT,
             "pass_period_s": periods.pass_s,
             "lost_after_s": periods.lost_after_s,
             "load_period_s": periods.load_sample_s,
@@ -171,14 +182,14 @@ def coordinator_toml(plan: CellPlan, *, name: str, nats_url: str) -> str:
     )
 
 
-def agent_toml(plan: CellPlan, node: NodePlan, *, nats_url: str, router_url: str) -> str:
-    """One agent's settings file."""
+def agent_toml(plan: CellPlan, node: NodePlan, *, bus_url: str, router_url: str) -> str:
+    """One agent's settings file; `bus_url` is of the protocol that the plan says."""
     periods = plan.periods
     values: dict[str, object] = {
         "cell": CELL,
         "node": node.name,
         "home_pool": node.pool.value,
-        "nats_url": nats_url,
+        f"{plan.bus}_url": bus_url,
         "state_dir": str(node.directory / "state"),
         "report_period_s": periods.report_s,
         "vacate_grace_s": periods.grace_s,

@@ -17,10 +17,11 @@ from pathlib import Path
 
 from common import subjects, systemd
 from common.access import ADVICE, AccessError
-from common.bus import NatsBus, connect_nats, leave
+from common.bus import Bus, NatsBus, connect_nats, leave
 from common.clock import Clock, SystemClock
 from common.errors import ArylError, ConfigError, Fenced
 from common.log import set_up
+from common.mqttpeers import MqttPeers
 from common.settings import load
 from coordinator import plugins
 from coordinator.service.api import Api
@@ -138,12 +139,13 @@ def _coordinator(
         new_name=lambda: secrets.token_hex(8),
         replicas=replicas,
     )
+    peers = MqttPeers if settings.has_mqtt_agents else _as_it_is
     return Coordinator(
         settings,
         holder=holder,
         clock=clock,
-        bus=bus,
-        reports=reports,
+        bus=peers(bus),
+        reports=peers(reports),
         journal=journal,
         snapshots=snapshots,
         lease=lease,
@@ -156,6 +158,10 @@ def _coordinator(
             replicas=replicas,
         ),
     )
+
+
+def _as_it_is(bus: NatsBus) -> Bus:
+    return bus
 
 
 async def _say_ready(coordinator: Coordinator) -> None:

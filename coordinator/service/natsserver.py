@@ -14,6 +14,7 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Protocol
+from urllib.request import urlopen
 
 import msgspec
 from msgspec import Struct
@@ -95,6 +96,27 @@ class _Ports(Struct, frozen=True):
     monitoring: list[str] = []
 
 
+class _Mqtt(Struct, frozen=True):
+    port: int
+
+
+class _Varz(Struct, frozen=True):
+    mqtt: _Mqtt
+
+
+def _mqtt_port(monitoring_url: str) -> int:
+    """The port of the MQTT listener, which the ports file does not tell.
+
+    Raises:
+        Unavailable: the server's own page does not tell it either.
+    """
+    try:
+        with urlopen(f"{monitoring_url}/varz", timeout=STOP_TIMEOUT_S) as page:
+            return msgspec.json.decode(page.read(), type=_Varz).mqtt.port
+    except (OSError, *UNREADABLE) as error:
+        raise Unavailable(f"nats-server: /varz tells no MQTT port: {error}") from error
+
+
 class NatsServer:
     """One nats-server with JetStream in a directory; every write is synced.
 
@@ -103,6 +125,7 @@ class NatsServer:
         port: 0 takes a free one. The port is kept by later starts.
         binary: `find_binary`'s answer by default.
         start: how a process is started.
+        has_mqtt: with its MQTT listener, for agents.
     """
 
     def __init__(
@@ -113,6 +136,7 @@ class NatsServer:
         port: int = 0,
         binary: Path | None = None,
         start: Starter = start_process,
+        has_mqtt: bool = False,
     ) -> None:
         self.directory = directory
         self.log_path = directory / "nats-server.log"
@@ -121,6 +145,8 @@ class NatsServer:
         self._clock = clock
         self._port = port
         self._monitoring_url = ""
+        self._has_mqtt = has_mqtt
+        self._mqtt_port = 0
         self._binary = binary
         self._start = start
         self._process: Process | None = None
@@ -129,6 +155,11 @@ class NatsServer:
     def url(self) -> str:
         """Where clients connect."""
         return f"nats://127.0.0.1:{self._port}"
+
+    @property
+    def mqtt_url(self) -> str:
+        """Where MQTT clients connect, once it runs."""
+        return f"mqtt://127.0.0.1:{self._mqtt_port}"
 
     @property
     def monitoring_url(self) -> str:
@@ -171,6 +202,8 @@ class NatsServer:
             raise
         self._port = int(ports.nats[0].rpartition(":")[2])
         self._monitoring_url = ports.monitoring[0] if ports.monitoring else ""
+        if self._has_mqtt:
+            self._mqtt_port = await asyncio.to_thread(_mqtt_port, self._monitoring_url)
         return self.url
 
     async def stop(self) -> None:
@@ -220,9 +253,16 @@ class NatsServer:
                 # Without it a power cut takes back what was acknowledged in the last minutes.
                 "  sync_interval: always",
                 "}",
+                *self._mqtt_config(),
                 "",
             )
         )
+
+    def _mqtt_config(self) -> tuple[str, ...]:
+        if not self._has_mqtt:
+            return ()
+        # A server with an MQTT listener must have a name.
+        return ("server_name: aryl", f'mqtt {{ listen: "127.0.0.1:{self._mqtt_port or -1}" }}')
 
     async def _wait_for_ports(self, process: Process, log_start_bytes: int) -> _Ports:
         while True:

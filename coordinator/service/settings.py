@@ -24,6 +24,13 @@ class CoordinatorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     access: Annotated[NatsAccess, Meta(description="keys and certificates for the NATS server")] = (
         NatsAccess()
     )
+    has_mqtt_agents: Annotated[
+        bool,
+        Meta(
+            description="agents may be on nats-server's MQTT listener; the coordinator's NATS user"
+            " needs the rights of `aryl nats-permissions --mqtt-node`"
+        ),
+    ] = False
     name: Annotated[Token, Meta(description="this coordinator among its standbys")] = "coordinator"
     pass_period_s: Annotated[
         PositiveFloat, Meta(description="time between two passes without an outside event")

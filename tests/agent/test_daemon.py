@@ -103,6 +103,9 @@ async def test_checking_reads_the_fake_fleet_too(house: DaemonHouse, tmp_path: P
     [
         ({"nats_url": "nats://192.0.2.1:4222"}, "insecure"),
         ({"nats_url": "http://127.0.0.1"}, "nats_url"),
+        ({"nats_url": ""}, "nats_url: expected it or mqtt_url"),
+        ({"mqtt_url": "mqtt://127.0.0.1"}, "nats_url: expected it or mqtt_url"),
+        ({"nats_url": "", "mqtt_url": "mqtt://192.0.2.1:1883"}, "insecure"),
     ],
 )
 async def test_an_address_that_does_not_fit_ends_the_agent_with_2(

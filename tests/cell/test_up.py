@@ -70,9 +70,11 @@ async def ended(process: asyncio.subprocess.Process) -> tuple[int, str, str]:
     return process.returncode, out.decode(), err.decode()
 
 
-async def test_a_short_run_prints_its_figures_and_leaves_nothing(tmp_path: Path) -> None:
-    """One JSON object under the glossary's names, exit code 0, no process and no file left."""
-    process = await aryl(tmp_path, "up", "--duration", "8", "-o", "json", *SMALL)
+@pytest.mark.parametrize("bus", ["nats", "mqtt"])
+async def test_a_short_run_prints_its_figures_and_leaves_nothing(tmp_path: Path, bus: str) -> None:
+    """One JSON object under the glossary's names, exit code 0, no process and no file left; so it
+    is over each protocol that agents speak."""
+    process = await aryl(tmp_path, "up", "--bus", bus, "--duration", "8", "-o", "json", *SMALL)
     status, out, err = await ended(process)
     assert status == 0, err
     run: dict[str, Any] = json.loads(out)

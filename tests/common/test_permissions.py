@@ -91,6 +91,9 @@ BUILDERS: dict[str, Callable[..., Rule]] = {
     "coordinator_inbox": lambda: rule(
         f"{subjects.coordinator_inbox(CELL)}.x.1", listener="coordinator"
     ),
+    "node_answers": lambda node: rule(
+        f"{subjects.node_answers(CELL, node)}.x.1", listener="coordinator"
+    ),
     "node_inbox": lambda node: rule(f"{subjects.node_inbox(CELL, node)}.x.1", "coordinator", node),
     "user_inbox": _inbox_of_user,
 }

@@ -45,7 +45,7 @@ def agents(plan: CellPlan, directory: Path) -> list[AgentSettings]:
     for node in node_plans(plan, directory, server_ports=SERVER_PORTS):
         node.directory.mkdir(parents=True)
         node.config.write_text(
-            agent_toml(plan, node, nats_url=NATS_URL, router_url=ROUTER_URL), encoding="utf-8"
+            agent_toml(plan, node, bus_url=NATS_URL, router_url=ROUTER_URL), encoding="utf-8"
         )
         settings = load(node.config, AgentSettings)
         settings.check()

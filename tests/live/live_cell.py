@@ -183,7 +183,7 @@ class LiveCell(Cell):
     def _write_agent(self, name: str) -> Path:
         node = next(node for node in self.nodes if node.name == name)
         url = self.nats_url(name)
-        text = agent_toml(self.plan, node, nats_url=url, router_url=self.router_url)
+        text = agent_toml(self.plan, node, bus_url=url, router_url=self.router_url)
         node.config.write_text(text)
         return node.config
 
