@@ -117,7 +117,7 @@ class VllmCell(Cell):
     def _write_agent(self, name: str) -> Path:
         node = next(node for node in self.nodes if node.name == name)
         node.directory.mkdir(parents=True, exist_ok=True)
-        text = agent_toml(self.plan, node, nats_url=self.nats.url, router_url=self.router_url)
+        text = agent_toml(self.plan, node, bus_url=self.nats.url, router_url=self.router_url)
         values = tomllib.loads(text)
         if node.server_port:
             values["server"] = self._server_toml(node)
