@@ -84,7 +84,7 @@ def haproxy_is_routed(where: str, backend: str, server: str, timeout_s: float) -
         Unreachable: as `haproxy_ask`.
     """
     lines = haproxy_ask(where, f"show servers state {backend}", timeout_s).splitlines()
-    names = next((line[1:].split() for line in lines if line.startswith("#")), [])
+    names = next((line[1:].split() for line in lines if line.startswith("#")), list[str]())
     for line in lines:
         row = dict(zip(names, line.split(), strict=False))
         if row.get("srv_name") == server and row.get("be_name") == backend:
