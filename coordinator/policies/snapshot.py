@@ -361,7 +361,7 @@ class TenantView(Struct, frozen=True, kw_only=True):
 class ClusterSnapshot(Struct, frozen=True, kw_only=True):
     """All that a policy may know. Tuples are sorted by name or id.
 
-    min_runtime_s: a job is not preempted twice within this for another one's turn.
+    min_runtime_s: a job that was preempted runs for so long before it is for another one's turn.
     start_s, restart_s, resize_s: at most, as the operator says: a start until the first step, what
         a restart takes beyond that, how long a gang stands still when its worker count changes.
     unseen: jobs that are live and not in `jobs`: they wait, and the policy is not to start them.
