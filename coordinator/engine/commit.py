@@ -13,6 +13,7 @@ from common.lifecycle import JobEvent
 from common.model import JobState, StopReason
 from coordinator.engine import (
     awaiting,
+    borrowing,
     jobs,
     loans,
     migrating,
@@ -149,5 +150,7 @@ def _preempt(ctx: Context, decision: Preempt) -> str:
         if until_s > ctx.now_s:
             since_s = ctx.now_s - job.preempted_at_s
             return f"{decision.job_id} was preempted {since_s:.0f} s ago"
+    if decision.guarantee:
+        borrowing.called_back(ctx, job, decision.guarantee)
     jobs.preempt(ctx, job, decision.reason, loan=ctx.loan_of(decision.node))
     return ""

@@ -374,6 +374,7 @@ class _TakeBack:
             job_id=job.job_id,
             predicted_cost_gpu_s=lost_gpu_s,
             beneficiary=", ".join(takers),
+            guarantee=self.tenancy.below_top(self._flow.jobs[self._due[job.job_id][0]], job)[-1],
             reason=f"{why}; {unsaved(lost_gpu_s)}",
         )
 
