@@ -34,8 +34,8 @@ from coordinator.engine.step_times import StepTimes
 from coordinator.engine.totals import Counters
 from coordinator.policies.decisions import Migrate
 from coordinator.policies.loans.seasonal import Season
-from coordinator.policies.snapshot import BackOff
 from coordinator.policies.services import LoadSample, UnknownLoad
+from coordinator.policies.snapshot import BackOff
 
 
 class GpuSlot(Struct):

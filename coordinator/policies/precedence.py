@@ -33,7 +33,7 @@ from coordinator.policies.tenants.tenancy import Tenancy
 from coordinator.policies.words import listed
 
 MOST_KEPT = 16
-"""For so many jobs nodes are kept at a time: those of the highest priority that wait for longest."""
+"""For so many jobs nodes are kept: of the highest priority those that wait for longest."""
 
 MOST_TRIES = 4
 """So often a pass is taken again, each time for fewer jobs that the policy leaves waiting."""

@@ -72,8 +72,9 @@ def test_what_a_policy_decides_of_the_resting_is_never_refused() -> None:
 
 @pytest.mark.parametrize("at_s", [100.0, 100.7, 110.7])
 def test_a_rest_is_over_at_the_very_instant_that_the_pass_is_wanted_at(at_s: float) -> None:
-    """It counts from when the job runs again. A sum less one part may be less than the other: else the stop is refused, and nobody is asked
-    again; a job that its tenant's guarantee covers would wait on."""
+    """It counts from when the job runs again. A sum less one part may be less than the other: else
+    the stop is refused, and nobody is asked again; a job that its tenant's guarantee
+    covers would wait on."""
     promised = TenantSettings(name="b", guarantee_gpus=8)
     played = Cell("fifo", [promised], nodes=1, check=True)
     whole = Asked(tenant="b", gpus=8, work_s=5.0, at_s=at_s)

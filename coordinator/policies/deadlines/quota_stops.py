@@ -27,8 +27,8 @@ def with_quota_stops(
 ) -> tuple[Decision, ...]:
     """The decisions, and before those that take GPUs the stops without which tenants forbid them.
 
-    Who has the lowest priority is stopped first, of these who loses least by it, and nobody without whom there is room enough. Where all
-    that may be stopped leave too little nobody is.
+    Who has the lowest priority is stopped first, of these who loses least by it, and nobody without
+    whom there is room enough. Where all that may be stopped leave too little nobody is.
 
     granted: who has workers or is to start, and is stopped for nobody. why: what the others are
     told.

@@ -93,7 +93,10 @@ class _Greedy:
     # --- which node is next ---------------------------------------------------------------------
 
     def cheapest(self, left: int) -> NodeName:
-        """Lowest priorities, lowest cost, then least damage, least lost work, name. left: nodes still wanted."""
+        """Lowest priorities, lowest cost, then least damage, least lost work, name.
+
+        left: nodes still wanted.
+        """
         while not self._tiers.get(self._costs[0]):
             heapq.heappop(self._costs)
         cost = self._costs[0]

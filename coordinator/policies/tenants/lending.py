@@ -23,7 +23,6 @@ from coordinator.policies.tenants.flow import Flow, job_of
 from coordinator.policies.tenants.giving import Source
 from coordinator.policies.tenants.seats import Seat, having, left_by, seats
 
-
 Ranks = tuple[int, ...]
 """Priorities of jobs above the least that anybody has, the highest first. Compared, the fewest of
 the highest come first; where all are alike it is empty, and says nothing."""
@@ -177,7 +176,8 @@ class Lenders:
         """What others hold where the gang may go that the job's guarantee covers.
 
         Those of one kind last whose deadline is still ahead: it may have been promised; before
-        that by priority, the lowest first. What has been given while this goes on is looked at as it is then.
+        that by priority, the lowest first. What has been given while this goes on is looked at as
+        it is then.
 
         only: nothing that is not of this node alone. is_anywhere: where the gang may not go as
         well, as its tenant has no room before others use less.
