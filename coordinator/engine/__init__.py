@@ -9,7 +9,8 @@ Each module's first line says what it is. Where to begin, and which belong toget
   `tenants` know, and what they decide goes through `commit`: `starting`, `sharing`, `migrating`,
   `watching`; `waiting` counts.
 - Jobs: `jobs`, `progress`, `stores`, `retrying` with `avoiding`, `prerun` and `prerun_shape`,
-  `losses`, `ended`, `lost_orders`, `reservations`. What time does to them: `deadlines`, `timeouts`.
+  `losses`, `borrowing`, `ended`, `lost_orders`, `reservations`. What time does to
+  them: `deadlines`, `timeouts`.
 - Nodes: `nodes`, `belonging`, `silence`, `refusals`, `trespassing`. What people order: `operator`,
   `draining`, `removing`.
 - Loans: `loans`, `awaiting`, `homeward`, `promised`, `returns`, `stages`, `unused`,

@@ -13,6 +13,7 @@ from common.lifecycle import JobEvent
 from common.model import JobState, StopReason
 from coordinator.engine import (
     awaiting,
+    borrowing,
     jobs,
     loans,
     migrating,
@@ -23,6 +24,7 @@ from coordinator.engine import (
 )
 from coordinator.engine.commands import Refused
 from coordinator.engine.context import Context
+from coordinator.policies import resting
 from coordinator.policies.decisions import (
     Decision,
     Loan,
@@ -143,9 +145,12 @@ def _preempt(ctx: Context, decision: Preempt) -> str:
     if decision.node is None and job.preempted_at_s is not None:
         # A node that a service wants back is an outside event; another job's turn is not.
         # To the bit as `resting` reckons it, which says when to ask again: at that very instant.
-        until_s = job.preempted_at_s + ctx.settings.min_runtime_s
+        least_s = ctx.settings.min_runtime_s
+        until_s = resting.rest_ends_s(job.preempted_at_s, job.attempt_ran_at_s, least_s)
         if until_s > ctx.now_s:
             since_s = ctx.now_s - job.preempted_at_s
             return f"{decision.job_id} was preempted {since_s:.0f} s ago"
+    if decision.guarantee:
+        borrowing.called_back(ctx, job, decision.guarantee)
     jobs.preempt(ctx, job, decision.reason, loan=ctx.loan_of(decision.node))
     return ""

@@ -100,7 +100,9 @@ class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = 30.0
     min_runtime_s: Annotated[
         NonNegativeFloat,
-        Meta(description="a job is not preempted twice within this without an outside event"),
+        Meta(
+            description="a job that was preempted and runs again is not stopped for another within"
+        ),
     ] = 60.0
     start_p99_s: Annotated[
         NonNegativeFloat,

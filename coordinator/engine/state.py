@@ -35,6 +35,7 @@ from coordinator.engine.totals import Counters
 from coordinator.policies.decisions import Migrate
 from coordinator.policies.loans.seasonal import Season
 from coordinator.policies.services import LoadSample, UnknownLoad
+from coordinator.policies.snapshot import BackOff
 
 
 class GpuSlot(Struct):
@@ -255,6 +256,8 @@ class JobEntry(Struct, kw_only=True):
     resized_at_s: float | None = None
     preempted_at_s: float | None = None
     preemption_count: int = 0
+    back_off: BackOff | None = None
+    """Of its stops for guarantees in a row; see `borrowing`."""
     node_fault_count: int = 0
     own_fault_count: int = 0
     retry: RetryEntry = field(default_factory=RetryEntry)

@@ -368,6 +368,7 @@ def job_view(ctx: Context, job: JobEntry, fleet: reach.FleetGpus) -> JobView:
         attempt=job.attempt,
         own_fault_count=job.own_fault_count,
         avoid_nodes=tuple(job.retry.avoid_nodes),
+        back_off=job.back_off,
         wants_no_loan=job.retry.no_loan_until_s is not None,
         preempted_at_s=job.preempted_at_s,
         is_packed=job.is_packed,

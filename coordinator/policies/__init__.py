@@ -12,7 +12,8 @@ Each module's first line says what it is. Where to begin, and which belong toget
 - Jointly: each of the `systems` says who gets how many workers, and `granting` finds the nodes on
   a `floor`. What they share: `pooling`, `turns`, `apps`, `alike`, `quotas_in_use`, `recall`,
   `setbacks`, `placing`, `dividing`, `attained`, `offers`, `auctions`, `deadlines`, `sharing`.
-- Around each of them: promises to `tenants`, and `resting` after a stop or a resize.
+- Around each of them: room by `precedence` of priority, promises to `tenants`, and `resting` after
+  a stop or a resize.
 - What all ask: `speeds`, `sources`, `never`. In words: `blockers`, `answers`, `sizes_told`,
   `words`.
 """

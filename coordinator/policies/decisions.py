@@ -81,6 +81,8 @@ class Preempt(Proposal, frozen=True, kw_only=True, tag="preempt"):
     """The service or job that gets the GPUs."""
     node: NodeName | None = None
     """The lent node that goes home for it: that loan bears the preemption. None: no loan does."""
+    guarantee: str = ""
+    """The tenant whose guarantee calls back what the job borrows; empty: none does."""
 
 
 class Suspend(Proposal, frozen=True, kw_only=True, tag="suspend"):

@@ -167,10 +167,10 @@ class _Carrying:
         self._takers: dict[NodeName, list[JobId]] = {}
         self._wakes: list[float] = []
         granted = {grant.job.job_id for grant in grants}
-        # Whoever loses most by a stop is spared first.
+        # The highest priority is spared first, then whoever loses most by a stop.
         self._staying = sorted(
             (job for job in snapshot.jobs if is_movable(job) and job.job_id not in granted),
-            key=lambda job: (-job.lost_gpu_s(snapshot.now_s), job.job_id),
+            key=lambda job: (-job.priority, -job.lost_gpu_s(snapshot.now_s), job.job_id),
         )
         self._going: list[JobView] = []
 

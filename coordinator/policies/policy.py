@@ -18,7 +18,7 @@ from msgspec import Struct, structs
 
 from common.errors import ConfigError
 from common.model import JobId, NodeName
-from coordinator.policies import resting
+from coordinator.policies import precedence, resting
 from coordinator.policies.blockers import Hold, beyond_the_policy
 from coordinator.policies.decisions import Allocation, Decision
 from coordinator.policies.needs import Needs, is_unturned, unmet
@@ -104,8 +104,12 @@ def bundle(name: str, description: str, rules: Rules) -> Policy:
         lend=partial(lend, rules),
         hold=partial(
             tenant_rules.held,
-            partial(allocate, rules),
-            lambda snapshot, _: hold(rules, snapshot),
+            partial(precedence.allocated, partial(allocate, rules)),
+            partial(
+                precedence.explained,
+                partial(allocate, rules),
+                lambda snapshot, _: hold(rules, snapshot),
+            ),
             trusts_profiles=rules.trusts_profiles,
         ),
         keep=partial(keep, rules),
@@ -124,10 +128,11 @@ def _within(
     keeps_quotas: bool = False,
     trusts_profiles: bool = True,
 ) -> Allocate:
-    """A pass within what holds for every policy: promises to tenants, and rest after a stop."""
+    """A pass within what holds for every policy: room that is kept for higher priorities, promises
+    to tenants, and rest after a stop."""
     within = partial(
         tenant_rules.allocated,
-        decide,
+        partial(precedence.allocated, decide),
         by_weight=by_weight,
         keeps_quotas=keeps_quotas,
         trusts_profiles=trusts_profiles,
@@ -202,8 +207,8 @@ def joint(
         lend=partial(lend, LENDS_NOTHING),
         hold=partial(
             tenant_rules.held,
-            decide,
-            explain,
+            partial(precedence.allocated, decide),
+            partial(precedence.explained, decide, explain),
             by_weight=by_weight,
             keeps_quotas=keeps_quotas,
         ),

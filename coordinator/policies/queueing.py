@@ -279,14 +279,14 @@ def _evict_for(
     hosts = room.clearable(job, gpu_type)
     free = {name: room.free[name] - workers.get(name, 0) * size for name in hosts}
     toll = _Toll(room, shares, free)
-    prices: dict[NodeName, tuple[float, int, NodeName]] = {}
+    prices: dict[NodeName, tuple[tuple[int, ...], float, int, NodeName]] = {}
     stale: Iterable[NodeName] = hosts
     for _ in range(count - sum(workers.values())):
         for name in stale:
             prices.pop(name, None)
             if toll.available(name) >= size:
                 rank = room.rank(job, name, is_flexible=False)
-                prices[name] = (toll.loss_s(name, size), rank, name)
+                prices[name] = (*toll.price(name, size), rank, name)
         name = min(prices.values())[-1]
         stale = toll.pay(name, size)
         workers[name] = workers.get(name, 0) + 1
@@ -307,6 +307,7 @@ class _Toll:
         for name, workers in self._left.items():
             for worker in workers:
                 self._nodes_of.setdefault(worker.job_id, set()).add(name)
+        self._least = min((shares[each].job.priority for each in self._nodes_of), default=0)
         self._gone: dict[JobId, int] = {}
         self._evicted: list[WorkerView] = []
 
@@ -315,6 +316,7 @@ class _Toll:
         return sorted(
             (worker for worker in workers if worker.freed_gpus),
             key=lambda worker: (
+                self._shares[worker.job_id].job.priority,
                 self._shares[worker.job_id].loss_s(1) / worker.freed_gpus,
                 worker.job_id,
                 -worker.worker_index,
@@ -324,16 +326,19 @@ class _Toll:
     def available(self, name: NodeName) -> int:
         return self._free[name] + sum(worker.freed_gpus for worker in self._left[name])
 
-    def loss_s(self, name: NodeName, gpus: int) -> float:
-        """Running time lost by clearing that many GPUs of a node."""
+    def price(self, name: NodeName, gpus: int) -> tuple[tuple[int, ...], float]:
+        """Priorities above the least that workers go of to clear that many GPUs of a node, the
+        highest first; and running time lost."""
         more: dict[JobId, int] = {}
         for worker in self._needed(name, gpus):
             more[worker.job_id] = more.get(worker.job_id, 0) + 1
+        found = (self._shares[job_id].job.priority for job_id in more)
+        ranks = tuple(sorted((each for each in found if each > self._least), reverse=True))
         lost_s = 0.0
         for job_id, count in more.items():
             share, gone = self._shares[job_id], self._gone.get(job_id, 0)
             lost_s += share.loss_s(gone + count) - share.loss_s(gone)
-        return lost_s
+        return ranks, lost_s
 
     def _needed(self, name: NodeName, gpus: int) -> list[WorkerView]:
         """Cheapest first until it fits, then without those that were not needed."""

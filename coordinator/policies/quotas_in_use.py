@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from common.model import JobId
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.tenants.tenancy import Tenancy
 from coordinator.policies.tenants.tree import WHOLE
@@ -92,7 +93,7 @@ class QuotasInUse:
 
     def beyond(self, jobs: Iterable[JobView], job: JobView) -> list[JobView]:
         """Those of tenants that use more than their quota at each level beside a job that is within
-        its own there, the youngest first."""
+        its own there, the lowest priority first, of these the youngest."""
         used, below = self._tenancy.used, self._tenancy.below_top
         found = [
             other
@@ -100,7 +101,7 @@ class QuotasInUse:
             if self._is_within(below(job, other), job)
             and all(used[name] > self.gpus[name] for name in below(other, job))
         ]
-        return sorted(found, key=lambda each: (-(each.started_at_s or 0.0), each.job_id))
+        return sorted(found, key=_first_to_go)
 
     def is_used_without(self, other: JobView, job: JobView) -> bool:
         """Whether its tenant has all of its quota in use without a job that runs, too, at each
@@ -109,3 +110,7 @@ class QuotasInUse:
         return all(
             used[name] - gpus >= self.gpus[name] for name in self._tenancy.below_top(other, job)
         )
+
+
+def _first_to_go(job: JobView) -> tuple[int, float, JobId]:
+    return job.priority, -(job.started_at_s or 0.0), job.job_id

@@ -1,9 +1,10 @@
 """Jobs that were preempted or resized lately, and when they may be again. Knows no policy.
 
 The engine refuses to preempt a job for another one's turn so soon (`min_runtime_s`: nobody is
-stopped over and over), and with it the start that was to have the GPUs. So a policy is told
-beforehand, and is asked again when the first of them may be stopped. A resize rests likewise
-(`resize_cooldown_s`), but no policy is kept to that. Must not know the engine.
+stopped over and over, and who was stopped runs for so long once it runs again), and with it the
+start that was to have the GPUs. So a policy is told beforehand, and is asked again when the first
+of them may be stopped. A resize rests likewise (`resize_cooldown_s`), but no policy is kept to
+that. Must not know the engine.
 """
 
 from __future__ import annotations
@@ -42,8 +43,17 @@ def rests_until_s(snapshot: ClusterSnapshot, job: JobView) -> float | None:
     """Until when a job that has its place may not be stopped for another one; None: it may be."""
     if job.preempted_at_s is None or job.state not in (JobState.RUNNING, JobState.SUSPENDED):
         return None
-    until_s = job.preempted_at_s + snapshot.min_runtime_s
+    until_s = rest_ends_s(job.preempted_at_s, job.started_at_s, snapshot.min_runtime_s)
     return until_s if until_s > snapshot.now_s else None
+
+
+def rest_ends_s(preempted_at_s: float, ran_at_s: float | None, min_runtime_s: float) -> float:
+    """When a job that was preempted may be again for another one's turn.
+
+    It counts from when the job runs again, however long it waited: else a long wait uses the time
+    up. Before that it counts from the stop. ran_at_s: when its present attempt ran; None: not yet.
+    """
+    return max(preempted_at_s, ran_at_s or 0.0) + min_runtime_s
 
 
 def resizable_at_s(snapshot: ClusterSnapshot, job: JobView) -> float | None:

@@ -186,7 +186,7 @@ def give_back(room: Room, shares: Iterable[Share], *, resize_cost_s: float = RES
     Of a job that its profile says to be faster without them, only if that is not worth its cost.
     """
     removed = [share for share in shares if share.removed]
-    removed.sort(key=lambda share: (share.loss_s(-1), share.job.job_id))
+    removed.sort(key=lambda each: (-each.job.priority, each.loss_s(-1), each.job.job_id))
     for share in removed:
         workers = sorted(share.removed, key=lambda worker: worker.worker_index)
         _take_back(room, share, share.group_before(resize_cost_s), workers)

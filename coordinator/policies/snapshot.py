@@ -103,6 +103,20 @@ class NodeView(Struct, frozen=True, kw_only=True):
     gpu_memory_bytes: int = 0
 
 
+class BackOff(Struct, frozen=True, kw_only=True):
+    """How often in a row guarantees called back what a job borrowed, and until when it borrows
+    nothing of these again.
+
+    tenants: whose guarantees. count: stops in a row. since_s: the latest of them.
+    until_s: not after `since_s` while they are too few.
+    """
+
+    tenants: tuple[str, ...]
+    count: int
+    since_s: float
+    until_s: float
+
+
 class JobView(Struct, frozen=True, kw_only=True):
     """One job that waits or runs.
 
@@ -176,6 +190,8 @@ class JobView(Struct, frozen=True, kw_only=True):
     own_fault_count: int = 0
     avoid_nodes: tuple[NodeName, ...] = ()
     """Nodes on which it failed and which its workers leave alone."""
+    back_off: BackOff | None = None
+    """It was called back by guarantees; None: never, or not since it did well."""
     wants_no_loan: bool = False
     """Nodes could not start it just now, maybe for its own storage: what is lent it may have, but
     no further node is to be lent for it."""
@@ -361,7 +377,7 @@ class TenantView(Struct, frozen=True, kw_only=True):
 class ClusterSnapshot(Struct, frozen=True, kw_only=True):
     """All that a policy may know. Tuples are sorted by name or id.
 
-    min_runtime_s: a job is not preempted twice within this for another one's turn.
+    min_runtime_s: a job that was preempted runs for so long before it is for another one's turn.
     start_s, restart_s, resize_s: at most, as the operator says: a start until the first step, what
         a restart takes beyond that, how long a gang stands still when its worker count changes.
     unseen: jobs that are live and not in `jobs`: they wait, and the policy is not to start them.

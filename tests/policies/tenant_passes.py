@@ -176,6 +176,7 @@ class Cell(Simulation):
         *,
         nodes: int = 2,
         resize_cooldown_s: float = 60.0,
+        min_runtime_s: float = 60.0,
         delays: Delays | None = None,
         check: bool = False,
     ) -> None:
@@ -189,7 +190,10 @@ class Cell(Simulation):
             for number in range(nodes)
         ]
         settings = EngineSettings(
-            policy=policy, tenants=tuple(tenants), resize_cooldown_s=resize_cooldown_s
+            policy=policy,
+            tenants=tuple(tenants),
+            resize_cooldown_s=resize_cooldown_s,
+            min_runtime_s=min_runtime_s,
         )
         super().__init__(settings, there, delays=delays, check=check)
         self.books = Books(tenants)

@@ -72,15 +72,37 @@ def test_what_a_policy_decides_of_the_resting_is_never_refused() -> None:
 
 @pytest.mark.parametrize("at_s", [100.0, 100.7, 110.7])
 def test_a_rest_is_over_at_the_very_instant_that_the_pass_is_wanted_at(at_s: float) -> None:
-    """Though `at_s + 60 - at_s` may be less than 60: else the stop is refused, and nobody is asked
-    again; a job that its tenant's guarantee covers would wait on."""
+    """It counts from when the job runs again. A sum less one part may be less than the other: else
+    the stop is refused, and nobody is asked again; a job that its tenant's guarantee
+    covers would wait on."""
     promised = TenantSettings(name="b", guarantee_gpus=8)
     played = Cell("fifo", [promised], nodes=1, check=True)
     whole = Asked(tenant="b", gpus=8, work_s=5.0, at_s=at_s)
     second = Asked(tenant="b", gpus=8, work_s=5.0, at_s=at_s + 20.0)
     played.ask([Asked(tenant="c", gpus=8, work_s=9000.0), whole, second])
-    played.run(until_s=at_s + 60.0)
+    played.run(until_s=at_s + 20.0)
     jobs = played.engine.state.jobs
+    ran_at_s = jobs[JobId("c0")].attempt_ran_at_s
+    assert ran_at_s is not None
+    assert ran_at_s > at_s
+    played.run(until_s=ran_at_s + 60.0)
     assert jobs[JobId("c0")].preemption_count == 2
     assert jobs[JobId("b2")].state == JobState.RUNNING
     assert played.engine.state.counters.decisions_refused == 0
+
+
+def test_a_long_wait_uses_no_rest_up() -> None:
+    """A job that waited for longer than `min_runtime_s` runs for all of it before it is stopped
+    again: an hour of it lets an hour's job end."""
+    played = Cell(
+        "fifo",
+        [TenantSettings(name="a", guarantee_gpus=8)],
+        nodes=1,
+        check=True,
+        min_runtime_s=300.0,
+    )
+    often = [Asked(tenant="a", gpus=8, work_s=400.0, at_s=50.0 + 450.0 * n) for n in range(6)]
+    played.ask([Asked(tenant="b", gpus=8, work_s=300.0), *often])
+    played.run(until_s=3000.0)
+    borrower = played.engine.state.jobs[JobId("b0")]
+    assert (borrower.state, borrower.preemption_count) == (JobState.SUCCEEDED, 1)

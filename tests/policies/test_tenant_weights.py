@@ -102,13 +102,24 @@ def test_who_waits_for_its_turn_is_told_so() -> None:
     assert turn not in why[JobId("a1")]
 
 
-def test_equal_weights_change_nothing() -> None:
-    """Where weights tell nobody apart the order is the policy's alone, guarantees or not."""
+@pytest.mark.parametrize("policy", ["fifo", *STAYING])
+def test_siblings_share_alike_where_no_weight_is_set(policy: str) -> None:
+    """`b` has twelve of the sixteen GPUs of their parent, and its job is older and shorter."""
+    own = replace(waits("b1", "b", 4, submitted_at_s=-50.0), remaining_work_s=60.0)
+    tenants = (TenantView(name="p"), TenantView(name="a", parent="p"))
+    snapshot = full_but_for(
+        4, own, waits("a1", "a", 4), tenants=(*tenants, TenantView(name="b", parent="p"))
+    )
+    assert names(POLICIES[policy].allocate(snapshot, b"").decisions, Start) == {"a1"}
+
+
+def test_a_tenant_alone_shares_with_nobody() -> None:
+    """The order is the policy's alone."""
     snapshot = full_but_for(
         4,
         waits("b1", "b", 4, submitted_at_s=-50.0),
-        waits("a1", "a", 4),
-        tenants=(replace(A3, weight=2.0), replace(B1, weight=2.0)),
+        waits("b2", "b", 4),
+        tenants=(TenantView(name="b"),),
     )
     assert names(POLICIES["fifo"].allocate(snapshot, b"").decisions, Start) == {"b1"}
 

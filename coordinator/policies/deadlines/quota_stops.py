@@ -27,8 +27,8 @@ def with_quota_stops(
 ) -> tuple[Decision, ...]:
     """The decisions, and before those that take GPUs the stops without which tenants forbid them.
 
-    Who loses least by it is stopped first, and nobody without whom there is room enough. Where all
-    that may be stopped leave too little nobody is.
+    Who has the lowest priority is stopped first, of these who loses least by it, and nobody without
+    whom there is room enough. Where all that may be stopped leave too little nobody is.
 
     granted: who has workers or is to start, and is stopped for nobody. why: what the others are
     told.
@@ -54,7 +54,7 @@ class _Stops:
                 for job in snapshot.jobs
                 if is_movable(job) and job.job_id not in granted and job.job_id not in gone
             ),
-            key=lambda job: (job.lost_gpu_s(self._now_s), job.job_id),
+            key=lambda job: (job.priority, job.lost_gpu_s(self._now_s), job.job_id),
         )
         self._takers: dict[JobId, list[JobId]] = {}
 

@@ -1,5 +1,8 @@
 """The paper's greedy: node by node the lowest preemption cost. Must not know why nodes are wanted.
 
+Priority comes before cost, as the paper has none: a node on which fewer jobs of the highest
+priority stop goes first, whatever else it costs. Where all priorities are alike it is the paper's.
+
 Lyra, EuroSys'23, sections 4 and 5.3. Its tie rule, "collateral damage", counts only GPUs vacated
 beyond what is still wanted: a node that the same preemption empties and that goes home as well is
 no damage.
@@ -11,7 +14,10 @@ import heapq
 from collections.abc import Mapping, Sequence
 
 from common.model import JobId, NodeName
-from coordinator.policies.reclaim.occupancy import Occupancy
+from coordinator.policies.reclaim.occupancy import Occupancy, Ranks
+
+_Cost = tuple[Ranks, float]
+"""Priorities of those that a node would stop, and the paper's cost."""
 
 Base = Mapping[NodeName, tuple[JobId, ...]]
 """Per node that may go home: the jobs that cannot lose it without stopping, sorted."""
@@ -38,7 +44,8 @@ def node_preemption_cost(
 def greedy_victims(
     occupancy: Occupancy, base: Base, wanted_count: int, price: Mapping[JobId, float] | None = None
 ) -> set[JobId]:
-    """Node by node the lowest cost, updated after each; ties by damage, lost work and name.
+    """Node by node the lowest priorities, then the lowest cost, updated after each; ties by damage,
+    lost work and name.
 
     price: what each job costs; None counts every job as 1, as the paper does.
     """
@@ -72,10 +79,10 @@ class _Greedy:
         self._spread = {job_id: len(occupancy.hosts(job_id)) for job_id in self._base_hosts}
         self.gone: set[JobId] = set()
         self.taken: set[NodeName] = set()
-        self._tiers: dict[float, set[NodeName]] = {}
-        self._tier_of: dict[NodeName, float] = {}
-        self._costs: list[float] = []
-        self._ties: dict[float, list[tuple[int, float, NodeName]]] = {}
+        self._tiers: dict[_Cost, set[NodeName]] = {}
+        self._tier_of: dict[NodeName, _Cost] = {}
+        self._costs: list[_Cost] = []
+        self._ties: dict[_Cost, list[tuple[int, float, NodeName]]] = {}
         self._damage: dict[NodeName, tuple[int, float]] = {}
         self._unsure = set(base)
         self._empty(sorted(name for name, jobs in base.items() if not jobs))
@@ -86,7 +93,10 @@ class _Greedy:
     # --- which node is next ---------------------------------------------------------------------
 
     def cheapest(self, left: int) -> NodeName:
-        """Lowest cost, then least damage, least lost work, name. left: nodes still wanted."""
+        """Lowest priorities, lowest cost, then least damage, least lost work, name.
+
+        left: nodes still wanted.
+        """
         while not self._tiers.get(self._costs[0]):
             heapq.heappop(self._costs)
         cost = self._costs[0]
@@ -131,14 +141,9 @@ class _Greedy:
 
     def _sort_in(self, name: NodeName) -> None:
         """Put a node where its present cost belongs; costs within 1e-9 are one tier."""
-        cost = round(
-            sum(
-                self._price[job] / self._spread[job]
-                for job in self._base[name]
-                if job not in self.gone
-            ),
-            9,
-        )
+        stop = [job for job in self._base[name] if job not in self.gone]
+        price = round(sum(self._price[job] / self._spread[job] for job in stop), 9)
+        cost = (self._occupancy.ranks(stop), price)
         old = self._tier_of.get(name)
         if old == cost:
             return

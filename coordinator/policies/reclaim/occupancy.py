@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 
 from common.model import JobId, NodeName, NodeRole
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView, WorkerView
+
+Ranks = tuple[int, ...]
+"""Priorities above the least; see `Occupancy.ranks`."""
 
 
 class Occupancy:
@@ -66,6 +70,26 @@ class Occupancy:
     def hosts(self, job_id: JobId) -> dict[NodeName, int]:
         """GPUs that a job holds, per node."""
         return self._hosts.get(job_id, {})
+
+    @cached_property
+    def _least(self) -> int:
+        """The lowest priority that a job with workers has."""
+        here = (self.jobs[job_id].priority for job_id in self._hosts if job_id in self.jobs)
+        return min(here, default=0)
+
+    def ranks(self, job_ids: Iterable[JobId]) -> Ranks:
+        """Priorities of jobs above the least of all that have workers, the highest first.
+
+        Of two such rows the lesser one stops fewer jobs of the highest priority in which they
+        differ. Where all jobs are alike they are empty.
+        """
+        here = (self.priority(job_id) for job_id in job_ids)
+        return tuple(sorted((each for each in here if each > self._least), reverse=True))
+
+    def priority(self, job_id: JobId) -> int:
+        """Of a job; the least of an unknown one."""
+        job = self.jobs.get(job_id)
+        return self._least if job is None else job.priority
 
     def remove_job(self, job_id: JobId) -> None:
         """A job stops: it leaves all its nodes."""

@@ -7,12 +7,20 @@ nodes as are wanted; each job counts once, however many nodes it is on (Lyra, Eu
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
 
 from msgspec import Struct
 
 _LARGEST = 1 << 40
 """A cost above this counts as this: 35,000 GPU-years."""
+
+_PRICES_MAX = 1 << 34
+"""Prices beside priorities add up to about this at most, in units of more than a GPU-second if they
+must."""
+
+_SUM_MAX = 1 << 52
+"""All that priorities and prices add up to is less, so that ties can still be told apart."""
 
 
 class Problem(Struct, frozen=True, kw_only=True):
@@ -109,7 +117,36 @@ def parts(needs: Sequence[tuple[int, ...]]) -> list[list[int]]:
     return list(found.values())
 
 
-def lexical_weights(first: Sequence[int], second: Sequence[float]) -> tuple[tuple[int, ...], int]:
+def by_priority(prices: Sequence[int], priorities: Sequence[int]) -> list[int]:
+    """Whole numbers whose sums compare by priority, then by the sum of `prices`.
+
+    Of two sets of jobs the one is less that has fewer of the highest priority in which they differ.
+    Where priorities are alike they are the prices. Their sum is below 2 ** 52: where priorities are
+    too many for that, some next to each other count as one.
+
+    Args:
+        prices: of each job, at least 1.
+        priorities: of each job.
+    """
+    levels = sorted(set(priorities))
+    if len(levels) < 2:
+        return list(prices)
+    cut = max(1, -(-sum(prices) // _PRICES_MAX))  # so many GPU-seconds count as one
+    priced = [-(-price // cut) for price in prices]
+    while True:
+        at_level = [bisect_right(levels, each) - 1 for each in priorities]
+        steps, step = [0], sum(priced) + 1
+        for at in range(1, len(levels)):
+            steps.append(step)
+            step *= at_level.count(at) + 1
+        if step < _SUM_MAX or len(levels) == 2:
+            return [steps[at] + price for at, price in zip(at_level, priced, strict=True)]
+        del levels[1]
+
+
+def lexical_weights(
+    first: Sequence[int], second: Sequence[float], *, largest: int = _LARGEST
+) -> tuple[tuple[int, ...], int]:
     """Whole numbers whose sums compare by the sum of `first`, then by the sum of `second`.
 
     Their sum is below 2 ** 60, so that arrays can hold it; with very large costs `second` is told
@@ -119,7 +156,7 @@ def lexical_weights(first: Sequence[int], second: Sequence[float]) -> tuple[tupl
         The weights, and the unit that stands for 1 of `first`; all of `second` together is less
         than a sixty-fourth of it.
     """
-    capped = [min(whole, _LARGEST) for whole in first]
+    capped = [min(whole, largest) for whole in first]
     unit = 1 << max(6, min(32, 59 - sum(capped).bit_length()))
     scale = (unit >> 6) / (sum(second) or 1.0)
     weights = (whole * unit + int(part * scale) for whole, part in zip(capped, second, strict=True))

@@ -15,7 +15,7 @@ from common.model import JobId, NodeName, NodeRole
 from coordinator.policies.reclaim.costs import CostModel, Costs, prices
 from coordinator.policies.reclaim.greedy import greedy_victims
 from coordinator.policies.reclaim.occupancy import Occupancy
-from coordinator.policies.reclaim.problem import lexical_weights, merge
+from coordinator.policies.reclaim.problem import by_priority, lexical_weights, merge
 from coordinator.policies.reclaim.search import solve
 from coordinator.policies.snapshot import NodeView
 
@@ -58,6 +58,9 @@ def choose_nodes(
 ) -> Choice:
     """The cheapest `wanted_count` nodes, fewer if there are fewer; `occupancy` is not changed.
 
+    Priority comes before any price: those are cheapest for which the fewest jobs of the highest
+    priority stop, then of the next one, and among these those of the lowest price.
+
     No victim is in vain: without any one of them too few nodes would be free. The order of
     `candidates` does not matter. how: None is the paper's way.
     """
@@ -74,7 +77,7 @@ def choose_nodes(
     victims = _without_needless(occupancy, base, victims, wanted_count, price)
     note = ""
     if how is not None and how.is_searching and victims:
-        victims, note = _search(base, victims, wanted_count, how)
+        victims, note = _search(occupancy, base, victims, wanted_count, how)
     free = sorted(
         (node for node in candidates if victims.issuperset(base[node.name])),
         key=lambda node: _gentleness(occupancy, node, awaited),
@@ -117,7 +120,7 @@ def _without_needless(
     wanted_count: int,
     price: Mapping[JobId, float] | None,
 ) -> set[JobId]:
-    """Give back what was not needed, the job that would lose most first."""
+    """Give back what was not needed, of the highest priority the job that would lose most first."""
     lacking = {name: sum(job not in victims for job in jobs) for name, jobs in base.items()}
     hosts: dict[JobId, list[NodeName]] = {}
     for name, jobs in base.items():
@@ -126,8 +129,9 @@ def _without_needless(
     surplus = sum(not count for count in lacking.values()) - wanted_count
     needed = set(victims)
 
-    def dearness(job: JobId) -> tuple[float, JobId]:
-        return (-(occupancy.lost_gpu_s(job) if price is None else price[job]), job)
+    def dearness(job: JobId) -> tuple[int, float, JobId]:
+        lost = occupancy.lost_gpu_s(job) if price is None else price[job]
+        return (-occupancy.priority(job), -lost, job)
 
     for job in sorted(victims, key=dearness):
         loss = sum(not lacking[name] for name in hosts[job])
@@ -140,6 +144,7 @@ def _without_needless(
 
 
 def _search(
+    occupancy: Occupancy,
     base: Mapping[NodeName, tuple[JobId, ...]],
     victims: set[JobId],
     wanted_count: int,
@@ -151,7 +156,14 @@ def _search(
     price = prices(how.costs, how.model, jobs)
     lost_gpu_s = [how.costs.expected_lost_gpu_s(job) for job in jobs]
     second = lost_gpu_s if how.model == CostModel.JOBS else [1.0] * len(jobs)
-    weights, unit = lexical_weights([round(price[job]) for job in jobs], second)
+    whole = [round(price[job]) for job in jobs]
+    first = by_priority(whole, [occupancy.priority(job) for job in jobs])
+    is_ranked = first != whole
+    weights, unit = (
+        lexical_weights(first, second, largest=max(first))
+        if is_ranked
+        else lexical_weights(first, second)
+    )
     nodes = [tuple(number[job] for job in held) for held in base.values() if held]
     merged = merge(nodes, weights, wanted_count - (len(base) - len(nodes)))
     start = merged.gather(number[job] for job in victims)
@@ -159,6 +171,14 @@ def _search(
     least = -(-(solution.bound - (unit >> 6)) // unit)
     found = solution.weight // unit
     counted = "jobs" if how.model == CostModel.JOBS else "GPU-s"
+    chosen = {jobs[index] for index in merged.spread(solution.victims)}
+    if is_ranked:
+        if occupancy.ranks(victims) < occupancy.ranks(chosen):
+            chosen = victims  # they differ in priorities that counted as one
+        proof = "none can be cheaper" if found <= least else "others may be cheaper"
+        cost = sum(round(price[job]) for job in chosen)
+        said = f"{len(victims)} jobs by the paper's greedy, {cost} {counted} chosen"
+        return chosen, f"{said}, the lowest priorities first: {proof}"
     proof = "none can be cheaper" if found <= least else f"no choice has fewer than {least}"
     note = f"{len(victims)} jobs by the paper's greedy, {found} {counted} chosen: {proof}"
-    return {jobs[index] for index in merged.spread(solution.victims)}, note
+    return chosen, note

@@ -66,7 +66,7 @@ def _known(snapshot: ClusterSnapshot, *, is_exact: bool) -> _Pass:
         # it makes room only where what it has left exceeds the other's by more than that.
         left_s = job.runtime_s(job.workers.min, now_s) - loss_s(job, now_s)
         keeps = job.state != JobState.PENDING and not is_exact
-        return not (keeps or stays(job)), left_s, job.job_id
+        return not (keeps or stays(job)), -job.priority, left_s, job.job_id
 
     for pool in pools(snapshot, floor, order=rank, resizes=True):
         ordered = sorted(pool.jobs, key=rank)
@@ -162,6 +162,7 @@ def _unknown(knobs: UnknownKnobs, snapshot: ClusterSnapshot, blob: bytes) -> _Pa
         first_s = job.first_started_at_s
         return (
             not (stays(job) or keeps_gang(job, snapshot.now_s)),
+            -job.priority,
             turns[job.job_id].count,
             first_s is None,
             first_s or 0.0,

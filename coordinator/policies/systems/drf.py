@@ -148,9 +148,14 @@ class Filling:
             if other.gpu_type == kind and other.job_id not in self._stopped
         ]
         others = [other for other in there if other.tenant != job.tenant]
-        others.sort(key=lambda other: (-self._shares.beside(other, job), other.job_id))
+        others.sort(
+            key=lambda other: (-self._shares.beside(other, job), other.priority, other.job_id)
+        )
         flexible = [each for other in others for each in self._flexible(other)]
-        own = (other for other in there if other.tenant == job.tenant)
+        own = sorted(
+            (other for other in there if other.tenant == job.tenant),
+            key=lambda other: other.priority,
+        )
         yield chain(flexible, *map(self._flexible, own))
         if self._knobs.preempts:
             gangs = (other for other in others if other.job_id not in self._shrunk)
@@ -165,12 +170,13 @@ class Filling:
                 yield _Victim(job=job, workers=(worker,), is_whole=False)
 
     def _gangs(self, others: Iterable[JobView], job: JobView) -> Iterator[_Victim]:
-        """Those of the tenants with most first, then those that lose least."""
+        """Those of the tenants with most first, then the lowest priority, then who loses least."""
         now_s = self._snapshot.now_s
         for other in sorted(
             filter(is_movable, others),
             key=lambda other: (
                 -self._shares.beside(other, job),
+                other.priority,
                 other.lost_gpu_s(now_s),
                 other.job_id,
             ),
@@ -207,7 +213,9 @@ class Filling:
         """Whose place is free after all goes on, whoever loses most by a stop first."""
         now_s = self._snapshot.now_s
         gone = [job for job in self._snapshot.jobs if job.job_id in self._stopped]
-        for job in sorted(gone, key=lambda job: (-job.lost_gpu_s(now_s), job.job_id)):
+        for job in sorted(
+            gone, key=lambda job: (-job.priority, -job.lost_gpu_s(now_s), job.job_id)
+        ):
             if self._bins.goes_on(job, job.placed):
                 self._shares.count(job, present_workers(job))
                 self._stopped.remove(job.job_id)

@@ -218,12 +218,13 @@ def _preempting(
 def _kept(
     snapshot: ClusterSnapshot, tenancy: Tenancy, fair: dict[str, float], may_stop: bool
 ) -> list[Grant]:
-    """Everybody who runs, but the jobs by which a queue is above its fair share, newest first."""
+    """Everybody who runs, but the jobs by which a queue is above its fair share: the lowest
+    priority first, of these the newest."""
     kept = going_on(snapshot)
     if not may_stop:
         return kept
     used = dict(Tenancy(snapshot).used)
-    newest = sorted(kept, key=lambda grant: -(grant.job.started_at_s or 0.0))
+    newest = sorted(kept, key=lambda each: (each.job.priority, -(each.job.started_at_s or 0.0)))
     stopped: set[str] = set()
     for grant in newest:
         queue = tenancy.leaf(grant.job)

@@ -16,7 +16,7 @@ from coordinator.policies.snapshot import JobView
 from coordinator.policies.tenants.counting import Counts
 from coordinator.policies.tenants.fitting import Gang
 from coordinator.policies.tenants.giving import Source
-from coordinator.policies.tenants.lending import Lenders
+from coordinator.policies.tenants.lending import Lenders, Ranks
 from coordinator.policies.tenants.tenancy import Count
 
 MOST_TRIES = 32
@@ -52,14 +52,18 @@ class Choosing:
         return gang.count * job.gpus_per_worker <= self._counts.tenancy.room(job)
 
     def take(self, ways: Iterable[Way], job: JobView, gang: Gang) -> tuple[Source, ...] | None:
-        """Let those be given that are enough for the job and take least from guarantees, of the
-        first way where several take as much; None: none is enough, and nothing has changed."""
+        """Let those be given that are enough for the job and take least from guarantees, then stop
+        the fewest of the highest priorities, of the first way where several do; None: none is
+        enough, and nothing has changed."""
         best: _Try | None = None
+        least: tuple[Count, Ranks] = (0, ())
         for way in ways:
             found = self._of(way, job, gang)
-            if found is not None and (best is None or found.lost < best.lost):
-                best = found
-            if best is not None and not best.lost:
+            if found is not None:
+                price = (found.lost, self._lenders.ranks(found.given))
+                if best is None or price < least:
+                    best, least = found, price
+            if best is not None and least == (0, ()):
                 break
         if best is None:
             return None

@@ -22,6 +22,7 @@ from common.model import JobId, JobState, NodeName
 from coordinator.policies.decisions import Decision, Placement, Resize, Start, placed_count
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.speeds import rate_on
+from coordinator.policies.tenants.borrowing import why_not_borrowed
 from coordinator.policies.tenants.flow import (
     Flow,
     Gpus,
@@ -104,6 +105,12 @@ class _Guard:
                 self.dropped.append(Dropped(decision=decision, why=why))
                 continue
             taken = sum(self._flow.taken(decision).values())
+            if isinstance(decision, Start):
+                now_s = self._snapshot.now_s
+                if why := why_not_borrowed(job, taken, tenancy, now_s):
+                    self.kept[place] = None
+                    self.dropped.append(Dropped(decision=decision, why=why, is_quota=True))
+                    continue
             if not taken or taken <= tenancy.room(job):
                 tenancy.take(job, taken)
                 continue
@@ -238,7 +245,8 @@ def _without(decision: Decision, added: tuple[Placement, ...]) -> Decision | Non
 
 
 def blocked(snapshot: ClusterSnapshot, tenancy: Tenancy) -> dict[JobId, str]:
-    """Waiting jobs whose tenant has no room for their base gang, and why."""
+    """Waiting jobs whose tenant has no room for their base gang, or that may not borrow it now;
+    and why."""
     found: dict[JobId, str] = {}
     known: dict[tuple[str, int], str] = {}
     for job in snapshot.jobs:
@@ -246,8 +254,9 @@ def blocked(snapshot: ClusterSnapshot, tenancy: Tenancy) -> dict[JobId, str]:
             alike = tenancy.leaf(job), fewest_gpus(job)
             if alike not in known:
                 known[alike] = tenancy.why_not(job, alike[1], alone=True)
-            if known[alike]:
-                found[job.job_id] = known[alike]
+            why = known[alike] or why_not_borrowed(job, alike[1], tenancy, snapshot.now_s)
+            if why:
+                found[job.job_id] = why
     return found
 
 

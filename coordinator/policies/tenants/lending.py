@@ -1,7 +1,8 @@
 """What others hold that a guarantee may call for, the cheapest first. Must not know who gets it.
 
 First what they would start or grow on in this very pass, then their flexible workers, then their
-jobs that lose least by a stop, with all that share GPUs with them. What a pass cannot change is
+jobs: of each those of the lowest priority, then those that lose least by a stop, with all that
+share GPUs with them. What a pass cannot change is
 looked up once, as many jobs that wait ask for the same.
 """
 
@@ -20,7 +21,16 @@ from coordinator.policies.tenants.counting import Counts
 from coordinator.policies.tenants.fitting import Gang
 from coordinator.policies.tenants.flow import Flow, job_of
 from coordinator.policies.tenants.giving import Source
-from coordinator.policies.tenants.seats import Seat, left_by, seats
+from coordinator.policies.tenants.seats import Seat, having, left_by, seats
+
+Ranks = tuple[int, ...]
+"""Priorities of jobs above the least that anybody has, the highest first. Compared, the fewest of
+the highest come first; where all are alike it is empty, and says nothing."""
+
+
+def ranks(jobs: Iterable[JobView], least: int) -> Ranks:
+    """Those of some jobs. least: the lowest of all that could be meant."""
+    return tuple(sorted((job.priority for job in jobs if job.priority > least), reverse=True))
 
 
 class _Holding(Struct, frozen=True, kw_only=True):
@@ -65,7 +75,8 @@ class Lenders:
                 (self._turning if is_turn else self.busy).add(job.job_id)
             if isinstance(decision, Migrate):
                 awaited.update(u for each in decision.placements for u in each.gpu_uuids)
-        dated = sorted(decisions, key=lambda each: self._has_date(job_of(flow, each)))
+        self._least = min((job.priority for job in snapshot.jobs if having(job)), default=0)
+        dated = sorted(decisions, key=lambda each: self._standing(job_of(flow, each)))
         newcomers = (self._newcomer(each) for each in dated)
         self._newcomers = [
             each for each in newcomers if each is not None and each.source.job.job_id not in aside
@@ -94,7 +105,7 @@ class Lenders:
     def _flexible_of(self, there: Iterable[Seat]) -> Iterator[_Holding]:
         """Workers beyond a base gang, one by one."""
         pairs = [(other, seat) for seat in there for other in seat.jobs]
-        for other, seat in sorted(pairs, key=lambda pair: self._has_date(pair[0])):
+        for other, seat in sorted(pairs, key=lambda pair: self._standing(pair[0])):
             if other.is_resizable and other.job_id not in self._turning:
                 for worker in other.placed:
                     if worker.is_flexible and not worker.is_leaving:
@@ -112,18 +123,33 @@ class Lenders:
         date_s = None if job is None else job.deadline_at_s
         return date_s is not None and date_s > self._now_s
 
-    def _price(self, seat: Seat) -> tuple[bool, float, str]:
+    def _standing(self, job: JobView | None) -> tuple[bool, int]:
+        """Of two jobs that give as much for nothing the lesser is the one that gives."""
+        return self._has_date(job), 0 if job is None else job.priority
+
+    def _price(self, seat: Seat) -> tuple[bool, Ranks, float, str]:
         """What stopping all on a seat costs, and who breaks a tie."""
         return (*self._cost(seat), seat.jobs[0].job_id)
 
-    def _cost(self, seat: Seat) -> tuple[bool, float]:
+    def _cost(self, seat: Seat) -> tuple[bool, Ranks, float]:
         lost_gpu_s = sum(job.lost_gpu_s(self._now_s) for job in seat.jobs)
-        return (any(map(self._has_date, seat.jobs)), lost_gpu_s)
+        return (any(map(self._has_date, seat.jobs)), ranks(seat.jobs, self._least), lost_gpu_s)
 
-    def cost(self, given: Iterable[Source]) -> tuple[int, float]:
-        """What all the stops among them cost: dates that may have been promised, GPU-seconds."""
-        costs = [self._cost(source.seat) for source in given if source.seat is not None]
-        return (sum(dated for dated, _ in costs), sum(lost_gpu_s for _, lost_gpu_s in costs))
+    def cost(self, given: Iterable[Source]) -> tuple[int, Ranks, float]:
+        """What all the stops among them cost: dates that may have been promised, priorities,
+        GPU-seconds."""
+        stopped = [source.seat for source in given if source.seat is not None]
+        costs = [self._cost(seat) for seat in stopped]
+        return (
+            sum(dated for dated, _, _ in costs),
+            ranks((job for seat in stopped for job in seat.jobs), self._least),
+            sum(lost_gpu_s for _, _, lost_gpu_s in costs),
+        )
+
+    def ranks(self, given: Iterable[Source]) -> Ranks:
+        """Priorities of the jobs that all the stops among them stop."""
+        stopped = (source.seat for source in given if source.seat is not None)
+        return ranks((job for seat in stopped for job in seat.jobs), self._least)
 
     def _may_stop(self, seat: Seat, awaited: Collection[GpuUuid]) -> bool:
         """Whether all on a seat can be stopped now, and nobody is on the way to it.
@@ -149,8 +175,9 @@ class Lenders:
     ) -> Iterator[Source]:
         """What others hold where the gang may go that the job's guarantee covers.
 
-        Those of one kind last whose deadline is still ahead: it may have been promised. What has
-        been given while this goes on is looked at as it is then.
+        Those of one kind last whose deadline is still ahead: it may have been promised; before
+        that by priority, the lowest first. What has been given while this goes on is looked at as
+        it is then.
 
         only: nothing that is not of this node alone. is_anywhere: where the gang may not go as
         well, as its tenant has no room before others use less.

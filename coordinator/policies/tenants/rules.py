@@ -13,11 +13,12 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from common.model import JobId
+from common.model import JobId, JobState
 from coordinator.policies.blockers import Hold
 from coordinator.policies.decisions import Allocation, Start, earliest
 from coordinator.policies.snapshot import ClusterSnapshot, JobView
 from coordinator.policies.tenants.aftermath import short_lived
+from coordinator.policies.tenants.borrowing import ends_at_s
 from coordinator.policies.tenants.guarding import guarded
 from coordinator.policies.tenants.onward import Follow, beneficiaries, in_turns
 from coordinator.policies.tenants.settling import Settled, leaves_room, settle, stripped
@@ -72,7 +73,10 @@ def allocated(
     if not snapshot.tenants or snapshot.is_frozen:
         return decide(snapshot, memory)
     settles = _of_all if keeps_quotas else partial(_for_what_lasts, by_weight=by_weight)
-    return _told(*_that_ends(decide, settles, snapshot, memory, trusts_profiles=trusts_profiles))
+    made = _told(*_that_ends(decide, settles, snapshot, memory, trusts_profiles=trusts_profiles))
+    waiting = (job for job in snapshot.jobs if job.state == JobState.PENDING)
+    again_s = ends_at_s(snapshot, waiting)
+    return replace(made, wake_at_s=earliest(made.wake_at_s, again_s)) if again_s else made
 
 
 Settles = Callable[[Tries], tuple[Settled, bool]]

@@ -2,9 +2,10 @@
 
 A waiting job whose tenant stays within its guarantee with it, and that finds no room, gets what
 borrowers hold: first what they would start or grow on in this very pass, then their flexible
-workers, then their jobs that lose least by a stop, with all that share GPUs with them; no more of
-them than it needs, and before all else such as leave borrowers their guarantees. A borrower holds
-more than its guarantee before each stop, at each level below the tenant that both are part of.
+workers, then their jobs of the lowest priority, of these those that lose least by a stop, with all
+that share GPUs with them; no more of them than it needs, and before all else such as leave
+borrowers their guarantees. A borrower holds more than its guarantee before each stop, at each level
+below the tenant that both are part of.
 Where there is room, when its job starts is up to the policy, for as long as any may be patient.
 """
 
@@ -374,6 +375,7 @@ class _TakeBack:
             job_id=job.job_id,
             predicted_cost_gpu_s=lost_gpu_s,
             beneficiary=", ".join(takers),
+            guarantee=self.tenancy.below_top(self._flow.jobs[self._due[job.job_id][0]], job)[-1],
             reason=f"{why}; {unsaved(lost_gpu_s)}",
         )
 

@@ -25,11 +25,8 @@ EPSILON_GPUS = 1e-9
 
 
 def are_weighed(tenancy: Tenancy) -> bool:
-    """Whether weights tell any siblings apart; else they say nothing, and nothing is looked at."""
-    views = tenancy.views
-    return any(
-        len({views[name].weight for name in siblings}) > 1 for siblings in tenancy.children.values()
-    )
+    """Whether anybody has a sibling to share with by weight; else nothing is looked at."""
+    return any(len(siblings) > 1 for siblings in tenancy.children.values())
 
 
 class Weighed(Struct, frozen=True, kw_only=True):

@@ -1,0 +1,56 @@
+"""Which GPUs a job may not borrow that guarantees called back again and again. Knows no policy.
+
+It starts where enough stays free for all that the owners of these guarantees could still ask for,
+and on what its own guarantee covers. Must not know who counts the stops, nor how long a wait is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.tenants.tenancy import Tenancy
+from coordinator.policies.tenants.tree import WHOLE
+from coordinator.policies.words import counted, listed
+
+
+def ends_at_s(snapshot: ClusterSnapshot, jobs: Iterable[JobView]) -> float | None:
+    """When the first of some jobs may borrow again; None: nobody waits for that."""
+    waits = (job.back_off.until_s for job in jobs if job.back_off is not None)
+    return min((until_s for until_s in waits if until_s > snapshot.now_s), default=None)
+
+
+def why_not_borrowed(job: JobView, gpus: int, tenancy: Tenancy, now_s: float) -> str:
+    """Why a job may not start on so many GPUs, by those that called it back; empty: it may.
+
+    tenancy: as things stand before its start.
+    """
+    rest = job.back_off
+    if rest is None or rest.until_s <= now_s:
+        return ""
+    used, views = tenancy.used, tenancy.views
+    if any(used[name] + gpus <= views[name].guarantee_gpus for name in tenancy.path(job)):
+        return ""
+    idle = _idle_gpus(job, tenancy)
+    left = tenancy.capacity - used[WHOLE] - gpus
+    if left >= idle or not idle:
+        return ""
+    return (
+        f"by their guarantee {listed(rest.tenants, 'has', 'have')} called it back "
+        f"{counted(rest.count, 'time')} in a row, the last {now_s - rest.since_s:.0f} s ago: for "
+        f"{rest.until_s - now_s:.0f} s more it borrows nothing there, and beside that no "
+        f"{counted(gpus, 'GPU')} are free"
+    )
+
+
+def _idle_gpus(job: JobView, tenancy: Tenancy) -> float:
+    """What the owners could still ask for; of one that is part of another the other's counts."""
+    owners = {
+        name
+        for name in (() if job.back_off is None else job.back_off.tenants)
+        if name in tenancy.views and name not in tenancy.path(job)
+    }
+    outer = [name for name in owners if owners.isdisjoint(tenancy.path_of(name)[1:])]
+    return sum(
+        max(0.0, float(tenancy.views[name].guarantee_gpus - tenancy.used[name])) for name in outer
+    )

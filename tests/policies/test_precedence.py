@@ -1,0 +1,102 @@
+"""A higher priority waits behind nothing of lower priority that keeps taking its room."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from common.model import JobId, JobState
+from coordinator.engine.settings import TenantSettings
+from coordinator.policies.bundles import POLICIES
+from coordinator.policies.decisions import Allocation, Start
+from coordinator.policies.precedence import allocated, explained
+from coordinator.policies.snapshot import ClusterSnapshot, TenantView
+from tests.policies.tenant_books import cell, names, runs, start, waits
+from tests.policies.tenant_passes import Asked, Cell
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_small_jobs_of_a_lower_priority_do_not_starve_a_gang(name: str) -> None:
+    """Each minute two jobs of one GPU and five minutes come; under every policy a job that needs
+    the whole node runs once those that were there before it have ended."""
+    played = Cell(name, [TenantSettings(name="a")], nodes=1)
+    small = [Asked(tenant="a", work_s=300.0, at_s=30.0 * n) for n in range(70)]
+    gang = Asked(tenant="a", gpus=8, work_s=2000.0, at_s=600.0, priority=10)
+    played.ask([*small, gang])
+    played.run(until_s=2000.0)
+    assert played.engine.state.jobs[JobId("a70")].started_at_s is not None
+
+
+def last_first(snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
+    """Of those that fit somewhere the last by name starts, on the first such node."""
+    for job in sorted(snapshot.jobs, key=lambda job: job.job_id, reverse=True):
+        for node in snapshot.nodes:
+            fits = node.free_gpus >= job.gpus_per_worker and node.name not in job.avoid_nodes
+            if job.state == JobState.PENDING and fits:
+                return Allocation(decisions=(start(job.job_id, node.name),), memory=memory)
+    return Allocation(decisions=(), memory=memory)
+
+
+def contested(*, work_s: float = 1e6, gpus: int = 2, priority: int = 5) -> ClusterSnapshot:
+    """`n0` has two GPUs free for long, `n1` four until its short job ends; `first` needs a node."""
+    short = replace(runs("short", "a", "n1", 4), remaining_work_s=300.0)
+    long = replace(runs("long", "a", "n0", 6), remaining_work_s=1e6)
+    first = replace(waits("first", "a", 8), priority=priority)
+    lower = replace(waits("lower", "a", gpus), remaining_work_s=work_s, estimate_source="declared")
+    return cell(short, long, first, lower, tenants=())
+
+
+def placed(snapshot: ClusterSnapshot) -> dict[str, str]:
+    """Who starts where."""
+    found = allocated(last_first, snapshot, b"").decisions
+    return {each.job_id: each.placements[0].node for each in found if isinstance(each, Start)}
+
+
+def test_room_is_kept_where_it_comes_soonest_and_the_rest_is_for_all() -> None:
+    """The lesser job goes to the other node, or waits where only the kept one would do."""
+    assert placed(contested()) == {"lower": "n0"}
+    assert placed(contested(gpus=3)) == {}
+
+
+def test_equals_are_the_policys_own_matter() -> None:
+    """Nothing is kept from a job of the same priority."""
+    assert placed(contested(gpus=3, priority=0)) == {"lower": "n1"}
+
+
+def test_who_is_over_in_time_may_have_it_meanwhile() -> None:
+    """300 s until it is wanted: 150 s that may be late by half are in time, 250 s are not."""
+    assert placed(contested(gpus=3, work_s=150.0)) == {"lower": "n1"}
+    assert placed(contested(gpus=3, work_s=250.0)) == {}
+
+
+def test_a_job_that_could_start_and_does_not_keeps_nothing() -> None:
+    """It has its room if the policy takes it; where that starts others, nothing idles for it."""
+    first = replace(waits("first", "a", 8), priority=5)
+    assert placed(cell(first, waits("lower", "a", 2), tenants=(), nodes=1)) == {"first": "n0"}
+
+    def never_first(snapshot: ClusterSnapshot, memory: bytes) -> Allocation:
+        others = tuple(job for job in snapshot.jobs if job.job_id != "first")
+        return last_first(replace(snapshot, jobs=others), memory)
+
+    snapshot = cell(first, waits("lower", "a", 2), tenants=(), nodes=1)
+    found = allocated(never_first, snapshot, b"").decisions
+    assert names(found, Start) == {"lower"}
+
+
+def test_a_guarantee_waits_for_no_priority_that_none_covers() -> None:
+    """What its owner is due is not kept from it."""
+    tenants = (TenantView(name="b", guarantee_gpus=8), TenantView(name="a"))
+    snapshot = contested(gpus=3)
+    jobs = tuple(
+        replace(job, tenant="b") if job.job_id == "lower" else job for job in snapshot.jobs
+    )
+    assert placed(replace(snapshot, jobs=jobs, tenants=tenants)) == {"lower": "n1"}
+
+
+def test_a_job_from_which_room_is_kept_is_told_for_whom() -> None:
+    """Also where the policy by itself would start it."""
+    (hold,) = explained(last_first, lambda *_: (), contested(gpus=3), b"")
+    assert (hold.job_id, hold.blockers) == (
+        "lower",
+        ("n1 is kept for first, which waits with priority 5 and can have it in 300 s",),
+    )
