@@ -11,12 +11,12 @@ NATS ?= 1
 # A cell is dozens of interpreters; each would compile all that it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: up test test-serving chaos lint fuzz env clean
+.PHONY: up test test-serving chaos lint fuzz env cc clean
 
 up: env
 	$(VENV)/bin/aryl up
 
-test: env
+test: env cc
 	$(VENV)/bin/pytest -n 4 --dist worksteal
 
 chaos: env
@@ -60,6 +60,10 @@ $(STAMP): pyproject.toml
 	$(VENV)/bin/pip install --quiet --upgrade 'pip>=25.1'
 	$(VENV)/bin/pip install --quiet --editable '.[coordinator]' --group dev
 	touch $(STAMP)
+
+# The tests build an NVML library of their own.
+cc:
+	@command -v cc >/dev/null || sh -c 'S=; [ "$$(id -u)" = 0 ] || S=sudo; echo "installing gcc"; $$S apt-get update -q && $$S apt-get install -y gcc libc6-dev'
 
 clean:
 	rm -rf $(VENV) dist build

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
 
@@ -28,6 +29,8 @@ class FaultKind(StrEnum):
     `hang`: calls do not return. `lost`: fell off the bus. `xid`: one XID event with code `value`.
     `ecc`: `value` uncorrected errors. `wrong_count`: NVML says there are `value` GPUs.
     `throttle`: slowed down; `value` is the bit mask of reasons, hardware heat if there is none.
+    `error`: what `call` asks for has NVML's error `value` for an answer. `reading`: its answer is
+    `value` in NVML's own unit, whatever that means.
     """
 
     HANG = "hang"
@@ -36,6 +39,28 @@ class FaultKind(StrEnum):
     ECC = "ecc"
     WRONG_COUNT = "wrong_count"
     THROTTLE = "throttle"
+    ERROR = "error"
+    READING = "reading"
+
+
+class NvmlCall(StrEnum):
+    """What is asked of a GPU, where a fault is of that alone."""
+
+    HANDLE = "handle"
+    UUID = "uuid"
+    NAME = "name"
+    PCI = "pci"
+    UTILIZATION = "utilization"
+    MEMORY = "memory"
+    MEMORY_USED = "memory_used"
+    TEMPERATURE = "temperature"
+    POWER = "power"
+    POWER_LIMIT = "power_limit"
+    ECC = "ecc"
+    THROTTLE = "throttle"
+    PROCESSES = "processes"
+    MIG = "mig"
+    EVENTS = "events"
 
 
 class XidTold(StrEnum):
@@ -46,12 +71,77 @@ class XidTold(StrEnum):
     BOTH = "both"
 
 
-_NEEDS_VALUE = frozenset({FaultKind.XID, FaultKind.ECC, FaultKind.WRONG_COUNT})
+_OF_A_CALL = frozenset({FaultKind.ERROR, FaultKind.READING})
+_NEEDS_VALUE = _OF_A_CALL | {FaultKind.XID, FaultKind.ECC, FaultKind.WRONG_COUNT}
+_HAS_NO_READING = frozenset(
+    {
+        NvmlCall.HANDLE,
+        NvmlCall.UUID,
+        NvmlCall.NAME,
+        NvmlCall.PCI,
+        NvmlCall.PROCESSES,
+        NvmlCall.EVENTS,
+    }
+)
+_MIG_PROFILE = re.compile(r"[1-9][0-9]*g\.([1-9][0-9]*)gb")
 _HAS_NO_VALUE = frozenset({FaultKind.HANG, FaultKind.LOST})
 
 
+class Driver(Struct, frozen=True):
+    """What a driver of this version can be asked; an empty one is of today."""
+
+    version: tuple[int, ...] = ()
+
+    def _is(self, *least: int) -> bool:
+        return not self.version or self.version >= least
+
+    @property
+    def has_mig(self) -> bool:
+        return self._is(450)
+
+    @property
+    def has_memory_v2(self) -> bool:
+        return self._is(510)
+
+    @property
+    def has_processes_v3(self) -> bool:
+        """535.98 took it away for some releases (nvitop#88)."""
+        return self._is(510) and not (535, 98) <= self.version < (535, 104)
+
+    @property
+    def has_wide_processes(self) -> bool:
+        """The first releases of 535 fill the list of version 3 with records of 32 bytes."""
+        return (535, 0) <= self.version < (535, 98)
+
+    @property
+    def has_event_reasons(self) -> bool:
+        return self._is(535)
+
+    @property
+    def has_temperature_v(self) -> bool:
+        return self._is(565)
+
+
+class MigPart(Struct, frozen=True):
+    """A MIG instance of a GPU: its place there, and its profile, such as `1g.10gb`."""
+
+    index: int
+    profile: str
+    uuid: GpuUuid
+
+    @property
+    def memory_bytes(self) -> int:
+        """As its profile says."""
+        found = _MIG_PROFILE.fullmatch(self.profile)
+        assert found is not None
+        return int(found[1]) << 30
+
+
 class GpuGroup(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`count` GPUs that are alike; the defaults are of a process that does not say itself."""
+    """`count` GPUs that are alike; the defaults are of a process that does not say itself.
+
+    mig: profiles of the MIG instances of each; an empty list: in MIG mode without any.
+    """
 
     count: PositiveInt
     model: str
@@ -59,12 +149,13 @@ class GpuGroup(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     power_limit_w: PositiveFloat = 700.0
     default_busy_ratio: Ratio = 0.9
     default_memory_used_bytes: NonNegativeInt = 1_000_000_000
+    mig: tuple[str, ...] | None = None
 
 
 class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One fault; without `gpu` it is of all of them, without `for_s` it stays.
 
-    `told_by` is for an XID only.
+    `told_by` is for an XID only, `call` for the kinds that name one.
     """
 
     kind: FaultKind
@@ -73,6 +164,7 @@ class Fault(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     at_s: NonNegativeFloat = 0.0
     for_s: PositiveFloat | None = None
     told_by: XidTold = XidTold.NVML
+    call: NvmlCall | None = None
 
     def is_active(self, elapsed_s: float) -> bool:
         """Whether it is on, this long after the start."""
@@ -93,10 +185,13 @@ class FakeFleet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     A process is seen on the GPUs whose UUIDs it was given, wherever it came from. Two cells on one
     machine whose nodes are called alike therefore need fleets of different `name`.
+
+    driver: the version of an older driver, such as `535.98`: it lacks what came later.
     """
 
     gpu: tuple[GpuGroup, ...]
     name: str = ""
+    driver: str = ""
     fault: tuple[Fault, ...] = ()
 
     @property
@@ -107,6 +202,25 @@ class FakeFleet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def uuid_of(self, node: str, index: int) -> GpuUuid:
         """UUID of a node's GPU: the same for the same fleet name, node and index, everywhere."""
         return fake_uuid(node, index, fleet=self.name)
+
+    def parts_of(self, node: str, index: int) -> tuple[MigPart, ...]:
+        """The MIG instances of a node's GPU."""
+        profiles = tuple(self.groups_by_index())[index].mig or ()
+        return tuple(
+            MigPart(at, profile, _mig_uuid(self.uuid_of(node, index), at))
+            for at, profile in enumerate(profiles)
+        )
+
+    def uuids(self, node: str) -> list[GpuUuid]:
+        """All that a process may be given on a node: GPUs and MIG instances."""
+        indices = range(self.gpu_count)
+        found = [self.uuid_of(node, index) for index in indices]
+        return found + [part.uuid for at in indices for part in self.parts_of(node, at)]
+
+    @property
+    def known_driver(self) -> Driver:
+        """What its driver can be asked."""
+        return Driver(tuple(int(part) for part in self.driver.split(".")) if self.driver else ())
 
     @property
     def has_kernel_log(self) -> bool:
@@ -125,8 +239,12 @@ class FakeFleet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Raises:
             ConfigError: names the field.
         """
+        if self.driver and not re.fullmatch(r"[0-9]+(\.[0-9]+){0,2}", self.driver):
+            raise ConfigError(f"driver: {self.driver!r}, expected a version such as 535.98")
+        _check_profiles(self.gpu)
         for number, fault in enumerate(self.fault):
             where = f"fault[{number}]"
+            _check_call(fault, where)
             if fault.gpu is not None and fault.gpu >= self.gpu_count:
                 raise ConfigError(
                     f"{where}.gpu: {fault.gpu}, but there are {self.gpu_count} GPUs from index 0"
@@ -144,6 +262,27 @@ class FakeFleet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 )
             if fault.kind == FaultKind.WRONG_COUNT and fault.gpu is not None:
                 raise ConfigError(f"{where}.gpu: wrong_count is of the machine, not of one GPU")
+
+
+def _check_profiles(groups: Iterable[GpuGroup]) -> None:
+    for number, group in enumerate(groups):
+        for profile in group.mig or ():
+            if not _MIG_PROFILE.fullmatch(profile):
+                raise ConfigError(
+                    f"gpu[{number}].mig: {profile!r}, expected a profile such as 1g.10gb"
+                )
+
+
+def _check_call(fault: Fault, where: str) -> None:
+    if (fault.call is not None) != (fault.kind in _OF_A_CALL):
+        has = "has none" if fault.call is not None else "needs one"
+        raise ConfigError(f"{where}.call: a fault of kind {fault.kind} {has}")
+    if fault.kind == FaultKind.READING and fault.call in _HAS_NO_READING:
+        raise ConfigError(f"{where}.call: {fault.call} has no reading; its fault is an error")
+
+
+def _mig_uuid(gpu: GpuUuid, at: int) -> GpuUuid:
+    return GpuUuid(f"MIG-{uuid.uuid5(uuid.NAMESPACE_DNS, f'{at}.mig.{gpu}.aryl')}")
 
 
 def pci_address_of(index: int) -> tuple[int, int, int]:

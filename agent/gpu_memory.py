@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from msgspec import Struct
 
-from common.messages import GpuHealth, GpuReport
+from common.messages import GpuHealth, GpuReport, MigInstance
 from common.model import GpuUuid
 
 GPU_COLLECTOR = "gpu"
@@ -14,14 +14,32 @@ GPU_COLLECTOR = "gpu"
 
 
 def identity_only(report: GpuReport, health: GpuHealth, xids: tuple[int, ...] = ()) -> GpuReport:
-    """The same GPU with nothing but who it is: what may still be said of one that is silent."""
+    """The same GPU with nothing but who it is and how it is parted: what may still be said of one
+    that is silent."""
     return GpuReport(
         uuid=report.uuid,
         index=report.index,
         gpu_type=report.gpu_type,
         memory_total_bytes=report.memory_total_bytes,
         health=health,
+        processes=None,
         xids=xids,
+        is_mig=report.is_mig,
+        mig=_parts(report),
+    )
+
+
+def _parts(report: GpuReport) -> tuple[MigInstance, ...]:
+    return tuple(
+        MigInstance(
+            uuid=part.uuid,
+            gpu_type=part.gpu_type,
+            memory_total_bytes=part.memory_total_bytes,
+            gpu_instance_id=part.gpu_instance_id,
+            compute_instance_id=part.compute_instance_id,
+            processes=None,
+        )
+        for part in report.mig
     )
 
 
@@ -32,6 +50,8 @@ class GpuIdentity(Struct, frozen=True, kw_only=True):
     index: int
     gpu_type: str
     memory_total_bytes: int
+    is_mig: bool | None = False
+    mig: tuple[MigInstance, ...] = ()
 
 
 def identities(gpus: Iterable[GpuReport]) -> list[GpuIdentity]:
@@ -42,6 +62,8 @@ def identities(gpus: Iterable[GpuReport]) -> list[GpuIdentity]:
             index=gpu.index,
             gpu_type=gpu.gpu_type,
             memory_total_bytes=gpu.memory_total_bytes,
+            is_mig=gpu.is_mig,
+            mig=_parts(gpu),
         )
         for gpu in gpus
     ]
@@ -70,6 +92,9 @@ def completed(
             gpu_type=gpu.gpu_type,
             memory_total_bytes=gpu.memory_total_bytes,
             health=GpuHealth.LOST if gpu.index in lost_indices else GpuHealth.UNRESPONSIVE,
+            processes=None,
+            is_mig=gpu.is_mig,
+            mig=gpu.mig,
         )
         for gpu in known
         if gpu.uuid not in uuids and gpu.index not in indices

@@ -90,6 +90,7 @@ class GpuReader:
         self._gpus: tuple[GpuReport, ...] = ()
         self._uuid_by_pci_address: dict[str, GpuUuid] = {}
         self._error = ""
+        self._unread: set[str] = set()
         self._lost_indices: tuple[int, ...] = ()
         self._process: ReaderProcess | None = None
         self._task: asyncio.Task[None] | None = None
@@ -227,6 +228,7 @@ class GpuReader:
                 if gpu.xids:
                     kept = self._xids_by_uuid.get(gpu.uuid, ()) + gpu.xids
                     self._xids_by_uuid[gpu.uuid] = kept[:MAX_KEPT_XIDS]
+            self._tell_unread(sample.unread)
             gpus = self._known.update(sample.gpus)
             self._tell(gpus, sample.error, sample.lost_indices)
         else:
@@ -238,6 +240,12 @@ class GpuReader:
         self._gpus, self._error, self._lost_indices = gpus, error, lost_indices
         self._news_count += 1
         self._news.set()
+
+    def _tell_unread(self, unread: Mapping[str, str]) -> None:
+        """Once, until it is read again: a report without a value does not say why."""
+        for what in sorted(unread.keys() - self._unread):
+            logger.warning("gpu reader: %s is not known: %s", what, unread[what])
+        self._unread = set(unread)
 
     def _with_xids(self, gpu: GpuReport) -> GpuReport:
         """With every event since the last report, also those of answers that came too late."""

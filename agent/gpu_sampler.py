@@ -87,6 +87,7 @@ class _Reader:
             report, error, library_failure, is_lost_unseen = None, "", None, False
             try:
                 report = self.probe.read()
+                error = self.probe.error
             except LibraryFailed as failure:
                 library_failure = failure
             except Unavailable as failure:
@@ -149,6 +150,12 @@ class GpuSampler:
         return Sample(
             gpus=self._known.update(reports),
             error="; ".join(errors),
+            unread={
+                what: why
+                for reader, (report, _) in zip(readers, answers, strict=True)
+                if report is not None
+                for what, why in reader.probe.unread.items()
+            },
             uuid_by_pci_address=dict(
                 reader.probe.pci for reader in readers if reader.probe.pci is not None
             ),

@@ -25,6 +25,7 @@ ASK = HEADER.pack(0)
 class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """All GPUs once; `error` says what could not be read, in words.
 
+    unread: values that NVML has an error or nonsense for, and why; they are reported as not known.
     lost_indices: GPUs that NVML says are lost, and that this child never saw to name them.
     uuid_by_pci_address: as the kernel log names them, where NVML says; spelled as
         `agent.pci` does.
@@ -32,6 +33,7 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
 
     gpus: tuple[GpuReport, ...] = ()
     error: str = ""
+    unread: dict[str, str] = {}
     uuid_by_pci_address: dict[str, GpuUuid] = {}
     lost_indices: tuple[int, ...] = ()
 

@@ -10,26 +10,42 @@ from agent.state import Facts
 from common.messages import GpuHealth, GpuReport
 
 _UNUSABLE = (GpuHealth.LOST, GpuHealth.FAULTY)
+IDLE_BUSY_RATIO = 0.05
+"""A GPU that is busy for more than this share of the time is used, by whomever: one whose processes
+are not told shows them by this and by its memory alone."""
 
 
 def busy(gpu: GpuReport, *, free_memory_ratio: float) -> str:
     """Why a GPU is not free for a worker, by what the device says; empty when it is."""
-    if gpu.health != GpuHealth.OK:
-        return _sick(gpu)
-    return _used(gpu, free_memory_ratio)
+    return _sick(gpu) or _used(gpu, free_memory_ratio)
 
 
 def _sick(gpu: GpuReport) -> str:
-    return f"GPU {gpu.uuid} is {gpu.health}"
+    return "" if gpu.health == GpuHealth.OK else f"GPU {gpu.uuid} is {gpu.health}"
+
+
+def parted(gpu: GpuReport) -> str:
+    """Why nobody can have the whole of it; empty when one worker can."""
+    if gpu.is_mig is None:
+        return f"GPU {gpu.uuid} does not tell whether it is in MIG mode"
+    return f"GPU {gpu.uuid} is in MIG mode" if gpu.is_mig else ""
 
 
 def _used(gpu: GpuReport, free_memory_ratio: float, beside: frozenset[int] = frozenset()) -> str:
-    for process in gpu.processes:
+    for process in gpu.processes or ():
         if process.pid not in beside:
             return f"GPU {gpu.uuid} is used by process {process.pid}"
-    used = gpu.memory_used_bytes or 0
+    return use_by_nobody(gpu, free_memory_ratio)
+
+
+def use_by_nobody(gpu: GpuReport, free_memory_ratio: float) -> str:
+    """How a GPU shows that it is used, where no process does; empty when it does not."""
+    used, busy_ratio = gpu.memory_used_bytes or 0, gpu.gpu_busy_ratio or 0.0
+    by = ", and its driver does not tell by whom" if gpu.processes is None else ""
     if used > free_memory_ratio * gpu.memory_total_bytes:
-        return f"GPU {gpu.uuid} has {used / 2**20:.0f} MiB in use"
+        return f"GPU {gpu.uuid} has {used / 2**20:.0f} MiB in use{by}"
+    if gpu.processes is None and busy_ratio > IDLE_BUSY_RATIO:
+        return f"GPU {gpu.uuid} is {busy_ratio:.0%} busy{by}"
     return ""
 
 
@@ -37,7 +53,9 @@ def are_unused(gpus: Sequence[GpuReport], *, free_memory_ratio: float) -> bool:
     """Whether it is certain that no process is on any of the GPUs; what a device does not tell is
     not certain."""
     return bool(gpus) and all(
-        gpu.memory_used_bytes is not None and not busy(gpu, free_memory_ratio=free_memory_ratio)
+        gpu.memory_used_bytes is not None
+        and (gpu.processes is not None or gpu.gpu_busy_ratio is not None)
+        and not busy(gpu, free_memory_ratio=free_memory_ratio)
         for gpu in gpus
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from msgspec import structs
 
-from agent import gpu_claims
+from agent import gpu_claims, handover
 from agent.runner import Refusal
 from agent.state import (
     FORGOTTEN_KEPT,
@@ -35,6 +35,7 @@ from common.messages import (
     WorkerReport,
 )
 from common.model import GpuUuid, StopReason, WorkerKey
+from common.telemetry import instances
 
 P = WorkerPhase
 SHORTEN_MARGIN_S = 1.0
@@ -403,11 +404,16 @@ class Holding:
         ):
             return "waits for an answer of the coordinator, without which it would be stopped"
         wanted = set(held.order.gpu_uuids)
-        known = {gpu.uuid: gpu for gpu in facts.gpus}
+        units = [*facts.gpus, *(part for gpu in facts.gpus for part in instances(gpu))]
+        known = {gpu.uuid: gpu for gpu in units}
         missing = sorted(wanted - set(known))
         if missing:
             held.refuse(f"GPU {missing[0]} is not on this node", Fault.NODE)
             return held.error
+        for uuid in sorted(wanted):
+            if parted := handover.parted(known[uuid]):
+                held.refuse(parted, Fault.NODE)
+                return held.error
         why = gpu_claims.who_holds(held, self.live())
         return why or gpu_claims.why_not_free(
             held.order,

@@ -49,6 +49,7 @@ from common.clock import Clock
 from common.errors import ArylError, Unavailable
 from common.faults import Fault
 from common.messages import (
+    UNTOLD_PID,
     CollectorReport,
     CostReport,
     GpuReport,
@@ -129,7 +130,12 @@ class Node:
         self._sampler = sampler
         self._command = OneCommand(commands)
         self._machine = machine
-        self._strangers = Strangers(machine, settings.server, after_s=settings.stranger_after_s)
+        self._strangers = Strangers(
+            machine,
+            settings.server,
+            after_s=settings.stranger_after_s,
+            free_memory_ratio=settings.device_free_memory_ratio,
+        )
         self._errands = Errands(on_failure=self.changed.set)
         self._xids = UntoldXids()
         self._first_look_at_s: float | None = None
@@ -219,15 +225,17 @@ class Node:
 
     def _facts(self, statuses: Sequence[WorkerStatus], leaving: frozenset[WorkerKey]) -> Facts:
         sample = self.last_sample
+        running = [held for held in self.life.workers.live() if self._may_run(held)]
         look = Look(
             at_s=sample.began_at_s,
             gpus=sample.gpus if self._has_reading else None,
             owners=_owners(statuses),
             is_healthy=sample.is_healthy,
-            unnamed=_unnamed(filter(self._may_run, self.life.workers.live()), statuses),
+            unnamed=_unnamed(running, statuses),
+            held=frozenset(uuid for held in running for uuid in held.order.gpu_uuids),
         )
         self._strangers.saw(look, self.life.memory)
-        strangers = {pid for pid, _ in self._strangers.found[:MAX_TRESPASSES]}
+        strangers = {pid for pid, _ in self._strangers.found[:MAX_TRESPASSES]} - {UNTOLD_PID}
         return Facts(
             now_s=self.clock.now_s(),
             gpus=sample.gpus,

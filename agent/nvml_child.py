@@ -43,11 +43,10 @@ def open_api(settings: ChildSettings) -> NvmlApi:
     from agent.fake_processes import ProcessTable
 
     fleet = load_fleet(Path(settings.fake_fleet))
-    uuids = [fleet.uuid_of(settings.node, index) for index in range(fleet.gpu_count)]
     fake = FakeNvml(
         fleet,
         node=settings.node,
-        processes=ProcessTable(uuids),
+        processes=ProcessTable(fleet.uuids(settings.node)),
         now_s=time.monotonic,
         pause=time.sleep,
         age_s=settings.fake_age_s,

@@ -45,7 +45,7 @@ def _without_long_words(report: NodeReport) -> NodeReport:
 
 
 def _without_processes(report: NodeReport) -> NodeReport:
-    gpus = tuple(structs.replace(gpu, processes=()) for gpu in report.gpus)
+    gpus = tuple(structs.replace(gpu, processes=None) for gpu in report.gpus)
     return structs.replace(report, gpus=gpus)
 
 

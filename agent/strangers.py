@@ -6,6 +6,9 @@ GPUs change hands, whoever is alive on them and of neither. In between, as while
 or does not answer, nobody can be told from it: whoever was a stranger before stays one. So it is on
 the GPUs of a worker that is being started, until its shim has said which process it is.
 
+Where a driver does not tell who is on a GPU, somebody is there who is nobody's if it is in use
+while no worker has it. Of a server's GPUs nothing can be said then.
+
 What looks at the GPUs for a moment, as a diagnostic does, is no stranger to a node that could be
 lent: its pid is another one each time, and each would cost a loan, or a stop of the server.
 """
@@ -18,9 +21,10 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from agent.handover import use_by_nobody
 from agent.settings import ServerSettings
 from agent.state import Memory
-from common.messages import GpuReport
+from common.messages import UNTOLD_PID, GpuHealth, GpuReport
 from common.model import GpuUuid, NodeRole
 
 Found = tuple[tuple[int, GpuUuid], ...]
@@ -41,7 +45,7 @@ class Look(Struct, frozen=True, kw_only=True):
 
     gpus: None: they were not seen. owners: ancestors of all that was granted GPUs. is_healthy: its
         server answered. unnamed: GPUs of workers that may run already, or still, and of which
-        nobody can say by which processes.
+        nobody can say by which processes. held: GPUs of workers that may run.
     """
 
     at_s: float
@@ -49,6 +53,7 @@ class Look(Struct, frozen=True, kw_only=True):
     owners: Sequence[int]
     is_healthy: bool
     unnamed: frozenset[GpuUuid] = frozenset()
+    held: frozenset[GpuUuid] = frozenset()
 
 
 class Kinship(Protocol):
@@ -65,12 +70,21 @@ class Strangers:
     Args:
         after_s: beside a server, and until a loan begins, a stranger is who was on a GPU in each
             sample for so long. Not beside workers, where it costs nobody anything, nor on the way
-            home, which waits for none.
+            home, which waits for none. But for so long is a GPU in use without a worker before it
+            is told: what has just left is seen for a moment.
+        free_memory_ratio: a GPU with less memory used is not in use by that.
     """
 
-    def __init__(self, machine: Kinship, server: ServerSettings | None, *, after_s: float) -> None:
+    def __init__(
+        self,
+        machine: Kinship,
+        server: ServerSettings | None,
+        *,
+        after_s: float,
+        free_memory_ratio: float,
+    ) -> None:
         self.found: Found = ()
-        """(pid, GPU) of those that are strangers for certain."""
+        """(pid, GPU) of those that are strangers for certain; `UNTOLD_PID`: nobody can name it."""
         self.suspects: frozenset[int] = frozenset()
         """Those that will be, if they stay."""
         self.others: frozenset[int] = frozenset()
@@ -78,6 +92,9 @@ class Strangers:
         self._machine = machine
         self._server = server
         self._after_s = after_s
+        self._free_memory_ratio = free_memory_ratio
+        self._in_use_since_s: dict[GpuUuid, float] = {}
+        """When the first was begun of the samples in a row that show it in use by nobody told."""
         self._servers: frozenset[int] | None = None
         """Processes of the server as it was seen last; None: nobody could tell."""
         self._beside: set[int] | None = None
@@ -105,7 +122,7 @@ class Strangers:
         new."""
         if look.gpus is None:
             return
-        used = [(process.pid, gpu.uuid) for gpu in look.gpus for process in gpu.processes]
+        used = [(process.pid, gpu.uuid) for gpu in look.gpus for process in gpu.processes or ()]
         pids = {pid for pid, _ in used}
         left = pids & set(memory.left_behind)
         known = left.union(memory.strangers)
@@ -136,6 +153,26 @@ class Strangers:
             if pid in certain and (uuid not in look.unnamed or pid in known)
         )
         memory.strangers = sorted({pid for pid, _ in self.found})
+        untold = self._untold(look, look.gpus) if memory.role in _RUNS_WORKERS else []
+        self.found += tuple((UNTOLD_PID, uuid) for uuid in untold)
+
+    def _untold(self, look: Look, gpus: Sequence[GpuReport]) -> list[GpuUuid]:
+        """GPUs that are in use without a worker of ours, and nobody can name whose."""
+        in_use = [
+            gpu.uuid
+            for gpu in gpus
+            if gpu.processes is None
+            and gpu.health == GpuHealth.OK
+            and gpu.uuid not in look.held
+            and use_by_nobody(gpu, self._free_memory_ratio)
+        ]
+        since_s = self._in_use_since_s
+        self._in_use_since_s = {uuid: since_s.get(uuid, look.at_s) for uuid in in_use}
+        return [
+            uuid
+            for uuid, began_at_s in self._in_use_since_s.items()
+            if look.at_s - began_at_s >= self._after_s
+        ]
 
     def _judge(self, look: Look, pids: set[int], server: ServerSettings) -> None:
         """Find out who is none of the server's, once for each sample."""
@@ -156,7 +193,7 @@ class Strangers:
         by_gpu = {
             gpu.uuid: found
             for gpu in look.gpus or ()
-            if (found := {process.pid for process in gpu.processes} & beside)
+            if (found := {process.pid for process in gpu.processes or ()} & beside)
         }
         judged: list[int | GpuUuid] = [*beside, *by_gpu]
         self._since_s = {one: since_s.get(one, look.at_s) for one in judged}

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from agent.state import Facts, Memory
-from common.messages import GpuHealth, Trespass
+from common.messages import UNTOLD_PID, GpuHealth, Trespass, process_named
 
 MAX_TRESPASSES = 32
 """A report names no more of them: one is enough to send somebody there."""
@@ -30,13 +30,13 @@ def in_words(trespasses: Sequence[Trespass], memory: Memory) -> str:
     others = f" and {more} more" if more else ""
     is_left = first.pid in memory.left_behind
     seen = ", seen there while the server was stopped" if is_left else ""
-    return f"trespass: process {first.pid} on {first.gpu_uuid}{seen}{others}"
+    return f"trespass: {process_named(first.pid)} on {first.gpu_uuid}{seen}{others}"
 
 
 def keep(memory: Memory, pids: Iterable[int]) -> None:
     """Remember strangers, or whoever is on a GPU after the time that a server or a worker has to
     leave it: it is none of either, or one that will not end."""
-    memory.left_behind = sorted({*memory.left_behind, *pids})
+    memory.left_behind = sorted({*memory.left_behind, *pids} - {UNTOLD_PID})
 
 
 def known(memory: Memory, facts: Facts) -> frozenset[int]:
@@ -45,10 +45,11 @@ def known(memory: Memory, facts: Facts) -> frozenset[int]:
 
 
 def forget_gone(memory: Memory, facts: Facts) -> None:
-    """Forget who was left behind and has ended; a GPU that does not answer shows nobody."""
+    """Forget who was left behind and has ended; a GPU that does not answer, or does not tell who is
+    on it, shows nobody."""
     if not memory.left_behind or not facts.gpus:
         return
-    if any(gpu.health != GpuHealth.OK for gpu in facts.gpus):
+    if any(gpu.health != GpuHealth.OK or gpu.processes is None for gpu in facts.gpus):
         return
-    there = {process.pid for gpu in facts.gpus for process in gpu.processes}
+    there = {process.pid for gpu in facts.gpus for process in gpu.processes or ()}
     memory.left_behind = [pid for pid in memory.left_behind if pid in there]

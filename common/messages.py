@@ -42,12 +42,25 @@ from common.telemetry import GpuProcess as GpuProcess
 from common.telemetry import GpuReport as GpuReport
 from common.telemetry import HostReport as HostReport
 from common.telemetry import InferenceReport as InferenceReport
+from common.telemetry import MigInstance as MigInstance
 
 # --- node report ----------------------------------------------------------------------------
 
 
+UNTOLD_PID = 0
+"""In place of a process that nobody can name."""
+
+
+def process_named(pid: int) -> str:
+    """A process of a trespass, for people."""
+    return "a process that its driver does not name" if pid == UNTOLD_PID else f"process {pid}"
+
+
 class Trespass(Part, frozen=True, kw_only=True):
-    """A process on a GPU that belongs to nobody who was given it: no worker, and not the server."""
+    """A process on a GPU that belongs to nobody who was given it: no worker, and not the server.
+
+    pid: 0 where the GPU is in use, no worker has it, and its driver does not tell by whom.
+    """
 
     pid: NonNegativeInt
     gpu_uuid: GpuUuid

@@ -4,6 +4,7 @@ not know who measures or who reads it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 from common.encoding import Part
@@ -26,6 +27,20 @@ class GpuProcess(Part, frozen=True, kw_only=True):
     memory_used_bytes: NonNegativeInt | None = None
 
 
+class MigInstance(Part, frozen=True, kw_only=True):
+    """A fixed part of a GPU in MIG mode: one compute instance, which a process is given by its
+    UUID. None where the driver does not say."""
+
+    uuid: GpuUuid
+    gpu_type: str
+    """NVML's own name of it, such as `NVIDIA A100-SXM4-80GB MIG 1g.10gb`."""
+    memory_total_bytes: NonNegativeInt
+    gpu_instance_id: NonNegativeInt | None = None
+    compute_instance_id: NonNegativeInt | None = None
+    memory_used_bytes: NonNegativeInt | None = None
+    processes: tuple[GpuProcess, ...] | None = ()
+
+
 class GpuReport(Part, frozen=True, kw_only=True):
     """One GPU, in SI units; None where the device or driver does not say."""
 
@@ -41,9 +56,37 @@ class GpuReport(Part, frozen=True, kw_only=True):
     temperature_c: float | None = None
     ecc_uncorrected_count: NonNegativeInt | None = None
     throttle_reasons: tuple[str, ...] = ()
-    processes: tuple[GpuProcess, ...] = ()
+    processes: tuple[GpuProcess, ...] | None = ()
+    """Also those on its MIG instances. None: not told, which differs from nobody."""
     xids: tuple[NonNegativeInt, ...] = ()
     """XID codes seen since the last report."""
+    is_mig: bool | None = False
+    """It is in MIG mode: nobody can have the whole of it. None: not told, and it is not given out
+    either."""
+    mig: tuple[MigInstance, ...] = ()
+    """Its instances in MIG mode, by GPU instance and compute instance; there may be none."""
+
+
+def whole(gpus: Iterable[GpuReport]) -> tuple[GpuReport, ...]:
+    """Those that one worker can have as they are: none in MIG mode."""
+    return tuple(gpu for gpu in gpus if gpu.is_mig is False)
+
+
+def instances(gpu: GpuReport) -> tuple[GpuReport, ...]:
+    """Its MIG instances, each as a GPU of its own: whose type, memory and processes are its own,
+    and whose health is that of the device. How busy one is, no driver tells."""
+    return tuple(
+        GpuReport(
+            uuid=part.uuid,
+            index=gpu.index,
+            gpu_type=part.gpu_type,
+            memory_total_bytes=part.memory_total_bytes,
+            health=gpu.health,
+            memory_used_bytes=part.memory_used_bytes,
+            processes=part.processes,
+        )
+        for part in gpu.mig
+    )
 
 
 class HostReport(Part, frozen=True, kw_only=True):

@@ -63,6 +63,7 @@ def gpus() -> list[Column[GpuReport]]:
         Column("TEMP", _temperature, is_number=True, rank=2),
         Column("ECC", lambda r: number(r.ecc_uncorrected_count), is_number=True),
         Column("THROTTLED BY", throttled_by, is_elastic=True),
+        Column("MIG", _partition, is_wide=True),
         Column("PROCESSES", _processes, is_wide=True),
     ]
 
@@ -93,4 +94,15 @@ def throttled_by(gpu: GpuReport) -> str:
 
 
 def _processes(gpu: GpuReport) -> str:
+    if gpu.processes is None:
+        return "not told"
     return ",".join(str(process.pid) for process in gpu.processes)
+
+
+def _partition(gpu: GpuReport) -> str:
+    """Its MIG instances; empty outside of MIG mode."""
+    if gpu.is_mig is None:
+        return "not told"
+    profiles = [part.gpu_type.rpartition(" ")[2] for part in gpu.mig]
+    counts = [f"{profiles.count(name)} x {name}" for name in sorted(set(profiles))]
+    return (", ".join(counts) or "no instance") if gpu.is_mig else ""

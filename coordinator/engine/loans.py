@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from common.messages import process_named
 from common.model import Lease, LeaseId, NodeName, NodeRole, StopReason
 from coordinator.engine import jobs, promised, pruning, stages, unknown_loads
 from coordinator.engine.context import Context, keys_on, sick_slots
@@ -62,6 +63,8 @@ def _why_not(ctx: Context, node: NodeEntry) -> str:
         return f"{node.name} is cordoned"
     if node.ledger_error or node.closed_reason:
         return f"{node.name} takes nothing new: {node.ledger_error or node.closed_reason}"
+    if not node.gpus:
+        return f"{node.name} has no GPU that a worker could have"
     if unknown := unknown_loads.why_not_lent(ctx.state, node.name):
         return unknown
     if sick := sick_slots(node):
@@ -72,9 +75,9 @@ def _why_not(ctx: Context, node: NodeEntry) -> str:
     if node.trespassed:
         # No worker would get it, and its server may not find room beside that process again.
         uuid, pid = min(node.trespassed.items())
+        who = process_named(pid)
         return (
-            f"{node.name} is not lent: its GPU {uuid} is used by process {pid}, which is not its "
-            "server's"
+            f"{node.name} is not lent: its GPU {uuid} is used by {who}, which is not its server's"
         )
     if node.last_lease_id is not None and _is_open(ctx, node.last_lease_id):
         # It may not know yet that it was called back: two loans of a node could not be told apart.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 
 from common.lifecycle import JobEvent
-from common.messages import GpuHealth, OrderPhase
+from common.messages import GpuHealth, OrderPhase, process_named
 from common.model import GpuUuid, JobId, JobState, NodeName, WorkerKey
 from common.profile import JobProfile, packed_speed_ratio
 from coordinator.engine import estimates, jobs
@@ -91,7 +91,7 @@ def why_not_on(ctx: Context, job: JobEntry, placement: Placement, gpus: int) -> 
         if slot.is_gone:
             return f"GPU {slot.uuid} is gone from {node.name}"
         if slot.uuid in node.trespassed:
-            return f"GPU {slot.uuid} is used by process {node.trespassed[slot.uuid]}"
+            return f"GPU {slot.uuid} is used by {process_named(node.trespassed[slot.uuid])}"
         if any(key.job_id == job.job_id for key in keys_of(slot)):
             return f"{job.job_id} has GPU {slot.uuid} already"
     return ""

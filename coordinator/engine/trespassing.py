@@ -7,6 +7,7 @@ told once, and how many came after it when the next is told.
 
 from __future__ import annotations
 
+from common.messages import process_named
 from coordinator.engine.context import Context, mark_holders
 from coordinator.engine.events import NodeReported, TrespassFact
 from coordinator.engine.marks import TrespassStory
@@ -64,7 +65,7 @@ def _tell(ctx: Context, node: NodeEntry, fact: TrespassFact) -> None:
         of = f"it is of {fact.owner}; " if fact.owner else ""
         ctx.tell(
             node.name,
-            f"trespass: process {fact.pid} on {fact.gpu_uuid}",
+            f"trespass: {process_named(fact.pid)} on {fact.gpu_uuid}",
             f"{of}{WHY}{_untold(known)}",
         )
         known.untold_count = 0

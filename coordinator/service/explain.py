@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from common.messages import CommandReport, GpuHealth, OrderPhase
+from common.messages import CommandReport, GpuHealth, OrderPhase, process_named
 from common.model import JobState, NodeRole, Pool
 from coordinator.engine import (
     belonging,
@@ -220,7 +220,8 @@ def node(
     ctx = Context(engine.state, engine.settings, at_s)
     said += _sick_gpus(entry)
     said += [
-        f"GPU {uuid} is used by process {pid}, which no worker was granted it for{_beside(entry)}"
+        f"GPU {uuid} is used by {process_named(pid)}, which no worker was granted it for"
+        f"{_beside(entry)}"
         for uuid, pid in sorted(entry.trespassed.items())
     ]
     for job_entry, worker in loans.held_on(ctx, entry):

@@ -16,6 +16,7 @@ from msgspec import UNSET, UnsetType, structs
 from common.faults import Fault
 from common.messages import NodeReport, WorkerPhase, WorkerReport
 from common.model import JobId, LeaseId, NodeName, Progress, ServiceName
+from common.telemetry import whole
 from coordinator.engine.events import (
     Event,
     GpuFact,
@@ -267,7 +268,7 @@ def facts_of(report: NodeReport, *, rival: str = "") -> NodeReported:
         generation=report.generation,
         gpus=tuple(
             GpuFact(gpu.uuid, gpu.gpu_type, gpu.health, gpu.memory_total_bytes)
-            for gpu in report.gpus
+            for gpu in whole(report.gpus)
         ),
         service=ServiceName(report.service) if report.service else None,
         rack=report.rack,

@@ -51,7 +51,7 @@ def test_an_idle_gpu() -> None:
     assert api.nvmlDeviceGetUtilizationRates(handle).gpu == 0
     assert api.nvmlDeviceGetMemoryInfo(handle).used == 0
     assert api.nvmlDeviceGetMemoryInfo(handle, MEMORY_V2).total == 80 * GIB
-    assert api.nvmlDeviceGetComputeRunningProcesses(handle) == []
+    assert api.nvmlDeviceGetComputeRunningProcesses_v3(handle) == []
     assert api.nvmlDeviceGetPowerUsage(handle) == round(700 * IDLE_POWER_RATIO * 1000)
     assert api.nvmlDeviceGetTemperature(handle, TEMPERATURE_GPU) == IDLE_TEMPERATURE_C
     assert api.nvmlDeviceGetTotalEccErrors(handle, ECC_UNCORRECTED, ECC_VOLATILE) == 0
@@ -78,7 +78,7 @@ def test_a_busy_gpu_shows_it_in_percent_bytes_milliwatts_and_degrees() -> None:
     assert api.nvmlDeviceGetPowerUsage(handle) == 385_000
     halfway_c = (IDLE_TEMPERATURE_C + BUSY_TEMPERATURE_C) / 2
     assert api.nvmlDeviceGetTemperatureV(handle, TEMPERATURE_GPU) == halfway_c
-    [process] = api.nvmlDeviceGetComputeRunningProcesses(handle)
+    [process] = api.nvmlDeviceGetComputeRunningProcesses_v3(handle)
     assert (process.pid, process.usedGpuMemory) == (42, 3 * GIB)
 
 
@@ -91,8 +91,8 @@ def test_a_gpu_cannot_be_fuller_or_busier_than_it_is() -> None:
         assert machine.api.nvmlDeviceGetUtilizationRates(handle).gpu == 100
         memory = machine.api.nvmlDeviceGetMemoryInfo(handle)
         assert memory.used == memory.total
-        assert len(machine.api.nvmlDeviceGetComputeRunningProcesses(handle)) == 2
-    assert machine.api.nvmlDeviceGetComputeRunningProcesses(machine.handle(2)) == []
+        assert len(machine.api.nvmlDeviceGetComputeRunningProcesses_v3(handle)) == 2
+    assert machine.api.nvmlDeviceGetComputeRunningProcesses_v3(machine.handle(2)) == []
 
 
 def test_a_process_that_says_nothing_has_the_models_defaults() -> None:
@@ -110,7 +110,7 @@ def test_a_process_that_uses_nothing_is_not_on_the_gpu() -> None:
     """A launcher that only passes its variables on must not keep a device from being free."""
     machine = Machine()
     machine.table.hold(42, 0, usage=Usage(busy_ratio=0.0, memory_bytes=0))
-    assert machine.api.nvmlDeviceGetComputeRunningProcesses(machine.handle()) == []
+    assert machine.api.nvmlDeviceGetComputeRunningProcesses_v3(machine.handle()) == []
 
 
 def test_one_look_at_the_processes_serves_a_sample_but_not_the_next_one() -> None:
@@ -146,7 +146,8 @@ def test_an_index_out_of_range_is_an_invalid_argument(index: int) -> None:
     sorted(
         name
         for name in vars(NvmlApi)
-        if name.startswith("nvmlDeviceGet") and "Count" not in name and "Handle" not in name
+        if name.startswith("nvmlDeviceGet")
+        and not any(of_other in name for of_other in ("Count", "Handle", "InstanceId"))
     ),
 )
 def test_every_call_on_a_lost_gpu_says_so(name: str) -> None:
@@ -263,7 +264,7 @@ def test_a_probe_reads_the_fake_in_si_units() -> None:
     assert report.memory_used_bytes == 2 * GIB
     assert report.power_limit_w == 72.0
     assert report.power_w == pytest.approx(39.6)
-    assert [process.pid for process in report.processes] == [7, 9]
+    assert [process.pid for process in report.processes or ()] == [7, 9]
 
 
 def test_a_probe_tells_clients_of_mps_among_the_processes() -> None:
@@ -271,10 +272,10 @@ def test_a_probe_tells_clients_of_mps_among_the_processes() -> None:
     machine = Machine()
     machine.table.hold(9, 0)
     machine.table.hold(7, 0, is_mps_client=True)
-    compute = machine.api.nvmlDeviceGetComputeRunningProcesses(machine.handle())
-    clients = machine.api.nvmlDeviceGetMPSComputeRunningProcesses(machine.handle())
+    compute = machine.api.nvmlDeviceGetComputeRunningProcesses_v3(machine.handle())
+    clients = machine.api.nvmlDeviceGetMPSComputeRunningProcesses_v3(machine.handle())
     assert ([one.pid for one in compute], [one.pid for one in clients]) == ([9], [7])
-    assert [one.pid for one in GpuProbe(machine.api, 0).read().processes] == [7, 9]
+    assert [one.pid for one in GpuProbe(machine.api, 0).read().processes or ()] == [7, 9]
 
 
 def test_a_probe_names_a_gpu_that_fell_off_the_bus_and_why() -> None:

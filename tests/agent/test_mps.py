@@ -78,7 +78,7 @@ def strangers(role: NodeRole, *pids: int, owners: tuple[int, ...] = ()) -> set[i
     """Who of these is a stranger by a second look at a node of this role."""
     memory = first_memory(settings(), "boot-1")
     memory.role = role
-    eye = Strangers(ThisMachine(), SERVER, after_s=AFTER_S)
+    eye = Strangers(ThisMachine(), SERVER, after_s=AFTER_S, free_memory_ratio=0.05)
     for at_s in (1.0, 2.0):
         look = Look(at_s=at_s, gpus=(seen(*pids),), owners=owners, is_healthy=True)
         eye.saw(look, memory)
@@ -108,7 +108,7 @@ def test_who_has_ended_meanwhile_is_no_server() -> None:
     """Nobody can tell any more how it was called: the next sample shows that it has gone."""
     with process(MPS) as server:
         assert seen(server).processes == ()
-    assert [one.pid for one in seen(server).processes] == [server]
+    assert [one.pid for one in seen(server).processes or ()] == [server]
 
 
 @pytest.mark.slow
@@ -130,4 +130,4 @@ async def test_a_collector_tells_the_clients_in_place_of_their_server(tmp_path: 
         part = await GpuCollector(reader, SystemClock()).collect()
     await reader.close()
     assert part.gpus is not None
-    assert {one.pid for one in part.gpus[0].processes} == {client, alone}
+    assert {one.pid for one in part.gpus[0].processes or ()} == {client, alone}

@@ -161,6 +161,7 @@ async def test_silence_is_unresponsive_and_says_nothing_else() -> None:
             gpu_type="H100",
             memory_total_bytes=80,
             health=GpuHealth.UNRESPONSIVE,
+            processes=None,
         ),
     )
     assert "1 s" in house.reader.error

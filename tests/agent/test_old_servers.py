@@ -61,7 +61,7 @@ class House(Bench):
     ) -> None:
         super().__init__(device_free_timeout_s=FREE_S)
         self.kin = Kin(is_known=is_known)
-        self.eye = Strangers(self.kin, SERVER, after_s=AFTER_S)
+        self.eye = Strangers(self.kin, SERVER, after_s=AFTER_S, free_memory_ratio=0.05)
         self.on: list[set[int]] = [{ENGINE}, {ENGINE, CHILD, *beside}]
         self.ends_s, self.stop_error = ends_s, stop_error
         self.stopped_at_s: float | None = None
@@ -119,7 +119,7 @@ class House(Bench):
         saved = msgspec.msgpack.encode(self.memory)
         self.memory = msgspec.msgpack.decode(saved, type=Memory)
         self.life = Life(self.settings, self.memory, boot_id=boot_id, now_s=self.now_s)
-        self.eye = Strangers(self.kin, SERVER, after_s=AFTER_S)
+        self.eye = Strangers(self.kin, SERVER, after_s=AFTER_S, free_memory_ratio=0.05)
 
     def told(self) -> set[int]:
         """Processes that it reports as strangers."""

@@ -46,7 +46,7 @@ class House:
         self.kin = Kin()
         self.memory = first_memory(settings(), "boot-1")
         self.memory.role = role
-        self.eye = Strangers(self.kin, SERVER, after_s=AFTER_S)
+        self.eye = Strangers(self.kin, SERVER, after_s=AFTER_S, free_memory_ratio=0.05)
         self.is_healthy = True
         self.at_s = 0.0
 
@@ -274,7 +274,7 @@ def test_a_look_that_sees_no_gpu_shows_nobody_gone() -> None:
 def test_a_node_without_a_server_accuses_nobody_between_its_roles() -> None:
     """Of the training pool, in quarantine."""
     house = House(R.QUARANTINED)
-    house.eye = Strangers(house.kin, None, after_s=AFTER_S)
+    house.eye = Strangers(house.kin, None, after_s=AFTER_S, free_memory_ratio=0.05)
     for _ in range(3):
         assert house.saw(STRANGER) == []
 
@@ -284,7 +284,7 @@ def test_units_that_no_process_is_in_are_told(caplog: pytest.LogCaptureFixture) 
     ever a stranger. Without units it is no news that a server cannot be told."""
     house = House()
     server = msgspec.structs.replace(SERVER, units=("vlm.service",))
-    house.eye = Strangers(house.kin, server, after_s=AFTER_S)
+    house.eye = Strangers(house.kin, server, after_s=AFTER_S, free_memory_ratio=0.05)
     house.saw(SERVERS, STRANGER)
     house.kin.server = None
     for _ in range(2):

@@ -137,7 +137,7 @@ def test_a_stranger_on_one_gpu_excuses_no_other_process() -> None:
 def test_who_keeps_the_server_out_is_named_and_not_the_stranger_beside_him() -> None:
     """Whoever looks for the one that is waited for must not find the other."""
     [gpu, _] = two_gpus({0: 4711})
-    both = msgspec.structs.replace(gpu, processes=(*gpu.processes, GpuProcess(pid=12)))
+    both = msgspec.structs.replace(gpu, processes=(*(gpu.processes or ()), GpuProcess(pid=12)))
     facts = Facts(now_s=2.0, gpus=(both,), sampled_at_s=1.0)
     beside = frozenset({4711})
     said = to_server(facts, since_s=0.0, free_memory_ratio=0.05, beside=beside)
