@@ -28,6 +28,7 @@ class FaultKind(StrEnum):
     `hang`: calls do not return. `lost`: fell off the bus. `xid`: one XID event with code `value`.
     `ecc`: `value` uncorrected errors. `wrong_count`: NVML says there are `value` GPUs.
     `throttle`: slowed down; `value` is the bit mask of reasons, hardware heat if there is none.
+    `recovery`: NVML's recovery action `value`; without such a fault the driver tells of none.
     """
 
     HANG = "hang"
@@ -36,6 +37,7 @@ class FaultKind(StrEnum):
     ECC = "ecc"
     WRONG_COUNT = "wrong_count"
     THROTTLE = "throttle"
+    RECOVERY = "recovery"
 
 
 class XidTold(StrEnum):
@@ -46,7 +48,7 @@ class XidTold(StrEnum):
     BOTH = "both"
 
 
-_NEEDS_VALUE = frozenset({FaultKind.XID, FaultKind.ECC, FaultKind.WRONG_COUNT})
+_NEEDS_VALUE = frozenset({FaultKind.XID, FaultKind.ECC, FaultKind.WRONG_COUNT, FaultKind.RECOVERY})
 _HAS_NO_VALUE = frozenset({FaultKind.HANG, FaultKind.LOST})
 
 

@@ -5,7 +5,7 @@ Must not know processes, deadlines or the bus: a call may hang, and whoever call
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar, cast
 
 import pynvml  # pyright: ignore[reportMissingTypeStubs] - the distribution has none
@@ -13,7 +13,7 @@ import pynvml  # pyright: ignore[reportMissingTypeStubs] - the distribution has 
 from agent.gpu_memory import identity_only
 from agent.pci import pci_address
 from common.errors import Unavailable
-from common.messages import GpuHealth, GpuProcess, GpuReport
+from common.messages import GpuHealth, GpuProcess, GpuReport, RecoveryAction
 from common.model import GpuUuid
 
 # ruff: noqa: N802, N803 - the names are NVML's own; a protocol of them must repeat them
@@ -28,6 +28,18 @@ MEMORY_V2: int = pynvml.nvmlMemory_v2
 EVENT_XID: int = pynvml.nvmlEventTypeXidCriticalError
 MAX_EVENTS_PER_READ = 64
 """An event storm must not keep a reader from its sample."""
+
+RECOVERY_FIELD: int = pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+RECOVERY_ACTIONS: dict[int, RecoveryAction] = {
+    pynvml.NVML_GPU_RECOVERY_ACTION_NONE: RecoveryAction.NONE,
+    pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET: RecoveryAction.GPU_RESET,
+    pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT: RecoveryAction.NODE_REBOOT,
+    pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_P2P: RecoveryAction.DRAIN_P2P,
+    pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_AND_RESET: RecoveryAction.DRAIN_AND_RESET,
+    pynvml.NVML_GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN: RecoveryAction.RECOVER_IMEX_DOMAIN,
+    pynvml.NVML_GPU_RECOVERY_ACTION_BUS_RESET: RecoveryAction.BUS_RESET,
+    pynvml.NVML_GPU_RECOVERY_ACTION_SYSTEM_REBOOT: RecoveryAction.SYSTEM_REBOOT,
+}
 
 THROTTLE_REASONS: dict[str, int] = {
     "applications_clocks_setting": pynvml.nvmlClocksEventReasonApplicationsClocksSetting,
@@ -83,6 +95,22 @@ class PciInfo(Protocol):
     def device(self) -> int: ...
 
 
+class Values(Protocol):
+    """nvmlValue_t, a union; what NVML wrote is of the member that the field has."""
+
+    @property
+    def uiVal(self) -> int: ...
+
+
+class FieldValue(Protocol):
+    """nvmlFieldValue_t; `nvmlReturn` says whether there is a value."""
+
+    @property
+    def nvmlReturn(self) -> int: ...
+    @property
+    def value(self) -> Values: ...
+
+
 class EventData(Protocol):
     """nvmlEventData_t; `eventData` is the XID code of an XID event."""
 
@@ -116,6 +144,9 @@ class NvmlApi(Protocol):
         self, handle: Handle, errorType: int, counterType: int, /
     ) -> int: ...
     def nvmlDeviceGetCurrentClocksEventReasons(self, handle: Handle, /) -> int: ...
+    def nvmlDeviceGetFieldValues(
+        self, handle: Handle, fieldIds: list[int], /
+    ) -> Sequence[FieldValue]: ...
     def nvmlEventSetCreate(self) -> EventSet: ...
     def nvmlEventSetFree(self, eventSet: EventSet, /) -> None: ...
     def nvmlDeviceRegisterEvents(
@@ -270,6 +301,7 @@ class GpuProbe:
                 _supported(lambda: api.nvmlDeviceGetMPSComputeRunningProcesses(handle)),
             ),
             xids=self._xids(),
+            recovery_action=_recovery_action(api, handle),  # after them: they may have changed it
         )
 
     def _register_events(self, handle: Handle) -> None:
@@ -351,6 +383,14 @@ def _temperature_c(api: NvmlApi, handle: Handle) -> float | None:
     if value is None:
         value = _supported(lambda: api.nvmlDeviceGetTemperature(handle, TEMPERATURE_GPU))
     return None if value is None else float(value)
+
+
+def _recovery_action(api: NvmlApi, handle: Handle) -> RecoveryAction | None:
+    """What the driver asks for; drivers that know no such field tell nothing."""
+    values = _supported(lambda: api.nvmlDeviceGetFieldValues(handle, [RECOVERY_FIELD]))
+    if values is None or values[0].nvmlReturn != pynvml.NVML_SUCCESS:
+        return None
+    return RECOVERY_ACTIONS.get(values[0].value.uiVal, RecoveryAction.UNKNOWN)
 
 
 def _throttle_reasons(bits: int | None) -> tuple[str, ...]:

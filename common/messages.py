@@ -42,6 +42,8 @@ from common.telemetry import GpuProcess as GpuProcess
 from common.telemetry import GpuReport as GpuReport
 from common.telemetry import HostReport as HostReport
 from common.telemetry import InferenceReport as InferenceReport
+from common.telemetry import RecoveryAction as RecoveryAction
+from common.telemetry import XidCount as XidCount
 
 # --- node report ----------------------------------------------------------------------------
 

@@ -19,6 +19,30 @@ class GpuHealth(StrEnum):
     FAULTY = "faulty"
 
 
+class RecoveryAction(StrEnum):
+    """What the driver says must be done before a GPU is well again; NVML's recovery action.
+
+    `unknown`: one that this version has no name for.
+    """
+
+    NONE = "none"
+    GPU_RESET = "gpu_reset"
+    NODE_REBOOT = "node_reboot"
+    DRAIN_P2P = "drain_p2p"
+    DRAIN_AND_RESET = "drain_and_reset"
+    RECOVER_IMEX_DOMAIN = "recover_imex_domain"
+    BUS_RESET = "bus_reset"
+    SYSTEM_REBOOT = "system_reboot"
+    UNKNOWN = "unknown"
+
+
+class XidCount(Part, frozen=True, kw_only=True):
+    """How often one XID was seen on one GPU since its agent started."""
+
+    code: NonNegativeInt
+    count: NonNegativeInt
+
+
 class GpuProcess(Part, frozen=True, kw_only=True):
     """A process that holds GPU memory, as NVML sees it."""
 
@@ -44,6 +68,11 @@ class GpuReport(Part, frozen=True, kw_only=True):
     processes: tuple[GpuProcess, ...] = ()
     xids: tuple[NonNegativeInt, ...] = ()
     """XID codes seen since the last report."""
+    xid_counts: tuple[XidCount, ...] = ()
+    """By code, since the agent started: a report that is lost loses none. Empty where there was
+    none, and of an agent of an older version."""
+    recovery_action: RecoveryAction | None = None
+    """None: the driver does not tell."""
 
 
 class HostReport(Part, frozen=True, kw_only=True):

@@ -10,8 +10,8 @@ Each module's first line says what it is. Where to begin, and which belong toget
   `watching`; `waiting` counts.
 - Jobs: `jobs`, `progress`, `stores`, `retrying` with `avoiding`, `prerun` and `prerun_shape`,
   `losses`, `ended`, `lost_orders`, `reservations`. What time does to them: `deadlines`, `timeouts`.
-- Nodes: `nodes`, `belonging`, `silence`, `refusals`, `trespassing`. What people order: `operator`,
-  `draining`, `removing`.
+- Nodes: `nodes`, `belonging`, `silence`, `refusals`, `trespassing`, `gpu_faults`. What people
+  order: `operator`, `draining`, `removing`.
 - Loans: `loans`, `awaiting`, `homeward`, `promised`, `returns`, `stages`, `unused`,
   `unknown_loads`.
 - After a loss: `ledgers`, `rebuilding`, `doubting`. Over years: `pruning`, `accounting`.

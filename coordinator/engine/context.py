@@ -142,10 +142,11 @@ def free_slots(ctx: Context, node: NodeEntry) -> list[GpuSlot]:
     vacated: list[GpuSlot] = []
     last: WorkerKey | None = None
     last_leaves, healthy, trespassed = False, GpuHealth.OK, node.trespassed
+    out = node.out_uuids if node.gpu_conditions else NONE_BARRED
     for slot in node.gpus:
         if slot.nominee is not None or slot.health is not healthy or slot.is_gone:
             continue
-        if trespassed and slot.uuid in trespassed:
+        if (trespassed and slot.uuid in trespassed) or slot.uuid in out:
             continue
         if slot.holder is None:
             free.append(slot)
@@ -160,10 +161,14 @@ def free_slots(ctx: Context, node: NodeEntry) -> list[GpuSlot]:
 def barred_uuids(node: NodeEntry) -> frozenset[GpuUuid]:
     """GPUs of a node that come free for nobody whoever leaves: `free_slots` never has them."""
     healthy, trespassed = GpuHealth.OK, node.trespassed
+    out = node.out_uuids if node.gpu_conditions else NONE_BARRED
     found = [
         slot.uuid
         for slot in node.gpus
-        if slot.health is not healthy or slot.is_gone or (trespassed and slot.uuid in trespassed)
+        if slot.health is not healthy
+        or slot.is_gone
+        or (trespassed and slot.uuid in trespassed)
+        or slot.uuid in out
     ]
     return frozenset(found) if found else NONE_BARRED
 
@@ -174,9 +179,11 @@ def mark_holders(ctx: Context, node: NodeEntry) -> None:
 
 
 def sick_slots(node: NodeEntry) -> list[GpuSlot]:
-    """GPUs of a node that are not well, or that it does not report any more."""
-    healthy = GpuHealth.OK
-    return [slot for slot in node.gpus if slot.health != healthy or slot.is_gone]
+    """GPUs of a node that are not well, out after a fault, or that it does not report any more."""
+    healthy, out = GpuHealth.OK, node.out_uuids
+    return [
+        slot for slot in node.gpus if slot.health != healthy or slot.is_gone or slot.uuid in out
+    ]
 
 
 def hold_gpus(

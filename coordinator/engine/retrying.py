@@ -197,7 +197,7 @@ def _fits_without(ctx: Context, job: JobEntry, avoided: Collection[NodeName]) ->
 
 def _may_take(job: JobEntry, node: NodeEntry) -> bool:
     is_training = node.role == node.home_role and node.service is None
-    is_open = not (node.is_cordoned or node.ledger_error or node.closed_reason)
+    is_open = not (node.is_cordoned or node.ledger_error or node.closed_reason or node.is_out)
     return is_training and is_open and job.spec.accepts(node.gpu_type)
 
 

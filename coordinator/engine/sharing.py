@@ -90,6 +90,8 @@ def why_not_on(ctx: Context, job: JobEntry, placement: Placement, gpus: int) -> 
             return f"GPU {slot.uuid} is {slot.health} or promised to {slot.nominee}"
         if slot.is_gone:
             return f"GPU {slot.uuid} is gone from {node.name}"
+        if slot.uuid in node.out_uuids:
+            return f"GPU {slot.uuid} is out after a fault"
         if slot.uuid in node.trespassed:
             return f"GPU {slot.uuid} is used by process {node.trespassed[slot.uuid]}"
         if any(key.job_id == job.job_id for key in keys_of(slot)):

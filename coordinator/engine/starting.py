@@ -19,6 +19,7 @@ def is_schedulable(node: NodeEntry) -> bool:
         and not node.is_cordoned
         and not node.ledger_error
         and not node.closed_reason
+        and not node.is_out
         and not node.unknown_workers
         and not node.is_awaited
         and (

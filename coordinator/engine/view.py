@@ -260,7 +260,7 @@ def node_view(ctx: Context, node: NodeEntry) -> NodeView:
         is_reclaimed=node.role == NodeRole.ON_LOAN
         and (node.is_awaited or node.desired_role != NodeRole.ON_LOAN),
         is_drained_by_operator=node.is_cordoned,
-        takes_nothing=bool(node.ledger_error or node.closed_reason),
+        takes_nothing=bool(node.ledger_error or node.closed_reason or node.is_out),
         sick_gpus=len(sick_slots(node)) if barred else 0,
         is_load_unknown=node.name in ctx.state.unknown_loads,
         trespassed_gpus=sum([uuid in node.trespassed for uuid in barred]) if barred else 0,
