@@ -193,12 +193,14 @@ def hold_gpus(
     key: WorkerKey,
     *,
     shared: Collection[GpuUuid] = (),
+    kind: str | None = None,
 ) -> tuple[GpuUuid, ...]:
     """Give a worker GPUs of a node; on those that are being vacated it is the nominee.
 
     The caller has looked that there are enough. What is held for it already is what it gets.
 
     shared: on exactly these it is a guest, if anybody has them.
+    kind: GPUs of this type; None: of any.
     """
     slots = slots_of(node, key)
     if slots:
@@ -206,7 +208,8 @@ def hold_gpus(
     if shared:
         slots = [slot for slot in node.gpus if slot.uuid in shared]
     else:
-        slots = free_slots(ctx, node)[:gpus]
+        free = free_slots(ctx, node)
+        slots = [slot for slot in free if kind is None or slot.gpu_type == kind][:gpus]
     assert len(slots) == gpus, f"{node.name}: {len(slots)} GPUs can be promised, {gpus} asked"
     for slot in slots:
         if slot.holder is None:

@@ -5,6 +5,7 @@ Plain structs, so that one encode call is a snapshot. Must not hold behaviour be
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import StrEnum
 
 from msgspec import Struct, field
@@ -142,9 +143,23 @@ class NodeEntry(Struct, kw_only=True):
     """Held there but not known here; nothing is placed on the node until its ledger was read."""
 
     @property
+    def gpu_types(self) -> tuple[str, ...]:
+        """Types of its GPUs: first that of which it has most, then by name; see `parts`."""
+        first = self.gpus[0].gpu_type if self.gpus else ""
+        if all(slot.gpu_type == first for slot in self.gpus):
+            return (first,)  # as of nearly all
+        counts = Counter(slot.gpu_type for slot in self.gpus)
+        most = min(counts, key=lambda kind: (-counts[kind], kind))
+        return (most, *sorted(kind for kind in counts if kind != most))
+
+    @property
     def gpu_type(self) -> str:
-        """Type of its GPUs (a node is homogeneous); empty before its first report."""
-        return self.gpus[0].gpu_type if self.gpus else ""
+        """Type of most of its GPUs; empty before its first report."""
+        return self.gpu_types[0]
+
+    def count_of(self, kind: str) -> int:
+        """Its GPUs of one type."""
+        return sum([slot.gpu_type == kind for slot in self.gpus])
 
     @property
     def is_out(self) -> bool:

@@ -153,7 +153,7 @@ def node_row(
         role=node.role,
         desired_role=node.desired_role,
         service=node.service or "",
-        gpu_type=node.gpu_type,
+        gpu_type=", ".join(node.gpu_types),
         gpus=len(node.gpus),
         gpus_held=sum(1 for slot in node.gpus if slot.holder is not None),
         gpu_busy_ratio=busy_ratio([report] if report else []),

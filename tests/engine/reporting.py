@@ -76,6 +76,7 @@ class Reporting:
         self.boot = "b1"
         self.gpus: tuple[str, ...] = GPUS
         self.health: dict[str, GpuHealth] = {}
+        self.kinds: dict[str, str] = {}
         self.faults: dict[str, tuple[GpuFaultFact, ...]] = {}
         self.recovery: dict[str, RecoveryAction] = {}
         self.lease_id: LeaseId | None = None
@@ -117,7 +118,7 @@ class Reporting:
     def _gpu(self, uuid: str) -> GpuFact:
         return GpuFact(
             GpuUuid(uuid),
-            "H100",
+            self.kinds.get(uuid, "H100"),
             self.health.get(uuid, GpuHealth.OK),
             faults=self.faults.get(uuid, ()),
             recovery=self.recovery.get(uuid),
