@@ -122,7 +122,7 @@ WHOLE_GPU = "a whole GPU"
 
 
 def is_mig(gpu_type: str) -> bool:
-    """Whether a GPU type is one of MIG instances, as NVML names them: `NVIDIA A100 ... MIG 1g.10gb`.
+    """Whether a GPU type is one of MIG instances, as NVML names them: `NVIDIA A100 MIG 1g.10gb`.
 
     Such an instance is a unit of its own, and only a job that names its type gets one.
     """

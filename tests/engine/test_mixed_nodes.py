@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -202,6 +203,7 @@ node_kinds = st.lists(st.sampled_from([L4, A100, MIG]), min_size=1, max_size=6).
 asked = st.sampled_from([(), (L4,), (A100,), (MIG,), (A100, L4), (MIG, A100)])
 
 
+@pytest.mark.slow
 @given(
     policy=st.sampled_from(POLICIES),
     nodes=st.lists(node_kinds, min_size=1, max_size=3),
