@@ -31,6 +31,7 @@ class FaultKind(StrEnum):
     `throttle`: slowed down; `value` is the bit mask of reasons, hardware heat if there is none.
     `error`: what `call` asks for has NVML's error `value` for an answer. `reading`: its answer is
     `value` in NVML's own unit, whatever that means.
+    `recovery`: NVML's recovery action `value`; without such a fault the driver tells of none.
     """
 
     HANG = "hang"
@@ -41,6 +42,7 @@ class FaultKind(StrEnum):
     THROTTLE = "throttle"
     ERROR = "error"
     READING = "reading"
+    RECOVERY = "recovery"
 
 
 class NvmlCall(StrEnum):
@@ -72,7 +74,12 @@ class XidTold(StrEnum):
 
 
 _OF_A_CALL = frozenset({FaultKind.ERROR, FaultKind.READING})
-_NEEDS_VALUE = _OF_A_CALL | {FaultKind.XID, FaultKind.ECC, FaultKind.WRONG_COUNT}
+_NEEDS_VALUE = _OF_A_CALL | {
+    FaultKind.XID,
+    FaultKind.ECC,
+    FaultKind.WRONG_COUNT,
+    FaultKind.RECOVERY,
+}
 _HAS_NO_READING = frozenset(
     {
         NvmlCall.HANDLE,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn, Protocol
 
 from msgspec import Struct, structs
@@ -33,12 +33,14 @@ from agent.nvml import (
     MIG_ENABLED,
     NOT_FOUND,
     NOT_SUPPORTED,
+    RECOVERY_FIELD,
     THROTTLE_REASONS,
     TIMEOUT,
     UNINITIALIZED,
     ComputeProcess,
     EventData,
     EventSet,
+    FieldValue,
     Handle,
     Memory,
     PciInfo,
@@ -94,6 +96,15 @@ class _PciInfo(Struct, frozen=True):
 class _Event(Struct, frozen=True):
     eventType: int
     eventData: int
+
+
+class _Value(Struct, frozen=True):
+    uiVal: int = 0
+
+
+class _Field(Struct, frozen=True):
+    nvmlReturn: int
+    value: _Value = _Value()
 
 
 class _Gpu(Struct, frozen=True):
@@ -287,6 +298,23 @@ class FakeNvml:
         for fault in self._active(FaultKind.THROTTLE, gpu.index):
             bits |= THROTTLE_REASONS["hw_thermal_slowdown"] if fault.value is None else fault.value
         return self._reading(gpu, NvmlCall.THROTTLE, bits)
+
+    def nvmlDeviceGetFieldValues(
+        self, handle: Handle, fieldIds: list[int], /
+    ) -> Sequence[FieldValue]:
+        gpu = self._answering(handle)
+        return [self._field(gpu, field_id) for field_id in fieldIds]
+
+    def _field(self, gpu: _Gpu, field_id: int) -> _Field:
+        faults = [
+            fault
+            for fault in self._fleet.fault
+            if fault.kind == FaultKind.RECOVERY and fault.concerns(gpu.index)
+        ]
+        if field_id != RECOVERY_FIELD or not faults:
+            return _Field(NOT_SUPPORTED)
+        active = self._active(FaultKind.RECOVERY, gpu.index)
+        return _Field(0, _Value(active[-1].value or 0 if active else 0))
 
     def nvmlEventSetCreate(self) -> EventSet:
         return _Events()

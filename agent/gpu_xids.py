@@ -5,6 +5,7 @@ know how either is read, nor time but as an argument.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 
@@ -12,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from agent.kernel_log import XidLine
-from common.messages import GpuReport
+from common.messages import GpuReport, XidCount
 from common.model import GpuUuid
 
 log = logging.getLogger(__name__)
@@ -22,6 +23,8 @@ SAME_XID_WINDOW_S = 60.0
 30 s its reader is started anew and hears of it no more."""
 MAX_KEPT_XIDS = 64
 """Of one GPU and teller; a storm says nothing more after that."""
+MAX_COUNTED_CODES = 64
+"""Of one GPU; there are not many more codes, and a report has its bounds."""
 
 
 class _Teller(Enum):
@@ -41,16 +44,21 @@ class _Told(Struct, frozen=True):
 
 
 class UntoldXids:
-    """XIDs that no report has told yet: looks and reports have periods of their own."""
+    """XIDs that no report has told yet: looks and reports have periods of their own.
+
+    How often each was seen is told by every report, as nobody hears all of them.
+    """
 
     def __init__(self) -> None:
         self._codes_by_uuid: dict[GpuUuid, tuple[int, ...]] = {}
+        self._counts_by_uuid: dict[GpuUuid, Counter[int]] = {}
 
     def saw(self, gpus: Iterable[GpuReport]) -> tuple[GpuReport, ...]:
         """A look's GPUs, with what earlier looks saw and nobody was told."""
         seen = tuple(gpus)
         for gpu in seen:
             if gpu.xids:
+                self._count(gpu)
                 codes = (*self._codes_by_uuid.get(gpu.uuid, ()), *gpu.xids)
                 self._codes_by_uuid[gpu.uuid] = codes[:MAX_KEPT_XIDS]
         return self.untold(seen)
@@ -64,7 +72,23 @@ class UntoldXids:
 
     def untold(self, gpus: Iterable[GpuReport]) -> tuple[GpuReport, ...]:
         """These GPUs with what the next report has to tell."""
-        return tuple(_with_xids(gpu, self._codes_by_uuid.get(gpu.uuid, ())) for gpu in gpus)
+        return tuple(
+            self._with_counts(_with_xids(gpu, self._codes_by_uuid.get(gpu.uuid, ())))
+            for gpu in gpus
+        )
+
+    def _count(self, gpu: GpuReport) -> None:
+        counts = self._counts_by_uuid.setdefault(gpu.uuid, Counter())
+        for code in gpu.xids:
+            if code in counts or len(counts) < MAX_COUNTED_CODES:
+                counts[code] += 1
+
+    def _with_counts(self, gpu: GpuReport) -> GpuReport:
+        counts = self._counts_by_uuid.get(gpu.uuid)
+        if not counts:
+            return gpu
+        told = tuple(XidCount(code=code, count=counts[code]) for code in sorted(counts))
+        return gpu if told == gpu.xid_counts else msgspec.structs.replace(gpu, xid_counts=told)
 
 
 class GpuXids:

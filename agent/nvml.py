@@ -8,7 +8,7 @@ have, and one that NVML has an error for. A GPU is faulty for an error that is o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Protocol, TypeVar, cast
@@ -19,7 +19,13 @@ from msgspec.structs import replace
 from agent.gpu_memory import identity_only
 from agent.pci import pci_address
 from common.errors import Unavailable
-from common.messages import GpuHealth, GpuProcess, GpuReport, MigInstance
+from common.messages import (
+    GpuHealth,
+    GpuProcess,
+    GpuReport,
+    MigInstance,
+    RecoveryAction,
+)
 from common.model import GpuUuid
 
 # ruff: noqa: N802, N803 - the names are NVML's own; a protocol of them must repeat them
@@ -45,6 +51,18 @@ MAX_PID = 1 << 22
 """Linux's own limit (PID_MAX_LIMIT, 64 bits)."""
 MAX_MIG_INSTANCES = 64
 """A device says how many it can have; 7 today."""
+
+RECOVERY_FIELD: int = pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+RECOVERY_ACTIONS: dict[int, RecoveryAction] = {
+    pynvml.NVML_GPU_RECOVERY_ACTION_NONE: RecoveryAction.NONE,
+    pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET: RecoveryAction.GPU_RESET,
+    pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT: RecoveryAction.NODE_REBOOT,
+    pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_P2P: RecoveryAction.DRAIN_P2P,
+    pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_AND_RESET: RecoveryAction.DRAIN_AND_RESET,
+    pynvml.NVML_GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN: RecoveryAction.RECOVER_IMEX_DOMAIN,
+    pynvml.NVML_GPU_RECOVERY_ACTION_BUS_RESET: RecoveryAction.BUS_RESET,
+    pynvml.NVML_GPU_RECOVERY_ACTION_SYSTEM_REBOOT: RecoveryAction.SYSTEM_REBOOT,
+}
 
 THROTTLE_REASONS: dict[str, int] = {
     "applications_clocks_setting": pynvml.nvmlClocksEventReasonApplicationsClocksSetting,
@@ -100,6 +118,22 @@ class PciInfo(Protocol):
     def device(self) -> int: ...
 
 
+class Values(Protocol):
+    """nvmlValue_t, a union; what NVML wrote is of the member that the field has."""
+
+    @property
+    def uiVal(self) -> int: ...
+
+
+class FieldValue(Protocol):
+    """nvmlFieldValue_t; `nvmlReturn` says whether there is a value."""
+
+    @property
+    def nvmlReturn(self) -> int: ...
+    @property
+    def value(self) -> Values: ...
+
+
 class EventData(Protocol):
     """nvmlEventData_t; `eventData` is the XID code of an XID event."""
 
@@ -147,6 +181,9 @@ class NvmlApi(Protocol):
     ) -> int: ...
     def nvmlDeviceGetCurrentClocksEventReasons(self, handle: Handle, /) -> int: ...
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Handle, /) -> int: ...
+    def nvmlDeviceGetFieldValues(
+        self, handle: Handle, fieldIds: list[int], /
+    ) -> Sequence[FieldValue]: ...
     def nvmlEventSetCreate(self) -> EventSet: ...
     def nvmlEventSetFree(self, eventSet: EventSet, /) -> None: ...
     def nvmlDeviceRegisterEvents(
@@ -343,6 +380,7 @@ class GpuProbe:
             xids=self._xids(),
             is_mig=is_mig,
             mig=parts,
+            recovery_action=reading.recovery_action(handle),  # after them: they may have changed it
         )
 
     def _mig_mode(self, handle: Handle, reading: _Reading) -> bool | None:
@@ -527,6 +565,15 @@ class _Reading:
         )
         bits = self._within("clocks event reasons", bits, 0, 1 << 32)
         return tuple(name for name, bit in THROTTLE_REASONS.items() if bits and bits & bit)
+
+    def recovery_action(self, handle: Handle) -> RecoveryAction | None:
+        """What the driver asks for; drivers that know no such field tell nothing."""
+        values = self._ask(
+            "recovery action", lambda: self._api.nvmlDeviceGetFieldValues(handle, [RECOVERY_FIELD])
+        )
+        if values is None or values[0].nvmlReturn != pynvml.NVML_SUCCESS:
+            return None
+        return RECOVERY_ACTIONS.get(values[0].value.uiVal, RecoveryAction.UNKNOWN)
 
     def processes(self, handle: Handle) -> tuple[GpuProcess, ...] | None:
         """Each once, by pid; None: not told, which is told. Clients of CUDA's Multi-Process Service

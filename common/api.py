@@ -272,6 +272,10 @@ class Status(Message, frozen=True, kw_only=True, tag="status"):
     loads_unknown: tuple[str, ...] | UnsetType = UNSET
     """Services with serving nodes whose load is unknown, with the numbers of both. Only while there
     are any, as above."""
+    gpus_out: int | UnsetType = UNSET
+    """GPUs on which nothing new begins after a fault, and below why no more of them follow by
+    themselves. Only while there are any, as above."""
+    gpu_breaker: str | UnsetType = UNSET
 
 
 REQUESTS: tuple[type[Message], ...] = (

@@ -43,6 +43,8 @@ from common.telemetry import GpuReport as GpuReport
 from common.telemetry import HostReport as HostReport
 from common.telemetry import InferenceReport as InferenceReport
 from common.telemetry import MigInstance as MigInstance
+from common.telemetry import RecoveryAction as RecoveryAction
+from common.telemetry import XidCount as XidCount
 
 # --- node report ----------------------------------------------------------------------------
 

@@ -117,10 +117,22 @@ class WorkerRange(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     max: Annotated[int, Meta(ge=1, le=MAX_WORKERS)]
 
 
+WHOLE_GPU = "a whole GPU"
+"""The type that a job waits for to which any is right, where there are MIG instances alone."""
+
+
+def is_mig(gpu_type: str) -> bool:
+    """Whether a GPU type is one of MIG instances, as NVML names them: `NVIDIA A100 MIG 1g.10gb`.
+
+    Such an instance is a unit of its own, and only a job that names its type gets one.
+    """
+    return " MIG " in gpu_type
+
+
 class GpuRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which GPUs a job can use.
 
-    types: accepted GPU types in order of preference; empty accepts any (a fungible job).
+    types: accepted GPU types in order of preference; empty accepts any whole GPU (a fungible job).
     worker_multiplier: per type, how many workers stand for one (16 GB cards for 32 GB ones: 2),
         so that the global batch stays the same.
     heterogeneous_speed_ratio: part of its full speed that the job makes on several of its types at
@@ -133,6 +145,10 @@ class GpuRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         default_factory=dict[str, int]
     )
     heterogeneous_speed_ratio: Ratio = 0.0
+
+    def accepts(self, gpu_type: str) -> bool:
+        """Whether an attempt may run on this GPU type."""
+        return gpu_type in self.types if self.types else not is_mig(gpu_type)
 
     def gpus_for_one(self, node_type: str, gpu_type: str) -> int | None:
         """GPUs of a node's type that stand for one of the attempt's type.
@@ -257,7 +273,7 @@ class JobSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def accepts(self, gpu_type: str) -> bool:
         """Whether an attempt may run on this GPU type."""
-        return not self.gpu.types or gpu_type in self.gpu.types
+        return self.gpu.accepts(gpu_type)
 
 
 STORE_INDEX = -1

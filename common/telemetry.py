@@ -20,6 +20,30 @@ class GpuHealth(StrEnum):
     FAULTY = "faulty"
 
 
+class RecoveryAction(StrEnum):
+    """What the driver says must be done before a GPU is well again; NVML's recovery action.
+
+    `unknown`: one that this version has no name for.
+    """
+
+    NONE = "none"
+    GPU_RESET = "gpu_reset"
+    NODE_REBOOT = "node_reboot"
+    DRAIN_P2P = "drain_p2p"
+    DRAIN_AND_RESET = "drain_and_reset"
+    RECOVER_IMEX_DOMAIN = "recover_imex_domain"
+    BUS_RESET = "bus_reset"
+    SYSTEM_REBOOT = "system_reboot"
+    UNKNOWN = "unknown"
+
+
+class XidCount(Part, frozen=True, kw_only=True):
+    """How often one XID was seen on one GPU since its agent started."""
+
+    code: NonNegativeInt
+    count: NonNegativeInt
+
+
 class GpuProcess(Part, frozen=True, kw_only=True):
     """A process that holds GPU memory, as NVML sees it."""
 
@@ -65,6 +89,11 @@ class GpuReport(Part, frozen=True, kw_only=True):
     either."""
     mig: tuple[MigInstance, ...] = ()
     """Its instances in MIG mode, by GPU instance and compute instance; there may be none."""
+    xid_counts: tuple[XidCount, ...] = ()
+    """By code, since the agent started: a report that is lost loses none. Empty where there was
+    none, and of an agent of an older version."""
+    recovery_action: RecoveryAction | None = None
+    """None: the driver does not tell."""
 
 
 def whole(gpus: Iterable[GpuReport]) -> tuple[GpuReport, ...]:
@@ -72,9 +101,14 @@ def whole(gpus: Iterable[GpuReport]) -> tuple[GpuReport, ...]:
     return tuple(gpu for gpu in gpus if gpu.is_mig is False)
 
 
+def units(gpus: Iterable[GpuReport]) -> tuple[GpuReport, ...]:
+    """What workers can have: whole GPUs, and the MIG instances of those in MIG mode."""
+    return tuple(unit for gpu in gpus for unit in (instances(gpu) if gpu.is_mig else whole([gpu])))
+
+
 def instances(gpu: GpuReport) -> tuple[GpuReport, ...]:
     """Its MIG instances, each as a GPU of its own: whose type, memory and processes are its own,
-    and whose health is that of the device. How busy one is, no driver tells."""
+    and whose health and faults are those of the device. How busy one is, no driver tells."""
     return tuple(
         GpuReport(
             uuid=part.uuid,
@@ -84,6 +118,9 @@ def instances(gpu: GpuReport) -> tuple[GpuReport, ...]:
             health=gpu.health,
             memory_used_bytes=part.memory_used_bytes,
             processes=part.processes,
+            ecc_uncorrected_count=gpu.ecc_uncorrected_count,
+            xid_counts=gpu.xid_counts,
+            recovery_action=gpu.recovery_action,
         )
         for part in gpu.mig
     )

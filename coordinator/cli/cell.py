@@ -122,10 +122,19 @@ def glance(found: Status) -> list[tuple[str, str]]:
             f"{found.pending_jobs} pending",
         ),
         *_without_room(found),
+        *_gpus_out(found),
         ("bad messages", str(found.bad_messages)),
         *([("overload", _shed(found.reports_shed))] if found.reports_shed else []),
         *([("clock", found.clock_warning)] if found.clock_warning else []),
     ]
+
+
+def _gpus_out(found: Status) -> list[tuple[str, str]]:
+    """Only where faults took GPUs out, and loud where so many are that no more follow."""
+    if not found.gpus_out:
+        return []
+    more = f"; BREAKER OPEN: {found.gpu_breaker}" if found.gpu_breaker else ""
+    return [("faults", f"{counted(found.gpus_out, 'GPU')} out (aryl node list){more}")]
 
 
 def _shed(count: int) -> str:

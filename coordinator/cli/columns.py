@@ -14,6 +14,7 @@ from common.api import (
 )
 from common.model import FINAL_JOB_STATES, JobState
 from coordinator.cli.render import Column, ago, duration, instant, number, percent
+from coordinator.policies.words import counted
 
 
 def jobs(now_s: float) -> list[Column[JobRow]]:
@@ -106,6 +107,8 @@ def role(row: NodeRow) -> str:
     said = ["server down"] if row.is_server_down else []
     if isinstance(row.load_unknown, UnknownLoadRow):
         said.append("load unknown")
+    if row.gpus_out:
+        said.append(f"{counted(row.gpus_out, 'GPU')} out")
     if row.is_cordoned:
         drained = "draining" if row.jobs else "drained"
         said.append(drained if row.is_draining else "cordoned")

@@ -142,10 +142,11 @@ def free_slots(ctx: Context, node: NodeEntry) -> list[GpuSlot]:
     vacated: list[GpuSlot] = []
     last: WorkerKey | None = None
     last_leaves, healthy, trespassed = False, GpuHealth.OK, node.trespassed
+    out = node.out_uuids if node.gpu_conditions else NONE_BARRED
     for slot in node.gpus:
         if slot.nominee is not None or slot.health is not healthy or slot.is_gone:
             continue
-        if trespassed and slot.uuid in trespassed:
+        if (trespassed and slot.uuid in trespassed) or slot.uuid in out:
             continue
         if slot.holder is None:
             free.append(slot)
@@ -160,10 +161,14 @@ def free_slots(ctx: Context, node: NodeEntry) -> list[GpuSlot]:
 def barred_uuids(node: NodeEntry) -> frozenset[GpuUuid]:
     """GPUs of a node that come free for nobody whoever leaves: `free_slots` never has them."""
     healthy, trespassed = GpuHealth.OK, node.trespassed
+    out = node.out_uuids if node.gpu_conditions else NONE_BARRED
     found = [
         slot.uuid
         for slot in node.gpus
-        if slot.health is not healthy or slot.is_gone or (trespassed and slot.uuid in trespassed)
+        if slot.health is not healthy
+        or slot.is_gone
+        or (trespassed and slot.uuid in trespassed)
+        or slot.uuid in out
     ]
     return frozenset(found) if found else NONE_BARRED
 
@@ -174,9 +179,11 @@ def mark_holders(ctx: Context, node: NodeEntry) -> None:
 
 
 def sick_slots(node: NodeEntry) -> list[GpuSlot]:
-    """GPUs of a node that are not well, or that it does not report any more."""
-    healthy = GpuHealth.OK
-    return [slot for slot in node.gpus if slot.health != healthy or slot.is_gone]
+    """GPUs of a node that are not well, out after a fault, or that it does not report any more."""
+    healthy, out = GpuHealth.OK, node.out_uuids
+    return [
+        slot for slot in node.gpus if slot.health != healthy or slot.is_gone or slot.uuid in out
+    ]
 
 
 def hold_gpus(
@@ -186,12 +193,14 @@ def hold_gpus(
     key: WorkerKey,
     *,
     shared: Collection[GpuUuid] = (),
+    kind: str | None = None,
 ) -> tuple[GpuUuid, ...]:
     """Give a worker GPUs of a node; on those that are being vacated it is the nominee.
 
     The caller has looked that there are enough. What is held for it already is what it gets.
 
     shared: on exactly these it is a guest, if anybody has them.
+    kind: GPUs of this type; None: of any.
     """
     slots = slots_of(node, key)
     if slots:
@@ -199,7 +208,8 @@ def hold_gpus(
     if shared:
         slots = [slot for slot in node.gpus if slot.uuid in shared]
     else:
-        slots = free_slots(ctx, node)[:gpus]
+        free = free_slots(ctx, node)
+        slots = [slot for slot in free if kind is None or slot.gpu_type == kind][:gpus]
     assert len(slots) == gpus, f"{node.name}: {len(slots)} GPUs can be promised, {gpus} asked"
     for slot in slots:
         if slot.holder is None:

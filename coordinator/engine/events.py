@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from common.failures import Failure
 from common.faults import Fault
-from common.messages import GpuHealth, WorkerOrder, WorkerPhase
+from common.messages import GpuHealth, RecoveryAction, WorkerOrder, WorkerPhase
 from common.model import (
     Checkpoint,
     GpuUuid,
@@ -59,13 +59,40 @@ class JobCancelRequested(Fact, frozen=True, kw_only=True, tag="job_cancel_reques
     by: str
 
 
+class FaultClass(StrEnum):
+    """What follows from a fault of a GPU; see `gpu_faults`."""
+
+    INFO = "info"  # nothing
+    JOB = "job"  # the program's own fault
+    GPU = "gpu"  # nothing new begins on the GPU
+    NODE = "node"  # nor on its node
+
+
+class GpuFaultFact(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One kind of fault that a GPU had, as the catalogue of this cell has it.
+
+    what: such as `XID 79`. count: how often, since its agent started; for ECC, since its driver was
+    loaded. The rest as in an entry of the catalogue.
+    """
+
+    what: str
+    count: int
+    kind: FaultClass
+    meaning: str = ""
+    owner: str = ""
+    next_step: str = ""
+    needs_repair: bool = False
+
+
 class GpuFact(Struct, frozen=True):
-    """What matters of a GPU to a scheduler."""
+    """What matters of a GPU to a scheduler; `recovery`: None: its driver does not tell."""
 
     uuid: GpuUuid
     gpu_type: str
     health: GpuHealth = GpuHealth.OK
     memory_bytes: int = 0
+    faults: tuple[GpuFaultFact, ...] = ()
+    recovery: RecoveryAction | None = None
 
 
 class WorkerFact(Struct, frozen=True, kw_only=True, omit_defaults=True):

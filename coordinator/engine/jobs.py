@@ -90,22 +90,23 @@ def add_worker(
     ctx: Context,
     job: JobEntry,
     node: NodeEntry,
+    kind: str,
     *,
     is_flexible: bool,
     shared: Collection[GpuUuid] = (),
 ) -> WorkerEntry:
-    """Give a job one more worker on a node, in phase reserve; it may run there.
+    """Give a job one more worker on GPUs of one type of a node, in phase reserve; it may run there.
 
     shared: the GPUs that it has together with others; empty: free ones.
     """
     key = next_key(job)
-    each = job.spec.gpu.gpus_for_one(node.gpu_type, job.gpu_type or "") or 1
+    gpus = job.spec.gpus_per_worker * (job.spec.gpu.gpus_for_one(kind, job.gpu_type or "") or 1)
     worker = WorkerEntry(
         key=key,
         node=node.name,
-        gpu_uuids=hold_gpus(ctx, node, job.spec.gpus_per_worker * each, key, shared=shared),
+        gpu_uuids=hold_gpus(ctx, node, gpus, key, shared=shared, kind=kind),
         is_flexible=is_flexible,
-        is_other_type=node.gpu_type != job.gpu_type,
+        is_other_type=kind != job.gpu_type,
         generation=node.generation + 1,
     )
     job.workers[key.worker_index] = worker

@@ -8,7 +8,7 @@ from __future__ import annotations
 from common.lifecycle import JobEvent
 from common.messages import OrderPhase, WorkerOrder
 from common.model import FINAL_JOB_STATES, JobState, WorkerKey
-from coordinator.engine import jobs, losses, rebuilding, sharing, stores
+from coordinator.engine import jobs, losses, parts, rebuilding, sharing, stores
 from coordinator.engine.context import Context, hold_gpus, release_gpus
 from coordinator.engine.events import OrdersRecovered
 from coordinator.engine.nodes import acknowledge
@@ -107,7 +107,8 @@ def _may_adopt(node: NodeEntry, job: JobEntry | None, order: WorkerOrder) -> boo
         for slot in node.gpus
         if slot.holder in (None, order.key) or (order.is_sharing and slot.nominee is None)
     }
-    each = order.spec.gpu.gpus_for_one(node.gpu_type, order.gpu_type) or 1
+    kind = parts.kind_of(node, order.gpu_uuids)
+    each = order.spec.gpu.gpus_for_one(kind, order.gpu_type) or 1
     gpus = 0 if order.key.is_store else order.spec.gpus_per_worker * each
     if not set(order.gpu_uuids) <= free or len(order.gpu_uuids) != gpus:
         return False
@@ -140,12 +141,13 @@ def _adopt(
     *,
     is_flexible: bool,
 ) -> None:
+    uuids = tuple(slot.uuid for slot in node.gpus if slot.uuid in gpu_uuids)
     worker = WorkerEntry(
         key=key,
         node=node.name,
-        gpu_uuids=tuple(slot.uuid for slot in node.gpus if slot.uuid in gpu_uuids),
+        gpu_uuids=uuids,
         is_flexible=is_flexible,
-        is_other_type=node.gpu_type != job.gpu_type,
+        is_other_type=parts.kind_of(node, uuids) != job.gpu_type,
     )
     ctx.changed_jobs[job.job_id] = None
     if key.is_store:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from common.messages import process_named
+from common.messages import GpuHealth, process_named
 from common.model import Lease, LeaseId, NodeName, NodeRole, StopReason
 from coordinator.engine import jobs, promised, pruning, stages, unknown_loads
 from coordinator.engine.context import Context, keys_on, sick_slots
@@ -65,12 +65,15 @@ def _why_not(ctx: Context, node: NodeEntry) -> str:
         return f"{node.name} takes nothing new: {node.ledger_error or node.closed_reason}"
     if not node.gpus:
         return f"{node.name} has no GPU that a worker could have"
+    if node.is_out:
+        return f"{node.name} takes nothing new after a fault of its GPUs"
     if unknown := unknown_loads.why_not_lent(ctx.state, node.name):
         return unknown
     if sick := sick_slots(node):
         # Its server runs beside it. Once stopped it might never be healthy again, and no deadline
         # could be kept: the agent waits for each GPU to be free.
-        what = "gone" if sick[0].is_gone else sick[0].health
+        is_out = sick[0].health == GpuHealth.OK
+        what = "gone" if sick[0].is_gone else "out after a fault" if is_out else sick[0].health
         return f"{node.name} is not lent: its GPU {sick[0].uuid} is {what}"
     if node.trespassed:
         # No worker would get it, and its server may not find room beside that process again.

@@ -1,4 +1,6 @@
-"""How workers end, what a job keeps of failures and of waiting, how time is told: data only."""
+"""How workers end, what a job keeps of failures and of waiting, what a GPU had, how time is told:
+data only.
+"""
 
 from __future__ import annotations
 
@@ -62,6 +64,45 @@ class TrespassStory(Struct, kw_only=True):
     pids: list[int]
     left_at_s: float | None = None
     untold_count: int = 0
+
+
+class GpuOut(Struct, frozen=True, kw_only=True):
+    """Why nothing new begins on a GPU, and who ends that; see `gpu_faults`.
+
+    what: the fault, such as `XID 79`. is_node: nor on its node. needs_repair: it stays out when its
+    node boots anew. is_drivers: as long as its driver asks for a recovery.
+    """
+
+    since_s: float
+    what: str
+    meaning: str
+    owner: str
+    next_step: str
+    is_node: bool = False
+    needs_repair: bool = False
+    is_drivers: bool = False
+
+
+class Suspicion(Struct, frozen=True):
+    """A program had a fault of its own on a GPU, for the last time then."""
+
+    program: str
+    at_s: float
+
+
+class GpuCondition(Struct, kw_only=True):
+    """What is known of the faults of one GPU.
+
+    counts: how often each was told, as in `GpuFaultFact`. held_back: it would be out, but for the
+    breaker.
+    """
+
+    counts: dict[str, int] = field(default_factory=dict[str, int])
+    suspicions: list[Suspicion] = field(default_factory=list[Suspicion])
+    out: GpuOut | None = None
+    held_back: GpuOut | None = None
+    is_asked: bool = False
+    """Its driver asked for a recovery when it was heard last."""
 
 
 class Avoided(Struct, frozen=True):

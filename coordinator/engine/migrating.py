@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from common.lifecycle import JobEvent
 from common.model import JobState, NodeName, StopReason, WorkerKey
-from coordinator.engine import jobs, losses, starting
+from coordinator.engine import jobs, losses, parts, starting
 from coordinator.engine.context import (
     NONE_BARRED,
     Context,
@@ -60,12 +60,12 @@ def _hold(ctx: Context, job: JobEntry, decision: Migrate) -> None:
     """Hold the GPUs for the workers of the next attempt, in the order in which it adds them."""
     index, held = 0, list[tuple[NodeName, WorkerKey]]()
     for placement in starting.in_order(decision.placements):
-        node = ctx.state.nodes[placement.node]
-        each = starting.gpus_each(job, node, job.gpu_type or "")
+        node, kind = parts.there(ctx.state, placement.node)
+        each = starting.gpus_each(job, kind, job.gpu_type or "")
         for number in range(placement.worker_count):
             key = WorkerKey(job.job_id, job.attempt + 1, index)
             shared = placement.gpu_uuids[number * each : (number + 1) * each]
-            hold_gpus(ctx, node, each, key, shared=shared)
+            hold_gpus(ctx, node, each, key, shared=shared, kind=kind)
             held.append((node.name, key))
             index += 1
     job.migration = Migration(decision=decision, gpus=tuple(held))
@@ -79,7 +79,8 @@ def held(ctx: Context, job: JobEntry) -> tuple[WorkerView, ...]:
     found: list[WorkerView] = []
     keys = [key for _, key in job.migration.gpus]
     for placement in starting.in_order(job.migration.decision.placements):
-        node = ctx.state.nodes.get(placement.node)
+        part = parts.found(ctx.state, placement.node)
+        node = None if part is None else part[0]
         barred = NONE_BARRED if node is None else barred_uuids(node)
         for number in range(placement.worker_count):
             each = len(placement.gpu_uuids) // placement.worker_count
@@ -129,4 +130,6 @@ def _arrive(ctx: Context, job: JobEntry, migration: Migration) -> None:
 
 
 def _type_of(ctx: Context, migration: Migration) -> str:
-    return ctx.state.nodes[migration.gpus[0][0]].gpu_type
+    name, key = migration.gpus[0]
+    node = ctx.state.nodes[name]
+    return parts.kind_of(node, [slot.uuid for slot in slots_of(node, key)])

@@ -12,6 +12,7 @@ from common.messages import GpuHealth, OrderPhase, WorkerPhase
 from common.model import FINAL_JOB_STATES, JobState, NodeName, NodeRole, Pool, WorkerKey
 from coordinator.engine import (
     belonging,
+    gpu_faults,
     jobs,
     loans,
     losses,
@@ -53,6 +54,8 @@ def reported(ctx: Context, event: NodeReported, said: Said) -> None:
         node.cpus, node.memory_bytes, node.is_heard = event.cpus, event.memory_bytes, True
     node.reported_epoch, node.reported_generation = event.epoch, event.generation
     _fold_ledger_error(ctx, node, event)
+    if is_new_boot and node.gpu_conditions:
+        gpu_faults.rebooted(ctx, node, event)
     _fold_gpus(ctx, node, event, said)
     _fold_role(ctx, node, event, is_new_boot=is_new_boot)
     if is_new_boot:
@@ -146,6 +149,7 @@ def _fold_gpus(ctx: Context, node: NodeEntry, event: NodeReported, said: Said) -
             slots.append(slot)
     node.gpus = slots
     mark_holders(ctx, node)
+    gpu_faults.fold(ctx, node, event)
 
 
 def _tell_health(

@@ -11,6 +11,7 @@ from common.model import LeaseId, Mode, NodeName, NodeRole, ServiceName
 from coordinator.engine import (
     doubting,
     draining,
+    gpu_faults,
     homeward,
     loans,
     rebuilding,
@@ -106,6 +107,7 @@ def _node(ctx: Context, node: NodeEntry, event: OperatorAsked) -> None:
         case A.UNCORDON:
             draining.end(ctx, node)
             refusals.forget(ctx, node, _said(event))
+            gpu_faults.mended(ctx, node, _said(event))
             node.is_cordoned = False
             node.cordon_reason = ""
             if node.desired_role == NodeRole.QUARANTINED:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from common.model import GpuRequest, WorkerRange
+from common.model import WHOLE_GPU, GpuRequest, WorkerRange, is_mig
 from common.profile import JobProfile
 from coordinator.engine.state import JobEntry, NodeEntry
 
@@ -26,8 +26,8 @@ def fleet_gpus(nodes: Iterable[NodeEntry]) -> dict[str, int]:
     """The GPUs of these nodes by type; a node without GPUs has no entry."""
     found: dict[str, int] = {}
     for node in nodes:
-        if node.gpus:
-            found[node.gpu_type] = found.get(node.gpu_type, 0) + len(node.gpus)
+        for kind in node.gpu_types if node.gpus else ():
+            found[kind] = found.get(kind, 0) + node.count_of(kind)
     return found
 
 
@@ -59,7 +59,7 @@ def _reach(
     held = {
         gpu_type: gpus // gpus_per_worker
         for gpu_type, gpus in fleet.items()
-        if not gpu.types or gpu_type in gpu.types
+        if gpu.accepts(gpu_type)
     }
     counts = [-(-count // factors.get(name, 1)) for name, count in held.items()]
     most = max(workers.min + 1, present, sum(counts) if spans else max(counts, default=0))
@@ -71,6 +71,14 @@ def _reach(
         if least < factor * cut.max:
             most_on = {**most_on, name: least}
     return Reach(cut, most_on)
+
+
+def whole_only(fleet: FleetGpus, gpu: GpuRequest) -> GpuRequest:
+    """What a job asks for, as policies see it: any GPU is any whole one, where there are others."""
+    if gpu.types or not any(map(is_mig, fleet)):
+        return gpu
+    whole = tuple(sorted(kind for kind in fleet if not is_mig(kind)))
+    return replace(gpu, types=whole or (WHOLE_GPU,))
 
 
 def reach_of(fleet: FleetGpus, job: JobEntry) -> Reach:
@@ -89,6 +97,9 @@ def reach_behind(fleet: FleetGpus, job: JobEntry) -> WorkerRange | None:
 
 def is_other(before: FleetGpus, now: FleetGpus, job: JobEntry) -> bool:
     """Whether a job is seen otherwise in one fleet than in another."""
+    gpu = job.spec.gpu
+    if whole_only(before, gpu) != whole_only(now, gpu):
+        return True
     return reach_of(before, job) != reach_of(now, job) or (
         reach_behind(before, job) != reach_behind(now, job)
     )

@@ -185,20 +185,21 @@ def _fits_without(ctx: Context, job: JobEntry, avoided: Collection[NodeName]) ->
     factors = job.spec.gpu.worker_multiplier
     missing: dict[str, int] = {}
     for node in ctx.state.nodes.values():
-        if node.name not in avoided and _may_take(job, node):
-            kind = node.gpu_type
+        if node.name in avoided or not _may_take(node):
+            continue
+        for kind in filter(job.spec.accepts, node.gpu_types):
             if kind not in missing:
                 missing[kind] = least * factors.get(kind, 1)
-            missing[kind] -= len(node.gpus) // size
+            missing[kind] -= node.count_of(kind) // size
             if missing[kind] <= 0:
                 return True  # mostly after a few nodes: a rack that dies asks this of many jobs
     return False
 
 
-def _may_take(job: JobEntry, node: NodeEntry) -> bool:
+def _may_take(node: NodeEntry) -> bool:
     is_training = node.role == node.home_role and node.service is None
-    is_open = not (node.is_cordoned or node.ledger_error or node.closed_reason)
-    return is_training and is_open and job.spec.accepts(node.gpu_type)
+    is_open = not (node.is_cordoned or node.ledger_error or node.closed_reason or node.is_out)
+    return is_training and is_open
 
 
 def _suspect(ctx: Context, job: JobEntry, name: NodeName, failure: Failure) -> None:

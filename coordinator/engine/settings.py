@@ -146,6 +146,27 @@ class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         bool,
         Meta(description="cordon a node whose hardware a job's log names; else it is recommended"),
     ] = False
+    gpus_out_ratio_max: Annotated[
+        Ratio,
+        Meta(
+            description="share of the cell's GPUs that faults may take out by themselves; beyond "
+            "it an operator decides"
+        ),
+    ] = 0.1
+    gpus_out_min: Annotated[
+        NonNegativeInt,
+        Meta(description="so many GPUs may be out in any case, however small the cell is"),
+    ] = 8
+    suspect_score_max: Annotated[
+        PositiveFloat,
+        Meta(
+            description="a GPU is out on which so many programs had faults of their own, each of "
+            "them counted less as time passes"
+        ),
+    ] = 2.5
+    suspect_half_life_s: Annotated[
+        PositiveFloat, Meta(description="such a fault counts half after this")
+    ] = 86400.0
     loan_period_s: Annotated[
         PositiveFloat, Meta(description="time between two loan passes without an outside event")
     ] = 300.0

@@ -14,7 +14,7 @@ from common.lifecycle import JobEvent
 from common.messages import GpuHealth, OrderPhase, process_named
 from common.model import GpuUuid, JobId, JobState, NodeName, WorkerKey
 from common.profile import JobProfile, packed_speed_ratio
-from coordinator.engine import estimates, jobs
+from coordinator.engine import estimates, jobs, parts
 from coordinator.engine.context import Context
 from coordinator.engine.state import GpuSlot, JobEntry, NodeEntry, WorkerEntry
 from coordinator.policies.decisions import Placement, Resume, Suspend
@@ -80,9 +80,9 @@ def _memory_is_short(slot: GpuSlot, packed: list[JobEntry]) -> str:
 
 def why_not_on(ctx: Context, job: JobEntry, placement: Placement, gpus: int) -> str:
     """Why workers may not have exactly the GPUs that their placement names."""
-    node = ctx.state.nodes[placement.node]
+    node, kind = parts.there(ctx.state, placement.node)
     named = set(placement.gpu_uuids)
-    slots = [slot for slot in node.gpus if slot.uuid in named]
+    slots = [slot for slot in node.gpus if slot.uuid in named and slot.gpu_type == kind]
     if len(slots) != len(placement.gpu_uuids) or len(slots) != gpus:
         return f"{node.name}: {len(placement.gpu_uuids)} GPUs named, {len(slots)} there, {gpus} due"
     for slot in slots:
@@ -90,6 +90,8 @@ def why_not_on(ctx: Context, job: JobEntry, placement: Placement, gpus: int) -> 
             return f"GPU {slot.uuid} is {slot.health} or promised to {slot.nominee}"
         if slot.is_gone:
             return f"GPU {slot.uuid} is gone from {node.name}"
+        if slot.uuid in node.out_uuids:
+            return f"GPU {slot.uuid} is out after a fault"
         if slot.uuid in node.trespassed:
             return f"GPU {slot.uuid} is used by {process_named(node.trespassed[slot.uuid])}"
         if any(key.job_id == job.job_id for key in keys_of(slot)):

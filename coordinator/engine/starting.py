@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from common.lifecycle import JobEvent
-from common.model import GpuUuid, JobState, NodeName, NodeRole, Pool, WorkerKey
-from coordinator.engine import jobs, losses, sharing, stores
+from common.model import GpuUuid, JobState, NodeName, NodeRole, Pool, WorkerKey, is_mig
+from coordinator.engine import jobs, losses, parts, sharing, stores
 from coordinator.engine.context import Context, free_slots
 from coordinator.engine.state import JobEntry, NodeEntry
 from coordinator.policies.decisions import Placement, Start, placed_count
@@ -19,6 +19,7 @@ def is_schedulable(node: NodeEntry) -> bool:
         and not node.is_cordoned
         and not node.ledger_error
         and not node.closed_reason
+        and not node.is_out
         and not node.unknown_workers
         and not node.is_awaited
         and (
@@ -28,9 +29,9 @@ def is_schedulable(node: NodeEntry) -> bool:
     )
 
 
-def gpus_each(job: JobEntry, node: NodeEntry, gpu_type: str) -> int:
-    """GPUs of a node that one worker of an attempt takes."""
-    return job.spec.gpus_per_worker * (job.spec.gpu.gpus_for_one(node.gpu_type, gpu_type) or 1)
+def gpus_each(job: JobEntry, kind: str, gpu_type: str) -> int:
+    """GPUs of one type that one worker of an attempt takes."""
+    return job.spec.gpus_per_worker * (job.spec.gpu.gpus_for_one(kind, gpu_type) or 1)
 
 
 def does_not_fit(
@@ -46,16 +47,19 @@ def does_not_fit(
 
     held: keys for which GPUs are held already; what they hold counts as free.
     """
+    if is_mig(gpu_type) and not job.spec.accepts(gpu_type):
+        return f"{job.job_id} did not ask for {gpu_type}"
     wanted: dict[NodeName, int] = {}
     named: dict[NodeName, list[GpuUuid]] = {}
     for placement in placements:
         name = placement.node
-        node = ctx.state.nodes.get(name)
-        if node is None or not is_schedulable(node):
+        part = parts.found(ctx.state, name)
+        if part is None or not is_schedulable(part[0]):
             return f"{name} takes no workers now"
-        if job.spec.gpu.gpus_for_one(node.gpu_type, gpu_type) is None:
-            return f"{name} has {node.gpu_type}, the attempt runs on {gpu_type}"
-        gpus = placement.worker_count * gpus_each(job, node, gpu_type)
+        kind = part[1]
+        if job.spec.gpu.gpus_for_one(kind, gpu_type) is None:
+            return f"{name} has {kind}, the attempt runs on {gpu_type}"
+        gpus = placement.worker_count * gpus_each(job, kind, gpu_type)
         if not placement.gpu_uuids:
             wanted[name] = wanted.get(name, 0) + gpus
             continue
@@ -64,12 +68,25 @@ def does_not_fit(
             return why
         named.setdefault(name, []).extend(placement.gpu_uuids)
     for name, gpus in wanted.items():
-        node = ctx.state.nodes[name]
-        free = len(free_slots(ctx, node))
-        free += sum(1 for slot in node.gpus if slot.holder in held or slot.nominee in held)
+        free = _free(ctx, name, held)
         if free < gpus:
             return f"{name} has {free} GPUs free, {gpus} asked"
     return _clashes(ctx, job, named, is_packed=is_packed)
+
+
+def _free(ctx: Context, name: NodeName, held: Collection[WorkerKey]) -> int:
+    """GPUs of a part that is there which can be promised, or are held for these."""
+    part = parts.found(ctx.state, name)
+    if part is None:
+        return 0
+    node, kind = part
+    free = sum(slot.gpu_type == kind for slot in free_slots(ctx, node))
+    if not held:
+        return free
+    return free + sum(
+        slot.gpu_type == kind and (slot.holder in held or slot.nominee in held)
+        for slot in node.gpus
+    )
 
 
 def _clashes(
@@ -78,7 +95,7 @@ def _clashes(
     for name, uuids in named.items():
         if len(set(uuids)) != len(uuids):
             return f"{name}: a GPU is named twice"
-        node = ctx.state.nodes[name]
+        node, _ = parts.there(ctx.state, name)
         why = sharing.why_not_beside(ctx, job, node, uuids, is_packed=is_packed)
         if why:
             return why
@@ -137,9 +154,9 @@ def in_order(placements: Iterable[Placement]) -> tuple[Placement, ...]:
 def add(ctx: Context, job: JobEntry, placements: Iterable[Placement]) -> None:
     """Give a job workers; the caller has looked that they fit."""
     for placement in placements:
-        node = ctx.state.nodes[placement.node]
+        node, kind = parts.there(ctx.state, placement.node)
         job.was_on_loan |= node.role == NodeRole.ON_LOAN
-        each = gpus_each(job, node, job.gpu_type or "")
+        each = gpus_each(job, kind, job.gpu_type or "")
         for number in range(placement.worker_count):
             shared = placement.gpu_uuids[number * each : (number + 1) * each]
-            jobs.add_worker(ctx, job, node, is_flexible=placement.is_flexible, shared=shared)
+            jobs.add_worker(ctx, job, node, kind, is_flexible=placement.is_flexible, shared=shared)

@@ -5,6 +5,7 @@ Plain structs, so that one encode call is a snapshot. Must not hold behaviour be
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import StrEnum
 
 from msgspec import Struct, field
@@ -29,7 +30,14 @@ from common.model import (
     WorkerKey,
 )
 from coordinator.engine.loan_entries import Awaited, LoanEntry, Recommendation, ShadowLoan
-from coordinator.engine.marks import ClockMark, HungStart, RetryEntry, TrespassStory, WaitEntry
+from coordinator.engine.marks import (
+    ClockMark,
+    GpuCondition,
+    HungStart,
+    RetryEntry,
+    TrespassStory,
+    WaitEntry,
+)
 from coordinator.engine.step_times import StepTimes
 from coordinator.engine.totals import Counters
 from coordinator.policies.decisions import Migrate
@@ -130,13 +138,41 @@ class NodeEntry(Struct, kw_only=True):
     report; no worker would begin there."""
     trespass_stories: list[TrespassStory] = field(default_factory=list[TrespassStory])
     """What was told of them in this boot, so that a crowd of them is told once."""
+    gpu_conditions: dict[GpuUuid, GpuCondition] = field(default_factory=dict[GpuUuid, GpuCondition])
+    """Of GPUs that had faults; see `gpu_faults`."""
     unknown_workers: list[WorkerKey] = field(default_factory=list[WorkerKey])
     """Held there but not known here; nothing is placed on the node until its ledger was read."""
 
     @property
+    def gpu_types(self) -> tuple[str, ...]:
+        """Types of its GPUs: first that of which it has most, then by name; see `parts`."""
+        first = self.gpus[0].gpu_type if self.gpus else ""
+        if all(slot.gpu_type == first for slot in self.gpus):
+            return (first,)  # as of nearly all
+        counts = Counter(slot.gpu_type for slot in self.gpus)
+        most = min(counts, key=lambda kind: (-counts[kind], kind))
+        return (most, *sorted(kind for kind in counts if kind != most))
+
+    @property
     def gpu_type(self) -> str:
-        """Type of its GPUs (a node is homogeneous); empty before its first report."""
-        return self.gpus[0].gpu_type if self.gpus else ""
+        """Type of most of its GPUs; empty before its first report."""
+        return self.gpu_types[0]
+
+    def count_of(self, kind: str) -> int:
+        """Its GPUs of one type."""
+        return sum([slot.gpu_type == kind for slot in self.gpus])
+
+    @property
+    def is_out(self) -> bool:
+        """Whether a fault of one of its GPUs keeps anything new from the whole node."""
+        found = self.gpu_conditions.values() if self.gpu_conditions else ()
+        return any(one.out is not None and one.out.is_node for one in found)
+
+    @property
+    def out_uuids(self) -> frozenset[GpuUuid]:
+        """GPUs on which nothing new begins after a fault."""
+        conditions = self.gpu_conditions
+        return frozenset([uuid for uuid, one in conditions.items() if one.out is not None])
 
     @property
     def home_role(self) -> NodeRole:
@@ -391,6 +427,9 @@ class ClusterState(Struct, kw_only=True):
         default_factory=dict[NodeName, Recommendation]
     )
     unknown_loads: dict[NodeName, UnknownLoad] = field(default_factory=dict[NodeName, UnknownLoad])
+    breaker_since_s: float | None = None
+    """Since when so much of the fleet is out by faults that no more GPUs follow; see `gpu_faults`.
+    """
     counters: Counters = field(default_factory=Counters)
     next_lease_number: int = 1
     least_generation: int = 0

@@ -8,12 +8,13 @@ from typing import Generic, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from common.model import GpuUuid, JobId, JobState, NodeName, NodeRole, ServiceName
+from common.model import GpuUuid, JobId, JobState, NodeName, NodeRole, Pool, ServiceName
 from coordinator.engine import (
     doubting,
     estimates,
     loans,
     migrating,
+    parts,
     prerun_shape,
     reach,
     retrying,
@@ -55,6 +56,8 @@ class Views:
         """GPUs of the nodes whose views are fresh."""
         self._parts: dict[NodeName, _Part] = {}
         """What each of those nodes has in it."""
+        self._part_names: dict[NodeName, tuple[NodeName, ...]] = {}
+        """Of those with several parts; any other node is one part of its own name."""
         self.fleet_mark = 0
         """It grows whenever one of these changes."""
 
@@ -116,18 +119,33 @@ class Views:
         for name in self._nodes.take_stale():
             node = ctx.state.nodes.get(name)
             self._count(name, node)
-            if node is None:
-                self._nodes.put(name, None)
-                self._node_sorter.remove(name)
-                continue
-            seen = node_view(ctx, node)
-            self._nodes.put(name, seen)
-            self._node_sorter.put(seen)
+            self._put(ctx, name, node)
         if self._fleet != before:
             self._jobs.stale.update(
                 job_id
                 for job_id in ctx.state.live_jobs
                 if reach.is_other(before, self._fleet, ctx.state.jobs[job_id])
+            )
+
+    def _put(self, ctx: Context, name: NodeName, node: NodeEntry | None) -> None:
+        """The views of a node's parts, in place of those that it had; mostly it is one part."""
+        seen = () if node is None else node_views(ctx, node)
+        had = self._part_names.pop(name, (name,))
+        now = tuple(view.name for view in seen)
+        for gone in had if now != had else ():
+            if gone not in now:
+                self._nodes.put(gone, None)
+                self._node_sorter.remove(gone)
+        for view in seen:
+            self._nodes.put(view.name, view)
+            self._node_sorter.put(view)
+        if len(now) > 1:
+            self._part_names[name] = now
+        if now != had:  # whoever leaves the node alone leaves all its parts alone
+            self._jobs.stale.update(
+                job_id
+                for job_id in ctx.state.live_jobs
+                if name in ctx.state.jobs[job_id].retry.avoided
             )
 
     def _count(self, name: NodeName, node: NodeEntry | None) -> None:
@@ -138,12 +156,12 @@ class Views:
             return
         self.fleet_mark += 1
         for part, sign in ((had, -1), (now, 1)):
-            if part is not None and part.gpus:
-                left = self._fleet.get(part.gpu_type, 0) + sign * part.gpus
+            for kind, gpus in part.gpus if part is not None else ():
+                left = self._fleet.get(kind, 0) + sign * gpus
                 if left:
-                    self._fleet[part.gpu_type] = left
+                    self._fleet[kind] = left
                 else:
-                    del self._fleet[part.gpu_type]
+                    del self._fleet[kind]
 
     def fleet(self, ctx: Context) -> ClusterSnapshot:
         """The nodes, services and tenants of a snapshot, without the jobs: the same for any number
@@ -161,19 +179,21 @@ class Views:
 class _Part(NamedTuple):
     """What a node is to the fleet, whoever runs on it."""
 
-    gpu_type: str
-    gpus: int
+    gpus: tuple[tuple[str, int], ...]
     role: NodeRole
     service: ServiceName | None
 
 
 def _part(node: NodeEntry) -> _Part:
-    return _Part(node.gpu_type, len(node.gpus), node.role, node.service)
+    types = node.gpu_types if node.gpus else ()
+    gpus = tuple([(kind, node.count_of(kind)) for kind in types])
+    return _Part(gpus, node.role, node.service)
 
 
 def made_anew(ctx: Context) -> tuple[list[NodeView], list[JobView]]:
     """The views of a snapshot, sorted, from nothing but the state."""
-    nodes = [node_view(ctx, ctx.state.nodes[name]) for name in sorted(ctx.state.nodes)]
+    nodes = [seen for node in ctx.state.nodes.values() for seen in node_views(ctx, node)]
+    nodes.sort(key=lambda seen: seen.name)
     fleet = reach.fleet_gpus(ctx.state.nodes.values())
     jobs = [_seen_job(ctx, job_id, fleet) for job_id in sorted(ctx.state.live_jobs)]
     return nodes, [job for job in jobs if job is not None]
@@ -214,14 +234,17 @@ class _Sorted(Generic[K, V]):
             self._views.insert(place, view)
 
 
-def _worker_view(worker: WorkerEntry, barred: Set[GpuUuid]) -> WorkerView:
-    """barred: GPUs of its node that come free for nobody."""
+def _worker_view(
+    worker: WorkerEntry, barred: Set[GpuUuid], name: NodeName | None = None
+) -> WorkerView:
+    """barred: GPUs of its node that come free for nobody. name: of its part of the node; None: the
+    node's own."""
     uuids = worker.gpu_uuids
     lost = tuple([uuid for uuid in uuids if uuid in barred]) if barred else ()
     return WorkerView(
         job_id=worker.key.job_id,
         worker_index=worker.key.worker_index,
-        node=worker.node,
+        node=name or worker.node,
         gpus=len(uuids),
         freed_gpus=len(uuids) - len(lost),
         is_flexible=worker.is_flexible,
@@ -235,18 +258,68 @@ def _worker_view(worker: WorkerEntry, barred: Set[GpuUuid]) -> WorkerView:
 def _worker_views(ctx: Context, job: JobEntry) -> tuple[WorkerView, ...]:
     """The workers that a job has, by index."""
     found: list[WorkerView] = []
-    name, barred = None, NONE_BARRED
+    name, barred, node, is_mixed = None, NONE_BARRED, None, False
     for _, worker in sorted(job.workers.items()):
         if worker.node != name:  # a gang mostly stands node by node
             name = worker.node
             node = ctx.state.nodes.get(name)
             barred = NONE_BARRED if node is None else barred_uuids(node)
-        found.append(_worker_view(worker, barred))
+            is_mixed = node is not None and len(parts.kinds(node)) > 1
+        part = _part_name(node, worker) if is_mixed and node is not None else None
+        found.append(_worker_view(worker, barred, part))
     return tuple(found)
 
 
-def node_view(ctx: Context, node: NodeEntry) -> NodeView:
-    """One node, frozen."""
+def _part_name(node: NodeEntry, worker: WorkerEntry) -> NodeName:
+    return parts.name_of(node, parts.kind_of(node, worker.gpu_uuids))
+
+
+def node_views(ctx: Context, node: NodeEntry) -> tuple[NodeView, ...]:
+    """One node, frozen: one view, or one for each of its parts."""
+    kinds = parts.kinds(node)
+    if len(node.gpu_types) == 1:
+        return (_whole(ctx, node),)
+    return tuple([_of_kind(ctx, node, kind) for kind in kinds])
+
+
+def _of_kind(ctx: Context, node: NodeEntry, kind: str) -> NodeView:
+    """The GPUs of one type of a node of several, and whoever is on them.
+
+    Of a node that serves, what is amiss with any of its GPUs counts: its server runs on all.
+    """
+    whole, barred = _whole(ctx, node), barred_uuids(node)
+    slots = [slot for slot in node.gpus if slot.gpu_type == kind]
+    uuids = {slot.uuid for slot in slots}
+    is_training = node.home_pool == Pool.TRAINING
+    name = parts.name_of(node, kind)
+    return replace(
+        whole,
+        name=name,
+        gpu_type=kind,
+        gpus=len(slots),
+        free_gpus=sum(slot.gpu_type == kind for slot in free_slots(ctx, node)),
+        sick_gpus=sum(slot.uuid in uuids for slot in sick_slots(node))
+        if is_training
+        else whole.sick_gpus,
+        trespassed_gpus=sum(uuid in node.trespassed for uuid in barred & uuids)
+        if is_training
+        else whole.trespassed_gpus,
+        barred_gpus=len(barred & uuids),
+        workers=tuple(
+            [
+                replace(worker, node=name)
+                for worker in whole.workers
+                if uuids.issuperset(worker.gpu_uuids)
+            ]
+        ),
+        cpus=node.cpus * len(slots) // len(node.gpus),
+        memory_bytes=node.memory_bytes * len(slots) // len(node.gpus),
+        gpu_memory_bytes=min([slot.memory_bytes for slot in slots], default=0),
+    )
+
+
+def _whole(ctx: Context, node: NodeEntry) -> NodeView:
+    """One node, frozen, as if its GPUs were of one type."""
     barred = barred_uuids(node)
     return NodeView(
         name=node.name,
@@ -260,7 +333,7 @@ def node_view(ctx: Context, node: NodeEntry) -> NodeView:
         is_reclaimed=node.role == NodeRole.ON_LOAN
         and (node.is_awaited or node.desired_role != NodeRole.ON_LOAN),
         is_drained_by_operator=node.is_cordoned,
-        takes_nothing=bool(node.ledger_error or node.closed_reason),
+        takes_nothing=bool(node.ledger_error or node.closed_reason or node.is_out),
         sick_gpus=len(sick_slots(node)) if barred else 0,
         is_load_unknown=node.name in ctx.state.unknown_loads,
         trespassed_gpus=sum([uuid in node.trespassed for uuid in barred]) if barred else 0,
@@ -334,7 +407,7 @@ def job_view(ctx: Context, job: JobEntry, fleet: reach.FleetGpus) -> JobView:
         workers=span.workers,
         most_on=span.most_on,
         gpus_per_worker=spec.gpus_per_worker,
-        gpu=spec.gpu,
+        gpu=reach.whole_only(fleet, spec.gpu),
         priority=spec.priority,
         preemptibility=spec.preemptibility,
         remaining_work_s=work_s,
@@ -367,7 +440,7 @@ def job_view(ctx: Context, job: JobEntry, fleet: reach.FleetGpus) -> JobView:
         first_started_at_s=job.started_at_s,
         attempt=job.attempt,
         own_fault_count=job.own_fault_count,
-        avoid_nodes=tuple(job.retry.avoid_nodes),
+        avoid_nodes=_avoided(ctx, job),
         back_off=job.back_off,
         wants_no_loan=job.retry.no_loan_until_s is not None,
         preempted_at_s=job.preempted_at_s,
@@ -385,6 +458,15 @@ def job_view(ctx: Context, job: JobEntry, fleet: reach.FleetGpus) -> JobView:
         ),
         held=migrating.held(ctx, job),
     )
+
+
+def _avoided(ctx: Context, job: JobEntry) -> tuple[NodeName, ...]:
+    """The nodes that a job leaves alone, with all their parts."""
+    found: list[NodeName] = []
+    for name in job.retry.avoid_nodes:
+        node = ctx.state.nodes.get(name)
+        found += [name] if node is None else parts.names(node)
+    return tuple(found)
 
 
 def services(ctx: Context) -> tuple[ServiceView, ...]:

@@ -15,7 +15,7 @@ from functools import cache
 
 from msgspec import Struct
 
-from common.model import JobSpec, NodeRole, Preemptibility, ServiceName
+from common.model import WHOLE_GPU, JobSpec, NodeRole, Preemptibility, ServiceName, is_mig
 from coordinator.policies.loans.loaning import nodes_for
 from coordinator.policies.services import ServiceView
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
@@ -151,8 +151,12 @@ class Fleet:
     def _why_never(self, wish: Wish) -> tuple[str, ...]:
         if not self._nodes:
             return (NO_NODES,)
-        said = [self.of_type(wish, name) for name in wish.types or sorted(self._nodes)]
+        said = [self.of_type(wish, name) for name in wish.types or self._whole()]
         return tuple(said) if all(said) else ()
+
+    def _whole(self) -> list[str]:
+        """The types that a job to which any is right may have."""
+        return sorted(name for name in self._nodes if not is_mig(name)) or [WHOLE_GPU]
 
     def of_type(self, wish: Wish, gpu_type: str) -> str:
         """Why a job can never have its base gang on one GPU type; empty if it may."""

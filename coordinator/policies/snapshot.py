@@ -263,7 +263,7 @@ class JobView(Struct, frozen=True, kw_only=True):
 
     def accepts(self, gpu_type: str) -> bool:
         """Whether an attempt may run on this GPU type."""
-        return not self.gpu.types or gpu_type in self.gpu.types
+        return self.gpu.accepts(gpu_type)
 
     @property
     def base_gpus(self) -> int:

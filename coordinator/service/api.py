@@ -235,7 +235,7 @@ class Api:
         if found is not None:
             raise Refusal(ApiErrorCode.USAGE, f"field {found.field}: {found.what}", found.field)
         nodes = [n for n in self._coordinator.engine.state.nodes.values() if n.gpus]
-        types = sorted({node.gpu_type for node in nodes})
+        types = sorted({kind for node in nodes for kind in node.gpu_types})
         missing = [name for name in spec.gpu.types if name not in types]
         if nodes and spec.gpu.types and len(missing) == len(spec.gpu.types):
             raise Refusal(
@@ -243,7 +243,8 @@ class Api:
                 f"no node has {' or '.join(missing)}; there are {', '.join(types)}",
                 "gpu.types",
             )
-        largest = max((len(n.gpus) for n in nodes if spec.accepts(n.gpu_type)), default=0)
+        sizes = (n.count_of(kind) for n in nodes for kind in n.gpu_types if spec.accepts(kind))
+        largest = max(sizes, default=0)
         if nodes and spec.gpus_per_worker > largest:
             raise Refusal(
                 ApiErrorCode.USAGE,

@@ -35,6 +35,7 @@ from coordinator.service.complaints import Complaints
 from coordinator.service.deciding import Decider
 from coordinator.service.dispatch import Dispatcher
 from coordinator.service.folding import Folder
+from coordinator.service.gpu_catalogue import read_catalogue
 from coordinator.service.history import Historian, HistoryPort
 from coordinator.service.inflow import Inflow
 from coordinator.service.listening import Listening
@@ -86,6 +87,7 @@ class Coordinator:
             lost_after_s=settings.lost_after_s,
             load_period_s=settings.load_period_s,
             progress_period_s=settings.progress_period_s,
+            catalogue=read_catalogue(settings.gpu_faults.catalogue),
         )
         self.bad_reports = 0
         self.refused_reports = Complaints(clock, "bad reports")

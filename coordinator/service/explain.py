@@ -8,6 +8,7 @@ from coordinator.engine import (
     belonging,
     doubting,
     estimates,
+    gpu_faults,
     jobs,
     loans,
     refusals,
@@ -219,6 +220,7 @@ def node(
         )
     ctx = Context(engine.state, engine.settings, at_s)
     said += _sick_gpus(entry)
+    said += gpu_faults.told(ctx, entry)
     said += [
         f"GPU {uuid} is used by {process_named(pid)}, which no worker was granted it for"
         f"{_beside(entry)}"

@@ -16,16 +16,16 @@ from msgspec import UNSET, UnsetType, structs
 from common.faults import Fault
 from common.messages import NodeReport, WorkerPhase, WorkerReport
 from common.model import JobId, LeaseId, NodeName, Progress, ServiceName
-from common.telemetry import whole
+from common.telemetry import units
 from coordinator.engine.events import (
     Event,
-    GpuFact,
     NodeReported,
     NodeSilent,
     ProgressReported,
     TrespassFact,
     WorkerFact,
 )
+from coordinator.service.gpu_facts import NO_CATALOGUE, Catalogue
 from coordinator.service.loads import Loads
 from coordinator.service.rivals import Rivals
 
@@ -37,11 +37,18 @@ class Folder:
         lost_after_s: a node silent this long is reported as silent, once.
         load_period_s: one load sample per service and this many seconds.
         progress_period_s: a job's progress is said at most this often.
+        catalogue: what faults of GPUs mean.
     """
 
     def __init__(
-        self, *, lost_after_s: float, load_period_s: float, progress_period_s: float
+        self,
+        *,
+        lost_after_s: float,
+        load_period_s: float,
+        progress_period_s: float,
+        catalogue: Catalogue = NO_CATALOGUE,
     ) -> None:
+        self._catalogue = catalogue
         self.lost_after_s = lost_after_s
         self.progress_period_s = progress_period_s
         self._progress_at_s = 0.0
@@ -89,7 +96,7 @@ class Folder:
     def say_again(self, report: NodeReport, *, now_s: float) -> NodeReported:
         """The facts of a report that was folded before."""
         rival = self.rivals.told(NodeName(report.node), now_s=now_s)
-        facts = facts_of(report, rival=rival)
+        facts = facts_of(report, rival=rival, catalogue=self._catalogue)
         self._facts[facts.node] = facts
         return _dated(facts, report, late_s=now_s - self.heard_at_s[facts.node])
 
@@ -160,7 +167,8 @@ class Folder:
         was_silent = node in self._silent
         self._silent.discard(node)
         self.loads.note(report, now_s=since_s)
-        facts = facts_of(report, rival=self.rivals.told(node, now_s=now_s))
+        rival = self.rivals.told(node, now_s=now_s)
+        facts = facts_of(report, rival=rival, catalogue=self._catalogue)
         if not was_silent and not _is_news(facts, self._facts.get(node)):
             return None
         self._facts[node] = facts
@@ -254,7 +262,9 @@ def _is_further(progress: Progress | None, fact: ProgressReported, attempt: int)
     return step > (fact.progress.step if fact.progress else -1)
 
 
-def facts_of(report: NodeReport, *, rival: str = "") -> NodeReported:
+def facts_of(
+    report: NodeReport, *, rival: str = "", catalogue: Catalogue = NO_CATALOGUE
+) -> NodeReported:
     """What matters of a report to a scheduler, without ages; see `_dated`.
 
     rival: that another agent reports as this node, in words.
@@ -266,10 +276,7 @@ def facts_of(report: NodeReport, *, rival: str = "") -> NodeReported:
         role=report.role,
         epoch=report.epoch,
         generation=report.generation,
-        gpus=tuple(
-            GpuFact(gpu.uuid, gpu.gpu_type, gpu.health, gpu.memory_total_bytes)
-            for gpu in whole(report.gpus)
-        ),
+        gpus=tuple(map(catalogue.fact, units(report.gpus))),
         service=ServiceName(report.service) if report.service else None,
         rack=report.rack,
         cpus=report.host.cpu_count if report.host else 0,

@@ -20,7 +20,8 @@ from common.api import (
 )
 from common.messages import CommandReport, NodeReport
 from common.model import JobState, NodeName, NodeRole, Pool, ServiceName
-from coordinator.engine import accounting, returns, unknown_loads, waiting
+from coordinator.engine import accounting, gpu_faults, returns, unknown_loads, waiting
+from coordinator.engine.context import Context
 from coordinator.engine.engine import Engine
 from coordinator.engine.loan_entries import LoanEntry
 from coordinator.engine.sharing import keys_of
@@ -152,7 +153,7 @@ def node_row(
         role=node.role,
         desired_role=node.desired_role,
         service=node.service or "",
-        gpu_type=node.gpu_type,
+        gpu_type=", ".join(node.gpu_types),
         gpus=len(node.gpus),
         gpus_held=sum(1 for slot in node.gpus if slot.holder is not None),
         gpu_busy_ratio=busy_ratio([report] if report else []),
@@ -166,6 +167,7 @@ def node_row(
         drain_left_s=drain_left_s,
         is_server_down=node.role == NodeRole.SERVING and node.is_server_down,
         load_unknown=unknown_load,
+        gpus_out=gpu_faults.out_count(node) or UNSET,
     )
 
 
@@ -390,7 +392,16 @@ def status(
         is_recalled=state.is_recalled or UNSET,
         reports_shed=reports_shed or UNSET,
         loads_unknown=_of_unknown_load(engine) or UNSET,
+        gpus_out=gpu_faults.shares(state)[1] or UNSET,
+        gpu_breaker=_breaker(engine) or UNSET,
     )
+
+
+def _breaker(engine: Engine) -> str:
+    """Why no more GPUs are taken out by themselves; empty: they are."""
+    if engine.state.breaker_since_s is None:
+        return ""
+    return gpu_faults.why_open(Context(engine.state, engine.settings, engine.state.now_s))
 
 
 def _of_unknown_load(engine: Engine) -> tuple[str, ...]:

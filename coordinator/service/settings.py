@@ -12,7 +12,17 @@ from common.errors import ConfigError
 from common.model import NatsAccess, NonNegativeFloat, PositiveFloat, PositiveInt, Token
 from coordinator.engine.settings import EngineSettings, check_tenants
 from coordinator.policies.bundles import policy
+from coordinator.service.gpu_catalogue import read_catalogue
 from coordinator.service.leader import MAX_TTL_S
+
+
+class GpuFaultSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What faults of GPUs mean."""
+
+    catalogue: Annotated[
+        str,
+        Meta(description="file whose entries go before the packaged ones, by XID; empty: none"),
+    ] = ""
 
 
 class CoordinatorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -115,6 +125,9 @@ class CoordinatorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         dict[Token, PositiveFloat],
         Meta(description="the same of single tenants, by name, in place of `requests_per_s`"),
     ] = msgspec.field(default_factory=dict[str, float])
+    gpu_faults: Annotated[GpuFaultSettings, Meta(description="what faults of GPUs mean")] = (
+        GpuFaultSettings()
+    )
     engine: Annotated[EngineSettings, Meta(description="how it decides")] = EngineSettings()
 
 
@@ -139,6 +152,7 @@ def check(settings: CoordinatorSettings) -> None:
     if twice:
         raise ConfigError(f"engine.services: {', '.join(twice)} is there twice")
     check_tenants(settings.engine.tenants)
+    read_catalogue(settings.gpu_faults.catalogue)
 
 
 def warnings(settings: CoordinatorSettings) -> list[str]:

@@ -15,6 +15,7 @@ from agent.nvml import (
     INVALID_ARGUMENT,
     MEMORY_V2,
     NOT_SUPPORTED,
+    RECOVERY_FIELD,
     TEMPERATURE_GPU,
     THROTTLE_REASONS,
     TIMEOUT,
@@ -23,10 +24,11 @@ from agent.nvml import (
     NvmlApi,
 )
 from common.errors import ConfigError
-from common.messages import GpuHealth
+from common.messages import GpuHealth, RecoveryAction
 from tests.agent.nvml_machine import FLEET, GIB, Machine, code_of
 
-MORE_ARGUMENTS: dict[str, tuple[int, ...]] = {
+MORE_ARGUMENTS: dict[str, tuple[object, ...]] = {
+    "nvmlDeviceGetFieldValues": ([RECOVERY_FIELD],),
     "nvmlDeviceGetTemperature": (TEMPERATURE_GPU,),
     "nvmlDeviceGetTemperatureV": (TEMPERATURE_GPU,),
     "nvmlDeviceGetTotalEccErrors": (ECC_UNCORRECTED, ECC_VOLATILE),
@@ -323,3 +325,17 @@ def test_uuids_differ_by_node_and_index_and_never_change() -> None:
     assert len(uuids) == 16
     assert fake_uuid("n1", 0) == fake_uuid("n1", 0)
     assert isinstance(parse_fleet(FLEET), FakeFleet)
+
+
+@pytest.mark.parametrize("number, action", [(1, "gpu_reset"), (2, "node_reboot"), (99, "unknown")])
+def test_the_driver_s_recovery_action_is_read(number: int, action: str) -> None:
+    """None where it tells of none, `none` while it asks for nothing, and what it asks for then; one
+    that nobody knows is something, too."""
+    machine = Machine(f"kind = 'recovery'\ngpu = 1\nvalue = {number}\nat_s = 5.0\nfor_s = 5.0")
+    silent, asking = GpuProbe(machine.api, 0), GpuProbe(machine.api, 1)
+    assert silent.read().recovery_action is None
+    said = [asking.read().recovery_action]
+    for _ in range(2):
+        machine.now_s += 5.0
+        said.append(asking.read().recovery_action)
+    assert said == [RecoveryAction.NONE, RecoveryAction(action), RecoveryAction.NONE]

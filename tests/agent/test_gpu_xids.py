@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -189,3 +190,16 @@ async def test_a_round_has_the_log_s_xids_and_its_fate() -> None:
     assert (fared.name, fared.error) == ("kernel_log", "journalctl ended with 1")
     await log.close()
     await reader.close()
+
+
+@given(st.lists(st.tuples(st.sampled_from([13, 79]), st.booleans()), max_size=20))
+def test_every_report_tells_how_often_each_xid_was_seen(looks: list[tuple[int, bool]]) -> None:
+    """Whichever reports are sent or lost: the counts are of all looks, so the last is enough."""
+    untold, seen = UntoldXids(), Counter[int]()
+    for code, is_sent in looks:
+        seen[code] += 1
+        told = untold.saw(gpus([code]))
+        if is_sent:
+            untold.told(told)
+        [gpu] = untold.untold(gpus(()))
+        assert {one.code: one.count for one in gpu.xid_counts} == seen

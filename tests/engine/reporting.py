@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from common.messages import GpuHealth, WorkerPhase
+from common.messages import GpuHealth, RecoveryAction, WorkerPhase
 from common.model import (
     GpuUuid,
     JobId,
@@ -23,6 +23,7 @@ from coordinator.engine.engine import Engine
 from coordinator.engine.events import (
     Event,
     GpuFact,
+    GpuFaultFact,
     JobSubmitted,
     LeaderStarted,
     LoadMeasured,
@@ -75,6 +76,9 @@ class Reporting:
         self.boot = "b1"
         self.gpus: tuple[str, ...] = GPUS
         self.health: dict[str, GpuHealth] = {}
+        self.kinds: dict[str, str] = {}
+        self.faults: dict[str, tuple[GpuFaultFact, ...]] = {}
+        self.recovery: dict[str, RecoveryAction] = {}
         self.lease_id: LeaseId | None = None
         self.workers: tuple[WorkerFact, ...] = ()
         self.lead(*services)
@@ -104,14 +108,20 @@ class Reporting:
                 role=self.role,
                 epoch=state.epoch if is_current else 0,
                 generation=known.generation if known and is_current else 0,
-                gpus=tuple(
-                    GpuFact(GpuUuid(uuid), "H100", self.health.get(uuid, GpuHealth.OK))
-                    for uuid in self.gpus
-                ),
+                gpus=tuple(map(self._gpu, self.gpus)),
                 service=self.service,
                 lease_id=self.lease_id,
                 workers=self.workers,
             )
+        )
+
+    def _gpu(self, uuid: str) -> GpuFact:
+        return GpuFact(
+            GpuUuid(uuid),
+            self.kinds.get(uuid, "H100"),
+            self.health.get(uuid, GpuHealth.OK),
+            faults=self.faults.get(uuid, ()),
+            recovery=self.recovery.get(uuid),
         )
 
     def reboot(

@@ -1,0 +1,73 @@
+"""What a report says of a GPU, as facts for the engine: its faults by a catalogue. Pure.
+
+Must not know where a catalogue is read, nor what follows from a fault.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from common.messages import GpuReport, XidCount
+from coordinator.engine.events import FaultClass, GpuFact, GpuFaultFact
+
+ECC = "uncorrected ECC errors"
+
+
+class Entry(Struct, frozen=True, kw_only=True):
+    """One fault: what follows from it, what it means, and whose the next step is; as `GpuFaultFact`
+    has it."""
+
+    kind: FaultClass = FaultClass.INFO
+    meaning: str = ""
+    owner: str = "operator"
+    next_step: str = ""
+    needs_repair: bool = False
+
+
+class Catalogue(Struct, frozen=True, kw_only=True):
+    """Entries by XID, and that of uncorrected ECC errors. An XID that is not there changes nothing:
+    nobody knows what it means."""
+
+    by_xid: dict[int, Entry]
+    ecc: Entry
+
+    def fact(self, gpu: GpuReport) -> GpuFact:
+        """What matters of a GPU to a scheduler, its faults by this catalogue."""
+        counts = gpu.xid_counts or tuple(
+            # An agent of an older version tells each report's new ones alone.
+            XidCount(code=code, count=gpu.xids.count(code))
+            for code in sorted(set(gpu.xids))
+        )
+        faults = [
+            _fault(self.by_xid.get(one.code, UNKNOWN), f"XID {one.code}", one.count)
+            for one in counts
+        ]
+        if gpu.ecc_uncorrected_count:
+            faults.append(_fault(self.ecc, ECC, gpu.ecc_uncorrected_count))
+        return GpuFact(
+            gpu.uuid,
+            gpu.gpu_type,
+            gpu.health,
+            gpu.memory_total_bytes,
+            tuple(faults),
+            gpu.recovery_action,
+        )
+
+
+UNKNOWN = Entry(meaning="in no catalogue of this cell")
+
+
+def _fault(entry: Entry, what: str, count: int) -> GpuFaultFact:
+    return GpuFaultFact(
+        what=what,
+        count=count,
+        kind=entry.kind,
+        meaning=entry.meaning,
+        owner=entry.owner,
+        next_step=entry.next_step,
+        needs_repair=entry.needs_repair,
+    )
+
+
+NO_CATALOGUE = Catalogue(by_xid={}, ecc=UNKNOWN)
+"""By which every fault is told and none has a consequence."""
