@@ -27,6 +27,7 @@ and is the same from 2.4 to 2.14.
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import signal
 import sys
@@ -69,10 +70,11 @@ NEEDED = (
 )
 
 POLL_S = 0.1
+LOOK_S = 0.5
 CHANGE_S = 5.0
 """In which a change of membership that explains a failure is known: the leaver's last rank may take
 as long to end after its first one, whose connections the others lost."""
-DEATH_S = 15.0
+DEATH_S = 15.1
 """In which a member whose machine died has lost its place at the latest: torchrun's 3 heartbeats of
 5 s, as before 2.7 these cannot be set."""
 BEHIND_S = 30.0
@@ -92,102 +94,117 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
+class Order:
+    """Whether this worker was asked to stop, by what its shim writes beside its log."""
+
+    def __init__(self, directory: str) -> None:
+        self._status = Path(directory or os.devnull) / "status.json"
+        self._looked_at_s = -LOOK_S
+
+    def is_to_stop(self) -> bool:
+        """Looks at the disk, at most twice a second; what cannot be read says nothing."""
+        now_s = time.monotonic()
+        if now_s - self._looked_at_s < LOOK_S:
+            return False
+        self._looked_at_s = now_s
+        try:
+            return json.loads(self._status.read_bytes())["stop_reason"] is not None
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+
+
 class Meeting:
     """A rendezvous handler of torchrun whose members know of each other's ends.
 
-    In the store of each round the members count, under `aryl/`: who `failed`; who was told to
-    leave (`leaving`), or has `finished`, and of these who is `flexible`, that is may have been
-    told; and who `ended`, that is went without leaving a gang that goes on.
-    Everything else is the handler's that it wraps.
+    In the store of each round the members count, under `aryl/`: who is `leaving`, as it was asked
+    to; whose ranks `failed`; whose have `finished`; and who `ended`, that is went although nobody
+    had asked it to. Everything else is the handler's that it wraps.
     """
 
-    def __init__(self, inner: Any, *, is_flexible: bool, worker_index: str, starting: int) -> None:
+    def __init__(self, inner: Any, order: Order, *, worker_index: str, starting: int) -> None:
         self._inner = inner
-        self._is_flexible = is_flexible
+        self._order = order
         self._worker_index = worker_index
         self._starting = starting
-        self._is_elastic = inner.settings.min_nodes != inner.settings.max_nodes
+        self.is_elastic = inner.settings.min_nodes != inner.settings.max_nodes
         self._members: frozenset[Any] = frozenset()
         self._round_store: Any = None
-        self._how_it_ends = "ended"
+        self._is_leaving = False
         self._has_departed = False
-        self.is_over = False
+        self._is_over = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
     def next_rendezvous(self) -> Any:
         """As the handler's; the first time after those that start together have arrived."""
-        if self._starting and self._is_elastic:
+        if self._starting and self.is_elastic:
             self._await_arrivals()
         self._starting = 0
         info = self._inner.next_rendezvous()
         self._round_store = info.store
         self._members = frozenset(self._state().participants)
+        if self._is_leaving:
+            self._count("leaving", 1)
         return info
 
     def num_nodes_waiting(self) -> int:
-        """How many wait to join, and how many have gone: torchrun meets again if there is one."""
+        """How many wait to join, and how many have gone: torchrun meets again if there is one.
+
+        Who leaves meets nobody again: its ranks save, and the others go on without them.
+        """
         waiting = int(self._inner.num_nodes_waiting())
-        return waiting + (self._gone() if self._is_elastic else 0)
+        if self.is_leaving():
+            return 0
+        return waiting + (self._gone() if self.is_elastic else 0)
 
     def shutdown(self) -> bool:
         """Leave; only a gang that has finished closes its rendezvous, as others may go on."""
-        if self.is_over:
+        if self._is_over:
             return bool(self._inner.shutdown())
         self._depart()
         return True
 
-    def will_leave(self) -> None:
-        """This member was told to stop: the others need not ask why their ranks fail."""
-        self._how_it_ends = "left"
-        self._count("leaving", 1)
+    def is_leaving(self, *, is_told: bool = False) -> bool:
+        """Whether this worker was asked to stop; then the others know why their ranks fail."""
+        if not self._is_leaving and (is_told or self._order.is_to_stop()):
+            self._is_leaving = True
+            if self._round_store is not None:
+                self._count("leaving", 1)
+        return self._is_leaving
 
     def wait_for_others(self) -> None:
-        """The ranks here have finished: return once those of all others have, or go on without."""
+        """The ranks here have finished: return once all others' have, or when to go on without."""
         self._count("finished", 1)
-        if self._is_flexible:
-            self._count("flexible", 1)
         deadline_s = time.monotonic() + EXIT_BARRIER_S
-        while time.monotonic() < deadline_s:
+        while time.monotonic() < deadline_s and not self.is_leaving():
             if self._count("finished") >= len(self._members):
-                self.is_over = True
+                self._is_over = True
                 return
-            if self._count("failed") or self._count("leaving") or self.num_nodes_waiting():
-                break
+            if self._count("failed") or self.num_nodes_waiting():
+                return
             time.sleep(POLL_S)
-        self._how_it_ends = "left" if self._is_flexible else "ended"
 
-    def change(self) -> str:
-        """What changed since the members met, in words; empty: nothing."""
-        if not self._is_elastic:
-            return ""
-        if self._inner.num_nodes_waiting():
-            return "a worker joins"
-        if self._gone() or self._count("leaving") or self._count("flexible"):
-            return "a worker left"
-        return ""
-
-    def explanation(self) -> str:
+    def explanation(self, for_s: float) -> str:
         """Ranks here failed: the change that explains it, in words; empty when there is none.
 
-        Waits as long as one may still show: until the others were heard of since, or one that was
-        not has lost its place.
+        Waits as long as one may still show: for so long, until the others were heard of since, and
+        until one that was not has lost its place.
         """
         others = self._members - {self._inner._this_node}
-        if not self._is_elastic or not others:
+        if not others:
             return ""
         began_s = time.monotonic()
         heard = self._heartbeats(others)
-        while True:
-            change = self.change()
-            took_s = time.monotonic() - began_s
+        while not self.is_leaving():
+            change = self._change()
             now = self._heartbeats(others)
-            silent = {one for one in others if now.get(one) == heard.get(one)}
-            ends_s = DEATH_S + POLL_S if silent else CHANGE_S
-            if change or took_s > ends_s:
+            is_silent = self.is_elastic and any(now[one] == heard[one] for one in others)
+            took_s = time.monotonic() - began_s
+            if change or took_s > max(for_s, DEATH_S if is_silent else 0.0):
                 return change
             time.sleep(POLL_S)
+        return ""
 
     def failed_before(self) -> str:
         """Tell that ranks failed here; the worker that told it first, empty if that is this one."""
@@ -195,6 +212,14 @@ class Meeting:
             self._round_store.set("aryl/first", self._worker_index)
             return ""
         return str(self._round_store.get("aryl/first").decode())
+
+    def _change(self) -> str:
+        """What changed since the members met, in words; a gang of one size never changes."""
+        if not self.is_elastic:
+            return ""
+        if self._inner.num_nodes_waiting():
+            return "a worker joins"
+        return "a worker left" if self._gone() or self._count("leaving") else ""
 
     def _await_arrivals(self) -> None:
         store, key = self._inner._store, f"aryl/{self._inner.get_run_id()}/arrived"
@@ -212,7 +237,7 @@ class Meeting:
         return {one: beats.get(one) for one in others}
 
     def _gone(self) -> int:
-        """Members who are no longer on the list, and have not ended with the job or failed.
+        """Members who are no longer on the list, but for those who ended by themselves.
 
         The list is as of the last look at the store. Who is not on it himself while nobody else is
         was frozen for a while: then all look dead to each other, and nothing has changed.
@@ -240,8 +265,8 @@ class Meeting:
         inner = self._inner
         inner._stop_heartbeats()
         try:
-            if self._round_store is not None:
-                self._count(self._how_it_ends, 1)
+            if self._round_store is not None and not self._is_leaving:
+                self._count("ended", 1)
             deadline = inner._get_deadline(timedelta(seconds=DEPARTURE_S))
             inner._op_executor.run(dynamic._RendezvousExitOp(), deadline)
         except rendezvous.RendezvousError as error:
@@ -261,7 +286,7 @@ def elastic_agent(base: Any, signal_exception: type[BaseException]) -> type:
     def init(self: Any, spec: Any, *arguments: Any, **options: Any) -> None:
         spec.rdzv_handler = self.meeting = Meeting(
             spec.rdzv_handler,
-            is_flexible=os.environ.get("ARYL_IS_FLEXIBLE") == "1",
+            Order(os.environ.get("ARYL_WORKER_DIRECTORY", "")),
             worker_index=os.environ.get("ARYL_WORKER_INDEX", "?"),
             starting=int(os.environ.get("ARYL_WORKER_COUNT", "0")),
         )
@@ -279,7 +304,7 @@ def elastic_agent(base: Any, signal_exception: type[BaseException]) -> type:
         try:
             return base._invoke_run(self, *arguments)
         except signal_exception:
-            self.meeting.will_leave()
+            self.meeting.is_leaving(is_told=True)
             raise
 
     def exit_barrier(self: Any) -> None:
@@ -316,17 +341,18 @@ def goes_on(meeting: Meeting, what: str) -> bool:
 
     If not, whoever was not the first to fail waits to be stopped, and goes only when nobody does.
     """
+    if meeting.is_leaving():
+        say(f"{what} while this worker was leaving")
+        return False
     before = meeting.failed_before()
-    change = meeting.explanation()
+    change = meeting.explanation(BEHIND_S if before else CHANGE_S if meeting.is_elastic else 0.0)
     if change:
         say(f"{what}; {change}: meeting again")
-        return True
-    if not before:
+    elif before:
+        say(f"{what} after worker {before} had failed")
+    else:
         say(f"{what} and no worker left or joined: the job failed")
-        return False
-    say(f"{what} after worker {before} had failed")
-    time.sleep(BEHIND_S)
-    return False
+    return bool(change)
 
 
 def give_grace(context: Any, grace_s: int) -> None:
