@@ -49,67 +49,86 @@ def batch(step: int, rank: int, world_size: int) -> tuple[torch.Tensor, torch.Te
     return inputs, (inputs @ torch.linspace(-1, 1, 16)).tanh().unsqueeze(1)
 
 
-def main() -> int:
-    """Train until the last step, or until somebody has to leave."""
-    control = Control()
-    torch.set_num_threads(1)
-    use_gpu = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if use_gpu else torch.device("cpu")
-    if use_gpu:
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if use_gpu else "gloo")
+def set_up() -> torch.device:
+    """Meet the other ranks; the device of this one."""
     torch.manual_seed(0)
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    if not torch.cuda.is_available():
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo")
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl")
+    return device
 
-    net = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
-    net.to(device)
-    model = DistributedDataParallel(net)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
-    step = 0
-    if CHECKPOINT.exists():
-        state = torch.load(CHECKPOINT, map_location=device)
-        net.load_state_dict(state["net"])
-        optimizer.load_state_dict(state["optimizer"])
-        step = state["step"]
 
-    def save() -> None:
+class Trainer:
+    """The model with all that a save holds of it."""
+
+    def __init__(self, control: Control, device: torch.device) -> None:
+        layers = (torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
+        self.net = torch.nn.Sequential(*layers).to(device)
+        self.model = DistributedDataParallel(self.net)
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.05)
+        self.step = 0
+        self.control = control
+        self.device = device
+        if CHECKPOINT.exists():
+            state = torch.load(CHECKPOINT, map_location=device)
+            self.net.load_state_dict(state["net"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.step = state["step"]
+
+    def save(self) -> None:
         """Whole or not at all, by rank 0; nobody goes on before."""
-        if rank == 0:
+        if dist.get_rank() == 0:
+            state = {"net": self.net.state_dict(), "optimizer": self.optimizer.state_dict()}
             draft = CHECKPOINT.with_suffix(".tmp")
-            state = {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
             with draft.open("wb") as file:
-                torch.save(state, file)
+                torch.save(state | {"step": self.step}, file)
                 file.flush()
                 os.fsync(file.fileno())
             draft.replace(CHECKPOINT)
-            control.saved(step, str(CHECKPOINT))
+            self.control.saved(self.step, str(CHECKPOINT))
         dist.barrier()
 
-    print(f"begins at step {step} as rank {rank} of {world_size}", flush=True)
-    while step < TOTAL_STEPS:
-        inputs, targets = (part.to(device) for part in batch(step, rank, world_size))
-        loss = ((model(inputs) - targets) ** 2).mean()
-        optimizer.zero_grad()
+    def do_step(self) -> None:
+        """One step of all ranks together; rank 0 tells of it."""
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        inputs, targets = (part.to(self.device) for part in batch(self.step, rank, world_size))
+        loss = ((self.model(inputs) - targets) ** 2).mean()
+        self.optimizer.zero_grad()
         loss.backward()
-        optimizer.step()
-        step += 1
+        self.optimizer.step()
+        self.step += 1
         time.sleep(STEP_S)
         if rank == 0:
-            control.progress(step, TOTAL_STEPS, loss.item())
+            self.control.progress(self.step, TOTAL_STEPS, loss.item())
             with CURVE.open("a") as file:
-                file.write(f"{time.time():.3f},{step},{world_size},{loss.item():.6f}\n")
+                file.write(f"{time.time():.3f},{self.step},{world_size},{loss.item():.6f}\n")
+
+
+def main() -> int:
+    """Train until the last step, or until somebody has to leave."""
+    control = Control()
+    device = set_up()
+    trainer = Trainer(control, device)
+    print(f"begins at step {trainer.step} as rank {dist.get_rank()} of {dist.get_world_size()}")
+    while trainer.step < TOTAL_STEPS:
+        trainer.do_step()
         wished = wishes(control, device)
         if any(wished):
             if control.reason:
                 control.working(eta_s=5.0)
-            save()
-            control.released()
+            trainer.save()
+            if control.reason:
+                control.released()
             # All are in here together, and all have saved: nobody waits for anybody any more.
             mine = wished[int(os.environ["GROUP_RANK"])]
             return 0 if mine or ALL_LEAVE in wished else OTHERS_LEAVE
-        if step % STEPS_PER_SAVE == 0:
-            save()
-    save()
+        if trainer.step % STEPS_PER_SAVE == 0:
+            trainer.save()
+    trainer.save()
     dist.destroy_process_group()
     return 0
 

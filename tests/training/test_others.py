@@ -21,7 +21,7 @@ def test_lightning_resumes_from_its_last_checkpoint(cell: LiveCell) -> None:
 
 
 def test_a_gang_of_plain_workers_trains_and_resumes(cell: LiveCell) -> None:
-    """Two ranks without a launcher; a drained node preempts both, and they go on from their save."""
+    """Two ranks, no launcher; a drained node preempts both, and they go on from their save."""
     job = cell.submit("gang", "--env", "STEPS=60")
     cell.wait("it trains", lambda: "begins at step 0" in job.log() and job.state == "running")
     cell.aryl("node", "drain", "train-1", "--yes")
