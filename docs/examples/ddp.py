@@ -26,7 +26,7 @@ STEPS_PER_SAVE = 50
 GLOBAL_BATCH = 256
 CHECKPOINT = Path(os.environ["ARYL_CHECKPOINT_PATH"])
 CURVE = CHECKPOINT.with_suffix(".csv")
-"""Time, step, ranks and loss of every step."""
+"""Time, step, ranks, loss and process of every step."""
 OTHERS_LEAVE = 75
 STAYS, LEAVES, ALL_LEAVE = 0, 1, 2
 
@@ -105,7 +105,8 @@ class Trainer:
         if rank == 0:
             self.control.progress(self.step, TOTAL_STEPS, loss.item())
             with CURVE.open("a") as file:
-                file.write(f"{time.time():.3f},{self.step},{world_size},{loss.item():.6f}\n")
+                row = f"{time.time():.3f},{self.step},{world_size},{loss.item():.6f}"
+                file.write(f"{row},{os.getpid()}\n")
 
 
 def main() -> int:

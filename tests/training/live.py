@@ -32,12 +32,13 @@ class Step(NamedTuple):
     step: int
     ranks: int
     loss: float
+    pid: int
 
 
 class Change(NamedTuple):
     """What one change of its workers cost a job.
 
-    pause_s: last step before to first step after; of a start, from its submission.
+    pause_s: last step before to first step after; of a start, from when its gang was ready.
     start_up_s: of these what the job's own processes took from their start to that step.
     repeated: steps that were trained a second time.
     """
@@ -96,6 +97,11 @@ class LiveCell:
         assert done.returncode == 0, f"aryl {' '.join(words)}: {done.stdout}{done.stderr}"
         return done.stdout
 
+    def printed(self, *words: str) -> str:
+        """What a command prints, if it succeeds."""
+        done = self._run(*words)
+        return "" if done.returncode else done.stdout
+
     def wait(self, what: str, is_so: Callable[[], bool]) -> None:
         """Until something is so; a hang tells what was waited for, and of the jobs their logs."""
         deadline_s = time.monotonic() + HANG_S
@@ -141,8 +147,8 @@ class Job:
         return [one["node"] for one in workers if one["is_flexible"] == flexible]
 
     def log(self, worker: int = 0) -> str:
-        """The log of a worker of its newest attempt."""
-        return self.cell.aryl("job", "logs", self.job_id, "--worker", str(worker))
+        """The log of a worker of its newest attempt; empty before there is one."""
+        return self.cell.printed("job", "logs", self.job_id, "--worker", str(worker))
 
     def ends(self) -> str:
         """Wait for its end; its state then."""
@@ -169,4 +175,7 @@ def curve(file: Path) -> list[Step]:
         return []
     *lines, _ = file.read_text().split("\n")
     rows = (line.split(",") for line in lines)
-    return [Step(float(at), int(step), int(ranks), float(loss)) for at, step, ranks, loss in rows]
+    return [
+        Step(float(at), int(step), int(ranks), float(loss), int(pid))
+        for at, step, ranks, loss, pid in rows
+    ]

@@ -32,31 +32,37 @@ class Training:
         """Every step so far."""
         return curve(self.file)
 
-    def after(self, what: str, *, ranks: int, since_s: float | None = None) -> Change:
-        """Wait until it trains on with so many ranks, for some steps; what the change cost.
+    def after(self, what: str, *, ranks: int | None = None) -> Change:
+        """Wait until new processes train on; what the change cost.
 
-        since_s: when it began, where that is not the last step before.
+        ranks: how many; None: as many as there are.
         """
         before = self.steps()
 
-        def trains_on() -> bool:
+        def newest() -> list[Step]:
             new = self.steps()[len(before) :]
-            return len(new) > 10 and all(step.ranks == ranks for step in new[-10:])
+            return [step for step in new if step.pid == new[-1].pid]
+
+        def trains_on() -> bool:
+            new = newest()
+            is_new = len(new) > 10 and not (before and new[0].pid == before[-1].pid)
+            return is_new and ranks in (None, new[0].ranks)
 
         self.cell.wait(f"{what}: {ranks} ranks that train", trains_on)
-        every = self.steps()
-        first = next(
-            i for i in range(len(every) - 1, -1, -1) if i == 0 or every[i - 1].ranks != ranks
-            or every[i].at_s - every[i - 1].at_s > 3.0
-        )  # fmt: skip
-        began_s = every[first - 1].at_s if since_s is None else since_s
-        started_s = max(rank.create_time() for rank in self.job.ranks(SCRIPT))
+        first = newest()[0]
+        earlier = [step for step in self.steps() if step.at_s < first.at_s]
+        processes = self.job.ranks(SCRIPT)
+        if earlier:
+            began_s = earlier[-1].at_s
+        else:  # torchrun's own start is then the job's as well
+            began_s = self.job.described()["job"]["started_at_s"]
+            processes = [rank.parent() or rank for rank in processes]
         change = Change(
             what=what,
-            ranks=ranks,
-            pause_s=every[first].at_s - began_s,
-            start_up_s=every[first].at_s - started_s,
-            repeated=max(0, every[first - 1].step + 1 - every[first].step) if first else 0,
+            ranks=first.ranks,
+            pause_s=first.at_s - began_s,
+            start_up_s=first.at_s - max(process.create_time() for process in processes),
+            repeated=max(0, earlier[-1].step + 1 - first.step) if earlier else 0,
         )
         self.changes.append(change)
         return change
@@ -79,9 +85,7 @@ def assert_nothing_lost(change: Change) -> None:
 
 def test_it_starts_below_its_largest_size(training: Training) -> None:
     """As nothing may be lent yet, two of three workers start, and do not wait for a third."""
-    submitted_s = training.job.described()["job"]["started_at_s"]
-    change = training.after("start below max", ranks=2, since_s=submitted_s)
-    assert_nothing_lost(change)
+    assert_nothing_lost(training.after("start below max", ranks=2))
 
 
 def test_it_grows_onto_a_lent_node(training: Training) -> None:
@@ -125,7 +129,7 @@ def test_a_crash_is_a_crash_and_costs_what_was_not_saved(training: Training) -> 
     the next one goes on from the last save."""
     attempt = training.job.described()["job"]["attempt"]
     training.job.ranks(SCRIPT)[0].kill()
-    change = training.after("crash", ranks=2)
+    change = training.after("crash")
     assert 0 <= change.repeated <= STEPS_PER_SAVE
     assert training.job.described()["job"]["attempt"] == attempt + 1
     told = [entry["reason"] for entry in training.job.described()["story"]]
