@@ -1,4 +1,5 @@
 # Two commands for a newcomer: `make up` runs a whole cell here, `make test` runs the tests.
+# `make test-training` runs PyTorch's own training jobs on a cell. It needs a GB of packages of its own.
 # `make chaos` hurts a cell for an hour and writes docs/reliability.md.
 PYTHON ?= python3
 VENV := .venv
@@ -11,13 +12,25 @@ NATS ?= 1
 # A cell is dozens of interpreters; each would compile all that it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: up test test-serving chaos lint fuzz env cc clean
+.PHONY: up test test-training test-serving chaos lint fuzz env cc clean
 
 up: env
 	$(VENV)/bin/aryl up
 
 test: env cc
 	$(VENV)/bin/pytest -n 4 --dist worksteal
+
+# Apart from ours: what jobs need is no dependency of Aryl. Where the index has CUDA builds only, name
+# one with builds for the CPU: make test-training TORCH_INDEX=URL
+TRAINING_VENV := .venv-training
+TORCH_INDEX ?=
+test-training: env $(TRAINING_VENV)/.installed
+	ARYL_TRAINING_PYTHON=$(CURDIR)/$(TRAINING_VENV)/bin/python3 $(VENV)/bin/pytest tests/training
+
+$(TRAINING_VENV)/.installed: tests/training/requirements.txt
+	$(PYTHON) -m venv $(TRAINING_VENV)
+	$(TRAINING_VENV)/bin/pip install --quiet $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --requirement $<
+	touch $@
 
 chaos: env
 	$(VENV)/bin/python -m tests.live.chaos --duration-s $(DURATION) --seed $(SEED) --mean-pause-s $(PAUSE) --nats-servers $(NATS) --results docs/results/reliability.json; \
@@ -66,4 +79,4 @@ cc:
 	@command -v cc >/dev/null || sh -c 'S=; [ "$$(id -u)" = 0 ] || S=sudo; echo "installing gcc"; $$S apt-get update -q && $$S apt-get install -y gcc libc6-dev'
 
 clean:
-	rm -rf $(VENV) dist build
+	rm -rf $(VENV) $(TRAINING_VENV) $(SERVING) dist build

@@ -13,10 +13,20 @@ from common.messages import WorkerOrder
 from common.model import Launcher
 
 TORCHRUN_MAX_RESTARTS = 1_000_000
-"""Out of the way: Aryl counts restarts by their cause, torchrun could not tell them apart."""
+"""Out of the way: `torch_launcher.py` meets again as often as members change, and ends at the first
+failure, whose retry Aryl decides."""
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 LOG_MAX_BYTES = 64 << 20
 TORCH_STORE = Path(__file__).with_name("torch_store.py")
+TORCH_LAUNCHER = Path(__file__).with_name("torch_launcher.py")
+RENDEZVOUS = (
+    "is_host=0",  # else the launcher on the store's node would try to host another one
+    "last_call_timeout=2",  # those that start together have met before: 30 s would be idle
+    "keep_alive_interval=1",
+    "keep_alive_max_attempt=10",
+)
+"""Of an elastic gang. A member is dead 10 s after its last heartbeat: that long a busy machine or a
+clock that is off may go unpunished; who leaves says so (`torch_launcher.py`)."""
 STORE_GRACE_S = 5.0
 """A store has nothing to save: it is there for as long as its gang, and no longer."""
 
@@ -46,15 +56,16 @@ def worker_argv(order: WorkerOrder, *, endpoint: str) -> tuple[str, ...]:
         case Launcher.TORCHRUN:
             workers = spec.workers_on(order.gpu_type)
             return (
-                "torchrun",
+                # By name, as the store's; torchrun's own options follow.
+                "python3",
+                str(TORCH_LAUNCHER),
                 f"--nnodes={workers.min}:{workers.max}",
                 # Where an attempt spans GPU types, a worker on another type has more of them.
                 f"--nproc-per-node={len(order.gpu_uuids) or spec.gpus_per_worker}",
                 f"--max-restarts={TORCHRUN_MAX_RESTARTS}",
                 "--rdzv-backend=c10d",
                 f"--rdzv-endpoint={endpoint}",
-                # Else the launcher on the store's node would try to host another one.
-                *(["--rdzv-conf=is_host=0"] if order.has_store else []),
+                *([f"--rdzv-conf={','.join(RENDEZVOUS)}"] if order.has_store else []),
                 f"--rdzv-id={order.key.job_id}-{order.key.attempt}",
                 *spec.command,
             )
@@ -100,6 +111,9 @@ def worker_environment(
         del given["ARYL_WORKER_INDEX"], given["ARYL_IS_FLEXIBLE"]
     if endpoint:
         given |= {"MASTER_ADDR": host.strip("[]"), "MASTER_PORT": port}
+    if order.spec.launcher == Launcher.TORCHRUN and not order.key.is_store:
+        # Else ranks that stay look for the new round's store where the old round's was.
+        given["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     defaults = {
         "HOME": account.home if account is not None else home,
         "PATH": DEFAULT_PATH,

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from agent.starters import DetachedStarter, ShimStarter, SystemdStarter, shim_argv, systemd_argv
 from agent.worker_spec import (
+    TORCH_LAUNCHER,
     Account,
     shim_spec,
     worker_argv,
@@ -33,7 +34,8 @@ def test_torchrun_gets_the_gang_s_range_and_rendezvous() -> None:
     """Range, ranks per worker, endpoint and an id of its own for each attempt."""
     order = make_order("train.py", launcher=Launcher.TORCHRUN, workers=(2, 8), gpus_per_worker=4)
     assert worker_argv(order, endpoint=ENDPOINT) == (
-        "torchrun",
+        "python3",
+        str(TORCH_LAUNCHER),
         "--nnodes=2:8",
         "--nproc-per-node=4",
         "--max-restarts=1000000",
@@ -42,6 +44,22 @@ def test_torchrun_gets_the_gang_s_range_and_rendezvous() -> None:
         "--rdzv-id=job-1-1",
         "train.py",
     )
+
+
+def test_an_elastic_gang_under_torchrun_meets_quickly_at_a_store_of_its_own() -> None:
+    """Its launchers join the store, wait little for more, and share no store between rounds."""
+    order = make_order("train.py", launcher=Launcher.TORCHRUN, workers=(2, 8))
+    order = msgspec.structs.replace(order, has_store=True)
+    assert (
+        "--rdzv-conf=is_host=0,last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=10"
+        in worker_argv(order, endpoint=ENDPOINT)
+    )
+    name = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+    assert worker_environment(order, endpoint=ENDPOINT)[name] == "1"
+    forged = msgspec.structs.replace(
+        order, spec=msgspec.structs.replace(order.spec, env={name: "0"})
+    )
+    assert worker_environment(forged, endpoint=ENDPOINT)[name] == "1"
 
 
 def test_a_worker_on_another_gpu_type_has_a_rank_for_each_gpu() -> None:
