@@ -11,6 +11,7 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, UnsetType
 
+from common.apirows import ClosedRow as ClosedRow
 from common.apirows import JobRow as JobRow
 from common.apirows import LoanRow as LoanRow
 from common.apirows import NodeRow as NodeRow
@@ -272,6 +273,9 @@ class Status(Message, frozen=True, kw_only=True, tag="status"):
     loads_unknown: tuple[str, ...] | UnsetType = UNSET
     """Services with serving nodes whose load is unknown, with the numbers of both. Only while there
     are any, as above."""
+    nodes_closed: int | UnsetType = UNSET
+    """Nodes that take nothing new by themselves, see `NodeRow.closed`. Only while there are any, as
+    above."""
 
 
 REQUESTS: tuple[type[Message], ...] = (

@@ -71,6 +71,16 @@ class UnknownLoadRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     serving: int = 0
 
 
+class ClosedRow(Part, frozen=True, kw_only=True, omit_defaults=False):
+    """A node that takes nothing new, neither a worker nor a loan, although nobody cordoned it.
+
+    left_s: it is tried again after so long; None: once what is wrong there is mended.
+    """
+
+    why: str
+    left_s: float | None
+
+
 class NodeRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     """One node.
 
@@ -100,6 +110,8 @@ class NodeRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     """It is there to serve, and its server does not: it counts for nothing."""
     load_unknown: UnknownLoadRow | UnsetType | None = UNSET
     """Only while it serves and its load is unknown: a caller of an older version refuses it."""
+    closed: ClosedRow | UnsetType | None = UNSET
+    """Only while it takes nothing new by itself, for the same reason."""
 
 
 class NodeTelemetry(Part, frozen=True, kw_only=True, omit_defaults=False):
