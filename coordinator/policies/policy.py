@@ -105,7 +105,7 @@ def bundle(name: str, description: str, rules: Rules) -> Policy:
         hold=partial(
             tenant_rules.held,
             partial(allocate, rules),
-            lambda snapshot, _: hold(rules, snapshot),
+            partial(hold, rules),
             trusts_profiles=rules.trusts_profiles,
         ),
         keep=partial(keep, rules),
