@@ -159,12 +159,16 @@ class Fleet:
         wish = wish_of(job)
         return [name for name in gpu_types if not self._present.of_type(wish, name)]
 
-    @cached_property
+    @property
     def _present(self) -> Fleet:
         """The same without what is absent now."""
-        nodes = self._snapshot.nodes
-        if not any(map(is_absent, nodes)):
-            return self
+        return self._without_absent or self
+
+    @cached_property
+    def _without_absent(self) -> Fleet | None:
+        """None where nothing is: one that kept itself would be garbage for a collector."""
+        if not any(map(is_absent, self._snapshot.nodes)):
+            return None
         return Fleet(self._snapshot, lends=self._lends, is_present=True)
 
     def why_absent(self, wish: Wish, gpu_types: Iterable[str] = ()) -> tuple[str, ...]:
@@ -175,7 +179,9 @@ class Fleet:
         """
         asked = tuple(gpu_types) or wish.types or tuple(sorted(self._nodes))
         able = [name for name in asked if not self.of_type(wish, name)]
-        if self._present is self or any(not self._present.of_type(wish, name) for name in able):
+        if self._without_absent is None or any(
+            not self._present.of_type(wish, name) for name in able
+        ):
             return ()
         return tuple(
             f"waits for absent nodes, and keeps nobody behind it waiting: without "

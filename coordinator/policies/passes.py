@@ -176,7 +176,7 @@ def allocate(rules: Rules, snapshot: ClusterSnapshot, memory: bytes) -> Allocati
         room.bars.clear()  # they know the room: whoever knows each other stays until garbage goes
         gone, grown = resizes(shares, gangs, resize_cost_s=rules.resize_cost_s)
         decisions = (*gone, *starts(gangs, new, trusts_profiles=rules.trusts_profiles), *grown)
-    elif memory:
+    elif rules.reservation_after_s is not None:
         memory = kept(memory, snapshot)
     wake_at_s = earliest(*[resizable_at_s(snapshot, job) for job in jobs])
     return Allocation(decisions=decisions, memory=memory, wake_at_s=wake_at_s)

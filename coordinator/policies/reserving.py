@@ -33,6 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
+from weakref import proxy
 
 import msgspec
 from msgspec import Struct
@@ -112,7 +113,7 @@ class Reservations:
         self._now_s = snapshot.now_s
         self._cooldown_s = snapshot.resize_cooldown_s
         self._after_s = after_s
-        self._room = room
+        self._room: Room = proxy(room)  # which knows its bars: none is to keep the other
         self._openings = Openings(snapshot, trusts_profiles=trusts_profiles)
         self._old = [
             job

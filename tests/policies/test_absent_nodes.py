@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -19,7 +21,7 @@ from tests.builders import (
 
 STRICT = ("fifo", "yarn", "yarn-capacity", "yarn-fair", "mesos", "gandiva-lyra")
 
-ABSENT = {
+ABSENT: dict[str, dict[str, Any]] = {
     "lost": {"role": NodeRole.LOST},
     "quarantined": {"role": NodeRole.QUARANTINED},
     "cordoned": {"is_drained_by_operator": True},
@@ -57,7 +59,7 @@ def starts(name: str, snapshot: ClusterSnapshot) -> list[str]:
     memory, made = b"", policy(name)
     for _ in range(4):  # offers are refused and made anew
         allocation = made.allocate(snapshot, memory)
-        found = [each.job_id for each in allocation.decisions if isinstance(each, Start)]
+        found: list[str] = [each.job_id for each in allocation.decisions if isinstance(each, Start)]
         if found:
             return found
         memory, snapshot = allocation.memory, replace(snapshot, now_s=snapshot.now_s + 1.0)

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from common.model import JobState
+from common.model import JobId, JobState, NodeName
 from coordinator.policies.bundles import policy
 from coordinator.policies.decisions import Resize, Start
 from coordinator.policies.passes import Rules
@@ -76,7 +76,7 @@ def passed(
 ) -> tuple[list[str], tuple[Reservation, ...], bytes]:
     """Who starts in a pass, what is set aside after it, and what is remembered."""
     found = policy(name).allocate(snapshot, memory)
-    starts = [each.job_id for each in found.decisions if isinstance(each, Start)]
+    starts: list[str] = [each.job_id for each in found.decisions if isinstance(each, Start)]
     return starts, remembered(found.memory), found.memory
 
 
@@ -89,7 +89,7 @@ def test_a_gang_that_has_waited_long_enough_keeps_what_it_will_start_on() -> Non
     assert made == Reservation(
         job_id=made.job_id,
         gpu_type="H100",
-        nodes=(("n1", 8), ("n2", 8)),
+        nodes=((NodeName("n1"), 8), (NodeName("n2"), 8)),
         since_s=NOW_S,
         ready_at_s=NOW_S + 1200.0,
     )
@@ -216,8 +216,10 @@ def test_explanations_say_since_when_and_for_what() -> None:
     assert (
         "16 GPUs of type H100 on 2 nodes (n1, n2) reserved for it for 200 s, as it had waited "
         "3600 s (reservation_after_s); by what runs there it can start in 1000 s"
-    ) in said["gang"]
-    assert "16 GPUs of type H100 are reserved for gang, which has waited 3800 s" in said["late"]
+    ) in said[JobId("gang")]
+    assert (
+        "16 GPUs of type H100 are reserved for gang, which has waited 3800 s" in said[JobId("late")]
+    )
 
 
 def test_who_waits_out_of_sight_keeps_its_reservation_and_nothing_from_others() -> None:
@@ -285,9 +287,9 @@ def test_the_wait_is_bounded_whatever_estimates_are_worth(
             assert isinstance(each, Start)
             if each.job_id == "gang":
                 return
-            job = next(one for one in coming if one[1] == each.job_id)
-            coming.remove(job)
-            on[each.placements[0].node] = (job[1], at_s + job[2], at_s + job[3])
+            begun = next(one for one in coming if one[1] == each.job_id)
+            coming.remove(begun)
+            on[each.placements[0].node] = (begun[1], at_s + begun[2], at_s + begun[3])
         at_s += step_s
     pytest.fail(f"waited longer than {bound_s:g} s")
 
