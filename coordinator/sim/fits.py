@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from common.errors import ConfigError
-from common.model import JobId, JobSpec, NodeRole, Pool
+from common.model import JobId, JobSpec, NodeRole, Pool, ServiceName
 from coordinator.engine.settings import EngineSettings, ServiceSettings
 from coordinator.policies.never import Fleet, wish_of
 from coordinator.policies.services import ServiceView
@@ -127,7 +127,7 @@ def _idle_node(spec: NodeSpec) -> NodeView:
 
 def _idle_service(settings: EngineSettings, service: ServiceSettings) -> ServiceView:
     return ServiceView(
-        name=service.name,
+        name=ServiceName(service.name),
         mode=service.mode,
         capacity_per_node=service.capacity_per_node,
         min_serving=service.min_serving,
