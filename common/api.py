@@ -11,6 +11,7 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, UnsetType
 
+from common.apirows import ClosedRow as ClosedRow
 from common.apirows import JobRow as JobRow
 from common.apirows import LoanRow as LoanRow
 from common.apirows import NodeRow as NodeRow
@@ -276,6 +277,9 @@ class Status(Message, frozen=True, kw_only=True, tag="status"):
     """GPUs on which nothing new begins after a fault, and below why no more of them follow by
     themselves. Only while there are any, as above."""
     gpu_breaker: str | UnsetType = UNSET
+    nodes_closed: int | UnsetType = UNSET
+    """Nodes that take nothing new by themselves, see `NodeRow.closed`. Only while there are any, as
+    above."""
 
 
 REQUESTS: tuple[type[Message], ...] = (

@@ -71,6 +71,16 @@ class UnknownLoadRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     serving: int = 0
 
 
+class ClosedRow(Part, frozen=True, kw_only=True, omit_defaults=False):
+    """A node that takes nothing new, neither a worker nor a loan, although nobody cordoned it.
+
+    left_s: it is tried again after so long; None: once what is wrong there is mended.
+    """
+
+    why: str
+    left_s: float | None
+
+
 class NodeRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     """One node.
 
@@ -102,6 +112,8 @@ class NodeRow(Part, frozen=True, kw_only=True, omit_defaults=False):
     """Only while it serves and its load is unknown: a caller of an older version refuses it."""
     gpus_out: int | UnsetType = UNSET
     """GPUs on which nothing new begins after a fault. Only while there are any, as above."""
+    closed: ClosedRow | UnsetType | None = UNSET
+    """Only while it takes nothing new by itself, for the same reason."""
 
 
 class NodeTelemetry(Part, frozen=True, kw_only=True, omit_defaults=False):

@@ -99,7 +99,7 @@ def glance(found: Status) -> list[tuple[str, str]]:
     return [
         ("cell", f"{found.cell}, up {render.duration(found.up_s)}, epoch {found.epoch}"),
         ("policy", f"{found.policy}{frozen}"),
-        ("nodes", f"{found.nodes_heard} of {found.nodes} heard"),
+        ("nodes", f"{found.nodes_heard} of {found.nodes} heard{_closed(found)}"),
         (
             "training",
             f"{found.training_gpus_held} of {found.training_gpus} GPUs held, "
@@ -135,6 +135,13 @@ def _gpus_out(found: Status) -> list[tuple[str, str]]:
         return []
     more = f"; BREAKER OPEN: {found.gpu_breaker}" if found.gpu_breaker else ""
     return [("faults", f"{counted(found.gpus_out, 'GPU')} out (aryl node list){more}")]
+
+
+def _closed(found: Status) -> str:
+    """Nodes that take nothing new by themselves, where there are any."""
+    if not found.nodes_closed:
+        return ""
+    return f", {found.nodes_closed} CLOSED to new work (aryl node list)"
 
 
 def _shed(count: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from common.api import (
+    ClosedRow,
     JobRow,
     LoanRow,
     NodeRow,
@@ -102,8 +103,8 @@ def nodes_of_service() -> list[Column[NodeRow]]:
 
 
 def role(row: NodeRow) -> str:
-    """The role, whether its server is down, whether new work stays away, and whether what runs has
-    to leave or has left."""
+    """The role, whether its server is down, whether new work stays away by an order or because the
+    node can take none, and whether what runs has to leave or has left."""
     said = ["server down"] if row.is_server_down else []
     if isinstance(row.load_unknown, UnknownLoadRow):
         said.append("load unknown")
@@ -112,6 +113,8 @@ def role(row: NodeRow) -> str:
     if row.is_cordoned:
         drained = "draining" if row.jobs else "drained"
         said.append(drained if row.is_draining else "cordoned")
+    if isinstance(row.closed, ClosedRow):
+        said.append("closed")
     return f"{row.role} ({', '.join(said)})" if said else str(row.role)
 
 

@@ -11,7 +11,16 @@ from collections.abc import Iterator
 from msgspec import Struct
 from rich.text import Text
 
-from common.api import Describe, Description, JobRow, LoanRow, NodeRow, ServiceRow, UnknownLoadRow
+from common.api import (
+    ClosedRow,
+    Describe,
+    Description,
+    JobRow,
+    LoanRow,
+    NodeRow,
+    ServiceRow,
+    UnknownLoadRow,
+)
 from common.model import FINAL_JOB_STATES, JobSpec
 from coordinator.cli import columns, render, telemetry
 from coordinator.cli.output import Format, Show, put, put_json, put_one
@@ -195,12 +204,24 @@ def _node(row: NodeRow) -> Pairs:
         ("service", row.service),
         ("gpus", f"{row.gpus_held} of {row.gpus} {row.gpu_type} held"),
         ("busy", render.percent(row.gpu_busy_ratio)),
+        *_node_closed(row),
         *_node_load(row),
         ("heard", columns.heard(row)),
         ("rack", row.rack),
         ("jobs", ", ".join(row.jobs)),
         ("detail", row.detail),
     ]
+
+
+def _node_closed(row: NodeRow) -> Pairs:
+    """Only while it takes nothing new by itself."""
+    found = row.closed
+    if not isinstance(found, ClosedRow):
+        return []
+    until = "until that is mended"
+    if found.left_s is not None:
+        until = f"for {render.duration(found.left_s)} more"
+    return [("closed", f"takes nothing new {until}: {found.why}")]
 
 
 def _node_load(row: NodeRow) -> Pairs:

@@ -61,6 +61,7 @@ from coordinator.sim.inputs import (
     parse_cluster,
     parse_crash,
     read_tenants,
+    reordered,
     unkept,
     unused,
     within,
@@ -90,7 +91,7 @@ def _say_unused(tasks: Sequence[Task], played: Workload) -> None:
         nodes = played.nodes if task.cluster is None else parse_cluster(task.cluster)
         here = structs.replace(played, nodes=nodes)
         promised = task.options.engine.get("tenants", ())
-        for line in (unused(here, task.load), unkept(here, promised)):
+        for line in (reordered(here), unused(here, task.load), unkept(here, promised)):
             if line:
                 said[line] = None
     for task in tasks:

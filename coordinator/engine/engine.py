@@ -270,8 +270,14 @@ class Engine:
         decisions = self.policy.lend(self._views.snapshot(ctx))
         for decision in decisions:
             commit(ctx, decision)
+        if self._lends_on_demand():
+            unused.give_back(ctx)
         watching.withdraw(ctx)
         ctx.needs_loan_pass = False
+
+    def _lends_on_demand(self) -> bool:
+        """Whether an idle node that came home stays there: not where whatever is spare is lent."""
+        return bool(getattr(self.policy.knobs, "lend_only_on_demand", True))
 
     @property
     def gpu_counts(self) -> accounting.Counts:
@@ -468,6 +474,8 @@ def _settle(ctx: Context) -> None:
         sharing.settle(ctx)
     if state.closed_until_s and ctx.changed_nodes:
         unused.settle(ctx)
+    if ctx.settings.idle_return_s is not None and ctx.changed_nodes:
+        unused.note_idle(ctx)
 
 
 def _lent_and_ready(state: ClusterState, service: ServiceName) -> tuple[int, int]:

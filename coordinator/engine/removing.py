@@ -81,5 +81,6 @@ def remove(ctx: Context, node: NodeEntry, said: str) -> None:
     state.drains.pop(name, None)
     state.unknown_loads.pop(name, None)
     state.closed_until_s.pop(name, None)
+    state.idle_loans_since_s.pop(name, None)
     ctx.changed_nodes[name] = None
     ctx.tell(name, REMOVED, said)

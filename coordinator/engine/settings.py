@@ -170,6 +170,13 @@ class EngineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     loan_period_s: Annotated[
         PositiveFloat, Meta(description="time between two loan passes without an outside event")
     ] = 300.0
+    idle_return_s: Annotated[
+        PositiveFloat | None,
+        Meta(
+            description="a lent node on which nothing ran for so long goes home at the next loan "
+            "pass, if no job waits; none: it stays until its service needs it"
+        ),
+    ] = None
     default_expected_runtime_s: Annotated[
         PositiveFloat,
         Meta(description="assumed running time of a job of which nothing is known"),

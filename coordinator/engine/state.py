@@ -422,6 +422,8 @@ class ClusterState(Struct, kw_only=True):
     drains: dict[NodeName, DrainEntry] = field(default_factory=dict[NodeName, DrainEntry])
     closed_until_s: dict[NodeName, float] = field(default_factory=dict[NodeName, float])
     """Nodes that could start no worker, and until when they are left alone; see `refusals`."""
+    idle_loans_since_s: dict[NodeName, float] = field(default_factory=dict[NodeName, float])
+    """Lent nodes on which nothing runs, and since when; kept while `idle_return_s` is set."""
     shadow_loans: dict[NodeName, ShadowLoan] = field(default_factory=dict[NodeName, ShadowLoan])
     recommendations: dict[NodeName, Recommendation] = field(
         default_factory=dict[NodeName, Recommendation]

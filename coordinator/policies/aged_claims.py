@@ -22,15 +22,15 @@ ones start soon.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import inf
 
 from msgspec import Struct
 
-from common.model import JobId, NodeName
+from common.model import NodeName
 from coordinator.policies.gpu_types import types_in_order
+from coordinator.policies.openings import Openings
 from coordinator.policies.placement import Room
-from coordinator.policies.snapshot import ClusterSnapshot, JobView, Occupied
-from coordinator.policies.speeds import base_runtime_s, best_rate, rate_on, work_on
+from coordinator.policies.snapshot import ClusterSnapshot, JobView
+from coordinator.policies.speeds import base_runtime_s, best_rate
 
 SLACK_S = 60.0
 """A job on claimed nodes must be over so long before they are wanted: a start takes time."""
@@ -81,12 +81,11 @@ class Claims:
         trusts_profiles: bool = True,
     ) -> None:
         self._now_s = snapshot.now_s
-        self._jobs = snapshot.jobs
         self._ratio = ratio
         self._stretch = stretch
         self._most = most
         self._trusts_profiles = trusts_profiles
-        self._ends_at_s: dict[JobId, float] | None = None
+        self._openings = Openings(snapshot, trusts_profiles=trusts_profiles)
         self.made: list[Claim] = []
 
     def aged(self, room: Room) -> Iterator[JobView]:
@@ -149,20 +148,15 @@ class Claims:
                 places |= claim.places
         return places
 
+    def barred_flexible(self, job: JobView) -> int:
+        """Flexible workers go at once when they are told to, and are in nobody's way."""
+        return 0
+
     def _on(self, room: Room, job: JobView, gpu_type: str) -> Claim | None:
         """The nodes of a type that come free soonest; those of earlier claims after these jobs."""
-        size, count = job.gpus_per_worker, job.workers_on(gpu_type).min
-        openings = [
-            (at_s, place)
-            for place, occupied in enumerate(room.index.nodes)
-            if occupied is not None and occupied.service is None
-            if occupied.node.gpu_type == gpu_type
-            for at_s in self._openings(room, occupied, size, self._not_before_s(place))
-        ]
-        if len(openings) < count:
+        taken = self._openings.soonest(room, job, gpu_type, not_before_s=self._not_before_s)
+        if not taken:
             return None
-        openings.sort()
-        taken = openings[:count]
         places = sorted({place for _, place in taken})
         return Claim(
             job=job,
@@ -182,43 +176,3 @@ class Claims:
             ),
             default=self._now_s,
         )
-
-    def _openings(
-        self, room: Room, occupied: Occupied, size: int, not_before_s: float
-    ) -> Iterator[float]:
-        """When a node has room for a first worker, a second one, ..; in order of time."""
-        name = occupied.node.name
-        flexible = room.flexible.get(name, ())
-        free = room.use(name)[0] + sum([worker.freed_gpus for worker in flexible])
-        for _ in range(free // size):
-            yield not_before_s
-        ends_at_s = self._ends()
-        leaving = [
-            (ends_at_s.get(worker.job_id, inf), worker.freed_gpus)
-            for worker in occupied.node.workers
-            if not worker.is_flexible and not worker.is_leaving
-        ]
-        leaving.sort()
-        for at_s, gpus in leaving:
-            if at_s == inf:
-                return
-            for _ in range((free + gpus) // size - free // size):
-                yield max(at_s, not_before_s)
-            free += gpus
-
-    def _ends(self) -> dict[JobId, float]:
-        """When the jobs that run will be over, as they run now."""
-        if self._ends_at_s is None:
-            self._ends_at_s = {
-                job.job_id: self._now_s
-                + work_on(job, job.gpu_type, self._now_s) / self._rate(job, job.gpu_type)
-                for job in self._jobs
-                if job.gpu_type is not None
-            }
-        return self._ends_at_s
-
-    def _rate(self, job: JobView, gpu_type: str) -> int | float:
-        """Worker-seconds a second of a running job, at its base gang at least."""
-        staying = sum(not worker.is_leaving for worker in job.placed)
-        workers = max(job.workers_on(gpu_type).min, staying)
-        return rate_on(job, gpu_type, workers, trusts_profiles=self._trusts_profiles)

@@ -8,10 +8,14 @@ from coordinator.policies.snapshot import JobView
 
 
 class Bar(Protocol):
-    """A rule that keeps base workers of some jobs away from some nodes, flexible ones never."""
+    """A rule that keeps base workers of some jobs away from some nodes, or stops growth there."""
 
     def barred(self, job: JobView) -> int:
         """Places that base workers of a job must leave alone, as bits."""
+        ...
+
+    def barred_flexible(self, job: JobView) -> int:
+        """Places where no flexible worker of a job may be added, as bits; those there may stay."""
         ...
 
     def may_use_loans(self, job: JobView) -> bool:

@@ -128,6 +128,7 @@ def _of_type(
     ]
     if never := fleet.of_type(wish_of(job), gpu_type):
         found.append(never)
+    found += fleet.why_absent(wish_of(job), [gpu_type])
     return found + _shut(job, nodes, gpu_type) + _unusable(nodes)
 
 

@@ -47,6 +47,10 @@ __all__ = [
     "unusable",
 ]
 
+RESERVATION_AFTER_S = 14_400.0
+"""Under the policies that are recommended: it costs nothing on the paper's workloads, where a gang
+waited for up to five days without it (docs/policies.md)."""
+
 _BUNDLES = (
     bundle(
         "fifo",
@@ -63,7 +67,12 @@ _BUNDLES = (
     bundle(
         "aryl",
         "shortest base demand first, flexible workers by knapsack, capacity loaning",
-        Rules(order=shortest_key, is_scaling=True, is_loaning=True),
+        Rules(
+            order=shortest_key,
+            is_scaling=True,
+            is_loaning=True,
+            reservation_after_s=RESERVATION_AFTER_S,
+        ),
     ),
     bundle(
         "foresight",
@@ -74,6 +83,7 @@ _BUNDLES = (
             is_loaning=True,
             separates_at_home=True,
             claim_ratio=0.5,
+            reservation_after_s=RESERVATION_AFTER_S,
             lifetime_quantile=0.25,
             lifetime_odds=True,
             near_quantile=0.9,

@@ -3,19 +3,29 @@ Must not know who runs, what is free, nor a policy's order.
 
 A tenant's limits count in the same way: what it may use at most, with all others idle.
 
-Nodes that an operator may open again count as open, and so do those that are lost. Of a service's
-nodes as many count as it may lend without any load: a gang that needs more of them at one time
-would wait for ever, and nothing that is free or lent now would tell it so.
+Nodes that an operator may open again count as open, and so do those that are lost: a job that needs
+them waits. But it holds up no line meanwhile (Slurm: `ReqNodeNotAvail`), see `Fleet.hosts`: nobody
+knows when they come back. Of a service's nodes as many count as it may lend without any load: a
+gang that needs more of them at one time would wait for ever, and nothing that is free or lent now
+would tell it so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, cached_property
 
 from msgspec import Struct
 
-from common.model import WHOLE_GPU, JobSpec, NodeRole, Preemptibility, ServiceName, is_mig
+from common.model import (
+    WHOLE_GPU,
+    JobSpec,
+    NodeName,
+    NodeRole,
+    Preemptibility,
+    ServiceName,
+    is_mig,
+)
 from coordinator.policies.loans.loaning import nodes_for
 from coordinator.policies.services import ServiceView
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, NodeView
@@ -25,7 +35,8 @@ from coordinator.policies.words import counted
 NO_NODES = "no nodes are known"
 _WISHES_KEPT = 10_000
 Hosts = Callable[[JobView, Iterable[str]], list[str]]
-"""Which of these GPU types could hold a job's base gang some day: see `Fleet.hosts`."""
+"""Which of these GPU types could hold a job's base gang on the nodes that are there: see
+`Fleet.hosts`."""
 
 
 class Wish(Struct, frozen=True, cache_hash=True):
@@ -74,14 +85,22 @@ class Fleet:
     """The nodes of a snapshot, by type: made once for many jobs.
 
     Args:
+        is_present: only nodes count that are not absent: lost, quarantined, cordoned, or closed.
         lends: whether a service's nodes that serve may be lent some day. Under a policy that lends
             none only those count that are lent already: what waits for others would wait for ever.
         tenants: who is asked for beside those of the snapshot's jobs.
     """
 
     def __init__(
-        self, snapshot: ClusterSnapshot, *, lends: bool = True, tenants: Iterable[str] = ()
+        self,
+        snapshot: ClusterSnapshot,
+        *,
+        lends: bool = True,
+        tenants: Iterable[str] = (),
+        is_present: bool = False,
     ) -> None:
+        self._snapshot = snapshot
+        self._lends = lends
         self._services = {service.name: service for service in snapshot.services}
         self._nodes: dict[str, list[NodeView]] = {}
         self._own: dict[ServiceName, list[NodeView]] = {}
@@ -90,7 +109,7 @@ class Fleet:
         for node in snapshot.nodes:
             if node.service and not lends and node.role != NodeRole.ON_LOAN:
                 continue
-            if node.gpus:
+            if node.gpus and not (is_present and is_absent(node)):
                 self._nodes.setdefault(node.gpu_type, []).append(node)
             if node.service:
                 self._own.setdefault(node.service, []).append(node)
@@ -144,9 +163,43 @@ class Fleet:
         return self._never[alike]
 
     def hosts(self, job: JobView, gpu_types: Iterable[str]) -> list[str]:
-        """Those of these GPU types on which a job may some day have its base gang."""
+        """Those of these GPU types on which a job may have its base gang without absent nodes."""
         wish = wish_of(job)
-        return [name for name in gpu_types if not self.of_type(wish, name)]
+        return [name for name in gpu_types if not self._present.of_type(wish, name)]
+
+    @property
+    def _present(self) -> Fleet:
+        """The same without what is absent now."""
+        return self._without_absent or self
+
+    @cached_property
+    def _without_absent(self) -> Fleet | None:
+        """None where nothing is: one that kept itself would be garbage for a collector."""
+        if not any(map(is_absent, self._snapshot.nodes)):
+            return None
+        return Fleet(self._snapshot, lends=self._lends, is_present=True)
+
+    def why_absent(self, wish: Wish, gpu_types: Iterable[str] = ()) -> tuple[str, ...]:
+        """Of a job that could run here some day, that only absent nodes could hold it, for each GPU
+        type of which that is so; empty where it could run without them.
+
+        gpu_types: of these; none: all that it accepts.
+        """
+        asked = tuple(gpu_types) or wish.types or tuple(sorted(self._nodes))
+        able = [name for name in asked if not self.of_type(wish, name)]
+        if self._without_absent is None or any(
+            not self._present.of_type(wish, name) for name in able
+        ):
+            return ()
+        return tuple(
+            f"waits for absent nodes, and keeps nobody behind it waiting: without "
+            f"{', '.join(self._absent(name))} (lost, quarantined, cordoned or closed) the nodes of "
+            f"type {name} have no room for it"
+            for name in able
+        )
+
+    def _absent(self, gpu_type: str) -> list[NodeName]:
+        return sorted(node.name for node in self._nodes.get(gpu_type, ()) if is_absent(node))
 
     def _why_never(self, wish: Wish) -> tuple[str, ...]:
         if not self._nodes:
@@ -215,6 +268,13 @@ class Fleet:
         if wish.preemptibility != Preemptibility.FULL or service not in self._services:
             return False
         return wish.grace_s <= self._services[service].max_grace_s
+
+
+def is_absent(node: NodeView) -> bool:
+    """Whether nothing may start on a node and nobody knows when: it is away, an operator closed it,
+    or it can take nothing."""
+    is_away = node.role in (NodeRole.LOST, NodeRole.QUARANTINED)
+    return is_away or node.is_drained_by_operator or node.takes_nothing
 
 
 def hosts_of(snapshot: ClusterSnapshot, *, lends: bool = True) -> Hosts:

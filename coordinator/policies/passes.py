@@ -34,6 +34,7 @@ from coordinator.policies.placement import Room
 from coordinator.policies.queueing import Gang, OrderKey, admit, waiting
 from coordinator.policies.reclaim.costs import CostModel
 from coordinator.policies.reclaim.rules import ReclaimRule, TakeBack
+from coordinator.policies.reserving import Reservations, kept
 from coordinator.policies.resting import resizable_at_s
 from coordinator.policies.scaling import (
     RESIZE_COST_S,
@@ -71,6 +72,8 @@ class Rules(Struct, frozen=True, kw_only=True):
         the time it has waited; 0: none is kept. claim_stretch: a job keeps nodes only once it
         has waited so many times its shortest running time. claims_most: so many jobs keep nodes of
         one GPU type at a time.
+    reservation_after_s: GPUs are set aside for a gang that has waited so long without room, so that
+        its wait is bounded (EASY backfilling, see `reserving`); None: none are.
     trusts_profiles: a job is thought to go as fast at each size as its profile tells; else, and
         where it tells nothing, in proportion to its workers, as in the paper. The order is the
         paper's either way: by the running time with the most workers, in proportion to them.
@@ -105,6 +108,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     claim_ratio: NonNegativeFloat = 0.0
     claim_stretch: NonNegativeFloat = 30.0
     claims_most: NonNegativeInt = 1
+    reservation_after_s: NonNegativeFloat | None = None
     trusts_profiles: bool = True
     queue_weight: NonNegativeFloat = 0.0
     lifetime_quantile: Ratio | None = None
@@ -167,19 +171,28 @@ def allocate(rules: Rules, snapshot: ClusterSnapshot, memory: bytes) -> Allocati
     decisions: tuple[Decision, ...] = ()
     jobs = index.resizable if rules.is_scaling else ()
     if index.lines or (jobs and index.growable):  # else nobody wants anything: often so
-        room, shares, new, gangs = _settled(rules, snapshot)
+        room, shares, new, gangs = _settled(rules, snapshot, memory)
+        memory = _memory_after(room, memory)
         room.bars.clear()  # they know the room: whoever knows each other stays until garbage goes
         gone, grown = resizes(shares, gangs, resize_cost_s=rules.resize_cost_s)
         decisions = (*gone, *starts(gangs, new, trusts_profiles=rules.trusts_profiles), *grown)
+    elif rules.reservation_after_s is not None:
+        memory = kept(memory, snapshot)
     wake_at_s = earliest(*[resizable_at_s(snapshot, job) for job in jobs])
     return Allocation(decisions=decisions, memory=memory, wake_at_s=wake_at_s)
 
 
+def _memory_after(room: Room, memory: bytes) -> bytes:
+    """What is remembered after a pass: what is set aside, where the rules set anything aside."""
+    found = (bar.memory for bar in room.bars if isinstance(bar, Reservations))
+    return next(found, memory)
+
+
 def _settled(
-    rules: Rules, snapshot: ClusterSnapshot
+    rules: Rules, snapshot: ClusterSnapshot, memory: bytes
 ) -> tuple[Room, Shares, dict[JobId, Share], list[Gang]]:
     """Both phases: the room after them, the shares of running and of new jobs, and who starts."""
-    room, shares, gangs = _admitted(rules, snapshot)
+    room, shares, gangs = _admitted(rules, snapshot, memory)
     new = {
         gang.job.job_id: shares.of_new(gang.job, gang.gpu_type)
         for gang in gangs
@@ -198,8 +211,11 @@ def _settled(
 
 
 def _unmet(rules: Rules, snapshot: ClusterSnapshot) -> Unmet:
-    """What a scheduling pass now would leave over."""
-    room, shares, new, gangs = _settled(rules, snapshot)
+    """What a scheduling pass now would leave over.
+
+    It is not told what is set aside already: as many GPUs are anew, maybe on other nodes.
+    """
+    room, shares, new, gangs = _settled(rules, snapshot, b"")
     started = {gang.job.job_id for gang in gangs}
     held = (
         job
@@ -222,7 +238,9 @@ def _demand(rules: Rules, snapshot: ClusterSnapshot) -> Demand | None:
     return Demand(snapshot, lambda: _unmet(rules, snapshot), is_scaling=rules.is_scaling)
 
 
-def _admitted(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Room, Shares, list[Gang]]:
+def _admitted(
+    rules: Rules, snapshot: ClusterSnapshot, memory: bytes
+) -> tuple[Room, Shares, list[Gang]]:
     """Phase 1: who starts, and the room and the shares after it."""
     room = Room(
         snapshot,
@@ -262,6 +280,15 @@ def _admitted(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Room, Shares, li
             most=rules.claims_most,
             trusts_profiles=rules.trusts_profiles,
         )
+    reservations = None
+    if rules.reservation_after_s is not None:
+        reservations = Reservations(
+            snapshot,
+            room,
+            after_s=rules.reservation_after_s,
+            memory=memory,
+            trusts_profiles=rules.trusts_profiles,
+        )
     gangs = admit(
         room,
         rules.order,
@@ -269,6 +296,7 @@ def _admitted(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Room, Shares, li
         strict=_strict(rules, snapshot),
         find_last=find_spanning,
         claims=claims,
+        reservations=reservations,
     )
     return room, shares, gangs
 
@@ -277,20 +305,20 @@ def _strict(rules: Rules, snapshot: ClusterSnapshot) -> Hosts | None:
     return hosts_of(snapshot, lends=rules.is_loaning) if rules.is_strict else None
 
 
-def hold(rules: Rules, snapshot: ClusterSnapshot) -> tuple[Hold, ...]:
+def hold(rules: Rules, snapshot: ClusterSnapshot, memory: bytes = b"") -> tuple[Hold, ...]:
     """Why each job that waits would not start in a pass now."""
-    room, _, gangs = _admitted(rules, snapshot)
+    room, _, gangs = _admitted(rules, snapshot, memory)
     started = {gang.job.job_id for gang in gangs}
     left = [job for job in waiting(snapshot, rules.order) if job.job_id not in started]
     return tuple(holds(snapshot, room, left, strict=_strict(rules, snapshot)))
 
 
-def tell(rules: Rules, snapshot: ClusterSnapshot, _: bytes, job_id: JobId) -> tuple[str, ...]:
+def tell(rules: Rules, snapshot: ClusterSnapshot, memory: bytes, job_id: JobId) -> tuple[str, ...]:
     """Why a running elastic job has no more workers than it has; nothing of any other job."""
     job = next((job for job in snapshot.jobs if job.job_id == job_id), None)
     if job is None or not rules.is_scaling or not job.is_resizable or snapshot.is_frozen:
         return ()
-    room, shares, _new, gangs = _settled(rules, snapshot)
+    room, shares, _new, gangs = _settled(rules, snapshot, memory)
     waits = sum(map(len, room.index.lines)) > len(gangs)
     cost_s, is_barred = rules.resize_cost_s, rules.grows_when_idle and waits
     return why_not_larger(snapshot, shares[job_id], resize_cost_s=cost_s, is_barred=is_barred)

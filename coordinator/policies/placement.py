@@ -221,7 +221,8 @@ class Room:
         self, job: JobView, gpu_type: str, *, is_flexible: bool, barred: int | None = None
     ) -> Iterator[tuple[Group, Masks]]:
         if barred is None:
-            barred = self.avoided(job) | (0 if is_flexible else self.barred(job))
+            barred = self.avoided(job)
+            barred |= self.barred_flexible(job) if is_flexible else self.barred(job)
         for group, masks in self._masks.items():
             if group.gpu_type != gpu_type:
                 continue
@@ -244,6 +245,13 @@ class Room:
         barred = 0
         for bar in self.bars:
             barred |= bar.barred(job)
+        return barred
+
+    def barred_flexible(self, job: JobView) -> int:
+        """Places where no flexible worker of a job may be added, as bits."""
+        barred = 0
+        for bar in self.bars:
+            barred |= bar.barred_flexible(job)
         return barred
 
     def hosts(self, job: JobView, gpu_type: str, *, is_flexible: bool) -> list[NodeName]:

@@ -105,11 +105,7 @@ def bundle(name: str, description: str, rules: Rules) -> Policy:
         hold=partial(
             tenant_rules.held,
             partial(precedence.allocated, partial(allocate, rules)),
-            partial(
-                precedence.explained,
-                partial(allocate, rules),
-                lambda snapshot, _: hold(rules, snapshot),
-            ),
+            partial(precedence.explained, partial(allocate, rules), partial(hold, rules)),
             trusts_profiles=rules.trusts_profiles,
         ),
         keep=partial(keep, rules),

@@ -20,6 +20,7 @@ from coordinator.policies.decisions import Placement, placed_count
 from coordinator.policies.gpu_types import hold, types_in_order
 from coordinator.policies.never import Hosts
 from coordinator.policies.placement import Room, Saved, fill
+from coordinator.policies.reserving import Reservations
 from coordinator.policies.scaling import give_back
 from coordinator.policies.shares import Share, Shares
 from coordinator.policies.snapshot import ClusterSnapshot, JobView, WorkerView
@@ -75,6 +76,7 @@ def admit(
     strict: Hosts | None = None,
     find_last: Find | None = None,
     claims: Claims | None = None,
+    reservations: Reservations | None = None,
 ) -> list[Gang]:
     """Take waiting jobs in order while their base gangs fit; whole gangs or nothing.
 
@@ -84,9 +86,16 @@ def admit(
         what can never run keeps nobody waiting. None: it blocks nobody.
     find_last: another way to find room, tried in the end for those that would still wait.
     claims: what is kept for jobs that have aged, which are tried before all others.
+    reservations: what is set aside for gangs that have waited too long, which are tried before
+        these.
     """
     before = _save(room, shares)
-    gangs = [] if claims is None else _take_aged(room, claims, shares)
+    gangs = [] if reservations is None else _take_waited(room, reservations, shares)
+    if claims is not None:
+        seen = {gang.job.job_id for gang in gangs}
+        if reservations is not None:
+            seen |= {made.job_id for made in reservations.made}
+        gangs += _take_aged(room, claims, shares, but=seen)
     aged = {gang.job.job_id for gang in gangs}
     gangs += _take_in_order(room, key, shares, strict=strict, but=aged)
     if _pack_again(room, gangs, shares, before):  # other pieces are free now: look once more
@@ -99,11 +108,35 @@ def admit(
     return gangs
 
 
-def _take_aged(room: Room, claims: Claims, shares: Mapping[JobId, Share]) -> list[Gang]:
-    """Gangs of aged jobs that fit; nodes are kept for the first that do not."""
+def _take_waited(
+    room: Room, reservations: Reservations, shares: Mapping[JobId, Share]
+) -> list[Gang]:
+    """Gangs that have waited too long and fit; GPUs are set aside for the first that do not."""
+    gangs: list[Gang] = []
+    room.bars.append(reservations)
+    for job in reservations.due():
+        gang = find_gang(room, job, shares)
+        if gang is None:
+            reservations.reserve(job)
+        else:
+            reservations.starts(job)
+            _take(room, gang, shares)
+            gangs.append(gang)
+    return gangs
+
+
+def _take_aged(
+    room: Room, claims: Claims, shares: Mapping[JobId, Share], *, but: Collection[JobId] = ()
+) -> list[Gang]:
+    """Gangs of aged jobs that fit; nodes are kept for the first that do not.
+
+    but: jobs that have started, or for which GPUs are set aside already.
+    """
     gangs: list[Gang] = []
     room.bars.append(claims)
     for job in claims.aged(room):
+        if job.job_id in but:
+            continue
         gang = find_gang(room, job, shares)
         if gang is None:
             claims.claim(room, job)

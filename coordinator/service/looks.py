@@ -227,6 +227,7 @@ class Looks:
             boot_now_s=c.clock.now_s(),
             drain_left_s=None if drain is None else max(0.0, drain.until_s - self._now_s()),
             unknown_load=rows.unknown_load(c.engine, node, now_s=self._now_s()),
+            closed=rows.closed(c.engine, node, now_s=self._now_s()),
         )
 
     def _now_s(self) -> float:

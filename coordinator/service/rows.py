@@ -7,6 +7,7 @@ from statistics import fmean
 from msgspec import UNSET, UnsetType
 
 from common.api import (
+    ClosedRow,
     JobRow,
     LoanRow,
     NodeRow,
@@ -141,6 +142,7 @@ def node_row(
     boot_now_s: float,
     drain_left_s: float | None = None,
     unknown_load: UnknownLoadRow | UnsetType = UNSET,
+    closed: ClosedRow | UnsetType = UNSET,
 ) -> NodeRow:
     """One node."""
     report = folder.reports.get(node.name)
@@ -162,13 +164,23 @@ def node_row(
         is_heard=node.is_heard,
         heard_ago_s=None if heard_at_s is None else max(0.0, boot_now_s - heard_at_s),
         rack=node.rack,
-        detail=node.detail or node.cordon_reason,
+        detail=node.detail or node.cordon_reason or (closed.why if closed else ""),
         is_draining=node.is_draining,
         drain_left_s=drain_left_s,
         is_server_down=node.role == NodeRole.SERVING and node.is_server_down,
         load_unknown=unknown_load,
         gpus_out=gpu_faults.out_count(node) or UNSET,
+        closed=closed,
     )
+
+
+def closed(engine: Engine, node: NodeEntry, *, now_s: float) -> ClosedRow | UnsetType:
+    """Why a node takes nothing new by itself; unset where it does, or is not there to take any."""
+    why = node.ledger_error or node.closed_reason
+    if not why or node.role == NodeRole.LOST:
+        return UNSET
+    until_s = None if node.ledger_error else engine.state.closed_until_s.get(node.name)
+    return ClosedRow(why=why, left_s=None if until_s is None else max(0.0, until_s - now_s))
 
 
 def unknown_load(engine: Engine, node: NodeEntry, *, now_s: float) -> UnknownLoadRow | UnsetType:
@@ -394,6 +406,7 @@ def status(
         loads_unknown=_of_unknown_load(engine) or UNSET,
         gpus_out=gpu_faults.shares(state)[1] or UNSET,
         gpu_breaker=_breaker(engine) or UNSET,
+        nodes_closed=sum(1 for node in nodes if closed(engine, node, now_s=now_s)) or UNSET,
     )
 
 

@@ -1,7 +1,8 @@
 """Jobs that no run would ever come to the end of, found before it begins. Must not run anything.
 
-What an empty cluster has no room for, and what the limits of its tenant never allow: under every
-policy such a job would wait for ever, and what was played until then would be for nothing.
+What an empty cluster has no room for, what no loan will ever hold, and what the limits of its
+tenant never allow: under every policy such a job would wait for ever, and what was played until
+then would be for nothing.
 """
 
 from __future__ import annotations
@@ -9,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from common.errors import ConfigError
-from common.model import JobId, JobSpec, Pool
-from coordinator.policies.snapshot import ClusterSnapshot, TenantView
+from common.model import JobId, JobSpec, NodeRole, Pool, ServiceName
+from coordinator.engine.settings import EngineSettings, ServiceSettings
+from coordinator.policies.never import Fleet, wish_of
+from coordinator.policies.services import ServiceView
+from coordinator.policies.snapshot import ClusterSnapshot, NodeView, TenantView
 from coordinator.policies.tenants.tenancy import Tenancy
 from coordinator.policies.tenants.tree import NOBODY
 from coordinator.policies.words import counted
@@ -75,6 +79,65 @@ def _places(spec: JobSpec, gpu_type: str, counts: Mapping[tuple[str, int], int])
         if each is not None:
             found += count * (gpus // (each * spec.gpus_per_worker))
     return found
+
+
+def check_loans(
+    jobs: Sequence[WorkloadJob],
+    names: Mapping[JobId, str],
+    specs: Sequence[NodeSpec],
+    source: Source,
+    settings: EngineSettings,
+) -> None:
+    """Look at each job in the empty cluster with as many nodes lent at one time as may ever be.
+
+    A service keeps some of its nodes whatever its load is, and lends none to a job with a longer
+    grace than it allows.
+
+    Args:
+        names: of the trace, by id.
+        settings: where there are no services, nothing is lent and nobody is looked at.
+
+    Raises:
+        ConfigError: a job whose base gang would need more.
+    """
+    if not settings.services:
+        return
+    nodes = tuple(_idle_node(spec) for spec in sorted(specs, key=lambda spec: spec.name))
+    services = tuple(_idle_service(settings, service) for service in settings.services)
+    fleet = Fleet(ClusterSnapshot(now_s=0.0, nodes=nodes, jobs=(), services=services))
+    for job in jobs:
+        if why := fleet.why_never(wish_of(job.spec)):
+            name = names[job.job_id]
+            raise ConfigError(f"{source.place(name)}job {name}: {'; '.join(why)}")
+
+
+def _idle_node(spec: NodeSpec) -> NodeView:
+    is_home = spec.home_pool == Pool.TRAINING
+    return NodeView(
+        name=spec.name,
+        home_pool=spec.home_pool,
+        role=NodeRole.TRAINING if is_home else NodeRole.SERVING,
+        gpu_type=spec.gpu_type,
+        gpus=spec.gpus,
+        free_gpus=spec.gpus,
+        is_schedulable=is_home,
+        service=spec.service,
+    )
+
+
+def _idle_service(settings: EngineSettings, service: ServiceSettings) -> ServiceView:
+    return ServiceView(
+        name=ServiceName(service.name),
+        mode=service.mode,
+        capacity_per_node=service.capacity_per_node,
+        min_serving=service.min_serving,
+        headroom_ratio=service.headroom_ratio,
+        reclaim_deadline_s=service.reclaim_deadline_s,
+        return_s=settings.return_s(service),
+        max_grace_s=service.max_grace_s,
+        hold_off_s=service.hold_off_s,
+        loan_period_s=settings.loan_period_s,
+    )
 
 
 def check_limits(

@@ -14,6 +14,7 @@ from common.errors import ConfigError
 from common.model import MAX_JOB_S, MAX_WORKERS, NodeName, Pool, ServiceName
 from common.settings import load as load_settings
 from coordinator.engine.settings import TenantSettings, check_tenants, overpromised
+from coordinator.policies.words import counted
 from coordinator.sim.cluster import NodeSpec
 from coordinator.sim.loads import Loads, read_loads_of, texts
 from coordinator.sim.outages import Crash
@@ -281,7 +282,19 @@ def _from_trace(name: str, cluster: str | None, *, skip_zero_gpus: bool) -> Work
             lines=trace.lines,
             skipped_zero_gpus=trace.skipped_zero_gpus,
             skipped_not_run=trace.skipped_not_run,
+            put_in_order=trace.put_in_order,
         ),
+    )
+
+
+def reordered(workload: Workload) -> str | None:
+    """That rows of the trace were not in order of submission and were put so, in one line."""
+    source = workload.source
+    if not source.put_in_order:
+        return None
+    return (
+        f"{source.file}: {counted(source.put_in_order, 'row stands', 'rows stand')} behind a later "
+        "submission: the trace is put in order of submission"
     )
 
 

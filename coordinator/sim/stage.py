@@ -16,7 +16,7 @@ from coordinator.engine.tenants import views
 from coordinator.policies.bundles import policy
 from coordinator.sim.cluster import Delays
 from coordinator.sim.failure_sources import FailureSource, failing, that_may_fail
-from coordinator.sim.fits import check_fits, check_limits
+from coordinator.sim.fits import check_fits, check_limits, check_loans
 from coordinator.sim.inputs import node_names, node_specs
 from coordinator.sim.loads import for_ever
 from coordinator.sim.outages import Crash
@@ -145,6 +145,7 @@ class Stage:
             )
         check_fits(self.jobs, self.names, self.specs, workload.source)
         self.settings = self._settings(options)
+        check_loans(self.jobs, self.names, self.specs, workload.source, self.settings)
         check_limits(
             self.jobs,
             self.names,

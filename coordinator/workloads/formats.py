@@ -19,6 +19,7 @@ from msgspec import structs
 from common.decoding import UNREADABLE
 from common.errors import ConfigError
 from common.model import MAX_WORKERS, Pool
+from coordinator.workloads.foreign import not_read, without_times
 from coordinator.workloads.job_formats import (
     GAVEL,
     HEADERLESS,
@@ -46,6 +47,10 @@ ZERO_GPUS = "0, expected at least 1; --skip-zero-gpus leaves such rows out"
 
 HISTORY_COLUMNS = ("duration",)
 """The whole header of a list of attained service: no trace of jobs."""
+
+
+ALIKE = 0.5
+"""A header with less of a format's columns is none of it: it is not told what it lacks."""
 
 
 class NoFileError(ConfigError):
@@ -127,7 +132,8 @@ def parse_jobs(
 
 def _collect(table: Table, found: JobFormat, context: Context, *, skip_zero_gpus: bool) -> JobTrace:
     jobs: list[TraceJob] = []
-    zero_gpus = not_run = 0
+    zero_gpus = not_run = put_in_order = 0
+    latest_s = 0.0
     lines: dict[str, int] = {}
     for row in table.rows():
         if row.whole(found.gpus, most=MAX_WORKERS) == 0:
@@ -139,9 +145,8 @@ def _collect(table: Table, found: JobFormat, context: Context, *, skip_zero_gpus
         if job is None:
             not_run += 1
             continue
-        if found.is_sorted and jobs and job.submit_s < jobs[-1].submit_s:
-            text = row.text(found.submit)
-            raise row.wrong(found.submit, f"{text} is before the row above: not sorted")
+        put_in_order += found.is_sorted and job.submit_s < latest_s
+        latest_s = max(latest_s, job.submit_s)
         if job.job_id in lines:
             raise row.wrong("job_id", f"{job.job_id} stands twice")
         lines[job.job_id] = row.line
@@ -160,11 +165,14 @@ def _collect(table: Table, found: JobFormat, context: Context, *, skip_zero_gpus
         gpus_column=found.gpus,
         types_column=found.types,
         lines=lines,
+        put_in_order=put_in_order,
     )
 
 
 def _recognize(name: str, text: str) -> tuple[Table, JobFormat]:
     first = text.partition("\n")[0]
+    if why := not_read(text):
+        raise ConfigError(f"{name}: line 1: column 1: {why}")
     if "\t" in first:
         width = first.count("\t") + 1
         for found in HEADERLESS:
@@ -197,13 +205,16 @@ def _by_header(table: Table, formats: Sequence[JobFormat]) -> JobFormat:
             "and no trace of jobs"
         )
 
+    if why := without_times(table.columns):
+        raise table.wrong(why)
+
     def near(known: JobFormat) -> float:
         if known.is_whole_header or known.has_not & set(table.columns):
             return 0.0
         return len(set(known.columns) & set(table.columns)) / len(known.columns)
 
     nearest = max(formats, key=near)
-    if near(nearest) == 0.0:
+    if near(nearest) < ALIKE:
         names = ", ".join(known.name for known in formats)
         raise table.wrong(
             f"column {listed(table.columns[:1])}: no known trace begins so; columns are "

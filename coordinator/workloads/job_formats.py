@@ -40,7 +40,7 @@ class JobFormat(Struct, frozen=True, kw_only=True):
     columns: those that must be there; it is recognized by all of them.
     gpus: the column with the GPUs, looked at before the row is read. types: that with the GPU types
         that a job accepts; empty: there is none.
-    is_sorted: its origin publishes it in order of submission, so disorder means damage.
+    is_sorted: its origin publishes it in order of submission, so disorder is told.
     read: the row as a job; None when it never ran.
     may_have: columns beyond `columns`, when others are errors.
     is_whole_header: recognized only where nothing but these columns is there.
@@ -108,6 +108,21 @@ def _philly(row: Row, _: Context) -> TraceJob:
         duration_s=row.seconds("duration"),
         gpus=row.whole("num_gpus"),
         tenant=f"vc_{tenant}",
+    )
+
+
+def _helios(row: Row, _: Context) -> TraceJob | None:
+    """Ran for its duration from its start; one that never started is no job."""
+    if not row.text("start_time"):
+        return None
+    return TraceJob(
+        job_id=row.named("job_id"),
+        submit_s=row.instant("submit_time"),
+        duration_s=row.seconds("duration"),
+        gpus=row.whole("gpu_num"),
+        tenant=row.text("vc"),
+        user=row.text("user"),
+        cpus=row.whole("cpu_num"),
     )
 
 
@@ -324,6 +339,23 @@ WITH_HEADER = (
         gpus="num_gpus",
         submit="timestamp",
         read=_philly,
+    ),
+    JobFormat(
+        name="helios",
+        columns=(
+            "job_id",
+            "user",
+            "vc",
+            "gpu_num",
+            "cpu_num",
+            "state",
+            "submit_time",
+            "start_time",
+            "duration",
+        ),
+        gpus="gpu_num",
+        submit="submit_time",
+        read=_helios,
     ),
     JobFormat(
         name="openb",

@@ -92,7 +92,8 @@ class JobTrace(Struct, frozen=True, kw_only=True):
 
     skipped_zero_gpus, skipped_not_run: rows left out, by their reason.
     gpus_column: that with the GPUs. types_column: that with the GPU types; empty: there is none.
-    lines: where each job stood, by its id.
+    lines: where each job stood, by its id. put_in_order: rows that stood behind one of a later
+        submission, where the format's origin publishes it in order.
     """
 
     name: str
@@ -103,6 +104,7 @@ class JobTrace(Struct, frozen=True, kw_only=True):
     gpus_column: str = ""
     types_column: str = ""
     lines: dict[str, int] = {}
+    put_in_order: int = 0
 
 
 class LoadUnit(StrEnum):
@@ -234,7 +236,8 @@ class Source(Struct, frozen=True, kw_only=True):
 
     column: that with the GPUs. types_column: that with the GPU types; empty: there is none. lines:
     where each job stood, by its id.
-    skipped_zero_gpus, skipped_not_run: rows left out, by their reason.
+    skipped_zero_gpus, skipped_not_run: rows left out, by their reason. put_in_order: rows that
+        stood behind a later one.
     """
 
     file: str = ""
@@ -243,6 +246,7 @@ class Source(Struct, frozen=True, kw_only=True):
     lines: dict[str, int] = {}
     skipped_zero_gpus: int = 0
     skipped_not_run: int = 0
+    put_in_order: int = 0
 
     def place(self, job_id: str, *, is_of_type: bool = False) -> str:
         """What an error about a job's size, or its GPU types, begins with: file, line and column;

@@ -182,7 +182,7 @@ def _status(path: Path) -> object:
 
 def _traces() -> Iterator[Decoder]:
     own = (ConfigError,)
-    jobs = ("chronus", "elasticflow", "openb_pods", "philly", "tiresias")
+    jobs = ("chronus", "elasticflow", "helios", "openb_pods", "philly", "tiresias")
     loads = ("azure_llm", "mooncake", "servegen_aggregate", "servegen_clients")
     yield Decoder(
         name="trace of jobs",

@@ -21,7 +21,9 @@ from tests.builders import (
 )
 
 RATIO = 0.1
-CLAIMING = f"aryl:claim_ratio={RATIO}:claim_stretch=0"
+ALONE = "aryl:reservation_after_s=null"
+CLAIMING = f"{ALONE}:claim_ratio={RATIO}:claim_stretch=0"
+"""Claims by themselves, and without them."""
 
 
 def running(job_id: str, node: str, left_s: float, *, gpus: int = 8) -> tuple[NodeView, JobView]:
@@ -74,7 +76,7 @@ def test_an_aged_gang_keeps_the_free_node() -> None:
     """What would be in its way when it can start does not start; without claims it does."""
     late = waiting("late", runtime_s=1500.0)
     assert starts(cell(gang(15_000.0), late)) == []
-    assert starts(cell(gang(15_000.0), late), "aryl") == ["late"]
+    assert starts(cell(gang(15_000.0), late), ALONE) == ["late"]
 
 
 def test_who_is_over_by_then_may_go_before() -> None:
@@ -102,7 +104,7 @@ def test_patience_grows_with_the_wait(waited_s: float, *, is_kept: bool) -> None
 def test_a_job_ages_by_its_own_length(stretch: float, *, is_kept: bool) -> None:
     """A job of half an hour has aged eight times its length in 15,000 s, and not nine times."""
     late = waiting("late", runtime_s=1500.0)
-    started = starts(cell(gang(15_000.0), late), f"aryl:claim_ratio=0.1:claim_stretch={stretch}")
+    started = starts(cell(gang(15_000.0), late), f"{ALONE}:claim_ratio=0.1:claim_stretch={stretch}")
     assert (started == []) == is_kept
 
 
@@ -110,7 +112,7 @@ def test_a_job_ages_by_its_own_length(stretch: float, *, is_kept: bool) -> None:
 def test_a_job_of_one_worker_ages_ten_times_as_slowly(stretch: float, first: str) -> None:
     """It waits for no room in many places: 1,500 s have aged in 15,000 s with a stretch of 1."""
     jobs = waiting("lone", runtime_s=1500.0, waited_s=15_000.0), waiting("quick", runtime_s=30.0)
-    assert starts(cell(*jobs), f"aryl:claim_ratio=0.1:claim_stretch={stretch}") == [first]
+    assert starts(cell(*jobs), f"{ALONE}:claim_ratio=0.1:claim_stretch={stretch}") == [first]
 
 
 def test_only_the_claimed_nodes_are_kept() -> None:
@@ -241,7 +243,7 @@ def test_no_gang_waits_longer_than_the_bound() -> None:
     With shortest first alone it waits for ever: one of its three nodes is always taken again.
     """
     assert play(CLAIMING, WIDE, until_s=50_400.0) <= WIDE.bound_s(ratio=RATIO, stretch=0.0)
-    assert play("aryl", WIDE, until_s=50_400.0) == float("inf")
+    assert play(ALONE, WIDE, until_s=50_400.0) == float("inf")
 
 
 @pytest.mark.slow
@@ -256,13 +258,16 @@ def test_no_gang_waits_longer_than_the_bound() -> None:
     ids=["wide", "one worker"],
 )
 def test_the_bound_holds_for_foresight_as_it_is_shipped(contest: Contest) -> None:
-    """A job waits 2 R or 30 times its length (300 times with one worker), whichever is the larger,
+    """Of its claims alone, as a reservation may come sooner.
+
+    A job waits 2 R or 30 times its length (300 times with one worker), whichever is the larger,
     and R more, with R as above: no longer, and no less than half of it."""
+    alone = "foresight:reservation_after_s=null"
     rules = policy("foresight").knobs
     assert isinstance(rules, Rules)
     assert (rules.claim_ratio, rules.claim_stretch) == (0.5, 30.0)
     bound_s = contest.bound_s(ratio=rules.claim_ratio, stretch=rules.claim_stretch)
-    waited_s = play("foresight", contest, until_s=contest.asked_at_s + bound_s + contest.step_s)
+    waited_s = play(alone, contest, until_s=contest.asked_at_s + bound_s + contest.step_s)
     assert 0.5 * bound_s <= waited_s <= bound_s
     later_s = contest.asked_at_s + 2.0 * bound_s
-    assert play("foresight:claim_ratio=0", contest, until_s=later_s) == float("inf")
+    assert play(f"{alone}:claim_ratio=0", contest, until_s=later_s) == float("inf")

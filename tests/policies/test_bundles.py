@@ -273,8 +273,10 @@ def test_a_recalled_service_gets_everything_back_in_every_mode() -> None:
 
 
 def test_memory_passes_through() -> None:
-    """These bundles remember nothing of their own, and lose nothing that was there."""
-    assert policy("aryl").allocate(make_snapshot(), b"kept").memory == b"kept"
+    """Bundles without reservations remember nothing of their own, and lose nothing that was
+    there; the others forget what they cannot read."""
+    assert policy("sjf").allocate(make_snapshot(), b"kept").memory == b"kept"
+    assert policy("aryl").allocate(make_snapshot(), b"kept").memory == b""
 
 
 DIGEST = """

@@ -92,10 +92,13 @@ def decided(name: str, snapshot: ClusterSnapshot) -> tuple[Decision, ...]:
     return (*made.lend(snapshot), *made.allocate(snapshot, b"").decisions)
 
 
+RESERVES_NOT = ":reservation_after_s=null"
+"""A gang that waited for 20 h has GPUs set aside for it in any case."""
+
 CASES: dict[str, tuple[Callable[[], ClusterSnapshot], str, tuple[str, ...]]] = {
     "separates_at_home": (fuller_by_flexible_workers, "", ("false",)),
-    "claim_ratio": (lambda: aged_gang(ready_s=9 * HOUR_S), "", ("0", "0.4")),
-    "claim_ratio, no more": (lambda: aged_gang(ready_s=11 * HOUR_S), "", ("0.6",)),
+    "claim_ratio": (lambda: aged_gang(ready_s=9 * HOUR_S), RESERVES_NOT, ("0", "0.4")),
+    "claim_ratio, no more": (lambda: aged_gang(ready_s=11 * HOUR_S), RESERVES_NOT, ("0.6",)),
     "lifetime_quantile": (nine_nodes_at_midnight, "", ("null", "0.2")),
     "lifetime_odds": (lambda: beside_flexible(has_room=True), "", ("false",)),
     "near_quantile": (lambda: with_home(is_claimed=True), ":claim_stretch=0", ("null", "0.5")),

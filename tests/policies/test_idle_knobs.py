@@ -206,6 +206,7 @@ UNSEEN = {
         "one day of load is no history of many; tests of lifetimes and of the season",
     ),
     "claims_most": "never two wide jobs have aged here at once; test_claims_alone",
+    "reservation_after_s": "no gang waits here for hours; test_reserving",
     "waits_for_loan": "its guests wait here for ever, for more than is ever lent; test_baselines",
     "trusts_profiles": "these jobs tell no curve; test_profiled_sizes",
 }

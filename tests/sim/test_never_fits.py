@@ -149,6 +149,31 @@ def test_a_limit_is_held_against_the_type_that_takes_fewest_gpus(tmp_path: Path)
                 Stage(workload, options)
 
 
+GANG = "submit_s,duration_s,gpus,job_id,gpus_per_worker\n0,100,8,runs,8\n9,100,{gpus},gang,8\n"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "min_serving", "is_played"), [(16, 1, True), (24, 1, False), (24, 0, True)]
+)
+def test_a_job_that_no_loan_will_ever_hold_is_named_before_anything_is_played(
+    tmp_path: Path, gpus: int, min_serving: int, *, is_played: bool
+) -> None:
+    """A service keeps `min_serving` of its three nodes, so that a gang has two of them at most."""
+    trace = tmp_path / "t.csv"
+    trace.write_text(GANG.format(gpus=gpus))
+    workload = read_workload(str(trace), cluster="1x8+3x8", load=str(LOAD))
+    kept = {"min_serving": min_serving, "headroom_ratio": 0.0}
+    options = RunOptions(policy="aryl", service=kept)
+    if is_played:
+        assert len(Stage(workload, options).jobs) == 2
+        return
+    with pytest.raises(ConfigError) as raised:
+        Stage(workload, options)
+    said = str(raised.value)
+    assert "t.csv: line 3: column gpus: job gang: can never run here: " in said
+    assert "lends at most 2 of its 3 nodes (min_serving is 1): room for 2 at one time" in said
+
+
 T4 = "submit_s,duration_s,gpus,gpu_types,job_id\n0,100,8,,runs\n9,100,8,T4,wants-t4\n"
 """The second waits for inference GPUs, which nobody lends."""
 

@@ -37,6 +37,7 @@ JOBS = {
     "philly": Format("philly.csv", "timestamp", "duration", "num_gpus"),
     "tiresias": Format("tiresias.csv", "submit_time", "duration", "num_gpu"),
     "chronus": Format("chronus.csv", "submit_time", "duration", "num_gpu"),
+    "helios": Format("helios.csv", "submit_time", "duration", "gpu_num"),
     "openb": Format("openb_pods.csv", "creation_time", "deletion_time", "num_gpu"),
     "shockwave": Format("shockwave.trace", "arrival", "duration", "GPUs", SHOCKWAVE.columns),
     "gavel": Format("gavel.trace", "arrival", "total steps", "GPUs", GAVEL.columns),

@@ -184,6 +184,10 @@ class Lifetimes:
             places |= loans.barred(runtime_s)
         return places
 
+    def barred_flexible(self, job: JobView) -> int:
+        """Flexible workers go home with their node, and nobody is stopped for it."""
+        return 0
+
     def may_use_loans(self, job: JobView) -> bool:
         """Whether some service has nodes that can stay away for as long as the job runs."""
         return any(loans.is_open_for(runtime_s) for runtime_s, loans in self._open_to(job))

@@ -64,7 +64,8 @@ least is served next."""
 class _Queues:
     """One pass: queues are served one job at a time until each is empty or blocked.
 
-    never: jobs that block nobody, as they could not run in the fleet as it is.
+    never: jobs that block nobody, as they could not run in the fleet as it is, or only on nodes
+        that are absent.
     """
 
     def __init__(self, snapshot: ClusterSnapshot, key: Key) -> None:
@@ -89,7 +90,7 @@ class _Queues:
         if grant := begin(self._floor, job, why, kinds=kinds):
             self.tenancy.take(job, grant.workers * job.gpus_per_worker)
             self.grants.append(grant)
-        elif never := self._fleet.why_never(wish_of(job)):
+        elif never := _why_it_blocks_nobody(self._fleet, job):
             self.never.append(Hold(job_id=job.job_id, blockers=never))
         else:
             blocked.block(queue, job, self._fleet.hosts(job, kinds))
@@ -98,6 +99,11 @@ class _Queues:
                 f"{gang} not free{partly_behind(kinds, first) or '; it is the first of its queue'}"
             )
             self.held.append(Hold(job_id=job.job_id, blockers=(why,)))
+
+
+def _why_it_blocks_nobody(fleet: Fleet, job: JobView) -> tuple[str, ...]:
+    wish = wish_of(job)
+    return fleet.why_never(wish) or fleet.why_absent(wish)
 
 
 # --- one strict line ----------------------------------------------------------------------------
@@ -123,7 +129,7 @@ class _Line:
                 self.held.append(Hold(job_id=job.job_id, blockers=(why,)))
             elif grant := begin(floor, job, FIRST, fewest_nodes, kinds):
                 self.grants.append(grant)
-            elif never := fleet.why_never(wish_of(job)):
+            elif never := _why_it_blocks_nobody(fleet, job):
                 self.held.append(Hold(job_id=job.job_id, blockers=never))
             else:
                 blocked.block(CELL, job, fleet.hosts(job, kinds))

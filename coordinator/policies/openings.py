@@ -1,0 +1,100 @@
+"""When nodes come free, by what the jobs there have left. Must not know who wants them, nor why.
+
+Flexible workers count as room from the start: they go at once when they are told to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import inf
+
+from common.model import JobId
+from coordinator.policies.placement import Room
+from coordinator.policies.snapshot import ClusterSnapshot, JobView, Occupied
+from coordinator.policies.speeds import rate_on, work_on
+
+Opening = tuple[float, int]
+"""An instant from which on a node has room for one worker more, and the node's place."""
+
+
+class Openings:
+    """Answers for one snapshot when training nodes have room for workers.
+
+    Args:
+        trusts_profiles: jobs are as fast as their profiles tell; else linear in their workers.
+    """
+
+    def __init__(self, snapshot: ClusterSnapshot, *, trusts_profiles: bool = True) -> None:
+        self._now_s = snapshot.now_s
+        self._jobs = snapshot.jobs
+        self._trusts_profiles = trusts_profiles
+        self._ends_at_s: dict[JobId, float] | None = None
+
+    def soonest(
+        self,
+        room: Room,
+        job: JobView,
+        gpu_type: str,
+        *,
+        not_before_s: Callable[[int], float],
+    ) -> list[Opening]:
+        """The openings that a base gang could take first, one for each worker; none where it never
+        would find as many.
+
+        not_before_s: until when a place is somebody else's, on the snapshot's clock.
+        """
+        size, count, avoided = job.gpus_per_worker, job.workers_on(gpu_type).min, room.avoided(job)
+        found = [
+            (at_s, place)
+            for place, occupied in enumerate(room.index.nodes)
+            if occupied is not None and occupied.service is None
+            if occupied.node.gpu_type == gpu_type and not avoided >> place & 1
+            for at_s in self._of(room, occupied, size, not_before_s(place))
+        ]
+        if len(found) < count:
+            return []
+        found.sort()
+        return found[:count]
+
+    def _of(
+        self, room: Room, occupied: Occupied, size: int, not_before_s: float
+    ) -> Iterator[float]:
+        """When a node has room for a first worker, a second one, ..; in order of time."""
+        name = occupied.node.name
+        flexible = room.flexible.get(name, ())
+        free = room.use(name)[0] + sum([worker.freed_gpus for worker in flexible])
+        for _ in range(free // size):
+            yield not_before_s
+        for at_s, gpus in sorted(self.leaving(occupied)):
+            if at_s == inf:
+                return
+            for _ in range((free + gpus) // size - free // size):
+                yield max(at_s, not_before_s)
+            free += gpus
+
+    def leaving(self, occupied: Occupied) -> list[tuple[float, int]]:
+        """When each base worker that stays on a node will be gone, and the GPUs that it frees."""
+        ends_at_s = self.ends_at_s
+        return [
+            (ends_at_s.get(worker.job_id, inf), worker.freed_gpus)
+            for worker in occupied.node.workers
+            if not worker.is_flexible and not worker.is_leaving
+        ]
+
+    @property
+    def ends_at_s(self) -> dict[JobId, float]:
+        """When the jobs that run will be over, as they run now."""
+        if self._ends_at_s is None:
+            self._ends_at_s = {
+                job.job_id: self._now_s
+                + work_on(job, job.gpu_type, self._now_s) / self._rate(job, job.gpu_type)
+                for job in self._jobs
+                if job.gpu_type is not None
+            }
+        return self._ends_at_s
+
+    def _rate(self, job: JobView, gpu_type: str) -> int | float:
+        """Worker-seconds a second of a running job, at its base gang at least."""
+        staying = sum(not worker.is_leaving for worker in job.placed)
+        workers = max(job.workers_on(gpu_type).min, staying)
+        return rate_on(job, gpu_type, workers, trusts_profiles=self._trusts_profiles)
