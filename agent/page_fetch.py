@@ -163,16 +163,17 @@ class _Fetch:
                 f"?{self._parts.query}" if self._parts.query else ""
             )
             connection.request("GET", target, headers=dict(headers))
-            reply = connection.getresponse()
-            if reply.status in _REDIRECTS:
-                self._parts = self._led_to(reply, where)
-                return None
-            if not 200 <= reply.status < 300:
-                raise Unavailable(f"{where}: status {reply.status} {reply.reason}")
-            data = reply.read(MAX_PAGE_BYTES + 1)
-            # http.client does not say so when a size was given, and half a page is a false load.
-            if reply.length and len(data) <= MAX_PAGE_BYTES:
-                raise Unavailable(f"{where}: broke off {reply.length} bytes before its end")
+            # A reply that is not read to its end keeps its socket open behind the connection.
+            with connection.getresponse() as reply:
+                if reply.status in _REDIRECTS:
+                    self._parts = self._led_to(reply, where)
+                    return None
+                if not 200 <= reply.status < 300:
+                    raise Unavailable(f"{where}: status {reply.status} {reply.reason}")
+                data = reply.read(MAX_PAGE_BYTES + 1)
+                # http.client does not say so when a size was given; half a page is a false load.
+                if reply.length and len(data) <= MAX_PAGE_BYTES:
+                    raise Unavailable(f"{where}: broke off {reply.length} bytes before its end")
         except ConnectionRefusedError as error:
             raise RefusedError(f"{where}: {error}") from error
         except (OSError, http.client.HTTPException, ValueError) as error:
